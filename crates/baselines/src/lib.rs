@@ -1,0 +1,1 @@
+//! The other allocators, behind one trait.

@@ -1,0 +1,49 @@
+//! What can go wrong in a device call.
+
+/// A device call that did not happen.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// The device has too little free memory. Nothing changed.
+    #[error("the device is out of memory: {call} of {requested} bytes")]
+    OutOfMemory {
+        /// The call that failed, as the driver names it.
+        call: &'static str,
+        /// Bytes asked for.
+        requested: u64,
+    },
+    /// The device or its driver cannot do this at all.
+    #[error("{device} does not support {what}")]
+    Unsupported {
+        /// The device's name.
+        device: String,
+        /// What was asked of it.
+        what: &'static str,
+    },
+    /// There is no such device, or no driver for it. The text says what was looked for and what to do.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The device was given a handle, address or size that it does not know.
+    #[error("{call}: {what}")]
+    Invalid {
+        /// The call that failed.
+        call: &'static str,
+        /// What was wrong with it.
+        what: String,
+    },
+    /// The driver refused the call, or the device failed.
+    #[error("{call} failed: {name} ({code}): {text}")]
+    Driver {
+        /// The call that failed, as the driver names it.
+        call: &'static str,
+        /// The driver's number for the error.
+        code: i32,
+        /// The driver's name for the error.
+        name: String,
+        /// The driver's sentence for the error.
+        text: String,
+    },
+}
+
+/// The result of a device call.
+pub type DeviceResult<T> = Result<T, DeviceError>;

@@ -1,0 +1,203 @@
+//! `device/`: what a pool needs of hardware, as one trait, and the devices that implement it.
+//!
+//! The lowest floor: it uses nothing of ours. [`Device`] is the whole of it: address ranges, physical
+//! pages, mappings, streams, events, copies. `cuda` is the real one, `host` is made of the CPU and is real
+//! too, `sim` keeps no bytes and counts cost in virtual time. All three pass `tests/conformance.rs`.
+//!
+//! A device only does what it is told. It holds no policy, caches nothing and never waits unless the name
+//! of the function says so (`synchronize_…`, [`Device::free_segment`]).
+//!
+//! **Handles.** Streams, events and pages are named by small copyable handles. A handle is valid from the
+//! call that returned it until the `unsafe` call that destroys it; who destroys it promises that nobody
+//! uses it afterwards. That is why the calls that only *use* a handle are safe.
+
+#[cfg(feature = "cuda")]
+pub mod cuda;
+mod error;
+pub mod host;
+pub mod sim;
+mod types;
+
+pub use error::{DeviceError, DeviceResult};
+pub use types::{
+    AsyncUsage, DevicePtr, EventHandle, Kind, MemoryInfo, PageHandle, Properties, StreamHandle, StreamId,
+};
+
+/// Hardware, as a pool sees it. See the [module](self) for the rules that hold for all of it.
+///
+/// All sizes and addresses are in bytes. Calls may come from any thread at any time.
+pub trait Device: Send + Sync + std::fmt::Debug + 'static {
+    /// What the device is and can do. Constant for the life of the device.
+    fn properties(&self) -> &Properties;
+
+    /// Free and total device memory now, as the driver counts it (all processes together).
+    fn memory_info(&self) -> DeviceResult<MemoryInfo>;
+
+    // ---- addresses -------------------------------------------------------------------------------
+
+    /// Reserves `bytes` of address space with nothing behind it. `bytes` is a multiple of
+    /// [`Properties::granularity`], and the address returned is aligned to it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] where [`Properties::virtual_memory`] is false.
+    fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr>;
+
+    /// Gives a reserved range back.
+    ///
+    /// # Safety
+    /// The range came from [`reserve`](Self::reserve) with the same size, nothing is mapped in it, and it
+    /// is not used again.
+    unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()>;
+
+    // ---- pages -----------------------------------------------------------------------------------
+
+    /// Creates one physical page (an allocation handle) of `bytes`, a multiple of the granularity. It can be
+    /// mapped at several addresses at once, always whole.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] where the device has too little free memory; nothing changed then.
+    fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle>;
+
+    /// Maps the whole of `page` at `at`, which lies in a reserved range with nothing mapped there. The
+    /// memory cannot be used before [`set_access`](Self::set_access).
+    fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()>;
+
+    /// Lets this device read and write the mapped range.
+    fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()>;
+
+    /// Removes one mapping, whole. Does not wait for work that uses it.
+    ///
+    /// # Safety
+    /// `at` and `bytes` are those of one [`map`](Self::map), and no pending or later work uses the range.
+    unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()>;
+
+    /// Destroys a page. Its memory goes back to the driver once no mapping of it is left.
+    ///
+    /// # Safety
+    /// The handle is not used again.
+    unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()>;
+
+    // ---- whole segments: the driver's own allocators -----------------------------------------------
+
+    /// A plain allocation (`cuMemAlloc`), aligned to 512 bytes at least.
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`] as for [`create_page`](Self::create_page).
+    fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr>;
+
+    /// Frees a plain allocation (`cuMemFree`). **Waits** for all work on the device.
+    ///
+    /// # Safety
+    /// `at` came from [`alloc_segment`](Self::alloc_segment) and is not used again.
+    unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()>;
+
+    /// Allocates in stream order from the driver's own pool (`cuMemAllocAsync`), from a pool of this device
+    /// object whose release threshold is at its maximum, so that it keeps what it has.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] where [`Properties::memory_pools`] is false.
+    fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr>;
+
+    /// Frees in stream order.
+    ///
+    /// # Safety
+    /// `at` came from [`alloc_async`](Self::alloc_async), and work that uses it is ordered before this free.
+    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()>;
+
+    /// What the driver's own pool behind [`alloc_async`](Self::alloc_async) holds now and held at most.
+    fn async_usage(&self) -> DeviceResult<AsyncUsage>;
+
+    // ---- streams ---------------------------------------------------------------------------------
+
+    /// Creates a stream that does not synchronise with the default stream.
+    fn create_stream(&self) -> DeviceResult<StreamHandle>;
+
+    /// Destroys a stream without waiting: work already given to it still runs.
+    ///
+    /// # Safety
+    /// The handle came from [`create_stream`](Self::create_stream) and is not used again.
+    unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()>;
+
+    /// The stream's identity, which is never given to another stream (a *handle* is, after a destroy). For
+    /// the per-thread default stream: the identity of the calling thread's.
+    fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId>;
+
+    /// Whether all work given to the stream so far is complete. Does not wait.
+    fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool>;
+
+    /// **Waits** until all work given to the stream so far is complete.
+    fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()>;
+
+    /// **Waits** until all work given to the device so far is complete.
+    fn synchronize(&self) -> DeviceResult<()>;
+
+    // ---- events ----------------------------------------------------------------------------------
+
+    /// Creates an event, without timing. An event that was never recorded counts as complete.
+    fn create_event(&self) -> DeviceResult<EventHandle>;
+
+    /// Destroys an event, also while it is pending.
+    ///
+    /// # Safety
+    /// The handle is not used again.
+    unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()>;
+
+    /// Lets `event` stand for all work given to `stream` so far. Recording again replaces that.
+    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()>;
+
+    /// Whether the work that the event stands for is complete. Does not wait.
+    fn query_event(&self, event: EventHandle) -> DeviceResult<bool>;
+
+    /// Makes later work on `stream` wait for what `event` stands for now. The host does not wait.
+    fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()>;
+
+    /// **Waits** until the work that the event stands for is complete.
+    fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()>;
+
+    // ---- bytes -----------------------------------------------------------------------------------
+
+    /// Sets `bytes` bytes at `at` to `value`, in stream order.
+    ///
+    /// # Safety
+    /// The range is mapped, accessible and not used by unordered work, until the stream has done this.
+    unsafe fn memset(&self, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()>;
+
+    /// Copies from host memory to the device in stream order. `from` has been read when this returns (staged,
+    /// or the call waited), so the caller may change or free it at once.
+    ///
+    /// # Safety
+    /// `from` is readable for `bytes`; the destination as for [`memset`](Self::memset).
+    unsafe fn copy_from_host(
+        &self,
+        to: DevicePtr,
+        from: *const u8,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()>;
+
+    /// Copies from the device to host memory in stream order. `to` has been written once the stream is
+    /// synchronised, and may be written at any time before.
+    ///
+    /// # Safety
+    /// `to` is writable for `bytes`, and neither touched nor freed until then; the source is mapped and
+    /// accessible, and not written by unordered work.
+    unsafe fn copy_to_host(
+        &self,
+        to: *mut u8,
+        from: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()>;
+
+    /// Copies within the device in stream order. The ranges do not overlap.
+    ///
+    /// # Safety
+    /// Both ranges as for [`memset`](Self::memset).
+    unsafe fn copy(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()>;
+}

@@ -1,0 +1,163 @@
+//! Addresses, handles and properties: the words a device is spoken to with.
+
+use std::fmt;
+
+/// An address in device memory. Null is 0 and is never allocated.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[repr(transparent)]
+pub struct DevicePtr(u64);
+
+impl DevicePtr {
+    /// The null address.
+    pub const NULL: Self = Self(0);
+
+    /// The address with this number.
+    #[inline]
+    pub const fn new(raw: u64) -> Self {
+        Self(raw)
+    }
+
+    /// The address as the driver takes it (`CUdeviceptr`).
+    #[inline]
+    pub const fn raw(self) -> u64 {
+        self.0
+    }
+
+    /// Whether this is the null address.
+    #[inline]
+    pub const fn is_null(self) -> bool {
+        self.0 == 0
+    }
+
+    /// The address `bytes` further on.
+    #[inline]
+    pub const fn offset(self, bytes: u64) -> Self {
+        Self(self.0 + bytes)
+    }
+}
+
+impl fmt::Debug for DevicePtr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+impl fmt::Display for DevicePtr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#x}", self.0)
+    }
+}
+
+macro_rules! handle {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[repr(transparent)]
+        pub struct $name(u64);
+
+        impl $name {
+            /// The handle with this number.
+            ///
+            /// # Safety
+            /// The number is a handle of the device that it is given to, and stays valid as long as it is used.
+            #[inline]
+            pub const unsafe fn from_raw(raw: u64) -> Self {
+                Self(raw)
+            }
+
+            /// The handle's number, as the driver takes it.
+            #[inline]
+            pub const fn raw(self) -> u64 {
+                self.0
+            }
+        }
+    };
+}
+
+handle!(
+    /// A stream (`CUstream`). Handles are recycled by the driver after a destroy; [`StreamId`]s are not.
+    StreamHandle
+);
+handle!(
+    /// An event (`CUevent`).
+    EventHandle
+);
+handle!(
+    /// A physical page (`CUmemGenericAllocationHandle`).
+    PageHandle
+);
+
+impl StreamHandle {
+    /// The legacy default stream (`CU_STREAM_LEGACY`), which every device has.
+    pub const LEGACY: Self = Self(1);
+    /// The calling thread's default stream (`CU_STREAM_PER_THREAD`), which every device has.
+    pub const PER_THREAD: Self = Self(2);
+}
+
+/// A stream's identity: never reused by its device (`cuStreamGetId`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct StreamId(pub u64);
+
+/// Which of the devices this is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Kind {
+    /// An NVIDIA GPU.
+    Cuda,
+    /// The CPU, with real memory and threads for streams.
+    Host,
+    /// Nothing: bookkeeping in virtual time.
+    Sim,
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Cuda => "cuda",
+            Self::Host => "host",
+            Self::Sim => "sim",
+        })
+    }
+}
+
+/// What a device is and can do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Properties {
+    /// Which of the devices this is.
+    pub kind: Kind,
+    /// The device's number among its kind.
+    pub ordinal: usize,
+    /// The device's name, such as "NVIDIA H200".
+    pub name: String,
+    /// Bytes of memory that the device has.
+    pub total_memory: u64,
+    /// The smallest page, in bytes, and what page sizes are multiples of. A power of two.
+    pub granularity: u64,
+    /// Whether addresses and pages can be had apart and mapped ([`Device::reserve`](super::Device::reserve)
+    /// to [`Device::release_page`](super::Device::release_page)).
+    pub virtual_memory: bool,
+    /// Whether the driver has a stream-ordered allocator of its own.
+    pub memory_pools: bool,
+}
+
+/// Free and total memory of a device, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MemoryInfo {
+    /// Bytes that a new allocation could get, as the driver counts.
+    pub free: u64,
+    /// Bytes that the device has.
+    pub total: u64,
+}
+
+/// What the driver's own stream-ordered pool holds, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AsyncUsage {
+    /// Physical bytes held now.
+    pub reserved: u64,
+    /// Physical bytes held at most so far.
+    pub reserved_high: u64,
+    /// Bytes in live allocations now.
+    pub used: u64,
+    /// Bytes in live allocations at most so far.
+    pub used_high: u64,
+}

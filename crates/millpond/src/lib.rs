@@ -1,0 +1,4 @@
+//! Millpond: a GPU memory pool.
+#![warn(missing_docs)]
+
+pub mod device;
