@@ -15,7 +15,7 @@
 //! | `host_fn` | running Rust closures in stream order |
 //!
 //! **One call.** `device.map(at, bytes, page)` reaches `calls`, which calls `cuMemMap` of the table. The code
-//! that comes back is a [`Failure`](api::Failure) or nothing; `?` turns it into a [`DeviceError`] with the
+//! that comes back is a `Failure` or nothing; `?` turns it into a [`DeviceError`] with the
 //! driver's name and sentence for it.
 //!
 //! **Contexts.** The driver wants a *current* context on the calling thread for some calls. We push the
