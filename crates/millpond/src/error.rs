@@ -1,0 +1,120 @@
+//! What can go wrong with a pool, said so that the reader knows what to do next.
+
+use crate::device::{DeviceError, DevicePtr};
+
+/// Why a request to a pool, a buffer or a budget was refused. Nothing changed then, unless the variant says
+/// otherwise.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// There is no memory for the request, after everything that could be given back was given back.
+    #[error("{0}")]
+    OutOfMemory(Box<crate::OutOfMemory>),
+    /// The size overflows once rounded up, or is more than any device can address.
+    #[error("{bytes} bytes (of {count} elements) are more than can be addressed; check the size's arithmetic")]
+    SizeOverflow {
+        /// Bytes asked for, saturated.
+        bytes: u64,
+        /// Elements asked for, or 1.
+        count: u64,
+    },
+    /// The alignment is no power of two, or larger than a page.
+    #[error("an alignment of {align} bytes: alignments are powers of two up to {largest} bytes")]
+    BadAlignment {
+        /// The alignment asked for.
+        align: u64,
+        /// The largest that the pool can give.
+        largest: u64,
+    },
+    /// The pointer is of this pool, but its block was freed already.
+    #[error("{ptr} was freed already: pool '{pool}' has no live block there")]
+    DoubleFree {
+        /// The pointer.
+        ptr: DevicePtr,
+        /// The pool's name.
+        pool: String,
+    },
+    /// The pointer lies inside a live block. Free takes the pointer that `alloc` returned.
+    #[error(
+        "{ptr} lies {offset} bytes inside a block of pool '{pool}' that starts at {start}; pass the pointer that alloc returned"
+    )]
+    InteriorPointer {
+        /// The pointer.
+        ptr: DevicePtr,
+        /// The start of the block it lies in.
+        start: DevicePtr,
+        /// How far inside it lies, in bytes.
+        offset: u64,
+        /// The pool's name.
+        pool: String,
+    },
+    /// The pointer belongs to another pool of the same device.
+    #[error("{ptr} belongs to pool '{owner}', not to pool '{pool}'; free it there, or with Context::free")]
+    WrongPool {
+        /// The pointer.
+        ptr: DevicePtr,
+        /// The pool that was asked.
+        pool: String,
+        /// The pool that the pointer belongs to.
+        owner: String,
+    },
+    /// The pointer belongs to no pool of the device.
+    #[error("{ptr} was not allocated by pool '{pool}' or any other pool of its device")]
+    ForeignPointer {
+        /// The pointer.
+        ptr: DevicePtr,
+        /// The pool that was asked.
+        pool: String,
+    },
+    /// The stream, event or buffer belongs to another device than the pool.
+    #[error("the {what} belongs to another device than pool '{pool}'; use one of the pool's own context")]
+    WrongDevice {
+        /// What was passed: "stream", "buffer", ….
+        what: &'static str,
+        /// The pool's name.
+        pool: String,
+    },
+    /// The pool was destroyed; it frees what is live but allocates nothing.
+    #[error("pool '{pool}' was destroyed and allocates no more")]
+    PoolDestroyed {
+        /// The pool's name.
+        pool: String,
+    },
+    /// The pool was destroyed while blocks were live. It **is** destroyed: their memory goes back when the
+    /// last of them is freed.
+    #[error(
+        "pool '{pool}' was destroyed with {blocks} live blocks of {bytes} bytes in all; its memory goes back when the last of them is freed"
+    )]
+    LiveBlocks {
+        /// The pool's name.
+        pool: String,
+        /// Live blocks.
+        blocks: u64,
+        /// Bytes in them.
+        bytes: u64,
+    },
+    /// A length of elements that does not match.
+    #[error("{what}: {found} elements where {expected} were expected")]
+    LengthMismatch {
+        /// What was asked for.
+        what: &'static str,
+        /// Elements found.
+        found: usize,
+        /// Elements expected.
+        expected: usize,
+    },
+    /// An option that makes no sense, with what would.
+    #[error("{option}: {why}")]
+    BadOption {
+        /// The option's name.
+        option: &'static str,
+        /// What is wrong with it and what would be right.
+        why: String,
+    },
+    /// The device refused a call.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+}
+
+/// The result of asking a pool.
+pub type Result<T> = std::result::Result<T, Error>;

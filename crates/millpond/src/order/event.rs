@@ -1,0 +1,72 @@
+//! Events that the program records and waits for, and what they teach the pool about order.
+
+use std::sync::Arc;
+
+use super::{Fence, Timelines};
+use crate::device::{DeviceResult, EventHandle};
+
+/// A point in a stream's work. Made by [`Stream::record`](super::Stream::record).
+///
+/// Streams that [wait](super::Stream::wait) for it are ordered after it, and pools that follow event
+/// dependencies know.
+#[derive(Debug)]
+pub struct Event {
+    timelines: Arc<Timelines>,
+    handle: EventHandle,
+    /// Everything that is complete once the event is.
+    clock: Fence,
+}
+
+impl Event {
+    pub(super) fn new(timelines: Arc<Timelines>, handle: EventHandle, clock: Fence) -> Self {
+        Self { timelines, handle, clock }
+    }
+
+    /// The driver's handle (`CUevent`), valid as long as this event lives. Recording it anew elsewhere is
+    /// not seen by the pool.
+    pub fn handle(&self) -> EventHandle {
+        self.handle
+    }
+
+    pub(super) fn clock(&self) -> &Fence {
+        &self.clock
+    }
+
+    pub(super) fn timelines(&self) -> &Arc<Timelines> {
+        &self.timelines
+    }
+
+    /// Whether the work before the event is complete. Does not wait.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn query(&self) -> DeviceResult<bool> {
+        let complete = self.timelines.device().query_event(self.handle)?;
+        if complete {
+            self.timelines.note_synchronized(&self.clock);
+        }
+        Ok(complete)
+    }
+
+    /// Waits until the work before the event is complete, then lets the pools of the device give back what
+    /// lies above their release thresholds.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn synchronize(&self) -> DeviceResult<()> {
+        self.timelines.device().synchronize_event(self.handle)?;
+        self.timelines.note_synchronized(&self.clock);
+        self.timelines.after_sync();
+        Ok(())
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        // The handle was handed out by `handle()`, so it is not reused for marks; a pending destroy is fine.
+        // SAFETY: the event is this object's alone and goes with it.
+        if let Err(error) = unsafe { self.timelines.device().destroy_event(self.handle) } {
+            tracing::warn!(%error, "an event could not be destroyed");
+        }
+    }
+}

@@ -1,0 +1,64 @@
+//! `order/`: who may use freed memory, and when.
+//!
+//! Uses `device/` only. It knows nothing of pools, addresses or pages.
+//!
+//! **Timelines.** Each stream is a [`Timeline`]: a counter that names *ticks*. Work given to the stream
+//! belongs to the tick at which the counter stands; a *mark* (an event recorded on the stream) closes the
+//! tick, so that once the mark is complete, so is all work of that tick and of those before it.
+//!
+//! **Fences.** A [`Fence`] names, for each stream that last used a piece of memory, the tick that must be
+//! reached before anyone else may touch it. Joining two fences takes the later tick per stream.
+//!
+//! **How one request passes through.** A free takes the stream's present tick ([`Stream::tick`]): a load, no
+//! device call. An allocation on stream *S* asks [`Timelines::is_ready`]: yes where the fence names only
+//! *S*, or what the host has waited for, or what *S* has waited for (each stream carries a vector clock of
+//! the ticks it is ordered after, joined along event dependencies, as in Fidge's and Mattern's clocks). Else
+//! the caller may look ([`Timelines::poll`], the *opportunistic* policy), make *S* wait
+//! ([`Timelines::make_wait`], *internal dependencies*), or make the host wait
+//! ([`Timelines::wait_on_host`], under memory pressure). Marks are recorded only here, when somebody needs
+//! them, not at every free.
+//!
+//! **Streams that go away.** A stream's last handle records a final mark before the stream is destroyed; the
+//! timeline stays until that mark is complete, and then every tick of it counts as reached. Timelines are
+//! named by slot and generation, and streams by the driver's id, so a recycled handle is never taken for the
+//! old stream.
+
+mod event;
+mod fence;
+mod stream;
+mod timeline;
+mod timelines;
+
+pub use event::Event;
+pub(crate) use fence::Fence;
+pub use stream::Stream;
+pub(crate) use timeline::{Marking, Tick, Timeline, TimelineId};
+pub(crate) use timelines::{AfterSync, Timelines};
+
+/// How memory that one stream freed may pass to another, as for CUDA's own pools
+/// (`CU_MEMPOOL_ATTR_REUSE_…`). With all three off, only a stream's own frees, and what the host has
+/// synchronised with, are reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ReusePolicies {
+    /// Where the allocating stream is already ordered after the free, through our streams and events.
+    pub follow_event_dependencies: bool,
+    /// Where the free is seen to be complete.
+    pub opportunistic: bool,
+    /// By making the allocating stream wait for the freeing one.
+    pub internal_dependencies: bool,
+}
+
+impl ReusePolicies {
+    /// All three, the default.
+    pub const ALL: Self =
+        Self { follow_event_dependencies: true, opportunistic: true, internal_dependencies: true };
+    /// None of the three.
+    pub const NONE: Self =
+        Self { follow_event_dependencies: false, opportunistic: false, internal_dependencies: false };
+}
+
+impl Default for ReusePolicies {
+    fn default() -> Self {
+        Self::ALL
+    }
+}

@@ -1,0 +1,156 @@
+//! Streams as the program holds them.
+
+use std::sync::Arc;
+
+use super::{Event, Fence, Marking, Tick, Timeline, Timelines};
+use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
+
+/// A stream of a device: work given to it runs in order. Clones are the same stream.
+///
+/// A stream made by millpond is destroyed with its last clone; work already given to it still runs. Waiting
+/// through [`wait`](Self::wait) and [`synchronize`](Self::synchronize) tells the pools what is ordered after
+/// what; waiting behind their back is safe too, but they cannot use the knowledge.
+#[derive(Debug, Clone)]
+pub struct Stream {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    timelines: Arc<Timelines>,
+    timeline: Arc<Timeline>,
+    handle: StreamHandle,
+    /// Whether the stream is ours to destroy.
+    owned: bool,
+}
+
+impl Stream {
+    pub(super) fn new(
+        timelines: Arc<Timelines>,
+        timeline: Arc<Timeline>,
+        handle: StreamHandle,
+        owned: bool,
+    ) -> Self {
+        Self { inner: Arc::new(Inner { timelines, timeline, handle, owned }) }
+    }
+
+    pub(super) fn from_inner(inner: Arc<Inner>) -> Self {
+        Self { inner }
+    }
+
+    pub(super) fn inner(&self) -> &Arc<Inner> {
+        &self.inner
+    }
+
+    /// The driver's handle (`CUstream`), valid as long as a clone of this stream lives.
+    #[inline]
+    pub fn handle(&self) -> StreamHandle {
+        self.inner.handle
+    }
+
+    /// The stream's identity, which the device never gives to another.
+    pub fn id(&self) -> StreamId {
+        self.inner.timeline.stream
+    }
+
+    /// The device that the stream belongs to.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        self.inner.timelines.device()
+    }
+
+    /// Records an event after all work given to the stream so far.
+    ///
+    /// # Errors
+    /// The device's own, and [`DeviceError::Invalid`] for a stream whose handle was recycled, or another
+    /// thread's default stream.
+    pub fn record(&self) -> DeviceResult<Event> {
+        let timelines = &self.inner.timelines;
+        let device = timelines.device();
+        let handle = device.create_event()?;
+        match self.inner.timeline.record(device.as_ref(), handle) {
+            Ok((tick, mut clock)) => {
+                clock.raise(self.inner.timeline.id, tick);
+                Ok(Event::new(timelines.clone(), handle, clock))
+            }
+            Err(error) => {
+                // SAFETY: nobody else knows the event.
+                unsafe { device.destroy_event(handle) }.ok();
+                Err(error)
+            }
+        }
+    }
+
+    /// Makes later work on this stream wait for `event`. The host does not wait.
+    ///
+    /// # Errors
+    /// As for [`record`](Self::record); an event of another device is [`DeviceError::Invalid`].
+    pub fn wait(&self, event: &Event) -> DeviceResult<()> {
+        if !Arc::ptr_eq(event.timelines(), &self.inner.timelines) {
+            return Err(DeviceError::Invalid {
+                call: "Stream::wait",
+                what: "the event is another device's; record and wait on streams of one context".to_owned(),
+            });
+        }
+        self.inner.timeline.wait(self.device().as_ref(), event.handle(), event.clock())
+    }
+
+    /// Makes later work on this stream wait for all work given to `other` so far.
+    ///
+    /// # Errors
+    /// As for [`wait`](Self::wait).
+    pub fn wait_for(&self, other: &Stream) -> DeviceResult<()> {
+        self.wait(&other.record()?)
+    }
+
+    /// Waits until all work given to the stream so far is complete, then lets the pools of the device give
+    /// back what lies above their release thresholds.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn synchronize(&self) -> DeviceResult<()> {
+        let mut complete = self.inner.timeline.ordered_after();
+        complete.raise(self.inner.timeline.id, self.inner.timeline.turn());
+        self.device().synchronize_stream(self.handle())?;
+        self.inner.timelines.note_synchronized(&complete);
+        self.inner.timelines.after_sync();
+        Ok(())
+    }
+
+    /// Whether all work given to the stream so far is complete. Does not wait.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn is_idle(&self) -> DeviceResult<bool> {
+        self.device().stream_is_idle(self.handle())
+    }
+
+    pub(crate) fn timelines(&self) -> &Arc<Timelines> {
+        &self.inner.timelines
+    }
+
+    pub(crate) fn timeline(&self) -> &Arc<Timeline> {
+        &self.inner.timeline
+    }
+
+    /// The tick of the work given to the stream so far, for the fence of a free. A load; on a foreign stream
+    /// (see [`Marking::AtOnce`]) also a mark.
+    #[inline]
+    pub(crate) fn tick(&self) -> Tick {
+        match self.inner.timeline.marking {
+            Marking::WhenNeeded => self.inner.timeline.now(),
+            Marking::AtOnce => self.inner.timelines.close_tick_slow(&self.inner.timeline),
+        }
+    }
+
+    /// The fence of the work given to the stream so far.
+    #[inline]
+    pub(crate) fn fence(&self) -> Fence {
+        Fence::at(self.inner.timeline.id, self.tick())
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.timelines.retire(&self.timeline, self.handle, self.owned);
+    }
+}

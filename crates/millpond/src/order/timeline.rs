@@ -1,0 +1,252 @@
+//! One stream's timeline: its counter, its marks, what is known to be complete, and what it has waited for.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::Fence;
+use crate::device::{Device, DeviceResult, EventHandle, StreamHandle, StreamId};
+
+/// A point on a timeline. Tick 0 is before everything.
+pub(crate) type Tick = u64;
+
+/// Names a timeline for ever: slots are recycled, (slot, generation) pairs are not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct TimelineId {
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+}
+
+/// How marks can be recorded on a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Marking {
+    /// At any time: the stream's handle is valid until the timeline is retired.
+    WhenNeeded,
+    /// Only in the call that presents the stream: its owner may destroy it at any time afterwards, or it is
+    /// a thread's own default stream. Each tick taken is closed at once.
+    AtOnce,
+}
+
+/// An event recorded on the stream, the tick that it closes, and the stream's clock there.
+///
+/// The event is shared with whoever is about to wait for it, so that it is neither destroyed nor recorded anew
+/// under their hands; the last holder gives it back (`Timelines::let_go`).
+#[derive(Debug, Clone)]
+pub(crate) struct Mark {
+    pub(crate) tick: Tick,
+    pub(crate) event: Arc<EventHandle>,
+    pub(crate) clock: Fence,
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` once the timeline is retired: the stream may be gone.
+    handle: Option<StreamHandle>,
+    /// Marks not yet seen complete, in the order of their ticks.
+    marks: VecDeque<Mark>,
+    /// The ticks of other streams that later work on this one is ordered after.
+    ordered_after: Fence,
+}
+
+/// See the [module](super).
+#[derive(Debug)]
+pub(crate) struct Timeline {
+    pub(crate) id: TimelineId,
+    pub(crate) stream: StreamId,
+    pub(crate) marking: Marking,
+    /// The tick that work given now belongs to.
+    now: AtomicU64,
+    /// The highest tick that was seen complete by asking.
+    observed: AtomicU64,
+    /// The highest tick that the host has waited for.
+    synchronized: AtomicU64,
+    state: Mutex<State>,
+}
+
+impl Timeline {
+    pub(crate) fn new(id: TimelineId, handle: StreamHandle, stream: StreamId, marking: Marking) -> Self {
+        Self {
+            id,
+            stream,
+            marking,
+            now: AtomicU64::new(1),
+            observed: AtomicU64::new(0),
+            synchronized: AtomicU64::new(0),
+            state: Mutex::new(State {
+                handle: Some(handle),
+                marks: VecDeque::new(),
+                ordered_after: Fence::empty(),
+            }),
+        }
+    }
+
+    /// The tick that work given so far belongs to.
+    #[inline]
+    pub(crate) fn now(&self) -> Tick {
+        // Relaxed is enough. What must not happen is that this reads a tick that a mark recorded *before*
+        // the caller's work closes. `close` raises the counter before it records; a device takes work and
+        // records on one stream in one order, with the synchronisation that this implies. If the mark came
+        // first, the raise happened before the caller's work was taken, and coherence shows it here.
+        self.now.load(Ordering::Relaxed)
+    }
+
+    /// The highest tick that the host has waited for.
+    #[inline]
+    pub(crate) fn synchronized(&self) -> Tick {
+        // Acquire: pairs with the Release in `raise`; what the host learned by waiting is visible.
+        self.synchronized.load(Ordering::Acquire)
+    }
+
+    /// The highest tick known to be complete, by waiting or by asking.
+    #[inline]
+    pub(crate) fn observed(&self) -> Tick {
+        // Acquire: as for `synchronized`.
+        self.observed.load(Ordering::Acquire).max(self.synchronized())
+    }
+
+    /// Notes that the host has waited for `tick`.
+    pub(crate) fn note_synchronized(&self, tick: Tick) {
+        // Release: whoever sees the tick also sees that the wait is over.
+        self.synchronized.fetch_max(tick, Ordering::Release);
+    }
+
+    fn note_observed(&self, tick: Tick) {
+        // Release: as for `note_synchronized`.
+        self.observed.fetch_max(tick, Ordering::Release);
+    }
+
+    /// Ends the present tick without an event, for a caller that will wait for the whole stream or device.
+    pub(crate) fn turn(&self) -> Tick {
+        // Relaxed: see `now`; the caller's wait on the device does the ordering.
+        self.now.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The ticks of other streams that later work on this one is ordered after.
+    pub(crate) fn ordered_after(&self) -> Fence {
+        self.state.lock().ordered_after.clone()
+    }
+
+    /// Whether later work on this stream is ordered after `tick` of `other`.
+    pub(crate) fn is_ordered_after(&self, other: TimelineId, tick: Tick) -> bool {
+        self.state.lock().ordered_after.tick_of(other) >= tick
+    }
+
+    /// Records `event` on the stream for its owner; returns the tick that it closes and the stream's clock
+    /// at that point.
+    pub(crate) fn record(&self, device: &dyn Device, event: EventHandle) -> DeviceResult<(Tick, Fence)> {
+        let state = self.state.lock();
+        let handle = self.usable_handle(device, &state)?;
+        // The raise comes before the record: see `now`. If the record fails the tick is not closed, and a
+        // later mark closes it too.
+        let tick = self.turn();
+        device.record_event(event, handle)?;
+        Ok((tick, state.ordered_after.clone()))
+    }
+
+    /// Makes later work on this stream wait for `event`, which stands for the ticks in `after`.
+    pub(crate) fn wait(&self, device: &dyn Device, event: EventHandle, after: &Fence) -> DeviceResult<()> {
+        let mut state = self.state.lock();
+        let handle = self.usable_handle(device, &state)?;
+        device.wait_event(handle, event)?;
+        state.ordered_after.join(after);
+        Ok(())
+    }
+
+    /// The mark that closes `tick`: the one that is there already, or one recorded now. `None` where there is
+    /// none and the stream can no longer be marked. `presented` says that the caller has the stream in hand,
+    /// so that it is alive.
+    pub(crate) fn mark(
+        &self,
+        device: &dyn Device,
+        spare: impl FnOnce() -> DeviceResult<EventHandle>,
+        tick: Tick,
+        presented: bool,
+    ) -> DeviceResult<Option<Mark>> {
+        let mut state = self.state.lock();
+        if state.marks.back().is_none_or(|mark| mark.tick < tick) {
+            if self.marking == Marking::AtOnce && !presented {
+                return Ok(None);
+            }
+            let Ok(handle) = self.usable_handle(device, &state) else { return Ok(None) };
+            let event = spare()?;
+            let closed = self.turn();
+            if let Err(error) = device.record_event(event, handle) {
+                // SAFETY: the event was taken for this mark and nobody else knows it.
+                unsafe { device.destroy_event(event) }.ok();
+                return Err(error);
+            }
+            let mut clock = state.ordered_after.clone();
+            clock.raise(self.id, closed);
+            state.marks.push_back(Mark { tick: closed, event: Arc::new(event), clock });
+        }
+        let at = state.marks.partition_point(|mark| mark.tick < tick);
+        Ok(Some(state.marks[at].clone()))
+    }
+
+    /// Takes the marks that are complete off the front, gives their events to `let_go`, and returns whether
+    /// anything new was learned.
+    pub(crate) fn poll(&self, device: &dyn Device, mut let_go: impl FnMut(Arc<EventHandle>)) -> DeviceResult<bool> {
+        let mut state = self.state.lock();
+        let mut learned = false;
+        while let Some(mark) = state.marks.front() {
+            if mark.tick > self.synchronized() && !device.query_event(*mark.event)? {
+                break;
+            }
+            self.note_observed(mark.tick);
+            learned = true;
+            if let Some(mark) = state.marks.pop_front() {
+                let_go(mark.event);
+            }
+        }
+        Ok(learned)
+    }
+
+    /// Whether a recorded mark, complete or not, closes `tick`.
+    pub(crate) fn has_mark_for(&self, tick: Tick) -> bool {
+        self.state.lock().marks.back().is_some_and(|mark| mark.tick >= tick)
+    }
+
+    /// Asks the stream itself whether everything given to it is complete; if so, so is every tick so far.
+    pub(crate) fn poll_idle(&self, device: &dyn Device) -> DeviceResult<bool> {
+        if self.marking == Marking::AtOnce {
+            return Ok(false);
+        }
+        let state = self.state.lock();
+        let Ok(handle) = self.usable_handle(device, &state) else { return Ok(false) };
+        let tick = self.turn();
+        let idle = device.stream_is_idle(handle)?;
+        if idle {
+            self.note_observed(tick);
+        }
+        Ok(idle)
+    }
+
+    /// The stream will not be used again and may be destroyed after this call. What closes its last tick is
+    /// recorded already (`mark`) or can only be had by waiting for the device.
+    pub(crate) fn retire(&self) {
+        self.state.lock().handle = None;
+    }
+
+    /// Gives up all marks, for a timeline that is complete or a device that is going away.
+    pub(crate) fn take_marks(&self) -> Vec<Arc<EventHandle>> {
+        self.state.lock().marks.drain(..).map(|mark| mark.event).collect()
+    }
+
+    /// The stream's handle, if it is still this stream's and the calling thread may use it.
+    fn usable_handle(&self, device: &dyn Device, state: &State) -> DeviceResult<StreamHandle> {
+        let handle = state.handle.ok_or_else(|| gone("the stream was destroyed"))?;
+        // Only a per-thread default stream changes its meaning with the caller; foreign streams are
+        // presented by callers who promise that they are alive, but may have been recycled in between.
+        if self.marking == Marking::AtOnce && device.stream_id(handle)? != self.stream {
+            return Err(gone("the handle is another stream's now, or another thread's default stream"));
+        }
+        Ok(handle)
+    }
+}
+
+#[cold]
+fn gone(what: &str) -> crate::device::DeviceError {
+    crate::device::DeviceError::Invalid { call: "stream", what: what.to_owned() }
+}

@@ -1,0 +1,202 @@
+//! A device as programs hold it: its streams and its pools.
+
+use std::sync::{Arc, OnceLock, Weak};
+
+use parking_lot::Mutex;
+
+use super::{Pool, registry::Registry};
+use crate::device::{Device, DeviceResult, MemoryInfo, StreamHandle};
+use crate::order::{Marking, Stream, Timelines};
+use crate::{Error, Result, device};
+
+/// A device with its streams and its pools. Clones are the same context.
+///
+/// Pools and streams of one context know of each other; what belongs to another context is refused.
+#[derive(Debug, Clone)]
+pub struct Context {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    timelines: Arc<Timelines>,
+    registry: Arc<Registry>,
+}
+
+impl Context {
+    /// A context over any device. Contexts made from one device object twice do not know of each other:
+    /// make one and clone it.
+    pub fn new(device: Arc<dyn Device>) -> Self {
+        Self {
+            inner: Arc::new(Inner { timelines: Timelines::new(device), registry: Arc::new(Registry::default()) }),
+        }
+    }
+
+    /// The NVIDIA GPU with this ordinal. The same context for every caller, as long as one of them holds it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`](crate::device::DeviceError::Unavailable) without a driver or such a GPU.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(ordinal: usize) -> Result<Self> {
+        static CONTEXTS: Mutex<Vec<(usize, Weak<Inner>)>> = Mutex::new(Vec::new());
+        let mut contexts = CONTEXTS.lock();
+        contexts.retain(|(_, context)| context.strong_count() > 0);
+        let known = contexts.iter().find(|(of, _)| *of == ordinal).and_then(|(_, known)| known.upgrade());
+        if let Some(inner) = known {
+            return Ok(Self { inner });
+        }
+        let context = Self::new(device::cuda::CudaDevice::new(ordinal)?);
+        contexts.push((ordinal, Arc::downgrade(&context.inner)));
+        Ok(context)
+    }
+
+    /// The CPU as a device. The same context for every caller, as long as one of them holds it.
+    ///
+    /// # Errors
+    /// The operating system's, where it refuses memory or threads.
+    pub fn host() -> Result<Self> {
+        static CONTEXT: OnceLock<Mutex<Weak<Inner>>> = OnceLock::new();
+        let mut known = CONTEXT.get_or_init(Mutex::default).lock();
+        if let Some(inner) = known.upgrade() {
+            return Ok(Self { inner });
+        }
+        let context = Self::new(device::host::HostDevice::new()?);
+        *known = Arc::downgrade(&context.inner);
+        Ok(context)
+    }
+
+    /// The device itself.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        self.inner.timelines.device()
+    }
+
+    /// Free and total memory of the device, as its driver counts.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+        self.device().memory_info()
+    }
+
+    // ---- streams ---------------------------------------------------------------------------------
+
+    /// Creates a stream.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn create_stream(&self) -> DeviceResult<Stream> {
+        self.inner.timelines.create_stream()
+    }
+
+    /// The legacy default stream.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn default_stream(&self) -> DeviceResult<Stream> {
+        self.inner.timelines.adopt_stream(StreamHandle::LEGACY, Marking::WhenNeeded)
+    }
+
+    /// The calling thread's default stream. Used on another thread, the stream returned here frees safely but
+    /// late: only once the device is synchronised.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn per_thread_stream(&self) -> DeviceResult<Stream> {
+        self.inner.timelines.adopt_stream(StreamHandle::PER_THREAD, Marking::AtOnce)
+    }
+
+    /// A stream that somebody else made and keeps. Costs nothing more than one of our own.
+    ///
+    /// # Errors
+    /// The device's own.
+    ///
+    /// # Safety
+    /// `handle` is a stream of this device, and is destroyed only after the last clone of the stream
+    /// returned here is gone.
+    pub unsafe fn stream_from_raw(&self, handle: StreamHandle) -> DeviceResult<Stream> {
+        self.inner.timelines.adopt_stream(handle, Marking::WhenNeeded)
+    }
+
+    /// A stream that somebody else made and may destroy at any time. Each free on it records an event at
+    /// once (0.16 µs on an H200), since there may be no later. Call this anew whenever the handle is
+    /// presented: a recycled handle is recognised by the stream's id.
+    ///
+    /// # Errors
+    /// The device's own.
+    ///
+    /// # Safety
+    /// `handle` is a live stream of this device now, and in each later call that is given the stream
+    /// returned here.
+    pub unsafe fn foreign_stream(&self, handle: StreamHandle) -> DeviceResult<Stream> {
+        self.inner.timelines.adopt_stream(handle, Marking::AtOnce)
+    }
+
+    /// Waits for all work on the device, then lets the pools give back what lies above their release
+    /// thresholds.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn synchronize(&self) -> DeviceResult<()> {
+        self.inner.timelines.synchronize_device()?;
+        self.inner.timelines.after_sync();
+        Ok(())
+    }
+
+    // ---- pools -----------------------------------------------------------------------------------
+
+    /// The device's default pool, built with the default options when it is first asked for.
+    ///
+    /// # Errors
+    /// Those of building a pool.
+    pub fn default_pool(&self) -> Result<Pool> {
+        self.inner.registry.default_pool(|| Pool::builder(self).name("default").build())
+    }
+
+    /// The pool that code without a preference should use: the one last [set](Self::set_current_pool), else
+    /// the [default](Self::default_pool).
+    ///
+    /// # Errors
+    /// Those of building a pool.
+    pub fn current_pool(&self) -> Result<Pool> {
+        match self.inner.registry.current_pool() {
+            Some(pool) => Ok(pool),
+            None => self.default_pool(),
+        }
+    }
+
+    /// Makes `pool` the current one, and returns the one that was (if any was set). `None` goes back to the
+    /// default pool.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`] for a pool of another context.
+    pub fn set_current_pool(&self, pool: Option<&Pool>) -> Result<Option<Pool>> {
+        if let Some(pool) = pool
+            && !Arc::ptr_eq(pool.timelines(), &self.inner.timelines)
+        {
+            return Err(Error::WrongDevice { what: "current pool", pool: pool.name().to_owned() });
+        }
+        Ok(self.inner.registry.set_current(pool.cloned()))
+    }
+
+    /// Frees a block of any pool of this device, also of one that was destroyed or whose last handle is gone.
+    ///
+    /// # Errors
+    /// [`Error::ForeignPointer`] where no pool knows the pointer, else as for [`Pool::free`].
+    pub fn free(&self, ptr: device::DevicePtr, stream: &Stream) -> Result<()> {
+        if ptr.is_null() {
+            return Ok(());
+        }
+        match self.inner.registry.owner_of(ptr) {
+            Some(pool) => pool.free(ptr, stream),
+            None => Err(Error::ForeignPointer { ptr, pool: "any".to_owned() }),
+        }
+    }
+
+    pub(super) fn timelines(&self) -> &Arc<Timelines> {
+        &self.inner.timelines
+    }
+
+    pub(super) fn registry(&self) -> &Arc<Registry> {
+        &self.inner.registry
+    }
+}

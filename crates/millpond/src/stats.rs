@@ -1,0 +1,117 @@
+//! What a pool counts, as its users read it.
+
+use std::fmt;
+
+/// A figure that moves: where it is, and the highest it has been since the last reset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Level {
+    /// Now.
+    pub current: u64,
+    /// At most, since the pool was built or [reset](crate::Pool::reset_high_water).
+    pub high: u64,
+}
+
+/// Device calls by kind, counted since the pool was built.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DeviceCalls {
+    /// Address ranges reserved (`cuMemAddressReserve`).
+    pub reserve: u64,
+    /// Address ranges given back (`cuMemAddressFree`).
+    pub unreserve: u64,
+    /// Pages created (`cuMemCreate`).
+    pub create: u64,
+    /// Mappings made (`cuMemMap`).
+    pub map: u64,
+    /// Access rights set (`cuMemSetAccess`).
+    pub set_access: u64,
+    /// Mappings removed (`cuMemUnmap`).
+    pub unmap: u64,
+    /// Pages released (`cuMemRelease`).
+    pub release: u64,
+    /// Plain allocations (`cuMemAlloc`, or `cuMemAllocAsync` where an allocator uses that).
+    pub alloc: u64,
+    /// Plain frees (`cuMemFree`, or `cuMemFreeAsync`).
+    pub free: u64,
+}
+
+impl DeviceCalls {
+    /// Calls that created, mapped, unmapped, released, allocated or freed device memory. Reserving addresses
+    /// and setting access rights move no memory and are not counted.
+    pub fn memory(&self) -> u64 {
+        self.create + self.map + self.unmap + self.release + self.alloc + self.free
+    }
+
+    /// Every call counted.
+    pub fn all(&self) -> u64 {
+        self.memory() + self.reserve + self.unreserve + self.set_access
+    }
+}
+
+/// What a pool did and holds. All sizes in bytes. Read without stopping the pool: each figure is exact, but
+/// two of them may be a moment apart while others allocate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Stats {
+    /// Bytes asked for, in live blocks.
+    pub requested: Level,
+    /// Bytes in live blocks, rounded to the pool's minimum alignment.
+    pub allocated: Level,
+    /// Physical bytes held from the device.
+    pub reserved: Level,
+    /// Live blocks.
+    pub blocks: Level,
+    /// Allocations since the pool was built.
+    pub allocations: u64,
+    /// Frees since the pool was built.
+    pub frees: u64,
+    /// Allocations that found memory ready, without a device call that moves memory.
+    pub hits: u64,
+    /// Allocations that had to map, steal or create.
+    pub misses: u64,
+    /// Allocations for which the pool made the stream wait for another.
+    pub stream_waits: u64,
+    /// Pages taken from a free range to back another address.
+    pub pages_stolen: u64,
+    /// Times that memory ran out and something was given back or waited for, and the request tried again.
+    pub retries: u64,
+    /// Requests that ended in an out-of-memory error.
+    pub out_of_memory: u64,
+    /// Device calls by kind.
+    pub calls: DeviceCalls,
+}
+
+impl Stats {
+    /// Bytes held but in no live block.
+    pub fn cached(&self) -> u64 {
+        self.reserved.current.saturating_sub(self.allocated.current)
+    }
+
+    /// 1 − requested / reserved, now: the share of the memory held that nobody asked for.
+    pub fn fragmentation(&self) -> f64 {
+        if self.reserved.current == 0 {
+            return 0.0;
+        }
+        1.0 - self.requested.current as f64 / self.reserved.current as f64
+    }
+}
+
+/// Bytes for people, in binary units: `1.50 GiB`.
+///
+/// ```
+/// assert_eq!(millpond::HumanBytes(3 << 20).to_string(), "3.00 MiB");
+/// assert_eq!(millpond::HumanBytes(512).to_string(), "512 B");
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HumanBytes(pub u64);
+
+impl fmt::Display for HumanBytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        if self.0 < 1024 {
+            return write!(f, "{} B", self.0);
+        }
+        let exponent = (self.0.ilog2() / 10) as usize;
+        let value = self.0 as f64 / (1u64 << (10 * exponent)) as f64;
+        write!(f, "{value:.2} {}", UNITS[exponent - 1])
+    }
+}
