@@ -16,6 +16,8 @@ mod harness;
 mod misuse;
 #[path = "conformance/pages.rs"]
 mod pages;
+#[path = "conformance/programs.rs"]
+mod programs;
 #[path = "conformance/segments.rs"]
 mod segments;
 #[path = "conformance/streams.rs"]
@@ -97,6 +99,8 @@ macro_rules! conformance {
                     memsets_and_copies_run_in_stream_order
                     a_copy_waits_for_an_event_of_another_stream
                     no_bytes_are_no_work;
+                programs:
+                    a_program_ordered_by_events_ends_as_if_run_in_order;
                 segments:
                     segments_are_aligned_and_hold_their_bytes
                     segments_and_free_memory_add_up
