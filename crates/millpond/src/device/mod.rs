@@ -13,8 +13,10 @@
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod driver_pool;
 mod error;
 pub mod host;
+mod ledger;
 pub mod sim;
 mod types;
 
