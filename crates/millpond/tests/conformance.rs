@@ -8,6 +8,9 @@
 
 #[path = "conformance/copies.rs"]
 mod copies;
+#[cfg(feature = "cuda")]
+#[path = "conformance/cuda.rs"]
+mod cuda;
 #[path = "conformance/events.rs"]
 mod events;
 #[path = "conformance/harness.rs"]
@@ -36,19 +39,22 @@ macro_rules! one_test {
     };
 }
 
+macro_rules! group_tests {
+    ($attributes:tt $harness:expr, $group:ident: $first:ident $($rest:ident)*) => {
+        one_test!($attributes $harness, $group::$first);
+        group_tests!($attributes $harness, $group: $($rest)*);
+    };
+    ($attributes:tt $harness:expr, $group:ident:) => {};
+}
+
 macro_rules! all_tests {
     ($attributes:tt $harness:expr, $($group:ident: $($test:ident)*;)*) => {
         $(mod $group {
             #[allow(unused_imports, reason = "the harness may be a path")]
             use super::*;
-            all_tests!(@group $attributes $harness, $group: $($test)*);
+            group_tests!($attributes $harness, $group: $($test)*);
         })*
     };
-    (@group $attributes:tt $harness:expr, $group:ident: $first:ident $($rest:ident)*) => {
-        one_test!($attributes $harness, $group::$first);
-        all_tests!(@group $attributes $harness, $group: $($rest)*);
-    };
-    (@group $attributes:tt $harness:expr, $group:ident:) => {};
 }
 
 /// The whole suite for one device, as a module. Attributes before the name go to every test.
@@ -132,3 +138,8 @@ conformance!(host: HostHarness::new(true));
 conformance!(host_without_virtual_memory: HostHarness::new(false));
 conformance!(sim: SimHarness::new(true));
 conformance!(sim_without_virtual_memory: SimHarness::new(false));
+
+#[cfg(feature = "cuda")]
+conformance!(#[ignore = "needs a CUDA GPU"] gpu: cuda::CudaHarness::new(true));
+#[cfg(feature = "cuda")]
+conformance!(#[ignore = "needs a CUDA GPU"] gpu_without_virtual_memory: cuda::CudaHarness::new(false));
