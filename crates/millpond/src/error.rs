@@ -103,6 +103,18 @@ pub enum Error {
         /// Elements expected.
         expected: usize,
     },
+    /// The workspace has less left than was asked for.
+    #[error(
+        "the workspace has {left} of its {capacity} bytes left, and {requested} were asked for; reset it, or make it larger"
+    )]
+    WorkspaceFull {
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes left.
+        left: u64,
+        /// Bytes that the workspace has.
+        capacity: u64,
+    },
     /// An option that makes no sense, with what would.
     #[error("{option}: {why}")]
     BadOption {

@@ -175,7 +175,7 @@ impl Context {
         {
             return Err(Error::WrongDevice { what: "current pool", pool: pool.name().to_owned() });
         }
-        Ok(self.inner.registry.set_current(pool.cloned()))
+        Ok(self.inner.registry.set_current_pool(pool.cloned()))
     }
 
     /// Frees a block of any pool of this device, also of one that was destroyed or whose last handle is gone.
@@ -187,7 +187,7 @@ impl Context {
             return Ok(());
         }
         match self.inner.registry.owner_of(ptr) {
-            Some(pool) => pool.free(ptr, stream),
+            Some(owner) => owner.free(ptr, stream),
             None => Err(Error::ForeignPointer { ptr, pool: "any".to_owned() }),
         }
     }
