@@ -4,10 +4,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use millpond::Context;
 use millpond::device::DeviceError;
 use millpond::device::cuda::CudaDevice;
 use millpond::device::host::HostDevice;
-use millpond::Context;
 
 use crate::cuda::{CudaBackend, CudaTraining};
 use crate::{Backend, HostBackend, Memory, Result};
