@@ -14,8 +14,10 @@
 pub mod checker;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod driver_pool;
 mod error;
 pub mod host;
+mod ledger;
 pub mod sim;
 mod types;
 

@@ -1,1 +1,362 @@
-//! `device/host`
+//! `device/host/`: a real device made of the CPU.
+//!
+//! Bytes are real, pages are really remapped, streams are threads that run at the same time, events are
+//! waited for. So everything of ours runs where there is no GPU, and a mistake in stream order shows as
+//! wrong bytes. It uses the system (through rustix) and the records in `ledger.rs`, which check every call.
+//!
+//! **One request.** `create_page` takes a range of the device's one memfd (`memory.rs`); `map` is an `mmap`
+//! of that range over reserved addresses, `set_access` an `mprotect`, `unmap` an anonymous `mmap` back over
+//! it. `memset` looks up the stream (`streams.rs`), puts a closure on its queue and returns; the stream's
+//! thread runs it (`stream.rs`). An event remembers how much its stream had been given.
+
+mod memory;
+mod stream;
+mod streams;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use slotmap::{DefaultKey, Key, KeyData, SlotMap};
+
+use self::memory::Memory;
+use self::stream::{Moment, Stream};
+use self::streams::Streams;
+use super::ledger::invalid;
+use super::{
+    AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, EventHandle, Kind, MemoryInfo, PageHandle,
+    Properties, StreamHandle, StreamId,
+};
+
+/// How a [`HostDevice`] is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HostOptions {
+    /// Bytes of memory that the device has. Nothing: half of what the machine has.
+    pub capacity: Option<u64>,
+    /// The smallest page in bytes, a power of two and a multiple of the system's page size. 2 MiB, as a GPU.
+    pub granularity: u64,
+    /// Whether pages can be mapped. Without, there are only segments, as on older or virtual GPUs.
+    pub virtual_memory: bool,
+}
+
+impl Default for HostOptions {
+    fn default() -> Self {
+        Self { capacity: None, granularity: 2 << 20, virtual_memory: true }
+    }
+}
+
+/// A [`Device`] made of the CPU and its memory. See the [module](self).
+///
+/// Dropping it lets all work run that was given to its streams, and then gives its memory back.
+#[derive(Debug)]
+pub struct HostDevice {
+    properties: Properties,
+    events: Mutex<SlotMap<DefaultKey, Option<Moment>>>,
+    streams: Streams,
+    memory: Arc<Memory>,
+}
+
+impl HostDevice {
+    /// A device with half of the machine's memory and everything that a device can do.
+    ///
+    /// # Errors
+    /// [`DeviceError::Driver`] where the system has no memfd.
+    pub fn new() -> DeviceResult<Arc<Self>> {
+        Self::with_options(HostOptions::default())
+    }
+
+    /// A device as the options say.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] where the granularity cannot be; [`DeviceError::Driver`] where the system has
+    /// no memfd.
+    pub fn with_options(options: HostOptions) -> DeviceResult<Arc<Self>> {
+        let HostOptions { capacity, granularity, virtual_memory } = options;
+        let system_page = rustix::param::page_size() as u64;
+        if !granularity.is_power_of_two() || granularity < system_page {
+            let what = format!("the granularity is {granularity}, not a power of two from {system_page} up");
+            return invalid("HostDevice::with_options", what);
+        }
+        let total_memory = capacity.unwrap_or_else(half_of_memory);
+        let memory = Arc::new(Memory::new(granularity, total_memory)?);
+        let properties = Properties {
+            kind: Kind::Host,
+            ordinal: 0,
+            name: "CPU".to_owned(),
+            total_memory,
+            granularity,
+            virtual_memory,
+            memory_pools: true,
+        };
+        let streams = Streams::new(Arc::clone(&memory));
+        Ok(Arc::new(Self { properties, events: Mutex::default(), streams, memory }))
+    }
+
+    /// Runs `work` in stream order, on the stream's thread: a kernel of this device.
+    ///
+    /// Work must not wait for the device (`synchronize_…`, `free_segment`): such a call is refused there. A
+    /// panic of it is reported as [`DeviceError::Driver`] by the next call that waits for the stream.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for an unknown stream.
+    pub fn launch(&self, stream: StreamHandle, work: impl FnOnce() + Send + 'static) -> DeviceResult<()> {
+        self.submit("launch", stream, work)
+    }
+
+    fn submit(
+        &self,
+        call: &'static str,
+        stream: StreamHandle,
+        work: impl FnOnce() + Send + 'static,
+    ) -> DeviceResult<()> {
+        self.stream(call, stream)?.submit(call, Box::new(work))
+    }
+
+    fn stream(&self, call: &'static str, stream: StreamHandle) -> DeviceResult<Arc<Stream>> {
+        self.streams.get(call, stream)
+    }
+
+    /// What an event stands for; nothing if it was never recorded.
+    fn moment(&self, call: &'static str, event: EventHandle) -> DeviceResult<Option<Moment>> {
+        match self.events.lock().get(event_key(event)) {
+            Some(moment) => Ok(moment.clone()),
+            None => unknown_event(call, event),
+        }
+    }
+
+    fn needs_virtual_memory(&self) -> DeviceResult<()> {
+        if self.properties.virtual_memory {
+            return Ok(());
+        }
+        Err(DeviceError::Unsupported { device: self.properties.name.clone(), what: "virtual memory" })
+    }
+}
+
+fn half_of_memory() -> u64 {
+    let system = rustix::system::sysinfo();
+    // As wide as a machine word, which differs between systems.
+    #[allow(clippy::useless_conversion)]
+    let units = u64::from(system.totalram);
+    (units * u64::from(system.mem_unit) / 2).next_multiple_of(2 << 20)
+}
+
+fn event_key(event: EventHandle) -> DefaultKey {
+    DefaultKey::from(KeyData::from_ffi(event.raw()))
+}
+
+fn unknown_event<T>(call: &'static str, event: EventHandle) -> DeviceResult<T> {
+    invalid(call, format!("{:#x} is no event, or was destroyed", event.raw()))
+}
+
+impl Device for HostDevice {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+        Ok(self.memory.info())
+    }
+
+    fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        self.needs_virtual_memory()?;
+        self.memory.reserve(bytes)
+    }
+
+    unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        // SAFETY: as this function's.
+        unsafe { self.memory.unreserve(at, bytes) }
+    }
+
+    fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
+        self.needs_virtual_memory()?;
+        self.memory.create_page(bytes)
+    }
+
+    fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
+        self.memory.map(at, bytes, page)
+    }
+
+    fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        self.memory.set_access(at, bytes)
+    }
+
+    unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        // SAFETY: as this function's.
+        unsafe { self.memory.unmap(at, bytes) }
+    }
+
+    unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
+        self.memory.release_page(page)
+    }
+
+    fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        self.memory.alloc_segment(bytes)
+    }
+
+    unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
+        self.memory.check_segment(at)?;
+        self.synchronize()?;
+        // SAFETY: all work is complete; the rest as this function's.
+        unsafe { self.memory.free_segment(at) }
+    }
+
+    fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+        self.memory.alloc_async(bytes, &self.stream("alloc_async", stream)?)
+    }
+
+    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
+        self.memory.free_async(at, &self.stream("free_async", stream)?)
+    }
+
+    fn async_usage(&self) -> DeviceResult<AsyncUsage> {
+        Ok(self.memory.async_usage())
+    }
+
+    fn create_stream(&self) -> DeviceResult<StreamHandle> {
+        self.streams.create()
+    }
+
+    unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+        self.streams.destroy(stream)
+    }
+
+    fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
+        Ok(self.stream("stream_id", stream)?.id())
+    }
+
+    fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
+        Ok(self.stream("stream_is_idle", stream)?.now().is_reached())
+    }
+
+    fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+        const CALL: &str = "synchronize_stream";
+        self.stream(CALL, stream)?.now().wait(CALL)
+    }
+
+    fn synchronize(&self) -> DeviceResult<()> {
+        let waits: Vec<_> = self.streams.now().iter().map(|moment| moment.wait("synchronize")).collect();
+        waits.into_iter().collect()
+    }
+
+    fn create_event(&self) -> DeviceResult<EventHandle> {
+        let key = self.events.lock().insert(None);
+        // SAFETY: the number stands for the event just made, until `destroy_event`.
+        Ok(unsafe { EventHandle::from_raw(key.data().as_ffi()) })
+    }
+
+    unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()> {
+        match self.events.lock().remove(event_key(event)) {
+            Some(_) => Ok(()),
+            None => unknown_event("destroy_event", event),
+        }
+    }
+
+    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
+        const CALL: &str = "record_event";
+        let moment = self.stream(CALL, stream)?.now();
+        match self.events.lock().get_mut(event_key(event)) {
+            Some(stands_for) => *stands_for = Some(moment),
+            None => return unknown_event(CALL, event),
+        }
+        Ok(())
+    }
+
+    fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+        Ok(self.moment("query_event", event)?.is_none_or(|moment| moment.is_reached()))
+    }
+
+    fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
+        const CALL: &str = "wait_event";
+        let stream = self.stream(CALL, stream)?;
+        match self.moment(CALL, event)? {
+            Some(moment) => stream.wait_for(CALL, moment),
+            None => Ok(()),
+        }
+    }
+
+    fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
+        const CALL: &str = "synchronize_event";
+        match self.moment(CALL, event)? {
+            Some(moment) => moment.wait(CALL),
+            None => Ok(()),
+        }
+    }
+
+    unsafe fn memset(&self, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.memory.check_access("memset", at, bytes)?;
+        self.submit("memset", stream, move || {
+            // SAFETY: the caller of `memset` keeps the range usable and ours until the stream has done this.
+            unsafe { bytes_at(at).write_bytes(value, bytes as usize) }
+        })
+    }
+
+    unsafe fn copy_from_host(
+        &self,
+        to: DevicePtr,
+        from: *const u8,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.memory.check_access("copy_from_host", to, bytes)?;
+        // SAFETY: the caller says that `from` is readable for `bytes`.
+        let staged: Box<[u8]> = unsafe { std::slice::from_raw_parts(from, bytes as usize) }.into();
+        self.submit("copy_from_host", stream, move || {
+            // SAFETY: the caller of `copy_from_host` keeps the destination usable and ours until the stream
+            // has done this.
+            unsafe { bytes_at(to).copy_from_nonoverlapping(staged.as_ptr(), staged.len()) }
+        })
+    }
+
+    unsafe fn copy_to_host(
+        &self,
+        to: *mut u8,
+        from: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.memory.check_access("copy_to_host", from, bytes)?;
+        let to = to.expose_provenance();
+        self.submit("copy_to_host", stream, move || {
+            let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
+            // SAFETY: the caller of `copy_to_host` keeps both ranges usable and ours until the stream is
+            // synchronised.
+            unsafe { to.copy_from_nonoverlapping(bytes_at(from), bytes as usize) }
+        })
+    }
+
+    unsafe fn copy(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        self.memory.check_access("copy", from, bytes)?;
+        self.memory.check_access("copy", to, bytes)?;
+        if to.raw().abs_diff(from.raw()) < bytes {
+            return invalid("copy", format!("{bytes} bytes at {from} and at {to} overlap"));
+        }
+        self.submit("copy", stream, move || {
+            // SAFETY: the caller of `copy` keeps both ranges usable and ours until the stream has done this.
+            unsafe { bytes_at(to).copy_from_nonoverlapping(bytes_at(from), bytes as usize) }
+        })
+    }
+}
+
+/// Where device memory lies in the process: at its own address.
+fn bytes_at(at: DevicePtr) -> *mut u8 {
+    std::ptr::with_exposed_provenance_mut(at.raw() as usize)
+}

@@ -1,1 +1,188 @@
-//! `device/sim`
+//! `device/sim/`: a device that keeps no bytes and counts cost, in virtual time.
+//!
+//! Replay and the checker run the real pool over it, millions of calls a second. It uses nothing of the
+//! system; the records in `ledger.rs` check every call, as on the host device.
+//!
+//! **Time.** There is one clock, in nanoseconds. It moves when a call costs something ([`CostTable`]), when
+//! the host waits, and by [`SimDevice::advance_to`]. A stream has the time at which its work is complete
+//! (`when.rs`); an event remembers that time; waiting for it moves the clock. [`SimDevice::hold`] makes a
+//! stream's work incomplete until the hold is released, so that a test decides what is pending.
+//!
+//! **One request.** Each call takes the one lock, is counted, fails if a test asked for it (`faults.rs`), is
+//! checked and done in the records (`state.rs`), and then costs its time.
+//!
+//! The same calls from one thread give the same addresses, handles, times and errors in every run.
+
+mod address_space;
+mod call;
+mod costs;
+mod faults;
+mod implementation;
+mod state;
+mod when;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+
+pub use self::call::{Call, PerCall};
+pub use self::costs::{BySize, CostTable};
+use self::state::State;
+use super::ledger::invalid;
+use super::{DeviceError, DeviceResult, Kind, Properties, StreamHandle};
+
+/// How a [`SimDevice`] is made.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SimOptions {
+    /// Bytes of memory that the device has.
+    pub capacity: u64,
+    /// The smallest page in bytes, a power of two.
+    pub granularity: u64,
+    /// Whether pages can be mapped. Without, there are only segments.
+    pub virtual_memory: bool,
+    /// Whether the driver has a stream-ordered allocator of its own.
+    pub memory_pools: bool,
+    /// What the calls cost.
+    pub costs: CostTable,
+}
+
+impl Default for SimOptions {
+    /// An NVIDIA H200: 141 GB, granularity 2 MiB, everything supported, measured costs.
+    fn default() -> Self {
+        Self {
+            capacity: 140 << 30,
+            granularity: 2 << 20,
+            virtual_memory: true,
+            memory_pools: true,
+            costs: CostTable::h200(),
+        }
+    }
+}
+
+/// A simulated [`Device`](super::Device). See the [module](self).
+#[derive(Debug)]
+pub struct SimDevice {
+    properties: Properties,
+    state: Mutex<State>,
+}
+
+/// A stream whose work does not complete, from [`SimDevice::hold`] to [`SimDevice::release`].
+#[derive(Debug)]
+#[must_use = "the stream's work is pending until the hold is given to `SimDevice::release`"]
+pub struct Hold(u64);
+
+/// Virtual time that the host spent in the device's calls, in nanoseconds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SimTime {
+    /// What the calls themselves cost.
+    pub by_call: PerCall<u64>,
+    /// What calls waited for work, besides.
+    pub waited: u64,
+}
+
+impl SimTime {
+    /// All of it.
+    pub fn total(&self) -> Duration {
+        Duration::from_nanos(self.by_call.total() + self.waited)
+    }
+}
+
+impl SimDevice {
+    /// A device as the options say, at time 0.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] where the granularity is not a power of two of at least 512.
+    pub fn new(options: SimOptions) -> DeviceResult<Arc<Self>> {
+        let granularity = options.granularity;
+        if !granularity.is_power_of_two() || granularity < super::ledger::SEGMENT_ALIGNMENT {
+            let what = format!("the granularity is {granularity}, not a power of two from 512 up");
+            return invalid("SimDevice::new", what);
+        }
+        let properties = Properties {
+            kind: Kind::Sim,
+            ordinal: 0,
+            name: "simulated".to_owned(),
+            total_memory: options.capacity,
+            granularity,
+            virtual_memory: options.virtual_memory,
+            memory_pools: options.memory_pools,
+        };
+        Ok(Arc::new(Self { properties, state: Mutex::new(State::new(options)) }))
+    }
+
+    // ---- time ------------------------------------------------------------------------------------
+
+    /// The virtual clock.
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.state.lock().now)
+    }
+
+    /// Moves the clock to `time`, if it is not there or beyond already.
+    pub fn advance_to(&self, time: Duration) {
+        let mut state = self.state.lock();
+        state.now = state.now.max(nanoseconds(time));
+    }
+
+    /// Puts work of this length on a stream. It starts when the stream is done with what it has.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for an unknown stream.
+    pub fn launch(&self, stream: StreamHandle, duration: Duration) -> DeviceResult<()> {
+        self.state.lock().launch("launch", stream, nanoseconds(duration))
+    }
+
+    /// Puts work on a stream that does not complete before the hold is [released](Self::release). Until then
+    /// a call that would have to wait for it is refused as [`DeviceError::Invalid`].
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for an unknown stream, and where there are 64 holds already.
+    pub fn hold(&self, stream: StreamHandle) -> DeviceResult<Hold> {
+        self.state.lock().hold(stream).map(Hold)
+    }
+
+    /// Completes the work that a hold stands for, now. The stream may have been destroyed since.
+    pub fn release(&self, hold: Hold) {
+        self.state.lock().release_hold(hold.0);
+    }
+
+    // ---- accounts --------------------------------------------------------------------------------
+
+    /// How often each call was made so far, failed ones too.
+    pub fn calls(&self) -> PerCall<u64> {
+        self.state.lock().calls
+    }
+
+    /// What the calls cost so far.
+    pub fn time_spent(&self) -> SimTime {
+        self.state.lock().spent
+    }
+
+    // ---- failures --------------------------------------------------------------------------------
+
+    /// Makes the `nth` next call of a kind fail with `error` (1: the very next). Such a call changes nothing.
+    /// Several may be planned.
+    pub fn fail_next(&self, call: Call, nth: u64, error: DeviceError) {
+        self.state.lock().faults.plan(call, nth, error);
+    }
+
+    /// Makes each later call of a kind fail with this chance (0 to 1): with [`DeviceError::OutOfMemory`] where
+    /// it takes memory, else with [`DeviceError::Driver`].
+    pub fn fail_randomly(&self, call: Call, chance: f64) {
+        self.state.lock().faults.set_chance(call, chance);
+    }
+
+    /// Seeds the failures of [`fail_randomly`](Self::fail_randomly). The seed is 0 at first.
+    pub fn seed_failures(&self, seed: u64) {
+        self.state.lock().faults.seed(seed);
+    }
+
+    /// Forgets all failures that were asked for.
+    pub fn fail_no_more(&self) {
+        self.state.lock().faults = faults::Faults::new();
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,126 @@
+//! A model of the driver's own stream-ordered pool (`cuMemAllocAsync`), for the devices without a driver.
+//!
+//! Best fit with splitting and coalescing over chunks that are never given back, as a pool with its release
+//! threshold at the maximum. A free block carries what its last stream had been given when it was freed (a
+//! fence): that stream gets the block again at once, another stream once the fence is reached. Unlike the
+//! real one, it never makes a stream wait in order to reuse a block.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{AsyncUsage, DevicePtr, DeviceResult, ledger::invalid};
+
+/// Block sizes and addresses are multiples of this, in bytes; `cuMemAllocAsync` aligns so.
+const ALIGNMENT: u64 = 512;
+
+/// What the driver's pool grows by at least, in bytes: `CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT` goes up in
+/// steps of 32 MiB.
+pub(super) const CHUNK: u64 = 32 << 20;
+
+/// Blocks of one device, each guarded by a fence of type `F` while it is free.
+#[derive(Debug)]
+pub(super) struct DriverPool<F> {
+    blocks: BTreeMap<u64, Block<F>>,
+    /// The free blocks, by size and then address.
+    free: BTreeSet<(u64, u64)>,
+    usage: AsyncUsage,
+}
+
+#[derive(Debug)]
+struct Block<F> {
+    bytes: u64,
+    /// Set while the block is free.
+    fence: Option<F>,
+    /// The block starts a chunk, so it cannot be merged with the one before.
+    starts_chunk: bool,
+}
+
+impl<F: Clone> DriverPool<F> {
+    pub(super) fn new() -> Self {
+        Self { blocks: BTreeMap::new(), free: BTreeSet::new(), usage: AsyncUsage::default() }
+    }
+
+    pub(super) fn usage(&self) -> AsyncUsage {
+        self.usage
+    }
+
+    /// The size of the block that a request gets, or nothing where there is no such size.
+    pub(super) fn block_size(bytes: u64) -> Option<u64> {
+        bytes.max(1).checked_next_multiple_of(ALIGNMENT)
+    }
+
+    /// A block of `bytes`, a [`block_size`](Self::block_size), whose fence is `passed`. Where there is none,
+    /// the pool has to [`grow`](Self::grow).
+    pub(super) fn alloc(&mut self, bytes: u64, passed: impl Fn(&F) -> bool) -> Option<DevicePtr> {
+        let (size, at) = *self.free.range((bytes, 0)..).find(|(_, at)| {
+            let fence = self.blocks[at].fence.as_ref().expect("blocks of the free set are free");
+            passed(fence)
+        })?;
+        self.free.remove(&(size, at));
+        let block = self.blocks.get_mut(&at).expect("blocks of the free set exist");
+        let fence = block.fence.take().expect("blocks of the free set are free");
+        block.bytes = bytes;
+        if size > bytes {
+            self.insert_free(at + bytes, size - bytes, fence, false);
+        }
+        self.usage.used += bytes;
+        self.usage.used_high = self.usage.used_high.max(self.usage.used);
+        Some(DevicePtr::new(at))
+    }
+
+    /// Adds a chunk of the device's memory that nothing has used, so that any fence will do for it.
+    pub(super) fn grow(&mut self, at: DevicePtr, bytes: u64, fence: F) {
+        self.usage.reserved += bytes;
+        self.usage.reserved_high = self.usage.reserved_high.max(self.usage.reserved);
+        self.insert_free(at.raw(), bytes, fence, true);
+    }
+
+    /// Frees the block at `at` behind `fence`. Merges it with the free neighbours whose fences that fence
+    /// covers (`covered`).
+    pub(super) fn free(&mut self, at: DevicePtr, fence: F, covered: impl Fn(&F) -> bool) -> DeviceResult<()> {
+        let mut at = at.raw();
+        let (mut bytes, mut starts_chunk) = match self.blocks.get(&at) {
+            Some(block) if block.fence.is_none() => (block.bytes, block.starts_chunk),
+            Some(_) => return invalid("free_async", format!("the block at {at:#x} is already free")),
+            None => return invalid("free_async", format!("no block of the driver's pool starts at {at:#x}")),
+        };
+        self.usage.used -= bytes;
+        let mergeable = |block: &Block<F>| block.fence.as_ref().is_some_and(&covered);
+        if let Some((&next, block)) = self.blocks.range(at + 1..).next()
+            && next == at + bytes
+            && !block.starts_chunk
+            && mergeable(block)
+        {
+            let size = block.bytes;
+            self.remove_free(next, size);
+            bytes += size;
+        }
+        if !starts_chunk
+            && let Some((&before, block)) = self.blocks.range(..at).next_back()
+            && mergeable(block)
+        {
+            let size = block.bytes;
+            starts_chunk = block.starts_chunk;
+            self.remove_free(before, size);
+            self.blocks.remove(&at);
+            at = before;
+            bytes += size;
+        }
+        self.insert_free(at, bytes, fence, starts_chunk);
+        Ok(())
+    }
+
+    /// The fences of the free blocks, to be brought up to date.
+    pub(super) fn fences_mut(&mut self) -> impl Iterator<Item = &mut F> {
+        self.blocks.values_mut().filter_map(|block| block.fence.as_mut())
+    }
+
+    fn insert_free(&mut self, at: u64, bytes: u64, fence: F, starts_chunk: bool) {
+        self.blocks.insert(at, Block { bytes, fence: Some(fence), starts_chunk });
+        self.free.insert((bytes, at));
+    }
+
+    fn remove_free(&mut self, at: u64, bytes: u64) {
+        self.blocks.remove(&at);
+        self.free.remove(&(bytes, at));
+    }
+}

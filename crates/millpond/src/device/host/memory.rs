@@ -1,0 +1,297 @@
+//! Memory: one sparse memfd whose ranges are the pages, mapped into reserved ranges; and anonymous segments.
+//!
+//! A page is a range of the file that no page had before, so growing the file is all it takes to create one,
+//! and a hole is punched when it goes: then its memory is the system's again.
+
+use std::ffi::c_void;
+use std::os::fd::OwnedFd;
+
+use parking_lot::Mutex;
+use rustix::fs::{FallocateFlags, MemfdFlags};
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
+
+use super::stream::{Moment, Stream};
+use crate::device::driver_pool::{CHUNK, DriverPool};
+use crate::device::ledger::{Extent, Ledger, Owner};
+use crate::device::{AsyncUsage, DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageHandle};
+use std::sync::Arc;
+
+/// The memory of one device. Unmaps all that is left when dropped.
+#[derive(Debug)]
+pub(super) struct Memory {
+    file: OwnedFd,
+    granularity: u64,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    ledger: Ledger,
+    /// Bytes of the file.
+    length: u64,
+    driver_pool: DriverPool<Moment>,
+}
+
+impl Memory {
+    pub(super) fn new(granularity: u64, capacity: u64) -> DeviceResult<Self> {
+        let file =
+            rustix::fs::memfd_create("millpond", MemfdFlags::CLOEXEC).map_err(system("memfd_create"))?;
+        Ok(Self {
+            file,
+            granularity,
+            state: Mutex::new(State {
+                ledger: Ledger::new(granularity, capacity),
+                length: 0,
+                driver_pool: DriverPool::new(),
+            }),
+        })
+    }
+
+    pub(super) fn info(&self) -> MemoryInfo {
+        self.state.lock().ledger.memory_info()
+    }
+
+    pub(super) fn check_access(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        self.state.lock().ledger.check_access(call, at, bytes)
+    }
+
+    // ---- addresses and pages ---------------------------------------------------------------------
+
+    pub(super) fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        let mut state = self.state.lock();
+        state.ledger.check_size("reserve", bytes)?;
+        let at = reserve_aligned(bytes, self.granularity)?;
+        state.ledger.reserve(at, bytes);
+        Ok(at)
+    }
+
+    /// # Safety
+    /// As [`Device::unreserve`](crate::device::Device::unreserve).
+    pub(super) unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let mut state = self.state.lock();
+        state.ledger.check_unreserve(at, bytes)?;
+        // SAFETY: the ledger knows the range as reserved by us with nothing mapped in it.
+        unsafe { unmap(at, bytes) }?;
+        state.ledger.unreserve(at, bytes)
+    }
+
+    pub(super) fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
+        let mut state = self.state.lock();
+        let (page, extent) = state.ledger.create_page(bytes)?;
+        let end = extent.offset + extent.bytes;
+        if end > state.length {
+            if let Err(error) = rustix::fs::ftruncate(&self.file, end) {
+                state.ledger.release_page(page)?;
+                return Err(system("ftruncate")(error));
+            }
+            state.length = end;
+        }
+        Ok(page)
+    }
+
+    pub(super) fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
+        let mut state = self.state.lock();
+        let extent = state.ledger.map(at, bytes, page)?;
+        // SAFETY: the ledger knows the range as reserved by us with nothing mapped in it.
+        let mapped = unsafe {
+            let flags = MapFlags::SHARED | MapFlags::FIXED;
+            rustix::mm::mmap(pointer(at), size(bytes), ProtFlags::empty(), flags, &self.file, extent.offset)
+        };
+        if let Err(error) = mapped {
+            state.ledger.unmap(at, bytes)?;
+            return Err(system("mmap")(error));
+        }
+        Ok(())
+    }
+
+    pub(super) fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let mut state = self.state.lock();
+        state.ledger.check_set_access(at, bytes)?;
+        // SAFETY: the ledger knows the range as pages mapped by us.
+        unsafe { rustix::mm::mprotect(pointer(at), size(bytes), MprotectFlags::READ | MprotectFlags::WRITE) }
+            .map_err(system("mprotect"))?;
+        state.ledger.set_access(at, bytes, |_| {})
+    }
+
+    /// # Safety
+    /// As [`Device::unmap`](crate::device::Device::unmap).
+    pub(super) unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let mut state = self.state.lock();
+        state.ledger.check_unmap(at, bytes)?;
+        // SAFETY: the ledger knows the range as a page mapped by us, which the caller says is out of use.
+        // The range stays reserved: no other mmap of the process can get into it.
+        unsafe {
+            let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
+            rustix::mm::mmap_anonymous(pointer(at), size(bytes), ProtFlags::empty(), flags)
+        }
+        .map_err(system("mmap"))?;
+        match state.ledger.unmap(at, bytes)? {
+            Some(extent) => self.punch_hole(extent),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
+        match self.state.lock().ledger.release_page(page)? {
+            Some(extent) => self.punch_hole(extent),
+            None => Ok(()),
+        }
+    }
+
+    fn punch_hole(&self, extent: Extent) -> DeviceResult<()> {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        rustix::fs::fallocate(&self.file, flags, extent.offset, extent.bytes).map_err(system("fallocate"))
+    }
+
+    /// Bytes of the file that the system keeps memory for.
+    #[cfg(test)]
+    pub(super) fn resident(&self) -> u64 {
+        let blocks = rustix::fs::fstat(&self.file).expect("a memfd can be asked").st_blocks;
+        blocks as u64 * 512
+    }
+
+    // ---- segments --------------------------------------------------------------------------------
+
+    pub(super) fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        let (at, _) = self.state.lock().alloc_segment("alloc_segment", bytes, Owner::Program)?;
+        Ok(at)
+    }
+
+    pub(super) fn check_segment(&self, at: DevicePtr) -> DeviceResult<()> {
+        self.state.lock().ledger.check_segment("free_segment", at).map(drop)
+    }
+
+    /// # Safety
+    /// As [`Device::free_segment`](crate::device::Device::free_segment), and no pending work uses it.
+    pub(super) unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
+        let bytes = self.state.lock().ledger.remove_segment("free_segment", at)?;
+        // SAFETY: the ledger knew the segment as ours, and knows it no more.
+        unsafe { unmap(at, bytes) }
+    }
+
+    /// A block of the driver's pool for `stream`.
+    pub(super) fn alloc_async(&self, bytes: u64, stream: &Arc<Stream>) -> DeviceResult<DevicePtr> {
+        const CALL: &str = "alloc_async";
+        let mut state = self.state.lock();
+        let Some(block) = DriverPool::<Moment>::block_size(bytes) else {
+            return Err(DeviceError::OutOfMemory { call: CALL, requested: bytes });
+        };
+        let now = stream.now();
+        let passed = |fence: &Moment| fence.stream_id() == stream.id() || fence.is_reached();
+        if let Some(at) = state.driver_pool.alloc(block, passed) {
+            return Ok(at);
+        }
+        let (at, length) = match state.alloc_segment(CALL, block.next_multiple_of(CHUNK), Owner::DriverPool) {
+            Err(DeviceError::OutOfMemory { .. }) => state.alloc_segment(CALL, block, Owner::DriverPool)?,
+            other => other?,
+        };
+        state.driver_pool.grow(at, length, now);
+        let block = state.driver_pool.alloc(block, passed);
+        Ok(block.expect("the chunk just added is large enough, and its fence names this stream"))
+    }
+
+    pub(super) fn free_async(&self, at: DevicePtr, stream: &Arc<Stream>) -> DeviceResult<()> {
+        let covered = |fence: &Moment| fence.stream_id() == stream.id() || fence.is_reached();
+        self.state.lock().driver_pool.free(at, stream.now(), covered)
+    }
+
+    pub(super) fn async_usage(&self) -> AsyncUsage {
+        self.state.lock().driver_pool.usage()
+    }
+}
+
+impl State {
+    fn alloc_segment(
+        &mut self,
+        call: &'static str,
+        bytes: u64,
+        owner: Owner,
+    ) -> DeviceResult<(DevicePtr, u64)> {
+        let bytes = self.ledger.take_segment(call, bytes)?;
+        // SAFETY: a new mapping, at an address that the system chooses, touches nothing that exists.
+        let mapped = unsafe {
+            let access = ProtFlags::READ | ProtFlags::WRITE;
+            let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+            rustix::mm::mmap_anonymous(std::ptr::null_mut(), size(bytes), access, flags)
+        };
+        match mapped {
+            Ok(pointer) => {
+                let at = DevicePtr::new(pointer.expose_provenance() as u64);
+                self.ledger.add_segment(at, bytes, owner);
+                Ok((at, bytes))
+            }
+            Err(error) => {
+                self.ledger.give_back(bytes);
+                Err(system("mmap")(error))
+            }
+        }
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        let ledger = &self.state.get_mut().ledger;
+        for (at, bytes) in ledger.reservations().chain(ledger.segments()) {
+            // SAFETY: the ledger knows the range as ours. The device and its streams' threads are gone, so
+            // nobody uses it.
+            let unmapped = unsafe { unmap(at, bytes) };
+            debug_assert_eq!(unmapped, Ok(()), "{at} and {bytes} bytes on");
+        }
+    }
+}
+
+/// Reserves address space aligned to `alignment`, a power of two no smaller than a page of the system.
+fn reserve_aligned(bytes: u64, alignment: u64) -> DeviceResult<DevicePtr> {
+    let Some(padded) = bytes.checked_add(alignment).filter(|&padded| usize::try_from(padded).is_ok()) else {
+        return Err(DeviceError::OutOfMemory { call: "reserve", requested: bytes });
+    };
+    // SAFETY: a new mapping, at an address that the system chooses, touches nothing that exists.
+    let start = unsafe {
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE;
+        rustix::mm::mmap_anonymous(std::ptr::null_mut(), size(padded), ProtFlags::empty(), flags)
+    };
+    let start = match start {
+        Ok(pointer) => pointer.expose_provenance() as u64,
+        Err(Errno::NOMEM) => return Err(DeviceError::OutOfMemory { call: "reserve", requested: bytes }),
+        Err(error) => return Err(system("mmap")(error)),
+    };
+    let at = start.next_multiple_of(alignment);
+    let (before, after) = (at - start, start + padded - (at + bytes));
+    // SAFETY: both ranges are parts of the mapping just made that are not handed out.
+    unsafe {
+        if before > 0 {
+            unmap(DevicePtr::new(start), before)?;
+        }
+        if after > 0 {
+            unmap(DevicePtr::new(at + bytes), after)?;
+        }
+    }
+    Ok(DevicePtr::new(at))
+}
+
+/// # Safety
+/// The range was mapped by us and is not used again.
+unsafe fn unmap(at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+    // SAFETY: as this function's.
+    unsafe { rustix::mm::munmap(pointer(at), size(bytes)) }.map_err(system("munmap"))
+}
+
+fn pointer(at: DevicePtr) -> *mut c_void {
+    std::ptr::with_exposed_provenance_mut(size(at.raw()))
+}
+
+/// The device's sizes and addresses are the host's: they fit.
+fn size(bytes: u64) -> usize {
+    bytes as usize
+}
+
+/// Turns an error of the system into one of the device.
+pub(super) fn system(call: &'static str) -> impl Fn(Errno) -> DeviceError {
+    move |error| DeviceError::Driver {
+        call,
+        code: error.raw_os_error(),
+        name: format!("{error:?}"),
+        text: error.to_string(),
+    }
+}

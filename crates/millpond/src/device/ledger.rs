@@ -1,0 +1,351 @@
+//! What the devices without a driver (`host` and `sim`) remember of their memory, and check every call
+//! against: reserved ranges, pages, mappings, segments, and how many bytes of the capacity are taken.
+//!
+//! A wrong argument is a bug of the pool above, so each is refused with a sentence that says what was wrong;
+//! a refused call changes nothing. Every call is O(log n) in what the device holds.
+
+use std::collections::BTreeMap;
+
+use slotmap::{DefaultKey, Key, KeyData, SlotMap};
+
+use super::{DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageHandle};
+
+/// What the size of a segment is rounded up to, in bytes; `cuMemAlloc` aligns to at least as much.
+pub(super) const SEGMENT_ALIGNMENT: u64 = 512;
+
+/// The records of one device.
+#[derive(Debug)]
+pub(super) struct Ledger {
+    granularity: u64,
+    capacity: u64,
+    /// Bytes in pages and segments.
+    held: u64,
+    /// Where the next page lies in physical memory. Never goes back: offsets of released pages stay holes.
+    next_offset: u64,
+    /// Reserved ranges: address to bytes.
+    reservations: BTreeMap<u64, u64>,
+    pages: SlotMap<DefaultKey, Page>,
+    mappings: BTreeMap<u64, Mapping>,
+    segments: BTreeMap<u64, Segment>,
+}
+
+#[derive(Debug)]
+struct Page {
+    bytes: u64,
+    offset: u64,
+    mappings: u32,
+    /// The handle is gone; the page stays until its last mapping goes.
+    released: bool,
+}
+
+#[derive(Debug)]
+struct Mapping {
+    bytes: u64,
+    page: DefaultKey,
+    accessible: bool,
+}
+
+#[derive(Debug)]
+struct Segment {
+    bytes: u64,
+    owner: Owner,
+}
+
+/// Who asked for a segment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Owner {
+    /// The program, by `alloc_segment`.
+    Program,
+    /// The model of the driver's own pool.
+    DriverPool,
+}
+
+/// A piece of physical memory: bytes from `offset` on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Extent {
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+}
+
+/// A wrong argument of `call`.
+pub(super) fn invalid<T>(call: &'static str, what: impl Into<String>) -> DeviceResult<T> {
+    Err(DeviceError::Invalid { call, what: what.into() })
+}
+
+impl Ledger {
+    pub(super) fn new(granularity: u64, capacity: u64) -> Self {
+        Self {
+            granularity,
+            capacity,
+            held: 0,
+            next_offset: 0,
+            reservations: BTreeMap::new(),
+            pages: SlotMap::new(),
+            mappings: BTreeMap::new(),
+            segments: BTreeMap::new(),
+        }
+    }
+
+    pub(super) fn memory_info(&self) -> MemoryInfo {
+        MemoryInfo { free: self.capacity - self.held, total: self.capacity }
+    }
+
+    // ---- addresses -------------------------------------------------------------------------------
+
+    /// Whether `bytes` can be a range or a page of this device.
+    pub(super) fn check_size(&self, call: &'static str, bytes: u64) -> DeviceResult<()> {
+        if bytes == 0 || !bytes.is_multiple_of(self.granularity) {
+            return invalid(
+                call,
+                format!("{bytes} bytes are not a positive multiple of the granularity, {}", self.granularity),
+            );
+        }
+        Ok(())
+    }
+
+    pub(super) fn reserve(&mut self, at: DevicePtr, bytes: u64) {
+        let replaced = self.reservations.insert(at.raw(), bytes);
+        debug_assert_eq!(replaced, None, "{at} was reserved twice");
+    }
+
+    /// Whether [`unreserve`](Self::unreserve) would do it.
+    pub(super) fn check_unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        const CALL: &str = "unreserve";
+        match self.reservations.get(&at.raw()) {
+            None => return invalid(CALL, format!("no range was reserved at {at}")),
+            Some(&reserved) if reserved != bytes => {
+                return invalid(CALL, format!("{reserved} bytes were reserved at {at}, not {bytes}"));
+            }
+            Some(_) => {}
+        }
+        match self.mappings.range(at.raw()..at.raw() + bytes).next() {
+            Some((mapped, _)) => invalid(CALL, format!("a page is still mapped at {mapped:#x}")),
+            None => Ok(()),
+        }
+    }
+
+    pub(super) fn unreserve(&mut self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        self.check_unreserve(at, bytes)?;
+        self.reservations.remove(&at.raw());
+        Ok(())
+    }
+
+    /// All reserved ranges, as address and bytes.
+    pub(super) fn reservations(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
+        self.reservations.iter().map(|(&at, &bytes)| (DevicePtr::new(at), bytes))
+    }
+
+    // ---- pages -----------------------------------------------------------------------------------
+
+    /// Creates a page, in physical memory that no page had before.
+    pub(super) fn create_page(&mut self, bytes: u64) -> DeviceResult<(PageHandle, Extent)> {
+        self.check_size("create_page", bytes)?;
+        self.take("create_page", bytes)?;
+        let offset = self.next_offset;
+        self.next_offset += bytes;
+        let key = self.pages.insert(Page { bytes, offset, mappings: 0, released: false });
+        // SAFETY: the number stands for the page just made, until `release_page`.
+        let page = unsafe { PageHandle::from_raw(key.data().as_ffi()) };
+        Ok((page, Extent { offset, bytes }))
+    }
+
+    /// The bytes of a page.
+    pub(super) fn page_bytes(&self, page: PageHandle) -> DeviceResult<u64> {
+        Ok(self.pages[self.page_key("release_page", page)?].bytes)
+    }
+
+    /// Destroys a page; its memory if no mapping holds it any more.
+    pub(super) fn release_page(&mut self, page: PageHandle) -> DeviceResult<Option<Extent>> {
+        let key = self.page_key("release_page", page)?;
+        self.pages[key].released = true;
+        Ok(self.drop_page_if_unused(key))
+    }
+
+    /// Maps a page; what it stands for in physical memory.
+    pub(super) fn map(&mut self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<Extent> {
+        const CALL: &str = "map";
+        let key = self.page_key(CALL, page)?;
+        if self.pages[key].bytes != bytes {
+            let whole = self.pages[key].bytes;
+            return invalid(
+                CALL,
+                format!("a page of {whole} bytes is mapped whole, not {bytes} bytes of it"),
+            );
+        }
+        self.check_vacant(CALL, at, bytes)?;
+        self.mappings.insert(at.raw(), Mapping { bytes, page: key, accessible: false });
+        let page = &mut self.pages[key];
+        page.mappings += 1;
+        Ok(Extent { offset: page.offset, bytes })
+    }
+
+    /// Whether [`set_access`](Self::set_access) would do it.
+    pub(super) fn check_set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        const CALL: &str = "set_access";
+        let end = end_of(CALL, at, bytes)?;
+        let mut next = at.raw();
+        for (&start, mapping) in self.mappings.range(at.raw()..end) {
+            if start != next {
+                break;
+            }
+            next += mapping.bytes;
+        }
+        if next != end {
+            return invalid(CALL, format!("{at} and {bytes} bytes on are not whole mappings: see {next:#x}"));
+        }
+        Ok(())
+    }
+
+    /// Makes mappings usable, and calls `each` with the size of every one of them.
+    pub(super) fn set_access(
+        &mut self,
+        at: DevicePtr,
+        bytes: u64,
+        mut each: impl FnMut(u64),
+    ) -> DeviceResult<()> {
+        self.check_set_access(at, bytes)?;
+        for (_, mapping) in self.mappings.range_mut(at.raw()..at.raw() + bytes) {
+            mapping.accessible = true;
+            each(mapping.bytes);
+        }
+        Ok(())
+    }
+
+    /// Whether [`unmap`](Self::unmap) would do it.
+    pub(super) fn check_unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        match self.mappings.get(&at.raw()) {
+            None => invalid("unmap", format!("no mapping starts at {at}")),
+            Some(mapping) if mapping.bytes != bytes => {
+                let whole = mapping.bytes;
+                invalid("unmap", format!("the mapping at {at} has {whole} bytes and goes whole, not {bytes}"))
+            }
+            Some(_) => Ok(()),
+        }
+    }
+
+    /// Removes a mapping; the page's memory if it was the last of a released page.
+    pub(super) fn unmap(&mut self, at: DevicePtr, bytes: u64) -> DeviceResult<Option<Extent>> {
+        self.check_unmap(at, bytes)?;
+        let mapping = self.mappings.remove(&at.raw()).expect("check_unmap saw it");
+        self.pages[mapping.page].mappings -= 1;
+        Ok(self.drop_page_if_unused(mapping.page))
+    }
+
+    fn drop_page_if_unused(&mut self, key: DefaultKey) -> Option<Extent> {
+        let page = &self.pages[key];
+        if !page.released || page.mappings > 0 {
+            return None;
+        }
+        let page = self.pages.remove(key).expect("it was just read");
+        self.held -= page.bytes;
+        Some(Extent { offset: page.offset, bytes: page.bytes })
+    }
+
+    fn page_key(&self, call: &'static str, page: PageHandle) -> DeviceResult<DefaultKey> {
+        let key = DefaultKey::from(KeyData::from_ffi(page.raw()));
+        match self.pages.get(key) {
+            Some(known) if !known.released => Ok(key),
+            _ => invalid(call, format!("{:#x} is no page, or was released", page.raw())),
+        }
+    }
+
+    /// Whether the range is aligned, reserved, and has nothing mapped.
+    fn check_vacant(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let end = end_of(call, at, bytes)?;
+        if !at.raw().is_multiple_of(self.granularity) {
+            return invalid(call, format!("{at} is not aligned to the granularity, {}", self.granularity));
+        }
+        let reserved = self.reservations.range(..=at.raw()).next_back();
+        if reserved.is_none_or(|(&start, &length)| end > start + length) {
+            return invalid(call, format!("{at} and {bytes} bytes on do not lie in one reserved range"));
+        }
+        let before = self.mappings.range(..end).next_back();
+        match before {
+            Some((&start, mapping)) if start + mapping.bytes > at.raw() => {
+                invalid(call, format!("the range overlaps the mapping at {start:#x}"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    // ---- segments --------------------------------------------------------------------------------
+
+    /// Takes capacity for a segment, and says how many bytes it will have. To be followed by
+    /// [`add_segment`](Self::add_segment), or by [`give_back`](Self::give_back) where there is none after all.
+    pub(super) fn take_segment(&mut self, call: &'static str, bytes: u64) -> DeviceResult<u64> {
+        if bytes == 0 {
+            return invalid(call, "0 bytes were asked for");
+        }
+        let Some(rounded) = bytes.checked_next_multiple_of(SEGMENT_ALIGNMENT) else {
+            return Err(DeviceError::OutOfMemory { call, requested: bytes });
+        };
+        self.take(call, rounded)?;
+        Ok(rounded)
+    }
+
+    pub(super) fn add_segment(&mut self, at: DevicePtr, bytes: u64, owner: Owner) {
+        self.segments.insert(at.raw(), Segment { bytes, owner });
+    }
+
+    /// The bytes of the program's segment at `at`.
+    pub(super) fn check_segment(&self, call: &'static str, at: DevicePtr) -> DeviceResult<u64> {
+        match self.segments.get(&at.raw()) {
+            Some(segment) if segment.owner == Owner::Program => Ok(segment.bytes),
+            _ => invalid(call, format!("no segment starts at {at}")),
+        }
+    }
+
+    pub(super) fn remove_segment(&mut self, call: &'static str, at: DevicePtr) -> DeviceResult<u64> {
+        let bytes = self.check_segment(call, at)?;
+        self.segments.remove(&at.raw());
+        self.give_back(bytes);
+        Ok(bytes)
+    }
+
+    /// All segments, as address and bytes.
+    pub(super) fn segments(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
+        self.segments.iter().map(|(&at, segment)| (DevicePtr::new(at), segment.bytes))
+    }
+
+    // ---- capacity and access ---------------------------------------------------------------------
+
+    fn take(&mut self, call: &'static str, bytes: u64) -> DeviceResult<()> {
+        if bytes > self.capacity - self.held {
+            return Err(DeviceError::OutOfMemory { call, requested: bytes });
+        }
+        self.held += bytes;
+        Ok(())
+    }
+
+    pub(super) fn give_back(&mut self, bytes: u64) {
+        self.held -= bytes;
+    }
+
+    /// Whether the device may read and write the whole range now.
+    pub(super) fn check_access(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let end = end_of(call, at, bytes)?;
+        if let Some((&start, segment)) = self.segments.range(..=at.raw()).next_back()
+            && end <= start + segment.bytes
+        {
+            return Ok(());
+        }
+        let mut unseen = end;
+        for (&start, mapping) in self.mappings.range(..end).rev() {
+            if !mapping.accessible || start + mapping.bytes < unseen {
+                break;
+            }
+            unseen = start;
+            if start <= at.raw() {
+                return Ok(());
+            }
+        }
+        invalid(call, format!("{at} and {bytes} bytes on are not mapped memory with access, nor a segment"))
+    }
+}
+
+fn end_of(call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<u64> {
+    match at.raw().checked_add(bytes) {
+        Some(end) if bytes > 0 => Ok(end),
+        _ => invalid(call, format!("{at} and {bytes} bytes on are no range of addresses")),
+    }
+}

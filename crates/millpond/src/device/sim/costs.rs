@@ -1,0 +1,171 @@
+//! What each call costs the host, and how fast bytes move.
+
+/// A cost that depends on a size: measured points, straight lines between them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BySize {
+    /// Bytes and nanoseconds, by rising bytes. A smaller size costs as the first point; a larger one goes on
+    /// as between the last two.
+    pub points: &'static [(u64, u64)],
+}
+
+impl BySize {
+    /// The cost in nanoseconds of `bytes`.
+    pub fn at(self, bytes: u64) -> u64 {
+        let after = self.points.iter().position(|&(size, _)| bytes <= size);
+        match (self.points, after) {
+            ([], _) => 0,
+            (points, Some(0)) => points[0].1,
+            (points, Some(next)) => line(points[next - 1], points[next], bytes),
+            ([only], None) => only.1,
+            ([.., before, last], None) => line(*before, *last, bytes),
+        }
+    }
+}
+
+/// The height at `bytes` of the straight line through two points.
+fn line(from: (u64, u64), to: (u64, u64), bytes: u64) -> u64 {
+    let rise = i128::from(to.1) - i128::from(from.1);
+    let run = i128::from(to.0) - i128::from(from.0);
+    let cost = i128::from(from.1) + rise * (i128::from(bytes) - i128::from(from.0)) / run;
+    cost.max(0) as u64
+}
+
+/// Costs of a device's calls, in nanoseconds of the calling thread unless said otherwise.
+///
+/// [`CostTable::h200`] has what was measured; [`CostTable::free`] has all zero, for tests.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CostTable {
+    /// `cuMemGetInfo`.
+    pub memory_info: u64,
+    /// `cuMemAddressReserve`, and its counterpart.
+    pub reserve: u64,
+    /// `cuMemCreate`, by the page's size.
+    pub create_page: BySize,
+    /// `cuMemMap` of one page.
+    pub map: u64,
+    /// `cuMemSetAccess`, for each page in the range by its size: a call over n pages costs n times that.
+    pub set_access: BySize,
+    /// `cuMemUnmap` of one page, by its size.
+    pub unmap: BySize,
+    /// `cuMemRelease`, by the page's size.
+    pub release_page: BySize,
+    /// `cuMemAlloc`.
+    pub alloc_segment: u64,
+    /// `cuMemFree`, besides the wait for all work.
+    pub free_segment: u64,
+    /// `cuMemAllocAsync` from a pool that has the memory.
+    pub alloc_async: u64,
+    /// `cuMemFreeAsync`.
+    pub free_async: u64,
+    /// `cuStreamCreate` and `cuStreamDestroy`, each.
+    pub stream_life: u64,
+    /// `cuStreamGetId`.
+    pub stream_id: u64,
+    /// `cuEventCreate` and `cuEventDestroy`, each.
+    pub event_life: u64,
+    /// `cuEventRecord`.
+    pub record_event: u64,
+    /// `cuEventQuery`; also taken for `cuStreamQuery` and for a synchronise, besides the wait.
+    pub query: u64,
+    /// `cuStreamWaitEvent`.
+    pub wait_event: u64,
+    /// Putting a memset or a copy on a stream.
+    pub submit: u64,
+    /// Bytes in a microsecond of the stream's time, within device memory.
+    pub device_bytes_per_us: u64,
+    /// Bytes in a microsecond of the stream's time, between host and device.
+    pub host_bytes_per_us: u64,
+}
+
+const MIB: u64 = 1 << 20;
+
+impl CostTable {
+    /// One NVIDIA H200, driver 580, CUDA 13.0, 16 cores: medians (the table in docs/measurements.md).
+    /// Where a line says "assumed" there was no measurement, and little depends on it.
+    pub const fn h200() -> Self {
+        Self {
+            memory_info: 2_000, // assumed
+            reserve: 1_000,     // measured as "instant", of 1 TiB
+            create_page: BySize {
+                points: &[(2 * MIB, 10_000), (20 * MIB, 11_000), (128 * MIB, 12_000), (1024 * MIB, 23_000)],
+            },
+            map: 800,
+            set_access: BySize { points: &[(2 * MIB, 24_000), (128 * MIB, 24_000), (1024 * MIB, 61_000)] },
+            unmap: BySize { points: &[(2 * MIB, 16_000), (128 * MIB, 16_000), (1024 * MIB, 27_000)] },
+            release_page: BySize {
+                points: &[(2 * MIB, 12_000), (20 * MIB, 20_000), (128 * MIB, 66_000), (1024 * MIB, 553_000)],
+            },
+            // `cudaMalloc` and `cudaFree` of 1 MiB on an idle device: 80 µs together.
+            alloc_segment: 40_000,
+            free_segment: 40_000,
+            // `cudaMallocAsync` and its free, threshold at the maximum: 604 ns together.
+            alloc_async: 302,
+            free_async: 302,
+            stream_life: 5_000, // assumed
+            stream_id: 17,
+            event_life: 300, // assumed
+            record_event: 155,
+            query: 157,
+            wait_event: 142,
+            submit: 2_000,                  // assumed, as a kernel's launch
+            device_bytes_per_us: 4_800_000, // data sheet: 4.8 TB/s
+            host_bytes_per_us: 55_000,      // assumed: PCIe 5.0 x16
+        }
+    }
+
+    /// All calls take no time, and neither do bytes.
+    pub const fn free() -> Self {
+        const NOTHING: BySize = BySize { points: &[] };
+        Self {
+            memory_info: 0,
+            reserve: 0,
+            create_page: NOTHING,
+            map: 0,
+            set_access: NOTHING,
+            unmap: NOTHING,
+            release_page: NOTHING,
+            alloc_segment: 0,
+            free_segment: 0,
+            alloc_async: 0,
+            free_async: 0,
+            stream_life: 0,
+            stream_id: 0,
+            event_life: 0,
+            record_event: 0,
+            query: 0,
+            wait_event: 0,
+            submit: 0,
+            device_bytes_per_us: u64::MAX,
+            host_bytes_per_us: u64::MAX,
+        }
+    }
+}
+
+/// Nanoseconds that `bytes` take at a speed.
+pub(super) fn transfer(bytes: u64, bytes_per_us: u64) -> u64 {
+    let nanoseconds = u128::from(bytes) * 1_000 / u128::from(bytes_per_us.max(1));
+    u64::try_from(nanoseconds).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_are_interpolated_between_the_measured_sizes() {
+        let table = CostTable::h200();
+        assert_eq!(table.release_page.at(2 * MIB), 12_000);
+        assert_eq!(table.release_page.at(11 * MIB), 16_000);
+        assert_eq!(table.release_page.at(1024 * MIB), 553_000);
+        assert_eq!(table.create_page.at(MIB), 10_000, "below the first point");
+        assert_eq!(table.set_access.at(64 * MIB), 24_000);
+    }
+
+    #[test]
+    fn costs_go_on_rising_beyond_the_last_measured_size() {
+        let table = CostTable::h200();
+        assert!(table.release_page.at(2048 * MIB) > 1_000_000);
+        assert_eq!(CostTable::free().release_page.at(2048 * MIB), 0);
+    }
+}

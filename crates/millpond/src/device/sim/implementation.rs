@@ -1,0 +1,335 @@
+//! The calls of [`Device`], one by one.
+
+use parking_lot::MutexGuard;
+use slotmap::Key;
+
+use super::SimDevice;
+use super::call::Call;
+use super::costs::transfer;
+use super::state::{State, event_key};
+use super::when::When;
+use crate::device::ledger::{Owner, invalid};
+use crate::device::{
+    AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle,
+    Properties, StreamHandle, StreamId,
+};
+
+impl SimDevice {
+    /// Counts the call, and fails it if a test asked for that.
+    fn enter(&self, call: Call) -> DeviceResult<MutexGuard<'_, State>> {
+        let mut state = self.state.lock();
+        state.calls[call] += 1;
+        state.faults.check(call)?;
+        Ok(state)
+    }
+
+    fn unsupported<T>(&self, what: &'static str) -> DeviceResult<T> {
+        Err(DeviceError::Unsupported { device: self.properties.name.clone(), what })
+    }
+
+    /// A copy or memset: the host puts it on the stream, and the stream takes its time.
+    fn submit(
+        &self,
+        call: Call,
+        ranges: &[(DevicePtr, u64)],
+        speed: impl FnOnce(&super::CostTable) -> u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        let mut state = self.enter(call)?;
+        for &(at, bytes) in ranges.iter().filter(|(_, bytes)| *bytes > 0) {
+            state.ledger.check_access(call.name(), at, bytes)?;
+        }
+        let cost = state.costs.submit;
+        let bytes = ranges.first().map_or(0, |&(_, bytes)| bytes);
+        let duration = transfer(bytes, speed(&state.costs));
+        state.launch(call.name(), stream, duration)?;
+        state.spend(call, cost);
+        Ok(())
+    }
+}
+
+impl Device for SimDevice {
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+        let mut state = self.enter(Call::MemoryInfo)?;
+        let cost = state.costs.memory_info;
+        state.spend(Call::MemoryInfo, cost);
+        Ok(state.ledger.memory_info())
+    }
+
+    // ---- addresses -------------------------------------------------------------------------------
+
+    fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        let mut state = self.enter(Call::Reserve)?;
+        if !self.properties.virtual_memory {
+            return self.unsupported("virtual memory");
+        }
+        state.ledger.check_size("reserve", bytes)?;
+        let Some(at) = state.addresses.take(bytes) else {
+            return Err(DeviceError::OutOfMemory { call: "reserve", requested: bytes });
+        };
+        state.ledger.reserve(at, bytes);
+        let cost = state.costs.reserve;
+        state.spend(Call::Reserve, cost);
+        Ok(at)
+    }
+
+    unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let mut state = self.enter(Call::Unreserve)?;
+        state.ledger.unreserve(at, bytes)?;
+        state.addresses.give_back(at, bytes);
+        let cost = state.costs.reserve;
+        state.spend(Call::Unreserve, cost);
+        Ok(())
+    }
+
+    // ---- pages -----------------------------------------------------------------------------------
+
+    fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
+        let mut state = self.enter(Call::CreatePage)?;
+        if !self.properties.virtual_memory {
+            return self.unsupported("virtual memory");
+        }
+        let (page, _) = state.ledger.create_page(bytes)?;
+        let cost = state.costs.create_page.at(bytes);
+        state.spend(Call::CreatePage, cost);
+        Ok(page)
+    }
+
+    fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
+        let mut state = self.enter(Call::Map)?;
+        state.ledger.map(at, bytes, page)?;
+        let cost = state.costs.map;
+        state.spend(Call::Map, cost);
+        Ok(())
+    }
+
+    fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let mut state = self.enter(Call::SetAccess)?;
+        let per_page = state.costs.set_access;
+        let mut cost = 0;
+        state.ledger.set_access(at, bytes, |page| cost += per_page.at(page))?;
+        state.spend(Call::SetAccess, cost);
+        Ok(())
+    }
+
+    unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let mut state = self.enter(Call::Unmap)?;
+        state.ledger.unmap(at, bytes)?;
+        let cost = state.costs.unmap.at(bytes);
+        state.spend(Call::Unmap, cost);
+        Ok(())
+    }
+
+    unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
+        let mut state = self.enter(Call::ReleasePage)?;
+        let bytes = state.ledger.page_bytes(page)?;
+        state.ledger.release_page(page)?;
+        let cost = state.costs.release_page.at(bytes);
+        state.spend(Call::ReleasePage, cost);
+        Ok(())
+    }
+
+    // ---- segments --------------------------------------------------------------------------------
+
+    fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        let mut state = self.enter(Call::AllocSegment)?;
+        let (at, _) = state.alloc_segment("alloc_segment", bytes, Owner::Program)?;
+        let cost = state.costs.alloc_segment;
+        state.spend(Call::AllocSegment, cost);
+        Ok(at)
+    }
+
+    unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
+        const CALL: &str = "free_segment";
+        let mut state = self.enter(Call::FreeSegment)?;
+        state.ledger.check_segment(CALL, at)?;
+        state.host_waits_for_all(CALL)?;
+        let bytes = state.ledger.remove_segment(CALL, at)?;
+        state.addresses.give_back(at, bytes);
+        let cost = state.costs.free_segment;
+        state.spend(Call::FreeSegment, cost);
+        Ok(())
+    }
+
+    fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+        let mut state = self.enter(Call::AllocAsync)?;
+        if !self.properties.memory_pools {
+            return self.unsupported("stream-ordered allocation");
+        }
+        let (at, grown) = state.alloc_async(bytes, stream)?;
+        let growth = if grown { state.costs.alloc_segment } else { 0 };
+        let cost = state.costs.alloc_async + growth;
+        state.spend(Call::AllocAsync, cost);
+        Ok(at)
+    }
+
+    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
+        let mut state = self.enter(Call::FreeAsync)?;
+        state.free_async(at, stream)?;
+        let cost = state.costs.free_async;
+        state.spend(Call::FreeAsync, cost);
+        Ok(())
+    }
+
+    fn async_usage(&self) -> DeviceResult<AsyncUsage> {
+        let state = self.enter(Call::AsyncUsage)?;
+        if !self.properties.memory_pools {
+            return self.unsupported("stream-ordered allocation");
+        }
+        Ok(state.driver_pool.usage())
+    }
+
+    // ---- streams ---------------------------------------------------------------------------------
+
+    fn create_stream(&self) -> DeviceResult<StreamHandle> {
+        let mut state = self.enter(Call::CreateStream)?;
+        let cost = state.costs.stream_life;
+        state.spend(Call::CreateStream, cost);
+        Ok(state.create_stream())
+    }
+
+    unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+        let mut state = self.enter(Call::DestroyStream)?;
+        state.destroy_stream(stream)?;
+        let cost = state.costs.stream_life;
+        state.spend(Call::DestroyStream, cost);
+        Ok(())
+    }
+
+    fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
+        let mut state = self.enter(Call::StreamId)?;
+        let cost = state.costs.stream_id;
+        state.spend(Call::StreamId, cost);
+        state.stream_id("stream_id", stream)
+    }
+
+    fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
+        let mut state = self.enter(Call::StreamIsIdle)?;
+        let until = state.busy_until("stream_is_idle", stream)?;
+        let idle = until.is_past(state.now);
+        let cost = state.costs.query;
+        state.spend(Call::StreamIsIdle, cost);
+        Ok(idle)
+    }
+
+    fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+        const CALL: &str = "synchronize_stream";
+        let mut state = self.enter(Call::SynchronizeStream)?;
+        let until = state.busy_until(CALL, stream)?;
+        state.host_waits(CALL, until)?;
+        let cost = state.costs.query;
+        state.spend(Call::SynchronizeStream, cost);
+        Ok(())
+    }
+
+    fn synchronize(&self) -> DeviceResult<()> {
+        let mut state = self.enter(Call::Synchronize)?;
+        state.host_waits_for_all("synchronize")?;
+        let cost = state.costs.query;
+        state.spend(Call::Synchronize, cost);
+        Ok(())
+    }
+
+    // ---- events ----------------------------------------------------------------------------------
+
+    fn create_event(&self) -> DeviceResult<EventHandle> {
+        let mut state = self.enter(Call::CreateEvent)?;
+        let cost = state.costs.event_life;
+        state.spend(Call::CreateEvent, cost);
+        let key = state.events.insert(When::default());
+        // SAFETY: the number stands for the event just made, until `destroy_event`.
+        Ok(unsafe { EventHandle::from_raw(key.data().as_ffi()) })
+    }
+
+    unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()> {
+        let mut state = self.enter(Call::DestroyEvent)?;
+        state.event("destroy_event", event)?;
+        state.events.remove(event_key(event));
+        let cost = state.costs.event_life;
+        state.spend(Call::DestroyEvent, cost);
+        Ok(())
+    }
+
+    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
+        const CALL: &str = "record_event";
+        let mut state = self.enter(Call::RecordEvent)?;
+        let until = state.busy_until(CALL, stream)?;
+        *state.event(CALL, event)? = until;
+        let cost = state.costs.record_event;
+        state.spend(Call::RecordEvent, cost);
+        Ok(())
+    }
+
+    fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+        let mut state = self.enter(Call::QueryEvent)?;
+        let when = *state.event("query_event", event)?;
+        let complete = when.is_past(state.now);
+        let cost = state.costs.query;
+        state.spend(Call::QueryEvent, cost);
+        Ok(complete)
+    }
+
+    fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
+        const CALL: &str = "wait_event";
+        let mut state = self.enter(Call::WaitEvent)?;
+        let when = *state.event(CALL, event)?;
+        state.wait_for(CALL, stream, when)?;
+        let cost = state.costs.wait_event;
+        state.spend(Call::WaitEvent, cost);
+        Ok(())
+    }
+
+    fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
+        const CALL: &str = "synchronize_event";
+        let mut state = self.enter(Call::SynchronizeEvent)?;
+        let when = *state.event(CALL, event)?;
+        state.host_waits(CALL, when)?;
+        let cost = state.costs.query;
+        state.spend(Call::SynchronizeEvent, cost);
+        Ok(())
+    }
+
+    // ---- bytes -----------------------------------------------------------------------------------
+
+    unsafe fn memset(&self, at: DevicePtr, _value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()> {
+        self.submit(Call::Memset, &[(at, bytes)], |costs| costs.device_bytes_per_us, stream)
+    }
+
+    unsafe fn copy_from_host(
+        &self,
+        to: DevicePtr,
+        _from: *const u8,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        self.submit(Call::CopyFromHost, &[(to, bytes)], |costs| costs.host_bytes_per_us, stream)
+    }
+
+    /// Leaves the host's memory as it is: there are no bytes to copy.
+    unsafe fn copy_to_host(
+        &self,
+        _to: *mut u8,
+        from: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        self.submit(Call::CopyToHost, &[(from, bytes)], |costs| costs.host_bytes_per_us, stream)
+    }
+
+    unsafe fn copy(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        if to.raw().abs_diff(from.raw()) < bytes {
+            return invalid("copy", format!("{bytes} bytes at {from} and at {to} overlap"));
+        }
+        self.submit(Call::Copy, &[(from, bytes), (to, bytes)], |costs| costs.device_bytes_per_us, stream)
+    }
+}

@@ -1,0 +1,286 @@
+//! Everything that a simulated device knows, behind its one lock.
+
+use std::collections::HashMap;
+use std::thread::{self, ThreadId};
+
+use slab::Slab;
+use slotmap::{DefaultKey, KeyData, SlotMap};
+
+use super::address_space::AddressSpace;
+use super::call::{Call, PerCall};
+use super::faults::Faults;
+use super::when::When;
+use super::{CostTable, SimOptions, SimTime};
+use crate::device::driver_pool::{CHUNK, DriverPool};
+use crate::device::ledger::{Ledger, Owner, invalid};
+use crate::device::{DeviceError, DevicePtr, DeviceResult, EventHandle, StreamHandle, StreamId};
+
+/// Handles below this are the null stream and the default streams.
+const FIRST_HANDLE: u64 = 16;
+
+/// Where the legacy default stream lies in the table: it is the first made.
+const LEGACY: usize = 0;
+
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) ledger: Ledger,
+    pub(super) addresses: AddressSpace,
+    pub(super) driver_pool: DriverPool<Fence>,
+    /// What each event stands for.
+    pub(super) events: SlotMap<DefaultKey, When>,
+    pub(super) calls: PerCall<u64>,
+    pub(super) spent: SimTime,
+    pub(super) faults: Faults,
+    pub(super) costs: CostTable,
+    /// The virtual clock, in nanoseconds.
+    pub(super) now: u64,
+    streams: Slab<Stream>,
+    per_thread: HashMap<ThreadId, usize>,
+    next_stream: u64,
+    /// When all work given so far is complete, that of destroyed streams too.
+    all_work: When,
+    /// One bit for each hold that is not released.
+    holds: u64,
+}
+
+#[derive(Debug)]
+struct Stream {
+    id: StreamId,
+    busy_until: When,
+    /// Made by `create_stream`, so it has a handle of its own.
+    created: bool,
+}
+
+/// What a free block of the driver's pool waits for: its last stream, and when that is done with it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Fence {
+    stream: StreamId,
+    when: When,
+}
+
+impl State {
+    pub(super) fn new(options: SimOptions) -> Self {
+        let mut state = Self {
+            ledger: Ledger::new(options.granularity, options.capacity),
+            addresses: AddressSpace::new(options.granularity),
+            driver_pool: DriverPool::new(),
+            events: SlotMap::new(),
+            calls: PerCall::default(),
+            spent: SimTime::default(),
+            faults: Faults::new(),
+            costs: options.costs,
+            now: 0,
+            streams: Slab::new(),
+            per_thread: HashMap::new(),
+            next_stream: 1,
+            all_work: When::default(),
+            holds: 0,
+        };
+        let legacy = state.add_stream(false);
+        debug_assert_eq!(legacy, LEGACY);
+        state
+    }
+
+    /// Lets the host spend `cost` nanoseconds in `call`.
+    pub(super) fn spend(&mut self, call: Call, cost: u64) {
+        self.now = self.now.saturating_add(cost);
+        self.spent.by_call[call] += cost;
+    }
+
+    // ---- streams ---------------------------------------------------------------------------------
+
+    fn add_stream(&mut self, created: bool) -> usize {
+        let id = StreamId(self.next_stream);
+        self.next_stream += 1;
+        self.streams.insert(Stream { id, busy_until: When::default(), created })
+    }
+
+    pub(super) fn create_stream(&mut self) -> StreamHandle {
+        let index = self.add_stream(true) as u64;
+        // SAFETY: the number stands for the stream just made, until `destroy_stream`.
+        unsafe { StreamHandle::from_raw(index + FIRST_HANDLE) }
+    }
+
+    pub(super) fn destroy_stream(&mut self, stream: StreamHandle) -> DeviceResult<()> {
+        const CALL: &str = "destroy_stream";
+        if stream.raw() < FIRST_HANDLE {
+            return invalid(CALL, "a default stream cannot be destroyed");
+        }
+        let index = self.index(CALL, stream)?;
+        self.streams.remove(index);
+        Ok(())
+    }
+
+    fn index(&mut self, call: &'static str, stream: StreamHandle) -> DeviceResult<usize> {
+        match stream.raw().checked_sub(FIRST_HANDLE) {
+            Some(index) if self.streams.get(index as usize).is_some_and(|known| known.created) => {
+                Ok(index as usize)
+            }
+            None if stream == StreamHandle::PER_THREAD => Ok(self.per_thread_index()),
+            None if stream.raw() <= StreamHandle::LEGACY.raw() => Ok(LEGACY),
+            _ => invalid(call, format!("{:#x} is no stream, or was destroyed", stream.raw())),
+        }
+    }
+
+    fn per_thread_index(&mut self) -> usize {
+        let thread = thread::current().id();
+        if let Some(&index) = self.per_thread.get(&thread) {
+            return index;
+        }
+        let index = self.add_stream(false);
+        self.per_thread.insert(thread, index);
+        index
+    }
+
+    pub(super) fn stream_id(&mut self, call: &'static str, stream: StreamHandle) -> DeviceResult<StreamId> {
+        let index = self.index(call, stream)?;
+        Ok(self.streams[index].id)
+    }
+
+    /// When all work given to the stream so far is complete.
+    pub(super) fn busy_until(&mut self, call: &'static str, stream: StreamHandle) -> DeviceResult<When> {
+        let index = self.index(call, stream)?;
+        Ok(self.streams[index].busy_until)
+    }
+
+    /// Gives the stream work of `duration` nanoseconds.
+    pub(super) fn launch(
+        &mut self,
+        call: &'static str,
+        stream: StreamHandle,
+        duration: u64,
+    ) -> DeviceResult<()> {
+        let index = self.index(call, stream)?;
+        let start = self.streams[index].busy_until.and(When::at(self.now));
+        self.set_busy(index, start.then(duration));
+        Ok(())
+    }
+
+    /// Makes later work on the stream wait until `when`.
+    pub(super) fn wait_for(
+        &mut self,
+        call: &'static str,
+        stream: StreamHandle,
+        when: When,
+    ) -> DeviceResult<()> {
+        let index = self.index(call, stream)?;
+        if !when.is_past(self.now) {
+            self.set_busy(index, self.streams[index].busy_until.and(when));
+        }
+        Ok(())
+    }
+
+    fn set_busy(&mut self, index: usize, until: When) {
+        self.streams[index].busy_until = until;
+        self.all_work = self.all_work.and(until);
+    }
+
+    /// Lets the host wait until `when`.
+    pub(super) fn host_waits(&mut self, call: &'static str, when: When) -> DeviceResult<()> {
+        let Some(time) = when.time() else {
+            return invalid(
+                call,
+                "this waits for a stream that is held, so for ever; release the hold first",
+            );
+        };
+        self.spent.waited += time.saturating_sub(self.now);
+        self.now = self.now.max(time);
+        Ok(())
+    }
+
+    pub(super) fn host_waits_for_all(&mut self, call: &'static str) -> DeviceResult<()> {
+        self.host_waits(call, self.all_work)
+    }
+
+    // ---- holds -----------------------------------------------------------------------------------
+
+    pub(super) fn hold(&mut self, stream: StreamHandle) -> DeviceResult<u64> {
+        let index = self.index("hold", stream)?;
+        let hold = 1_u64.checked_shl(self.holds.trailing_ones()).unwrap_or(0);
+        if hold == 0 {
+            return invalid("hold", "64 holds are not released yet, and there are no more");
+        }
+        self.holds |= hold;
+        let until = self.streams[index].busy_until.and(When::at(self.now)).held_by(hold);
+        self.set_busy(index, until);
+        Ok(hold)
+    }
+
+    pub(super) fn release_hold(&mut self, hold: u64) {
+        self.holds &= !hold;
+        let streams = self.streams.iter_mut().map(|(_, stream)| &mut stream.busy_until);
+        let fences = self.driver_pool.fences_mut().map(|fence| &mut fence.when);
+        let all = std::iter::once(&mut self.all_work);
+        for when in streams.chain(self.events.values_mut()).chain(fences).chain(all) {
+            when.release(hold, self.now);
+        }
+    }
+
+    // ---- events ----------------------------------------------------------------------------------
+
+    pub(super) fn event(&mut self, call: &'static str, event: EventHandle) -> DeviceResult<&mut When> {
+        match self.events.get_mut(event_key(event)) {
+            Some(when) => Ok(when),
+            None => invalid(call, format!("{:#x} is no event, or was destroyed", event.raw())),
+        }
+    }
+
+    // ---- segments and the driver's pool ------------------------------------------------------------
+
+    pub(super) fn alloc_segment(
+        &mut self,
+        call: &'static str,
+        bytes: u64,
+        owner: Owner,
+    ) -> DeviceResult<(DevicePtr, u64)> {
+        let rounded = self.ledger.take_segment(call, bytes)?;
+        let Some(at) = self.addresses.take(rounded) else {
+            self.ledger.give_back(rounded);
+            return Err(DeviceError::OutOfMemory { call, requested: bytes });
+        };
+        self.ledger.add_segment(at, rounded, owner);
+        Ok((at, rounded))
+    }
+
+    /// A block of the driver's pool for `stream`, and whether the pool had to grow.
+    pub(super) fn alloc_async(
+        &mut self,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<(DevicePtr, bool)> {
+        const CALL: &str = "alloc_async";
+        let fence = self.fence(CALL, stream)?;
+        let now = self.now;
+        let passed = |other: &Fence| other.stream == fence.stream || other.when.is_past(now);
+        let Some(block) = DriverPool::<Fence>::block_size(bytes) else {
+            return Err(DeviceError::OutOfMemory { call: CALL, requested: bytes });
+        };
+        if let Some(at) = self.driver_pool.alloc(block, passed) {
+            return Ok((at, false));
+        }
+        let chunk = block.checked_next_multiple_of(CHUNK).unwrap_or(block);
+        let (at, length) = match self.alloc_segment(CALL, chunk, Owner::DriverPool) {
+            Err(DeviceError::OutOfMemory { .. }) => self.alloc_segment(CALL, block, Owner::DriverPool)?,
+            other => other?,
+        };
+        self.driver_pool.grow(at, length, fence);
+        let at = self.driver_pool.alloc(block, passed);
+        Ok((at.expect("the chunk just added is large enough, and its fence names this stream"), true))
+    }
+
+    pub(super) fn free_async(&mut self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
+        let fence = self.fence("free_async", stream)?;
+        let now = self.now;
+        self.driver_pool.free(at, fence, |other| other.stream == fence.stream || other.when.is_past(now))
+    }
+
+    fn fence(&mut self, call: &'static str, stream: StreamHandle) -> DeviceResult<Fence> {
+        let index = self.index(call, stream)?;
+        let stream = &self.streams[index];
+        Ok(Fence { stream: stream.id, when: stream.busy_until })
+    }
+}
+
+pub(super) fn event_key(event: EventHandle) -> DefaultKey {
+    DefaultKey::from(KeyData::from_ffi(event.raw()))
+}
