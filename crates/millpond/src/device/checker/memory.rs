@@ -178,8 +178,7 @@ impl Memory {
 
     fn add_mapping(&mut self, at: DevicePtr, bytes: u64, physical: PhysicalKey, origin: Origin) {
         let accessible = origin != Origin::Page;
-        let mapping =
-            Mapping { bytes, uses: Uses::default(), origin, physical, accessible, stuck: false };
+        let mapping = Mapping { bytes, uses: Uses::default(), origin, physical, accessible, stuck: false };
         self.mappings.insert(at.raw(), mapping);
         self.physical.get_mut(&physical).expect("mapped memory is there").mappings += 1;
     }

@@ -51,7 +51,9 @@ fn a_page_remapped_in_stream_order_is_fine_and_out_of_it_is_reported() {
 #[test]
 fn a_block_over_several_pages_is_followed_on_each() {
     let bench = Bench::new();
-    (0..3).for_each(|at| drop(bench.new_page_at(at)));
+    for at in 0..3 {
+        bench.new_page_at(at);
+    }
     let (first, _hold) = bench.held_stream();
     let second = bench.checker.create_stream().unwrap();
     let block = bench.checker.allocated(bench.at(0, 512), 3 * PAGE - 1024, first);
@@ -181,7 +183,8 @@ fn everything_that_is_left_is_named() {
     bench.passes();
     let report = bench.checker.verify_nothing_left().unwrap_err();
     let text: Vec<_> = report.violations.iter().map(|violation| violation.text.as_str()).collect();
-    for what in ["mapping of", "segment of", "page 0x", "reserved bytes", "stream 0x", "event 0x", "is live"] {
+    for what in ["mapping of", "segment of", "page 0x", "reserved bytes", "stream 0x", "event 0x", "is live"]
+    {
         assert_eq!(text.iter().filter(|text| text.contains(what)).count(), 1, "{what}: {report}");
     }
     assert_eq!(text.len(), 7, "{report}");
