@@ -2,9 +2,65 @@
 //!
 //! Uses the public interface of `millpond` only. Each allocator is one file; all of them work over any
 //! [`Device`](millpond::device::Device), so that they can be compared on a GPU, on the CPU and in simulation.
+//!
+//! **How one request passes through.** [`by_name`] builds the allocator that the user chose. Its
+//! [`allocate`](Allocator::allocate) finds memory, asks the device for more where it has none, and enters the
+//! block into its books (`books.rs`). A [`free`](Allocator::free) takes the block out of the books, which is
+//! what makes a double free an error, and keeps the memory until the streams that used it are past it.
+//!
+//! **What they do not do.** They hold a stream for as long as a block that it uses. So a stream from
+//! [`Context::foreign_stream`], which its owner may destroy at any time, is for the pool only, and a thread's
+//! default stream is used and freed on by its own thread.
+
+mod binned;
+mod books;
+mod driver;
+mod events;
+mod first_fit;
+mod pool;
+mod stream_ordered;
 
 use millpond::device::DevicePtr;
-use millpond::{DeviceCalls, Level, Result, Stream};
+use millpond::{Context, DeviceCalls, Level, Pool, Result, Stream};
+
+pub use binned::Binned;
+pub use driver::Driver;
+pub use first_fit::FirstFit;
+pub use stream_ordered::StreamOrdered;
+
+/// The names that [`by_name`] knows, in the order in which reports list them.
+pub const NAMES: [&str; 5] = [pool::NAME, StreamOrdered::NAME, Driver::NAME, Binned::NAME, FirstFit::NAME];
+
+/// Why there is no allocator to be had.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ChoiceError {
+    /// No allocator has this name.
+    #[error("no allocator is called '{name}'; there are {}", NAMES.join(", "))]
+    UnknownName {
+        /// The name asked for.
+        name: String,
+    },
+    /// The allocator cannot be had on this device.
+    #[error(transparent)]
+    Allocator(#[from] millpond::Error),
+}
+
+/// Builds the allocator of this name, with default options, over the context's device.
+///
+/// # Errors
+/// [`ChoiceError::UnknownName`] for a name that is not in [`NAMES`], and the allocator's own error where the
+/// device cannot carry it.
+pub fn by_name(name: &str, context: &Context) -> std::result::Result<Box<dyn Allocator>, ChoiceError> {
+    Ok(match name {
+        pool::NAME => Box::new(Pool::builder(context).name(pool::NAME).build()?),
+        StreamOrdered::NAME => Box::new(StreamOrdered::new(context)?),
+        Driver::NAME => Box::new(Driver::new(context)),
+        Binned::NAME => Box::new(Binned::new(context)),
+        FirstFit::NAME => Box::new(FirstFit::new(context)),
+        _ => return Err(ChoiceError::UnknownName { name: name.to_owned() }),
+    })
+}
 
 /// An allocator under test. The pool implements it too.
 ///

@@ -11,7 +11,9 @@ pub enum Error {
     #[error("{0}")]
     OutOfMemory(Box<crate::OutOfMemory>),
     /// The size overflows once rounded up, or is more than any device can address.
-    #[error("{bytes} bytes (of {count} elements) are more than can be addressed; check the size's arithmetic")]
+    #[error(
+        "{bytes} bytes (of {count} elements) are more than can be addressed; check the size's arithmetic"
+    )]
     SizeOverflow {
         /// Bytes asked for, saturated.
         bytes: u64,
@@ -102,6 +104,18 @@ pub enum Error {
         found: usize,
         /// Elements expected.
         expected: usize,
+    },
+    /// The workspace has less left than was asked for.
+    #[error(
+        "the workspace has {left} of its {capacity} bytes left, and {requested} were asked for; reset it, or make it larger"
+    )]
+    WorkspaceFull {
+        /// Bytes asked for.
+        requested: u64,
+        /// Bytes left.
+        left: u64,
+        /// Bytes that the workspace has.
+        capacity: u64,
     },
     /// An option that makes no sense, with what would.
     #[error("{option}: {why}")]

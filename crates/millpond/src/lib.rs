@@ -1,4 +1,39 @@
-//! Millpond: a GPU memory pool.
-#![warn(missing_docs)]
+//! Millpond: a GPU memory pool. Stream-ordered allocation that holds no more memory than the program uses.
+//!
+//! ```
+//! use millpond::{Buffer, Context, Pool};
+//!
+//! let device = Context::host()?; // or Context::cuda(0)?
+//! let pool = Pool::builder(&device).build()?;
+//! let stream = device.create_stream()?;
+//! let mut buffer = Buffer::<f32>::zeroed(&pool, 1024, &stream)?;
+//! buffer.copy_from_slice(&[1.0; 1024])?;
+//! assert_eq!(buffer.to_vec()?, [1.0; 1024]);
+//! drop(buffer); // freed in stream order
+//! println!("{:?}", pool.stats());
+//! # Ok::<(), millpond::Error>(())
+//! ```
+//!
+//! # The floors
+//! Each module uses only those below it: [`Pool`], [`Context`] and [`Buffer`] (`pool/` and beside it) over
+//! `arena/` (addresses), `pages/` (physical memory), `order/` ([`Stream`], [`Event`]) and [`device`]
+//! (hardware). `docs/walk.md` follows one allocation through all of them.
 
+mod arena;
+mod buffer;
+mod counters;
 pub mod device;
+mod error;
+mod order;
+mod pages;
+mod pool;
+mod stats;
+mod workspace;
+
+pub use buffer::Buffer;
+pub use error::{Error, Result};
+pub use order::{Event, ReusePolicies, Stream};
+pub use pages::Budget;
+pub use pool::{Context, Limit, OutOfMemory, Pool, PoolBuilder, ReclaimId};
+pub use stats::{DeviceCalls, HumanBytes, Level, Stats};
+pub use workspace::{Workspace, WorkspaceSlice};

@@ -10,8 +10,8 @@ pub(crate) struct Fence(SmallVec<[(TimelineId, Tick); 2]>);
 
 impl Fence {
     /// The fence that is always reached.
-    pub(crate) const fn empty() -> Self {
-        Self(SmallVec::new_const())
+    pub(crate) fn empty() -> Self {
+        Self(SmallVec::new())
     }
 
     /// The fence of one stream's tick.

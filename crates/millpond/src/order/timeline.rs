@@ -92,6 +92,17 @@ impl Timeline {
         self.now.load(Ordering::Relaxed)
     }
 
+    /// The last tick that work using a block may belong to, if the use was recorded at `recorded`: the
+    /// present one where marks can still be recorded, else the last one that is closed.
+    pub(crate) fn last_tick(&self, recorded: Tick) -> Tick {
+        let state = self.state.lock();
+        match (self.marking, state.handle) {
+            (Marking::WhenNeeded, Some(_)) => self.now(),
+            (Marking::WhenNeeded, None) => self.now() - 1,
+            (Marking::AtOnce, _) => recorded,
+        }
+    }
+
     /// The highest tick that the host has waited for.
     #[inline]
     pub(crate) fn synchronized(&self) -> Tick {
@@ -187,7 +198,11 @@ impl Timeline {
 
     /// Takes the marks that are complete off the front, gives their events to `let_go`, and returns whether
     /// anything new was learned.
-    pub(crate) fn poll(&self, device: &dyn Device, mut let_go: impl FnMut(Arc<EventHandle>)) -> DeviceResult<bool> {
+    pub(crate) fn poll(
+        &self,
+        device: &dyn Device,
+        mut let_go: impl FnMut(Arc<EventHandle>),
+    ) -> DeviceResult<bool> {
         let mut state = self.state.lock();
         let mut learned = false;
         while let Some(mark) = state.marks.front() {

@@ -47,6 +47,9 @@ impl std::fmt::Debug for Timelines {
     }
 }
 
+/// Streams in a fence from which on it is worth asking which of them still matter.
+const LONG_FENCE: usize = 4;
+
 /// Spare events kept; more are destroyed.
 const SPARE_EVENTS: usize = 64;
 
@@ -240,9 +243,7 @@ impl Timelines {
     /// device call.
     #[inline]
     pub(crate) fn is_ready(&self, fence: &Fence, stream: &Timeline, policies: ReusePolicies) -> bool {
-        fence.iter().all(|(id, tick)| {
-            id == stream.id || self.is_ready_slow(id, tick, stream, policies)
-        })
+        fence.iter().all(|(id, tick)| id == stream.id || self.is_ready_slow(id, tick, stream, policies))
     }
 
     #[cold]
@@ -264,6 +265,31 @@ impl Timelines {
     /// Drops from `fence` what the host has waited for: nobody will ever need it.
     pub(crate) fn prune(&self, fence: &mut Fence) {
         fence.retain(|id, tick| self.with(id, |timeline| timeline.synchronized() < tick).unwrap_or(false));
+    }
+
+    /// Prunes a fence that names many streams, as ranges that were joined often do.
+    pub(crate) fn prune_if_long(&self, fence: &mut Fence) {
+        if fence.len() > LONG_FENCE {
+            self.prune(fence);
+        }
+    }
+
+    /// Adds to `fence` the streams that a block's uses were recorded on, at the tick they have reached now:
+    /// work given to them since the record may use the block too.
+    #[inline]
+    pub(crate) fn add_uses(&self, fence: &mut Fence, uses: &Fence) {
+        if !uses.is_empty() {
+            self.add_uses_slow(fence, uses);
+        }
+    }
+
+    #[cold]
+    fn add_uses_slow(&self, fence: &mut Fence, uses: &Fence) {
+        for (id, tick) in uses.iter() {
+            if let Some(now) = self.with(id, |timeline| timeline.last_tick(tick)) {
+                fence.raise(id, now);
+            }
+        }
     }
 
     /// Looks whether the work in `fence` is complete. Records a mark where there is none, so that a later
@@ -368,7 +394,8 @@ impl Drop for Timelines {
     fn drop(&mut self) {
         // Streams hold this table, so none is left: every timeline is retired.
         let slots = std::mem::take(&mut self.table.get_mut().slots);
-        let marks = slots.into_iter().filter_map(|slot| slot.timeline).flat_map(|timeline| timeline.take_marks());
+        let marks =
+            slots.into_iter().filter_map(|slot| slot.timeline).flat_map(|timeline| timeline.take_marks());
         let events = marks.filter_map(Arc::into_inner);
         for event in events.chain(self.spare_events.get_mut().drain(..)) {
             // SAFETY: no timeline is left that could use the event.

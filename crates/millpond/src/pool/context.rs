@@ -28,7 +28,10 @@ impl Context {
     /// make one and clone it.
     pub fn new(device: Arc<dyn Device>) -> Self {
         Self {
-            inner: Arc::new(Inner { timelines: Timelines::new(device), registry: Arc::new(Registry::default()) }),
+            inner: Arc::new(Inner {
+                timelines: Timelines::new(device),
+                registry: Arc::new(Registry::default()),
+            }),
         }
     }
 
@@ -175,7 +178,7 @@ impl Context {
         {
             return Err(Error::WrongDevice { what: "current pool", pool: pool.name().to_owned() });
         }
-        Ok(self.inner.registry.set_current(pool.cloned()))
+        Ok(self.inner.registry.set_current_pool(pool.cloned()))
     }
 
     /// Frees a block of any pool of this device, also of one that was destroyed or whose last handle is gone.
@@ -187,7 +190,7 @@ impl Context {
             return Ok(());
         }
         match self.inner.registry.owner_of(ptr) {
-            Some(pool) => pool.free(ptr, stream),
+            Some(owner) => owner.free(ptr, stream),
             None => Err(Error::ForeignPointer { ptr, pool: "any".to_owned() }),
         }
     }

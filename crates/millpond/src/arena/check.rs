@@ -1,0 +1,156 @@
+//! The arena's invariants as a recount. Property tests call it after every step.
+
+use std::collections::HashSet;
+
+use super::blocks::State;
+use super::regions::{Region, Source};
+use super::{Arena, BlockId};
+
+/// Fails with a sentence unless `holds`.
+macro_rules! ensure {
+    ($holds:expr, $($sentence:tt)+) => {
+        if !$holds {
+            return Err(format!($($sentence)+));
+        }
+    };
+}
+
+/// What a walk over all regions counts.
+#[derive(Debug, Default)]
+struct Recount {
+    blocks: u64,
+    requested: u64,
+    allocated: u64,
+    free: usize,
+    void: usize,
+    stale: usize,
+    segment_bytes: u64,
+    seen: HashSet<BlockId>,
+}
+
+impl Arena {
+    /// Recounts everything; says what is wrong, if anything is.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let mut count = Recount::default();
+        for (id, region) in self.regions.iter() {
+            self.check_region(id, region, &mut count)?;
+        }
+        ensure!(count.seen.len() == self.blocks.iter().count(), "a block is linked in no region");
+        let counters = &self.counters;
+        ensure!(count.blocks == counters.blocks.current(), "{} live blocks were counted", count.blocks);
+        ensure!(count.requested == counters.requested.current(), "requested: recount {}", count.requested);
+        ensure!(count.allocated == counters.allocated.current(), "allocated: recount {}", count.allocated);
+        let reserved = count.segment_bytes + self.pages.recount_bytes();
+        ensure!(reserved == counters.reserved.current(), "reserved: recount {reserved}");
+        let indexed = |zones: &[super::index::FreeIndex; 2]| zones.iter().map(|z| z.len()).sum::<usize>();
+        ensure!(count.free == indexed(&self.free), "the free index has other blocks than the regions");
+        ensure!(count.void == indexed(&self.void), "the void index has other blocks than the regions");
+        let listed: HashSet<_> = self.stale.iter().collect();
+        ensure!(listed.len() == self.stale.len(), "a stale block is listed twice");
+        ensure!(count.stale == self.stale.len(), "a stale block is not listed");
+        self.check_pages()
+    }
+
+    fn check_region(&self, id: u32, region: &Region, count: &mut Recount) -> Result<(), String> {
+        let (mut at, mut unit, mut before) = (Some(region.head), 0, None);
+        while let Some(block_id) = at {
+            let block = &self.blocks[block_id];
+            ensure!(count.seen.insert(block_id), "block {block_id:?} is linked twice");
+            ensure!(block.region == id && block.zone == region.zone, "block {block_id:?} is elsewhere");
+            ensure!(block.start == unit && block.units > 0, "block {block_id:?} leaves a gap or overlaps");
+            ensure!(block.prev == before, "block {block_id:?} has another block before it");
+            self.check_block(block_id, region, count)?;
+            (unit, before, at) = (block.end(), Some(block_id), block.next);
+        }
+        ensure!(unit * self.layout.unit_bytes == region.bytes, "the blocks of region {id} do not fill it");
+        if region.source == Source::Segment {
+            count.segment_bytes += region.bytes;
+        }
+        Ok(())
+    }
+
+    fn check_block(&self, id: BlockId, region: &Region, count: &mut Recount) -> Result<(), String> {
+        let block = &self.blocks[id];
+        let zone = block.zone as usize;
+        let entry = self.regions.block_at(block.region, block.start, &self.layout);
+        ensure!(entry == (block.state == State::Live).then_some(id), "the start of {id:?} is {entry:?}");
+        match block.state {
+            State::Live => {
+                count.blocks += 1;
+                count.requested += block.requested;
+                count.allocated += block.units * self.layout.unit_bytes;
+            }
+            State::Free => {
+                count.free += 1;
+                ensure!(self.free[zone].contains(block, id), "free block {id:?} is not indexed");
+                let next = block.next.map(|next| &self.blocks[next]).filter(|b| b.state == State::Free);
+                let mergeable = next.is_some_and(|next| next.fence.same_streams(&block.fence));
+                let known = self.unmerged.contains(&id)
+                    || block.next.is_some_and(|next| self.unmerged.contains(&next));
+                ensure!(!mergeable || known, "free block {id:?} and the next could be one");
+            }
+            State::Void => {
+                count.void += 1;
+                ensure!(self.void[zone].contains(block, id), "void {id:?} is not indexed");
+                let twin = block.next.is_some_and(|next| self.blocks.is(next, State::Void));
+                ensure!(!twin, "void {id:?} and the next could be one");
+            }
+            State::Stale(page) => {
+                count.stale += 1;
+                ensure!(self.stale.contains(&id), "stale block {id:?} is not listed");
+                ensure!(self.pages.mappings(page) > 0, "stale block {id:?} is of a page mapped nowhere");
+            }
+            State::Unused => return Err(format!("unused block {id:?} is linked")),
+        }
+        self.check_backing(id, region)
+    }
+
+    /// Live and free blocks are backed in every slot they touch; void and stale ones in none.
+    fn check_backing(&self, id: BlockId, region: &Region) -> Result<(), String> {
+        let (block, per_slot) = (&self.blocks[id], self.layout.units_per_slot());
+        if region.source == Source::Segment {
+            ensure!(matches!(block.state, State::Live | State::Free), "{id:?} cannot be in a segment");
+            return Ok(());
+        }
+        let backed = matches!(block.state, State::Live | State::Free);
+        if !backed {
+            ensure!(block.start % per_slot == 0 && block.end() % per_slot == 0, "{id:?} is not whole slots");
+        }
+        let slots = block.start / per_slot..block.end().div_ceil(per_slot);
+        // A void may be a terabyte long; nothing beyond the highest slot ever backed can be in the table.
+        for slot in slots.take_while(|slot| *slot < self.regions.table_len(block.region)) {
+            let page = self.regions.page_at(block.region, slot);
+            ensure!(page.is_some() == backed, "slot {slot} of {id:?} ({:?}) has {page:?}", block.state);
+            if let Some(page) = page {
+                let page = self.pages.get(page);
+                let home = page.home.map(|(region, first)| (region, u64::from(first)));
+                let inside = home.is_some_and(|(region, first)| {
+                    region == block.region && (first..first + u64::from(page.slots)).contains(&slot)
+                });
+                ensure!(inside, "slot {slot} of {id:?} names a page whose home is {home:?}");
+            }
+        }
+        if backed {
+            let end = block.end().div_ceil(per_slot);
+            ensure!(end <= self.regions.table_len(block.region), "{id:?} lies beyond the page table");
+        }
+        Ok(())
+    }
+
+    /// Every page is either at home or parked, and is mapped as often as blocks say.
+    fn check_pages(&self) -> Result<(), String> {
+        for (id, page) in self.pages.iter() {
+            let stale =
+                self.stale.iter().filter(|block| self.blocks.is(**block, State::Stale(id))).count() as u32;
+            let parked = self.pages.parked().contains(&id);
+            ensure!(parked != page.home.is_some(), "{id:?} is parked and at home, or neither");
+            let mappings = stale + u32::from(page.home.is_some());
+            ensure!(self.pages.mappings(id) == mappings, "{id:?}: {mappings} mappings were counted");
+            if let Some((region, slot)) = page.home {
+                let entry = self.regions.page_at(region, u64::from(slot));
+                ensure!(entry == Some(id), "the home of {id:?} holds {entry:?}");
+            }
+        }
+        Ok(())
+    }
+}

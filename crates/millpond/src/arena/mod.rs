@@ -1,0 +1,349 @@
+//! `arena/`: addresses: where a block lies, which page backs which address, and what is free.
+//!
+//! Uses `pages/`, `order/` and `device/`. One arena belongs to one pool and is used under its lock.
+//!
+//! **Slots and blocks.** Address space comes in *regions*, cut into *slots* of the smallest page's size.
+//! Every byte of a region belongs to one *block*: live, free (backed by pages), void (nothing mapped) or
+//! stale (an old mapping of a stolen page, kept until the work that used it is complete). Blocks are cut at
+//! the pool's minimum alignment and linked in address order; free ones carry a fence.
+//!
+//! **Zones.** Small blocks live in regions of their own, over the smallest pages, so that a long-lived small
+//! block cannot pin a large page, and large blocks leave no crumbs among the small ones. Physical pages pass
+//! freely between the zones.
+//!
+//! **How one allocation passes through** ([`Arena::alloc`]):
+//! 1. best fit among the free blocks that the stream may use by what is known already;
+//! 2. the same after a look at the device (*opportunistic*), then by making the stream wait (*internal
+//!    dependencies*);
+//! 3. the same after joining neighbours that were kept apart because different streams freed them;
+//! 4. a *miss* (`backing`): choose the place that lacks the fewest pages, back it with parked pages, with
+//!    pages stolen from free blocks elsewhere, and only then with new ones.
+//!
+//! **How one free passes through** ([`Arena::free`]): the block is found through the region's table of block
+//! starts, becomes free behind the fence given, and coalesces with its neighbours.
+//!
+//! Best fit with coalescing is Knuth's (TAOCP 2.5), with address order as the tie-break; boundary tags are
+//! kept out of band, since the memory is the device's.
+
+mod backing;
+mod blocks;
+mod check;
+mod find;
+mod index;
+mod regions;
+mod segments;
+mod trim;
+
+use std::sync::Arc;
+
+pub(crate) use blocks::{BlockId, Zone};
+use blocks::{Blocks, State};
+use index::{FreeIndex, VoidIndex};
+use regions::Regions;
+
+use crate::counters::Counters;
+use crate::device::{Device, DeviceError, DevicePtr};
+use crate::order::{Fence, ReusePolicies, Stream, Timelines};
+use crate::pages::{Limits, NoPage, Pages, Shortage};
+
+/// Sizes that an arena is built with. All are powers of two, and each divides the next.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layout {
+    /// Bytes in a unit: the pool's minimum alignment.
+    pub(crate) unit_bytes: u64,
+    /// Bytes in a slot: the smallest page.
+    pub(crate) slot_bytes: u64,
+    /// Slots in the largest page.
+    pub(crate) largest_page: u32,
+    /// Blocks of fewer bytes than this go to the small zone.
+    pub(crate) small_below: u64,
+}
+
+impl Layout {
+    pub(crate) fn units_per_slot(&self) -> u64 {
+        self.slot_bytes / self.unit_bytes
+    }
+
+    fn zone_of(&self, units: u64) -> Zone {
+        if units * self.unit_bytes < self.small_below { Zone::Small } else { Zone::Large }
+    }
+}
+
+/// Why an allocation was refused.
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// Memory for a page of this many bytes is lacking.
+    Short {
+        /// What stood in the way.
+        what: Shortage,
+        /// Bytes that were asked of the device.
+        bytes: u64,
+    },
+    /// The device refused for another reason.
+    Device(DeviceError),
+}
+
+impl Refusal {
+    fn of_page(error: NoPage, bytes: u64) -> Self {
+        match error {
+            NoPage::Short(what) => Self::Short { what, bytes },
+            NoPage::Device(error) => Self::Device(error),
+        }
+    }
+}
+
+impl From<DeviceError> for Refusal {
+    fn from(error: DeviceError) -> Self {
+        Self::Device(error)
+    }
+}
+
+/// What a pointer is to an arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pointer {
+    /// The start of a live block.
+    Live(BlockId),
+    /// Inside the live block that starts at the address.
+    Inside(DevicePtr),
+    /// In the arena's address space, but in no live block.
+    NotLive,
+    /// Elsewhere.
+    Foreign,
+}
+
+/// The address space of one pool. See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Arena {
+    device: Arc<dyn Device>,
+    timelines: Arc<Timelines>,
+    counters: Arc<Counters>,
+    layout: Layout,
+    policies: ReusePolicies,
+    pages: Pages,
+    regions: Regions,
+    blocks: Blocks,
+    free: [FreeIndex; 2],
+    void: [VoidIndex; 2],
+    /// Stale blocks, in no order.
+    stale: Vec<BlockId>,
+    /// Free blocks that have a free neighbour behind another fence. May hold blocks that are gone.
+    unmerged: Vec<BlockId>,
+    /// Counts frees, to tell old free blocks from young ones.
+    frees: u64,
+}
+
+impl Arena {
+    pub(crate) fn new(
+        timelines: Arc<Timelines>,
+        counters: Arc<Counters>,
+        layout: Layout,
+        policies: ReusePolicies,
+        pages: Pages,
+    ) -> Self {
+        Self {
+            device: timelines.device().clone(),
+            timelines,
+            counters,
+            layout,
+            policies,
+            pages,
+            regions: Regions::default(),
+            blocks: Blocks::default(),
+            free: Default::default(),
+            void: Default::default(),
+            stale: Vec::new(),
+            unmerged: Vec::new(),
+            frees: 0,
+        }
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.pages.limits
+    }
+
+    /// Allocates `bytes` (at least 1) at an address that is a multiple of `align` (a power of two, at most a
+    /// slot), for work on `stream`.
+    pub(crate) fn alloc(&mut self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr, Refusal> {
+        let units = bytes.div_ceil(self.layout.unit_bytes);
+        let zone = self.layout.zone_of(units);
+        let want = find::Want { zone, units, align: align.max(self.layout.unit_bytes) };
+        let (free, at, hit) = match self.find(&want, stream)? {
+            Some((free, at)) => (free, at, true),
+            None => {
+                let (free, at) = self.back(&want, stream)?;
+                (free, at, false)
+            }
+        };
+        let live = self.carve(free, at, units);
+        self.blocks[live].requested = bytes;
+        self.count_alloc(bytes, units * self.layout.unit_bytes, hit);
+        Ok(self.address_of(live))
+    }
+
+    fn count_alloc(&self, requested: u64, allocated: u64, hit: bool) {
+        let counters = &self.counters;
+        counters.requested.raise(requested);
+        counters.allocated.raise(allocated);
+        counters.blocks.raise(1);
+        counters.allocations.add(1);
+        if hit { counters.hits.add(1) } else { counters.misses.add(1) }
+    }
+
+    /// Frees a live block after the work that `fence` names and the uses that were recorded.
+    pub(crate) fn free(&mut self, id: BlockId, mut fence: Fence) {
+        let block = &mut self.blocks[id];
+        debug_assert_eq!(block.state, State::Live);
+        let uses = std::mem::take(&mut block.fence);
+        let (requested, allocated) = (block.requested, block.units * self.layout.unit_bytes);
+        block.requested = 0;
+        block.state = State::Free;
+        let (region, start) = (block.region, block.start);
+        self.timelines.add_uses(&mut fence, &uses);
+        self.blocks[id].fence = fence;
+        self.regions.clear_start(region, start, &self.layout);
+        self.counters.requested.lower(requested);
+        self.counters.allocated.lower(allocated);
+        self.counters.blocks.lower(1);
+        self.counters.frees.add(1);
+        self.frees += 1;
+        self.blocks[id].freed = self.frees;
+        self.insert_free(id);
+    }
+
+    /// Notes that the stream uses a live block, so that its free waits for the stream's work too.
+    pub(crate) fn record_use(&mut self, id: BlockId, stream: &Stream) {
+        let tick = stream.tick();
+        self.blocks[id].fence.raise(stream.timeline().id, tick);
+    }
+
+    /// Bytes asked for in a live block.
+    pub(crate) fn requested(&self, id: BlockId) -> u64 {
+        self.blocks[id].requested
+    }
+
+    /// What the pointer is.
+    pub(crate) fn look_up(&self, ptr: DevicePtr) -> Pointer {
+        let Some((region, offset)) = self.regions.find(ptr) else { return Pointer::Foreign };
+        let start = offset / self.layout.unit_bytes;
+        if offset % self.layout.unit_bytes == 0
+            && let Some(id) = self.regions.block_at(region, start, &self.layout)
+        {
+            return Pointer::Live(id);
+        }
+        self.look_inside(region, start)
+    }
+
+    /// The slow half of [`look_up`](Self::look_up), for errors only: walks the region.
+    #[cold]
+    fn look_inside(&self, region: u32, unit: u64) -> Pointer {
+        let mut at = self.regions.head(region);
+        while let Some(id) = at {
+            let block = &self.blocks[id];
+            if unit < block.start + block.units {
+                return match block.state {
+                    State::Live => Pointer::Inside(self.address_of(id)),
+                    _ => Pointer::NotLive,
+                };
+            }
+            at = block.next;
+        }
+        Pointer::NotLive
+    }
+
+    fn address_of(&self, id: BlockId) -> DevicePtr {
+        let block = &self.blocks[id];
+        self.regions.address(block.region, block.start, &self.layout)
+    }
+
+    /// Cuts `units` at `at` out of a free block, and makes them live. What is left stays free.
+    fn carve(&mut self, id: BlockId, at: u64, units: u64) -> BlockId {
+        let live = self.cut_free(id, at, at + units);
+        let block = &mut self.blocks[live];
+        block.state = State::Live;
+        block.fence = Fence::empty();
+        let (region, start) = (block.region, block.start);
+        self.regions.set_start(region, start, live, &self.layout);
+        live
+    }
+
+    // ---- the index of free blocks ------------------------------------------------------------------
+
+    fn index_free(&mut self, id: BlockId) {
+        let block = &self.blocks[id];
+        self.free[block.zone as usize].insert(block, id);
+    }
+
+    fn remove_free(&mut self, id: BlockId) {
+        let block = &self.blocks[id];
+        self.free[block.zone as usize].remove(block);
+    }
+
+    /// Enters a block that has just become free, joined with those of its neighbours that are free behind
+    /// the same streams.
+    fn insert_free(&mut self, id: BlockId) {
+        let mut id = id;
+        if !self.blocks[id].fence.is_empty() {
+            let mut fence = std::mem::take(&mut self.blocks[id].fence);
+            self.timelines.prune_if_long(&mut fence);
+            self.blocks[id].fence = fence;
+        }
+        for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
+            if self.blocks[neighbour].state != State::Free {
+                continue;
+            }
+            if self.blocks[id].fence.same_streams(&self.blocks[neighbour].fence) {
+                self.remove_free(neighbour);
+                id = self.blocks.join(id, neighbour);
+            } else {
+                self.unmerged.push(id);
+            }
+        }
+        self.index_free(id);
+    }
+
+    /// Joins free neighbours that were kept apart because different streams freed them, where that costs no
+    /// stream its reuse: all of them where the pool may make streams wait, else those that are complete.
+    /// Returns whether any were joined.
+    fn join_unmerged(&mut self) -> bool {
+        let mut joined = false;
+        let mut kept = Vec::new();
+        while let Some(id) = self.unmerged.pop() {
+            if !self.blocks.is(id, State::Free) {
+                continue;
+            }
+            let mut id = id;
+            let mut apart = false;
+            for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
+                if !self.blocks.is(neighbour, State::Free) {
+                    continue;
+                }
+                if !self.may_join(id, neighbour) {
+                    apart = true;
+                    continue;
+                }
+                self.remove_free(id);
+                self.remove_free(neighbour);
+                id = self.blocks.join(id, neighbour);
+                self.index_free(id);
+                joined = true;
+            }
+            if apart {
+                kept.push(id);
+            }
+        }
+        self.unmerged = kept;
+        joined
+    }
+
+    fn may_join(&mut self, a: BlockId, b: BlockId) -> bool {
+        if self.blocks[a].fence.same_streams(&self.blocks[b].fence) || self.policies.internal_dependencies {
+            return true;
+        }
+        for id in [a, b] {
+            let mut fence = std::mem::take(&mut self.blocks[id].fence);
+            self.timelines.prune(&mut fence);
+            self.blocks[id].fence = fence;
+        }
+        self.blocks[a].fence.same_streams(&self.blocks[b].fence)
+    }
+}

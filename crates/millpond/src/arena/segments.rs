@@ -1,0 +1,95 @@
+//! Devices without virtual memory management: blocks are cut from segments that the driver allocates whole.
+//!
+//! A segment is a region that is backed for ever. Nothing can be stolen from it; it goes back to the driver
+//! when all of it is free.
+
+use super::blocks::{Block, State};
+use super::find::Want;
+use super::regions::Source;
+use super::{Arena, BlockId, Refusal, Zone};
+use crate::device::{DeviceError, DevicePtr};
+use crate::pages::Shortage;
+
+impl Arena {
+    /// Allocates a segment with room for `want`.
+    pub(super) fn back_by_segment(&mut self, want: &Want) -> Result<(BlockId, u64), Refusal> {
+        let least = want.units * self.layout.unit_bytes + want.align;
+        let exact = least.next_multiple_of(self.layout.slot_bytes);
+        let ample = match want.zone {
+            Zone::Small => exact,
+            Zone::Large => exact.max(u64::from(self.layout.largest_page).min(10) * self.layout.slot_bytes),
+        };
+        let id = match self.add_segment(want.zone, ample) {
+            Err(Refusal::Short { .. }) if ample > exact => self.add_segment(want.zone, exact)?,
+            other => other?,
+        };
+        let at = self.place_in(id, want).expect("a segment is allocated with room for the alignment");
+        Ok((id, at))
+    }
+
+    fn add_segment(&mut self, zone: Zone, bytes: u64) -> Result<BlockId, Refusal> {
+        let short = |what| Refusal::Short { what, bytes };
+        let limits = &self.pages.limits;
+        limits.admit(bytes, self.device.as_ref(), &self.counters).map_err(short)?;
+        let base = match self.device.alloc_segment(bytes) {
+            Ok(base) => base,
+            Err(error) => {
+                limits.withdraw(bytes, &self.counters);
+                return Err(match error {
+                    DeviceError::OutOfMemory { .. } => short(Shortage::Device),
+                    other => Refusal::Device(other),
+                });
+            }
+        };
+        self.counters.calls.alloc.add(1);
+        let units = bytes / self.layout.unit_bytes;
+        let blocks = &mut self.blocks;
+        let region = self.regions.add(base, bytes, zone, Source::Segment, |region| {
+            blocks.add(Block::whole(region, zone, units, State::Free))
+        });
+        let free = self.regions.get(region).head;
+        self.index_free(free);
+        Ok(free)
+    }
+
+    /// Gives back segments that are wholly free and complete, the oldest first, until at most `keep` bytes
+    /// are reserved.
+    pub(super) fn trim_segments(&mut self, keep: u64) -> Result<(), DeviceError> {
+        let mut idle: Vec<_> = self
+            .regions
+            .iter()
+            .filter(|(_, region)| region.source == Source::Segment)
+            .filter(|(_, region)| {
+                let block = &self.blocks[region.head];
+                block.state == State::Free
+                    && block.units * self.layout.unit_bytes == region.bytes
+                    && self.timelines.is_complete(&block.fence)
+            })
+            .map(|(id, region)| (self.blocks[region.head].freed, id))
+            .collect();
+        idle.sort_unstable();
+        for (_, id) in idle {
+            if self.counters.reserved.current() <= keep {
+                break;
+            }
+            self.free_segment(id)?;
+        }
+        Ok(())
+    }
+
+    fn free_segment(&mut self, id: u32) -> Result<(), DeviceError> {
+        let (base, bytes, head): (DevicePtr, u64, BlockId) = {
+            let region = self.regions.get(id);
+            (region.base, region.bytes, region.head)
+        };
+        // SAFETY: the segment is one free block whose fence is complete: no pending work uses it, and no
+        // program holds a pointer into it. The region goes below.
+        unsafe { self.device.free_segment(base) }?;
+        self.counters.calls.free.add(1);
+        self.pages.limits.withdraw(bytes, &self.counters);
+        self.remove_free(head);
+        self.blocks.remove_alone(head);
+        self.regions.remove(id);
+        Ok(())
+    }
+}

@@ -1,0 +1,229 @@
+//! Giving memory back: stale mappings, pages that hold no live byte, and at the end the address space.
+
+use super::blocks::State;
+use super::regions::Source;
+use super::{Arena, BlockId, Zone};
+use crate::device::DeviceError;
+use crate::order::Fence;
+
+impl Arena {
+    /// Removes the stale mappings whose work is complete. Never waits; a mapping that cannot be removed stays
+    /// stale.
+    pub(crate) fn reap(&mut self) {
+        if self.stale.is_empty() {
+            return;
+        }
+        self.poll_quietly(&self.fence_of(&self.stale));
+        let stale = std::mem::take(&mut self.stale);
+        for id in stale {
+            if !self.remove_stale(id) {
+                self.stale.push(id);
+            }
+        }
+    }
+
+    /// Unmaps one stale block if its work is complete.
+    fn remove_stale(&mut self, id: BlockId) -> bool {
+        let State::Stale(page) = self.blocks[id].state else { return true };
+        if !self.timelines.is_complete(&self.blocks[id].fence) {
+            return false;
+        }
+        let at = self.address_of(id);
+        // SAFETY: the page was mapped here when the range was stolen; the work that used the range is
+        // complete, and later work cannot: the program holds no pointer into a free block.
+        if let Err(error) = unsafe { self.pages.unmap(page, at) } {
+            tracing::warn!(%error, %at, "a stale mapping could not be removed; it is tried again");
+            return false;
+        }
+        self.make_void(id);
+        true
+    }
+
+    /// Makes a block void, joined with the voids beside it.
+    fn make_void(&mut self, id: BlockId) {
+        let mut id = id;
+        let zone = self.blocks[id].zone as usize;
+        self.blocks[id].state = State::Void;
+        self.blocks[id].fence = Fence::empty();
+        for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
+            if self.blocks.is(neighbour, State::Void) {
+                self.void[zone].remove(&self.blocks[neighbour]);
+                id = self.blocks.join(id, neighbour);
+            }
+        }
+        self.void[zone].insert(&self.blocks[id], id);
+    }
+
+    /// The fence of all these blocks.
+    fn fence_of<'a>(&self, ids: impl IntoIterator<Item = &'a BlockId>) -> Fence {
+        let mut all = Fence::empty();
+        for id in ids {
+            all.join(&self.blocks[*id].fence);
+        }
+        all
+    }
+
+    /// Asks the device about a fence. An error only means that nothing is learned.
+    fn poll_quietly(&self, fence: &Fence) {
+        if let Err(error) = self.timelines.poll(fence) {
+            tracing::warn!(%error, "the device could not be asked what is complete");
+        }
+    }
+
+    fn free_ids(&self) -> Vec<BlockId> {
+        Zone::BOTH.iter().flat_map(|zone| self.free[*zone as usize].at_least(0)).collect()
+    }
+
+    /// The work that must be complete before everything free can be given back.
+    pub(crate) fn fence_of_all_free(&self) -> Fence {
+        let mut all = self.fence_of(&self.free_ids());
+        all.join(&self.fence_of(&self.stale));
+        self.timelines.prune(&mut all);
+        all
+    }
+
+    /// Gives memory that holds no live byte, and whose work is complete, back to the device until at most
+    /// `keep` bytes are reserved. Never waits for the device (but on one without virtual memory, where the
+    /// driver's free does). Returns the bytes given back.
+    pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, DeviceError> {
+        let before = self.counters.reserved.current();
+        if before <= keep {
+            return Ok(0);
+        }
+        self.poll_quietly(&self.fence_of_all_free());
+        self.reap();
+        self.join_unmerged();
+        self.join_complete();
+        let trimmed = self.release_parked(keep).and_then(|()| self.trim_pages(keep));
+        trimmed.and_then(|()| self.trim_segments(keep))?;
+        Ok(before - self.counters.reserved.current())
+    }
+
+    /// Joins complete neighbours that the policies keep apart, so that pages across them can go.
+    fn join_complete(&mut self) {
+        for id in self.unmerged.clone() {
+            if self.blocks.is(id, State::Free) && self.timelines.is_complete(&self.blocks[id].fence) {
+                self.blocks[id].fence = Fence::empty();
+                for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
+                    if self.blocks.is(neighbour, State::Free)
+                        && self.timelines.is_complete(&self.blocks[neighbour].fence)
+                    {
+                        self.blocks[neighbour].fence = Fence::empty();
+                    }
+                }
+            }
+        }
+        self.join_unmerged();
+    }
+
+    fn release_parked(&mut self, keep: u64) -> Result<(), DeviceError> {
+        let mut waiting = Vec::new();
+        let mut result = Ok(());
+        while result.is_ok()
+            && self.counters.reserved.current() > keep
+            && let Some(page) = self.pages.pop_parked()
+        {
+            if self.pages.mappings(page) > 0 {
+                waiting.push(page);
+            } else {
+                result = self.pages.release(page).map(|_| ());
+            }
+        }
+        for page in waiting {
+            self.pages.park(page);
+        }
+        result
+    }
+
+    /// Unmaps and releases whole pages of free blocks, those that have been free for longest first.
+    fn trim_pages(&mut self, keep: u64) -> Result<(), DeviceError> {
+        let mut idle: Vec<_> = self
+            .free_ids()
+            .into_iter()
+            .filter(|id| self.blocks[*id].units >= self.layout.units_per_slot())
+            .filter(|id| self.timelines.is_complete(&self.blocks[*id].fence))
+            .map(|id| (self.blocks[id].freed, id))
+            .collect();
+        idle.sort_unstable();
+        for (_, id) in idle {
+            self.trim_block(id, keep)?;
+            if self.counters.reserved.current() <= keep {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn trim_block(&mut self, id: BlockId, keep: u64) -> Result<(), DeviceError> {
+        let pages: Vec<_> = self.whole_pages(id).collect();
+        let per_slot = self.layout.units_per_slot();
+        let region = self.blocks[id].region;
+        // From the end, so that `id` keeps naming the part that is left.
+        for (page, slot, slots) in pages.into_iter().rev() {
+            if self.counters.reserved.current() <= keep {
+                break;
+            }
+            let at = self.regions.address(region, slot * per_slot, &self.layout);
+            // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
+            // program holds no pointer into it.
+            unsafe { self.pages.unmap(page, at) }?;
+            let void = self.cut_free(id, slot * per_slot, (slot + u64::from(slots)) * per_slot);
+            self.regions.set_page(region, slot, slots, None);
+            self.make_void(void);
+            if self.pages.mappings(page) > 0 {
+                // An older mapping is still waiting for its work; the page goes when that has gone.
+                self.pages.park(page);
+            } else {
+                self.pages.release(page)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Cuts a range out of a free block and takes it off the index; what is left on either side stays free.
+    pub(super) fn cut_free(&mut self, id: BlockId, start: u64, end: u64) -> BlockId {
+        self.remove_free(id);
+        let mut cut = id;
+        if self.blocks[id].start < start {
+            cut = self.blocks.split(id, start);
+            self.index_free(id);
+        }
+        if end < self.blocks[cut].end() {
+            let rest = self.blocks.split(cut, end);
+            self.index_free(rest);
+        }
+        cut
+    }
+
+    /// Gives everything back, for an arena without live blocks that will not be used again: waits for all
+    /// work on it first.
+    pub(crate) fn tear_down(&mut self) -> Result<(), DeviceError> {
+        self.timelines.wait_on_host(&self.fence_of_all_free())?;
+        self.trim(0)?;
+        let reserved: Vec<_> = self
+            .regions
+            .iter()
+            .filter(|(_, region)| region.source == Source::Reserved)
+            .filter(|(_, region)| self.blocks[region.head].units * self.layout.unit_bytes == region.bytes)
+            .filter(|(_, region)| self.blocks.is(region.head, State::Void))
+            .map(|(id, _)| id)
+            .collect();
+        for id in reserved {
+            let region = self.regions.get(id);
+            // SAFETY: the region is one void: nothing is mapped in it, and the arena forgets it below.
+            unsafe { self.device.unreserve(region.base, region.bytes) }?;
+            self.counters.calls.unreserve.add(1);
+            let head = region.head;
+            self.void[self.blocks[head].zone as usize].remove(&self.blocks[head]);
+            self.blocks.remove_alone(head);
+            self.regions.remove(id);
+        }
+        Ok(())
+    }
+
+    /// Bytes of the longest free block: the largest request that needs no page.
+    pub(crate) fn largest_free(&self) -> u64 {
+        let longest = Zone::BOTH.iter().map(|zone| self.free[*zone as usize].longest()).max();
+        longest.unwrap_or(0) * self.layout.unit_bytes
+    }
+}

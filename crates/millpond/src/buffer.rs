@@ -1,0 +1,233 @@
+//! Typed buffers: a block of a pool that frees itself in stream order.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+
+use crate::device::DevicePtr;
+use crate::order::Stream;
+use crate::pool::{Pool, PoolInner};
+use crate::{Error, Result};
+
+/// `len` elements of device memory on one stream. Moves but does not copy; dropped, it is freed after the
+/// work given to its stream by then. It keeps its pool's memory alive, also when the pool's last handle is
+/// gone.
+pub struct Buffer<T: Pod> {
+    pool: Arc<PoolInner>,
+    ptr: DevicePtr,
+    len: usize,
+    stream: Stream,
+    element: PhantomData<T>,
+}
+
+impl<T: Pod> Buffer<T> {
+    /// A buffer of `len` elements with no defined content.
+    ///
+    /// # Errors
+    /// [`Error::SizeOverflow`], and those of [`Pool::alloc`].
+    pub fn new(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
+        let ptr = pool.alloc(byte_len::<T>(len)?, stream)?;
+        Ok(Self { pool: pool.inner().clone(), ptr, len, stream: stream.clone(), element: PhantomData })
+    }
+
+    /// A buffer of `len` elements, all bytes zero, set in stream order.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn zeroed(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
+        let mut buffer = Self::new(pool, len, stream)?;
+        buffer.set_zero()?;
+        Ok(buffer)
+    }
+
+    /// A buffer with the elements of a slice, copied in stream order. The slice has been read on return.
+    ///
+    /// # Errors
+    /// Those of [`new`](Self::new).
+    pub fn from_slice(pool: &Pool, elements: &[T], stream: &Stream) -> Result<Self> {
+        let mut buffer = Self::new(pool, elements.len(), stream)?;
+        buffer.copy_from_slice(elements)?;
+        Ok(buffer)
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no elements; its pointer is null then.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Length in bytes.
+    pub fn byte_len(&self) -> u64 {
+        (self.len * size_of::<T>()) as u64
+    }
+
+    /// The address, for kernels and driver calls.
+    pub fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    /// The stream that the buffer belongs to: work on it needs no further order.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Sets all bytes to zero, in stream order.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn set_zero(&mut self) -> Result<()> {
+        if self.byte_len() > 0 {
+            // SAFETY: the buffer owns the block, which is valid on its stream until it is freed there.
+            unsafe { self.stream.device().memset(self.ptr, 0, self.byte_len(), self.stream.handle()) }?;
+        }
+        Ok(())
+    }
+
+    /// Copies from a slice of the same length, in stream order. The slice has been read on return.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`], or the device's own.
+    pub fn copy_from_slice(&mut self, from: &[T]) -> Result<()> {
+        if from.len() != self.len {
+            return Err(Pool::length_mismatch("Buffer::copy_from_slice", from.len(), self.len));
+        }
+        if self.byte_len() > 0 {
+            let (stream, bytes) = (&self.stream, self.byte_len());
+            // SAFETY: the slice is readable for its length, which is the buffer's, and has been read when
+            // the call returns; the block as in `set_zero`.
+            unsafe {
+                stream.device().copy_from_host(self.ptr, from.as_ptr().cast(), bytes, stream.handle())
+            }?;
+        }
+        Ok(())
+    }
+
+    /// Copies to a slice of the same length, after the work given to the stream so far, and waits for it.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`], or the device's own.
+    pub fn copy_to_slice(&self, to: &mut [T]) -> Result<()> {
+        if to.len() != self.len {
+            return Err(Pool::length_mismatch("Buffer::copy_to_slice", to.len(), self.len));
+        }
+        if self.byte_len() > 0 {
+            let (stream, bytes) = (&self.stream, self.byte_len());
+            // SAFETY: the slice is writable for its length, and borrowed until the stream is synchronised
+            // below; any bytes are a valid `T`. The block as in `set_zero`.
+            let copied = unsafe {
+                stream.device().copy_to_host(to.as_mut_ptr().cast(), self.ptr, bytes, stream.handle())
+            };
+            // Also after an error: part of the copy may be under way.
+            stream.synchronize().and(copied)?;
+        }
+        Ok(())
+    }
+
+    /// The elements, after the work given to the stream so far. Waits.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        let mut elements = vec![T::zeroed(); self.len];
+        self.copy_to_slice(&mut elements)?;
+        Ok(elements)
+    }
+
+    /// Copies from another buffer of the same length. The other's stream need not be this one's: this
+    /// stream is made to wait for it, and the other's memory is kept until the copy is done.
+    ///
+    /// # Errors
+    /// [`Error::LengthMismatch`], [`Error::WrongDevice`], or the device's own.
+    pub fn copy_from(&mut self, from: &Self) -> Result<()> {
+        if from.len != self.len {
+            return Err(Pool::length_mismatch("Buffer::copy_from", from.len, self.len));
+        }
+        if self.byte_len() == 0 {
+            return Ok(());
+        }
+        from.pool.check_stream(&self.stream)?;
+        if from.stream.id() != self.stream.id() {
+            self.stream.wait_for(&from.stream)?;
+            from.record_use(&self.stream)?;
+        }
+        // SAFETY: two live blocks do not overlap; both are valid on this stream, which waits for the other's
+        // writes and whose use of it is recorded.
+        unsafe {
+            self.stream.device().copy(self.ptr, from.ptr, self.byte_len(), self.stream.handle())?;
+        }
+        Ok(())
+    }
+
+    /// Notes that work on `stream` uses the buffer; see [`Pool::record_use`].
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`] for a stream of another device.
+    pub fn record_use(&self, stream: &Stream) -> Result<()> {
+        if self.ptr.is_null() {
+            return Ok(());
+        }
+        self.pool.record_use(self.ptr, stream)
+    }
+
+    /// Gives up the block without freeing it. Free it with [`Pool::free`], or
+    /// [`Context::free`](crate::Context::free), or make it a buffer again with [`from_raw`](Self::from_raw).
+    pub fn into_raw(self) -> DevicePtr {
+        let mut kept = ManuallyDrop::new(self);
+        let ptr = kept.ptr;
+        // What remains is a buffer of nothing: dropping it frees nothing but lets go of pool and stream.
+        kept.ptr = DevicePtr::NULL;
+        kept.len = 0;
+        drop(ManuallyDrop::into_inner(kept));
+        ptr
+    }
+
+    /// A buffer of `len` elements over a live block of the pool, which it frees on `stream`.
+    ///
+    /// # Errors
+    /// Those of [`Pool::free`] for a pointer that is no live block of the pool, and
+    /// [`Error::LengthMismatch`] for one that is too short. Null makes a buffer of no elements.
+    ///
+    /// # Safety
+    /// Nobody else frees the block or makes it a buffer, and `stream` is ordered after all work on it.
+    pub unsafe fn from_raw(pool: &Pool, ptr: DevicePtr, len: usize, stream: &Stream) -> Result<Self> {
+        let bytes = byte_len::<T>(len)?;
+        let held = if ptr.is_null() { 0 } else { pool.size_of(ptr)? };
+        if bytes > held {
+            let fit = held as usize / size_of::<T>().max(1);
+            return Err(Pool::length_mismatch("Buffer::from_raw", len, fit));
+        }
+        pool.inner().check_stream(stream)?;
+        let (pool, stream) = (pool.inner().clone(), stream.clone());
+        Ok(Self { pool, ptr, len, stream, element: PhantomData })
+    }
+}
+
+fn byte_len<T>(len: usize) -> Result<u64> {
+    let overflow = Error::SizeOverflow { bytes: u64::MAX, count: len as u64 };
+    len.checked_mul(size_of::<T>()).map(|bytes| bytes as u64).ok_or(overflow)
+}
+
+impl<T: Pod> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        if let Err(error) = self.pool.free(self.ptr, &self.stream) {
+            tracing::error!(%error, "a buffer could not be freed");
+        }
+    }
+}
+
+impl<T: Pod> fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer")
+            .field("ptr", &self.ptr)
+            .field("len", &self.len)
+            .field("element", &std::any::type_name::<T>())
+            .finish_non_exhaustive()
+    }
+}

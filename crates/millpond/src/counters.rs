@@ -1,0 +1,128 @@
+//! What a pool counts, as it counts it: written under the pool's lock, read by anyone without it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::stats::{DeviceCalls, Level, Stats};
+
+/// A count that only goes up. Written by one thread at a time.
+#[derive(Debug, Default)]
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    #[inline]
+    pub(crate) fn add(&self, n: u64) {
+        // A load and a store, not a read-modify-write: writers hold the pool's lock. Relaxed throughout:
+        // readers conclude nothing from one count about another.
+        self.0.store(self.0.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A figure that moves, and its high-water mark. Written by one thread at a time, but for the reset.
+#[derive(Debug, Default)]
+pub(crate) struct Gauge {
+    current: AtomicU64,
+    high: AtomicU64,
+}
+
+impl Gauge {
+    #[inline]
+    pub(crate) fn raise(&self, by: u64) {
+        let now = self.current.load(Ordering::Relaxed) + by;
+        self.current.store(now, Ordering::Relaxed);
+        if now > self.high.load(Ordering::Relaxed) {
+            // A reset may come between; fetch_max keeps the higher of the two.
+            self.high.fetch_max(now, Ordering::Relaxed);
+        }
+    }
+
+    #[inline]
+    pub(crate) fn lower(&self, by: u64) {
+        self.current.store(self.current.load(Ordering::Relaxed) - by, Ordering::Relaxed);
+    }
+
+    pub(crate) fn current(&self) -> u64 {
+        self.current.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn level(&self) -> Level {
+        let current = self.current();
+        Level { current, high: self.high.load(Ordering::Relaxed).max(current) }
+    }
+
+    fn reset_high(&self) {
+        self.high.store(self.current(), Ordering::Relaxed);
+    }
+}
+
+/// Device calls by kind; see [`DeviceCalls`].
+#[derive(Debug, Default)]
+pub(crate) struct CallCounts {
+    pub(crate) reserve: Count,
+    pub(crate) unreserve: Count,
+    pub(crate) create: Count,
+    pub(crate) map: Count,
+    pub(crate) set_access: Count,
+    pub(crate) unmap: Count,
+    pub(crate) release: Count,
+    pub(crate) alloc: Count,
+    pub(crate) free: Count,
+}
+
+/// See [`Stats`] for what each one means.
+#[derive(Debug, Default)]
+pub(crate) struct Counters {
+    pub(crate) requested: Gauge,
+    pub(crate) allocated: Gauge,
+    pub(crate) reserved: Gauge,
+    pub(crate) blocks: Gauge,
+    pub(crate) allocations: Count,
+    pub(crate) frees: Count,
+    pub(crate) hits: Count,
+    pub(crate) misses: Count,
+    pub(crate) stream_waits: Count,
+    pub(crate) pages_stolen: Count,
+    pub(crate) retries: Count,
+    pub(crate) out_of_memory: Count,
+    pub(crate) calls: CallCounts,
+}
+
+impl Counters {
+    pub(crate) fn stats(&self) -> Stats {
+        let calls = &self.calls;
+        Stats {
+            requested: self.requested.level(),
+            allocated: self.allocated.level(),
+            reserved: self.reserved.level(),
+            blocks: self.blocks.level(),
+            allocations: self.allocations.get(),
+            frees: self.frees.get(),
+            hits: self.hits.get(),
+            misses: self.misses.get(),
+            stream_waits: self.stream_waits.get(),
+            pages_stolen: self.pages_stolen.get(),
+            retries: self.retries.get(),
+            out_of_memory: self.out_of_memory.get(),
+            calls: DeviceCalls {
+                reserve: calls.reserve.get(),
+                unreserve: calls.unreserve.get(),
+                create: calls.create.get(),
+                map: calls.map.get(),
+                set_access: calls.set_access.get(),
+                unmap: calls.unmap.get(),
+                release: calls.release.get(),
+                alloc: calls.alloc.get(),
+                free: calls.free.get(),
+            },
+        }
+    }
+
+    pub(crate) fn reset_high_water(&self) {
+        for gauge in [&self.requested, &self.allocated, &self.reserved, &self.blocks] {
+            gauge.reset_high();
+        }
+    }
+}

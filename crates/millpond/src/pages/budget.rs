@@ -1,0 +1,76 @@
+//! A limit that several pools share.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::device::Device;
+use crate::{Error, Result};
+
+/// A limit on the physical bytes that all pools with this budget hold together. Clones are the same budget.
+///
+/// ```
+/// use millpond::{Budget, Context, Pool, device::sim::{SimDevice, SimOptions}};
+/// let device = Context::new(SimDevice::new(SimOptions::default()));
+/// let budget = Budget::bytes(64 << 20);
+/// let activations = Pool::builder(&device).name("activations").budget(&budget).build()?;
+/// let weights = Pool::builder(&device).name("weights").budget(&budget).build()?;
+/// let stream = device.create_stream()?;
+/// let kept = activations.alloc(40 << 20, &stream)?;
+/// assert!(weights.alloc(40 << 20, &stream).is_err());
+/// # activations.free(kept, &stream)?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
+#[derive(Debug, Clone)]
+pub struct Budget {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    limit: u64,
+    held: AtomicU64,
+}
+
+impl Budget {
+    /// A budget of `limit` bytes.
+    pub fn bytes(limit: u64) -> Self {
+        Self { inner: Arc::new(Inner { limit, held: AtomicU64::new(0) }) }
+    }
+
+    /// A budget of a `fraction` (0 to 1) of the device's memory.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] for a fraction outside 0 to 1.
+    pub fn fraction(device: &dyn Device, fraction: f64) -> Result<Self> {
+        if !(0.0..=1.0).contains(&fraction) {
+            return Err(Error::BadOption {
+                option: "budget",
+                why: format!("a fraction of {fraction}; it must lie between 0 and 1"),
+            });
+        }
+        Ok(Self::bytes((device.properties().total_memory as f64 * fraction) as u64))
+    }
+
+    /// The limit in bytes.
+    pub fn limit(&self) -> u64 {
+        self.inner.limit
+    }
+
+    /// Bytes that the pools hold now.
+    pub fn held(&self) -> u64 {
+        // Relaxed: a figure to read; nothing is concluded from it.
+        self.inner.held.load(Ordering::Relaxed)
+    }
+
+    /// Takes `bytes` of what is left, or nothing.
+    pub(super) fn take(&self, bytes: u64) -> bool {
+        let take = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= self.inner.limit);
+        // Relaxed: the counter guards nothing but itself; read-modify-writes never lose an update.
+        self.inner.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+    }
+
+    pub(super) fn give_back(&self, bytes: u64) {
+        // Relaxed: as for `take`.
+        self.inner.held.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}

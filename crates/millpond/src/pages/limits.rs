@@ -1,0 +1,58 @@
+//! What a pool may hold: its hard limit, its budget, and what it leaves free for others.
+
+use super::Budget;
+use crate::counters::Counters;
+use crate::device::Device;
+
+/// What stood in the way of more memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Shortage {
+    /// The device has none left.
+    Device,
+    /// The pool's hard limit.
+    HardLimit,
+    /// The budget that the pool shares.
+    Budget,
+    /// The bytes that the pool leaves free on the device.
+    Headroom,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Limits {
+    /// Bytes that the pool may hold.
+    pub(crate) hard_limit: u64,
+    /// Bytes that must stay free on the device.
+    pub(crate) headroom: u64,
+    pub(crate) budget: Option<Budget>,
+}
+
+impl Limits {
+    /// Counts `bytes` as reserved if every limit allows it.
+    pub(crate) fn admit(&self, bytes: u64, device: &dyn Device, counters: &Counters) -> Result<(), Shortage> {
+        let after = counters.reserved.current().saturating_add(bytes);
+        if after > self.hard_limit {
+            return Err(Shortage::HardLimit);
+        }
+        if self.headroom > 0 {
+            // A device that cannot say how much is free is asked for the memory itself.
+            let free = device.memory_info().map_or(u64::MAX, |info| info.free);
+            if free < bytes.saturating_add(self.headroom) {
+                return Err(Shortage::Headroom);
+            }
+        }
+        if self.budget.as_ref().is_some_and(|budget| !budget.take(bytes)) {
+            return Err(Shortage::Budget);
+        }
+        counters.reserved.raise(bytes);
+        Ok(())
+    }
+
+    /// Undoes [`admit`](Self::admit).
+    pub(crate) fn withdraw(&self, bytes: u64, counters: &Counters) {
+        counters.reserved.lower(bytes);
+        if let Some(budget) = &self.budget {
+            budget.give_back(bytes);
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! `pages/`: physical memory: pages are created, mapped, parked and released here, and nowhere else.
+//!
+//! Uses `device/`. It knows nothing of blocks or of who uses an address.
+//!
+//! A page is one driver handle (`cuMemCreate`), a whole number of *slots* long, and is mapped whole. It may be
+//! mapped at several addresses for a while: when the arena steals it, the new mapping is made at once and the
+//! old one is removed when the work that used it is complete. A page that is mapped nowhere is *parked*: held,
+//! counted as reserved, and the first to be used again.
+//!
+//! **How one request passes through.** The arena needs a run of slots backed: it takes a parked page
+//! ([`Pages::take_parked`]) or creates one ([`Pages::create`], which asks [`Limits`] first), and maps it
+//! ([`Pages::map`]). When memory is given back, [`Pages::unmap`] and [`Pages::release`] undo this. Each step
+//! either happens whole or leaves everything as it was, so a failure anywhere loses no page.
+
+mod budget;
+mod limits;
+
+use std::sync::Arc;
+
+pub use budget::Budget;
+pub(crate) use limits::{Limits, Shortage};
+
+use crate::counters::Counters;
+use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PageHandle};
+
+/// Names a page of one pool. Recycled when the page is released.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct PageId(pub(crate) u32);
+
+/// One physical page.
+#[derive(Debug)]
+pub(crate) struct Page {
+    handle: PageHandle,
+    /// Length in slots.
+    pub(crate) slots: u32,
+    /// Where the arena uses it: region and first slot. `None` while it is parked.
+    pub(crate) home: Option<(u32, u32)>,
+    /// Mappings, the one in use and old ones that wait for their fence.
+    mappings: u32,
+}
+
+/// Why a page could not be had.
+#[derive(Debug)]
+pub(crate) enum NoPage {
+    /// There is no memory for it.
+    Short(Shortage),
+    /// The device refused for another reason.
+    Device(DeviceError),
+}
+
+/// Why a page could not be mapped.
+#[derive(Debug)]
+pub(crate) enum MapFailure {
+    /// Nothing is mapped at the address.
+    Clean(DeviceError),
+    /// The page is mapped there, without access, and the mapping could not be removed: it counts as one, and
+    /// is to be unmapped later.
+    Stuck(DeviceError),
+}
+
+/// All pages of one pool.
+#[derive(Debug)]
+pub(crate) struct Pages {
+    device: Arc<dyn Device>,
+    counters: Arc<Counters>,
+    pub(crate) limits: Limits,
+    slot_bytes: u64,
+    table: Vec<Option<Page>>,
+    vacant: Vec<u32>,
+    parked: Vec<PageId>,
+}
+
+impl Pages {
+    pub(crate) fn new(
+        device: Arc<dyn Device>,
+        counters: Arc<Counters>,
+        limits: Limits,
+        slot_bytes: u64,
+    ) -> Self {
+        Self {
+            device,
+            counters,
+            limits,
+            slot_bytes,
+            table: Vec::new(),
+            vacant: Vec::new(),
+            parked: Vec::new(),
+        }
+    }
+
+    pub(crate) fn get(&self, id: PageId) -> &Page {
+        self.table[id.0 as usize].as_ref().expect("a page id in use names a page")
+    }
+
+    pub(crate) fn get_mut(&mut self, id: PageId) -> &mut Page {
+        self.table[id.0 as usize].as_mut().expect("a page id in use names a page")
+    }
+
+    /// Every page that is held, for recounts.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (PageId, &Page)> {
+        self.table.iter().zip(0..).filter_map(|(page, id)| Some((PageId(id), page.as_ref()?)))
+    }
+
+    /// Pages mapped nowhere.
+    pub(crate) fn parked(&self) -> &[PageId] {
+        &self.parked
+    }
+
+    fn bytes(&self, slots: u32) -> u64 {
+        u64::from(slots) * self.slot_bytes
+    }
+
+    /// The largest parked page of at most `slots`.
+    pub(crate) fn take_parked(&mut self, slots: u32) -> Option<PageId> {
+        let fits = |id: &&PageId| self.get(**id).slots <= slots;
+        let best = self.parked.iter().filter(fits).max_by_key(|id| self.get(**id).slots).copied()?;
+        self.parked.retain(|id| *id != best);
+        Some(best)
+    }
+
+    /// Puts a page that is mapped nowhere aside.
+    pub(crate) fn park(&mut self, id: PageId) {
+        self.get_mut(id).home = None;
+        self.parked.push(id);
+    }
+
+    /// Creates a page of `slots`, mapped nowhere and in nobody's hands: map or park it.
+    pub(crate) fn create(&mut self, slots: u32) -> Result<PageId, NoPage> {
+        let bytes = self.bytes(slots);
+        self.limits.admit(bytes, self.device.as_ref(), &self.counters).map_err(NoPage::Short)?;
+        let handle = match self.device.create_page(bytes) {
+            Ok(handle) => handle,
+            Err(error) => {
+                self.limits.withdraw(bytes, &self.counters);
+                return Err(match error {
+                    DeviceError::OutOfMemory { .. } => NoPage::Short(Shortage::Device),
+                    other => NoPage::Device(other),
+                });
+            }
+        };
+        self.counters.calls.create.add(1);
+        let page = Page { handle, slots, home: None, mappings: 0 };
+        Ok(match self.vacant.pop() {
+            Some(id) => {
+                self.table[id as usize] = Some(page);
+                PageId(id)
+            }
+            None => {
+                self.table.push(Some(page));
+                PageId(u32::try_from(self.table.len() - 1).expect("fewer than 2^32 pages"))
+            }
+        })
+    }
+
+    /// Maps the page at `at` and makes it accessible there.
+    pub(crate) fn map(&mut self, id: PageId, at: DevicePtr) -> Result<(), MapFailure> {
+        let (handle, bytes) = (self.get(id).handle, self.bytes(self.get(id).slots));
+        self.device.map(at, bytes, handle).map_err(MapFailure::Clean)?;
+        self.counters.calls.map.add(1);
+        self.get_mut(id).mappings += 1;
+        if let Err(error) = self.device.set_access(at, bytes) {
+            // SAFETY: the mapping was made above, and nobody was told of it.
+            return Err(match unsafe { self.unmap(id, at) } {
+                Ok(()) => MapFailure::Clean(error),
+                Err(_) => MapFailure::Stuck(error),
+            });
+        }
+        self.counters.calls.set_access.add(1);
+        Ok(())
+    }
+
+    /// Removes the page's mapping at `at`.
+    ///
+    /// # Safety
+    /// The page is mapped there by [`map`](Self::map), and no pending or later work uses the range.
+    pub(crate) unsafe fn unmap(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
+        let bytes = self.bytes(self.get(id).slots);
+        // SAFETY: the caller's promise is the device's condition.
+        unsafe { self.device.unmap(at, bytes) }?;
+        self.counters.calls.unmap.add(1);
+        self.get_mut(id).mappings -= 1;
+        Ok(())
+    }
+
+    /// Gives a page that is mapped nowhere and in nobody's hands back to the device. On an error it is
+    /// parked.
+    pub(crate) fn release(&mut self, id: PageId) -> DeviceResult<u64> {
+        let page = self.get(id);
+        debug_assert_eq!(page.mappings, 0, "a page is released only once it is mapped nowhere");
+        let (handle, bytes) = (page.handle, self.bytes(page.slots));
+        // SAFETY: the page leaves the table below, and with it every trace of the handle.
+        if let Err(error) = unsafe { self.device.release_page(handle) } {
+            self.park(id);
+            return Err(error);
+        }
+        self.counters.calls.release.add(1);
+        self.limits.withdraw(bytes, &self.counters);
+        self.table[id.0 as usize] = None;
+        self.vacant.push(id.0);
+        Ok(bytes)
+    }
+
+    /// Takes a parked page of any size, for release.
+    pub(crate) fn pop_parked(&mut self) -> Option<PageId> {
+        self.parked.pop()
+    }
+
+    pub(crate) fn mappings(&self, id: PageId) -> u32 {
+        self.get(id).mappings
+    }
+
+    /// The memory held in pages, in bytes, by recount.
+    pub(crate) fn recount_bytes(&self) -> u64 {
+        self.iter().map(|(_, page)| self.bytes(page.slots)).sum()
+    }
+}

@@ -1,0 +1,171 @@
+//! Building a pool: its options, and what makes sense of them.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use parking_lot::Mutex;
+
+use super::inner::{PoolInner, State};
+use super::pressure::Reclaimers;
+use super::{Context, Pool};
+use crate::arena::{Arena, Layout};
+use crate::counters::Counters;
+use crate::order::{AfterSync, ReusePolicies};
+use crate::pages::{Budget, Limits, Pages};
+use crate::{Error, Result};
+
+/// The options of a pool. Made by [`Pool::builder`]; sizes in bytes.
+#[derive(Debug, Clone)]
+#[must_use = "a builder does nothing until `build` is called"]
+pub struct PoolBuilder {
+    context: Context,
+    name: String,
+    hard_limit: u64,
+    release_threshold: u64,
+    headroom: u64,
+    reuse: ReusePolicies,
+    page_sizes: Option<(u64, u64)>,
+    min_alignment: u64,
+    budget: Option<Budget>,
+}
+
+/// The largest page by default. Larger pages cost fewer device calls and hold more memory; see docs/pages.md.
+const LARGEST_PAGE: u64 = 32 << 20;
+
+/// Blocks smaller than this share the smallest pages, away from larger blocks, as in PyTorch's allocator
+/// (`kSmallSize`).
+const SMALL_BELOW: u64 = 1 << 20;
+
+/// Alignments that a pool can be built with.
+const MIN_ALIGNMENTS: std::ops::RangeInclusive<u64> = 256..=2 << 20;
+
+impl PoolBuilder {
+    pub(super) fn new(context: &Context) -> Self {
+        Self {
+            context: context.clone(),
+            name: "pool".to_owned(),
+            hard_limit: u64::MAX,
+            release_threshold: u64::MAX,
+            headroom: 0,
+            reuse: ReusePolicies::ALL,
+            page_sizes: None,
+            min_alignment: 512,
+            budget: None,
+        }
+    }
+
+    /// A name for errors and reports. "pool" by default.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Physical bytes that the pool may hold. No limit by default.
+    pub fn hard_limit(mut self, bytes: u64) -> Self {
+        self.hard_limit = bytes;
+        self
+    }
+
+    /// Physical bytes that the pool keeps when a stream, an event or the device is synchronised through
+    /// millpond; what is free above that goes back to the device. By default everything is kept.
+    pub fn release_threshold(mut self, bytes: u64) -> Self {
+        self.release_threshold = bytes;
+        self
+    }
+
+    /// Bytes of the device that the pool always leaves free for others. 0 by default; more costs a
+    /// memory-information call each time the pool grows.
+    pub fn headroom(mut self, bytes: u64) -> Self {
+        self.headroom = bytes;
+        self
+    }
+
+    /// How memory may pass from stream to stream. All three policies by default.
+    pub fn reuse(mut self, policies: ReusePolicies) -> Self {
+        self.reuse = policies;
+        self
+    }
+
+    /// The smallest and the largest physical page. Powers of two; the smallest is at least the device's
+    /// granularity, which is the default; 32 MiB is the default for the largest.
+    pub fn page_sizes(mut self, smallest: u64, largest: u64) -> Self {
+        self.page_sizes = Some((smallest, largest));
+        self
+    }
+
+    /// What every address is a multiple of, and what sizes are rounded up to: a power of two from 256 bytes
+    /// to 2 MiB. 512 bytes by default.
+    pub fn min_alignment(mut self, bytes: u64) -> Self {
+        self.min_alignment = bytes;
+        self
+    }
+
+    /// A limit that the pool shares with others.
+    pub fn budget(mut self, budget: &Budget) -> Self {
+        self.budget = Some(budget.clone());
+        self
+    }
+
+    /// Builds the pool. No memory is taken yet.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] for an option that makes no sense, naming it.
+    pub fn build(self) -> Result<Pool> {
+        let layout = self.layout()?;
+        let timelines = self.context.timelines().clone();
+        let registry = self.context.registry();
+        let device = timelines.device().clone();
+        let largest_align = device.properties().granularity.min(layout.slot_bytes);
+        let counters = Arc::new(Counters::default());
+        let limits = Limits { hard_limit: self.hard_limit, headroom: self.headroom, budget: self.budget };
+        let pages = Pages::new(device, counters.clone(), limits, layout.slot_bytes);
+        let arena = Arena::new(timelines.clone(), counters.clone(), layout, self.reuse, pages);
+        let inner = Arc::new(PoolInner {
+            name: self.name,
+            timelines: timelines.clone(),
+            registry: Arc::downgrade(registry),
+            counters,
+            state: Mutex::new(State { arena, destroyed: false }),
+            release_threshold: AtomicU64::new(self.release_threshold),
+            reclaimers: Reclaimers::default(),
+            largest_align,
+        });
+        registry.enter(&inner);
+        let listener: Arc<dyn AfterSync> = inner.clone();
+        timelines.listen(Arc::downgrade(&listener));
+        Ok(Pool::new(inner))
+    }
+
+    fn layout(&self) -> Result<Layout> {
+        let bad = |option, why| Err(Error::BadOption { option, why });
+        let granularity = self.context.device().properties().granularity;
+        let (smallest, largest) = self.page_sizes.unwrap_or((granularity, LARGEST_PAGE.max(granularity)));
+        if !smallest.is_power_of_two() || smallest < granularity {
+            return bad(
+                "page_sizes",
+                format!(
+                    "smallest page of {smallest} bytes; it must be a power of two of at least {granularity}, the device's granularity"
+                ),
+            );
+        }
+        if !largest.is_power_of_two() || largest < smallest || largest / smallest > 1 << 20 {
+            return bad(
+                "page_sizes",
+                format!("largest page of {largest} bytes; it must be a power of two from {smallest} up"),
+            );
+        }
+        let unit = self.min_alignment;
+        if !unit.is_power_of_two() || !MIN_ALIGNMENTS.contains(&unit) || unit > smallest {
+            return bad(
+                "min_alignment",
+                format!("{unit} bytes; it must be a power of two from 256 bytes to 2 MiB and at most a page"),
+            );
+        }
+        Ok(Layout {
+            unit_bytes: unit,
+            slot_bytes: smallest,
+            largest_page: u32::try_from(largest / smallest).unwrap_or(u32::MAX),
+            small_below: SMALL_BELOW,
+        })
+    }
+}

@@ -1,0 +1,244 @@
+//! `pool/`: what programs hold: contexts, pools and their options, and what happens when memory runs out.
+//!
+//! Uses `arena/`, `pages/`, `order/` and `device/`.
+//!
+//! **How one request passes through.** [`Pool::alloc`] checks the request and asks the arena under the
+//! pool's lock. Where memory is short, `pressure` makes room step by step, without the lock, and asks again.
+//! [`Pool::free`] finds the block by its address, or says what is wrong with the address, and hands it to
+//! the arena behind the stream's present tick. Synchronising a stream, an event or the device through
+//! millpond calls back here to apply the release threshold.
+
+mod builder;
+mod context;
+mod inner;
+mod pressure;
+mod registry;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+pub use builder::PoolBuilder;
+pub use context::Context;
+pub(crate) use inner::PoolInner;
+pub use pressure::{Limit, OutOfMemory, ReclaimId};
+
+use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
+use crate::order::{Stream, Timelines};
+use crate::stats::{Level, Stats};
+use crate::{Error, Result};
+
+/// A memory pool of one device. Clones are the same pool.
+///
+/// Allocation and free are ordered by streams, as if they were kernels: memory is valid for work ordered
+/// after the allocation and before the free. A free may name another stream than the allocation, if the
+/// program has ordered it after the work that uses the memory.
+///
+/// ```
+/// use millpond::{Context, Pool};
+/// let device = Context::host()?;
+/// let pool = Pool::builder(&device).name("example").build()?;
+/// let stream = device.create_stream()?;
+/// let block = pool.alloc(1 << 20, &stream)?;
+/// // … give work that uses the block to the stream …
+/// pool.free(block, &stream)?;
+/// assert_eq!(pool.used().current, 0);
+/// # Ok::<(), millpond::Error>(())
+/// ```
+///
+/// When the last handle of a pool goes, the host waits for pending work on its memory and gives it back. If
+/// blocks are still live then, the pool lives on until the last of them is freed
+/// ([`Context::free`], or a [`Buffer`](crate::Buffer)'s drop).
+#[derive(Debug, Clone)]
+pub struct Pool {
+    inner: Arc<PoolInner>,
+    /// Counts the program's handles; buffers hold the inner pool only.
+    _handle: Arc<Handle>,
+}
+
+#[derive(Debug)]
+struct Handle(Arc<PoolInner>);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if let Err(error) = self.0.close() {
+            tracing::warn!("{error}");
+        }
+    }
+}
+
+impl Pool {
+    /// Starts building a pool of the device.
+    pub fn builder(device: &Context) -> PoolBuilder {
+        PoolBuilder::new(device)
+    }
+
+    fn new(inner: Arc<PoolInner>) -> Self {
+        let handle = Arc::new(Handle(inner.clone()));
+        Self { inner, _handle: handle }
+    }
+
+    /// Allocates `bytes` for work on `stream`, aligned to the pool's minimum alignment. Zero bytes give the
+    /// null pointer.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] after everything that could make room was tried; [`Error::WrongDevice`],
+    /// [`Error::SizeOverflow`], [`Error::PoolDestroyed`], or the device's own.
+    pub fn alloc(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
+        self.inner.alloc(bytes, 1, stream)
+    }
+
+    /// Allocates at an address that is a multiple of `align` bytes, a power of two up to the device's
+    /// granularity (2 MiB).
+    ///
+    /// # Errors
+    /// [`Error::BadAlignment`], and those of [`alloc`](Self::alloc).
+    pub fn alloc_aligned(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
+        self.inner.alloc(bytes, align, stream)
+    }
+
+    /// Allocates, and sets all bytes to zero in stream order.
+    ///
+    /// # Errors
+    /// Those of [`alloc`](Self::alloc).
+    pub fn alloc_zeroed(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
+        let ptr = self.alloc(bytes, stream)?;
+        if ptr.is_null() {
+            return Ok(ptr);
+        }
+        // SAFETY: the block was allocated above for work on this stream.
+        if let Err(error) = unsafe { self.device().memset(ptr, 0, bytes, stream.handle()) } {
+            self.free(ptr, stream)?;
+            return Err(error.into());
+        }
+        Ok(ptr)
+    }
+
+    /// Frees a block after the work given to `stream` so far, and to the streams of
+    /// [recorded uses](Self::record_use). Null is freed at no cost.
+    ///
+    /// # Errors
+    /// [`Error::DoubleFree`], [`Error::InteriorPointer`], [`Error::WrongPool`], [`Error::ForeignPointer`] or
+    /// [`Error::WrongDevice`]; nothing changed then.
+    pub fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        self.inner.free(ptr, stream)
+    }
+
+    /// Notes that work on `stream` uses the block, now or until it is freed: the free will wait for what
+    /// `stream` was given by then, as with PyTorch's `record_stream`. The host never waits. (On a
+    /// [foreign stream](Context::foreign_stream) only for what it was given by now.)
+    ///
+    /// # Errors
+    /// As for [`free`](Self::free).
+    pub fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        self.inner.record_use(ptr, stream)
+    }
+
+    /// Bytes asked for in the live block that starts at `ptr`.
+    ///
+    /// # Errors
+    /// As for [`free`](Self::free).
+    pub fn size_of(&self, ptr: DevicePtr) -> Result<u64> {
+        self.inner.with_live(ptr, |arena, id| arena.requested(id))
+    }
+
+    /// Gives free memory back to the device until at most `bytes_to_keep` are reserved, as far as no pending
+    /// work uses it. Does not wait. Returns the bytes given back.
+    ///
+    /// # Errors
+    /// The device's own; what was given back until then stays given back.
+    pub fn trim_to(&self, bytes_to_keep: u64) -> Result<u64> {
+        Ok(self.inner.trim(bytes_to_keep)?)
+    }
+
+    /// Changes the [release threshold](PoolBuilder::release_threshold), from the next synchronise on.
+    pub fn set_release_threshold(&self, bytes: u64) {
+        // Relaxed: a setting; nothing is concluded from when it is seen.
+        self.inner.release_threshold.store(bytes, Ordering::Relaxed);
+    }
+
+    /// The present [release threshold](PoolBuilder::release_threshold) in bytes.
+    pub fn release_threshold(&self) -> u64 {
+        self.inner.release_threshold.load(Ordering::Relaxed)
+    }
+
+    /// What the pool did and holds. Takes no lock.
+    pub fn stats(&self) -> Stats {
+        self.inner.counters.stats()
+    }
+
+    /// Physical bytes held, now and at most.
+    pub fn reserved(&self) -> Level {
+        self.inner.counters.reserved.level()
+    }
+
+    /// Bytes in live blocks, now and at most.
+    pub fn used(&self) -> Level {
+        self.inner.counters.allocated.level()
+    }
+
+    /// Lets the high-water marks start again from where the figures are now.
+    pub fn reset_high_water(&self) {
+        self.inner.counters.reset_high_water();
+    }
+
+    /// Free and total memory of the device, as its driver counts.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+        self.device().memory_info()
+    }
+
+    /// Registers a callback that is asked when memory is short, after everything the pool can do itself: it
+    /// gets the bytes wanted, may free and trim, and says whether trying again is worth it. It runs on the
+    /// allocating thread without locks held.
+    pub fn on_reclaim(&self, reclaim: impl Fn(u64) -> bool + Send + Sync + 'static) -> ReclaimId {
+        self.inner.reclaimers.add(Arc::new(reclaim))
+    }
+
+    /// Removes a callback; `false` if it was removed before.
+    pub fn remove_reclaim(&self, id: ReclaimId) -> bool {
+        self.inner.reclaimers.remove(id)
+    }
+
+    /// Destroys the pool for all its handles: it allocates no more. Waits for pending work on its memory.
+    ///
+    /// # Errors
+    /// [`Error::LiveBlocks`] where blocks are live: the pool is destroyed all the same, and their memory goes
+    /// back when the last of them is freed. The device's own otherwise.
+    pub fn destroy(&self) -> Result<()> {
+        self.inner.close()
+    }
+
+    /// The pool's name.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// The device that the pool takes its memory from.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        self.inner.timelines.device()
+    }
+
+    /// Recounts every invariant of the pool: blocks, pages, mappings, counters. For tests; takes the lock for
+    /// a time that grows with the number of blocks.
+    ///
+    /// # Errors
+    /// A sentence that says what is wrong.
+    pub fn check(&self) -> std::result::Result<(), String> {
+        self.inner.state.lock().arena.check()
+    }
+
+    pub(crate) fn timelines(&self) -> &Arc<Timelines> {
+        &self.inner.timelines
+    }
+
+    pub(crate) fn inner(&self) -> &Arc<PoolInner> {
+        &self.inner
+    }
+
+    /// The error for a length that does not match.
+    pub(crate) fn length_mismatch(what: &'static str, found: usize, expected: usize) -> Error {
+        Error::LengthMismatch { what, found, expected }
+    }
+}

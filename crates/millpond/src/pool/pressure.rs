@@ -1,0 +1,280 @@
+//! What happens when memory runs out: a conversation before an error.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::inner::PoolInner;
+use crate::arena::Refusal;
+use crate::device::DevicePtr;
+use crate::order::Stream;
+use crate::pages::Shortage;
+use crate::{Error, HumanBytes, Result};
+
+/// Names a callback registered with [`Pool::on_reclaim`](crate::Pool::on_reclaim).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ReclaimId(u64);
+
+type Reclaimer = Arc<dyn Fn(u64) -> bool + Send + Sync>;
+
+/// The callbacks of one pool.
+#[derive(Default)]
+pub(super) struct Reclaimers {
+    next: AtomicU64,
+    all: Mutex<Vec<(ReclaimId, Reclaimer)>>,
+}
+
+impl fmt::Debug for Reclaimers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reclaimers").field("count", &self.all.lock().len()).finish()
+    }
+}
+
+impl Reclaimers {
+    pub(super) fn add(&self, reclaimer: Reclaimer) -> ReclaimId {
+        // Relaxed: only uniqueness matters.
+        let id = ReclaimId(self.next.fetch_add(1, Ordering::Relaxed));
+        self.all.lock().push((id, reclaimer));
+        id
+    }
+
+    pub(super) fn remove(&self, id: ReclaimId) -> bool {
+        let all = &mut self.all.lock();
+        let before = all.len();
+        all.retain(|(known, _)| *known != id);
+        all.len() < before
+    }
+
+    /// A copy, so that callbacks run without the lock and may register others.
+    fn list(&self) -> Vec<Reclaimer> {
+        self.all.lock().iter().map(|(_, reclaimer)| reclaimer.clone()).collect()
+    }
+}
+
+/// An out-of-memory error's account of where the memory is. Bytes throughout.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutOfMemory {
+    /// The pool's name.
+    pub pool: String,
+    /// Bytes asked for.
+    pub requested: u64,
+    /// What stood in the way of more memory.
+    pub limit: Limit,
+    /// Bytes in live blocks of the pool, and how many blocks.
+    pub live: u64,
+    /// Live blocks of the pool.
+    pub blocks: u64,
+    /// Bytes that the pool holds but that are in no live block.
+    pub cached: u64,
+    /// Physical bytes that the pool holds.
+    pub reserved: u64,
+    /// Bytes that other pools of this context hold.
+    pub other_pools: u64,
+    /// Bytes free on the device, as its driver counts.
+    pub device_free: u64,
+    /// Bytes that the device has.
+    pub device_total: u64,
+    /// Bytes of the longest free range.
+    pub largest_free: u64,
+}
+
+/// What stood in the way of more memory. Bytes throughout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// The device has none left.
+    Device,
+    /// The pool's hard limit.
+    HardLimit(u64),
+    /// The budget that the pool shares with others: its limit, and what all of them hold.
+    Budget {
+        /// The budget.
+        limit: u64,
+        /// What all pools under it hold.
+        held: u64,
+    },
+    /// The bytes that the pool leaves free on the device.
+    Headroom(u64),
+}
+
+impl OutOfMemory {
+    /// What would have let the request succeed.
+    pub fn advice(&self) -> String {
+        let lacking = self.requested.saturating_sub(self.cached);
+        match self.limit {
+            Limit::HardLimit(limit) => format!(
+                "free {} of live blocks, or raise the pool's hard limit of {}",
+                HumanBytes(lacking),
+                HumanBytes(limit)
+            ),
+            Limit::Budget { limit, held } => format!(
+                "the pools of this budget hold {} of {}: trim or free in another of them, or raise the budget",
+                HumanBytes(held),
+                HumanBytes(limit)
+            ),
+            Limit::Headroom(headroom) => format!(
+                "lower the pool's headroom of {}, or free {} of live blocks",
+                HumanBytes(headroom),
+                HumanBytes(lacking)
+            ),
+            Limit::Device => {
+                let ours = self.reserved + self.other_pools;
+                let others = self.device_total.saturating_sub(self.device_free).saturating_sub(ours);
+                format!(
+                    "free {} of live blocks; other allocators and processes hold {} of the device",
+                    HumanBytes(lacking),
+                    HumanBytes(others)
+                )
+            }
+        }
+    }
+}
+
+impl fmt::Display for OutOfMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "out of memory in pool '{}': {} requested; {} live in {} blocks, {} cached, {} reserved, {} in other \
+             pools; the longest free range has {}; the device has {} free of {}. What would help: {}",
+            self.pool,
+            HumanBytes(self.requested),
+            HumanBytes(self.live),
+            self.blocks,
+            HumanBytes(self.cached),
+            HumanBytes(self.reserved),
+            HumanBytes(self.other_pools),
+            HumanBytes(self.largest_free),
+            HumanBytes(self.device_free),
+            HumanBytes(self.device_total),
+            self.advice()
+        )
+    }
+}
+
+impl PoolInner {
+    /// Tries again after each thing that may have made room, from the cheapest to the dearest. The pool's
+    /// lock is never held while the host waits or a callback runs.
+    #[cold]
+    pub(super) fn alloc_under_pressure(
+        &self,
+        (bytes, align): (u64, u64),
+        stream: &Stream,
+        first: Refusal,
+    ) -> Result<DevicePtr> {
+        let mut what = self.shortage_of(first)?;
+        let request = bytes.next_multiple_of(align);
+        let reclaimers = self.reclaimers.list();
+        let reclaim = reclaimers.iter().map(|reclaimer| Step::Reclaim(reclaimer.clone()));
+        let steps = [Step::WaitForFences, Step::ReleaseSome, Step::ReleaseAll, Step::TrimOthers];
+        for step in steps.into_iter().chain(reclaim) {
+            if !self.take_step(&step, request)? {
+                continue;
+            }
+            self.count_retry();
+            match self.state.lock().arena.alloc(bytes, align, stream) {
+                Ok(ptr) => return Ok(ptr),
+                Err(refusal) => what = self.shortage_of(refusal)?,
+            }
+        }
+        let report = self.out_of_memory(bytes, what);
+        tracing::warn!(%report, "out of memory");
+        Err(Error::OutOfMemory(Box::new(report)))
+    }
+
+    /// What memory was short of; another refusal is the caller's error.
+    fn shortage_of(&self, refusal: Refusal) -> Result<Shortage> {
+        match refusal {
+            Refusal::Short { what, bytes } => {
+                tracing::debug!(pool = self.name, ?what, bytes, "short of memory");
+                Ok(what)
+            }
+            Refusal::Device(error) => Err(error.into()),
+        }
+    }
+
+    /// Does one thing that may make room; `false` where it cannot have made any.
+    fn take_step(&self, step: &Step, request: u64) -> Result<bool> {
+        match step {
+            Step::WaitForFences => {
+                let fence = self.state.lock().arena.fence_of_all_free();
+                if fence.is_empty() {
+                    return Ok(false);
+                }
+                self.timelines.wait_on_host(&fence)?;
+                self.state.lock().arena.reap();
+                Ok(true)
+            }
+            Step::ReleaseSome => {
+                let keep = self.counters.reserved.current().saturating_sub(request);
+                Ok(self.trim(keep)? > 0)
+            }
+            Step::ReleaseAll => Ok(self.trim(0)? > 0),
+            Step::TrimOthers => self.trim_others(),
+            Step::Reclaim(reclaimer) => Ok(reclaimer(request)),
+        }
+    }
+
+    /// Lets the other pools of the device give back what they cache.
+    fn trim_others(&self) -> Result<bool> {
+        let mut released = 0;
+        for other in self.others() {
+            released += other.trim(0)?;
+        }
+        Ok(released > 0)
+    }
+
+    fn others(&self) -> Vec<Arc<PoolInner>> {
+        let all = self.registry.upgrade().map(|registry| registry.pools()).unwrap_or_default();
+        all.into_iter().filter(|other| !std::ptr::eq(&**other, self)).collect()
+    }
+
+    fn count_retry(&self) {
+        // Counts are written under the lock.
+        let _state = self.state.lock();
+        self.counters.retries.add(1);
+    }
+
+    fn out_of_memory(&self, requested: u64, what: Shortage) -> OutOfMemory {
+        let device = self.timelines.device().memory_info().unwrap_or_default();
+        let other_pools = self.others().iter().map(|other| other.counters.reserved.current()).sum();
+        let state = self.state.lock();
+        self.counters.out_of_memory.add(1);
+        let limits = state.arena.limits();
+        let stats = self.counters.stats();
+        OutOfMemory {
+            pool: self.name.clone(),
+            requested,
+            limit: match (what, &limits.budget) {
+                (Shortage::HardLimit, _) => Limit::HardLimit(limits.hard_limit),
+                (Shortage::Headroom, _) => Limit::Headroom(limits.headroom),
+                (Shortage::Budget, Some(budget)) => {
+                    Limit::Budget { limit: budget.limit(), held: budget.held() }
+                }
+                (Shortage::Budget, None) | (Shortage::Device, _) => Limit::Device,
+            },
+            live: stats.allocated.current,
+            blocks: stats.blocks.current,
+            cached: stats.cached(),
+            reserved: stats.reserved.current,
+            other_pools,
+            device_free: device.free,
+            device_total: device.total,
+            largest_free: state.arena.largest_free(),
+        }
+    }
+}
+
+/// One thing that may make room.
+enum Step {
+    /// Wait on the host until everything free is complete, so that every stream may use it and steal from it.
+    WaitForFences,
+    /// Give back about as much as was asked for: pages of other sizes may be had for it.
+    ReleaseSome,
+    /// Give back everything that is free.
+    ReleaseAll,
+    /// Let the other pools of the device give back what they cache.
+    TrimOthers,
+    /// Ask the program.
+    Reclaim(Reclaimer),
+}

@@ -1,0 +1,118 @@
+//! Workspaces: one block taken in advance, for a program that needs the same scratch memory every step.
+
+use std::marker::PhantomData;
+
+use bytemuck::Pod;
+
+use crate::buffer::Buffer;
+use crate::device::DevicePtr;
+use crate::order::Stream;
+use crate::pool::Pool;
+use crate::{Error, Result};
+
+/// Device memory that is handed out from front to back and taken back all at once. Handing out costs an
+/// addition; nothing is freed one by one.
+///
+/// ```
+/// use millpond::{Context, Pool, Workspace};
+/// let device = Context::host()?;
+/// let pool = Pool::builder(&device).build()?;
+/// let stream = device.create_stream()?;
+/// let mut workspace = Workspace::new(&pool, 1 << 20, &stream)?;
+/// for _step in 0..3 {
+///     let activations = workspace.alloc::<f32>(1024)?;
+///     let gradients = workspace.alloc::<f32>(1024)?;
+///     assert_ne!(activations.ptr(), gradients.ptr());
+///     workspace.reset();
+/// }
+/// # Ok::<(), millpond::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct Workspace {
+    block: Buffer<u8>,
+    used: std::cell::Cell<u64>,
+    high: u64,
+    align: u64,
+}
+
+/// Memory of a [`Workspace`], until its next [reset](Workspace::reset).
+#[derive(Debug, Clone, Copy)]
+pub struct WorkspaceSlice<'a, T> {
+    ptr: DevicePtr,
+    len: usize,
+    of: PhantomData<(&'a Workspace, T)>,
+}
+
+impl Workspace {
+    /// Takes a block of `bytes` from the pool. What it hands out is aligned to 512 bytes.
+    ///
+    /// # Errors
+    /// Those of [`Pool::alloc`].
+    pub fn new(pool: &Pool, bytes: u64, stream: &Stream) -> Result<Self> {
+        let len = usize::try_from(bytes).map_err(|_| Error::SizeOverflow { bytes, count: 1 })?;
+        let block = Buffer::new(pool, len, stream)?;
+        Ok(Self { block, used: std::cell::Cell::new(0), high: 0, align: 512 })
+    }
+
+    /// Hands out `len` elements with no defined content, for work on the workspace's stream.
+    ///
+    /// # Errors
+    /// [`Error::WorkspaceFull`] where less is left; nothing is handed out then.
+    pub fn alloc<T: Pod>(&self, len: usize) -> Result<WorkspaceSlice<'_, T>> {
+        let overflow = || Error::SizeOverflow { bytes: u64::MAX, count: len as u64 };
+        let bytes = len.checked_mul(size_of::<T>()).ok_or_else(overflow)? as u64;
+        let start = self.used.get();
+        let end = start.checked_add(bytes).ok_or_else(overflow)?;
+        if end > self.capacity() {
+            let left = self.capacity().saturating_sub(start);
+            return Err(Error::WorkspaceFull { requested: bytes, left, capacity: self.capacity() });
+        }
+        // The next one's start; beyond the capacity where the block is used up.
+        self.used.set(end.next_multiple_of(self.align));
+        Ok(WorkspaceSlice { ptr: self.block.ptr().offset(start), len, of: PhantomData })
+    }
+
+    /// Takes everything back. Slices handed out before cannot be used after, as the borrow shows; work that
+    /// uses them needs no waiting for, since what is handed out next is for later work on the same stream.
+    pub fn reset(&mut self) {
+        self.high = self.high_water();
+        self.used.set(0);
+    }
+
+    /// Bytes handed out since the last reset, with what alignment took.
+    pub fn used(&self) -> u64 {
+        self.used.get().min(self.capacity())
+    }
+
+    /// The most bytes handed out between two resets so far.
+    pub fn high_water(&self) -> u64 {
+        self.high.max(self.used())
+    }
+
+    /// Bytes taken from the pool.
+    pub fn capacity(&self) -> u64 {
+        self.block.byte_len()
+    }
+
+    /// The stream that the workspace belongs to.
+    pub fn stream(&self) -> &Stream {
+        self.block.stream()
+    }
+}
+
+impl<T> WorkspaceSlice<'_, T> {
+    /// The address.
+    pub fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}

@@ -1,0 +1,130 @@
+//! One suite that every device passes: the contract of [`millpond::device::Device`], sentence by sentence.
+//!
+//! To add a device, write a [`Harness`](harness::Harness) for it and one line of `conformance!` below.
+//!
+//! Rules for a test, so that it holds on a GPU too: nothing larger than a few KiB is copied from the host to
+//! a held stream, nothing is copied to the host from a held stream (both may wait there), and free memory is
+//! compared with `>=` unless the device [keeps exact records](harness::Harness::EXACT).
+
+#[path = "conformance/copies.rs"]
+mod copies;
+#[path = "conformance/events.rs"]
+mod events;
+#[path = "conformance/harness.rs"]
+mod harness;
+#[path = "conformance/misuse.rs"]
+mod misuse;
+#[path = "conformance/pages.rs"]
+mod pages;
+#[path = "conformance/segments.rs"]
+mod segments;
+#[path = "conformance/streams.rs"]
+mod streams;
+
+use harness::{HostHarness, SimHarness};
+
+/// One test of one device. The attributes are those of the device.
+macro_rules! one_test {
+    ({ $($attribute:tt)* } $harness:expr, $group:ident::$test:ident) => {
+        #[test]
+        $($attribute)*
+        fn $test() {
+            crate::$group::$test(&$harness);
+        }
+    };
+}
+
+macro_rules! all_tests {
+    ($attributes:tt $harness:expr, $($group:ident: $($test:ident)*;)*) => {
+        $(mod $group {
+            #[allow(unused_imports, reason = "the harness may be a path")]
+            use super::*;
+            all_tests!(@group $attributes $harness, $group: $($test)*);
+        })*
+    };
+    (@group $attributes:tt $harness:expr, $group:ident: $first:ident $($rest:ident)*) => {
+        one_test!($attributes $harness, $group::$first);
+        all_tests!(@group $attributes $harness, $group: $($rest)*);
+    };
+    (@group $attributes:tt $harness:expr, $group:ident:) => {};
+}
+
+/// The whole suite for one device, as a module. Attributes before the name go to every test.
+macro_rules! conformance {
+    ($(#[$attribute:meta])* $name:ident: $harness:expr) => {
+        mod $name {
+            #[allow(unused_imports, reason = "the harness may be a path")]
+            use super::*;
+            all_tests! {
+                { $(#[$attribute])* } $harness,
+                pages:
+                    a_reserved_range_is_aligned_and_can_be_given_back
+                    reserved_ranges_do_not_overlap
+                    a_page_mapped_at_two_addresses_has_the_same_bytes_at_both
+                    a_page_can_be_mapped_elsewhere_while_work_on_the_old_address_is_pending
+                    pages_permuted_in_stream_order_lose_no_byte
+                    a_released_page_stays_until_its_last_mapping_goes
+                    pages_of_several_sizes_lie_side_by_side
+                    a_range_can_be_mapped_again_after_an_unmap
+                    pages_and_free_memory_add_up
+                    running_out_of_memory_changes_nothing
+                    without_virtual_memory_pages_are_unsupported;
+                streams:
+                    work_on_one_stream_runs_in_order
+                    streams_run_at_the_same_time
+                    a_stream_is_idle_when_its_work_is_complete
+                    identities_are_never_given_again
+                    a_destroyed_streams_work_still_runs
+                    the_device_waits_for_destroyed_streams_too
+                    default_streams_have_identities_of_their_own
+                    every_thread_has_a_default_stream_of_its_own
+                    the_default_streams_take_work
+                    synchronize_waits_for_every_stream;
+                events:
+                    an_event_never_recorded_is_complete
+                    an_event_is_complete_when_the_work_before_it_is
+                    later_work_does_not_delay_an_event
+                    recording_again_replaces_what_an_event_stands_for
+                    a_stream_waits_for_what_the_event_stood_for_at_the_call
+                    a_complete_event_delays_nobody
+                    an_event_destroyed_while_pending_still_holds_back_who_waits
+                    a_wait_follows_through_a_chain_of_streams
+                    a_stream_may_wait_for_its_own_event
+                    synchronizing_an_event_waits_for_its_work_only;
+                copies:
+                    what_is_copied_in_comes_back_out
+                    the_source_of_a_copy_may_change_at_once
+                    memsets_and_copies_run_in_stream_order
+                    a_copy_waits_for_an_event_of_another_stream
+                    no_bytes_are_no_work;
+                segments:
+                    segments_are_aligned_and_hold_their_bytes
+                    segments_and_free_memory_add_up
+                    a_segment_larger_than_the_device_is_out_of_memory
+                    freeing_a_segment_waits_for_all_work
+                    async_blocks_hold_their_bytes
+                    a_block_freed_on_a_stream_is_given_to_it_again
+                    a_pending_block_is_not_given_to_another_stream
+                    the_drivers_pool_keeps_what_it_has
+                    an_async_block_larger_than_the_device_is_out_of_memory;
+                misuse:
+                    sizes_that_are_no_multiple_of_the_granularity_are_refused
+                    a_range_is_given_back_only_whole_and_empty
+                    a_page_is_mapped_only_whole_aligned_reserved_and_where_nothing_is
+                    a_released_page_is_no_page
+                    access_is_set_on_whole_mappings_only
+                    a_mapping_is_removed_only_whole_and_once
+                    memory_without_access_is_not_touched
+                    segments_and_async_blocks_are_freed_once_and_as_they_were_made
+                    destroyed_streams_and_events_are_refused
+                    default_streams_cannot_be_destroyed
+                    overlapping_copies_are_refused;
+            }
+        }
+    };
+}
+
+conformance!(host: HostHarness::new(true));
+conformance!(host_without_virtual_memory: HostHarness::new(false));
+conformance!(sim: SimHarness::new(true));
+conformance!(sim_without_virtual_memory: SimHarness::new(false));

@@ -1,0 +1,170 @@
+//! What the suite needs of a device beyond the trait: making its streams pending, and running host code.
+
+use std::sync::{Arc, mpsc};
+
+use millpond::device::host::{HostDevice, HostOptions};
+use millpond::device::sim::{Hold, SimDevice, SimOptions};
+use millpond::device::{Device, DevicePtr, PageHandle, StreamHandle};
+
+/// A device under test.
+pub(crate) trait Harness: Sync {
+    /// Work that is pending until it is released.
+    type Hold: Send;
+
+    /// The device keeps bytes: what was written can be read.
+    const BYTES: bool;
+    /// The device keeps exact records: it refuses wrong arguments, and no byte is taken but those asked for.
+    const EXACT: bool;
+    /// A call that waits for a held stream waits until the hold is released (else it is refused).
+    const WAITS: bool;
+
+    fn device(&self) -> &dyn Device;
+
+    /// Puts work on the stream that is complete only once it is released.
+    fn hold(&self, stream: StreamHandle) -> Self::Hold;
+
+    fn release(&self, hold: Self::Hold);
+
+    /// Runs host code in stream order; false where the device cannot.
+    fn launch(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> bool;
+}
+
+/// Enough for every test, and little enough to be used up in one.
+const CAPACITY: u64 = 256 << 20;
+
+pub(crate) struct HostHarness(Arc<HostDevice>);
+
+impl HostHarness {
+    pub(crate) fn new(virtual_memory: bool) -> Self {
+        let options = HostOptions { capacity: Some(CAPACITY), virtual_memory, ..HostOptions::default() };
+        Self(HostDevice::with_options(options).unwrap())
+    }
+}
+
+impl Harness for HostHarness {
+    type Hold = mpsc::Sender<()>;
+
+    const BYTES: bool = true;
+    const EXACT: bool = true;
+    const WAITS: bool = true;
+
+    fn device(&self) -> &dyn Device {
+        &*self.0
+    }
+
+    fn hold(&self, stream: StreamHandle) -> Self::Hold {
+        let (release, released) = mpsc::channel();
+        // A hold dropped by a failing test is released too: then `recv` fails, and the stream goes on.
+        self.0.launch(stream, move || _ = released.recv()).unwrap();
+        release
+    }
+
+    fn release(&self, hold: Self::Hold) {
+        hold.send(()).unwrap();
+    }
+
+    fn launch(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> bool {
+        self.0.launch(stream, work).unwrap();
+        true
+    }
+}
+
+pub(crate) struct SimHarness(Arc<SimDevice>);
+
+impl SimHarness {
+    pub(crate) fn new(virtual_memory: bool) -> Self {
+        let options = SimOptions { capacity: CAPACITY, virtual_memory, ..SimOptions::default() };
+        Self(SimDevice::new(options).unwrap())
+    }
+}
+
+impl Harness for SimHarness {
+    type Hold = Hold;
+
+    const BYTES: bool = false;
+    const EXACT: bool = true;
+    const WAITS: bool = false;
+
+    fn device(&self) -> &dyn Device {
+        &*self.0
+    }
+
+    fn hold(&self, stream: StreamHandle) -> Hold {
+        self.0.hold(stream).unwrap()
+    }
+
+    fn release(&self, hold: Hold) {
+        self.0.release(hold);
+    }
+
+    fn launch(&self, _stream: StreamHandle, _work: Box<dyn FnOnce() + Send>) -> bool {
+        false
+    }
+}
+
+// ---- what many tests do ------------------------------------------------------------------------------
+
+/// Whether the device has virtual memory, which most tests of pages need.
+pub(crate) fn has_pages(h: &impl Harness) -> bool {
+    h.device().properties().virtual_memory
+}
+
+pub(crate) fn granularity(h: &impl Harness) -> u64 {
+    h.device().properties().granularity
+}
+
+/// A new page, mapped at `at` with access.
+pub(crate) fn map_new_page(h: &impl Harness, at: DevicePtr, bytes: u64) -> PageHandle {
+    let page = h.device().create_page(bytes).unwrap();
+    map_page(h, at, bytes, page);
+    page
+}
+
+/// The page, mapped at `at` with access.
+pub(crate) fn map_page(h: &impl Harness, at: DevicePtr, bytes: u64, page: PageHandle) {
+    h.device().map(at, bytes, page).unwrap();
+    h.device().set_access(at, bytes).unwrap();
+}
+
+/// Removes a mapping, when the device has done all work.
+pub(crate) fn unmap(h: &impl Harness, at: DevicePtr, bytes: u64) {
+    h.device().synchronize().unwrap();
+    // SAFETY: the tests give whole mappings that they do not use again, and all work is complete.
+    unsafe { h.device().unmap(at, bytes) }.unwrap();
+}
+
+/// Destroys a page.
+pub(crate) fn release_page(h: &impl Harness, page: PageHandle) {
+    // SAFETY: the tests do not use a page that they released.
+    unsafe { h.device().release_page(page) }.unwrap();
+}
+
+/// Sets bytes of the test's memory in stream order.
+pub(crate) fn fill(h: &impl Harness, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) {
+    // SAFETY: the tests fill memory of their own, ordered by streams and events.
+    unsafe { h.device().memset(at, value, bytes, stream) }.unwrap();
+}
+
+/// Copies between memory of the test in stream order.
+pub(crate) fn copy(h: &impl Harness, to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) {
+    // SAFETY: the tests copy memory of their own, ordered by streams and events.
+    unsafe { h.device().copy(to, from, bytes, stream) }.unwrap();
+}
+
+/// Copies from the host to memory of the test in stream order.
+pub(crate) fn copy_in(h: &impl Harness, to: DevicePtr, from: &[u8], stream: StreamHandle) {
+    // SAFETY: the slice is readable; the tests write memory of their own, ordered by streams and events.
+    unsafe { h.device().copy_from_host(to, from.as_ptr(), from.len() as u64, stream) }.unwrap();
+}
+
+/// Checks bytes after all work on the stream; on a device without bytes only that they can be reached.
+pub(crate) fn expect_bytes<H: Harness>(h: &H, at: DevicePtr, expected: &[u8], stream: StreamHandle) {
+    let mut found = vec![0xA5; expected.len()];
+    // SAFETY: `found` is not touched until the stream is synchronised.
+    unsafe { h.device().copy_to_host(found.as_mut_ptr(), at, found.len() as u64, stream) }.unwrap();
+    h.device().synchronize_stream(stream).unwrap();
+    if H::BYTES && found != expected {
+        let wrong = found.iter().zip(expected).position(|(f, e)| f != e).unwrap();
+        panic!("byte {wrong} at {at} is {}, not {}", found[wrong], expected[wrong]);
+    }
+}
