@@ -86,7 +86,8 @@ impl World {
             ensure!(budget.held() <= budget.limit(), "{budget:?} is exceeded");
             ensure!(budget.held() == held, "{budget:?}, but {held} bytes are held");
         }
-        if self.options.headroom > 0 && held > 0 {
+        // A device that cannot say what is free stops no growth.
+        if self.options.headroom > 0 && held > 0 && !self.faulty {
             let headroom = self.options.headroom * GRANULARITY;
             ensure!(info.free >= headroom, "{} bytes are free of {headroom} kept free", info.free);
         }
