@@ -408,7 +408,7 @@ impl Arena {
         self.regions.set_page(region, slot, slots, Some(page));
         self.index_free(backed);
         // Its neighbours may be free too; whoever needs a longer block joins them.
-        self.unmerged.push(backed);
+        self.list_if_unmerged(backed);
     }
 
     /// Cuts slots out of a void block and takes them off the index. `void` then names what is left behind
