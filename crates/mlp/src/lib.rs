@@ -9,6 +9,7 @@
 //! and returns; each tensor frees itself in stream order when the model drops it.
 
 mod backend;
+pub mod cuda;
 pub mod data;
 mod error;
 mod host;
