@@ -1,1 +1,24 @@
-//! The MLP trainer.
+//! The MLP trainer: a user of the pool's public interface only.
+//!
+//! It may use `millpond` and `millpond-baselines`' [`Allocator`](millpond_baselines::Allocator), nothing inside
+//! them. Every weight, activation and gradient, the data set included, is a [`Tensor`] from the allocator under
+//! test.
+//!
+//! One step: [`train`] cuts a batch and asks the [`Model`] for its gradients; the model asks the [`Backend`] for
+//! one operation after another; each operation takes its output from [`Memory`], queues its work on the stream
+//! and returns; each tensor frees itself in stream order when the model drops it.
+
+mod backend;
+pub mod data;
+mod error;
+mod host;
+mod memory;
+mod model;
+mod train;
+
+pub use backend::{Activation, Backend, Batch, TOTAL_CORRECT, TOTAL_LOSS, TOTALS};
+pub use error::{Error, Result};
+pub use host::HostBackend;
+pub use memory::{Memory, Tensor};
+pub use model::{CLASSES, Model};
+pub use train::{Epoch, Hyper, Observer, Step, train};

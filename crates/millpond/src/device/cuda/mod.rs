@@ -1,1 +1,43 @@
-//! `device/cuda`
+//! `device/cuda/`: NVIDIA GPUs, through the driver interface (libcuda, CUDA 12.0 and later).
+//!
+//! It uses the words of `device/` and, of cudarc, the raw types and the loading of libcuda. Nothing is needed
+//! to build it, and a machine without a driver gets a readable [`DeviceError::Unavailable`] when it asks for
+//! a device, not before.
+//!
+//! | file | concern |
+//! | --- | --- |
+//! | `api` | the driver's functions that we call, as one table loaded at once |
+//! | `driver` | finding and starting the driver, and saying what is wrong with it |
+//! | `context` | the primary context, made current only around the calls that need it |
+//! | `device` | [`CudaDevice`]: opening a GPU, its properties and facts |
+//! | `calls` | the [`Device`](super::Device) trait, call by call |
+//! | `async_pool` | the driver's own stream-ordered pool behind `alloc_async` |
+//! | `host_fn` | running Rust closures in stream order |
+//!
+//! **One call.** `device.map(at, bytes, page)` reaches `calls`, which calls `cuMemMap` of the table. The code
+//! that comes back is a `Failure` or nothing; `?` turns it into a [`DeviceError`] with the
+//! driver's name and sentence for it.
+//!
+//! **Contexts.** The driver wants a *current* context on the calling thread for some calls. We push the
+//! device's primary context around those and pop it again, so that a program that works with another GPU on
+//! this thread finds its own context where it left it. Where the primary context is current already (as in
+//! every program over the CUDA runtime, PyTorch or cudarc) that costs one `cuCtxGetCurrent`. Calls on explicit
+//! handles (events, streams that are not the two default ones, pages, mappings) carry their context and need
+//! none. [`CudaDevice::make_current`] makes it current for good.
+
+mod api;
+mod async_pool;
+mod calls;
+mod context;
+mod device;
+mod driver;
+mod host_fn;
+
+pub use device::{CudaDevice, CudaFacts, CudaOptions};
+pub use driver::{DriverInfo, DriverVersion, driver, loaded_library};
+
+#[cfg(doc)]
+use super::DeviceError;
+
+// Sizes travel as u64 in the trait and as usize in the driver's functions.
+const _: () = assert!(size_of::<usize>() == 8, "CUDA 12 exists for 64-bit machines only");

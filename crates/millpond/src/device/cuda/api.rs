@@ -1,0 +1,246 @@
+//! The driver's functions that we call, as one table.
+//!
+//! The types and the loaded library are cudarc's; the functions are looked up here, for two reasons. cudarc
+//! looks a function up when it is first called and panics where it is missing; here all are looked up at
+//! once, and a missing one is an error that names it. And cudarc declares results as a Rust enum, so that a
+//! code which a newer driver has added would be undefined behaviour; here they are numbers.
+
+use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
+use std::sync::OnceLock;
+
+use cudarc::driver::sys::{
+    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemPool_attribute,
+    CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUstream,
+};
+
+use crate::device::{DeviceError, DeviceResult};
+
+/// What a driver function returned (`CUresult`), also where it is younger than this program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub(super) struct Code(c_uint);
+
+impl Code {
+    const SUCCESS: Self = Self(0);
+    pub(super) const OUT_OF_MEMORY: Self = Self(2);
+    pub(super) const NO_DEVICE: Self = Self(100);
+    pub(super) const NOT_READY: Self = Self(600);
+}
+
+/// A driver call that returned something else than success.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Failure {
+    pub(super) call: &'static str,
+    pub(super) code: Code,
+}
+
+impl Failure {
+    /// The error, where the call asked for `bytes` of memory.
+    pub(super) fn asking(self, bytes: u64) -> DeviceError {
+        if self.code == Code::OUT_OF_MEMORY {
+            DeviceError::OutOfMemory { call: self.call, requested: bytes }
+        } else {
+            self.described()
+        }
+    }
+
+    /// The error with the driver's name and sentence for it, also where it is "out of memory".
+    pub(super) fn described(self) -> DeviceError {
+        let (name, text) = match API.get() {
+            Some(api) => api.describe(self.code),
+            None => (String::from("unknown"), String::from("the driver is not loaded")),
+        };
+        DeviceError::Driver { call: self.call, code: self.code.0 as i32, name, text }
+    }
+}
+
+impl From<Failure> for DeviceError {
+    fn from(failure: Failure) -> Self {
+        failure.asking(0)
+    }
+}
+
+/// Turns "not ready" into `false` and success into `true`.
+pub(super) fn is_ready(result: Result<(), Failure>) -> DeviceResult<bool> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(failure) if failure.code == Code::NOT_READY => Ok(false),
+        Err(failure) => Err(failure.into()),
+    }
+}
+
+macro_rules! driver_functions {
+    ($($name:ident($($arg:ident: $ty:ty),*);)*) => {
+        /// The table. Each method calls the driver function of its name.
+        #[allow(non_snake_case)]
+        pub(super) struct Api {
+            $($name: unsafe extern "C" fn($($ty),*) -> Code,)*
+        }
+
+        #[allow(non_snake_case, clippy::missing_safety_doc)]
+        impl Api {
+            /// Looks up every function.
+            ///
+            /// # Errors
+            /// The name of the first function that the library lacks.
+            ///
+            /// # Safety
+            /// libcuda can be loaded: [`sys::is_culib_present`] said so (cudarc panics otherwise).
+            unsafe fn look_up() -> Result<Self, &'static str> {
+                // SAFETY: the caller's promise.
+                let library = unsafe { sys::culib() };
+                Ok(Self {
+                    // SAFETY: the declared types are those of cuda.h for these names, and `CUresult` has the
+                    // size of an unsigned int. The library is never unloaded, so the pointers stay valid.
+                    $($name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
+                        .map_err(|_| stringify!($name))?,)*
+                })
+            }
+
+            // The safety contract of each is that of the driver function: pointers are valid, handles live.
+            $(#[inline]
+            pub(super) unsafe fn $name(&self, $($arg: $ty),*) -> Result<(), Failure> {
+                // SAFETY: the caller keeps the driver function's contract.
+                match unsafe { (self.$name)($($arg),*) } {
+                    Code::SUCCESS => Ok(()),
+                    code => Err(Failure { call: stringify!($name), code }),
+                }
+            })*
+        }
+    };
+}
+
+driver_functions! {
+    cuInit(flags: c_uint);
+    cuDriverGetVersion(version: *mut c_int);
+    cuGetErrorName(error: Code, text: *mut *const c_char);
+    cuGetErrorString(error: Code, text: *mut *const c_char);
+
+    cuDeviceGetCount(count: *mut c_int);
+    cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
+    cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice);
+    cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: CUdevice);
+    cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
+    cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
+    cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice);
+
+    cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
+    cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+    cuCtxGetCurrent(context: *mut CUcontext);
+    cuCtxSetCurrent(context: CUcontext);
+    cuCtxPushCurrent_v2(context: CUcontext);
+    cuCtxPopCurrent_v2(context: *mut CUcontext);
+    cuCtxSynchronize();
+
+    cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+    cuMemGetAllocationGranularity(
+        bytes: *mut usize,
+        prop: *const CUmemAllocationProp,
+        option: CUmemAllocationGranularity_flags
+    );
+    cuMemAddressReserve(
+        at: *mut CUdeviceptr,
+        bytes: usize,
+        alignment: usize,
+        hint: CUdeviceptr,
+        flags: c_ulonglong
+    );
+    cuMemAddressFree(at: CUdeviceptr, bytes: usize);
+    cuMemCreate(
+        handle: *mut CUmemGenericAllocationHandle,
+        bytes: usize,
+        prop: *const CUmemAllocationProp,
+        flags: c_ulonglong
+    );
+    cuMemRelease(handle: CUmemGenericAllocationHandle);
+    cuMemMap(
+        at: CUdeviceptr,
+        bytes: usize,
+        offset: usize,
+        handle: CUmemGenericAllocationHandle,
+        flags: c_ulonglong
+    );
+    cuMemSetAccess(at: CUdeviceptr, bytes: usize, access: *const CUmemAccessDesc, count: usize);
+    cuMemUnmap(at: CUdeviceptr, bytes: usize);
+
+    cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize);
+    cuMemFree_v2(at: CUdeviceptr);
+    cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
+    cuMemPoolDestroy(pool: CUmemoryPool);
+    cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
+    cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
+    cuMemAllocFromPoolAsync(at: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
+    cuMemFreeAsync(at: CUdeviceptr, stream: CUstream);
+
+    cuStreamCreate(stream: *mut CUstream, flags: c_uint);
+    cuStreamDestroy_v2(stream: CUstream);
+    cuStreamGetId(stream: CUstream, id: *mut c_ulonglong);
+    cuStreamQuery(stream: CUstream);
+    cuStreamSynchronize(stream: CUstream);
+    cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+    cuEventCreate(event: *mut CUevent, flags: c_uint);
+    cuEventDestroy_v2(event: CUevent);
+    cuEventRecord(event: CUevent, stream: CUstream);
+    cuEventQuery(event: CUevent);
+    cuEventSynchronize(event: CUevent);
+
+    cuPointerGetAttribute(value: *mut c_void, attribute: CUpointer_attribute, at: CUdeviceptr);
+    cuMemsetD8Async(at: CUdeviceptr, value: u8, bytes: usize, stream: CUstream);
+    cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
+    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
+    cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
+    cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
+}
+
+impl Api {
+    /// The driver's name and sentence for a code.
+    fn describe(&self, code: Code) -> (String, String) {
+        type Lookup = unsafe fn(&Api, Code, *mut *const c_char) -> Result<(), Failure>;
+        let ask = |lookup: Lookup, unknown: &str| {
+            let mut text: *const c_char = std::ptr::null();
+            // SAFETY: `text` is writable. On success it points to a static C string of the driver.
+            match unsafe { lookup(self, code, &mut text) } {
+                Ok(()) if !text.is_null() => {
+                    // SAFETY: as above.
+                    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
+                }
+                _ => unknown.to_owned(),
+            }
+        };
+        (
+            ask(Self::cuGetErrorName, "unknown error"),
+            ask(Self::cuGetErrorString, "the driver has no description for this code"),
+        )
+    }
+}
+
+impl std::fmt::Debug for Api {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Api")
+    }
+}
+
+static API: OnceLock<Api> = OnceLock::new();
+
+/// Why there is no table.
+pub(super) enum NoApi {
+    /// No libcuda can be loaded.
+    NoLibrary,
+    /// The library lacks this function.
+    NoFunction(&'static str),
+}
+
+/// The table, loaded at the first call. The driver is not started yet ([`Api::cuInit`]).
+pub(super) fn load() -> Result<&'static Api, NoApi> {
+    if let Some(api) = API.get() {
+        return Ok(api);
+    }
+    // SAFETY: loading libcuda runs its initialisers, which any CUDA program does.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(NoApi::NoLibrary);
+    }
+    // SAFETY: it is present.
+    let api = unsafe { Api::look_up() }.map_err(NoApi::NoFunction)?;
+    Ok(API.get_or_init(|| api))
+}

@@ -1,0 +1,290 @@
+//! The [`Device`] trait, call by call.
+
+use std::ffi::{c_uint, c_void};
+use std::ptr;
+
+use cudarc::driver::sys::{
+    CUevent, CUevent_flags, CUmemAccess_flags, CUmemAccessDesc, CUpointer_attribute, CUstream_flags,
+};
+
+use super::api::is_ready;
+use super::device::{CudaDevice, location, page_props, stream_of};
+use crate::device::{
+    AsyncUsage, Device, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle, Properties,
+    StreamHandle, StreamId,
+};
+
+impl Device for CudaDevice {
+    fn properties(&self) -> &Properties {
+        self.device_properties()
+    }
+
+    fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+        let _entered = self.enter()?;
+        let (mut free, mut total) = (0_usize, 0_usize);
+        // SAFETY: both are writable.
+        unsafe { self.api().cuMemGetInfo_v2(&mut free, &mut total) }?;
+        Ok(MemoryInfo { free: free as u64, total: total as u64 })
+    }
+
+    // ---- addresses -------------------------------------------------------------------------------
+
+    fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        self.needs_virtual_memory()?;
+        let mut at = 0;
+        // SAFETY: `at` is writable. An alignment of 0 is the granularity.
+        unsafe { self.api().cuMemAddressReserve(&mut at, bytes as usize, 0, 0, 0) }
+            // "Out of memory" here means addresses, which no freeing of device memory brings back.
+            .map_err(|failure| failure.described())?;
+        Ok(DevicePtr::new(at))
+    }
+
+    unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        // SAFETY: the caller's promise: a whole reserved range with nothing mapped.
+        Ok(unsafe { self.api().cuMemAddressFree(at.raw(), bytes as usize) }?)
+    }
+
+    // ---- pages -----------------------------------------------------------------------------------
+
+    fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
+        self.needs_virtual_memory()?;
+        let mut page = 0;
+        // SAFETY: `page` is writable and the properties are readable.
+        unsafe { self.api().cuMemCreate(&mut page, bytes as usize, &page_props(self.raw_device()), 0) }
+            .map_err(|failure| failure.asking(bytes))?;
+        // SAFETY: a handle of this device, fresh.
+        Ok(unsafe { PageHandle::from_raw(page) })
+    }
+
+    fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
+        // SAFETY: a live page, by the rule for handles. The driver refuses ranges that are not reserved or
+        // are mapped already.
+        unsafe { self.api().cuMemMap(at.raw(), bytes as usize, 0, page.raw(), 0) }
+            .map_err(|failure| failure.asking(bytes))
+    }
+
+    fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let access = CUmemAccessDesc {
+            location: location(self.raw_device()),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
+        // SAFETY: one readable description. The driver refuses ranges that are not mapped.
+        unsafe { self.api().cuMemSetAccess(at.raw(), bytes as usize, &access, 1) }
+            .map_err(|failure| failure.asking(bytes))
+    }
+
+    unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        // SAFETY: the caller's promise: one whole mapping that no work uses.
+        Ok(unsafe { self.api().cuMemUnmap(at.raw(), bytes as usize) }?)
+    }
+
+    unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
+        // SAFETY: the caller's promise: the handle is not used again.
+        Ok(unsafe { self.api().cuMemRelease(page.raw()) }?)
+    }
+
+    // ---- whole segments --------------------------------------------------------------------------
+
+    fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        let _entered = self.enter()?;
+        let mut at = 0;
+        // SAFETY: `at` is writable.
+        unsafe { self.api().cuMemAlloc_v2(&mut at, bytes as usize) }
+            .map_err(|failure| failure.asking(bytes))?;
+        Ok(DevicePtr::new(at))
+    }
+
+    unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
+        let _entered = self.enter()?;
+        // SAFETY: the caller's promise: a segment that is not used again.
+        Ok(unsafe { self.api().cuMemFree_v2(at.raw()) }?)
+    }
+
+    fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+        let pool = self.async_pool()?;
+        let _entered = self.enter_for(stream)?;
+        let mut at = 0;
+        // SAFETY: `at` is writable, the pool lives as long as `self`, the stream by the rule for handles.
+        unsafe { self.api().cuMemAllocFromPoolAsync(&mut at, bytes as usize, pool.raw(), stream_of(stream)) }
+            .map_err(|failure| failure.asking(bytes))?;
+        Ok(DevicePtr::new(at))
+    }
+
+    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
+        let _entered = self.enter_for(stream)?;
+        // SAFETY: the caller's promise: a block of `alloc_async`, its uses ordered before this.
+        Ok(unsafe { self.api().cuMemFreeAsync(at.raw(), stream_of(stream)) }?)
+    }
+
+    fn async_usage(&self) -> DeviceResult<AsyncUsage> {
+        self.async_pool()?.usage()
+    }
+
+    // ---- streams ---------------------------------------------------------------------------------
+
+    fn create_stream(&self) -> DeviceResult<StreamHandle> {
+        let _entered = self.enter()?;
+        let mut raw = ptr::null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
+        // SAFETY: `raw` is writable.
+        unsafe { self.api().cuStreamCreate(&mut raw, flags) }?;
+        // SAFETY: a handle of this device, fresh.
+        Ok(unsafe { StreamHandle::from_raw(raw as u64) })
+    }
+
+    unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+        let _entered = self.enter()?;
+        // SAFETY: the caller's promise: a stream of ours that is not used again.
+        Ok(unsafe { self.api().cuStreamDestroy_v2(stream_of(stream)) }?)
+    }
+
+    fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
+        let _entered = self.enter_for(stream)?;
+        let mut id = 0;
+        // SAFETY: `id` is writable, the stream lives by the rule for handles.
+        unsafe { self.api().cuStreamGetId(stream_of(stream), &mut id) }?;
+        Ok(StreamId(id))
+    }
+
+    fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
+        let _entered = self.enter_for(stream)?;
+        // SAFETY: the stream lives by the rule for handles.
+        is_ready(unsafe { self.api().cuStreamQuery(stream_of(stream)) })
+    }
+
+    fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+        let _entered = self.enter_for(stream)?;
+        // SAFETY: the stream lives by the rule for handles.
+        Ok(unsafe { self.api().cuStreamSynchronize(stream_of(stream)) }?)
+    }
+
+    fn synchronize(&self) -> DeviceResult<()> {
+        let _entered = self.enter()?;
+        // SAFETY: our context is current.
+        Ok(unsafe { self.api().cuCtxSynchronize() }?)
+    }
+
+    // ---- events ----------------------------------------------------------------------------------
+
+    fn create_event(&self) -> DeviceResult<EventHandle> {
+        let _entered = self.enter()?;
+        let mut raw = ptr::null_mut();
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
+        // SAFETY: `raw` is writable.
+        unsafe { self.api().cuEventCreate(&mut raw, flags) }?;
+        // SAFETY: a handle of this device, fresh.
+        Ok(unsafe { EventHandle::from_raw(raw as u64) })
+    }
+
+    unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()> {
+        let _entered = self.enter()?;
+        // SAFETY: the caller's promise: an event of ours that is not used again.
+        Ok(unsafe { self.api().cuEventDestroy_v2(event_of(event)) }?)
+    }
+
+    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
+        let _entered = self.enter_for(stream)?;
+        // SAFETY: both live by the rule for handles.
+        Ok(unsafe { self.api().cuEventRecord(event_of(event), stream_of(stream)) }?)
+    }
+
+    fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+        // SAFETY: the event lives by the rule for handles.
+        is_ready(unsafe { self.api().cuEventQuery(event_of(event)) })
+    }
+
+    fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
+        let _entered = self.enter_for(stream)?;
+        // SAFETY: both live by the rule for handles.
+        Ok(unsafe { self.api().cuStreamWaitEvent(stream_of(stream), event_of(event), 0) }?)
+    }
+
+    fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
+        // SAFETY: the event lives by the rule for handles.
+        Ok(unsafe { self.api().cuEventSynchronize(event_of(event)) }?)
+    }
+
+    // ---- bytes -----------------------------------------------------------------------------------
+
+    unsafe fn memset(&self, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()> {
+        let _entered = self.enter()?;
+        // SAFETY: the caller's promise: the range is ours to write, in stream order.
+        Ok(unsafe { self.api().cuMemsetD8Async(at.raw(), value, bytes as usize, stream_of(stream)) }?)
+    }
+
+    unsafe fn copy_from_host(
+        &self,
+        to: DevicePtr,
+        from: *const u8,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        let _entered = self.enter()?;
+        // SAFETY: the caller's promise: `from` is readable now, `to` is ours to write in stream order.
+        unsafe {
+            self.api().cuMemcpyHtoDAsync_v2(
+                to.raw(),
+                from.cast::<c_void>(),
+                bytes as usize,
+                stream_of(stream),
+            )
+        }?;
+        if self.is_read_later(from) { self.synchronize_stream(stream) } else { Ok(()) }
+    }
+
+    unsafe fn copy_to_host(
+        &self,
+        to: *mut u8,
+        from: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        let _entered = self.enter()?;
+        // SAFETY: the caller's promise: `to` stays writable until the stream is synchronised.
+        Ok(unsafe {
+            self.api().cuMemcpyDtoHAsync_v2(
+                to.cast::<c_void>(),
+                from.raw(),
+                bytes as usize,
+                stream_of(stream),
+            )
+        }?)
+    }
+
+    unsafe fn copy(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        let _entered = self.enter()?;
+        // SAFETY: the caller's promise: both ranges are ours to use, in stream order.
+        Ok(unsafe {
+            self.api().cuMemcpyDtoDAsync_v2(to.raw(), from.raw(), bytes as usize, stream_of(stream))
+        }?)
+    }
+}
+
+impl CudaDevice {
+    /// Whether a copy from this host address may read it after the call has returned.
+    ///
+    /// Pageable memory is staged: the call returns once the driver has copied it ("API synchronization
+    /// behavior" in the driver's reference). Memory that the driver knows (pinned, registered, managed) is read
+    /// in stream order; and so is everything where the GPU walks the host's page tables (Grace Hopper).
+    fn is_read_later(&self, from: *const u8) -> bool {
+        let mut kind: c_uint = 0;
+        let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+        self.copies_read_host_pages
+            // SAFETY: this attribute is written as an unsigned int. The address is only looked up; one that
+            // the driver does not know is an error.
+            || unsafe {
+                self.api().cuPointerGetAttribute((&raw mut kind).cast::<c_void>(), attribute, from as u64)
+            }
+            .is_ok()
+    }
+}
+
+fn event_of(event: EventHandle) -> CUevent {
+    event.raw() as CUevent
+}

@@ -1,0 +1,88 @@
+//! The primary context: kept alive by us, current only while a call needs it.
+
+use std::marker::PhantomData;
+use std::ptr;
+
+use cudarc::driver::sys::{CUcontext, CUdevice};
+
+use super::api::Api;
+use crate::device::DeviceResult;
+
+/// The device's primary context, which the CUDA runtime, PyTorch and cudarc use too.
+#[derive(Debug)]
+pub(super) struct Context {
+    api: &'static Api,
+    device: CUdevice,
+    raw: CUcontext,
+}
+
+// SAFETY: a CUcontext is a handle that any thread may use; the driver locks what needs it.
+unsafe impl Send for Context {}
+// SAFETY: as above.
+unsafe impl Sync for Context {}
+
+impl Context {
+    /// Creates the primary context, or counts one more user of it.
+    pub(super) fn retain(api: &'static Api, device: CUdevice) -> DeviceResult<Self> {
+        let mut raw = ptr::null_mut();
+        // SAFETY: `raw` is writable and the device came from cuDeviceGet.
+        unsafe { api.cuDevicePrimaryCtxRetain(&mut raw, device) }?;
+        Ok(Self { api, device, raw })
+    }
+
+    pub(super) fn raw(&self) -> CUcontext {
+        self.raw
+    }
+
+    /// Makes this context current on the calling thread until the guard goes.
+    ///
+    /// Remembering per thread what we made current last would be cheaper and wrong: others change it without
+    /// telling us. So the driver is asked, which costs about 10 ns.
+    pub(super) fn enter(&self) -> DeviceResult<Entered> {
+        let mut current = ptr::null_mut();
+        // SAFETY: `current` is writable.
+        unsafe { self.api.cuCtxGetCurrent(&mut current) }?;
+        if current == self.raw {
+            return Ok(Entered { pushed_by: None, on_this_thread: PhantomData });
+        }
+        // SAFETY: the context is retained as long as `self` is.
+        unsafe { self.api.cuCtxPushCurrent_v2(self.raw) }?;
+        Ok(Entered { pushed_by: Some(self.api), on_this_thread: PhantomData })
+    }
+
+    /// Makes this context current on the calling thread, for good.
+    pub(super) fn make_current(&self) -> DeviceResult<()> {
+        // SAFETY: the context is retained as long as `self` is.
+        Ok(unsafe { self.api.cuCtxSetCurrent(self.raw) }?)
+    }
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // SAFETY: one release for the one retain.
+        if let Err(failure) = unsafe { self.api.cuDevicePrimaryCtxRelease_v2(self.device) } {
+            // At process exit the driver may be gone already; there is nobody left to tell.
+            tracing::debug!(?failure, "the primary context was not released");
+        }
+    }
+}
+
+/// While this lives the context is current on this thread.
+#[must_use]
+pub(super) struct Entered {
+    pushed_by: Option<&'static Api>,
+    // The context stack belongs to the thread, so the guard must not leave it.
+    on_this_thread: PhantomData<*const ()>,
+}
+
+impl Drop for Entered {
+    fn drop(&mut self) {
+        if let Some(api) = self.pushed_by {
+            let mut popped = ptr::null_mut();
+            // SAFETY: `popped` is writable, and the top of this thread's stack is what `enter` pushed.
+            if let Err(failure) = unsafe { api.cuCtxPopCurrent_v2(&mut popped) } {
+                tracing::error!(?failure, "the caller's context was not restored");
+            }
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! [`CudaDevice`]: opening a GPU, its properties and facts.
+
+use std::ffi::{CStr, c_char, c_int};
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
+    CUmemAllocationProp, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUstream,
+};
+
+use super::api::{Api, Failure};
+use super::async_pool::AsyncPool;
+use super::context::{Context, Entered};
+use super::driver;
+use crate::device::{DeviceError, DeviceResult, Kind, Properties, StreamHandle};
+
+/// Physical device memory, which is what CUDA calls a pinned allocation.
+pub(super) const PINNED: CUmemAllocationType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+/// Memory that is not exported to other processes.
+pub(super) const NO_SHARING: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
+
+/// What `granularity` says where the driver has no virtual memory management: the size that its own
+/// allocators grow by.
+const GRANULARITY_WITHOUT_PAGES: u64 = 2 << 20;
+
+/// How to open a GPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct CudaOptions {
+    /// Whether to use virtual memory management. `None` uses it where it is there; `Some(false)` leaves it,
+    /// so that a pool falls back to segments; `Some(true)` refuses to open a GPU without it.
+    pub virtual_memory: Option<bool>,
+}
+
+/// What is worth knowing of a GPU beside its [`Properties`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CudaFacts {
+    /// The compute capability, major and minor, as (9, 0).
+    pub compute_capability: (u32, u32),
+    /// How many multiprocessors it has.
+    pub multiprocessors: u32,
+    /// Its address on the bus, as "0000:1b:00.0".
+    pub pci_bus_id: String,
+    /// The ordinals of the GPUs whose memory it can reach directly.
+    pub peers: Vec<usize>,
+}
+
+/// One NVIDIA GPU. See the [module](super) for how it treats contexts.
+///
+/// It keeps the primary context alive. Streams, events and memory taken from it must be given back before it
+/// goes, as the last user of a primary context destroys it with all that is in it.
+pub struct CudaDevice {
+    properties: Properties,
+    api: &'static Api,
+    raw: CUdevice,
+    // Before `context`: fields are dropped in order, and the pool needs the context.
+    async_pool: OnceLock<AsyncPool>,
+    context: Context,
+    pub(super) copies_read_host_pages: bool,
+}
+
+impl CudaDevice {
+    /// How many GPUs the driver shows to this process. Starts the driver if need be.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] where there is no driver, an old one or no GPU, with what to do about it.
+    pub fn count() -> DeviceResult<usize> {
+        driver::device_count(driver::started()?)
+    }
+
+    /// Opens the GPU with this number.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unavailable`] as for [`count`](Self::count), and where there is no such GPU.
+    pub fn new(ordinal: usize) -> DeviceResult<Arc<Self>> {
+        Self::with_options(ordinal, CudaOptions::default())
+    }
+
+    /// Opens the GPU with this number in a chosen way.
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new), and [`DeviceError::Unsupported`] where an option asks for what the GPU or its
+    /// driver does not have.
+    pub fn with_options(ordinal: usize, options: CudaOptions) -> DeviceResult<Arc<Self>> {
+        let api = driver::started()?;
+        let raw = find(api, ordinal)?;
+        let context = Context::retain(api, raw)?;
+        let properties = properties(api, raw, ordinal, options)?;
+        let host_tables =
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
+        let copies_read_host_pages = attribute(api, raw, host_tables)? != 0;
+        Ok(Arc::new(Self {
+            properties,
+            api,
+            raw,
+            async_pool: OnceLock::new(),
+            context,
+            copies_read_host_pages,
+        }))
+    }
+
+    /// The GPU's number.
+    pub fn ordinal(&self) -> usize {
+        self.properties.ordinal
+    }
+
+    /// The primary context (`CUcontext`), for those who call the driver themselves. Valid as long as the
+    /// device.
+    pub fn raw_context(&self) -> CUcontext {
+        self.context.raw()
+    }
+
+    /// The driver's handle of the GPU (`CUdevice`).
+    pub fn raw_device(&self) -> CUdevice {
+        self.raw
+    }
+
+    /// Makes the primary context current on the calling thread, for good: libraries such as cuBLAS want it, and
+    /// our own calls then find it there.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn make_current(&self) -> DeviceResult<()> {
+        self.context.make_current()
+    }
+
+    /// What is worth knowing beside the properties.
+    ///
+    /// # Errors
+    /// Those of the driver.
+    pub fn facts(&self) -> DeviceResult<CudaFacts> {
+        use CUdevice_attribute as A;
+        let number = |what| Ok::<_, DeviceError>(attribute(self.api, self.raw, what)?.unsigned_abs());
+        Ok(CudaFacts {
+            compute_capability: (
+                number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            multiprocessors: number(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            pci_bus_id: text(|to, len| {
+                // SAFETY: `to` is writable for `len` bytes.
+                unsafe { self.api.cuDeviceGetPCIBusId(to, len, self.raw) }
+            })?,
+            peers: self.peers()?,
+        })
+    }
+
+    fn peers(&self) -> DeviceResult<Vec<usize>> {
+        let mut peers = Vec::new();
+        for ordinal in (0..driver::device_count(self.api)?).filter(|other| *other != self.ordinal()) {
+            let other = find(self.api, ordinal)?;
+            let mut can: c_int = 0;
+            // SAFETY: `can` is writable, and both handles came from cuDeviceGet.
+            unsafe { self.api.cuDeviceCanAccessPeer(&mut can, self.raw, other) }?;
+            if can != 0 {
+                peers.push(ordinal);
+            }
+        }
+        Ok(peers)
+    }
+
+    pub(super) fn api(&self) -> &'static Api {
+        self.api
+    }
+
+    /// Makes the context current for a call that needs it.
+    pub(super) fn enter(&self) -> DeviceResult<Entered> {
+        self.context.enter()
+    }
+
+    /// Makes the context current for a call on `stream`, if the stream does not name its context itself: the
+    /// two default streams (and the null handle, which stands for the first) are those of the current one.
+    pub(super) fn enter_for(&self, stream: StreamHandle) -> DeviceResult<Option<Entered>> {
+        if stream.raw() <= StreamHandle::PER_THREAD.raw() { self.enter().map(Some) } else { Ok(None) }
+    }
+
+    /// The driver's own pool, made at its first use.
+    pub(super) fn async_pool(&self) -> DeviceResult<&AsyncPool> {
+        if let Some(pool) = self.async_pool.get() {
+            return Ok(pool);
+        }
+        if !self.properties.memory_pools {
+            return Err(self.unsupported("stream-ordered allocation (cuMemAllocAsync)"));
+        }
+        let made = AsyncPool::create(self.api, self.raw)?;
+        // Of two threads that come here at once, the second one's pool is dropped, empty.
+        Ok(self.async_pool.get_or_init(|| made))
+    }
+
+    pub(super) fn device_properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    pub(super) fn unsupported(&self, what: &'static str) -> DeviceError {
+        DeviceError::Unsupported { device: self.properties.name.clone(), what }
+    }
+
+    /// Refuses the calls on pages where the device has none.
+    pub(super) fn needs_virtual_memory(&self) -> DeviceResult<()> {
+        if self.properties.virtual_memory {
+            Ok(())
+        } else {
+            Err(self.unsupported("virtual memory management (cuMemCreate, cuMemMap)"))
+        }
+    }
+}
+
+impl fmt::Debug for CudaDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CudaDevice").field("properties", &self.properties).finish_non_exhaustive()
+    }
+}
+
+/// The driver's type of a stream handle.
+pub(super) fn stream_of(stream: StreamHandle) -> CUstream {
+    stream.raw() as CUstream
+}
+
+/// This device as the place of memory.
+pub(super) fn location(device: CUdevice) -> CUmemLocation {
+    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: device }
+}
+
+/// Ordinary device memory, mapped by this process alone.
+pub(super) fn page_props(device: CUdevice) -> CUmemAllocationProp {
+    // SAFETY: all zeros is a valid value of this C structure, and what the driver wants in its reserved part.
+    let mut props: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    props.type_ = PINNED;
+    props.requestedHandleTypes = NO_SHARING;
+    props.location = location(device);
+    props
+}
+
+fn find(api: &Api, ordinal: usize) -> DeviceResult<CUdevice> {
+    let count = driver::device_count(api)?;
+    let number = match c_int::try_from(ordinal) {
+        Ok(number) if ordinal < count => number,
+        _ => return Err(driver::no_such_device(ordinal, count)),
+    };
+    let mut raw = 0;
+    // SAFETY: `raw` is writable.
+    unsafe { api.cuDeviceGet(&mut raw, number) }?;
+    Ok(raw)
+}
+
+fn attribute(api: &Api, device: CUdevice, what: CUdevice_attribute) -> DeviceResult<c_int> {
+    let mut value = 0;
+    // SAFETY: `value` is writable, and the device came from cuDeviceGet.
+    unsafe { api.cuDeviceGetAttribute(&mut value, what, device) }?;
+    Ok(value)
+}
+
+fn text(ask: impl FnOnce(*mut c_char, c_int) -> Result<(), Failure>) -> DeviceResult<String> {
+    let mut bytes = [0_u8; 256];
+    // One byte less than there is, so that the text ends in a zero whatever the driver does.
+    ask(bytes.as_mut_ptr().cast(), bytes.len() as c_int - 1)?;
+    let text = CStr::from_bytes_until_nul(&bytes).unwrap_or_default();
+    Ok(text.to_string_lossy().into_owned())
+}
+
+fn properties(api: &Api, raw: CUdevice, ordinal: usize, options: CudaOptions) -> DeviceResult<Properties> {
+    use CUdevice_attribute as A;
+    // SAFETY: `to` is writable for `len` bytes.
+    let name = text(|to, len| unsafe { api.cuDeviceGetName(to, len, raw) })?;
+    let mut total = 0_usize;
+    // SAFETY: `total` is writable.
+    unsafe { api.cuDeviceTotalMem_v2(&mut total, raw) }?;
+    let pages = attribute(api, raw, A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0;
+    if options.virtual_memory == Some(true) && !pages {
+        return Err(DeviceError::Unsupported { device: name, what: "virtual memory management" });
+    }
+    let virtual_memory = pages && options.virtual_memory != Some(false);
+    Ok(Properties {
+        kind: Kind::Cuda,
+        ordinal,
+        name,
+        total_memory: total as u64,
+        granularity: if virtual_memory { granularity(api, raw)? } else { GRANULARITY_WITHOUT_PAGES },
+        virtual_memory,
+        memory_pools: attribute(api, raw, A::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0,
+    })
+}
+
+fn granularity(api: &Api, raw: CUdevice) -> DeviceResult<u64> {
+    let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+    let mut bytes = 0_usize;
+    // SAFETY: `bytes` is writable and the properties are readable.
+    unsafe { api.cuMemGetAllocationGranularity(&mut bytes, &page_props(raw), minimum) }?;
+    Ok(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// This holds on a machine without a GPU, and is not asked on one with.
+    #[test]
+    fn without_a_gpu_opening_one_is_a_readable_error_and_no_panic() {
+        match CudaDevice::new(usize::MAX) {
+            Err(DeviceError::Unavailable(text)) => assert!(text.contains("GPU"), "{text}"),
+            other => panic!("expected Unavailable, found {other:?}"),
+        }
+        if let Err(error) = CudaDevice::count() {
+            assert!(matches!(error, DeviceError::Unavailable(_)), "{error}");
+            assert_eq!(driver::driver().unwrap_err(), error);
+        }
+    }
+}

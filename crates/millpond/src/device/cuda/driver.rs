@@ -1,0 +1,198 @@
+//! Finding and starting the driver, and saying what is wrong with it.
+
+use std::ffi::c_int;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use super::api::{self, Api, Code, Failure, NoApi};
+use crate::device::{DeviceError, DeviceResult};
+
+/// The oldest CUDA version that a driver must support: it brought `cuStreamGetId`, without which a recycled
+/// stream handle cannot be told from the old stream.
+const OLDEST: DriverVersion = DriverVersion { major: 12, minor: 0 };
+
+/// The CUDA version that a driver supports at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct DriverVersion {
+    /// As 13 in CUDA 13.2.
+    pub major: u32,
+    /// As 2 in CUDA 13.2.
+    pub minor: u32,
+}
+
+impl std::fmt::Display for DriverVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// The driver of this machine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriverInfo {
+    /// The newest CUDA version that it supports.
+    pub cuda: DriverVersion,
+    /// The library that was loaded, where the system tells.
+    pub library: Option<PathBuf>,
+    /// How many GPUs it shows to this process.
+    pub devices: usize,
+}
+
+/// Starts the driver if need be and says what it is.
+///
+/// # Errors
+/// [`DeviceError::Unavailable`] where there is no driver, an old one or no GPU, with what to do about it.
+pub fn driver() -> DeviceResult<DriverInfo> {
+    let api = started()?;
+    Ok(DriverInfo { cuda: version(api)?, library: loaded_library("libcuda.so"), devices: device_count(api)? })
+}
+
+/// The path of the first library mapped into this process whose file name begins with `prefix`, as in
+/// `loaded_library("libcuda.so")`. None where it is not loaded, or the system has no `/proc/self/maps`.
+pub fn loaded_library(prefix: &str) -> Option<PathBuf> {
+    library_in(&std::fs::read_to_string("/proc/self/maps").ok()?, prefix)
+}
+
+fn library_in(maps: &str, prefix: &str) -> Option<PathBuf> {
+    // A line is "address perms offset dev inode path"; only the path has a slash.
+    maps.lines()
+        .filter_map(|line| line.find('/').map(|at| Path::new(&line[at..])))
+        .find(|path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix)))
+        .map(Path::to_owned)
+}
+
+/// The driver's functions, after a successful `cuInit`.
+///
+/// A failure is not remembered: a driver service that comes up later is found by the next try.
+pub(super) fn started() -> DeviceResult<&'static Api> {
+    static STARTED: OnceLock<&'static Api> = OnceLock::new();
+    if let Some(api) = STARTED.get() {
+        return Ok(api);
+    }
+    let api = api::load().map_err(explain_missing)?;
+    let found = version(api)?;
+    if found < OLDEST {
+        return Err(too_old(found));
+    }
+    // SAFETY: cuInit may be called at any time, and again.
+    unsafe { api.cuInit(0) }.map_err(explain_refused)?;
+    Ok(STARTED.get_or_init(|| api))
+}
+
+/// How many GPUs the driver shows to this process (see `CUDA_VISIBLE_DEVICES`).
+pub(super) fn device_count(api: &Api) -> DeviceResult<usize> {
+    let mut count: c_int = 0;
+    // SAFETY: `count` is writable.
+    unsafe { api.cuDeviceGetCount(&mut count) }?;
+    Ok(usize::try_from(count).unwrap_or(0))
+}
+
+fn version(api: &Api) -> DeviceResult<DriverVersion> {
+    let mut number: c_int = 0;
+    // SAFETY: `number` is writable; the function needs no initialised driver.
+    unsafe { api.cuDriverGetVersion(&mut number) }?;
+    Ok(decode_version(number))
+}
+
+/// The driver counts 1000 a major and 10 a minor version.
+fn decode_version(number: c_int) -> DriverVersion {
+    let number = u32::try_from(number).unwrap_or(0);
+    DriverVersion { major: number / 1000, minor: number % 1000 / 10 }
+}
+
+fn explain_missing(missing: NoApi) -> DeviceError {
+    DeviceError::Unavailable(match missing {
+        NoApi::NoLibrary => format!(
+            "no CUDA driver: libcuda.so (libcuda.so.1) was looked for {} and in the system's library folders. \
+             Install the NVIDIA driver (CUDA {OLDEST} or later), in a container pass the GPU in \
+             (docker run --gpus all), or use the host device",
+            match std::env::var("LD_LIBRARY_PATH") {
+                Ok(path) if !path.is_empty() => format!("in LD_LIBRARY_PATH ({path})"),
+                _ => String::from("in LD_LIBRARY_PATH (which is not set)"),
+            }
+        ),
+        NoApi::NoFunction(name) => format!(
+            "the CUDA driver {} lacks the function {name}: it is older than CUDA {OLDEST}, or not NVIDIA's. \
+             Install a newer driver",
+            library_name()
+        ),
+    })
+}
+
+fn too_old(found: DriverVersion) -> DeviceError {
+    DeviceError::Unavailable(format!(
+        "the CUDA driver {} supports CUDA {found} at most, and {OLDEST} is needed. Install a newer driver",
+        library_name()
+    ))
+}
+
+fn explain_refused(failure: Failure) -> DeviceError {
+    DeviceError::Unavailable(if failure.code == Code::NO_DEVICE {
+        no_gpu()
+    } else {
+        format!(
+            "the CUDA driver {} did not start: {}. See whether nvidia-smi works, and whether the library is \
+             the one of the running kernel module",
+            library_name(),
+            failure.described()
+        )
+    })
+}
+
+/// The error for an ordinal that the driver does not have.
+pub(super) fn no_such_device(ordinal: usize, count: usize) -> DeviceError {
+    DeviceError::Unavailable(match count {
+        0 => no_gpu(),
+        1 => format!("there is no GPU {ordinal}: the driver shows one GPU, number 0"),
+        _ => format!("there is no GPU {ordinal}: the driver shows {count} GPUs, numbers 0 to {}", count - 1),
+    })
+}
+
+fn no_gpu() -> String {
+    let hidden = match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(list) => format!("CUDA_VISIBLE_DEVICES is \"{list}\": see whether it hides them"),
+        Err(_) => String::from("See whether nvidia-smi lists one"),
+    };
+    format!("the CUDA driver {} shows no GPU to this process. {hidden}", library_name())
+}
+
+fn library_name() -> String {
+    loaded_library("libcuda.so").map_or_else(|| String::from("libcuda.so"), |path| path.display().to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_library_is_found_in_a_process_map() {
+        let maps = "7f00-7f01 r--p 00000000 08:01 12    /usr/lib/libc.so.6\n\
+                    7f02-7f03 rw-p 00000000 00:00 0 \n\
+                    7f04-7f05 r-xp 00000000 08:01 13    /opt/my driver/libcuda.so.580.1\n";
+        assert_eq!(library_in(maps, "libcuda.so"), Some(PathBuf::from("/opt/my driver/libcuda.so.580.1")));
+        assert_eq!(library_in(maps, "libnvrtc.so"), None);
+    }
+
+    #[test]
+    fn versions_are_decoded_and_ordered() {
+        let v = decode_version(13020);
+        assert_eq!((v.major, v.minor), (13, 2));
+        assert!(decode_version(11080) < OLDEST);
+        assert!(decode_version(12000) >= OLDEST);
+        assert_eq!(v.to_string(), "13.2");
+    }
+
+    #[test]
+    fn errors_say_which_gpus_there_are() {
+        assert!(no_such_device(5, 2).to_string().contains("numbers 0 to 1"));
+        assert!(no_such_device(1, 1).to_string().contains("number 0"));
+        assert!(no_such_device(0, 0).to_string().contains("shows no GPU"));
+    }
+
+    #[test]
+    fn a_missing_driver_says_what_was_looked_for_and_what_to_do() {
+        let text = explain_missing(NoApi::NoLibrary).to_string();
+        assert!(text.contains("libcuda.so.1") && text.contains("Install the NVIDIA driver"), "{text}");
+        let text = explain_missing(NoApi::NoFunction("cuStreamGetId")).to_string();
+        assert!(text.contains("cuStreamGetId") && text.contains("newer driver"), "{text}");
+    }
+}

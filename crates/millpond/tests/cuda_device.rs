@@ -1,0 +1,300 @@
+//! What is particular to the CUDA device. What holds for every device is in `conformance.rs`.
+//!
+//! On a machine with a GPU: `cargo test -p millpond --test cuda_device -- --ignored`, or `scripts/gpu-test`.
+#![cfg(feature = "cuda")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+
+use cudarc::driver::sys::{self, CUresult};
+use millpond::device::cuda::{self, CudaDevice, CudaOptions};
+use millpond::device::{Device, DeviceError, DevicePtr, DeviceResult, StreamHandle};
+
+const PAGE: u64 = 2 << 20;
+
+fn gpu() -> Arc<CudaDevice> {
+    CudaDevice::new(0).expect("a GPU")
+}
+
+/// The context that is current on this thread, or null.
+fn current_context() -> sys::CUcontext {
+    let mut current = std::ptr::null_mut();
+    // SAFETY: the pointer is writable.
+    assert_eq!(unsafe { sys::cuCtxGetCurrent(&mut current) }, CUresult::CUDA_SUCCESS);
+    current
+}
+
+/// Keeps a stream busy until the sender is dropped.
+fn hold(gpu: &CudaDevice, stream: StreamHandle) -> DeviceResult<mpsc::Sender<()>> {
+    let (release, held) = mpsc::channel::<()>();
+    gpu.launch_host(stream, move || {
+        // An error means that the sender is gone, which is the sign to go on.
+        let _ = held.recv();
+    })?;
+    Ok(release)
+}
+
+fn read(gpu: &CudaDevice, at: DevicePtr, bytes: usize, stream: StreamHandle) -> DeviceResult<Vec<u8>> {
+    let mut to = vec![0_u8; bytes];
+    // SAFETY: `to` is neither touched nor freed before the synchronise.
+    unsafe { gpu.copy_to_host(to.as_mut_ptr(), at, bytes as u64, stream) }?;
+    gpu.synchronize_stream(stream)?;
+    Ok(to)
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn the_driver_and_the_gpu_describe_themselves() {
+    let driver = cuda::driver().expect("a driver");
+    assert!(driver.cuda.major >= 12);
+    assert_eq!(driver.devices, CudaDevice::count().unwrap());
+    let library = driver.library.clone().expect("libcuda is mapped");
+    assert!(library.exists(), "{}", library.display());
+
+    let gpu = gpu();
+    let properties = gpu.properties();
+    assert!(!properties.name.is_empty());
+    assert!(properties.granularity.is_power_of_two());
+    let memory = gpu.memory_info().unwrap();
+    assert!(memory.free <= memory.total && memory.total <= properties.total_memory);
+    let facts = gpu.facts().unwrap();
+    assert!(facts.compute_capability.0 >= 5 && facts.multiprocessors > 0);
+    assert!(facts.pci_bus_id.contains(':'), "{}", facts.pci_bus_id);
+    assert!(!facts.peers.contains(&0));
+    println!("{driver:?}\n{properties:?}\n{memory:?}\n{facts:?}");
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn an_ordinal_that_is_not_there_is_refused_with_the_ones_that_are() {
+    let count = CudaDevice::count().unwrap();
+    let error = CudaDevice::new(count).unwrap_err();
+    assert!(matches!(error, DeviceError::Unavailable(_)));
+    assert!(error.to_string().contains(&format!("no GPU {count}")), "{error}");
+}
+
+/// Every call works on a thread where no context is current, and leaves none there.
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn calls_need_no_current_context_and_leave_none_behind() {
+    let gpu = gpu();
+    std::thread::spawn(move || {
+        assert!(current_context().is_null());
+        every_call(&gpu).unwrap();
+        assert!(current_context().is_null());
+        gpu.make_current().unwrap();
+        assert_eq!(current_context(), gpu.raw_context());
+        every_call(&gpu).unwrap();
+        assert_eq!(current_context(), gpu.raw_context());
+    })
+    .join()
+    .unwrap();
+}
+
+fn every_call(gpu: &CudaDevice) -> DeviceResult<()> {
+    let own = gpu.create_stream()?;
+    for stream in [own, StreamHandle::LEGACY, StreamHandle::PER_THREAD] {
+        let event = gpu.create_event()?;
+        assert!(gpu.query_event(event)?, "never recorded counts as complete");
+        gpu.memory_info()?;
+        let at = gpu.reserve(PAGE)?;
+        let page = gpu.create_page(PAGE)?;
+        gpu.map(at, PAGE, page)?;
+        gpu.set_access(at, PAGE)?;
+        let segment = gpu.alloc_segment(4096)?;
+        let block = gpu.alloc_async(4096, stream)?;
+        // SAFETY: all ranges are live until after the synchronise, and used on this stream alone.
+        unsafe {
+            gpu.memset(at, 7, 4096, stream)?;
+            gpu.copy(segment, at, 4096, stream)?;
+            gpu.copy(block, segment, 4096, stream)?;
+            gpu.copy_from_host(block.offset(1), [9_u8].as_ptr(), 1, stream)?;
+        }
+        gpu.record_event(event, stream)?;
+        gpu.wait_event(stream, event)?;
+        assert_eq!(read(gpu, block, 3, stream)?, [7, 9, 7]);
+        gpu.synchronize_event(event)?;
+        assert!(gpu.query_event(event)? && gpu.stream_is_idle(stream)?);
+        gpu.stream_id(stream)?;
+        gpu.launch_host(stream, || ())?;
+        gpu.synchronize()?;
+        gpu.async_usage()?;
+        // SAFETY: the device is idle and nothing is used again.
+        unsafe {
+            gpu.free_async(block, stream)?;
+            gpu.free_segment(segment)?;
+            gpu.unmap(at, PAGE)?;
+            gpu.release_page(page)?;
+            gpu.unreserve(at, PAGE)?;
+            gpu.destroy_event(event)?;
+        }
+    }
+    // SAFETY: the stream is not used again.
+    unsafe { gpu.destroy_stream(own) }
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn without_virtual_memory_pages_are_unsupported_and_segments_work() {
+    let options = CudaOptions { virtual_memory: Some(false) };
+    let gpu = CudaDevice::with_options(0, options).unwrap();
+    assert!(!gpu.properties().virtual_memory);
+    assert!(matches!(gpu.reserve(PAGE), Err(DeviceError::Unsupported { .. })));
+    assert!(matches!(gpu.create_page(PAGE), Err(DeviceError::Unsupported { .. })));
+    let at = gpu.alloc_segment(1000).unwrap();
+    assert_eq!(at.raw() % 512, 0);
+    // SAFETY: not used again.
+    unsafe { gpu.free_segment(at) }.unwrap();
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn asking_for_more_than_there_is_says_how_much_and_changes_nothing() {
+    let gpu = gpu();
+    let bytes = gpu.properties().total_memory.next_multiple_of(PAGE) * 2;
+    let stream = gpu.create_stream().unwrap();
+    let page = gpu.create_page(bytes).map(drop);
+    let segment = gpu.alloc_segment(bytes).map(drop);
+    let block = gpu.alloc_async(bytes, stream).map(drop);
+    for result in [page, segment, block] {
+        match result {
+            Err(DeviceError::OutOfMemory { requested, .. }) => assert_eq!(requested, bytes),
+            other => panic!("expected OutOfMemory, found {other:?}"),
+        }
+    }
+    assert_eq!(gpu.async_usage().unwrap().used, 0);
+    // SAFETY: the stream is not used again.
+    unsafe { gpu.destroy_stream(stream) }.unwrap();
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn a_refused_call_carries_the_drivers_name_and_sentence() {
+    let gpu = gpu();
+    // An odd size is no multiple of the granularity.
+    match gpu.create_page(12345) {
+        Err(DeviceError::Driver { call, name, text, .. }) => {
+            assert_eq!((call, name.as_str()), ("cuMemCreate", "CUDA_ERROR_INVALID_VALUE"));
+            assert!(!text.is_empty());
+        }
+        other => panic!("expected a driver error, found {other:?}"),
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn a_pinned_source_may_be_changed_as_soon_as_the_copy_returned() {
+    let gpu = gpu();
+    gpu.make_current().unwrap();
+    let stream = gpu.create_stream().unwrap();
+    let bytes = 64 << 20;
+    let at = gpu.alloc_segment(bytes).unwrap();
+    let mut host = std::ptr::null_mut();
+    // SAFETY: the pointer is writable.
+    assert_eq!(unsafe { sys::cuMemAllocHost_v2(&mut host, bytes as usize) }, CUresult::CUDA_SUCCESS);
+    // SAFETY: the driver gave `bytes` bytes, and nobody else knows them.
+    unsafe {
+        host.cast::<u8>().write_bytes(1, bytes as usize);
+        gpu.copy_from_host(at, host.cast(), bytes, stream).unwrap();
+        host.cast::<u8>().write_bytes(2, bytes as usize);
+    }
+    assert!(read(&gpu, at, bytes as usize, stream).unwrap().iter().all(|byte| *byte == 1));
+    // SAFETY: nothing is used again.
+    unsafe {
+        assert_eq!(sys::cuMemFreeHost(host), CUresult::CUDA_SUCCESS);
+        gpu.free_segment(at).unwrap();
+        gpu.destroy_stream(stream).unwrap();
+    }
+}
+
+/// The stream is held: a copy that waited for it would never return.
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn a_small_pageable_source_may_be_changed_too_and_the_copy_does_not_wait_for_the_stream() {
+    let gpu = gpu();
+    let stream = gpu.create_stream().unwrap();
+    let at = gpu.alloc_segment(32 << 10).unwrap();
+    let release = hold(&gpu, stream).unwrap();
+    let mut host = vec![1_u8; 32 << 10];
+    // SAFETY: the segment is live, and used on this stream alone.
+    unsafe { gpu.copy_from_host(at, host.as_ptr(), host.len() as u64, stream) }.unwrap();
+    host.fill(2);
+    drop(release);
+    assert!(read(&gpu, at, host.len(), stream).unwrap().iter().all(|byte| *byte == 1));
+    // SAFETY: nothing is used again.
+    unsafe {
+        gpu.free_segment(at).unwrap();
+        gpu.destroy_stream(stream).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn host_functions_run_in_stream_order_and_a_panic_stays_inside() {
+    let gpu = gpu();
+    let stream = gpu.create_stream().unwrap();
+    let ran = Arc::new(AtomicBool::new(false));
+    let release = hold(&gpu, stream).unwrap();
+    gpu.launch_host(stream, || panic!("expected by the test")).unwrap();
+    let seen = Arc::clone(&ran);
+    gpu.launch_host(stream, move || seen.store(true, Ordering::Release)).unwrap();
+    assert!(!ran.load(Ordering::Acquire) && !gpu.stream_is_idle(stream).unwrap());
+    drop(release);
+    gpu.synchronize_stream(stream).unwrap();
+    assert!(ran.load(Ordering::Acquire));
+    // SAFETY: the stream is not used again.
+    unsafe { gpu.destroy_stream(stream) }.unwrap();
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn each_thread_has_a_default_stream_of_its_own_and_all_share_the_legacy_one() {
+    let gpu = gpu();
+    let ids = |gpu: &CudaDevice| {
+        [StreamHandle::LEGACY, StreamHandle::PER_THREAD].map(|stream| gpu.stream_id(stream).unwrap())
+    };
+    let here = ids(&gpu);
+    let there = {
+        let gpu = Arc::clone(&gpu);
+        std::thread::spawn(move || ids(&gpu)).join().unwrap()
+    };
+    assert_eq!(here[0], there[0]);
+    assert_ne!(here[1], there[1]);
+    assert_ne!(here[0], here[1]);
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn the_drivers_pool_keeps_its_memory_and_counts_it() {
+    let gpu = gpu();
+    let stream = gpu.create_stream().unwrap();
+    let block = gpu.alloc_async(10 << 20, stream).unwrap();
+    let live = gpu.async_usage().unwrap();
+    assert!(live.used >= 10 << 20 && live.reserved >= live.used);
+    // SAFETY: no work uses the block.
+    unsafe { gpu.free_async(block, stream) }.unwrap();
+    gpu.synchronize().unwrap();
+    let after = gpu.async_usage().unwrap();
+    assert_eq!((after.used, after.reserved), (0, live.reserved));
+    assert!(after.used_high >= 10 << 20 && after.reserved_high >= after.reserved);
+    // SAFETY: the stream is not used again.
+    unsafe { gpu.destroy_stream(stream) }.unwrap();
+}
+
+/// The primary context is shared: a second device object of the same GPU sees the first one's memory.
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn two_device_objects_of_one_gpu_share_its_context() {
+    let (first, second) = (gpu(), gpu());
+    assert_eq!(first.raw_context(), second.raw_context());
+    let at = first.alloc_segment(16).unwrap();
+    let stream = second.create_stream().unwrap();
+    // SAFETY: the segment is live and used on this stream alone.
+    unsafe { second.memset(at, 5, 16, stream) }.unwrap();
+    assert_eq!(read(&first, at, 16, stream).unwrap(), [5; 16]);
+    // SAFETY: nothing is used again.
+    unsafe {
+        second.free_segment(at).unwrap();
+        first.destroy_stream(stream).unwrap();
+    }
+}

@@ -1,0 +1,104 @@
+// What cuBLASLt does not do. Matrices are row-major and dense; see kernels.rs for the launches.
+// No header: NVRTC compiles this text alone.
+
+// out[i, j] = images[order[i], j] / 255. One block for a row of the output.
+extern "C" __global__ void gather(float* __restrict__ out, const unsigned char* __restrict__ images,
+                                  const unsigned* __restrict__ order, unsigned pixels) {
+    const unsigned char* image = images + (size_t)order[blockIdx.x] * pixels;
+    float* row = out + (size_t)blockIdx.x * pixels;
+    for (unsigned j = threadIdx.x; j < pixels; j += blockDim.x) row[j] = image[j] / 255.0f;
+}
+
+// dx[i] = x[i] > 0 ? dx[i] : 0, four at a time and the tail by the first threads.
+extern "C" __global__ void relu_gradient(float* __restrict__ dx, const float* __restrict__ x, size_t count) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    size_t fours = count / 4;
+    if (i < fours) {
+        float4 at = reinterpret_cast<const float4*>(x)[i];
+        float4 d = reinterpret_cast<float4*>(dx)[i];
+        d.x = at.x > 0.0f ? d.x : 0.0f;
+        d.y = at.y > 0.0f ? d.y : 0.0f;
+        d.z = at.z > 0.0f ? d.z : 0.0f;
+        d.w = at.w > 0.0f ? d.w : 0.0f;
+        reinterpret_cast<float4*>(dx)[i] = d;
+    }
+    size_t tail = fours * 4 + i;
+    if (tail < count && i < 4) dx[tail] = x[tail] > 0.0f ? dx[tail] : 0.0f;
+}
+
+// One block, which is what makes the sums come out the same every time. A thread takes every blockDim-th row;
+// blockDim is a power of two. `gradient` may be null: then only the totals are made.
+extern "C" __global__ void cross_entropy(float* __restrict__ gradient, double* __restrict__ totals,
+                                         const float* __restrict__ logits,
+                                         const unsigned char* __restrict__ labels,
+                                         const unsigned* __restrict__ order, unsigned count, unsigned classes) {
+    __shared__ double losses[MAX_THREADS];
+    __shared__ unsigned hits[MAX_THREADS];
+    double loss = 0.0;
+    unsigned correct = 0;
+    for (unsigned row = threadIdx.x; row < count; row += blockDim.x) {
+        const float* z = logits + (size_t)row * classes;
+        unsigned label = labels[order[row]];
+        unsigned best = 0;
+        float top = z[0];
+        float wanted = 0.0f;
+        for (unsigned c = 0; c < classes; ++c) {
+            float value = z[c];
+            if (value > top) {
+                top = value;
+                best = c;
+            }
+            if (c == label) wanted = value;
+        }
+        // Subtracting the largest keeps exp from overflowing.
+        float sum = 0.0f;
+        for (unsigned c = 0; c < classes; ++c) sum += expf(z[c] - top);
+        loss += (double)(logf(sum) + top - wanted);
+        correct += best == label;
+        if (gradient) {
+            float* g = gradient + (size_t)row * classes;
+            for (unsigned c = 0; c < classes; ++c)
+                g[c] = (expf(z[c] - top) / sum - (c == label ? 1.0f : 0.0f)) / (float)count;
+        }
+    }
+    losses[threadIdx.x] = loss;
+    hits[threadIdx.x] = correct;
+    for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if (threadIdx.x < half) {
+            losses[threadIdx.x] += losses[threadIdx.x + half];
+            hits[threadIdx.x] += hits[threadIdx.x + half];
+        }
+    }
+    if (threadIdx.x == 0) {
+        totals[0] += losses[0];
+        totals[1] += (double)hits[0];
+    }
+}
+
+// The pointers travel as a launch parameter, so that one launch updates every layer without a table in memory.
+struct Layers {
+    float* weights[MAX_LAYERS];
+    const float* gradients[MAX_LAYERS];
+    size_t count[MAX_LAYERS];
+};
+
+// weights -= rate * gradients. blockIdx.y is the layer.
+extern "C" __global__ void update(const __grid_constant__ Layers layers, float rate) {
+    float* weights = layers.weights[blockIdx.y];
+    const float* gradients = layers.gradients[blockIdx.y];
+    size_t count = layers.count[blockIdx.y];
+    size_t stride = (size_t)gridDim.x * blockDim.x;
+    size_t first = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    size_t fours = count / 4;
+    for (size_t i = first; i < fours; i += stride) {
+        float4 w = reinterpret_cast<float4*>(weights)[i];
+        float4 g = reinterpret_cast<const float4*>(gradients)[i];
+        w.x -= rate * g.x;
+        w.y -= rate * g.y;
+        w.z -= rate * g.z;
+        w.w -= rate * g.w;
+        reinterpret_cast<float4*>(weights)[i] = w;
+    }
+    if (first < count % 4) weights[fours * 4 + first] -= rate * gradients[fours * 4 + first];
+}

@@ -1,0 +1,175 @@
+//! The compiled kernels, each with its launch.
+
+use std::ffi::c_void;
+
+use millpond::device::{DevicePtr, StreamHandle};
+
+use super::driver::{Driver, Function, Grid};
+use super::nvrtc::Nvrtc;
+use crate::{Result, Tensor};
+
+/// The kernels' text.
+pub(super) const SOURCE: &str = include_str!("kernels.cu");
+
+/// Threads of a block of the kernels that cover a whole matrix.
+const THREADS: u32 = 256;
+/// Threads of a block at most: CUDA's limit.
+const MAX_THREADS: u32 = 1024;
+/// Layers that one launch of `update` covers: 32 × 24 bytes of parameters, of 4 KiB that a launch may have.
+pub(super) const MAX_LAYERS: usize = 32;
+/// Floats that a thread of `update` covers: enough loads in flight to fill the bus.
+const UPDATED_PER_THREAD: usize = 16;
+
+/// The names that the kernels' text expects to be defined.
+pub(super) fn defines() -> Vec<String> {
+    vec![format!("MAX_THREADS={MAX_THREADS}"), format!("MAX_LAYERS={MAX_LAYERS}")]
+}
+
+/// The kernels, loaded on one GPU.
+pub(super) struct Kernels {
+    gather: Function,
+    relu_gradient: Function,
+    cross_entropy: Function,
+    update: Function,
+}
+
+/// Where a batch's rows come from: the order's entries from its first one on.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Rows {
+    /// The batch's first entry in the order.
+    pub(super) order: DevicePtr,
+    /// Rows of the batch.
+    pub(super) count: u32,
+}
+
+#[repr(C)]
+struct Layers {
+    weights: [u64; MAX_LAYERS],
+    gradients: [u64; MAX_LAYERS],
+    count: [usize; MAX_LAYERS],
+}
+
+/// The pointer to a launch parameter.
+fn argument<T>(value: &mut T) -> *mut c_void {
+    (&raw mut *value).cast()
+}
+
+/// As many blocks as cover `count` with `each` of them.
+fn blocks(count: usize, each: usize) -> u32 {
+    // A grid of 2³¹ − 1 blocks covers more than any GPU's memory.
+    count.div_ceil(each).max(1) as u32
+}
+
+impl Kernels {
+    /// Compiles and loads the kernels for the GPU whose context is current.
+    pub(super) fn load(driver: &Driver, capability: (u32, u32)) -> Result<Self> {
+        let number = (capability.0 * 10 + capability.1) as i32;
+        let image = Nvrtc::open()?.compile(SOURCE, number, &defines())?;
+        let [gather, relu_gradient, cross_entropy, update] =
+            driver.load(&image, [c"gather", c"relu_gradient", c"cross_entropy", c"update"])?;
+        Ok(Self { gather, relu_gradient, cross_entropy, update })
+    }
+
+    /// `out[i, j] = images[order[i], j] / 255`.
+    ///
+    /// # Safety
+    /// The order has `rows.count` entries, each below the number of images; `out` has as many rows, of as many
+    /// columns as an image.
+    pub(super) unsafe fn gather(
+        &self,
+        driver: &Driver,
+        stream: StreamHandle,
+        out: &Tensor,
+        images: &Tensor<u8>,
+        rows: Rows,
+    ) -> Result<()> {
+        let (mut to, mut from, mut order) = (out.ptr().raw(), images.ptr().raw(), rows.order.raw());
+        let mut pixels = images.cols() as u32;
+        let mut arguments =
+            [argument(&mut to), argument(&mut from), argument(&mut order), argument(&mut pixels)];
+        let grid = Grid { blocks: (rows.count, 1), threads: THREADS };
+        // SAFETY: the types are the kernel's, and the ranges the caller's promise.
+        unsafe { driver.launch(self.gather, grid, stream, &mut arguments) }
+    }
+
+    /// `dx ⊙= [x > 0]`.
+    ///
+    /// # Safety
+    /// Both have the same shape.
+    pub(super) unsafe fn relu_gradient(
+        &self,
+        driver: &Driver,
+        stream: StreamHandle,
+        dx: &Tensor,
+        x: &Tensor,
+    ) -> Result<()> {
+        let (mut to, mut from, mut count) = (dx.ptr().raw(), x.ptr().raw(), dx.len());
+        let mut arguments = [argument(&mut to), argument(&mut from), argument(&mut count)];
+        let grid = Grid { blocks: (blocks(count, 4 * THREADS as usize), 1), threads: THREADS };
+        // SAFETY: the types are the kernel's, and the ranges the caller's promise.
+        unsafe { driver.launch(self.relu_gradient, grid, stream, &mut arguments) }
+    }
+
+    /// Adds the batch's loss and correct answers to `totals`, and writes the gradient where one is wanted.
+    ///
+    /// # Safety
+    /// `logits` and `gradient` have `rows.count` rows, `totals` two numbers, the order as many entries, each
+    /// below the number of labels.
+    pub(super) unsafe fn cross_entropy(
+        &self,
+        driver: &Driver,
+        stream: StreamHandle,
+        (logits, labels, rows): (&Tensor, &Tensor<u8>, Rows),
+        (gradient, totals): (Option<&Tensor>, &Tensor<f64>),
+    ) -> Result<()> {
+        let mut gradient = gradient.map_or(0, |tensor| tensor.ptr().raw());
+        let (mut totals, mut logits_at) = (totals.ptr().raw(), logits.ptr().raw());
+        let (mut labels, mut order) = (labels.ptr().raw(), rows.order.raw());
+        let (mut count, mut classes) = (rows.count, logits.cols() as u32);
+        let mut arguments = [
+            argument(&mut gradient),
+            argument(&mut totals),
+            argument(&mut logits_at),
+            argument(&mut labels),
+            argument(&mut order),
+            argument(&mut count),
+            argument(&mut classes),
+        ];
+        let grid = Grid { blocks: (1, 1), threads: count.next_power_of_two().clamp(32, MAX_THREADS) };
+        // SAFETY: the types are the kernel's, and the ranges the caller's promise.
+        unsafe { driver.launch(self.cross_entropy, grid, stream, &mut arguments) }
+    }
+
+    /// `weights −= rate · gradients` for each pair, at most [`MAX_LAYERS`] of them.
+    ///
+    /// # Safety
+    /// Each pair has the same shape.
+    pub(super) unsafe fn update(
+        &self,
+        driver: &Driver,
+        stream: StreamHandle,
+        (weights, gradients): (&[Tensor], &[Tensor]),
+        mut rate: f32,
+    ) -> Result<()> {
+        let mut layers = Layers { weights: [0; _], gradients: [0; _], count: [0; _] };
+        for (layer, (weight, gradient)) in weights.iter().zip(gradients).enumerate() {
+            layers.weights[layer] = weight.ptr().raw();
+            layers.gradients[layer] = gradient.ptr().raw();
+            layers.count[layer] = weight.len();
+        }
+        let largest = weights.iter().map(Tensor::len).max().unwrap_or(0);
+        let grid = Grid {
+            blocks: (blocks(largest, UPDATED_PER_THREAD * THREADS as usize), weights.len() as u32),
+            threads: THREADS,
+        };
+        let mut arguments = [argument(&mut layers), argument(&mut rate)];
+        // SAFETY: the types are the kernel's, and the ranges the caller's promise.
+        unsafe { driver.launch(self.update, grid, stream, &mut arguments) }
+    }
+}
+
+impl std::fmt::Debug for Kernels {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Kernels")
+    }
+}

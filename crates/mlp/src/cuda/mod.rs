@@ -1,0 +1,33 @@
+//! `cuda/`: training on an NVIDIA GPU. cuBLASLt multiplies, kernels compiled by NVRTC do the rest.
+//!
+//! It uses millpond's [`CudaDevice`](millpond::device::cuda::CudaDevice) for the context and the trainer's own
+//! [`Memory`](crate::Memory) for every byte on the device. The three libraries are loaded when the first
+//! backend is made: nothing is needed to build, and a missing one is an [`Error::Library`](crate::Error) that
+//! says where it was looked for.
+//!
+//! | file | concern |
+//! | --- | --- |
+//! | `library` | finding and opening a library, and its functions as a table |
+//! | `driver` | of libcuda: modules, launches, timed events |
+//! | `nvrtc` | compiling `kernels.cu` for the GPU at hand |
+//! | `kernels` | the compiled kernels, each with its launch |
+//! | `cublaslt` | matrix products |
+//! | `tune` | choosing an algorithm for a product by timing the candidates |
+//! | `engine` | all of that for one GPU, shared by the backends of the process |
+//! | `backend` | the trainer's operations |
+//!
+//! **One step.** `backend.linear(x, w, Relu)` checks the shapes, takes the output from the allocator under
+//! test, finds the plan for a product of that shape (tuned when it is first met), and queues one
+//! `cublasLtMatmul` with the ReLU in its epilogue. Nothing waits: a step of the default model is 23 launches,
+//! and the loss stays on the device until the epoch's end.
+
+mod backend;
+mod cublaslt;
+mod driver;
+mod engine;
+mod kernels;
+mod library;
+mod nvrtc;
+mod tune;
+
+pub use backend::{CudaBackend, CudaTraining};

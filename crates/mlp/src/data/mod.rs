@@ -1,0 +1,120 @@
+//! Images of 28 x 28 pixels and their labels: the bundled digits, or four IDX files of a folder.
+//!
+//! [`Dataset::bundled`] and [`Dataset::from_dir`] both go through `idx`, which trusts no size it reads.
+
+mod idx;
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use crate::{Error, Result};
+
+/// Rows and columns of an image.
+pub const SIDE: usize = 28;
+
+/// Images to train on and images to validate with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Dataset {
+    /// Where it came from, for people.
+    pub source: String,
+    /// What is trained on.
+    pub train: Split,
+    /// What is validated with.
+    pub validation: Split,
+}
+
+/// Images and their labels; as many of the one as of the other, and at least one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Split {
+    /// One byte a pixel, row by row, image after image.
+    pub images: Vec<u8>,
+    /// The class of each image, 0 to 9.
+    pub labels: Vec<u8>,
+}
+
+/// The names of a split's two files, as MNIST has them; `.gz` may follow, and `-idx` may be `.idx`.
+const TRAIN: [&str; 2] = ["train-images-idx3-ubyte", "train-labels-idx1-ubyte"];
+const VALIDATION: [&str; 2] = ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"];
+
+macro_rules! digits {
+    ($name:literal) => {
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/digits/", $name, ".gz"))
+    };
+}
+
+impl Dataset {
+    /// The digits in the program itself: 8,000 to train on and 2,000 to validate with
+    /// (`data/digits/README.md` says where they are from).
+    ///
+    /// # Errors
+    /// None, unless the program was built from damaged files.
+    pub fn bundled() -> Result<Self> {
+        let split = |names: [&str; 2], images: &[u8], labels: &[u8]| {
+            Split::read((format!("bundled {}", names[0]), images), (format!("bundled {}", names[1]), labels))
+        };
+        Ok(Self {
+            source: "bundled digits".to_owned(),
+            train: split(TRAIN, digits!("train-images-idx3-ubyte"), digits!("train-labels-idx1-ubyte"))?,
+            validation: split(VALIDATION, digits!("t10k-images-idx3-ubyte"), digits!("t10k-labels-idx1-ubyte"))?,
+        })
+    }
+
+    /// The four IDX files of MNIST, Fashion-MNIST or what has their shape, gzipped or not.
+    ///
+    /// # Errors
+    /// [`Error::Io`] where a file is missing or cannot be read, [`Error::Data`] where it is not what it should
+    /// be.
+    pub fn from_dir(dir: &Path) -> Result<Self> {
+        let split = |names: [&str; 2]| {
+            let (images, labels) = (find(dir, names[0])?, find(dir, names[1])?);
+            Split::read((images.display().to_string(), open(&images)?), (labels.display().to_string(), open(&labels)?))
+        };
+        Ok(Self { source: dir.display().to_string(), train: split(TRAIN)?, validation: split(VALIDATION)? })
+    }
+
+    /// Pixels of an image.
+    pub fn pixels(&self) -> usize {
+        SIDE * SIDE
+    }
+}
+
+impl Split {
+    /// Reads a split from its images and its labels, each with the name to use in errors.
+    fn read<I: Read, L: Read>(images: (String, I), labels: (String, L)) -> Result<Self> {
+        let (images_file, labels_file) = (images.0.clone(), labels.0.clone());
+        let images = idx::images(&images.0, images.1)?;
+        let labels = idx::labels(&labels.0, labels.1)?;
+        let count = images.len() / (SIDE * SIDE);
+        if count != labels.len() {
+            return Err(Error::Data {
+                file: labels_file,
+                what: "number of labels",
+                found: labels.len().to_string(),
+                expected: format!("{count}, one for each image of {images_file}"),
+            });
+        }
+        Ok(Self { images, labels })
+    }
+}
+
+/// The file of this name in `dir`, in any of the spellings that are about.
+fn find(dir: &Path, name: &str) -> Result<PathBuf> {
+    let dotted = name.replace("-idx", ".idx");
+    let names = [name.to_owned(), format!("{name}.gz"), dotted.clone(), format!("{dotted}.gz")];
+    if let Some(found) = names.iter().map(|name| dir.join(name)).find(|path| path.is_file()) {
+        return Ok(found);
+    }
+    let why = if dir.is_dir() { "no such file, nor one ending in .gz" } else { "no such folder" };
+    Err(Error::Io {
+        path: if dir.is_dir() { dir.join(name) } else { dir.to_owned() },
+        action: "find the data",
+        source: std::io::Error::new(
+            std::io::ErrorKind::NotFound,
+            format!("{why}; a data folder holds {}, {}, {} and {}", TRAIN[0], TRAIN[1], VALIDATION[0], VALIDATION[1]),
+        ),
+    })
+}
+
+fn open(path: &Path) -> Result<std::fs::File> {
+    std::fs::File::open(path).map_err(|source| Error::Io { path: path.to_owned(), action: "open it", source })
+}

@@ -1,0 +1,209 @@
+//! Training on the CPU: each operation is a closure that the host device's stream runs in order.
+//!
+//! It may use the host device and the tensors. An operation checks the shapes, allocates its output, and
+//! launches a closure over [`View`]s of its inputs and its output; the arithmetic is in `arithmetic`, on plain
+//! slices. Work inside a closure is spread over the cores by rayon.
+
+mod arithmetic;
+mod view;
+
+use std::sync::Arc;
+
+use millpond::device::host::HostDevice;
+
+use crate::backend::{Activation, Backend, Batch};
+use crate::{Error, Memory, Result, TOTALS, Tensor};
+use arithmetic::Product;
+use view::View;
+
+/// The CPU as a device that trains.
+#[derive(Debug)]
+pub struct HostBackend {
+    device: Arc<HostDevice>,
+    memory: Memory,
+}
+
+impl HostBackend {
+    /// Trains with memory of this device.
+    pub fn new(device: Arc<HostDevice>, memory: Memory) -> Self {
+        Self { device, memory }
+    }
+
+    fn launch(&self, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        Ok(self.device.launch(self.memory.stream().handle(), work)?)
+    }
+}
+
+/// What every closure below relies on.
+///
+/// The stream runs closures in the order in which they were launched, and a tensor's block is freed on the same
+/// stream after its last use was launched. So a view's block is live while the closure runs; and since all
+/// closures are on one stream, nothing else touches the block then. An operation's output is a block of its
+/// own, so it overlaps no input.
+macro_rules! in_stream_order {
+    ($view:ident) => {
+        // SAFETY: see the comment at the macro: the block is live, and only this closure touches it now.
+        unsafe { $view.get() }
+    };
+    (mut $view:ident) => {
+        // SAFETY: as above, and the block is the operation's output or its to change.
+        unsafe { $view.get_mut() }
+    };
+}
+
+impl Backend for HostBackend {
+    fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    fn gather(&mut self, images: &Tensor<u8>, batch: Batch<'_>) -> Result<Tensor> {
+        check_batch("gather", batch)?;
+        let pixels = images.cols();
+        let out = self.memory.uninit(batch.count, pixels)?;
+        let (to, from, order) = (View::of(&out), View::of(images), View::of(batch.order));
+        let rows = batch.start..batch.start + batch.count;
+        self.launch(move || {
+            let (to, from, order) = (in_stream_order!(mut to), in_stream_order!(from), in_stream_order!(order));
+            arithmetic::gather(to, from, &order[rows], pixels);
+        })?;
+        Ok(out)
+    }
+
+    fn linear(&mut self, x: &Tensor, w: &Tensor, activation: Activation) -> Result<Tensor> {
+        check("linear", x.cols(), w.rows(), w)?;
+        let out = self.memory.uninit(x.rows(), w.cols())?;
+        let (to, x_view, w_view) = (View::of(&out), View::of(x), View::of(w));
+        let product = Product::plain(x.shape(), w.shape());
+        self.launch(move || {
+            let (to, x, w) = (in_stream_order!(mut to), in_stream_order!(x_view), in_stream_order!(w_view));
+            product.run(to, x, w);
+            if activation == Activation::Relu {
+                arithmetic::relu(to);
+            }
+        })?;
+        Ok(out)
+    }
+
+    fn cross_entropy(
+        &mut self,
+        logits: &Tensor,
+        labels: &Tensor<u8>,
+        batch: Batch<'_>,
+        totals: &mut Tensor<f64>,
+    ) -> Result<Tensor> {
+        check_scored("cross_entropy", logits, batch, totals)?;
+        let out = self.memory.uninit(logits.rows(), logits.cols())?;
+        let (to, from, totals) = (View::of(&out), View::of(logits), View::of(totals));
+        let (labels, order) = (View::of(labels), View::of(batch.order));
+        let (classes, rows) = (logits.cols(), batch.start..batch.start + batch.count);
+        self.launch(move || {
+            let (to, from, totals) = (in_stream_order!(mut to), in_stream_order!(from), in_stream_order!(mut totals));
+            let (labels, order) = (in_stream_order!(labels), in_stream_order!(order));
+            arithmetic::score(from, labels, &order[rows.clone()], classes, totals);
+            arithmetic::cross_entropy_gradient(to, from, labels, &order[rows], classes);
+        })?;
+        Ok(out)
+    }
+
+    fn score(
+        &mut self,
+        logits: &Tensor,
+        labels: &Tensor<u8>,
+        batch: Batch<'_>,
+        totals: &mut Tensor<f64>,
+    ) -> Result<()> {
+        check_scored("score", logits, batch, totals)?;
+        let (from, totals) = (View::of(logits), View::of(totals));
+        let (labels, order) = (View::of(labels), View::of(batch.order));
+        let (classes, rows) = (logits.cols(), batch.start..batch.start + batch.count);
+        self.launch(move || {
+            let (from, totals) = (in_stream_order!(from), in_stream_order!(mut totals));
+            let (labels, order) = (in_stream_order!(labels), in_stream_order!(order));
+            arithmetic::score(from, labels, &order[rows], classes, totals);
+        })
+    }
+
+    fn input_gradient(&mut self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<Tensor> {
+        check("input_gradient", dy.cols(), w.cols(), w)?;
+        check_shape("input_gradient", x, (dy.rows(), w.rows()))?;
+        let out = self.memory.uninit(x.rows(), x.cols())?;
+        let (to, x, dy_view, w_view) = (View::of(&out), View::of(x), View::of(dy), View::of(w));
+        let product = Product::right_transposed(dy.shape(), w.shape());
+        self.launch(move || {
+            let (to, x) = (in_stream_order!(mut to), in_stream_order!(x));
+            product.run(to, in_stream_order!(dy_view), in_stream_order!(w_view));
+            arithmetic::mask_where_zero(to, x);
+        })?;
+        Ok(out)
+    }
+
+    fn weight_gradient(&mut self, x: &Tensor, dy: &Tensor) -> Result<Tensor> {
+        check_shape("weight_gradient", dy, (x.rows(), dy.cols()))?;
+        let out = self.memory.uninit(x.cols(), dy.cols())?;
+        let (to, x_view, dy_view) = (View::of(&out), View::of(x), View::of(dy));
+        let product = Product::left_transposed(x.shape(), dy.shape());
+        self.launch(move || {
+            product.run(in_stream_order!(mut to), in_stream_order!(x_view), in_stream_order!(dy_view));
+        })?;
+        Ok(out)
+    }
+
+    fn update(&mut self, weights: &mut [Tensor], gradients: &[Tensor], rate: f32) -> Result<()> {
+        if weights.len() != gradients.len() {
+            return Err(Error::Shape {
+                operation: "update",
+                found: (1, gradients.len()),
+                expected: (1, weights.len()),
+            });
+        }
+        for (w, gradient) in weights.iter_mut().zip(gradients) {
+            check_shape("update", gradient, w.shape())?;
+            let (w, gradient) = (View::of(w), View::of(gradient));
+            self.launch(move || {
+                arithmetic::descend(in_stream_order!(mut w), in_stream_order!(gradient), rate);
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// The inner sizes of a product agree.
+fn check(operation: &'static str, left: usize, right: usize, w: &Tensor) -> Result<()> {
+    if left == right {
+        return Ok(());
+    }
+    Err(Error::Shape { operation, found: w.shape(), expected: (left, w.cols()) })
+}
+
+fn check_shape(operation: &'static str, tensor: &Tensor, expected: (usize, usize)) -> Result<()> {
+    if tensor.shape() == expected {
+        return Ok(());
+    }
+    Err(Error::Shape { operation, found: tensor.shape(), expected })
+}
+
+/// The batch lies in its order.
+fn check_batch(operation: &'static str, batch: Batch<'_>) -> Result<()> {
+    match batch.start.checked_add(batch.count) {
+        Some(end) if batch.count > 0 && end <= batch.order.len() => Ok(()),
+        end => Err(Error::Shape {
+            operation,
+            found: (1, end.unwrap_or(usize::MAX)),
+            expected: (1, batch.order.len()),
+        }),
+    }
+}
+
+fn check_scored(
+    operation: &'static str,
+    logits: &Tensor,
+    batch: Batch<'_>,
+    totals: &Tensor<f64>,
+) -> Result<()> {
+    check_batch(operation, batch)?;
+    check_shape(operation, logits, (batch.count, logits.cols()))?;
+    if totals.len() == TOTALS {
+        return Ok(());
+    }
+    Err(Error::Shape { operation, found: totals.shape(), expected: (1, TOTALS) })
+}

@@ -1,0 +1,206 @@
+//! Memory from the allocator under test, as tensors that free themselves in stream order.
+
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use millpond::Stream;
+use millpond::device::DevicePtr;
+use millpond_baselines::{Allocator, Usage};
+use parking_lot::Mutex;
+
+use crate::{Error, Result};
+
+/// The allocator under test and the stream that it is used on. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Memory {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    allocator: Arc<dyn Allocator>,
+    stream: Stream,
+    /// The first free that was refused. A drop cannot report it, the end of the epoch can.
+    refused: Arc<Mutex<Option<millpond::Error>>>,
+}
+
+impl Memory {
+    /// Memory from `allocator` for work on `stream`.
+    pub fn new(allocator: Arc<dyn Allocator>, stream: Stream) -> Self {
+        Self { inner: Arc::new(Inner { allocator, stream, refused: Arc::default() }) }
+    }
+
+    /// The same memory for work on another stream.
+    #[must_use]
+    pub fn on(&self, stream: Stream) -> Self {
+        let Inner { allocator, refused, .. } = &*self.inner;
+        Self { inner: Arc::new(Inner { allocator: allocator.clone(), stream, refused: refused.clone() }) }
+    }
+
+    /// The stream that tensors are allocated for and freed on.
+    pub fn stream(&self) -> &Stream {
+        &self.inner.stream
+    }
+
+    /// The allocator under test.
+    pub fn allocator(&self) -> &Arc<dyn Allocator> {
+        &self.inner.allocator
+    }
+
+    /// What the allocator holds and did.
+    pub fn usage(&self) -> Usage {
+        self.inner.allocator.usage()
+    }
+
+    /// Waits for all work on the stream, and reports the first free that was refused since the last call.
+    ///
+    /// # Errors
+    /// That, and the device's own.
+    pub fn synchronize(&self) -> Result<()> {
+        self.inner.stream.synchronize()?;
+        match self.inner.refused.lock().take() {
+            Some(error) => Err(error.into()),
+            None => Ok(()),
+        }
+    }
+
+    /// A tensor whose contents are undefined until an operation has written them.
+    ///
+    /// # Errors
+    /// The allocator's own.
+    pub fn uninit<T: Pod>(&self, rows: usize, cols: usize) -> Result<Tensor<T>> {
+        let bytes = (rows as u64).saturating_mul(cols as u64).saturating_mul(size_of::<T>() as u64);
+        let ptr = self.inner.allocator.allocate(bytes, &self.inner.stream)?;
+        Ok(Tensor { memory: self.clone(), ptr, rows, cols, element: PhantomData })
+    }
+
+    /// A tensor of zeros.
+    ///
+    /// # Errors
+    /// The allocator's and the device's own.
+    pub fn zeroed<T: Pod>(&self, rows: usize, cols: usize) -> Result<Tensor<T>> {
+        let mut tensor = self.uninit(rows, cols)?;
+        tensor.clear()?;
+        Ok(tensor)
+    }
+
+    /// A tensor with these values, row by row.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where `values` has not `rows · cols` entries, and the allocator's and the device's own.
+    pub fn upload<T: Pod>(&self, rows: usize, cols: usize, values: &[T]) -> Result<Tensor<T>> {
+        if rows.checked_mul(cols) != Some(values.len()) {
+            return Err(Error::Shape { operation: "upload", found: (1, values.len()), expected: (rows, cols) });
+        }
+        let tensor = self.uninit(rows, cols)?;
+        let bytes: &[u8] = bytemuck::cast_slice(values);
+        let stream = &self.inner.stream;
+        // SAFETY: the block is at least as large as `bytes`, is live, and was handed out for work on `stream`.
+        unsafe {
+            stream.device().copy_from_host(tensor.ptr, bytes.as_ptr(), tensor.bytes(), stream.handle())?;
+        }
+        Ok(tensor)
+    }
+}
+
+/// A dense row-major matrix on the device, in one block of the allocator under test. Dropping it frees the
+/// block, after the work given to its stream so far.
+#[derive(Debug)]
+pub struct Tensor<T: Pod = f32> {
+    memory: Memory,
+    ptr: DevicePtr,
+    rows: usize,
+    cols: usize,
+    element: PhantomData<T>,
+}
+
+impl<T: Pod> Tensor<T> {
+    /// Rows and columns.
+    pub fn shape(&self) -> (usize, usize) {
+        (self.rows, self.cols)
+    }
+
+    /// Rows.
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Columns.
+    pub fn cols(&self) -> usize {
+        self.cols
+    }
+
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.rows * self.cols
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Size in bytes.
+    pub fn bytes(&self) -> u64 {
+        (self.len() * size_of::<T>()) as u64
+    }
+
+    /// Where the first element lies.
+    pub fn ptr(&self) -> DevicePtr {
+        self.ptr
+    }
+
+    /// Where it came from, and the stream that it is freed on.
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Notes that work on `stream` uses the tensor, so that its memory is not reused before that is done.
+    ///
+    /// # Errors
+    /// The allocator's own.
+    pub fn record_use(&self, stream: &Stream) -> Result<()> {
+        Ok(self.memory.inner.allocator.record_use(self.ptr, stream)?)
+    }
+
+    /// Sets every byte to zero, in stream order.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn clear(&mut self) -> Result<()> {
+        let stream = self.memory.stream();
+        // SAFETY: the block is live, has that many bytes, and is ours to write in stream order.
+        unsafe { stream.device().memset(self.ptr, 0, self.bytes(), stream.handle())? };
+        Ok(())
+    }
+
+    /// The values, row by row. Waits for the stream.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn to_vec(&self) -> Result<Vec<T>> {
+        let mut values = vec![T::zeroed(); self.len()];
+        let stream = self.memory.stream();
+        // SAFETY: `values` has as many bytes as the block and outlives the wait below, which also runs when
+        // the copy fails half-way.
+        let copied = unsafe {
+            stream.device().copy_to_host(values.as_mut_ptr().cast(), self.ptr, self.bytes(), stream.handle())
+        };
+        if let Err(error) = stream.synchronize() {
+            // The device may still write to the vector: better lost than freed under its hands.
+            std::mem::forget(values);
+            return Err(error.into());
+        }
+        copied?;
+        Ok(values)
+    }
+}
+
+impl<T: Pod> Drop for Tensor<T> {
+    fn drop(&mut self) {
+        if let Err(error) = self.memory.inner.allocator.free(self.ptr, &self.memory.inner.stream) {
+            self.memory.inner.refused.lock().get_or_insert(error);
+        }
+    }
+}

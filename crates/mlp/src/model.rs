@@ -1,0 +1,114 @@
+//! The MLP: its weights, a forward pass, and one step of training.
+
+use rand::{RngExt, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+
+use crate::{Activation, Backend, Batch, Memory, Result, Tensor};
+
+/// The classes that digits (and Fashion-MNIST's clothes) fall into.
+pub const CLASSES: usize = 10;
+
+/// Weights of the hidden layers and the head, without biases, each `[inputs, outputs]`.
+#[derive(Debug)]
+pub struct Model {
+    weights: Vec<Tensor>,
+}
+
+impl Model {
+    /// `hidden` layers of `width` over `inputs` pixels, and a head of [`CLASSES`]. Weights are uniform in
+    /// ±1/√inputs of their layer; the same seed gives the same weights on every device.
+    ///
+    /// # Errors
+    /// The allocator's and the device's own.
+    pub fn new(memory: &Memory, inputs: usize, hidden: usize, width: usize, seed: u64) -> Result<Self> {
+        let sizes: Vec<usize> =
+            std::iter::once(inputs).chain(std::iter::repeat_n(width, hidden)).chain([CLASSES]).collect();
+        let weights = sizes
+            .windows(2)
+            .enumerate()
+            .map(|(layer, size)| {
+                let values = initial_weights(seed, layer as u64, size[0], size[1]);
+                memory.upload(size[0], size[1], &values)
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self { weights })
+    }
+
+    /// The weights, from the first layer to the head.
+    pub fn weights(&self) -> &[Tensor] {
+        &self.weights
+    }
+
+    /// Parameters in all.
+    pub fn parameters(&self) -> usize {
+        self.weights.iter().map(Tensor::len).sum()
+    }
+
+    /// The logits of a batch of images, `[rows, CLASSES]`. Each layer's input is freed as soon as its output
+    /// is on the way.
+    ///
+    /// # Errors
+    /// The backend's own.
+    pub fn infer(&self, backend: &mut dyn Backend, images: Tensor) -> Result<Tensor> {
+        let mut x = images;
+        for (layer, w) in self.weights.iter().enumerate() {
+            x = backend.linear(&x, w, self.activation(layer))?;
+        }
+        Ok(x)
+    }
+
+    /// The gradients of a batch's mean loss with respect to the weights, in their order; the loss itself is
+    /// added to `totals`.
+    ///
+    /// # Errors
+    /// The backend's own.
+    pub fn gradients(
+        &self,
+        backend: &mut dyn Backend,
+        images: Tensor,
+        labels: &Tensor<u8>,
+        batch: Batch<'_>,
+        totals: &mut Tensor<f64>,
+    ) -> Result<Vec<Tensor>> {
+        // `inputs[layer]` is what the layer reads; each is kept until its layer's gradients are on the way.
+        let mut inputs = vec![images];
+        let mut gradients = Vec::with_capacity(self.weights.len());
+        let head = self.weights.len() - 1;
+        for layer in 0..head {
+            let y = backend.linear(&inputs[layer], &self.weights[layer], Activation::Relu)?;
+            inputs.push(y);
+        }
+        let logits = backend.linear(&inputs[head], &self.weights[head], Activation::None)?;
+        let mut dy = backend.cross_entropy(&logits, labels, batch, totals)?;
+        drop(logits);
+        while let Some(x) = inputs.pop() {
+            gradients.push(backend.weight_gradient(&x, &dy)?);
+            if !inputs.is_empty() {
+                dy = backend.input_gradient(&dy, &self.weights[inputs.len()], &x)?;
+            }
+        }
+        gradients.reverse();
+        Ok(gradients)
+    }
+
+    /// One step of SGD.
+    ///
+    /// # Errors
+    /// The backend's own.
+    pub fn update(&mut self, backend: &mut dyn Backend, gradients: &[Tensor], rate: f32) -> Result<()> {
+        backend.update(&mut self.weights, gradients, rate)
+    }
+
+    fn activation(&self, layer: usize) -> Activation {
+        if layer + 1 == self.weights.len() { Activation::None } else { Activation::Relu }
+    }
+}
+
+/// Uniform in ±1/√inputs. Each layer has a stream of its own, so that its weights do not depend on the size of
+/// the others.
+fn initial_weights(seed: u64, layer: u64, inputs: usize, outputs: usize) -> Vec<f32> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(layer);
+    let bound = 1.0 / (inputs as f32).sqrt();
+    (0..inputs * outputs).map(|_| rng.random_range(-bound..bound)).collect()
+}

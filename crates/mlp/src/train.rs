@@ -1,0 +1,201 @@
+//! The training loop, the same on every device.
+//!
+//! Nothing in it waits for the device, but the reading of the totals: once after an epoch's steps, once after
+//! its validation, and in between when the observer asks for the loss.
+
+use std::time::Instant;
+
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_chacha::ChaCha8Rng;
+use serde::Serialize;
+
+use crate::data::{Dataset, Split};
+use crate::{Backend, Batch, Error, Memory, Model, Result, TOTAL_CORRECT, TOTAL_LOSS, TOTALS, Tensor};
+
+/// Images in a batch of the validation, which needs no gradients and so little memory for each.
+const VALIDATION_BATCH: usize = 1000;
+
+/// Random streams for the order of the epochs start here; those below are the layers'.
+const FIRST_ORDER_STREAM: u64 = 1 << 32;
+
+/// What is trained, and how.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Hyper {
+    /// Hidden layers.
+    pub num_layers: usize,
+    /// Outputs of each hidden layer.
+    pub feat_dim: usize,
+    /// SGD's step.
+    pub learning_rate: f32,
+    /// Images in a step; the last step of an epoch takes what is left.
+    pub batch_size: usize,
+    /// Passes over the training set.
+    pub epochs: usize,
+    /// Where the weights and the order of the images come from.
+    pub seed: u64,
+}
+
+/// What one epoch gave.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Epoch {
+    /// Counted from 1.
+    pub epoch: usize,
+    /// Mean loss over the images as they were trained on.
+    pub train_loss: f64,
+    /// Mean loss over the validation set after the epoch.
+    pub val_loss: f64,
+    /// Share of the validation set that was recognised, 0 to 1.
+    pub val_accuracy: f64,
+    /// Time of the epoch, validation included, in milliseconds.
+    pub wall_ms: f64,
+    /// Calls that moved device memory. The first epoch counts the placing of weights and data too.
+    pub device_calls: u64,
+}
+
+/// Where an epoch is.
+#[derive(Debug, Clone, Copy)]
+pub struct Step {
+    /// The epoch, counted from 1.
+    pub epoch: usize,
+    /// Images trained on so far in it.
+    pub images: usize,
+    /// Images in it.
+    pub of: usize,
+}
+
+/// Who watches a training run.
+pub trait Observer {
+    /// Whether to read the loss back after this step, which waits for the device. Called after every step.
+    fn wants_loss(&mut self, step: Step) -> bool;
+
+    /// The mean loss of the epoch so far, after [`wants_loss`](Self::wants_loss) said so.
+    fn loss(&mut self, step: Step, mean: f64);
+
+    /// An epoch is over.
+    fn epoch(&mut self, epoch: &Epoch);
+}
+
+/// Trains with the memory of `backend`, and returns what each epoch gave.
+///
+/// # Errors
+/// The allocator's and the device's own, and [`Error::Diverged`].
+pub fn train(
+    backend: &mut dyn Backend,
+    data: &Dataset,
+    hyper: &Hyper,
+    observer: &mut dyn Observer,
+) -> Result<Vec<Epoch>> {
+    let memory = backend.memory().clone();
+    let mut calls_before = memory.usage().calls.memory();
+    let training = Placed::new(&memory, &data.train)?;
+    let validation = Placed::new(&memory, &data.validation)?;
+    let mut model =
+        Model::new(&memory, data.pixels(), hyper.num_layers, hyper.feat_dim, hyper.seed)?;
+    memory.synchronize()?;
+
+    let mut epochs = Vec::with_capacity(hyper.epochs);
+    for epoch in 1..=hyper.epochs {
+        let begin = Instant::now();
+        let train_loss = train_epoch(backend, &mut model, &training, hyper, epoch, observer)?;
+        let (val_loss, val_accuracy) = validate(backend, &model, &validation)?;
+        memory.synchronize()?;
+        let calls = memory.usage().calls.memory();
+        let report = Epoch {
+            epoch,
+            train_loss,
+            val_loss,
+            val_accuracy,
+            wall_ms: begin.elapsed().as_secs_f64() * 1e3,
+            device_calls: calls - calls_before,
+        };
+        calls_before = calls;
+        observer.epoch(&report);
+        epochs.push(report);
+        if !train_loss.is_finite() {
+            return Err(Error::Diverged { epoch, loss: train_loss });
+        }
+    }
+    Ok(epochs)
+}
+
+/// A part of the data set on the device.
+#[derive(Debug)]
+struct Placed {
+    images: Tensor<u8>,
+    labels: Tensor<u8>,
+    count: usize,
+}
+
+impl Placed {
+    fn new(memory: &Memory, split: &Split) -> Result<Self> {
+        let count = split.labels.len();
+        Ok(Self {
+            images: memory.upload(count, split.images.len() / count, &split.images)?,
+            labels: memory.upload(1, count, &split.labels)?,
+            count,
+        })
+    }
+
+    /// Calls `work` with batches of at most `size` images until all were in one, in this order.
+    fn batches(
+        &self,
+        order: &Tensor<u32>,
+        size: usize,
+        mut work: impl FnMut(Batch<'_>) -> Result<()>,
+    ) -> Result<()> {
+        (0..self.count)
+            .step_by(size)
+            .try_for_each(|start| work(Batch { order, start, count: size.min(self.count - start) }))
+    }
+}
+
+/// One pass over the training set; the mean loss.
+fn train_epoch(
+    backend: &mut dyn Backend,
+    model: &mut Model,
+    data: &Placed,
+    hyper: &Hyper,
+    epoch: usize,
+    observer: &mut dyn Observer,
+) -> Result<f64> {
+    let memory = backend.memory().clone();
+    let order = memory.upload(1, data.count, &shuffled(data.count, hyper.seed, epoch))?;
+    let mut totals = memory.zeroed::<f64>(1, TOTALS)?;
+    data.batches(&order, hyper.batch_size, |batch| {
+        let images = backend.gather(&data.images, batch)?;
+        let gradients = model.gradients(backend, images, &data.labels, batch, &mut totals)?;
+        model.update(backend, &gradients, hyper.learning_rate)?;
+        drop(gradients);
+        let step = Step { epoch, images: batch.start + batch.count, of: data.count };
+        if observer.wants_loss(step) {
+            observer.loss(step, totals.to_vec()?[TOTAL_LOSS] / step.images as f64);
+        }
+        Ok(())
+    })?;
+    Ok(totals.to_vec()?[TOTAL_LOSS] / data.count as f64)
+}
+
+/// Mean loss and accuracy over the validation set.
+fn validate(backend: &mut dyn Backend, model: &Model, data: &Placed) -> Result<(f64, f64)> {
+    let memory = backend.memory().clone();
+    let order: Vec<u32> = (0..data.count as u32).collect();
+    let order = memory.upload(1, data.count, &order)?;
+    let mut totals = memory.zeroed::<f64>(1, TOTALS)?;
+    data.batches(&order, VALIDATION_BATCH, |batch| {
+        let images = backend.gather(&data.images, batch)?;
+        let logits = model.infer(backend, images)?;
+        backend.score(&logits, &data.labels, batch, &mut totals)
+    })?;
+    let totals = totals.to_vec()?;
+    Ok((totals[TOTAL_LOSS] / data.count as f64, totals[TOTAL_CORRECT] / data.count as f64))
+}
+
+/// The order of an epoch's images.
+fn shuffled(count: usize, seed: u64, epoch: usize) -> Vec<u32> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(FIRST_ORDER_STREAM + epoch as u64);
+    let mut order: Vec<u32> = (0..count as u32).collect();
+    order.shuffle(&mut rng);
+    order
+}
