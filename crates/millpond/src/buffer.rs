@@ -30,13 +30,7 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::SizeOverflow`], and those of [`Pool::alloc`].
     pub fn new(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
         let ptr = pool.alloc(byte_len::<T>(len)?, stream)?;
-        Ok(Self {
-            pool: pool.inner().clone(),
-            ptr,
-            len,
-            stream: stream.clone(),
-            element: PhantomData,
-        })
+        Ok(Self { pool: pool.inner().clone(), ptr, len, stream: stream.clone(), element: PhantomData })
     }
 
     /// A buffer of `len` elements, all bytes zero, set in stream order.
@@ -108,7 +102,9 @@ impl<T: Pod> Buffer<T> {
             let (stream, bytes) = (&self.stream, self.byte_len());
             // SAFETY: the slice is readable for its length, which is the buffer's, and has been read when
             // the call returns; the block as in `set_zero`.
-            unsafe { stream.device().copy_from_host(self.ptr, from.as_ptr().cast(), bytes, stream.handle()) }?;
+            unsafe {
+                stream.device().copy_from_host(self.ptr, from.as_ptr().cast(), bytes, stream.handle())
+            }?;
         }
         Ok(())
     }

@@ -11,7 +11,9 @@ pub enum Error {
     #[error("{0}")]
     OutOfMemory(Box<crate::OutOfMemory>),
     /// The size overflows once rounded up, or is more than any device can address.
-    #[error("{bytes} bytes (of {count} elements) are more than can be addressed; check the size's arithmetic")]
+    #[error(
+        "{bytes} bytes (of {count} elements) are more than can be addressed; check the size's arithmetic"
+    )]
     SizeOverflow {
         /// Bytes asked for, saturated.
         bytes: u64,

@@ -91,7 +91,11 @@ impl Memory {
     /// [`Error::Shape`] where `values` has not `rows · cols` entries, and the allocator's and the device's own.
     pub fn upload<T: Pod>(&self, rows: usize, cols: usize, values: &[T]) -> Result<Tensor<T>> {
         if rows.checked_mul(cols) != Some(values.len()) {
-            return Err(Error::Shape { operation: "upload", found: (1, values.len()), expected: (rows, cols) });
+            return Err(Error::Shape {
+                operation: "upload",
+                found: (1, values.len()),
+                expected: (rows, cols),
+            });
         }
         let tensor = self.uninit(rows, cols)?;
         let bytes: &[u8] = bytemuck::cast_slice(values);

@@ -90,8 +90,7 @@ pub fn train(
     let mut calls_before = memory.usage().calls.memory();
     let training = Placed::new(&memory, &data.train)?;
     let validation = Placed::new(&memory, &data.validation)?;
-    let mut model =
-        Model::new(&memory, data.pixels(), hyper.num_layers, hyper.feat_dim, hyper.seed)?;
+    let mut model = Model::new(&memory, data.pixels(), hyper.num_layers, hyper.feat_dim, hyper.seed)?;
     memory.synchronize()?;
 
     let mut epochs = Vec::with_capacity(hyper.epochs);

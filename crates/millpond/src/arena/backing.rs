@@ -260,7 +260,12 @@ impl Arena {
                     continue;
                 }
                 let pages = self.whole_pages(id);
-                victims.extend(pages.map(|(page, _, slots)| Victim { page, slots, block: id, freed: block.freed }));
+                victims.extend(pages.map(|(page, _, slots)| Victim {
+                    page,
+                    slots,
+                    block: id,
+                    freed: block.freed,
+                }));
                 if victims.len() >= VICTIMS {
                     break;
                 }
@@ -340,12 +345,7 @@ impl Arena {
     }
 
     /// Maps a page that is mapped nowhere; it is parked again if that fails. Returns its slots.
-    fn attach_unmapped(
-        &mut self,
-        page: PageId,
-        to: (u32, u64),
-        void: &mut BlockId,
-    ) -> Result<u32, Refusal> {
+    fn attach_unmapped(&mut self, page: PageId, to: (u32, u64), void: &mut BlockId) -> Result<u32, Refusal> {
         if let Err(error) = self.map_page(page, to, void) {
             self.pages.park(page);
             return Err(error);

@@ -114,10 +114,7 @@ impl Arena {
         }
         let backed = matches!(block.state, State::Live | State::Free);
         if !backed {
-            ensure!(
-                block.start % per_slot == 0 && block.end() % per_slot == 0,
-                "{id:?} is not whole slots"
-            );
+            ensure!(block.start % per_slot == 0 && block.end() % per_slot == 0, "{id:?} is not whole slots");
         }
         let slots = block.start / per_slot..block.end().div_ceil(per_slot);
         // A void may be a terabyte long; nothing beyond the highest slot ever backed can be in the table.

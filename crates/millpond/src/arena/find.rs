@@ -19,11 +19,7 @@ const CANDIDATES: usize = 32;
 
 impl Arena {
     /// A free block for `want` that later work on `stream` may use, and the unit in it to start at.
-    pub(super) fn find(
-        &mut self,
-        want: &Want,
-        stream: &Stream,
-    ) -> Result<Option<(BlockId, u64)>, Refusal> {
+    pub(super) fn find(&mut self, want: &Want, stream: &Stream) -> Result<Option<(BlockId, u64)>, Refusal> {
         if let found @ Some(_) = self.find_ready(want, stream) {
             return Ok(found);
         }
@@ -42,9 +38,8 @@ impl Arena {
     /// The best fit that is ready by what is known already.
     fn find_ready(&self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
         let timeline = stream.timeline();
-        self.candidates(want).find(|(id, _)| {
-            self.timelines.is_ready(&self.blocks[*id].fence, timeline, self.policies)
-        })
+        self.candidates(want)
+            .find(|(id, _)| self.timelines.is_ready(&self.blocks[*id].fence, timeline, self.policies))
     }
 
     /// The best fit that is ready after asking the device, or after making the stream wait.

@@ -170,7 +170,7 @@ impl Arena {
         let (free, at, hit) = match self.find(&want, stream)? {
             Some((free, at)) => (free, at, true),
             None => {
-                let (free, at) = self.back(&want, stream)?;
+                let (free, at) = self.back_or_undo(&want, stream)?;
                 (free, at, false)
             }
         };
@@ -178,6 +178,17 @@ impl Arena {
         self.blocks[live].requested = bytes;
         self.count_alloc(bytes, units * self.layout.unit_bytes, hit);
         Ok(self.address_of(live))
+    }
+
+    /// Backs a place for `want`, or gives back what was created for it before it failed.
+    #[cold]
+    fn back_or_undo(&mut self, want: &find::Want, stream: &Stream) -> Result<(BlockId, u64), Refusal> {
+        let before = self.counters.reserved.current();
+        self.back(want, stream).inspect_err(|_| {
+            if let Err(error) = self.trim(before) {
+                tracing::warn!(%error, "pages for a request that failed could not be given back");
+            }
+        })
     }
 
     fn count_alloc(&self, requested: u64, allocated: u64, hit: bool) {

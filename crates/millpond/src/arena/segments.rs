@@ -17,9 +17,7 @@ impl Arena {
         let exact = least.next_multiple_of(self.layout.slot_bytes);
         let ample = match want.zone {
             Zone::Small => exact,
-            Zone::Large => {
-                exact.max(u64::from(self.layout.largest_page).min(10) * self.layout.slot_bytes)
-            }
+            Zone::Large => exact.max(u64::from(self.layout.largest_page).min(10) * self.layout.slot_bytes),
         };
         let id = match self.add_segment(want.zone, ample) {
             Err(Refusal::Short { .. }) if ample > exact => self.add_segment(want.zone, exact)?,

@@ -198,7 +198,11 @@ impl Timeline {
 
     /// Takes the marks that are complete off the front, gives their events to `let_go`, and returns whether
     /// anything new was learned.
-    pub(crate) fn poll(&self, device: &dyn Device, mut let_go: impl FnMut(Arc<EventHandle>)) -> DeviceResult<bool> {
+    pub(crate) fn poll(
+        &self,
+        device: &dyn Device,
+        mut let_go: impl FnMut(Arc<EventHandle>),
+    ) -> DeviceResult<bool> {
         let mut state = self.state.lock();
         let mut learned = false;
         while let Some(mark) = state.marks.front() {

@@ -243,9 +243,7 @@ impl Timelines {
     /// device call.
     #[inline]
     pub(crate) fn is_ready(&self, fence: &Fence, stream: &Timeline, policies: ReusePolicies) -> bool {
-        fence.iter().all(|(id, tick)| {
-            id == stream.id || self.is_ready_slow(id, tick, stream, policies)
-        })
+        fence.iter().all(|(id, tick)| id == stream.id || self.is_ready_slow(id, tick, stream, policies))
     }
 
     #[cold]
@@ -396,7 +394,8 @@ impl Drop for Timelines {
     fn drop(&mut self) {
         // Streams hold this table, so none is left: every timeline is retired.
         let slots = std::mem::take(&mut self.table.get_mut().slots);
-        let marks = slots.into_iter().filter_map(|slot| slot.timeline).flat_map(|timeline| timeline.take_marks());
+        let marks =
+            slots.into_iter().filter_map(|slot| slot.timeline).flat_map(|timeline| timeline.take_marks());
         let events = marks.filter_map(Arc::into_inner);
         for event in events.chain(self.spare_events.get_mut().drain(..)) {
             // SAFETY: no timeline is left that could use the event.

@@ -6,7 +6,7 @@ use crate::device::Device;
 
 /// What stood in the way of more memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shortage {
+pub(crate) enum Shortage {
     /// The device has none left.
     Device,
     /// The pool's hard limit.
@@ -29,12 +29,7 @@ pub(crate) struct Limits {
 
 impl Limits {
     /// Counts `bytes` as reserved if every limit allows it.
-    pub(crate) fn admit(
-        &self,
-        bytes: u64,
-        device: &dyn Device,
-        counters: &Counters,
-    ) -> Result<(), Shortage> {
+    pub(crate) fn admit(&self, bytes: u64, device: &dyn Device, counters: &Counters) -> Result<(), Shortage> {
         let after = counters.reserved.current().saturating_add(bytes);
         if after > self.hard_limit {
             return Err(Shortage::HardLimit);

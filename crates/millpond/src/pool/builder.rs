@@ -139,8 +139,7 @@ impl PoolBuilder {
     fn layout(&self) -> Result<Layout> {
         let bad = |option, why| Err(Error::BadOption { option, why });
         let granularity = self.context.device().properties().granularity;
-        let (smallest, largest) =
-            self.page_sizes.unwrap_or((granularity, LARGEST_PAGE.max(granularity)));
+        let (smallest, largest) = self.page_sizes.unwrap_or((granularity, LARGEST_PAGE.max(granularity)));
         if !smallest.is_power_of_two() || smallest < granularity {
             return bad(
                 "page_sizes",

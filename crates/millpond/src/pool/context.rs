@@ -28,7 +28,10 @@ impl Context {
     /// make one and clone it.
     pub fn new(device: Arc<dyn Device>) -> Self {
         Self {
-            inner: Arc::new(Inner { timelines: Timelines::new(device), registry: Arc::new(Registry::default()) }),
+            inner: Arc::new(Inner {
+                timelines: Timelines::new(device),
+                registry: Arc::new(Registry::default()),
+            }),
         }
     }
 

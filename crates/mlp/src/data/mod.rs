@@ -55,7 +55,11 @@ impl Dataset {
         Ok(Self {
             source: "bundled digits".to_owned(),
             train: split(TRAIN, digits!("train-images-idx3-ubyte"), digits!("train-labels-idx1-ubyte"))?,
-            validation: split(VALIDATION, digits!("t10k-images-idx3-ubyte"), digits!("t10k-labels-idx1-ubyte"))?,
+            validation: split(
+                VALIDATION,
+                digits!("t10k-images-idx3-ubyte"),
+                digits!("t10k-labels-idx1-ubyte"),
+            )?,
         })
     }
 
@@ -67,7 +71,10 @@ impl Dataset {
     pub fn from_dir(dir: &Path) -> Result<Self> {
         let split = |names: [&str; 2]| {
             let (images, labels) = (find(dir, names[0])?, find(dir, names[1])?);
-            Split::read((images.display().to_string(), open(&images)?), (labels.display().to_string(), open(&labels)?))
+            Split::read(
+                (images.display().to_string(), open(&images)?),
+                (labels.display().to_string(), open(&labels)?),
+            )
         };
         Ok(Self { source: dir.display().to_string(), train: split(TRAIN)?, validation: split(VALIDATION)? })
     }
@@ -110,7 +117,10 @@ fn find(dir: &Path, name: &str) -> Result<PathBuf> {
         action: "find the data",
         source: std::io::Error::new(
             std::io::ErrorKind::NotFound,
-            format!("{why}; a data folder holds {}, {}, {} and {}", TRAIN[0], TRAIN[1], VALIDATION[0], VALIDATION[1]),
+            format!(
+                "{why}; a data folder holds {}, {}, {} and {}",
+                TRAIN[0], TRAIN[1], VALIDATION[0], VALIDATION[1]
+            ),
         ),
     })
 }

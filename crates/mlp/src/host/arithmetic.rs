@@ -46,7 +46,9 @@ impl Product {
     ///
     /// gemm's own parallelism measured slower for these sizes (64 x 784 x 784 on 2 cores: 900 µs against 690 µs).
     pub(super) fn run(&self, out: &mut [f32], left: &[f32], right: &[f32]) {
-        assert!(out.len() == self.m * self.n && left.len() == self.m * self.k && right.len() == self.k * self.n);
+        assert!(
+            out.len() == self.m * self.n && left.len() == self.m * self.k && right.len() == self.k * self.n
+        );
         let panels = rayon::current_num_threads().min(self.n.div_ceil(LEAST_PANEL)).max(1);
         // Panels begin at whole vectors of 16 floats, so that only the last has a ragged edge.
         let width = self.n.div_ceil(panels).next_multiple_of(16);
@@ -160,7 +162,10 @@ pub(super) fn cross_entropy_gradient(
 
 /// The largest value and where it is first.
 fn largest(row: &[f32]) -> (f32, usize) {
-    row.iter().enumerate().fold((f32::NEG_INFINITY, 0), |best, (at, &value)| {
-        if value > best.0 { (value, at) } else { best }
-    })
+    row.iter().enumerate().fold(
+        (f32::NEG_INFINITY, 0),
+        |best, (at, &value)| {
+            if value > best.0 { (value, at) } else { best }
+        },
+    )
 }

@@ -63,7 +63,8 @@ impl Backend for HostBackend {
         let (to, from, order) = (View::of(&out), View::of(images), View::of(batch.order));
         let rows = batch.start..batch.start + batch.count;
         self.launch(move || {
-            let (to, from, order) = (in_stream_order!(mut to), in_stream_order!(from), in_stream_order!(order));
+            let (to, from, order) =
+                (in_stream_order!(mut to), in_stream_order!(from), in_stream_order!(order));
             arithmetic::gather(to, from, &order[rows], pixels);
         })?;
         Ok(out)
@@ -97,7 +98,8 @@ impl Backend for HostBackend {
         let (labels, order) = (View::of(labels), View::of(batch.order));
         let (classes, rows) = (logits.cols(), batch.start..batch.start + batch.count);
         self.launch(move || {
-            let (to, from, totals) = (in_stream_order!(mut to), in_stream_order!(from), in_stream_order!(mut totals));
+            let (to, from, totals) =
+                (in_stream_order!(mut to), in_stream_order!(from), in_stream_order!(mut totals));
             let (labels, order) = (in_stream_order!(labels), in_stream_order!(order));
             arithmetic::score(from, labels, &order[rows.clone()], classes, totals);
             arithmetic::cross_entropy_gradient(to, from, labels, &order[rows], classes);
