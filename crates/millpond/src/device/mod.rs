@@ -12,6 +12,7 @@
 //! call that returned it until the `unsafe` call that destroys it; who destroys it promises that nobody
 //! uses it afterwards. That is why the calls that only *use* a handle are safe.
 
+pub mod checker;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod driver_pool;
