@@ -2,7 +2,7 @@
 //! counts.
 
 use millpond::device::{Device, DevicePtr};
-use millpond::{OutOfMemory, Stats};
+use millpond::{OutOfMemory, Pool, Stats};
 
 use crate::options::GRANULARITY;
 use crate::program::How;
@@ -131,6 +131,23 @@ impl World {
         let extra = if self.options.virtual_memory { 0 } else { page };
         let need = bytes.next_multiple_of(page) + extra;
         ensure!(room < need, "{report}: but there was room for {room} bytes");
+        Ok(())
+    }
+
+    /// An error for want of memory comes only when the program could not help by waiting and trimming either.
+    pub(crate) fn check_no_more_could_be_done(
+        &mut self,
+        pool: usize,
+        succeeds: impl Fn(&Pool) -> bool,
+    ) -> Verdict {
+        if self.faulty || self.any_held() || !self.synchronize()? {
+            return Ok(());
+        }
+        for slot in &self.pools {
+            slot.pool.trim_to(0).map_err(|error| format!("a trim failed: {error}"))?;
+        }
+        let again = succeeds(&self.pools[pool].pool);
+        ensure!(!again, "out of memory, though it sufficed to synchronise and trim all pools");
         Ok(())
     }
 }

@@ -16,6 +16,7 @@ mod ending;
 mod options;
 mod order;
 mod program;
+mod replays;
 mod steps;
 mod world;
 

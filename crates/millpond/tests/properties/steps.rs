@@ -73,7 +73,10 @@ impl World {
         let Some(stream) = self.allow("presenting a stream", self.present(slot))? else { return Ok(()) };
         let made = allocate(&self.pools[pool].pool, bytes, how, &stream);
         if let Err(Error::OutOfMemory(report)) = made {
-            return self.check_out_of_memory(pool, bytes, &report);
+            self.check_out_of_memory(pool, bytes, &report)?;
+            // Half of the time only, so that the pools also go on as they are.
+            let retry = |pool: &Pool| allocate(pool, bytes, how, &stream).is_ok();
+            return if bytes % 2 == 0 { self.check_no_more_could_be_done(pool, retry) } else { Ok(()) };
         }
         if self.pools[pool].destroyed {
             let refused = matches!(made, Err(Error::PoolDestroyed { .. }));

@@ -1,0 +1,34 @@
+//! Programs that once broke a rule, each with what was wrong.
+
+use crate::options::{Ending, Options};
+use crate::program::{Case, How, Step};
+use crate::run;
+
+/// A pool as most are, on a device of so many pages.
+fn plain(capacity: u64) -> Options {
+    Options {
+        capacity,
+        virtual_memory: true,
+        reuse: (false, false, false),
+        pages: (0, 0),
+        min_alignment: 512,
+        release_threshold: None,
+        hard_limit: None,
+        headroom: 0,
+        budget: None,
+        failures: 0,
+        seed: 0,
+        ending: Ending::Orderly,
+    }
+}
+
+#[test]
+fn a_block_as_large_as_the_device_fits_beside_pages_of_other_sizes() {
+    let options = Options { pages: (0, 1), ..plain(11) };
+    let steps = vec![
+        Step::Alloc { pool: 1, stream: 0, bytes: 1, how: How::Plain },
+        Step::Free { block: 0, stream: 0, by_context: false },
+        Step::Alloc { pool: 1, stream: 0, bytes: 11 << 21, how: How::Plain },
+    ];
+    run(&Case { options, steps }).unwrap();
+}
