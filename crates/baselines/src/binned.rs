@@ -30,7 +30,9 @@ struct Deferred {
     after: Vec<Recorded>,
 }
 
-/// See the [module](self). Blocks above 2 GiB have no class: the driver allocates and frees them each time.
+/// Power-of-two size classes with free lists; a free is deferred until the device has reached it.
+///
+/// Blocks above 2 GiB have no class: the driver allocates and frees them each time.
 #[derive(Debug)]
 pub struct Binned {
     device: Arc<dyn Device>,

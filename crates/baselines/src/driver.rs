@@ -10,7 +10,9 @@ use parking_lot::Mutex;
 use crate::books::Books;
 use crate::{Allocator, Usage};
 
-/// See the [module](self). Reserved bytes are counted as asked for: what the driver rounds them to is its own.
+/// The driver's plain allocator: a device allocation and a synchronising free each time.
+///
+/// Reserved bytes are counted as asked for: what the driver rounds them to is its own.
 #[derive(Debug)]
 pub struct Driver {
     device: Arc<dyn Device>,

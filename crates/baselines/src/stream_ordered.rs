@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use crate::books::{Block, Books};
 use crate::{Allocator, Usage};
 
-/// See the [module](self).
+/// The driver's stream-ordered pool, which keeps what it has.
 ///
 /// The pool behind it belongs to the device object: two of these over one device share it, and its reserved
 /// bytes are those of both.

@@ -9,16 +9,21 @@
 //! and returns; each tensor frees itself in stream order when the model drops it.
 
 mod backend;
+mod config;
+pub mod cuda;
 pub mod data;
 mod error;
 mod host;
+mod machine;
 mod memory;
 mod model;
 mod train;
 
 pub use backend::{Activation, Backend, Batch, TOTAL_CORRECT, TOTAL_LOSS, TOTALS};
+pub use config::Config;
 pub use error::{Error, Result};
 pub use host::HostBackend;
+pub use machine::{DeviceChoice, Machine};
 pub use memory::{Memory, Tensor};
 pub use model::{CLASSES, Model};
 pub use train::{Epoch, Hyper, Observer, Step, train};

@@ -2,7 +2,7 @@
 //! The textbook's allocator (Knuth, The Art of Computer Programming, volume 1, section 2.5, algorithm A).
 //!
 //! `chunks.rs` holds the list and knows nothing of devices. An allocation walks it from the front
-//! ([`Chunks::take`](chunks::Chunks::take)); where nothing fits, a segment is added at the end. A free finds
+//! (`Chunks::take`); where nothing fits, a segment is added at the end. A free finds
 //! its chunk by the books and merges it with its free neighbours.
 //!
 //! Stream order is kept by the simplest means: a free chunk remembers the streams that used it, and an
@@ -13,7 +13,7 @@ mod chunks;
 use std::sync::Arc;
 
 use millpond::device::{Device, DeviceError, DevicePtr};
-use millpond::{Context, Error, Result, Stream};
+use millpond::{Context, Result, Stream};
 use parking_lot::Mutex;
 
 use crate::books::{Books, round_up};
@@ -31,7 +31,7 @@ struct State {
     books: Books<ChunkId>,
 }
 
-/// See the [module](self).
+/// One linked list of chunks over large segments: the first that fits is split, neighbours are merged.
 #[derive(Debug)]
 pub struct FirstFit {
     device: Arc<dyn Device>,
@@ -144,7 +144,7 @@ impl Allocator for FirstFit {
 impl Drop for FirstFit {
     /// Gives back every segment without live blocks, whose users may still be at work.
     fn drop(&mut self) {
-        if let Err(error) = self.trim().map_err(Error::from) {
+        if let Err(error) = self.trim() {
             tracing::warn!(%error, "the first-fit allocator could not give its memory back");
         }
     }

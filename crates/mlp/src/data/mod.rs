@@ -86,6 +86,13 @@ impl Dataset {
 }
 
 impl Split {
+    /// Keeps the first `count` images, at least one.
+    pub fn truncate(&mut self, count: usize) {
+        let count = count.max(1);
+        self.images.truncate(count * SIDE * SIDE);
+        self.labels.truncate(count);
+    }
+
     /// Reads a split from its images and its labels, each with the name to use in errors.
     fn read<I: Read, L: Read>(images: (String, I), labels: (String, L)) -> Result<Self> {
         let (images_file, labels_file) = (images.0.clone(), labels.0.clone());
