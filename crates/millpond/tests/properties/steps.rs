@@ -76,7 +76,11 @@ impl World {
             self.check_out_of_memory(pool, bytes, &report)?;
             // Half of the time only, so that the pools also go on as they are.
             let retry = |pool: &Pool| allocate(pool, bytes, how, &stream).is_ok();
-            return if bytes % 2 == 0 { self.check_no_more_could_be_done(pool, retry) } else { Ok(()) };
+            return if bytes.is_multiple_of(2) {
+                self.check_no_more_could_be_done(pool, retry)
+            } else {
+                Ok(())
+            };
         }
         if self.pools[pool].destroyed {
             let refused = matches!(made, Err(Error::PoolDestroyed { .. }));
