@@ -18,6 +18,7 @@ mod order;
 mod program;
 mod replays;
 mod steps;
+mod threads;
 mod world;
 
 use program::Case;

@@ -55,6 +55,12 @@ pub(crate) enum Step {
         stream: usize,
         by_context: bool,
     },
+    /// A new buffer, filled from another one.
+    CopyBuffer {
+        pool: usize,
+        stream: usize,
+        block: usize,
+    },
     Record {
         stream: usize,
     },
@@ -162,7 +168,7 @@ fn how() -> impl Strategy<Value = How> {
         8 => Just(How::Plain),
         1 => Just(How::Zeroed),
         2 => (0..22_u32).prop_map(How::Aligned),
-        1 => Just(How::Buffer),
+        2 => Just(How::Buffer),
         1 => Just(How::ZeroedBuffer),
         1 => Just(How::Workspace),
     ]
@@ -175,6 +181,8 @@ fn work() -> impl Strategy<Value = Step> {
             .prop_map(|(pool, stream, bytes, how)| Step::Alloc { pool, stream, bytes, how }),
         8 => (block.clone(), stream.clone(), 0..2000_u64, any::<bool>())
             .prop_map(|(block, stream, micros, recorded)| Step::Use { block, stream, micros, recorded }),
+        2 => (0..POOLS, stream.clone(), block.clone())
+            .prop_map(|(pool, stream, block)| Step::CopyBuffer { pool, stream, block }),
         10 => (block, stream.clone(), prop::bool::weighted(0.2))
             .prop_map(|(block, stream, by_context)| Step::Free { block, stream, by_context }),
         2 => stream.clone().prop_map(|stream| Step::Record { stream }),

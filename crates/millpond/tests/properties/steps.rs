@@ -19,6 +19,7 @@ impl World {
             Step::Alloc { pool, stream, bytes, how } => self.alloc(pool, stream, bytes, how),
             Step::Use { block, stream, micros, recorded } => self.use_block(block, stream, micros, recorded),
             Step::Free { block, stream, by_context } => self.free_step(block, stream, by_context),
+            Step::CopyBuffer { pool, stream, block } => self.copy_buffer(pool, stream, block),
             Step::Record { stream } => self.record(stream),
             Step::Wait { stream, event } => self.wait(stream, event),
             Step::WaitFor { stream, other } => self.wait_for(stream, other).map(drop),
@@ -88,6 +89,12 @@ impl World {
         }
         let Some((at, owner)) = self.allow("an allocation", made)? else { return Ok(()) };
         self.check_address(pool, at, bytes, how)?;
+        self.begin(pool, slot, (at, bytes), owner);
+        Ok(())
+    }
+
+    /// Enters a block that was just allocated.
+    fn begin(&mut self, pool: usize, slot: usize, (at, bytes): (DevicePtr, u64), owner: Owner) {
         let StreamSlot { handle, key, .. } = *self.stream(slot);
         let checked = self.checker.allocated(at, bytes, handle);
         let begun = self.order.submit(key);
@@ -99,7 +106,44 @@ impl World {
         let requested = self.requested_of(id);
         let slot = self.pool_slot(id).expect("it was just used");
         slot.requested_high = slot.requested_high.max(requested);
+    }
+
+    /// Copies a buffer to a new one on another stream. The pool orders the copy, and the old buffer's free.
+    fn copy_buffer(&mut self, pool: usize, slot: usize, block: usize) -> Verdict {
+        let buffers = |block: &Block| matches!(block.owner, Owner::Buffer(_));
+        let buffers: Vec<_> = (0..self.blocks.len()).filter(|at| buffers(&self.blocks[*at])).collect();
+        let Some(from) = block.checked_rem(buffers.len()).map(|at| buffers[at]) else { return Ok(()) };
+        let before = self.blocks.len();
+        self.alloc(pool, slot, self.blocks[from].bytes, How::Buffer)?;
+        let Some(new) = self.blocks.get_mut(before) else { return Ok(()) };
+        // On a foreign stream the new block is none.
+        let Owner::Buffer(mut to) = std::mem::replace(&mut new.owner, Owner::Program) else { return Ok(()) };
+        let Owner::Buffer(source) = &self.blocks[from].owner else { unreachable!("it was looked up") };
+        let copied = to.copy_from(source);
+        let copied = self.allow("copying a buffer", copied);
+        self.blocks[before].owner = Owner::Buffer(to);
+        if copied?.is_some() {
+            self.note_copy(from, before, slot);
+        }
         Ok(())
+    }
+
+    fn note_copy(&mut self, from: usize, to: usize, slot: usize) {
+        let StreamSlot { handle, key, .. } = *self.stream(slot);
+        let source = self.blocks[from].begun.key;
+        if source != key {
+            let event = self.order.snapshot(source);
+            self.order.wait(key, &event);
+            self.checker.use_recorded(self.blocks[from].checked, handle);
+            self.blocks[from].recorded.push(key);
+        }
+        // The checker sees the copy itself.
+        let work = self.order.submit(key);
+        for block in [from, to] {
+            let uses = &mut self.blocks[block].uses;
+            uses.retain(|known| known.key != key);
+            uses.push(work);
+        }
     }
 
     /// A kernel on a block. A recorded use of a stream that may go at any time covers only the work so far:
