@@ -18,8 +18,24 @@ pub(crate) enum Kind {
     Own,
     /// Made on the device, and destroyed there at any time.
     Foreign,
+    /// Made on the device, and destroyed there after the program's last use of it.
+    Raw,
+    /// The legacy default stream.
+    Legacy,
     /// The calling thread's default stream.
     PerThread,
+}
+
+impl Kind {
+    /// Whether a recorded use of such a stream covers all its work until the free, also what comes later.
+    pub(crate) fn covers_later_work(self) -> bool {
+        matches!(self, Self::Own | Self::Raw | Self::Legacy)
+    }
+
+    /// Whether a buffer may keep such a stream: the program must not destroy it while somebody has it.
+    pub(crate) fn may_be_kept(self) -> bool {
+        !matches!(self, Self::Foreign | Self::Raw)
+    }
 }
 
 /// How a block is allocated.
@@ -199,7 +215,13 @@ fn work() -> impl Strategy<Value = Step> {
 }
 
 fn housekeeping() -> impl Strategy<Value = Step> {
-    let kind = prop_oneof![4 => Just(Kind::Own), 2 => Just(Kind::Foreign), 1 => Just(Kind::PerThread)];
+    let kind = prop_oneof![
+        4 => Just(Kind::Own),
+        2 => Just(Kind::Foreign),
+        1 => Just(Kind::Raw),
+        1 => Just(Kind::Legacy),
+        1 => Just(Kind::PerThread)
+    ];
     let block = any::<u8>().prop_map(usize::from);
     prop_oneof![
         3 => (0..STREAMS, kind).prop_map(|(stream, kind)| Step::NewStream { stream, kind }),

@@ -69,9 +69,9 @@ impl World {
 
     fn alloc(&mut self, pool: usize, slot: usize, bytes: u64, how: How) -> Verdict {
         let pool = pool % POOLS;
-        // A buffer keeps its stream, and a foreign stream may be destroyed under it.
-        let how = if self.stream(slot).kind == Kind::Foreign { without_owner(how) } else { how };
+        let how = if self.stream(slot).kind.may_be_kept() { how } else { without_owner(how) };
         let Some(stream) = self.allow("presenting a stream", self.present(slot))? else { return Ok(()) };
+        let before = self.pools[pool].pool.stats();
         let made = allocate(&self.pools[pool].pool, bytes, how, &stream);
         if let Err(Error::OutOfMemory(report)) = made {
             self.check_out_of_memory(pool, bytes, &report)?;
@@ -89,6 +89,7 @@ impl World {
         }
         let Some((at, owner)) = self.allow("an allocation", made)? else { return Ok(()) };
         self.check_address(pool, at, bytes, how)?;
+        self.check_hit(pool, &before)?;
         self.begin(pool, slot, (at, bytes), owner);
         Ok(())
     }
@@ -157,12 +158,12 @@ impl World {
         let StreamSlot { key, kind, .. } = *self.stream(slot);
         let known = self.blocks[block].recorded.contains(&key);
         let recordable = self.pools.iter().any(|slot| slot.id == self.blocks[block].pool);
-        let record_after = kind != Kind::Own && (known || (recorded && recordable));
+        let record_after = !kind.covers_later_work() && (known || (recorded && recordable));
         if record_after && !recordable {
             return Ok(());
         }
         let Some(stream) = self.allow("presenting a stream", self.present(slot))? else { return Ok(()) };
-        if recorded && recordable && kind == Kind::Own {
+        if recorded && recordable && kind.covers_later_work() {
             self.record_use(block, slot, &stream)?;
         }
         self.launch(block, slot, micros)?;
@@ -303,7 +304,7 @@ impl World {
         let StreamSlot { stream, handle, kind, hold, .. } = slot;
         self.stray_holds.extend(hold);
         drop(stream);
-        if kind == Kind::Foreign {
+        if !kind.may_be_kept() {
             // SAFETY: the slot was the stream's only user.
             unsafe { self.checker.destroy_stream(handle) }.ok();
         }
