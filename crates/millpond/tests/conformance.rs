@@ -8,6 +8,9 @@
 
 #[path = "conformance/copies.rs"]
 mod copies;
+#[cfg(feature = "cuda")]
+#[path = "conformance/cuda.rs"]
+mod cuda;
 #[path = "conformance/events.rs"]
 mod events;
 #[path = "conformance/harness.rs"]
@@ -16,6 +19,8 @@ mod harness;
 mod misuse;
 #[path = "conformance/pages.rs"]
 mod pages;
+#[path = "conformance/programs.rs"]
+mod programs;
 #[path = "conformance/segments.rs"]
 mod segments;
 #[path = "conformance/streams.rs"]
@@ -34,19 +39,22 @@ macro_rules! one_test {
     };
 }
 
+macro_rules! group_tests {
+    ($attributes:tt $harness:expr, $group:ident: $first:ident $($rest:ident)*) => {
+        one_test!($attributes $harness, $group::$first);
+        group_tests!($attributes $harness, $group: $($rest)*);
+    };
+    ($attributes:tt $harness:expr, $group:ident:) => {};
+}
+
 macro_rules! all_tests {
     ($attributes:tt $harness:expr, $($group:ident: $($test:ident)*;)*) => {
         $(mod $group {
             #[allow(unused_imports, reason = "the harness may be a path")]
             use super::*;
-            all_tests!(@group $attributes $harness, $group: $($test)*);
+            group_tests!($attributes $harness, $group: $($test)*);
         })*
     };
-    (@group $attributes:tt $harness:expr, $group:ident: $first:ident $($rest:ident)*) => {
-        one_test!($attributes $harness, $group::$first);
-        all_tests!(@group $attributes $harness, $group: $($rest)*);
-    };
-    (@group $attributes:tt $harness:expr, $group:ident:) => {};
 }
 
 /// The whole suite for one device, as a module. Attributes before the name go to every test.
@@ -97,6 +105,8 @@ macro_rules! conformance {
                     memsets_and_copies_run_in_stream_order
                     a_copy_waits_for_an_event_of_another_stream
                     no_bytes_are_no_work;
+                programs:
+                    a_program_ordered_by_events_ends_as_if_run_in_order;
                 segments:
                     segments_are_aligned_and_hold_their_bytes
                     segments_and_free_memory_add_up
@@ -128,3 +138,8 @@ conformance!(host: HostHarness::new(true));
 conformance!(host_without_virtual_memory: HostHarness::new(false));
 conformance!(sim: SimHarness::new(true));
 conformance!(sim_without_virtual_memory: SimHarness::new(false));
+
+#[cfg(feature = "cuda")]
+conformance!(#[ignore = "needs a CUDA GPU"] gpu: cuda::CudaHarness::new(true));
+#[cfg(feature = "cuda")]
+conformance!(#[ignore = "needs a CUDA GPU"] gpu_without_virtual_memory: cuda::CudaHarness::new(false));

@@ -10,6 +10,7 @@
 
 mod backend;
 mod config;
+pub mod cuda;
 pub mod data;
 mod error;
 mod host;

@@ -40,7 +40,7 @@ const VICTIMS: usize = 4096;
 
 /// A block of many slots is covered by pages of about this share of it, so that it costs about this many
 /// mappings at most, and yet no page is so large that a small live block can hold much of it.
-const PAGES_A_BLOCK: u64 = 8;
+const PAGES_A_BLOCK: u64 = 4;
 
 impl Arena {
     /// Backs a place for `want`; returns the free block there and the unit in it to start at.
@@ -211,7 +211,7 @@ impl Arena {
             let room = u32::try_from(end - slot).unwrap_or(u32::MAX);
             let slots = if let Some(page) = self.pages.take_parked(room) {
                 self.attach_unmapped(page, (region, slot), &mut void)?
-            } else if let Some(slots) = self.steal((region, slot), room, &mut void, victims, stream)? {
+            } else if let Some(slots) = self.steal(want, (region, slot, room), &mut void, victims, stream)? {
                 slots
             } else {
                 let page = self.create(want, room)?;
@@ -296,17 +296,19 @@ impl Arena {
 
     // ---- moving pages ----------------------------------------------------------------------------
 
-    /// Maps a page of at most `room` slots from a free block elsewhere to `to`; its old mapping becomes
-    /// stale. Returns the page's slots, or `None` where there is no page to be had.
+    /// Maps a page from a free block elsewhere to `slot` of `region`, where `room` slots are wanted; its old
+    /// mapping becomes stale. Returns the page's slots, or `None` where there is no page to be had.
     fn steal(
         &mut self,
-        to: (u32, u64),
-        room: u32,
+        want: &Want,
+        (to_region, to_slot, room): (u32, u64, u32),
         void: &mut BlockId,
         victims: &mut Vec<Victim>,
         stream: &Stream,
     ) -> Result<Option<u32>, Refusal> {
-        while let Some(best) = victims.iter().position(|victim| victim.slots <= room) {
+        let to = (to_region, to_slot);
+        let most = self.most_slots(want, to_slot, room, *void);
+        while let Some(best) = best_victim(victims, room, most) {
             let victim = victims.remove(best);
             let Some((region, slot)) = self.pages.get(victim.page).home else { continue };
             let from = self.piece_at(victim.block, u64::from(slot) * self.layout.units_per_slot());
@@ -322,6 +324,18 @@ impl Arena {
             return Ok(Some(victim.slots));
         }
         Ok(None)
+    }
+
+    /// How long a page for `room` wanted slots may be: in the large zone as long as the void is, since what
+    /// it backs beyond the block is free memory for others, while a new page would be more memory.
+    fn most_slots(&self, want: &Want, slot: u64, room: u32, void: BlockId) -> u32 {
+        match want.zone {
+            Zone::Small => room,
+            Zone::Large => {
+                let void_slots = self.blocks[void].end() / self.layout.units_per_slot() - slot;
+                u32::try_from(void_slots).unwrap_or(u32::MAX)
+            }
+        }
     }
 
     /// The piece of what was one block, and is still linked from `first` on, that holds the unit.
@@ -394,7 +408,7 @@ impl Arena {
         self.regions.set_page(region, slot, slots, Some(page));
         self.index_free(backed);
         // Its neighbours may be free too; whoever needs a longer block joins them.
-        self.unmerged.push(backed);
+        self.list_if_unmerged(backed);
     }
 
     /// Cuts slots out of a void block and takes them off the index. `void` then names what is left behind
@@ -459,6 +473,16 @@ impl Arena {
         self.void[zone as usize].insert(&self.blocks[void], void);
         Ok(void)
     }
+}
+
+/// Of victims sorted from the largest down: the largest of at most `wanted` slots, else the smallest of at
+/// most `most`.
+fn best_victim(victims: &[Victim], wanted: u32, most: u32) -> Option<usize> {
+    let fits = victims.partition_point(|victim| victim.slots > wanted);
+    if fits < victims.len() {
+        return Some(fits);
+    }
+    fits.checked_sub(1).filter(|larger| victims[*larger].slots <= most)
 }
 
 /// A mapping that fails for lack of memory (the driver's own, for page tables) is a shortage too.

@@ -53,6 +53,8 @@ pub(super) struct Block {
     pub(super) requested: u64,
     /// Free blocks: the count of frees when the youngest part of it was freed.
     pub(super) freed: u64,
+    /// Whether the id is in the arena's list of unmerged blocks. Stays with the id when the block goes.
+    listed: bool,
 }
 
 impl Block {
@@ -69,6 +71,7 @@ impl Block {
             fence: Fence::empty(),
             requested: 0,
             freed: 0,
+            listed: false,
         }
     }
 
@@ -89,7 +92,8 @@ impl Blocks {
     pub(super) fn add(&mut self, block: Block) -> BlockId {
         match self.vacant.pop() {
             Some(id) => {
-                self[id] = block;
+                let listed = self[id].listed;
+                self[id] = Block { listed, ..block };
                 id
             }
             None => {
@@ -102,6 +106,11 @@ impl Blocks {
     /// Whether the id names a block in this state now.
     pub(super) fn is(&self, id: BlockId, state: State) -> bool {
         self[id].state == state
+    }
+
+    /// Notes that the id is listed as unmerged or no longer; returns whether it was.
+    pub(super) fn set_listed(&mut self, id: BlockId, listed: bool) -> bool {
+        std::mem::replace(&mut self[id].listed, listed)
     }
 
     /// Cuts a block in two at unit `at`, which lies inside it. The id keeps the left part; the right part,
@@ -120,6 +129,7 @@ impl Blocks {
             fence: left.fence.clone(),
             requested: 0,
             freed: left.freed,
+            listed: false,
         };
         left.units = at - left.start;
         let next = right.next;

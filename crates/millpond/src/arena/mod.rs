@@ -126,7 +126,8 @@ pub(crate) struct Arena {
     void: [VoidIndex; 2],
     /// Stale blocks, in no order.
     stale: Vec<BlockId>,
-    /// Free blocks that have a free neighbour behind another fence. May hold blocks that are gone.
+    /// Free blocks with a free neighbour behind another fence: of each such pair at least one. Each id once;
+    /// some are of blocks that are gone.
     unmerged: Vec<BlockId>,
     /// Counts frees, to tell old free blocks from young ones.
     frees: u64,
@@ -170,7 +171,7 @@ impl Arena {
         let (free, at, hit) = match self.find(&want, stream)? {
             Some((free, at)) => (free, at, true),
             None => {
-                let (free, at) = self.back(&want, stream)?;
+                let (free, at) = self.back_or_undo(&want, stream)?;
                 (free, at, false)
             }
         };
@@ -178,6 +179,17 @@ impl Arena {
         self.blocks[live].requested = bytes;
         self.count_alloc(bytes, units * self.layout.unit_bytes, hit);
         Ok(self.address_of(live))
+    }
+
+    /// Backs a place for `want`, or gives back what was created for it before it failed.
+    #[cold]
+    fn back_or_undo(&mut self, want: &find::Want, stream: &Stream) -> Result<(BlockId, u64), Refusal> {
+        let before = self.counters.reserved.current();
+        self.back(want, stream).inspect_err(|_| {
+            if let Err(error) = self.trim(before) {
+                tracing::warn!(%error, "pages for a request that failed could not be given back");
+            }
+        })
     }
 
     fn count_alloc(&self, requested: u64, allocated: u64, hit: bool) {
@@ -288,17 +300,32 @@ impl Arena {
             self.blocks[id].fence = fence;
         }
         for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
-            if self.blocks[neighbour].state != State::Free {
-                continue;
-            }
-            if self.blocks[id].fence.same_streams(&self.blocks[neighbour].fence) {
+            if self.blocks.is(neighbour, State::Free)
+                && self.blocks[id].fence.same_streams(&self.blocks[neighbour].fence)
+            {
                 self.remove_free(neighbour);
                 id = self.blocks.join(id, neighbour);
-            } else {
-                self.unmerged.push(id);
             }
         }
         self.index_free(id);
+        self.list_if_unmerged(id);
+    }
+
+    /// Remembers a free block that has a free neighbour.
+    fn list_if_unmerged(&mut self, id: BlockId) {
+        if self.is_free(self.blocks[id].prev) || self.is_free(self.blocks[id].next) {
+            self.list_unmerged(id);
+        }
+    }
+
+    fn list_unmerged(&mut self, id: BlockId) {
+        if !self.blocks.set_listed(id, true) {
+            self.unmerged.push(id);
+        }
+    }
+
+    fn is_free(&self, neighbour: Option<BlockId>) -> bool {
+        neighbour.is_some_and(|id| self.blocks.is(id, State::Free))
     }
 
     /// Joins free neighbours that were kept apart because different streams freed them, where that costs no
@@ -308,31 +335,38 @@ impl Arena {
         let mut joined = false;
         let mut kept = Vec::new();
         while let Some(id) = self.unmerged.pop() {
+            self.blocks.set_listed(id, false);
             if !self.blocks.is(id, State::Free) {
                 continue;
             }
-            let mut id = id;
-            let mut apart = false;
-            for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
-                if !self.blocks.is(neighbour, State::Free) {
-                    continue;
+            match self.join_around(id) {
+                // It has other neighbours now: look again.
+                Some(whole) => {
+                    self.list_if_unmerged(whole);
+                    joined = true;
                 }
-                if !self.may_join(id, neighbour) {
-                    apart = true;
-                    continue;
-                }
-                self.remove_free(id);
-                self.remove_free(neighbour);
-                id = self.blocks.join(id, neighbour);
-                self.index_free(id);
-                joined = true;
-            }
-            if apart {
-                kept.push(id);
+                None => kept.push(id),
             }
         }
-        self.unmerged = kept;
+        for id in kept {
+            self.list_if_unmerged(id);
+        }
         joined
+    }
+
+    /// Joins a free block with those free neighbours that it may be joined with. `None` where there are none.
+    fn join_around(&mut self, id: BlockId) -> Option<BlockId> {
+        let (mut whole, mut joined) = (id, false);
+        for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
+            if self.blocks.is(neighbour, State::Free) && self.may_join(whole, neighbour) {
+                self.remove_free(whole);
+                self.remove_free(neighbour);
+                whole = self.blocks.join(whole, neighbour);
+                self.index_free(whole);
+                joined = true;
+            }
+        }
+        joined.then_some(whole)
     }
 
     fn may_join(&mut self, a: BlockId, b: BlockId) -> bool {

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use smallvec::SmallVec;
+
 use super::Layout;
 use super::blocks::{BlockId, Zone};
 use crate::device::DevicePtr;
@@ -26,17 +28,50 @@ pub(super) struct Region {
     pub(super) head: BlockId,
     /// Per slot: the page that backs it, as id + 1; 0 for none. As long as the highest slot ever backed.
     pages: Vec<u32>,
-    /// Per slot: where live blocks start in it.
+    /// Per slot: where live blocks start in it. As long as the highest slot that ever held one.
     starts: Vec<Starts>,
 }
 
-/// Where live blocks start in one slot, as block id + 1; 0 for none.
+/// Where live blocks start in one slot, as (unit within the slot, block): a short list, or a table once
+/// there are many. Slots of large blocks have at most a few starts, and there are very many such slots.
 #[derive(Debug, Default, Clone)]
 struct Starts {
-    /// At the slot's own start, where most large blocks begin.
-    first: u32,
-    /// At each unit, once any block starts elsewhere.
-    rest: Option<Box<[u32]>>,
+    few: SmallVec<[(u32, BlockId); 2]>,
+    /// Per unit, block id + 1; 0 for none. Used instead of `few` once it is there.
+    table: Option<Box<[u32]>>,
+}
+
+/// Starts in one slot from which on a table is faster than a list.
+const MANY_STARTS: usize = 8;
+
+impl Starts {
+    fn get(&self, unit: u32) -> Option<BlockId> {
+        match &self.table {
+            Some(table) => table[unit as usize].checked_sub(1).map(BlockId),
+            None => self.few.iter().find(|(at, _)| *at == unit).map(|(_, id)| *id),
+        }
+    }
+
+    fn set(&mut self, unit: u32, id: BlockId, units: usize) {
+        if self.table.is_none() && self.few.len() == MANY_STARTS {
+            let mut table = vec![0; units].into_boxed_slice();
+            for (at, id) in self.few.drain(..) {
+                table[at as usize] = id.0 + 1;
+            }
+            self.table = Some(table);
+        }
+        match &mut self.table {
+            Some(table) => table[unit as usize] = id.0 + 1,
+            None => self.few.push((unit, id)),
+        }
+    }
+
+    fn clear(&mut self, unit: u32) {
+        match &mut self.table {
+            Some(table) => table[unit as usize] = 0,
+            None => self.few.retain(|(at, _)| *at != unit),
+        }
+    }
 }
 
 /// All regions of one arena.
@@ -106,33 +141,24 @@ impl Regions {
     // ---- blocks ----------------------------------------------------------------------------------
 
     pub(super) fn block_at(&self, region: u32, unit: u64, layout: &Layout) -> Option<BlockId> {
-        let (slot, within) = (unit / layout.units_per_slot(), unit % layout.units_per_slot());
-        let starts = self.get(region).starts.get(slot as usize)?;
-        let entry = if within == 0 { starts.first } else { starts.rest.as_ref()?[within as usize] };
-        entry.checked_sub(1).map(BlockId)
+        let (slot, within) = slot_of(unit, layout);
+        self.get(region).starts.get(slot)?.get(within)
     }
 
+    /// Notes that a live block starts at the unit.
     pub(super) fn set_start(&mut self, region: u32, unit: u64, id: BlockId, layout: &Layout) {
-        self.write_start(region, unit, id.0 + 1, layout);
-    }
-
-    pub(super) fn clear_start(&mut self, region: u32, unit: u64, layout: &Layout) {
-        self.write_start(region, unit, 0, layout);
-    }
-
-    fn write_start(&mut self, region: u32, unit: u64, entry: u32, layout: &Layout) {
-        let per_slot = layout.units_per_slot();
-        let (slot, within) = ((unit / per_slot) as usize, (unit % per_slot) as usize);
+        let (slot, within) = slot_of(unit, layout);
         let starts = &mut self.get_mut(region).starts;
         if starts.len() <= slot {
             starts.resize(slot + 1, Starts::default());
         }
-        let starts = &mut starts[slot];
-        if within == 0 {
-            starts.first = entry;
-        } else {
-            starts.rest.get_or_insert_with(|| vec![0; per_slot as usize].into_boxed_slice())[within] = entry;
-        }
+        starts[slot].set(within, id, layout.units_per_slot() as usize);
+    }
+
+    /// Notes that the block that started at the unit is live no more.
+    pub(super) fn clear_start(&mut self, region: u32, unit: u64, layout: &Layout) {
+        let (slot, within) = slot_of(unit, layout);
+        self.get_mut(region).starts[slot].clear(within);
     }
 
     // ---- pages -----------------------------------------------------------------------------------
@@ -156,4 +182,10 @@ impl Regions {
         }
         pages[first..end].fill(page.map_or(0, |page| page.0 + 1));
     }
+}
+
+/// The slot that a unit lies in, and the unit's place in it.
+fn slot_of(unit: u64, layout: &Layout) -> (usize, u32) {
+    let per_slot = layout.units_per_slot();
+    ((unit / per_slot) as usize, (unit % per_slot) as u32)
 }

@@ -191,6 +191,10 @@ impl Arena {
         if end < self.blocks[cut].end() {
             let rest = self.blocks.split(cut, end);
             self.index_free(rest);
+            // If the block and its next were listed as unmerged, these two are now.
+            if self.is_free(self.blocks[rest].next) {
+                self.list_unmerged(rest);
+            }
         }
         cut
     }

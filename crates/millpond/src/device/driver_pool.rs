@@ -124,3 +124,70 @@ impl<F: Clone> DriverPool<F> {
         self.free.remove(&(bytes, at));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Stream and time of the free. Passes for its own stream at once, for others three steps later.
+    type TestFence = (u8, u64);
+
+    impl DriverPool<TestFence> {
+        /// The blocks tile the chunks, the free set is the free blocks, and the account is right.
+        fn check(&self, chunks: &BTreeMap<u64, u64>) {
+            let mut left = chunks.clone();
+            let (mut used, mut next) = (0, 0);
+            for (&at, block) in &self.blocks {
+                assert!(block.bytes > 0 && block.bytes.is_multiple_of(ALIGNMENT));
+                if let Some(bytes) = left.remove(&at) {
+                    assert!(block.starts_chunk);
+                    assert!(at >= next);
+                    next = at + bytes;
+                } else {
+                    assert!(!block.starts_chunk);
+                }
+                assert!(at + block.bytes <= next, "a block lies outside its chunk");
+                used += if block.fence.is_none() { block.bytes } else { 0 };
+                assert_eq!(self.free.contains(&(block.bytes, at)), block.fence.is_some());
+            }
+            assert!(left.is_empty());
+            let all: u64 = self.blocks.values().map(|block| block.bytes).sum();
+            assert_eq!((all, used), (self.usage.reserved, self.usage.used));
+            assert_eq!(self.free.len(), self.blocks.values().filter(|block| block.fence.is_some()).count());
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_tile_the_chunks_and_live_ones_do_not_overlap(
+            program in prop::collection::vec((0..3_u8, 1..2_000_000_u64, any::<prop::sample::Index>()), 1..200),
+        ) {
+            let mut pool = DriverPool::<TestFence>::new();
+            let (mut chunks, mut live) = (BTreeMap::new(), Vec::new());
+            let mut next_chunk = 1 << 30;
+            for (now, (stream, bytes, which)) in program.into_iter().enumerate() {
+                let now = now as u64;
+                let passed = |fence: &TestFence| fence.0 == stream || fence.1 + 3 <= now;
+                if bytes % 2 == 0 && !live.is_empty() {
+                    let at = live.swap_remove(which.index(live.len()));
+                    pool.free(at, (stream, now), passed).unwrap();
+                    prop_assert!(pool.free(at, (stream, now), passed).is_err());
+                } else {
+                    let size = DriverPool::<TestFence>::block_size(bytes).unwrap();
+                    let at = pool.alloc(size, passed).unwrap_or_else(|| {
+                        chunks.insert(next_chunk, 4 << 20);
+                        pool.grow(DevicePtr::new(next_chunk), 4 << 20, (stream, now));
+                        next_chunk += 4 << 20;
+                        pool.alloc(size, passed).expect("the new chunk is this stream's")
+                    });
+                    live.push(at);
+                }
+                pool.check(&chunks);
+            }
+        }
+    }
+}

@@ -2,7 +2,8 @@
 //!
 //! The lowest floor: it uses nothing of ours. [`Device`] is the whole of it: address ranges, physical
 //! pages, mappings, streams, events, copies. `cuda` is the real one, `host` is made of the CPU and is real
-//! too, `sim` keeps no bytes and counts cost in virtual time. All three pass `tests/conformance.rs`.
+//! too, `sim` keeps no bytes and counts cost in virtual time. All three pass `tests/conformance.rs`. What a
+//! driver does for `cuda`, `ledger` (records, checks) and `driver_pool` (its own pool) do for the other two.
 //!
 //! A device only does what it is told. It holds no policy, caches nothing and never waits unless the name
 //! of the function says so (`synchronize_…`, [`Device::free_segment`]).
@@ -11,6 +12,7 @@
 //! call that returned it until the `unsafe` call that destroys it; who destroys it promises that nobody
 //! uses it afterwards. That is why the calls that only *use* a handle are safe.
 
+pub mod checker;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod driver_pool;

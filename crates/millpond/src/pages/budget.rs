@@ -10,7 +10,7 @@ use crate::{Error, Result};
 ///
 /// ```
 /// use millpond::{Budget, Context, Pool, device::sim::{SimDevice, SimOptions}};
-/// let device = Context::new(SimDevice::new(SimOptions::default()));
+/// let device = Context::new(SimDevice::new(SimOptions::default())?);
 /// let budget = Budget::bytes(64 << 20);
 /// let activations = Pool::builder(&device).name("activations").budget(&budget).build()?;
 /// let weights = Pool::builder(&device).name("weights").budget(&budget).build()?;

@@ -68,11 +68,10 @@ impl Driver {
     /// Opens the driver that millpond has started.
     pub(super) fn open() -> Result<Self> {
         let path = cuda::driver()?.library.unwrap_or_else(|| "libcuda.so.1".into());
-        let library = library::load(path)
-            .map_err(|error| Error::Library { library: NAME, what: error.to_string() })?;
+        let library =
+            library::load(path).map_err(|error| Error::Library { library: NAME, what: error.to_string() })?;
         // SAFETY: the types are those of cuda.h, and the library is never closed.
-        let functions =
-            unsafe { Functions::look_up(library) }.map_err(|name| library::lacks(NAME, name))?;
+        let functions = unsafe { Functions::look_up(library) }.map_err(|name| library::lacks(NAME, name))?;
         Ok(Self { functions })
     }
 
@@ -170,15 +169,14 @@ impl TimedEvent<'_> {
 
     /// Milliseconds from `earlier` to this event. Waits for both.
     pub(super) fn since(&self, earlier: &Self) -> Result<f32> {
+        let functions = &self.driver.functions;
         let mut milliseconds = 0.0;
-        // SAFETY: both events live.
-        self.driver.check("cuEventSynchronize", unsafe {
-            (self.driver.functions.cuEventSynchronize)(self.raw)
-        })?;
-        // SAFETY: both events live, and the first is writable.
-        self.driver.check("cuEventElapsedTime", unsafe {
-            (self.driver.functions.cuEventElapsedTime)(&mut milliseconds, earlier.raw, self.raw)
-        })?;
+        // SAFETY: the event lives.
+        let waited = unsafe { (functions.cuEventSynchronize)(self.raw) };
+        self.driver.check("cuEventSynchronize", waited)?;
+        // SAFETY: both events live, and the first argument is writable.
+        let asked = unsafe { (functions.cuEventElapsedTime)(&mut milliseconds, earlier.raw, self.raw) };
+        self.driver.check("cuEventElapsedTime", asked)?;
         Ok(milliseconds)
     }
 }

@@ -100,7 +100,7 @@ impl Memory {
         };
         if let Err(error) = mapped {
             state.ledger.unmap(at, bytes)?;
-            return Err(system("mmap")(error));
+            return Err(mapping_failed(error));
         }
         Ok(())
     }
@@ -125,7 +125,7 @@ impl Memory {
             let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
             rustix::mm::mmap_anonymous(pointer(at), size(bytes), ProtFlags::empty(), flags)
         }
-        .map_err(system("mmap"))?;
+        .map_err(mapping_failed)?;
         match state.ledger.unmap(at, bytes)? {
             Some(extent) => self.punch_hole(extent),
             None => Ok(()),
@@ -223,7 +223,10 @@ impl State {
             }
             Err(error) => {
                 self.ledger.give_back(bytes);
-                Err(system("mmap")(error))
+                Err(match error {
+                    Errno::NOMEM => DeviceError::OutOfMemory { call, requested: bytes },
+                    _ => system("mmap")(error),
+                })
             }
         }
     }
@@ -284,6 +287,17 @@ fn pointer(at: DevicePtr) -> *mut c_void {
 /// The device's sizes and addresses are the host's: they fit.
 fn size(bytes: u64) -> usize {
     bytes as usize
+}
+
+/// Each page mapped is a mapping of the process, of which there are 65,530 by default.
+fn mapping_failed(error: Errno) -> DeviceError {
+    let mut failed = system("mmap")(error);
+    if let (Errno::NOMEM, DeviceError::Driver { text, .. }) = (error, &mut failed) {
+        text.push_str(
+            "; the process may have too many mappings: use larger pages, or raise vm.max_map_count",
+        );
+    }
+    failed
 }
 
 /// Turns an error of the system into one of the device.

@@ -32,7 +32,8 @@ use super::{
 /// How a [`HostDevice`] is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HostOptions {
-    /// Bytes of memory that the device has. Nothing: half of what the machine has.
+    /// Bytes of memory that the device has. Nothing: half of what the process may have, by the machine and
+    /// by its control group. More than there is can be given, and is not noticed before it is used.
     pub capacity: Option<u64>,
     /// The smallest page in bytes, a power of two and a multiple of the system's page size. 2 MiB, as a GPU.
     pub granularity: u64,
@@ -58,7 +59,7 @@ pub struct HostDevice {
 }
 
 impl HostDevice {
-    /// A device with half of the machine's memory and everything that a device can do.
+    /// A device with half of the memory that there is and everything that a device can do.
     ///
     /// # Errors
     /// [`DeviceError::Driver`] where the system has no memfd.
@@ -138,7 +139,11 @@ fn half_of_memory() -> u64 {
     // As wide as a machine word, which differs between systems.
     #[allow(clippy::useless_conversion)]
     let units = u64::from(system.totalram);
-    (units * u64::from(system.mem_unit) / 2).next_multiple_of(2 << 20)
+    let machine = units * u64::from(system.mem_unit);
+    // Absent outside a control group, and "max" where there is no limit.
+    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max");
+    let limit = group.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX);
+    (machine.min(limit) / 2).next_multiple_of(2 << 20)
 }
 
 fn event_key(event: EventHandle) -> DefaultKey {

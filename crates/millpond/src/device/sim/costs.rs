@@ -81,7 +81,7 @@ pub struct CostTable {
 const MIB: u64 = 1 << 20;
 
 impl CostTable {
-    /// One NVIDIA H200, driver 580, CUDA 13.0, 16 cores: medians (the table in docs/measurements.md).
+    /// One NVIDIA H200, driver 580, CUDA 13.0, 16 cores: medians of what was measured there.
     /// Where a line says "assumed" there was no measurement, and little depends on it.
     pub const fn h200() -> Self {
         Self {

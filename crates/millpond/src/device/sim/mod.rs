@@ -19,6 +19,8 @@ mod costs;
 mod faults;
 mod implementation;
 mod state;
+#[cfg(test)]
+mod tests;
 mod when;
 
 use std::sync::Arc;
@@ -177,7 +179,7 @@ impl SimDevice {
         self.state.lock().faults.seed(seed);
     }
 
-    /// Forgets all failures that were asked for.
+    /// Forgets all failures that were asked for, and the seed.
     pub fn fail_no_more(&self) {
         self.state.lock().faults = faults::Faults::new();
     }

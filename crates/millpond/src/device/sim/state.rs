@@ -35,6 +35,7 @@ pub(super) struct State {
     /// The virtual clock, in nanoseconds.
     pub(super) now: u64,
     streams: Slab<Stream>,
+    /// The threads' default streams. They stay when the thread ends, so that its work is complete in time.
     per_thread: HashMap<ThreadId, usize>,
     next_stream: u64,
     /// When all work given so far is complete, that of destroyed streams too.

@@ -1,0 +1,324 @@
+//! The device calls: each is checked, passed on, and remembered if it succeeded.
+//!
+//! Calls that do not wait are passed on under the lock, so that the clocks see calls in the order in which
+//! the device sees them. Calls that wait take what they will teach before, and note it after.
+
+use super::memory::Origin;
+use super::{CheckerDevice, clock::Clock};
+use crate::device::{
+    AsyncUsage, Device, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle, Properties,
+    StreamHandle, StreamId,
+};
+
+impl CheckerDevice {
+    /// Passes on a call that waits, outside the lock; `teaches` is complete if it succeeds. A refusal is not
+    /// judged: the handle was checked, and a simulated device refuses to wait for a stream that a test holds.
+    fn wait(&self, teaches: Clock, call: impl FnOnce() -> DeviceResult<()>) -> DeviceResult<()> {
+        call()?;
+        self.state.lock().order.complete(&teaches);
+        Ok(())
+    }
+}
+
+impl Device for CheckerDevice {
+    fn properties(&self) -> &Properties {
+        self.inner.properties()
+    }
+
+    fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+        self.inner.memory_info()
+    }
+
+    fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        let mut state = self.note("reserve", [bytes, 0, 0]);
+        let at = self.inner.reserve(bytes);
+        let at = state.judge(at)?;
+        state.memory.reserve(at, bytes);
+        Ok(at)
+    }
+
+    unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let mut state = self.note("unreserve", [at.raw(), bytes, 0]);
+        let checked = state.memory.check_unreserve(at, bytes);
+        state.require("unreserve", checked)?;
+        // SAFETY: the caller's promise, and checked above.
+        let done = unsafe { self.inner.unreserve(at, bytes) };
+        state.memory.unreserve(at, done.is_ok());
+        state.judge(done)
+    }
+
+    fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
+        let mut state = self.note("create_page", [bytes, 0, 0]);
+        let page = self.inner.create_page(bytes);
+        let page = state.judge(page)?;
+        state.memory.create_page(page, bytes);
+        Ok(page)
+    }
+
+    fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
+        let mut state = self.note("map", [at.raw(), bytes, page.raw()]);
+        let checked = state.memory.check_map(at, bytes, page);
+        state.require("map", checked)?;
+        let done = self.inner.map(at, bytes, page);
+        state.judge(done)?;
+        state.memory.map(at, bytes, page);
+        Ok(())
+    }
+
+    fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let mut state = self.note("set_access", [at.raw(), bytes, 0]);
+        let checked = state.memory.check_set_access(at, bytes);
+        state.require("set_access", checked)?;
+        let done = self.inner.set_access(at, bytes);
+        state.judge(done)?;
+        state.memory.set_access(at, bytes);
+        Ok(())
+    }
+
+    unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let mut state = self.note("unmap", [at.raw(), bytes, 0]);
+        state.check_unmap(at, bytes)?;
+        // SAFETY: the caller's promise, and checked above.
+        let done = unsafe { self.inner.unmap(at, bytes) };
+        state.memory.unmap(at, done.is_ok());
+        state.judge(done)
+    }
+
+    unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
+        let mut state = self.note("release_page", [page.raw(), 0, 0]);
+        let checked = state.memory.check_page(page);
+        state.require("release_page", checked)?;
+        // SAFETY: the caller's promise, and checked above.
+        let done = unsafe { self.inner.release_page(page) };
+        state.memory.release_page(page, done.is_ok());
+        state.judge(done)
+    }
+
+    fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        let mut state = self.note("alloc_segment", [bytes, 0, 0]);
+        let at = self.inner.alloc_segment(bytes);
+        let at = state.judge(at)?;
+        state.memory.add_segment(at, bytes, Origin::Segment);
+        Ok(at)
+    }
+
+    unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
+        // Taken out before the call: the address may be another thread's segment by the time it returns.
+        let (segment, all_work) = {
+            let mut state = self.note("free_segment", [at.raw(), 0, 0]);
+            let taken = state.memory.take_segment(at, Origin::Segment);
+            let segment = state.require("free_segment", taken)?;
+            state.report_live_in("free_segment", at, segment.bytes);
+            (segment, state.order.all_work())
+        };
+        // SAFETY: the caller's promise, and checked above.
+        let done = self.wait(all_work, || unsafe { self.inner.free_segment(at) });
+        let mut state = self.state.lock();
+        match done {
+            Ok(()) => state.memory.forget(&segment),
+            Err(_) => state.memory.put_back(at, segment),
+        }
+        done
+    }
+
+    fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+        let mut state = self.note("alloc_async", [bytes, stream.raw(), 0]);
+        state.stream("alloc_async", stream)?;
+        let at = self.inner.alloc_async(bytes, stream);
+        let at = state.judge(at)?;
+        state.memory.add_segment(at, bytes, Origin::DriverPool);
+        Ok(at)
+    }
+
+    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
+        let mut state = self.note("free_async", [at.raw(), stream.raw(), 0]);
+        state.stream("free_async", stream)?;
+        let taken = state.memory.take_segment(at, Origin::DriverPool);
+        let segment = state.require("free_async", taken)?;
+        state.report_live_in("free_async", at, segment.bytes);
+        // SAFETY: the caller's promise, and checked above.
+        let done = unsafe { self.inner.free_async(at, stream) };
+        match done {
+            Ok(()) => state.memory.forget(&segment),
+            Err(_) => state.memory.put_back(at, segment),
+        }
+        state.judge(done)
+    }
+
+    fn async_usage(&self) -> DeviceResult<AsyncUsage> {
+        self.inner.async_usage()
+    }
+
+    fn create_stream(&self) -> DeviceResult<StreamHandle> {
+        let mut state = self.note("create_stream", [0; 3]);
+        let stream = self.inner.create_stream();
+        let stream = state.judge(stream)?;
+        state.order.add_stream(stream);
+        Ok(stream)
+    }
+
+    unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+        let mut state = self.note("destroy_stream", [stream.raw(), 0, 0]);
+        state.stream("destroy_stream", stream)?;
+        // SAFETY: the caller's promise, and checked above.
+        let done = unsafe { self.inner.destroy_stream(stream) };
+        match done {
+            Ok(()) => state.order.remove_stream(stream),
+            Err(_) => state.order.stream_is_stuck(stream),
+        }
+        state.judge(done)
+    }
+
+    fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
+        let mut state = self.note("stream_id", [stream.raw(), 0, 0]);
+        state.stream("stream_id", stream)?;
+        let id = self.inner.stream_id(stream);
+        state.judge(id)
+    }
+
+    fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
+        let mut state = self.note("stream_is_idle", [stream.raw(), 0, 0]);
+        let key = state.stream("stream_is_idle", stream)?;
+        let idle = self.inner.stream_is_idle(stream);
+        let idle = state.judge(idle)?;
+        if idle {
+            let clock = state.order.stream_clock(key);
+            state.order.complete(&clock);
+        }
+        Ok(idle)
+    }
+
+    fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+        let teaches = {
+            let mut state = self.note("synchronize_stream", [stream.raw(), 0, 0]);
+            let key = state.stream("synchronize_stream", stream)?;
+            state.order.stream_clock(key)
+        };
+        self.wait(teaches, || self.inner.synchronize_stream(stream))
+    }
+
+    fn synchronize(&self) -> DeviceResult<()> {
+        let teaches = self.note("synchronize", [0; 3]).order.all_work();
+        self.wait(teaches, || self.inner.synchronize())
+    }
+
+    fn create_event(&self) -> DeviceResult<EventHandle> {
+        let mut state = self.note("create_event", [0; 3]);
+        let event = self.inner.create_event();
+        let event = state.judge(event)?;
+        state.order.add_event(event);
+        Ok(event)
+    }
+
+    unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()> {
+        let mut state = self.note("destroy_event", [event.raw(), 0, 0]);
+        state.event("destroy_event", event)?;
+        // SAFETY: the caller's promise, and checked above.
+        let done = unsafe { self.inner.destroy_event(event) };
+        match done {
+            Ok(()) => state.order.remove_event(event),
+            Err(_) => state.order.event_is_stuck(event),
+        }
+        state.judge(done)
+    }
+
+    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
+        let mut state = self.note("record_event", [event.raw(), stream.raw(), 0]);
+        state.event("record_event", event)?;
+        let key = state.stream("record_event", stream)?;
+        let done = self.inner.record_event(event, stream);
+        state.judge(done)?;
+        state.order.record(event, key);
+        Ok(())
+    }
+
+    fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+        let mut state = self.note("query_event", [event.raw(), 0, 0]);
+        state.event("query_event", event)?;
+        let complete = self.inner.query_event(event);
+        let complete = state.judge(complete)?;
+        if complete {
+            let clock = state.order.event_clock(event);
+            state.order.complete(&clock);
+        }
+        Ok(complete)
+    }
+
+    fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
+        let mut state = self.note("wait_event", [stream.raw(), event.raw(), 0]);
+        let key = state.stream("wait_event", stream)?;
+        state.event("wait_event", event)?;
+        let done = self.inner.wait_event(stream, event);
+        state.judge(done)?;
+        state.order.wait(key, event);
+        Ok(())
+    }
+
+    fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
+        let teaches = {
+            let mut state = self.note("synchronize_event", [event.raw(), 0, 0]);
+            state.event("synchronize_event", event)?;
+            state.order.event_clock(event)
+        };
+        self.wait(teaches, || self.inner.synchronize_event(event))
+    }
+
+    unsafe fn memset(&self, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()> {
+        let mut state = self.note("memset", [at.raw(), bytes, stream.raw()]);
+        let key = state.stream("memset", stream)?;
+        state.work_at("memset", at, bytes, key);
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.inner.memset(at, value, bytes, stream) };
+        state.judge(done)
+    }
+
+    unsafe fn copy_from_host(
+        &self,
+        to: DevicePtr,
+        from: *const u8,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        let mut state = self.note("copy_from_host", [to.raw(), bytes, stream.raw()]);
+        let key = state.stream("copy_from_host", stream)?;
+        state.work_at("copy_from_host", to, bytes, key);
+        drop(state);
+        // Not under the lock: it may wait for the stream.
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.inner.copy_from_host(to, from, bytes, stream) };
+        self.state.lock().judge(done)
+    }
+
+    unsafe fn copy_to_host(
+        &self,
+        to: *mut u8,
+        from: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        let mut state = self.note("copy_to_host", [from.raw(), bytes, stream.raw()]);
+        let key = state.stream("copy_to_host", stream)?;
+        state.work_at("copy_to_host", from, bytes, key);
+        drop(state);
+        // Not under the lock: it may wait for the stream.
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.inner.copy_to_host(to, from, bytes, stream) };
+        self.state.lock().judge(done)
+    }
+
+    unsafe fn copy(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        let mut state = self.note("copy", [to.raw(), from.raw(), bytes]);
+        let key = state.stream("copy", stream)?;
+        state.work_at("copy", from, bytes, key);
+        state.work_at("copy", to, bytes, key);
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.inner.copy(to, from, bytes, stream) };
+        state.judge(done)
+    }
+}

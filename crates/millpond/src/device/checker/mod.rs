@@ -1,0 +1,140 @@
+//! `device/checker/`: a device that watches an allocator work, and says where it is wrong. The safety net of
+//! the tests.
+//!
+//! It wraps another device, passes every call on, and keeps vector clocks beside (Fidge's and Mattern's): for
+//! each stream and event, and for the host. From these it knows which work is ordered before which, whatever
+//! the device below happened to do first. It may use `device/` only, and knows nothing of pools.
+//!
+//! **How a test uses it.** Around the allocator's calls the test says what its program does: [`allocated`],
+//! [`used`] for each kernel, [`freed`] *before* the call that frees. Copies and fills through the device are
+//! seen without being told. [`verify`] then says whether all was well; [`verify_nothing_left`] whether
+//! everything was given back too.
+//!
+//! **What must hold.**
+//! - A block begins and ends as if by a kernel on its stream. When one begins, every use of the same *physical*
+//!   bytes by earlier blocks, through whatever mapping, is ordered before it. Only the last block that had a
+//!   byte need be remembered: what came before that is ordered before it already.
+//! - No two live blocks share an address or a physical byte, and a live block keeps the memory it began with.
+//! - A mapping goes only when the host knows that all work through it is complete.
+//! - Handles are used only while they live. A call that the device below finds invalid is a fault as well.
+//! - A program that breaks the contract itself (work on a freed block, a free under unordered work) is told
+//!   apart from an allocator that does: [`Rule::Program`].
+//!
+//! **To add a rule**, add it to [`Rule`], report it from `state.rs` (device calls) or `blocks.rs` (blocks),
+//! and plant a violation in `tests.rs`: a checker that never fails proves nothing.
+//!
+//! [`allocated`]: CheckerDevice::allocated
+//! [`used`]: CheckerDevice::used
+//! [`freed`]: CheckerDevice::freed
+//! [`verify`]: CheckerDevice::verify
+//! [`verify_nothing_left`]: CheckerDevice::verify_nothing_left
+
+mod blocks;
+mod calls;
+mod clock;
+mod memory;
+mod order;
+mod report;
+mod state;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use self::clock::StreamKey;
+use self::state::State;
+use super::{Device, DevicePtr, StreamHandle};
+
+pub use self::blocks::{BlockId, Freeing};
+pub use self::report::{Report, Rule, Violation};
+
+/// A device that checks how an allocator uses another one. See the [module](self).
+#[derive(Debug)]
+pub struct CheckerDevice {
+    inner: Arc<dyn Device>,
+    state: Mutex<State>,
+}
+
+impl CheckerDevice {
+    /// Watches `inner`, which nobody has used yet: streams and memory from before are not known.
+    pub fn new(inner: Arc<dyn Device>) -> Arc<Self> {
+        Arc::new(Self { inner, state: Mutex::default() })
+    }
+
+    /// The allocator gave out `bytes` at `at` for work on `stream`.
+    pub fn allocated(&self, at: DevicePtr, bytes: u64, stream: StreamHandle) -> BlockId {
+        let mut state = self.note("· allocated", [at.raw(), bytes, stream.raw()]);
+        let key = self.key(&mut state, "allocated", stream);
+        state.begin(at, bytes, key)
+    }
+
+    /// A kernel that uses the block was given to `stream`. To be said once the device has the kernel.
+    pub fn used(&self, block: BlockId, stream: StreamHandle) {
+        let mut state = self.note("· used", [stream.raw(), 0, 0]);
+        let key = self.key(&mut state, "used", stream);
+        state.work_on(block, key);
+    }
+
+    /// The program told the allocator that `stream` uses the block (`record_use`), and so need not order its
+    /// free after that stream's work.
+    pub fn use_recorded(&self, block: BlockId, stream: StreamHandle) {
+        let mut state = self.note("· use_recorded", [stream.raw(), 0, 0]);
+        let key = self.key(&mut state, "use_recorded", stream);
+        state.recorded(block, key);
+    }
+
+    /// The block is about to be freed on `stream`. To be said *before* the allocator is called, since from
+    /// that call on it may give the memory to others.
+    pub fn freed(&self, block: BlockId, stream: StreamHandle) -> Freeing {
+        let mut state = self.note("· freed", [stream.raw(), 0, 0]);
+        let key = self.key(&mut state, "freed", stream);
+        state.end(block, key)
+    }
+
+    /// The allocator refused the free: the block is live as before.
+    pub fn free_refused(&self, freeing: Freeing) {
+        self.note("· free_refused", [0; 3]).undo_end(freeing);
+    }
+
+    /// Whether every rule was kept so far.
+    ///
+    /// # Errors
+    /// What was broken, and the calls that led to it.
+    pub fn verify(&self) -> Result<(), Report> {
+        self.state.lock().verdict()
+    }
+
+    /// Whether every rule was kept, and everything was given back: blocks, mappings, pages, segments, address
+    /// ranges, events and streams. What the device itself refused to take back does not count.
+    ///
+    /// # Errors
+    /// As for [`verify`](Self::verify), with what is left.
+    pub fn verify_nothing_left(&self) -> Result<(), Report> {
+        let state = self.state.lock();
+        let leaks = state.leaks();
+        match state.verdict() {
+            Ok(()) if leaks.is_empty() => Ok(()),
+            Ok(()) => Err(Report { violations: leaks, calls: state.trace.text() }),
+            Err(mut report) => {
+                report.violations.extend(leaks);
+                Err(report)
+            }
+        }
+    }
+
+    fn note(&self, call: &'static str, arguments: [u64; 3]) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock();
+        state.trace.note(call, arguments);
+        state
+    }
+
+    /// The stream that the program names; a stream of its own where there is none, so that checking goes on.
+    fn key(&self, state: &mut State, call: &'static str, stream: StreamHandle) -> StreamKey {
+        match state.stream(call, stream) {
+            Ok(key) => key,
+            Err(_) => state.order.add_stream(stream),
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! What a pool promises, on the simulated device: placement, stealing, limits, pressure, giving back.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::{Budget, Context, Error, Limit, Pool, ReusePolicies, Stream};
+
+const MIB: u64 = 1 << 20;
+
+fn sim(capacity: u64) -> (Arc<SimDevice>, Context, Stream) {
+    let sim = SimDevice::new(SimOptions { capacity, ..SimOptions::default() }).unwrap();
+    let context = Context::new(sim.clone());
+    let stream = context.create_stream().unwrap();
+    (sim, context, stream)
+}
+
+#[test]
+fn a_block_freed_is_the_next_block_of_its_size() {
+    let (_, device, stream) = sim(1 << 30);
+    let pool = Pool::builder(&device).build().unwrap();
+    let first = pool.alloc(3 * MIB, &stream).unwrap();
+    pool.free(first, &stream).unwrap();
+    let calls = pool.stats().calls;
+    let second = pool.alloc(3 * MIB, &stream).unwrap();
+    assert_eq!(first, second);
+    assert_eq!(pool.stats().calls, calls);
+    pool.free(second, &stream).unwrap();
+    pool.check().unwrap();
+}
+
+#[test]
+fn addresses_are_multiples_of_the_alignment_asked_for() {
+    let (_, device, stream) = sim(1 << 30);
+    let pool = Pool::builder(&device).min_alignment(256).build().unwrap();
+    for align in [1, 256, 512, 4096, MIB, 2 * MIB] {
+        let ptr = pool.alloc_aligned(1000, align, &stream).unwrap();
+        assert_eq!(ptr.raw() % align.max(256), 0, "{align}");
+        pool.check().unwrap();
+    }
+    let largest = 2 * MIB;
+    for align in [0, 3, 4 * MIB] {
+        assert_eq!(pool.alloc_aligned(8, align, &stream), Err(Error::BadAlignment { align, largest }));
+    }
+}
+
+#[test]
+fn pages_of_free_blocks_back_a_larger_block_before_new_ones_are_created() {
+    let (_, device, stream) = sim(1 << 30);
+    let pool = Pool::builder(&device).build().unwrap();
+    // Eight blocks with live ones between them, so that they cannot coalesce.
+    let blocks: Vec<_> = (0..16).map(|_| pool.alloc(4 * MIB, &stream).unwrap()).collect();
+    let reserved = pool.reserved().current;
+    assert_eq!(reserved, 64 * MIB);
+    for block in blocks.iter().step_by(2) {
+        pool.free(*block, &stream).unwrap();
+    }
+    let large = pool.alloc(32 * MIB, &stream).unwrap();
+    pool.check().unwrap();
+    assert_eq!(pool.reserved().current, reserved, "nothing was created");
+    assert!(pool.stats().pages_stolen >= 8);
+    pool.free(large, &stream).unwrap();
+    for block in blocks.iter().skip(1).step_by(2) {
+        pool.free(*block, &stream).unwrap();
+    }
+    stream.synchronize().unwrap();
+    assert_eq!(pool.trim_to(0).unwrap(), reserved);
+    assert_eq!(pool.reserved().current, 0);
+    pool.check().unwrap();
+}
+
+#[test]
+fn a_stolen_page_stays_mapped_at_its_old_place_until_the_work_there_is_done() {
+    let (sim, device, stream) = sim(1 << 30);
+    let pool = Pool::builder(&device).build().unwrap();
+    let blocks: Vec<_> = (0..4).map(|_| pool.alloc(4 * MIB, &stream).unwrap()).collect();
+    let hold = sim.hold(stream.handle()).unwrap();
+    pool.free(blocks[0], &stream).unwrap();
+    pool.free(blocks[2], &stream).unwrap();
+    let large = pool.alloc(8 * MIB, &stream).unwrap();
+    assert!(pool.stats().pages_stolen > 0);
+    assert_eq!(pool.stats().calls.unmap, 0);
+    pool.check().unwrap();
+    sim.release(hold);
+    stream.synchronize().unwrap();
+    pool.trim_to(0).unwrap();
+    assert!(pool.stats().calls.unmap > 0);
+    pool.check().unwrap();
+    for block in [blocks[1], blocks[3], large] {
+        pool.free(block, &stream).unwrap();
+    }
+}
+
+#[test]
+fn small_blocks_do_not_hold_the_pages_of_large_ones() {
+    let (_, device, stream) = sim(1 << 30);
+    let pool = Pool::builder(&device).build().unwrap();
+    let large = pool.alloc(16 * MIB, &stream).unwrap();
+    pool.free(large, &stream).unwrap();
+    let small = pool.alloc(512, &stream).unwrap();
+    stream.synchronize().unwrap();
+    pool.trim_to(0).unwrap();
+    assert_eq!(pool.reserved().current, 2 * MIB, "one small page is all that one small block holds");
+    pool.free(small, &stream).unwrap();
+}
+
+#[test]
+fn a_pool_stays_below_its_hard_limit_and_says_what_would_help() {
+    let (_, device, stream) = sim(1 << 30);
+    let pool = Pool::builder(&device).name("bounded").hard_limit(64 * MIB).build().unwrap();
+    let kept = pool.alloc(40 * MIB, &stream).unwrap();
+    let Err(Error::OutOfMemory(report)) = pool.alloc(40 * MIB, &stream) else { panic!("no error") };
+    assert_eq!(report.requested, 40 * MIB);
+    assert_eq!(report.live, 40 * MIB);
+    assert_eq!(report.limit, Limit::HardLimit(64 * MIB));
+    assert!(report.to_string().contains("raise the pool's hard limit of 64.00 MiB"), "{report}");
+    assert_eq!(pool.stats().out_of_memory, 1);
+    pool.check().unwrap();
+    pool.free(kept, &stream).unwrap();
+    let fits = pool.alloc(60 * MIB, &stream).unwrap();
+    assert!(pool.reserved().high <= 64 * MIB);
+    pool.free(fits, &stream).unwrap();
+}
+
+#[test]
+fn a_shortage_is_relieved_by_pages_of_other_sizes_and_by_other_pools() {
+    let (_, device, stream) = sim(64 * MIB);
+    let other = Pool::builder(&device).name("other").build().unwrap();
+    let theirs = other.alloc(30 * MIB, &stream).unwrap();
+    other.free(theirs, &stream).unwrap();
+    assert_eq!(other.reserved().current, 30 * MIB);
+    let pool = Pool::builder(&device).build().unwrap();
+    let small: Vec<_> = (0..8).map(|_| pool.alloc(4 * MIB, &stream).unwrap()).collect();
+    for block in small {
+        pool.free(block, &stream).unwrap();
+    }
+    let large = pool.alloc(60 * MIB, &stream).unwrap();
+    assert_eq!(other.reserved().current, 0);
+    assert!(pool.stats().retries > 0);
+    pool.check().unwrap();
+    pool.free(large, &stream).unwrap();
+}
+
+#[test]
+fn reclaim_callbacks_are_asked_last_and_may_free() {
+    let (_, device, stream) = sim(64 * MIB);
+    let pool = Pool::builder(&device).build().unwrap();
+    let kept = pool.alloc(40 * MIB, &stream).unwrap();
+    let asked = Arc::new(AtomicU64::new(0));
+    let (theirs, on, seen) = (pool.clone(), stream.clone(), asked.clone());
+    let id = pool.on_reclaim(move |bytes| {
+        seen.store(bytes, Ordering::Relaxed);
+        theirs.free(kept, &on).is_ok()
+    });
+    let block = pool.alloc(50 * MIB, &stream).unwrap();
+    assert_eq!(asked.load(Ordering::Relaxed), 50 * MIB);
+    assert!(pool.remove_reclaim(id));
+    assert!(!pool.remove_reclaim(id));
+    pool.free(block, &stream).unwrap();
+}
+
+#[test]
+fn pools_of_one_budget_stay_below_it_together() {
+    let (_, device, stream) = sim(1 << 30);
+    let budget = Budget::bytes(64 * MIB);
+    let a = Pool::builder(&device).budget(&budget).build().unwrap();
+    let b = Pool::builder(&device).budget(&budget).build().unwrap();
+    let kept = a.alloc(40 * MIB, &stream).unwrap();
+    assert!(matches!(b.alloc(40 * MIB, &stream), Err(Error::OutOfMemory(_))));
+    assert_eq!(budget.held(), 40 * MIB);
+    a.free(kept, &stream).unwrap();
+    // What `a` caches is given back for `b`.
+    let theirs = b.alloc(40 * MIB, &stream).unwrap();
+    assert!(budget.held() <= budget.limit());
+    b.free(theirs, &stream).unwrap();
+    drop((a, b));
+    assert_eq!(budget.held(), 0);
+}
+
+#[test]
+fn headroom_stays_free_on_the_device() {
+    let (_, device, stream) = sim(100 * MIB);
+    let pool = Pool::builder(&device).headroom(50 * MIB).build().unwrap();
+    let block = pool.alloc(40 * MIB, &stream).unwrap();
+    let Err(Error::OutOfMemory(report)) = pool.alloc(20 * MIB, &stream) else { panic!("no error") };
+    assert_eq!(report.limit, Limit::Headroom(50 * MIB));
+    assert!(device.memory_info().unwrap().free >= 50 * MIB);
+    pool.free(block, &stream).unwrap();
+}
+
+#[test]
+fn synchronising_through_us_applies_the_release_threshold() {
+    let (_, device, stream) = sim(1 << 30);
+    let pool = Pool::builder(&device).release_threshold(16 * MIB).build().unwrap();
+    let blocks: Vec<_> = (0..10).map(|_| pool.alloc(8 * MIB, &stream).unwrap()).collect();
+    for block in blocks {
+        pool.free(block, &stream).unwrap();
+    }
+    assert_eq!(pool.reserved().current, 80 * MIB);
+    stream.synchronize().unwrap();
+    assert_eq!(pool.reserved().current, 16 * MIB);
+    pool.set_release_threshold(0);
+    stream.record().unwrap().synchronize().unwrap();
+    assert_eq!(pool.reserved().current, 0);
+    pool.check().unwrap();
+}
+
+#[test]
+fn a_pool_destroyed_with_live_blocks_gives_back_their_memory_with_the_last_of_them() {
+    let (_, device, stream) = sim(1 << 30);
+    let pool = Pool::builder(&device).name("gone").build().unwrap();
+    let block = pool.alloc(8 * MIB, &stream).unwrap();
+    let expected = Error::LiveBlocks { pool: "gone".into(), blocks: 1, bytes: 8 * MIB };
+    assert_eq!(pool.destroy(), Err(expected));
+    assert_eq!(pool.alloc(1, &stream), Err(Error::PoolDestroyed { pool: "gone".into() }));
+    drop(pool);
+    assert_eq!(device.memory_info().unwrap().free, (1 << 30) - 8 * MIB);
+    device.free(block, &stream).unwrap();
+    device.synchronize().unwrap();
+    assert_eq!(device.memory_info().unwrap().free, 1 << 30);
+    assert!(matches!(device.free(block, &stream), Err(Error::ForeignPointer { .. })));
+}
+
+#[test]
+fn ten_thousand_short_lived_streams_leave_nothing_behind() {
+    let (_, device, stream) = sim(1 << 30);
+    let pool = Pool::builder(&device).build().unwrap();
+    for _ in 0..10_000 {
+        let short = device.create_stream().unwrap();
+        let block = pool.alloc(4 * MIB, &short).unwrap();
+        pool.free(block, &short).unwrap();
+    }
+    let block = pool.alloc(4 * MIB, &stream).unwrap();
+    pool.free(block, &stream).unwrap();
+    assert!(pool.reserved().high <= 4 * MIB, "{:?}", pool.stats());
+    pool.check().unwrap();
+}
+
+#[test]
+fn with_all_policies_off_only_a_streams_own_frees_and_synchronised_ones_are_reused() {
+    let (sim, device, stream) = sim(1 << 30);
+    let pool = Pool::builder(&device).reuse(ReusePolicies::NONE).build().unwrap();
+    let other = device.create_stream().unwrap();
+    let block = pool.alloc(4 * MIB, &stream).unwrap();
+    let hold = sim.hold(stream.handle()).unwrap();
+    pool.free(block, &stream).unwrap();
+    let theirs = pool.alloc(4 * MIB, &other).unwrap();
+    assert_ne!(block, theirs);
+    sim.release(hold);
+    stream.synchronize().unwrap();
+    let again = pool.alloc(4 * MIB, &other).unwrap();
+    assert_eq!(again, block);
+    pool.check().unwrap();
+}

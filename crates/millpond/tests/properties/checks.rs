@@ -1,0 +1,136 @@
+//! What must hold after every step: the checker is content, and what the pools report is what the model
+//! counts.
+
+use millpond::device::{Device, DevicePtr};
+use millpond::{OutOfMemory, Stats};
+
+use crate::options::GRANULARITY;
+use crate::program::How;
+use crate::world::{PoolSlot, Verdict, World};
+
+/// Fails with a sentence unless it holds.
+macro_rules! ensure {
+    ($holds:expr, $($sentence:tt)+) => {
+        if !$holds {
+            return Err(format!($($sentence)+));
+        }
+    };
+}
+pub(crate) use ensure;
+
+impl World {
+    pub(crate) fn check(&self) -> Verdict {
+        self.checker.verify().map_err(|report| report.to_string())?;
+        for slot in &self.pools {
+            slot.pool.check().map_err(|why| format!("{}: {why}", slot.pool.name()))?;
+            self.check_counts(slot)?;
+        }
+        self.check_device()
+    }
+
+    pub(crate) fn requested_of(&self, pool: usize) -> u64 {
+        self.blocks.iter().filter(|block| block.pool == pool).map(|block| block.bytes).sum()
+    }
+
+    fn check_counts(&self, slot: &PoolSlot) -> Verdict {
+        let stats = slot.pool.stats();
+        let name = slot.pool.name();
+        let live = || self.blocks.iter().filter(|block| block.pool == slot.id);
+        let unit = self.options.min_alignment;
+        let requested = self.requested_of(slot.id);
+        let allocated: u64 = live().map(|block| block.bytes.next_multiple_of(unit)).sum();
+        let blocks = live().count() as u64;
+        ensure!(stats.requested.current == requested, "{name}: {requested} requested, {:?}", stats.requested);
+        ensure!(stats.allocated.current == allocated, "{name}: {allocated} allocated, {:?}", stats.allocated);
+        ensure!(stats.blocks.current == blocks, "{name}: {blocks} live blocks, {:?}", stats.blocks);
+        ensure!(stats.allocations - stats.frees == blocks, "{name}: frees do not add up: {stats:?}");
+        ensure!(stats.hits + stats.misses == stats.allocations, "{name}: hits and misses: {stats:?}");
+        ensure!(stats.reserved.current >= allocated, "{name}: more allocated than reserved: {stats:?}");
+        ensure!(slot.pool.used() == stats.allocated, "{name}: used and allocated differ");
+        ensure!(slot.pool.reserved() == stats.reserved, "{name}: reserved differs");
+        if !self.faulty {
+            ensure!(
+                stats.allocations == slot.allocations,
+                "{name}: {} allocations, {stats:?}",
+                slot.allocations
+            );
+            let high = slot.requested_high;
+            ensure!(stats.requested.high == high, "{name}: at most {high} requested, {:?}", stats.requested);
+        }
+        self.check_high_water(name, &stats)?;
+        if let Some(limit) = self.options.hard_limit {
+            ensure!(stats.reserved.high <= limit * GRANULARITY, "{name}: beyond its hard limit: {stats:?}");
+        }
+        Ok(())
+    }
+
+    fn check_high_water(&self, name: &str, stats: &Stats) -> Verdict {
+        for level in [stats.requested, stats.allocated, stats.reserved, stats.blocks] {
+            ensure!(level.high >= level.current, "{name}: a high-water mark below the level: {stats:?}");
+        }
+        Ok(())
+    }
+
+    /// The device and the pools agree on who holds what.
+    fn check_device(&self) -> Verdict {
+        let Ok(info) = self.sim.memory_info() else { return Ok(()) };
+        let held = info.total - info.free;
+        let reserved: u64 = self.pools.iter().map(|slot| slot.pool.reserved().current).sum();
+        // Pools whose last handle is gone, with blocks live, hold the rest.
+        let orphans = self.blocks.iter().any(|block| self.pools.iter().all(|slot| slot.id != block.pool));
+        ensure!(reserved <= held, "the pools say {reserved} bytes, the device {held}");
+        if !orphans && self.all_pools_known() {
+            ensure!(reserved == held, "the pools say {reserved} bytes, the device {held}");
+        }
+        if let Some(budget) = &self.budget {
+            ensure!(budget.held() <= budget.limit(), "{budget:?} is exceeded");
+            ensure!(budget.held() == held, "{budget:?}, but {held} bytes are held");
+        }
+        // A device that cannot say what is free stops no growth.
+        if self.options.headroom > 0 && held > 0 && !self.faulty {
+            let headroom = self.options.headroom * GRANULARITY;
+            ensure!(info.free >= headroom, "{} bytes are free of {headroom} kept free", info.free);
+        }
+        Ok(())
+    }
+
+    /// Whether no pool was replaced: one that is gone may hold memory until its work is complete.
+    fn all_pools_known(&self) -> bool {
+        self.pools.iter().enumerate().all(|(index, slot)| slot.id == index + 1)
+    }
+
+    pub(crate) fn check_address(&self, pool: usize, at: DevicePtr, bytes: u64, how: How) -> Verdict {
+        let asked = if let How::Aligned(log) = how { 1 << log } else { 1 };
+        let align = self.options.min_alignment.max(asked);
+        ensure!(at.raw().is_multiple_of(align), "{at} is no multiple of {align}");
+        ensure!(!at.is_null(), "{bytes} bytes at null");
+        let size = self.pools[pool].pool.size_of(at).map_err(|error| error.to_string())?;
+        ensure!(size == bytes, "a block of {bytes} bytes says that it has {size}");
+        Ok(())
+    }
+
+    /// An error for want of memory tells the truth, and comes only when nothing could have been given back.
+    pub(crate) fn check_out_of_memory(&self, pool: usize, bytes: u64, report: &OutOfMemory) -> Verdict {
+        let slot = &self.pools[pool];
+        let stats = slot.pool.stats();
+        ensure!(report.requested == bytes, "{report}: {bytes} bytes were requested");
+        ensure!(report.live == stats.allocated.current, "{report}: {stats:?}");
+        ensure!(report.reserved == stats.reserved.current, "{report}: {stats:?}");
+        ensure!(report.live + report.cached == report.reserved, "{report}: the parts do not add up");
+        if self.faulty || self.any_held() {
+            return Ok(());
+        }
+        let info = self.sim.memory_info().map_err(|error| error.to_string())?;
+        let most = |limit: Option<u64>, held: u64| limit.map_or(u64::MAX, |pages| pages * GRANULARITY - held);
+        let budget_held = self.budget.as_ref().map_or(0, |budget| budget.held());
+        let room = info.free.saturating_sub(self.options.headroom * GRANULARITY);
+        let room = room.min(most(self.options.hard_limit, stats.reserved.current));
+        let room = room.min(most(self.options.budget, budget_held));
+        let page = self.options.smallest_page();
+        // A segment needs room to align its first block.
+        let extra = if self.options.virtual_memory { 0 } else { page };
+        let need = bytes.next_multiple_of(page) + extra;
+        ensure!(room < need, "{report}: but there was room for {room} bytes");
+        Ok(())
+    }
+}

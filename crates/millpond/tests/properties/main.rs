@@ -1,0 +1,67 @@
+//! The pool under random programs, watched by the checker device.
+//!
+//! A program (`program.rs`) allocates, uses and frees on several streams and pools, records and waits, makes
+//! streams come and go, trims, destroys pools, holds streams and makes device calls fail, on devices and
+//! pools of all kinds (`options.rs`). It is free of races by construction: `order.rs` knows what the program
+//! has ordered, and `steps.rs` orders what is not. After every step (`checks.rs`) the checker must be content,
+//! the pools' own recount must hold, and their figures must be the model's; at the end (`ending.rs`) every
+//! byte, event and stream must have gone back.
+//!
+//! A failure prints the smallest case found, which runs again when it is pasted into `replays.rs`; its seed
+//! is kept in `regressions.txt` and tried first from then on. `MILLPOND_CASES=100000 cargo test --release
+//! --test properties` searches for longer; so does `scripts/check-long`.
+
+mod checks;
+mod ending;
+mod options;
+mod order;
+mod program;
+mod steps;
+mod world;
+
+use program::Case;
+use proptest::prelude::*;
+use proptest::test_runner::FileFailurePersistence;
+use world::World;
+
+/// Runs one case.
+pub(crate) fn run(case: &Case) -> Result<(), String> {
+    let mut world = World::new(&case.options)?;
+    for (at, step) in case.steps.iter().enumerate() {
+        let done = world.step(*step).and_then(|()| world.check());
+        done.map_err(|why| format!("step {at}, {step:?}: {why}"))?;
+    }
+    world.finish().map_err(|why| format!("at the end: {why}"))
+}
+
+/// Cases of each property. The default takes a few seconds on two cores.
+fn config() -> ProptestConfig {
+    let cases = std::env::var("MILLPOND_CASES").ok().and_then(|cases| cases.parse().ok());
+    ProptestConfig {
+        cases: cases.unwrap_or(400),
+        max_shrink_iters: 20_000,
+        failure_persistence: Some(Box::new(FileFailurePersistence::Direct(
+            "tests/properties/regressions.txt",
+        ))),
+        ..ProptestConfig::default()
+    }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn programs_keep_every_rule(case in program::plain()) {
+        run(&case).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn programs_keep_every_rule_while_streams_are_held(case in program::with_held_streams()) {
+        run(&case).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn programs_keep_every_rule_when_device_calls_fail(case in program::with_failures()) {
+        run(&case).map_err(TestCaseError::fail)?;
+    }
+}

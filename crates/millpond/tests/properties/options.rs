@@ -1,0 +1,114 @@
+//! The devices and pools that programs run on.
+
+use std::sync::Arc;
+
+use millpond::device::sim::{CostTable, SimDevice, SimOptions};
+use millpond::{Budget, Context, Pool, Result, ReusePolicies};
+use proptest::prelude::*;
+
+pub(crate) const GRANULARITY: u64 = 2 << 20;
+
+/// How a case is run, apart from its program.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    /// Memory of the device, in pages of the granularity.
+    pub(crate) capacity: u64,
+    pub(crate) virtual_memory: bool,
+    pub(crate) reuse: (bool, bool, bool),
+    /// Powers of two: the smallest page over the granularity, and the largest over the smallest.
+    pub(crate) pages: (u32, u32),
+    pub(crate) min_alignment: u64,
+    /// In pages of the granularity, as are the next two.
+    pub(crate) release_threshold: Option<u64>,
+    pub(crate) hard_limit: Option<u64>,
+    pub(crate) headroom: u64,
+    pub(crate) budget: Option<u64>,
+    /// Chance of each device call to fail, in thousandths.
+    pub(crate) failures: u32,
+    pub(crate) seed: u64,
+    pub(crate) ending: Ending,
+}
+
+/// In which order everything is given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// Blocks, then a synchronise and a trim, then pools and streams.
+    Orderly,
+    /// Streams, then pools with live blocks, then the blocks.
+    PoolsFirst,
+    /// Blocks, then pools while work is pending.
+    Hasty,
+}
+
+impl Options {
+    pub(crate) fn smallest_page(&self) -> u64 {
+        GRANULARITY << self.pages.0
+    }
+
+    pub(crate) fn policies(&self) -> ReusePolicies {
+        let (follow_event_dependencies, opportunistic, internal_dependencies) = self.reuse;
+        ReusePolicies { follow_event_dependencies, opportunistic, internal_dependencies }
+    }
+
+    pub(crate) fn device(&self) -> Arc<SimDevice> {
+        let device = SimDevice::new(SimOptions {
+            capacity: self.capacity * GRANULARITY,
+            granularity: GRANULARITY,
+            virtual_memory: self.virtual_memory,
+            memory_pools: true,
+            costs: CostTable::h200(),
+        });
+        device.expect("the options are a device's")
+    }
+
+    pub(crate) fn budget(&self) -> Option<Budget> {
+        self.budget.map(|pages| Budget::bytes(pages * GRANULARITY))
+    }
+
+    pub(crate) fn pool(&self, context: &Context, budget: Option<&Budget>, name: &str) -> Result<Pool> {
+        let smallest = self.smallest_page();
+        let mut builder = Pool::builder(context)
+            .name(name)
+            .reuse(self.policies())
+            .page_sizes(smallest, smallest << self.pages.1)
+            .min_alignment(self.min_alignment)
+            .headroom(self.headroom * GRANULARITY);
+        if let Some(pages) = self.release_threshold {
+            builder = builder.release_threshold(pages * GRANULARITY);
+        }
+        if let Some(pages) = self.hard_limit {
+            builder = builder.hard_limit(pages * GRANULARITY);
+        }
+        if let Some(budget) = budget {
+            builder = builder.budget(budget);
+        }
+        builder.build()
+    }
+}
+
+pub(crate) fn options() -> impl Strategy<Value = Options> {
+    let device = (2..24_u64, prop::bool::weighted(0.8), any::<(bool, bool, bool)>());
+    let min_alignment = prop_oneof![4 => Just(512_u64), 1 => Just(256), 1 => Just(4096), 1 => Just(2 << 20)];
+    let sizes = (prop_oneof![4 => Just(0_u32), 1 => Just(1)], 0..5_u32, min_alignment);
+    let limits = (
+        prop::option::weighted(0.5, 0..8_u64),
+        prop::option::weighted(0.2, 1..12_u64),
+        prop_oneof![4 => Just(0_u64), 1 => 1..3_u64],
+        prop::option::weighted(0.2, 1..16_u64),
+    );
+    let ending = prop_oneof![Just(Ending::Orderly), Just(Ending::PoolsFirst), Just(Ending::Hasty)];
+    (device, sizes, limits, any::<u64>(), ending).prop_map(|(device, sizes, limits, seed, ending)| Options {
+        capacity: device.0,
+        virtual_memory: device.1,
+        reuse: device.2,
+        pages: (sizes.0, sizes.1),
+        min_alignment: sizes.2,
+        release_threshold: limits.0,
+        hard_limit: limits.1,
+        headroom: limits.2,
+        budget: limits.3,
+        failures: 0,
+        seed,
+        ending,
+    })
+}

@@ -1,0 +1,255 @@
+//! The trainer's operations on an NVIDIA GPU.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use millpond::Stream;
+use millpond::device::{DeviceError, DevicePtr, Kind};
+
+use super::cublaslt::{Operands, Product, Scratch};
+use super::engine::Engine;
+use super::kernels::{MAX_LAYERS, Rows};
+use super::tune::Plan;
+use crate::backend::{Activation, Backend, Batch};
+use crate::{Error, Memory, Result, TOTALS, Tensor};
+
+/// How to train on a GPU.
+#[derive(Debug, Clone, Default)]
+pub struct CudaTraining {
+    /// Lets tensor cores round factors to TF32 (10 bits of mantissa). Several times faster, and less exact.
+    pub tf32: bool,
+    /// A second stream of the same context, on which the gradients of the weights are computed while the first
+    /// goes on to the layer below.
+    pub second_stream: Option<Stream>,
+}
+
+/// An NVIDIA GPU that trains.
+#[derive(Debug)]
+pub struct CudaBackend {
+    engine: &'static Engine,
+    /// The shapes met so far, so that a step takes no lock.
+    plans: HashMap<Product, Arc<Plan>>,
+    main: Lane,
+    second: Option<Lane>,
+    /// Whether the second lane has work that the first has not waited for.
+    second_is_ahead: bool,
+}
+
+/// A stream that products run on, with the scratch memory that only its work uses.
+#[derive(Debug)]
+struct Lane {
+    memory: Memory,
+    workspace: Option<Tensor<u8>>,
+}
+
+impl CudaBackend {
+    /// Trains with this memory, which is that of a CUDA device. Loads cuBLASLt and NVRTC and compiles the
+    /// kernels when the process makes its first one for the GPU.
+    ///
+    /// # Errors
+    /// [`Error::Library`] where a library is missing, and [`DeviceError::Unsupported`] for another device.
+    pub fn new(memory: Memory, training: CudaTraining) -> Result<Self> {
+        let properties = memory.stream().device().properties();
+        if properties.kind != Kind::Cuda {
+            let device = properties.name.clone();
+            return Err(DeviceError::Unsupported { device, what: "CUDA kernels" }.into());
+        }
+        let engine = Engine::shared(properties.ordinal, training.tf32)?;
+        let second = training.second_stream.map(|stream| Lane::new(memory.on(stream)));
+        let main = Lane::new(memory);
+        Ok(Self { engine, plans: HashMap::new(), main, second, second_is_ahead: false })
+    }
+}
+
+impl Lane {
+    fn new(memory: Memory) -> Self {
+        Self { memory, workspace: None }
+    }
+
+    /// Scratch memory of at least this size. Grows to what the neediest product needs and stays: the work of
+    /// one stream uses it one after the other.
+    fn scratch(&mut self, bytes: usize) -> Result<Scratch> {
+        if bytes == 0 {
+            return Ok(Scratch { at: DevicePtr::NULL, bytes: 0 });
+        }
+        let at = match &self.workspace {
+            Some(workspace) if workspace.len() >= bytes => workspace.ptr(),
+            _ => {
+                // First the old one, so that the new one may use its memory.
+                self.workspace = None;
+                self.workspace.insert(self.memory.uninit(1, bytes)?).ptr()
+            }
+        };
+        Ok(Scratch { at, bytes })
+    }
+}
+
+/// Queues `out = product` on a lane.
+///
+/// # Safety
+/// The operands have the product's shapes.
+unsafe fn multiply(
+    engine: &'static Engine,
+    plans: &mut HashMap<Product, Arc<Plan>>,
+    lane: &mut Lane,
+    product: Product,
+    operands: Operands,
+) -> Result<()> {
+    let plan = match plans.get(&product) {
+        Some(plan) => plan,
+        None => {
+            // SAFETY: the caller's promise; the operands are live tensors, and the output is fresh.
+            let plan = unsafe { engine.plan(product, operands, &lane.memory) }?;
+            plans.entry(product).or_insert(plan)
+        }
+    };
+    let scratch = lane.scratch(plan.workspace())?;
+    // SAFETY: the caller's promise, and scratch memory of the plan's size that only this stream uses.
+    unsafe { plan.run(operands, scratch, &lane.memory) }
+}
+
+fn operands(left: &Tensor, right: &Tensor, out: &Tensor) -> Operands {
+    Operands { left: left.ptr(), right: right.ptr(), out: out.ptr() }
+}
+
+impl Backend for CudaBackend {
+    fn memory(&self) -> &Memory {
+        &self.main.memory
+    }
+
+    fn gather(&mut self, images: &Tensor<u8>, batch: Batch<'_>) -> Result<Tensor> {
+        let rows = rows_of("gather", batch)?;
+        self.engine.enter()?;
+        let memory = &self.main.memory;
+        let out = memory.uninit(batch.count, images.cols())?;
+        let Engine { kernels, driver, .. } = self.engine;
+        // SAFETY: the shapes agree, and whoever made the order put no index in it that has no image.
+        unsafe { kernels.gather(driver, memory.stream().handle(), &out, images, rows) }?;
+        Ok(out)
+    }
+
+    fn linear(&mut self, x: &Tensor, w: &Tensor, activation: Activation) -> Result<Tensor> {
+        check("linear", w.shape(), (x.cols(), w.cols()))?;
+        self.engine.enter()?;
+        let out = self.main.memory.uninit(x.rows(), w.cols())?;
+        let product = Product::plain(x.shape(), w.shape(), activation == Activation::Relu);
+        // SAFETY: the shapes agree.
+        unsafe { multiply(self.engine, &mut self.plans, &mut self.main, product, operands(x, w, &out)) }?;
+        Ok(out)
+    }
+
+    fn cross_entropy(
+        &mut self,
+        logits: &Tensor,
+        labels: &Tensor<u8>,
+        batch: Batch<'_>,
+        totals: &mut Tensor<f64>,
+    ) -> Result<Tensor> {
+        let gradient = self.main.memory.uninit(logits.rows(), logits.cols())?;
+        self.totals("cross_entropy", (logits, labels, batch), (Some(&gradient), totals))?;
+        Ok(gradient)
+    }
+
+    fn score(
+        &mut self,
+        logits: &Tensor,
+        labels: &Tensor<u8>,
+        batch: Batch<'_>,
+        totals: &mut Tensor<f64>,
+    ) -> Result<()> {
+        self.totals("score", (logits, labels, batch), (None, totals))
+    }
+
+    fn input_gradient(&mut self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<Tensor> {
+        check("input_gradient", w.shape(), (w.rows(), dy.cols()))?;
+        check("input_gradient", x.shape(), (dy.rows(), w.rows()))?;
+        self.engine.enter()?;
+        let out = self.main.memory.uninit(x.rows(), x.cols())?;
+        let product = Product::right_transposed(dy.shape(), w.shape());
+        // SAFETY: the shapes agree.
+        unsafe { multiply(self.engine, &mut self.plans, &mut self.main, product, operands(dy, w, &out)) }?;
+        let Engine { kernels, driver, .. } = self.engine;
+        // SAFETY: the shapes agree.
+        unsafe { kernels.relu_gradient(driver, self.main.memory.stream().handle(), &out, x) }?;
+        Ok(out)
+    }
+
+    fn weight_gradient(&mut self, x: &Tensor, dy: &Tensor) -> Result<Tensor> {
+        check("weight_gradient", dy.shape(), (x.rows(), dy.cols()))?;
+        self.engine.enter()?;
+        let product = Product::left_transposed(x.shape(), dy.shape());
+        let Some(lane) = &mut self.second else {
+            let out = self.main.memory.uninit(x.cols(), dy.cols())?;
+            // SAFETY: the shapes agree.
+            unsafe {
+                multiply(self.engine, &mut self.plans, &mut self.main, product, operands(x, dy, &out))
+            }?;
+            return Ok(out);
+        };
+        // The inputs are ready then; and so is memory that the first stream freed before this.
+        lane.memory.stream().wait_for(self.main.memory.stream())?;
+        let out = lane.memory.uninit(x.cols(), dy.cols())?;
+        self.second_is_ahead = true;
+        // SAFETY: the shapes agree.
+        unsafe { multiply(self.engine, &mut self.plans, lane, product, operands(x, dy, &out)) }?;
+        x.record_use(lane.memory.stream())?;
+        dy.record_use(lane.memory.stream())?;
+        Ok(out)
+    }
+
+    fn update(&mut self, weights: &mut [Tensor], gradients: &[Tensor], rate: f32) -> Result<()> {
+        check("update", (1, gradients.len()), (1, weights.len()))?;
+        for (weight, gradient) in weights.iter().zip(gradients) {
+            check("update", gradient.shape(), weight.shape())?;
+        }
+        self.engine.enter()?;
+        let stream = self.main.memory.stream();
+        if let Some(lane) = self.second.as_ref().filter(|_| self.second_is_ahead) {
+            stream.wait_for(lane.memory.stream())?;
+            self.second_is_ahead = false;
+        }
+        let Engine { kernels, driver, .. } = self.engine;
+        for pairs in weights.chunks(MAX_LAYERS).zip(gradients.chunks(MAX_LAYERS)) {
+            // SAFETY: the shapes agree, and there are at most `MAX_LAYERS`.
+            unsafe { kernels.update(driver, stream.handle(), pairs, rate) }?;
+        }
+        if self.second.is_some() {
+            // Gradients are freed on the second stream.
+            gradients.iter().try_for_each(|gradient| gradient.record_use(stream))?;
+        }
+        Ok(())
+    }
+}
+
+impl CudaBackend {
+    /// Loss, correct answers, and the gradient where one is wanted.
+    fn totals(
+        &mut self,
+        operation: &'static str,
+        (logits, labels, batch): (&Tensor, &Tensor<u8>, Batch<'_>),
+        (gradient, totals): (Option<&Tensor>, &mut Tensor<f64>),
+    ) -> Result<()> {
+        let rows = rows_of(operation, batch)?;
+        check(operation, logits.shape(), (batch.count, logits.cols()))?;
+        check(operation, totals.shape(), (1, TOTALS))?;
+        self.engine.enter()?;
+        let Engine { kernels, driver, .. } = self.engine;
+        let stream = self.main.memory.stream().handle();
+        // SAFETY: the shapes agree, and whoever made the order put no index in it that has no label.
+        unsafe { kernels.cross_entropy(driver, stream, (logits, labels, rows), (gradient, totals)) }
+    }
+}
+
+/// The batch's part of its order.
+fn rows_of(operation: &'static str, batch: Batch<'_>) -> Result<Rows> {
+    let end = batch.start.saturating_add(batch.count);
+    if batch.count == 0 || end > batch.order.len() {
+        return Err(Error::Shape { operation, found: (1, batch.order.len()), expected: (1, end.max(1)) });
+    }
+    let order = batch.order.ptr().offset((batch.start * size_of::<u32>()) as u64);
+    Ok(Rows { order, count: batch.count as u32 })
+}
+
+fn check(operation: &'static str, found: (usize, usize), expected: (usize, usize)) -> Result<()> {
+    if found == expected { Ok(()) } else { Err(Error::Shape { operation, found, expected }) }
+}

@@ -1,0 +1,80 @@
+//! Everything that training needs of one GPU, shared by the backends of the process.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use millpond::device::cuda::CudaDevice;
+use parking_lot::Mutex;
+
+use super::cublaslt::{CublasLt, Operands, Product};
+use super::driver::Driver;
+use super::kernels::Kernels;
+use super::tune::{self, Plan};
+use crate::{Memory, Result};
+
+/// Libraries, kernels and tuned products. One for each GPU and precision, kept for the life of the process:
+/// the choice of algorithms must be the same for every allocator that one run compares, or their losses would
+/// differ in the last bits.
+#[derive(Debug)]
+pub(super) struct Engine {
+    device: Arc<CudaDevice>,
+    pub(super) driver: Driver,
+    pub(super) kernels: Kernels,
+    lt: CublasLt,
+    plans: Mutex<HashMap<Product, Arc<Plan>>>,
+}
+
+impl Engine {
+    /// The engine of this GPU, made when it is first asked for: loads the libraries and compiles the kernels.
+    ///
+    /// # Errors
+    /// [`Error::Library`](crate::Error::Library) where one is missing or refuses.
+    pub(super) fn shared(ordinal: usize, tf32: bool) -> Result<&'static Self> {
+        static ENGINES: Mutex<Vec<(usize, bool, &'static Engine)>> = Mutex::new(Vec::new());
+        let mut engines = ENGINES.lock();
+        if let Some((.., engine)) = engines.iter().find(|(of, with, _)| (*of, *with) == (ordinal, tf32)) {
+            return Ok(engine);
+        }
+        let engine: &'static Self = Box::leak(Box::new(Self::new(ordinal, tf32)?));
+        engines.push((ordinal, tf32, engine));
+        Ok(engine)
+    }
+
+    fn new(ordinal: usize, tf32: bool) -> Result<Self> {
+        // A device object of our own, which shares the primary context with the one that memory comes from.
+        let device = CudaDevice::new(ordinal)?;
+        device.make_current()?;
+        let driver = Driver::open()?;
+        let kernels = Kernels::load(&driver, device.facts()?.compute_capability)?;
+        let lt = CublasLt::open(tf32)?;
+        Ok(Self { device, driver, kernels, lt, plans: Mutex::default() })
+    }
+
+    /// Makes the GPU's context current on this thread, as the libraries want it.
+    pub(super) fn enter(&self) -> Result<()> {
+        Ok(self.device.make_current()?)
+    }
+
+    /// How to compute this product. The first call for a shape tries the candidates on these operands, and
+    /// waits for the device.
+    ///
+    /// # Safety
+    /// The operands have the product's shapes, and may be used on the stream of `memory`; the output's contents
+    /// are nobody's yet.
+    pub(super) unsafe fn plan(
+        &'static self,
+        product: Product,
+        operands: Operands,
+        memory: &Memory,
+    ) -> Result<Arc<Plan>> {
+        let mut plans = self.plans.lock();
+        if let Some(plan) = plans.get(&product) {
+            return Ok(plan.clone());
+        }
+        // SAFETY: the caller's promise.
+        let plan = unsafe { tune::choose(&self.driver, self.lt.describe(product)?, operands, memory) }?;
+        let plan = Arc::new(plan);
+        plans.insert(product, plan.clone());
+        Ok(plan)
+    }
+}
