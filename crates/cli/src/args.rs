@@ -71,7 +71,7 @@ pub(crate) struct TrainArgs {
     /// Step of SGD [default: 0.1]
     #[arg(long, value_name = "RATE")]
     learning_rate: Option<f32>,
-    /// Where weights and order come from [default: 0]
+    /// Where weights and order come from [default: 1]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
     /// Let a GPU round factors to TF32: faster, less exact

@@ -39,23 +39,28 @@ pub(crate) fn run(args: &FetchArgs) -> Result<()> {
         Some(mirror) => vec![mirror.trim_end_matches('/')],
         None => MIRRORS.to_vec(),
     };
-    let agent = Agent::new_with_config(
-        Agent::config_builder()
-            .timeout_connect(Some(CONNECT_WITHIN))
-            .timeout_global(Some(FETCH_WITHIN))
-            .build(),
-    );
-    for (file, sha256) in FILES {
+    fetch_all(dir, &mirrors, &FILES)?;
+    say(&format!("train on it: millpond train --data {}", dir.display()));
+    Ok(())
+}
+
+/// Fetches the files that the folder does not have whole.
+fn fetch_all(dir: &Path, mirrors: &[&str], files: &[(&'static str, &str)]) -> Result<()> {
+    let timeouts = Agent::config_builder()
+        .timeout_connect(Some(CONNECT_WITHIN))
+        .timeout_global(Some(FETCH_WITHIN))
+        .build();
+    let agent = Agent::new_with_config(timeouts);
+    for &(file, sha256) in files {
         let path = dir.join(file);
         if std::fs::read(&path).is_ok_and(|bytes| digest(&bytes) == sha256) {
             say(&format!("{}: there already", path.display()));
             continue;
         }
-        let bytes = from_any(&agent, &mirrors, file, sha256)?;
+        let bytes = from_any(&agent, mirrors, file, sha256)?;
         keep(&path, &bytes)?;
         say(&format!("{}: fetched, {} bytes", path.display(), bytes.len()));
     }
-    say(&format!("train on it: millpond train --data {}", dir.display()));
     Ok(())
 }
 
@@ -93,4 +98,78 @@ fn keep(path: &Path, bytes: &[u8]) -> Result<()> {
 
 fn digest(bytes: &[u8]) -> String {
     Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::TcpListener;
+
+    use super::*;
+
+    /// A mirror on this machine that answers this many requests, `body` to each.
+    fn mirror(requests: usize, body: &'static str) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        std::thread::spawn(move || {
+            for connection in listener.incoming().take(requests) {
+                let mut connection = connection.unwrap();
+                let request = BufReader::new(connection.try_clone().unwrap()).lines();
+                request.map_while(|line| line.ok().filter(|line| !line.is_empty())).for_each(drop);
+                let length = body.len();
+                write!(
+                    connection,
+                    "HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+                )
+                .unwrap();
+            }
+        });
+        format!("http://{address}")
+    }
+
+    /// An address where nobody listens.
+    fn nobody() -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        format!("http://{}", listener.local_addr().unwrap())
+    }
+
+    #[test]
+    fn a_file_is_kept_when_its_checksum_is_right_and_not_fetched_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let sha256 = digest(b"digits");
+        let files = [("train-labels-idx1-ubyte.gz", sha256.as_str())];
+        fetch_all(dir.path(), &[&nobody(), &mirror(1, "digits")], &files).unwrap();
+        let path = dir.path().join(files[0].0);
+        assert_eq!(std::fs::read(&path).unwrap(), b"digits");
+        // There is no mirror any more, and none is needed.
+        fetch_all(dir.path(), &[&nobody()], &files).unwrap();
+        // A damaged file is fetched anew.
+        std::fs::write(&path, "digi").unwrap();
+        fetch_all(dir.path(), &[&mirror(1, "digits")], &files).unwrap();
+        assert_eq!(std::fs::read(&path).unwrap(), b"digits");
+    }
+
+    #[test]
+    fn a_file_with_a_wrong_checksum_is_not_kept_and_the_error_has_both() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = fetch_all(dir.path(), &[&mirror(1, "a login page")], &FILES).unwrap_err().to_string();
+        assert!(error.contains(&digest(b"a login page")) && error.contains(FILES[0].1), "{error}");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn without_a_network_the_error_says_what_to_do() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = fetch_all(dir.path(), &[&nobody()], &FILES).unwrap_err().to_string();
+        assert!(error.contains("dataset-fashion-mnist") && error.contains("--data DIR"), "{error}");
+        assert!(!error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn a_body_that_never_ends_is_cut_off() {
+        let dir = tempfile::tempdir().unwrap();
+        let long: &'static str = "x".repeat(MOST_BYTES as usize + 1).leak();
+        let error = fetch_all(dir.path(), &[&mirror(1, long)], &FILES).unwrap_err().to_string();
+        assert!(error.contains("limit"), "{error}");
+    }
 }

@@ -114,7 +114,7 @@ fn show(info: &Info) {
             let from = driver.library.as_ref().map_or("unknown".into(), |path| path.display().to_string());
             say(&format!("CUDA driver: {}, from {from}", driver.cuda_version));
         }
-        (None, why) => say(&format!("no CUDA: {}", why.as_deref().unwrap_or("unknown"))),
+        (None, why) => say(&format!("CUDA driver: none ({})", why.as_deref().unwrap_or("unknown"))),
     }
     for device in &info.devices {
         say(&format!("\n{}: {}\n{}", device.device, device.name, table(&rows(device))));
