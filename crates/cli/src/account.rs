@@ -27,8 +27,8 @@ pub(crate) fn of_pool(stats: &Stats, epochs: &[Epoch]) -> String {
             "reserved at most",
             HumanBytes(stats.reserved.high).to_string(),
             &format!(
-                "held from the device; {:.1} % of it was never asked for at once",
-                unused(stats.requested.high, stats.reserved.high)
+                "held from the device; fragmentation {:.1} %",
+                fragmentation(stats.requested.high, stats.reserved.high)
             ),
         ),
         row(
@@ -80,8 +80,8 @@ pub(crate) fn of_baseline(usage: &Usage) -> String {
             "reserved at most",
             HumanBytes(usage.reserved.high).to_string(),
             &format!(
-                "held from the device; {:.1} % of it was never asked for at once",
-                unused(usage.requested.high, usage.reserved.high)
+                "held from the device; fragmentation {:.1} %",
+                fragmentation(usage.requested.high, usage.reserved.high)
             ),
         ),
         row("device calls", thousands(usage.calls.memory()), &by_kind(&usage.calls)),
@@ -140,7 +140,7 @@ fn figures(rows: &[[String; 3]]) -> String {
         .join("\n")
 }
 
-/// The kinds that occurred.
+/// The kinds that moved memory, and how often.
 fn by_kind(calls: &DeviceCalls) -> String {
     let kinds = [
         (calls.create, "create"),
@@ -149,8 +149,6 @@ fn by_kind(calls: &DeviceCalls) -> String {
         (calls.release, "release"),
         (calls.alloc, "allocate"),
         (calls.free, "free"),
-        (calls.set_access, "set access, not counted"),
-        (calls.reserve, "reserve addresses, not counted"),
     ];
     let shown = kinds.iter().filter(|(count, _)| *count > 0);
     shown.map(|(count, kind)| format!("{} {kind}", thousands(*count))).collect::<Vec<_>>().join(", ")
@@ -160,7 +158,7 @@ fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 100.0 } else { part as f64 / whole as f64 * 100.0 }
 }
 
-/// The share of the memory held that was never asked for, in percent.
-fn unused(requested: u64, reserved: u64) -> f64 {
+/// 1 − requested/reserved, both at their peaks, in percent.
+fn fragmentation(requested: u64, reserved: u64) -> f64 {
     (100.0 - percent(requested, reserved)).max(0.0)
 }

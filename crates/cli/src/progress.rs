@@ -19,17 +19,19 @@ pub(crate) struct Progress {
     /// only queued here, so that a clock says nothing about them between two readings.
     stride: usize,
     steps: usize,
+    epoch_began: Instant,
     last_reading: Instant,
 }
 
 impl Progress {
     pub(crate) fn new(epochs: usize) -> Self {
         let bar = ProgressBar::new(0);
-        let template = "{prefix} {wide_bar} {pos}/{len} images  {per_sec:>9}  {msg}";
+        let template = "{prefix} {wide_bar} {pos}/{len} images  {msg}";
         bar.set_style(
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
         );
-        Self { epochs, bar, stride: 1, steps: 0, last_reading: Instant::now() }
+        let now = Instant::now();
+        Self { epochs, bar, stride: 1, steps: 0, epoch_began: now, last_reading: now }
     }
 }
 
@@ -39,7 +41,7 @@ impl Observer for Progress {
             return false;
         }
         if self.steps == 0 {
-            self.bar.reset();
+            self.epoch_began = Instant::now();
             self.bar.set_length(step.of as u64);
             self.bar.set_prefix(format!("epoch {:>2}/{}", step.epoch, self.epochs));
         }
@@ -48,8 +50,9 @@ impl Observer for Progress {
     }
 
     fn loss(&mut self, step: Step, mean: f64) {
+        let rate = step.images as f64 / self.epoch_began.elapsed().as_secs_f64();
+        self.bar.set_message(format!("{} images/s  loss {mean:.4}", thousands(rate as u64)));
         self.bar.set_position(step.images as u64);
-        self.bar.set_message(format!("loss {mean:.4}"));
         let pause = self.last_reading.elapsed();
         self.last_reading = Instant::now();
         if pause < LEAST_PAUSE / 2 {

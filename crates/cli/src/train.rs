@@ -141,8 +141,8 @@ impl Run {
             thousands(self.data.validation.labels.len() as u64)
         ));
         say(&format!(
-            "model: {num_layers} hidden layers of {feat_dim}; SGD {learning_rate}, batches of {batch_size}, \
-             {epochs} epochs, seed {seed}"
+            "model: hidden layers {num_layers} x {feat_dim}; learning rate {learning_rate}, batch {batch_size}, \
+             epochs {epochs}, seed {seed}"
         ));
     }
 }

@@ -104,8 +104,8 @@ fn a_file_of_settings_is_overridden_by_flags() {
     let file = dir.path().join("run.toml");
     std::fs::write(&file, "epochs = 3\nallocator = \"binned\"\nfeat_dim = 8\n").unwrap();
     let text = stdout(&train_small(&[file.to_str().unwrap(), "--epochs", "1"]));
-    assert!(text.contains("allocator: binned") && text.contains("1 hidden layers of 16"), "{text}");
-    assert!(text.contains("1 epochs"), "{text}");
+    assert!(text.contains("allocator: binned") && text.contains("hidden layers 1 x 16"), "{text}");
+    assert!(text.contains("epochs 1,"), "{text}");
 }
 
 #[test]
