@@ -31,3 +31,13 @@ mod nvrtc;
 mod tune;
 
 pub use backend::{CudaBackend, CudaTraining};
+
+/// Whether the libraries that training needs can be loaded, without making anything of them.
+///
+/// # Errors
+/// [`Error::Library`](crate::Error::Library) for the first that cannot.
+pub(crate) fn libraries() -> crate::Result<()> {
+    library::open(nvrtc::NVRTC)?;
+    library::open(cublaslt::CUBLASLT)?;
+    Ok(())
+}
