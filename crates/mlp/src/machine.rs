@@ -4,11 +4,12 @@ use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
+use millpond::Context;
 use millpond::device::DeviceError;
 use millpond::device::cuda::CudaDevice;
 use millpond::device::host::HostDevice;
-use millpond::{Context, Stream};
 
+use crate::cuda::{CudaBackend, CudaTraining};
 use crate::{Backend, HostBackend, Memory, Result};
 
 /// The device that the user asks for.
@@ -117,9 +118,8 @@ impl Machine {
         match &self.kind {
             Kind::Host(device) => Ok(Box::new(HostBackend::new(device.clone(), memory))),
             Kind::Cuda(_) => {
-                let second_stream: Option<Stream> = None;
-                let _ = (tf32, second_stream);
-                unimplemented!()
+                let training = CudaTraining { tf32, second_stream: None };
+                Ok(Box::new(CudaBackend::new(memory, training)?))
             }
         }
     }

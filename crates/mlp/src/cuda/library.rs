@@ -80,8 +80,8 @@ pub(super) fn open(wanted: Wanted) -> Result<&'static Library> {
             Some(refused) => format!("found, but it cannot be loaded: {refused}"),
             None => format!(
                 "none of {} was found by the system's loader (LD_LIBRARY_PATH), in CUDA_HOME, /usr/local/cuda or \
-                 the Python environment. Install the CUDA toolkit, or `pip install {}` and activate that \
-                 environment, or train with --device host",
+                 the environment of python3. Install the CUDA toolkit, or `pip install {}`, or train with \
+                 --device host",
                 names.join(", "),
                 wanted.wheel
             ),
@@ -114,13 +114,22 @@ fn folders() -> Vec<PathBuf> {
     let mut folders: Vec<_> = toolkits
         .flat_map(|root| [root.join("lib64"), root.join("targets/x86_64-linux/lib"), root.join("lib")])
         .collect();
-    for variable in ["VIRTUAL_ENV", "CONDA_PREFIX"] {
-        if let Some(root) = std::env::var_os(variable).map(PathBuf::from) {
-            folders.push(root.join("lib"));
-            folders.extend(wheels(&root.join("lib")));
-        }
+    for root in python_environments() {
+        folders.push(root.join("lib"));
+        folders.extend(wheels(&root.join("lib")));
     }
     folders
+}
+
+/// The environment that is activated, and that of the `python3` that the shell would run.
+fn python_environments() -> Vec<PathBuf> {
+    let activated =
+        ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let on_path = std::env::split_paths(&path)
+        .find(|folder| folder.join("python3").exists())
+        .and_then(|folder| folder.parent().map(PathBuf::from));
+    activated.chain(on_path).collect()
 }
 
 /// The library folders of NVIDIA's wheels: `python3.N/site-packages/nvidia/*/lib`.

@@ -205,8 +205,12 @@ impl Device for CudaDevice {
     }
 
     // ---- bytes -----------------------------------------------------------------------------------
+    // No bytes are no work, whatever the addresses; the driver refuses some such calls.
 
     unsafe fn memset(&self, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: the range is ours to write, in stream order.
         Ok(unsafe { self.api().cuMemsetD8Async(at.raw(), value, bytes as usize, stream_of(stream)) }?)
@@ -219,6 +223,9 @@ impl Device for CudaDevice {
         bytes: u64,
         stream: StreamHandle,
     ) -> DeviceResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: `from` is readable now, `to` is ours to write in stream order.
         unsafe {
@@ -239,6 +246,9 @@ impl Device for CudaDevice {
         bytes: u64,
         stream: StreamHandle,
     ) -> DeviceResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: `to` stays writable until the stream is synchronised.
         Ok(unsafe {
@@ -258,6 +268,9 @@ impl Device for CudaDevice {
         bytes: u64,
         stream: StreamHandle,
     ) -> DeviceResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: both ranges are ours to use, in stream order.
         Ok(unsafe {

@@ -1,0 +1,223 @@
+//! Training on a GPU: it computes what the host computes, and its gradients are those of its loss.
+//!
+//! On a machine with a GPU: `cargo test --release -p millpond-mlp --test cuda_training -- --ignored`, or
+//! `scripts/gpu-test cuda_training`.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use millpond_baselines::{Allocator, NAMES, by_name};
+use millpond_mlp::cuda::{CudaBackend, CudaTraining};
+use millpond_mlp::data::Dataset;
+use millpond_mlp::{
+    Backend, Batch, DeviceChoice, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Step, TOTAL_LOSS,
+    TOTALS, Tensor, train,
+};
+
+const SMALL: Hyper =
+    Hyper { num_layers: 3, feat_dim: 52, learning_rate: 0.1, batch_size: 64, epochs: 2, seed: 3 };
+
+struct Unwatched;
+
+impl Observer for Unwatched {
+    fn wants_loss(&mut self, _: Step) -> bool {
+        false
+    }
+    fn loss(&mut self, _: Step, _: f64) {}
+    fn epoch(&mut self, _: &Epoch) {}
+}
+
+/// How many streams the gradients are spread over.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Streams {
+    One,
+    Two,
+}
+
+fn gpu() -> Machine {
+    Machine::open(DeviceChoice::Cuda(0)).unwrap().0
+}
+
+fn memory_of(machine: &Machine, allocator: &str) -> Memory {
+    let allocator: Arc<dyn Allocator> = Arc::from(by_name(allocator, machine.context()).unwrap());
+    Memory::new(allocator, machine.context().create_stream().unwrap())
+}
+
+fn cuda_backend(machine: &Machine, allocator: &str, streams: Streams) -> CudaBackend {
+    let second_stream = (streams == Streams::Two).then(|| machine.context().create_stream().unwrap());
+    let training = CudaTraining { tf32: false, second_stream };
+    CudaBackend::new(memory_of(machine, allocator), training).unwrap()
+}
+
+/// The bundled digits, so few that an epoch ends with a partial batch.
+fn digits() -> Dataset {
+    let mut data = Dataset::bundled().unwrap();
+    data.train.truncate(500);
+    data.validation.truncate(300);
+    data
+}
+
+fn losses(epochs: &[Epoch]) -> Vec<(f64, f64, f64)> {
+    epochs.iter().map(|epoch| (epoch.train_loss, epoch.val_loss, epoch.val_accuracy)).collect()
+}
+
+fn assert_close(found: f64, expected: f64, relative: f64, what: &str) {
+    let error = (found - expected).abs() / expected.abs().max(1e-6);
+    assert!(error <= relative, "{what}: found {found}, expected {expected}, relative error {error}");
+}
+
+#[test]
+fn a_backend_on_another_device_is_refused() {
+    let (host, _) = Machine::open(DeviceChoice::Host).unwrap();
+    let refused = CudaBackend::new(memory_of(&host, "driver"), CudaTraining::default());
+    assert!(matches!(refused, Err(Error::Device(_))), "{refused:?}");
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn the_gpu_computes_the_losses_of_the_host() {
+    let data = digits();
+    let (host, _) = Machine::open(DeviceChoice::Host).unwrap();
+    let mut host_backend = host.backend(memory_of(&host, "driver"), false).unwrap();
+    let expected = losses(&train(host_backend.as_mut(), &data, &SMALL, &mut Unwatched).unwrap());
+    for streams in [Streams::One, Streams::Two] {
+        let mut backend = cuda_backend(&gpu(), "millpond", streams);
+        let found = losses(&train(&mut backend, &data, &SMALL, &mut Unwatched).unwrap());
+        for (found, expected) in found.iter().zip(&expected) {
+            assert_close(found.0, expected.0, 1e-3, "training loss");
+            assert_close(found.1, expected.1, 1e-3, "validation loss");
+            assert!((found.2 - expected.2).abs() <= 0.01, "accuracy {} and {}", found.2, expected.2);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn the_same_seed_gives_bit_equal_losses_with_every_allocator_and_any_number_of_streams() {
+    let data = digits();
+    let machine = gpu();
+    let run = |allocator, streams| {
+        let mut backend = cuda_backend(&machine, allocator, streams);
+        losses(&train(&mut backend, &data, &SMALL, &mut Unwatched).unwrap())
+    };
+    let first = run(NAMES[0], Streams::One);
+    for name in NAMES {
+        for streams in [Streams::One, Streams::Two] {
+            assert_eq!(run(name, streams), first, "{name} with {streams:?}");
+        }
+    }
+}
+
+/// The loss of a batch, as the sum that the GPU adds up in double precision.
+fn loss(backend: &mut dyn Backend, model: &Model, data: &Placed, batch: Batch<'_>) -> f64 {
+    let mut totals = backend.memory().clone().zeroed::<f64>(1, TOTALS).unwrap();
+    let images = backend.gather(&data.images, batch).unwrap();
+    let logits = model.infer(backend, images).unwrap();
+    backend.score(&logits, &data.labels, batch, &mut totals).unwrap();
+    totals.to_vec().unwrap()[TOTAL_LOSS] / batch.count as f64
+}
+
+struct Placed {
+    images: Tensor<u8>,
+    labels: Tensor<u8>,
+    order: Tensor<u32>,
+}
+
+fn place(memory: &Memory, data: &Dataset) -> Placed {
+    let count = data.train.labels.len();
+    Placed {
+        images: memory.upload(count, data.pixels(), &data.train.images).unwrap(),
+        labels: memory.upload(1, count, &data.train.labels).unwrap(),
+        order: memory.upload(1, count, &(0..count as u32).rev().collect::<Vec<_>>()).unwrap(),
+    }
+}
+
+/// Moving the weights a little against their gradient lowers the loss by the gradient's squared length: the
+/// derivative along the gradient, taken over all weights at once, so that float32 has digits enough.
+fn check_gradients(backend: &mut dyn Backend) {
+    let data = digits();
+    let memory = backend.memory().clone();
+    let placed = place(&memory, &data);
+    let batch = Batch { order: &placed.order, start: 7, count: 61 };
+    let mut model = Model::new(&memory, data.pixels(), 2, 36, 1).unwrap();
+    let mut totals = memory.zeroed::<f64>(1, TOTALS).unwrap();
+    let images = backend.gather(&placed.images, batch).unwrap();
+    let gradients = model.gradients(backend, images, &placed.labels, batch, &mut totals).unwrap();
+    let trained_loss = totals.to_vec().unwrap()[TOTAL_LOSS] / batch.count as f64;
+    assert_close(loss(backend, &model, &placed, batch), trained_loss, 1e-6, "loss of the batch");
+
+    let squared: f64 = gradients
+        .iter()
+        .flat_map(|gradient| gradient.to_vec().unwrap())
+        .map(|value| f64::from(value) * f64::from(value))
+        .sum();
+    let step = 2e-3_f32;
+    model.update(backend, &gradients, -step).unwrap();
+    let above = loss(backend, &model, &placed, batch);
+    model.update(backend, &gradients, 2.0 * step).unwrap();
+    let below = loss(backend, &model, &placed, batch);
+    assert_close((above - below) / f64::from(2.0 * step), squared, 5e-3, "slope along the gradient");
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn the_gradients_are_those_of_the_loss() {
+    for streams in [Streams::One, Streams::Two] {
+        check_gradients(&mut cuda_backend(&gpu(), "millpond", streams));
+    }
+}
+
+/// The same on the CPU, which also shows that the check itself is sound.
+#[test]
+fn the_hosts_gradients_are_those_of_the_loss() {
+    let (host, _) = Machine::open(DeviceChoice::Host).unwrap();
+    check_gradients(host.backend(memory_of(&host, "driver"), false).unwrap().as_mut());
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn tensors_of_the_wrong_shape_are_refused() {
+    let mut backend = cuda_backend(&gpu(), "driver", Streams::One);
+    let memory = backend.memory().clone();
+    let (a, b) = (memory.zeroed(4, 6).unwrap(), memory.zeroed(5, 6).unwrap());
+    let order = memory.zeroed::<u32>(1, 8).unwrap();
+    let images = memory.zeroed::<u8>(2, 6).unwrap();
+    let batch = Batch { order: &order, start: 6, count: 3 };
+    assert!(matches!(backend.linear(&a, &b, millpond_mlp::Activation::None), Err(Error::Shape { .. })));
+    assert!(matches!(backend.weight_gradient(&a, &b), Err(Error::Shape { .. })));
+    assert!(matches!(backend.input_gradient(&a, &b, &b), Err(Error::Shape { .. })));
+    assert!(matches!(backend.gather(&images, batch), Err(Error::Shape { .. })));
+    let (mut weights, gradients) = (vec![a], vec![b]);
+    assert!(matches!(backend.update(&mut weights, &gradients, 0.1), Err(Error::Shape { .. })));
+}
+
+/// Not a test of speed, which is another program's matter: prints what an epoch of the default model takes,
+/// so that one run on a borrowed GPU tells whether one stream or two are faster.
+#[test]
+#[ignore = "needs a CUDA GPU; prints times, and is slow under compute-sanitizer"]
+fn epochs_of_the_default_model_are_timed_with_every_allocator() {
+    let data = Dataset::bundled().unwrap();
+    let hyper =
+        Hyper { num_layers: 4, feat_dim: 784, learning_rate: 0.1, batch_size: 64, epochs: 4, seed: 0 };
+    let steps = data.train.labels.len().div_ceil(hyper.batch_size) as f64;
+    let machine = gpu();
+    for name in NAMES {
+        for streams in [Streams::One, Streams::Two] {
+            let begin = Instant::now();
+            let mut backend = cuda_backend(&machine, name, streams);
+            let prepared = begin.elapsed();
+            let epochs = train(&mut backend, &data, &hyper, &mut Unwatched).unwrap();
+            let last = epochs.last().unwrap();
+            println!(
+                "{name:<15} {streams:?}: {:7.1} µs a step, first epoch {:6.1} ms, last {:6.1} ms with {} device \
+                 calls, made in {prepared:?}, accuracy {:.3}",
+                last.wall_ms * 1e3 / steps,
+                epochs[0].wall_ms,
+                last.wall_ms,
+                last.device_calls,
+                last.val_accuracy,
+            );
+            assert!(last.val_accuracy > 0.85);
+        }
+    }
+}
