@@ -47,6 +47,8 @@ suite! {
     caching_on_sim: "caching" on sim;
     expandable_on_host: "expandable" on host;
     expandable_on_sim: "expandable" on sim;
+    bfc_on_host: "bfc" on host;
+    bfc_on_sim: "bfc" on sim;
 }
 
 #[test]
