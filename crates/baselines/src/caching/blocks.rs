@@ -94,6 +94,10 @@ impl Blocks {
         &self.pools[pool.index()]
     }
 
+    pub(super) fn pools(&self) -> &[Pool] {
+        &self.pools
+    }
+
     fn pool_mut(&mut self, pool: PoolId) -> &mut Pool {
         &mut self.pools[pool.index()]
     }

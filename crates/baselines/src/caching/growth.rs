@@ -65,9 +65,8 @@ impl Blocks {
         self.settle(id, State::Free);
     }
 
-    /// Notes that `bytes` from `start` on, inside a free block, lost their memory. Returns the block of
-    /// unmapped addresses that they are part of now.
-    pub(super) fn unmapped(&mut self, id: BlockId, start: DevicePtr, bytes: u64) -> BlockId {
+    /// Notes that `bytes` from `start` on, inside a free block, lost their memory.
+    pub(super) fn unmapped(&mut self, id: BlockId, start: DevicePtr, bytes: u64) {
         self.set_aside(id);
         let head = start.raw() - self.get(id).start.raw();
         let hole = if head > 0 { self.cut(id, head) } else { id };
@@ -79,6 +78,11 @@ impl Blocks {
         if let Some(tail) = tail {
             self.settle(tail, State::Free);
         }
-        hole
+    }
+
+    /// The blocks of unmapped addresses that are whole segments.
+    pub(super) fn empty_segments(&self) -> Vec<BlockId> {
+        let unmapped = self.pools().iter().flat_map(|pool| pool.unmapped.iter().map(|&(_, id)| id));
+        unmapped.filter(|&id| !self.get(id).is_split()).collect()
     }
 }

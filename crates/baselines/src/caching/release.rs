@@ -85,7 +85,7 @@ impl Caching {
                 self.unmap(state, id)?;
             }
         }
-        Ok(())
+        self.release_empty_segments(state)
     }
 
     /// Releases a free block that is a whole segment. Waits for the device.
@@ -100,8 +100,7 @@ impl Caching {
         Ok(())
     }
 
-    /// Unmaps the whole pages in a free block of an expandable segment whose stream was synchronized, and
-    /// gives up the segment where nothing is left of it.
+    /// Unmaps the whole pages in a free block of an expandable segment whose stream was synchronized.
     fn unmap(&self, state: &mut State, id: BlockId) -> Result<()> {
         let State { blocks, segments, books, .. } = state;
         let block = blocks.get(id);
@@ -115,15 +114,20 @@ impl Caching {
         let (unmapped, done) = unsafe { segments[segment].unmap(on, start, bytes) };
         if unmapped > 0 {
             books.unreserve(unmapped);
-            let hole = blocks.unmapped(id, start, unmapped);
-            if !blocks.get(hole).is_split() {
-                blocks.remove(hole);
-                let on = Counted { device: &*self.device, calls: &mut books.usage.calls };
-                // SAFETY: one unmapped block spans the segment, so nothing is mapped, and it is taken out.
-                unsafe { segments.remove(segment).unreserve(on) }?;
-            }
+            blocks.unmapped(id, start, unmapped);
         }
         Ok(done?)
+    }
+
+    /// Gives up the addresses of expandable segments in which nothing is mapped.
+    fn release_empty_segments(&self, state: &mut State) -> Result<()> {
+        for id in state.blocks.empty_segments() {
+            let Some(segment) = state.blocks.remove(id).segment else { continue };
+            let on = Counted { device: &*self.device, calls: &mut state.books.usage.calls };
+            // SAFETY: one unmapped block spanned the segment, so nothing is mapped; both were taken out.
+            unsafe { state.segments.remove(segment).unreserve(on) }?;
+        }
+        Ok(())
     }
 }
 
