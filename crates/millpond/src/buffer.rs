@@ -153,16 +153,17 @@ impl<T: Pod> Buffer<T> {
             return Ok(());
         }
         from.pool.check_stream(&self.stream)?;
-        if from.stream.id() != self.stream.id() {
+        let elsewhere = from.stream.id() != self.stream.id();
+        if elsewhere {
             self.stream.wait_for(&from.stream)?;
-            from.record_use(&self.stream)?;
         }
         // SAFETY: two live blocks do not overlap; both are valid on this stream, which waits for the other's
-        // writes and whose use of it is recorded.
+        // writes, and whose use of it is recorded before anyone can free it.
         unsafe {
             self.stream.device().copy(self.ptr, from.ptr, self.byte_len(), self.stream.handle())?;
         }
-        Ok(())
+        // After the copy: of a thread's default stream, a recorded use covers only what was given before.
+        if elsewhere { from.record_use(&self.stream) } else { Ok(()) }
     }
 
     /// Notes that work on `stream` uses the buffer; see [`Pool::record_use`].

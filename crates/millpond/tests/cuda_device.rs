@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
 use cudarc::driver::sys::{self, CUresult};
+use cudarc::driver::{CudaContext, DevicePtrMut};
 use millpond::device::cuda::{self, CudaDevice, CudaOptions};
 use millpond::device::{Device, DeviceError, DevicePtr, DeviceResult, StreamHandle};
 
@@ -83,9 +84,9 @@ fn calls_need_no_current_context_and_leave_none_behind() {
         every_call(&gpu).unwrap();
         assert!(current_context().is_null());
         gpu.make_current().unwrap();
-        assert_eq!(current_context(), gpu.raw_context());
+        assert_eq!(current_context(), gpu.raw_context().cast());
         every_call(&gpu).unwrap();
-        assert_eq!(current_context(), gpu.raw_context());
+        assert_eq!(current_context(), gpu.raw_context().cast());
     })
     .join()
     .unwrap();
@@ -279,6 +280,26 @@ fn the_drivers_pool_keeps_its_memory_and_counts_it() {
     assert!(after.used_high >= 10 << 20 && after.reserved_high >= after.reserved);
     // SAFETY: the stream is not used again.
     unsafe { gpu.destroy_stream(stream) }.unwrap();
+}
+
+/// What a program over cudarc has is the same context; its streams and memory are ours to use.
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn a_program_over_cudarc_shares_its_context_streams_and_memory() {
+    let gpu = gpu();
+    let context = CudaContext::new(0).unwrap();
+    assert_eq!(gpu.raw_context(), context.cu_ctx().cast());
+    let stream = context.new_stream().unwrap();
+    let mut slice = stream.alloc_zeros::<u8>(16).unwrap();
+    {
+        let (at, _written_until_here) = slice.device_ptr_mut(&stream);
+        // SAFETY: both are live, and the memory is used on this stream alone.
+        unsafe {
+            let handle = StreamHandle::from_raw(stream.cu_stream() as u64);
+            gpu.memset(DevicePtr::new(at), 5, 16, handle).unwrap();
+        }
+    }
+    assert_eq!(stream.clone_dtoh(&slice).unwrap(), [5; 16]);
 }
 
 /// The primary context is shared: a second device object of the same GPU sees the first one's memory.

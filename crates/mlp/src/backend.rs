@@ -45,7 +45,7 @@ pub const TOTAL_CORRECT: usize = 1;
 /// Entries in a tensor of totals.
 pub const TOTALS: usize = 2;
 
-/// A device that trains. See the [module](self) for the rules that hold for every operation.
+/// A device that trains. The rules that hold for every operation stand at the head of this file.
 pub trait Backend: std::fmt::Debug {
     /// Where operations take their outputs from, and the stream they behave as if they ran on.
     fn memory(&self) -> &Memory;

@@ -44,7 +44,7 @@ impl Default for Config {
             learning_rate: 0.1,
             batch_size: 64,
             epochs: 10,
-            seed: 0,
+            seed: 1,
             device: "auto".to_owned(),
             allocator: "millpond".to_owned(),
             data: None,

@@ -5,12 +5,11 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use millpond::Context;
-use millpond::device::DeviceError;
 use millpond::device::cuda::CudaDevice;
 use millpond::device::host::HostDevice;
 
-use crate::cuda::{CudaBackend, CudaTraining};
-use crate::{Backend, HostBackend, Memory, Result};
+use crate::cuda::{self, CudaBackend, CudaTraining};
+use crate::{Backend, Error, HostBackend, Memory, Result};
 
 /// The device that the user asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -63,27 +62,29 @@ enum Kind {
 }
 
 impl Machine {
-    /// Opens the device. With [`DeviceChoice::Auto`] on a machine without a GPU, also says why it is the CPU.
+    /// Opens the device. With [`DeviceChoice::Auto`] on a machine without a GPU, or without the libraries that
+    /// training on it needs, also says why it is the CPU.
     ///
     /// # Errors
-    /// [`DeviceError::Unavailable`] where the device is not there.
-    pub fn open(choice: DeviceChoice) -> Result<(Self, Option<DeviceError>)> {
+    /// [`DeviceError::Unavailable`](millpond::device::DeviceError::Unavailable) where the device is not there.
+    pub fn open(choice: DeviceChoice) -> Result<(Self, Option<Error>)> {
         match choice {
             DeviceChoice::Host => Ok((Self::host()?, None)),
             DeviceChoice::Cuda(ordinal) => Ok((Self::cuda(ordinal)?, None)),
-            DeviceChoice::Auto => match Self::cuda(0) {
+            DeviceChoice::Auto => match Self::cuda(0).and_then(|machine| cuda::libraries().map(|()| machine))
+            {
                 Ok(machine) => Ok((machine, None)),
                 Err(why) => Ok((Self::host()?, Some(why))),
             },
         }
     }
 
-    fn host() -> std::result::Result<Self, DeviceError> {
+    fn host() -> Result<Self> {
         let device = HostDevice::new()?;
         Ok(Self { context: Context::new(device.clone()), kind: Kind::Host(device) })
     }
 
-    fn cuda(ordinal: usize) -> std::result::Result<Self, DeviceError> {
+    fn cuda(ordinal: usize) -> Result<Self> {
         let device = CudaDevice::new(ordinal)?;
         Ok(Self { context: Context::new(device), kind: Kind::Cuda(ordinal) })
     }

@@ -68,13 +68,14 @@ impl Arena {
             .map(|(id, region)| (self.blocks[region.head].freed, id))
             .collect();
         idle.sort_unstable();
+        let mut result = Ok(());
         for (_, id) in idle {
             if self.counters.reserved.current() <= keep {
                 break;
             }
-            self.free_segment(id)?;
+            result = result.and(self.free_segment(id));
         }
-        Ok(())
+        result
     }
 
     fn free_segment(&mut self, id: u32) -> Result<(), DeviceError> {

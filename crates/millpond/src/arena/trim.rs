@@ -5,6 +5,7 @@ use super::regions::Source;
 use super::{Arena, BlockId, Zone};
 use crate::device::DeviceError;
 use crate::order::Fence;
+use crate::pages::PageId;
 
 impl Arena {
     /// Removes the stale mappings whose work is complete. Never waits; a mapping that cannot be removed stays
@@ -94,8 +95,11 @@ impl Arena {
         self.reap();
         self.join_unmerged();
         self.join_complete();
-        let trimmed = self.release_parked(keep).and_then(|()| self.trim_pages(keep));
-        trimmed.and_then(|()| self.trim_segments(keep))?;
+        // What cannot be given back is no reason to keep the rest.
+        let parked = self.release_parked(keep);
+        let pages = self.trim_pages(keep);
+        let segments = self.trim_segments(keep);
+        parked.and(pages).and(segments)?;
         Ok(before - self.counters.reserved.current())
     }
 
@@ -117,19 +121,19 @@ impl Arena {
     }
 
     fn release_parked(&mut self, keep: u64) -> Result<(), DeviceError> {
-        let mut waiting = Vec::new();
         let mut result = Ok(());
-        while result.is_ok()
-            && self.counters.reserved.current() > keep
+        let mut kept = Vec::new();
+        while self.counters.reserved.current() > keep
             && let Some(page) = self.pages.pop_parked()
         {
             if self.pages.mappings(page) > 0 {
-                waiting.push(page);
-            } else {
-                result = self.pages.release(page).map(|_| ());
+                kept.push(page);
+            } else if let Err(error) = self.pages.release(page) {
+                result = result.and(Err(error));
+                break;
             }
         }
-        for page in waiting {
+        for page in kept {
             self.pages.park(page);
         }
         result
@@ -145,39 +149,43 @@ impl Arena {
             .map(|id| (self.blocks[id].freed, id))
             .collect();
         idle.sort_unstable();
+        let mut result = Ok(());
         for (_, id) in idle {
-            self.trim_block(id, keep)?;
-            if self.counters.reserved.current() <= keep {
-                break;
-            }
+            result = result.and(self.trim_block(id, keep));
         }
-        Ok(())
+        result
     }
 
     fn trim_block(&mut self, id: BlockId, keep: u64) -> Result<(), DeviceError> {
         let pages: Vec<_> = self.whole_pages(id).collect();
-        let per_slot = self.layout.units_per_slot();
-        let region = self.blocks[id].region;
+        let mut result = Ok(());
         // From the end, so that `id` keeps naming the part that is left.
         for (page, slot, slots) in pages.into_iter().rev() {
             if self.counters.reserved.current() <= keep {
                 break;
             }
-            let at = self.regions.address(region, slot * per_slot, &self.layout);
-            // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
-            // program holds no pointer into it.
-            unsafe { self.pages.unmap(page, at) }?;
-            let void = self.cut_free(id, slot * per_slot, (slot + u64::from(slots)) * per_slot);
-            self.regions.set_page(region, slot, slots, None);
-            self.make_void(void);
-            if self.pages.mappings(page) > 0 {
-                // An older mapping is still waiting for its work; the page goes when that has gone.
-                self.pages.park(page);
-            } else {
-                self.pages.release(page)?;
-            }
+            result = result.and(self.trim_page(id, page, (slot, slots)));
         }
-        Ok(())
+        result
+    }
+
+    /// Gives back a page that lies wholly in a free and complete block.
+    fn trim_page(&mut self, id: BlockId, page: PageId, (slot, slots): (u64, u32)) -> Result<(), DeviceError> {
+        let per_slot = self.layout.units_per_slot();
+        let region = self.blocks[id].region;
+        let at = self.regions.address(region, slot * per_slot, &self.layout);
+        // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
+        // program holds no pointer into it.
+        unsafe { self.pages.unmap(page, at) }?;
+        let void = self.cut_free(id, slot * per_slot, (slot + u64::from(slots)) * per_slot);
+        self.regions.set_page(region, slot, slots, None);
+        self.make_void(void);
+        if self.pages.mappings(page) > 0 {
+            // An older mapping is still waiting for its work; the page goes when that has gone.
+            self.pages.park(page);
+            return Ok(());
+        }
+        self.pages.release(page).map(drop)
     }
 
     /// Cuts a range out of a free block and takes it off the index; what is left on either side stays free.
@@ -212,16 +220,19 @@ impl Arena {
             .filter(|(_, region)| self.blocks.is(region.head, State::Void))
             .map(|(id, _)| id)
             .collect();
-        for id in reserved {
-            let region = self.regions.get(id);
-            // SAFETY: the region is one void: nothing is mapped in it, and the arena forgets it below.
-            unsafe { self.device.unreserve(region.base, region.bytes) }?;
-            self.counters.calls.unreserve.add(1);
-            let head = region.head;
-            self.void[self.blocks[head].zone as usize].remove(&self.blocks[head]);
-            self.blocks.remove_alone(head);
-            self.regions.remove(id);
-        }
+        // One range that stays is no reason to keep the others.
+        reserved.into_iter().map(|id| self.unreserve(id)).fold(Ok(()), Result::and)
+    }
+
+    fn unreserve(&mut self, id: u32) -> Result<(), DeviceError> {
+        let region = self.regions.get(id);
+        // SAFETY: the region is one void: nothing is mapped in it, and the arena forgets it below.
+        unsafe { self.device.unreserve(region.base, region.bytes) }?;
+        self.counters.calls.unreserve.add(1);
+        let head = region.head;
+        self.void[self.blocks[head].zone as usize].remove(&self.blocks[head]);
+        self.blocks.remove_alone(head);
+        self.regions.remove(id);
         Ok(())
     }
 

@@ -229,10 +229,16 @@ impl Timelines {
         if let Err(error) = timeline.poll(self.device.as_ref(), |event| self.let_go(event)) {
             tracing::warn!(%error, "a stream's events could not be queried");
         }
-        match self.close(timeline, tick, true) {
+        let closed = self.close(timeline, tick, true);
+        match &closed {
             Ok(true) => {}
             Ok(false) => tracing::warn!("a stream was used after its handle became another's"),
             Err(error) => tracing::warn!(%error, "no event could be recorded on a stream"),
+        }
+        if !matches!(closed, Ok(true)) {
+            // No mark closes the tick that is handed out. The counter goes past it, so that a retired timeline
+            // is not taken for complete by what was seen before.
+            timeline.turn();
         }
         tick
     }

@@ -1,8 +1,9 @@
 //! What must hold after every step: the checker is content, and what the pools report is what the model
 //! counts.
 
+use millpond::device::sim::Call;
 use millpond::device::{Device, DevicePtr};
-use millpond::{OutOfMemory, Stats};
+use millpond::{DeviceCalls, OutOfMemory, Pool, Stats};
 
 use crate::options::GRANULARITY;
 use crate::program::How;
@@ -82,6 +83,9 @@ impl World {
         if !orphans && self.all_pools_known() {
             ensure!(reserved == held, "the pools say {reserved} bytes, the device {held}");
         }
+        if !self.faulty && self.all_pools_known() {
+            self.check_calls()?;
+        }
         if let Some(budget) = &self.budget {
             ensure!(budget.held() <= budget.limit(), "{budget:?} is exceeded");
             ensure!(budget.held() == held, "{budget:?}, but {held} bytes are held");
@@ -91,6 +95,45 @@ impl World {
             let headroom = self.options.headroom * GRANULARITY;
             ensure!(info.free >= headroom, "{} bytes are free of {headroom} kept free", info.free);
         }
+        Ok(())
+    }
+
+    /// The pools count the device's calls as the device does; where memory is short it counts tries as well.
+    fn check_calls(&self) -> Verdict {
+        let seen = self.sim.calls();
+        let all: Vec<_> = self.pools.iter().map(|slot| slot.pool.stats().calls).collect();
+        let sum = |of: fn(&DeviceCalls) -> u64| all.iter().map(of).sum::<u64>();
+        let counted = [
+            (Call::Reserve, sum(|calls| calls.reserve)),
+            (Call::Unreserve, sum(|calls| calls.unreserve)),
+            (Call::Map, sum(|calls| calls.map)),
+            (Call::SetAccess, sum(|calls| calls.set_access)),
+            (Call::Unmap, sum(|calls| calls.unmap)),
+            (Call::ReleasePage, sum(|calls| calls.release)),
+        ];
+        for (call, counted) in counted {
+            ensure!(
+                seen[call] == counted,
+                "{}: the device saw {}, counted {counted}",
+                call.name(),
+                seen[call]
+            );
+        }
+        // The device refuses to free a segment while a stream is held.
+        let (freed, tried) = (sum(|calls| calls.free), seen[Call::FreeSegment]);
+        ensure!(freed <= tried, "{freed} segments were counted as freed, of {tried}");
+        let tried = seen[Call::CreatePage] + seen[Call::AllocSegment];
+        let made = sum(|calls| calls.create + calls.alloc);
+        ensure!(made <= tried, "{made} pages and segments were counted, {tried} asked for");
+        Ok(())
+    }
+
+    /// A hit moves no memory, unless memory was short before it.
+    pub(crate) fn check_hit(&self, pool: usize, before: &Stats) -> Verdict {
+        let after = self.pools[pool].pool.stats();
+        let moved = after.calls.memory() - before.calls.memory();
+        let hit = after.misses == before.misses && after.retries == before.retries;
+        ensure!(!hit || moved == 0, "a hit made {moved} calls that move memory");
         Ok(())
     }
 
@@ -131,6 +174,23 @@ impl World {
         let extra = if self.options.virtual_memory { 0 } else { page };
         let need = bytes.next_multiple_of(page) + extra;
         ensure!(room < need, "{report}: but there was room for {room} bytes");
+        Ok(())
+    }
+
+    /// An error for want of memory comes only when the program could not help by waiting and trimming either.
+    pub(crate) fn check_no_more_could_be_done(
+        &mut self,
+        pool: usize,
+        succeeds: impl Fn(&Pool) -> bool,
+    ) -> Verdict {
+        if self.faulty || self.any_held() || !self.synchronize()? {
+            return Ok(());
+        }
+        for slot in &self.pools {
+            slot.pool.trim_to(0).map_err(|error| format!("a trim failed: {error}"))?;
+        }
+        let again = succeeds(&self.pools[pool].pool);
+        ensure!(!again, "out of memory, though it sufficed to synchronise and trim all pools");
         Ok(())
     }
 }

@@ -1,27 +1,30 @@
 //! The pool under random programs, watched by the checker device.
 //!
-//! A program (`program.rs`) allocates, uses and frees on several streams and pools, records and waits, makes
-//! streams come and go, trims, destroys pools, holds streams and makes device calls fail, on devices and
+//! A program (`program.rs`) allocates, uses, copies and frees on several streams and pools, records and waits,
+//! makes streams come and go, trims, destroys pools, holds streams and makes device calls fail, on devices and
 //! pools of all kinds (`options.rs`). It is free of races by construction: `order.rs` knows what the program
-//! has ordered, and `steps.rs` orders what is not. After every step (`checks.rs`) the checker must be content,
-//! the pools' own recount must hold, and their figures must be the model's; at the end (`ending.rs`) every
-//! byte, event and stream must have gone back.
+//! has ordered, and the steps (`steps.rs`, `block_steps.rs`) order what is not. After every step (`checks.rs`)
+//! the checker must be content, the pools' own recount must hold, and their figures must be the model's; at
+//! the end (`ending.rs`) every byte, event and stream must have gone back.
 //!
 //! A failure prints the smallest case found, which runs again when it is pasted into `replays.rs`; its seed
 //! is kept in `regressions.txt` and tried first from then on. `MILLPOND_CASES=100000 cargo test --release
 //! --test properties` searches for longer; so does `scripts/check-long`.
 
+mod block_steps;
 mod checks;
 mod ending;
 mod options;
 mod order;
 mod program;
+mod replays;
 mod steps;
+mod threads;
 mod world;
 
 use program::Case;
 use proptest::prelude::*;
-use proptest::test_runner::FileFailurePersistence;
+use proptest::test_runner::{FileFailurePersistence, RngSeed};
 use world::World;
 
 /// Runs one case.
@@ -34,11 +37,13 @@ pub(crate) fn run(case: &Case) -> Result<(), String> {
     world.finish().map_err(|why| format!("at the end: {why}"))
 }
 
-/// Cases of each property. The default takes a few seconds on two cores.
+/// By default the same cases in every run, in a few seconds on two cores; with `MILLPOND_CASES`, that many new
+/// ones of each property.
 fn config() -> ProptestConfig {
     let cases = std::env::var("MILLPOND_CASES").ok().and_then(|cases| cases.parse().ok());
     ProptestConfig {
-        cases: cases.unwrap_or(400),
+        cases: cases.unwrap_or(2000),
+        rng_seed: if cases.is_some() { RngSeed::Random } else { RngSeed::Fixed(20) },
         max_shrink_iters: 20_000,
         failure_persistence: Some(Box::new(FileFailurePersistence::Direct(
             "tests/properties/regressions.txt",

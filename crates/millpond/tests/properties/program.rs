@@ -18,8 +18,24 @@ pub(crate) enum Kind {
     Own,
     /// Made on the device, and destroyed there at any time.
     Foreign,
+    /// Made on the device, and destroyed there after the program's last use of it.
+    Raw,
+    /// The legacy default stream.
+    Legacy,
     /// The calling thread's default stream.
     PerThread,
+}
+
+impl Kind {
+    /// Whether a recorded use of such a stream covers all its work until the free, also what comes later.
+    pub(crate) fn covers_later_work(self) -> bool {
+        matches!(self, Self::Own | Self::Raw | Self::Legacy)
+    }
+
+    /// Whether a buffer may keep such a stream: the program must not destroy it while somebody has it.
+    pub(crate) fn may_be_kept(self) -> bool {
+        !matches!(self, Self::Foreign | Self::Raw)
+    }
 }
 
 /// How a block is allocated.
@@ -54,6 +70,12 @@ pub(crate) enum Step {
         block: usize,
         stream: usize,
         by_context: bool,
+    },
+    /// A new buffer, filled from another one.
+    CopyBuffer {
+        pool: usize,
+        stream: usize,
+        block: usize,
     },
     Record {
         stream: usize,
@@ -162,7 +184,7 @@ fn how() -> impl Strategy<Value = How> {
         8 => Just(How::Plain),
         1 => Just(How::Zeroed),
         2 => (0..22_u32).prop_map(How::Aligned),
-        1 => Just(How::Buffer),
+        2 => Just(How::Buffer),
         1 => Just(How::ZeroedBuffer),
         1 => Just(How::Workspace),
     ]
@@ -175,6 +197,8 @@ fn work() -> impl Strategy<Value = Step> {
             .prop_map(|(pool, stream, bytes, how)| Step::Alloc { pool, stream, bytes, how }),
         8 => (block.clone(), stream.clone(), 0..2000_u64, any::<bool>())
             .prop_map(|(block, stream, micros, recorded)| Step::Use { block, stream, micros, recorded }),
+        2 => (0..POOLS, stream.clone(), block.clone())
+            .prop_map(|(pool, stream, block)| Step::CopyBuffer { pool, stream, block }),
         10 => (block, stream.clone(), prop::bool::weighted(0.2))
             .prop_map(|(block, stream, by_context)| Step::Free { block, stream, by_context }),
         2 => stream.clone().prop_map(|stream| Step::Record { stream }),
@@ -191,7 +215,13 @@ fn work() -> impl Strategy<Value = Step> {
 }
 
 fn housekeeping() -> impl Strategy<Value = Step> {
-    let kind = prop_oneof![4 => Just(Kind::Own), 2 => Just(Kind::Foreign), 1 => Just(Kind::PerThread)];
+    let kind = prop_oneof![
+        4 => Just(Kind::Own),
+        2 => Just(Kind::Foreign),
+        1 => Just(Kind::Raw),
+        1 => Just(Kind::Legacy),
+        1 => Just(Kind::PerThread)
+    ];
     let block = any::<u8>().prop_map(usize::from);
     prop_oneof![
         3 => (0..STREAMS, kind).prop_map(|(stream, kind)| Step::NewStream { stream, kind }),

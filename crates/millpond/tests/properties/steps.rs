@@ -1,14 +1,15 @@
-//! What each step of a program does. A step that makes no sense now does nothing.
+//! What each step of a program does; `block_steps.rs` has those on blocks. A step that makes no sense now does
+//! nothing.
 
 use std::time::Duration;
 
+use millpond::Error;
 use millpond::device::sim::Call;
-use millpond::device::{Device, DeviceError, DevicePtr};
-use millpond::{Buffer, Error, Pool, Result, Stream, Workspace};
+use millpond::device::{Device, DeviceError};
 
 use crate::options::GRANULARITY;
-use crate::program::{How, Kind, POOLS, STREAMS, Step};
-use crate::world::{Block, Owner, StreamSlot, Verdict, World};
+use crate::program::{Kind, POOLS, STREAMS, Step};
+use crate::world::{StreamSlot, Verdict, World};
 
 /// Events that a program keeps at once.
 const EVENTS: usize = 8;
@@ -19,6 +20,7 @@ impl World {
             Step::Alloc { pool, stream, bytes, how } => self.alloc(pool, stream, bytes, how),
             Step::Use { block, stream, micros, recorded } => self.use_block(block, stream, micros, recorded),
             Step::Free { block, stream, by_context } => self.free_step(block, stream, by_context),
+            Step::CopyBuffer { pool, stream, block } => self.copy_buffer(pool, stream, block),
             Step::Record { stream } => self.record(stream),
             Step::Wait { stream, event } => self.wait(stream, event),
             Step::WaitFor { stream, other } => self.wait_for(stream, other).map(drop),
@@ -62,116 +64,6 @@ impl World {
                 Ok(())
             }
         }
-    }
-
-    // ---- blocks ----------------------------------------------------------------------------------
-
-    fn alloc(&mut self, pool: usize, slot: usize, bytes: u64, how: How) -> Verdict {
-        let pool = pool % POOLS;
-        // A buffer keeps its stream, and a foreign stream may be destroyed under it.
-        let how = if self.stream(slot).kind == Kind::Foreign { without_owner(how) } else { how };
-        let Some(stream) = self.allow("presenting a stream", self.present(slot))? else { return Ok(()) };
-        let made = allocate(&self.pools[pool].pool, bytes, how, &stream);
-        if let Err(Error::OutOfMemory(report)) = made {
-            return self.check_out_of_memory(pool, bytes, &report);
-        }
-        if self.pools[pool].destroyed {
-            let refused = matches!(made, Err(Error::PoolDestroyed { .. }));
-            return if refused { Ok(()) } else { Err("a destroyed pool did not say so".to_owned()) };
-        }
-        let Some((at, owner)) = self.allow("an allocation", made)? else { return Ok(()) };
-        self.check_address(pool, at, bytes, how)?;
-        let StreamSlot { handle, key, .. } = *self.stream(slot);
-        let checked = self.checker.allocated(at, bytes, handle);
-        let begun = self.order.submit(key);
-        let (uses, recorded) = (Vec::new(), Vec::new());
-        let pool = &mut self.pools[pool];
-        pool.allocations += 1;
-        let id = pool.id;
-        self.blocks.push(Block { at, bytes, pool: id, owner, checked, begun, uses, recorded });
-        let requested = self.requested_of(id);
-        let slot = self.pool_slot(id).expect("it was just used");
-        slot.requested_high = slot.requested_high.max(requested);
-        Ok(())
-    }
-
-    /// A kernel on a block. A recorded use of a stream that may go at any time covers only the work so far:
-    /// it is recorded after the work, and again after each later one. Of other streams it covers all work
-    /// until the free, so that it may come first.
-    fn use_block(&mut self, block: usize, slot: usize, micros: u64, recorded: bool) -> Verdict {
-        let Some(block) = self.pick_block(block) else { return Ok(()) };
-        if !self.order_after(self.blocks[block].begun, slot)? {
-            return Ok(());
-        }
-        let StreamSlot { key, kind, .. } = *self.stream(slot);
-        let known = self.blocks[block].recorded.contains(&key);
-        let recordable = self.pools.iter().any(|slot| slot.id == self.blocks[block].pool);
-        let record_after = kind != Kind::Own && (known || (recorded && recordable));
-        if record_after && !recordable {
-            return Ok(());
-        }
-        let Some(stream) = self.allow("presenting a stream", self.present(slot))? else { return Ok(()) };
-        if recorded && recordable && kind == Kind::Own {
-            self.record_use(block, slot, &stream)?;
-        }
-        self.launch(block, slot, micros)?;
-        if record_after {
-            self.record_use(block, slot, &stream)?;
-        }
-        Ok(())
-    }
-
-    fn record_use(&mut self, block: usize, slot: usize, stream: &Stream) -> Verdict {
-        let StreamSlot { handle, key, .. } = *self.stream(slot);
-        let id = self.blocks[block].pool;
-        let pool = &self.pools.iter().find(|slot| slot.id == id).expect("it was looked up before").pool;
-        let block = &mut self.blocks[block];
-        let recorded = match &block.owner {
-            Owner::Buffer(buffer) => buffer.record_use(stream),
-            _ => pool.record_use(block.at, stream),
-        };
-        // No failure of the device is the program's: where no event can be recorded the pool waits longer.
-        recorded.map_err(|error| format!("record_use failed: {error}"))?;
-        if !block.recorded.contains(&key) {
-            block.recorded.push(key);
-            self.checker.use_recorded(block.checked, handle);
-        }
-        Ok(())
-    }
-
-    fn free_step(&mut self, block: usize, slot: usize, by_context: bool) -> Verdict {
-        let Some(block) = self.pick_block(block) else { return Ok(()) };
-        if matches!(self.blocks[block].owner, Owner::Program) {
-            if self.order_free(block, slot)? {
-                self.free(block, slot, by_context)?;
-            }
-            return Ok(());
-        }
-        self.free_owner(block).map(drop)
-    }
-
-    /// Drops the block's owner, once its stream is ordered after the block's uses.
-    pub(crate) fn free_owner(&mut self, block: usize) -> Verdict<bool> {
-        let key = self.blocks[block].begun.key;
-        let ready = match self.streams.iter().position(|slot| slot.key == key) {
-            Some(slot) => self.order_free(block, slot)?,
-            // The program has lost the stream: what others did must be complete.
-            None => {
-                let block = &self.blocks[block];
-                let foreign =
-                    |work: &crate::order::Work| work.key != key && !block.recorded.contains(&work.key);
-                let open = block.uses.iter().any(|work| foreign(work) && !self.order.is_before(*work, key));
-                !open || self.synchronize()?
-            }
-        };
-        if ready {
-            self.drop_owner(block);
-        }
-        Ok(ready)
-    }
-
-    fn pick_block(&self, block: usize) -> Option<usize> {
-        block.checked_rem(self.blocks.len())
     }
 
     // ---- events and waiting ------------------------------------------------------------------------
@@ -252,7 +144,7 @@ impl World {
         let StreamSlot { stream, handle, kind, hold, .. } = slot;
         self.stray_holds.extend(hold);
         drop(stream);
-        if kind == Kind::Foreign {
+        if !kind.may_be_kept() {
             // SAFETY: the slot was the stream's only user.
             unsafe { self.checker.destroy_stream(handle) }.ok();
         }
@@ -309,59 +201,5 @@ impl World {
             },
         };
         self.sim.fail_next(call, nth, error);
-    }
-
-    // ---- misuse ----------------------------------------------------------------------------------
-
-    /// Frees what is not to be freed: each is refused by name, and changes nothing.
-    fn misuse(&mut self, block: usize, slot: usize, offset: u64) -> Verdict {
-        let Some(block) = self.pick_block(block) else { return Ok(()) };
-        let Some(stream) = self.allow("presenting a stream", self.present(slot))? else { return Ok(()) };
-        let block = &self.blocks[block];
-        let Some(owner) = self.pools.iter().find(|slot| slot.id == block.pool) else { return Ok(()) };
-        let before = owner.pool.stats();
-        if block.bytes > 1 {
-            let inside = owner.pool.free(block.at.offset(1 + offset % (block.bytes - 1)), &stream);
-            if !matches!(inside, Err(Error::InteriorPointer { start, .. }) if start == block.at) {
-                return Err(format!("freeing inside a block gave {inside:?}"));
-            }
-        }
-        let other = self.pools.iter().find(|slot| slot.id != block.pool);
-        let wrong = other.map(|slot| slot.pool.free(block.at, &stream));
-        if !matches!(wrong, None | Some(Err(Error::WrongPool { .. }))) {
-            return Err(format!("freeing another pool's block gave {wrong:?}"));
-        }
-        let foreign = owner.pool.free(DevicePtr::new(4096), &stream);
-        if !matches!(foreign, Err(Error::ForeignPointer { .. })) {
-            return Err(format!("freeing a foreign pointer gave {foreign:?}"));
-        }
-        if owner.pool.stats() != before {
-            return Err("a refused free changed the statistics".to_owned());
-        }
-        Ok(())
-    }
-}
-
-fn without_owner(how: How) -> How {
-    match how {
-        How::Buffer | How::Workspace => How::Plain,
-        How::ZeroedBuffer => How::Zeroed,
-        other => other,
-    }
-}
-
-fn allocate(pool: &Pool, bytes: u64, how: How, stream: &Stream) -> Result<(DevicePtr, Owner)> {
-    let of_buffer = |buffer: Buffer<u8>| (buffer.ptr(), Owner::Buffer(buffer));
-    match how {
-        How::Plain => Ok((pool.alloc(bytes, stream)?, Owner::Program)),
-        How::Zeroed => Ok((pool.alloc_zeroed(bytes, stream)?, Owner::Program)),
-        How::Aligned(log) => Ok((pool.alloc_aligned(bytes, 1 << log, stream)?, Owner::Program)),
-        How::Buffer => Buffer::new(pool, bytes as usize, stream).map(of_buffer),
-        How::ZeroedBuffer => Buffer::zeroed(pool, bytes as usize, stream).map(of_buffer),
-        How::Workspace => {
-            let workspace = Workspace::new(pool, bytes, stream)?;
-            let at = workspace.alloc::<u8>(1)?.ptr();
-            Ok((at, Owner::Workspace(workspace)))
-        }
     }
 }

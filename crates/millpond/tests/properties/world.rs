@@ -66,7 +66,7 @@ pub(crate) struct World {
     pub(crate) order: Order,
     /// Holds of streams that are gone.
     pub(crate) stray_holds: Vec<Hold>,
-    pub(crate) per_thread: Option<Key>,
+    default_streams: Vec<(Kind, Key)>,
     /// Calls were made to fail: what the model cannot foresee is not compared.
     pub(crate) faulty: bool,
     pools_made: usize,
@@ -88,7 +88,7 @@ impl World {
             blocks: Vec::new(),
             order: Order::default(),
             stray_holds: Vec::new(),
-            per_thread: None,
+            default_streams: Vec::new(),
             faulty: false,
             pools_made: 0,
         };
@@ -137,32 +137,38 @@ impl World {
     pub(crate) fn make_stream(&mut self, kind: Kind) -> Result<StreamSlot> {
         let stream = match kind {
             Kind::Own => self.context.create_stream()?,
+            Kind::Legacy => self.context.default_stream()?,
             Kind::PerThread => self.context.per_thread_stream()?,
-            Kind::Foreign => {
-                let handle = self.checker.create_stream()?;
-                // SAFETY: the stream is presented anew before each use, and destroyed by its slot only.
-                match unsafe { self.context.foreign_stream(handle) } {
-                    Ok(stream) => stream,
-                    Err(error) => {
-                        // SAFETY: nobody else knows the stream.
-                        unsafe { self.checker.destroy_stream(handle) }.ok();
-                        return Err(error.into());
-                    }
-                }
-            }
+            Kind::Foreign | Kind::Raw => self.adopt_stream(kind)?,
         };
-        let key = match (kind, self.per_thread) {
-            (Kind::PerThread, Some(key)) => key,
-            _ => self.order.new_stream(),
-        };
-        if kind == Kind::PerThread {
-            self.per_thread = Some(key);
+        // The default streams are always the same.
+        let known = self.default_streams.iter().find(|(of, _)| *of == kind).map(|(_, key)| *key);
+        let key = known.unwrap_or_else(|| self.order.new_stream());
+        if known.is_none() && matches!(kind, Kind::Legacy | Kind::PerThread) {
+            self.default_streams.push((kind, key));
         }
         Ok(StreamSlot { handle: stream.handle(), stream, key, kind, hold: None })
     }
 
     pub(crate) fn stream(&self, slot: usize) -> &StreamSlot {
         &self.streams[slot % STREAMS]
+    }
+
+    /// A stream that somebody else made.
+    fn adopt_stream(&self, kind: Kind) -> Result<Stream> {
+        let handle = self.checker.create_stream()?;
+        let adopted = if kind == Kind::Foreign {
+            // SAFETY: the slot destroys the stream, after its last use of it.
+            unsafe { self.context.foreign_stream(handle) }
+        } else {
+            // SAFETY: the slot destroys the stream, after it gave up its only clone.
+            unsafe { self.context.stream_from_raw(handle) }
+        };
+        if adopted.is_err() {
+            // SAFETY: nobody knows the stream.
+            unsafe { self.checker.destroy_stream(handle) }.ok();
+        }
+        Ok(adopted?)
     }
 
     /// The slot's stream as a program would present it now.

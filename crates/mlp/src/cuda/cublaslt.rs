@@ -12,7 +12,7 @@ use millpond::device::{DevicePtr, StreamHandle};
 use super::library::{self, Wanted, function_table};
 use crate::{Error, Result};
 
-const CUBLASLT: Wanted = Wanted { name: "cuBLASLt", stem: "libcublasLt", wheel: "nvidia-cublas" };
+pub(super) const CUBLASLT: Wanted = Wanted { name: "cuBLASLt", stem: "libcublasLt", wheel: "nvidia-cublas" };
 
 type Handle = *mut c_void;
 type Description = *mut c_void;

@@ -9,7 +9,7 @@ use millpond::device::cuda;
 use super::library::{self, Wanted, function_table};
 use crate::{Error, Result};
 
-const NVRTC: Wanted = Wanted { name: "NVRTC", stem: "libnvrtc", wheel: "nvidia-cuda-nvrtc" };
+pub(super) const NVRTC: Wanted = Wanted { name: "NVRTC", stem: "libnvrtc", wheel: "nvidia-cuda-nvrtc" };
 
 type Program = *mut c_void;
 

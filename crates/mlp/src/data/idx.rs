@@ -16,7 +16,7 @@ const IMAGES: u32 = 0x0803;
 /// Unsigned bytes in one dimension.
 const LABELS: u32 = 0x0801;
 /// More images than any file of this shape has; what claims more is damaged.
-const MOST: usize = 10_000_000;
+const MOST: usize = 1_000_000;
 
 /// The pixels of all images of a file, gzipped or not.
 pub(super) fn images(file: &str, from: impl Read) -> Result<Vec<u8>> {

@@ -266,10 +266,11 @@ impl Device for CheckerDevice {
     unsafe fn memset(&self, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()> {
         let mut state = self.note("memset", [at.raw(), bytes, stream.raw()]);
         let key = state.stream("memset", stream)?;
-        state.work_at("memset", at, bytes, key);
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.memset(at, value, bytes, stream) };
-        state.judge(done)
+        state.judge(done)?;
+        state.work_at("memset", at, bytes, key);
+        Ok(())
     }
 
     unsafe fn copy_from_host(
@@ -279,14 +280,15 @@ impl Device for CheckerDevice {
         bytes: u64,
         stream: StreamHandle,
     ) -> DeviceResult<()> {
-        let mut state = self.note("copy_from_host", [to.raw(), bytes, stream.raw()]);
-        let key = state.stream("copy_from_host", stream)?;
-        state.work_at("copy_from_host", to, bytes, key);
-        drop(state);
+        let key =
+            self.note("copy_from_host", [to.raw(), bytes, stream.raw()]).stream("copy_from_host", stream)?;
         // Not under the lock: it may wait for the stream.
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.copy_from_host(to, from, bytes, stream) };
-        self.state.lock().judge(done)
+        let mut state = self.state.lock();
+        state.judge(done)?;
+        state.work_at("copy_from_host", to, bytes, key);
+        Ok(())
     }
 
     unsafe fn copy_to_host(
@@ -296,14 +298,15 @@ impl Device for CheckerDevice {
         bytes: u64,
         stream: StreamHandle,
     ) -> DeviceResult<()> {
-        let mut state = self.note("copy_to_host", [from.raw(), bytes, stream.raw()]);
-        let key = state.stream("copy_to_host", stream)?;
-        state.work_at("copy_to_host", from, bytes, key);
-        drop(state);
+        let key =
+            self.note("copy_to_host", [from.raw(), bytes, stream.raw()]).stream("copy_to_host", stream)?;
         // Not under the lock: it may wait for the stream.
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.copy_to_host(to, from, bytes, stream) };
-        self.state.lock().judge(done)
+        let mut state = self.state.lock();
+        state.judge(done)?;
+        state.work_at("copy_to_host", from, bytes, key);
+        Ok(())
     }
 
     unsafe fn copy(
@@ -315,10 +318,11 @@ impl Device for CheckerDevice {
     ) -> DeviceResult<()> {
         let mut state = self.note("copy", [to.raw(), from.raw(), bytes]);
         let key = state.stream("copy", stream)?;
-        state.work_at("copy", from, bytes, key);
-        state.work_at("copy", to, bytes, key);
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.copy(to, from, bytes, stream) };
-        state.judge(done)
+        state.judge(done)?;
+        state.work_at("copy", from, bytes, key);
+        state.work_at("copy", to, bytes, key);
+        Ok(())
     }
 }

@@ -1,0 +1,36 @@
+//! Why a command failed.
+
+use std::path::PathBuf;
+
+use millpond_baselines::ChoiceError;
+
+/// Why a command failed, in one line.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    #[error(transparent)]
+    Training(#[from] millpond_mlp::Error),
+    #[error(transparent)]
+    Choice(#[from] ChoiceError),
+    #[error(transparent)]
+    Memory(#[from] millpond::Error),
+    #[error(transparent)]
+    Device(#[from] millpond::device::DeviceError),
+    #[error("with allocator {allocator}: {error}")]
+    Trial { allocator: String, error: Box<Error> },
+    #[error("{}: cannot {action}: {source}", path.display())]
+    Io { path: PathBuf, action: &'static str, source: std::io::Error },
+    #[error("{}: cannot draw the curves: {why}", path.display())]
+    Drawing { path: PathBuf, why: String },
+    #[error(
+        "cannot fetch {file} ({tried}). Without a network: install the Debian package dataset-fashion-mnist and \
+         train with --data /usr/share/datasets/fashion-mnist, or copy MNIST's four files into a folder and train \
+         with --data DIR"
+    )]
+    Offline {
+        file: &'static str,
+        /// Each mirror with its answer.
+        tried: String,
+    },
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Error>;

@@ -1,0 +1,68 @@
+//! What commands say: on stdout what was asked for, on stderr what is beside it.
+//!
+//! Nobody listening any more (`millpond train | head -1`) is no error: a command falls silent and finishes, since
+//! it may have files to write.
+
+use std::io::Write;
+
+/// Prints a line to stdout.
+pub(crate) fn say(line: &str) {
+    // A write fails where nobody listens; see the module.
+    let _ = writeln!(std::io::stdout().lock(), "{line}");
+}
+
+/// Prints a remark to stderr.
+pub(crate) fn remark(line: &str) {
+    let _ = writeln!(std::io::stderr().lock(), "{line}");
+}
+
+/// Prints the error that ends the program to stderr.
+pub(crate) fn complain(error: &str) {
+    remark(&format!("millpond: {error}"));
+}
+
+/// A table with its columns aligned: the first to the left, the others to the right.
+pub(crate) fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| {
+        rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
+            if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// A number with its thousands apart: `1,234,567`.
+pub(crate) fn thousands(number: u64) -> String {
+    let digits = number.to_string();
+    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.char_indices() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            out.push(',');
+        }
+        out.push(digit);
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thousands_are_apart() {
+        let shown = [0, 12, 999, 1000, 12_345, 1_234_567].map(thousands);
+        assert_eq!(shown, ["0", "12", "999", "1,000", "12,345", "1,234,567"]);
+    }
+
+    #[test]
+    fn a_table_aligns_names_left_and_figures_right() {
+        let rows = [vec!["name".to_owned(), "ms".to_owned()], vec!["x".to_owned(), "1234".to_owned()]];
+        assert_eq!(table(&rows), "name    ms\nx     1234");
+    }
+}

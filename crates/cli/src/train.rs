@@ -1,0 +1,172 @@
+//! `millpond train`: settings, then one trial for each allocator, then what they did.
+
+use std::sync::Arc;
+
+use millpond::Pool;
+use millpond_baselines::{Allocator, NAMES, Usage, by_name};
+use millpond_mlp::data::Dataset;
+use millpond_mlp::{Config, DeviceChoice, Epoch, Hyper, Machine, Memory};
+use serde::Serialize;
+
+use crate::account;
+use crate::args::{ALL, TrainArgs, allocators};
+use crate::curves;
+use crate::error::{Error, Result};
+use crate::outputs::{Log, Output};
+use crate::progress::Progress;
+use crate::screen::{remark, say, thousands};
+
+/// What one allocator gave, as `--json` has it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Outcome {
+    /// The device by the name that `--device` takes.
+    pub(crate) device: String,
+    /// The allocator's name.
+    pub(crate) allocator: String,
+    /// Epoch by epoch.
+    pub(crate) epochs: Vec<Epoch>,
+    /// Physical bytes held at most.
+    pub(crate) peak_reserved: u64,
+    /// Bytes in live blocks at most.
+    pub(crate) peak_requested: u64,
+}
+
+/// A run with its settings checked and its files open.
+struct Run {
+    device: DeviceChoice,
+    hyper: Hyper,
+    tf32: bool,
+    data: Dataset,
+}
+
+/// Runs the command.
+pub(crate) fn run(args: &TrainArgs) -> Result<()> {
+    let (config, origin) = settings(args)?;
+    let (device, hyper) = config.check(&origin)?;
+    let names = chosen(&config, &origin)?;
+    let log = config.log_dir.as_deref().map(Log::open).transpose()?;
+    let json = args.json.as_deref().map(Output::open).transpose()?;
+    let data = match &config.data {
+        Some(dir) => Dataset::from_dir(dir)?,
+        None => Dataset::bundled()?,
+    };
+    let run = Run { device, hyper, tf32: config.tf32, data };
+
+    let mut outcomes = Vec::new();
+    for &name in &names {
+        let outcome = run.trial(name, outcomes.is_empty());
+        outcomes
+            .push(outcome.map_err(|error| Error::Trial { allocator: name.to_owned(), error: error.into() })?);
+    }
+    if let [_, _, ..] = outcomes[..] {
+        say(&format!("\n{}", account::comparison(&outcomes)));
+    }
+    if let Some(log) = log {
+        say(&format!("\ncurves: {} and {}", log.csv.path().display(), log.svg.path().display()));
+        log.csv.write(&curves::csv(&outcomes))?;
+        let picture =
+            curves::svg(&outcomes).map_err(|why| Error::Drawing { path: log.svg.path().to_owned(), why })?;
+        log.svg.write(&picture)?;
+    }
+    match json {
+        Some(file) => write_json(file, &outcomes),
+        None => Ok(()),
+    }
+}
+
+/// The settings, and where they came from.
+fn settings(args: &TrainArgs) -> Result<(Config, String)> {
+    let (mut config, origin) = match &args.config {
+        Some(file) => (Config::read(file)?, format!("{} and flags", file.display())),
+        None => (Config::default(), "flags".to_owned()),
+    };
+    args.lay_over(&mut config);
+    Ok((config, origin))
+}
+
+/// The allocators to train with.
+fn chosen(config: &Config, origin: &str) -> Result<Vec<&'static str>> {
+    let named = |name: &&str| config.allocator == ALL || config.allocator == **name;
+    let names: Vec<_> = NAMES.into_iter().filter(named).collect();
+    if names.is_empty() {
+        return Err(Error::Training(millpond_mlp::Error::Config {
+            origin: origin.to_owned(),
+            key: "allocator".to_owned(),
+            found: format!("'{}'", config.allocator),
+            expected: allocators().join(", "),
+        }));
+    }
+    Ok(names)
+}
+
+impl Run {
+    /// Trains with one allocator, on a device object of its own, so that nothing is left from the one before.
+    fn trial(&self, name: &'static str, first: bool) -> Result<Outcome> {
+        let (machine, why_not_cuda) = Machine::open(self.device)?;
+        if first {
+            if let Some(why) = why_not_cuda {
+                remark(&format!("training on the CPU: {why}"));
+            }
+            self.introduce(&machine);
+        }
+        say(&format!("\nallocator: {name}"));
+        // The pool tells more than the trait asks of everyone.
+        let pool =
+            (name == NAMES[0]).then(|| Pool::builder(machine.context()).name(name).build()).transpose()?;
+        let allocator: Arc<dyn Allocator> = match &pool {
+            Some(pool) => Arc::new(pool.clone()),
+            None => Arc::from(by_name(name, machine.context())?),
+        };
+        let memory = Memory::new(allocator.clone(), machine.context().create_stream()?);
+        let mut backend = machine.backend(memory, self.tf32)?;
+        let mut progress = Progress::new(self.hyper.epochs);
+        let epochs = millpond_mlp::train(backend.as_mut(), &self.data, &self.hyper, &mut progress)?;
+        drop(progress);
+
+        let usage = allocator.usage();
+        say(&match &pool {
+            Some(pool) => account::of_pool(&pool.stats(), &epochs),
+            None => account::of_baseline(&usage),
+        });
+        Ok(outcome(&machine, name, epochs, usage))
+    }
+
+    fn introduce(&self, machine: &Machine) {
+        let Hyper { num_layers, feat_dim, learning_rate, batch_size, epochs, seed } = self.hyper;
+        say(&format!("device: {} ({})", machine.name(), machine.describe()));
+        say(&format!(
+            "data: {}, {} images to train on and {} to validate with",
+            self.data.source,
+            thousands(self.data.train.labels.len() as u64),
+            thousands(self.data.validation.labels.len() as u64)
+        ));
+        say(&format!(
+            "model: hidden layers {num_layers} x {feat_dim}; learning rate {learning_rate}, batch {batch_size}, \
+             epochs {epochs}, seed {seed}"
+        ));
+    }
+}
+
+fn outcome(machine: &Machine, name: &str, epochs: Vec<Epoch>, usage: Usage) -> Outcome {
+    Outcome {
+        device: machine.name(),
+        allocator: name.to_owned(),
+        epochs,
+        peak_reserved: usage.reserved.high,
+        peak_requested: usage.requested.high,
+    }
+}
+
+/// One object for one allocator, a list for several.
+fn write_json(file: Output, outcomes: &[Outcome]) -> Result<()> {
+    let text = match outcomes {
+        [one] => serde_json::to_string_pretty(one),
+        several => serde_json::to_string_pretty(several),
+    };
+    match text {
+        Ok(text) => file.write(&(text + "\n")),
+        Err(error) => {
+            Err(Error::Io { path: file.path().to_owned(), action: "write it", source: error.into() })
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! The `millpond` command as a user calls it.
+
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+
+/// A model that trains in a moment.
+const SMALL: [&str; 8] = ["--device", "host", "--num-layers", "1", "--feat-dim", "16", "--batch-size", "500"];
+
+fn millpond(args: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_millpond")).args(args).output().unwrap()
+}
+
+fn train_small(args: &[&str]) -> Output {
+    millpond(&[&["train"], &SMALL[..], args].concat())
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+/// The one line on stderr of a command that failed with exit code 1.
+fn failure(output: &Output) -> String {
+    let text = String::from_utf8(output.stderr.clone()).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    text.trim_end().strip_prefix("millpond: ").expect("the error says who speaks").to_owned()
+}
+
+fn read_json(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[test]
+fn training_prints_a_line_an_epoch_and_the_pools_account() {
+    let text = stdout(&train_small(&["--epochs", "2"]));
+    assert_eq!(text.lines().filter(|line| line.starts_with("epoch ")).count(), 2, "{text}");
+    for part in [
+        "device: host",
+        "bundled digits, 8,000 images",
+        "what the pool did",
+        "reserved at most",
+        "calls saved",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(text.is_ascii(), "a pipe gets plain lines: {text}");
+}
+
+#[test]
+fn json_of_one_allocator_is_an_object_with_exactly_these_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.json");
+    // What was there before is replaced.
+    std::fs::write(&file, "x".repeat(100_000)).unwrap();
+    stdout(&train_small(&["--epochs", "2", "--json", file.to_str().unwrap()]));
+    let run = read_json(&file);
+    assert_eq!(keys(&run), ["allocator", "device", "epochs", "peak_requested", "peak_reserved"]);
+    assert_eq!((run["device"].as_str(), run["allocator"].as_str()), (Some("host"), Some("millpond")));
+    let epochs = run["epochs"].as_array().unwrap();
+    assert_eq!(epochs.len(), 2);
+    for (at, epoch) in epochs.iter().enumerate() {
+        assert_eq!(
+            keys(epoch),
+            ["device_calls", "epoch", "train_loss", "val_accuracy", "val_loss", "wall_ms"]
+        );
+        assert_eq!(epoch["epoch"].as_u64(), Some(at as u64 + 1));
+        let accuracy = epoch["val_accuracy"].as_f64().unwrap();
+        assert!((0.0..=1.0).contains(&accuracy));
+        assert!(epoch["train_loss"].as_f64().unwrap() > 0.0 && epoch["wall_ms"].as_f64().unwrap() > 0.0);
+    }
+    assert!(epochs[0]["device_calls"].as_u64().unwrap() > 0);
+    assert_eq!(epochs[1]["device_calls"].as_u64(), Some(0));
+    let [requested, reserved] = ["peak_requested", "peak_reserved"].map(|key| run[key].as_u64().unwrap());
+    assert!(0 < requested && requested <= reserved, "{requested}, {reserved}");
+}
+
+#[test]
+fn all_allocators_give_the_same_losses_a_list_in_json_and_a_table() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.json");
+    let text =
+        stdout(&train_small(&["--epochs", "1", "--allocator", "all", "--json", file.to_str().unwrap()]));
+    let runs = read_json(&file);
+    let names: Vec<_> =
+        runs.as_array().unwrap().iter().map(|run| run["allocator"].as_str().unwrap()).collect();
+    assert_eq!(names, ["millpond", "stream-ordered", "driver", "binned", "first-fit"]);
+    let loss = |run: &Value| run["epochs"][0]["val_loss"].as_f64().unwrap().to_bits();
+    assert!(runs.as_array().unwrap().iter().all(|run| loss(run) == loss(&runs[0])));
+    let table: Vec<_> = text.lines().skip_while(|line| !line.starts_with("allocator  ")).collect();
+    assert_eq!(table.len(), 6, "{text}");
+    assert!(table[0].contains("peak reserved"), "{text}");
+}
+
+#[test]
+fn a_file_of_settings_is_overridden_by_flags() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.toml");
+    std::fs::write(&file, "epochs = 3\nallocator = \"binned\"\nfeat_dim = 8\n").unwrap();
+    let text = stdout(&train_small(&[file.to_str().unwrap(), "--epochs", "1"]));
+    assert!(text.contains("allocator: binned") && text.contains("hidden layers 1 x 16"), "{text}");
+    assert!(text.contains("epochs 1,"), "{text}");
+}
+
+#[test]
+fn curves_are_written_to_a_new_folder_and_written_anew_by_the_next_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let logs = dir.path().join("a/b");
+    for epochs in ["2", "1"] {
+        stdout(&train_small(&["--epochs", epochs, "--log-dir", logs.to_str().unwrap()]));
+    }
+    let csv = std::fs::read_to_string(logs.join("curves.csv")).unwrap();
+    assert_eq!(csv.lines().count(), 2, "{csv}");
+    assert!(
+        csv.starts_with("allocator,epoch,train_loss,val_loss,val_accuracy,wall_ms,device_calls\nmillpond,1,")
+    );
+    let svg = std::fs::read_to_string(logs.join("curves.svg")).unwrap();
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+}
+
+#[test]
+fn a_place_that_cannot_be_written_is_found_before_training() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").unwrap();
+    let below = file.join("logs");
+    let output = train_small(&["--log-dir", below.to_str().unwrap()]);
+    let error = failure(&output);
+    assert!(error.starts_with(&format!("{}: cannot create the log folder", below.display())), "{error}");
+    assert!(output.stdout.is_empty());
+    let output = train_small(&["--json", dir.path().to_str().unwrap()]);
+    let error = failure(&output);
+    assert!(error.starts_with(&format!("{}: cannot write it", dir.path().display())), "{error}");
+    assert!(output.stdout.is_empty());
+}
+
+#[test]
+fn settings_that_make_no_sense_name_the_key_what_was_found_and_what_was_expected() {
+    assert_eq!(
+        failure(&millpond(&["train", "--batch-size", "0"])),
+        "flags: batch_size: found 0, expected 1 to 65536"
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.toml");
+    let with = |text: &str| {
+        std::fs::write(&file, text).unwrap();
+        failure(&millpond(&["train", file.to_str().unwrap()])).replace(file.to_str().unwrap(), "FILE")
+    };
+    assert!(
+        with("bach_size = 1")
+            .starts_with("FILE: line 1: unknown field `bach_size`, expected one of `num_layers`")
+    );
+    assert_eq!(
+        with("allocator = \"jemalloc\""),
+        "FILE and flags: allocator: found 'jemalloc', expected millpond, stream-ordered, driver, binned, first-fit, all"
+    );
+    assert!(
+        failure(&millpond(&["train", "/no/such.toml"]))
+            .starts_with("/no/such.toml: cannot read the configuration")
+    );
+}
+
+#[test]
+fn a_data_folder_that_is_not_there_is_named() {
+    let error = failure(&train_small(&["--data", "/no/such/folder"]));
+    assert!(error.starts_with("/no/such/folder: cannot find the data: no such folder"), "{error}");
+}
+
+#[test]
+fn training_that_diverges_says_so() {
+    let error = failure(&train_small(&["--learning-rate", "1e30"]));
+    assert!(error.contains("training diverged; try a smaller learning rate"), "{error}");
+}
+
+#[test]
+fn wrong_usage_exits_with_2_and_says_what_there_is() {
+    for args in [
+        &["train", "--allocator", "jemalloc"][..],
+        &["train", "--device", "gpu"],
+        &["train", "--epochs", "many"],
+        &["swim"],
+        &["fetch", "cifar", "."],
+    ] {
+        let output = millpond(args);
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(!output.stderr.is_empty());
+    }
+    let text = String::from_utf8(millpond(&["train", "--allocator", "jemalloc"]).stderr).unwrap();
+    assert!(text.contains("stream-ordered"), "{text}");
+}
+
+#[test]
+fn a_gpu_that_is_not_there_is_one_readable_message() {
+    // No machine has so many.
+    let error = failure(&millpond(&["train", "--device", "cuda:999"]));
+    assert!(error.contains("driver") || error.contains("GPU"), "{error}");
+}
+
+#[test]
+fn info_shows_the_host_device_and_is_json_when_asked() {
+    let text = stdout(&millpond(&["info"]));
+    assert!(text.contains("host: ") && text.contains("CUDA driver: "), "{text}");
+    let info: Value = serde_json::from_str(&stdout(&millpond(&["info", "--json"]))).unwrap();
+    assert_eq!(keys(&info), ["cuda", "devices", "no_cuda", "version"]);
+    assert!(info["cuda"].is_null() != info["no_cuda"].is_null());
+    let host = info["devices"].as_array().unwrap().last().unwrap();
+    assert_eq!(host["device"].as_str(), Some("host"));
+    assert!(host["memory_total"].as_u64().unwrap() >= host["memory_free"].as_u64().unwrap());
+    assert!(host["virtual_memory"].as_bool().unwrap());
+}
+
+#[test]
+fn a_pipe_that_closes_stops_no_run_and_no_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("run.json");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_millpond"))
+        .arg("train")
+        .args(SMALL)
+        .args(["--epochs", "2", "--json", file.to_str().unwrap()])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{output:?}");
+    assert_eq!(read_json(&file)["epochs"].as_array().unwrap().len(), 2);
+}

@@ -1,0 +1,153 @@
+//! The host's operations against finite differences of the same model in plain `f64`.
+
+use std::sync::Arc;
+
+use millpond_baselines::by_name;
+use millpond_mlp::{
+    Activation, Backend, Batch, CLASSES, DeviceChoice, Error, Machine, Memory, Model, TOTAL_CORRECT,
+    TOTAL_LOSS, TOTALS,
+};
+
+const IMAGES: usize = 7;
+const INPUTS: usize = 12;
+const WIDTH: usize = 9;
+/// The batch leaves out the first of these and the last.
+const ORDER: [u32; IMAGES] = [6, 2, 5, 0, 3, 1, 4];
+const START: usize = 1;
+const COUNT: usize = 5;
+
+/// A model and data that are the same in every test.
+struct Bench {
+    memory: Memory,
+    backend: Box<dyn Backend>,
+    model: Model,
+    images: Vec<u8>,
+    labels: Vec<u8>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let (machine, _) = Machine::open(DeviceChoice::Host).unwrap();
+        let allocator = Arc::from(by_name("millpond", machine.context()).unwrap());
+        let memory = Memory::new(allocator, machine.context().create_stream().unwrap());
+        let backend = machine.backend(memory.clone(), false).unwrap();
+        let model = Model::new(&memory, INPUTS, 2, WIDTH, 3).unwrap();
+        let images = (0..IMAGES * INPUTS).map(|i| (i * 89 % 251) as u8).collect();
+        let labels = (0..IMAGES).map(|i| (i * 3 % CLASSES) as u8).collect();
+        Self { memory, backend, model, images, labels }
+    }
+
+    fn weights(&self) -> Vec<Vec<f64>> {
+        let values = |w: &millpond_mlp::Tensor| w.to_vec().unwrap().into_iter().map(f64::from).collect();
+        self.model.weights().iter().map(values).collect()
+    }
+
+    /// The batch's mean loss, and how many it gets right, computed without the trainer.
+    fn reference(&self, weights: &[Vec<f64>]) -> (f64, usize) {
+        let (mut loss, mut correct) = (0.0, 0);
+        for &image in &ORDER[START..START + COUNT] {
+            let pixels = &self.images[image as usize * INPUTS..][..INPUTS];
+            let mut x: Vec<f64> = pixels.iter().map(|&pixel| f64::from(pixel) / 255.0).collect();
+            for (layer, w) in weights.iter().enumerate() {
+                let outputs = w.len() / x.len();
+                let product = |j| x.iter().enumerate().map(|(i, x)| x * w[i * outputs + j]).sum::<f64>();
+                let y = (0..outputs).map(product);
+                x = if layer + 1 < weights.len() { y.map(|y| y.max(0.0)).collect() } else { y.collect() };
+            }
+            let label = self.labels[image as usize] as usize;
+            loss += x.iter().map(|logit| logit.exp()).sum::<f64>().ln() - x[label];
+            correct += usize::from(x.iter().all(|&logit| logit <= x[label]));
+        }
+        (loss / COUNT as f64, correct)
+    }
+}
+
+#[test]
+fn every_gradient_agrees_with_finite_differences_and_the_loss_with_the_reference() {
+    let mut bench = Bench::new();
+    let weights = bench.weights();
+    let memory = bench.memory.clone();
+    let images = memory.upload(IMAGES, INPUTS, &bench.images).unwrap();
+    let labels = memory.upload(1, IMAGES, &bench.labels).unwrap();
+    let order = memory.upload(1, IMAGES, &ORDER).unwrap();
+    let mut totals = memory.zeroed::<f64>(1, TOTALS).unwrap();
+    let batch = Batch { order: &order, start: START, count: COUNT };
+
+    let backend = bench.backend.as_mut();
+    let x = backend.gather(&images, batch).unwrap();
+    let gradients = bench.model.gradients(backend, x, &labels, batch, &mut totals).unwrap();
+
+    let (loss, correct) = bench.reference(&weights);
+    let totals = totals.to_vec().unwrap();
+    assert!((totals[TOTAL_LOSS] / COUNT as f64 - loss).abs() < 1e-5, "{totals:?}, {loss}");
+    assert_eq!(totals[TOTAL_CORRECT], correct as f64);
+
+    let step = 1e-6;
+    for (layer, gradient) in gradients.iter().enumerate() {
+        for (at, found) in gradient.to_vec().unwrap().into_iter().enumerate() {
+            let moved = |by: f64| {
+                let mut weights = weights.clone();
+                weights[layer][at] += by;
+                bench.reference(&weights).0
+            };
+            let expected = (moved(step) - moved(-step)) / (2.0 * step);
+            assert!((f64::from(found) - expected).abs() < 1e-5, "layer {layer}, {at}: {found}, {expected}");
+        }
+    }
+}
+
+#[test]
+fn a_step_along_the_gradient_is_the_rate_times_it_and_lowers_the_loss() {
+    let mut bench = Bench::new();
+    let before = bench.weights();
+    let memory = bench.memory.clone();
+    let images = memory.upload(IMAGES, INPUTS, &bench.images).unwrap();
+    let labels = memory.upload(1, IMAGES, &bench.labels).unwrap();
+    let order = memory.upload(1, IMAGES, &ORDER).unwrap();
+    let mut totals = memory.zeroed::<f64>(1, TOTALS).unwrap();
+    let batch = Batch { order: &order, start: START, count: COUNT };
+
+    let backend = bench.backend.as_mut();
+    let x = backend.gather(&images, batch).unwrap();
+    let gradients = bench.model.gradients(backend, x, &labels, batch, &mut totals).unwrap();
+    bench.model.update(backend, &gradients, 0.5).unwrap();
+
+    let after = bench.weights();
+    for ((before, after), gradient) in before.iter().zip(&after).zip(&gradients) {
+        for ((before, after), gradient) in before.iter().zip(after).zip(gradient.to_vec().unwrap()) {
+            assert!((before - 0.5 * f64::from(gradient) - after).abs() < 1e-6);
+        }
+    }
+    assert!(bench.reference(&after).0 < bench.reference(&before).0);
+}
+
+#[test]
+fn tensors_of_the_wrong_shape_are_refused_before_anything_is_queued() {
+    let mut bench = Bench::new();
+    let memory = bench.memory.clone();
+    let [a, b] = [(3, 4), (5, 6)].map(|(rows, cols)| memory.zeroed::<f32>(rows, cols).unwrap());
+    let images = memory.zeroed::<u8>(IMAGES, INPUTS).unwrap();
+    let labels = memory.zeroed::<u8>(1, IMAGES).unwrap();
+    let order = memory.upload(1, IMAGES, &ORDER).unwrap();
+    let mut totals = memory.zeroed::<f64>(1, TOTALS).unwrap();
+    let batch = Batch { order: &order, start: 0, count: COUNT };
+    let past_the_end = Batch { start: 3, ..batch };
+    let empty = Batch { count: 0, ..batch };
+
+    let backend = bench.backend.as_mut();
+    let requested = memory.usage().requested.current;
+    let refused = [
+        backend.linear(&a, &b, Activation::None).err(),
+        backend.weight_gradient(&a, &b).err(),
+        backend.input_gradient(&a, &b, &a).err(),
+        backend.gather(&images, past_the_end).err(),
+        backend.gather(&images, empty).err(),
+        backend.cross_entropy(&a, &labels, batch, &mut totals).err(),
+        backend.score(&a, &labels, batch, &mut totals).err(),
+        memory.upload(2, 2, &[0_u8; 3]).err(),
+    ];
+    for (at, error) in refused.into_iter().enumerate() {
+        assert!(matches!(error, Some(Error::Shape { .. })), "{at}: {error:?}");
+    }
+    assert_eq!(memory.usage().requested.current, requested);
+}
