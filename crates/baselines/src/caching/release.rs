@@ -1,7 +1,8 @@
 //! What goes back to the device, and when: segments that lie unused for long where garbage is collected, some
 //! oversize ones and then everything unused where memory ran out.
 
-use millpond::Result;
+use millpond::device::DeviceResult;
+use millpond::{Result, Stream};
 
 use super::blocks::{BlockId, PoolId};
 use super::segment::Counted;
@@ -79,13 +80,22 @@ impl Caching {
                 }
                 // Unlike `cuMemFree`, unmapping does not wait for the work that the blocks were freed after.
                 if synchronized != Some(stream) {
-                    self.device.synchronize_stream(state.streams.get(stream).handle())?;
+                    self.synchronize(state.streams.get(stream))?;
                     synchronized = Some(stream);
                 }
                 self.unmap(state, id)?;
             }
         }
         self.release_empty_segments(state)
+    }
+
+    fn synchronize(&self, stream: &Stream) -> DeviceResult<()> {
+        // The handle of a thread's default stream names another stream on another thread.
+        if self.device.stream_id(stream.handle())? == stream.id() {
+            self.device.synchronize_stream(stream.handle())
+        } else {
+            self.device.synchronize()
+        }
     }
 
     /// Releases a free block that is a whole segment. Waits for the device.

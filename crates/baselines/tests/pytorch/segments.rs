@@ -1,39 +1,17 @@
 //! `caching` and `expandable` against PyTorch: the segments of real jobs, and the rules that those jobs did not
 //! need.
 
+use std::sync::Arc;
+use std::time::Duration;
+
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::device::{DeviceError, DevicePtr};
 use millpond::{Context, Error, Stream};
 use millpond_baselines::{Allocator, Caching, CachingOptions};
-use std::sync::Arc;
-use std::time::Duration;
+
+use crate::events::{self, Event};
 
 const MIB: u64 = 1 << 20;
-
-/// One line of a trace in `traces/`, written from a PyTorch 2.11 snapshot of one NVIDIA H200.
-enum Event {
-    /// `a BLOCK STREAM BYTES`
-    Alloc { block: usize, stream: usize, bytes: u64 },
-    /// `f BLOCK`: the block can be reused.
-    Free { block: usize },
-    /// `s STREAM BYTES`: PyTorch allocated a segment, for the allocation on the next line.
-    Segment { bytes: u64 },
-}
-
-fn events(trace: &str) -> impl Iterator<Item = Event> + '_ {
-    trace.lines().map(|line| {
-        let (kind, numbers) = line.split_once(' ').unwrap();
-        let numbers: Vec<u64> = numbers.split(' ').map(|number| number.parse().unwrap()).collect();
-        match (kind, &numbers[..]) {
-            ("a", &[block, stream, bytes]) => {
-                Event::Alloc { block: block as usize, stream: stream as usize, bytes }
-            }
-            ("f", &[block]) => Event::Free { block: block as usize },
-            ("s", &[_, bytes]) => Event::Segment { bytes },
-            _ => panic!("no event: {line}"),
-        }
-    })
-}
 
 /// An allocator on a simulated device of its own.
 struct Rig {
@@ -75,7 +53,7 @@ fn compare_segments(trace: &str) -> usize {
     rig.free(rig.alloc(1));
     let mut blocks = Vec::new();
     let (mut due, mut count) = (0, 0);
-    for event in events(trace) {
+    for event in events::read(trace) {
         match event {
             Event::Segment { bytes } => due = bytes,
             Event::Free { block } => {
@@ -99,12 +77,12 @@ fn compare_segments(trace: &str) -> usize {
 
 #[test]
 fn a_replayed_gnn_allocates_the_segments_that_pytorch_allocated() {
-    assert_eq!(compare_segments(include_str!("traces/gnn.events")), 21);
+    assert_eq!(compare_segments(events::GNN), 21);
 }
 
 #[test]
 fn a_replayed_pipeline_of_six_streams_allocates_the_segments_that_pytorch_allocated() {
-    assert_eq!(compare_segments(include_str!("traces/pipeline_streams.events")), 95);
+    assert_eq!(compare_segments(events::PIPELINE), 95);
 }
 
 #[test]
