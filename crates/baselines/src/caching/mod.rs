@@ -4,7 +4,7 @@
 //!
 //! **How one request passes through.** `sizes.rs` rounds it and says which of the stream's two pools it goes
 //! to. `blocks.rs` finds the smallest free block there that is large enough, and splits it. Where there is
-//! none, `growth` (this file) allocates a segment, or maps pages at the end of the stream's expandable one
+//! none, [`Caching::grow`] allocates a segment, or maps pages at the end of the stream's expandable one
 //! (`segment.rs`, with `growth.rs` for what that means for the blocks). Where the device has no more, what is
 //! cached goes back first (`release.rs`).
 //!
