@@ -62,15 +62,21 @@ fn draw(text: &mut String, outcomes: &[Outcome]) -> Result<(), Box<dyn std::erro
             (outcome.allocator.clone(), colour, time, &outcome.epochs[..])
         })
         .collect();
-    plot(&areas[0], "loss", &losses)?;
-    plot(&areas[1], "accuracy (%)", &accuracy)?;
-    plot(&areas[2], "time of an epoch (ms)", &times)?;
+    // Losses fall and accuracies rise: each legend is where the lines are not.
+    plot(&areas[0], "loss", &losses, SeriesLabelPosition::UpperRight)?;
+    plot(&areas[1], "accuracy (%)", &accuracy, SeriesLabelPosition::LowerRight)?;
+    plot(&areas[2], "time of an epoch (ms)", &times, SeriesLabelPosition::UpperRight)?;
     root.present()?;
     Ok(())
 }
 
 /// Draws the lines over the epochs, each point marked.
-fn plot(area: &Area<'_>, title: &str, lines: &[Line<'_>]) -> Result<(), Box<dyn std::error::Error>> {
+fn plot(
+    area: &Area<'_>,
+    title: &str,
+    lines: &[Line<'_>],
+    legend: SeriesLabelPosition,
+) -> Result<(), Box<dyn std::error::Error>> {
     let values = |(_, _, value, epochs): &Line<'_>| epochs.iter().map(value).collect::<Vec<_>>();
     let highest = lines.iter().flat_map(values).fold(f64::MIN_POSITIVE, f64::max) * 1.05;
     let last = lines.iter().map(|line| line.3.len()).max().unwrap_or(1);
@@ -92,7 +98,7 @@ fn plot(area: &Area<'_>, title: &str, lines: &[Line<'_>]) -> Result<(), Box<dyn 
     }
     chart
         .configure_series_labels()
-        .position(SeriesLabelPosition::LowerRight)
+        .position(legend)
         .border_style(BLACK)
         .background_style(WHITE.mix(0.8))
         .draw()?;

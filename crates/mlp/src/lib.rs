@@ -8,7 +8,7 @@
 //! one operation after another; each operation takes its output from [`Memory`], queues its work on the stream
 //! and returns; each tensor frees itself in stream order when the model drops it.
 
-mod backend;
+pub mod backend;
 mod config;
 pub mod cuda;
 pub mod data;
