@@ -9,9 +9,9 @@ use super::driver::{Driver, TimedEvent};
 use crate::{Error, Memory, Result};
 
 /// Candidates that are timed.
-const CANDIDATES: usize = 12;
+const CANDIDATES: usize = 100;
 /// Runs of a candidate between two time stamps.
-const RUNS: usize = 8;
+const RUNS: usize = 4;
 /// Times that each candidate's turn comes; the fastest counts.
 const ROUNDS: usize = 2;
 /// Scratch memory that an algorithm may need, in bytes: a product of 64 × 784 split over 32 parts fits.
