@@ -50,7 +50,7 @@ pub(crate) struct TrainArgs {
     /// auto, host, cuda or cuda:N [default: auto]
     #[arg(long, value_parser = device)]
     device: Option<DeviceChoice>,
-    /// millpond, stream-ordered, driver, binned, first-fit or all [default: millpond]
+    /// millpond, caching, expandable, bfc, stream-ordered, driver, binned, first-fit or all [default: millpond]
     #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(allocators()), hide_possible_values = true)]
     allocator: Option<String>,
     /// Folder with the four IDX files of MNIST or Fashion-MNIST [default: bundled digits]
