@@ -38,10 +38,6 @@ const GROWTH_CANDIDATES: usize = 16;
 /// Pages considered for stealing in one miss. Bounds the miss where very much is free in pieces.
 const VICTIMS: usize = 4096;
 
-/// A block of many slots is covered by pages of about this share of it, so that it costs about this many
-/// mappings at most, and yet no page is so large that a small live block can hold much of it.
-const PAGES_A_BLOCK: u64 = 4;
-
 impl Arena {
     /// Backs a place for `want`; returns the free block there and the unit in it to start at.
     #[cold]
@@ -211,7 +207,7 @@ impl Arena {
             let room = u32::try_from(end - slot).unwrap_or(u32::MAX);
             let slots = if let Some(page) = self.pages.take_parked(room) {
                 self.attach_unmapped(page, (region, slot), &mut void)?
-            } else if let Some(slots) = self.steal(want, (region, slot, room), &mut void, victims, stream)? {
+            } else if let Some(slots) = self.steal((region, slot), room, &mut void, victims, stream)? {
                 slots
             } else {
                 let page = self.create(want, room)?;
@@ -225,7 +221,7 @@ impl Arena {
     /// Creates a page of at most `room` slots, of the size that suits the block; smaller ones where memory
     /// is short.
     fn create(&mut self, want: &Want, room: u32) -> Result<PageId, Refusal> {
-        let mut slots = self.page_slots(want).min(room);
+        let mut slots = self.page_slots(want, room);
         loop {
             match self.pages.create(slots) {
                 Ok(page) => return Ok(page),
@@ -237,13 +233,13 @@ impl Arena {
         }
     }
 
-    /// How large new pages for a block should be.
-    fn page_slots(&self, want: &Want) -> u32 {
-        let slots = want.units.div_ceil(self.layout.units_per_slot());
-        let share = slots.div_ceil(PAGES_A_BLOCK).next_power_of_two();
+    /// How long a new page should be where `room` slots of a large block are still to be backed: half of
+    /// them, so that pages get shorter towards the block's end. A long block costs few mappings, and when a
+    /// somewhat shorter one takes its place later, only short pages are left over or shared.
+    fn page_slots(&self, want: &Want, room: u32) -> u32 {
         match want.zone {
             Zone::Small => 1,
-            Zone::Large => u32::try_from(share).unwrap_or(u32::MAX).min(self.layout.largest_page),
+            Zone::Large => room.div_ceil(2).next_power_of_two().min(self.layout.largest_page).min(room),
         }
     }
 
@@ -296,19 +292,17 @@ impl Arena {
 
     // ---- moving pages ----------------------------------------------------------------------------
 
-    /// Maps a page from a free block elsewhere to `slot` of `region`, where `room` slots are wanted; its old
-    /// mapping becomes stale. Returns the page's slots, or `None` where there is no page to be had.
+    /// Maps the largest page of at most `room` slots from a free block elsewhere to `to`; its old mapping
+    /// becomes stale. Returns the page's slots, or `None` where there is no page to be had.
     fn steal(
         &mut self,
-        want: &Want,
-        (to_region, to_slot, room): (u32, u64, u32),
+        to: (u32, u64),
+        room: u32,
         void: &mut BlockId,
         victims: &mut Vec<Victim>,
         stream: &Stream,
     ) -> Result<Option<u32>, Refusal> {
-        let to = (to_region, to_slot);
-        let most = self.most_slots(want, to_slot, room, *void);
-        while let Some(best) = best_victim(victims, room, most) {
+        while let Some(best) = victims.iter().position(|victim| victim.slots <= room) {
             let victim = victims.remove(best);
             let Some((region, slot)) = self.pages.get(victim.page).home else { continue };
             let from = self.piece_at(victim.block, u64::from(slot) * self.layout.units_per_slot());
@@ -324,18 +318,6 @@ impl Arena {
             return Ok(Some(victim.slots));
         }
         Ok(None)
-    }
-
-    /// How long a page for `room` wanted slots may be: in the large zone as long as the void is, since what
-    /// it backs beyond the block is free memory for others, while a new page would be more memory.
-    fn most_slots(&self, want: &Want, slot: u64, room: u32, void: BlockId) -> u32 {
-        match want.zone {
-            Zone::Small => room,
-            Zone::Large => {
-                let void_slots = self.blocks[void].end() / self.layout.units_per_slot() - slot;
-                u32::try_from(void_slots).unwrap_or(u32::MAX)
-            }
-        }
     }
 
     /// The piece of what was one block, and is still linked from `first` on, that holds the unit.
@@ -473,16 +455,6 @@ impl Arena {
         self.void[zone as usize].insert(&self.blocks[void], void);
         Ok(void)
     }
-}
-
-/// Of victims sorted from the largest down: the largest of at most `wanted` slots, else the smallest of at
-/// most `most`.
-fn best_victim(victims: &[Victim], wanted: u32, most: u32) -> Option<usize> {
-    let fits = victims.partition_point(|victim| victim.slots > wanted);
-    if fits < victims.len() {
-        return Some(fits);
-    }
-    fits.checked_sub(1).filter(|larger| victims[*larger].slots <= most)
 }
 
 /// A mapping that fails for lack of memory (the driver's own, for page tables) is a shortage too.
