@@ -18,6 +18,11 @@
 //! Each module uses only those below it: [`Pool`], [`Context`] and [`Buffer`] (`pool/` and beside it) over
 //! `arena/` (addresses), `pages/` (physical memory), `order/` ([`Stream`], [`Event`]) and [`device`]
 //! (hardware). `docs/walk.md` follows one allocation through all of them.
+//!
+//! # Features
+//! `cuda` (default): the CUDA device, over cudarc. `cuda-13000` (default): the CUDA version of cudarc's types, which
+//! is one for all of a build; it asks nothing of the driver, which may be of CUDA 12.0. A program that uses cudarc
+//! with another version takes `default-features = false, features = ["cuda"]` and chooses the version there.
 
 mod arena;
 mod buffer;

@@ -84,9 +84,9 @@ fn calls_need_no_current_context_and_leave_none_behind() {
         every_call(&gpu).unwrap();
         assert!(current_context().is_null());
         gpu.make_current().unwrap();
-        assert_eq!(current_context(), gpu.raw_context().cast());
+        assert_eq!(current_context(), gpu.raw_context());
         every_call(&gpu).unwrap();
-        assert_eq!(current_context(), gpu.raw_context().cast());
+        assert_eq!(current_context(), gpu.raw_context());
     })
     .join()
     .unwrap();
@@ -288,7 +288,7 @@ fn the_drivers_pool_keeps_its_memory_and_counts_it() {
 fn a_program_over_cudarc_shares_its_context_streams_and_memory() {
     let gpu = gpu();
     let context = CudaContext::new(0).unwrap();
-    assert_eq!(gpu.raw_context(), context.cu_ctx().cast());
+    assert_eq!(gpu.raw_context(), context.cu_ctx());
     let stream = context.new_stream().unwrap();
     let mut slice = stream.alloc_zeros::<u8>(16).unwrap();
     {

@@ -122,9 +122,9 @@ impl Backend for CudaBackend {
         self.engine.enter()?;
         let memory = &self.main.memory;
         let out = memory.uninit(batch.count, images.cols())?;
-        let Engine { kernels, driver, .. } = self.engine;
+        let kernels = &self.engine.kernels;
         // SAFETY: the shapes agree, and whoever made the order put no index in it that has no image.
-        unsafe { kernels.gather(driver, memory.stream().handle(), &out, images, rows) }?;
+        unsafe { kernels.gather(memory.stream().handle(), &out, images, rows) }?;
         Ok(out)
     }
 
@@ -168,9 +168,9 @@ impl Backend for CudaBackend {
         let product = Product::right_transposed(dy.shape(), w.shape());
         // SAFETY: the shapes agree.
         unsafe { multiply(self.engine, &mut self.plans, &mut self.main, product, operands(dy, w, &out)) }?;
-        let Engine { kernels, driver, .. } = self.engine;
+        let kernels = &self.engine.kernels;
         // SAFETY: the shapes agree.
-        unsafe { kernels.relu_gradient(driver, self.main.memory.stream().handle(), &out, x) }?;
+        unsafe { kernels.relu_gradient(self.main.memory.stream().handle(), &out, x) }?;
         Ok(out)
     }
 
@@ -208,10 +208,10 @@ impl Backend for CudaBackend {
             stream.wait_for(lane.memory.stream())?;
             self.second_is_ahead = false;
         }
-        let Engine { kernels, driver, .. } = self.engine;
+        let kernels = &self.engine.kernels;
         for pairs in weights.chunks(MAX_LAYERS).zip(gradients.chunks(MAX_LAYERS)) {
             // SAFETY: the shapes agree, and there are at most `MAX_LAYERS`.
-            unsafe { kernels.update(driver, stream.handle(), pairs, rate) }?;
+            unsafe { kernels.update(stream.handle(), pairs, rate) }?;
         }
         if self.second.is_some() {
             // Gradients are freed on the second stream.
@@ -233,10 +233,10 @@ impl CudaBackend {
         check(operation, logits.shape(), (batch.count, logits.cols()))?;
         check(operation, totals.shape(), (1, TOTALS))?;
         self.engine.enter()?;
-        let Engine { kernels, driver, .. } = self.engine;
+        let kernels = &self.engine.kernels;
         let stream = self.main.memory.stream().handle();
         // SAFETY: the shapes agree, and whoever made the order put no index in it that has no label.
-        unsafe { kernels.cross_entropy(driver, stream, (logits, labels, rows), (gradient, totals)) }
+        unsafe { kernels.cross_entropy(stream, (logits, labels, rows), (gradient, totals)) }
     }
 }
 

@@ -4,106 +4,29 @@
 //! the same bytes, so `out = left · right` is asked for as `outᵀ = rightᵀ · leftᵀ`: our right factor is the
 //! library's `A`, our left one its `B`, and nothing is moved.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::ptr;
+use std::ffi::{c_int, c_void};
 
+use cudarc::cublaslt::{
+    result::{self, CublasError},
+    sys::{
+        self, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue, cublasLtHandle_t,
+        cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute,
+        cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
+        cublasLtMatmulPreferenceAttributes_t as Limit, cublasLtMatrixLayout_t, cublasStatus_t, cudaDataType,
+        cudaStream_t,
+    },
+};
 use millpond::device::{DevicePtr, StreamHandle};
 
-use super::library::{self, Wanted, function_table};
+use super::toolkit::{self, Wanted};
 use crate::{Error, Result};
 
-pub(super) const CUBLASLT: Wanted = Wanted { name: "cuBLASLt", stem: "libcublasLt", wheel: "nvidia-cublas" };
+pub(super) const CUBLASLT: Wanted =
+    Wanted { name: "cuBLASLt", stem: "cublasLt", wheel: "nvidia-cublas", is_present: sys::is_culib_present };
 
-type Handle = *mut c_void;
-type Description = *mut c_void;
-type Layout = *mut c_void;
-type Preference = *mut c_void;
-
-/// `cublasLtMatmulAlgo_t`: what the library needs to run one of its algorithms. Opaque.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Algorithm([u64; 8]);
-
-/// `cublasLtMatmulHeuristicResult_t`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Suggestion {
-    algorithm: Algorithm,
-    workspace: usize,
-    state: c_int,
-    waves: f32,
-    reserved: [c_int; 4],
-}
-
-const NO_SUGGESTION: Suggestion =
-    Suggestion { algorithm: Algorithm([0; 8]), workspace: 0, state: 0, waves: 0.0, reserved: [0; 4] };
-
-// The library's numbers, from cublasLt.h, cublas_api.h and library_types.h. They are part of its binary
-// interface and have not changed from CUDA 12.0 to 13.
-const CUDA_R_32F: c_int = 0;
-const COMPUTE_32F: c_int = 68;
-const COMPUTE_32F_FAST_TF32: c_int = 77;
+const F32: cudaDataType = cudaDataType::CUDA_R_32F;
+/// `CUBLAS_OP_T` of cublas_api.h, which cudarc binds in its module for cuBLAS.
 const TRANSPOSED: c_int = 1;
-const EPILOGUE_RELU: c_int = 2;
-const DESC_TRANSA: c_int = 3;
-const DESC_TRANSB: c_int = 4;
-const DESC_EPILOGUE: c_int = 7;
-const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
-
-function_table! {
-    Functions {
-        cublasLtCreate(handle: *mut Handle) -> c_int;
-        cublasLtGetStatusString(status: c_int) -> *const c_char;
-        cublasLtMatmulDescCreate(description: *mut Description, compute: c_int, scale: c_int) -> c_int;
-        cublasLtMatmulDescDestroy(description: Description) -> c_int;
-        cublasLtMatmulDescSetAttribute(
-            description: Description,
-            attribute: c_int,
-            value: *const c_void,
-            bytes: usize,
-        ) -> c_int;
-        cublasLtMatrixLayoutCreate(layout: *mut Layout, ty: c_int, rows: u64, cols: u64, ld: i64) -> c_int;
-        cublasLtMatrixLayoutDestroy(layout: Layout) -> c_int;
-        cublasLtMatmulPreferenceCreate(preference: *mut Preference) -> c_int;
-        cublasLtMatmulPreferenceDestroy(preference: Preference) -> c_int;
-        cublasLtMatmulPreferenceSetAttribute(
-            preference: Preference,
-            attribute: c_int,
-            value: *const c_void,
-            bytes: usize,
-        ) -> c_int;
-        cublasLtMatmulAlgoGetHeuristic(
-            handle: Handle,
-            description: Description,
-            a: Layout,
-            b: Layout,
-            c: Layout,
-            d: Layout,
-            preference: Preference,
-            asked: c_int,
-            suggestions: *mut Suggestion,
-            given: *mut c_int,
-        ) -> c_int;
-        cublasLtMatmul(
-            handle: Handle,
-            description: Description,
-            alpha: *const c_void,
-            a: *const c_void,
-            a_layout: Layout,
-            b: *const c_void,
-            b_layout: Layout,
-            beta: *const c_void,
-            c: *const c_void,
-            c_layout: Layout,
-            d: *mut c_void,
-            d_layout: Layout,
-            algorithm: *const Algorithm,
-            workspace: *mut c_void,
-            workspace_bytes: usize,
-            stream: *mut c_void,
-        ) -> c_int;
-    }
-}
 
 /// A product's shape: `out[rows, cols] = left · right`, over `inner`, where a factor may be stored transposed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -151,11 +74,10 @@ pub(super) struct Scratch {
     pub(super) bytes: usize,
 }
 
-/// The loaded library and its handle for one GPU, which are never given up.
+/// The library's handle for one GPU, which is never given up.
 pub(super) struct CublasLt {
-    functions: Functions,
-    handle: Handle,
-    compute: c_int,
+    handle: cublasLtHandle_t,
+    compute: Compute,
 }
 
 // SAFETY: "The cuBLASLt library is thread-safe": a handle may be used by several threads at once.
@@ -167,76 +89,40 @@ impl CublasLt {
     /// Finds the library and makes a handle for the GPU whose context is current. `tf32` lets tensor cores
     /// round the factors to 10 bits of mantissa.
     pub(super) fn open(tf32: bool) -> Result<Self> {
-        let library = library::open(CUBLASLT)?;
-        // SAFETY: the types are those of cublasLt.h, and the library is never closed.
-        let functions =
-            unsafe { Functions::look_up(library) }.map_err(|name| library::lacks(CUBLASLT.name, name))?;
-        let compute = if tf32 { COMPUTE_32F_FAST_TF32 } else { COMPUTE_32F };
-        let mut opened = Self { functions, handle: ptr::null_mut(), compute };
-        // SAFETY: the handle is writable.
-        let created = unsafe { (opened.functions.cublasLtCreate)(&mut opened.handle) };
-        opened.check("cublasLtCreate", created)?;
-        Ok(opened)
+        toolkit::find(CUBLASLT)?;
+        let handle = result::create_handle().map_err(refused("cublasLtCreate"))?;
+        let compute = if tf32 { Compute::CUBLAS_COMPUTE_32F_FAST_TF32 } else { Compute::CUBLAS_COMPUTE_32F };
+        Ok(Self { handle, compute })
     }
 
     /// Describes a product to the library.
     pub(super) fn describe(&'static self, product: Product) -> Result<Described> {
         let Product { rows, inner, cols, left_transposed, right_transposed, relu } = product;
-        let mut described = Described {
-            lt: self,
-            description: ptr::null_mut(),
-            right: ptr::null_mut(),
-            left: ptr::null_mut(),
-            out: ptr::null_mut(),
-        };
-        // SAFETY: the description is writable.
-        self.check("cublasLtMatmulDescCreate", unsafe {
-            (self.functions.cublasLtMatmulDescCreate)(&mut described.description, self.compute, CUDA_R_32F)
-        })?;
+        let description = Description::new(self.compute)?;
         for (attribute, value, wanted) in [
-            (DESC_TRANSA, TRANSPOSED, right_transposed),
-            (DESC_TRANSB, TRANSPOSED, left_transposed),
-            (DESC_EPILOGUE, EPILOGUE_RELU, relu),
+            (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, TRANSPOSED, right_transposed),
+            (Attribute::CUBLASLT_MATMUL_DESC_TRANSB, TRANSPOSED, left_transposed),
+            (Attribute::CUBLASLT_MATMUL_DESC_EPILOGUE, Epilogue::CUBLASLT_EPILOGUE_RELU as c_int, relu),
         ] {
             if wanted {
-                described.set(attribute, value)?;
+                description.set(attribute, value)?;
             }
         }
         // The shapes in which the row-major matrices are stored, rows and columns.
         let stored = |transposed, rows, cols| if transposed { (cols, rows) } else { (rows, cols) };
-        described.right = self.layout(stored(right_transposed, inner, cols))?;
-        described.left = self.layout(stored(left_transposed, rows, inner))?;
-        described.out = self.layout((rows, cols))?;
-        Ok(described)
-    }
-
-    /// The layout of a dense row-major matrix: column-major, it has the columns as rows.
-    fn layout(&self, (rows, cols): (usize, usize)) -> Result<Layout> {
-        let mut layout = ptr::null_mut();
-        // SAFETY: the layout is writable.
-        self.check("cublasLtMatrixLayoutCreate", unsafe {
-            (self.functions.cublasLtMatrixLayoutCreate)(
-                &mut layout,
-                CUDA_R_32F,
-                cols as u64,
-                rows as u64,
-                cols as i64,
-            )
-        })?;
-        Ok(layout)
-    }
-
-    fn check(&self, call: &'static str, status: c_int) -> Result<()> {
-        if status == 0 {
-            return Ok(());
-        }
-        // SAFETY: the function returns a static C string for every number.
-        let text = unsafe { CStr::from_ptr((self.functions.cublasLtGetStatusString)(status)) };
-        Err(Error::Library {
-            library: CUBLASLT.name,
-            what: format!("{call} failed: {} ({status})", text.to_string_lossy()),
+        Ok(Described {
+            lt: self,
+            description,
+            right: Layout::new(stored(right_transposed, inner, cols))?,
+            left: Layout::new(stored(left_transposed, rows, inner))?,
+            out: Layout::new((rows, cols))?,
         })
     }
+}
+
+/// The error for a call that the library refused.
+fn refused(call: &'static str) -> impl Fn(CublasError) -> Error {
+    move |error| Error::Library { library: CUBLASLT.name, what: format!("{call} failed: {:?}", error.0) }
 }
 
 impl std::fmt::Debug for CublasLt {
@@ -245,10 +131,90 @@ impl std::fmt::Debug for CublasLt {
     }
 }
 
+/// The layout of a dense row-major matrix.
+struct Layout(cublasLtMatrixLayout_t);
+
+impl Layout {
+    /// In the library's eyes, column-major, it has the columns as rows.
+    fn new((rows, cols): (usize, usize)) -> Result<Self> {
+        result::create_matrix_layout(F32, cols as u64, rows as u64, cols as i64)
+            .map(Self)
+            .map_err(refused("cublasLtMatrixLayoutCreate"))
+    }
+}
+
+impl Drop for Layout {
+    fn drop(&mut self) {
+        // A refusal leaks one layout, and there is nobody to tell.
+        // SAFETY: the layout is not used again.
+        let _ = unsafe { result::destroy_matrix_layout(self.0) };
+    }
+}
+
+/// What to do with the matrices.
+struct Description(cublasLtMatmulDesc_t);
+
+impl Description {
+    fn new(compute: Compute) -> Result<Self> {
+        result::create_matmul_desc(compute, F32).map(Self).map_err(refused("cublasLtMatmulDescCreate"))
+    }
+
+    fn set(&self, attribute: Attribute, value: c_int) -> Result<()> {
+        // SAFETY: all attributes that we set are 32-bit numbers, and the description lives.
+        unsafe {
+            result::set_matmul_desc_attribute(
+                self.0,
+                attribute,
+                (&raw const value).cast(),
+                size_of::<c_int>(),
+            )
+        }
+        .map_err(refused("cublasLtMatmulDescSetAttribute"))
+    }
+}
+
+impl Drop for Description {
+    fn drop(&mut self) {
+        // A refusal leaks one description, and there is nobody to tell.
+        // SAFETY: the description is not used again.
+        let _ = unsafe { result::destroy_matmul_desc(self.0) };
+    }
+}
+
+/// What the library's suggestions are to keep to.
+struct Preference(cublasLtMatmulPreference_t);
+
+impl Preference {
+    /// At most `workspace` bytes of scratch memory.
+    fn new(workspace: usize) -> Result<Self> {
+        let made = result::create_matmul_pref().map_err(refused("cublasLtMatmulPreferenceCreate"))?;
+        let made = Self(made);
+        // SAFETY: the preference lives, and the attribute is a size.
+        unsafe {
+            result::set_matmul_pref_attribute(
+                made.0,
+                Limit::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                (&raw const workspace).cast(),
+                size_of::<usize>(),
+            )
+        }
+        .map_err(refused("cublasLtMatmulPreferenceSetAttribute"))?;
+        Ok(made)
+    }
+}
+
+impl Drop for Preference {
+    fn drop(&mut self) {
+        // A refusal leaks one preference, and there is nobody to tell.
+        // SAFETY: the preference is not used again.
+        let _ = unsafe { result::destroy_matmul_pref(self.0) };
+    }
+}
+
 /// A way to compute a product.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Candidate {
-    algorithm: Algorithm,
+    algorithm: cublasLtMatmulAlgo_t,
     /// Bytes of scratch memory that it needs.
     pub(super) workspace: usize,
 }
@@ -268,56 +234,32 @@ unsafe impl Send for Described {}
 unsafe impl Sync for Described {}
 
 impl Described {
-    fn set(&mut self, attribute: c_int, value: c_int) -> Result<()> {
-        // SAFETY: all attributes that we set are 32-bit numbers, and the description lives.
-        self.lt.check("cublasLtMatmulDescSetAttribute", unsafe {
-            (self.lt.functions.cublasLtMatmulDescSetAttribute)(
-                self.description,
-                attribute,
-                (&raw const value).cast(),
-                size_of::<c_int>(),
-            )
-        })
-    }
-
     /// What the library's heuristics suggest, best first, with at most `workspace` bytes of scratch memory.
     pub(super) fn candidates<const N: usize>(&self, workspace: usize) -> Result<Vec<Candidate>> {
-        let functions = &self.lt.functions;
-        let mut preference = ptr::null_mut();
-        let mut suggestions = [NO_SUGGESTION; N];
+        let preference = Preference::new(workspace)?;
+        // SAFETY: all zeros is a valid value of this C structure; its status is success then.
+        let mut suggestions: [cublasLtMatmulHeuristicResult_t; N] = unsafe { std::mem::zeroed() };
         let mut given = 0;
-        // SAFETY: the preference is writable.
-        self.lt.check("cublasLtMatmulPreferenceCreate", unsafe {
-            (functions.cublasLtMatmulPreferenceCreate)(&mut preference)
-        })?;
-        // SAFETY: the preference lives until after the last call, descriptions and layouts live, the attribute
-        // is a size, there is room for N suggestions.
-        let status = unsafe {
-            let limit = (&raw const workspace).cast();
-            let set = functions.cublasLtMatmulPreferenceSetAttribute;
-            let status = match set(preference, PREF_MAX_WORKSPACE_BYTES, limit, size_of::<usize>()) {
-                0 => (functions.cublasLtMatmulAlgoGetHeuristic)(
-                    self.lt.handle,
-                    self.description,
-                    self.right,
-                    self.left,
-                    self.out,
-                    self.out,
-                    preference,
-                    N as c_int,
-                    suggestions.as_mut_ptr(),
-                    &mut given,
-                ),
-                refused => refused,
-            };
-            (functions.cublasLtMatmulPreferenceDestroy)(preference);
-            status
+        // SAFETY: handle, description, layouts and preference live, and there is room for N suggestions.
+        let asked = unsafe {
+            sys::cublasLtMatmulAlgoGetHeuristic(
+                self.lt.handle,
+                self.description.0,
+                self.right.0,
+                self.left.0,
+                self.out.0,
+                self.out.0,
+                preference.0,
+                N as c_int,
+                suggestions.as_mut_ptr(),
+                &mut given,
+            )
         };
-        self.lt.check("cublasLtMatmulAlgoGetHeuristic", status)?;
+        asked.result().map_err(refused("cublasLtMatmulAlgoGetHeuristic"))?;
         Ok(suggestions[..usize::try_from(given).unwrap_or(0)]
             .iter()
-            .filter(|suggestion| suggestion.state == 0)
-            .map(|suggestion| Candidate { algorithm: suggestion.algorithm, workspace: suggestion.workspace })
+            .filter(|suggestion| suggestion.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS)
+            .map(|suggestion| Candidate { algorithm: suggestion.algo, workspace: suggestion.workspaceSize })
             .collect())
     }
 
@@ -337,44 +279,27 @@ impl Described {
         let out = out.raw() as *mut c_void;
         // SAFETY: the caller's promise for device memory. The factors 1 and 0 are read before the call returns
         // (the pointer mode is the host's); with 0, `out` is not read.
-        let status = unsafe {
-            (self.lt.functions.cublasLtMatmul)(
+        unsafe {
+            result::matmul(
                 self.lt.handle,
-                self.description,
+                self.description.0,
                 (&raw const one).cast(),
-                right.raw() as *const c_void,
-                self.right,
-                left.raw() as *const c_void,
-                self.left,
                 (&raw const zero).cast(),
+                right.raw() as *const c_void,
+                self.right.0,
+                left.raw() as *const c_void,
+                self.left.0,
                 out,
-                self.out,
+                self.out.0,
                 out,
-                self.out,
+                self.out.0,
                 &candidate.algorithm,
                 scratch.at.raw() as *mut c_void,
                 scratch.bytes,
-                stream.raw() as *mut c_void,
+                stream.raw() as cudaStream_t,
             )
-        };
-        self.lt.check("cublasLtMatmul", status)
-    }
-}
-
-impl Drop for Described {
-    fn drop(&mut self) {
-        let functions = &self.lt.functions;
-        // SAFETY: what was made is not used again, and what was not made is null.
-        unsafe {
-            for layout in [self.right, self.left, self.out] {
-                if !layout.is_null() {
-                    (functions.cublasLtMatrixLayoutDestroy)(layout);
-                }
-            }
-            if !self.description.is_null() {
-                (functions.cublasLtMatmulDescDestroy)(self.description);
-            }
         }
+        .map_err(refused("cublasLtMatmul"))
     }
 }
 

@@ -7,7 +7,6 @@ use millpond::device::cuda::CudaDevice;
 use parking_lot::Mutex;
 
 use super::cublaslt::{CublasLt, Operands, Product};
-use super::driver::Driver;
 use super::kernels::Kernels;
 use super::tune::{self, Plan};
 use crate::{Memory, Result};
@@ -18,7 +17,6 @@ use crate::{Memory, Result};
 #[derive(Debug)]
 pub(super) struct Engine {
     device: Arc<CudaDevice>,
-    pub(super) driver: Driver,
     pub(super) kernels: Kernels,
     lt: CublasLt,
     plans: Mutex<HashMap<Product, Arc<Plan>>>,
@@ -44,10 +42,9 @@ impl Engine {
         // A device object of our own, which shares the primary context with the one that memory comes from.
         let device = CudaDevice::new(ordinal)?;
         device.make_current()?;
-        let driver = Driver::open()?;
-        let kernels = Kernels::load(&driver, device.facts()?.compute_capability)?;
+        let kernels = Kernels::load(device.facts()?.compute_capability)?;
         let lt = CublasLt::open(tf32)?;
-        Ok(Self { device, driver, kernels, lt, plans: Mutex::default() })
+        Ok(Self { device, kernels, lt, plans: Mutex::default() })
     }
 
     /// Makes the GPU's context current on this thread, as the libraries want it.
@@ -72,7 +69,7 @@ impl Engine {
             return Ok(plan.clone());
         }
         // SAFETY: the caller's promise.
-        let plan = unsafe { tune::choose(&self.driver, self.lt.describe(product)?, operands, memory) }?;
+        let plan = unsafe { tune::choose(self.lt.describe(product)?, operands, memory) }?;
         let plan = Arc::new(plan);
         plans.insert(product, plan.clone());
         Ok(plan)

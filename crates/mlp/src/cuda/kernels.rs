@@ -4,8 +4,8 @@ use std::ffi::c_void;
 
 use millpond::device::{DevicePtr, StreamHandle};
 
-use super::driver::{Driver, Function, Grid};
-use super::nvrtc::Nvrtc;
+use super::driver::{self, Function, Grid};
+use super::nvrtc;
 use crate::{Result, Tensor};
 
 /// The kernels' text.
@@ -62,11 +62,12 @@ fn blocks(count: usize, each: usize) -> u32 {
 
 impl Kernels {
     /// Compiles and loads the kernels for the GPU whose context is current.
-    pub(super) fn load(driver: &Driver, capability: (u32, u32)) -> Result<Self> {
+    pub(super) fn load(capability: (u32, u32)) -> Result<Self> {
         let number = (capability.0 * 10 + capability.1) as i32;
-        let image = Nvrtc::open()?.compile(SOURCE, number, &defines())?;
-        let [gather, relu_gradient, cross_entropy, update] =
-            driver.load(&image, [c"gather", c"relu_gradient", c"cross_entropy", c"update"])?;
+        let image = nvrtc::compile(SOURCE, number, &defines())?;
+        let names = [c"gather", c"relu_gradient", c"cross_entropy", c"update"];
+        // SAFETY: NVRTC made the image.
+        let [gather, relu_gradient, cross_entropy, update] = unsafe { driver::load(&image, names) }?;
         Ok(Self { gather, relu_gradient, cross_entropy, update })
     }
 
@@ -77,7 +78,6 @@ impl Kernels {
     /// columns as an image.
     pub(super) unsafe fn gather(
         &self,
-        driver: &Driver,
         stream: StreamHandle,
         out: &Tensor,
         images: &Tensor<u8>,
@@ -89,25 +89,19 @@ impl Kernels {
             [argument(&mut to), argument(&mut from), argument(&mut order), argument(&mut pixels)];
         let grid = Grid { blocks: (rows.count, 1), threads: THREADS };
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver.launch(self.gather, grid, stream, &mut arguments) }
+        unsafe { driver::launch(self.gather, grid, stream, &mut arguments) }
     }
 
     /// `dx ⊙= [x > 0]`.
     ///
     /// # Safety
     /// Both have the same shape.
-    pub(super) unsafe fn relu_gradient(
-        &self,
-        driver: &Driver,
-        stream: StreamHandle,
-        dx: &Tensor,
-        x: &Tensor,
-    ) -> Result<()> {
+    pub(super) unsafe fn relu_gradient(&self, stream: StreamHandle, dx: &Tensor, x: &Tensor) -> Result<()> {
         let (mut to, mut from, mut count) = (dx.ptr().raw(), x.ptr().raw(), dx.len());
         let mut arguments = [argument(&mut to), argument(&mut from), argument(&mut count)];
         let grid = Grid { blocks: (blocks(count, 4 * THREADS as usize), 1), threads: THREADS };
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver.launch(self.relu_gradient, grid, stream, &mut arguments) }
+        unsafe { driver::launch(self.relu_gradient, grid, stream, &mut arguments) }
     }
 
     /// Adds the batch's loss and correct answers to `totals`, and writes the gradient where one is wanted.
@@ -117,7 +111,6 @@ impl Kernels {
     /// below the number of labels.
     pub(super) unsafe fn cross_entropy(
         &self,
-        driver: &Driver,
         stream: StreamHandle,
         (logits, labels, rows): (&Tensor, &Tensor<u8>, Rows),
         (gradient, totals): (Option<&Tensor>, &Tensor<f64>),
@@ -137,7 +130,7 @@ impl Kernels {
         ];
         let grid = Grid { blocks: (1, 1), threads: count.next_power_of_two().clamp(32, MAX_THREADS) };
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver.launch(self.cross_entropy, grid, stream, &mut arguments) }
+        unsafe { driver::launch(self.cross_entropy, grid, stream, &mut arguments) }
     }
 
     /// `weights −= rate · gradients` for each pair, at most [`MAX_LAYERS`] of them.
@@ -146,7 +139,6 @@ impl Kernels {
     /// Each pair has the same shape.
     pub(super) unsafe fn update(
         &self,
-        driver: &Driver,
         stream: StreamHandle,
         (weights, gradients): (&[Tensor], &[Tensor]),
         mut rate: f32,
@@ -164,7 +156,7 @@ impl Kernels {
         };
         let mut arguments = [argument(&mut layers), argument(&mut rate)];
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver.launch(self.update, grid, stream, &mut arguments) }
+        unsafe { driver::launch(self.update, grid, stream, &mut arguments) }
     }
 }
 

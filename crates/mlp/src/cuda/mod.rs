@@ -1,13 +1,13 @@
 //! `cuda/`: training on an NVIDIA GPU. cuBLASLt multiplies, kernels compiled by NVRTC do the rest.
 //!
-//! It uses millpond's [`CudaDevice`](millpond::device::cuda::CudaDevice) for the context and the trainer's own
-//! [`Memory`](crate::Memory) for every byte on the device. The three libraries are loaded when the first
-//! backend is made: nothing is needed to build, and a missing one is an [`Error::Library`](crate::Error) that
-//! says where it was looked for.
+//! It uses millpond's [`CudaDevice`](millpond::device::cuda::CudaDevice) for the context, the trainer's own
+//! [`Memory`](crate::Memory) for every byte on the device, and cudarc's bindings of the three libraries. These
+//! are loaded when the first backend is made: nothing is needed to build, and a missing one is an
+//! [`Error::Library`](crate::Error) that says where it was looked for.
 //!
 //! | file | concern |
 //! | --- | --- |
-//! | `library` | finding and opening a library, and its functions as a table |
+//! | `toolkit` | finding cuBLASLt and NVRTC |
 //! | `driver` | of libcuda: modules, launches, timed events |
 //! | `nvrtc` | compiling `kernels.cu` for the GPU at hand |
 //! | `kernels` | the compiled kernels, each with its launch |
@@ -26,8 +26,8 @@ mod cublaslt;
 mod driver;
 mod engine;
 mod kernels;
-mod library;
 mod nvrtc;
+mod toolkit;
 mod tune;
 
 pub use backend::{CudaBackend, CudaTraining};
@@ -37,7 +37,6 @@ pub use backend::{CudaBackend, CudaTraining};
 /// # Errors
 /// [`Error::Library`](crate::Error::Library) for the first that cannot.
 pub(crate) fn libraries() -> crate::Result<()> {
-    library::open(nvrtc::NVRTC)?;
-    library::open(cublaslt::CUBLASLT)?;
-    Ok(())
+    toolkit::find(nvrtc::NVRTC)?;
+    toolkit::find(cublaslt::CUBLASLT)
 }

@@ -1,46 +1,18 @@
 //! Compiling `kernels.cu` for the GPU at hand.
 
-use std::ffi::{CStr, CString, c_char, c_int, c_void};
-use std::ptr;
+use std::ffi::{CStr, CString, c_char, c_int};
 
-use libloading::Library;
+use cudarc::nvrtc::{
+    result::{self, NvrtcError},
+    sys::{self, nvrtcProgram, nvrtcResult},
+};
 use millpond::device::cuda;
 
-use super::library::{self, Wanted, function_table};
+use super::toolkit::{self, Wanted};
 use crate::{Error, Result};
 
-pub(super) const NVRTC: Wanted = Wanted { name: "NVRTC", stem: "libnvrtc", wheel: "nvidia-cuda-nvrtc" };
-
-type Program = *mut c_void;
-
-function_table! {
-    Functions {
-        nvrtcGetErrorString(result: c_int) -> *const c_char;
-        nvrtcGetNumSupportedArchs(count: *mut c_int) -> c_int;
-        nvrtcGetSupportedArchs(architectures: *mut c_int) -> c_int;
-        nvrtcCreateProgram(
-            program: *mut Program,
-            source: *const c_char,
-            name: *const c_char,
-            headers: c_int,
-            header_texts: *const *const c_char,
-            header_names: *const *const c_char,
-        ) -> c_int;
-        nvrtcDestroyProgram(program: *mut Program) -> c_int;
-        nvrtcCompileProgram(program: Program, count: c_int, options: *const *const c_char) -> c_int;
-        nvrtcGetProgramLogSize(program: Program, bytes: *mut usize) -> c_int;
-        nvrtcGetProgramLog(program: Program, log: *mut c_char) -> c_int;
-        nvrtcGetCUBINSize(program: Program, bytes: *mut usize) -> c_int;
-        nvrtcGetCUBIN(program: Program, cubin: *mut c_char) -> c_int;
-        nvrtcGetPTXSize(program: Program, bytes: *mut usize) -> c_int;
-        nvrtcGetPTX(program: Program, ptx: *mut c_char) -> c_int;
-    }
-}
-
-/// The runtime compiler.
-pub(super) struct Nvrtc {
-    functions: Functions,
-}
+pub(super) const NVRTC: Wanted =
+    Wanted { name: "NVRTC", stem: "nvrtc", wheel: "nvidia-cuda-nvrtc", is_present: sys::is_culib_present };
 
 /// What to compile for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,85 +23,64 @@ enum Target {
     Portable(c_int),
 }
 
-impl Nvrtc {
-    /// Finds and opens the compiler.
-    pub(super) fn open() -> Result<Self> {
-        Self::from_library(library::open(NVRTC)?)
+/// Compiles `source` for a GPU of this compute capability (90 for 9.0), to what `cuModuleLoadData` takes.
+///
+/// # Errors
+/// [`Error::Library`] where the compiler is missing, or with its log.
+pub(super) fn compile(source: &str, capability: c_int, defines: &[String]) -> Result<Vec<u8>> {
+    let target = choose(&architectures()?, capability)?;
+    let architecture = match target {
+        Target::Exact(number) => format!("--gpu-architecture=sm_{number}"),
+        Target::Portable(number) => format!("--gpu-architecture=compute_{number}"),
+    };
+    let options: Vec<String> = std::iter::once(architecture)
+        .chain(defines.iter().map(|define| format!("--define-macro={define}")))
+        .collect();
+    let source = CString::new(source).expect("our own sources have no zero byte");
+    let program = Program::create(&source)?;
+    program.compile(&options)?;
+    match target {
+        Target::Exact(_) => program.image(sys::nvrtcGetCUBINSize, sys::nvrtcGetCUBIN),
+        Target::Portable(_) => program.image(sys::nvrtcGetPTXSize, sys::nvrtcGetPTX),
     }
+}
 
-    fn from_library(library: &'static Library) -> Result<Self> {
-        // SAFETY: the types are those of nvrtc.h, and the library is never closed.
-        let functions =
-            unsafe { Functions::look_up(library) }.map_err(|name| library::lacks(NVRTC.name, name))?;
-        load_builtins();
-        Ok(Self { functions })
-    }
-
-    /// Compiles `source` for a GPU of this compute capability (90 for 9.0), to what `cuModuleLoadData` takes.
-    ///
-    /// # Errors
-    /// [`Error::Library`] with the compiler's log.
-    pub(super) fn compile(&self, source: &str, capability: c_int, defines: &[String]) -> Result<Vec<u8>> {
-        let target = choose(&self.architectures()?, capability)?;
-        let architecture = match target {
-            Target::Exact(number) => format!("--gpu-architecture=sm_{number}"),
-            Target::Portable(number) => format!("--gpu-architecture=compute_{number}"),
-        };
-        let options: Vec<CString> = std::iter::once(architecture)
-            .chain(defines.iter().map(|define| format!("--define-macro={define}")))
-            .map(c_string)
-            .collect();
-        let program = OwnedProgram::create(self, &c_string(source))?;
-        program.compile(&options)?;
-        match target {
-            Target::Exact(_) => program.image(self.functions.nvrtcGetCUBINSize, self.functions.nvrtcGetCUBIN),
-            Target::Portable(_) => program.image(self.functions.nvrtcGetPTXSize, self.functions.nvrtcGetPTX),
-        }
-    }
-
-    fn architectures(&self) -> Result<Vec<c_int>> {
-        let mut count = 0;
-        // SAFETY: `count` is writable.
-        self.check("nvrtcGetNumSupportedArchs", unsafe {
-            (self.functions.nvrtcGetNumSupportedArchs)(&mut count)
-        })?;
-        let mut architectures = vec![0; usize::try_from(count).unwrap_or(0)];
-        // SAFETY: there is room for `count` numbers.
-        self.check("nvrtcGetSupportedArchs", unsafe {
-            (self.functions.nvrtcGetSupportedArchs)(architectures.as_mut_ptr())
-        })?;
-        Ok(architectures)
-    }
-
-    fn check(&self, call: &'static str, code: c_int) -> Result<()> {
-        if code == 0 {
-            return Ok(());
-        }
-        // SAFETY: the function returns a static C string for every number.
-        let text = unsafe { CStr::from_ptr((self.functions.nvrtcGetErrorString)(code)) };
-        Err(refused(format!("{call} failed: {} ({code})", text.to_string_lossy())))
-    }
+/// The GPUs that the compiler knows, by their compute capability. Loads the compiler.
+fn architectures() -> Result<Vec<c_int>> {
+    toolkit::find(NVRTC)?;
+    load_builtins();
+    let mut count = 0;
+    // SAFETY: the library is there, and `count` is writable.
+    let asked = unsafe { sys::nvrtcGetNumSupportedArchs(&mut count) };
+    asked.result().map_err(refused("nvrtcGetNumSupportedArchs"))?;
+    let mut architectures = vec![0; usize::try_from(count).unwrap_or(0)];
+    // SAFETY: there is room for `count` numbers.
+    let asked = unsafe { sys::nvrtcGetSupportedArchs(architectures.as_mut_ptr()) };
+    asked.result().map_err(refused("nvrtcGetSupportedArchs"))?;
+    Ok(architectures)
 }
 
 /// Loads what the compiler will ask the loader for by name alone: the loader does not look beside the compiler,
 /// but a library that is loaded already is found. What is missing the compiler itself will say.
 fn load_builtins() {
+    // SAFETY: the library is there. From now on it stays loaded.
+    unsafe { sys::culib() };
     let Some(compiler) = cuda::loaded_library("libnvrtc.so") else { return };
     let entries = compiler.parent().and_then(|folder| std::fs::read_dir(folder).ok());
     for entry in entries.into_iter().flatten().flatten() {
         if entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so") {
-            let _ = library::load(entry.path());
+            let _ = toolkit::load(entry.path());
         }
     }
 }
 
-fn refused(what: String) -> Error {
-    Error::Library { library: NVRTC.name, what }
+/// The error for a call that the compiler refused.
+fn refused(call: &'static str) -> impl Fn(NvrtcError) -> Error {
+    move |error| failed(format!("{call} failed: {:?}", error.0))
 }
 
-/// A C string of a text of ours.
-fn c_string(text: impl Into<Vec<u8>>) -> CString {
-    CString::new(text).expect("our own sources and options have no zero byte")
+fn failed(what: String) -> Error {
+    Error::Library { library: NVRTC.name, what }
 }
 
 fn choose(known: &[c_int], capability: c_int) -> Result<Target> {
@@ -137,7 +88,7 @@ fn choose(known: &[c_int], capability: c_int) -> Result<Target> {
         return Ok(Target::Exact(capability));
     }
     known.iter().copied().filter(|number| *number < capability).max().map(Target::Portable).ok_or_else(|| {
-        refused(format!(
+        failed(format!(
             "it does not know GPUs of compute capability {}.{}: it is too new for this GPU; install an older CUDA \
              toolkit",
             capability / 10,
@@ -147,68 +98,53 @@ fn choose(known: &[c_int], capability: c_int) -> Result<Target> {
 }
 
 /// A program that is destroyed when it goes.
-struct OwnedProgram<'n> {
-    nvrtc: &'n Nvrtc,
-    raw: Program,
-}
+struct Program(nvrtcProgram);
 
-impl<'n> OwnedProgram<'n> {
-    fn create(nvrtc: &'n Nvrtc, source: &CStr) -> Result<Self> {
-        let mut raw = ptr::null_mut();
-        // SAFETY: `raw` is writable, both texts end in a zero, and there are no headers.
-        nvrtc.check("nvrtcCreateProgram", unsafe {
-            (nvrtc.functions.nvrtcCreateProgram)(
-                &mut raw,
-                source.as_ptr(),
-                c"kernels.cu".as_ptr(),
-                0,
-                ptr::null(),
-                ptr::null(),
-            )
-        })?;
-        Ok(Self { nvrtc, raw })
+impl Program {
+    fn create(source: &CStr) -> Result<Self> {
+        result::create_program(source, Some(c"kernels.cu")).map(Self).map_err(refused("nvrtcCreateProgram"))
     }
 
-    fn compile(&self, options: &[CString]) -> Result<()> {
-        let pointers: Vec<_> = options.iter().map(|option| option.as_ptr()).collect();
-        // SAFETY: the program lives, and the options are C strings that live until the call returns.
-        let code = unsafe {
-            (self.nvrtc.functions.nvrtcCompileProgram)(self.raw, pointers.len() as c_int, pointers.as_ptr())
-        };
-        self.nvrtc.check("nvrtcCompileProgram", code).map_err(|error| match self.log() {
-            Ok(log) => refused(format!("{error}\n{log}")),
-            Err(_) => error,
+    fn compile(&self, options: &[String]) -> Result<()> {
+        // SAFETY: the program lives.
+        unsafe { result::compile_program(self.0, options) }.map_err(|error| {
+            let error = refused("nvrtcCompileProgram")(error);
+            // SAFETY: the program lives.
+            match unsafe { result::get_program_log(self.0) } {
+                Ok(log) => failed(format!("{error}\n{}", text(&log))),
+                Err(_) => error,
+            }
         })
-    }
-
-    fn log(&self) -> Result<String> {
-        let functions = &self.nvrtc.functions;
-        let log = self.image(functions.nvrtcGetProgramLogSize, functions.nvrtcGetProgramLog)?;
-        Ok(String::from_utf8_lossy(&log).trim_end_matches(['\0', '\n']).to_owned())
     }
 
     /// What the program has under a pair of size and copy functions.
     fn image(
         &self,
-        size: unsafe extern "C" fn(Program, *mut usize) -> c_int,
-        copy: unsafe extern "C" fn(Program, *mut c_char) -> c_int,
+        size: unsafe fn(nvrtcProgram, *mut usize) -> nvrtcResult,
+        copy: unsafe fn(nvrtcProgram, *mut c_char) -> nvrtcResult,
     ) -> Result<Vec<u8>> {
         let mut bytes = 0;
         // SAFETY: the program lives, and `bytes` is writable.
-        self.nvrtc.check("asking for the size", unsafe { size(self.raw, &mut bytes) })?;
+        unsafe { size(self.0, &mut bytes) }.result().map_err(refused("asking for the size"))?;
         let mut image = vec![0_u8; bytes];
         // SAFETY: the program lives, and there is room for as many bytes as it asked for.
-        self.nvrtc.check("copying the result", unsafe { copy(self.raw, image.as_mut_ptr().cast()) })?;
+        let copied = unsafe { copy(self.0, image.as_mut_ptr().cast()) };
+        copied.result().map_err(refused("copying the result"))?;
         Ok(image)
     }
 }
 
-impl Drop for OwnedProgram<'_> {
+impl Drop for Program {
     fn drop(&mut self) {
         // A refusal leaks one program, and there is nobody to tell.
         // SAFETY: the program is not used again.
-        let _ = unsafe { (self.nvrtc.functions.nvrtcDestroyProgram)(&mut self.raw) };
+        let _ = unsafe { result::destroy_program(self.0) };
     }
+}
+
+/// A log without the zero and the empty line at its end.
+fn text(log: &[c_char]) -> String {
+    String::from_utf8_lossy(bytemuck::cast_slice(log)).trim_end_matches(['\0', '\n']).to_owned()
 }
 
 #[cfg(test)]
@@ -227,17 +163,14 @@ mod tests {
     #[test]
     #[ignore = "needs NVRTC, at MILLPOND_NVRTC or beside a CUDA GPU"]
     fn the_kernels_compile_for_every_gpu_that_the_compiler_knows() {
-        let nvrtc = match std::env::var_os("MILLPOND_NVRTC") {
-            Some(path) => Nvrtc::from_library(library::load(path).unwrap()),
-            None => Nvrtc::open(),
+        if let Some(path) = std::env::var_os("MILLPOND_NVRTC") {
+            toolkit::load(path).unwrap();
         }
-        .unwrap();
-        for capability in nvrtc.architectures().unwrap() {
-            let image =
-                nvrtc.compile(super::super::kernels::SOURCE, capability, &super::super::kernels::defines());
+        for capability in architectures().unwrap() {
+            let image = compile(super::super::kernels::SOURCE, capability, &super::super::kernels::defines());
             assert!(!image.unwrap().is_empty());
         }
-        let error = nvrtc.compile("__global__ void broken( {", 90, &[]).unwrap_err().to_string();
+        let error = compile("__global__ void broken( {", 90, &[]).unwrap_err().to_string();
         assert!(error.contains("kernels.cu(1)"), "{error}");
     }
 }

@@ -5,7 +5,7 @@
 //! for each shape in the life of the process.
 
 use super::cublaslt::{Candidate, Described, Operands, Scratch};
-use super::driver::{Driver, TimedEvent};
+use super::driver::TimedEvent;
 use crate::{Error, Memory, Result};
 
 /// Candidates that are timed.
@@ -47,12 +47,7 @@ impl Plan {
 ///
 /// # Safety
 /// The operands have the product's shapes, and may be used on the stream of `memory`.
-pub(super) unsafe fn choose(
-    driver: &Driver,
-    described: Described,
-    operands: Operands,
-    memory: &Memory,
-) -> Result<Plan> {
+pub(super) unsafe fn choose(described: Described, operands: Operands, memory: &Memory) -> Result<Plan> {
     let candidates = described.candidates::<CANDIDATES>(WORKSPACE)?;
     if candidates.is_empty() {
         return Err(Error::Library {
@@ -68,7 +63,7 @@ pub(super) unsafe fn choose(
     for _ in 0..ROUNDS {
         for (candidate, fastest) in candidates.iter().zip(&mut fastest) {
             // SAFETY: the caller's promise, and scratch memory for the neediest.
-            if let Some(time) = unsafe { time(driver, &described, candidate, operands, scratch, memory) }? {
+            if let Some(time) = unsafe { time(&described, candidate, operands, scratch, memory) }? {
                 *fastest = fastest.min(time);
             }
         }
@@ -82,7 +77,6 @@ pub(super) unsafe fn choose(
 /// # Safety
 /// As for [`choose`].
 unsafe fn time(
-    driver: &Driver,
     described: &Described,
     candidate: &Candidate,
     operands: Operands,
@@ -96,7 +90,7 @@ unsafe fn time(
     if run().is_err() {
         return Ok(None);
     }
-    let (start, end): (TimedEvent<'_>, _) = (driver.timed_event()?, driver.timed_event()?);
+    let (start, end) = (TimedEvent::new()?, TimedEvent::new()?);
     start.record(stream)?;
     for _ in 0..RUNS {
         run()?;

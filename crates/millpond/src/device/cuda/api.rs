@@ -1,21 +1,19 @@
 //! The driver's functions that we call, as one table.
 //!
-//! Not cudarc's bindings, for three reasons, the first being enough. A build has one cudarc, with one CUDA
-//! version and one way of linking among its features, and two crates that choose differently do not compile
-//! together (263 errors for 12.0 and 12.8): depending on it would shut out the programs that already use it.
-//! It panics where the library or a function is missing; here that is an error that names it. And it declares
-//! results as a Rust enum, so that a code which a newer driver has added would be undefined behaviour; here
-//! they are numbers. Programs over cudarc share the primary context and pass streams as raw handles.
+//! The types and the loaded library are cudarc's; the functions are looked up here, for two reasons. cudarc
+//! looks a function up when it is first called and panics where it is missing; here all are looked up at
+//! once, and a missing one is an error that names it. And cudarc declares results as a Rust enum, so that a
+//! code which a newer driver has added would be undefined behaviour; here they are numbers.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
-use libloading::Library;
-
-use super::abi::{
-    Access, HostFn, PageProps, PoolProps, RawContext, RawDevice, RawEvent, RawPage, RawPool, RawPtr,
-    RawStream,
+use cudarc::driver::sys::{
+    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn, CUmemAccessDesc,
+    CUmemAllocationGranularity_flags, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemPool_attribute,
+    CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUstream,
 };
+
 use crate::device::{DeviceError, DeviceResult};
 
 /// What a driver function returned (`CUresult`), also where it is younger than this program.
@@ -78,8 +76,6 @@ macro_rules! driver_functions {
         #[allow(non_snake_case)]
         pub(super) struct Api {
             $($name: unsafe extern "C" fn($($ty),*) -> Code,)*
-            /// Keeps the functions where they are.
-            _library: Library,
         }
 
         #[allow(non_snake_case, clippy::missing_safety_doc)]
@@ -90,15 +86,15 @@ macro_rules! driver_functions {
             /// The name of the first function that the library lacks.
             ///
             /// # Safety
-            /// The library is libcuda.
-            unsafe fn look_up(library: Library) -> Result<Self, &'static str> {
+            /// libcuda can be loaded: [`sys::is_culib_present`] said so (cudarc panics otherwise).
+            unsafe fn look_up() -> Result<Self, &'static str> {
+                // SAFETY: the caller's promise.
+                let library = unsafe { sys::culib() };
                 Ok(Self {
                     // SAFETY: the declared types are those of cuda.h for these names, and `CUresult` has the
-                    // size of an unsigned int. The pointers are valid as long as the library is open, which
-                    // lies in the same table.
+                    // size of an unsigned int. The library is never unloaded, so the pointers stay valid.
                     $($name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
                         .map_err(|_| stringify!($name))?,)*
-                    _library: library,
                 })
             }
 
@@ -122,79 +118,79 @@ driver_functions! {
     cuGetErrorString(error: Code, text: *mut *const c_char);
 
     cuDeviceGetCount(count: *mut c_int);
-    cuDeviceGet(device: *mut RawDevice, ordinal: c_int);
-    cuDeviceGetName(name: *mut c_char, len: c_int, device: RawDevice);
-    cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: RawDevice);
-    cuDeviceTotalMem_v2(bytes: *mut usize, device: RawDevice);
-    cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: RawDevice);
-    cuDeviceCanAccessPeer(can: *mut c_int, device: RawDevice, peer: RawDevice);
+    cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
+    cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice);
+    cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: CUdevice);
+    cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
+    cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
+    cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice);
 
-    cuDevicePrimaryCtxRetain(context: *mut RawContext, device: RawDevice);
-    cuDevicePrimaryCtxRelease_v2(device: RawDevice);
-    cuCtxGetCurrent(context: *mut RawContext);
-    cuCtxSetCurrent(context: RawContext);
-    cuCtxPushCurrent_v2(context: RawContext);
-    cuCtxPopCurrent_v2(context: *mut RawContext);
+    cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
+    cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+    cuCtxGetCurrent(context: *mut CUcontext);
+    cuCtxSetCurrent(context: CUcontext);
+    cuCtxPushCurrent_v2(context: CUcontext);
+    cuCtxPopCurrent_v2(context: *mut CUcontext);
     cuCtxSynchronize();
 
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemGetAllocationGranularity(
         bytes: *mut usize,
-        prop: *const PageProps,
-        option: c_int
+        prop: *const CUmemAllocationProp,
+        option: CUmemAllocationGranularity_flags
     );
     cuMemAddressReserve(
-        at: *mut RawPtr,
+        at: *mut CUdeviceptr,
         bytes: usize,
         alignment: usize,
-        hint: RawPtr,
+        hint: CUdeviceptr,
         flags: c_ulonglong
     );
-    cuMemAddressFree(at: RawPtr, bytes: usize);
+    cuMemAddressFree(at: CUdeviceptr, bytes: usize);
     cuMemCreate(
-        handle: *mut RawPage,
+        handle: *mut CUmemGenericAllocationHandle,
         bytes: usize,
-        prop: *const PageProps,
+        prop: *const CUmemAllocationProp,
         flags: c_ulonglong
     );
-    cuMemRelease(handle: RawPage);
+    cuMemRelease(handle: CUmemGenericAllocationHandle);
     cuMemMap(
-        at: RawPtr,
+        at: CUdeviceptr,
         bytes: usize,
         offset: usize,
-        handle: RawPage,
+        handle: CUmemGenericAllocationHandle,
         flags: c_ulonglong
     );
-    cuMemSetAccess(at: RawPtr, bytes: usize, access: *const Access, count: usize);
-    cuMemUnmap(at: RawPtr, bytes: usize);
+    cuMemSetAccess(at: CUdeviceptr, bytes: usize, access: *const CUmemAccessDesc, count: usize);
+    cuMemUnmap(at: CUdeviceptr, bytes: usize);
 
-    cuMemAlloc_v2(at: *mut RawPtr, bytes: usize);
-    cuMemFree_v2(at: RawPtr);
-    cuMemPoolCreate(pool: *mut RawPool, props: *const PoolProps);
-    cuMemPoolDestroy(pool: RawPool);
-    cuMemPoolSetAttribute(pool: RawPool, attribute: c_int, value: *mut c_void);
-    cuMemPoolGetAttribute(pool: RawPool, attribute: c_int, value: *mut c_void);
-    cuMemAllocFromPoolAsync(at: *mut RawPtr, bytes: usize, pool: RawPool, stream: RawStream);
-    cuMemFreeAsync(at: RawPtr, stream: RawStream);
+    cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize);
+    cuMemFree_v2(at: CUdeviceptr);
+    cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
+    cuMemPoolDestroy(pool: CUmemoryPool);
+    cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
+    cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
+    cuMemAllocFromPoolAsync(at: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
+    cuMemFreeAsync(at: CUdeviceptr, stream: CUstream);
 
-    cuStreamCreate(stream: *mut RawStream, flags: c_uint);
-    cuStreamDestroy_v2(stream: RawStream);
-    cuStreamGetId(stream: RawStream, id: *mut c_ulonglong);
-    cuStreamQuery(stream: RawStream);
-    cuStreamSynchronize(stream: RawStream);
-    cuStreamWaitEvent(stream: RawStream, event: RawEvent, flags: c_uint);
-    cuEventCreate(event: *mut RawEvent, flags: c_uint);
-    cuEventDestroy_v2(event: RawEvent);
-    cuEventRecord(event: RawEvent, stream: RawStream);
-    cuEventQuery(event: RawEvent);
-    cuEventSynchronize(event: RawEvent);
+    cuStreamCreate(stream: *mut CUstream, flags: c_uint);
+    cuStreamDestroy_v2(stream: CUstream);
+    cuStreamGetId(stream: CUstream, id: *mut c_ulonglong);
+    cuStreamQuery(stream: CUstream);
+    cuStreamSynchronize(stream: CUstream);
+    cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+    cuEventCreate(event: *mut CUevent, flags: c_uint);
+    cuEventDestroy_v2(event: CUevent);
+    cuEventRecord(event: CUevent, stream: CUstream);
+    cuEventQuery(event: CUevent);
+    cuEventSynchronize(event: CUevent);
 
-    cuPointerGetAttribute(value: *mut c_void, attribute: c_int, at: RawPtr);
-    cuMemsetD8Async(at: RawPtr, value: u8, bytes: usize, stream: RawStream);
-    cuMemcpyHtoDAsync_v2(to: RawPtr, from: *const c_void, bytes: usize, stream: RawStream);
-    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: RawPtr, bytes: usize, stream: RawStream);
-    cuMemcpyDtoDAsync_v2(to: RawPtr, from: RawPtr, bytes: usize, stream: RawStream);
-    cuLaunchHostFunc(stream: RawStream, function: HostFn, data: *mut c_void);
+    cuPointerGetAttribute(value: *mut c_void, attribute: CUpointer_attribute, at: CUdeviceptr);
+    cuMemsetD8Async(at: CUdeviceptr, value: u8, bytes: usize, stream: CUstream);
+    cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
+    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
+    cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
+    cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
 }
 
 impl Api {
@@ -227,9 +223,6 @@ impl std::fmt::Debug for Api {
 
 static API: OnceLock<Api> = OnceLock::new();
 
-/// The driver's file name; the second is what a machine without the package of the first may still have.
-pub(super) const NAMES: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
-
 /// Why there is no table.
 pub(super) enum NoApi {
     /// No libcuda can be loaded.
@@ -244,10 +237,10 @@ pub(super) fn load() -> Result<&'static Api, NoApi> {
         return Ok(api);
     }
     // SAFETY: loading libcuda runs its initialisers, which any CUDA program does.
-    let library =
-        NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok()).ok_or(NoApi::NoLibrary)?;
-    // SAFETY: it is libcuda.
-    let api = unsafe { Api::look_up(library) }.map_err(NoApi::NoFunction)?;
-    // Of two threads that come here at once, the second one closes its own opening of the same library.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(NoApi::NoLibrary);
+    }
+    // SAFETY: it is present.
+    let api = unsafe { Api::look_up() }.map_err(NoApi::NoFunction)?;
     Ok(API.get_or_init(|| api))
 }

@@ -3,11 +3,12 @@
 use std::ffi::{c_uint, c_void};
 use std::ptr;
 
-use super::abi::{
-    Access, EVENT_DISABLE_TIMING, POINTER_MEMORY_TYPE, PageProps, RawEvent, STREAM_NON_BLOCKING,
+use cudarc::driver::sys::{
+    CUevent, CUevent_flags, CUmemAccess_flags, CUmemAccessDesc, CUpointer_attribute, CUstream_flags,
 };
+
 use super::api::is_ready;
-use super::device::{CudaDevice, stream_of};
+use super::device::{CudaDevice, location, page_props, stream_of};
 use crate::device::{
     AsyncUsage, Device, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle, Properties,
     StreamHandle, StreamId,
@@ -49,7 +50,7 @@ impl Device for CudaDevice {
         self.needs_virtual_memory()?;
         let mut page = 0;
         // SAFETY: `page` is writable and the properties are readable.
-        unsafe { self.api().cuMemCreate(&mut page, bytes as usize, &PageProps::of(self.raw_device()), 0) }
+        unsafe { self.api().cuMemCreate(&mut page, bytes as usize, &page_props(self.raw_device()), 0) }
             .map_err(|failure| failure.asking(bytes))?;
         // SAFETY: a handle of this device, fresh.
         Ok(unsafe { PageHandle::from_raw(page) })
@@ -63,7 +64,10 @@ impl Device for CudaDevice {
     }
 
     fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let access = Access::read_write(self.raw_device());
+        let access = CUmemAccessDesc {
+            location: location(self.raw_device()),
+            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
+        };
         // SAFETY: one readable description. The driver refuses ranges that are not mapped.
         unsafe { self.api().cuMemSetAccess(at.raw(), bytes as usize, &access, 1) }
             .map_err(|failure| failure.asking(bytes))
@@ -121,8 +125,9 @@ impl Device for CudaDevice {
     fn create_stream(&self) -> DeviceResult<StreamHandle> {
         let _entered = self.enter()?;
         let mut raw = ptr::null_mut();
+        let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
         // SAFETY: `raw` is writable.
-        unsafe { self.api().cuStreamCreate(&mut raw, STREAM_NON_BLOCKING) }?;
+        unsafe { self.api().cuStreamCreate(&mut raw, flags) }?;
         // SAFETY: a handle of this device, fresh.
         Ok(unsafe { StreamHandle::from_raw(raw as u64) })
     }
@@ -164,8 +169,9 @@ impl Device for CudaDevice {
     fn create_event(&self) -> DeviceResult<EventHandle> {
         let _entered = self.enter()?;
         let mut raw = ptr::null_mut();
+        let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
         // SAFETY: `raw` is writable.
-        unsafe { self.api().cuEventCreate(&mut raw, EVENT_DISABLE_TIMING) }?;
+        unsafe { self.api().cuEventCreate(&mut raw, flags) }?;
         // SAFETY: a handle of this device, fresh.
         Ok(unsafe { EventHandle::from_raw(raw as u64) })
     }
@@ -281,16 +287,17 @@ impl CudaDevice {
     /// in stream order; and so is everything where the GPU walks the host's page tables (Grace Hopper).
     fn is_read_later(&self, from: *const u8) -> bool {
         let mut kind: c_uint = 0;
+        let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
         self.copies_read_host_pages
             // SAFETY: this attribute is written as an unsigned int. The address is only looked up; one that
             // the driver does not know is an error.
             || unsafe {
-                self.api().cuPointerGetAttribute((&raw mut kind).cast::<c_void>(), POINTER_MEMORY_TYPE, from as u64)
+                self.api().cuPointerGetAttribute((&raw mut kind).cast::<c_void>(), attribute, from as u64)
             }
             .is_ok()
     }
 }
 
-fn event_of(event: EventHandle) -> RawEvent {
-    event.raw() as RawEvent
+fn event_of(event: EventHandle) -> CUevent {
+    event.raw() as CUevent
 }

@@ -3,7 +3,8 @@
 use std::marker::PhantomData;
 use std::ptr;
 
-use super::abi::{RawContext, RawDevice};
+use cudarc::driver::sys::{CUcontext, CUdevice};
+
 use super::api::Api;
 use crate::device::DeviceResult;
 
@@ -11,8 +12,8 @@ use crate::device::DeviceResult;
 #[derive(Debug)]
 pub(super) struct Context {
     api: &'static Api,
-    device: RawDevice,
-    raw: RawContext,
+    device: CUdevice,
+    raw: CUcontext,
 }
 
 // SAFETY: a CUcontext is a handle that any thread may use; the driver locks what needs it.
@@ -22,14 +23,14 @@ unsafe impl Sync for Context {}
 
 impl Context {
     /// Creates the primary context, or counts one more user of it.
-    pub(super) fn retain(api: &'static Api, device: RawDevice) -> DeviceResult<Self> {
+    pub(super) fn retain(api: &'static Api, device: CUdevice) -> DeviceResult<Self> {
         let mut raw = ptr::null_mut();
         // SAFETY: `raw` is writable and the device came from cuDeviceGet.
         unsafe { api.cuDevicePrimaryCtxRetain(&mut raw, device) }?;
         Ok(Self { api, device, raw })
     }
 
-    pub(super) fn raw(&self) -> RawContext {
+    pub(super) fn raw(&self) -> CUcontext {
         self.raw
     }
 

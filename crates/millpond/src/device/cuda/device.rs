@@ -1,15 +1,24 @@
 //! [`CudaDevice`]: opening a GPU, its properties and facts.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::sync::{Arc, OnceLock};
 
-use super::abi::{GRANULARITY_MINIMUM, PageProps, RawDevice, RawStream, attribute};
+use cudarc::driver::sys::{
+    CUcontext, CUdevice, CUdevice_attribute, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
+    CUmemAllocationProp, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUstream,
+};
+
 use super::api::{Api, Failure};
 use super::async_pool::AsyncPool;
 use super::context::{Context, Entered};
 use super::driver;
 use crate::device::{DeviceError, DeviceResult, Kind, Properties, StreamHandle};
+
+/// Physical device memory, which is what CUDA calls a pinned allocation.
+pub(super) const PINNED: CUmemAllocationType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+/// Memory that is not exported to other processes.
+pub(super) const NO_SHARING: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
 
 /// What `granularity` says where the driver has no virtual memory management: the size that its own
 /// allocators grow by.
@@ -43,7 +52,7 @@ pub struct CudaFacts {
 pub struct CudaDevice {
     properties: Properties,
     api: &'static Api,
-    raw: RawDevice,
+    raw: CUdevice,
     // Before `context`: fields are dropped in order, and the pool needs the context.
     async_pool: OnceLock<AsyncPool>,
     context: Context,
@@ -77,8 +86,9 @@ impl CudaDevice {
         let raw = find(api, ordinal)?;
         let context = Context::retain(api, raw)?;
         let properties = properties(api, raw, ordinal, options)?;
-        let copies_read_host_pages =
-            ask(api, raw, attribute::PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES)? != 0;
+        let host_tables =
+            CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
+        let copies_read_host_pages = attribute(api, raw, host_tables)? != 0;
         Ok(Arc::new(Self {
             properties,
             api,
@@ -96,12 +106,12 @@ impl CudaDevice {
 
     /// The primary context (`CUcontext`), for those who call the driver themselves. Valid as long as the
     /// device.
-    pub fn raw_context(&self) -> *mut c_void {
+    pub fn raw_context(&self) -> CUcontext {
         self.context.raw()
     }
 
     /// The driver's handle of the GPU (`CUdevice`).
-    pub fn raw_device(&self) -> c_int {
+    pub fn raw_device(&self) -> CUdevice {
         self.raw
     }
 
@@ -119,13 +129,14 @@ impl CudaDevice {
     /// # Errors
     /// Those of the driver.
     pub fn facts(&self) -> DeviceResult<CudaFacts> {
-        let number = |what| Ok::<_, DeviceError>(ask(self.api, self.raw, what)?.unsigned_abs());
+        use CUdevice_attribute as A;
+        let number = |what| Ok::<_, DeviceError>(attribute(self.api, self.raw, what)?.unsigned_abs());
         Ok(CudaFacts {
             compute_capability: (
-                number(attribute::COMPUTE_CAPABILITY_MAJOR)?,
-                number(attribute::COMPUTE_CAPABILITY_MINOR)?,
+                number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                number(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
             ),
-            multiprocessors: number(attribute::MULTIPROCESSOR_COUNT)?,
+            multiprocessors: number(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
             pci_bus_id: text(|to, len| {
                 // SAFETY: `to` is writable for `len` bytes.
                 unsafe { self.api.cuDeviceGetPCIBusId(to, len, self.raw) }
@@ -201,11 +212,31 @@ impl fmt::Debug for CudaDevice {
 }
 
 /// The driver's type of a stream handle.
-pub(super) fn stream_of(stream: StreamHandle) -> RawStream {
-    stream.raw() as RawStream
+pub(super) fn stream_of(stream: StreamHandle) -> CUstream {
+    stream.raw() as CUstream
 }
 
-fn find(api: &Api, ordinal: usize) -> DeviceResult<RawDevice> {
+/// This device as the place of memory.
+pub(super) fn location(device: CUdevice) -> CUmemLocation {
+    let kind = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_int;
+    // cudarc's field for the number is a union from CUDA 13.2 on, in the same place, so no literal of the
+    // structure compiles with every version.
+    // SAFETY: in cuda.h this is the kind and a number, both of the size of an int, and the kind is one of the
+    // enum's.
+    unsafe { std::mem::transmute::<[c_int; 2], CUmemLocation>([kind, device]) }
+}
+
+/// Ordinary device memory, mapped by this process alone.
+pub(super) fn page_props(device: CUdevice) -> CUmemAllocationProp {
+    // SAFETY: all zeros is a valid value of this C structure, and what the driver wants in its reserved part.
+    let mut props: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+    props.type_ = PINNED;
+    props.requestedHandleTypes = NO_SHARING;
+    props.location = location(device);
+    props
+}
+
+fn find(api: &Api, ordinal: usize) -> DeviceResult<CUdevice> {
     let count = driver::device_count(api)?;
     let number = match c_int::try_from(ordinal) {
         Ok(number) if ordinal < count => number,
@@ -217,7 +248,7 @@ fn find(api: &Api, ordinal: usize) -> DeviceResult<RawDevice> {
     Ok(raw)
 }
 
-fn ask(api: &Api, device: RawDevice, what: c_int) -> DeviceResult<c_int> {
+fn attribute(api: &Api, device: CUdevice, what: CUdevice_attribute) -> DeviceResult<c_int> {
     let mut value = 0;
     // SAFETY: `value` is writable, and the device came from cuDeviceGet.
     unsafe { api.cuDeviceGetAttribute(&mut value, what, device) }?;
@@ -232,13 +263,14 @@ fn text(ask: impl FnOnce(*mut c_char, c_int) -> Result<(), Failure>) -> DeviceRe
     Ok(text.to_string_lossy().into_owned())
 }
 
-fn properties(api: &Api, raw: RawDevice, ordinal: usize, options: CudaOptions) -> DeviceResult<Properties> {
+fn properties(api: &Api, raw: CUdevice, ordinal: usize, options: CudaOptions) -> DeviceResult<Properties> {
+    use CUdevice_attribute as A;
     // SAFETY: `to` is writable for `len` bytes.
     let name = text(|to, len| unsafe { api.cuDeviceGetName(to, len, raw) })?;
     let mut total = 0_usize;
     // SAFETY: `total` is writable.
     unsafe { api.cuDeviceTotalMem_v2(&mut total, raw) }?;
-    let pages = ask(api, raw, attribute::VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0;
+    let pages = attribute(api, raw, A::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0;
     if options.virtual_memory == Some(true) && !pages {
         return Err(DeviceError::Unsupported { device: name, what: "virtual memory management" });
     }
@@ -250,14 +282,15 @@ fn properties(api: &Api, raw: RawDevice, ordinal: usize, options: CudaOptions) -
         total_memory: total as u64,
         granularity: if virtual_memory { granularity(api, raw)? } else { GRANULARITY_WITHOUT_PAGES },
         virtual_memory,
-        memory_pools: ask(api, raw, attribute::MEMORY_POOLS_SUPPORTED)? != 0,
+        memory_pools: attribute(api, raw, A::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0,
     })
 }
 
-fn granularity(api: &Api, raw: RawDevice) -> DeviceResult<u64> {
+fn granularity(api: &Api, raw: CUdevice) -> DeviceResult<u64> {
+    let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     let mut bytes = 0_usize;
     // SAFETY: `bytes` is writable and the properties are readable.
-    unsafe { api.cuMemGetAllocationGranularity(&mut bytes, &PageProps::of(raw), GRANULARITY_MINIMUM) }?;
+    unsafe { api.cuMemGetAllocationGranularity(&mut bytes, &page_props(raw), minimum) }?;
     Ok(bytes as u64)
 }
 

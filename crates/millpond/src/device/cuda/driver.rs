@@ -102,10 +102,9 @@ fn decode_version(number: c_int) -> DriverVersion {
 fn explain_missing(missing: NoApi) -> DeviceError {
     DeviceError::Unavailable(match missing {
         NoApi::NoLibrary => format!(
-            "no CUDA driver: {} was looked for {} and in the system's library folders. \
+            "no CUDA driver: libcuda.so (libcuda.so.1) was looked for {} and in the system's library folders. \
              Install the NVIDIA driver (CUDA {OLDEST} or later), in a container pass the GPU in \
              (docker run --gpus all), or use the host device",
-            api::NAMES.join(" or "),
             match std::env::var("LD_LIBRARY_PATH") {
                 Ok(path) if !path.is_empty() => format!("in LD_LIBRARY_PATH ({path})"),
                 _ => String::from("in LD_LIBRARY_PATH (which is not set)"),

@@ -24,7 +24,7 @@ impl CudaDevice {
         // Twice boxed, because the driver passes on one thin pointer.
         let data = Box::into_raw(Box::new(Box::new(work) as Work)).cast::<c_void>();
         // SAFETY: `run` takes what `data` points to, and the driver calls it once.
-        let launched = unsafe { self.api().cuLaunchHostFunc(stream_of(stream), run, data) };
+        let launched = unsafe { self.api().cuLaunchHostFunc(stream_of(stream), Some(run), data) };
         if let Err(failure) = launched {
             // SAFETY: the driver refused, so it never calls `run`, and the box is ours again.
             drop(unsafe { Box::from_raw(data.cast::<Work>()) });

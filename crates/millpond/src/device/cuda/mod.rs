@@ -1,11 +1,11 @@
 //! `device/cuda/`: NVIDIA GPUs, through the driver interface (libcuda, CUDA 12.0 and later).
 //!
-//! It uses the words of `device/` and nothing else of ours. Nothing is needed to build it, and a machine
-//! without a driver gets a readable [`DeviceError::Unavailable`] when it asks for a device, not before.
+//! It uses the words of `device/` and, of cudarc, the raw types and the loading of libcuda. Nothing is needed
+//! to build it, and a machine without a driver gets a readable [`DeviceError::Unavailable`] when it asks for
+//! a device, not before.
 //!
 //! | file | concern |
 //! | --- | --- |
-//! | `abi` | the part of cuda.h that we use |
 //! | `api` | the driver's functions that we call, as one table loaded at once |
 //! | `driver` | finding and starting the driver, and saying what is wrong with it |
 //! | `context` | the primary context, made current only around the calls that need it |
@@ -25,7 +25,6 @@
 //! handles (events, streams that are not the two default ones, pages, mappings) carry their context and need
 //! none. [`CudaDevice::make_current`] makes it current for good.
 
-mod abi;
 mod api;
 mod async_pool;
 mod calls;
