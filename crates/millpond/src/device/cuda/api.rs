@@ -168,6 +168,7 @@ driver_functions! {
     cuMemFree_v2(at: CUdeviceptr);
     cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
     cuMemPoolDestroy(pool: CUmemoryPool);
+    cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
     cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
     cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
     cuMemAllocFromPoolAsync(at: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);

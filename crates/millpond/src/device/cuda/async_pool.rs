@@ -45,6 +45,15 @@ impl AsyncPool {
         self.raw
     }
 
+    /// Gives back everything that no block holds. After an allocation that was refused: the driver takes all
+    /// the memory there is before it finds that it is too little, and keeps it (seen with driver 580).
+    pub(super) fn trim(&self) {
+        // SAFETY: the pool lives.
+        if let Err(failure) = unsafe { self.api.cuMemPoolTrimTo(self.raw, 0) } {
+            tracing::debug!(?failure, "the driver's pool was not trimmed");
+        }
+    }
+
     pub(super) fn usage(&self) -> DeviceResult<AsyncUsage> {
         use CUmemPool_attribute as A;
         Ok(AsyncUsage {

@@ -106,7 +106,8 @@ impl Device for CudaDevice {
         let mut at = 0;
         // SAFETY: `at` is writable, the pool lives as long as `self`, the stream by the rule for handles.
         unsafe { self.api().cuMemAllocFromPoolAsync(&mut at, bytes as usize, pool.raw(), stream_of(stream)) }
-            .map_err(|failure| failure.asking(bytes))?;
+            .map_err(|failure| failure.asking(bytes))
+            .inspect_err(|_| pool.trim())?;
         Ok(DevicePtr::new(at))
     }
 
