@@ -164,13 +164,15 @@ impl Backend for CudaBackend {
         check("input_gradient", w.shape(), (w.rows(), dy.cols()))?;
         check("input_gradient", x.shape(), (dy.rows(), w.rows()))?;
         self.engine.enter()?;
-        let out = self.main.memory.uninit(x.rows(), x.cols())?;
-        let product = Product::right_transposed(dy.shape(), w.shape());
+        let parts = parts_of(dy.cols(), x.len());
+        let product = Product::right_transposed(dy.shape(), w.shape(), parts);
+        let sums = self.main.memory.uninit(parts * x.rows(), x.cols())?;
         // SAFETY: the shapes agree.
-        unsafe { multiply(self.engine, &mut self.plans, &mut self.main, product, operands(dy, w, &out)) }?;
+        unsafe { multiply(self.engine, &mut self.plans, &mut self.main, product, operands(dy, w, &sums)) }?;
+        let out = self.main.memory.uninit(x.rows(), x.cols())?;
         let kernels = &self.engine.kernels;
         // SAFETY: the shapes agree.
-        unsafe { kernels.relu_gradient(self.main.memory.stream().handle(), &out, x) }?;
+        unsafe { kernels.relu_gradient(self.main.memory.stream().handle(), &out, (&sums, parts), x) }?;
         Ok(out)
     }
 
@@ -238,6 +240,15 @@ impl CudaBackend {
         // SAFETY: the shapes agree, and whoever made the order put no index in it that has no label.
         unsafe { kernels.cross_entropy(stream, (logits, labels, rows), (gradient, totals)) }
     }
+}
+
+/// Into how many parts to cut sums over `inner` for `count` results. The library does not cut products with a
+/// transposed right factor, and few results of long sums leave most of a GPU idle: 64 × 784 over 784 took
+/// 33 µs whole on an H200 (ncu, 2026-11-21). Parts of whole float4s, so that the loads stay wide.
+fn parts_of(inner: usize, count: usize) -> usize {
+    const SHORTEST: usize = 64;
+    let suits = |parts: &usize| inner % (4 * parts) == 0 && inner / parts >= SHORTEST;
+    if count % 4 == 0 { (2..=8).rev().find(suits).unwrap_or(1) } else { 1 }
 }
 
 /// The batch's part of its order.

@@ -13,7 +13,7 @@ use cudarc::cublaslt::{
         cublasLtMatmulAlgo_t, cublasLtMatmulAlgoConfigAttributes_t as Setting, cublasLtMatmulDesc_t,
         cublasLtMatmulDescAttributes_t as Attribute, cublasLtMatmulHeuristicResult_t,
         cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t as Limit, cublasLtMatrixLayout_t,
-        cublasStatus_t, cudaDataType, cudaStream_t,
+        cublasLtMatrixLayoutAttribute_t as Shape, cublasStatus_t, cudaDataType, cudaStream_t,
     },
 };
 use millpond::device::{DevicePtr, StreamHandle};
@@ -37,25 +37,27 @@ pub(super) struct Product {
     left_transposed: bool,
     right_transposed: bool,
     relu: bool,
+    /// The sums over `inner` are cut into as many parts, and `out` has a matrix for each.
+    parts: usize,
 }
 
 impl Product {
     /// `left[rows, inner] · right[inner, cols]`, and `max(0, …)` of it if `relu`.
     pub(super) fn plain(left: (usize, usize), right: (usize, usize), relu: bool) -> Self {
         let ((rows, inner), (_, cols)) = (left, right);
-        Self { rows, inner, cols, left_transposed: false, right_transposed: false, relu }
+        Self { rows, inner, cols, left_transposed: false, right_transposed: false, relu, parts: 1 }
     }
 
-    /// `left[rows, inner] · right[cols, inner]ᵀ`.
-    pub(super) fn right_transposed(left: (usize, usize), right: (usize, usize)) -> Self {
+    /// `left[rows, inner] · right[cols, inner]ᵀ`, as `parts` matrices to be added up; `parts` divides `inner`.
+    pub(super) fn right_transposed(left: (usize, usize), right: (usize, usize), parts: usize) -> Self {
         let ((rows, inner), (cols, _)) = (left, right);
-        Self { rows, inner, cols, left_transposed: false, right_transposed: true, relu: false }
+        Self { rows, inner, cols, left_transposed: false, right_transposed: true, relu: false, parts }
     }
 
     /// `left[inner, rows]ᵀ · right[inner, cols]`.
     pub(super) fn left_transposed(left: (usize, usize), right: (usize, usize)) -> Self {
         let ((inner, rows), (_, cols)) = (left, right);
-        Self { rows, inner, cols, left_transposed: true, right_transposed: false, relu: false }
+        Self { rows, inner, cols, left_transposed: true, right_transposed: false, relu: false, parts: 1 }
     }
 }
 
@@ -97,7 +99,7 @@ impl CublasLt {
 
     /// Describes a product to the library.
     pub(super) fn describe(&'static self, product: Product) -> Result<Described> {
-        let Product { rows, inner, cols, left_transposed, right_transposed, relu } = product;
+        let Product { rows, inner, cols, left_transposed, right_transposed, relu, parts } = product;
         let description = Description::new(self.compute)?;
         for (attribute, value, wanted) in [
             (Attribute::CUBLASLT_MATMUL_DESC_TRANSA, TRANSPOSED, right_transposed),
@@ -108,14 +110,28 @@ impl CublasLt {
                 description.set(attribute, value)?;
             }
         }
-        // The shapes in which the row-major matrices are stored, rows and columns.
-        let stored = |transposed, rows, cols| if transposed { (cols, rows) } else { (rows, cols) };
+        let part = inner / parts;
+        // A factor as it is stored, row-major: its rows and columns, and its part of them. Only products
+        // whose factors both have `inner` as columns are cut.
+        let factor = |transposed, rows, cols| {
+            let (rows, cols) = if transposed { (cols, rows) } else { (rows, cols) };
+            if parts == 1 {
+                Layout::new((rows, cols))
+            } else {
+                Layout::parts((rows, part), cols, (parts, part))
+            }
+        };
+        let out = if parts == 1 {
+            Layout::new((rows, cols))
+        } else {
+            Layout::parts((rows, cols), cols, (parts, rows * cols))
+        };
         Ok(Described {
             lt: self,
             description,
-            right: Layout::new(stored(right_transposed, inner, cols))?,
-            left: Layout::new(stored(left_transposed, rows, inner))?,
-            out: Layout::new((rows, cols))?,
+            right: factor(right_transposed, inner, cols)?,
+            left: factor(left_transposed, rows, inner)?,
+            out: out?,
         })
     }
 }
@@ -140,6 +156,28 @@ impl Layout {
         result::create_matrix_layout(F32, cols as u64, rows as u64, cols as i64)
             .map(Self)
             .map_err(refused("cublasLtMatrixLayoutCreate"))
+    }
+}
+
+impl Layout {
+    /// `count` matrices of one shape, each `stride` elements after the one before, in rows of `pitch` elements.
+    fn parts((rows, cols): (usize, usize), pitch: usize, (count, stride): (usize, usize)) -> Result<Self> {
+        let made = result::create_matrix_layout(F32, cols as u64, rows as u64, pitch as i64)
+            .map(Self)
+            .map_err(refused("cublasLtMatrixLayoutCreate"))?;
+        let (count, stride) = (count as i32, stride as i64);
+        let batch = (Shape::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (&raw const count).cast(), size_of::<i32>());
+        let offset = (
+            Shape::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+            (&raw const stride).cast(),
+            size_of::<i64>(),
+        );
+        for (attribute, value, bytes) in [batch, offset] {
+            // SAFETY: the layout lives; the attributes are numbers of these sizes.
+            unsafe { result::set_matrix_layout_attribute(made.0, attribute, value, bytes) }
+                .map_err(refused("cublasLtMatrixLayoutSetAttribute"))?;
+        }
+        Ok(made)
     }
 }
 

@@ -9,13 +9,22 @@ extern "C" __global__ void gather(float* __restrict__ out, const unsigned char* 
     for (unsigned j = threadIdx.x; j < pixels; j += blockDim.x) row[j] = image[j] / 255.0f;
 }
 
-// dx[i] = x[i] > 0 ? dx[i] : 0, four at a time and the tail by the first threads.
-extern "C" __global__ void relu_gradient(float* __restrict__ dx, const float* __restrict__ x, size_t count) {
+// dx[i] = x[i] > 0 ? sum over p of parts[p, i] : 0, four at a time and the tail by the first threads. With
+// several parts `count` is a multiple of four.
+extern "C" __global__ void relu_gradient(float* __restrict__ dx, const float* __restrict__ parts,
+                                         size_t number, const float* __restrict__ x, size_t count) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     size_t fours = count / 4;
     if (i < fours) {
         float4 at = reinterpret_cast<const float4*>(x)[i];
-        float4 d = reinterpret_cast<float4*>(dx)[i];
+        float4 d = reinterpret_cast<const float4*>(parts)[i];
+        for (size_t p = 1; p < number; ++p) {
+            float4 next = reinterpret_cast<const float4*>(parts + p * count)[i];
+            d.x += next.x;
+            d.y += next.y;
+            d.z += next.z;
+            d.w += next.w;
+        }
         d.x = at.x > 0.0f ? d.x : 0.0f;
         d.y = at.y > 0.0f ? d.y : 0.0f;
         d.z = at.z > 0.0f ? d.z : 0.0f;
@@ -23,7 +32,7 @@ extern "C" __global__ void relu_gradient(float* __restrict__ dx, const float* __
         reinterpret_cast<float4*>(dx)[i] = d;
     }
     size_t tail = fours * 4 + i;
-    if (tail < count && i < 4) dx[tail] = x[tail] > 0.0f ? dx[tail] : 0.0f;
+    if (tail < count && i < 4) dx[tail] = x[tail] > 0.0f ? parts[tail] : 0.0f;
 }
 
 // One block, which is what makes the sums come out the same every time. A thread takes every blockDim-th row;

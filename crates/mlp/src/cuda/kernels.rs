@@ -92,13 +92,27 @@ impl Kernels {
         unsafe { driver::launch(self.gather, grid, stream, &mut arguments) }
     }
 
-    /// `dx ⊙= [x > 0]`.
+    /// `dx = sum(parts) ⊙ [x > 0]`, in the order of the parts.
     ///
     /// # Safety
-    /// Both have the same shape.
-    pub(super) unsafe fn relu_gradient(&self, stream: StreamHandle, dx: &Tensor, x: &Tensor) -> Result<()> {
-        let (mut to, mut from, mut count) = (dx.ptr().raw(), x.ptr().raw(), dx.len());
-        let mut arguments = [argument(&mut to), argument(&mut from), argument(&mut count)];
+    /// `dx`, `x` and each of the `parts.1` matrices of `parts.0` have the same shape, and a multiple of four
+    /// elements if there are several.
+    pub(super) unsafe fn relu_gradient(
+        &self,
+        stream: StreamHandle,
+        dx: &Tensor,
+        parts: (&Tensor, usize),
+        x: &Tensor,
+    ) -> Result<()> {
+        let (mut to, mut from, mut at) = (dx.ptr().raw(), parts.0.ptr().raw(), x.ptr().raw());
+        let (mut number, mut count) = (parts.1, dx.len());
+        let mut arguments = [
+            argument(&mut to),
+            argument(&mut from),
+            argument(&mut number),
+            argument(&mut at),
+            argument(&mut count),
+        ];
         let grid = Grid { blocks: (blocks(count, 4 * THREADS as usize), 1), threads: THREADS };
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
         unsafe { driver::launch(self.relu_gradient, grid, stream, &mut arguments) }
