@@ -1,0 +1,14 @@
+//! Traces of GPU memory, replayed: what each allocator would have reserved, and on which card it would fit.
+//!
+//! Above `millpond` and `millpond-baselines`, below the command.
+//!
+//! **How one trace passes through.** `read/` turns a file into [`event`]s, whichever program recorded it;
+//! [`trace`] resolves their addresses to dense numbers; [`replay`] puts them through an allocator on a device.
+
+pub mod event;
+mod pickle;
+pub mod read;
+pub mod replay;
+pub mod trace;
+
+pub use pickle::{InputError, PickleError};

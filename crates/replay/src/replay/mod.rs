@@ -1,0 +1,196 @@
+//! `replay/`: puts a trace through an allocator on a device, and says what came of it.
+//!
+//! Uses `trace`, and the allocators of `millpond-baselines`.
+//!
+//! **How one replay runs.** [`Program`] keeps of the trace what the allocator will be asked. A [`Stage`] is a
+//! device with the trace's streams. [`Stage::play`] makes the calls one after another, as fast as they go:
+//! the trace's times are not waited for, and on the simulated device all work is complete at once. What the
+//! device's calls cost there is counted in virtual time.
+
+mod outcome;
+mod program;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use millpond::device::DevicePtr;
+use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::{Context, Stream};
+use millpond_baselines::{Allocator, ChoiceError};
+
+pub use outcome::{Calls, Oom, Outcome};
+pub use program::{FreeWhen, Program, Step};
+
+use crate::trace::Trace;
+
+/// Why a replay could not be done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplayError {
+    /// There is no such allocator, or none on this device.
+    #[error(transparent)]
+    Allocator(#[from] ChoiceError),
+    /// The device refused something other than memory.
+    #[error("{0}")]
+    Device(#[from] millpond::device::DeviceError),
+    /// The allocator failed, other than for want of memory.
+    #[error("{allocator} failed at event {event}: {error}")]
+    Failed {
+        /// The allocator's name.
+        allocator: String,
+        /// The step, from 0.
+        event: usize,
+        /// What it said.
+        error: millpond::Error,
+    },
+}
+
+/// Memory of the simulated device where no capacity was asked for: more than any trace needs.
+pub const UNLIMITED: u64 = 1 << 44;
+
+/// A device with the streams of a trace.
+#[derive(Debug)]
+pub struct Stage {
+    context: Context,
+    sim: Option<Arc<SimDevice>>,
+    streams: Vec<Stream>,
+}
+
+/// What [`Stage::play`] did.
+#[derive(Debug, Clone, Copy)]
+pub struct Played {
+    /// Steps done, a failed one not counted.
+    pub events: usize,
+    /// How long that took, by the clock on the wall.
+    pub took: Duration,
+    /// The request that found no memory.
+    pub oom: Option<Oom>,
+}
+
+impl Stage {
+    /// A simulated device of `capacity` bytes.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn sim(program: &Program, capacity: u64) -> Result<Self, ReplayError> {
+        let sim = SimDevice::new(SimOptions { capacity, ..SimOptions::default() })?;
+        let context = Context::new(sim.clone());
+        Ok(Self { sim: Some(sim), ..Self::new(program, context)? })
+    }
+
+    /// Any device.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn new(program: &Program, context: Context) -> Result<Self, ReplayError> {
+        let streams = (0..program.streams).map(|_| context.create_stream());
+        Ok(Self { streams: streams.collect::<Result<_, _>>()?, sim: None, context })
+    }
+
+    /// The device with its pools.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// The stream with this number in the program.
+    pub fn stream(&self, number: u16) -> &Stream {
+        &self.streams[usize::from(number)]
+    }
+
+    /// Virtual time spent in the device's calls so far; `None` for a real device.
+    pub fn device_time(&self) -> Option<Duration> {
+        self.sim.as_ref().map(|sim| sim.time_spent().total())
+    }
+
+    /// Runs the program's first `steps` steps. Blocks that are live then have their addresses in `blocks`,
+    /// the others null.
+    ///
+    /// # Errors
+    /// [`ReplayError::Failed`]; an allocator without memory is no error.
+    pub fn play(
+        &self,
+        allocator: &dyn Allocator,
+        steps: &[Step],
+        blocks: &mut [DevicePtr],
+    ) -> Result<Played, ReplayError> {
+        let start = Instant::now();
+        let stopped = self.play_until_refused(allocator, steps, blocks);
+        let took = start.elapsed();
+        let Some((event, error)) = stopped else {
+            return Ok(Played { events: steps.len(), took, oom: None });
+        };
+        let bytes = steps[event].size;
+        match error {
+            millpond::Error::OutOfMemory(_)
+            | millpond::Error::Device(millpond::device::DeviceError::OutOfMemory { .. }) => {
+                Ok(Played { events: event, took, oom: Some(Oom { event, bytes }) })
+            }
+            error => Err(ReplayError::Failed { allocator: allocator.name().to_owned(), event, error }),
+        }
+    }
+
+    /// The loop that the events a second are counted in. Returns the step that was refused.
+    fn play_until_refused(
+        &self,
+        allocator: &dyn Allocator,
+        steps: &[Step],
+        blocks: &mut [DevicePtr],
+    ) -> Option<(usize, millpond::Error)> {
+        for (at, step) in steps.iter().enumerate() {
+            let stream = &self.streams[usize::from(step.stream)];
+            let block = &mut blocks[step.block as usize];
+            let done = if step.alloc {
+                allocator.allocate(step.size, stream).map(|ptr| *block = ptr)
+            } else {
+                allocator.free(std::mem::take(block), stream)
+            };
+            if let Err(error) = done {
+                return Some((at, error));
+            }
+        }
+        None
+    }
+
+    /// Frees what is live, so that the allocator can be dropped.
+    ///
+    /// # Errors
+    /// [`ReplayError::Failed`].
+    pub fn clear(
+        &self,
+        allocator: &dyn Allocator,
+        program: &Program,
+        blocks: &mut [DevicePtr],
+    ) -> Result<(), ReplayError> {
+        for (at, step) in program.steps.iter().enumerate().filter(|(_, step)| step.alloc) {
+            let ptr = std::mem::take(&mut blocks[step.block as usize]);
+            allocator.free(ptr, self.stream(step.stream)).map_err(|error| {
+                let allocator = allocator.name().to_owned();
+                ReplayError::Failed { allocator, event: at, error }
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Replays a trace through the allocator of this name on a simulated device.
+///
+/// # Errors
+/// [`ReplayError`]; an allocator without memory is no error but an [`Outcome::oom`].
+pub fn on_sim(
+    trace: &Trace,
+    program: &Program,
+    allocator: &str,
+    capacity: u64,
+) -> Result<Outcome, ReplayError> {
+    let stage = Stage::sim(program, capacity)?;
+    let chosen = millpond_baselines::by_name(allocator, stage.context())?;
+    let before = stage.device_time().unwrap_or_default();
+    let mut blocks = vec![DevicePtr::NULL; program.blocks];
+    let played = stage.play(&*chosen, &program.steps, &mut blocks)?;
+    let device_time = stage.device_time().map(|after| after - before);
+    let outcome = Outcome::new(trace, &*chosen, "sim", &played, device_time);
+    stage.clear(&*chosen, program, &mut blocks)?;
+    Ok(outcome)
+}
