@@ -1,4 +1,4 @@
-//! Recorded events, kept for reuse: what tells the binned allocator that a free is complete.
+//! Recorded events, kept for reuse: what tells the binned and the caching allocators that a free is complete.
 
 use std::sync::Arc;
 
@@ -64,8 +64,13 @@ impl Events {
         self.device.query_event(recorded.event)
     }
 
+    /// **Waits** until the event is complete.
+    pub(crate) fn wait(&self, recorded: &Recorded) -> DeviceResult<()> {
+        self.device.synchronize_event(recorded.event)
+    }
+
     /// Keeps events for reuse that nobody will ask about any more.
-    pub(crate) fn recycle(&self, recorded: Vec<Recorded>) {
+    pub(crate) fn recycle(&self, recorded: impl IntoIterator<Item = Recorded>) {
         self.spare.lock().extend(recorded.into_iter().map(|recorded| recorded.event));
     }
 }

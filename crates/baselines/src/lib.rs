@@ -1,6 +1,6 @@
 //! The other allocators, behind one trait: what millpond is measured against.
 //!
-//! Uses the public interface of `millpond` only. Each allocator is one file; all of them work over any
+//! Uses the public interface of `millpond` only. Each allocator is one file or folder; all of them work over any
 //! [`Device`](millpond::device::Device), so that they can be compared on a GPU, on the CPU and in simulation.
 //!
 //! **How one request passes through.** [`by_name`] builds the allocator that the user chose. Its
@@ -8,28 +8,43 @@
 //! block into its books (`books.rs`). A [`free`](Allocator::free) takes the block out of the books, which is
 //! what makes a double free an error, and keeps the memory until the streams that used it are past it.
 //!
-//! **What they do not do.** They hold a stream for as long as a block that it uses. So a stream from
+//! **What they do not do.** They hold a stream for as long as a block that it uses (`caching`, `expandable` and
+//! `bfc`, which order what they cache after streams: for as long as they live). So a stream from
 //! [`Context::foreign_stream`], which its owner may destroy at any time, is for the pool only, and a thread's
 //! default stream is used and freed on by its own thread.
 
+mod bfc;
 mod binned;
 mod books;
+mod caching;
 mod driver;
 mod events;
 mod first_fit;
 mod pool;
 mod stream_ordered;
+mod streams;
 
 use millpond::device::DevicePtr;
 use millpond::{Context, DeviceCalls, Level, Pool, Result, Stream};
 
+pub use bfc::{Bfc, BfcOptions};
 pub use binned::Binned;
+pub use caching::{Caching, CachingOptions, Divisions};
 pub use driver::Driver;
 pub use first_fit::FirstFit;
 pub use stream_ordered::StreamOrdered;
 
 /// The names that [`by_name`] knows, in the order in which reports list them.
-pub const NAMES: [&str; 5] = [pool::NAME, StreamOrdered::NAME, Driver::NAME, Binned::NAME, FirstFit::NAME];
+pub const NAMES: [&str; 8] = [
+    pool::NAME,
+    Caching::NAME,
+    Caching::EXPANDABLE,
+    Bfc::NAME,
+    StreamOrdered::NAME,
+    Driver::NAME,
+    Binned::NAME,
+    FirstFit::NAME,
+];
 
 /// Why there is no allocator to be had.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -54,6 +69,9 @@ pub enum ChoiceError {
 pub fn by_name(name: &str, context: &Context) -> std::result::Result<Box<dyn Allocator>, ChoiceError> {
     Ok(match name {
         pool::NAME => Box::new(Pool::builder(context).name(pool::NAME).build()?),
+        Caching::NAME => Box::new(Caching::new(context)),
+        Caching::EXPANDABLE => Box::new(Caching::with_options(context, CachingOptions::expandable())?),
+        Bfc::NAME => Box::new(Bfc::new(context)),
         StreamOrdered::NAME => Box::new(StreamOrdered::new(context)?),
         Driver::NAME => Box::new(Driver::new(context)),
         Binned::NAME => Box::new(Binned::new(context)),

@@ -43,6 +43,12 @@ suite! {
     binned_on_sim: "binned" on sim;
     first_fit_on_host: "first-fit" on host;
     first_fit_on_sim: "first-fit" on sim;
+    caching_on_host: "caching" on host;
+    caching_on_sim: "caching" on sim;
+    expandable_on_host: "expandable" on host;
+    expandable_on_sim: "expandable" on sim;
+    bfc_on_host: "bfc" on host;
+    bfc_on_sim: "bfc" on sim;
 }
 
 #[test]
