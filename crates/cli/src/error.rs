@@ -10,6 +10,10 @@ pub(crate) enum Error {
     #[error(transparent)]
     Training(#[from] millpond_mlp::Error),
     #[error(transparent)]
+    Trace(#[from] millpond_replay::read::ReadError),
+    #[error(transparent)]
+    Replay(#[from] millpond_replay::replay::ReplayError),
+    #[error(transparent)]
     Choice(#[from] ChoiceError),
     #[error(transparent)]
     Memory(#[from] millpond::Error),

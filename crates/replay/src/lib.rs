@@ -6,6 +6,7 @@
 //! [`trace`] resolves their addresses to dense numbers; [`replay`] puts them through an allocator on a device.
 
 pub mod event;
+pub mod fit;
 mod pickle;
 pub mod read;
 pub mod replay;

@@ -174,23 +174,26 @@ impl Stage {
     }
 }
 
-/// Replays a trace through the allocator of this name on a simulated device.
+/// Builds the allocator to be replayed.
+pub type Choose<'a> = dyn Fn(&Context) -> Result<Box<dyn Allocator>, ChoiceError> + 'a;
+
+/// Replays a trace through an allocator on a simulated device of `capacity` bytes.
 ///
 /// # Errors
 /// [`ReplayError`]; an allocator without memory is no error but an [`Outcome::oom`].
 pub fn on_sim(
     trace: &Trace,
     program: &Program,
-    allocator: &str,
+    choose: &Choose<'_>,
     capacity: u64,
 ) -> Result<Outcome, ReplayError> {
     let stage = Stage::sim(program, capacity)?;
-    let chosen = millpond_baselines::by_name(allocator, stage.context())?;
+    let allocator = choose(stage.context())?;
     let before = stage.device_time().unwrap_or_default();
     let mut blocks = vec![DevicePtr::NULL; program.blocks];
-    let played = stage.play(&*chosen, &program.steps, &mut blocks)?;
+    let played = stage.play(&*allocator, &program.steps, &mut blocks)?;
     let device_time = stage.device_time().map(|after| after - before);
-    let outcome = Outcome::new(trace, &*chosen, "sim", &played, device_time);
-    stage.clear(&*chosen, program, &mut blocks)?;
+    let outcome = Outcome::new(trace, &*allocator, "sim", &played, device_time);
+    stage.clear(&*allocator, program, &mut blocks)?;
     Ok(outcome)
 }
