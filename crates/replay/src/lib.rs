@@ -7,6 +7,7 @@
 
 pub mod event;
 pub mod fit;
+pub mod generate;
 mod pickle;
 pub mod read;
 pub mod replay;
