@@ -11,17 +11,22 @@ mod outcome;
 mod program;
 #[cfg(test)]
 mod tests;
+mod verify;
+mod waste;
+mod watch;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millpond::device::DevicePtr;
 use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::device::{Device, DevicePtr};
 use millpond::{Context, Stream};
 use millpond_baselines::{Allocator, ChoiceError};
 
 pub use outcome::{Calls, Oom, Outcome};
 pub use program::{FreeWhen, Program, Step};
+pub use waste::{Waste, at_peak};
+pub use watch::{Backing, Watched};
 
 use crate::trace::Trace;
 
@@ -45,6 +50,18 @@ pub enum ReplayError {
         /// What it said.
         error: millpond::Error,
     },
+    /// A block did not keep what was written into it: two blocks shared memory, or a page was lost.
+    #[error(
+        "block {block}: at offset {offset} it held {found} when it was freed, not its mark; its memory was given to another"
+    )]
+    Corrupt {
+        /// The block's number in the trace.
+        block: u32,
+        /// The offset in the block, in bytes.
+        offset: u64,
+        /// The bytes found there.
+        found: String,
+    },
 }
 
 /// Memory of the simulated device where no capacity was asked for: more than any trace needs.
@@ -55,6 +72,7 @@ pub const UNLIMITED: u64 = 1 << 44;
 pub struct Stage {
     context: Context,
     sim: Option<Arc<SimDevice>>,
+    watched: Option<Arc<Watched>>,
     streams: Vec<Stream>,
 }
 
@@ -80,13 +98,23 @@ impl Stage {
         Ok(Self { sim: Some(sim), ..Self::new(program, context)? })
     }
 
+    /// A device that is watched: what its calls take, and what lies where.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn watched(program: &Program, device: Arc<dyn Device>) -> Result<Self, ReplayError> {
+        let watched = Watched::new(device);
+        let context = Context::new(watched.clone());
+        Ok(Self { watched: Some(watched), ..Self::new(program, context)? })
+    }
+
     /// Any device.
     ///
     /// # Errors
     /// The device's own.
     pub fn new(program: &Program, context: Context) -> Result<Self, ReplayError> {
         let streams = (0..program.streams).map(|_| context.create_stream());
-        Ok(Self { streams: streams.collect::<Result<_, _>>()?, sim: None, context })
+        Ok(Self { streams: streams.collect::<Result<_, _>>()?, sim: None, watched: None, context })
     }
 
     /// The device with its pools.
@@ -99,9 +127,11 @@ impl Stage {
         &self.streams[usize::from(number)]
     }
 
-    /// Virtual time spent in the device's calls so far; `None` for a real device.
+    /// Time spent in the device's calls so far: virtual on the simulated device, measured on a watched one,
+    /// else `None`.
     pub fn device_time(&self) -> Option<Duration> {
-        self.sim.as_ref().map(|sim| sim.time_spent().total())
+        let virtual_time = self.sim.as_ref().map(|sim| sim.time_spent().total());
+        virtual_time.or_else(|| self.watched.as_ref().map(|watched| watched.time()))
     }
 
     /// Runs the program's first `steps` steps. Blocks that are live then have their addresses in `blocks`,
@@ -188,12 +218,44 @@ pub fn on_sim(
     capacity: u64,
 ) -> Result<Outcome, ReplayError> {
     let stage = Stage::sim(program, capacity)?;
-    let allocator = choose(stage.context())?;
-    let before = stage.device_time().unwrap_or_default();
-    let mut blocks = vec![DevicePtr::NULL; program.blocks];
-    let played = stage.play(&*allocator, &program.steps, &mut blocks)?;
-    let device_time = stage.device_time().map(|after| after - before);
-    let outcome = Outcome::new(trace, &*allocator, "sim", &played, device_time);
-    stage.clear(&*allocator, program, &mut blocks)?;
-    Ok(outcome)
+    Ok(stage.run(trace, program, choose, false)?.0)
+}
+
+/// Replays a trace through an allocator on any device, for real. With `verify`, every block is marked and its
+/// marks are looked for when it is freed; returns how many were found.
+///
+/// # Errors
+/// [`ReplayError`]; an allocator without memory is no error but an [`Outcome::oom`].
+pub fn on_device(
+    trace: &Trace,
+    program: &Program,
+    choose: &Choose<'_>,
+    device: Arc<dyn Device>,
+    verify: bool,
+) -> Result<(Outcome, u64), ReplayError> {
+    Stage::watched(program, device)?.run(trace, program, choose, verify)
+}
+
+impl Stage {
+    fn run(
+        &self,
+        trace: &Trace,
+        program: &Program,
+        choose: &Choose<'_>,
+        verify: bool,
+    ) -> Result<(Outcome, u64), ReplayError> {
+        let allocator = choose(self.context())?;
+        let before = self.device_time();
+        let mut blocks = vec![DevicePtr::NULL; program.blocks];
+        let (played, marks) = match verify {
+            true => self.play_verified(&*allocator, program, &mut blocks)?,
+            false => (self.play(&*allocator, &program.steps, &mut blocks)?, 0),
+        };
+        let device_time = self.device_time().zip(before).map(|(after, before)| after - before);
+        let kind = self.context().device().properties().kind.to_string();
+        let outcome = Outcome::new(trace, &*allocator, &kind, &played, device_time);
+        self.clear(&*allocator, program, &mut blocks)?;
+        self.context().synchronize()?;
+        Ok((outcome, marks))
+    }
 }
