@@ -13,6 +13,7 @@ mod outputs;
 mod progress;
 mod replay;
 mod replay_args;
+mod replay_export;
 mod screen;
 mod train;
 

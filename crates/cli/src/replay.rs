@@ -1,14 +1,21 @@
-//! `millpond replay`: traces through allocators on a simulated device, and what they tell.
+//! `millpond replay`: traces through allocators, on a simulated or a real device, and what they tell.
 
-use millpond::HumanBytes;
+use std::sync::Arc;
+
+use millpond::device::Device;
+use millpond::device::cuda::CudaDevice;
+use millpond::device::host::{HostDevice, HostOptions};
+use millpond::{Context, HumanBytes};
 use millpond_replay::fit::{self, CARDS_GIB};
 use millpond_replay::read::{self, Limits};
-use millpond_replay::replay::{Outcome, Program, UNLIMITED, on_sim};
+use millpond_replay::replay::{Outcome, Program, UNLIMITED, Waste, at_peak, on_device, on_sim};
 use millpond_replay::trace::Trace;
+use millpond_replay::verdict::Verdict;
 
 use crate::error::{Error, Result};
 use crate::outputs::Output;
-use crate::replay_args::ReplayArgs;
+use crate::replay_args::{On, ReplayArgs};
+use crate::replay_export;
 use crate::screen::{remark, say, table, thousands};
 
 /// One trace with one allocator.
@@ -16,15 +23,24 @@ struct Row {
     outcome: Outcome,
     /// The smallest capacity in bytes that fits, where it was looked for and there is one.
     smallest: Option<u64>,
+    /// Where memory is wasted at the peak, where that was looked for.
+    waste: Option<Waste>,
 }
+
+/// Memory of the host device where no capacity was asked for. Replays touch little of what they allocate.
+const HOST_CAPACITY: u64 = 1 << 40;
 
 /// Runs the command.
 pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
+    refuse_what_does_not_go_together(args)?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
     let mut outcomes = Vec::new();
     for path in &args.traces {
-        for trace in read::read(path, Limits::default())? {
-            outcomes.extend(replay(args, &trace)?);
+        for (index, trace) in read::read(path, Limits::default())?.iter().enumerate() {
+            if outcomes.is_empty() && index == 0 {
+                replay_export::write(args, trace)?;
+            }
+            outcomes.extend(replay(args, trace)?);
         }
     }
     match json {
@@ -33,27 +49,82 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     }
 }
 
+fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> {
+    match (args.device, args.verify, args.capacity) {
+        (On::Sim, true, _) => {
+            Err(Error::Usage("--verify needs real memory: add --device host or --device cuda".to_owned()))
+        }
+        (On::Cuda(_), _, Some(_)) => {
+            Err(Error::Usage("--capacity is for --device sim or host; a GPU has what it has".to_owned()))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Replays one trace with every allocator asked for, and says what came of it.
 fn replay(args: &ReplayArgs, trace: &Trace) -> Result<Vec<Outcome>> {
     let program = Program::new(trace, args.free());
     introduce(trace, &program);
+    let names = args.allocators();
     let mut rows = Vec::new();
-    for name in args.allocators() {
-        let choose = move |context: &millpond::Context| millpond_baselines::by_name(name, context);
-        let outcome = on_sim(trace, &program, &choose, args.capacity.unwrap_or(UNLIMITED))?;
-        let smallest = match args.capacity {
-            Some(_) => None,
-            None => fit::smallest_capacity(trace, &program, &choose, &outcome)?,
+    for &name in &names {
+        let row = match args.device {
+            On::Sim => simulated(args, trace, &program, name),
+            device => for_real(args, trace, &program, (name, device)),
         };
-        rows.push(Row { outcome, smallest });
+        rows.push(row?);
     }
     say(&account(&rows));
-    match args.capacity {
-        Some(capacity) => say(&format!("\n{}", room(&rows, capacity))),
-        None => say(&format!("\nCards that would do\n{}", cards(&rows))),
+    if args.device == On::Sim {
+        say(&format!("\nAt the peak, reserved and not requested\n{}", wasted(&rows)));
+        match args.capacity {
+            Some(capacity) => say(&format!("\n{}", room(&rows, capacity))),
+            None => say(&format!("\nCards that would do\n{}", cards(&rows))),
+        }
+        if ["millpond", "caching"].iter().all(|name| names.contains(name)) {
+            say("");
+            Verdict::of(trace, &program)?.lines().iter().for_each(|line| say(line));
+        }
     }
     say("");
     Ok(rows.into_iter().map(|row| row.outcome).collect())
+}
+
+fn simulated(args: &ReplayArgs, trace: &Trace, program: &Program, name: &'static str) -> Result<Row> {
+    let choose = move |context: &Context| millpond_baselines::by_name(name, context);
+    let outcome = on_sim(trace, program, &choose, args.capacity.unwrap_or(UNLIMITED))?;
+    let smallest = match args.capacity {
+        Some(_) => None,
+        None => fit::smallest_capacity(trace, program, &choose, &outcome)?,
+    };
+    let waste = Some(at_peak(program, &choose)?);
+    Ok(Row { outcome, smallest, waste })
+}
+
+/// Replays on a device object of its own, so that nothing is left from the allocator before.
+fn for_real(
+    args: &ReplayArgs,
+    trace: &Trace,
+    program: &Program,
+    (name, on): (&'static str, On),
+) -> Result<Row> {
+    let choose = move |context: &Context| millpond_baselines::by_name(name, context);
+    let device: Arc<dyn Device> = match on {
+        On::Cuda(ordinal) => CudaDevice::new(ordinal)?,
+        On::Host | On::Sim => {
+            let capacity = Some(args.capacity.unwrap_or(HOST_CAPACITY));
+            HostDevice::with_options(HostOptions { capacity, ..HostOptions::default() })?
+        }
+    };
+    let free_before = device.memory_info()?.free;
+    let (outcome, marks) = on_device(trace, program, &choose, device, args.verify)?;
+    if args.verify {
+        say(&format!("{name}: {} marks found where they were written", thousands(marks)));
+    }
+    if matches!(on, On::Cuda(_)) {
+        say(&format!("{name}: the driver had {} free before", HumanBytes(free_before)));
+    }
+    Ok(Row { outcome, smallest: None, waste: None })
 }
 
 fn introduce(trace: &Trace, program: &Program) {
@@ -113,12 +184,27 @@ fn account(rows: &[Row]) -> String {
     table(&lines)
 }
 
+/// Where the bytes are that nobody asked for.
+fn wasted(rows: &[Row]) -> String {
+    let titles = ["allocator", "wasted", "rounding", "holes", "caches", "other streams", "at event"];
+    let mut lines = vec![titles.map(str::to_owned).to_vec()];
+    for Row { outcome, waste, .. } in rows {
+        let Some(waste) = waste else { continue };
+        let parts = [waste.rounding, waste.holes, waste.caches, waste.other_streams];
+        let bytes = [parts.iter().sum()].into_iter().chain(parts).map(|bytes| HumanBytes(bytes).to_string());
+        let mut line = vec![outcome.allocator.clone()];
+        line.extend(bytes.chain([thousands(waste.event as u64)]));
+        lines.push(line);
+    }
+    table(&lines)
+}
+
 /// Which cards would do, for each allocator.
 fn cards(rows: &[Row]) -> String {
     let mut titles = vec!["allocator".to_owned(), "needs".to_owned()];
     titles.extend(CARDS_GIB.map(|gib| format!("{gib}")));
     let mut lines = vec![titles];
-    for Row { outcome, smallest } in rows {
+    for Row { outcome, smallest, .. } in rows {
         let mut line = vec![outcome.allocator.clone()];
         line.push(smallest.map_or_else(|| "-".to_owned(), |bytes| HumanBytes(bytes).to_string()));
         let mark = |gib| if smallest.is_some_and(|bytes| fit::fits(bytes, gib)) { "yes" } else { "no" };

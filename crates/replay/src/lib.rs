@@ -6,11 +6,13 @@
 //! [`trace`] resolves their addresses to dense numbers; [`replay`] puts them through an allocator on a device.
 
 pub mod event;
+pub mod export;
 pub mod fit;
 pub mod generate;
 mod pickle;
 pub mod read;
 pub mod replay;
 pub mod trace;
+pub mod verdict;
 
 pub use pickle::{InputError, PickleError};
