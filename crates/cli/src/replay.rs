@@ -9,6 +9,7 @@ use millpond::{Context, HumanBytes};
 use millpond_replay::fit::{self, CARDS_GIB};
 use millpond_replay::read::{self, Limits};
 use millpond_replay::replay::{Outcome, Program, UNLIMITED, Waste, at_peak, on_device, on_sim};
+use millpond_replay::report::Section;
 use millpond_replay::trace::Trace;
 use millpond_replay::verdict::Verdict;
 
@@ -34,14 +35,17 @@ const HOST_CAPACITY: u64 = 1 << 40;
 pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     refuse_what_does_not_go_together(args)?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
-    let mut outcomes = Vec::new();
+    let (mut outcomes, mut sections) = (Vec::new(), Vec::new());
     for path in &args.traces {
         for (index, trace) in read::read(path, Limits::default())?.iter().enumerate() {
             if outcomes.is_empty() && index == 0 {
                 replay_export::write(args, trace)?;
             }
-            outcomes.extend(replay(args, trace)?);
+            outcomes.extend(replay(args, trace, &mut sections)?);
         }
+    }
+    if let Some(path) = &args.report {
+        replay_export::report(path, &sections)?;
     }
     match json {
         Some(file) => write_json(file, &outcomes),
@@ -62,7 +66,7 @@ fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> {
 }
 
 /// Replays one trace with every allocator asked for, and says what came of it.
-fn replay(args: &ReplayArgs, trace: &Trace) -> Result<Vec<Outcome>> {
+fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Result<Vec<Outcome>> {
     let program = Program::new(trace, args.free());
     introduce(trace, &program);
     let names = args.allocators();
@@ -75,6 +79,7 @@ fn replay(args: &ReplayArgs, trace: &Trace) -> Result<Vec<Outcome>> {
         rows.push(row?);
     }
     say(&account(&rows));
+    let mut verdict = Vec::new();
     if args.device == On::Sim {
         say(&format!("\nAt the peak, reserved and not requested\n{}", wasted(&rows)));
         match args.capacity {
@@ -83,11 +88,25 @@ fn replay(args: &ReplayArgs, trace: &Trace) -> Result<Vec<Outcome>> {
         }
         if ["millpond", "caching"].iter().all(|name| names.contains(name)) {
             say("");
-            Verdict::of(trace, &program)?.lines().iter().for_each(|line| say(line));
+            verdict = Verdict::of(trace, &program)?.lines();
+            verdict.iter().for_each(|line| say(line));
         }
     }
     say("");
+    if args.report.is_some() {
+        sections.push(section(trace, &program, verdict, &rows)?);
+    }
     Ok(rows.into_iter().map(|row| row.outcome).collect())
+}
+
+/// What the report shows of a trace. Charts are of replays on the simulated device.
+fn section(trace: &Trace, program: &Program, verdict: Vec<String>, rows: &[Row]) -> Result<Section> {
+    let mut section = Section::of(trace, program, verdict);
+    for Row { outcome, smallest, .. } in rows {
+        let choose = |context: &Context| millpond_baselines::by_name(&outcome.allocator, context);
+        section.add((trace, program), &choose, outcome.clone(), *smallest)?;
+    }
+    Ok(section)
 }
 
 fn simulated(args: &ReplayArgs, trace: &Trace, program: &Program, name: &'static str) -> Result<Row> {

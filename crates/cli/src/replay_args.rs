@@ -41,6 +41,9 @@ pub(crate) struct ReplayArgs {
     /// Write the results to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Write a page with charts to this file: memory over time, the map at the peak, who held it
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
     /// Write what was read as a PyTorch snapshot, for pytorch.org/memory_viz
     #[arg(long, value_name = "FILE")]
     pub(crate) export_snapshot: Option<PathBuf>,

@@ -1,10 +1,12 @@
-//! The files that `millpond replay` exports: of the first trace, and of its replay by the first allocator.
+//! The files that `millpond replay` writes besides its results: the report of all traces; exports of the first
+//! trace, and of its replay by the first allocator.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use millpond_replay::export::{ExportError, chrome, snapshot};
+use millpond_replay::report::Section;
 use millpond_replay::trace::Trace;
 
 use crate::error::{Error, Result};
@@ -21,6 +23,11 @@ pub(crate) fn write(args: &ReplayArgs, trace: &Trace) -> Result<()> {
         to_file(path, |out| chrome(trace, args.free(), &choose, out))?;
     }
     Ok(())
+}
+
+/// Writes the report.
+pub(crate) fn report(path: &Path, sections: &[Section]) -> Result<()> {
+    to_file(path, |out| Ok(millpond_replay::report::write(sections, out)?))
 }
 
 fn to_file(

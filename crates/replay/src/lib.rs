@@ -12,6 +12,7 @@ pub mod generate;
 mod pickle;
 pub mod read;
 pub mod replay;
+pub mod report;
 pub mod trace;
 pub mod verdict;
 

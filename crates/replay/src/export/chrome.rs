@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::ExportError;
 use crate::replay::{Choose, FreeWhen, Program, Stage, UNLIMITED};
-use crate::trace::{OpKind, Trace};
+use crate::trace::Trace;
 
 /// Replays a trace through an allocator on the simulated device, and writes its counters over time.
 ///
@@ -29,7 +29,7 @@ pub fn chrome(
     let mut allocated = 0;
     write!(out, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
     write_event(out, &Name::process(trace, allocator.name()))?;
-    for (step, time_us) in program.steps.iter().zip(times(trace, &program, free)) {
+    for (step, time_us) in program.steps.iter().zip(program.times(trace)) {
         if stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?.oom.is_some() {
             break;
         }
@@ -49,16 +49,6 @@ pub fn chrome(
     write!(out, "]}}")?;
     stage.clear(&*allocator, &program, &mut blocks)?;
     Ok(())
-}
-
-/// The time of each step, in microseconds from the trace's start.
-fn times(trace: &Trace, program: &Program, free: FreeWhen) -> impl Iterator<Item = u64> {
-    let freeing = match free {
-        FreeWhen::Completed => OpKind::FreeCompleted,
-        FreeWhen::Requested => OpKind::FreeRequested,
-    };
-    let recorded = trace.ops.iter().filter(move |op| op.kind == OpKind::Alloc || op.kind == freeing);
-    std::iter::repeat_n(0, program.before).chain(recorded.map(|op| op.time_us))
 }
 
 #[derive(Serialize)]

@@ -25,7 +25,7 @@ use millpond_baselines::{Allocator, ChoiceError};
 
 pub use outcome::{Calls, Oom, Outcome};
 pub use program::{FreeWhen, Program, Step};
-pub use waste::{Waste, at_peak};
+pub use waste::{Map, Waste, at_peak, map_at_peak};
 pub use watch::{Backing, Watched};
 
 use crate::trace::Trace;

@@ -1,6 +1,6 @@
 //! A trace as the replay loop wants it: only what will be done, in a dense vector.
 
-use crate::trace::{OpKind, Trace};
+use crate::trace::{Op, OpKind, Trace};
 
 /// When a block that other streams used is freed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -32,6 +32,8 @@ pub struct Program {
     pub steps: Vec<Step>,
     /// How many of the steps come from before the recording.
     pub before: usize,
+    /// When blocks are freed.
+    pub free: FreeWhen,
     /// Numbers of blocks go up to this.
     pub blocks: usize,
     /// Numbers of streams go up to this.
@@ -41,25 +43,27 @@ pub struct Program {
 impl Program {
     /// The steps of a trace.
     pub fn new(trace: &Trace, free: FreeWhen) -> Self {
-        let freeing = match free {
-            FreeWhen::Completed => OpKind::FreeCompleted,
-            FreeWhen::Requested => OpKind::FreeRequested,
-        };
         let step = |block: u32, stream, alloc| {
             let size = trace.blocks[block as usize].size;
             Step { size, block, stream, alloc }
         };
         let before = trace.live_before.iter();
         let before = before.map(|&block| step(block, trace.blocks[block as usize].stream, true));
-        let wanted = trace.ops.iter().filter(|op| op.kind == OpKind::Alloc || op.kind == freeing);
-        let recorded = wanted.map(|op| step(op.block, op.stream, op.kind == OpKind::Alloc));
+        let recorded = replayed(trace, free);
+        let recorded = recorded.map(|op| step(op.block, op.stream, op.kind == OpKind::Alloc));
         // A block whose free was recorded only in part is not freed twice: the builder saw to that.
         Self {
             steps: before.chain(recorded).collect(),
             before: trace.live_before.len(),
+            free,
             blocks: trace.blocks.len(),
             streams: trace.streams.len(),
         }
+    }
+
+    /// When each step was recorded, in microseconds from the trace's start.
+    pub fn times(&self, trace: &Trace) -> impl Iterator<Item = u64> {
+        std::iter::repeat_n(0, self.before).chain(replayed(trace, self.free).map(|op| op.time_us))
     }
 
     /// The most bytes that are requested at once, and after which step.
@@ -78,4 +82,13 @@ impl Program {
         }
         peak
     }
+}
+
+/// The recorded ops that are steps of a replay.
+fn replayed(trace: &Trace, free: FreeWhen) -> impl Iterator<Item = &Op> {
+    let freeing = match free {
+        FreeWhen::Completed => OpKind::FreeCompleted,
+        FreeWhen::Requested => OpKind::FreeRequested,
+    };
+    trace.ops.iter().filter(move |op| op.kind == OpKind::Alloc || op.kind == freeing)
 }

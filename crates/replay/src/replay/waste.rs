@@ -38,9 +38,26 @@ const UNIT: u64 = 512;
 /// # Errors
 /// [`ReplayError`].
 pub fn at_peak(program: &Program, choose: &Choose<'_>) -> Result<Waste, ReplayError> {
+    Ok(map_at_peak(program, choose)?.0)
+}
+
+/// What lies where at one moment: address and bytes of each, by rising address.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Map {
+    /// Pages and segments.
+    pub backing: Vec<(u64, u64)>,
+    /// Live blocks.
+    pub live: Vec<(u64, u64)>,
+}
+
+/// As [`at_peak`], and what lies where then. The driver's own pool does not show its memory.
+///
+/// # Errors
+/// [`ReplayError`].
+pub fn map_at_peak(program: &Program, choose: &Choose<'_>) -> Result<(Waste, Map), ReplayError> {
     let peak = peak_step(program, choose)?;
     let steps = &program.steps[..program.steps.len().min(peak + 1)];
-    let Some(grown) = steps.last() else { return Ok(Waste::default()) };
+    let Some(grown) = steps.last() else { return Ok(Default::default()) };
     let stage = Stage::watched(program, sim()?)?;
     let allocator = choose(stage.context())?;
     let mut blocks = vec![DevicePtr::NULL; program.blocks];
@@ -75,7 +92,11 @@ pub fn at_peak(program: &Program, choose: &Choose<'_>) -> Result<Waste, ReplayEr
         other_streams: holes_elsewhere.min(holes) + caches_elsewhere.min(free - holes),
     };
     stage.clear(&*allocator, program, &mut blocks)?;
-    Ok(waste)
+    let map = Map {
+        backing: backing.iter().map(|backing| (backing.address, backing.bytes)).collect(),
+        live: live.values().map(|span| (span.address, span.bytes)).collect(),
+    };
+    Ok((waste, map))
 }
 
 fn sim() -> Result<std::sync::Arc<SimDevice>, ReplayError> {
