@@ -17,6 +17,7 @@ pub(crate) const ALL: &str = "all";
 Examples:
   millpond train                            train on the bundled digits, every byte from the pool
   millpond train --allocator all            compare the pool with other allocators
+  millpond replay snapshot.pickle           what a PyTorch job's memory did, and where it would fit
   millpond info                             devices, memory, driver")]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -27,6 +28,8 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Train a neural network whose every weight, activation and gradient is from the pool
     Train(Box<TrainArgs>),
+    /// Replay a recorded job: what each allocator would reserve, and where it would fit
+    Replay(Box<crate::replay_args::ReplayArgs>),
     /// Show devices, memory, driver, and what they support
     Info(InfoArgs),
     /// Download a data set to train on

@@ -9,6 +9,14 @@ use millpond_baselines::ChoiceError;
 pub(crate) enum Error {
     #[error(transparent)]
     Training(#[from] millpond_mlp::Error),
+    #[error("{0}")]
+    Usage(String),
+    #[error("{}: {error}", path.display())]
+    Export { path: PathBuf, error: millpond_replay::export::ExportError },
+    #[error(transparent)]
+    Trace(#[from] millpond_replay::read::ReadError),
+    #[error(transparent)]
+    Replay(#[from] millpond_replay::replay::ReplayError),
     #[error(transparent)]
     Choice(#[from] ChoiceError),
     #[error(transparent)]

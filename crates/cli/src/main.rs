@@ -11,6 +11,9 @@ mod fetch;
 mod info;
 mod outputs;
 mod progress;
+mod replay;
+mod replay_args;
+mod replay_export;
 mod screen;
 mod train;
 
@@ -23,6 +26,7 @@ use args::{Args, Command};
 fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Train(args) => train::run(&args),
+        Command::Replay(args) => replay::run(&args),
         Command::Info(args) => info::run(args.json),
         Command::Fetch(args) => fetch::run(&args),
     };

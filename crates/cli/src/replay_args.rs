@@ -1,0 +1,125 @@
+//! What the command line may say to `millpond replay`.
+
+use std::path::PathBuf;
+
+use clap::builder::PossibleValuesParser;
+use clap::{Args, ValueEnum};
+use millpond_baselines::NAMES;
+use millpond_replay::replay::FreeWhen;
+
+use crate::args::{ALL, allocators};
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A trace is a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot) or an RMM log, also gzipped or
+zstd-compressed. No GPU is needed.
+
+Examples:
+  millpond replay snapshot.pickle                        every allocator, and which cards would do
+  millpond replay *.pickle.gz --allocator millpond,caching --json out.json
+  millpond replay snapshot.pickle --capacity 24GiB       would it fit there?
+  millpond replay snapshot.pickle --device cuda --verify --allocator millpond")]
+pub(crate) struct ReplayArgs {
+    /// Traces to replay
+    #[arg(value_name = "TRACE", required = true)]
+    pub(crate) traces: Vec<PathBuf>,
+    /// Allocators, with commas between, or all
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = PossibleValuesParser::new(allocators()), hide_possible_values = true)]
+    allocator: Vec<String>,
+    /// Memory of the simulated device, such as 24GiB [default: no limit, and the smallest that fits is found]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) capacity: Option<u64>,
+    /// sim, or host, cuda or cuda:N to allocate for real
+    #[arg(long, default_value = "sim", value_parser = device)]
+    pub(crate) device: On,
+    /// On a real device: mark every block, and check the marks when it is freed
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// When a block that other streams used is freed
+    #[arg(long, value_enum, default_value = "completed")]
+    free: Free,
+    /// Write the results to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write a page with charts to this file: memory over time, the map at the peak, who held it
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
+    /// Write what was read as a PyTorch snapshot, for pytorch.org/memory_viz
+    #[arg(long, value_name = "FILE")]
+    pub(crate) export_snapshot: Option<PathBuf>,
+    /// Write the counters of the first allocator's replay, for ui.perfetto.dev
+    #[arg(long, value_name = "FILE")]
+    pub(crate) export_counters: Option<PathBuf>,
+}
+
+/// The device to replay on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum On {
+    Sim,
+    Host,
+    Cuda(usize),
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Free {
+    /// When the recorded allocator found it reusable
+    Completed,
+    /// When the program let go of it
+    Requested,
+}
+
+impl ReplayArgs {
+    /// The allocators to replay with, in the order of reports.
+    pub(crate) fn allocators(&self) -> Vec<&'static str> {
+        let named = |name: &&str| self.allocator.iter().any(|asked| asked == ALL || asked == *name);
+        NAMES.into_iter().filter(named).collect()
+    }
+
+    pub(crate) fn free(&self) -> FreeWhen {
+        match self.free {
+            Free::Completed => FreeWhen::Completed,
+            Free::Requested => FreeWhen::Requested,
+        }
+    }
+}
+
+fn device(text: &str) -> Result<On, String> {
+    let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
+    match (text, ordinal) {
+        ("sim", _) => Ok(On::Sim),
+        ("host", _) => Ok(On::Host),
+        ("cuda", _) => Ok(On::Cuda(0)),
+        (_, Some(ordinal)) => Ok(On::Cuda(ordinal)),
+        _ => Err("expected sim, host, cuda or cuda:N".to_owned()),
+    }
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    // "24G" means 24 GiB, as for every other tool that speaks of GPU memory.
+    let bytes = parse_size::Config::new().with_binary().parse_size(text);
+    match bytes {
+        Ok(0) | Err(_) => Err("expected a size such as 24GiB, 512MiB or 8000000000".to_owned()),
+        Ok(bytes) => Ok(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_go_by_their_names() {
+        assert_eq!(device("cuda:3"), Ok(On::Cuda(3)));
+        assert_eq!(device("host"), Ok(On::Host));
+        assert!(device("cuda:x").is_err());
+    }
+
+    #[test]
+    fn sizes_are_binary_unless_they_say_otherwise() {
+        assert_eq!(size("24GiB"), Ok(24 << 30));
+        assert_eq!(size("24g"), Ok(24 << 30));
+        assert_eq!(size("1000"), Ok(1000));
+        assert!(size("0").is_err());
+        assert!(size("much").is_err());
+    }
+}

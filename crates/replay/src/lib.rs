@@ -1,0 +1,19 @@
+//! Traces of GPU memory, replayed: what each allocator would have reserved, and on which card it would fit.
+//!
+//! Above `millpond` and `millpond-baselines`, below the command.
+//!
+//! **How one trace passes through.** `read/` turns a file into [`event`]s, whichever program recorded it;
+//! [`trace`] resolves their addresses to dense numbers; [`replay`] puts them through an allocator on a device.
+
+pub mod event;
+pub mod export;
+pub mod fit;
+pub mod generate;
+mod pickle;
+pub mod read;
+pub mod replay;
+pub mod report;
+pub mod trace;
+pub mod verdict;
+
+pub use pickle::{InputError, PickleError};

@@ -1,0 +1,202 @@
+//! The pickle machine: a stack, a memo, and one arm an opcode.
+
+use std::cmp::Ordering;
+
+use super::input::{Input, InputError};
+use super::{Dict, Fold, Heap, Step, Value};
+
+pub(super) struct Machine<'a> {
+    heap: Heap,
+    stack: Vec<Value>,
+    /// Where in the stack each open mark is.
+    marks: Vec<usize>,
+    memo: Vec<Value>,
+    fold: &'a mut dyn Fold,
+    /// Values that may still be made.
+    left: usize,
+    limit: usize,
+}
+
+impl<'a> Machine<'a> {
+    pub(super) fn new(limit: usize, fold: &'a mut dyn Fold) -> Self {
+        let heap = Heap::default();
+        Self { heap, stack: Vec::new(), marks: Vec::new(), memo: Vec::new(), fold, left: limit, limit }
+    }
+
+    /// Runs to the end of the pickle.
+    pub(super) fn run(mut self, input: &mut Input<'_>) -> Step<(Heap, Value)> {
+        loop {
+            // Every opcode adds at most one value to the stack, the memo and the heap.
+            self.left = self.left.checked_sub(1).ok_or(InputError::TooManyValues { limit: self.limit })?;
+            let opcode = input.byte()?;
+            if opcode == b'.' {
+                let value = self.pop()?;
+                return Ok((self.heap, value));
+            }
+            self.step(opcode, input)?;
+        }
+    }
+
+    fn step(&mut self, opcode: u8, input: &mut Input<'_>) -> Step<()> {
+        match opcode {
+            // The protocol's number, and the length of a frame: neither changes what follows.
+            0x80 => input.byte().map(drop),
+            0x95 => input.array::<8>().map(drop),
+            b'(' => {
+                self.marks.push(self.stack.len());
+                Ok(())
+            }
+            b'0' => self.pop().map(drop),
+            b'1' => self.close_mark().map(|from| self.stack.truncate(from)),
+            b'2' => self.top().map(|top| self.stack.push(top)),
+            b'q' => input.byte().and_then(|index| self.memoize(usize::from(index))),
+            b'r' => input.array().and_then(|index| self.memoize(u32::from_le_bytes(index) as usize)),
+            0x94 => self.memoize(self.memo.len()),
+            b'h' => input.byte().and_then(|index| self.recall(usize::from(index))),
+            b'j' => input.array().and_then(|index| self.recall(u32::from_le_bytes(index) as usize)),
+            b'a' => self.stack.len().checked_sub(1).ok_or(UNDERFLOW).and_then(|from| self.append(from)),
+            b'e' => self.close_mark().and_then(|from| self.append(from)),
+            b's' => self.stack.len().checked_sub(2).ok_or(UNDERFLOW).and_then(|from| self.set_items(from)),
+            b'u' => self.close_mark().and_then(|from| self.set_items(from)),
+            // GLOBAL, INST, OBJ, NEWOBJ, NEWOBJ_EX, REDUCE, BUILD, STACK_GLOBAL, the extensions, persistent ids.
+            b'c' | b'i' | b'o' | 0x81 | 0x92 | b'R' | b'b' | 0x93 | 0x82..=0x84 | b'P' | b'Q' => {
+                Err(InputError::Code { opcode })
+            }
+            _ => self.value(opcode, input).map(|value| self.stack.push(value)),
+        }
+    }
+
+    /// The opcodes that push a new value.
+    fn value(&mut self, opcode: u8, input: &mut Input<'_>) -> Step<Value> {
+        Ok(match opcode {
+            b'N' => Value::None,
+            0x88 => Value::Bool(true),
+            0x89 => Value::Bool(false),
+            b'K' => Value::Int(i64::from(input.byte()?)),
+            b'M' => Value::Int(i64::from(u16::from_le_bytes(input.array()?))),
+            b'J' => Value::Int(i64::from(i32::from_le_bytes(input.array()?))),
+            0x8a => {
+                let bytes = input.byte()?;
+                Value::Int(input.long(bytes)?)
+            }
+            b'G' => Value::Float(f64::from_be_bytes(input.array()?)),
+            0x8c => {
+                let bytes = u64::from(input.byte()?);
+                Value::Text(self.heap.texts.intern(input.text(bytes)?))
+            }
+            b'X' => {
+                let bytes = u64::from(u32::from_le_bytes(input.array()?));
+                Value::Text(self.heap.texts.intern(input.text(bytes)?))
+            }
+            b'C' => {
+                let bytes = u64::from(input.byte()?);
+                input.skip(bytes).map(|()| Value::Other)?
+            }
+            b'B' => {
+                let bytes = u64::from(u32::from_le_bytes(input.array()?));
+                input.skip(bytes).map(|()| Value::Other)?
+            }
+            b')' | b']' => self.items(self.stack.len())?,
+            0x85 => self.tuple(1)?,
+            0x86 => self.tuple(2)?,
+            0x87 => self.tuple(3)?,
+            b't' => {
+                let from = self.close_mark()?;
+                self.items(from)?
+            }
+            b'}' => {
+                self.heap.dicts.push(Dict::Pairs(Vec::new()));
+                Value::Dict(number(self.heap.dicts.len())?)
+            }
+            0x8f => Value::Other,
+            _ => return Err(InputError::Opcode { opcode }),
+        })
+    }
+
+    fn tuple(&mut self, length: usize) -> Step<Value> {
+        let from = self.stack.len().checked_sub(length).ok_or(UNDERFLOW)?;
+        self.items(from)
+    }
+
+    /// A new list or tuple of what lies on the stack from there on.
+    fn items(&mut self, from: usize) -> Step<Value> {
+        let items = self.stack.split_off(from);
+        self.heap.items.push(items);
+        Ok(Value::Items(number(self.heap.items.len())?))
+    }
+
+    fn append(&mut self, from: usize) -> Step<()> {
+        let below = from.checked_sub(1).ok_or(UNDERFLOW)?;
+        let Value::Items(list) = self.stack[below] else {
+            return Err(InputError::Malformed("something is appended to what is no list"));
+        };
+        self.heap.items[list as usize].extend_from_slice(&self.stack[from..]);
+        self.stack.truncate(from);
+        Ok(())
+    }
+
+    fn set_items(&mut self, from: usize) -> Step<()> {
+        let below = from.checked_sub(1).ok_or(UNDERFLOW)?;
+        let Value::Dict(id) = self.stack[below] else {
+            return Err(InputError::Malformed("an entry is added to what is no dict"));
+        };
+        if !(self.stack.len() - from).is_multiple_of(2) {
+            return Err(InputError::Malformed("a dict's key has no value"));
+        }
+        let added = self.stack[from..].chunks_exact(2).map(|pair| (pair[0], pair[1]));
+        let Dict::Pairs(pairs) = &mut self.heap.dicts[id as usize] else {
+            return Err(InputError::Malformed("an entry is added to an event that was complete"));
+        };
+        if pairs.is_empty() {
+            // Most dicts get all their entries at once; those that are rows never get a vector of their own.
+            let added: smallvec::SmallVec<[_; 16]> = added.collect();
+            match self.fold.dict(&self.heap.texts, &added) {
+                Some(row) => self.heap.dicts[id as usize] = Dict::Row(row),
+                None => pairs.extend(added),
+            }
+        } else {
+            pairs.extend(added);
+        }
+        self.stack.truncate(from);
+        Ok(())
+    }
+
+    fn memoize(&mut self, index: usize) -> Step<()> {
+        let top = self.top()?;
+        // Python numbers memo entries in order; a gap would be memory for nothing.
+        match index.cmp(&self.memo.len()) {
+            Ordering::Less => self.memo[index] = top,
+            Ordering::Equal => self.memo.push(top),
+            Ordering::Greater => return Err(InputError::Malformed("a memo entry out of order")),
+        }
+        Ok(())
+    }
+
+    fn recall(&mut self, index: usize) -> Step<()> {
+        let value = *self.memo.get(index).ok_or(InputError::Malformed("a memo entry that was never made"))?;
+        self.stack.push(value);
+        Ok(())
+    }
+
+    fn top(&self) -> Step<Value> {
+        self.stack.last().copied().ok_or(UNDERFLOW)
+    }
+
+    fn pop(&mut self) -> Step<Value> {
+        self.stack.pop().ok_or(UNDERFLOW)
+    }
+
+    /// Closes the last mark, and returns where in the stack it was.
+    fn close_mark(&mut self) -> Step<usize> {
+        let mark =
+            self.marks.pop().ok_or(InputError::Malformed("an opcode looks for a mark that is not there"))?;
+        if mark > self.stack.len() { Err(UNDERFLOW) } else { Ok(mark) }
+    }
+}
+
+const UNDERFLOW: InputError = InputError::Malformed("an opcode takes more values than there are");
+
+/// The number of what was pushed last.
+fn number(length: usize) -> Step<u32> {
+    u32::try_from(length - 1).map_err(|_| InputError::Malformed("more values than can be numbered"))
+}

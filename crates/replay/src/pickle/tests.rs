@@ -1,0 +1,97 @@
+use super::*;
+
+struct KeepAll;
+
+impl Fold for KeepAll {
+    fn dict(&mut self, _: &Texts, _: &[(Value, Value)]) -> Option<u32> {
+        None
+    }
+}
+
+fn read(bytes: &[u8]) -> Result<(Heap, Value), PickleError> {
+    load(&mut &*bytes, Limits { bytes: 64 << 20, values: 4_000_000 }, &mut KeepAll)
+}
+
+fn message(bytes: &[u8]) -> String {
+    read(bytes).map(|(_, value)| value).unwrap_err().to_string()
+}
+
+#[test]
+fn numbers_texts_lists_and_dicts_come_back_as_another_crate_wrote_them() {
+    #[derive(serde::Serialize)]
+    struct Row {
+        name: &'static str,
+        small: u8,
+        large: u64,
+        negative: i64,
+        list: Vec<u32>,
+    }
+    let row =
+        Row { name: "é", small: 7, large: u64::MAX - 1, negative: -70_000, list: vec![1, 300, 70_000] };
+    let bytes = serde_pickle::to_vec(&row, Default::default()).unwrap();
+    let (heap, root) = read(&bytes).unwrap();
+    let number = |key| heap.look_up(root, key).and_then(integer).unwrap();
+    assert_eq!(heap.text(heap.look_up(root, "name").unwrap()), Some("é"));
+    assert_eq!(number("small"), 7);
+    assert_eq!(number("large"), u64::MAX - 1);
+    assert_eq!(number("negative") as i64, -70_000);
+    let list = heap.items(heap.look_up(root, "list").unwrap()).unwrap();
+    assert_eq!(list.iter().map(|&item| integer(item).unwrap()).collect::<Vec<_>>(), [1, 300, 70_000]);
+}
+
+#[test]
+fn a_pickle_that_would_run_code_is_refused() {
+    // What `pickle.dumps` makes of an object whose __reduce__ is (os.system, ("ls",)).
+    let hostile = b"\x80\x04\x8c\x05posix\x8c\x06system\x93\x8c\x02ls\x85R.";
+    let said = message(hostile);
+    assert!(said.contains("calls Python code"), "{said}");
+    assert!(said.starts_with("byte 18:"), "{said}");
+}
+
+#[test]
+fn a_cut_pickle_says_where_it_ends() {
+    assert!(
+        message(b"\x80\x04]\x94(K").starts_with("byte 6: the file ends"),
+        "{}",
+        message(b"\x80\x04]\x94(K")
+    );
+}
+
+#[test]
+fn a_million_marks_or_nested_tuples_do_no_harm() {
+    let mut marks = vec![b'('; 1 << 20];
+    marks.push(b'.');
+    assert!(message(&marks).contains("more values than there are"));
+    let mut nested = vec![b')'];
+    nested.extend(vec![0x85; 1 << 20]);
+    nested.push(b'.');
+    assert!(read(&nested).is_ok());
+}
+
+#[test]
+fn a_list_that_holds_itself_is_read() {
+    let (heap, root) = read(b"\x80\x04]\x94h\x00a.").unwrap();
+    assert_eq!(heap.items(root), Some(&[root][..]));
+}
+
+#[test]
+fn a_string_longer_than_the_file_is_no_reason_to_take_memory() {
+    assert!(message(b"X\xff\xff\xff\x7f").contains("longer than 1 MiB"));
+    assert!(message(b"B\xff\xff\xff\xffabc.").contains("the file ends"));
+}
+
+#[test]
+fn the_limits_hold() {
+    let bytes = vec![b'N'; 1000];
+    let limits = |bytes, values| Limits { bytes, values };
+    let said = |limits| load(&mut &*bytes, limits, &mut KeepAll).unwrap_err().to_string();
+    assert!(said(limits(100, 1 << 20)).contains("more than 100 bytes"));
+    assert!(said(limits(1 << 20, 100)).contains("more than 100 values"));
+}
+
+proptest::proptest! {
+    #[test]
+    fn no_bytes_make_it_panic(bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..300)) {
+        let _ = read(&bytes);
+    }
+}

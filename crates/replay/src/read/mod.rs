@@ -1,0 +1,115 @@
+//! `read/`: files in, traces out.
+//!
+//! Uses `pickle/`, `event` and `trace`. One reader a format; what a file is, its first bytes say, not its
+//! name. Every reader turns what it finds into [`Event`](crate::event::Event)s.
+
+mod pytorch;
+mod rmm;
+
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::path::{Path, PathBuf};
+
+pub use crate::pickle::Limits;
+use crate::trace::{Trace, TraceError};
+
+/// Why a file gives no trace.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {what}", path.display())]
+pub struct ReadError {
+    /// The file.
+    pub path: PathBuf,
+    /// What was wrong with it.
+    #[source]
+    pub what: FormatError,
+}
+
+/// What was wrong with a file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FormatError {
+    /// It cannot be opened or read.
+    #[error("cannot be read: {0}")]
+    Io(#[from] io::Error),
+    /// Its first bytes are those of no format that we read.
+    #[error(
+        "not a trace: expected a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot) or an RMM log (Thread,Time,Action,Pointer,Size,Stream), plain, gzipped or zstd-compressed"
+    )]
+    Unknown,
+    /// It is a pickle that cannot be read.
+    #[error("{0}")]
+    Pickle(#[from] crate::pickle::PickleError),
+    /// It is a pickle, but not of a snapshot.
+    #[error("{place}: {what}")]
+    Snapshot {
+        /// Where in the snapshot, as Python would write it.
+        place: String,
+        /// What was found and what was expected.
+        what: &'static str,
+    },
+    /// It is a log with a line that cannot be read.
+    #[error("line {line}: {what}")]
+    Log {
+        /// The line, from 1.
+        line: u64,
+        /// What was found and what was expected.
+        what: String,
+    },
+    /// Its events make no trace.
+    #[error("{0}")]
+    Trace(#[from] TraceError),
+    /// It holds no allocation.
+    #[error(
+        "holds no allocation; in PyTorch, call torch.cuda.memory._record_memory_history() before the work to be recorded"
+    )]
+    Empty,
+}
+
+/// Reads the traces of a file, one for each device on which anything happened.
+///
+/// # Errors
+/// [`ReadError`], which names the file and the place in it.
+pub fn read(path: &Path, limits: Limits) -> Result<Vec<Trace>, ReadError> {
+    let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
+    let traces = File::open(path).map_err(FormatError::from).and_then(|file| {
+        let mut source = decompressed(file)?;
+        read_from(&mut *source, &name, limits)
+    });
+    traces.map_err(|what| ReadError { path: path.to_owned(), what })
+}
+
+/// Reads the traces of what is decompressed already, and names them.
+///
+/// # Errors
+/// [`FormatError`], which names the place.
+pub fn read_from(source: &mut dyn BufRead, name: &str, limits: Limits) -> Result<Vec<Trace>, FormatError> {
+    let start = source.fill_buf()?;
+    let builder = match start {
+        // Protocol 2 and later; `_dump_snapshot` writes 4.
+        [0x80, 2..=5, ..] => pytorch::read(source, limits)?,
+        _ if start.starts_with(b"Thread,") => rmm::read(source, limits)?,
+        _ => return Err(FormatError::Unknown),
+    };
+    let traces = builder.finish(name);
+    if traces.is_empty() { Err(FormatError::Empty) } else { Ok(traces) }
+}
+
+/// Undoes gzip or zstd compression, if the file has any.
+fn decompressed(file: File) -> io::Result<Box<dyn BufRead>> {
+    let mut source = BufReader::with_capacity(1 << 16, file);
+    let start = source.fill_buf()?;
+    Ok(if start.starts_with(&[0x1f, 0x8b]) {
+        buffered(flate2::bufread::MultiGzDecoder::new(source))
+    } else if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+        let mut decoder = zstd::Decoder::with_buffer(source)?;
+        // A frame may ask for a window of any size; zstd's own default for the command line is 2^27.
+        decoder.window_log_max(27)?;
+        buffered(decoder)
+    } else {
+        Box::new(source)
+    })
+}
+
+fn buffered(source: impl Read + 'static) -> Box<dyn BufRead> {
+    Box::new(BufReader::with_capacity(1 << 16, source))
+}

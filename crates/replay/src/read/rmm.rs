@@ -1,0 +1,169 @@
+//! The CSV log of RMM's `logging_resource_adaptor`: `Thread,Time,Action,Pointer,Size,Stream`.
+//!
+//! It has no device, so all of it is device 0; a free is complete when it is asked for.
+
+use std::io::{BufRead, Read};
+
+use csv::StringRecord;
+
+use super::{FormatError, Limits};
+use crate::event::{Event, EventKind, StackId};
+use crate::trace::TraceBuilder;
+
+const COLUMNS: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
+
+pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuilder, FormatError> {
+    let mut log =
+        csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(true).from_reader(source.take(limits.bytes));
+    let header = log.headers().map_err(broken)?;
+    if header.iter().ne(COLUMNS) {
+        let found = header.iter().collect::<Vec<_>>().join(",");
+        return wrong(1, format!("the columns are {found}; expected {}", COLUMNS.join(",")));
+    }
+    let mut builder = TraceBuilder::default();
+    let mut clock = Clock::default();
+    let mut record = StringRecord::new();
+    while log.read_record(&mut record).map_err(broken)? {
+        let line = record.position().map_or(0, csv::Position::line);
+        let event = event(&record, &mut clock).or_else(|what| wrong(line, what))?;
+        let Some(event) = event else { continue };
+        builder.push(event)?;
+        if event.kind == EventKind::FreeRequested {
+            builder.push(Event { kind: EventKind::FreeCompleted, ..event })?;
+        }
+    }
+    if log.position().byte() >= limits.bytes {
+        return wrong(
+            log.position().line(),
+            format!("more than {} bytes; log a shorter stretch", limits.bytes),
+        );
+    }
+    Ok(builder)
+}
+
+fn event(record: &StringRecord, clock: &mut Clock) -> Result<Option<Event>, String> {
+    let [_, time, action, pointer, size, stream] = fields(record)?;
+    let kind = match action {
+        "allocate" => EventKind::Alloc,
+        "free" | "deallocate" => EventKind::FreeRequested,
+        "allocate failure" => EventKind::OutOfMemory,
+        other => return Err(format!("action '{other}'; expected allocate, free or allocate failure")),
+    };
+    let size = number(size, "size")?;
+    if size > 1 << 48 {
+        return Err(format!("{size} bytes are beyond what any device has"));
+    }
+    // Zero bytes are the null pointer: nothing was allocated.
+    if size == 0 && kind != EventKind::OutOfMemory {
+        return Ok(None);
+    }
+    let address = if pointer == "(nil)" { 0 } else { number(pointer, "pointer")? };
+    let (stream, time_us) = (number(stream, "stream")?, clock.microseconds(time)?);
+    Ok(Some(Event { kind, device: 0, stream, time_us, address, size, stack: StackId::NONE }))
+}
+
+fn fields(record: &StringRecord) -> Result<[&str; 6], String> {
+    let fields: Vec<_> = record.iter().collect();
+    fields.try_into().map_err(|found: Vec<_>| {
+        format!("{} fields; expected {}: the log was cut off, or damaged", found.len(), COLUMNS.len())
+    })
+}
+
+fn number(text: &str, what: &str) -> Result<u64, String> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| format!("{what} '{text}' is no number"))
+}
+
+/// Turns times of day into microseconds that go on over midnight.
+#[derive(Default)]
+struct Clock {
+    days: u64,
+    last: u64,
+}
+
+const DAY_US: u64 = 24 * 3600 * 1_000_000;
+
+impl Clock {
+    /// Times are `HH:MM:SS.ffffff`, or with a colon before the fraction.
+    fn microseconds(&mut self, text: &str) -> Result<u64, String> {
+        let time = of_day(text).ok_or_else(|| format!("time '{text}'; expected HH:MM:SS.ffffff"))?;
+        // Threads may log a little out of order; half a day back is midnight.
+        if time + DAY_US / 2 < self.last {
+            self.days += 1;
+        }
+        self.last = time;
+        Ok(self.days * DAY_US + time)
+    }
+}
+
+fn of_day(text: &str) -> Option<u64> {
+    let mut parts = text.split([':', '.']);
+    let mut part = |below: u64| parts.next()?.parse().ok().filter(|&value: &u64| value < below);
+    let seconds = (part(24)? * 60 + part(60)?) * 60 + part(61)?;
+    let fraction = match parts.next() {
+        Some(digits) if digits.len() <= 6 => digits.parse::<u64>().ok()? * 10u64.pow(6 - digits.len() as u32),
+        Some(digits) => digits.get(..6)?.parse().ok()?,
+        None => 0,
+    };
+    parts.next().is_none().then_some(seconds * 1_000_000 + fraction)
+}
+
+fn broken(error: csv::Error) -> FormatError {
+    let line = error.position().map_or(0, csv::Position::line);
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => FormatError::Io(error),
+        kind => FormatError::Log { line, what: format!("{kind:?}") },
+    }
+}
+
+fn wrong<T>(line: u64, what: impl Into<String>) -> Result<T, FormatError> {
+    Err(FormatError::Log { line, what: what.into() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::{OpKind, Trace};
+
+    const LOG: &str = "Thread,Time,Action,Pointer,Size,Stream\n\
+        140,11:31:52.083242,allocate,0x7f00,1024,0\n\
+        140,11:31:52.083300,allocate,0x7f80,512,0x5\n\
+        141,11:31:53:000001,free,0x7f00,1024,0x5\n\
+        141,11:31:53.000002,allocate failure,(nil),4096,0\n";
+
+    fn one(log: &str) -> Result<Trace, FormatError> {
+        super::super::read_from(&mut log.as_bytes(), "log", Limits::default())
+            .map(|mut traces| traces.remove(0))
+    }
+
+    #[test]
+    fn a_log_gives_its_blocks_streams_and_times() {
+        let trace = one(LOG).unwrap();
+        assert_eq!(trace.blocks.iter().map(|block| block.size).collect::<Vec<_>>(), [1024, 512]);
+        assert_eq!(trace.streams, [0, 5]);
+        assert_eq!(trace.wall_us, 916_760);
+        assert_eq!(trace.ops.last().map(|op| (op.kind, op.block)), Some((OpKind::FreeCompleted, 0)));
+        assert_eq!(trace.recorded_ooms[0].size, 4096);
+    }
+
+    #[test]
+    fn time_goes_on_over_midnight() {
+        let log = "Thread,Time,Action,Pointer,Size,Stream\n1,23:59:59.9,allocate,0x10,8,0\n1,00:00:00.1,free,0x10,8,0\n";
+        assert_eq!(one(log).unwrap().wall_us, 200_000);
+    }
+
+    #[test]
+    fn a_line_that_makes_no_sense_is_named() {
+        let said = |line: &str| one(&format!("{LOG}{line}\n")).unwrap_err().to_string();
+        assert_eq!(
+            said("1,1:2:3,grow,0x0,1,0"),
+            "line 6: action 'grow'; expected allocate, free or allocate failure"
+        );
+        assert!(said("1,1:2:3,free,0xq,1,0").starts_with("line 6: pointer '0xq' is no number"));
+        assert!(said("1,25:00:00,free,0x1,1,0").starts_with("line 6: time '25:00:00'"));
+        assert!(said("1,1:2:3,fr").starts_with("line 6: 3 fields; expected 6"));
+    }
+}

@@ -1,0 +1,261 @@
+//! `replay/`: puts a trace through an allocator on a device, and says what came of it.
+//!
+//! Uses `trace`, and the allocators of `millpond-baselines`.
+//!
+//! **How one replay runs.** [`Program`] keeps of the trace what the allocator will be asked. A [`Stage`] is a
+//! device with the trace's streams. [`Stage::play`] makes the calls one after another, as fast as they go:
+//! the trace's times are not waited for, and on the simulated device all work is complete at once. What the
+//! device's calls cost there is counted in virtual time.
+
+mod outcome;
+mod program;
+#[cfg(test)]
+mod tests;
+mod verify;
+mod waste;
+mod watch;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::device::{Device, DevicePtr};
+use millpond::{Context, Stream};
+use millpond_baselines::{Allocator, ChoiceError};
+
+pub use outcome::{Calls, Oom, Outcome};
+pub use program::{FreeWhen, Program, Step};
+pub use waste::{Map, Waste, at_peak, map_at_peak};
+pub use watch::{Backing, Watched};
+
+use crate::trace::Trace;
+
+/// Why a replay could not be done.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplayError {
+    /// There is no such allocator, or none on this device.
+    #[error(transparent)]
+    Allocator(#[from] ChoiceError),
+    /// The device refused something other than memory.
+    #[error("{0}")]
+    Device(#[from] millpond::device::DeviceError),
+    /// The allocator failed, other than for want of memory.
+    #[error("{allocator} failed at event {event}: {error}")]
+    Failed {
+        /// The allocator's name.
+        allocator: String,
+        /// The step, from 0.
+        event: usize,
+        /// What it said.
+        error: millpond::Error,
+    },
+    /// A block did not keep what was written into it: two blocks shared memory, or a page was lost.
+    #[error(
+        "block {block}: at offset {offset} it held {found} when it was freed, not its mark; its memory was given to another"
+    )]
+    Corrupt {
+        /// The block's number in the trace.
+        block: u32,
+        /// The offset in the block, in bytes.
+        offset: u64,
+        /// The bytes found there.
+        found: String,
+    },
+}
+
+/// Memory of the simulated device where no capacity was asked for: more than any trace needs.
+pub const UNLIMITED: u64 = 1 << 44;
+
+/// A device with the streams of a trace.
+#[derive(Debug)]
+pub struct Stage {
+    context: Context,
+    sim: Option<Arc<SimDevice>>,
+    watched: Option<Arc<Watched>>,
+    streams: Vec<Stream>,
+}
+
+/// What [`Stage::play`] did.
+#[derive(Debug, Clone, Copy)]
+pub struct Played {
+    /// Steps done, a failed one not counted.
+    pub events: usize,
+    /// How long that took, by the clock on the wall.
+    pub took: Duration,
+    /// The request that found no memory.
+    pub oom: Option<Oom>,
+}
+
+impl Stage {
+    /// A simulated device of `capacity` bytes.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn sim(program: &Program, capacity: u64) -> Result<Self, ReplayError> {
+        let sim = SimDevice::new(SimOptions { capacity, ..SimOptions::default() })?;
+        let context = Context::new(sim.clone());
+        Ok(Self { sim: Some(sim), ..Self::new(program, context)? })
+    }
+
+    /// A device that is watched: what its calls take, and what lies where.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn watched(program: &Program, device: Arc<dyn Device>) -> Result<Self, ReplayError> {
+        let watched = Watched::new(device);
+        let context = Context::new(watched.clone());
+        Ok(Self { watched: Some(watched), ..Self::new(program, context)? })
+    }
+
+    /// Any device.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn new(program: &Program, context: Context) -> Result<Self, ReplayError> {
+        let streams = (0..program.streams).map(|_| context.create_stream());
+        Ok(Self { streams: streams.collect::<Result<_, _>>()?, sim: None, watched: None, context })
+    }
+
+    /// The device with its pools.
+    pub fn context(&self) -> &Context {
+        &self.context
+    }
+
+    /// The stream with this number in the program.
+    pub fn stream(&self, number: u16) -> &Stream {
+        &self.streams[usize::from(number)]
+    }
+
+    /// Time spent in the device's calls so far: virtual on the simulated device, measured on a watched one,
+    /// else `None`.
+    pub fn device_time(&self) -> Option<Duration> {
+        let virtual_time = self.sim.as_ref().map(|sim| sim.time_spent().total());
+        virtual_time.or_else(|| self.watched.as_ref().map(|watched| watched.time()))
+    }
+
+    /// Runs the program's first `steps` steps. Blocks that are live then have their addresses in `blocks`,
+    /// the others null.
+    ///
+    /// # Errors
+    /// [`ReplayError::Failed`]; an allocator without memory is no error.
+    pub fn play(
+        &self,
+        allocator: &dyn Allocator,
+        steps: &[Step],
+        blocks: &mut [DevicePtr],
+    ) -> Result<Played, ReplayError> {
+        let start = Instant::now();
+        let stopped = self.play_until_refused(allocator, steps, blocks);
+        let took = start.elapsed();
+        let Some((event, error)) = stopped else {
+            return Ok(Played { events: steps.len(), took, oom: None });
+        };
+        let bytes = steps[event].size;
+        match error {
+            millpond::Error::OutOfMemory(_)
+            | millpond::Error::Device(millpond::device::DeviceError::OutOfMemory { .. }) => {
+                Ok(Played { events: event, took, oom: Some(Oom { event, bytes }) })
+            }
+            error => Err(ReplayError::Failed { allocator: allocator.name().to_owned(), event, error }),
+        }
+    }
+
+    /// The loop that the events a second are counted in. Returns the step that was refused.
+    fn play_until_refused(
+        &self,
+        allocator: &dyn Allocator,
+        steps: &[Step],
+        blocks: &mut [DevicePtr],
+    ) -> Option<(usize, millpond::Error)> {
+        for (at, step) in steps.iter().enumerate() {
+            let stream = &self.streams[usize::from(step.stream)];
+            let block = &mut blocks[step.block as usize];
+            let done = if step.alloc {
+                allocator.allocate(step.size, stream).map(|ptr| *block = ptr)
+            } else {
+                allocator.free(std::mem::take(block), stream)
+            };
+            if let Err(error) = done {
+                return Some((at, error));
+            }
+        }
+        None
+    }
+
+    /// Frees what is live, so that the allocator can be dropped.
+    ///
+    /// # Errors
+    /// [`ReplayError::Failed`].
+    pub fn clear(
+        &self,
+        allocator: &dyn Allocator,
+        program: &Program,
+        blocks: &mut [DevicePtr],
+    ) -> Result<(), ReplayError> {
+        for (at, step) in program.steps.iter().enumerate().filter(|(_, step)| step.alloc) {
+            let ptr = std::mem::take(&mut blocks[step.block as usize]);
+            allocator.free(ptr, self.stream(step.stream)).map_err(|error| {
+                let allocator = allocator.name().to_owned();
+                ReplayError::Failed { allocator, event: at, error }
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Builds the allocator to be replayed.
+pub type Choose<'a> = dyn Fn(&Context) -> Result<Box<dyn Allocator>, ChoiceError> + 'a;
+
+/// Replays a trace through an allocator on a simulated device of `capacity` bytes.
+///
+/// # Errors
+/// [`ReplayError`]; an allocator without memory is no error but an [`Outcome::oom`].
+pub fn on_sim(
+    trace: &Trace,
+    program: &Program,
+    choose: &Choose<'_>,
+    capacity: u64,
+) -> Result<Outcome, ReplayError> {
+    let stage = Stage::sim(program, capacity)?;
+    Ok(stage.run(trace, program, choose, false)?.0)
+}
+
+/// Replays a trace through an allocator on any device, for real. With `verify`, every block is marked and its
+/// marks are looked for when it is freed; returns how many were found.
+///
+/// # Errors
+/// [`ReplayError`]; an allocator without memory is no error but an [`Outcome::oom`].
+pub fn on_device(
+    trace: &Trace,
+    program: &Program,
+    choose: &Choose<'_>,
+    device: Arc<dyn Device>,
+    verify: bool,
+) -> Result<(Outcome, u64), ReplayError> {
+    Stage::watched(program, device)?.run(trace, program, choose, verify)
+}
+
+impl Stage {
+    fn run(
+        &self,
+        trace: &Trace,
+        program: &Program,
+        choose: &Choose<'_>,
+        verify: bool,
+    ) -> Result<(Outcome, u64), ReplayError> {
+        let allocator = choose(self.context())?;
+        let before = self.device_time();
+        let mut blocks = vec![DevicePtr::NULL; program.blocks];
+        let (played, marks) = match verify {
+            true => self.play_verified(&*allocator, program, &mut blocks)?,
+            false => (self.play(&*allocator, &program.steps, &mut blocks)?, 0),
+        };
+        let device_time = self.device_time().zip(before).map(|(after, before)| after - before);
+        let kind = self.context().device().properties().kind.to_string();
+        let outcome = Outcome::new(trace, &*allocator, &kind, &played, device_time);
+        self.clear(&*allocator, program, &mut blocks)?;
+        self.context().synchronize()?;
+        Ok((outcome, marks))
+    }
+}

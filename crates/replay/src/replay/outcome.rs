@@ -1,0 +1,111 @@
+//! What came of a replay, in the shape that `--json` writes.
+
+use std::time::Duration;
+
+use millpond::DeviceCalls;
+use millpond_baselines::Allocator;
+use serde::Serialize;
+
+use super::Played;
+use crate::trace::Trace;
+
+/// What came of one trace with one allocator. Sizes in bytes.
+#[derive(Debug, Clone, Serialize)]
+pub struct Outcome {
+    /// The trace's name.
+    pub trace: String,
+    /// The allocator's name.
+    pub allocator: String,
+    /// `sim`, `host` or `cuda`.
+    pub device: String,
+    /// Allocations and frees that were replayed.
+    pub events: usize,
+    /// The most that was requested at once.
+    pub peak_requested: u64,
+    /// The most that the allocator held at once.
+    pub peak_reserved: u64,
+    /// Peak reserved over peak requested.
+    pub ratio: f64,
+    /// Calls of the device, by kind.
+    pub device_calls: Calls,
+    /// Microseconds in those calls: modelled on `sim`, absent where it is not known.
+    pub device_us: Option<f64>,
+    /// Microseconds from the trace's first event to its last.
+    pub trace_wall_us: u64,
+    /// Seconds that the replay took.
+    pub replay_s: f64,
+    /// The request that found no memory, where one did: the replay ended there.
+    pub oom: Option<Oom>,
+}
+
+/// A request that found no memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Oom {
+    /// Its number among the replayed events, from 0.
+    pub event: usize,
+    /// Bytes asked for.
+    pub bytes: u64,
+}
+
+/// Calls of the device, by kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[allow(missing_docs, reason = "each is named as the field of `millpond::DeviceCalls`")]
+pub struct Calls {
+    pub reserve: u64,
+    pub unreserve: u64,
+    pub create: u64,
+    pub map: u64,
+    pub set_access: u64,
+    pub unmap: u64,
+    pub release: u64,
+    pub alloc: u64,
+    pub free: u64,
+}
+
+impl Calls {
+    /// All of them.
+    pub fn total(&self) -> u64 {
+        let mapping = self.reserve + self.unreserve + self.map + self.set_access + self.unmap;
+        mapping + self.create + self.release + self.alloc + self.free
+    }
+}
+
+impl From<DeviceCalls> for Calls {
+    fn from(calls: DeviceCalls) -> Self {
+        let DeviceCalls { reserve, unreserve, create, map, set_access, unmap, release, alloc, free } = calls;
+        Self { reserve, unreserve, create, map, set_access, unmap, release, alloc, free }
+    }
+}
+
+impl Outcome {
+    pub(super) fn new(
+        trace: &Trace,
+        allocator: &dyn Allocator,
+        device: &str,
+        played: &Played,
+        device_time: Option<Duration>,
+    ) -> Self {
+        let usage = allocator.usage();
+        let (requested, reserved) = (usage.requested.high, usage.reserved.high);
+        Self {
+            trace: trace.name.clone(),
+            allocator: allocator.name().to_owned(),
+            device: device.to_owned(),
+            events: played.events,
+            peak_requested: requested,
+            peak_reserved: reserved,
+            ratio: if requested == 0 { 1.0 } else { reserved as f64 / requested as f64 },
+            device_calls: usage.calls.into(),
+            device_us: device_time.map(|time| time.as_nanos() as f64 / 1e3),
+            trace_wall_us: trace.wall_us,
+            replay_s: played.took.as_secs_f64(),
+            oom: played.oom,
+        }
+    }
+
+    /// The device's calls' share of the trace's wall time; `None` where either is not known.
+    pub fn device_share(&self) -> Option<f64> {
+        let wall = (self.trace_wall_us > 0).then_some(self.trace_wall_us as f64)?;
+        Some(self.device_us? / wall)
+    }
+}

@@ -1,0 +1,94 @@
+//! A trace as the replay loop wants it: only what will be done, in a dense vector.
+
+use crate::trace::{Op, OpKind, Trace};
+
+/// When a block that other streams used is freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum FreeWhen {
+    /// When the recorded allocator found it reusable, as in the trace.
+    #[default]
+    Completed,
+    /// When the program let go of it.
+    Requested,
+}
+
+/// One call of the allocator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Step {
+    /// Bytes requested.
+    pub size: u64,
+    /// The block's number.
+    pub block: u32,
+    /// The stream's number.
+    pub stream: u16,
+    /// Whether the block begins to live; else it is freed.
+    pub alloc: bool,
+}
+
+/// What a replay does.
+#[derive(Debug, Clone)]
+pub struct Program {
+    /// Allocations of what was live before the recording began, then the recorded steps.
+    pub steps: Vec<Step>,
+    /// How many of the steps come from before the recording.
+    pub before: usize,
+    /// When blocks are freed.
+    pub free: FreeWhen,
+    /// Numbers of blocks go up to this.
+    pub blocks: usize,
+    /// Numbers of streams go up to this.
+    pub streams: usize,
+}
+
+impl Program {
+    /// The steps of a trace.
+    pub fn new(trace: &Trace, free: FreeWhen) -> Self {
+        let step = |block: u32, stream, alloc| {
+            let size = trace.blocks[block as usize].size;
+            Step { size, block, stream, alloc }
+        };
+        let before = trace.live_before.iter();
+        let before = before.map(|&block| step(block, trace.blocks[block as usize].stream, true));
+        let recorded = replayed(trace, free);
+        let recorded = recorded.map(|op| step(op.block, op.stream, op.kind == OpKind::Alloc));
+        // A block whose free was recorded only in part is not freed twice: the builder saw to that.
+        Self {
+            steps: before.chain(recorded).collect(),
+            before: trace.live_before.len(),
+            free,
+            blocks: trace.blocks.len(),
+            streams: trace.streams.len(),
+        }
+    }
+
+    /// When each step was recorded, in microseconds from the trace's start.
+    pub fn times(&self, trace: &Trace) -> impl Iterator<Item = u64> {
+        std::iter::repeat_n(0, self.before).chain(replayed(trace, self.free).map(|op| op.time_us))
+    }
+
+    /// The most bytes that are requested at once, and after which step.
+    pub fn peak_requested(&self) -> (u64, usize) {
+        let mut now = 0u64;
+        let mut peak = (0, 0);
+        for (at, step) in self.steps.iter().enumerate() {
+            if step.alloc {
+                now += step.size;
+            } else {
+                now -= step.size;
+            }
+            if now > peak.0 {
+                peak = (now, at);
+            }
+        }
+        peak
+    }
+}
+
+/// The recorded ops that are steps of a replay.
+fn replayed(trace: &Trace, free: FreeWhen) -> impl Iterator<Item = &Op> {
+    let freeing = match free {
+        FreeWhen::Completed => OpKind::FreeCompleted,
+        FreeWhen::Requested => OpKind::FreeRequested,
+    };
+    trace.ops.iter().filter(move |op| op.kind == OpKind::Alloc || op.kind == freeing)
+}

@@ -1,0 +1,136 @@
+use std::path::Path;
+
+use super::*;
+use crate::read;
+
+fn trace(name: &str) -> Trace {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
+    read::read(&path, read::Limits::default()).unwrap().remove(0)
+}
+
+fn named(name: &str) -> impl Fn(&Context) -> Result<Box<dyn Allocator>, ChoiceError> {
+    move |context| millpond_baselines::by_name(name, context)
+}
+
+#[test]
+fn a_trace_is_replayed_through_every_allocator() {
+    let trace = trace("gnn_stacks.pickle.gz");
+    let program = Program::new(&trace, FreeWhen::Completed);
+    for allocator in millpond_baselines::NAMES {
+        let outcome = on_sim(&trace, &program, &named(allocator), UNLIMITED).unwrap();
+        assert_eq!(outcome.peak_requested, 10_499_491_208, "{allocator}");
+        assert_eq!(outcome.oom, None, "{allocator}");
+        assert_eq!(outcome.events, program.steps.len(), "{allocator}");
+        assert!(outcome.peak_reserved >= outcome.peak_requested, "{allocator}");
+    }
+}
+
+#[test]
+fn a_block_that_other_streams_use_lives_until_its_free_is_complete() {
+    let trace = trace("pipeline_streams_stacks.pickle.gz");
+    let completed = Program::new(&trace, FreeWhen::Completed).peak_requested().0;
+    let requested = Program::new(&trace, FreeWhen::Requested).peak_requested().0;
+    assert_eq!(completed, 6_173_473_808);
+    assert!(requested < completed);
+}
+
+#[test]
+fn a_device_that_is_too_small_ends_the_replay_at_the_request_that_found_no_memory() {
+    let trace = trace("gnn_stacks.pickle.gz");
+    let program = Program::new(&trace, FreeWhen::Completed);
+    for allocator in millpond_baselines::NAMES {
+        let outcome = on_sim(&trace, &program, &named(allocator), 4 << 30).unwrap();
+        let oom = outcome.oom.unwrap_or_else(|| panic!("{allocator} fits"));
+        assert_eq!(program.steps[oom.event].size, oom.bytes);
+    }
+}
+
+#[test]
+fn the_smallest_capacity_fits_and_a_step_less_does_not() {
+    let trace = trace("gnn_stacks.pickle.gz");
+    let program = Program::new(&trace, FreeWhen::Completed);
+    for allocator in ["millpond", "caching", "stream-ordered"] {
+        let choose = named(allocator);
+        let unlimited = on_sim(&trace, &program, &choose, UNLIMITED).unwrap();
+        let smallest = crate::fit::smallest_capacity(&trace, &program, &choose, &unlimited).unwrap().unwrap();
+        let outcome = |capacity| on_sim(&trace, &program, &choose, capacity).unwrap().oom;
+        assert_eq!(outcome(smallest), None, "{allocator}");
+        assert!(smallest >= unlimited.peak_requested);
+        let step = (unlimited.peak_requested / 1000).next_multiple_of(2 << 20);
+        assert!(outcome(smallest - step).is_some(), "{allocator}");
+    }
+}
+
+#[test]
+fn real_memory_keeps_every_mark_on_the_host() {
+    use millpond::device::host::{HostDevice, HostOptions};
+    let trace = trace("pipeline_streams_stacks.pickle.gz");
+    let program = Program::new(&trace, FreeWhen::Completed);
+    for allocator in ["millpond", "caching"] {
+        let device =
+            HostDevice::with_options(HostOptions { capacity: Some(1 << 40), ..HostOptions::default() });
+        let (outcome, marks) = on_device(&trace, &program, &named(allocator), device.unwrap(), true).unwrap();
+        assert_eq!(outcome.peak_requested, 6_173_473_808, "{allocator}");
+        assert_eq!(outcome.device, "host");
+        assert!(marks > 1000, "{allocator}: {marks}");
+        assert!(outcome.device_us.is_some_and(|us| us > 0.0));
+    }
+}
+
+#[test]
+fn an_allocator_that_gives_memory_out_twice_is_found() {
+    /// Gives every block of a size the same memory.
+    #[derive(Debug)]
+    struct Careless(Box<dyn Allocator>, parking_lot::Mutex<std::collections::HashMap<u64, DevicePtr>>);
+    impl Allocator for Careless {
+        fn name(&self) -> &'static str {
+            "careless"
+        }
+        fn allocate(&self, bytes: u64, stream: &Stream) -> millpond::Result<DevicePtr> {
+            if let Some(&known) = self.1.lock().get(&bytes) {
+                return Ok(known);
+            }
+            let ptr = self.0.allocate(bytes, stream)?;
+            self.1.lock().insert(bytes, ptr);
+            Ok(ptr)
+        }
+        fn free(&self, _: DevicePtr, _: &Stream) -> millpond::Result<()> {
+            Ok(())
+        }
+        fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> millpond::Result<()> {
+            self.0.record_use(ptr, stream)
+        }
+        fn trim(&self) -> millpond::Result<()> {
+            self.0.trim()
+        }
+        fn usage(&self) -> millpond_baselines::Usage {
+            self.0.usage()
+        }
+    }
+    use millpond::device::host::{HostDevice, HostOptions};
+    let trace = trace("gnn_stacks.pickle.gz");
+    let program = Program::new(&trace, FreeWhen::Completed);
+    let device = HostDevice::with_options(HostOptions { capacity: Some(1 << 40), ..HostOptions::default() });
+    let choose = |context: &Context| -> Result<Box<dyn Allocator>, ChoiceError> {
+        Ok(Box::new(Careless(millpond_baselines::by_name("driver", context)?, Default::default())))
+    };
+    let result = on_device(&trace, &program, &choose, device.unwrap(), true);
+    assert!(matches!(result, Err(ReplayError::Corrupt { .. })), "{result:?}");
+}
+
+#[test]
+fn every_reserved_byte_at_the_peak_is_accounted_for() {
+    let trace = trace("pipeline_streams_stacks.pickle.gz");
+    let program = Program::new(&trace, FreeWhen::Completed);
+    for name in millpond_baselines::NAMES {
+        let choose = named(name);
+        let waste = at_peak(&program, &choose).unwrap();
+        let outcome = on_sim(&trace, &program, &choose, UNLIMITED).unwrap();
+        assert_eq!(waste.reserved, outcome.peak_reserved, "{name}");
+        let sum = waste.requested + waste.rounding + waste.holes + waste.caches + waste.other_streams;
+        assert_eq!(sum, waste.reserved, "{name}: {waste:?}");
+    }
+    // PyTorch keeps a pool for each stream, and this job has six of them.
+    let caching = at_peak(&program, &named("caching")).unwrap();
+    assert!(caching.other_streams > caching.reserved / 4, "{caching:?}");
+}

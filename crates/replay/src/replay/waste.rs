@@ -1,0 +1,194 @@
+//! What is reserved but not requested when most is reserved, and why.
+
+use std::collections::BTreeMap;
+
+use millpond::device::DevicePtr;
+use millpond::device::sim::{SimDevice, SimOptions};
+use serde::Serialize;
+
+use super::watch::Backing;
+use super::{Choose, Program, ReplayError, Stage, Step, UNLIMITED};
+
+/// Where the bytes are that nobody asked for, at the moment at which an allocator first holds the most.
+/// All in bytes; reserved is the sum of the others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+pub struct Waste {
+    /// The step after which that is.
+    pub event: usize,
+    /// Held from the device.
+    pub reserved: u64,
+    /// Asked for, in live blocks.
+    pub requested: u64,
+    /// Between the ends of blocks and the next multiple of 512.
+    pub rounding: u64,
+    /// Free, beside live blocks on the same page or segment.
+    pub holes: u64,
+    /// Free, on pages or segments without a live block, or in the driver's own pool.
+    pub caches: u64,
+    /// Free, last used on another stream than the one that made the allocator grow: memory that it could have
+    /// used, had it shared it between streams.
+    pub other_streams: u64,
+}
+
+/// What blocks are rounded up to by every allocator here, at least.
+const UNIT: u64 = 512;
+
+/// Replays a program on a simulated device up to the moment at which most is reserved, and accounts for it.
+///
+/// # Errors
+/// [`ReplayError`].
+pub fn at_peak(program: &Program, choose: &Choose<'_>) -> Result<Waste, ReplayError> {
+    Ok(map_at_peak(program, choose)?.0)
+}
+
+/// What lies where at one moment: address and bytes of each, by rising address.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Map {
+    /// Pages and segments.
+    pub backing: Vec<(u64, u64)>,
+    /// Live blocks.
+    pub live: Vec<(u64, u64)>,
+}
+
+/// As [`at_peak`], and what lies where then. The driver's own pool does not show its memory.
+///
+/// # Errors
+/// [`ReplayError`].
+pub fn map_at_peak(program: &Program, choose: &Choose<'_>) -> Result<(Waste, Map), ReplayError> {
+    let peak = peak_step(program, choose)?;
+    let steps = &program.steps[..program.steps.len().min(peak + 1)];
+    let Some(grown) = steps.last() else { return Ok(Default::default()) };
+    let stage = Stage::watched(program, sim()?)?;
+    let allocator = choose(stage.context())?;
+    let mut blocks = vec![DevicePtr::NULL; program.blocks];
+    let mut freed = Vec::new();
+    for step in steps {
+        let before = blocks[step.block as usize];
+        stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?;
+        if !step.alloc {
+            freed.push(Span { address: before.raw(), bytes: step.size.max(1), stream: step.stream });
+        }
+    }
+    let usage = allocator.usage();
+    let live = live(steps, &blocks);
+    let backing = stage.watched.as_ref().map(|watched| watched.backing()).unwrap_or_default();
+    let mut gaps = Gaps::default();
+    for backing in &backing {
+        gaps.look(backing, &live);
+    }
+    let rounding: u64 = live.values().map(|span| span.bytes.next_multiple_of(UNIT) - span.bytes).sum();
+    let (reserved, requested) = (usage.reserved.current, usage.requested.current);
+    let free = reserved.saturating_sub(requested + rounding);
+    let (holes_elsewhere, caches_elsewhere) = gaps.last_used_elsewhere(&freed, grown.stream);
+    let holes = gaps.holes().min(free);
+    let waste = Waste {
+        event: peak,
+        reserved,
+        requested,
+        rounding: rounding.min(reserved.saturating_sub(requested)),
+        holes: holes.saturating_sub(holes_elsewhere),
+        // Also what lies behind no address: parked pages, and the driver's own pool.
+        caches: (free - holes).saturating_sub(caches_elsewhere),
+        other_streams: holes_elsewhere.min(holes) + caches_elsewhere.min(free - holes),
+    };
+    stage.clear(&*allocator, program, &mut blocks)?;
+    let map = Map {
+        backing: backing.iter().map(|backing| (backing.address, backing.bytes)).collect(),
+        live: live.values().map(|span| (span.address, span.bytes)).collect(),
+    };
+    Ok((waste, map))
+}
+
+fn sim() -> Result<std::sync::Arc<SimDevice>, ReplayError> {
+    Ok(SimDevice::new(SimOptions { capacity: UNLIMITED, ..SimOptions::default() })?)
+}
+
+/// The step after which the allocator first holds as much as it ever does.
+fn peak_step(program: &Program, choose: &Choose<'_>) -> Result<usize, ReplayError> {
+    let stage = Stage::sim(program, UNLIMITED)?;
+    let allocator = choose(stage.context())?;
+    let mut blocks = vec![DevicePtr::NULL; program.blocks];
+    let mut peak = (0, 0);
+    for (at, step) in program.steps.iter().enumerate() {
+        stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?;
+        if step.alloc {
+            let reserved = allocator.usage().reserved.current;
+            if reserved > peak.0 {
+                peak = (reserved, at);
+            }
+        }
+    }
+    stage.clear(&*allocator, program, &mut blocks)?;
+    Ok(peak.1)
+}
+
+/// A stretch of addresses that a block has or had.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    address: u64,
+    bytes: u64,
+    stream: u16,
+}
+
+/// The live blocks, by address.
+fn live(steps: &[Step], blocks: &[DevicePtr]) -> BTreeMap<u64, Span> {
+    let allocated = steps.iter().filter(|step| step.alloc);
+    let spans = allocated.filter_map(|step| {
+        let address = blocks[step.block as usize].raw();
+        (address != 0).then_some((address, Span { address, bytes: step.size, stream: step.stream }))
+    });
+    spans.collect()
+}
+
+/// Free stretches: by address, their bytes, and whether their page or segment has a live block.
+#[derive(Debug, Default)]
+struct Gaps(BTreeMap<u64, (u64, bool)>);
+
+impl Gaps {
+    /// Finds the gaps between the blocks on one page or segment.
+    fn look(&mut self, backing: &Backing, live: &BTreeMap<u64, Span>) {
+        let (start, end) = (backing.address, backing.address + backing.bytes);
+        let before = live.range(..start).next_back().into_iter();
+        let mut at = start;
+        let mut found = Vec::new();
+        let mut used = false;
+        for (_, span) in before.chain(live.range(start..end)) {
+            let span_end = (span.address + span.bytes).next_multiple_of(UNIT);
+            if span_end <= start {
+                continue;
+            }
+            used = true;
+            if span.address > at {
+                found.push((at, span.address - at));
+            }
+            at = at.max(span_end);
+        }
+        if at < end {
+            found.push((at, end - at));
+        }
+        self.0.extend(found.into_iter().map(|(at, bytes)| (at, (bytes, used))));
+    }
+
+    fn holes(&self) -> u64 {
+        self.0.values().filter(|(_, used)| *used).map(|(bytes, _)| bytes).sum()
+    }
+
+    /// Bytes of holes and of whole free pages whose start was last used on another stream than this.
+    fn last_used_elsewhere(&self, freed: &[Span], stream: u16) -> (u64, u64) {
+        let mut open = self.0.clone();
+        let (mut holes, mut caches) = (0, 0);
+        for span in freed.iter().rev() {
+            let met: Vec<_> =
+                open.range(span.address..span.address + span.bytes).map(|(at, _)| *at).collect();
+            for at in met {
+                let Some((bytes, used)) = open.remove(&at) else { continue };
+                match (span.stream != stream, used) {
+                    (true, true) => holes += bytes,
+                    (true, false) => caches += bytes,
+                    (false, _) => {}
+                }
+            }
+        }
+        (holes, caches)
+    }
+}

@@ -1,0 +1,59 @@
+//! Requested and reserved bytes over time, thinned so that no peak is lost.
+
+use millpond::device::DevicePtr;
+
+use crate::replay::{Choose, Program, ReplayError, Stage, UNLIMITED};
+use crate::trace::Trace;
+
+/// A moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Point {
+    pub(super) time_us: u64,
+    pub(super) requested: u64,
+    pub(super) reserved: u64,
+}
+
+/// Stretches of time that are drawn, each with its lowest and its highest moment.
+const STRETCHES: usize = 1500;
+
+/// Replays a program and looks after each step.
+pub(super) fn timeline(
+    trace: &Trace,
+    program: &Program,
+    choose: &Choose<'_>,
+) -> Result<Vec<Point>, ReplayError> {
+    let stage = Stage::sim(program, UNLIMITED)?;
+    let allocator = choose(stage.context())?;
+    let mut blocks = vec![DevicePtr::NULL; program.blocks];
+    let mut points = Vec::with_capacity(program.steps.len());
+    for (step, time_us) in program.steps.iter().zip(program.times(trace)) {
+        if stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?.oom.is_some() {
+            break;
+        }
+        let usage = allocator.usage();
+        points.push(Point { time_us, requested: usage.requested.current, reserved: usage.reserved.current });
+    }
+    stage.clear(&*allocator, program, &mut blocks)?;
+    Ok(thinned(&points))
+}
+
+/// Keeps of each stretch the first and the last moment, and those at which either figure is lowest and highest.
+pub(super) fn thinned(points: &[Point]) -> Vec<Point> {
+    let length = points.len().div_ceil(STRETCHES).max(1);
+    let mut kept = Vec::new();
+    for stretch in points.chunks(length) {
+        let extreme = |key: fn(&Point) -> u64| {
+            let indices = 0..stretch.len();
+            let lowest = indices.clone().min_by_key(|&at| key(&stretch[at]));
+            [lowest, indices.max_by_key(|&at| key(&stretch[at]))]
+        };
+        let mut indices = vec![Some(0), Some(stretch.len() - 1)];
+        indices.extend(extreme(|point| point.requested));
+        indices.extend(extreme(|point| point.reserved));
+        let mut indices: Vec<_> = indices.into_iter().flatten().collect();
+        indices.sort_unstable();
+        indices.dedup();
+        kept.extend(indices.into_iter().map(|at| stretch[at]));
+    }
+    kept
+}

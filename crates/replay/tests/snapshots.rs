@@ -1,0 +1,92 @@
+//! Reading real snapshots: what they say, and what is said of them when they are damaged.
+
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+
+use millpond_replay::read::{Limits, read, read_from};
+use millpond_replay::trace::Trace;
+
+fn data(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
+}
+
+fn plain(name: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let file = std::fs::File::open(data(name)).unwrap();
+    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).unwrap();
+    bytes
+}
+
+fn only(path: &Path) -> Trace {
+    let mut traces = read(path, Limits::default()).unwrap();
+    assert_eq!(traces.len(), 1);
+    traces.remove(0)
+}
+
+#[test]
+fn a_snapshot_gives_its_blocks_streams_times_and_stacks() {
+    let trace = only(&data("gnn_stacks.pickle.gz"));
+    assert_eq!(trace.name, "gnn_stacks.pickle.gz");
+    assert_eq!((trace.blocks.len(), trace.ops.len()), (591, 591 + 588 + 588));
+    assert_eq!(trace.streams, [0]);
+    assert!(trace.live_before.is_empty());
+    let frames: Vec<_> = trace.stacks.frames(trace.blocks[0].stack).collect();
+    assert_eq!((frames[0].name.as_str(), frames[0].line), ("convert", 1370));
+    assert_eq!(frames.last().map(|frame| frame.name.as_str()), Some("<module>"));
+}
+
+#[test]
+fn what_pytorch_reserved_is_read_from_its_segments() {
+    let trace = only(&data("pipeline_streams_stacks.pickle.gz"));
+    assert_eq!(trace.recorded_reserved, Some(11_995_709_440));
+    assert_eq!(trace.streams.len(), 6);
+}
+
+#[test]
+fn zstd_and_plain_files_are_read_like_gzipped_ones() {
+    let bytes = plain("gnn_stacks.pickle.gz");
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, bytes: &[u8]| {
+        let path = folder.path().join(name);
+        std::fs::File::create(&path).unwrap().write_all(bytes).unwrap();
+        only(&path)
+    };
+    let gzipped = only(&data("gnn_stacks.pickle.gz"));
+    let zstd = zstd::encode_all(&bytes[..], 3).unwrap();
+    for trace in [write("a.pickle", &bytes), write("b", &zstd)] {
+        assert_eq!(trace.ops, gzipped.ops);
+        assert_eq!(trace.blocks, gzipped.blocks);
+    }
+}
+
+#[test]
+fn a_file_cut_anywhere_says_where() {
+    let bytes = plain("pipeline_streams_stacks.pickle.gz");
+    for cut in [3, 100, 5_000, bytes.len() / 2, bytes.len() - 1] {
+        let said = read_from(&mut &bytes[..cut], "cut", Limits::default()).unwrap_err().to_string();
+        assert!(said.starts_with("byte ") && said.contains("the file ends"), "{cut}: {said}");
+    }
+}
+
+#[test]
+fn a_damaged_file_is_an_error_or_another_trace_and_never_a_panic() {
+    let bytes = plain("gnn_stacks.pickle.gz");
+    // One byte changed, at places spread over the file.
+    for at in (2..bytes.len()).step_by(bytes.len() / 400) {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 0x55;
+        let _ = read_from(&mut &damaged[..], "damaged", Limits::default());
+    }
+}
+
+#[test]
+fn what_is_no_trace_is_refused_with_what_was_expected() {
+    let said = |bytes: &[u8]| read_from(&mut &*bytes, "x", Limits::default()).unwrap_err().to_string();
+    assert!(said(b"\x7fELF").contains("expected a PyTorch memory snapshot"));
+    assert!(said(b"").contains("not a trace"));
+    assert!(said(b"\x80\x04}.").contains("no 'device_traces'"));
+    let empty = b"\x80\x04}(\x8c\x0ddevice_traces]u.";
+    assert!(said(empty).contains("_record_memory_history"), "{}", said(empty));
+    let wrong = b"\x80\x04}(\x8c\x0ddevice_traces](](}(\x8c\x06action\x8c\x05allocueeu.";
+    assert_eq!(said(wrong), "device_traces[0][0]: an event without an integer 'addr' and 'size'");
+}
