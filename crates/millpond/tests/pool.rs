@@ -252,3 +252,13 @@ fn with_all_policies_off_only_a_streams_own_frees_and_synchronised_ones_are_reus
     assert_eq!(again, block);
     pool.check().unwrap();
 }
+
+#[test]
+fn a_page_that_the_device_refused_leaves_no_high_water_mark() {
+    let (_, device, stream) = sim(64 * MIB);
+    let pool = Pool::builder(&device).build().unwrap();
+    let block = pool.alloc(60 * MIB, &stream).unwrap();
+    assert!(matches!(pool.alloc(20 * MIB, &stream), Err(Error::OutOfMemory(_))));
+    assert!(pool.reserved().high <= 64 * MIB, "{:?}", pool.reserved());
+    pool.free(block, &stream).unwrap();
+}

@@ -7,7 +7,7 @@ use crate::trace::Trace;
 pub const CARDS_GIB: [u64; 10] = [8, 12, 16, 24, 32, 40, 48, 80, 96, 141];
 
 /// What a process takes of a card before it allocates anything: the driver's context and the libraries' kernels.
-/// 0.4 to 0.6 GiB on the cards we looked at.
+/// An assumption: it depends on the card and on the libraries that a job loads.
 pub const CONTEXT_BYTES: u64 = 512 << 20;
 
 /// Capacities are tried in steps of this: the granularity of device memory.

@@ -34,13 +34,14 @@ impl Arena {
         let base = match self.device.alloc_segment(bytes) {
             Ok(base) => base,
             Err(error) => {
-                limits.withdraw(bytes, &self.counters);
+                limits.refuse(bytes);
                 return Err(match error {
                     DeviceError::OutOfMemory { .. } => short(Shortage::Device),
                     other => Refusal::Device(other),
                 });
             }
         };
+        limits.count(bytes, &self.counters);
         self.counters.calls.alloc.add(1);
         let units = bytes / self.layout.unit_bytes;
         let blocks = &mut self.blocks;

@@ -28,7 +28,8 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Counts `bytes` as reserved if every limit allows it.
+    /// Takes `bytes` of the budget if every limit allows it. They are counted as reserved once the device has
+    /// given them ([`count`](Self::count)), so that a refusal leaves no high-water mark.
     pub(crate) fn admit(&self, bytes: u64, device: &dyn Device, counters: &Counters) -> Result<(), Shortage> {
         let after = counters.reserved.current().saturating_add(bytes);
         if after > self.hard_limit {
@@ -44,15 +45,24 @@ impl Limits {
         if self.budget.as_ref().is_some_and(|budget| !budget.take(bytes)) {
             return Err(Shortage::Budget);
         }
-        counters.reserved.raise(bytes);
         Ok(())
     }
 
-    /// Undoes [`admit`](Self::admit).
-    pub(crate) fn withdraw(&self, bytes: u64, counters: &Counters) {
-        counters.reserved.lower(bytes);
+    /// Counts what was admitted and given.
+    pub(crate) fn count(&self, bytes: u64, counters: &Counters) {
+        counters.reserved.raise(bytes);
+    }
+
+    /// Undoes [`admit`](Self::admit), where the device refused.
+    pub(crate) fn refuse(&self, bytes: u64) {
         if let Some(budget) = &self.budget {
             budget.give_back(bytes);
         }
+    }
+
+    /// Undoes [`admit`](Self::admit) and [`count`](Self::count).
+    pub(crate) fn withdraw(&self, bytes: u64, counters: &Counters) {
+        counters.reserved.lower(bytes);
+        self.refuse(bytes);
     }
 }

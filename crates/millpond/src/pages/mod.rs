@@ -131,13 +131,14 @@ impl Pages {
         let handle = match self.device.create_page(bytes) {
             Ok(handle) => handle,
             Err(error) => {
-                self.limits.withdraw(bytes, &self.counters);
+                self.limits.refuse(bytes);
                 return Err(match error {
                     DeviceError::OutOfMemory { .. } => NoPage::Short(Shortage::Device),
                     other => NoPage::Device(other),
                 });
             }
         };
+        self.limits.count(bytes, &self.counters);
         self.counters.calls.create.add(1);
         let page = Page { handle, slots, home: None, mappings: 0 };
         Ok(match self.vacant.pop() {

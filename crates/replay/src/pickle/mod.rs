@@ -2,16 +2,15 @@
 //!
 //! Uses nothing of ours. [`load`] runs the pickle's opcodes over a stack, as Python does, and leaves a graph
 //! of values in a [`Heap`]. A dict that the caller recognises ([`Fold`]) is kept as the caller's own row
-//! instead, which is what keeps a million events in 150 bytes each.
+//! instead, so that an event is not kept as Python's objects.
 //!
 //! **What a hostile file can do.** No opcode that names or calls anything is known: such a file is refused.
 //! Values are numbers into the heap, so nothing recurses, shared values stay shared and cycles do no harm.
-//! Memory is at most some fifty times the bytes read, which [`Limits`] bounds with the number of values. Every
-//! error names the byte.
+//! [`Limits`] bounds the bytes read and the number of values. Every error names the byte.
 //!
-//! **Why not a crate.** `serde-pickle` 1.2, the best kept, was tried on hostile input: it takes 4 KiB for each
-//! one-byte MARK, and a megabyte of nested tuples overflows the stack when they are dropped. It copies
-//! shared values, and keeps some 700 bytes an event. It is the judge in the tests, and writes the exports.
+//! **Why not a crate.** `serde-pickle` 1.2, the best kept, does not bound what a hostile file may take, by its
+//! source (read, not measured): it reserves room for 128 values for each one-byte MARK, and drops nested
+//! values recursively. It is the judge in the tests, and writes the exports.
 
 mod input;
 mod machine;
