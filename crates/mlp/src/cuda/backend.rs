@@ -247,8 +247,8 @@ impl CudaBackend {
 /// 33 µs whole on an H200 (ncu, 2026-11-21). Parts of whole float4s, so that the loads stay wide.
 fn parts_of(inner: usize, count: usize) -> usize {
     const SHORTEST: usize = 64;
-    let suits = |parts: &usize| inner % (4 * parts) == 0 && inner / parts >= SHORTEST;
-    if count % 4 == 0 { (2..=8).rev().find(suits).unwrap_or(1) } else { 1 }
+    let suits = |parts: &usize| inner.is_multiple_of(4 * parts) && inner / parts >= SHORTEST;
+    if count.is_multiple_of(4) { (2..=8).rev().find(suits).unwrap_or(1) } else { 1 }
 }
 
 /// The batch's part of its order.
