@@ -12,7 +12,7 @@ pub(crate) enum Error {
     #[error("{0}")]
     Usage(String),
     #[error("{}: {error}", path.display())]
-    Export { path: PathBuf, error: millpond_replay::export::ExportError },
+    Export { path: PathBuf, error: Box<millpond_replay::export::ExportError> },
     #[error(transparent)]
     Trace(#[from] millpond_replay::read::ReadError),
     #[error(transparent)]

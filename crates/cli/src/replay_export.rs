@@ -39,7 +39,7 @@ fn to_file(
         write(&mut out)?;
         Ok(out.flush()?)
     });
-    written.map_err(|error| Error::Export { path: path.to_owned(), error })?;
+    written.map_err(|error| Error::Export { path: path.to_owned(), error: Box::new(error) })?;
     say(&format!("wrote {}", path.display()));
     Ok(())
 }
