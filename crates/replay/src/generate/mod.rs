@@ -1,7 +1,7 @@
 //! `generate/`: traces of jobs that nobody recorded, from a seed.
 //!
 //! Uses `trace`. Each [`Pattern`] is one function in `patterns.rs` that plays a job's allocations on a
-//! [`Job`](job::Job), which keeps addresses and time. They are for property tests, and for looking for what
+//! `job::Job`, which keeps addresses and time. They are for property tests, and for looking for what
 //! an allocator is worst at ([`Pattern::generate`] over many seeds): a recorded trace shows one day only.
 
 mod job;
