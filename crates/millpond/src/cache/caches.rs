@@ -131,7 +131,9 @@ impl Caches {
     /// As [`alloc`](Self::alloc), and looks below the top of a magazine of several sizes.
     #[cold]
     pub(crate) fn alloc_searching(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-        self.sizes.magazine_for_exact(bytes)?;
+        if !self.sizes.is_cached(bytes) {
+            return None;
+        }
         let Own { lane, tally, _inside } = self.enter::<true>(stream)?;
         let units = self.sizes.units(bytes);
         let magazine = lane.magazine(MagazineIndex::of(units));

@@ -37,6 +37,7 @@ impl Item {
 
 /// A stack of blocks of about one size, the one freed last on top.
 #[derive(Debug, Default)]
+#[repr(align(32))]
 pub(super) struct Magazine {
     /// Never longer than `room`; its capacity is never less.
     items: Vec<Item>,
