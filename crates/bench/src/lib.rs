@@ -1,0 +1,91 @@
+//! What a pair of allocate and free costs: millpond, the allocators that it is measured against, and mimalloc.
+//!
+//! A user of the pool's public interface only. `millpond bench` prints what this crate measures.
+//!
+//! **How one figure comes about.** [`Bench::run`] goes through suites and allocators. For each of them it opens a
+//! device of its own (`target.rs`) and builds the allocator as a [`Subject`](subject::Subject) (`subject/`), so that
+//! its calls are compiled into the loops that measure them. A suite (`suites/`, one file each) runs its work on pinned
+//! threads (`cores.rs`), takes times with [`Clock`](clock::Clock), whose own cost is measured and taken off, and
+//! makes one [`Row`] of each set of [`Samples`](samples::Samples).
+//!
+//! **What the figures are of.** Nanoseconds that the calling thread spends, wall clock. On the simulated device the
+//! driver's calls cost next to nothing, so that the figures there are of an allocator's own work alone.
+
+mod clock;
+mod cores;
+mod error;
+mod machine;
+mod row;
+mod samples;
+mod subject;
+mod suites;
+mod target;
+
+use std::time::Duration;
+
+pub use error::{Error, Result};
+pub use machine::Machine;
+pub use row::Row;
+pub use subject::{MIMALLOC, names};
+pub use suites::Suite;
+pub use target::{On, Target};
+
+use clock::Clock;
+use cores::Cores;
+use subject::with_subject;
+
+/// A run of suites on one device.
+#[derive(Debug)]
+pub struct Bench {
+    target: Target,
+    clock: Clock,
+    cores: Cores,
+    /// How long each figure is measured.
+    time: Duration,
+}
+
+/// What an allocator could not be measured in, and why.
+#[derive(Debug)]
+pub struct Skipped {
+    /// The suite.
+    pub suite: Suite,
+    /// The allocator.
+    pub allocator: &'static str,
+    /// Why, in one line.
+    pub why: Error,
+}
+
+impl Bench {
+    /// Makes ready to measure on `target`, each figure for about `time`.
+    pub fn new(target: Target, time: Duration) -> Self {
+        Self { target, clock: Clock::new(), cores: Cores::new(), time }
+    }
+
+    /// The device.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Nanoseconds that reading the clock costs, which were taken off every sample.
+    pub fn clock_cost_ns(&self) -> f64 {
+        self.clock.cost_ns()
+    }
+
+    /// The host's mark: what a pair of 512 B costs mimalloc, the 50th percentile in nanoseconds.
+    ///
+    /// # Errors
+    /// Where mimalloc has no memory.
+    pub fn mark(&self) -> Result<Row> {
+        let rows = with_subject(MIMALLOC, &self.target, suites::Measure { bench: self, suite: Suite::Mark })?;
+        rows.into_iter().next().ok_or(Error::NothingMeasured)
+    }
+
+    /// Runs a suite with one allocator, on a device of its own. No rows where the suite has nothing to ask of the
+    /// allocator.
+    ///
+    /// # Errors
+    /// The allocator's own, and the device's. Rows that were measured before are lost with it.
+    pub fn run(&self, suite: Suite, allocator: &'static str) -> Result<Vec<Row>> {
+        with_subject(allocator, &self.target, suites::Measure { bench: self, suite })
+    }
+}
