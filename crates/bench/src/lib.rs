@@ -15,16 +15,20 @@ mod clock;
 mod cores;
 mod error;
 mod machine;
+mod ratio;
+pub mod report;
 mod row;
 mod samples;
 mod subject;
 mod suites;
 mod target;
+mod work;
 
 use std::time::Duration;
 
 pub use error::{Error, Result};
 pub use machine::Machine;
+pub use ratio::times;
 pub use row::Row;
 pub use subject::{MIMALLOC, names};
 pub use suites::Suite;
@@ -42,17 +46,6 @@ pub struct Bench {
     cores: Cores,
     /// How long each figure is measured.
     time: Duration,
-}
-
-/// What an allocator could not be measured in, and why.
-#[derive(Debug)]
-pub struct Skipped {
-    /// The suite.
-    pub suite: Suite,
-    /// The allocator.
-    pub allocator: &'static str,
-    /// Why, in one line.
-    pub why: Error,
 }
 
 impl Bench {

@@ -1,5 +1,6 @@
 //! One figure as programs read it.
 
+use millpond_baselines::NAMES;
 use serde::Serialize;
 
 use crate::samples::Samples;
@@ -33,6 +34,19 @@ pub struct Row {
     pub p999_ns: f64,
     /// Pairs a second, of all threads together; calls a second where calls were timed.
     pub pairs_per_s: f64,
+}
+
+impl Row {
+    /// Whether the other row is of the same work, perhaps with another allocator.
+    pub fn same_case(&self, other: &Self) -> bool {
+        let case = |row: &Self| (row.suite, row.bytes, row.threads);
+        case(self) == case(other) && self.mode == other.mode
+    }
+
+    /// Whether it is of the pool.
+    pub fn is_ours(&self) -> bool {
+        self.allocator == NAMES[0]
+    }
 }
 
 /// What was measured: a row without its figures.
@@ -80,4 +94,25 @@ impl Case {
 /// To hundredths: what is below is noise.
 fn rounded(ns: f64) -> f64 {
     (ns * 100.0).round() / 100.0
+}
+
+#[cfg(test)]
+impl Row {
+    /// A row with some figures.
+    pub(crate) fn for_test(suite: Suite, mode: &str, allocator: &'static str, threads: usize) -> Self {
+        Self {
+            suite: suite.name(),
+            mode: mode.to_owned(),
+            allocator,
+            device: "sim".to_owned(),
+            bytes: 1 << 20,
+            threads,
+            mean_ns: 12.0,
+            min_ns: 9.0,
+            p50_ns: 10.0,
+            p99_ns: 20.0,
+            p999_ns: 40.0,
+            pairs_per_s: 1e8,
+        }
+    }
 }

@@ -18,7 +18,7 @@ const WARM_UP: Duration = Duration::from_millis(50);
 /// Nanoseconds a pair, or a call; one for each batch, or call, that was timed.
 #[derive(Debug, Default)]
 pub(crate) struct Samples {
-    pub(crate) ns: Vec<f64>,
+    ns: Vec<f64>,
 }
 
 /// What is told of samples, in nanoseconds.
@@ -37,6 +37,22 @@ impl Samples {
         let mut ns = vec![1.0; MOST_SAMPLES];
         ns.clear();
         Self { ns }
+    }
+
+    /// All samples of several threads.
+    pub(crate) fn all(of: impl Iterator<Item = Self>) -> Self {
+        Self { ns: of.flat_map(|samples| samples.ns).collect() }
+    }
+
+    /// Keeps a sample, if there is room.
+    pub(crate) fn push(&mut self, ns: f64) {
+        if !self.is_full() {
+            self.ns.push(ns);
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ns.is_empty()
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -80,7 +96,7 @@ pub(crate) fn batches(bench: &Bench, mut pairs: impl FnMut(usize) -> Result<()>)
         let from = clock.now();
         pairs(batch)?;
         let to = clock.now();
-        samples.ns.push(clock.work_between(from, to) / batch as f64);
+        samples.push(clock.work_between(from, to) / batch as f64);
         if bench.is_over(began, to) {
             break;
         }

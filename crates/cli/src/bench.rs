@@ -1,6 +1,6 @@
 //! `millpond bench`: what a pair of allocate and free costs, beside other allocators and the host's own.
 
-use millpond_bench::{Bench, MIMALLOC, Machine, Row, Suite, Target};
+use millpond_bench::{Bench, MIMALLOC, Machine, Row, Suite, Target, report};
 
 use crate::bench_args::BenchArgs;
 use crate::bench_tables::of_suite;
@@ -11,6 +11,7 @@ use crate::screen::{remark, say};
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let json = args.json.as_deref().map(Output::open).transpose()?;
+    let page = args.report.as_deref().map(Output::open).transpose()?;
     let (target, why_not_cuda) = Target::find(args.device)?;
     if let Some(why) = why_not_cuda {
         remark(&format!("measuring on the CPU: {why}"));
@@ -26,6 +27,9 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
             allocators.iter().flat_map(|&allocator| measure(&bench, suite, allocator)).collect();
         say(&format!("\n{}", of_suite(suite, &measured, &mark)));
         rows.extend(measured);
+    }
+    if let Some(page) = page {
+        write_page(page, &machine, &rows, &mark)?;
     }
     let has_mark = |row: &Row| {
         (row.suite, row.mode.as_str(), row.allocator, row.bytes)
@@ -57,6 +61,16 @@ fn introduce(bench: &Bench, machine: &Machine, mark: &Row) {
     }
     say(&format!("clock: {:.0} ns a reading, taken off", bench.clock_cost_ns()));
     say(&format!("mark: {MIMALLOC}, 512 B, a pair in {:.1} ns", mark.p50_ns));
+}
+
+fn write_page(file: Output, machine: &Machine, rows: &[Row], mark: &Row) -> Result<()> {
+    let mut page = Vec::new();
+    report::write(machine, rows, mark, &mut page).map_err(|source| Error::Io {
+        path: file.path().to_owned(),
+        action: "draw the report",
+        source,
+    })?;
+    file.write(&String::from_utf8_lossy(&page))
 }
 
 fn write_json(file: Output, rows: &[Row]) -> Result<()> {

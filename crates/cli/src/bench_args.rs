@@ -19,7 +19,7 @@ Examples:
   millpond bench --suite latency,churn --device sim      the allocators' own work, without a driver
   millpond bench --allocator millpond,binned --json out.json --report out.html")]
 pub(crate) struct BenchArgs {
-    /// Suites, with commas between: latency, threads, churn or all
+    /// Suites, with commas between: latency, throughput, mixed, threads, hand-over, churn, reuse, streams or all
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = PossibleValuesParser::new(suites()), hide_possible_values = true)]
     suite: Vec<String>,
     /// Allocators, with commas between, or all; those of the other commands and mimalloc
@@ -34,6 +34,9 @@ pub(crate) struct BenchArgs {
     /// Write the figures to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Write a page with charts to this file
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
 }
 
 impl BenchArgs {

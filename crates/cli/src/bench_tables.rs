@@ -1,8 +1,7 @@
 //! The tables of `millpond bench`: one a suite, allocators side by side, ratios beside the figures.
 
 use millpond::HumanBytes;
-use millpond_baselines::NAMES;
-use millpond_bench::{Row, Suite};
+use millpond_bench::{Row, Suite, times};
 
 use crate::screen::table;
 
@@ -12,19 +11,15 @@ pub(crate) fn of_suite(suite: Suite, rows: &[Row], mark: &Row) -> String {
         [suite.name(), "p50 ns", "p99", "p99.9", "mean", "min", "M/s", "x millpond", "x malloc 512 B"];
     let mut lines = vec![titles.map(str::to_owned).to_vec()];
     for (at, row) in rows.iter().enumerate() {
-        if rows[..at].iter().any(|before| same_case(before, row)) {
+        if rows[..at].iter().any(|before| before.same_case(row)) {
             continue;
         }
         lines.push(vec![case(row)]);
-        let ours = rows.iter().find(|other| same_case(other, row) && other.allocator == NAMES[0]);
-        let case = rows.iter().filter(|other| same_case(other, row));
+        let ours = rows.iter().find(|other| other.same_case(row) && other.is_ours());
+        let case = rows.iter().filter(|other| other.same_case(row));
         lines.extend(case.map(|row| line(row, ours, mark)));
     }
     table(&lines)
-}
-
-fn same_case(one: &Row, other: &Row) -> bool {
-    (&one.mode, one.bytes, one.threads) == (&other.mode, other.bytes, other.threads)
 }
 
 fn case(row: &Row) -> String {
@@ -38,19 +33,13 @@ fn line(row: &Row, ours: Option<&Row>, mark: &Row) -> Vec<String> {
     let mut line = vec![format!("  {}", row.allocator)];
     line.extend(figures);
     line.push(format!("{:.2}", row.pairs_per_s / 1e6));
-    line.push(ours.map_or_else(|| "-".to_owned(), |ours| times(row, ours)));
-    line.push(times(row, mark));
+    line.push(ratio(ours.and_then(|ours| times(row, ours))));
+    line.push(ratio(times(row, mark)));
     line
 }
 
-/// How many times as long `row` takes; with several threads, by what they do together.
-fn times(row: &Row, other: &Row) -> String {
-    let ratio = if row.threads > 1 && other.threads > 1 {
-        other.pairs_per_s / row.pairs_per_s
-    } else {
-        row.p50_ns / other.p50_ns
-    };
-    if ratio.is_finite() { format!("{ratio:.2}") } else { "-".to_owned() }
+fn ratio(times: Option<f64>) -> String {
+    times.map_or_else(|| "-".to_owned(), |times| format!("{times:.2}"))
 }
 
 fn nanoseconds(ns: f64) -> String {

@@ -61,8 +61,8 @@ fn each_call<S: Subject>(
         let between = clock.now();
         subject.free(block, lane)?;
         let to = clock.now();
-        allocations.ns.push(clock.work_between(from, between));
-        frees.ns.push(clock.work_between(between, to));
+        allocations.push(clock.work_between(from, between));
+        frees.push(clock.work_between(between, to));
         if bench.is_over(began, to) {
             break;
         }

@@ -59,7 +59,7 @@ fn race<S: Subject>(
     let most = sizes.iter().copied().max().unwrap_or(0);
     let case = Case { threads, ..Case::new(Suite::Threads, mode, subject.name(), most) };
     let rate = rate(bench, &runs);
-    let samples = Samples { ns: runs.into_iter().flat_map(|run| run.samples.ns).collect() };
+    let samples = Samples::all(runs.into_iter().map(|run| run.samples));
     Ok(case.row_at_rate(bench, samples, Some(rate)))
 }
 
@@ -89,9 +89,7 @@ fn one_thread<S: Subject>(
         pairs(batch)?;
         ended = clock.now();
         done += batch as u64;
-        if !samples.is_full() {
-            samples.ns.push(clock.work_between(from, ended) / batch as f64);
-        }
+        samples.push(clock.work_between(from, ended) / batch as f64);
     }
     Ok(Run { samples, pairs: done, began, ended })
 }
