@@ -24,6 +24,7 @@ mod suites;
 mod target;
 mod work;
 
+use std::hint::black_box;
 use std::time::Duration;
 
 pub use error::{Error, Result};
@@ -36,7 +37,7 @@ pub use target::{On, Target};
 
 use clock::Clock;
 use cores::Cores;
-use subject::with_subject;
+use subject::{Subject, Visit, with_subject};
 
 /// A run of suites on one device.
 #[derive(Debug)]
@@ -80,5 +81,33 @@ impl Bench {
     /// The allocator's own, and the device's. Rows that were measured before are lost with it.
     pub fn run(&self, suite: Suite, allocator: &'static str) -> Result<Vec<Row>> {
         with_subject(allocator, &self.target, suites::Measure { bench: self, suite })
+    }
+}
+
+/// Allocates and frees `bytes` so many times, with nothing around it: for counting instructions. The difference between
+/// two counts is what the pairs between them cost.
+///
+/// # Errors
+/// The allocator's own, and the device's.
+pub fn repeat(target: &Target, allocator: &str, bytes: u64, pairs: usize) -> Result<()> {
+    with_subject(allocator, target, Repeat { bytes, pairs })
+}
+
+struct Repeat {
+    bytes: u64,
+    pairs: usize,
+}
+
+impl Visit for Repeat {
+    type Outcome = ();
+
+    fn visit<S: Subject>(self, build: impl Fn() -> Result<S>) -> Result<()> {
+        let subject = build()?;
+        let lane = subject.lane()?;
+        for _ in 0..self.pairs {
+            let block = black_box(subject.allocate(black_box(self.bytes), &lane)?);
+            subject.free(block, &lane)?;
+        }
+        Ok(())
     }
 }

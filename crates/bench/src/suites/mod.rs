@@ -104,7 +104,7 @@ impl Visit for Measure<'_> {
             Suite::Threads => threads::run(bench, &build()?),
             Suite::HandOver => hand_over::run(bench, &build()?),
             Suite::Churn => churn::run(bench, &build()?),
-            Suite::Reuse => reuse::run(bench, build).map(Vec::from),
+            Suite::Reuse => reuse::run(bench, build),
             Suite::Streams => streams::run(bench, build()?.name()),
         }
     }
