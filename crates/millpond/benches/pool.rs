@@ -12,6 +12,9 @@ fn main() {
     divan::main();
 }
 
+/// Pairs in a sample. Said here, since the first one of a pool is slow and would be taken for the pace of all.
+const PAIRS: u32 = 1000;
+
 /// What most of them need.
 struct Rig {
     context: Context,
@@ -37,14 +40,14 @@ impl Rig {
     }
 }
 
-#[divan::bench(args = [512, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20])]
+#[divan::bench(args = [512, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20], sample_size = PAIRS)]
 fn pair(bencher: Bencher, bytes: u64) {
     let rig = Rig::new();
     bencher.bench_local(|| rig.free(black_box(rig.alloc(bytes))));
 }
 
 /// Sixteen are taken before the first is given back, so that it is not always the same block.
-#[divan::bench(args = [512, 1 << 20])]
+#[divan::bench(args = [512, 1 << 20], sample_size = PAIRS)]
 fn sixteen_pairs_first_in_first_out(bencher: Bencher, bytes: u64) {
     let rig = Rig::new();
     bencher.bench_local(|| {
@@ -64,7 +67,7 @@ fn a_miss(bencher: Bencher, bytes: u64) {
 }
 
 /// The next allocation has to be ordered after the other stream.
-#[divan::bench]
+#[divan::bench(sample_size = PAIRS)]
 fn a_pair_freed_on_another_stream(bencher: Bencher) {
     let rig = Rig::new();
     let other = rig.context.create_stream().unwrap();
@@ -97,7 +100,7 @@ fn the_size_of_a_block(bencher: Bencher) {
     bencher.bench_local(|| rig.pool.size_of(black_box(block)).unwrap());
 }
 
-#[divan::bench]
+#[divan::bench(sample_size = PAIRS)]
 fn a_buffer_made_and_dropped(bencher: Bencher) {
     let rig = Rig::new();
     bencher.bench_local(|| drop(Buffer::<f32>::new(&rig.pool, black_box(1024), &rig.stream).unwrap()));

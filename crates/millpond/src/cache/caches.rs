@@ -250,11 +250,9 @@ impl Caches {
         // SAFETY: as in `restock`.
         let lanes = unsafe { cache.lanes_under_lock() };
         let at = MagazineIndex::of(units);
-        let magazine =
-            lanes.of_or_add(timeline, |of, item| each(Cached { item, of })).magazine(at);
+        let magazine = lanes.of_or_add(timeline, |of, item| each(Cached { item, of })).magazine(at);
         if magazine.is_full() && !lanes.grant(timeline, at, size, limit) {
-            let given_up: Vec<_> =
-                lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
+            let given_up: Vec<_> = lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
             if given_up.is_empty() {
                 // Others have the whole grant: begin anew.
                 lanes.drain(|of, item| each(Cached { item, of }));

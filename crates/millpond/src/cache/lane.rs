@@ -187,7 +187,11 @@ impl Lanes {
 
     /// Every block held.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Item> {
-        self.lanes.iter().flatten().flat_map(|lane| lane.magazines.iter()).flat_map(|magazine| &magazine.items)
+        self.lanes
+            .iter()
+            .flatten()
+            .flat_map(|lane| lane.magazines.iter())
+            .flat_map(|magazine| &magazine.items)
     }
 
     /// Bytes that may be held.
