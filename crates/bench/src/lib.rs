@@ -2,11 +2,11 @@
 //!
 //! A user of the pool's public interface only. `millpond bench` prints what this crate measures.
 //!
-//! **How one figure comes about.** [`Bench::run`] goes through suites and allocators. For each of them it opens a
-//! device of its own (`target.rs`) and builds the allocator as a [`Subject`](subject::Subject) (`subject/`), so that
-//! its calls are compiled into the loops that measure them. A suite (`suites/`, one file each) runs its work on pinned
-//! threads (`cores.rs`), takes times with [`Clock`](clock::Clock), whose own cost is measured and taken off, and
-//! makes one [`Row`] of each set of [`Samples`](samples::Samples).
+//! **How one figure comes about.** [`Bench::run`] takes one suite and one allocator. It opens a device for it
+//! (`target.rs`) and builds the allocator as a `Subject` (`subject/`), so that its calls are compiled into the loops that
+//! measure them. A suite (`suites/`, one file each) runs its work on pinned threads (`cores.rs`), takes times with the
+//! clock (`clock.rs`), whose own cost is measured and taken off, and makes one [`Row`] of each set of samples
+//! (`samples.rs`).
 //!
 //! **What the figures are of.** Nanoseconds that the calling thread spends, wall clock. On the simulated device the
 //! driver's calls cost next to nothing, so that the figures there are of an allocator's own work alone.
