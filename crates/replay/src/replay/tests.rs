@@ -46,6 +46,18 @@ fn a_device_that_is_too_small_ends_the_replay_at_the_request_that_found_no_memor
 }
 
 #[test]
+fn no_allocator_holds_more_than_the_device_has() {
+    let trace = trace("pipeline_streams_stacks.pickle.gz");
+    let program = Program::new(&trace, FreeWhen::Completed);
+    for allocator in millpond_baselines::NAMES {
+        for capacity in [2 << 30, 6 << 30, 7 << 30, 10 << 30] {
+            let outcome = on_sim(&trace, &program, &named(allocator), capacity).unwrap();
+            assert!(outcome.peak_reserved <= capacity, "{allocator} in {capacity}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
 fn the_smallest_capacity_fits_and_a_step_less_does_not() {
     let trace = trace("gnn_stacks.pickle.gz");
     let program = Program::new(&trace, FreeWhen::Completed);
