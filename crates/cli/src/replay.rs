@@ -8,7 +8,7 @@ use millpond::device::host::{HostDevice, HostOptions};
 use millpond::{Context, HumanBytes};
 use millpond_replay::fit::{self, CARDS_GIB};
 use millpond_replay::read::{self, Limits};
-use millpond_replay::replay::{Outcome, Program, UNLIMITED, Waste, at_peak, on_device, on_sim};
+use millpond_replay::replay::{DriverMemory, Outcome, Program, UNLIMITED, Waste, at_peak, on_device, on_sim};
 use millpond_replay::report::Section;
 use millpond_replay::trace::Trace;
 use millpond_replay::verdict::Verdict;
@@ -135,15 +135,32 @@ fn for_real(
             HostDevice::with_options(HostOptions { capacity, ..HostOptions::default() })?
         }
     };
-    let free_before = device.memory_info()?.free;
     let (outcome, marks) = on_device(trace, program, &choose, device, args.verify)?;
     if args.verify {
         say(&format!("{name}: {} marks found where they were written", thousands(marks)));
     }
-    if matches!(on, On::Cuda(_)) {
-        say(&format!("{name}: the driver had {} free before", HumanBytes(free_before)));
+    if let Some(driver) = outcome.driver {
+        compare_with_driver(&outcome, driver);
     }
     Ok(Row { outcome, smallest: None, waste: None })
+}
+
+/// Holds what the allocator counts against what the device's driver counts.
+fn compare_with_driver(outcome: &Outcome, driver: DriverMemory) {
+    let Outcome { allocator, peak_reserved, .. } = outcome;
+    let off = driver.disagreement(*peak_reserved) * 100.0;
+    say(&format!(
+        "{allocator}: reserved {} at most; the driver, of {} free before: {} in use ({off:+.2} %), {} in the end",
+        HumanBytes(*peak_reserved),
+        HumanBytes(driver.free_before),
+        HumanBytes(driver.used_peak),
+        HumanBytes(driver.used_after),
+    ));
+    if off.abs() > 1.0 {
+        remark(&format!(
+            "{allocator} and the driver disagree by {off:+.1} %: the driver rounds what {allocator} asks for, or another program uses the device"
+        ));
+    }
 }
 
 fn introduce(trace: &Trace, program: &Program) {

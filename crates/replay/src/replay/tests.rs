@@ -86,6 +86,25 @@ fn real_memory_keeps_every_mark_on_the_host() {
         assert_eq!(outcome.device, "host");
         assert!(marks > 1000, "{allocator}: {marks}");
         assert!(outcome.device_us.is_some_and(|us| us > 0.0));
+        let driver = outcome.driver.unwrap();
+        assert_eq!((driver.free_before, driver.used_after), (1 << 40, 0), "{allocator}");
+        assert_eq!(driver.used_peak, outcome.peak_reserved, "{allocator}");
+    }
+}
+
+#[test]
+fn every_allocators_books_agree_with_the_devices_own() {
+    use millpond::device::host::{HostDevice, HostOptions};
+    let trace = trace("gnn_stacks.pickle.gz");
+    let program = Program::new(&trace, FreeWhen::Completed);
+    for allocator in millpond_baselines::NAMES {
+        let device =
+            HostDevice::with_options(HostOptions { capacity: Some(1 << 40), ..HostOptions::default() });
+        let (outcome, _) = on_device(&trace, &program, &named(allocator), device.unwrap(), false).unwrap();
+        let off = outcome.driver.unwrap().disagreement(outcome.peak_reserved);
+        assert!(off.abs() < 0.01, "{allocator}: {off:+.4}, {outcome:?}");
+        let json = serde_json::to_value(&outcome).unwrap();
+        assert_eq!(json["driver_used_peak"].as_u64(), outcome.driver.map(|driver| driver.used_peak));
     }
 }
 
