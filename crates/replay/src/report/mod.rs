@@ -27,6 +27,8 @@ pub struct Section {
     allocators: Vec<Shown>,
     sites: Sites,
     verdict: Vec<String>,
+    /// Bytes of each card that the driver's context takes.
+    context: u64,
 }
 
 /// One allocator in a section.
@@ -40,10 +42,10 @@ struct Shown {
 }
 
 impl Section {
-    /// A section about a trace, with its verdict.
-    pub fn of(trace: &Trace, program: &Program, verdict: Vec<String>) -> Self {
+    /// A section about a trace, with its verdict; cards have `context` bytes less than their name says.
+    pub fn of(trace: &Trace, program: &Program, verdict: Vec<String>, context: u64) -> Self {
         let sites = Sites::at_peak(trace, program);
-        Self { name: trace.name.clone(), allocators: Vec::new(), sites, verdict }
+        Self { name: trace.name.clone(), allocators: Vec::new(), sites, verdict, context }
     }
 
     /// Adds an allocator, from what its replay gave and the smallest capacity that fits.
@@ -125,12 +127,16 @@ impl Section {
                 outcome.ratio
             )?;
             for gib in CARDS_GIB {
-                let fits = smallest.is_some_and(|bytes| fit::fits(bytes, gib));
+                let fits = smallest.is_some_and(|bytes| fit::fits(bytes, gib, self.context));
                 write!(out, "{}", if fits { "<td class=yes>yes" } else { "<td class=no>no" })?;
             }
             writeln!(out, "</tr>")?;
         }
-        writeln!(out, "</table></div><p class=note>Cards in GiB, less 0.5 GiB for the driver's context.</p>")
+        writeln!(
+            out,
+            "</table></div><p class=note>Cards in GiB, less {} for the driver's context and libraries.</p>",
+            HumanBytes(self.context)
+        )
     }
 }
 

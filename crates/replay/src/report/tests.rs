@@ -9,7 +9,7 @@ fn report(names: &[&str]) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/gnn_stacks.pickle.gz");
     let trace = read::read(&path, Limits::default()).unwrap().remove(0);
     let program = Program::new(&trace, FreeWhen::Completed);
-    let mut section = Section::of(&trace, &program, vec!["a < b".to_owned()]);
+    let mut section = Section::of(&trace, &program, vec!["a < b".to_owned()], 512 << 20);
     for &name in names {
         let choose = |context: &millpond::Context| millpond_baselines::by_name(name, context);
         let outcome = on_sim(&trace, &program, &choose, UNLIMITED).unwrap();
