@@ -89,26 +89,37 @@ impl Section {
             writeln!(out, "<p>{}</p>", escaped(line))?;
         }
         self.write_table(out)?;
-        let mut chart = |what: &str, title: &str, json: String| {
-            let id = format!("{what}-{number}");
-            writeln!(out, "<h2>{title}</h2><div class=\"chart\" id=\"{id}\"></div>")?;
-            writeln!(out, "<script>draw(\"{id}\", {json})</script>")
-        };
-        chart("time", "Memory over time", charts::over_time(&self.allocators))?;
+        let (over_time, events) = charts::over_time(&self.allocators);
+        writeln!(out, "<h2>Memory over time</h2>")?;
+        chart(out, &format!("time-{number}"), "", &format!("{over_time}, {events}"))?;
+        self.write_maps(number, out)?;
+        if let Some(json) = charts::by_site(&self.sites) {
+            writeln!(out, "<h2>Live bytes by call site, when most is requested</h2>")?;
+            chart(out, &format!("site-{number}"), "", &json)?;
+        }
+        writeln!(out, "<h2>Live bytes by block size, when most is requested</h2>")?;
+        chart(out, &format!("size-{number}"), "", &charts::by_size(&self.sites))?;
+        writeln!(out, "</section>")
+    }
+
+    fn write_maps(&self, number: usize, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "<h2>What lies where when each allocator holds the most</h2><p class=note><span class=live></span>live \
+             <span class=hole></span>free, on a page or segment with live blocks <span class=free></span>free \
+             pages and segments</p>"
+        )?;
         for (at, shown) in self.allocators.iter().filter(|shown| !shown.map.backing.is_empty()).enumerate() {
-            let title = format!(
-                "What lies where when {} holds the most: {} in {} pages or segments",
+            writeln!(
+                out,
+                "<h3>{}: {} in {} pages or segments</h3>",
                 escaped(&shown.outcome.allocator),
                 HumanBytes(shown.waste.reserved),
                 shown.map.backing.len()
-            );
-            chart(&format!("map-{at}"), &title, charts::map(&shown.map))?;
+            )?;
+            chart(out, &format!("map-{at}-{number}"), " map", &charts::map(&shown.map))?;
         }
-        if let Some(json) = charts::by_site(&self.sites) {
-            chart("site", "Live bytes by call site, when most is requested", json)?;
-        }
-        chart("size", "Live bytes by block size, when most is requested", charts::by_size(&self.sites))?;
-        writeln!(out, "</section>")
+        Ok(())
     }
 
     fn write_table(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -138,6 +149,14 @@ impl Section {
             HumanBytes(self.context)
         )
     }
+}
+
+/// A place for a chart, and the call that draws it.
+fn chart(out: &mut dyn Write, id: &str, class: &str, arguments: &str) -> io::Result<()> {
+    writeln!(
+        out,
+        "<div class=\"chart{class}\" id=\"{id}\"></div><script>draw(\"{id}\", {arguments})</script>"
+    )
 }
 
 /// Text as HTML.

@@ -36,7 +36,7 @@ fn thinning_keeps_the_highest_and_the_lowest() {
     let point = |time_us: u64| {
         let spike = if time_us == 77_777 { 1 << 40 } else { 5 };
         let reserved = if time_us == 55_555 { 0 } else { 1 << 41 };
-        Point { time_us, requested: spike, reserved }
+        Point { event: time_us as usize, time_us, requested: spike, reserved }
     };
     let points: Vec<_> = (0..1_000_000).map(point).collect();
     let thin = thinned(&points);
