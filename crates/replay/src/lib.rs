@@ -16,6 +16,7 @@ mod pickle;
 pub mod read;
 pub mod replay;
 pub mod report;
+pub mod segments;
 pub mod trace;
 pub mod verdict;
 
