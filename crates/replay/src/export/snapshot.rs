@@ -25,6 +25,17 @@ pub fn snapshot(trace: &Trace, out: &mut dyn Write) -> Result<(), ExportError> {
     Ok(())
 }
 
+/// A number as JavaScript can add it. The crate would write a large `u64` with nine bytes, which memory_viz reads
+/// as a BigInt; larger ones than an `i64` holds do not occur.
+#[derive(Debug, Clone, Copy)]
+struct Number(u64);
+
+impl Serialize for Number {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_i64(self.0 as i64)
+    }
+}
+
 #[derive(Serialize)]
 struct Snapshot<'a> {
     segments: Vec<SegmentOut>,
@@ -34,14 +45,14 @@ struct Snapshot<'a> {
 #[derive(Serialize)]
 struct SegmentOut {
     device: u32,
-    address: u64,
-    total_size: u64,
-    allocated_size: u64,
-    active_size: u64,
-    requested_size: u64,
-    stream: u64,
+    address: Number,
+    total_size: Number,
+    allocated_size: Number,
+    active_size: Number,
+    requested_size: Number,
+    stream: Number,
     segment_type: &'static str,
-    segment_pool_id: (u64, u64),
+    segment_pool_id: (u32, u32),
     is_expandable: bool,
     frames: Vec<FrameOut>,
     blocks: Vec<BlockOut>,
@@ -49,9 +60,9 @@ struct SegmentOut {
 
 #[derive(Serialize)]
 struct BlockOut {
-    address: u64,
-    size: u64,
-    requested_size: u64,
+    address: Number,
+    size: Number,
+    requested_size: Number,
     state: &'static str,
     frames: Vec<FrameOut>,
 }
@@ -75,20 +86,20 @@ struct Events<'a> {
 #[derive(Serialize)]
 struct EventOut {
     action: &'static str,
-    addr: u64,
-    size: u64,
-    stream: u64,
-    time_us: u64,
+    addr: Number,
+    size: Number,
+    stream: Number,
+    time_us: Number,
     frames: Vec<FrameOut>,
 }
 
 #[derive(Serialize)]
 struct OomOut {
     action: &'static str,
-    device_free: u64,
-    size: u64,
-    stream: u64,
-    time_us: u64,
+    device_free: Number,
+    size: Number,
+    stream: Number,
+    time_us: Number,
     frames: Vec<FrameOut>,
 }
 
@@ -136,7 +147,8 @@ fn block_event(trace: &Trace, op: &Op) -> EventOut {
         OpKind::FreeCompleted => ("free_completed", Vec::new()),
     };
     let stream = trace.streams[usize::from(op.stream)];
-    EventOut { action, addr: block.address, size: block.size, stream, time_us: op.time_us, frames }
+    let (addr, size) = (Number(block.address), Number(block.size));
+    EventOut { action, addr, size, stream: Number(stream), time_us: Number(op.time_us), frames }
 }
 
 fn segment_event(op: &SegmentOp) -> EventOut {
@@ -146,14 +158,22 @@ fn segment_event(op: &SegmentOp) -> EventOut {
         SegmentKind::Map => "segment_map",
         SegmentKind::Unmap => "segment_unmap",
     };
-    let Segment { address: addr, bytes: size, stream } = op.segment;
-    EventOut { action, addr, size, stream, time_us: op.time_us, frames: Vec::new() }
+    let Segment { address, bytes, stream } = op.segment;
+    let (addr, size) = (Number(address), Number(bytes));
+    EventOut { action, addr, size, stream: Number(stream), time_us: Number(op.time_us), frames: Vec::new() }
 }
 
 /// The recorder's own time of it is not kept: it takes that of the event before.
 fn oom_event(oom: &RecordedOom, time_us: u64) -> OomOut {
-    let RecordedOom { size, device_free, .. } = *oom;
-    OomOut { action: "oom", device_free, size, stream: 0, time_us, frames: Vec::new() }
+    let (device_free, size) = (Number(oom.device_free), Number(oom.size));
+    OomOut {
+        action: "oom",
+        device_free,
+        size,
+        stream: Number(0),
+        time_us: Number(time_us),
+        frames: Vec::new(),
+    }
 }
 
 fn frames(trace: &Trace, stack: StackId) -> Vec<FrameOut> {
@@ -174,15 +194,15 @@ fn segments(trace: &Trace, held: &Segments) -> Vec<SegmentOut> {
         .map(|segment| {
             let parts = held::parts(trace, segment, &live);
             let blocks: Vec<_> = parts.iter().map(|part| block(trace, part)).collect();
-            let sum = |of: fn(&BlockOut) -> u64| blocks.iter().map(of).sum();
+            let sum = |of: fn(&BlockOut) -> u64| Number(blocks.iter().map(of).sum());
             SegmentOut {
                 device: trace.device,
-                address: segment.address,
-                total_size: segment.bytes,
-                allocated_size: sum(|block| if block.state == ALLOCATED { block.size } else { 0 }),
-                active_size: sum(|block| if block.state == INACTIVE { 0 } else { block.size }),
-                requested_size: sum(|block| if block.state == INACTIVE { 0 } else { block.requested_size }),
-                stream: segment.stream,
+                address: Number(segment.address),
+                total_size: Number(segment.bytes),
+                allocated_size: sum(|block| if block.state == ALLOCATED { block.size.0 } else { 0 }),
+                active_size: sum(|block| if block.state == INACTIVE { 0 } else { block.size.0 }),
+                requested_size: sum(|block| if block.state == INACTIVE { 0 } else { block.requested_size.0 }),
+                stream: Number(segment.stream),
                 // PyTorch's small segments have 2 MiB, and no large one has.
                 segment_type: if segment.bytes == 2 << 20 { "small" } else { "large" },
                 segment_pool_id: (0, 0),
@@ -199,11 +219,12 @@ const PENDING: &str = "active_pending_free";
 const INACTIVE: &str = "inactive";
 
 fn block(trace: &Trace, part: &held::Part) -> BlockOut {
-    let held::Part { address, bytes: size, block } = *part;
+    let held::Part { address, bytes, block } = *part;
+    let (address, size) = (Number(address), Number(bytes));
     let Some((number, pending)) = block else {
         return BlockOut { address, size, requested_size: size, state: INACTIVE, frames: Vec::new() };
     };
     let block = &trace.blocks[number as usize];
     let state = if pending { PENDING } else { ALLOCATED };
-    BlockOut { address, size, requested_size: block.size, state, frames: frames(trace, block.stack) }
+    BlockOut { address, size, requested_size: Number(block.size), state, frames: frames(trace, block.stack) }
 }
