@@ -270,8 +270,7 @@ impl Caches {
         cache.open(lanes);
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
         if magazine.is_full() && !lanes.grant(stream.key(), at, size, limit) {
-            let given_up: Vec<_> =
-                lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
+            let given_up: Vec<_> = lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
             if given_up.is_empty() {
                 // Others have the whole grant: begin anew.
                 lanes.drain(|of, item| each(Cached { item, of }));

@@ -238,7 +238,11 @@ impl PoolInner {
         }
         let counted = self.counted();
         let ensure = |what: &str, recount: u64, counted: u64| {
-            if recount == counted { Ok(()) } else { Err(format!("{what}: recount {recount}, counted {counted}")) }
+            if recount == counted {
+                Ok(())
+            } else {
+                Err(format!("{what}: recount {recount}, counted {counted}"))
+            }
         };
         ensure("live blocks", live, counted.blocks.current)?;
         ensure("requested bytes", requested, counted.requested.current)?;
