@@ -17,6 +17,7 @@ mod progress;
 mod replay;
 mod replay_args;
 mod replay_export;
+mod replay_tables;
 mod screen;
 mod train;
 
