@@ -313,7 +313,8 @@ impl PoolInner {
             if std::mem::replace(&mut state.destroyed, true) {
                 return Ok(());
             }
-            self.empty_caches(&mut state);
+            let State { arena, depot, .. } = &mut *state;
+            self.caches.shut(depot, &self.counters.high, |cached| take_back(arena, cached));
             let counted = self.counted();
             let (blocks, bytes) = (counted.blocks.current, counted.requested.current);
             if blocks == 0 {
