@@ -53,6 +53,8 @@ pub(super) struct Block {
     pub(super) requested: u64,
     /// Free blocks: the count of frees when the youngest part of it was freed.
     pub(super) freed: u64,
+    /// Free blocks of the large zone: the units that lie on pages which are not wholly in the block.
+    pub(super) pinned: u64,
     /// Whether the id is in the arena's list of unmerged blocks. Stays with the id when the block goes.
     listed: bool,
 }
@@ -71,6 +73,7 @@ impl Block {
             fence: Fence::empty(),
             requested: 0,
             freed: 0,
+            pinned: 0,
             listed: false,
         }
     }
@@ -129,6 +132,7 @@ impl Blocks {
             fence: left.fence.clone(),
             requested: 0,
             freed: left.freed,
+            pinned: 0,
             listed: false,
         };
         left.units = at - left.start;

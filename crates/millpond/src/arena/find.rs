@@ -10,6 +10,8 @@ pub(super) struct Want {
     pub(super) units: u64,
     /// In bytes, at least a unit.
     pub(super) align: u64,
+    /// Units that the placement may waste (see `pins`).
+    pub(super) waste: i64,
 }
 
 /// Free blocks looked at before a search gives up: enough that the best fit for the stream is found where
@@ -35,11 +37,20 @@ impl Arena {
         self.find_by_policy_slow(want, stream)
     }
 
-    /// The best fit that is ready by what is known already.
+    /// Of the blocks that are ready by what is known already, the best fit that wastes nothing, else the one
+    /// that wastes least.
     fn find_ready(&self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
-        let timeline = stream.timeline();
-        self.candidates(want)
-            .find(|(id, _)| self.timelines.is_ready(&self.blocks[*id].fence, timeline, self.policies))
+        let mut best: Option<(i64, (BlockId, u64))> = None;
+        for (id, at) in self.candidates(want).filter(|(id, _)| self.is_ready(*id, stream)) {
+            let (waste, at) = self.least_waste(id, at, want);
+            if waste <= 0 {
+                return Some((id, at));
+            }
+            if waste <= want.waste && best.is_none_or(|(least, _)| waste < least) {
+                best = Some((waste, (id, at)));
+            }
+        }
+        best.map(|(_, found)| found)
     }
 
     /// The best fit that is ready after asking the device, or after making the stream wait.
@@ -59,13 +70,18 @@ impl Arena {
             }
         }
         if self.policies.internal_dependencies
-            && let Some((id, at)) = self.candidates(want).next()
+            && let Some((id, at)) = self.first_within_allowance(want)
             && self.timelines.make_wait(&self.blocks[id].fence, stream.timeline())?
         {
             self.counters.stream_waits.add(1);
             return Ok(Some((id, at)));
         }
         Ok(None)
+    }
+
+    fn first_within_allowance(&self, want: &Want) -> Option<(BlockId, u64)> {
+        let mut weighed = self.candidates(want).map(|(id, at)| (id, self.least_waste(id, at, want)));
+        weighed.find(|(_, (waste, _))| *waste <= want.waste).map(|(id, (_, at))| (id, at))
     }
 
     fn candidates(&self, want: &Want) -> impl Iterator<Item = (BlockId, u64)> + '_ {

@@ -30,8 +30,11 @@ mod blocks;
 mod check;
 mod find;
 mod index;
+mod pins;
+mod placing;
 mod regions;
 mod segments;
+mod supply;
 mod trim;
 
 use std::sync::Arc;
@@ -124,6 +127,8 @@ pub(crate) struct Arena {
     blocks: Blocks,
     free: [FreeIndex; 2],
     void: [VoidIndex; 2],
+    /// Units of free blocks in the large zone that lie on pages which are not wholly free.
+    pinned: u64,
     /// Stale blocks, in no order.
     stale: Vec<BlockId>,
     /// Free blocks with a free neighbour behind another fence: of each such pair at least one. Each id once;
@@ -152,6 +157,7 @@ impl Arena {
             blocks: Blocks::default(),
             free: Default::default(),
             void: Default::default(),
+            pinned: 0,
             stale: Vec::new(),
             unmerged: Vec::new(),
             frees: 0,
@@ -167,11 +173,12 @@ impl Arena {
     pub(crate) fn alloc(&mut self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr, Refusal> {
         let units = bytes.div_ceil(self.layout.unit_bytes);
         let zone = self.layout.zone_of(units);
-        let want = find::Want { zone, units, align: align.max(self.layout.unit_bytes) };
+        let waste = self.allowance(zone, units);
+        let want = find::Want { zone, units, align: align.max(self.layout.unit_bytes), waste };
         let (free, at, hit) = match self.find(&want, stream)? {
             Some((free, at)) => (free, at, true),
             None => {
-                let (free, at) = self.back_or_undo(&want, stream)?;
+                let (free, at) = self.back_or_find_slow(&want, stream)?;
                 (free, at, false)
             }
         };
@@ -181,8 +188,19 @@ impl Arena {
         Ok(self.address_of(live))
     }
 
-    /// Backs a place for `want`, or gives back what was created for it before it failed.
+    /// Backs a place for `want`. Where memory is short for that, a free block will do whatever it wastes; pages
+    /// may have moved before that was known, so it counts as a miss.
     #[cold]
+    fn back_or_find_slow(&mut self, want: &find::Want, stream: &Stream) -> Result<(BlockId, u64), Refusal> {
+        let refusal = match self.back_or_undo(want, stream) {
+            Err(refusal @ Refusal::Short { .. }) => refusal,
+            backed_or_broken => return backed_or_broken,
+        };
+        let anywhere = find::Want { waste: i64::MAX, ..*want };
+        self.find(&anywhere, stream)?.ok_or(refusal)
+    }
+
+    /// Backs a place for `want`, or gives back what was created for it before it failed.
     fn back_or_undo(&mut self, want: &find::Want, stream: &Stream) -> Result<(BlockId, u64), Refusal> {
         let before = self.counters.reserved.current();
         self.back(want, stream).inspect_err(|_| {
@@ -281,12 +299,16 @@ impl Arena {
     // ---- the index of free blocks ------------------------------------------------------------------
 
     fn index_free(&mut self, id: BlockId) {
+        let pinned = if self.blocks[id].zone == Zone::Large { self.pinned_units(id) } else { 0 };
+        self.pinned += pinned;
+        self.blocks[id].pinned = pinned;
         let block = &self.blocks[id];
         self.free[block.zone as usize].insert(block, id);
     }
 
     fn remove_free(&mut self, id: BlockId) {
         let block = &self.blocks[id];
+        self.pinned -= block.pinned;
         self.free[block.zone as usize].remove(block);
     }
 
