@@ -1,7 +1,7 @@
 //! Finding a free block that the stream may use: the hit path of an allocation, in three steps of rising cost.
 
 use super::{Arena, BlockId, Refusal, Zone};
-use crate::order::Stream;
+use crate::order::{Fence, Stream};
 
 /// What an allocation needs.
 #[derive(Debug, Clone, Copy)]
@@ -61,10 +61,12 @@ impl Arena {
         stream: &Stream,
     ) -> Result<Option<(BlockId, u64)>, Refusal> {
         if self.policies.opportunistic {
-            let mut learned = false;
+            // Each stream is asked once, however many of the blocks it freed.
+            let mut all = Fence::empty();
             for (id, _) in self.candidates(want) {
-                learned |= self.timelines.poll(&self.blocks[id].fence)?;
+                all.join(&self.blocks[id].fence);
             }
+            let learned = self.timelines.poll(&all)?;
             if learned && let found @ Some(_) = self.find_ready(want, stream) {
                 return Ok(found);
             }

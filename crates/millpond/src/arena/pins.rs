@@ -13,14 +13,14 @@ use super::{Arena, BlockId, Zone};
 /// Free memory that may be pinned before placements become strict: this part of what is reserved. A pool that
 /// repeats itself stays below it and pays no moves; half of the 2 % that may be wasted are left to blocks that
 /// die beside others, which no placement foresees.
-const PINNED_PART: u64 = 64;
+const PINNED_PART: u64 = 56;
 
 /// What a strict placement may waste: this part of its length.
 const WASTED_PART: u64 = 32;
 
 /// What it counts to share a page longer than a slot with live blocks: this part of the page. What such a
 /// placement takes was pinned already, but it keeps the page pinned when the others have died.
-const SHARING_PART: u64 = 32;
+const SHARING_PART: u64 = 64;
 
 /// First and last unit (not included) of a page.
 type Bounds = (u64, u64);
@@ -48,8 +48,12 @@ impl Arena {
         if want.zone == Zone::Small {
             return (0, at);
         }
-        let low = self.waste_in(id, (at, at + want.units));
         let block = &self.blocks[id];
+        if block.units == want.units {
+            // Whatever else were done with it, it would pin no less.
+            return (0, at);
+        }
+        let low = self.waste_in(id, (at, at + want.units));
         if low <= 0 || block.end() == at + want.units {
             return (low, at);
         }
