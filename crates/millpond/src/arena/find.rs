@@ -1,5 +1,6 @@
 //! Finding a free block that the stream may use: the hit path of an allocation, in three steps of rising cost.
 
+use super::pins::signed;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::order::{Fence, Stream};
 
@@ -19,6 +20,9 @@ pub(super) struct Want {
 /// the event query that follows it.
 const CANDIDATES: usize = 32;
 
+/// What is wasted without a look for less: this part of the request's length.
+const LITTLE_PART: u64 = 64;
+
 impl Arena {
     /// A free block for `want` that later work on `stream` may use, and the unit in it to start at.
     pub(super) fn find(&mut self, want: &Want, stream: &Stream) -> Result<Option<(BlockId, u64)>, Refusal> {
@@ -37,13 +41,14 @@ impl Arena {
         self.find_by_policy_slow(want, stream)
     }
 
-    /// Of the blocks that are ready by what is known already, the best fit that wastes nothing, else the one
-    /// that wastes least.
+    /// Of the blocks that are ready by what is known already, the best fit that wastes next to nothing, else the
+    /// one that wastes least.
     fn find_ready(&self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
+        let little = signed(want.units / LITTLE_PART).max(signed(self.layout.units_per_slot() / 8)).min(want.waste);
         let mut best: Option<(i64, (BlockId, u64))> = None;
         for (id, at) in self.candidates(want).filter(|(id, _)| self.is_ready(*id, stream)) {
             let (waste, at) = self.least_waste(id, at, want);
-            if waste <= 0 {
+            if waste <= little {
                 return Some((id, at));
             }
             if waste <= want.waste && best.is_none_or(|(least, _)| waste < least) {
