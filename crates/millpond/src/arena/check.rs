@@ -85,7 +85,7 @@ impl Arena {
             State::Free => {
                 count.free += 1;
                 let pinned = self.recount_pinned(id);
-                ensure!(pinned == block.pinned, "{id:?}: {pinned} pinned units were counted");
+                ensure!(pinned == block.pinned_units(), "{id:?}: {pinned} pinned units were counted");
                 count.pinned += pinned;
                 ensure!(self.free[zone].contains(block, id), "free block {id:?} is not indexed");
                 let next = block.next.map(|next| &self.blocks[next]).filter(|b| b.state == State::Free);
@@ -137,12 +137,15 @@ impl Arena {
             let page = self.regions.page_at(block.region, slot);
             ensure!(page.is_some() == backed, "slot {slot} of {id:?} ({:?}) has {page:?}", block.state);
             if let Some(page) = page {
+                let span = self.regions.page_span(block.region, slot);
                 let page = self.pages.get(page);
                 let home = page.home.map(|(region, first)| (region, u64::from(first)));
                 let inside = home.is_some_and(|(region, first)| {
                     region == block.region && (first..first + u64::from(page.slots)).contains(&slot)
                 });
                 ensure!(inside, "slot {slot} of {id:?} names a page whose home is {home:?}");
+                let whole = home.map(|(_, first)| (first, first + u64::from(page.slots)));
+                ensure!(span == whole, "slot {slot} of {id:?}: its page spans {span:?}, not {whole:?}");
             }
         }
         if backed {

@@ -44,7 +44,8 @@ impl Arena {
     /// Of the blocks that are ready by what is known already, the best fit that wastes next to nothing, else the
     /// one that wastes least.
     fn find_ready(&self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
-        let little = signed(want.units / LITTLE_PART).max(signed(self.layout.units_per_slot() / 8)).min(want.waste);
+        let little =
+            signed(want.units / LITTLE_PART).max(signed(self.layout.units_per_slot() / 8)).min(want.waste);
         let mut best: Option<(i64, (BlockId, u64))> = None;
         for (id, at) in self.candidates(want).filter(|(id, _)| self.is_ready(*id, stream)) {
             let (waste, at) = self.least_waste(id, at, want);

@@ -57,15 +57,56 @@ impl Bin {
     }
 
     /// The blocks from `key` on, in order.
-    fn from(&self, key: Key) -> impl DoubleEndedIterator<Item = (Key, BlockId)> + '_ {
-        let few = &self.few[self.few.partition_point(|(other, _)| *other < key)..];
-        few.iter().copied().chain(self.many.range(key..).map(|(key, id)| (*key, *id)))
+    fn from(&self, key: Key) -> Rest<'_> {
+        let few = self.few[self.few.partition_point(|(other, _)| *other < key)..].iter();
+        Rest { few, many: (!self.many.is_empty()).then(|| self.many.range(key..)) }
     }
 
     /// The blocks before `key`, in order.
     fn before(&self, key: Key) -> impl DoubleEndedIterator<Item = (Key, BlockId)> + '_ {
         let few = &self.few[..self.few.partition_point(|(other, _)| *other < key)];
         few.iter().copied().chain(self.many.range(..key).map(|(key, id)| (*key, *id)))
+    }
+}
+
+/// What is left of a bin to go through. Part of every search, so it is one loop and not a chain of adaptors.
+#[derive(Debug)]
+struct Rest<'a> {
+    few: std::slice::Iter<'a, (Key, BlockId)>,
+    many: Option<std::collections::btree_map::Range<'a, Key, BlockId>>,
+}
+
+impl Iterator for Rest<'_> {
+    type Item = BlockId;
+    #[inline]
+    fn next(&mut self) -> Option<BlockId> {
+        match self.few.next() {
+            Some((_, id)) => Some(*id),
+            None => Some(*self.many.as_mut()?.next()?.1),
+        }
+    }
+}
+
+/// Blocks by rising length.
+#[derive(Debug)]
+struct Rising<'a> {
+    index: &'a FreeIndex,
+    rest: Rest<'a>,
+    next_bin: usize,
+}
+
+impl Iterator for Rising<'_> {
+    type Item = BlockId;
+    #[inline]
+    fn next(&mut self) -> Option<BlockId> {
+        loop {
+            if let found @ Some(_) = self.rest.next() {
+                return found;
+            }
+            let bin = self.index.first_filled(self.next_bin)?;
+            self.rest = self.index.bins[bin].from((0, 0, 0));
+            self.next_bin = bin + 1;
+        }
     }
 }
 
@@ -117,34 +158,28 @@ impl FreeIndex {
     /// Blocks of at least `units`, the best fit first.
     pub(super) fn at_least(&self, units: u64) -> impl Iterator<Item = BlockId> + '_ {
         let first = bin_of(units);
-        let fitting = self.bins[first].from((units, 0, 0));
-        let longer = self.filled_from(first + 1).flat_map(|bin| self.bins[bin].from((0, 0, 0)));
-        fitting.chain(longer).map(|(_, id)| id)
+        Rising { index: self, rest: self.bins[first].from((units, 0, 0)), next_bin: first + 1 }
     }
 
     /// Blocks of less than `units`, the longest first.
     pub(super) fn below(&self, units: u64) -> impl Iterator<Item = BlockId> + '_ {
         let last = bin_of(units);
         let longest = self.bins[last].before((units, 0, 0)).rev();
-        let shorter = self.filled_below(last).flat_map(|bin| self.bins[bin].from((0, 0, 0)).rev());
+        let shorter = self.filled_below(last).flat_map(|bin| self.bins[bin].before((u64::MAX, 0, 0)).rev());
         longest.chain(shorter).map(|(_, id)| id)
     }
 
-    /// The bins that are not empty, from `first` up.
-    fn filled_from(&self, first: usize) -> impl Iterator<Item = usize> + '_ {
-        let mut next = first;
-        std::iter::from_fn(move || {
-            while next < BINS {
-                let word = self.filled[next / 64] >> (next % 64);
-                if word != 0 {
-                    let bin = next + word.trailing_zeros() as usize;
-                    next = bin + 1;
-                    return Some(bin);
-                }
-                next = (next / 64 + 1) * 64;
+    /// The first bin from `bin` up that is not empty.
+    fn first_filled(&self, bin: usize) -> Option<usize> {
+        let mut bin = bin;
+        while bin < BINS {
+            let word = self.filled[bin / 64] >> (bin % 64);
+            if word != 0 {
+                return Some(bin + word.trailing_zeros() as usize);
             }
-            None
-        })
+            bin = (bin / 64 + 1) * 64;
+        }
+        None
     }
 
     /// The bins that are not empty, from below `end` down.
@@ -167,7 +202,7 @@ impl FreeIndex {
     /// The length of the longest block, in units.
     pub(super) fn longest(&self) -> u64 {
         let bin = self.filled_below(BINS).next();
-        let last = bin.and_then(|bin| self.bins[bin].from((0, 0, 0)).next_back());
+        let last = bin.and_then(|bin| self.bins[bin].before((u64::MAX, 0, 0)).next_back());
         last.map_or(0, |(key, _)| key.0)
     }
 
@@ -191,7 +226,9 @@ mod tests {
     use super::*;
 
     fn block(start: u64, units: u64) -> Block {
-        Block { start, ..Block::whole(0, Zone::Large, units, State::Free) }
+        let mut block = Block::whole(0, Zone::Large, units, State::Free);
+        block.start = start;
+        block
     }
 
     proptest! {

@@ -299,16 +299,17 @@ impl Arena {
     // ---- the index of free blocks ------------------------------------------------------------------
 
     fn index_free(&mut self, id: BlockId) {
-        let pinned = if self.blocks[id].zone == Zone::Large { self.pinned_units(id) } else { 0 };
-        self.pinned += pinned;
-        self.blocks[id].pinned = pinned;
+        if self.blocks[id].zone == Zone::Large {
+            self.blocks[id].pinned = self.pinned_units(id);
+            self.pinned += self.blocks[id].pinned_units();
+        }
         let block = &self.blocks[id];
         self.free[block.zone as usize].insert(block, id);
     }
 
     fn remove_free(&mut self, id: BlockId) {
         let block = &self.blocks[id];
-        self.pinned -= block.pinned;
+        self.pinned -= block.pinned_units();
         self.free[block.zone as usize].remove(block);
     }
 

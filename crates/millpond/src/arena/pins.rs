@@ -65,13 +65,27 @@ impl Arena {
 
     /// What using `window` of a free block, in which it lies, wastes.
     pub(super) fn waste_in(&self, id: BlockId, window: (u64, u64)) -> i64 {
-        let region = self.blocks[id].region;
-        let ends = (self.page_bounds(region, window.0), self.page_bounds(region, window.1 - 1));
-        let (Some(first), Some(last)) = ends else { return 0 };
-        if first == last {
-            return self.waste_on(id, first, window.1 - window.0);
+        let (block, units) = (&self.blocks[id], window.1 - window.0);
+        // At an end of the block where it pins nothing there is no need to ask for the page: all of it is used,
+        // unless the page at the other end is the same.
+        let low_is_clean = window.0 == block.start && block.pinned.0 == 0;
+        let high_is_clean = window.1 == block.end() && block.pinned.1 == 0;
+        let mut waste = 0;
+        if !low_is_clean {
+            let Some(page) = self.page_bounds(block.region, window.0) else { return 0 };
+            if window.1 <= page.1 {
+                return self.waste_on(id, page, units);
+            }
+            waste += self.waste_on(id, page, page.1 - window.0);
         }
-        self.waste_on(id, first, first.1 - window.0) + self.waste_on(id, last, window.1 - last.0)
+        if !high_is_clean {
+            let Some(page) = self.page_bounds(block.region, window.1 - 1) else { return 0 };
+            if page.0 <= window.0 {
+                return self.waste_on(id, page, units);
+            }
+            waste += self.waste_on(id, page, window.1 - page.0);
+        }
+        waste
     }
 
     /// What using `units` of a page, of which the free block has at least those, wastes.
@@ -86,25 +100,27 @@ impl Arena {
         }
     }
 
-    /// The units of a free block that lie on pages which are not wholly in it.
-    pub(super) fn pinned_units(&self, id: BlockId) -> u64 {
+    /// The units at the start and at the end of a free block that lie on pages which are not wholly in it.
+    pub(super) fn pinned_units(&self, id: BlockId) -> (u64, u64) {
         let block = &self.blocks[id];
         let ends =
             (self.page_bounds(block.region, block.start), self.page_bounds(block.region, block.end() - 1));
         // A segment is one piece: nothing in it could move.
-        let (Some(first), Some(last)) = ends else { return 0 };
-        let start = if first.0 < block.start { first.1 } else { first.0 };
-        let end = if last.1 > block.end() { last.0 } else { last.1 };
-        block.units - end.saturating_sub(start)
+        let (Some(first), Some(last)) = ends else { return (0, 0) };
+        let low = if first.0 < block.start || first.1 > block.end() {
+            first.1.min(block.end())
+        } else {
+            block.start
+        };
+        let high = if last.1 > block.end() { last.0.max(low) } else { block.end() };
+        (low - block.start, block.end() - high)
     }
 
     /// The units of the page behind a unit of the region.
     fn page_bounds(&self, region: u32, unit: u64) -> Option<Bounds> {
         let per_slot = self.layout.units_per_slot();
-        let page = self.pages.get(self.regions.page_at(region, unit / per_slot)?);
-        let (_, home) = page.home?;
-        let start = u64::from(home) * per_slot;
-        Some((start, start + u64::from(page.slots) * per_slot))
+        let (first, end) = self.regions.page_span(region, unit / per_slot)?;
+        Some((first * per_slot, end * per_slot))
     }
 }
 

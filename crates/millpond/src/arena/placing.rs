@@ -40,7 +40,8 @@ impl Arena {
     /// unless it only fills what its neighbours left; a small one always does that.
     fn prefer_growth(&self, want: &Want, grown: &Place, fresh: &Place) -> bool {
         let first = &self.blocks[grown.first];
-        let fills = want.zone == Zone::Small || (first.state == State::Free && first.pinned == first.units);
+        let fills =
+            want.zone == Zone::Small || (first.state == State::Free && first.pinned_units() == first.units);
         grown.missing < fresh.missing || (fills && grown.missing == fresh.missing)
     }
 

@@ -101,7 +101,7 @@ impl Arena {
 
     fn has_whole_page(&self, id: BlockId) -> bool {
         let block = &self.blocks[id];
-        block.pinned < block.units
+        block.pinned_units() < block.units
     }
 
     /// The pages that lie wholly in a block: page, first slot, slots.
