@@ -16,8 +16,12 @@
 //! 2. the same after a look at the device (*opportunistic*), then by making the stream wait (*internal
 //!    dependencies*);
 //! 3. the same after joining neighbours that were kept apart because different streams freed them;
-//! 4. a *miss* (`backing`): choose the place that lacks the fewest pages, back it with parked pages, with
-//!    pages stolen from free blocks elsewhere, and only then with new ones.
+//! 4. a *miss* (`backing`): choose the place that lacks the fewest pages (`placing`), back it with parked
+//!    pages, with pages stolen from free blocks elsewhere (`supply`), and only then with new ones; where that
+//!    would take more memory than ever before, free pages that are too long are given back for it first.
+//!
+//! Free blocks and places that would *pin* much, free memory on pages that they share, are passed over once
+//! much is pinned already (`pins`).
 //!
 //! **How one free passes through** ([`Arena::free`]): the block is found through the region's table of block
 //! starts, becomes free behind the fence given, and coalesces with its neighbours.
@@ -35,6 +39,8 @@ mod placing;
 mod regions;
 mod segments;
 mod supply;
+#[cfg(test)]
+mod tests;
 mod trim;
 
 use std::sync::Arc;

@@ -38,6 +38,10 @@ struct Class {
 /// Pages considered in one miss. Bounds the miss where very much is free in pieces.
 const VICTIMS: usize = 4096;
 
+/// Pages whose work is not complete that an exchange looks at before it gives up: where the device is behind,
+/// the others are hardly complete either.
+const REFUSALS: usize = 8;
+
 impl Supply {
     fn add(&mut self, slots: u32, victim: Victim) {
         let class = slots.ilog2() as usize;
@@ -162,23 +166,31 @@ impl Arena {
     /// ones. Returns whether any was given back.
     pub(super) fn exchange(&mut self, bytes: u64, supply: &mut Supply) -> bool {
         let before = self.counters.reserved.current();
+        let mut refused = 0;
         while before - self.counters.reserved.current() < bytes
+            && refused < REFUSALS
             && let Some(victim) = supply.take_shortest()
         {
-            if let Err(error) = self.give_back(&victim, supply) {
-                tracing::warn!(%error, "a free page could not be given back");
+            match self.give_back(&victim, supply) {
+                Ok(true) => {}
+                Ok(false) => refused += 1,
+                Err(error) => {
+                    refused += 1;
+                    tracing::warn!(%error, "a free page could not be given back");
+                }
             }
         }
         before > self.counters.reserved.current()
     }
 
-    /// Gives one page back, if the work on it is complete; its place stays in `supply.emptied`.
-    fn give_back(&mut self, victim: &Victim, supply: &mut Supply) -> Result<(), DeviceError> {
-        let Some((from, (region, slot))) = self.whereabouts(victim) else { return Ok(()) };
+    /// Gives one page back, if the work on it is complete; its place stays in `supply.emptied`. Returns
+    /// whether it was.
+    fn give_back(&mut self, victim: &Victim, supply: &mut Supply) -> Result<bool, DeviceError> {
+        let Some((from, (region, slot))) = self.whereabouts(victim) else { return Ok(false) };
         self.poll_quietly(&self.blocks[from].fence);
         let old_mappings = self.pages.mappings(victim.page) > 1;
         if old_mappings || !self.timelines.is_complete(&self.blocks[from].fence) {
-            return Ok(());
+            return Ok(false);
         }
         let at = self.regions.address(region, slot * self.layout.units_per_slot(), &self.layout);
         // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
@@ -186,7 +198,7 @@ impl Arena {
         unsafe { self.pages.unmap(victim.page, at) }?;
         let emptied = self.cut_page(from, (region, slot), victim.page);
         supply.emptied.push(emptied);
-        self.pages.release(victim.page).map(drop)
+        self.pages.release(victim.page).map(|_| true)
     }
 
     /// Cuts the page's range out of the free block `from`, as a stale block that the caller lists.
