@@ -23,8 +23,8 @@ impl Zone {
 /// What a block is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// In the program's hands.
-    Live,
+    /// In the program's hands, or in a magazine; the region's table says which.
+    Out,
     /// Backed by pages, ready for whom its fence allows.
     Free,
     /// Nothing is mapped. Starts and ends at slots.
@@ -47,10 +47,8 @@ pub(super) struct Block {
     pub(super) units: u64,
     pub(super) prev: Option<BlockId>,
     pub(super) next: Option<BlockId>,
-    /// Free and stale blocks: the work to wait for. Live blocks: the streams of recorded uses.
+    /// Free and stale blocks: the work to wait for. Blocks that are out: the streams of recorded uses.
     pub(super) fence: Fence,
-    /// Live blocks: bytes asked for.
-    pub(super) requested: u64,
     /// Free blocks: the count of frees when the youngest part of it was freed.
     pub(super) freed: u64,
     /// Free blocks of the large zone: the units at its start and at its end that lie on pages which are not
@@ -72,7 +70,6 @@ impl Block {
             prev: None,
             next: None,
             fence: Fence::empty(),
-            requested: 0,
             freed: 0,
             pinned: (0, 0),
             listed: false,
@@ -136,7 +133,6 @@ impl Blocks {
             prev: Some(id),
             next: left.next,
             fence: left.fence.clone(),
-            requested: 0,
             freed: left.freed,
             pinned: (0, 0),
             listed: false,

@@ -1,0 +1,482 @@
+//! The caches of all threads in one pool.
+
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use smallvec::SmallVec;
+
+use super::depot::Depot;
+use super::lane::{Item, Lanes, Magazine};
+use super::sizes::{MagazineIndex, Sizes};
+use super::sync::heavy_barrier;
+use super::tally::{Tally, sum};
+use super::thread::{Own, ThreadCache};
+use super::thread_index::{MOST_THREADS, ThreadEnd, thread_index, visit};
+use crate::arena::{Entry, Out, Views};
+use crate::counters::{Counted, HighWater};
+use crate::device::DevicePtr;
+use crate::order::{Fence, Marking, Stream, TimelineId};
+
+/// See the [module](super).
+#[derive(Debug)]
+pub(crate) struct Caches {
+    /// By thread index; threads without a cache here have `nobody`.
+    threads: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
+    /// A cache without an owner, for whoever has none: its gate is always closed.
+    nobody: Box<ThreadCache>,
+    views: Arc<Views>,
+    sizes: Sizes,
+    /// Bytes that one thread may cache.
+    limit: AtomicU64,
+    /// Entries of `threads` that may be in use.
+    used: AtomicUsize,
+    /// What threads without a cache count. Written under the pool's lock.
+    others: Tally,
+    pool: Weak<dyn ThreadEnd>,
+    /// Whether nothing is cached any more. Written under the pool's lock.
+    is_shut: AtomicBool,
+}
+
+/// A block that a cache gave up: the arena's to take back.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cached {
+    item: Item,
+    of: TimelineId,
+}
+
+impl Cached {
+    /// What is known of the block, which is still out.
+    pub(crate) fn entry(&self) -> &Entry {
+        self.item.entry()
+    }
+
+    /// The work that used it.
+    pub(crate) fn fence(&self) -> Fence {
+        Fence::at(self.of, self.entry().tick())
+    }
+}
+
+/// Bytes that a thread may cache in a pool that is small; in a larger one it is a share of what is reserved.
+const LEAST_LIMIT: u64 = 64 << 20;
+
+impl Caches {
+    pub(crate) fn new(views: Arc<Views>, sizes: Sizes, pool: Weak<dyn ThreadEnd>) -> Self {
+        let nobody = Box::new(ThreadCache::new());
+        Self {
+            threads: std::array::from_fn(|_| AtomicPtr::new((&raw const *nobody).cast_mut())),
+            nobody,
+            views,
+            sizes,
+            limit: AtomicU64::new(LEAST_LIMIT),
+            used: AtomicUsize::new(0),
+            others: Tally::default(),
+            pool,
+            is_shut: AtomicBool::new(false),
+        }
+    }
+
+    // ---- the fast path ---------------------------------------------------------------------------
+
+    /// The calling thread's cache, or nobody's.
+    #[inline]
+    fn mine(&self) -> &ThreadCache {
+        // SAFETY: an index is at most `MOST_THREADS`.
+        let place = unsafe { self.threads.get_unchecked(thread_index()) };
+        // Acquire: pairs with the Release in `join_slow`; another thread with this index may have made it.
+        // SAFETY: caches are dropped with the pool only.
+        unsafe { &*place.load(Ordering::Acquire) }
+    }
+
+    #[inline]
+    fn enter<const FENCED: bool>(&self, stream: &Stream) -> Option<Own<'_>> {
+        // SAFETY: the cache under a thread's index is that thread's own, or its gate is closed until it is
+        // (`join_slow`, `end_thread`). This function's callers leave before they return.
+        unsafe { self.mine().enter::<FENCED>(stream.key()) }
+    }
+
+    /// A block for work on `stream` from the calling thread's magazines, if the first look finds one that fits.
+    #[inline]
+    pub(crate) fn alloc(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+        if self.sizes.is_rounded(bytes) {
+            let Own { lane, tally, _inside } = self.enter::<false>(stream)?;
+            let magazine = lane.magazine(self.sizes.magazine_for_rounded(bytes));
+            let item = *magazine.top()?;
+            let size = item.bytes();
+            return Some(Self::take(magazine, item, (bytes, size, size - bytes), tally));
+        }
+        let index = self.sizes.magazine_for_exact(bytes)?;
+        let Own { lane, tally, _inside } = self.enter::<false>(stream)?;
+        let magazine = lane.magazine(index);
+        let item = *magazine.top()?;
+        let size = item.bytes();
+        let slack = size.wrapping_sub(bytes);
+        if !self.sizes.is_exact(slack) {
+            return None;
+        }
+        Some(Self::take(magazine, item, (bytes, size, slack), tally))
+    }
+
+    /// Hands out the block on top of the magazine: `item`, for a request of so many bytes, with its size and what
+    /// is left over.
+    #[inline(always)]
+    fn take(
+        magazine: &mut Magazine,
+        item: Item,
+        (requested, size, slack): (u64, u64, u64),
+        tally: &Tally,
+    ) -> DevicePtr {
+        magazine.drop_top();
+        tally.count_alloc(requested, size);
+        item.entry().make_live(slack);
+        item.ptr
+    }
+
+    /// As [`alloc`](Self::alloc), and looks below the top of a magazine of several sizes.
+    #[cold]
+    pub(crate) fn alloc_searching(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+        if !self.sizes.is_cached(bytes) {
+            return None;
+        }
+        let Own { lane, tally, _inside } = self.enter::<true>(stream)?;
+        let units = self.sizes.units(bytes);
+        let magazine = lane.magazine(MagazineIndex::of(units));
+        let size = self.sizes.bytes(units);
+        if !magazine.bring_up(size) {
+            return None;
+        }
+        let item = *magazine.top()?;
+        Some(Self::take(magazine, item, (bytes, size, size - bytes), tally))
+    }
+
+    /// Takes a live block, freed on `stream`, into the calling thread's magazines. `false`, and nothing done,
+    /// where there is no room, or it is not as simple as that.
+    #[inline]
+    pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> bool {
+        self.put::<false>(ptr, stream).is_some()
+    }
+
+    /// As [`free`](Self::free), also where the kernel issues no barriers for the gate.
+    #[cold]
+    pub(crate) fn free_fenced(&self, ptr: DevicePtr, stream: &Stream) -> bool {
+        self.put::<true>(ptr, stream).is_some()
+    }
+
+    #[inline(always)]
+    fn put<const FENCED: bool>(&self, ptr: DevicePtr, stream: &Stream) -> Option<()> {
+        let Own { lane, tally, _inside } = self.enter::<FENCED>(stream)?;
+        let (entry, offset) = self.views.find(ptr)?;
+        let slack = entry.slack_if_plain(offset)?;
+        // SAFETY: a block that is live was labelled when it left the arena (`labelled`).
+        let index = unsafe { MagazineIndex::from_label(entry.label()) };
+        let magazine = lane.magazine(index);
+        if magazine.is_full() {
+            return None;
+        }
+        entry.make_cached(offset, stream.timeline().now());
+        // SAFETY: it is not full.
+        unsafe { magazine.push(Item::new(ptr, entry)) };
+        let size = entry.bytes();
+        tally.count_free(size - slack, size);
+        Some(())
+    }
+
+    // ---- the slow path: under the pool's lock, which whoever has the depot holds -----------------------
+
+    /// The calling thread's cache, made if need be; `None` where it can have none.
+    #[cold]
+    fn join_slow(&self, _depot: &mut Depot) -> Option<&ThreadCache> {
+        // Relaxed: under the lock.
+        if self.is_shut.load(Ordering::Relaxed) {
+            return None;
+        }
+        if self.mine().is_owned() {
+            return Some(self.mine());
+        }
+        let index = visit(self.pool.clone())?;
+        let place = &self.threads[index];
+        if std::ptr::eq(place.load(Ordering::Relaxed), &*self.nobody) {
+            // Release: see `mine`.
+            place.store(Box::into_raw(Box::new(ThreadCache::new())), Ordering::Release);
+            self.used.fetch_max(index + 1, Ordering::Relaxed);
+        }
+        self.mine().own();
+        Some(self.mine())
+    }
+
+    /// A block of `units` for work on `stream`, from the thread's magazines or the depot; brings more of the
+    /// same from there. Blocks of streams that are gone are given to `each`.
+    #[cold]
+    pub(crate) fn restock(
+        &self,
+        depot: &mut Depot,
+        units: u64,
+        stream: &Stream,
+        mut each: impl FnMut(Cached),
+    ) -> Option<Out> {
+        let timeline = stream.timeline();
+        if timeline.marking != Marking::WhenNeeded {
+            return None;
+        }
+        let cache = self.join_slow(depot)?;
+        // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
+        let lanes = unsafe { cache.lanes_under_lock() };
+        lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
+        cache.open(lanes);
+        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(MagazineIndex::of(units));
+        let size = self.sizes.bytes(units);
+        let item = if magazine.bring_up(size) {
+            let top = magazine.top().copied();
+            magazine.drop_top();
+            top
+        } else {
+            let mut more = depot.take(timeline.id, size, 1 + magazine.restock_by());
+            let item = more.pop();
+            if !more.is_empty() {
+                cache.tally.note_filled();
+                for item in more {
+                    if magazine.is_full() {
+                        depot.put(timeline.id, item);
+                    } else {
+                        // SAFETY: it is not full.
+                        unsafe { magazine.push(item) };
+                    }
+                }
+            }
+            item
+        };
+        Some(item?.out())
+    }
+
+    /// Labels a block that has just left the arena with its magazine.
+    pub(crate) fn label(&self, _depot: &mut Depot, entry: &Entry) {
+        let units = self.sizes.exact_units(entry.bytes());
+        entry.set_label(MagazineIndex::of(units).label());
+    }
+
+    /// Takes a live block without recorded uses into the thread's magazines, and makes room for it: what has
+    /// none goes to the depot, or is given to `each`. `false`, and nothing done, where the thread can have no
+    /// magazine for it.
+    #[cold]
+    pub(crate) fn put_slow(
+        &self,
+        depot: &mut Depot,
+        (ptr, entry): (DevicePtr, &Entry),
+        stream: &Stream,
+        mut each: impl FnMut(Cached),
+    ) -> bool {
+        let timeline = stream.timeline();
+        // Relaxed: a setting.
+        let limit = self.limit.load(Ordering::Relaxed);
+        let (size, slack) = (entry.bytes(), entry.slack());
+        if timeline.marking != Marking::WhenNeeded || size + size / 8 > limit {
+            return false;
+        }
+        let Some(cache) = self.join_slow(depot) else { return false };
+        // SAFETY: as in `restock`.
+        let lanes = unsafe { cache.lanes_under_lock() };
+        let at = MagazineIndex::of(self.sizes.exact_units(size));
+        lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
+        cache.open(lanes);
+        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
+        if magazine.is_full() && !lanes.grant(stream.key(), at, size, limit) {
+            let given_up: Vec<_> = lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
+            if given_up.is_empty() {
+                // Others have the whole grant: begin anew.
+                lanes.drain(|of, item| each(Cached { item, of }));
+                lanes.revoke_grants();
+                lanes.grant(stream.key(), at, size, limit);
+            }
+            self.put_away(depot, timeline.id, &given_up, &mut each);
+        }
+        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
+        if magazine.is_full() {
+            return false;
+        }
+        entry.make_cached(entry.offset(), timeline.now());
+        cache.tally.count_free(size - slack, size);
+        // SAFETY: it is not full.
+        unsafe { magazine.push(Item::new(ptr, entry)) };
+        true
+    }
+
+    /// Brings blocks that a magazine gave up to the depot, if there are several of a length, which makes it
+    /// likely that they are wanted again; gives the others to `each`.
+    fn put_away(&self, depot: &mut Depot, of: TimelineId, items: &[Item], each: &mut impl FnMut(Cached)) {
+        let limit = self.limit.load(Ordering::Relaxed);
+        for item in items {
+            let alike = items.iter().filter(|other| other.bytes() == item.bytes()).count();
+            if alike > 1 && depot.held() + item.bytes() <= limit {
+                depot.put(of, *item);
+            } else {
+                each(Cached { item: *item, of });
+            }
+        }
+    }
+
+    /// Counts a block that the arena gave to the program, of which it asked for `requested` bytes.
+    pub(crate) fn count_alloc(&self, depot: &mut Depot, requested: u64, bytes: u64) {
+        self.tally_slow(depot).count_alloc(requested, bytes);
+    }
+
+    /// Counts a block that the program freed to the arena.
+    pub(crate) fn count_free(&self, depot: &mut Depot, requested: u64, bytes: u64) {
+        self.tally_slow(depot).count_free(requested, bytes);
+    }
+
+    /// The tally that the calling thread may write under the lock.
+    fn tally_slow(&self, depot: &mut Depot) -> &Tally {
+        self.join_slow(depot).map_or(&self.others, |cache| &cache.tally)
+    }
+
+    // ---- taking back -----------------------------------------------------------------------------------
+
+    fn all(&self) -> impl Iterator<Item = &ThreadCache> + Clone {
+        // Relaxed: an index beyond it has nothing to tell yet.
+        let used = self.used.load(Ordering::Relaxed);
+        // SAFETY: as in `mine`.
+        let all = self.threads[..used].iter().map(|place| unsafe { &*place.load(Ordering::Acquire) });
+        all.filter(|cache| !std::ptr::eq(*cache, &*self.nobody))
+    }
+
+    /// Takes back everything that any thread caches, and the depot: gives it to `each`. The high-water marks
+    /// are folded into `folded`.
+    #[cold]
+    pub(crate) fn revoke(&self, depot: &mut Depot, folded: &HighWater, mut each: impl FnMut(Cached)) {
+        self.for_all(depot, Some(folded), |cache, lanes| {
+            lanes.drain(|of, item| each(Cached { item, of }));
+            cache.tally.note_emptied();
+        });
+        depot.drain(|of, item| each(Cached { item, of }));
+    }
+
+    /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
+    pub(crate) fn shut(&self, depot: &mut Depot, folded: &HighWater, each: impl FnMut(Cached)) {
+        // Relaxed: under the lock.
+        self.is_shut.store(true, Ordering::Relaxed);
+        // Also those that look empty: they are closed for good.
+        self.all().for_each(|cache| cache.tally.note_filled());
+        self.revoke(depot, folded, each);
+    }
+
+    /// Notes the high-water marks so far in `folded`, and lets them start again from now.
+    pub(crate) fn fold(&self, depot: &mut Depot, folded: &HighWater) {
+        self.for_all(depot, Some(folded), |_, _| ());
+    }
+
+    /// Calls `each` with the lanes of every cache that has something in it or to tell, while its owner is kept
+    /// out. With `folded`, also [folds](Self::fold).
+    fn for_all(
+        &self,
+        _depot: &mut Depot,
+        folded: Option<&HighWater>,
+        mut each: impl FnMut(&ThreadCache, &mut Lanes),
+    ) {
+        let me = Some(self.mine()).filter(|cache| cache.is_owned());
+        let is_mine = |cache: &ThreadCache| me.is_some_and(|me| std::ptr::eq(me, cache));
+        let others: SmallVec<[_; 16]> =
+            self.all().filter(|cache| !is_mine(cache) && cache.tally.is_of_note()).collect();
+        if !others.is_empty() {
+            others.iter().for_each(|cache| cache.gate().close());
+            heavy_barrier();
+            others.iter().for_each(|cache| cache.gate().wait_until_left());
+        }
+        if let Some(me) = me {
+            me.gate().close();
+        }
+        if let Some(folded) = folded {
+            folded.raise(&self.counted(folded));
+            self.others.reset_high();
+        }
+        for cache in others.iter().copied().chain(me) {
+            // SAFETY: the lock is held (the depot is borrowed); the cache is the caller's own, who is not inside,
+            // or its gate is closed and its owner has left.
+            let lanes = unsafe { cache.lanes_under_lock() };
+            each(cache, lanes);
+            if folded.is_some() {
+                cache.tally.reset_high();
+            }
+            // Those without an owner stay closed.
+            if cache.is_owned() && !self.is_shut.load(Ordering::Relaxed) {
+                cache.open(lanes);
+            }
+        }
+    }
+
+    /// Whether anything is cached, as far as can be seen in passing.
+    pub(crate) fn holds_any(&self, depot: &Depot) -> bool {
+        depot.held() > 0 || self.all().any(|cache| cache.tally.may_hold())
+    }
+
+    /// The thread with this index, the calling one, ends: takes back what it caches.
+    pub(crate) fn end_thread(&self, _depot: &mut Depot, index: usize, mut each: impl FnMut(Cached)) {
+        // SAFETY: as in `mine`.
+        let cache = unsafe { &*self.threads[index].load(Ordering::Acquire) };
+        cache.disown();
+        // SAFETY: the calling thread owned the cache, is not inside, and holds the lock.
+        let lanes = unsafe { cache.lanes_under_lock() };
+        lanes.drain(|of, item| each(Cached { item, of }));
+        lanes.revoke_grants();
+        cache.tally.note_emptied();
+    }
+
+    /// Adapts the bytes that a thread may cache to what the pool holds and how many threads use it: all of it
+    /// together. That is much, but nothing is lost by it: whoever finds too little elsewhere takes it back.
+    pub(crate) fn adapt(&self, reserved: u64) {
+        let threads = self.all().filter(|cache| cache.is_owned()).count().max(1) as u64;
+        // With the eighth that magazines of mixed sizes count on top.
+        let share = (reserved + reserved / 8) / threads;
+        // Relaxed: a setting.
+        self.limit.store(share.max(LEAST_LIMIT), Ordering::Relaxed);
+    }
+
+    pub(crate) fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    /// What all threads counted.
+    pub(crate) fn counted(&self, folded: &HighWater) -> Counted {
+        sum(self.all().map(|cache| &cache.tally).chain(std::iter::once(&self.others)), folded)
+    }
+
+    /// Recounts what the caches hold: returns the number of blocks in them.
+    pub(crate) fn check(&self, depot: &mut Depot) -> Result<u64, String> {
+        let bytes = |items: &[Item]| items.iter().map(Item::bytes).sum::<u64>();
+        let mut items: Vec<_> = depot.iter().copied().collect();
+        let mut result = Ok(());
+        if bytes(&items) != depot.held() {
+            result = Err(format!("the depot has {} bytes and counted {}", bytes(&items), depot.held()));
+        }
+        self.for_all(depot, None, |cache, lanes| {
+            let held: Vec<_> = lanes.iter().copied().collect();
+            if bytes(&held) > lanes.granted() {
+                result = Err(format!("a thread caches {}, more than {}", bytes(&held), lanes.granted()));
+            }
+            if !held.is_empty() && !cache.tally.may_hold() {
+                result = Err("a thread caches blocks and looks empty".to_owned());
+            }
+            items.extend(held);
+        });
+        result?;
+        for item in &items {
+            if item.entry().is_live() {
+                return Err(format!("{} is cached, and is {:?}", item.ptr, item.entry()));
+            }
+        }
+        let blocks = items.len() as u64;
+        items.sort_unstable_by_key(|item| item.ptr);
+        items.dedup_by_key(|item| item.ptr);
+        if items.len() as u64 == blocks { Ok(blocks) } else { Err("a block is cached twice".to_owned()) }
+    }
+}
+
+impl Drop for Caches {
+    fn drop(&mut self) {
+        for place in self.threads.iter_mut() {
+            let cache = *place.get_mut();
+            if !std::ptr::eq(cache, &*self.nobody) {
+                // SAFETY: the cache came from `Box::into_raw`. The pool is going, so no thread is inside.
+                drop(unsafe { Box::from_raw(cache) });
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! What one thread caches of one stream: a magazine per size class.
+
+use super::sizes::{MAGAZINES, MagazineIndex};
+use crate::arena::{Entry, EntryRef, Out};
+use crate::device::DevicePtr;
+use crate::order::{StreamKey, Timeline, TimelineId};
+
+/// A block in a magazine.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Item {
+    pub(super) ptr: DevicePtr,
+    entry: EntryRef,
+}
+
+impl Item {
+    #[inline]
+    pub(super) fn new(ptr: DevicePtr, entry: &Entry) -> Self {
+        Self { ptr, entry: EntryRef::new(entry) }
+    }
+
+    /// What is known of the block.
+    #[inline]
+    pub(super) fn entry(&self) -> &Entry {
+        // SAFETY: what is cached is out, and the caches do not outlive the pool.
+        unsafe { self.entry.get() }
+    }
+
+    #[inline]
+    pub(super) fn bytes(&self) -> u64 {
+        self.entry().bytes()
+    }
+
+    pub(super) fn out(&self) -> Out {
+        Out { ptr: self.ptr, entry: self.entry, bytes: self.bytes(), hit: true }
+    }
+}
+
+/// A stack of blocks of about one size, the one freed last on top.
+#[derive(Debug, Default)]
+#[repr(align(32))]
+pub(super) struct Magazine {
+    /// Never longer than `room`; its capacity is never less.
+    items: Vec<Item>,
+    /// Blocks that it may hold; see [`Lanes::grant`].
+    room: usize,
+}
+
+impl Magazine {
+    /// The block on top.
+    #[inline]
+    pub(super) fn top(&self) -> Option<&Item> {
+        self.items.last()
+    }
+
+    /// Takes the block off the top.
+    #[inline]
+    pub(super) fn drop_top(&mut self) {
+        self.items.pop();
+    }
+
+    /// Brings the youngest block of exactly this length to the top, if there is one.
+    #[inline(never)]
+    pub(super) fn bring_up(&mut self, bytes: u64) -> bool {
+        let Some(at) = self.items.iter().rposition(|item| item.bytes() == bytes) else { return false };
+        self.items[at..].rotate_left(1);
+        true
+    }
+
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.items.len() >= self.room
+    }
+
+    /// Adds a block.
+    ///
+    /// # Safety
+    /// The magazine is not full.
+    #[inline]
+    pub(super) unsafe fn push(&mut self, item: Item) {
+        let len = self.items.len();
+        debug_assert!(len < self.items.capacity(), "a magazine that is full");
+        // `Vec::push` would look again whether it must grow.
+        // SAFETY: the magazine is not full, and its capacity is never less than its room (`Lanes::grant`): the
+        // place lies in the buffer, and one more item is initialised then.
+        unsafe {
+            self.items.as_mut_ptr().add(len).write(item);
+            self.items.set_len(len + 1);
+        }
+    }
+
+    /// Blocks that a restock may bring: half of what it may hold.
+    pub(super) fn restock_by(&self) -> usize {
+        (self.room / 2).saturating_sub(self.items.len())
+    }
+
+    /// Gives up the older half, rounded up.
+    pub(super) fn give_up_half(&mut self) -> impl Iterator<Item = Item> + '_ {
+        self.items.drain(..self.items.len().div_ceil(2))
+    }
+}
+
+/// Blocks of this size that a magazine ever holds. Larger ones are fewer: a magazine is searched where it holds
+/// several sizes, and what it holds may be many bytes.
+const fn most_of(bytes: u64) -> usize {
+    match bytes {
+        0..=0x8000 => 64,
+        0x8001..=0xF_FFFF => 32,
+        _ => 16,
+    }
+}
+
+/// What one thread caches of one stream: a magazine per size class.
+#[derive(Debug, Default)]
+#[repr(align(32))]
+pub(super) struct Lane {
+    /// [`Timeline::serial`] of the stream; 0 for none.
+    serial: u64,
+    /// There where there is a stream.
+    magazines: Option<Box<[Magazine; MAGAZINES]>>,
+    /// What the stream's timeline is called.
+    of: Option<TimelineId>,
+}
+
+impl Lane {
+    #[inline]
+    pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
+        // SAFETY: a lane that is handed out (`Lanes::of`, `of_or_add`) is of a stream, and an index of this type
+        // is less than `MAGAZINES`.
+        unsafe { self.magazines.as_mut().unwrap_unchecked().get_unchecked_mut(index.get()) }
+    }
+
+    /// Empties the magazines.
+    fn drain(&mut self, mut each: impl FnMut(TimelineId, Item)) {
+        let (Some(of), Some(magazines)) = (self.of, &mut self.magazines) else { return };
+        magazines.iter_mut().flat_map(|magazine| magazine.items.drain(..)).for_each(|item| each(of, item));
+    }
+}
+
+/// The lanes of one thread in one pool, by the timelines' slots.
+#[derive(Debug, Default)]
+pub(super) struct Lanes {
+    lanes: Vec<Lane>,
+    /// Bytes that the magazines may hold together, if each holds as many blocks as it may.
+    granted: u64,
+}
+
+impl Lanes {
+    pub(super) fn len(&self) -> usize {
+        self.lanes.len()
+    }
+
+    /// The lane of a stream, if there is one.
+    fn of(&mut self, stream: StreamKey) -> Option<&mut Lane> {
+        self.lanes.get_mut(stream.slot as usize).filter(|lane| lane.serial == stream.serial)
+    }
+
+    /// The lane of a stream, if there is one.
+    ///
+    /// # Safety
+    /// There are more lanes than the stream's slot.
+    #[inline]
+    pub(super) unsafe fn of_unchecked(&mut self, stream: StreamKey) -> Option<&mut Lane> {
+        debug_assert!((stream.slot as usize) < self.lanes.len());
+        // SAFETY: the caller's promise.
+        let lane = unsafe { self.lanes.get_unchecked_mut(stream.slot as usize) };
+        (lane.serial == stream.serial).then_some(lane)
+    }
+
+    /// The lane of a stream, made if need be. A lane of a stream that is gone and had the same slot is
+    /// emptied: its blocks are given to `each`.
+    pub(super) fn of_or_add(&mut self, timeline: &Timeline, each: impl FnMut(TimelineId, Item)) -> &mut Lane {
+        let slot = timeline.id.slot as usize;
+        if self.lanes.len() <= slot {
+            self.lanes.resize_with(slot + 1, Lane::default);
+        }
+        let lane = &mut self.lanes[slot];
+        if lane.serial != timeline.serial {
+            lane.drain(each);
+            lane.magazines.get_or_insert_with(|| Box::new(std::array::from_fn(|_| Magazine::default())));
+            (lane.serial, lane.of) = (timeline.serial, Some(timeline.id));
+        }
+        lane
+    }
+
+    /// Lets a full magazine of a lane that is there hold more blocks of `bytes`, if that may be, so that all
+    /// magazines of the thread together never hold more than `limit` bytes. Returns whether it has room now.
+    pub(super) fn grant(
+        &mut self,
+        stream: StreamKey,
+        magazine: MagazineIndex,
+        bytes: u64,
+        limit: u64,
+    ) -> bool {
+        // Blocks of one magazine differ by an eighth at most.
+        let each = bytes + bytes / 8;
+        let left = limit.saturating_sub(self.granted) / each;
+        let Some(lane) = self.of(stream) else { return false };
+        let magazine = lane.magazine(magazine);
+        let wanted = (2 * magazine.room).max(4).min(most_of(bytes));
+        let more = wanted.saturating_sub(magazine.room).min(usize::try_from(left).unwrap_or(usize::MAX));
+        magazine.room += more;
+        magazine.items.reserve_exact(magazine.room - magazine.items.len());
+        let has_room = !magazine.is_full();
+        self.granted += more as u64 * each;
+        has_room
+    }
+
+    /// Empties every lane.
+    pub(super) fn drain(&mut self, mut each: impl FnMut(TimelineId, Item)) {
+        self.lanes.iter_mut().for_each(|lane| lane.drain(&mut each));
+    }
+
+    /// Takes back every grant; the lanes are empty.
+    pub(super) fn revoke_grants(&mut self) {
+        self.granted = 0;
+        for magazine in
+            self.lanes.iter_mut().filter_map(|lane| lane.magazines.as_mut()).flat_map(|all| all.iter_mut())
+        {
+            debug_assert!(magazine.items.is_empty());
+            magazine.room = 0;
+        }
+    }
+
+    /// Every block held.
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Item> {
+        let lanes = self.lanes.iter().filter_map(|lane| lane.magazines.as_ref());
+        lanes.flat_map(|all| all.iter()).flat_map(|magazine| &magazine.items)
+    }
+
+    /// Bytes that may be held.
+    pub(super) fn granted(&self) -> u64 {
+        self.granted
+    }
+}

@@ -1,0 +1,219 @@
+//! Sizes in units, and the magazine that blocks of a size lie in.
+
+use crate::arena::MOST_UNITS;
+
+/// How a pool rounds sizes. See the [module](super).
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sizes {
+    unit_shift: u32,
+    /// Requests of at most so many bytes are rounded to a class.
+    rounded_to: u64,
+}
+
+/// Bits of a size that its class keeps, besides the leading one: eight classes a doubling.
+const CLASS_BITS: u32 = 3;
+
+/// Units of the longest request that is ever served from a magazine: 1 TiB, in units of 512 bytes.
+const LONGEST_CACHED: u64 = 1 << 31;
+
+/// Magazines in a lane: one for each class of any size up to the most units that a block can have.
+pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
+
+/// Names a magazine of a lane. Always less than `MAGAZINES`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct MagazineIndex(usize);
+
+impl MagazineIndex {
+    /// The magazine for blocks of this length, which is less than `MOST_UNITS`.
+    #[inline]
+    pub(super) fn of(units: u64) -> Self {
+        assert!(units < MOST_UNITS, "an arena has no longer blocks");
+        Self(class_of(units))
+    }
+
+    /// The magazine with this number, which came from [`label`](Self::label).
+    ///
+    /// # Safety
+    /// It did.
+    #[inline]
+    pub(super) unsafe fn from_label(label: u32) -> Self {
+        debug_assert!((label as usize) < MAGAZINES);
+        Self(label as usize)
+    }
+
+    pub(super) fn label(self) -> u32 {
+        self.0 as u32
+    }
+
+    #[inline]
+    pub(super) fn get(self) -> usize {
+        self.0
+    }
+}
+
+impl Sizes {
+    /// For units of `unit_bytes` (a power of two); blocks of `exact_from` bytes and more are not rounded.
+    pub(crate) fn new(unit_bytes: u64, exact_from: u64) -> Self {
+        // A block of `exact_from` bytes is not rounded, nor is what becomes one in whole units.
+        let rounded_to = exact_from.min(FINE.len() as u64 * unit_bytes).saturating_sub(unit_bytes);
+        Self { unit_shift: unit_bytes.ilog2(), rounded_to }
+    }
+
+    /// Whether a request of this size is rounded to a class: any block of its magazine will do.
+    #[inline]
+    pub(super) fn is_rounded(self, bytes: u64) -> bool {
+        // Zero bytes wrap around.
+        bytes.wrapping_sub(1) < self.rounded_to
+    }
+
+    /// The length of a block for a request of `bytes`, at least 1, in units.
+    pub(crate) fn units(self, bytes: u64) -> u64 {
+        let units = self.exact_units(bytes);
+        if self.is_rounded(bytes) { rounded(units) } else { units }
+    }
+
+    /// As [`units`](Self::units), for a block that is not of a class.
+    #[inline]
+    pub(crate) fn exact_units(self, bytes: u64) -> u64 {
+        ((bytes - 1) >> self.unit_shift) + 1
+    }
+
+    /// The magazine with blocks for a request that is rounded.
+    #[inline]
+    pub(super) fn magazine_for_rounded(self, bytes: u64) -> MagazineIndex {
+        debug_assert!(self.is_rounded(bytes));
+        // Always in the table: less than 1 MiB, in units of at least 256 bytes (`new`).
+        let units_less_one = ((bytes - 1) >> self.unit_shift) as usize;
+        MagazineIndex(usize::from(FINE[units_less_one % FINE.len()]))
+    }
+
+    /// The magazine with blocks for a request that is not rounded, if a table has it; not for 0 bytes.
+    #[inline]
+    pub(super) fn magazine_for_exact(self, bytes: u64) -> Option<MagazineIndex> {
+        // Zero bytes wrap around.
+        let units_less_one = bytes.wrapping_sub(1) >> self.unit_shift;
+        let class = match FINE.get(units_less_one as usize) {
+            Some(class) => class,
+            None => COARSE.get((units_less_one.saturating_add(FIRST) >> COARSE_SHIFT) as usize)?,
+        };
+        Some(MagazineIndex(usize::from(*class)))
+    }
+
+    /// Whether blocks for such a request are ever cached.
+    pub(super) fn is_cached(self, bytes: u64) -> bool {
+        bytes > 0 && self.exact_units(bytes) <= LONGEST_CACHED
+    }
+
+    /// Whether a block with so much to spare has the exact length for the request.
+    #[inline]
+    pub(super) fn is_exact(self, slack: u64) -> bool {
+        slack >> self.unit_shift == 0
+    }
+
+    #[inline]
+    pub(crate) fn bytes(self, units: u64) -> u64 {
+        units << self.unit_shift
+    }
+}
+
+/// The class of a length, in units: those of up to 8 units have classes of their own; then classes are 2 units
+/// wide up to 24 units, 4 up to 56, and so on. A class is named for its shortest length in eighths of a doubling.
+const fn class_of(units: u64) -> usize {
+    let shifted = units + FIRST - 1;
+    let doublings = shifted.ilog2() - CLASS_BITS;
+    ((doublings as usize) << CLASS_BITS) + (shifted >> doublings) as usize - FIRST as usize
+}
+
+/// The longest length of the class.
+const fn rounded(units: u64) -> u64 {
+    let shifted = units + FIRST - 1;
+    let width = 1 << (shifted.ilog2() - CLASS_BITS);
+    (shifted | (width - 1)) - (FIRST - 1)
+}
+
+/// Classes before the first doubling.
+const FIRST: u64 = 1 << CLASS_BITS;
+
+/// Classes of short lengths, by units less one: to look one up costs less than to find a leading bit, on some
+/// processors.
+static FINE: [u16; 4096] = {
+    let mut classes = [0; 4096];
+    let mut at = 0;
+    while at < classes.len() {
+        classes[at] = class_of(at as u64 + 1) as u16;
+        at += 1;
+    }
+    classes
+};
+
+/// Bits of a length that are not looked at beyond `FINE`: classes are wider there.
+const COARSE_SHIFT: u32 = 8;
+
+/// Classes of lengths up to nearly 2^20 units (512 MiB) in steps of 256, which start where classes do: `FIRST` - 1
+/// units before each multiple.
+static COARSE: [u16; 4096] = {
+    let mut classes = [0; 4096];
+    let mut at = 0;
+    while at < classes.len() {
+        let shifted = (at as u64) << COARSE_SHIFT;
+        classes[at] = class_of(if shifted < FIRST { 1 } else { shifted - (FIRST - 1) }) as u16;
+        at += 1;
+    }
+    classes
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn small_sizes_waste_at_most_an_eighth_and_large_ones_less_than_a_unit() {
+        let sizes = Sizes::new(512, 1 << 20);
+        for bytes in (1..4 << 20).step_by(61) {
+            let held = sizes.bytes(sizes.units(bytes));
+            assert!(held >= bytes);
+            let in_units = bytes.next_multiple_of(512);
+            if sizes.is_rounded(bytes) {
+                assert!((held - in_units) * 8 < in_units, "{bytes} got {held}");
+            } else {
+                assert_eq!(held, in_units);
+            }
+        }
+        assert!(sizes.is_rounded((1 << 20) - 512) && !sizes.is_rounded((1 << 20) - 511));
+    }
+
+    #[test]
+    fn a_rounded_length_stays_in_its_class_and_is_its_longest() {
+        for units in 1..100_000 {
+            assert_eq!(class_of(rounded(units)), class_of(units));
+            assert_eq!(class_of(rounded(units) + 1), class_of(units) + 1);
+            assert!(class_of(units) <= class_of(units + 1));
+        }
+    }
+
+    #[test]
+    fn looking_a_class_up_finds_the_class_of_the_block() {
+        let sizes = Sizes::new(512, 1 << 20);
+        for bytes in (1..=1 << 20).step_by(113).chain((1 << 20..3 << 30).step_by(77_773)) {
+            let units = sizes.units(bytes);
+            let expected = MagazineIndex::of(units);
+            if sizes.is_rounded(bytes) {
+                assert_eq!(sizes.magazine_for_rounded(bytes), expected, "{bytes}");
+            } else {
+                let in_table = units < (1 << 20) - 7;
+                assert_eq!(sizes.magazine_for_exact(bytes), in_table.then_some(expected), "{bytes}");
+            }
+        }
+        assert_eq!(sizes.magazine_for_exact(0), None);
+        assert_eq!(sizes.magazine_for_exact(u64::MAX), None);
+        assert!(sizes.is_cached(1) && sizes.is_cached(1 << 40));
+        assert!(!sizes.is_cached(0) && !sizes.is_cached(2 << 40));
+    }
+
+    #[test]
+    fn large_units_and_small_pages_have_magazines_too() {
+        let sizes = Sizes::new(2 << 20, 1 << 20);
+        assert!(!sizes.is_rounded(1) && sizes.units(1) == 1);
+        assert_eq!(sizes.magazine_for_exact(5 << 20), Some(MagazineIndex::of(3)));
+    }
+}

@@ -1,0 +1,185 @@
+//! What one thread allocated and freed: written by that thread alone, read by all.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+
+use crate::counters::{Counted, HighWater};
+use crate::stats::Level;
+
+/// A sum that goes up and down in several threads' hands: this thread's part of it, which may be negative, as
+/// the highest that it has been since it was last folded, and how far below that it is now. That form costs the
+/// fast path one subtraction and a test for its sign.
+#[derive(Debug, Default)]
+struct Part {
+    below: AtomicI64,
+    high: AtomicI64,
+}
+
+impl Part {
+    #[inline]
+    fn add(&self, by: u64) {
+        // Relaxed, and no read-modify-write: one thread writes.
+        let below = self.below.load(Ordering::Relaxed).wrapping_sub(by as i64);
+        self.below.store(below, Ordering::Relaxed);
+        if below < 0 {
+            self.raise(below);
+        }
+    }
+
+    /// A new highest. Readers see the old one, or the new one with what belongs to it.
+    #[inline]
+    fn raise(&self, below: i64) {
+        self.below.store(0, Ordering::Relaxed);
+        // Release: see `read`.
+        self.high.store(self.high.load(Ordering::Relaxed).wrapping_sub(below), Ordering::Release);
+    }
+
+    #[inline]
+    fn sub(&self, by: u64) {
+        self.below.store(self.below.load(Ordering::Relaxed).wrapping_add(by as i64), Ordering::Relaxed);
+    }
+
+    /// Where it is now, and the highest.
+    fn read(&self) -> (i64, i64) {
+        loop {
+            // Acquire: who sees a new highest also sees how far below it is, and that it was folded before it
+            // was reset.
+            let high = self.high.load(Ordering::Acquire);
+            let below = self.below.load(Ordering::Acquire);
+            if self.high.load(Ordering::Relaxed) == high {
+                // Between the two stores of `raise`.
+                return (high.wrapping_sub(below.max(0)), high);
+            }
+        }
+    }
+
+    fn reset_high(&self) {
+        let (now, _) = self.read();
+        self.below.store(0, Ordering::Relaxed);
+        self.high.store(now, Ordering::Release);
+    }
+
+    fn is_below_high(&self) -> bool {
+        self.below.load(Ordering::Relaxed) != 0
+    }
+}
+
+/// See the [module](self).
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    requested: Part,
+    allocated: Part,
+    blocks: Part,
+    frees: AtomicU64,
+    /// What `frees` was when the thread's magazines were last emptied: while it is that, they are empty.
+    emptied: AtomicU64,
+}
+
+impl Tally {
+    /// The program got a block of `bytes`, of which it asked for `requested`.
+    #[inline]
+    pub(super) fn count_alloc(&self, requested: u64, bytes: u64) {
+        self.requested.add(requested);
+        self.allocated.add(bytes);
+        self.blocks.add(1);
+    }
+
+    /// The program freed such a block.
+    #[inline]
+    pub(super) fn count_free(&self, requested: u64, bytes: u64) {
+        self.requested.sub(requested);
+        self.allocated.sub(bytes);
+        self.blocks.sub(1);
+        self.frees.store(self.frees.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+    }
+
+    /// Whether the thread's magazines may hold anything. A glance, from any thread.
+    pub(super) fn may_hold(&self) -> bool {
+        self.emptied.load(Ordering::Relaxed) != self.frees()
+    }
+
+    /// Notes that the magazines are empty. By the owner, or while its gate is closed.
+    pub(super) fn note_emptied(&self) {
+        self.emptied.store(self.frees(), Ordering::Relaxed);
+    }
+
+    /// Notes that the magazines were filled by other means than frees.
+    pub(super) fn note_filled(&self) {
+        self.emptied.store(u64::MAX, Ordering::Relaxed);
+    }
+
+    /// Whether there is anything cached, or a high-water mark that is not folded yet. A glance from outside.
+    pub(super) fn is_of_note(&self) -> bool {
+        self.may_hold() || self.requested.is_below_high() || self.blocks.is_below_high()
+    }
+
+    fn frees(&self) -> u64 {
+        self.frees.load(Ordering::Relaxed)
+    }
+
+    /// The high-water marks start again from now. By the owner, or while its gate is closed.
+    pub(super) fn reset_high(&self) {
+        self.requested.reset_high();
+        self.allocated.reset_high();
+        self.blocks.reset_high();
+    }
+}
+
+/// What all tallies say together, and `folded`, which has the high-water marks up to the last
+/// [fold](super::Caches::fold).
+///
+/// The high-water marks are exact where one thread used the pool since then. Where several did, each thread's
+/// own highest is taken together with what the others have *now*; the sum may never have been there at one time.
+pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally> + Clone, folded: &HighWater) -> Counted {
+    let level = |part: fn(&Tally) -> &Part, folded: &AtomicU64| {
+        let parts = tallies.clone().map(part).map(Part::read);
+        let current: i64 = parts.clone().map(|(now, _)| now).sum();
+        // Another thread's writes may be seen in part: never less than nothing.
+        let current = current.max(0);
+        let highest = parts.map(|(now, high)| current - now + high).max().unwrap_or(0);
+        // After the parts: see `reset_high`.
+        let folded = folded.load(Ordering::Relaxed);
+        Level { current: current as u64, high: folded.max(highest.max(current) as u64) }
+    };
+    let frees: u64 = tallies.clone().map(Tally::frees).sum();
+    let blocks = level(|tally| &tally.blocks, &folded.blocks);
+    Counted {
+        requested: level(|tally| &tally.requested, &folded.requested),
+        allocated: level(|tally| &tally.allocated, &folded.allocated),
+        blocks,
+        allocations: frees + blocks.current,
+        frees,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn marks_are_exact_for_one_thread_and_sums_are_for_all() {
+        let (a, b) = (Tally::default(), Tally::default());
+        a.count_alloc(100, 512);
+        a.count_alloc(1000, 1024);
+        a.count_free(100, 512);
+        // Another thread frees what this one allocated.
+        b.count_free(1000, 1024);
+        let counted = sum([&a, &b].into_iter(), &HighWater::default());
+        assert_eq!((counted.requested.current, counted.allocated.current), (0, 0));
+        assert_eq!((counted.blocks.current, counted.allocations, counted.frees), (0, 2, 2));
+        let alone = sum([&a].into_iter(), &HighWater::default());
+        assert_eq!(alone.requested, Level { current: 1000, high: 1100 });
+        assert_eq!(alone.allocated, Level { current: 1024, high: 1536 });
+        assert_eq!(alone.blocks, Level { current: 1, high: 2 });
+    }
+
+    #[test]
+    fn a_mark_that_was_folded_stays_and_a_new_one_starts_from_now() {
+        let (tally, folded) = (Tally::default(), HighWater::default());
+        tally.count_alloc(1000, 1024);
+        tally.count_free(1000, 1024);
+        folded.raise(&sum([&tally].into_iter(), &folded));
+        tally.reset_high();
+        assert_eq!(sum([&tally].into_iter(), &folded).requested, Level { current: 0, high: 1000 });
+        assert_eq!(sum([&tally].into_iter(), &HighWater::default()).requested.high, 0);
+    }
+}
