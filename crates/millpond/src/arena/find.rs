@@ -44,8 +44,7 @@ impl Arena {
     /// Of the blocks that are ready by what is known already, the best fit that wastes next to nothing, else the
     /// one that wastes least.
     pub(super) fn find_ready(&self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
-        let little =
-            signed(want.units / LITTLE_PART).max(signed(self.layout.units_per_slot() / 8)).min(want.waste);
+        let little = self.little(want).min(want.waste);
         let mut best: Option<(i64, (BlockId, u64))> = None;
         for (id, at) in self.candidates(want).filter(|(id, _)| self.is_ready(*id, stream)) {
             let (waste, at) = self.least_waste(id, at, want);
@@ -57,6 +56,14 @@ impl Arena {
             }
         }
         best.map(|(_, found)| found)
+    }
+
+    /// What a hit may waste that is taken without a look for less, in units.
+    pub(super) fn little(&self, want: &Want) -> i64 {
+        match want.zone {
+            Zone::Small => i64::MAX,
+            Zone::Large => signed((want.units / LITTLE_PART).max(self.layout.units_per_slot() / 8)),
+        }
     }
 
     /// The best fit that is ready after asking the device, or after making the stream wait.

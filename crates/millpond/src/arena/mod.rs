@@ -209,7 +209,9 @@ impl Arena {
     /// Lets out a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a
     /// slot), for work on `stream`, if one is ready by what is known already: the first step only.
     pub(crate) fn alloc_ready(&mut self, units: u64, align: u64, stream: &Stream) -> Option<Out> {
-        let want = self.want(units, align);
+        let mut want = self.want(units, align);
+        // What the caches hold may offer something better.
+        want.waste = want.waste.min(self.little(&want));
         let (free, at) = self.find_ready(&want, stream)?;
         Some(self.carve(free, at, units, true))
     }
