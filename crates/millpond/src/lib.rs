@@ -32,6 +32,7 @@ mod error;
 mod order;
 mod pages;
 mod pool;
+pub mod record;
 mod stats;
 mod workspace;
 

@@ -233,6 +233,12 @@ impl Arena {
         self.blocks[id].requested
     }
 
+    /// Every live block, as its start and the bytes asked for.
+    pub(crate) fn live(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
+        let live = self.blocks.iter().filter(|(_, block)| block.state == State::Live);
+        live.map(|(id, block)| (self.address_of(id), block.requested))
+    }
+
     /// What the pointer is.
     pub(crate) fn look_up(&self, ptr: DevicePtr) -> Pointer {
         let Some((region, offset)) = self.regions.find(ptr) else { return Pointer::Foreign };

@@ -11,6 +11,7 @@ use crate::arena::{Arena, BlockId, Pointer};
 use crate::counters::Counters;
 use crate::device::{DevicePtr, DeviceResult};
 use crate::order::{AfterSync, Stream, Timelines};
+use crate::record::{self, Introduction, Recording};
 use crate::{Error, Result};
 
 /// See the [module](self).
@@ -20,6 +21,7 @@ pub(crate) struct PoolInner {
     pub(super) timelines: Arc<Timelines>,
     pub(super) registry: Weak<Registry>,
     pub(super) counters: Arc<Counters>,
+    pub(super) recording: Recording,
     pub(super) state: Mutex<State>,
     pub(super) release_threshold: AtomicU64,
     pub(super) reclaimers: Reclaimers,
@@ -53,17 +55,19 @@ impl PoolInner {
         if bytes > LARGEST_REQUEST {
             return Err(Error::SizeOverflow { bytes, count: 1 });
         }
-        let refusal = {
+        let allocated = {
             let mut state = self.state.lock();
             if state.destroyed {
                 return Err(Error::PoolDestroyed { pool: self.name.clone() });
             }
-            match state.arena.alloc(bytes, align, stream) {
-                Ok(ptr) => return Ok(ptr),
-                Err(refusal) => refusal,
-            }
+            state.arena.alloc(bytes, align, stream)
         };
-        self.alloc_under_pressure((bytes, align), stream, refusal)
+        let ptr = match allocated {
+            Ok(ptr) => ptr,
+            Err(refusal) => self.alloc_under_pressure((bytes, align), stream, refusal)?,
+        };
+        self.recording.alloc(ptr, bytes, stream);
+        Ok(ptr)
     }
 
     pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
@@ -78,6 +82,7 @@ impl PoolInner {
                 drop(state);
                 return Err(self.misuse(ptr, pointer));
             };
+            self.recording.free(ptr, state.arena.requested(id), stream);
             state.arena.free(id, stream.fence());
             state.destroyed && self.counters.blocks.current() == 0
         };
@@ -89,7 +94,23 @@ impl PoolInner {
 
     pub(crate) fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         self.check_stream(stream)?;
-        self.with_live(ptr, |arena, id| arena.record_use(id, stream))
+        self.with_live(ptr, |arena, id| {
+            arena.record_use(id, stream);
+            self.recording.record_use(ptr, stream);
+        })
+    }
+
+    pub(super) fn start_recording(&self, options: &record::Options) -> Result<()> {
+        let introduction = Introduction {
+            name: &self.name,
+            device: self.timelines.device().as_ref(),
+            // The timelines are a context's own, and stay where they are as long as the pool lives.
+            context: Arc::as_ptr(&self.timelines).addr() as u64,
+        };
+        self.recording.start(options, &introduction)?;
+        let state = self.state.lock();
+        self.recording.live(state.arena.live());
+        Ok(())
     }
 
     pub(super) fn with_live<R>(
@@ -132,7 +153,9 @@ impl PoolInner {
     }
 
     pub(super) fn trim(&self, keep: u64) -> DeviceResult<u64> {
-        self.state.lock().arena.trim(keep)
+        let released = self.state.lock().arena.trim(keep)?;
+        self.recording.trim(keep, released);
+        Ok(released)
     }
 
     /// The last block of a destroyed pool is gone: gives back what can be given back without waiting. What
@@ -149,6 +172,7 @@ impl PoolInner {
 
     /// The last handle of the pool is gone, or it was destroyed.
     pub(super) fn close(self: &Arc<Self>) -> Result<()> {
+        self.recording.flush();
         let (blocks, bytes) = {
             let mut state = self.state.lock();
             if std::mem::replace(&mut state.destroyed, true) {
@@ -194,6 +218,9 @@ impl Drop for PoolInner {
     fn drop(&mut self) {
         if let Err(error) = self.state.get_mut().arena.tear_down() {
             tracing::error!(%error, pool = self.name, "a pool could not give back all its memory");
+        }
+        if let Err(error) = self.recording.stop() {
+            tracing::warn!(%error, pool = self.name, "the end of a recording is missing");
         }
     }
 }
