@@ -196,7 +196,7 @@ fn said(file: &[u8]) -> String {
 
 #[test]
 fn a_file_that_makes_no_sense_is_refused_with_the_reason() {
-    const POOL: Record<'_> = Record::Pool { pool: 1, name: "p", device: "d", ordinal: 0, context: 1 };
+    const POOL: Record<'_> = Record::Pool { pool: 1, name: "p", device: "d", ordinal: 0, device_key: 1 };
     const AT: Record<'_> = Record::At { pool: 1, stream: 1 };
     const ALLOC: Record<'_> = Record::Alloc { after: 1, address: 512, size: 1 };
     assert!(said(&with_records(&[ALLOC])).contains("an event of a pool that is not defined"));
@@ -207,7 +207,7 @@ fn a_file_that_makes_no_sense_is_refused_with_the_reason() {
     assert!(said(&under(0, 7)).contains("a call site that is not defined"));
     let inside_itself = Record::Tag { tag: 1, inside: 1, text: "" };
     assert!(said(&with_records(&[inside_itself])).contains("a tag inside one that is not defined"));
-    let far = Record::Pool { pool: 1, name: "p", device: "d", ordinal: 1 << 30, context: 1 };
+    let far = Record::Pool { pool: 1, name: "p", device: "d", ordinal: 1 << 30, device_key: 1 };
     assert!(said(&with_records(&[far, AT, ALLOC])).contains("device 1073741824"));
     assert!(said(&with_payload(&[250])).contains("a record that cannot be read"));
     // A list that claims 2^32 frames.

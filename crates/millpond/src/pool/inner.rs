@@ -9,7 +9,7 @@ use super::pressure::Reclaimers;
 use super::registry::Registry;
 use crate::arena::{Arena, BlockId, Pointer};
 use crate::counters::Counters;
-use crate::device::{DevicePtr, DeviceResult};
+use crate::device::{DevicePtr, DeviceResult, Kind};
 use crate::order::{AfterSync, Stream, Timelines};
 use crate::record::{self, Introduction, Recording};
 use crate::{Error, Result};
@@ -101,12 +101,13 @@ impl PoolInner {
     }
 
     pub(super) fn start_recording(&self, options: &record::Options) -> Result<()> {
-        let introduction = Introduction {
-            name: &self.name,
-            device: self.timelines.device().as_ref(),
-            // The timelines are a context's own, and stay where they are as long as the pool lives.
-            context: Arc::as_ptr(&self.timelines).addr() as u64,
+        let device = self.timelines.device().as_ref();
+        let device_key = match device.properties().kind {
+            Kind::Cuda => device.properties().ordinal as u64,
+            // Devices made of software are as many as there are objects, none of which lies so low.
+            _ => std::ptr::from_ref(device).addr() as u64,
         };
+        let introduction = Introduction { name: &self.name, device, device_key };
         self.recording.start(options, &introduction)?;
         let state = self.state.lock();
         self.recording.live(state.arena.live());
@@ -201,10 +202,14 @@ impl AfterSync for PoolInner {
         let destroyed = {
             let mut state = self.state.lock();
             let keep = if state.destroyed { 0 } else { threshold };
-            if self.counters.reserved.current() > keep
-                && let Err(error) = state.arena.trim(keep)
-            {
-                tracing::warn!(%error, pool = self.name, "the release threshold could not be applied");
+            if self.counters.reserved.current() > keep {
+                match state.arena.trim(keep) {
+                    Ok(0) => {}
+                    Ok(released) => self.recording.trim(keep, released),
+                    Err(error) => {
+                        tracing::warn!(%error, pool = self.name, "the release threshold could not be applied");
+                    }
+                }
             }
             state.destroyed
         };

@@ -48,8 +48,8 @@ pub enum Record<'a> {
         device: &'a str,
         /// The device's number, as its driver counts.
         ordinal: u32,
-        /// A number that the pools of one context share, and no others of the process.
-        context: u64,
+        /// A number that the pools of one device share, and no others of the process.
+        device_key: u64,
     },
     /// 2. A tag, inside another.
     Tag {

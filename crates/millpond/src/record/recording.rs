@@ -34,8 +34,8 @@ pub(crate) struct Recording {
 pub(crate) struct Introduction<'a> {
     pub(crate) name: &'a str,
     pub(crate) device: &'a dyn Device,
-    /// A number that the pools of one context share.
-    pub(crate) context: u64,
+    /// A number that the pools of one device share, and no others of the process.
+    pub(crate) device_key: u64,
 }
 
 impl Recording {
@@ -164,7 +164,7 @@ impl Recording {
             name: cut(pool.name),
             device: cut(&properties.name),
             ordinal: u32::try_from(properties.ordinal).unwrap_or(u32::MAX),
-            context: pool.context,
+            device_key: pool.device_key,
         });
         let channel = Channel::new(recorder.id, number);
         *self.recorder.lock() = Some(recorder);
@@ -205,7 +205,10 @@ impl Recording {
     fn stop_switched(&self) -> Result<Option<Status>> {
         // Relaxed: events that other threads are noting at this moment may be in the file or not.
         let channel = Channel(self.channel.swap(0, Ordering::Relaxed));
-        let Some(recorder) = self.recorder.lock().take() else { return Ok(None) };
+        // In a forked child the parent's threads, and the locks that they held, are as the fork found them.
+        let Some(recorder) = self.recorder.lock().take().filter(|recorder| recorder.is_ours()) else {
+            return Ok(None);
+        };
         if channel.0 != 0 {
             recorder.add(std::iter::once(Event {
                 time: recorder.now(),
@@ -239,6 +242,6 @@ impl Recording {
     /// What was recorded so far; `None` while recording is off.
     pub(crate) fn status(&self) -> Option<Status> {
         let recorder = self.recorder.lock().clone()?;
-        Some(recorder.status())
+        recorder.is_ours().then(|| recorder.status())
     }
 }

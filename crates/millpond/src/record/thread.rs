@@ -60,7 +60,9 @@ pub(super) fn note(
             Some(at) => at,
             None => enter(
                 &mut rings,
-                &recorder().filter(|recorder| recorder.id == channel.recorder()).ok_or(Gone)?,
+                &recorder()
+                    .filter(|recorder| recorder.id == channel.recorder() && recorder.is_ours())
+                    .ok_or(Gone)?,
             ),
         };
         rings[at].push(event)

@@ -60,7 +60,7 @@ struct Pool {
 struct Recording {
     rows: Vec<Row>,
     pools: FxHashMap<u32, Pool>,
-    /// The number that each context's device has in the trace.
+    /// The number that each device, by its key, has in the trace.
     devices: FxHashMap<u64, u32>,
     labels: Labels,
     dropped: u64,
@@ -115,7 +115,7 @@ impl Recording {
 
     fn record(&mut self, record: Record<'_>, cursor: &mut Cursor) -> Result<(), &'static str> {
         match record {
-            Record::Pool { pool, ordinal, context, .. } => self.pool(pool, ordinal, context),
+            Record::Pool { pool, ordinal, device_key, .. } => self.pool(pool, ordinal, device_key),
             Record::Tag { tag, inside, text } => return self.labels.tag(tag, inside, text),
             Record::Frame { frame, name, file, line } => return self.labels.frame(frame, name, file, line),
             Record::Site { site, frames } => return self.labels.site(site, frames),
@@ -146,10 +146,10 @@ impl Recording {
         Ok(())
     }
 
-    /// A pool's device has its driver's number, unless another context has that in this file.
-    fn pool(&mut self, pool: u32, ordinal: u32, context: u64) {
+    /// A pool's device has its driver's number, unless another device has that in this file.
+    fn pool(&mut self, pool: u32, ordinal: u32, key: u64) {
         let taken: Vec<_> = self.devices.values().copied().collect();
-        let device = *self.devices.entry(context).or_insert_with(|| {
+        let device = *self.devices.entry(key).or_insert_with(|| {
             let free = (ordinal..).chain(0..ordinal).find(|number| !taken.contains(number));
             free.unwrap_or(ordinal)
         });
