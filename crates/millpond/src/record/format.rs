@@ -168,7 +168,6 @@ pub enum Record<'a> {
         /// How many.
         events: u64,
     },
-    /// 17. The recording ended as it should. The last record of a file. Without it, the process died or could
-    /// no longer write.
+    /// 17. The last record of a file that ended as it should.
     End,
 }

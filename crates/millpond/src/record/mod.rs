@@ -37,3 +37,4 @@ pub use labels::{Tagged, tag};
 pub use options::Options;
 pub use recorder::Status;
 pub(crate) use recording::{Introduction, Recording};
+pub(crate) use thread::Moment;

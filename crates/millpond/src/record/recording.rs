@@ -10,7 +10,7 @@ use super::format::Record;
 use super::labels::{current_site, current_tag};
 use super::options::Options;
 use super::recorder::{Recorder, Status};
-use super::thread::{self, Channel};
+use super::thread::{self, Channel, Moment};
 use crate::counters::Counters;
 use crate::device::{Device, DevicePtr};
 use crate::order::Stream;
@@ -72,12 +72,9 @@ impl Recording {
         }
     }
 
-    /// The program gives this block back. Called before anyone else can have it.
-    #[inline]
-    pub(crate) fn free(&self, ptr: DevicePtr, bytes: u64, stream: &Stream) {
-        if self.is_on() {
-            self.note(Kind::Free, (ptr.raw(), bytes), Some(stream));
-        }
+    /// The program gave this block back, at a moment when nobody else could have it yet.
+    pub(crate) fn free(&self, ptr: DevicePtr, bytes: u64, stream: &Stream, before: Moment) {
+        self.note_at(before, Kind::Free, (ptr.raw(), bytes), Some(stream));
     }
 
     /// The stream's use of a block is recorded.
@@ -106,7 +103,11 @@ impl Recording {
 
     #[cold]
     #[inline(never)]
-    fn note(&self, kind: Kind, (address, size): (u64, u64), stream: Option<&Stream>) {
+    fn note(&self, kind: Kind, what: (u64, u64), stream: Option<&Stream>) {
+        self.note_at(Moment::now(), kind, what, stream);
+    }
+
+    fn note_at(&self, at: Moment, kind: Kind, (address, size): (u64, u64), stream: Option<&Stream>) {
         // Relaxed: a setting, seen sooner or later.
         let asks_site = kind == Kind::Alloc && self.call_sites.load(Ordering::Relaxed);
         let event = Event {
@@ -119,28 +120,24 @@ impl Recording {
             site: if asks_site { current_site() } else { 0 },
             kind,
         };
-        self.send(event);
+        self.send(at, event);
         let reserved = self.counters.reserved.current();
         // Relaxed: of threads that find it changed at once, one tells; the order is by the events' times.
         if self.reserved.load(Ordering::Relaxed) != reserved
             && self.reserved.swap(reserved, Ordering::Relaxed) != reserved
         {
-            self.send(Event {
-                address: 0,
-                size: reserved,
-                stream: 0,
-                site: 0,
-                kind: Kind::Reserved,
-                ..event
-            });
+            self.send(
+                at,
+                Event { address: 0, size: reserved, stream: 0, site: 0, kind: Kind::Reserved, ..event },
+            );
         }
     }
 
     #[inline]
-    fn send(&self, event: Event) {
+    fn send(&self, at: Moment, event: Event) {
         let channel = self.channel();
         let event = Event { pool: channel.pool(), ..event };
-        if channel.0 != 0 && thread::note(channel, event, || self.recorder.lock().clone()).is_err() {
+        if channel.0 != 0 && thread::note(channel, (at, event), || self.recorder.lock().clone()).is_err() {
             // Stopped meanwhile, or this is a forked child. Relaxed: as for `channel`. A recording that was
             // started in between stays.
             self.channel.compare_exchange(channel.0, 0, Ordering::Relaxed, Ordering::Relaxed).ok();

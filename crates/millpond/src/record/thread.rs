@@ -28,6 +28,22 @@ impl Channel {
     }
 }
 
+/// When something happened, by the system's monotonic clock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Moment(Instant);
+
+impl Moment {
+    #[inline]
+    pub(crate) fn now() -> Self {
+        Self(Instant::now())
+    }
+
+    #[inline]
+    fn since(self, origin: Instant) -> u64 {
+        nanoseconds(self.0.saturating_duration_since(origin))
+    }
+}
+
 thread_local! {
     static RINGS: RefCell<Vec<Ring>> = const { RefCell::new(Vec::new()) };
 }
@@ -47,17 +63,17 @@ struct Ring {
 /// The recorder has gone, or belongs to the process that this one was forked from.
 pub(super) struct Gone;
 
-/// Notes an event, now, in the calling thread's ring. `recorder` is asked only when the thread meets it for
+/// Notes an event of that moment in the calling thread's ring. `recorder` is asked only when the thread meets it for
 /// the first time.
 pub(super) fn note(
     channel: Channel,
-    mut event: Event,
+    (at, mut event): (Moment, Event),
     recorder: impl Fn() -> Option<Arc<Recorder>>,
 ) -> Result<(), Gone> {
     let noted = RINGS.try_with(|rings| {
         let mut rings = rings.borrow_mut();
-        let at = match rings.iter().position(|ring| ring.recorder == channel.recorder()) {
-            Some(at) => at,
+        let ring = match rings.iter().position(|ring| ring.recorder == channel.recorder()) {
+            Some(ring) => ring,
             None => enter(
                 &mut rings,
                 &recorder()
@@ -65,12 +81,12 @@ pub(super) fn note(
                     .ok_or(Gone)?,
             ),
         };
-        rings[at].push(event)
+        rings[ring].push(at, event)
     });
     // The thread is ending, and its rings are gone: the recorder takes the event itself.
     noted.unwrap_or_else(|_| {
         let recorder = recorder().filter(|recorder| recorder.is_ours()).ok_or(Gone)?;
-        event.time = recorder.now();
+        event.time = at.since(recorder.origin);
         recorder.add(std::iter::once(event));
         Ok(())
     })
@@ -92,9 +108,9 @@ fn enter(rings: &mut Vec<Ring>, recorder: &Arc<Recorder>) -> usize {
 
 impl Ring {
     #[inline]
-    fn push(&mut self, mut event: Event) -> Result<(), Gone> {
+    fn push(&mut self, at: Moment, mut event: Event) -> Result<(), Gone> {
         // Later than the thread's last event even on a coarse clock: readers sort by time.
-        event.time = nanoseconds(self.origin.elapsed()).max(self.last + 1);
+        event.time = at.since(self.origin).max(self.last + 1);
         self.last = event.time;
         if let Err(PushError::Full(event)) = self.events.push(event) {
             return self.push_slow(event);
