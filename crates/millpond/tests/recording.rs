@@ -218,6 +218,15 @@ fn as_another_process() {
             assert_eq!(status, 0);
             work(&pool, &stream, 1);
         }
+        "runs out of disk" => {
+            limit_files(100_000);
+            work(&pool, &stream, 20_000);
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            let status = pool.recording().unwrap();
+            assert!(status.failure.is_some() && status.bytes <= 100_000, "{status:?}");
+            work(&pool, &stream, 10);
+            limit_files(libc::RLIM_INFINITY);
+        }
         "twice" => {
             drop(pool);
             let (pool, stream) = self::pool();
@@ -225,6 +234,17 @@ fn as_another_process() {
         }
         other => panic!("nothing is called {other}"),
     }
+}
+
+/// Makes writes fail that would make a file longer.
+fn limit_files(bytes: libc::rlim_t) {
+    // SAFETY: both calls change settings of this process only, which runs nothing but this test.
+    let set = unsafe {
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        let hard = libc::RLIM_INFINITY;
+        libc::setrlimit(libc::RLIMIT_FSIZE, &libc::rlimit { rlim_cur: bytes, rlim_max: hard })
+    };
+    assert_eq!(set, 0);
 }
 
 fn file(folder: &tempfile::TempDir) -> PathBuf {
@@ -256,6 +276,15 @@ fn a_forked_child_writes_nothing_to_its_parent_s_recording() {
     assert!(output.status.success(), "{output:?}");
     let counts = counts(&file(&folder));
     assert_eq!((counts.allocs, counts.frees, counts.ends), (10_001, 10_001, 1));
+}
+
+#[test]
+fn what_a_full_disk_refused_is_written_once_there_is_room() {
+    let folder = tempfile::tempdir().unwrap();
+    let output = in_another_process("runs out of disk", &file(&folder));
+    assert!(output.status.success(), "{output:?}");
+    let counts = counts(&file(&folder));
+    assert_eq!((counts.allocs, counts.frees, counts.dropped, counts.ends), (30_010, 30_010, 0, 1));
 }
 
 #[test]

@@ -158,7 +158,7 @@ impl PoolInner {
     #[cold]
     fn free_recorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         let before = Moment::now();
-        let requested = self.requested(ptr);
+        let requested = if ptr.is_null() { None } else { self.requested(ptr) };
         self.free_unrecorded(ptr, stream)?;
         if let Some(requested) = requested {
             self.recording.free(ptr, requested, stream, before);
@@ -174,7 +174,11 @@ impl PoolInner {
         {
             return Some(self.caches.sizes().bytes(entry.units()).saturating_sub(slack));
         }
-        self.with_live(ptr, |arena, id| arena.requested(id)).ok()
+        let state = self.state.lock();
+        match state.arena.look_up(ptr) {
+            Pointer::Live(id) => Some(state.arena.requested(id)),
+            _ => None,
+        }
     }
 
     /// Frees under the lock: what has no room in the thread's magazines, is used by other streams, or is no
@@ -290,11 +294,7 @@ impl PoolInner {
         }
         let counted = self.counted();
         let ensure = |what: &str, recount: u64, counted: u64| {
-            if recount == counted {
-                Ok(())
-            } else {
-                Err(format!("{what}: recount {recount}, counted {counted}"))
-            }
+            if recount == counted { Ok(()) } else { Err(format!("{what}: recount {recount}, counted {counted}")) }
         };
         ensure("live blocks", live, counted.blocks.current)?;
         ensure("requested bytes", requested, counted.requested.current)?;
