@@ -6,12 +6,15 @@ use crate::arena::MOST_UNITS;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
     unit_shift: u32,
-    /// Bytes from which on sizes are exact.
-    exact_from: u64,
+    /// Requests of at most so many bytes are rounded to a class.
+    rounded_to: u64,
 }
 
 /// Bits of a size that its class keeps, besides the leading one: eight classes a doubling.
 const CLASS_BITS: u32 = 3;
+
+/// Units of the longest request that is ever served from a magazine: 1 TiB, in units of 512 bytes.
+const LONGEST_CACHED: u64 = 1 << 31;
 
 /// Magazines in a lane: one for each class of any size up to the most units that a block can have.
 pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
@@ -24,9 +27,22 @@ impl MagazineIndex {
     /// The magazine for blocks of this length, which is less than `MOST_UNITS`.
     #[inline]
     pub(super) fn of(units: u64) -> Self {
-        debug_assert!(units < MOST_UNITS);
-        // The mask changes nothing for such a length; it makes the bound hold for any.
-        Self(class_of(units & (MOST_UNITS - 1)))
+        assert!(units < MOST_UNITS, "an arena has no longer blocks");
+        Self(class_of(units))
+    }
+
+    /// The magazine with this number, which came from [`label`](Self::label).
+    ///
+    /// # Safety
+    /// It did.
+    #[inline]
+    pub(super) unsafe fn from_label(label: u32) -> Self {
+        debug_assert!((label as usize) < MAGAZINES);
+        Self(label as usize)
+    }
+
+    pub(super) fn label(self) -> u32 {
+        self.0 as u32
     }
 
     #[inline]
@@ -38,13 +54,30 @@ impl MagazineIndex {
 impl Sizes {
     /// For units of `unit_bytes` (a power of two); blocks of `exact_from` bytes and more are not rounded.
     pub(crate) fn new(unit_bytes: u64, exact_from: u64) -> Self {
-        Self { unit_shift: unit_bytes.ilog2(), exact_from: exact_from.max(unit_bytes) }
+        // A block of `exact_from` bytes is not rounded, nor is what becomes one in whole units.
+        let rounded_to = exact_from.min(u64::from(u32::MAX)).saturating_sub(unit_bytes);
+        Self { unit_shift: unit_bytes.ilog2(), rounded_to }
     }
 
-    /// Whether a request of this size is rounded to a class: any block of its magazine will do.
+    /// Whether a request of this size, which is not 0, is rounded to a class: any block of its magazine will do.
     #[inline]
     pub(super) fn is_rounded(self, bytes: u64) -> bool {
-        bytes <= self.exact_from - (1 << self.unit_shift)
+        bytes.wrapping_sub(1) < self.rounded_to
+    }
+
+    /// The magazine with blocks for a request that is not rounded; `None` for a request of 0 bytes, or one that
+    /// is longer than what is ever cached.
+    #[inline]
+    pub(super) fn magazine_for_exact(self, bytes: u64) -> Option<MagazineIndex> {
+        // Zero bytes wrap around.
+        let beyond_first = bytes.wrapping_sub(1) >> self.unit_shift;
+        (beyond_first < LONGEST_CACHED).then(|| MagazineIndex(class_of(beyond_first + 1)))
+    }
+
+    /// Whether a block with so much to spare has the exact length for the request.
+    #[inline]
+    pub(super) fn is_exact(self, slack: u64) -> bool {
+        slack >> self.unit_shift == 0
     }
 
     /// The length of a block for a request of `bytes`, at least 1, in units.
@@ -67,9 +100,9 @@ impl Sizes {
     /// too short.
     #[inline]
     pub(super) fn magazine_for_rounded(self, bytes: u64) -> MagazineIndex {
+        // At most 2^32 units (`new`), far from the last magazine.
         debug_assert!(self.is_rounded(bytes));
-        // Rounded lengths are far from the last magazine, whatever the unit: at most 2^32 units (`new`).
-        MagazineIndex(class_of(((bytes - 1) >> self.unit_shift) & u64::from(u32::MAX)) + 1)
+        MagazineIndex(class_of((bytes - 1) >> self.unit_shift) + 1)
     }
 
     #[inline]
