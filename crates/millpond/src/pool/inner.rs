@@ -173,7 +173,7 @@ impl PoolInner {
         if let Some((entry, offset)) = self.views.find(ptr)
             && let Some(slack) = entry.slack_if_plain(offset)
         {
-            return Some(self.caches.sizes().bytes(entry.units()).saturating_sub(slack));
+            return Some(entry.bytes().saturating_sub(slack));
         }
         let state = self.state.lock();
         match state.arena.look_up(ptr) {
