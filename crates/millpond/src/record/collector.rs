@@ -7,7 +7,7 @@ use super::format::Record;
 use super::labels::Written;
 
 /// Events in a thread's ring: 192 KiB.
-const RING: usize = 4096;
+pub(super) const RING: usize = 4096;
 
 /// Encoded bytes that may wait for the disk. Events beyond that are dropped and counted: a disk that hangs
 /// must not take the program with it.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::chunks::Chunk;
+use super::chunks::{Chunk, zigzag};
 use super::format::{LARGEST_CHUNK, LONGEST_TEXT, Record};
 
 /// What a thread notes of one event: 48 bytes, written and read as they are.
@@ -39,6 +39,15 @@ pub(super) enum Kind {
 /// that its head costs nothing.
 const FULL: usize = 32 << 10;
 
+/// Room for what takes a chunk past [`FULL`], in bytes: no event needs as much.
+const ROOM: usize = 256;
+
+/// The variants of [`Record`] that say what the events after them are of. (A test compares all that is written
+/// here with what `Record` reads.)
+const THREAD: u8 = 5;
+const AT: u8 = 6;
+const UNDER: u8 = 7;
+
 // What one record adds must not take a chunk past what readers accept.
 const _: () = assert!(FULL + 2 * LONGEST_TEXT + 64 < LARGEST_CHUNK);
 
@@ -65,7 +74,7 @@ pub(super) struct Encoder {
 impl Encoder {
     pub(super) fn new() -> Self {
         Self {
-            chunk: Chunk::new(FULL + 1024),
+            chunk: Chunk::new(FULL + ROOM),
             cursor: Cursor::default(),
             sealed: VecDeque::new(),
             sealed_bytes: 0,
@@ -74,37 +83,35 @@ impl Encoder {
 
     /// Adds an event of the thread.
     pub(super) fn event(&mut self, thread: u32, event: &Event) {
-        let cursor = &mut self.cursor;
+        let (chunk, cursor) = (&mut self.chunk, &mut self.cursor);
         if cursor.thread != Some(thread) || event.time < cursor.time {
             (cursor.thread, cursor.time, cursor.address) = (Some(thread), event.time, 0);
-            self.chunk.put(&Record::Thread { thread, time: event.time });
+            chunk.put_event(THREAD, [u64::from(thread), event.time]);
         }
         let at = (event.pool, event.stream);
         if cursor.at != Some(at) {
             cursor.at = Some(at);
-            self.chunk.put(&Record::At { pool: at.0, stream: at.1 });
+            chunk.put_event(AT, [u64::from(at.0), at.1]);
         }
         let under = (event.tag, event.site);
         if cursor.under != under {
             cursor.under = under;
-            self.chunk.put(&Record::Under { tag: under.0, site: under.1 });
+            chunk.put_event(UNDER, [u64::from(under.0), u64::from(under.1)]);
         }
         let after = event.time - cursor.time;
         cursor.time = event.time;
-        let size = event.size;
-        let mut address =
-            || event.address.wrapping_sub(std::mem::replace(&mut cursor.address, event.address)) as i64;
-        let record = match event.kind {
-            Kind::Alloc => Record::Alloc { after, address: address(), size },
-            Kind::Free => Record::Free { after, address: address(), size },
-            Kind::Use => Record::Use { after, address: address() },
-            Kind::Live => Record::Live { after, address: address(), size },
-            Kind::Reserved => Record::Reserved { after, bytes: size },
-            Kind::Trim => Record::Trim { after, keep: event.address, released: size },
-            Kind::OutOfMemory => Record::OutOfMemory { after, size, device_free: event.address },
-            Kind::PoolEnd => Record::PoolEnd { after },
-        };
-        self.chunk.put(&record);
+        let (address, size) = (event.address, event.size);
+        let mut moved = || zigzag(address.wrapping_sub(std::mem::replace(&mut cursor.address, address)));
+        match event.kind {
+            Kind::Alloc => chunk.put_event(8, [after, moved(), size]),
+            Kind::Free => chunk.put_event(9, [after, moved(), size]),
+            Kind::Use => chunk.put_event(10, [after, moved()]),
+            Kind::Live => chunk.put_event(11, [after, moved(), size]),
+            Kind::Reserved => chunk.put_event(12, [after, size]),
+            Kind::Trim => chunk.put_event(13, [after, address, size]),
+            Kind::OutOfMemory => chunk.put_event(14, [after, size, address]),
+            Kind::PoolEnd => chunk.put_event(15, [after]),
+        }
         self.seal_if(FULL);
     }
 
@@ -123,7 +130,7 @@ impl Encoder {
         if self.chunk.len() < at_least {
             return;
         }
-        let sealed = std::mem::replace(&mut self.chunk, Chunk::new(FULL + 1024)).seal();
+        let sealed = std::mem::replace(&mut self.chunk, Chunk::new(FULL + ROOM)).seal();
         self.cursor = Cursor::default();
         self.sealed_bytes += sealed.len();
         self.sealed.push_back(sealed);
@@ -151,4 +158,79 @@ impl Encoder {
 /// A text as it may stand in a record.
 pub(super) fn cut(text: &str) -> &str {
     &text[..text.floor_char_boundary(LONGEST_TEXT)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::chunks::records;
+    use super::*;
+
+    #[test]
+    fn every_event_reads_as_the_record_of_its_name() {
+        let mut encoder = Encoder::new();
+        let event = Event {
+            time: 1000,
+            address: 1 << 40,
+            size: 300,
+            stream: 7,
+            pool: 1,
+            tag: 2,
+            site: 3,
+            kind: Kind::Alloc,
+        };
+        let kinds = [
+            Kind::Alloc,
+            Kind::Free,
+            Kind::Use,
+            Kind::Live,
+            Kind::Reserved,
+            Kind::Trim,
+            Kind::OutOfMemory,
+            Kind::PoolEnd,
+        ];
+        for (step, kind) in (0..).zip(kinds) {
+            encoder.event(4, &Event { time: 1000 + step, address: (1 << 40) - 512 * step, kind, ..event });
+        }
+        encoder.seal();
+        let chunk = encoder.take().unwrap();
+        let read: Vec<_> = records(&chunk[8..]).map(Option::unwrap).collect();
+        let (after, address, size) = (1, -512, 300);
+        let expected = [
+            Record::Thread { thread: 4, time: 1000 },
+            Record::At { pool: 1, stream: 7 },
+            Record::Under { tag: 2, site: 3 },
+            Record::Alloc { after: 0, address: 1 << 40, size },
+            Record::Free { after, address, size },
+            Record::Use { after, address },
+            Record::Live { after, address, size },
+            Record::Reserved { after, bytes: 300 },
+            Record::Trim { after, keep: (1 << 40) - 512 * 5, released: size },
+            Record::OutOfMemory { after, size, device_free: (1 << 40) - 512 * 6 },
+            Record::PoolEnd { after },
+        ];
+        assert_eq!(read, expected);
+    }
+
+    #[test]
+    fn the_longest_events_and_any_addresses_come_back() {
+        let mut encoder = Encoder::new();
+        let addresses = [u64::MAX, 0, 1 << 63, 5, u64::MAX];
+        for address in addresses {
+            let (stream, size, pool) = (u64::MAX, u64::MAX, u32::MAX);
+            let (time, kind) = (u64::MAX, Kind::Alloc);
+            encoder
+                .event(u32::MAX, &Event { time, address, size, stream, pool, tag: pool, site: pool, kind });
+        }
+        encoder.seal();
+        let chunk = encoder.take().unwrap();
+        let mut at = 0u64;
+        let read = records(&chunk[8..]).filter_map(|record| match record.unwrap() {
+            Record::Alloc { address, size: u64::MAX, .. } => {
+                at = at.wrapping_add_signed(address);
+                Some(at)
+            }
+            _ => None,
+        });
+        assert_eq!(read.collect::<Vec<_>>(), addresses);
+    }
 }

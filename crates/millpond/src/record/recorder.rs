@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Once, Weak};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use parking_lot::{Condvar, Mutex};
 use rtrb::Producer;
@@ -14,6 +14,7 @@ use super::collector::Collector;
 use super::encoder::{Event, cut};
 use super::file::{RecordFile, expanded};
 use super::format::Record;
+use super::thread::Moment;
 
 /// How often what was noted goes to the file, where no ring fills up before. A process that is killed loses
 /// at most this much.
@@ -28,7 +29,7 @@ const AT_EXIT: Duration = Duration::from_secs(2);
 pub(super) struct Recorder {
     /// Never given to another recorder of the process.
     pub(super) id: u32,
-    pub(super) origin: Instant,
+    pub(super) origin: Moment,
     /// The process that opened the file. A forked child has the recorder too, and must not write.
     process: u32,
     requested: PathBuf,
@@ -107,11 +108,15 @@ impl Recorder {
         let program = std::env::args_os().next().unwrap_or_default();
         let (process, program) = (std::process::id(), program.to_string_lossy());
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let start = Record::Start { unix_ns: nanoseconds(unix), process, program: cut(&program) };
+        let start = Record::Start {
+            unix_ns: u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX),
+            process,
+            program: cut(&program),
+        };
         let recorder = Arc::new(Self {
             // Relaxed: only uniqueness matters.
             id: NEXT.fetch_add(1, Ordering::Relaxed),
-            origin: Instant::now(),
+            origin: Moment::now(),
             process,
             requested,
             path: file.path().to_owned(),
@@ -137,7 +142,7 @@ impl Recorder {
 
     /// Nanoseconds since the recording began.
     pub(super) fn now(&self) -> u64 {
-        nanoseconds(self.origin.elapsed())
+        Moment::now().since(self.origin)
     }
 
     /// A ring for the calling thread.
@@ -285,8 +290,4 @@ fn flush_at_exit() {
             tracing::debug!("no handler at exit: the last moments of recordings may be missing");
         }
     });
-}
-
-pub(super) fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

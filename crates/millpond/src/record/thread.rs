@@ -2,12 +2,13 @@
 
 use std::cell::RefCell;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use rtrb::{Producer, PushError};
+use rustix::time::{ClockId, clock_gettime};
 
+use super::collector::RING;
 use super::encoder::Event;
-use super::recorder::{Recorder, nanoseconds};
+use super::recorder::Recorder;
 
 /// A recorder, and a pool's number in its file, in one word: the recorder's id above, the pool below. 0 is
 /// none.
@@ -28,19 +29,22 @@ impl Channel {
     }
 }
 
-/// When something happened, by the system's monotonic clock.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Moment(Instant);
+/// When something happened: nanoseconds by the system's monotonic clock, which does not go back from one
+/// processor to the next. Not an `Instant`, which is that and some arithmetic more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Moment(u64);
 
 impl Moment {
     #[inline]
     pub(crate) fn now() -> Self {
-        Self(Instant::now())
+        let now = clock_gettime(ClockId::Monotonic);
+        Self((now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64))
     }
 
+    /// Nanoseconds since `origin`.
     #[inline]
-    fn since(self, origin: Instant) -> u64 {
-        nanoseconds(self.0.saturating_duration_since(origin))
+    pub(super) fn since(self, origin: Self) -> u64 {
+        self.0.saturating_sub(origin.0)
     }
 }
 
@@ -49,11 +53,11 @@ thread_local! {
 }
 
 /// Events after which the writer is woken: half a ring, so that it can be emptied before it is full.
-const WAKE_EVERY: u32 = 2048;
+const WAKE_EVERY: u32 = RING as u32 / 2;
 
 struct Ring {
     recorder: u32,
-    origin: Instant,
+    origin: Moment,
     events: Producer<Event>,
     last: u64,
     count: u32,
