@@ -12,8 +12,8 @@
 //! **Order.** The file has each thread's events in the thread's order, and the threads one after another; a
 //! reader sorts by time. So that this gives the true order, an allocation's time is taken after the block
 //! was had, and a free's before anyone else can have it: of two lives of one address, the earlier's free is
-//! stamped before the later's allocation. The clock is the system's monotonic one, which does not go back
-//! between processors.
+//! stamped before the later's allocation. The clock ([`clock`]) does not go
+//! back between processors.
 //!
 //! **What is lost.** Nothing while the disk keeps up. A write that fails is tried again; when more than
 //! 64 MiB wait, events are dropped, and the file says how many. A process that is killed loses the last 50
@@ -22,6 +22,7 @@
 //! **Fork.** A child records nothing to the parent's file; a pool that it builds itself opens its own.
 
 mod chunks;
+mod clock;
 mod collector;
 mod encoder;
 mod file;
@@ -33,8 +34,8 @@ mod recording;
 mod thread;
 
 pub use chunks::{ChunkError, Chunks, records};
+pub(crate) use clock::Moment;
 pub use labels::{Tagged, tag};
 pub use options::Options;
 pub use recorder::Status;
 pub(crate) use recording::{Introduction, Recording};
-pub(crate) use thread::Moment;

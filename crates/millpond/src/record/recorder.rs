@@ -10,11 +10,11 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::{Condvar, Mutex};
 use rtrb::Producer;
 
+use super::clock::Moment;
 use super::collector::Collector;
 use super::encoder::{Event, cut};
 use super::file::{RecordFile, expanded};
 use super::format::Record;
-use super::thread::Moment;
 
 /// How often what was noted goes to the file, where no ring fills up before. A process that is killed loses
 /// at most this much.

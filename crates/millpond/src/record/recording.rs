@@ -5,12 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
+use super::clock::Moment;
 use super::encoder::{Event, Kind, cut};
 use super::format::Record;
 use super::labels::{current_site, current_tag};
 use super::options::Options;
 use super::recorder::{Recorder, Status};
-use super::thread::{self, Channel, Moment};
+use super::thread::{self, Channel};
 use crate::counters::Counters;
 use crate::device::{Device, DevicePtr};
 use crate::order::Stream;
@@ -133,7 +134,7 @@ impl Recording {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn send(&self, at: Moment, event: Event) {
         let channel = self.channel();
         let event = Event { pool: channel.pool(), ..event };

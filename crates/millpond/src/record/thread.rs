@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::sync::{Arc, Weak};
 
 use rtrb::{Producer, PushError};
-use rustix::time::{ClockId, clock_gettime};
 
+use super::clock::Moment;
 use super::collector::RING;
 use super::encoder::Event;
 use super::recorder::Recorder;
@@ -26,25 +26,6 @@ impl Channel {
 
     pub(super) fn pool(self) -> u32 {
         self.0 as u32
-    }
-}
-
-/// When something happened: nanoseconds by the system's monotonic clock, which does not go back from one
-/// processor to the next. Not an `Instant`, which is that and some arithmetic more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Moment(u64);
-
-impl Moment {
-    #[inline]
-    pub(crate) fn now() -> Self {
-        let now = clock_gettime(ClockId::Monotonic);
-        Self((now.tv_sec as u64).wrapping_mul(1_000_000_000).wrapping_add(now.tv_nsec as u64))
-    }
-
-    /// Nanoseconds since `origin`.
-    #[inline]
-    pub(super) fn since(self, origin: Self) -> u64 {
-        self.0.saturating_sub(origin.0)
     }
 }
 
@@ -69,6 +50,7 @@ pub(super) struct Gone;
 
 /// Notes an event of that moment in the calling thread's ring. `recorder` is asked only when the thread meets it for
 /// the first time.
+#[inline(always)]
 pub(super) fn note(
     channel: Channel,
     (at, mut event): (Moment, Event),
