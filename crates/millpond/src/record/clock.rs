@@ -12,7 +12,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// milliseconds.
 static COUNTER: OnceLock<Option<quanta::Clock>> = OnceLock::new();
 
-/// When something happened. Means nothing but in relation to another.
+/// When something happened, in ticks of the clock. Means nothing but in relation to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Moment(u64);
 
@@ -20,21 +20,23 @@ impl Moment {
     #[inline]
     pub(crate) fn now() -> Self {
         match counter() {
-            Some(counter) => {
-                wait_for_earlier_loads();
-                Self(counter.raw())
-            }
+            Some(_) => Self(read_counter()),
             None => Self(system_ns()),
         }
     }
 
-    /// Nanoseconds since `origin`; 0 where that is later.
+    /// Ticks since `origin`; 0 where that is later.
     #[inline]
     pub(super) fn since(self, origin: Self) -> u64 {
-        match counter() {
-            Some(counter) => counter.delta_as_nanos(origin.0, self.0),
-            None => self.0.saturating_sub(origin.0),
-        }
+        self.0.saturating_sub(origin.0)
+    }
+}
+
+/// Ticks in nanoseconds.
+pub(super) fn nanoseconds(ticks: u64) -> u64 {
+    match counter() {
+        Some(counter) => counter.delta_as_nanos(0, ticks),
+        None => ticks,
     }
 }
 
@@ -43,15 +45,25 @@ fn counter() -> Option<&'static quanta::Clock> {
     COUNTER.get_or_init(|| is_kernels_clock().then(quanta::Clock::new)).as_ref()
 }
 
-/// A processor may read its counter before loads that come earlier in the program: before the one that saw
-/// that a lock is free, for one, and so before the time at which its last holder let go of it.
+/// The processor's counter, no earlier than what comes before in the program. A processor may read it before
+/// earlier loads else: before the one that saw that a lock is free, for one, and so before the time at which
+/// its last holder let go of it.
+#[cfg(target_arch = "x86_64")]
 #[inline]
-fn wait_for_earlier_loads() {
-    #[cfg(target_arch = "x86_64")]
-    // SAFETY: an instruction without operands, which every x86-64 processor has.
+fn read_counter() -> u64 {
+    use std::arch::x86_64::{_mm_lfence, _rdtsc};
+    // SAFETY: instructions without operands, which every x86-64 processor has; that programs may use the second
+    // one is what `COUNTER` says.
     unsafe {
-        std::arch::x86_64::_mm_lfence();
+        _mm_lfence();
+        _rdtsc()
     }
+}
+
+/// Not used: see [`is_kernels_clock`].
+#[cfg(not(target_arch = "x86_64"))]
+fn read_counter() -> u64 {
+    system_ns()
 }
 
 fn is_kernels_clock() -> bool {
@@ -74,7 +86,7 @@ mod tests {
     fn the_clock_runs_as_fast_as_the_system_s() {
         let (origin, instant) = (Moment::now(), Instant::now());
         std::thread::sleep(Duration::from_millis(200));
-        let (ours, theirs) = (Moment::now().since(origin), instant.elapsed().as_nanos() as u64);
+        let (ours, theirs) = (nanoseconds(Moment::now().since(origin)), instant.elapsed().as_nanos() as u64);
         // The two were not read at the same time, and the thread may have been held up in between.
         assert!(ours.abs_diff(theirs) < 20_000_000, "{ours} and {theirs}");
         assert_eq!(origin.since(Moment::now()), 0);

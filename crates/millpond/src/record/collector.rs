@@ -2,11 +2,13 @@
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
+use super::clock::nanoseconds;
 use super::encoder::{Encoder, Event};
 use super::format::Record;
 use super::labels::Written;
+use super::note::{Note, Noted};
 
-/// Events in a thread's ring: 192 KiB.
+/// Notes in a thread's ring: 96 KiB.
 pub(super) const RING: usize = 4096;
 
 /// Encoded bytes that may wait for the disk. Events beyond that are dropped and counted: a disk that hangs
@@ -17,7 +19,32 @@ const MOST_WAITING: usize = 64 << 20;
 #[derive(Debug)]
 struct Ring {
     thread: u32,
-    events: Consumer<Event>,
+    notes: Consumer<Note>,
+    /// Pool and stream of the notes that follow.
+    at: (u32, u64),
+    /// Tag and call site of the notes that follow.
+    under: (u32, u32),
+}
+
+impl Ring {
+    /// The event that a note tells of, if it is one.
+    #[inline]
+    fn read(&mut self, note: Note) -> Option<Event> {
+        match note.read() {
+            Noted::Event { kind, ticks, address, size } => {
+                let ((pool, stream), (tag, site)) = (self.at, self.under);
+                Some(Event { time: nanoseconds(ticks), address, size, stream, pool, tag, site, kind })
+            }
+            Noted::At { pool, stream } => {
+                self.at = (pool, stream);
+                None
+            }
+            Noted::Under { tag, site } => {
+                self.under = (tag, site);
+                None
+            }
+        }
+    }
 }
 
 /// See the [module](self). Used under the recorder's lock.
@@ -55,10 +82,10 @@ impl Collector {
     }
 
     /// A ring for a thread that has none.
-    pub(super) fn enter_thread(&mut self) -> Producer<Event> {
-        let (producer, events) = RingBuffer::new(RING);
+    pub(super) fn enter_thread(&mut self) -> Producer<Note> {
+        let (producer, notes) = RingBuffer::new(RING);
         self.threads += 1;
-        self.rings.push(Ring { thread: self.threads, events });
+        self.rings.push(Ring { thread: self.threads, notes, at: (0, 0), under: (0, 0) });
         producer
     }
 
@@ -73,14 +100,17 @@ impl Collector {
     pub(super) fn drain(&mut self) {
         // What is in a ring names labels that were entered before: look at the rings first.
         let ready: Vec<_> =
-            self.rings.iter().map(|ring| (ring.events.is_abandoned(), ring.events.slots())).collect();
+            self.rings.iter().map(|ring| (ring.notes.is_abandoned(), ring.notes.slots())).collect();
         if !self.ended {
             self.written.catch_up(&mut self.encoder);
         }
         let mut rings = std::mem::take(&mut self.rings);
         for (ring, &(_, count)) in rings.iter_mut().zip(&ready) {
-            if let Ok(events) = ring.events.read_chunk(count) {
-                events.into_iter().for_each(|event| self.add(ring.thread, &event));
+            for _ in 0..count {
+                let Ok(note) = ring.notes.pop() else { break };
+                if let Some(event) = ring.read(note) {
+                    self.add(ring.thread, &event);
+                }
             }
         }
         let mut gone = ready.iter().map(|&(gone, _)| gone);
@@ -184,7 +214,7 @@ mod tests {
         let mut collector = Collector::new(&Record::End);
         written(&mut collector);
         let mut producer = collector.enter_thread();
-        producer.push(event(1)).unwrap();
+        producer.push(Note::event(Kind::Alloc, 1, 512, 1)).unwrap();
         drop(producer);
         collector.drain();
         assert!(collector.rings.is_empty());

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::chunks::{Chunk, zigzag};
 use super::format::{LARGEST_CHUNK, LONGEST_TEXT, Record};
 
-/// What a thread notes of one event: 48 bytes, written and read as they are.
+/// One event, as it is told to the encoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Event {
     /// Nanoseconds since the recorder began.
@@ -25,7 +25,7 @@ pub(super) struct Event {
 /// What happened. See the [`Record`] of the same name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    Alloc,
+    Alloc = 0,
     Free,
     Use,
     Live,

@@ -4,7 +4,7 @@
 //!
 //! **How one event passes through.** Where recording is off, [`Recording::is_on`] is one relaxed load and a
 //! branch that is not taken. Where it is on, the event is stamped and put into a ring of the calling thread
-//! ([`thread`]), without a lock. The [`recorder`]'s own thread empties all rings, twenty times a second and
+//! ([`thread`], [`note`]), without a lock. The [`recorder`]'s own thread empties all rings, twenty times a second and
 //! when it is woken because one is half full; a thread that finds its ring full empties them itself. The
 //! [`collector`] turns events into records and chunks ([`encoder`], [`format`]), which the writer appends to
 //! the file ([`file`]).
@@ -28,6 +28,7 @@ mod encoder;
 mod file;
 pub mod format;
 mod labels;
+mod note;
 mod options;
 mod recorder;
 mod recording;

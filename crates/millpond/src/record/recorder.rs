@@ -10,11 +10,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use parking_lot::{Condvar, Mutex};
 use rtrb::Producer;
 
-use super::clock::Moment;
+use super::clock::{Moment, nanoseconds};
 use super::collector::Collector;
 use super::encoder::{Event, cut};
 use super::file::{RecordFile, expanded};
 use super::format::Record;
+use super::note::Note;
 
 /// How often what was noted goes to the file, where no ring fills up before. A process that is killed loses
 /// at most this much.
@@ -142,11 +143,11 @@ impl Recorder {
 
     /// Nanoseconds since the recording began.
     pub(super) fn now(&self) -> u64 {
-        Moment::now().since(self.origin)
+        nanoseconds(Moment::now().since(self.origin))
     }
 
     /// A ring for the calling thread.
-    pub(super) fn enter_thread(&self) -> Producer<Event> {
+    pub(super) fn enter_thread(&self) -> Producer<Note> {
         self.collector.lock().enter_thread()
     }
 

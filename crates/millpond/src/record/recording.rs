@@ -11,7 +11,7 @@ use super::format::Record;
 use super::labels::{current_site, current_tag};
 use super::options::Options;
 use super::recorder::{Recorder, Status};
-use super::thread::{self, Channel};
+use super::thread::{self, Channel, Happening};
 use crate::counters::Counters;
 use crate::device::{Device, DevicePtr};
 use crate::order::Stream;
@@ -111,34 +111,23 @@ impl Recording {
     fn note_at(&self, at: Moment, kind: Kind, (address, size): (u64, u64), stream: Option<&Stream>) {
         // Relaxed: a setting, seen sooner or later.
         let asks_site = kind == Kind::Alloc && self.call_sites.load(Ordering::Relaxed);
-        let event = Event {
-            time: 0,
-            address,
-            size,
-            stream: stream.map_or(0, |stream| stream.id().0),
-            pool: 0,
-            tag: current_tag(),
-            site: if asks_site { current_site() } else { 0 },
-            kind,
-        };
-        self.send(at, event);
+        let site = if asks_site { current_site() } else { 0 };
+        let stream = stream.map_or(0, |stream| stream.id().0);
+        let what = Happening { kind, address, size, stream, under: (current_tag(), site) };
+        self.send(at, what);
         let reserved = self.counters.reserved.current();
         // Relaxed: of threads that find it changed at once, one tells; the order is by the events' times.
         if self.reserved.load(Ordering::Relaxed) != reserved
             && self.reserved.swap(reserved, Ordering::Relaxed) != reserved
         {
-            self.send(
-                at,
-                Event { address: 0, size: reserved, stream: 0, site: 0, kind: Kind::Reserved, ..event },
-            );
+            self.send(at, Happening { kind: Kind::Reserved, address: 0, size: reserved, ..what });
         }
     }
 
-    #[inline(always)]
-    fn send(&self, at: Moment, event: Event) {
+    #[inline]
+    fn send(&self, at: Moment, what: Happening) {
         let channel = self.channel();
-        let event = Event { pool: channel.pool(), ..event };
-        if channel.0 != 0 && thread::note(channel, (at, event), || self.recorder.lock().clone()).is_err() {
+        if channel.0 != 0 && thread::note(channel, at, what, || self.recorder.lock().clone()).is_err() {
             // Stopped meanwhile, or this is a forked child. Relaxed: as for `channel`. A recording that was
             // started in between stays.
             self.channel.compare_exchange(channel.0, 0, Ordering::Relaxed, Ordering::Relaxed).ok();
