@@ -168,7 +168,10 @@ struct Chunk([Entry; CHUNK as usize]);
 
 /// Stands for every chunk in which no block ever started: a look-up needs no test for it.
 static EMPTY: Chunk = {
-    #[expect(clippy::declare_interior_mutable_const, reason = "repeated into the static, where it is never written")]
+    #[expect(
+        clippy::declare_interior_mutable_const,
+        reason = "repeated into the static, where it is never written"
+    )]
     const NOTHING: Entry = Entry {
         state: AtomicU64::new(0),
         block: AtomicU64::new(0),
@@ -194,7 +197,10 @@ impl Table {
     pub(super) fn new(bytes: u64, granule: u64) -> Self {
         let granule_shift = granule.ilog2();
         let chunks = (bytes >> granule_shift).div_ceil(CHUNK) as usize;
-        Self { granule_shift, chunks: std::iter::repeat_with(|| AtomicPtr::new(empty())).take(chunks).collect() }
+        Self {
+            granule_shift,
+            chunks: std::iter::repeat_with(|| AtomicPtr::new(empty())).take(chunks).collect(),
+        }
     }
 
     /// The byte within its granule.

@@ -1,6 +1,6 @@
 //! The caches of all threads in one pool.
 
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
@@ -33,6 +33,8 @@ pub(crate) struct Caches {
     /// What threads without a cache count. Written under the pool's lock.
     others: Tally,
     pool: Weak<dyn ThreadEnd>,
+    /// Whether nothing is cached any more. Written under the pool's lock.
+    is_shut: AtomicBool,
 }
 
 /// A block that a cache gave up: the arena's to take back.
@@ -69,6 +71,7 @@ impl Caches {
             used: AtomicUsize::new(0),
             others: Tally::default(),
             pool,
+            is_shut: AtomicBool::new(false),
         }
     }
 
@@ -131,7 +134,9 @@ impl Caches {
     /// As [`alloc`](Self::alloc), and looks below the top of a magazine of several sizes.
     #[cold]
     pub(crate) fn alloc_searching(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-        self.sizes.magazine_for_exact(bytes)?;
+        if !self.sizes.is_cached(bytes) {
+            return None;
+        }
         let Own { lane, tally, _inside } = self.enter::<true>(stream)?;
         let units = self.sizes.units(bytes);
         let magazine = lane.magazine(MagazineIndex::of(units));
@@ -180,6 +185,10 @@ impl Caches {
     /// The calling thread's cache, made if need be; `None` where it can have none.
     #[cold]
     fn join_slow(&self, _depot: &mut Depot) -> Option<&ThreadCache> {
+        // Relaxed: under the lock.
+        if self.is_shut.load(Ordering::Relaxed) {
+            return None;
+        }
         if self.mine().is_owned() {
             return Some(self.mine());
         }
@@ -270,8 +279,7 @@ impl Caches {
         cache.open(lanes);
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
         if magazine.is_full() && !lanes.grant(stream.key(), at, size, limit) {
-            let given_up: Vec<_> =
-                lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
+            let given_up: Vec<_> = lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
             if given_up.is_empty() {
                 // Others have the whole grant: begin anew.
                 lanes.drain(|of, item| each(Cached { item, of }));
@@ -334,24 +342,35 @@ impl Caches {
     /// are folded into `folded`.
     #[cold]
     pub(crate) fn revoke(&self, depot: &mut Depot, folded: &HighWater, mut each: impl FnMut(Cached)) {
-        self.for_all(depot, |cache, lanes| {
+        self.for_all(depot, Some(folded), |cache, lanes| {
             lanes.drain(|of, item| each(Cached { item, of }));
             cache.tally.note_emptied();
         });
         depot.drain(|of, item| each(Cached { item, of }));
-        self.fold(depot, folded);
+    }
+
+    /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
+    pub(crate) fn shut(&self, depot: &mut Depot, folded: &HighWater, each: impl FnMut(Cached)) {
+        // Relaxed: under the lock.
+        self.is_shut.store(true, Ordering::Relaxed);
+        // Also those that look empty: they are closed for good.
+        self.all().for_each(|cache| cache.tally.note_filled());
+        self.revoke(depot, folded, each);
     }
 
     /// Notes the high-water marks so far in `folded`, and lets them start again from now.
     pub(crate) fn fold(&self, depot: &mut Depot, folded: &HighWater) {
-        folded.raise(&self.counted(folded));
-        self.for_all(depot, |cache, _| cache.tally.reset_high());
-        self.others.reset_high();
+        self.for_all(depot, Some(folded), |_, _| ());
     }
 
     /// Calls `each` with the lanes of every cache that has something in it or to tell, while its owner is kept
-    /// out.
-    fn for_all(&self, _depot: &mut Depot, mut each: impl FnMut(&ThreadCache, &mut Lanes)) {
+    /// out. With `folded`, also [folds](Self::fold).
+    fn for_all(
+        &self,
+        _depot: &mut Depot,
+        folded: Option<&HighWater>,
+        mut each: impl FnMut(&ThreadCache, &mut Lanes),
+    ) {
         let me = Some(self.mine()).filter(|cache| cache.is_owned());
         let is_mine = |cache: &ThreadCache| me.is_some_and(|me| std::ptr::eq(me, cache));
         let others: SmallVec<[_; 16]> =
@@ -361,13 +380,23 @@ impl Caches {
             heavy_barrier();
             others.iter().for_each(|cache| cache.gate().wait_until_left());
         }
+        if let Some(me) = me {
+            me.gate().close();
+        }
+        if let Some(folded) = folded {
+            folded.raise(&self.counted(folded));
+            self.others.reset_high();
+        }
         for cache in others.iter().copied().chain(me) {
             // SAFETY: the lock is held (the depot is borrowed); the cache is the caller's own, who is not inside,
             // or its gate is closed and its owner has left.
             let lanes = unsafe { cache.lanes_under_lock() };
             each(cache, lanes);
+            if folded.is_some() {
+                cache.tally.reset_high();
+            }
             // Those without an owner stay closed.
-            if cache.is_owned() {
+            if cache.is_owned() && !self.is_shut.load(Ordering::Relaxed) {
                 cache.open(lanes);
             }
         }
@@ -417,7 +446,7 @@ impl Caches {
         if bytes(&items) != depot.held() {
             result = Err(format!("the depot has {} bytes and counted {}", bytes(&items), depot.held()));
         }
-        self.for_all(depot, |cache, lanes| {
+        self.for_all(depot, None, |cache, lanes| {
             let held: Vec<_> = lanes.iter().copied().collect();
             if bytes(&held) > lanes.granted() {
                 result = Err(format!("a thread caches {}, more than {}", bytes(&held), lanes.granted()));

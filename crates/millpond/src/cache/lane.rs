@@ -37,6 +37,7 @@ impl Item {
 
 /// A stack of blocks of about one size, the one freed last on top.
 #[derive(Debug, Default)]
+#[repr(align(32))]
 pub(super) struct Magazine {
     /// Never longer than `room`; its capacity is never less.
     items: Vec<Item>,
@@ -167,11 +168,7 @@ impl Lanes {
 
     /// The lane of a stream, made if need be. A lane of a stream that is gone and had the same slot is
     /// emptied: its blocks are given to `each`.
-    pub(super) fn of_or_add(
-        &mut self,
-        timeline: &Timeline,
-        each: impl FnMut(TimelineId, Item),
-    ) -> &mut Lane {
+    pub(super) fn of_or_add(&mut self, timeline: &Timeline, each: impl FnMut(TimelineId, Item)) -> &mut Lane {
         let slot = timeline.id.slot as usize;
         if self.lanes.len() <= slot {
             self.lanes.resize_with(slot + 1, Lane::default);
@@ -179,8 +176,7 @@ impl Lanes {
         let lane = &mut self.lanes[slot];
         if lane.serial != timeline.serial {
             lane.drain(each);
-            lane.magazines
-                .get_or_insert_with(|| Box::new(std::array::from_fn(|_| Magazine::default())));
+            lane.magazines.get_or_insert_with(|| Box::new(std::array::from_fn(|_| Magazine::default())));
             (lane.serial, lane.of) = (timeline.serial, Some(timeline.id));
         }
         lane
@@ -217,7 +213,9 @@ impl Lanes {
     /// Takes back every grant; the lanes are empty.
     pub(super) fn revoke_grants(&mut self) {
         self.granted = 0;
-        for magazine in self.lanes.iter_mut().filter_map(|lane| lane.magazines.as_mut()).flat_map(|all| all.iter_mut()) {
+        for magazine in
+            self.lanes.iter_mut().filter_map(|lane| lane.magazines.as_mut()).flat_map(|all| all.iter_mut())
+        {
             debug_assert!(magazine.items.is_empty());
             magazine.room = 0;
         }

@@ -295,7 +295,11 @@ impl PoolInner {
         }
         let counted = self.counted();
         let ensure = |what: &str, recount: u64, counted: u64| {
-            if recount == counted { Ok(()) } else { Err(format!("{what}: recount {recount}, counted {counted}")) }
+            if recount == counted {
+                Ok(())
+            } else {
+                Err(format!("{what}: recount {recount}, counted {counted}"))
+            }
         };
         ensure("live blocks", live, counted.blocks.current)?;
         ensure("requested bytes", requested, counted.requested.current)?;
@@ -369,7 +373,8 @@ impl PoolInner {
             if std::mem::replace(&mut state.destroyed, true) {
                 return Ok(());
             }
-            self.empty_caches(&mut state);
+            let State { arena, depot, .. } = &mut *state;
+            self.caches.shut(depot, &self.counters.high, |cached| take_back(arena, cached));
             let counted = self.counted();
             let (blocks, bytes) = (counted.blocks.current, counted.requested.current);
             if blocks == 0 {
