@@ -33,6 +33,7 @@ mod error;
 mod order;
 mod pages;
 mod pool;
+pub mod record;
 mod stats;
 mod workspace;
 

@@ -299,6 +299,12 @@ impl Arena {
         self.blocks[id].units * self.layout.unit_bytes
     }
 
+    /// Every live block, as its start and the bytes asked for.
+    pub(crate) fn live(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
+        let live = self.iter_out().filter(|(_, entry)| entry.is_live());
+        live.map(|(id, _)| (self.address_of(id), self.requested(id)))
+    }
+
     /// What the pointer is.
     pub(crate) fn look_up(&self, ptr: DevicePtr) -> Pointer {
         let Some((region, at)) = self.regions.find(ptr) else { return Pointer::Foreign };

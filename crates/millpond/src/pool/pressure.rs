@@ -178,6 +178,7 @@ impl PoolInner {
             }
         }
         let report = self.out_of_memory(bytes, what);
+        self.recording.out_of_memory(bytes, report.device_free, stream);
         tracing::warn!(%report, "out of memory");
         Err(Error::OutOfMemory(Box::new(report)))
     }
