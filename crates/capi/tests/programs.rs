@@ -1,0 +1,94 @@
+//! Programs in C and C++, built with the system's compilers against the library, on the host device.
+//!
+//! Each program under `tests/c` and `tests/cpp` is a test of its own: plain, under AddressSanitizer with the
+//! undefined-behaviour sanitizer, and under valgrind.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// How a program is built and run.
+#[derive(Clone, Copy, PartialEq)]
+enum Watch {
+    Nothing,
+    Sanitizers,
+    Valgrind,
+}
+
+fn here() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// The folder with libmillpond.so: the one that cargo put this test into.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().expect("a running test has a path");
+    test.parent().expect("and it lies in a folder").to_owned()
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(
+        output.status.success(),
+        "{command:?}: {}\n{}{}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+fn build(source: &str, watch: Watch) -> PathBuf {
+    let suffix = match watch {
+        Watch::Nothing => "plain",
+        Watch::Sanitizers => "sanitized",
+        Watch::Valgrind => "valgrind",
+    };
+    let file = here().join("tests").join(source);
+    let program = library().join(format!("{}-{suffix}", source.replace(['/', '.'], "-")));
+    let (compiler, standard) = if source.ends_with(".c") { ("gcc", "-std=c11") } else { ("g++", "-std=c++17") };
+    let mut command = Command::new(compiler);
+    command.args([standard, "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]);
+    if watch == Watch::Sanitizers {
+        command.args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]);
+    }
+    command.arg("-I").arg(here().join("include")).arg(file).arg("-o").arg(&program);
+    command.arg("-L").arg(library()).arg("-lmillpond").arg(format!("-Wl,-rpath,{}", library().display()));
+    run(&mut command);
+    program
+}
+
+fn check(source: &str, watch: Watch) {
+    let program = build(source, watch);
+    if watch == Watch::Valgrind {
+        run(Command::new("valgrind")
+            .args(["--quiet", "--error-exitcode=9", "--leak-check=full", "--errors-for-leak-kinds=definite"])
+            .arg(program));
+    } else {
+        run(&mut Command::new(program));
+    }
+}
+
+macro_rules! programs {
+    ($($name:ident: $source:literal),* $(,)?) => {$(
+        mod $name {
+            use super::*;
+
+            #[test]
+            fn runs() {
+                check($source, Watch::Nothing);
+            }
+
+            #[test]
+            fn runs_under_the_sanitizers() {
+                check($source, Watch::Sanitizers);
+            }
+
+            #[test]
+            fn runs_under_valgrind() {
+                check($source, Watch::Valgrind);
+            }
+        }
+    )*};
+}
+
+programs! {
+    memory_is_allocated_and_freed: "c/first.c",
+}
