@@ -5,6 +5,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::OnceLock;
 
 /// How a program is built and run.
 #[derive(Clone, Copy, PartialEq)]
@@ -18,10 +19,22 @@ fn here() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// The folder with libmillpond.so: the one that cargo put this test into.
-fn library() -> PathBuf {
-    let test = std::env::current_exe().expect("a running test has a path");
-    test.parent().expect("and it lies in a folder").to_owned()
+/// A folder with libmillpond.so as it is installed, made of what cargo built for this test.
+fn library() -> &'static Path {
+    static FOLDER: OnceLock<PathBuf> = OnceLock::new();
+    FOLDER.get_or_init(|| {
+        let test = std::env::current_exe().expect("a running test has a path");
+        let built = test.parent().expect("and it lies in a folder").join("libmillpond_capi.so");
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lib");
+        std::fs::create_dir_all(&folder).expect("cargo made the folder above");
+        for name in ["libmillpond.so", "libmillpond.so.0"] {
+            let link = folder.join(name);
+            // Of several test processes at once each may be the one that makes the link.
+            let _ = std::os::unix::fs::symlink(&built, &link);
+            assert!(link.exists(), "{} leads nowhere; remove it", link.display());
+        }
+        folder
+    })
 }
 
 fn run(command: &mut Command) {
@@ -43,7 +56,8 @@ fn build(source: &str, watch: Watch) -> PathBuf {
     };
     let file = here().join("tests").join(source);
     let program = library().join(format!("{}-{suffix}", source.replace(['/', '.'], "-")));
-    let (compiler, standard) = if source.ends_with(".c") { ("gcc", "-std=c11") } else { ("g++", "-std=c++17") };
+    let (compiler, standard) =
+        if source.ends_with(".c") { ("gcc", "-std=c11") } else { ("g++", "-std=c++17") };
     let mut command = Command::new(compiler);
     command.args([standard, "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]);
     if watch == Watch::Sanitizers {
