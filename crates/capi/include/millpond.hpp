@@ -17,6 +17,7 @@
 #include <limits>
 #include <memory>
 #include <memory_resource>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
@@ -30,6 +31,9 @@
 #define MILLPOND_HAS_CCCL 1
 #endif
 #endif
+
+/// What CUDA's headers call what a CUstream and a cudaStream_t point to.
+struct CUstream_st;
 
 namespace millpond {
 
@@ -211,8 +215,12 @@ class StreamRef {
 public:
     StreamRef(std::nullptr_t = nullptr) noexcept {}
     StreamRef(const Stream &stream) noexcept : any_(stream.get()) {}
+    StreamRef(millpond_stream *stream) noexcept : any_(stream) {}
+    StreamRef(CUstream_st *raw) noexcept : any_(raw) {}
+    StreamRef(void *raw) noexcept : any_(raw) {}
+    /// Nothing else that is a pointer is a stream.
     template <class T>
-    StreamRef(T *raw) noexcept : any_(raw) {}
+    StreamRef(T *) = delete;
 
     millpond_any_stream get() const noexcept { return any_; }
 
@@ -452,10 +460,10 @@ public:
     Buffer() noexcept = default;
 
     Buffer(const Pool &pool, std::size_t count, const Stream &stream)
-        : Buffer(pool, count, StreamRef(stream), std::make_unique<Stream>(stream)) {}
+        : Buffer(pool, count, StreamRef(stream), stream) {}
 
     Buffer(const Pool &pool, std::size_t count, StreamRef stream = nullptr)
-        : Buffer(pool, count, stream, nullptr) {}
+        : Buffer(pool, count, stream, std::nullopt) {}
 
     Buffer(Buffer &&other) noexcept { swap(other); }
 
@@ -524,17 +532,17 @@ public:
     }
 
 private:
-    Buffer(const Pool &pool, std::size_t count, StreamRef stream, std::unique_ptr<Stream> kept)
-        : pool_(std::make_unique<Pool>(pool)), kept_(std::move(kept)), stream_(stream), count_(count) {
+    Buffer(const Pool &pool, std::size_t count, StreamRef stream, std::optional<Stream> kept)
+        : pool_(pool), kept_(std::move(kept)), stream_(stream), count_(count) {
         if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
             throw Error(MILLPOND_STATUS_SIZE_OVERFLOW, "a buffer of more bytes than can be addressed");
         }
         data_ = static_cast<T *>(pool.allocate(size_bytes(), stream));
     }
 
-    // Behind pointers, so that a buffer of no elements needs no pool.
-    std::unique_ptr<Pool> pool_;
-    std::unique_ptr<Stream> kept_;
+    /// A buffer made without arguments has no pool.
+    std::optional<Pool> pool_;
+    std::optional<Stream> kept_;
     StreamRef stream_;
     T *data_ = nullptr;
     std::size_t count_ = 0;
@@ -585,7 +593,7 @@ class MemoryResource : public std::pmr::memory_resource {
 public:
     explicit MemoryResource(const Pool &pool) : pool_(pool) {}
     MemoryResource(const Pool &pool, const Stream &stream)
-        : pool_(pool), kept_(std::make_unique<Stream>(stream)), stream_(stream) {}
+        : pool_(pool), kept_(stream), stream_(stream) {}
     MemoryResource(const Pool &pool, StreamRef stream) : pool_(pool), stream_(stream) {}
 
     const Pool &pool() const noexcept { return pool_; }
@@ -604,7 +612,7 @@ private:
     }
 
     Pool pool_;
-    std::unique_ptr<Stream> kept_;
+    std::optional<Stream> kept_;
     StreamRef stream_;
 };
 

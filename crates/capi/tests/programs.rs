@@ -74,9 +74,10 @@ fn check(source: &str, watch: Watch) {
     if watch == Watch::Valgrind {
         run(Command::new("valgrind")
             .args(["--quiet", "--error-exitcode=9", "--leak-check=full", "--errors-for-leak-kinds=definite"])
-            .arg(program));
+            .arg(program)
+            .env("MILLPOND_DEVICE", "host"));
     } else {
-        run(&mut Command::new(program));
+        run(Command::new(program).env("MILLPOND_DEVICE", "host"));
     }
 }
 
@@ -105,4 +106,5 @@ macro_rules! programs {
 
 programs! {
     memory_is_allocated_and_freed: "c/first.c",
+    the_simple_pools_interface_is_kept: "cpp/mempool.cpp",
 }
