@@ -188,7 +188,8 @@ impl<T: Send + Sync> Table<T> {
     pub(crate) fn release<H>(&'static self, me: &'static Record, handle: *mut H) -> Result<(), Failure> {
         self.bury();
         let bits = handle.addr() as u64;
-        if me.uses(bits) {
+        // Null stands for no use in the records.
+        if bits != 0 && me.uses(bits) {
             return Err(Failure::Busy(self.kind));
         }
         {
