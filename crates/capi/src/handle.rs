@@ -128,7 +128,7 @@ impl<T: Send + Sync> Table<T> {
         let Some(chunk) = self.chunks.get(index as usize / CHUNK) else {
             return Err(Failure::TooManyHandles(self.kind));
         };
-        if index as usize % CHUNK == 0 {
+        if (index as usize).is_multiple_of(CHUNK) {
             let empty = || Slot { generation: AtomicU32::new(0), object: UnsafeCell::new(None) };
             let slots: Box<[Slot<T>; CHUNK]> = Box::new(std::array::from_fn(|_| empty()));
             // Release: whoever sees the chunk sees its slots.
