@@ -1,4 +1,4 @@
-//! What a pool counts, as it counts it: written under the pool's lock, read by anyone without it.
+//! What a pool counts under its lock, read by anyone without it. What threads count themselves is in `cache/`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -58,6 +58,39 @@ impl Gauge {
     }
 }
 
+/// What threads count themselves, summed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Counted {
+    pub(crate) requested: Level,
+    pub(crate) allocated: Level,
+    pub(crate) blocks: Level,
+    pub(crate) allocations: u64,
+    pub(crate) frees: u64,
+}
+
+/// High-water marks of what threads count themselves. Written under the pool's lock.
+#[derive(Debug, Default)]
+pub(crate) struct HighWater {
+    pub(crate) requested: AtomicU64,
+    pub(crate) allocated: AtomicU64,
+    pub(crate) blocks: AtomicU64,
+}
+
+impl HighWater {
+    pub(crate) fn raise(&self, to: &Counted) {
+        self.requested.store(to.requested.high, Ordering::Relaxed);
+        self.allocated.store(to.allocated.high, Ordering::Relaxed);
+        self.blocks.store(to.blocks.high, Ordering::Relaxed);
+    }
+
+    /// Starts again from nothing, for marks that are taken anew at once.
+    pub(crate) fn reset(&self) {
+        for mark in [&self.requested, &self.allocated, &self.blocks] {
+            mark.store(0, Ordering::Relaxed);
+        }
+    }
+}
+
 /// Device calls by kind; see [`DeviceCalls`].
 #[derive(Debug, Default)]
 pub(crate) struct CallCounts {
@@ -75,13 +108,8 @@ pub(crate) struct CallCounts {
 /// See [`Stats`] for what each one means.
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
-    pub(crate) requested: Gauge,
-    pub(crate) allocated: Gauge,
     pub(crate) reserved: Gauge,
-    pub(crate) blocks: Gauge,
-    pub(crate) allocations: Count,
-    pub(crate) frees: Count,
-    pub(crate) hits: Count,
+    pub(crate) high: HighWater,
     pub(crate) misses: Count,
     pub(crate) stream_waits: Count,
     pub(crate) pages_stolen: Count,
@@ -91,17 +119,19 @@ pub(crate) struct Counters {
 }
 
 impl Counters {
-    pub(crate) fn stats(&self) -> Stats {
+    /// The statistics, with what threads count themselves.
+    pub(crate) fn stats(&self, counted: Counted) -> Stats {
         let calls = &self.calls;
+        let misses = self.misses.get();
         Stats {
-            requested: self.requested.level(),
-            allocated: self.allocated.level(),
+            requested: counted.requested,
+            allocated: counted.allocated,
             reserved: self.reserved.level(),
-            blocks: self.blocks.level(),
-            allocations: self.allocations.get(),
-            frees: self.frees.get(),
-            hits: self.hits.get(),
-            misses: self.misses.get(),
+            blocks: counted.blocks,
+            allocations: counted.allocations,
+            frees: counted.frees,
+            hits: counted.allocations.saturating_sub(misses),
+            misses,
             stream_waits: self.stream_waits.get(),
             pages_stolen: self.pages_stolen.get(),
             retries: self.retries.get(),
@@ -121,8 +151,6 @@ impl Counters {
     }
 
     pub(crate) fn reset_high_water(&self) {
-        for gauge in [&self.requested, &self.allocated, &self.reserved, &self.blocks] {
-            gauge.reset_high();
-        }
+        self.reserved.reset_high();
     }
 }

@@ -16,7 +16,7 @@
 //!
 //! # The floors
 //! Each module uses only those below it: [`Pool`], [`Context`] and [`Buffer`] (`pool/` and beside it) over
-//! `arena/` (addresses), `pages/` (physical memory), `order/` ([`Stream`], [`Event`]) and [`device`]
+//! `cache/` (each thread's magazines), `arena/` (addresses), `pages/` (physical memory), `order/` ([`Stream`], [`Event`]) and [`device`]
 //! (hardware). `docs/walk.md` follows one allocation through all of them.
 //!
 //! # Features
@@ -26,6 +26,7 @@
 
 mod arena;
 mod buffer;
+mod cache;
 mod counters;
 pub mod device;
 mod error;

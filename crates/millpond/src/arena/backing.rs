@@ -1,8 +1,11 @@
 //! The miss path: where no free block fits, choose a place in address space and put pages behind it.
 
+use std::sync::Arc;
+
 use super::blocks::{Block, State};
 use super::find::Want;
-use super::regions::Source;
+use super::regions::{NewRegion, Source};
+use super::table::Table;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::device::DeviceError;
 use crate::order::{Fence, Stream};
@@ -434,7 +437,12 @@ impl Arena {
         let least = slots * self.layout.slot_bytes;
         // Far more than the device has: address space is free, and voids should not be scarce.
         let total = self.device.properties().total_memory;
-        let mut bytes = total.saturating_mul(8).clamp(1 << 36, 1 << 40).max(least);
+        let most = match zone {
+            // Tables of the small zone are long.
+            Zone::Small => 1 << 36,
+            Zone::Large => 1 << 40,
+        };
+        let mut bytes = total.saturating_mul(8).clamp(1 << 36, most).max(least);
         bytes = bytes.checked_next_multiple_of(self.layout.slot_bytes).unwrap_or(least);
         let base = loop {
             match self.device.reserve(bytes) {
@@ -447,10 +455,12 @@ impl Arena {
         };
         self.counters.calls.reserve.add(1);
         let units = bytes / self.layout.unit_bytes;
+        let table = Arc::new(Table::new(bytes, self.layout.granule(zone)));
+        self.views.publish(base, bytes, &table);
         let blocks = &mut self.blocks;
-        let region = self.regions.add(base, bytes, zone, Source::Reserved, |region| {
-            blocks.add(Block::whole(region, zone, units, State::Void))
-        });
+        let new = NewRegion { base, bytes, zone, source: Source::Reserved, table };
+        let region =
+            self.regions.add(new, |region| blocks.add(Block::whole(region, zone, units, State::Void)));
         let void = self.regions.get(region).head;
         self.void[zone as usize].insert(&self.blocks[void], void);
         Ok(void)

@@ -2,6 +2,7 @@
 
 use std::ops::{Index, IndexMut};
 
+use super::table::MOST_BLOCKS;
 use crate::order::Fence;
 use crate::pages::PageId;
 
@@ -23,8 +24,8 @@ impl Zone {
 /// What a block is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
-    /// In the program's hands.
-    Live,
+    /// In the program's hands, or in a magazine; the region's table says which.
+    Out,
     /// Backed by pages, ready for whom its fence allows.
     Free,
     /// Nothing is mapped. Starts and ends at slots.
@@ -47,10 +48,8 @@ pub(super) struct Block {
     pub(super) units: u64,
     pub(super) prev: Option<BlockId>,
     pub(super) next: Option<BlockId>,
-    /// Free and stale blocks: the work to wait for. Live blocks: the streams of recorded uses.
+    /// Free and stale blocks: the work to wait for. Blocks that are out: the streams of recorded uses.
     pub(super) fence: Fence,
-    /// Live blocks: bytes asked for.
-    pub(super) requested: u64,
     /// Free blocks: the count of frees when the youngest part of it was freed.
     pub(super) freed: u64,
     /// Whether the id is in the arena's list of unmerged blocks. Stays with the id when the block goes.
@@ -69,7 +68,6 @@ impl Block {
             prev: None,
             next: None,
             fence: Fence::empty(),
-            requested: 0,
             freed: 0,
             listed: false,
         }
@@ -98,7 +96,8 @@ impl Blocks {
             }
             None => {
                 self.records.push(block);
-                BlockId(u32::try_from(self.records.len() - 1).expect("fewer than 2^32 blocks"))
+                assert!(self.records.len() <= MOST_BLOCKS, "fewer than 2^28 blocks");
+                BlockId((self.records.len() - 1) as u32)
             }
         }
     }
@@ -127,7 +126,6 @@ impl Blocks {
             prev: Some(id),
             next: left.next,
             fence: left.fence.clone(),
-            requested: 0,
             freed: left.freed,
             listed: false,
         };

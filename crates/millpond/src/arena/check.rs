@@ -19,8 +19,7 @@ macro_rules! ensure {
 #[derive(Debug, Default)]
 struct Recount {
     blocks: u64,
-    requested: u64,
-    allocated: u64,
+    units: u64,
     free: usize,
     void: usize,
     stale: usize,
@@ -37,9 +36,8 @@ impl Arena {
         }
         ensure!(count.seen.len() == self.blocks.iter().count(), "a block is linked in no region");
         let counters = &self.counters;
-        ensure!(count.blocks == counters.blocks.current(), "{} live blocks were counted", count.blocks);
-        ensure!(count.requested == counters.requested.current(), "requested: recount {}", count.requested);
-        ensure!(count.allocated == counters.allocated.current(), "allocated: recount {}", count.allocated);
+        ensure!(count.blocks == self.out_blocks, "{} blocks that are out were counted", count.blocks);
+        ensure!(count.units == self.out_units, "units that are out: recount {}", count.units);
         let reserved = count.segment_bytes + self.pages.recount_bytes();
         ensure!(reserved == counters.reserved.current(), "reserved: recount {reserved}");
         let indexed = |zones: &[super::index::FreeIndex; 2]| zones.iter().map(|z| z.len()).sum::<usize>();
@@ -72,13 +70,13 @@ impl Arena {
     fn check_block(&self, id: BlockId, region: &Region, count: &mut Recount) -> Result<(), String> {
         let block = &self.blocks[id];
         let zone = block.zone as usize;
-        let entry = self.regions.block_at(block.region, block.start, &self.layout);
-        ensure!(entry == (block.state == State::Live).then_some(id), "the start of {id:?} is {entry:?}");
+        let entry = self.entry_of(id).map(|entry| (entry.id(), entry.units()));
+        let expected = (block.state == State::Out).then_some((id, block.units));
+        ensure!(entry == expected, "the entry of {id:?} is {entry:?}");
         match block.state {
-            State::Live => {
+            State::Out => {
                 count.blocks += 1;
-                count.requested += block.requested;
-                count.allocated += block.units * self.layout.unit_bytes;
+                count.units += block.units;
             }
             State::Free => {
                 count.free += 1;
@@ -109,10 +107,10 @@ impl Arena {
     fn check_backing(&self, id: BlockId, region: &Region) -> Result<(), String> {
         let (block, per_slot) = (&self.blocks[id], self.layout.units_per_slot());
         if region.source == Source::Segment {
-            ensure!(matches!(block.state, State::Live | State::Free), "{id:?} cannot be in a segment");
+            ensure!(matches!(block.state, State::Out | State::Free), "{id:?} cannot be in a segment");
             return Ok(());
         }
-        let backed = matches!(block.state, State::Live | State::Free);
+        let backed = matches!(block.state, State::Out | State::Free);
         if !backed {
             ensure!(block.start % per_slot == 0 && block.end() % per_slot == 0, "{id:?} is not whole slots");
         }

@@ -36,7 +36,7 @@ impl Arena {
     }
 
     /// The best fit that is ready by what is known already.
-    fn find_ready(&self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
+    pub(super) fn find_ready(&self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
         let timeline = stream.timeline();
         self.candidates(want)
             .find(|(id, _)| self.timelines.is_ready(&self.blocks[*id].fence, timeline, self.policies))

@@ -3,8 +3,8 @@
 //! Uses `pages/`, `order/` and `device/`. One arena belongs to one pool and is used under its lock.
 //!
 //! **Slots and blocks.** Address space comes in *regions*, cut into *slots* of the smallest page's size.
-//! Every byte of a region belongs to one *block*: live, free (backed by pages), void (nothing mapped) or
-//! stale (an old mapping of a stolen page, kept until the work that used it is complete). Blocks are cut at
+//! Every byte of a region belongs to one *block*: out (in the program's hands, or in a magazine of `cache/`),
+//! free (backed by pages), void (nothing mapped) or stale (an old mapping of a stolen page, kept until the work that used it is complete). Blocks are cut at
 //! the pool's minimum alignment and linked in address order; free ones carry a fence.
 //!
 //! **Zones.** Small blocks live in regions of their own, over the smallest pages, so that a long-lived small
@@ -19,8 +19,8 @@
 //! 4. a *miss* (`backing`): choose the place that lacks the fewest pages, back it with parked pages, with
 //!    pages stolen from free blocks elsewhere, and only then with new ones.
 //!
-//! **How one free passes through** ([`Arena::free`]): the block is found through the region's table of block
-//! starts, becomes free behind the fence given, and coalesces with its neighbours.
+//! **How one free passes through** ([`Arena::free`]): the block, found through the region's `table`, becomes
+//! free behind the fence given, and coalesces with its neighbours.
 //!
 //! Best fit with coalescing is Knuth's (TAOCP 2.5), with address order as the tie-break; boundary tags are
 //! kept out of band, since the memory is the device's.
@@ -32,6 +32,7 @@ mod find;
 mod index;
 mod regions;
 mod segments;
+mod table;
 mod trim;
 
 use std::sync::Arc;
@@ -40,6 +41,7 @@ pub(crate) use blocks::{BlockId, Zone};
 use blocks::{Blocks, State};
 use index::{FreeIndex, VoidIndex};
 use regions::Regions;
+pub(crate) use table::{Entry, EntryRef, MOST_UNITS, Views};
 
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
@@ -62,6 +64,14 @@ pub(crate) struct Layout {
 impl Layout {
     pub(crate) fn units_per_slot(&self) -> u64 {
         self.slot_bytes / self.unit_bytes
+    }
+
+    /// Bytes that blocks of the zone start apart, at least.
+    fn granule(&self, zone: Zone) -> u64 {
+        match zone {
+            Zone::Small => self.unit_bytes,
+            Zone::Large => self.small_below.max(self.unit_bytes),
+        }
     }
 
     fn zone_of(&self, units: u64) -> Zone {
@@ -98,6 +108,16 @@ impl From<DeviceError> for Refusal {
     }
 }
 
+/// A block that the arena lets out.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Out {
+    pub(crate) ptr: DevicePtr,
+    pub(crate) entry: EntryRef,
+    pub(crate) units: u64,
+    /// Whether memory was ready: nothing had to be mapped.
+    pub(crate) hit: bool,
+}
+
 /// What a pointer is to an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pointer {
@@ -131,6 +151,10 @@ pub(crate) struct Arena {
     unmerged: Vec<BlockId>,
     /// Counts frees, to tell old free blocks from young ones.
     frees: u64,
+    /// Blocks that are out, and their units.
+    out_blocks: u64,
+    out_units: u64,
+    views: Arc<Views>,
 }
 
 impl Arena {
@@ -155,30 +179,42 @@ impl Arena {
             stale: Vec::new(),
             unmerged: Vec::new(),
             frees: 0,
+            out_blocks: 0,
+            out_units: 0,
+            views: Arc::default(),
         }
+    }
+
+    /// The tables that lead from an address to its block without the lock.
+    pub(crate) fn views(&self) -> &Arc<Views> {
+        &self.views
     }
 
     pub(crate) fn limits(&self) -> &Limits {
         &self.pages.limits
     }
 
-    /// Allocates `bytes` (at least 1) at an address that is a multiple of `align` (a power of two, at most a
-    /// slot), for work on `stream`.
-    pub(crate) fn alloc(&mut self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr, Refusal> {
-        let units = bytes.div_ceil(self.layout.unit_bytes);
-        let zone = self.layout.zone_of(units);
-        let want = find::Want { zone, units, align: align.max(self.layout.unit_bytes) };
-        let (free, at, hit) = match self.find(&want, stream)? {
-            Some((free, at)) => (free, at, true),
-            None => {
-                let (free, at) = self.back_or_undo(&want, stream)?;
-                (free, at, false)
-            }
-        };
-        let live = self.carve(free, at, units);
-        self.blocks[live].requested = bytes;
-        self.count_alloc(bytes, units * self.layout.unit_bytes, hit);
-        Ok(self.address_of(live))
+    /// Lets out a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a
+    /// slot), for work on `stream`, if one is ready by what is known already: the first step only.
+    pub(crate) fn alloc_ready(&mut self, units: u64, align: u64, stream: &Stream) -> Option<Out> {
+        let want = self.want(units, align);
+        let (free, at) = self.find_ready(&want, stream)?;
+        Some(self.carve(free, at, units, true))
+    }
+
+    /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, by all steps.
+    pub(crate) fn alloc(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
+        let want = self.want(units, align);
+        if let Some((free, at)) = self.find(&want, stream)? {
+            return Ok(self.carve(free, at, units, true));
+        }
+        let (free, at) = self.back_or_undo(&want, stream)?;
+        Ok(self.carve(free, at, units, false))
+    }
+
+    fn want(&self, units: u64, align: u64) -> find::Want {
+        debug_assert!(0 < units && units < MOST_UNITS);
+        find::Want { zone: self.layout.zone_of(units), units, align: align.max(self.layout.unit_bytes) }
     }
 
     /// Backs a place for `want`, or gives back what was created for it before it failed.
@@ -192,33 +228,22 @@ impl Arena {
         })
     }
 
-    fn count_alloc(&self, requested: u64, allocated: u64, hit: bool) {
-        let counters = &self.counters;
-        counters.requested.raise(requested);
-        counters.allocated.raise(allocated);
-        counters.blocks.raise(1);
-        counters.allocations.add(1);
-        if hit { counters.hits.add(1) } else { counters.misses.add(1) }
-    }
-
-    /// Frees a live block after the work that `fence` names and the uses that were recorded.
+    /// Takes back a block that is out, to be used after the work that `fence` names and the uses that were
+    /// recorded.
     pub(crate) fn free(&mut self, id: BlockId, mut fence: Fence) {
         let block = &mut self.blocks[id];
-        debug_assert_eq!(block.state, State::Live);
+        debug_assert_eq!(block.state, State::Out);
         let uses = std::mem::take(&mut block.fence);
-        let (requested, allocated) = (block.requested, block.units * self.layout.unit_bytes);
-        block.requested = 0;
         block.state = State::Free;
-        let (region, start) = (block.region, block.start);
+        let (region, start, units) = (block.region, block.start, block.units);
         self.timelines.add_uses(&mut fence, &uses);
-        self.blocks[id].fence = fence;
-        self.regions.clear_start(region, start, &self.layout);
-        self.counters.requested.lower(requested);
-        self.counters.allocated.lower(allocated);
-        self.counters.blocks.lower(1);
-        self.counters.frees.add(1);
+        self.regions.get(region).table.close(start * self.layout.unit_bytes);
+        self.out_blocks -= 1;
+        self.out_units -= units;
         self.frees += 1;
-        self.blocks[id].freed = self.frees;
+        let block = &mut self.blocks[id];
+        block.fence = fence;
+        block.freed = self.frees;
         self.insert_free(id);
     }
 
@@ -226,23 +251,35 @@ impl Arena {
     pub(crate) fn record_use(&mut self, id: BlockId, stream: &Stream) {
         let tick = stream.tick();
         self.blocks[id].fence.raise(stream.timeline().id, tick);
+        if let Some(entry) = self.entry_of(id) {
+            entry.note_uses();
+        }
+    }
+
+    fn entry_of(&self, id: BlockId) -> Option<&Entry> {
+        let block = &self.blocks[id];
+        self.regions.out_at(block.region, block.start * self.layout.unit_bytes)
     }
 
     /// Bytes asked for in a live block.
     pub(crate) fn requested(&self, id: BlockId) -> u64 {
-        self.blocks[id].requested
+        let bytes = self.blocks[id].units * self.layout.unit_bytes;
+        self.entry_of(id).map_or(bytes, |entry| bytes - entry.slack())
+    }
+
+    /// Length of a block, in units.
+    pub(crate) fn units(&self, id: BlockId) -> u64 {
+        self.blocks[id].units
     }
 
     /// What the pointer is.
     pub(crate) fn look_up(&self, ptr: DevicePtr) -> Pointer {
-        let Some((region, offset)) = self.regions.find(ptr) else { return Pointer::Foreign };
-        let start = offset / self.layout.unit_bytes;
-        if offset % self.layout.unit_bytes == 0
-            && let Some(id) = self.regions.block_at(region, start, &self.layout)
-        {
-            return Pointer::Live(id);
+        let Some((region, at)) = self.regions.find(ptr) else { return Pointer::Foreign };
+        match self.regions.out_at(region, at) {
+            Some(entry) if entry.is_live() => Pointer::Live(entry.id()),
+            Some(_) => Pointer::NotLive,
+            None => self.look_inside(region, at / self.layout.unit_bytes),
         }
-        self.look_inside(region, start)
     }
 
     /// The slow half of [`look_up`](Self::look_up), for errors only: walks the region.
@@ -252,10 +289,8 @@ impl Arena {
         while let Some(id) = at {
             let block = &self.blocks[id];
             if unit < block.start + block.units {
-                return match block.state {
-                    State::Live => Pointer::Inside(self.address_of(id)),
-                    _ => Pointer::NotLive,
-                };
+                let live = self.entry_of(id).is_some_and(Entry::is_live);
+                return if live { Pointer::Inside(self.address_of(id)) } else { Pointer::NotLive };
             }
             at = block.next;
         }
@@ -267,15 +302,24 @@ impl Arena {
         self.regions.address(block.region, block.start, &self.layout)
     }
 
-    /// Cuts `units` at `at` out of a free block, and makes them live. What is left stays free.
-    fn carve(&mut self, id: BlockId, at: u64, units: u64) -> BlockId {
-        let live = self.cut_free(id, at, at + units);
-        let block = &mut self.blocks[live];
-        block.state = State::Live;
+    /// Cuts `units` at `at` out of a free block, and lets them out. What is left stays free.
+    fn carve(&mut self, id: BlockId, at: u64, units: u64, hit: bool) -> Out {
+        let out = self.cut_free(id, at, at + units);
+        let block = &mut self.blocks[out];
+        block.state = State::Out;
         block.fence = Fence::empty();
-        let (region, start) = (block.region, block.start);
-        self.regions.set_start(region, start, live, &self.layout);
-        live
+        let region = self.regions.get(block.region);
+        let start = block.start * self.layout.unit_bytes;
+        let entry = region.table.open(start, out, units);
+        self.out_blocks += 1;
+        self.out_units += units;
+        Out { ptr: region.base.offset(start), entry, units, hit }
+    }
+
+    /// Every block that is out: its entry.
+    pub(crate) fn iter_out(&self) -> impl Iterator<Item = (BlockId, &Entry)> {
+        let out = self.blocks.iter().filter(|(_, block)| block.state == State::Out);
+        out.filter_map(|(id, _)| Some((id, self.entry_of(id)?)))
     }
 
     // ---- the index of free blocks ------------------------------------------------------------------

@@ -1,11 +1,11 @@
 //! Regions: ranges of address space, with the tables that lead from an address to its block and its page.
 
 use std::collections::BTreeMap;
-
-use smallvec::SmallVec;
+use std::sync::Arc;
 
 use super::Layout;
 use super::blocks::{BlockId, Zone};
+use super::table::{Entry, Table};
 use crate::device::DevicePtr;
 use crate::pages::PageId;
 
@@ -28,50 +28,18 @@ pub(super) struct Region {
     pub(super) head: BlockId,
     /// Per slot: the page that backs it, as id + 1; 0 for none. As long as the highest slot ever backed.
     pages: Vec<u32>,
-    /// Per slot: where live blocks start in it. As long as the highest slot that ever held one.
-    starts: Vec<Starts>,
+    /// Where blocks that are out start.
+    pub(super) table: Arc<Table>,
 }
 
-/// Where live blocks start in one slot, as (unit within the slot, block): a short list, or a table once
-/// there are many. Slots of large blocks have at most a few starts, and there are very many such slots.
-#[derive(Debug, Default, Clone)]
-struct Starts {
-    few: SmallVec<[(u32, BlockId); 2]>,
-    /// Per unit, block id + 1; 0 for none. Used instead of `few` once it is there.
-    table: Option<Box<[u32]>>,
-}
-
-/// Starts in one slot from which on a table is faster than a list.
-const MANY_STARTS: usize = 8;
-
-impl Starts {
-    fn get(&self, unit: u32) -> Option<BlockId> {
-        match &self.table {
-            Some(table) => table[unit as usize].checked_sub(1).map(BlockId),
-            None => self.few.iter().find(|(at, _)| *at == unit).map(|(_, id)| *id),
-        }
-    }
-
-    fn set(&mut self, unit: u32, id: BlockId, units: usize) {
-        if self.table.is_none() && self.few.len() == MANY_STARTS {
-            let mut table = vec![0; units].into_boxed_slice();
-            for (at, id) in self.few.drain(..) {
-                table[at as usize] = id.0 + 1;
-            }
-            self.table = Some(table);
-        }
-        match &mut self.table {
-            Some(table) => table[unit as usize] = id.0 + 1,
-            None => self.few.push((unit, id)),
-        }
-    }
-
-    fn clear(&mut self, unit: u32) {
-        match &mut self.table {
-            Some(table) => table[unit as usize] = 0,
-            None => self.few.retain(|(at, _)| *at != unit),
-        }
-    }
+/// A region to be entered.
+#[derive(Debug)]
+pub(super) struct NewRegion {
+    pub(super) base: DevicePtr,
+    pub(super) bytes: u64,
+    pub(super) zone: Zone,
+    pub(super) source: Source,
+    pub(super) table: Arc<Table>,
 }
 
 /// All regions of one arena.
@@ -82,20 +50,14 @@ pub(super) struct Regions {
 }
 
 impl Regions {
-    /// Enters a region; its head block must be set at once.
-    pub(super) fn add(
-        &mut self,
-        base: DevicePtr,
-        bytes: u64,
-        zone: Zone,
-        source: Source,
-        head: impl FnOnce(u32) -> BlockId,
-    ) -> u32 {
+    /// Enters a region. `head` makes its first block, given the region's id.
+    pub(super) fn add(&mut self, new: NewRegion, head: impl FnOnce(u32) -> BlockId) -> u32 {
         let vacant = self.table.iter().position(Option::is_none);
         let at = vacant.unwrap_or(self.table.len());
         let id = u32::try_from(at).expect("fewer than 2^32 regions");
         let head = head(id);
-        let region = Region { base, bytes, zone, source, head, pages: Vec::new(), starts: Vec::new() };
+        let NewRegion { base, bytes, zone, source, table } = new;
+        let region = Region { base, bytes, zone, source, head, pages: Vec::new(), table };
         if vacant.is_some() {
             self.table[at] = Some(region);
         } else {
@@ -140,25 +102,9 @@ impl Regions {
 
     // ---- blocks ----------------------------------------------------------------------------------
 
-    pub(super) fn block_at(&self, region: u32, unit: u64, layout: &Layout) -> Option<BlockId> {
-        let (slot, within) = slot_of(unit, layout);
-        self.get(region).starts.get(slot)?.get(within)
-    }
-
-    /// Notes that a live block starts at the unit.
-    pub(super) fn set_start(&mut self, region: u32, unit: u64, id: BlockId, layout: &Layout) {
-        let (slot, within) = slot_of(unit, layout);
-        let starts = &mut self.get_mut(region).starts;
-        if starts.len() <= slot {
-            starts.resize(slot + 1, Starts::default());
-        }
-        starts[slot].set(within, id, layout.units_per_slot() as usize);
-    }
-
-    /// Notes that the block that started at the unit is live no more.
-    pub(super) fn clear_start(&mut self, region: u32, unit: u64, layout: &Layout) {
-        let (slot, within) = slot_of(unit, layout);
-        self.get_mut(region).starts[slot].clear(within);
+    /// What is known of the block that is out and starts `bytes` into the region.
+    pub(super) fn out_at(&self, region: u32, bytes: u64) -> Option<&Entry> {
+        self.get(region).table.out_at(bytes)
     }
 
     // ---- pages -----------------------------------------------------------------------------------
@@ -182,10 +128,4 @@ impl Regions {
         }
         pages[first..end].fill(page.map_or(0, |page| page.0 + 1));
     }
-}
-
-/// The slot that a unit lies in, and the unit's place in it.
-fn slot_of(unit: u64, layout: &Layout) -> (usize, u32) {
-    let per_slot = layout.units_per_slot();
-    ((unit / per_slot) as usize, (unit % per_slot) as u32)
 }

@@ -3,9 +3,12 @@
 //! A segment is a region that is backed for ever. Nothing can be stolen from it; it goes back to the driver
 //! when all of it is free.
 
+use std::sync::Arc;
+
 use super::blocks::{Block, State};
 use super::find::Want;
-use super::regions::Source;
+use super::regions::{NewRegion, Source};
+use super::table::Table;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
 use crate::pages::Shortage;
@@ -45,9 +48,10 @@ impl Arena {
         self.counters.calls.alloc.add(1);
         let units = bytes / self.layout.unit_bytes;
         let blocks = &mut self.blocks;
-        let region = self.regions.add(base, bytes, zone, Source::Segment, |region| {
-            blocks.add(Block::whole(region, zone, units, State::Free))
-        });
+        let table = Arc::new(Table::new(bytes, self.layout.granule(zone)));
+        let new = NewRegion { base, bytes, zone, source: Source::Segment, table };
+        let region =
+            self.regions.add(new, |region| blocks.add(Block::whole(region, zone, units, State::Free)));
         let free = self.regions.get(region).head;
         self.index_free(free);
         Ok(free)

@@ -1,7 +1,7 @@
 //! Building a pool: its options, and what makes sense of them.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
@@ -9,6 +9,7 @@ use super::inner::{PoolInner, State};
 use super::pressure::Reclaimers;
 use super::{Context, Pool};
 use crate::arena::{Arena, Layout};
+use crate::cache::{Caches, Depot, Sizes};
 use crate::counters::Counters;
 use crate::order::{AfterSync, ReusePolicies};
 use crate::pages::{Budget, Limits, Pages};
@@ -120,12 +121,16 @@ impl PoolBuilder {
         let limits = Limits { hard_limit: self.hard_limit, headroom: self.headroom, budget: self.budget };
         let pages = Pages::new(device, counters.clone(), limits, layout.slot_bytes);
         let arena = Arena::new(timelines.clone(), counters.clone(), layout, self.reuse, pages);
-        let inner = Arc::new(PoolInner {
+        let views = arena.views().clone();
+        let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
+        let inner = Arc::new_cyclic(|pool: &Weak<PoolInner>| PoolInner {
             name: self.name,
             timelines: timelines.clone(),
             registry: Arc::downgrade(registry),
             counters,
-            state: Mutex::new(State { arena, destroyed: false }),
+            caches: Caches::new(views.clone(), sizes, pool.clone()),
+            views,
+            state: Mutex::new(State { arena, depot: Depot::default(), destroyed: false }),
             release_threshold: AtomicU64::new(self.release_threshold),
             reclaimers: Reclaimers::default(),
             largest_align,

@@ -1,4 +1,4 @@
-//! What the handles of a pool share: the arena behind its lock, the counters beside it.
+//! What the handles of a pool share: the threads' caches, the arena behind its lock, the counters beside it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -7,10 +7,13 @@ use parking_lot::Mutex;
 
 use super::pressure::Reclaimers;
 use super::registry::Registry;
-use crate::arena::{Arena, BlockId, Pointer};
-use crate::counters::Counters;
+use crate::arena::{Arena, BlockId, MOST_UNITS, Pointer, Refusal, Views};
+use crate::cache::{Cached, Caches, Depot, ThreadEnd};
+use crate::counters::{Counted, Counters};
 use crate::device::{DevicePtr, DeviceResult};
-use crate::order::{AfterSync, Stream, Timelines};
+use crate::order::{AfterSync, Fence, Stream, Timelines};
+use crate::pages::Shortage;
+use crate::stats::Stats;
 use crate::{Error, Result};
 
 /// See the [module](self).
@@ -20,6 +23,8 @@ pub(crate) struct PoolInner {
     pub(super) timelines: Arc<Timelines>,
     pub(super) registry: Weak<Registry>,
     pub(super) counters: Arc<Counters>,
+    pub(super) caches: Caches,
+    pub(super) views: Arc<Views>,
     pub(super) state: Mutex<State>,
     pub(super) release_threshold: AtomicU64,
     pub(super) reclaimers: Reclaimers,
@@ -30,6 +35,7 @@ pub(crate) struct PoolInner {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) arena: Arena,
+    pub(super) depot: Depot,
     pub(super) destroyed: bool,
 }
 
@@ -42,7 +48,23 @@ impl PoolInner {
         Err(Error::WrongDevice { what: "stream", pool: self.name.clone() })
     }
 
-    pub(crate) fn alloc(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
+    /// Allocates without a wish for the address. The fast path is one call, which takes no lock.
+    #[inline]
+    pub(crate) fn alloc(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
+        match self.caches.alloc(bytes, stream) {
+            Some(ptr) => Ok(ptr),
+            None => self.alloc_slow(bytes, 1, stream),
+        }
+    }
+
+    /// Allocates under the lock: from the depot or the arena, with what all caches hold, and under pressure.
+    #[cold]
+    pub(super) fn alloc_slow(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
+        if align == 1
+            && let Some(ptr) = self.caches.alloc_searching(bytes, stream)
+        {
+            return Ok(ptr);
+        }
         self.check_stream(stream)?;
         if bytes == 0 {
             return Ok(DevicePtr::NULL);
@@ -58,7 +80,7 @@ impl PoolInner {
             if state.destroyed {
                 return Err(Error::PoolDestroyed { pool: self.name.clone() });
             }
-            match state.arena.alloc(bytes, align, stream) {
+            match self.alloc_under_lock(&mut state, bytes, align, stream) {
                 Ok(ptr) => return Ok(ptr),
                 Err(refusal) => refusal,
             }
@@ -66,7 +88,66 @@ impl PoolInner {
         self.alloc_under_pressure((bytes, align), stream, refusal)
     }
 
+    /// The steps of a slow allocation that need the lock, in the order of what they cost. Memory is mapped,
+    /// stolen or created only after every cache was emptied.
+    pub(super) fn alloc_under_lock(
+        &self,
+        state: &mut State,
+        bytes: u64,
+        align: u64,
+        stream: &Stream,
+    ) -> std::result::Result<DevicePtr, Refusal> {
+        let sizes = self.caches.sizes();
+        let mut out = None;
+        let mut units = sizes.exact_units(bytes);
+        if units >= MOST_UNITS {
+            return Err(Refusal::Short { what: Shortage::Device, bytes });
+        }
+        if align <= sizes.bytes(1) {
+            units = sizes.units(bytes);
+            let State { arena, depot, .. } = &mut *state;
+            out = self.caches.restock(depot, units, stream, |cached| take_back(arena, cached));
+        }
+        let out = match out.or_else(|| state.arena.alloc_ready(units, align, stream)) {
+            Some(out) => out,
+            None => {
+                self.empty_caches(state);
+                let out = state.arena.alloc(units, align, stream)?;
+                self.caches.adapt(self.counters.reserved.current());
+                out
+            }
+        };
+        let size = sizes.bytes(out.units);
+        // SAFETY: the block is out, and the arena is this pool's.
+        unsafe { out.entry.get() }.make_live(size - bytes);
+        self.caches.count_alloc(&mut state.depot, bytes, size);
+        if !out.hit {
+            self.counters.misses.add(1);
+        }
+        Ok(out.ptr)
+    }
+
+    /// Gives the arena what every thread caches.
+    pub(super) fn empty_caches(&self, state: &mut State) {
+        let State { arena, depot, .. } = state;
+        if self.caches.holds_any(depot) {
+            self.caches.revoke(depot, &self.counters.high, |cached| take_back(arena, cached));
+        }
+    }
+
+    /// Frees a block. The fast path is one call, which takes no lock.
+    #[inline]
     pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        if self.caches.free(ptr, stream) { Ok(()) } else { self.free_slow(ptr, stream) }
+    }
+
+    /// Frees under the lock: what has no room in the thread's magazines, is used by other streams, or is no
+    /// live block at all.
+    #[cold]
+    fn free_slow(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        if self.caches.free_fenced(ptr, stream) {
+            return Ok(());
+        }
         self.check_stream(stream)?;
         if ptr.is_null() {
             return Ok(());
@@ -78,13 +159,28 @@ impl PoolInner {
                 drop(state);
                 return Err(self.misuse(ptr, pointer));
             };
-            state.arena.free(id, stream.fence());
-            state.destroyed && self.counters.blocks.current() == 0
+            self.free_under_lock(&mut state, ptr, id, stream);
+            state.destroyed && self.counted().blocks.current == 0
         };
         if last_of_destroyed {
             self.give_all_back_slow();
         }
         Ok(())
+    }
+
+    fn free_under_lock(&self, state: &mut State, ptr: DevicePtr, id: BlockId, stream: &Stream) {
+        let State { arena, depot, destroyed, .. } = state;
+        if !*destroyed
+            && let Some((entry, offset)) = self.views.find(ptr)
+            && entry.slack_if_plain(offset).is_some()
+            && self.caches.put_slow(depot, (ptr, entry), stream, |cached| take_back(arena, cached))
+        {
+            return;
+        }
+        let requested = arena.requested(id);
+        let size = self.caches.sizes().bytes(arena.units(id));
+        arena.free(id, stream.fence());
+        self.caches.count_free(depot, requested, size);
     }
 
     pub(crate) fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
@@ -105,6 +201,48 @@ impl PoolInner {
                 Err(self.misuse(ptr, pointer))
             }
         }
+    }
+
+    /// What all threads counted.
+    pub(super) fn counted(&self) -> Counted {
+        self.caches.counted(&self.counters.high)
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        self.counters.stats(self.counted())
+    }
+
+    pub(super) fn reset_high_water(&self) {
+        let mut state = self.state.lock();
+        self.counters.reset_high_water();
+        self.caches.fold(&mut state.depot, &self.counters.high);
+        self.counters.high.reset();
+    }
+
+    /// Recounts everything; says what is wrong, if anything is.
+    pub(super) fn check(&self) -> std::result::Result<(), String> {
+        let mut state = self.state.lock();
+        let state = &mut *state;
+        state.arena.check()?;
+        let cached = self.caches.check(&mut state.depot)?;
+        let (mut live, mut requested, mut allocated, mut others) = (0, 0, 0, 0);
+        for (id, entry) in state.arena.iter_out() {
+            if entry.is_live() {
+                live += 1;
+                requested += state.arena.requested(id);
+                allocated += self.caches.sizes().bytes(entry.units());
+            } else {
+                others += 1;
+            }
+        }
+        let counted = self.counted();
+        let ensure = |what: &str, recount: u64, counted: u64| {
+            if recount == counted { Ok(()) } else { Err(format!("{what}: recount {recount}, counted {counted}")) }
+        };
+        ensure("live blocks", live, counted.blocks.current)?;
+        ensure("requested bytes", requested, counted.requested.current)?;
+        ensure("allocated bytes", allocated, counted.allocated.current)?;
+        ensure("cached blocks", others, cached)
     }
 
     /// What is wrong with a pointer that is no live block of this pool. Called without the lock.
@@ -128,11 +266,27 @@ impl PoolInner {
     }
 
     pub(super) fn holds_nothing(&self) -> bool {
-        self.counters.reserved.current() == 0 && self.counters.blocks.current() == 0
+        self.counters.reserved.current() == 0 && self.counted().blocks.current == 0
     }
 
     pub(super) fn trim(&self, keep: u64) -> DeviceResult<u64> {
-        self.state.lock().arena.trim(keep)
+        let mut state = self.state.lock();
+        self.trim_under_lock(&mut state, keep)
+    }
+
+    fn trim_under_lock(&self, state: &mut State, keep: u64) -> DeviceResult<u64> {
+        if self.counters.reserved.current() <= keep {
+            return Ok(0);
+        }
+        self.empty_caches(state);
+        state.arena.trim(keep)
+    }
+
+    /// The work that must be complete before everything that is not live can be given back.
+    pub(super) fn fence_of_all_free(&self) -> Fence {
+        let mut state = self.state.lock();
+        self.empty_caches(&mut state);
+        state.arena.fence_of_all_free()
     }
 
     /// The last block of a destroyed pool is gone: gives back what can be given back without waiting. What
@@ -154,7 +308,9 @@ impl PoolInner {
             if std::mem::replace(&mut state.destroyed, true) {
                 return Ok(());
             }
-            let (blocks, bytes) = (self.counters.blocks.current(), self.counters.requested.current());
+            self.empty_caches(&mut state);
+            let counted = self.counted();
+            let (blocks, bytes) = (counted.blocks.current, counted.requested.current);
             if blocks == 0 {
                 return Ok(state.arena.tear_down()?);
             }
@@ -170,6 +326,13 @@ impl PoolInner {
 /// More than any device can address: sizes beyond it come from arithmetic that overflowed.
 const LARGEST_REQUEST: u64 = 1 << 56;
 
+/// A block that a cache gave up goes back to the arena.
+fn take_back(arena: &mut Arena, cached: Cached) {
+    // SAFETY: the cache gave it up just now, and the arena is the one that it came from.
+    let id = unsafe { cached.entry() }.id();
+    arena.free(id, cached.fence());
+}
+
 impl AfterSync for PoolInner {
     fn after_sync(&self) {
         // Relaxed: a setting; it takes effect at the next synchronise.
@@ -177,9 +340,7 @@ impl AfterSync for PoolInner {
         let destroyed = {
             let mut state = self.state.lock();
             let keep = if state.destroyed { 0 } else { threshold };
-            if self.counters.reserved.current() > keep
-                && let Err(error) = state.arena.trim(keep)
-            {
+            if let Err(error) = self.trim_under_lock(&mut state, keep) {
                 tracing::warn!(%error, pool = self.name, "the release threshold could not be applied");
             }
             state.destroyed
@@ -190,8 +351,18 @@ impl AfterSync for PoolInner {
     }
 }
 
+impl ThreadEnd for PoolInner {
+    fn thread_ended(&self, index: usize) {
+        let mut state = self.state.lock();
+        let State { arena, depot, .. } = &mut *state;
+        self.caches.end_thread(depot, index, |cached| take_back(arena, cached));
+    }
+}
+
 impl Drop for PoolInner {
     fn drop(&mut self) {
+        let State { arena, depot, .. } = self.state.get_mut();
+        self.caches.revoke(depot, &self.counters.high, |cached| take_back(arena, cached));
         if let Err(error) = self.state.get_mut().arena.tear_down() {
             tracing::error!(%error, pool = self.name, "a pool could not give back all its memory");
         }

@@ -1,11 +1,13 @@
 //! `pool/`: what programs hold: contexts, pools and their options, and what happens when memory runs out.
 //!
-//! Uses `arena/`, `pages/`, `order/` and `device/`.
+//! Uses `cache/`, `arena/`, `pages/`, `order/` and `device/`.
 //!
-//! **How one request passes through.** [`Pool::alloc`] checks the request and asks the arena under the
-//! pool's lock. Where memory is short, `pressure` makes room step by step, without the lock, and asks again.
-//! [`Pool::free`] finds the block by its address, or says what is wrong with the address, and hands it to
-//! the arena behind the stream's present tick. Synchronising a stream, an event or the device through
+//! **How one request passes through.** [`Pool::alloc`] asks the thread's magazines. Where they have nothing
+//! that fits, it checks the request and goes on under the pool's lock: to the depot, to the free blocks of the
+//! arena, then, once every thread's magazines are emptied, to the arena's other means. Where memory is short,
+//! `pressure` makes room step by step, without the lock, and asks again. [`Pool::free`] gives the block to the
+//! thread's magazines; where it cannot, it finds the block under the lock, or says what is wrong with the
+//! address, and makes room in the magazines or hands the block to the arena behind the stream's present tick. Synchronising a stream, an event or the device through
 //! millpond calls back here to apply the release threshold.
 
 mod builder;
@@ -83,8 +85,9 @@ impl Pool {
     /// # Errors
     /// [`Error::OutOfMemory`] after everything that could make room was tried; [`Error::WrongDevice`],
     /// [`Error::SizeOverflow`], [`Error::PoolDestroyed`], or the device's own.
+    #[inline]
     pub fn alloc(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
-        self.inner.alloc(bytes, 1, stream)
+        self.inner.alloc(bytes, stream)
     }
 
     /// Allocates at an address that is a multiple of `align` bytes, a power of two up to the device's
@@ -93,7 +96,7 @@ impl Pool {
     /// # Errors
     /// [`Error::BadAlignment`], and those of [`alloc`](Self::alloc).
     pub fn alloc_aligned(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
-        self.inner.alloc(bytes, align, stream)
+        self.inner.alloc_slow(bytes, align, stream)
     }
 
     /// Allocates, and sets all bytes to zero in stream order.
@@ -119,6 +122,7 @@ impl Pool {
     /// # Errors
     /// [`Error::DoubleFree`], [`Error::InteriorPointer`], [`Error::WrongPool`], [`Error::ForeignPointer`] or
     /// [`Error::WrongDevice`]; nothing changed then.
+    #[inline]
     pub fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         self.inner.free(ptr, stream)
     }
@@ -163,7 +167,7 @@ impl Pool {
 
     /// What the pool did and holds. Takes no lock.
     pub fn stats(&self) -> Stats {
-        self.inner.counters.stats()
+        self.inner.stats()
     }
 
     /// Physical bytes held, now and at most.
@@ -173,12 +177,12 @@ impl Pool {
 
     /// Bytes in live blocks, now and at most.
     pub fn used(&self) -> Level {
-        self.inner.counters.allocated.level()
+        self.inner.counted().allocated
     }
 
     /// Lets the high-water marks start again from where the figures are now.
     pub fn reset_high_water(&self) {
-        self.inner.counters.reset_high_water();
+        self.inner.reset_high_water();
     }
 
     /// Free and total memory of the device, as its driver counts.
@@ -226,7 +230,7 @@ impl Pool {
     /// # Errors
     /// A sentence that says what is wrong.
     pub fn check(&self) -> std::result::Result<(), String> {
-        self.inner.state.lock().arena.check()
+        self.inner.check()
     }
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {

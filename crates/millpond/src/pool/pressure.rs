@@ -172,7 +172,7 @@ impl PoolInner {
                 continue;
             }
             self.count_retry();
-            match self.state.lock().arena.alloc(bytes, align, stream) {
+            match self.alloc_under_lock(&mut self.state.lock(), bytes, align, stream) {
                 Ok(ptr) => return Ok(ptr),
                 Err(refusal) => what = self.shortage_of(refusal)?,
             }
@@ -197,7 +197,7 @@ impl PoolInner {
     fn take_step(&self, step: &Step, request: u64) -> Result<bool> {
         match step {
             Step::WaitForFences => {
-                let fence = self.state.lock().arena.fence_of_all_free();
+                let fence = self.fence_of_all_free();
                 if fence.is_empty() {
                     return Ok(false);
                 }
@@ -221,7 +221,7 @@ impl PoolInner {
     fn trim_others(&self) -> Result<bool> {
         let mut released = 0;
         for other in self.others() {
-            let fence = other.state.lock().arena.fence_of_all_free();
+            let fence = other.fence_of_all_free();
             self.timelines.wait_on_host(&fence)?;
             released += other.trim(0)?;
         }
@@ -242,10 +242,11 @@ impl PoolInner {
     fn out_of_memory(&self, requested: u64, what: Shortage) -> OutOfMemory {
         let device = self.timelines.device().memory_info().unwrap_or_default();
         let other_pools = self.others().iter().map(|other| other.counters.reserved.current()).sum();
-        let state = self.state.lock();
+        let mut state = self.state.lock();
+        self.empty_caches(&mut state);
         self.counters.out_of_memory.add(1);
         let limits = state.arena.limits();
-        let stats = self.counters.stats();
+        let stats = self.stats();
         OutOfMemory {
             pool: self.name.clone(),
             requested,

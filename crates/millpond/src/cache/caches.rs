@@ -1,0 +1,431 @@
+//! The caches of all threads in one pool.
+
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use smallvec::SmallVec;
+
+use super::depot::Depot;
+use super::lane::{Item, Lanes, Magazine};
+use super::sizes::{MagazineIndex, Sizes};
+use super::sync::heavy_barrier;
+use super::tally::{Tally, sum};
+use super::thread::{Own, ThreadCache};
+use super::thread_index::{MOST_THREADS, ThreadEnd, thread_index, visit};
+use crate::arena::{Entry, EntryRef, Out, Views};
+use crate::counters::{Counted, HighWater};
+use crate::device::DevicePtr;
+use crate::order::{Fence, Marking, Stream, TimelineId};
+
+/// See the [module](super).
+#[derive(Debug)]
+pub(crate) struct Caches {
+    /// By thread index; threads without a cache here have `nobody`.
+    threads: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
+    /// A cache without an owner, for whoever has none: its gate is always closed.
+    nobody: Box<ThreadCache>,
+    views: Arc<Views>,
+    sizes: Sizes,
+    /// Bytes that one thread may cache.
+    limit: AtomicU64,
+    /// Entries of `threads` that may be in use.
+    used: AtomicUsize,
+    /// What threads without a cache count. Written under the pool's lock.
+    others: Tally,
+    pool: Weak<dyn ThreadEnd>,
+}
+
+/// A block that a cache gave up: the arena's to take back.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Cached {
+    item: Item,
+    of: TimelineId,
+}
+
+impl Cached {
+    /// What is known of the block.
+    ///
+    /// # Safety
+    /// It has not been given back to the arena yet, and the arena is alive.
+    pub(crate) unsafe fn entry<'a>(&self) -> &'a Entry {
+        // SAFETY: the caller's promise: a cached block is out.
+        unsafe { self.item.entry.get() }
+    }
+
+    /// The work that used it.
+    pub(crate) fn fence(&self) -> Fence {
+        Fence::at(self.of, self.item.tick)
+    }
+}
+
+/// Bytes from which on a request is never served from a magazine. In units of any size they are less than
+/// `MOST_UNITS`.
+const LARGEST_CACHED: u64 = 1 << 43;
+
+/// Bytes that a thread may cache in a pool that is small; in a larger one it is a share of what is reserved.
+const LEAST_LIMIT: u64 = 64 << 20;
+
+impl Caches {
+    pub(crate) fn new(views: Arc<Views>, sizes: Sizes, pool: Weak<dyn ThreadEnd>) -> Self {
+        let nobody = Box::new(ThreadCache::new());
+        Self {
+            threads: std::array::from_fn(|_| AtomicPtr::new((&raw const *nobody).cast_mut())),
+            nobody,
+            views,
+            sizes,
+            limit: AtomicU64::new(LEAST_LIMIT),
+            used: AtomicUsize::new(0),
+            others: Tally::default(),
+            pool,
+        }
+    }
+
+    // ---- the fast path ---------------------------------------------------------------------------
+
+    /// The calling thread's cache, or nobody's.
+    #[inline]
+    fn mine(&self) -> &ThreadCache {
+        // SAFETY: an index is at most `MOST_THREADS`.
+        let place = unsafe { self.threads.get_unchecked(thread_index()) };
+        // Acquire: pairs with the Release in `join_slow`; another thread with this index may have made it.
+        // SAFETY: caches are dropped with the pool only.
+        unsafe { &*place.load(Ordering::Acquire) }
+    }
+
+    #[inline]
+    fn enter<const FENCED: bool>(&self) -> Option<Own<'_>> {
+        // SAFETY: the cache under a thread's index is that thread's own, or its gate is closed until it is
+        // (`join_slow`, `end_thread`). This function's callers leave before they return.
+        unsafe { self.mine().enter::<FENCED>() }
+    }
+
+    /// A block for work on `stream` from the calling thread's magazines, if the first look finds one that fits.
+    #[inline]
+    pub(crate) fn alloc(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+        // One test for both: zero bytes wrap around.
+        if bytes.wrapping_sub(1) >= LARGEST_CACHED {
+            return None;
+        }
+        let own = self.enter::<false>()?;
+        let lane = own.lanes.of(stream.timeline())?;
+        if self.sizes.is_rounded(bytes) {
+            let magazine = lane.magazine(self.sizes.magazine_for_rounded(bytes));
+            return self.pop(magazine, bytes, own.tally);
+        }
+        let units = self.sizes.exact_units(bytes);
+        let magazine = lane.magazine(MagazineIndex::of(units));
+        if magazine.top()?.units == units { self.pop(magazine, bytes, own.tally) } else { None }
+    }
+
+    /// Hands out the block on top.
+    #[inline(always)]
+    fn pop(&self, magazine: &mut Magazine, requested: u64, tally: &Tally) -> Option<DevicePtr> {
+        let Item { ptr, entry, units, .. } = *magazine.top()?;
+        magazine.drop_top();
+        let size = self.sizes.bytes(units);
+        tally.count_alloc(requested, size);
+        // SAFETY: what lies in a magazine is out, and `self` keeps the tables alive.
+        unsafe { entry.get() }.make_live(size - requested);
+        Some(ptr)
+    }
+
+    /// As [`alloc`](Self::alloc), and looks below the top of a magazine of several sizes.
+    #[cold]
+    pub(crate) fn alloc_searching(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+        if bytes.wrapping_sub(1) >= LARGEST_CACHED {
+            return None;
+        }
+        let own = self.enter::<true>()?;
+        let units = self.sizes.units(bytes);
+        let magazine = own.lanes.of(stream.timeline())?.magazine(MagazineIndex::of(units));
+        if magazine.bring_up(units) { self.pop(magazine, bytes, own.tally) } else { None }
+    }
+
+    /// Takes a live block, freed on `stream`, into the calling thread's magazines. `false`, and nothing done,
+    /// where there is no room, or it is not as simple as that.
+    #[inline]
+    pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> bool {
+        self.put::<false>(ptr, stream).is_some()
+    }
+
+    /// As [`free`](Self::free), also where the kernel issues no barriers for the gate.
+    #[cold]
+    pub(crate) fn free_fenced(&self, ptr: DevicePtr, stream: &Stream) -> bool {
+        self.put::<true>(ptr, stream).is_some()
+    }
+
+    #[inline(always)]
+    fn put<const FENCED: bool>(&self, ptr: DevicePtr, stream: &Stream) -> Option<()> {
+        let own = self.enter::<FENCED>()?;
+        let (entry, offset) = self.views.find(ptr)?;
+        let slack = entry.slack_if_plain(offset)?;
+        let units = entry.units();
+        let timeline = stream.timeline();
+        let magazine = own.lanes.of(timeline)?.magazine(MagazineIndex::of(units));
+        if magazine.is_full() {
+            return None;
+        }
+        entry.make_cached(offset);
+        magazine.push(Item { ptr, entry: EntryRef::new(entry), units, tick: timeline.now() });
+        let size = self.sizes.bytes(units);
+        own.tally.count_free(size - slack, size);
+        Some(())
+    }
+
+    // ---- the slow path: under the pool's lock, which whoever has the depot holds -----------------------
+
+    /// The calling thread's cache, made if need be; `None` where it can have none.
+    #[cold]
+    fn join_slow(&self, _depot: &mut Depot) -> Option<&ThreadCache> {
+        if self.mine().is_owned() {
+            return Some(self.mine());
+        }
+        let index = visit(self.pool.clone())?;
+        let place = &self.threads[index];
+        if std::ptr::eq(place.load(Ordering::Relaxed), &*self.nobody) {
+            // Release: see `mine`.
+            place.store(Box::into_raw(Box::new(ThreadCache::new())), Ordering::Release);
+            self.used.fetch_max(index + 1, Ordering::Relaxed);
+        }
+        self.mine().own();
+        Some(self.mine())
+    }
+
+    /// A block of `units` for work on `stream`, from the thread's magazines or the depot; brings more of the
+    /// same from there. Blocks of streams that are gone are given to `each`.
+    #[cold]
+    pub(crate) fn restock(
+        &self,
+        depot: &mut Depot,
+        units: u64,
+        stream: &Stream,
+        mut each: impl FnMut(Cached),
+    ) -> Option<Out> {
+        let timeline = stream.timeline();
+        if timeline.marking != Marking::WhenNeeded {
+            return None;
+        }
+        let cache = self.join_slow(depot)?;
+        // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
+        let lanes = unsafe { cache.lanes_under_lock() };
+        let lane = lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
+        let magazine = lane.magazine(MagazineIndex::of(units));
+        let item = if magazine.bring_up(units) {
+            let top = magazine.top().copied();
+            magazine.drop_top();
+            top
+        } else {
+            let mut more = depot.take(timeline.id, units, 1 + magazine.restock_by(), self.sizes);
+            let item = more.pop();
+            if !more.is_empty() {
+                cache.tally.note_filled();
+                more.into_iter().for_each(|item| magazine.push(item));
+            }
+            item
+        };
+        let Item { ptr, entry, units, .. } = item?;
+        Some(Out { ptr, entry, units, hit: true })
+    }
+
+    /// Takes a live block without recorded uses into the thread's magazines, and makes room for it: what has
+    /// none goes to the depot, or is given to `each`. `false`, and nothing done, where the thread can have no
+    /// magazine for it.
+    #[cold]
+    pub(crate) fn put_slow(
+        &self,
+        depot: &mut Depot,
+        (ptr, entry): (DevicePtr, &Entry),
+        stream: &Stream,
+        mut each: impl FnMut(Cached),
+    ) -> bool {
+        let timeline = stream.timeline();
+        // Relaxed: a setting.
+        let limit = self.limit.load(Ordering::Relaxed);
+        let (units, slack) = (entry.units(), entry.slack());
+        let size = self.sizes.bytes(units);
+        if timeline.marking != Marking::WhenNeeded || size + size / 8 > limit {
+            return false;
+        }
+        let Some(cache) = self.join_slow(depot) else { return false };
+        // SAFETY: as in `restock`.
+        let lanes = unsafe { cache.lanes_under_lock() };
+        let at = MagazineIndex::of(units);
+        let magazine =
+            lanes.of_or_add(timeline, |of, item| each(Cached { item, of })).magazine(at);
+        if magazine.is_full() && !lanes.grant(timeline, at, size, limit) {
+            let given_up: Vec<_> =
+                lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
+            if given_up.is_empty() {
+                // Others have the whole grant: begin anew.
+                lanes.drain(|of, item| each(Cached { item, of }));
+                lanes.revoke_grants();
+                lanes.grant(timeline, at, size, limit);
+            }
+            self.put_away(depot, timeline.id, &given_up, &mut each);
+        }
+        entry.make_cached(entry.offset());
+        cache.tally.count_free(size - slack, size);
+        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
+        magazine.push(Item { ptr, entry: EntryRef::new(entry), units, tick: timeline.now() });
+        true
+    }
+
+    /// Brings blocks that a magazine gave up to the depot, if there are several of a length, which makes it
+    /// likely that they are wanted again; gives the others to `each`.
+    fn put_away(&self, depot: &mut Depot, of: TimelineId, items: &[Item], each: &mut impl FnMut(Cached)) {
+        let limit = self.limit.load(Ordering::Relaxed);
+        for item in items {
+            let alike = items.iter().filter(|other| other.units == item.units).count();
+            if alike > 1 && depot.held() + self.sizes.bytes(item.units) <= limit {
+                depot.put(of, *item, self.sizes);
+            } else {
+                each(Cached { item: *item, of });
+            }
+        }
+    }
+
+    /// Counts a block that the arena gave to the program, of which it asked for `requested` bytes.
+    pub(crate) fn count_alloc(&self, depot: &mut Depot, requested: u64, bytes: u64) {
+        self.tally_slow(depot).count_alloc(requested, bytes);
+    }
+
+    /// Counts a block that the program freed to the arena.
+    pub(crate) fn count_free(&self, depot: &mut Depot, requested: u64, bytes: u64) {
+        self.tally_slow(depot).count_free(requested, bytes);
+    }
+
+    /// The tally that the calling thread may write under the lock.
+    fn tally_slow(&self, depot: &mut Depot) -> &Tally {
+        self.join_slow(depot).map_or(&self.others, |cache| &cache.tally)
+    }
+
+    // ---- taking back -----------------------------------------------------------------------------------
+
+    fn all(&self) -> impl Iterator<Item = &ThreadCache> + Clone {
+        // Relaxed: an index beyond it has nothing to tell yet.
+        let used = self.used.load(Ordering::Relaxed);
+        // SAFETY: as in `mine`.
+        let all = self.threads[..used].iter().map(|place| unsafe { &*place.load(Ordering::Acquire) });
+        all.filter(|cache| !std::ptr::eq(*cache, &*self.nobody))
+    }
+
+    /// Takes back everything that any thread caches, and the depot: gives it to `each`. The high-water marks
+    /// are folded into `folded`.
+    #[cold]
+    pub(crate) fn revoke(&self, depot: &mut Depot, folded: &HighWater, mut each: impl FnMut(Cached)) {
+        self.for_all(depot, |cache, lanes| {
+            lanes.drain(|of, item| each(Cached { item, of }));
+            cache.tally.note_emptied();
+        });
+        depot.drain(|of, item| each(Cached { item, of }));
+        self.fold(depot, folded);
+    }
+
+    /// Notes the high-water marks so far in `folded`, and lets them start again from now.
+    pub(crate) fn fold(&self, depot: &mut Depot, folded: &HighWater) {
+        folded.raise(&self.counted(folded));
+        self.for_all(depot, |cache, _| cache.tally.reset_high());
+        self.others.reset_high();
+    }
+
+    /// Calls `each` with the lanes of every cache that has something in it or to tell, while its owner is kept
+    /// out.
+    fn for_all(&self, _depot: &mut Depot, mut each: impl FnMut(&ThreadCache, &mut Lanes)) {
+        let me = Some(self.mine()).filter(|cache| cache.is_owned());
+        let is_mine = |cache: &ThreadCache| me.is_some_and(|me| std::ptr::eq(me, cache));
+        let others: SmallVec<[_; 16]> =
+            self.all().filter(|cache| !is_mine(cache) && cache.tally.is_of_note()).collect();
+        if !others.is_empty() {
+            others.iter().for_each(|cache| cache.gate().close());
+            heavy_barrier();
+            others.iter().for_each(|cache| cache.gate().wait_until_left());
+        }
+        for cache in others.iter().copied().chain(me) {
+            // SAFETY: the lock is held (the depot is borrowed); the cache is the caller's own, who is not inside,
+            // or its gate is closed and its owner has left.
+            each(cache, unsafe { cache.lanes_under_lock() });
+        }
+        // Those without an owner stay closed.
+        others.iter().filter(|cache| cache.is_owned()).for_each(|cache| cache.gate().open());
+    }
+
+    /// Whether anything is cached, as far as can be seen in passing.
+    pub(crate) fn holds_any(&self, depot: &Depot) -> bool {
+        depot.held() > 0 || self.all().any(|cache| cache.tally.may_hold())
+    }
+
+    /// The thread with this index, the calling one, ends: takes back what it caches.
+    pub(crate) fn end_thread(&self, _depot: &mut Depot, index: usize, mut each: impl FnMut(Cached)) {
+        // SAFETY: as in `mine`.
+        let cache = unsafe { &*self.threads[index].load(Ordering::Acquire) };
+        cache.disown();
+        // SAFETY: the calling thread owned the cache, is not inside, and holds the lock.
+        let lanes = unsafe { cache.lanes_under_lock() };
+        lanes.drain(|of, item| each(Cached { item, of }));
+        lanes.revoke_grants();
+        cache.tally.note_emptied();
+    }
+
+    /// Adapts the bytes that a thread may cache to what the pool holds and how many threads use it: all of it
+    /// together. That is much, but nothing is lost by it: whoever finds too little elsewhere takes it back.
+    pub(crate) fn adapt(&self, reserved: u64) {
+        let threads = self.all().filter(|cache| cache.is_owned()).count().max(1) as u64;
+        // With the eighth that magazines of mixed sizes count on top.
+        let share = (reserved + reserved / 8) / threads;
+        // Relaxed: a setting.
+        self.limit.store(share.max(LEAST_LIMIT), Ordering::Relaxed);
+    }
+
+    pub(crate) fn sizes(&self) -> Sizes {
+        self.sizes
+    }
+
+    /// What all threads counted.
+    pub(crate) fn counted(&self, folded: &HighWater) -> Counted {
+        sum(self.all().map(|cache| &cache.tally).chain(std::iter::once(&self.others)), folded)
+    }
+
+    /// Recounts what the caches hold: returns the number of blocks in them.
+    pub(crate) fn check(&self, depot: &mut Depot) -> Result<u64, String> {
+        let bytes = |items: &[Item]| items.iter().map(|item| self.sizes.bytes(item.units)).sum::<u64>();
+        let mut items: Vec<_> = depot.iter().copied().collect();
+        let mut result = Ok(());
+        if bytes(&items) != depot.held() {
+            result = Err(format!("the depot has {} bytes and counted {}", bytes(&items), depot.held()));
+        }
+        self.for_all(depot, |cache, lanes| {
+            let held: Vec<_> = lanes.iter().copied().collect();
+            if bytes(&held) > lanes.granted() {
+                result = Err(format!("a thread caches {}, more than {}", bytes(&held), lanes.granted()));
+            }
+            if !held.is_empty() && !cache.tally.may_hold() {
+                result = Err("a thread caches blocks and looks empty".to_owned());
+            }
+            items.extend(held);
+        });
+        result?;
+        for item in &items {
+            // SAFETY: what lies in a magazine or in the depot is out.
+            let entry = unsafe { item.entry.get() };
+            if entry.is_live() || entry.units() != item.units {
+                return Err(format!("{} is cached as {} units, and is {entry:?}", item.ptr, item.units));
+            }
+        }
+        let blocks = items.len() as u64;
+        items.sort_unstable_by_key(|item| item.ptr);
+        items.dedup_by_key(|item| item.ptr);
+        if items.len() as u64 == blocks { Ok(blocks) } else { Err("a block is cached twice".to_owned()) }
+    }
+}
+
+impl Drop for Caches {
+    fn drop(&mut self) {
+        for place in self.threads.iter_mut() {
+            let cache = *place.get_mut();
+            if !std::ptr::eq(cache, &*self.nobody) {
+                // SAFETY: the cache came from `Box::into_raw`. The pool is going, so no thread is inside.
+                drop(unsafe { Box::from_raw(cache) });
+            }
+        }
+    }
+}

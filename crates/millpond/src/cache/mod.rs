@@ -1,0 +1,40 @@
+//! `cache/`: magazines of ready blocks, per thread, pool and stream: the fast path of an allocation.
+//!
+//! Uses `arena/` (the tables that lead from an address to its block) and `order/` (a stream's tick).
+//!
+//! **Who has what.** Each thread that uses a pool has a [`ThreadCache`] in it, found through the thread's
+//! index. In it lies a *lane* per stream, and in a lane a *magazine* per size class: a stack of blocks that
+//! this thread freed on this stream, so that work given to the stream later may use them at once. Sizes below
+//! the arena's small zone are rounded to eight classes a doubling (at most 1/8 is wasted, 1/16 on average);
+//! longer blocks keep their exact size and share a magazine with sizes near theirs. What a magazine has no
+//! room for goes to the pool's [`Depot`], where other threads find it, and what that has no room for to the
+//! arena.
+//!
+//! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the
+//! thread, and the block's entry in the arena's table: no lock, no atomic read-modify-write, no device call.
+//! Where they cannot serve a request they say so, and the pool goes the slow way, under its lock.
+//!
+//! **Taking back.** Before the pool grows, steals, trims or reports that memory ran out, it takes back what
+//! every thread caches, idle ones included ([`Caches::revoke`]). A thread's *gate* makes that safe: see
+//! `gate`. Whoever revokes holds the pool's lock; a thread that finds its gate closed goes the slow way and
+//! so waits for the lock. A thread that holds the lock may use its own cache without passing the gate.
+//!
+//! **Counting.** Each thread counts what it allocates and frees ([`Tally`]); the pool's figures are sums.
+//!
+//! Magazines and depot are Bonwick's (*Magazines and Vmem*, USENIX 2001); that the rare side pays for both,
+//! by a barrier in all threads at once, is the idea of asymmetric locks (Dice, Huang, Yang 2001).
+
+mod caches;
+mod depot;
+mod gate;
+mod lane;
+mod sizes;
+mod sync;
+mod tally;
+mod thread;
+mod thread_index;
+
+pub(crate) use caches::{Cached, Caches};
+pub(crate) use depot::Depot;
+pub(crate) use sizes::Sizes;
+pub(crate) use thread_index::ThreadEnd;

@@ -1,0 +1,92 @@
+//! Atomics and barriers of the gate: the real ones, or loom's.
+
+#[cfg(not(loom))]
+pub(super) use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+#[cfg(loom)]
+pub(super) use loom::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+#[cfg(not(loom))]
+pub(super) use real::{full_barrier, heavy_barrier, is_asymmetric, light_barrier, yield_now};
+
+#[cfg(loom)]
+pub(super) use modelled::{full_barrier, heavy_barrier, is_asymmetric, light_barrier, yield_now};
+
+#[cfg(not(loom))]
+mod real {
+    use std::sync::OnceLock;
+    use std::sync::atomic::{Ordering, compiler_fence, fence};
+
+    /// Whether the kernel issues barriers in all threads for us.
+    pub(crate) fn is_asymmetric() -> bool {
+        static REGISTERED: OnceLock<bool> = OnceLock::new();
+        *REGISTERED.get_or_init(register)
+    }
+
+    #[cfg(all(target_os = "linux", not(miri)))]
+    fn register() -> bool {
+        use rustix::thread::{MembarrierCommand, membarrier};
+        // The second asks for a barrier, once, to see that it is granted: a sandbox may refuse.
+        membarrier(MembarrierCommand::RegisterPrivateExpedited).is_ok()
+            && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
+    }
+
+    #[cfg(not(all(target_os = "linux", not(miri))))]
+    fn register() -> bool {
+        false
+    }
+
+    /// The owner's barrier where the other side has a heavy one: for the compiler only.
+    #[inline]
+    pub(crate) fn light_barrier() {
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    /// The owner's barrier elsewhere.
+    pub(crate) fn full_barrier() {
+        fence(Ordering::SeqCst);
+    }
+
+    /// The other side's barrier: in this thread, and in every other that runs.
+    #[cold]
+    pub(crate) fn heavy_barrier() {
+        fence(Ordering::SeqCst);
+        #[cfg(all(target_os = "linux", not(miri)))]
+        if is_asymmetric() {
+            use rustix::thread::{MembarrierCommand, membarrier};
+            // It was granted before, and fails for no other reason than that. Without it, nothing that follows
+            // would be sound.
+            membarrier(MembarrierCommand::PrivateExpedited).expect("membarrier was granted before");
+        }
+    }
+
+    pub(crate) fn yield_now() {
+        std::thread::yield_now();
+    }
+}
+
+/// Both barriers as full fences, which is what they amount to together.
+#[cfg(loom)]
+mod modelled {
+    use loom::sync::atomic::{Ordering, fence};
+
+    pub(crate) fn is_asymmetric() -> bool {
+        true
+    }
+
+    pub(crate) fn light_barrier() {
+        fence(Ordering::SeqCst);
+    }
+
+    pub(crate) fn full_barrier() {
+        fence(Ordering::SeqCst);
+    }
+
+    pub(crate) fn heavy_barrier() {
+        fence(Ordering::SeqCst);
+    }
+
+    pub(crate) fn yield_now() {
+        loom::thread::yield_now();
+    }
+}

@@ -1,0 +1,86 @@
+//! The cache of one thread in one pool.
+
+use std::cell::UnsafeCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::gate::{Gate, Inside};
+use super::lane::Lanes;
+use super::tally::Tally;
+
+/// See the [module](self). On cache lines of its own (two, since processors fetch lines in pairs).
+#[derive(Debug)]
+#[repr(align(128))]
+pub(super) struct ThreadCache {
+    gate: Gate,
+    pub(super) tally: Tally,
+    /// Whether a living thread has it. Written under the pool's lock.
+    owned: AtomicBool,
+    /// Whoever is inside the gate may use them, and whoever holds the pool's lock while the gate is closed or
+    /// is the owner.
+    lanes: UnsafeCell<Lanes>,
+}
+
+// SAFETY: everything but `lanes` is made of atomics. `lanes` is reached by one thread at a time: see the field,
+// `enter` and `lanes_under_lock`.
+unsafe impl Sync for ThreadCache {}
+
+/// The owner's hand on its own cache.
+#[derive(Debug)]
+pub(super) struct Own<'a> {
+    pub(super) lanes: &'a mut Lanes,
+    pub(super) tally: &'a Tally,
+    _inside: Inside<'a>,
+}
+
+impl ThreadCache {
+    /// A cache without an owner: its gate is closed.
+    pub(super) fn new() -> Self {
+        let (gate, tally) = (Gate::new(), Tally::default());
+        Self { gate, tally, owned: AtomicBool::new(false), lanes: UnsafeCell::default() }
+    }
+
+    /// Passes the gate; `None` where it is closed.
+    ///
+    /// # Safety
+    /// The calling thread owns the cache, and is not inside.
+    #[inline]
+    pub(super) unsafe fn enter<const FENCED: bool>(&self) -> Option<Own<'_>> {
+        let inside = if FENCED { self.gate.enter_fenced() } else { self.gate.enter() }?;
+        // SAFETY: the owner is inside. Others reach the lanes only after closing the gate and waiting until the
+        // owner has left (`Caches::revoke`), which lasts until `inside` is dropped with what is returned here.
+        let lanes = unsafe { &mut *self.lanes.get() };
+        Some(Own { lanes, tally: &self.tally, _inside: inside })
+    }
+
+    /// The lanes, for whoever holds the pool's lock.
+    ///
+    /// # Safety
+    /// The caller holds the pool's lock as long as the reference lives, asks for no second one, and either owns
+    /// the cache and is not inside, or has closed the gate and the owner has left, or the cache has no owner.
+    #[expect(clippy::mut_from_ref, reason = "an accessor of an UnsafeCell; the contract is above")]
+    pub(super) unsafe fn lanes_under_lock(&self) -> &mut Lanes {
+        // SAFETY: the caller's promise: nobody is inside, nobody can come in, and all others need the lock.
+        unsafe { &mut *self.lanes.get() }
+    }
+
+    pub(super) fn is_owned(&self) -> bool {
+        // Relaxed: written and read under the pool's lock.
+        self.owned.load(Ordering::Relaxed)
+    }
+
+    /// The calling thread becomes the owner. Under the pool's lock.
+    pub(super) fn own(&self) {
+        self.owned.store(true, Ordering::Relaxed);
+        self.gate.open();
+    }
+
+    /// The owner is going. By the owner, under the pool's lock.
+    pub(super) fn disown(&self) {
+        self.owned.store(false, Ordering::Relaxed);
+        self.gate.close();
+    }
+
+    pub(super) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+}
