@@ -138,8 +138,9 @@ pub(crate) fn boundary(call: impl FnOnce(&'static Record) -> Result<(), Failure>
     }
 }
 
+/// Makes a failure this thread's last error.
 #[cold]
-fn note_slow(failure: Failure) -> Status {
+pub(crate) fn note_slow(failure: Failure) -> Status {
     let (message, status) = (failure.to_string(), failure.status());
     let out_of_memory = match failure {
         Failure::Pool(Error::OutOfMemory(report)) => Some(*report),
@@ -149,8 +150,9 @@ fn note_slow(failure: Failure) -> Status {
     status
 }
 
+/// Makes a panic this thread's last error.
 #[cold]
-fn note_panic_slow(panic: &(dyn std::any::Any + Send)) -> Status {
+pub(crate) fn note_panic_slow(panic: &(dyn std::any::Any + Send)) -> Status {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message");
     remember(format!("a panic in millpond, please report it: {text}"), Status::Internal, None);

@@ -1,12 +1,14 @@
 //! Handles: what C programs hold instead of addresses.
 //!
 //! A handle's 64 bits are a tag that no address has in its highest byte, with the kind of object in it; a
-//! generation; and the index of a slot. Slots are never freed, so looking at one is always allowed, and a slot's
-//! generation changes when its object is released, so a released handle is not taken for its successor.
+//! generation; and the index of a slot. Slots are never freed, so looking at one is always allowed, and a slot
+//! knows the one handle that is valid for it. The next object there has another generation, so a released handle
+//! is not taken for its successor.
 
 use std::cell::UnsafeCell;
+use std::mem::MaybeUninit;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::{fmt, ptr, thread};
 
 use parking_lot::Mutex;
@@ -17,11 +19,15 @@ use crate::in_use::{self, Note, Record};
 /// The highest byte of a handle is this and the [`Kind`]: no address of a user program, nor of a device.
 const TAG: u64 = 0x40;
 const KIND_SHIFT: u32 = 56;
-const GENERATION_SHIFT: u32 = 24;
+const GENERATION_SHIFT: u32 = 20;
 const INDEX_MASK: u64 = (1 << GENERATION_SHIFT) - 1;
 
 const CHUNK: usize = 1024;
-const CHUNKS: usize = 1024;
+/// As many as an index can name, so that no index is out of bounds.
+const CHUNKS: usize = (1 << GENERATION_SHIFT) / CHUNK;
+
+/// Generations that a slot can have: what is left between index and kind.
+const GENERATIONS: u64 = 1 << (KIND_SHIFT - GENERATION_SHIFT);
 
 /// What a handle stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,23 +84,41 @@ pub(crate) struct Table<T: 'static> {
 
 #[derive(Default)]
 struct Vacant {
-    slots: Vec<u32>,
+    slots: Vec<u64>,
     /// Slots handed out so far.
-    used: u32,
+    used: u64,
     /// Released from within a callback while another thread was inside a call with them. Their objects go with
     /// the next release or creation.
     dying: Vec<u64>,
 }
 
 struct Slot<T> {
-    /// Odd while the slot has an object.
-    generation: AtomicU32,
-    object: UnsafeCell<Option<T>>,
+    /// The valid handle; while there is none, something that is no handle of this slot ([`no_handle`]).
+    handle: AtomicU64,
+    /// There while there is a valid handle, and until the release of the last one is through.
+    object: UnsafeCell<MaybeUninit<T>>,
+    /// Objects that the slot had. Only who has the slot from `vacant` touches it.
+    generation: UnsafeCell<u64>,
+}
+
+/// What a slot holds that has no valid handle: no look-up of it leads to this slot, since its index is another.
+const fn no_handle(index: u64) -> u64 {
+    index ^ 1
 }
 
 // SAFETY: objects are shared between threads only by reference (`Sync`), and moved in and out by whoever made or
 // released the handle (`Send`), alone, as `insert` and `release` say.
 unsafe impl<T: Send + Sync> Sync for Slot<T> {}
+
+impl<T> Slot<T> {
+    fn vacant(index: u64) -> Self {
+        Self {
+            handle: AtomicU64::new(no_handle(index)),
+            object: UnsafeCell::new(MaybeUninit::uninit()),
+            generation: UnsafeCell::new(0),
+        }
+    }
+}
 
 impl<T: Send + Sync> Table<T> {
     pub(crate) const fn new(kind: Kind) -> Self {
@@ -106,20 +130,21 @@ impl<T: Send + Sync> Table<T> {
     pub(crate) fn insert<H>(&'static self, object: T) -> Result<*mut H, Failure> {
         self.bury();
         let index = self.take_vacant()?;
-        let Some(slot) = self.slot(u64::from(index)) else { return Err(Failure::TooManyHandles(self.kind)) };
+        let Some(slot) = self.slot(index) else { return Err(Failure::TooManyHandles(self.kind)) };
         // SAFETY: the slot is vacant and was taken from the list by this thread alone; nobody reads the object
-        // of a slot with an even generation.
-        unsafe { *slot.object.get() = Some(object) };
-        // Release: whoever sees the odd generation sees the object.
-        let generation = slot.generation.fetch_add(1, Ordering::Release) + 1;
-        Ok(ptr::without_provenance_mut(self.bits(generation, index) as usize))
+        // of a slot that has no valid handle.
+        let generation = unsafe {
+            (*slot.object.get()).write(object);
+            *slot.generation.get() += 1;
+            *slot.generation.get()
+        };
+        let bits = (TAG | self.kind as u64) << KIND_SHIFT | generation << GENERATION_SHIFT | index;
+        // Release: whoever sees the handle sees the object.
+        slot.handle.store(bits, Ordering::Release);
+        Ok(ptr::without_provenance_mut(bits as usize))
     }
 
-    fn bits(&self, generation: u32, index: u32) -> u64 {
-        (TAG | self.kind as u64) << KIND_SHIFT | u64::from(generation) << GENERATION_SHIFT | u64::from(index)
-    }
-
-    fn take_vacant(&self) -> Result<u32, Failure> {
+    fn take_vacant(&self) -> Result<u64, Failure> {
         let mut vacant = self.vacant.lock();
         if let Some(index) = vacant.slots.pop() {
             return Ok(index);
@@ -129,8 +154,8 @@ impl<T: Send + Sync> Table<T> {
             return Err(Failure::TooManyHandles(self.kind));
         };
         if (index as usize).is_multiple_of(CHUNK) {
-            let empty = || Slot { generation: AtomicU32::new(0), object: UnsafeCell::new(None) };
-            let slots: Box<[Slot<T>; CHUNK]> = Box::new(std::array::from_fn(|_| empty()));
+            let slots: Box<[Slot<T>; CHUNK]> =
+                Box::new(std::array::from_fn(|place| Slot::vacant(index + place as u64)));
             // Release: whoever sees the chunk sees its slots.
             chunk.store(Box::into_raw(slots), Ordering::Release);
         }
@@ -142,7 +167,7 @@ impl<T: Send + Sync> Table<T> {
     fn slot(&'static self, bits: u64) -> Option<&'static Slot<T>> {
         let index = (bits & INDEX_MASK) as usize;
         // Acquire: pairs with the release that published the chunk.
-        let chunk = self.chunks.get(index / CHUNK)?.load(Ordering::Acquire);
+        let chunk = self.chunks[index / CHUNK].load(Ordering::Acquire);
         // SAFETY: a chunk is leaked once it is in the table, so it is null or valid for ever.
         unsafe { chunk.as_ref() }.map(|slots| &slots[index % CHUNK])
     }
@@ -152,23 +177,29 @@ impl<T: Send + Sync> Table<T> {
     pub(crate) fn get<H>(&'static self, me: &'static Record, handle: *mut H) -> Result<Using<T>, Failure> {
         let bits = handle.addr() as u64;
         let note = me.note(bits)?;
-        match self.valid_slot(bits) {
-            Some(slot) => {
-                // SAFETY: the handle was valid after it was noted, so its object stays until the note ends.
-                let object = unsafe { (*slot.object.get()).as_ref() };
-                object.map(|object| Using { object, _note: note }).ok_or(Failure::Internal)
-            }
+        // SAFETY: the note says so until the end of what is returned.
+        match unsafe { self.look(bits) } {
+            Some(object) => Ok(Using { object, _note: note }),
             None => Err(self.refuse(bits)),
         }
+    }
+
+    /// The object of a handle, if that is valid.
+    ///
+    /// # Safety
+    /// The handle was [noted](Record::note) before, and stays so while the object is used.
+    #[inline]
+    pub(crate) unsafe fn look(&'static self, bits: u64) -> Option<&'static T> {
+        let slot = self.valid_slot(bits)?;
+        // SAFETY: the handle was valid after it was noted, so its object is there and stays until the note ends.
+        Some(unsafe { (*slot.object.get()).assume_init_ref() })
     }
 
     #[inline]
     fn valid_slot(&'static self, bits: u64) -> Option<&'static Slot<T>> {
         let slot = self.slot(bits)?;
         // Acquire: pairs with the release of `insert`.
-        let generation = slot.generation.load(Ordering::Acquire);
-        let valid = generation % 2 == 1 && bits == self.bits(generation, (bits & INDEX_MASK) as u32);
-        valid.then_some(slot)
+        (slot.handle.load(Ordering::Acquire) == bits).then_some(slot)
     }
 
     /// What is wrong with a handle.
@@ -197,7 +228,7 @@ impl<T: Send + Sync> Table<T> {
             let _alone = self.vacant.lock();
             let Some(slot) = self.valid_slot(bits) else { return Err(self.refuse(bits)) };
             // Relaxed: `is_used_by_anyone` fences before it looks at the records.
-            slot.generation.fetch_add(1, Ordering::Relaxed);
+            slot.handle.store(no_handle(bits & INDEX_MASK), Ordering::Relaxed);
         }
         while in_use::is_used_by_anyone(bits) {
             if me.is_busy() {
@@ -213,14 +244,14 @@ impl<T: Send + Sync> Table<T> {
     /// Ends the object of a released handle that nobody uses.
     fn end(&'static self, bits: u64) {
         let Some(slot) = self.slot(bits) else { return };
-        // SAFETY: the generation is even and no record names the handle, so nobody has or gets a reference; and
-        // only the one who released the handle comes here, or the one who took it from `dying`.
-        let object = unsafe { (*slot.object.get()).take() };
-        // Relaxed: nobody changes the generation of a slot that is not vacant and has no valid handle.
-        let spent = slot.generation.load(Ordering::Relaxed) >= u32::MAX - 1;
+        // SAFETY: the handle was valid and is not any more, and no record names it, so the object is there and
+        // nobody has or gets a reference; and only the one who released the handle comes here, or the one who took
+        // it from `dying`.
+        let (object, generation) =
+            unsafe { ((*slot.object.get()).assume_init_read(), *slot.generation.get()) };
         // A slot whose generations are used up is not handed out again.
-        if !spent {
-            self.vacant.lock().slots.push((bits & INDEX_MASK) as u32);
+        if generation < GENERATIONS - 1 {
+            self.vacant.lock().slots.push(bits & INDEX_MASK);
         }
         // Without the lock: the end of a pool may call back.
         drop(object);

@@ -8,7 +8,8 @@
 //!
 //! **How one request passes through.** Each function is a closure given to [`failure::boundary`], which catches
 //! panics, turns an error into a [`status::Status`] and keeps its message for `millpond_last_error`. Inside, the
-//! arguments are checked ([`arguments`]), the handles looked up, and the Rust interface called.
+//! arguments are checked ([`arguments`]), the handles looked up, and the Rust interface called. Allocate and free
+//! try a shorter way first ([`fast`]).
 //!
 //! **Safety of all functions.** What the header says at its top: pointers that are not null are valid for what
 //! is read or written through them for the time of the call, texts end with a zero byte, and structs that carry
@@ -23,6 +24,7 @@ pub mod context;
 pub mod copy;
 pub mod event;
 pub mod failure;
+pub mod fast;
 pub mod handle;
 pub mod in_use;
 pub mod memory;

@@ -7,6 +7,7 @@ use millpond::device::DevicePtr;
 
 use crate::arguments::Out;
 use crate::failure::boundary;
+use crate::fast;
 use crate::pool::{POOLS, PoolHandle};
 use crate::status::Status;
 use crate::stream::{AnyStream, find_stream};
@@ -30,6 +31,34 @@ pub unsafe extern "C" fn millpond_alloc(
     stream: AnyStream,
     out: *mut *mut c_void,
 ) -> Status {
+    if !out.is_null() {
+        match fast::call(pool, stream, |pool, stream| pool.alloc(bytes as u64, stream)) {
+            Ok(None) => {}
+            Ok(Some(ptr)) => {
+                // SAFETY: not null, and as the header asks of its caller.
+                unsafe { out.write(to_c(ptr)) };
+                return Status::Ok;
+            }
+            Err(status) => {
+                // SAFETY: likewise.
+                unsafe { out.write(ptr::null_mut()) };
+                return status;
+            }
+        }
+    }
+    // SAFETY: as promised to this function.
+    unsafe { alloc_slow(pool, bytes, stream, out) }
+}
+
+/// # Safety
+/// As for [`millpond_alloc`].
+#[cold]
+unsafe fn alloc_slow(
+    pool: *mut PoolHandle,
+    bytes: usize,
+    stream: AnyStream,
+    out: *mut *mut c_void,
+) -> Status {
     boundary(|me| {
         // SAFETY: as the header asks of its caller.
         let out = unsafe { Out::pointer(out, "out") }?;
@@ -45,6 +74,18 @@ pub unsafe extern "C" fn millpond_alloc(
 /// cost. After a failure nothing changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_free(pool: *mut PoolHandle, ptr: *mut c_void, stream: AnyStream) -> Status {
+    match fast::call(pool, stream, |pool, stream| pool.free(from_c(ptr), stream)) {
+        Ok(Some(())) => Status::Ok,
+        // SAFETY: as promised to this function.
+        Ok(None) => unsafe { free_slow(pool, ptr, stream) },
+        Err(status) => status,
+    }
+}
+
+/// # Safety
+/// As for [`millpond_free`].
+#[cold]
+unsafe fn free_slow(pool: *mut PoolHandle, ptr: *mut c_void, stream: AnyStream) -> Status {
     boundary(|me| {
         let object = POOLS.get(me, pool)?;
         // SAFETY: as the header asks of its caller.
