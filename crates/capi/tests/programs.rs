@@ -88,7 +88,13 @@ fn check(source: &str, watch: Watch) {
     let program = build(source, watch);
     if watch == Watch::Valgrind {
         run(Command::new("valgrind")
-            .args(["--quiet", "--error-exitcode=9", "--leak-check=full", "--errors-for-leak-kinds=definite"])
+            .args([
+                "--quiet",
+                "--fair-sched=try",
+                "--error-exitcode=9",
+                "--leak-check=full",
+                "--errors-for-leak-kinds=definite",
+            ])
             .arg(program)
             .env("MILLPOND_DEVICE", "host"));
     } else {
