@@ -68,6 +68,52 @@ pub extern "C" fn millpond_pool_remove_reclaim(pool: *mut PoolHandle, id: u64) -
     })
 }
 
+/// Told of each request for which there was no memory, before its caller gets the status. Runs on the allocating
+/// thread without locks held; it must not throw, nor release the pool or the stream of the allocation.
+pub type Observe = Option<unsafe extern "C" fn(report: *const OutOfMemoryReport, data: *mut c_void)>;
+
+impl Asked<unsafe extern "C" fn(*const OutOfMemoryReport, *mut c_void)> {
+    fn tell(&self, report: &OutOfMemory) {
+        let report = OutOfMemoryReport::from(report);
+        // SAFETY: as above; the report lives until the callback returns.
+        unsafe { (self.function)(&report, self.data) }
+    }
+}
+
+/// Registers a callback that is told when memory ran out. `id` gets what `millpond_pool_remove_out_of_memory` takes.
+/// The callback and its data must stay valid until it is removed, or the pool is gone.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_pool_on_out_of_memory(
+    pool: *mut PoolHandle,
+    observe: Observe,
+    data: *mut c_void,
+    id: *mut u64,
+) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::new(id, "id", 0) }?;
+        let function = observe.ok_or(Failure::Null("observe"))?;
+        let object = POOLS.get(me, pool)?;
+        let asked = Asked { function, data };
+        let registered = object.pool.on_out_of_memory(move |report| asked.tell(report));
+        out.set(object.observers.add(registered));
+        Ok(())
+    })
+}
+
+/// Removes a callback that was registered through this handle. `BAD_OPTION` if it was removed before.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_pool_remove_out_of_memory(pool: *mut PoolHandle, id: u64) -> Status {
+    boundary(|me| {
+        let object = POOLS.get(me, pool)?;
+        let registered = object.observers.remove(id);
+        if registered.is_some_and(|registered| object.pool.remove_out_of_memory(registered)) {
+            return Ok(());
+        }
+        Err(Failure::option("id", format!("{id}; no callback of this handle has it")))
+    })
+}
+
 /// What stood in the way of more memory.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

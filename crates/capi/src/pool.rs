@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::sync::Arc;
 
-use millpond::{Pool, ReclaimId};
+use millpond::{ObserverId, Pool, ReclaimId};
 use parking_lot::Mutex;
 
 use crate::arguments::{Out, read_struct};
@@ -23,27 +23,34 @@ pub(crate) struct PoolObject {
     pub(crate) pool: Pool,
     /// Where streams that are not registered are looked up.
     pub(crate) context: Arc<ContextObject>,
-    pub(crate) reclaims: Reclaims,
+    pub(crate) reclaims: Registered<ReclaimId>,
+    pub(crate) observers: Registered<ObserverId>,
 }
 
 /// The callbacks that were registered through a handle, by the numbers that C programs hold.
-#[derive(Debug, Default)]
-pub(crate) struct Reclaims {
-    all: Mutex<(u64, Vec<(u64, ReclaimId)>)>,
+#[derive(Debug)]
+pub(crate) struct Registered<Id> {
+    all: Mutex<(u64, Vec<(u64, Id)>)>,
 }
 
-impl Reclaims {
-    pub(crate) fn add(&self, registered: ReclaimId) -> u64 {
+impl<Id> Registered<Id> {
+    pub(crate) fn add(&self, registered: Id) -> u64 {
         let (last, all) = &mut *self.all.lock();
         *last += 1;
         all.push((*last, registered));
         *last
     }
 
-    pub(crate) fn remove(&self, number: u64) -> Option<ReclaimId> {
+    pub(crate) fn remove(&self, number: u64) -> Option<Id> {
         let all = &mut self.all.lock().1;
         let at = all.iter().position(|(known, _)| *known == number)?;
         Some(all.swap_remove(at).1)
+    }
+}
+
+impl<Id> Default for Registered<Id> {
+    fn default() -> Self {
+        Self { all: Mutex::new((0, Vec::new())) }
     }
 }
 
@@ -51,7 +58,7 @@ pub(crate) static POOLS: Table<PoolObject> = Table::new(Kind::Pool);
 
 impl PoolObject {
     pub(crate) fn new(pool: Pool, context: Arc<ContextObject>) -> Self {
-        Self { pool, context, reclaims: Reclaims::default() }
+        Self { pool, context, reclaims: Registered::default(), observers: Registered::default() }
     }
 }
 

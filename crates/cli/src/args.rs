@@ -18,6 +18,7 @@ Examples:
   millpond train                            train on the bundled digits, every byte from the pool
   millpond train --allocator all            compare the pool with other allocators
   millpond replay snapshot.pickle           what a PyTorch job's memory did, and where it would fit
+  millpond bench --suite latency            what allocating costs, in nanoseconds
   millpond info                             devices, memory, driver")]
 pub(crate) struct Args {
     #[command(subcommand)]
@@ -30,6 +31,8 @@ pub(crate) enum Command {
     Train(Box<TrainArgs>),
     /// Replay a recorded job: what each allocator would reserve, and where it would fit
     Replay(Box<crate::replay_args::ReplayArgs>),
+    /// Measure what a pair of allocate and free costs, beside other allocators
+    Bench(crate::bench_args::BenchArgs),
     /// Show devices, memory, driver, and what they support
     Info(InfoArgs),
     /// Download a data set to train on

@@ -18,6 +18,8 @@ pub(crate) enum Error {
     #[error(transparent)]
     Replay(#[from] millpond_replay::replay::ReplayError),
     #[error(transparent)]
+    Bench(#[from] millpond_bench::Error),
+    #[error(transparent)]
     Choice(#[from] ChoiceError),
     #[error(transparent)]
     Memory(#[from] millpond::Error),

@@ -5,6 +5,9 @@
 
 mod account;
 mod args;
+mod bench;
+mod bench_args;
+mod bench_tables;
 mod curves;
 mod error;
 mod fetch;
@@ -14,6 +17,7 @@ mod progress;
 mod replay;
 mod replay_args;
 mod replay_export;
+mod replay_tables;
 mod screen;
 mod train;
 
@@ -27,6 +31,7 @@ fn main() -> ExitCode {
     let result = match Args::parse().command {
         Command::Train(args) => train::run(&args),
         Command::Replay(args) => replay::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Info(args) => info::run(args.json),
         Command::Fetch(args) => fetch::run(&args),
     };

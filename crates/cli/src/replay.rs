@@ -6,9 +6,9 @@ use millpond::device::Device;
 use millpond::device::cuda::CudaDevice;
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::{Context, HumanBytes};
-use millpond_replay::fit::{self, CARDS_GIB};
+use millpond_replay::fit;
 use millpond_replay::read::{self, Limits};
-use millpond_replay::replay::{Outcome, Program, UNLIMITED, Waste, at_peak, on_device, on_sim};
+use millpond_replay::replay::{DriverMemory, Outcome, Program, UNLIMITED, Waste, at_peak, on_device, on_sim};
 use millpond_replay::report::Section;
 use millpond_replay::trace::Trace;
 use millpond_replay::verdict::Verdict;
@@ -17,15 +17,16 @@ use crate::error::{Error, Result};
 use crate::outputs::Output;
 use crate::replay_args::{On, ReplayArgs};
 use crate::replay_export;
-use crate::screen::{remark, say, table, thousands};
+use crate::replay_tables::{account, cards, room, wasted};
+use crate::screen::{remark, say, thousands};
 
 /// One trace with one allocator.
-struct Row {
-    outcome: Outcome,
+pub(crate) struct Row {
+    pub(crate) outcome: Outcome,
     /// The smallest capacity in bytes that fits, where it was looked for and there is one.
-    smallest: Option<u64>,
+    pub(crate) smallest: Option<u64>,
     /// Where memory is wasted at the peak, where that was looked for.
-    waste: Option<Waste>,
+    pub(crate) waste: Option<Waste>,
 }
 
 /// Memory of the host device where no capacity was asked for. Replays touch little of what they allocate.
@@ -84,33 +85,40 @@ fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Resu
         say(&format!("\nAt the peak, reserved and not requested\n{}", wasted(&rows)));
         match args.capacity {
             Some(capacity) => say(&format!("\n{}", room(&rows, capacity))),
-            None => say(&format!("\nCards that would do\n{}", cards(&rows))),
+            None => say(&format!("\nCards that would do\n{}", cards(&rows, args.context))),
         }
         if ["millpond", "caching"].iter().all(|name| names.contains(name)) {
             say("");
-            verdict = Verdict::of(trace, &program)?.lines();
+            verdict = Verdict::of(trace, &program, &args.choice())?.lines();
             verdict.iter().for_each(|line| say(line));
         }
     }
     say("");
     if args.report.is_some() {
-        sections.push(section(trace, &program, verdict, &rows)?);
+        sections.push(section(args, (trace, &program), verdict, &rows)?);
     }
     Ok(rows.into_iter().map(|row| row.outcome).collect())
 }
 
 /// What the report shows of a trace. Charts are of replays on the simulated device.
-fn section(trace: &Trace, program: &Program, verdict: Vec<String>, rows: &[Row]) -> Result<Section> {
-    let mut section = Section::of(trace, program, verdict);
+fn section(
+    args: &ReplayArgs,
+    (trace, program): (&Trace, &Program),
+    verdict: Vec<String>,
+    rows: &[Row],
+) -> Result<Section> {
+    let mut section = Section::of(trace, program, verdict, args.context);
+    let choice = args.choice();
     for Row { outcome, smallest, .. } in rows {
-        let choose = |context: &Context| millpond_baselines::by_name(&outcome.allocator, context);
+        let choose = |context: &Context| choice.build(&outcome.allocator, context);
         section.add((trace, program), &choose, outcome.clone(), *smallest)?;
     }
     Ok(section)
 }
 
 fn simulated(args: &ReplayArgs, trace: &Trace, program: &Program, name: &'static str) -> Result<Row> {
-    let choose = move |context: &Context| millpond_baselines::by_name(name, context);
+    let choice = args.choice();
+    let choose = move |context: &Context| choice.build(name, context);
     let outcome = on_sim(trace, program, &choose, args.capacity.unwrap_or(UNLIMITED))?;
     let smallest = match args.capacity {
         Some(_) => None,
@@ -127,7 +135,8 @@ fn for_real(
     program: &Program,
     (name, on): (&'static str, On),
 ) -> Result<Row> {
-    let choose = move |context: &Context| millpond_baselines::by_name(name, context);
+    let choice = args.choice();
+    let choose = move |context: &Context| choice.build(name, context);
     let device: Arc<dyn Device> = match on {
         On::Cuda(ordinal) => CudaDevice::new(ordinal)?,
         On::Host | On::Sim => {
@@ -135,15 +144,32 @@ fn for_real(
             HostDevice::with_options(HostOptions { capacity, ..HostOptions::default() })?
         }
     };
-    let free_before = device.memory_info()?.free;
     let (outcome, marks) = on_device(trace, program, &choose, device, args.verify)?;
     if args.verify {
         say(&format!("{name}: {} marks found where they were written", thousands(marks)));
     }
-    if matches!(on, On::Cuda(_)) {
-        say(&format!("{name}: the driver had {} free before", HumanBytes(free_before)));
+    if let Some(driver) = outcome.driver {
+        compare_with_driver(&outcome, driver);
     }
     Ok(Row { outcome, smallest: None, waste: None })
+}
+
+/// Holds what the allocator counts against what the device's driver counts.
+fn compare_with_driver(outcome: &Outcome, driver: DriverMemory) {
+    let Outcome { allocator, peak_reserved, .. } = outcome;
+    let off = driver.disagreement(*peak_reserved) * 100.0;
+    say(&format!(
+        "{allocator}: reserved {} at most; the driver, of {} free before: {} in use ({off:+.2} %), {} in the end",
+        HumanBytes(*peak_reserved),
+        HumanBytes(driver.free_before),
+        HumanBytes(driver.used_peak),
+        HumanBytes(driver.used_after),
+    ));
+    if off.abs() > 1.0 {
+        remark(&format!(
+            "{allocator} and the driver disagree by {off:+.1} %: the driver rounds what {allocator} asks for, or another program uses the device"
+        ));
+    }
 }
 
 fn introduce(trace: &Trace, program: &Program) {
@@ -164,6 +190,9 @@ fn introduce(trace: &Trace, program: &Program) {
     if !trace.live_before.is_empty() {
         say(&format!("{} were live before the recording began", count(trace.live_before.len(), "block")));
     }
+    if !trace.settings.is_empty() {
+        say(&format!("recorded with PYTORCH_CUDA_ALLOC_CONF={}", trace.settings));
+    }
     if let Some(oom) = trace.recorded_ooms.first() {
         say(&format!("the recorded run found no memory for {}", HumanBytes(oom.size)));
     }
@@ -173,80 +202,6 @@ fn introduce(trace: &Trace, program: &Program) {
             trace.name, trace.lost_frees
         ));
     }
-}
-
-fn account(rows: &[Row]) -> String {
-    let titles = ["allocator", "reserved", "ratio", "device calls", "their time", "of wall", "events/s", ""];
-    let mut lines = vec![titles.map(str::to_owned).to_vec()];
-    for Row { outcome, .. } in rows {
-        let share =
-            outcome.device_share().map_or_else(|| "-".to_owned(), |share| format!("{:.2} %", share * 100.0));
-        let time = outcome.device_us.map_or_else(|| "-".to_owned(), |us| format!("{:.1} ms", us / 1e3));
-        let oom = outcome.oom.map(|oom| {
-            format!(
-                "out of memory at event {}, asking for {}",
-                thousands(oom.event as u64),
-                HumanBytes(oom.bytes)
-            )
-        });
-        lines.push(vec![
-            outcome.allocator.clone(),
-            HumanBytes(outcome.peak_reserved).to_string(),
-            format!("{:.3}", outcome.ratio),
-            thousands(outcome.device_calls.total()),
-            time,
-            share,
-            thousands((outcome.events as f64 / outcome.replay_s.max(1e-9)) as u64),
-            oom.unwrap_or_default(),
-        ]);
-    }
-    table(&lines)
-}
-
-/// Where the bytes are that nobody asked for.
-fn wasted(rows: &[Row]) -> String {
-    let titles = ["allocator", "wasted", "rounding", "holes", "caches", "other streams", "at event"];
-    let mut lines = vec![titles.map(str::to_owned).to_vec()];
-    for Row { outcome, waste, .. } in rows {
-        let Some(waste) = waste else { continue };
-        let parts = [waste.rounding, waste.holes, waste.caches, waste.other_streams];
-        let bytes = [parts.iter().sum()].into_iter().chain(parts).map(|bytes| HumanBytes(bytes).to_string());
-        let mut line = vec![outcome.allocator.clone()];
-        line.extend(bytes.chain([thousands(waste.event as u64)]));
-        lines.push(line);
-    }
-    table(&lines)
-}
-
-/// Which cards would do, for each allocator.
-fn cards(rows: &[Row]) -> String {
-    let mut titles = vec!["allocator".to_owned(), "needs".to_owned()];
-    titles.extend(CARDS_GIB.map(|gib| format!("{gib}")));
-    let mut lines = vec![titles];
-    for Row { outcome, smallest, .. } in rows {
-        let mut line = vec![outcome.allocator.clone()];
-        line.push(smallest.map_or_else(|| "-".to_owned(), |bytes| HumanBytes(bytes).to_string()));
-        let mark = |gib| if smallest.is_some_and(|bytes| fit::fits(bytes, gib)) { "yes" } else { "no" };
-        line.extend(CARDS_GIB.map(|gib| mark(gib).to_owned()));
-        lines.push(line);
-    }
-    let context = HumanBytes(fit::CONTEXT_BYTES);
-    format!("{}\n(cards in GiB; {context} of each are left to the driver's context)", table(&lines))
-}
-
-/// Who fits in the capacity asked for.
-fn room(rows: &[Row], capacity: u64) -> String {
-    let named = |fits: bool| {
-        let names = rows.iter().filter(|row| row.outcome.oom.is_none() == fits);
-        names.map(|row| row.outcome.allocator.as_str()).collect::<Vec<_>>().join(", ")
-    };
-    let or_none = |names: String| if names.is_empty() { "none".to_owned() } else { names };
-    format!(
-        "in {}: fits with {}; not with {}",
-        HumanBytes(capacity),
-        or_none(named(true)),
-        or_none(named(false))
-    )
 }
 
 fn write_json(file: Output, outcomes: &[Outcome]) -> Result<()> {

@@ -4,14 +4,16 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
-use millpond_baselines::NAMES;
+use millpond_baselines::{CachingOptions, NAMES};
+use millpond_replay::choice::Choice;
+use millpond_replay::fit::CONTEXT_BYTES;
 use millpond_replay::replay::FreeWhen;
 
 use crate::args::{ALL, allocators};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A trace is a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot) or an RMM log, also gzipped or
+A trace is a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot) or an RMM log, also gzipped or \
 zstd-compressed. No GPU is needed.
 
 Examples:
@@ -38,6 +40,15 @@ pub(crate) struct ReplayArgs {
     /// When a block that other streams used is freed
     #[arg(long, value_enum, default_value = "completed")]
     free: Free,
+    /// Smallest and largest page of millpond's pool, such as 2MiB..64MiB [default: 2MiB..32MiB]
+    #[arg(long, value_name = "FROM..TO", value_parser = page_sizes)]
+    page_sizes: Option<(u64, u64)>,
+    /// Settings of caching and expandable, as in PYTORCH_CUDA_ALLOC_CONF
+    #[arg(long, value_name = "SETTINGS")]
+    alloc_conf: Option<CachingOptions>,
+    /// What the driver's context and the libraries take of each card
+    #[arg(long, value_name = "SIZE", value_parser = size_or_none, default_value_t = CONTEXT_BYTES, hide_default_value = true)]
+    pub(crate) context: u64,
     /// Write the results to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -75,6 +86,11 @@ impl ReplayArgs {
         NAMES.into_iter().filter(named).collect()
     }
 
+    /// What the allocators are built with.
+    pub(crate) fn choice(&self) -> Choice {
+        Choice { page_sizes: self.page_sizes, pytorch: self.alloc_conf.clone() }
+    }
+
     pub(crate) fn free(&self) -> FreeWhen {
         match self.free {
             Free::Completed => FreeWhen::Completed,
@@ -95,12 +111,23 @@ fn device(text: &str) -> Result<On, String> {
 }
 
 fn size(text: &str) -> Result<u64, String> {
-    // "24G" means 24 GiB, as for every other tool that speaks of GPU memory.
-    let bytes = parse_size::Config::new().with_binary().parse_size(text);
-    match bytes {
-        Ok(0) | Err(_) => Err("expected a size such as 24GiB, 512MiB or 8000000000".to_owned()),
-        Ok(bytes) => Ok(bytes),
+    match size_or_none(text) {
+        Ok(0) => Err(A_SIZE.to_owned()),
+        other => other,
     }
+}
+
+fn size_or_none(text: &str) -> Result<u64, String> {
+    // "24G" means 24 GiB, as for every other tool that speaks of GPU memory.
+    parse_size::Config::new().with_binary().parse_size(text).map_err(|_| A_SIZE.to_owned())
+}
+
+const A_SIZE: &str = "expected a size such as 24GiB, 512MiB or 8000000000";
+
+/// Whether they are powers of two, the pool says.
+fn page_sizes(text: &str) -> Result<(u64, u64), String> {
+    let (from, to) = text.split_once("..").ok_or("expected two sizes, such as 2MiB..64MiB")?;
+    Ok((size(from)?, size(to)?))
 }
 
 #[cfg(test)]
@@ -121,5 +148,8 @@ mod tests {
         assert_eq!(size("1000"), Ok(1000));
         assert!(size("0").is_err());
         assert!(size("much").is_err());
+        assert_eq!(size_or_none("0"), Ok(0));
+        assert_eq!(page_sizes("2M..64MiB"), Ok((2 << 20, 64 << 20)));
+        assert!(page_sizes("2MiB").is_err());
     }
 }

@@ -19,7 +19,8 @@ pub(crate) fn write(args: &ReplayArgs, trace: &Trace) -> Result<()> {
         to_file(path, |out| snapshot(trace, out))?;
     }
     if let (Some(path), Some(name)) = (&args.export_counters, args.allocators().first()) {
-        let choose = |context: &millpond::Context| millpond_baselines::by_name(name, context);
+        let choice = args.choice();
+        let choose = |context: &millpond::Context| choice.build(name, context);
         to_file(path, |out| chrome(trace, args.free(), &choose, out))?;
     }
     Ok(())

@@ -48,13 +48,16 @@ impl DeviceCalls {
 }
 
 /// What a pool did and holds. All sizes in bytes. Read without stopping the pool: each figure is exact, but
-/// two of them may be a moment apart while others allocate.
+/// two of them may be a moment apart while others allocate. The high-water marks of what is live are exact where
+/// one thread allocates at a time; where several do, each thread's own highest is taken with what the others hold
+/// at some moment after it, so that the mark may be somewhat off.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Stats {
     /// Bytes asked for, in live blocks.
     pub requested: Level,
-    /// Bytes in live blocks, rounded to the pool's minimum alignment.
+    /// Bytes in live blocks, rounded to the pool's minimum alignment, and below 1 MiB to one of eight size classes
+    /// in each doubling.
     pub allocated: Level,
     /// Physical bytes held from the device.
     pub reserved: Level,

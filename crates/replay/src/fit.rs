@@ -7,15 +7,16 @@ use crate::trace::Trace;
 pub const CARDS_GIB: [u64; 10] = [8, 12, 16, 24, 32, 40, 48, 80, 96, 141];
 
 /// What a process takes of a card before it allocates anything: the driver's context and the libraries' kernels.
-/// An assumption: it depends on the card and on the libraries that a job loads.
+/// An assumption, for where nobody says better: it depends on the card and on the libraries that a job loads.
 pub const CONTEXT_BYTES: u64 = 512 << 20;
 
 /// Capacities are tried in steps of this: the granularity of device memory.
 const STEP: u64 = 2 << 20;
 
-/// Whether a trace that needs `capacity` bytes fits on a card of `gib` GiB.
-pub fn fits(capacity: u64, gib: u64) -> bool {
-    capacity.saturating_add(CONTEXT_BYTES) <= gib << 30
+/// Whether a trace that needs `capacity` bytes fits on a card of `gib` GiB, of which the driver's context takes
+/// `context` bytes.
+pub fn fits(capacity: u64, gib: u64, context: u64) -> bool {
+    capacity.saturating_add(context) <= gib << 30
 }
 
 /// The smallest capacity, in bytes, on which the whole trace could be replayed; to one part in a thousand, or

@@ -3,8 +3,11 @@
 //! Above `millpond` and `millpond-baselines`, below the command.
 //!
 //! **How one trace passes through.** `read/` turns a file into [`event`]s, whichever program recorded it;
-//! [`trace`] resolves their addresses to dense numbers; [`replay`] puts them through an allocator on a device.
+//! [`trace`] resolves their addresses to dense numbers; [`replay`] puts them through an allocator of
+//! [`choice`] on a device; [`fit`], [`verdict`] and [`report`] say what came of it, [`export`] lets other
+//! programs show it. [`generate`] makes traces that nobody recorded.
 
+pub mod choice;
 pub mod event;
 pub mod export;
 pub mod fit;
@@ -13,6 +16,7 @@ mod pickle;
 pub mod read;
 pub mod replay;
 pub mod report;
+pub mod segments;
 pub mod trace;
 pub mod verdict;
 

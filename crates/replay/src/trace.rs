@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rustc_hash::FxHashMap;
 
 use crate::event::{Event, EventKind, StackId, Stacks};
+use crate::segments::{Segment, SegmentKind, SegmentOp, Segments};
 
 /// A block of memory that the traced program held at some time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,6 +74,8 @@ pub struct Trace {
     pub wall_us: u64,
     /// The most that the recorded allocator itself held at once, in bytes, where its segments were recorded.
     pub recorded_reserved: Option<u64>,
+    /// What it held, where that was recorded.
+    pub segments: Segments,
     /// Requests that the recorded allocator could not serve.
     pub recorded_ooms: Vec<RecordedOom>,
     /// The call stacks that [`Block::stack`] names.
@@ -145,14 +148,12 @@ impl TraceBuilder {
         Ok(())
     }
 
-    /// Says that the recorded allocator held a segment of `bytes` when the recording ended.
+    /// Says that the recorded allocator held a segment when the recording ended.
     ///
     /// # Errors
     /// As for [`push`](Self::push).
-    pub fn segment_at_end(&mut self, device: u32, bytes: u64) -> Result<(), TraceError> {
-        let device = self.device(device)?;
-        let held = device.segments_at_end.unwrap_or(0);
-        device.segments_at_end = Some(held.saturating_add(bytes));
+    pub fn segment_at_end(&mut self, device: u32, segment: Segment) -> Result<(), TraceError> {
+        self.device(device)?.segments.at_end.get_or_insert_default().push(segment);
         Ok(())
     }
 
@@ -199,10 +200,7 @@ struct DeviceBuilder {
     ops: Vec<Op>,
     first_us: Option<u64>,
     last_us: u64,
-    /// Bytes of segments relative to the start of the recording: now, and at most.
-    segments: i128,
-    segments_high: i128,
-    segments_at_end: Option<u64>,
+    segments: Segments,
     ooms: Vec<RecordedOom>,
     lost_frees: u64,
 }
@@ -216,15 +214,10 @@ impl DeviceBuilder {
             EventKind::Alloc => self.alloc(event),
             EventKind::FreeRequested => self.free(event, OpKind::FreeRequested),
             EventKind::FreeCompleted => self.free(event, OpKind::FreeCompleted),
-            EventKind::SegmentAlloc | EventKind::SegmentMap => {
-                self.segments += i128::from(event.size);
-                self.segments_high = self.segments_high.max(self.segments);
-                Ok(())
-            }
-            EventKind::SegmentFree | EventKind::SegmentUnmap => {
-                self.segments -= i128::from(event.size);
-                Ok(())
-            }
+            EventKind::SegmentAlloc => self.segment(event, SegmentKind::Alloc),
+            EventKind::SegmentFree => self.segment(event, SegmentKind::Free),
+            EventKind::SegmentMap => self.segment(event, SegmentKind::Map),
+            EventKind::SegmentUnmap => self.segment(event, SegmentKind::Unmap),
             EventKind::OutOfMemory => {
                 let before_op = self.ops.len();
                 self.ooms.push(RecordedOom { before_op, size: event.size, device_free: event.address });
@@ -260,6 +253,14 @@ impl DeviceBuilder {
         Ok(())
     }
 
+    fn segment(&mut self, event: Event, kind: SegmentKind) -> Result<(), TraceError> {
+        let Event { address, size, stream, .. } = event;
+        let segment = Segment { address, bytes: size, stream };
+        let op = SegmentOp { before_op: self.ops.len(), time_us: self.last_us, kind, segment };
+        self.segments.ops.push(op);
+        Ok(())
+    }
+
     fn begin(&mut self, event: Event, before: bool) -> Result<u32, TraceError> {
         let Ok(block) = u32::try_from(self.blocks.len()) else {
             return Err(TraceError::TooManyBlocks { device: self.number });
@@ -292,9 +293,6 @@ impl DeviceBuilder {
 
     fn finish(mut self, name: String) -> Trace {
         self.live_before.sort_by_key(|&block| self.blocks[block as usize].address);
-        let at_start = i128::from(self.segments_at_end.unwrap_or(0)) - self.segments;
-        let knows_segments = self.segments_at_end.is_some() || self.segments_high > 0;
-        let reserved = u64::try_from(at_start.max(0) + self.segments_high).unwrap_or(u64::MAX);
         Trace {
             name,
             device: self.number,
@@ -303,7 +301,8 @@ impl DeviceBuilder {
             live_before: self.live_before,
             ops: self.ops,
             wall_us: self.last_us,
-            recorded_reserved: knows_segments.then_some(reserved),
+            recorded_reserved: self.segments.most_held(),
+            segments: self.segments,
             recorded_ooms: self.ooms,
             stacks: Arc::default(),
             lost_frees: self.lost_frees,
@@ -365,7 +364,7 @@ mod tests {
         builder.push(event(EventKind::Alloc, 1, 1)).unwrap();
         builder.push(event(EventKind::SegmentAlloc, 64, 100)).unwrap();
         builder.push(event(EventKind::SegmentFree, 64, 100)).unwrap();
-        builder.segment_at_end(0, 20).unwrap();
+        builder.segment_at_end(0, Segment { address: 256, bytes: 20, stream: 7 }).unwrap();
         assert_eq!(only(builder).recorded_reserved, Some(120));
     }
 

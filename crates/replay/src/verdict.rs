@@ -4,11 +4,12 @@
 use millpond::{Context, HumanBytes};
 use millpond_baselines::{Allocator, Caching, CachingOptions, ChoiceError};
 
+use crate::choice::Choice;
 use crate::replay::{Program, ReplayError, UNLIMITED, Waste, at_peak, on_sim};
 use crate::trace::Trace;
 
-/// Settings of PyTorch's allocator that are tried, as `PYTORCH_CUDA_ALLOC_CONF` has them. Those that act only
-/// once memory is short (`garbage_collection_threshold`) cannot lower what is reserved without a limit.
+/// Settings of PyTorch's allocator that are tried, as `PYTORCH_CUDA_ALLOC_CONF` has them. Not
+/// `garbage_collection_threshold`: it acts only below a memory fraction, and only once memory is short.
 pub const SETTINGS: [&str; 6] = [
     "expandable_segments:True",
     "max_split_size_mb:64",
@@ -23,7 +24,7 @@ pub const SETTINGS: [&str; 6] = [
 pub struct Verdict {
     /// The most that is requested at once.
     pub peak_requested: u64,
-    /// The memory of PyTorch's allocator with its default settings, at its peak.
+    /// The memory of PyTorch's allocator at its peak: with its default settings, or those chosen.
     pub pytorch: Waste,
     /// The memory of Millpond's pool at its peak.
     pub millpond: Waste,
@@ -36,7 +37,7 @@ impl Verdict {
     ///
     /// # Errors
     /// [`ReplayError`].
-    pub fn of(trace: &Trace, program: &Program) -> Result<Self, ReplayError> {
+    pub fn of(trace: &Trace, program: &Program, choice: &Choice) -> Result<Self, ReplayError> {
         let mut best_setting = ("", u64::MAX);
         for setting in SETTINGS {
             let outcome = on_sim(trace, program, &|context| with(setting, context), UNLIMITED)?;
@@ -46,8 +47,8 @@ impl Verdict {
         }
         Ok(Self {
             peak_requested: program.peak_requested().0,
-            pytorch: at_peak(program, &|context| millpond_baselines::by_name("caching", context))?,
-            millpond: at_peak(program, &|context| millpond_baselines::by_name("millpond", context))?,
+            pytorch: at_peak(program, &|context| choice.build("caching", context))?,
+            millpond: at_peak(program, &|context| choice.build("millpond", context))?,
             best_setting,
         })
     }
@@ -77,17 +78,25 @@ impl Verdict {
     fn about_settings(&self) -> String {
         let (setting, reserved) = self.best_setting;
         let saved = self.pytorch.reserved.saturating_sub(reserved);
-        if saved * 100 < self.pytorch.reserved {
-            return "No setting of PyTorch's allocator that was tried would have saved as much as 1 %."
-                .to_owned();
+        let helped = if saved * 100 < self.pytorch.reserved {
+            "No setting of PyTorch's allocator that was tried would have saved as much as 1 %.".to_owned()
+        } else {
+            format!(
+                "PYTORCH_CUDA_ALLOC_CONF={setting} would have saved {} ({:.0} %): {} instead of {}.",
+                HumanBytes(saved),
+                percent(saved, self.pytorch.reserved),
+                HumanBytes(reserved),
+                HumanBytes(self.pytorch.reserved),
+            )
+        };
+        // Who reads of cached segments reaches for this setting, which alone does nothing.
+        let caches = self.pytorch.caches.max(self.pytorch.other_streams);
+        if caches * 10 < self.pytorch.reserved {
+            return helped;
         }
-        format!(
-            "PYTORCH_CUDA_ALLOC_CONF={setting} would have saved {} ({:.0} %): {} instead of {}.",
-            HumanBytes(saved),
-            percent(saved, self.pytorch.reserved),
-            HumanBytes(reserved),
-            HumanBytes(self.pytorch.reserved),
-        )
+        helped
+            + " (garbage_collection_threshold does nothing unless torch.cuda.set_per_process_memory_fraction sets a \
+               share below 1.)"
     }
 
     fn about_millpond(&self) -> String {
@@ -148,6 +157,7 @@ mod tests {
         let [pytorch, setting, millpond] = &verdict.lines()[..] else { panic!("three lines") };
         assert!(pytorch.ends_with("10.00 GiB were free but kept for other streams."), "{pytorch}");
         assert!(setting.contains("expandable_segments:True would have saved 8.00 GiB (40 %)"), "{setting}");
+        assert!(setting.contains("garbage_collection_threshold does nothing unless"), "{setting}");
         assert!(millpond.contains("1.0 % more than the most"), "{millpond}");
     }
 

@@ -2,7 +2,6 @@
 
 use std::ops::{Index, IndexMut};
 
-use super::table::MOST_BLOCKS;
 use crate::order::Fence;
 use crate::pages::PageId;
 
@@ -96,8 +95,7 @@ impl Blocks {
             }
             None => {
                 self.records.push(block);
-                assert!(self.records.len() <= MOST_BLOCKS, "fewer than 2^28 blocks");
-                BlockId((self.records.len() - 1) as u32)
+                BlockId(u32::try_from(self.records.len() - 1).expect("fewer than 2^32 blocks"))
             }
         }
     }

@@ -70,8 +70,8 @@ impl Arena {
     fn check_block(&self, id: BlockId, region: &Region, count: &mut Recount) -> Result<(), String> {
         let block = &self.blocks[id];
         let zone = block.zone as usize;
-        let entry = self.entry_of(id).map(|entry| (entry.id(), entry.units()));
-        let expected = (block.state == State::Out).then_some((id, block.units));
+        let entry = self.entry_of(id).map(|entry| (entry.id(), entry.bytes()));
+        let expected = (block.state == State::Out).then_some((id, self.bytes(id)));
         ensure!(entry == expected, "the entry of {id:?} is {entry:?}");
         match block.state {
             State::Out => {

@@ -113,7 +113,7 @@ impl From<DeviceError> for Refusal {
 pub(crate) struct Out {
     pub(crate) ptr: DevicePtr,
     pub(crate) entry: EntryRef,
-    pub(crate) units: u64,
+    pub(crate) bytes: u64,
     /// Whether memory was ready: nothing had to be mapped.
     pub(crate) hit: bool,
 }
@@ -263,13 +263,13 @@ impl Arena {
 
     /// Bytes asked for in a live block.
     pub(crate) fn requested(&self, id: BlockId) -> u64 {
-        let bytes = self.blocks[id].units * self.layout.unit_bytes;
+        let bytes = self.bytes(id);
         self.entry_of(id).map_or(bytes, |entry| bytes - entry.slack())
     }
 
-    /// Length of a block, in units.
-    pub(crate) fn units(&self, id: BlockId) -> u64 {
-        self.blocks[id].units
+    /// Length of a block in bytes.
+    pub(crate) fn bytes(&self, id: BlockId) -> u64 {
+        self.blocks[id].units * self.layout.unit_bytes
     }
 
     /// What the pointer is.
@@ -310,10 +310,11 @@ impl Arena {
         block.fence = Fence::empty();
         let region = self.regions.get(block.region);
         let start = block.start * self.layout.unit_bytes;
-        let entry = region.table.open(start, out, units);
+        let bytes = units * self.layout.unit_bytes;
+        let entry = region.table.open(start, out, bytes);
         self.out_blocks += 1;
         self.out_units += units;
-        Out { ptr: region.base.offset(start), entry, units, hit }
+        Out { ptr: region.base.offset(start), entry, bytes, hit }
     }
 
     /// Every block that is out: its entry.

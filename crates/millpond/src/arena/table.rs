@@ -11,42 +11,46 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
 
 use super::BlockId;
 use crate::device::DevicePtr;
+use crate::order::Tick;
 
 /// What is known of the block that starts at one place.
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// Low half: what it is (`LIVE`, `CACHED`, with `USES`; 0 for no block) and, from bit `OFFSET_SHIFT` on,
-    /// the byte within the granule at which it starts. High half: bytes of it that were not asked for.
+    /// Low half: the byte within the granule at which it starts, and from bit `OFFSET_BITS` on what it is
+    /// (`LIVE`, `CACHED`, with `USES`; 0 for no block). High half: bytes of it that were not asked for.
     state: AtomicU64,
-    /// The block's id in the low `ID_BITS`, its length in units above. Constant while the block is out.
+    /// The block's id in the low half, its label in the high. Constant while the block is out.
     block: AtomicU64,
+    /// Length in bytes. Constant while the block is out.
+    bytes: AtomicU64,
+    /// The stream's tick when the block was last freed to a magazine.
+    tick: AtomicU64,
 }
 
-const LIVE: u32 = 1;
-const CACHED: u32 = 2;
+/// A granule is at most 2 MiB.
+const OFFSET_BITS: u32 = 24;
+const OFFSET: u64 = (1 << OFFSET_BITS) - 1;
+const LIVE: u64 = 1 << OFFSET_BITS;
+const CACHED: u64 = 2 << OFFSET_BITS;
 /// Other streams' uses of the block are recorded, so that its free is the arena's.
-const USES: u32 = 4;
-const OFFSET_SHIFT: u32 = 8;
-const ID_BITS: u32 = 28;
+const USES: u64 = 4 << OFFSET_BITS;
 
-/// Blocks an arena can have at once: what an entry has room for.
-pub(super) const MOST_BLOCKS: usize = 1 << ID_BITS;
-
-/// Units that a block can have: what an entry has room for.
-pub(crate) const MOST_UNITS: u64 = 1 << (64 - ID_BITS);
+/// Blocks are shorter than this, in units: 16 TiB in the smallest units.
+pub(crate) const MOST_UNITS: u64 = 1 << 36;
 
 impl Entry {
     /// A block leaves the arena: it starts `offset` bytes into the entry's granule and is cached for now.
-    fn open(&self, offset: u32, id: BlockId, units: u64) {
+    fn open(&self, offset: u32, id: BlockId, bytes: u64) {
         // Relaxed throughout: whoever reads an entry that matters to him got the block's address from a thread
         // that wrote it, or holds the pool's lock. For other addresses (a double free, a foreign pointer) any
         // value seen is a value that was there, and none of them says more than that.
-        self.block.store(units << ID_BITS | u64::from(id.0), Ordering::Relaxed);
-        self.state.store(u64::from(CACHED | offset << OFFSET_SHIFT), Ordering::Relaxed);
+        self.block.store(u64::from(id.0), Ordering::Relaxed);
+        self.bytes.store(bytes, Ordering::Relaxed);
+        self.state.store(CACHED | u64::from(offset), Ordering::Relaxed);
     }
 
     /// The block is the arena's again.
@@ -57,25 +61,26 @@ impl Entry {
     /// The program gets the block, of which it did not ask for `slack` bytes.
     #[inline]
     pub(crate) fn make_live(&self, slack: u64) {
-        let offset = self.state.load(Ordering::Relaxed) as u32 >> OFFSET_SHIFT << OFFSET_SHIFT;
-        self.state.store(slack << 32 | u64::from(offset | LIVE), Ordering::Relaxed);
+        self.state.store(slack << 32 | LIVE | self.offset(), Ordering::Relaxed);
     }
 
-    /// The program gave the block back to a magazine.
+    /// The program gave the block back to a magazine, at `tick` of the stream that freed it.
     #[inline]
-    pub(crate) fn make_cached(&self, offset: u64) {
-        self.state.store(u64::from(CACHED) | offset << OFFSET_SHIFT, Ordering::Relaxed);
+    pub(crate) fn make_cached(&self, offset: u64, tick: Tick) {
+        self.tick.store(tick, Ordering::Relaxed);
+        self.state.store(CACHED | offset, Ordering::Relaxed);
     }
 
     /// The byte within the entry's granule at which the block starts.
+    #[inline]
     pub(crate) fn offset(&self) -> u64 {
-        self.state.load(Ordering::Relaxed) << 32 >> 32 >> OFFSET_SHIFT
+        self.state.load(Ordering::Relaxed) & OFFSET
     }
 
     /// Notes that other streams use the live block.
     pub(super) fn note_uses(&self) {
         // A read-modify-write: the program may use the block on several threads at once.
-        self.state.fetch_or(u64::from(USES), Ordering::Relaxed);
+        self.state.fetch_or(USES, Ordering::Relaxed);
     }
 
     /// Bytes not asked for, of the live block without recorded uses that starts `offset` bytes into the
@@ -83,18 +88,17 @@ impl Entry {
     #[inline]
     pub(crate) fn slack_if_plain(&self, offset: u64) -> Option<u64> {
         let state = self.state.load(Ordering::Relaxed);
-        let plain = state as u32 == LIVE | (offset as u32) << OFFSET_SHIFT;
-        plain.then_some(state >> 32)
+        (state as u32 == (LIVE + offset) as u32).then_some(state >> 32)
     }
 
     fn starts_at(&self, offset: u64) -> bool {
-        let state = self.state.load(Ordering::Relaxed) as u32;
-        state & (LIVE | CACHED) != 0 && u64::from(state >> OFFSET_SHIFT) == offset
+        let state = self.state.load(Ordering::Relaxed);
+        state & (LIVE | CACHED) != 0 && state & OFFSET == offset
     }
 
     /// Whether the program holds the block.
     pub(crate) fn is_live(&self) -> bool {
-        self.state.load(Ordering::Relaxed) as u32 & LIVE != 0
+        self.state.load(Ordering::Relaxed) & LIVE != 0
     }
 
     /// Bytes of a live block that were not asked for.
@@ -102,15 +106,32 @@ impl Entry {
         self.state.load(Ordering::Relaxed) >> 32
     }
 
-    /// Length of a block that is out, in units.
+    /// Length of a block that is out.
     #[inline]
-    pub(crate) fn units(&self) -> u64 {
-        self.block.load(Ordering::Relaxed) >> ID_BITS
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// The tick at which a cached block was freed.
+    pub(crate) fn tick(&self) -> Tick {
+        self.tick.load(Ordering::Relaxed)
     }
 
     /// The arena's name of a block that is out.
     pub(crate) fn id(&self) -> BlockId {
-        BlockId((self.block.load(Ordering::Relaxed) & (MOST_BLOCKS as u64 - 1)) as u32)
+        BlockId(self.block.load(Ordering::Relaxed) as u32)
+    }
+
+    /// A number that whoever has a block that is out may put down here. 0 at first.
+    #[inline]
+    pub(crate) fn label(&self) -> u32 {
+        (self.block.load(Ordering::Relaxed) >> 32) as u32
+    }
+
+    /// Puts the number down. Under the pool's lock.
+    pub(crate) fn set_label(&self, label: u32) {
+        let id = self.block.load(Ordering::Relaxed) as u32;
+        self.block.store(u64::from(label) << 32 | u64::from(id), Ordering::Relaxed);
     }
 }
 
@@ -145,6 +166,25 @@ const CHUNK: u64 = 4096;
 #[derive(Debug)]
 struct Chunk([Entry; CHUNK as usize]);
 
+/// Stands for every chunk in which no block ever started: a look-up needs no test for it.
+static EMPTY: Chunk = {
+    #[expect(
+        clippy::declare_interior_mutable_const,
+        reason = "repeated into the static, where it is never written"
+    )]
+    const NOTHING: Entry = Entry {
+        state: AtomicU64::new(0),
+        block: AtomicU64::new(0),
+        bytes: AtomicU64::new(0),
+        tick: AtomicU64::new(0),
+    };
+    Chunk([NOTHING; CHUNK as usize])
+};
+
+fn empty() -> *mut Chunk {
+    (&raw const EMPTY).cast_mut()
+}
+
 /// The entries of one region.
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -157,7 +197,10 @@ impl Table {
     pub(super) fn new(bytes: u64, granule: u64) -> Self {
         let granule_shift = granule.ilog2();
         let chunks = (bytes >> granule_shift).div_ceil(CHUNK) as usize;
-        Self { granule_shift, chunks: std::iter::repeat_with(AtomicPtr::default).take(chunks).collect() }
+        Self {
+            granule_shift,
+            chunks: std::iter::repeat_with(|| AtomicPtr::new(empty())).take(chunks).collect(),
+        }
     }
 
     /// The byte within its granule.
@@ -166,14 +209,14 @@ impl Table {
         at & ((1 << self.granule_shift) - 1)
     }
 
-    /// The entry for byte `at` of the region, if a block ever started near it.
+    /// The entry for byte `at` of the region.
     #[inline]
     fn entry(&self, at: u64) -> Option<&Entry> {
         let granule = at >> self.granule_shift;
         let chunk = self.chunks.get((granule / CHUNK) as usize)?;
         // Acquire: pairs with the Release in `entry_or_add`, so that the chunk is seen as it was made.
         // SAFETY: a chunk, once there, stays until the table is dropped.
-        let chunk = unsafe { chunk.load(Ordering::Acquire).as_ref() }?;
+        let chunk = unsafe { &*chunk.load(Ordering::Acquire) };
         Some(&chunk.0[place_in_chunk(granule)])
     }
 
@@ -183,7 +226,7 @@ impl Table {
         let chunk = &self.chunks[(granule / CHUNK) as usize];
         // Relaxed: chunks are made under the lock, which the caller holds.
         let mut known = chunk.load(Ordering::Relaxed);
-        if known.is_null() {
+        if known == empty() {
             // SAFETY: a chunk is made of atomic integers, for which zero bytes are zeros.
             known = Box::into_raw(unsafe { Box::<Chunk>::new_zeroed().assume_init() });
             // Release: see `entry`.
@@ -194,9 +237,9 @@ impl Table {
     }
 
     /// Lets a block out that starts at byte `at` of the region.
-    pub(super) fn open(&self, at: u64, id: BlockId, units: u64) -> EntryRef {
+    pub(super) fn open(&self, at: u64, id: BlockId, bytes: u64) -> EntryRef {
         let entry = self.entry_or_add(at);
-        entry.open(self.within(at) as u32, id, units);
+        entry.open(self.within(at) as u32, id, bytes);
         EntryRef::new(entry)
     }
 
@@ -217,7 +260,7 @@ impl Drop for Table {
     fn drop(&mut self) {
         for chunk in &mut self.chunks {
             let chunk = *chunk.get_mut();
-            if !chunk.is_null() {
+            if chunk != empty() {
                 // SAFETY: the chunk came from `Box::into_raw`, and the table that named it is going.
                 drop(unsafe { Box::from_raw(chunk) });
             }
@@ -243,7 +286,8 @@ struct View {
     base: AtomicU64,
     /// 0 until the view is published.
     bytes: AtomicU64,
-    granule_shift: AtomicU32,
+    granule_shift: AtomicU8,
+    granule_mask: AtomicU64,
     chunks: AtomicPtr<AtomicPtr<Chunk>>,
     /// Keeps the table.
     table: AtomicPtr<Table>,
@@ -260,15 +304,15 @@ impl Views {
         let Some(view) = self.0.iter().find(|view| view.bytes.load(Ordering::Relaxed) == 0) else { return };
         debug_assert!(bytes.div_ceil(CHUNK << table.granule_shift) <= table.chunks.len() as u64);
         view.base.store(base.raw(), Ordering::Relaxed);
-        view.granule_shift.store(table.granule_shift, Ordering::Relaxed);
+        view.granule_shift.store(table.granule_shift as u8, Ordering::Relaxed);
+        view.granule_mask.store(table.within(u64::MAX), Ordering::Relaxed);
         view.chunks.store(table.chunks.as_ptr().cast_mut(), Ordering::Relaxed);
         view.table.store(Arc::into_raw(table.clone()).cast_mut(), Ordering::Relaxed);
         // Release: who sees the length sees the rest, too.
         view.bytes.store(bytes, Ordering::Release);
     }
 
-    /// The entry for an address, and the byte within the entry's granule; `None` where no block that these
-    /// tables know ever started near it.
+    /// The entry for an address, and the byte within the entry's granule; `None` outside of the ranges.
     #[inline]
     pub(crate) fn find(&self, ptr: DevicePtr) -> Option<(&Entry, u64)> {
         for view in &self.0 {
@@ -283,8 +327,9 @@ impl Views {
                 let chunk = unsafe { &*view.chunks.load(Ordering::Relaxed).add((granule / CHUNK) as usize) };
                 // Acquire: see `Table::entry`.
                 // SAFETY: a chunk, once there, stays until the table is dropped.
-                let chunk = unsafe { chunk.load(Ordering::Acquire).as_ref() }?;
-                return Some((&chunk.0[place_in_chunk(granule)], at & !(u64::MAX << shift)));
+                let chunk = unsafe { &*chunk.load(Ordering::Acquire) };
+                let within = at & view.granule_mask.load(Ordering::Relaxed);
+                return Some((&chunk.0[place_in_chunk(granule)], within));
             }
         }
         None
@@ -314,7 +359,7 @@ mod tests {
             for at in 0..16 {
                 for other in 0..at {
                     let apart = place_in_chunk(at * stride).abs_diff(place_in_chunk(other * stride));
-                    assert!(apart >= 4, "blocks {at} and {other} of {stride} granules share a line");
+                    assert!(apart >= 2, "blocks {at} and {other} of {stride} granules share a line");
                 }
             }
         }
@@ -327,17 +372,19 @@ mod tests {
     fn an_entry_is_found_only_at_the_byte_where_its_block_starts() {
         let table = Table::new(1 << 30, 1 << 20);
         assert!(table.out_at(5 << 20).is_none());
-        table.open((5 << 20) + 512, BlockId(7), 4000);
+        table.open((5 << 20) + 512, BlockId(7), 2 << 20);
         assert!(table.out_at(5 << 20).is_none());
         assert!(table.out_at((5 << 20) + 1024).is_none());
         let entry = table.out_at((5 << 20) + 512).expect("the block is out");
-        assert_eq!((entry.id(), entry.units(), entry.is_live()), (BlockId(7), 4000, false));
+        assert_eq!((entry.id(), entry.bytes(), entry.is_live()), (BlockId(7), 2 << 20, false));
         entry.make_live(300);
         assert_eq!(entry.slack_if_plain(512), Some(300));
         assert_eq!(entry.slack_if_plain(0), None);
         entry.note_uses();
         assert_eq!(entry.slack_if_plain(512), None);
-        entry.make_cached(512);
+        entry.set_label(9);
+        entry.make_cached(512, 3);
+        assert_eq!((entry.id(), entry.label(), entry.tick()), (BlockId(7), 9, 3));
         assert!(!entry.is_live() && table.out_at((5 << 20) + 512).is_some());
         table.close((5 << 20) + 512);
         assert!(table.out_at((5 << 20) + 512).is_none());

@@ -12,7 +12,7 @@ use super::sync::heavy_barrier;
 use super::tally::{Tally, sum};
 use super::thread::{Own, ThreadCache};
 use super::thread_index::{MOST_THREADS, ThreadEnd, thread_index, visit};
-use crate::arena::{Entry, EntryRef, Out, Views};
+use crate::arena::{Entry, Out, Views};
 use crate::counters::{Counted, HighWater};
 use crate::device::DevicePtr;
 use crate::order::{Fence, Marking, Stream, TimelineId};
@@ -43,24 +43,16 @@ pub(crate) struct Cached {
 }
 
 impl Cached {
-    /// What is known of the block.
-    ///
-    /// # Safety
-    /// It has not been given back to the arena yet, and the arena is alive.
-    pub(crate) unsafe fn entry<'a>(&self) -> &'a Entry {
-        // SAFETY: the caller's promise: a cached block is out.
-        unsafe { self.item.entry.get() }
+    /// What is known of the block, which is still out.
+    pub(crate) fn entry(&self) -> &Entry {
+        self.item.entry()
     }
 
     /// The work that used it.
     pub(crate) fn fence(&self) -> Fence {
-        Fence::at(self.of, self.item.tick)
+        Fence::at(self.of, self.entry().tick())
     }
 }
-
-/// Bytes from which on a request is never served from a magazine. In units of any size they are less than
-/// `MOST_UNITS`.
-const LARGEST_CACHED: u64 = 1 << 43;
 
 /// Bytes that a thread may cache in a pool that is small; in a larger one it is a share of what is reserved.
 const LEAST_LIMIT: u64 = 64 << 20;
@@ -93,52 +85,64 @@ impl Caches {
     }
 
     #[inline]
-    fn enter<const FENCED: bool>(&self) -> Option<Own<'_>> {
+    fn enter<const FENCED: bool>(&self, stream: &Stream) -> Option<Own<'_>> {
         // SAFETY: the cache under a thread's index is that thread's own, or its gate is closed until it is
         // (`join_slow`, `end_thread`). This function's callers leave before they return.
-        unsafe { self.mine().enter::<FENCED>() }
+        unsafe { self.mine().enter::<FENCED>(stream.key()) }
     }
 
     /// A block for work on `stream` from the calling thread's magazines, if the first look finds one that fits.
     #[inline]
     pub(crate) fn alloc(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-        // One test for both: zero bytes wrap around.
-        if bytes.wrapping_sub(1) >= LARGEST_CACHED {
+        if self.sizes.is_rounded(bytes) {
+            let Own { lane, tally, _inside } = self.enter::<false>(stream)?;
+            let magazine = lane.magazine(self.sizes.magazine_for_rounded(bytes));
+            let item = *magazine.top()?;
+            let size = item.bytes();
+            return Some(Self::take(magazine, item, (bytes, size, size - bytes), tally));
+        }
+        let index = self.sizes.magazine_for_exact(bytes)?;
+        let Own { lane, tally, _inside } = self.enter::<false>(stream)?;
+        let magazine = lane.magazine(index);
+        let item = *magazine.top()?;
+        let size = item.bytes();
+        let slack = size.wrapping_sub(bytes);
+        if !self.sizes.is_exact(slack) {
             return None;
         }
-        let own = self.enter::<false>()?;
-        let lane = own.lanes.of(stream.timeline())?;
-        if self.sizes.is_rounded(bytes) {
-            let magazine = lane.magazine(self.sizes.magazine_for_rounded(bytes));
-            return self.pop(magazine, bytes, own.tally);
-        }
-        let units = self.sizes.exact_units(bytes);
-        let magazine = lane.magazine(MagazineIndex::of(units));
-        if magazine.top()?.units == units { self.pop(magazine, bytes, own.tally) } else { None }
+        Some(Self::take(magazine, item, (bytes, size, slack), tally))
     }
 
-    /// Hands out the block on top.
+    /// Hands out the block on top of the magazine: `item`, for a request of so many bytes, with its size and what
+    /// is left over.
     #[inline(always)]
-    fn pop(&self, magazine: &mut Magazine, requested: u64, tally: &Tally) -> Option<DevicePtr> {
-        let Item { ptr, entry, units, .. } = *magazine.top()?;
+    fn take(
+        magazine: &mut Magazine,
+        item: Item,
+        (requested, size, slack): (u64, u64, u64),
+        tally: &Tally,
+    ) -> DevicePtr {
         magazine.drop_top();
-        let size = self.sizes.bytes(units);
         tally.count_alloc(requested, size);
-        // SAFETY: what lies in a magazine is out, and `self` keeps the tables alive.
-        unsafe { entry.get() }.make_live(size - requested);
-        Some(ptr)
+        item.entry().make_live(slack);
+        item.ptr
     }
 
     /// As [`alloc`](Self::alloc), and looks below the top of a magazine of several sizes.
     #[cold]
     pub(crate) fn alloc_searching(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-        if bytes.wrapping_sub(1) >= LARGEST_CACHED {
+        if !self.sizes.is_cached(bytes) {
             return None;
         }
-        let own = self.enter::<true>()?;
+        let Own { lane, tally, _inside } = self.enter::<true>(stream)?;
         let units = self.sizes.units(bytes);
-        let magazine = own.lanes.of(stream.timeline())?.magazine(MagazineIndex::of(units));
-        if magazine.bring_up(units) { self.pop(magazine, bytes, own.tally) } else { None }
+        let magazine = lane.magazine(MagazineIndex::of(units));
+        let size = self.sizes.bytes(units);
+        if !magazine.bring_up(size) {
+            return None;
+        }
+        let item = *magazine.top()?;
+        Some(Self::take(magazine, item, (bytes, size, size - bytes), tally))
     }
 
     /// Takes a live block, freed on `stream`, into the calling thread's magazines. `false`, and nothing done,
@@ -156,19 +160,20 @@ impl Caches {
 
     #[inline(always)]
     fn put<const FENCED: bool>(&self, ptr: DevicePtr, stream: &Stream) -> Option<()> {
-        let own = self.enter::<FENCED>()?;
+        let Own { lane, tally, _inside } = self.enter::<FENCED>(stream)?;
         let (entry, offset) = self.views.find(ptr)?;
         let slack = entry.slack_if_plain(offset)?;
-        let units = entry.units();
-        let timeline = stream.timeline();
-        let magazine = own.lanes.of(timeline)?.magazine(MagazineIndex::of(units));
+        // SAFETY: a block that is live was labelled when it left the arena (`labelled`).
+        let index = unsafe { MagazineIndex::from_label(entry.label()) };
+        let magazine = lane.magazine(index);
         if magazine.is_full() {
             return None;
         }
-        entry.make_cached(offset);
-        magazine.push(Item { ptr, entry: EntryRef::new(entry), units, tick: timeline.now() });
-        let size = self.sizes.bytes(units);
-        own.tally.count_free(size - slack, size);
+        entry.make_cached(offset, stream.timeline().now());
+        // SAFETY: it is not full.
+        unsafe { magazine.push(Item::new(ptr, entry)) };
+        let size = entry.bytes();
+        tally.count_free(size - slack, size);
         Some(())
     }
 
@@ -208,23 +213,37 @@ impl Caches {
         let cache = self.join_slow(depot)?;
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let lanes = unsafe { cache.lanes_under_lock() };
-        let lane = lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
-        let magazine = lane.magazine(MagazineIndex::of(units));
-        let item = if magazine.bring_up(units) {
+        lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
+        cache.open(lanes);
+        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(MagazineIndex::of(units));
+        let size = self.sizes.bytes(units);
+        let item = if magazine.bring_up(size) {
             let top = magazine.top().copied();
             magazine.drop_top();
             top
         } else {
-            let mut more = depot.take(timeline.id, units, 1 + magazine.restock_by(), self.sizes);
+            let mut more = depot.take(timeline.id, size, 1 + magazine.restock_by());
             let item = more.pop();
             if !more.is_empty() {
                 cache.tally.note_filled();
-                more.into_iter().for_each(|item| magazine.push(item));
+                for item in more {
+                    if magazine.is_full() {
+                        depot.put(timeline.id, item);
+                    } else {
+                        // SAFETY: it is not full.
+                        unsafe { magazine.push(item) };
+                    }
+                }
             }
             item
         };
-        let Item { ptr, entry, units, .. } = item?;
-        Some(Out { ptr, entry, units, hit: true })
+        Some(item?.out())
+    }
+
+    /// Labels a block that has just left the arena with its magazine.
+    pub(crate) fn label(&self, _depot: &mut Depot, entry: &Entry) {
+        let units = self.sizes.exact_units(entry.bytes());
+        entry.set_label(MagazineIndex::of(units).label());
     }
 
     /// Takes a live block without recorded uses into the thread's magazines, and makes room for it: what has
@@ -241,32 +260,35 @@ impl Caches {
         let timeline = stream.timeline();
         // Relaxed: a setting.
         let limit = self.limit.load(Ordering::Relaxed);
-        let (units, slack) = (entry.units(), entry.slack());
-        let size = self.sizes.bytes(units);
+        let (size, slack) = (entry.bytes(), entry.slack());
         if timeline.marking != Marking::WhenNeeded || size + size / 8 > limit {
             return false;
         }
         let Some(cache) = self.join_slow(depot) else { return false };
         // SAFETY: as in `restock`.
         let lanes = unsafe { cache.lanes_under_lock() };
-        let at = MagazineIndex::of(units);
-        let magazine =
-            lanes.of_or_add(timeline, |of, item| each(Cached { item, of })).magazine(at);
-        if magazine.is_full() && !lanes.grant(timeline, at, size, limit) {
-            let given_up: Vec<_> =
-                lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
+        let at = MagazineIndex::of(self.sizes.exact_units(size));
+        lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
+        cache.open(lanes);
+        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
+        if magazine.is_full() && !lanes.grant(stream.key(), at, size, limit) {
+            let given_up: Vec<_> = lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
             if given_up.is_empty() {
                 // Others have the whole grant: begin anew.
                 lanes.drain(|of, item| each(Cached { item, of }));
                 lanes.revoke_grants();
-                lanes.grant(timeline, at, size, limit);
+                lanes.grant(stream.key(), at, size, limit);
             }
             self.put_away(depot, timeline.id, &given_up, &mut each);
         }
-        entry.make_cached(entry.offset());
-        cache.tally.count_free(size - slack, size);
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
-        magazine.push(Item { ptr, entry: EntryRef::new(entry), units, tick: timeline.now() });
+        if magazine.is_full() {
+            return false;
+        }
+        entry.make_cached(entry.offset(), timeline.now());
+        cache.tally.count_free(size - slack, size);
+        // SAFETY: it is not full.
+        unsafe { magazine.push(Item::new(ptr, entry)) };
         true
     }
 
@@ -275,9 +297,9 @@ impl Caches {
     fn put_away(&self, depot: &mut Depot, of: TimelineId, items: &[Item], each: &mut impl FnMut(Cached)) {
         let limit = self.limit.load(Ordering::Relaxed);
         for item in items {
-            let alike = items.iter().filter(|other| other.units == item.units).count();
-            if alike > 1 && depot.held() + self.sizes.bytes(item.units) <= limit {
-                depot.put(of, *item, self.sizes);
+            let alike = items.iter().filter(|other| other.bytes() == item.bytes()).count();
+            if alike > 1 && depot.held() + item.bytes() <= limit {
+                depot.put(of, *item);
             } else {
                 each(Cached { item: *item, of });
             }
@@ -343,10 +365,13 @@ impl Caches {
         for cache in others.iter().copied().chain(me) {
             // SAFETY: the lock is held (the depot is borrowed); the cache is the caller's own, who is not inside,
             // or its gate is closed and its owner has left.
-            each(cache, unsafe { cache.lanes_under_lock() });
+            let lanes = unsafe { cache.lanes_under_lock() };
+            each(cache, lanes);
+            // Those without an owner stay closed.
+            if cache.is_owned() {
+                cache.open(lanes);
+            }
         }
-        // Those without an owner stay closed.
-        others.iter().filter(|cache| cache.is_owned()).for_each(|cache| cache.gate().open());
     }
 
     /// Whether anything is cached, as far as can be seen in passing.
@@ -387,7 +412,7 @@ impl Caches {
 
     /// Recounts what the caches hold: returns the number of blocks in them.
     pub(crate) fn check(&self, depot: &mut Depot) -> Result<u64, String> {
-        let bytes = |items: &[Item]| items.iter().map(|item| self.sizes.bytes(item.units)).sum::<u64>();
+        let bytes = |items: &[Item]| items.iter().map(Item::bytes).sum::<u64>();
         let mut items: Vec<_> = depot.iter().copied().collect();
         let mut result = Ok(());
         if bytes(&items) != depot.held() {
@@ -405,10 +430,8 @@ impl Caches {
         });
         result?;
         for item in &items {
-            // SAFETY: what lies in a magazine or in the depot is out.
-            let entry = unsafe { item.entry.get() };
-            if entry.is_live() || entry.units() != item.units {
-                return Err(format!("{} is cached as {} units, and is {entry:?}", item.ptr, item.units));
+            if item.entry().is_live() {
+                return Err(format!("{} is cached, and is {:?}", item.ptr, item.entry()));
             }
         }
         let blocks = items.len() as u64;

@@ -3,7 +3,6 @@
 use rustc_hash::FxHashMap;
 
 use super::lane::Item;
-use super::sizes::Sizes;
 use crate::order::TimelineId;
 
 /// See the [module](self).
@@ -19,18 +18,18 @@ impl Depot {
         self.held
     }
 
-    pub(super) fn put(&mut self, of: TimelineId, item: Item, sizes: Sizes) {
-        self.held += sizes.bytes(item.units);
-        self.shelves.entry((of, item.units)).or_default().push(item);
+    pub(super) fn put(&mut self, of: TimelineId, item: Item) {
+        self.held += item.bytes();
+        self.shelves.entry((of, item.bytes())).or_default().push(item);
     }
 
     /// Takes up to `most` blocks of this stream and length.
-    pub(super) fn take(&mut self, of: TimelineId, units: u64, most: usize, sizes: Sizes) -> Vec<Item> {
-        let Some(shelf) = self.shelves.get_mut(&(of, units)) else { return Vec::new() };
+    pub(super) fn take(&mut self, of: TimelineId, bytes: u64, most: usize) -> Vec<Item> {
+        let Some(shelf) = self.shelves.get_mut(&(of, bytes)) else { return Vec::new() };
         let taken = shelf.split_off(shelf.len().saturating_sub(most));
-        self.held -= sizes.bytes(units) * taken.len() as u64;
+        self.held -= bytes * taken.len() as u64;
         if shelf.is_empty() {
-            self.shelves.remove(&(of, units));
+            self.shelves.remove(&(of, bytes));
         }
         taken
     }

@@ -1,25 +1,43 @@
 //! What one thread caches of one stream: a magazine per size class.
 
-use std::sync::Arc;
-
 use super::sizes::{MAGAZINES, MagazineIndex};
-use crate::arena::EntryRef;
+use crate::arena::{Entry, EntryRef, Out};
 use crate::device::DevicePtr;
-use crate::order::{Tick, Timeline, TimelineId};
+use crate::order::{StreamKey, Timeline, TimelineId};
 
 /// A block in a magazine.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Item {
     pub(super) ptr: DevicePtr,
-    pub(super) entry: EntryRef,
-    /// Length in units.
-    pub(super) units: u64,
-    /// The stream's tick when the block was freed, for the day it goes back to the arena.
-    pub(super) tick: Tick,
+    entry: EntryRef,
+}
+
+impl Item {
+    #[inline]
+    pub(super) fn new(ptr: DevicePtr, entry: &Entry) -> Self {
+        Self { ptr, entry: EntryRef::new(entry) }
+    }
+
+    /// What is known of the block.
+    #[inline]
+    pub(super) fn entry(&self) -> &Entry {
+        // SAFETY: what is cached is out, and the caches do not outlive the pool.
+        unsafe { self.entry.get() }
+    }
+
+    #[inline]
+    pub(super) fn bytes(&self) -> u64 {
+        self.entry().bytes()
+    }
+
+    pub(super) fn out(&self) -> Out {
+        Out { ptr: self.ptr, entry: self.entry, bytes: self.bytes(), hit: true }
+    }
 }
 
 /// A stack of blocks of about one size, the one freed last on top.
 #[derive(Debug, Default)]
+#[repr(align(32))]
 pub(super) struct Magazine {
     /// Never longer than `room`; its capacity is never less.
     items: Vec<Item>,
@@ -42,8 +60,8 @@ impl Magazine {
 
     /// Brings the youngest block of exactly this length to the top, if there is one.
     #[inline(never)]
-    pub(super) fn bring_up(&mut self, units: u64) -> bool {
-        let Some(at) = self.items.iter().rposition(|item| item.units == units) else { return false };
+    pub(super) fn bring_up(&mut self, bytes: u64) -> bool {
+        let Some(at) = self.items.iter().rposition(|item| item.bytes() == bytes) else { return false };
         self.items[at..].rotate_left(1);
         true
     }
@@ -53,15 +71,20 @@ impl Magazine {
         self.items.len() >= self.room
     }
 
-    /// Adds a block to a magazine that is not full.
+    /// Adds a block.
+    ///
+    /// # Safety
+    /// The magazine is not full.
     #[inline]
-    pub(super) fn push(&mut self, item: Item) {
-        debug_assert!(self.items.len() < self.items.capacity(), "a magazine that is full");
+    pub(super) unsafe fn push(&mut self, item: Item) {
+        let len = self.items.len();
+        debug_assert!(len < self.items.capacity(), "a magazine that is full");
         // `Vec::push` would look again whether it must grow.
-        if let Some(place) = self.items.spare_capacity_mut().first_mut() {
-            place.write(item);
-            // SAFETY: one more item is initialised now, within the capacity.
-            unsafe { self.items.set_len(self.items.len() + 1) };
+        // SAFETY: the magazine is not full, and its capacity is never less than its room (`Lanes::grant`): the
+        // place lies in the buffer, and one more item is initialised then.
+        unsafe {
+            self.items.as_mut_ptr().add(len).write(item);
+            self.items.set_len(len + 1);
         }
     }
 
@@ -87,67 +110,83 @@ const fn most_of(bytes: u64) -> usize {
 }
 
 /// What one thread caches of one stream: a magazine per size class.
-#[derive(Debug)]
+#[derive(Debug, Default)]
+#[repr(align(32))]
 pub(super) struct Lane {
-    /// Kept, so that no other timeline can have its address.
-    timeline: Arc<Timeline>,
-    magazines: Box<[Magazine; MAGAZINES]>,
+    /// [`Timeline::serial`] of the stream; 0 for none.
+    serial: u64,
+    /// There where there is a stream.
+    magazines: Option<Box<[Magazine; MAGAZINES]>>,
+    /// What the stream's timeline is called.
+    of: Option<TimelineId>,
 }
 
 impl Lane {
     #[inline]
-    pub(super) fn magazine(&mut self, of: MagazineIndex) -> &mut Magazine {
-        // SAFETY: an index of this type is less than `MAGAZINES`.
-        unsafe { self.magazines.get_unchecked_mut(of.get()) }
+    pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
+        // SAFETY: a lane that is handed out (`Lanes::of`, `of_or_add`) is of a stream, and an index of this type
+        // is less than `MAGAZINES`.
+        unsafe { self.magazines.as_mut().unwrap_unchecked().get_unchecked_mut(index.get()) }
+    }
+
+    /// Empties the magazines.
+    fn drain(&mut self, mut each: impl FnMut(TimelineId, Item)) {
+        let (Some(of), Some(magazines)) = (self.of, &mut self.magazines) else { return };
+        magazines.iter_mut().flat_map(|magazine| magazine.items.drain(..)).for_each(|item| each(of, item));
     }
 }
 
 /// The lanes of one thread in one pool, by the timelines' slots.
 #[derive(Debug, Default)]
 pub(super) struct Lanes {
-    lanes: Vec<Option<Lane>>,
+    lanes: Vec<Lane>,
     /// Bytes that the magazines may hold together, if each holds as many blocks as it may.
     granted: u64,
 }
 
 impl Lanes {
+    pub(super) fn len(&self) -> usize {
+        self.lanes.len()
+    }
+
     /// The lane of a stream, if there is one.
+    fn of(&mut self, stream: StreamKey) -> Option<&mut Lane> {
+        self.lanes.get_mut(stream.slot as usize).filter(|lane| lane.serial == stream.serial)
+    }
+
+    /// The lane of a stream, if there is one.
+    ///
+    /// # Safety
+    /// There are more lanes than the stream's slot.
     #[inline]
-    pub(super) fn of(&mut self, timeline: &Arc<Timeline>) -> Option<&mut Lane> {
-        let lane = self.lanes.get_mut(timeline.id.slot as usize)?.as_mut()?;
-        Arc::ptr_eq(&lane.timeline, timeline).then_some(lane)
+    pub(super) unsafe fn of_unchecked(&mut self, stream: StreamKey) -> Option<&mut Lane> {
+        debug_assert!((stream.slot as usize) < self.lanes.len());
+        // SAFETY: the caller's promise.
+        let lane = unsafe { self.lanes.get_unchecked_mut(stream.slot as usize) };
+        (lane.serial == stream.serial).then_some(lane)
     }
 
     /// The lane of a stream, made if need be. A lane of a stream that is gone and had the same slot is
     /// emptied: its blocks are given to `each`.
-    pub(super) fn of_or_add(
-        &mut self,
-        timeline: &Arc<Timeline>,
-        mut each: impl FnMut(TimelineId, Item),
-    ) -> &mut Lane {
+    pub(super) fn of_or_add(&mut self, timeline: &Timeline, each: impl FnMut(TimelineId, Item)) -> &mut Lane {
         let slot = timeline.id.slot as usize;
         if self.lanes.len() <= slot {
-            self.lanes.resize_with(slot + 1, || None);
+            self.lanes.resize_with(slot + 1, Lane::default);
         }
-        if let Some(old) = &mut self.lanes[slot]
-            && !Arc::ptr_eq(&old.timeline, timeline)
-        {
-            for item in old.magazines.iter_mut().flat_map(|magazine| magazine.items.drain(..)) {
-                each(old.timeline.id, item);
-            }
-            old.timeline = timeline.clone();
+        let lane = &mut self.lanes[slot];
+        if lane.serial != timeline.serial {
+            lane.drain(each);
+            lane.magazines.get_or_insert_with(|| Box::new(std::array::from_fn(|_| Magazine::default())));
+            (lane.serial, lane.of) = (timeline.serial, Some(timeline.id));
         }
-        self.lanes[slot].get_or_insert_with(|| {
-            let magazines = Box::new(std::array::from_fn(|_| Magazine::default()));
-            Lane { timeline: timeline.clone(), magazines }
-        })
+        lane
     }
 
     /// Lets a full magazine of a lane that is there hold more blocks of `bytes`, if that may be, so that all
     /// magazines of the thread together never hold more than `limit` bytes. Returns whether it has room now.
     pub(super) fn grant(
         &mut self,
-        timeline: &Arc<Timeline>,
+        stream: StreamKey,
         magazine: MagazineIndex,
         bytes: u64,
         limit: u64,
@@ -155,7 +194,7 @@ impl Lanes {
         // Blocks of one magazine differ by an eighth at most.
         let each = bytes + bytes / 8;
         let left = limit.saturating_sub(self.granted) / each;
-        let Some(lane) = self.of(timeline) else { return false };
+        let Some(lane) = self.of(stream) else { return false };
         let magazine = lane.magazine(magazine);
         let wanted = (2 * magazine.room).max(4).min(most_of(bytes));
         let more = wanted.saturating_sub(magazine.room).min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -168,18 +207,15 @@ impl Lanes {
 
     /// Empties every lane.
     pub(super) fn drain(&mut self, mut each: impl FnMut(TimelineId, Item)) {
-        for lane in self.lanes.iter_mut().flatten() {
-            let of = lane.timeline.id;
-            for item in lane.magazines.iter_mut().flat_map(|magazine| magazine.items.drain(..)) {
-                each(of, item);
-            }
-        }
+        self.lanes.iter_mut().for_each(|lane| lane.drain(&mut each));
     }
 
     /// Takes back every grant; the lanes are empty.
     pub(super) fn revoke_grants(&mut self) {
         self.granted = 0;
-        for magazine in self.lanes.iter_mut().flatten().flat_map(|lane| lane.magazines.iter_mut()) {
+        for magazine in
+            self.lanes.iter_mut().filter_map(|lane| lane.magazines.as_mut()).flat_map(|all| all.iter_mut())
+        {
             debug_assert!(magazine.items.is_empty());
             magazine.room = 0;
         }
@@ -187,7 +223,8 @@ impl Lanes {
 
     /// Every block held.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Item> {
-        self.lanes.iter().flatten().flat_map(|lane| lane.magazines.iter()).flat_map(|magazine| &magazine.items)
+        let lanes = self.lanes.iter().filter_map(|lane| lane.magazines.as_ref());
+        lanes.flat_map(|all| all.iter()).flat_map(|magazine| &magazine.items)
     }
 
     /// Bytes that may be held.

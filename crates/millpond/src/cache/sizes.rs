@@ -6,12 +6,15 @@ use crate::arena::MOST_UNITS;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sizes {
     unit_shift: u32,
-    /// Bytes from which on sizes are exact.
-    exact_from: u64,
+    /// Requests of at most so many bytes are rounded to a class.
+    rounded_to: u64,
 }
 
 /// Bits of a size that its class keeps, besides the leading one: eight classes a doubling.
 const CLASS_BITS: u32 = 3;
+
+/// Units of the longest request that is ever served from a magazine: 1 TiB, in units of 512 bytes.
+const LONGEST_CACHED: u64 = 1 << 31;
 
 /// Magazines in a lane: one for each class of any size up to the most units that a block can have.
 pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
@@ -24,9 +27,22 @@ impl MagazineIndex {
     /// The magazine for blocks of this length, which is less than `MOST_UNITS`.
     #[inline]
     pub(super) fn of(units: u64) -> Self {
-        debug_assert!(units < MOST_UNITS);
-        // The mask changes nothing for such a length; it makes the bound hold for any.
-        Self(class_of(units & (MOST_UNITS - 1)))
+        assert!(units < MOST_UNITS, "an arena has no longer blocks");
+        Self(class_of(units))
+    }
+
+    /// The magazine with this number, which came from [`label`](Self::label).
+    ///
+    /// # Safety
+    /// It did.
+    #[inline]
+    pub(super) unsafe fn from_label(label: u32) -> Self {
+        debug_assert!((label as usize) < MAGAZINES);
+        Self(label as usize)
+    }
+
+    pub(super) fn label(self) -> u32 {
+        self.0 as u32
     }
 
     #[inline]
@@ -38,23 +54,22 @@ impl MagazineIndex {
 impl Sizes {
     /// For units of `unit_bytes` (a power of two); blocks of `exact_from` bytes and more are not rounded.
     pub(crate) fn new(unit_bytes: u64, exact_from: u64) -> Self {
-        Self { unit_shift: unit_bytes.ilog2(), exact_from: exact_from.max(unit_bytes) }
+        // A block of `exact_from` bytes is not rounded, nor is what becomes one in whole units.
+        let rounded_to = exact_from.min(FINE.len() as u64 * unit_bytes).saturating_sub(unit_bytes);
+        Self { unit_shift: unit_bytes.ilog2(), rounded_to }
     }
 
     /// Whether a request of this size is rounded to a class: any block of its magazine will do.
     #[inline]
     pub(super) fn is_rounded(self, bytes: u64) -> bool {
-        bytes <= self.exact_from - (1 << self.unit_shift)
+        // Zero bytes wrap around.
+        bytes.wrapping_sub(1) < self.rounded_to
     }
 
     /// The length of a block for a request of `bytes`, at least 1, in units.
     pub(crate) fn units(self, bytes: u64) -> u64 {
         let units = self.exact_units(bytes);
-        if !self.is_rounded(bytes) {
-            return units;
-        }
-        let step = (1 << class_shift(units)) - 1;
-        (units + step) & !step
+        if self.is_rounded(bytes) { rounded(units) } else { units }
     }
 
     /// As [`units`](Self::units), for a block that is not of a class.
@@ -63,13 +78,36 @@ impl Sizes {
         ((bytes - 1) >> self.unit_shift) + 1
     }
 
-    /// The magazine with blocks for a request that is rounded: the one after that for the longest block that is
-    /// too short.
+    /// The magazine with blocks for a request that is rounded.
     #[inline]
     pub(super) fn magazine_for_rounded(self, bytes: u64) -> MagazineIndex {
         debug_assert!(self.is_rounded(bytes));
-        // Rounded lengths are far from the last magazine, whatever the unit: at most 2^32 units (`new`).
-        MagazineIndex(class_of(((bytes - 1) >> self.unit_shift) & u64::from(u32::MAX)) + 1)
+        // Always in the table: less than 1 MiB, in units of at least 256 bytes (`new`).
+        let units_less_one = ((bytes - 1) >> self.unit_shift) as usize;
+        MagazineIndex(usize::from(FINE[units_less_one % FINE.len()]))
+    }
+
+    /// The magazine with blocks for a request that is not rounded, if a table has it; not for 0 bytes.
+    #[inline]
+    pub(super) fn magazine_for_exact(self, bytes: u64) -> Option<MagazineIndex> {
+        // Zero bytes wrap around.
+        let units_less_one = bytes.wrapping_sub(1) >> self.unit_shift;
+        let class = match FINE.get(units_less_one as usize) {
+            Some(class) => class,
+            None => COARSE.get((units_less_one.saturating_add(FIRST) >> COARSE_SHIFT) as usize)?,
+        };
+        Some(MagazineIndex(usize::from(*class)))
+    }
+
+    /// Whether blocks for such a request are ever cached.
+    pub(super) fn is_cached(self, bytes: u64) -> bool {
+        bytes > 0 && self.exact_units(bytes) <= LONGEST_CACHED
+    }
+
+    /// Whether a block with so much to spare has the exact length for the request.
+    #[inline]
+    pub(super) fn is_exact(self, slack: u64) -> bool {
+        slack >> self.unit_shift == 0
     }
 
     #[inline]
@@ -78,16 +116,51 @@ impl Sizes {
     }
 }
 
-#[inline(always)]
-const fn class_shift(units: u64) -> u32 {
-    (units | 1 << CLASS_BITS).ilog2() - CLASS_BITS
+/// The class of a length, in units: those of up to 8 units have classes of their own; then classes are 2 units
+/// wide up to 24 units, 4 up to 56, and so on. A class is named for its shortest length in eighths of a doubling.
+const fn class_of(units: u64) -> usize {
+    let shifted = units + FIRST - 1;
+    let doublings = shifted.ilog2() - CLASS_BITS;
+    ((doublings as usize) << CLASS_BITS) + (shifted >> doublings) as usize - FIRST as usize
 }
 
-#[inline(always)]
-const fn class_of(units: u64) -> usize {
-    let shift = class_shift(units);
-    ((shift as usize) << CLASS_BITS) + (units >> shift) as usize
+/// The longest length of the class.
+const fn rounded(units: u64) -> u64 {
+    let shifted = units + FIRST - 1;
+    let width = 1 << (shifted.ilog2() - CLASS_BITS);
+    (shifted | (width - 1)) - (FIRST - 1)
 }
+
+/// Classes before the first doubling.
+const FIRST: u64 = 1 << CLASS_BITS;
+
+/// Classes of short lengths, by units less one: to look one up costs less than to find a leading bit, on some
+/// processors.
+static FINE: [u16; 4096] = {
+    let mut classes = [0; 4096];
+    let mut at = 0;
+    while at < classes.len() {
+        classes[at] = class_of(at as u64 + 1) as u16;
+        at += 1;
+    }
+    classes
+};
+
+/// Bits of a length that are not looked at beyond `FINE`: classes are wider there.
+const COARSE_SHIFT: u32 = 8;
+
+/// Classes of lengths up to nearly 2^20 units (512 MiB) in steps of 256, which start where classes do: `FIRST` - 1
+/// units before each multiple.
+static COARSE: [u16; 4096] = {
+    let mut classes = [0; 4096];
+    let mut at = 0;
+    while at < classes.len() {
+        let shifted = (at as u64) << COARSE_SHIFT;
+        classes[at] = class_of(if shifted < FIRST { 1 } else { shifted - (FIRST - 1) }) as u16;
+        at += 1;
+    }
+    classes
+};
 
 #[cfg(test)]
 mod tests {
@@ -99,37 +172,48 @@ mod tests {
         for bytes in (1..4 << 20).step_by(61) {
             let held = sizes.bytes(sizes.units(bytes));
             assert!(held >= bytes);
-            let rounded_to_units = bytes.next_multiple_of(512);
-            if bytes <= (1 << 20) - 512 {
-                assert!((held - rounded_to_units) * 8 < rounded_to_units.max(8), "{bytes} got {held}");
+            let in_units = bytes.next_multiple_of(512);
+            if sizes.is_rounded(bytes) {
+                assert!((held - in_units) * 8 < in_units, "{bytes} got {held}");
             } else {
-                assert_eq!(held, rounded_to_units);
+                assert_eq!(held, in_units);
             }
         }
+        assert!(sizes.is_rounded((1 << 20) - 512) && !sizes.is_rounded((1 << 20) - 511));
     }
 
     #[test]
-    fn a_class_is_its_own_class_and_magazines_are_in_the_order_of_sizes() {
-        let sizes = Sizes::new(512, 1 << 20);
-        let mut before = 0;
-        for bytes in (512..64 << 20).step_by(512) {
-            let units = sizes.units(bytes);
-            assert_eq!(sizes.units(sizes.bytes(units)), units);
-            let magazine = MagazineIndex::of(units).get();
-            assert!(magazine >= before && magazine <= before + 1, "{bytes}: {before} to {magazine}");
-            before = magazine;
+    fn a_rounded_length_stays_in_its_class_and_is_its_longest() {
+        for units in 1..100_000 {
+            assert_eq!(class_of(rounded(units)), class_of(units));
+            assert_eq!(class_of(rounded(units) + 1), class_of(units) + 1);
+            assert!(class_of(units) <= class_of(units + 1));
         }
     }
 
     #[test]
-    fn blocks_of_one_small_class_have_one_length() {
+    fn looking_a_class_up_finds_the_class_of_the_block() {
         let sizes = Sizes::new(512, 1 << 20);
-        let mut lengths = std::collections::HashMap::new();
-        for bytes in (1..=(1 << 20) - 512).step_by(113) {
+        for bytes in (1..=1 << 20).step_by(113).chain((1 << 20..3 << 30).step_by(77_773)) {
             let units = sizes.units(bytes);
-            assert!(sizes.is_rounded(bytes));
-            assert_eq!(sizes.magazine_for_rounded(bytes), MagazineIndex::of(units));
-            assert_eq!(*lengths.entry(MagazineIndex::of(units)).or_insert(units), units);
+            let expected = MagazineIndex::of(units);
+            if sizes.is_rounded(bytes) {
+                assert_eq!(sizes.magazine_for_rounded(bytes), expected, "{bytes}");
+            } else {
+                let in_table = units < (1 << 20) - 7;
+                assert_eq!(sizes.magazine_for_exact(bytes), in_table.then_some(expected), "{bytes}");
+            }
         }
+        assert_eq!(sizes.magazine_for_exact(0), None);
+        assert_eq!(sizes.magazine_for_exact(u64::MAX), None);
+        assert!(sizes.is_cached(1) && sizes.is_cached(1 << 40));
+        assert!(!sizes.is_cached(0) && !sizes.is_cached(2 << 40));
+    }
+
+    #[test]
+    fn large_units_and_small_pages_have_magazines_too() {
+        let sizes = Sizes::new(2 << 20, 1 << 20);
+        assert!(!sizes.is_rounded(1) && sizes.units(1) == 1);
+        assert_eq!(sizes.magazine_for_exact(5 << 20), Some(MagazineIndex::of(3)));
     }
 }

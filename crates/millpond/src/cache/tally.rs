@@ -1,47 +1,65 @@
 //! What one thread allocated and freed: written by that thread alone, read by all.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use crate::counters::{Counted, HighWater};
 use crate::stats::Level;
 
-/// A sum that goes up and down in several threads' hands: this thread's part of it, which may be negative, and
-/// the highest that the part has been since it was last folded.
+/// A sum that goes up and down in several threads' hands: this thread's part of it, which may be negative, as
+/// the highest that it has been since it was last folded, and how far below that it is now. That form costs the
+/// fast path one subtraction and a test for its sign.
 #[derive(Debug, Default)]
 struct Part {
-    now: AtomicU64,
-    high: AtomicU64,
+    below: AtomicI64,
+    high: AtomicI64,
 }
 
 impl Part {
     #[inline]
     fn add(&self, by: u64) {
-        // Relaxed, and no read-modify-write: one thread writes. Wrapping: a thread may free more than it
-        // allocated; the sum over all threads is never negative.
-        let now = self.now.load(Ordering::Relaxed).wrapping_add(by);
-        self.now.store(now, Ordering::Relaxed);
-        if now as i64 > self.high.load(Ordering::Relaxed) as i64 {
-            self.high.store(now, Ordering::Relaxed);
+        // Relaxed, and no read-modify-write: one thread writes.
+        let below = self.below.load(Ordering::Relaxed).wrapping_sub(by as i64);
+        self.below.store(below, Ordering::Relaxed);
+        if below < 0 {
+            self.raise(below);
         }
+    }
+
+    /// A new highest. Readers see the old one, or the new one with what belongs to it.
+    #[inline]
+    fn raise(&self, below: i64) {
+        self.below.store(0, Ordering::Relaxed);
+        // Release: see `read`.
+        self.high.store(self.high.load(Ordering::Relaxed).wrapping_sub(below), Ordering::Release);
     }
 
     #[inline]
     fn sub(&self, by: u64) {
-        self.now.store(self.now.load(Ordering::Relaxed).wrapping_sub(by), Ordering::Relaxed);
+        self.below.store(self.below.load(Ordering::Relaxed).wrapping_add(by as i64), Ordering::Relaxed);
     }
 
-    fn now(&self) -> i64 {
-        self.now.load(Ordering::Relaxed) as i64
-    }
-
-    fn high(&self) -> i64 {
-        // Acquire: see `reset_high`.
-        self.high.load(Ordering::Acquire) as i64
+    /// Where it is now, and the highest.
+    fn read(&self) -> (i64, i64) {
+        loop {
+            // Acquire: who sees a new highest also sees how far below it is, and that it was folded before it
+            // was reset.
+            let high = self.high.load(Ordering::Acquire);
+            let below = self.below.load(Ordering::Acquire);
+            if self.high.load(Ordering::Relaxed) == high {
+                // Between the two stores of `raise`.
+                return (high.wrapping_sub(below.max(0)), high);
+            }
+        }
     }
 
     fn reset_high(&self) {
-        // Release: who sees the mark reset also sees that it was folded before.
-        self.high.store(self.now.load(Ordering::Relaxed), Ordering::Release);
+        let (now, _) = self.read();
+        self.below.store(0, Ordering::Relaxed);
+        self.high.store(now, Ordering::Release);
+    }
+
+    fn is_below_high(&self) -> bool {
+        self.below.load(Ordering::Relaxed) != 0
     }
 }
 
@@ -91,8 +109,7 @@ impl Tally {
 
     /// Whether there is anything cached, or a high-water mark that is not folded yet. A glance from outside.
     pub(super) fn is_of_note(&self) -> bool {
-        let high = |part: &Part| part.high() != part.now();
-        self.may_hold() || high(&self.requested) || high(&self.allocated)
+        self.may_hold() || self.requested.is_below_high() || self.blocks.is_below_high()
     }
 
     fn frees(&self) -> u64 {
@@ -114,7 +131,7 @@ impl Tally {
 /// own highest is taken together with what the others have *now*; the sum may never have been there at one time.
 pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally> + Clone, folded: &HighWater) -> Counted {
     let level = |part: fn(&Tally) -> &Part, folded: &AtomicU64| {
-        let parts = tallies.clone().map(part).map(|part| (part.now(), part.high()));
+        let parts = tallies.clone().map(part).map(Part::read);
         let current: i64 = parts.clone().map(|(now, _)| now).sum();
         // Another thread's writes may be seen in part: never less than nothing.
         let current = current.max(0);

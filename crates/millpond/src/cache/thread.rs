@@ -4,8 +4,9 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::gate::{Gate, Inside};
-use super::lane::Lanes;
+use super::lane::{Lane, Lanes};
 use super::tally::Tally;
+use crate::order::StreamKey;
 
 /// See the [module](self). On cache lines of its own (two, since processors fetch lines in pairs).
 #[derive(Debug)]
@@ -27,9 +28,9 @@ unsafe impl Sync for ThreadCache {}
 /// The owner's hand on its own cache.
 #[derive(Debug)]
 pub(super) struct Own<'a> {
-    pub(super) lanes: &'a mut Lanes,
+    pub(super) lane: &'a mut Lane,
     pub(super) tally: &'a Tally,
-    _inside: Inside<'a>,
+    pub(super) _inside: Inside<'a>,
 }
 
 impl ThreadCache {
@@ -39,17 +40,19 @@ impl ThreadCache {
         Self { gate, tally, owned: AtomicBool::new(false), lanes: UnsafeCell::default() }
     }
 
-    /// Passes the gate; `None` where it is closed.
+    /// Passes the gate to the lane of a stream; `None` where it is closed, or there is no such lane.
     ///
     /// # Safety
     /// The calling thread owns the cache, and is not inside.
     #[inline]
-    pub(super) unsafe fn enter<const FENCED: bool>(&self) -> Option<Own<'_>> {
-        let inside = if FENCED { self.gate.enter_fenced() } else { self.gate.enter() }?;
+    pub(super) unsafe fn enter<const FENCED: bool>(&self, stream: StreamKey) -> Option<Own<'_>> {
+        let inside = self.gate.enter::<FENCED>(stream.slot as usize)?;
         // SAFETY: the owner is inside. Others reach the lanes only after closing the gate and waiting until the
-        // owner has left (`Caches::revoke`), which lasts until `inside` is dropped with what is returned here.
+        // owner has left (`Caches::for_all`), which lasts until `inside` is dropped with what is returned here.
         let lanes = unsafe { &mut *self.lanes.get() };
-        Some(Own { lanes, tally: &self.tally, _inside: inside })
+        // SAFETY: the gate is not wider than there are lanes (`open`), and lanes do not get fewer.
+        let lane = unsafe { lanes.of_unchecked(stream) }?;
+        Some(Own { lane, tally: &self.tally, _inside: inside })
     }
 
     /// The lanes, for whoever holds the pool's lock.
@@ -71,7 +74,11 @@ impl ThreadCache {
     /// The calling thread becomes the owner. Under the pool's lock.
     pub(super) fn own(&self) {
         self.owned.store(true, Ordering::Relaxed);
-        self.gate.open();
+    }
+
+    /// Lets the owner pass to all its lanes. Under the pool's lock, with the lanes.
+    pub(super) fn open(&self, lanes: &Lanes) {
+        self.gate.open(lanes.len());
     }
 
     /// The owner is going. By the owner, under the pool's lock.

@@ -32,6 +32,7 @@ mod timelines;
 pub use event::Event;
 pub(crate) use fence::Fence;
 pub use stream::Stream;
+pub(crate) use stream::StreamKey;
 pub(crate) use timeline::{Marking, Tick, Timeline, TimelineId};
 pub(crate) use timelines::{AfterSync, Timelines};
 

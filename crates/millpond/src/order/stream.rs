@@ -13,6 +13,17 @@ use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 #[derive(Debug, Clone)]
 pub struct Stream {
     inner: Arc<Inner>,
+    /// Of the timeline: looked at on every allocation.
+    key: StreamKey,
+}
+
+/// What tells a stream from all others without a look at its timeline.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct StreamKey {
+    /// [`Timeline::serial`].
+    pub(crate) serial: u64,
+    /// The timeline's slot.
+    pub(crate) slot: u32,
 }
 
 #[derive(Debug)]
@@ -31,11 +42,17 @@ impl Stream {
         handle: StreamHandle,
         owned: bool,
     ) -> Self {
-        Self { inner: Arc::new(Inner { timelines, timeline, handle, owned }) }
+        Self::from_inner(Arc::new(Inner { timelines, timeline, handle, owned }))
     }
 
     pub(super) fn from_inner(inner: Arc<Inner>) -> Self {
-        Self { inner }
+        let key = StreamKey { serial: inner.timeline.serial, slot: inner.timeline.id.slot };
+        Self { inner, key }
+    }
+
+    #[inline]
+    pub(crate) fn key(&self) -> StreamKey {
+        self.key
     }
 
     pub(super) fn inner(&self) -> &Arc<Inner> {
@@ -128,6 +145,7 @@ impl Stream {
         &self.inner.timelines
     }
 
+    #[inline]
     pub(crate) fn timeline(&self) -> &Arc<Timeline> {
         &self.inner.timeline
     }

@@ -54,6 +54,8 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct Timeline {
     pub(crate) id: TimelineId,
+    /// Unlike any other timeline's, of any device, for the life of the process. Never 0.
+    pub(crate) serial: u64,
     pub(crate) stream: StreamId,
     pub(crate) marking: Marking,
     /// The tick that work given now belongs to.
@@ -67,8 +69,11 @@ pub(crate) struct Timeline {
 
 impl Timeline {
     pub(crate) fn new(id: TimelineId, handle: StreamHandle, stream: StreamId, marking: Marking) -> Self {
+        static SERIAL: AtomicU64 = AtomicU64::new(1);
         Self {
             id,
+            // Relaxed: only uniqueness matters.
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             stream,
             marking,
             now: AtomicU64::new(1),

@@ -118,10 +118,11 @@ impl PoolInner {
                 out
             }
         };
-        let size = sizes.bytes(out.units);
         // SAFETY: the block is out, and the arena is this pool's.
-        unsafe { out.entry.get() }.make_live(size - bytes);
-        self.caches.count_alloc(&mut state.depot, bytes, size);
+        let entry = unsafe { out.entry.get() };
+        self.caches.label(&mut state.depot, entry);
+        entry.make_live(out.bytes - bytes);
+        self.caches.count_alloc(&mut state.depot, bytes, out.bytes);
         if !out.hit {
             self.counters.misses.add(1);
         }
@@ -179,7 +180,7 @@ impl PoolInner {
             return;
         }
         let requested = arena.requested(id);
-        let size = self.caches.sizes().bytes(arena.units(id));
+        let size = arena.bytes(id);
         arena.free(id, stream.fence());
         self.caches.count_free(depot, requested, size);
     }
@@ -231,7 +232,7 @@ impl PoolInner {
             if entry.is_live() {
                 live += 1;
                 requested += state.arena.requested(id);
-                allocated += self.caches.sizes().bytes(entry.units());
+                allocated += entry.bytes();
             } else {
                 others += 1;
             }
@@ -333,9 +334,7 @@ const LARGEST_REQUEST: u64 = 1 << 56;
 
 /// A block that a cache gave up goes back to the arena.
 fn take_back(arena: &mut Arena, cached: Cached) {
-    // SAFETY: the cache gave it up just now, and the arena is the one that it came from.
-    let id = unsafe { cached.entry() }.id();
-    arena.free(id, cached.fence());
+    arena.free(cached.entry().id(), cached.fence());
 }
 
 impl AfterSync for PoolInner {

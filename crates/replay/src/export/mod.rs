@@ -4,6 +4,7 @@
 //! ui.perfetto.dev and chrome://tracing open. Both write as they go and hold no more than the trace.
 
 mod chrome;
+mod held;
 mod snapshot;
 #[cfg(test)]
 mod tests;

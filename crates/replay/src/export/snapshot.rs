@@ -5,50 +5,64 @@ use std::io::Write;
 use serde::ser::SerializeSeq;
 use serde::{Serialize, Serializer};
 
-use super::ExportError;
+use super::{ExportError, held};
 use crate::event::StackId;
-use crate::trace::{Op, OpKind, Trace};
+use crate::segments::{Segment, SegmentKind, SegmentOp, Segments};
+use crate::trace::{Op, OpKind, RecordedOom, Trace};
 
-/// Writes a trace as a snapshot: the blocks as the recorder placed them, with their stacks.
+/// Writes a trace as a snapshot: blocks and segments as the recorder placed them, with the blocks' stacks.
 ///
-/// What the recorded allocator took from the driver is not part of a [`Trace`], so the segments written are
-/// one for each block that is live at the end.
+/// Where the recorder kept no segments (an RMM log), or not all, the stretches of addresses in which blocks ever
+/// were stand for them, held all the time.
 ///
 /// # Errors
 /// [`ExportError`], where the file cannot be written.
 pub fn snapshot(trace: &Trace, out: &mut dyn Write) -> Result<(), ExportError> {
-    let snapshot = Snapshot { segments: segments(trace), device_traces: Devices(trace) };
+    let held = held::segments(trace);
+    let snapshot =
+        Snapshot { segments: segments(trace, &held), device_traces: Devices(&Events { trace, held: &held }) };
     serde_pickle::to_writer(&mut &mut *out, &snapshot, serde_pickle::SerOptions::new())?;
     Ok(())
 }
 
+/// A number as JavaScript can add it. The crate would write a large `u64` with nine bytes, which memory_viz reads
+/// as a BigInt; larger ones than an `i64` holds do not occur.
+#[derive(Debug, Clone, Copy)]
+struct Number(u64);
+
+impl Serialize for Number {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_i64(self.0 as i64)
+    }
+}
+
 #[derive(Serialize)]
 struct Snapshot<'a> {
-    segments: Vec<Segment>,
+    segments: Vec<SegmentOut>,
     device_traces: Devices<'a>,
 }
 
 #[derive(Serialize)]
-struct Segment {
+struct SegmentOut {
     device: u32,
-    address: u64,
-    total_size: u64,
-    allocated_size: u64,
-    active_size: u64,
-    requested_size: u64,
-    stream: u64,
+    address: Number,
+    total_size: Number,
+    allocated_size: Number,
+    active_size: Number,
+    requested_size: Number,
+    stream: Number,
     segment_type: &'static str,
-    segment_pool_id: (u64, u64),
+    segment_pool_id: (u32, u32),
     is_expandable: bool,
     frames: Vec<FrameOut>,
-    blocks: Vec<LiveBlock>,
+    blocks: Vec<BlockOut>,
 }
 
 #[derive(Serialize)]
-struct LiveBlock {
-    address: u64,
-    size: u64,
-    requested_size: u64,
+struct BlockOut {
+    address: Number,
+    size: Number,
+    requested_size: Number,
     state: &'static str,
     frames: Vec<FrameOut>,
 }
@@ -61,43 +75,71 @@ struct FrameOut {
 }
 
 /// The list of events of each device; those before the trace's own are empty.
-struct Devices<'a>(&'a Trace);
+struct Devices<'a>(&'a Events<'a>);
 
 /// The events of one device.
-struct Events<'a>(&'a Trace);
+struct Events<'a> {
+    trace: &'a Trace,
+    held: &'a Segments,
+}
 
 #[derive(Serialize)]
 struct EventOut {
     action: &'static str,
-    addr: u64,
-    size: u64,
-    stream: u64,
-    time_us: u64,
+    addr: Number,
+    size: Number,
+    stream: Number,
+    time_us: Number,
+    frames: Vec<FrameOut>,
+}
+
+#[derive(Serialize)]
+struct OomOut {
+    action: &'static str,
+    device_free: Number,
+    size: Number,
+    stream: Number,
+    time_us: Number,
     frames: Vec<FrameOut>,
 }
 
 impl Serialize for Devices<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut list = to.serialize_seq(Some(self.0.device as usize + 1))?;
-        for _ in 0..self.0.device {
+        let device = self.0.trace.device;
+        let mut list = to.serialize_seq(Some(device as usize + 1))?;
+        for _ in 0..device {
             list.serialize_element::<[EventOut; 0]>(&[])?;
         }
-        list.serialize_element(&Events(self.0))?;
+        list.serialize_element(self.0)?;
         list.end()
     }
 }
 
 impl Serialize for Events<'_> {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        let mut list = to.serialize_seq(Some(self.0.ops.len()))?;
-        for op in &self.0.ops {
-            list.serialize_element(&event(self.0, op))?;
+        let Self { trace, held } = self;
+        let events = trace.ops.len() + held.ops.len() + trace.recorded_ooms.len();
+        let mut list = to.serialize_seq(Some(events))?;
+        let mut segments = held.ops.iter().peekable();
+        let mut ooms = trace.recorded_ooms.iter().peekable();
+        let mut time_us = 0;
+        for at in 0..=trace.ops.len() {
+            while let Some(op) = segments.next_if(|op| op.before_op <= at) {
+                list.serialize_element(&segment_event(op))?;
+            }
+            while let Some(oom) = ooms.next_if(|oom| oom.before_op <= at) {
+                list.serialize_element(&oom_event(oom, time_us))?;
+            }
+            if let Some(op) = trace.ops.get(at) {
+                time_us = op.time_us;
+                list.serialize_element(&block_event(trace, op))?;
+            }
         }
         list.end()
     }
 }
 
-fn event(trace: &Trace, op: &Op) -> EventOut {
+fn block_event(trace: &Trace, op: &Op) -> EventOut {
     let block = &trace.blocks[op.block as usize];
     let (action, frames) = match op.kind {
         OpKind::Alloc => ("alloc", frames(trace, block.stack)),
@@ -105,7 +147,33 @@ fn event(trace: &Trace, op: &Op) -> EventOut {
         OpKind::FreeCompleted => ("free_completed", Vec::new()),
     };
     let stream = trace.streams[usize::from(op.stream)];
-    EventOut { action, addr: block.address, size: block.size, stream, time_us: op.time_us, frames }
+    let (addr, size) = (Number(block.address), Number(block.size));
+    EventOut { action, addr, size, stream: Number(stream), time_us: Number(op.time_us), frames }
+}
+
+fn segment_event(op: &SegmentOp) -> EventOut {
+    let action = match op.kind {
+        SegmentKind::Alloc => "segment_alloc",
+        SegmentKind::Free => "segment_free",
+        SegmentKind::Map => "segment_map",
+        SegmentKind::Unmap => "segment_unmap",
+    };
+    let Segment { address, bytes, stream } = op.segment;
+    let (addr, size) = (Number(address), Number(bytes));
+    EventOut { action, addr, size, stream: Number(stream), time_us: Number(op.time_us), frames: Vec::new() }
+}
+
+/// The recorder's own time of it is not kept: it takes that of the event before.
+fn oom_event(oom: &RecordedOom, time_us: u64) -> OomOut {
+    let (device_free, size) = (Number(oom.device_free), Number(oom.size));
+    OomOut {
+        action: "oom",
+        device_free,
+        size,
+        stream: Number(0),
+        time_us: Number(time_us),
+        frames: Vec::new(),
+    }
 }
 
 fn frames(trace: &Trace, stack: StackId) -> Vec<FrameOut> {
@@ -117,36 +185,46 @@ fn frames(trace: &Trace, stack: StackId) -> Vec<FrameOut> {
     trace.stacks.frames(stack).map(frame).collect()
 }
 
-/// One segment for each block that is live at the end.
-fn segments(trace: &Trace) -> Vec<Segment> {
-    let mut freed = vec![None; trace.blocks.len()];
-    for op in trace.ops.iter().filter(|op| op.kind != OpKind::Alloc) {
-        freed[op.block as usize] = Some(op.kind);
-    }
-    let live = trace.blocks.iter().zip(freed).filter(|(_, freed)| *freed != Some(OpKind::FreeCompleted));
-    live.map(|(block, freed)| {
-        let size = block.size.next_multiple_of(512);
-        let pending = freed.is_some();
-        Segment {
-            device: trace.device,
-            address: block.address,
-            total_size: size,
-            allocated_size: if pending { 0 } else { size },
-            active_size: size,
-            requested_size: block.size,
-            stream: trace.streams[usize::from(block.stream)],
-            segment_type: "large",
-            segment_pool_id: (0, 0),
-            is_expandable: false,
-            frames: Vec::new(),
-            blocks: vec![LiveBlock {
-                address: block.address,
-                size,
-                requested_size: block.size,
-                state: if pending { "active_pending_free" } else { "active_allocated" },
-                frames: frames(trace, block.stack),
-            }],
-        }
-    })
-    .collect()
+/// The segments at the end, each filled with its blocks and with what is free between them.
+fn segments(trace: &Trace, held: &Segments) -> Vec<SegmentOut> {
+    let live = held::live_at_end(trace);
+    let expandable = held.ops.iter().any(|op| op.kind == SegmentKind::Map);
+    let segments = held.at_end.iter().flatten();
+    segments
+        .map(|segment| {
+            let parts = held::parts(trace, segment, &live);
+            let blocks: Vec<_> = parts.iter().map(|part| block(trace, part)).collect();
+            let sum = |of: fn(&BlockOut) -> u64| Number(blocks.iter().map(of).sum());
+            SegmentOut {
+                device: trace.device,
+                address: Number(segment.address),
+                total_size: Number(segment.bytes),
+                allocated_size: sum(|block| if block.state == ALLOCATED { block.size.0 } else { 0 }),
+                active_size: sum(|block| if block.state == INACTIVE { 0 } else { block.size.0 }),
+                requested_size: sum(|block| if block.state == INACTIVE { 0 } else { block.requested_size.0 }),
+                stream: Number(segment.stream),
+                // PyTorch's small segments have 2 MiB, and no large one has.
+                segment_type: if segment.bytes == 2 << 20 { "small" } else { "large" },
+                segment_pool_id: (0, 0),
+                is_expandable: expandable,
+                frames: Vec::new(),
+                blocks,
+            }
+        })
+        .collect()
+}
+
+const ALLOCATED: &str = "active_allocated";
+const PENDING: &str = "active_pending_free";
+const INACTIVE: &str = "inactive";
+
+fn block(trace: &Trace, part: &held::Part) -> BlockOut {
+    let held::Part { address, bytes, block } = *part;
+    let (address, size) = (Number(address), Number(bytes));
+    let Some((number, pending)) = block else {
+        return BlockOut { address, size, requested_size: size, state: INACTIVE, frames: Vec::new() };
+    };
+    let block = &trace.blocks[number as usize];
+    let state = if pending { PENDING } else { ALLOCATED };
+    BlockOut { address, size, requested_size: Number(block.size), state, frames: frames(trace, block.stack) }
 }

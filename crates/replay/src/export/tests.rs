@@ -3,7 +3,7 @@ use std::path::Path;
 use super::*;
 use crate::read::{self, Limits};
 use crate::replay::FreeWhen;
-use crate::trace::{Op, Trace};
+use crate::trace::Trace;
 
 fn recorded() -> Trace {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/pipeline_streams_stacks.pickle.gz");
@@ -16,16 +16,83 @@ fn an_exported_snapshot_reads_back_as_the_same_trace() {
     let mut file = Vec::new();
     snapshot(&trace, &mut file).unwrap();
     let again = read::read_from(&mut &file[..], &trace.name, Limits::default()).unwrap().remove(0);
-    // Times count from the first event, and what came before the first block is not exported.
-    let begin = trace.ops[0].time_us;
-    let moved = again.ops.iter().map(|op| Op { time_us: op.time_us + begin, ..*op });
-    assert!(moved.eq(trace.ops.iter().copied()));
+    assert_eq!(again.ops, trace.ops);
+    assert_eq!(again.segments, trace.segments);
+    assert_eq!(again.recorded_reserved, trace.recorded_reserved);
     assert_eq!(again.streams, trace.streams);
     assert_eq!(again.live_before, trace.live_before);
     for (one, other) in again.blocks.iter().zip(&trace.blocks) {
         assert_eq!((one.size, one.address, one.stream), (other.size, other.address, other.stream));
         assert!(again.stacks.frames(one.stack).eq(trace.stacks.frames(other.stack)));
     }
+}
+
+/// As memory_viz does: rewinds a snapshot from its end. Every block must lie in a segment at all times, and the
+/// blocks of a segment must fill it.
+fn rewind(file: &[u8]) {
+    // LONG1 with nine bytes: a BigInt there, which it cannot add to a number.
+    assert!(!file.windows(2).any(|pair| pair == [0x8a, 9]));
+    let snapshot: serde_json::Value = serde_pickle::from_slice(file, Default::default()).unwrap();
+    let list = |value: &serde_json::Value, key: &str| value[key].as_array().unwrap().clone();
+    let number = |value: &serde_json::Value, key: &str| value[key].as_u64().unwrap();
+    let mut segments = std::collections::BTreeMap::new();
+    let mut live = std::collections::BTreeMap::new();
+    for segment in list(&snapshot, "segments") {
+        let start = number(&segment, "address");
+        let mut next = start;
+        for block in list(&segment, "blocks") {
+            assert_eq!(number(&block, "address"), next);
+            next += number(&block, "size");
+            if block["state"] != "inactive" {
+                live.insert(number(&block, "address"), number(&block, "requested_size"));
+            }
+        }
+        assert_eq!(next, start + number(&segment, "total_size"));
+        segments.insert(start, next);
+    }
+    let events = snapshot["device_traces"].as_array().unwrap().last().unwrap().clone();
+    for event in events.as_array().unwrap().iter().rev() {
+        for (&block, &size) in &live {
+            let (_, &end) = segments.range(..=block).next_back().expect("a block lies in a segment");
+            assert!(block + size <= end, "at {event}");
+        }
+        if event["action"] == "oom" {
+            continue;
+        }
+        let (address, size) = (number(event, "addr"), number(event, "size"));
+        match event["action"].as_str().unwrap() {
+            "free_completed" => assert_eq!(live.insert(address, size), None, "at {event}"),
+            "free_requested" => assert!(live.contains_key(&address), "at {event}"),
+            "alloc" => assert_eq!(live.remove(&address), Some(size), "at {event}"),
+            "segment_free" => assert_eq!(segments.insert(address, address + size), None, "at {event}"),
+            "segment_alloc" => assert_eq!(segments.remove(&address), Some(address + size), "at {event}"),
+            other => panic!("{other}"),
+        }
+    }
+}
+
+#[test]
+fn memory_viz_finds_a_segment_for_every_block_of_a_recorded_snapshot() {
+    let mut file = Vec::new();
+    snapshot(&recorded(), &mut file).unwrap();
+    rewind(&file);
+}
+
+#[test]
+fn a_log_without_segments_gets_some_that_hold_every_block() {
+    let log = "Thread,Time,Action,Pointer,Size,Stream\n\
+        1,11:31:52.1,free,0x7f0000000100,100,0\n\
+        1,11:31:52.2,allocate,0x7f0000200000,1000,0\n\
+        1,11:31:52.3,allocate failure,(nil),4096,0\n\
+        1,11:31:52.4,allocate,0x7f1000000200,3000000,0x5\n\
+        1,11:31:52.5,free,0x7f0000200000,1000,0\n";
+    let trace = read::read_from(&mut log.as_bytes(), "log", Limits::default()).unwrap().remove(0);
+    let mut file = Vec::new();
+    snapshot(&trace, &mut file).unwrap();
+    rewind(&file);
+    let again = read::read_from(&mut &file[..], "log", Limits::default()).unwrap().remove(0);
+    assert_eq!(again.recorded_ooms, trace.recorded_ooms);
+    assert_eq!(again.segments.at_end.map(|held| held.len()), Some(2));
 }
 
 #[test]

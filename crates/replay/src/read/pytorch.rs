@@ -10,6 +10,7 @@ use rustc_hash::FxHashMap;
 use super::{FormatError, Limits};
 use crate::event::{Event, EventKind, Frame, FrameId, StackId};
 use crate::pickle::{self, Dict, Fold, Heap, Texts, Value, integer};
+use crate::segments::Segment;
 use crate::trace::TraceBuilder;
 
 /// An event as the snapshot has it, kept while the pickle is read.
@@ -167,7 +168,7 @@ impl Reader<'_> {
             };
             let device = number(segment, "device").unwrap_or(0).min(u64::from(u32::MAX)) as u32;
             let stream = number(segment, "stream").unwrap_or(0);
-            builder.segment_at_end(device, bytes)?;
+            builder.segment_at_end(device, Segment { address: start, bytes, stream })?;
             let blocks = self.heap.look_up(segment, "blocks").and_then(|list| self.heap.items(list));
             let blocks = blocks.unwrap_or_default();
             left = spend(left, blocks.len())?;

@@ -23,7 +23,7 @@ use millpond::device::{Device, DevicePtr};
 use millpond::{Context, Stream};
 use millpond_baselines::{Allocator, ChoiceError};
 
-pub use outcome::{Calls, Oom, Outcome};
+pub use outcome::{Calls, DriverMemory, Oom, Outcome};
 pub use program::{FreeWhen, Program, Step};
 pub use waste::{Map, Waste, at_peak, map_at_peak};
 pub use watch::{Backing, Watched};
@@ -244,18 +244,36 @@ impl Stage {
         choose: &Choose<'_>,
         verify: bool,
     ) -> Result<(Outcome, u64), ReplayError> {
+        let free_before = self.watched.as_ref().map(|watched| watched.free_now()).transpose()?;
         let allocator = choose(self.context())?;
         let before = self.device_time();
         let mut blocks = vec![DevicePtr::NULL; program.blocks];
-        let (played, marks) = match verify {
+        let (mut played, marks) = match verify {
             true => self.play_verified(&*allocator, program, &mut blocks)?,
             false => (self.play(&*allocator, &program.steps, &mut blocks)?, 0),
         };
         let device_time = self.device_time().zip(before).map(|(after, before)| after - before);
         let kind = self.context().device().properties().kind.to_string();
-        let outcome = Outcome::new(trace, &*allocator, &kind, &played, device_time);
+        if let Some(watched) = &self.watched {
+            played.took = played.took.saturating_sub(watched.time_aside());
+        }
+        let mut outcome = Outcome::new(trace, &*allocator, &kind, &played, device_time);
         self.clear(&*allocator, program, &mut blocks)?;
         self.context().synchronize()?;
+        drop(allocator);
+        outcome.driver = self.driver_memory(free_before)?;
         Ok((outcome, marks))
+    }
+
+    /// What the driver itself says of its memory, once the allocator is gone.
+    fn driver_memory(&self, free_before: Option<u64>) -> Result<Option<DriverMemory>, ReplayError> {
+        let (Some(watched), Some(before)) = (&self.watched, free_before) else { return Ok(None) };
+        let lowest = watched.lowest_free().unwrap_or(before);
+        let after = watched.free_now()?;
+        Ok(Some(DriverMemory {
+            free_before: before,
+            used_peak: before.saturating_sub(lowest),
+            used_after: before.saturating_sub(after),
+        }))
     }
 }

@@ -28,7 +28,7 @@ pub struct Outcome {
     pub ratio: f64,
     /// Calls of the device, by kind.
     pub device_calls: Calls,
-    /// Microseconds in those calls: modelled on `sim`, absent where it is not known.
+    /// Microseconds in those calls: modelled on `sim`, measured on a real device.
     pub device_us: Option<f64>,
     /// Microseconds from the trace's first event to its last.
     pub trace_wall_us: u64,
@@ -36,6 +36,31 @@ pub struct Outcome {
     pub replay_s: f64,
     /// The request that found no memory, where one did: the replay ended there.
     pub oom: Option<Oom>,
+    /// What the driver says of its memory, on a real device.
+    #[serde(flatten)]
+    pub driver: Option<DriverMemory>,
+}
+
+/// What the driver of a real device counts, all programs together, in bytes. To be held against
+/// [`Outcome::peak_reserved`], which the allocator counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct DriverMemory {
+    /// Free before the allocator was built.
+    #[serde(rename = "driver_free_before")]
+    pub free_before: u64,
+    /// The most that was in use at once beyond what was in use before.
+    #[serde(rename = "driver_used_peak")]
+    pub used_peak: u64,
+    /// What is in use beyond that when the allocator is gone. The driver's own pool stays.
+    #[serde(rename = "driver_used_after")]
+    pub used_after: u64,
+}
+
+impl DriverMemory {
+    /// By what part of `reserved` the driver counts more (or, below 0, less) at the peak.
+    pub fn disagreement(&self, reserved: u64) -> f64 {
+        (self.used_peak as f64 - reserved as f64) / reserved.max(1) as f64
+    }
 }
 
 /// A request that found no memory.
@@ -100,6 +125,7 @@ impl Outcome {
             trace_wall_us: trace.wall_us,
             replay_s: played.took.as_secs_f64(),
             oom: played.oom,
+            driver: None,
         }
     }
 

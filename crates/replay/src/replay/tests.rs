@@ -46,6 +46,18 @@ fn a_device_that_is_too_small_ends_the_replay_at_the_request_that_found_no_memor
 }
 
 #[test]
+fn no_allocator_holds_more_than_the_device_has() {
+    let trace = trace("pipeline_streams_stacks.pickle.gz");
+    let program = Program::new(&trace, FreeWhen::Completed);
+    for allocator in millpond_baselines::NAMES {
+        for capacity in [2 << 30, 6 << 30, 7 << 30, 10 << 30] {
+            let outcome = on_sim(&trace, &program, &named(allocator), capacity).unwrap();
+            assert!(outcome.peak_reserved <= capacity, "{allocator} in {capacity}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
 fn the_smallest_capacity_fits_and_a_step_less_does_not() {
     let trace = trace("gnn_stacks.pickle.gz");
     let program = Program::new(&trace, FreeWhen::Completed);
@@ -74,6 +86,25 @@ fn real_memory_keeps_every_mark_on_the_host() {
         assert_eq!(outcome.device, "host");
         assert!(marks > 1000, "{allocator}: {marks}");
         assert!(outcome.device_us.is_some_and(|us| us > 0.0));
+        let driver = outcome.driver.unwrap();
+        assert_eq!((driver.free_before, driver.used_after), (1 << 40, 0), "{allocator}");
+        assert_eq!(driver.used_peak, outcome.peak_reserved, "{allocator}");
+    }
+}
+
+#[test]
+fn every_allocators_books_agree_with_the_devices_own() {
+    use millpond::device::host::{HostDevice, HostOptions};
+    let trace = trace("gnn_stacks.pickle.gz");
+    let program = Program::new(&trace, FreeWhen::Completed);
+    for allocator in millpond_baselines::NAMES {
+        let device =
+            HostDevice::with_options(HostOptions { capacity: Some(1 << 40), ..HostOptions::default() });
+        let (outcome, _) = on_device(&trace, &program, &named(allocator), device.unwrap(), false).unwrap();
+        let off = outcome.driver.unwrap().disagreement(outcome.peak_reserved);
+        assert!(off.abs() < 0.01, "{allocator}: {off:+.4}, {outcome:?}");
+        let json = serde_json::to_value(&outcome).unwrap();
+        assert_eq!(json["driver_used_peak"].as_u64(), outcome.driver.map(|driver| driver.used_peak));
     }
 }
 

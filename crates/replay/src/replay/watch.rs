@@ -1,8 +1,9 @@
-//! A device that passes every call on, and keeps how long they took and what lies where.
+//! A device that passes every call on, and keeps how long they took, what lies where, and how much memory the
+//! driver itself counts as free whenever more was taken of it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use millpond::device::{
@@ -16,8 +17,15 @@ use parking_lot::Mutex;
 pub struct Watched {
     device: Arc<dyn Device>,
     nanoseconds: AtomicU64,
+    /// Spent in questions of the watcher's own.
+    aside: AtomicU64,
+    paused: AtomicBool,
     backing: Mutex<BTreeMap<u64, Backing>>,
     turn: AtomicU64,
+    /// The least that the driver had free, in bytes.
+    lowest_free: AtomicU64,
+    /// The most that the driver's own pool held when that was last looked at.
+    pool_high: AtomicU64,
 }
 
 /// Memory that stands behind a range of addresses.
@@ -36,13 +44,70 @@ pub struct Backing {
 impl Watched {
     /// Watches a device from now on.
     pub fn new(device: Arc<dyn Device>) -> Arc<Self> {
-        let backing = Mutex::default();
-        Arc::new(Self { device, nanoseconds: AtomicU64::new(0), backing, turn: AtomicU64::new(0) })
+        Arc::new(Self {
+            device,
+            nanoseconds: AtomicU64::new(0),
+            aside: AtomicU64::new(0),
+            paused: AtomicBool::new(false),
+            backing: Mutex::default(),
+            turn: AtomicU64::new(0),
+            lowest_free: AtomicU64::new(u64::MAX),
+            pool_high: AtomicU64::new(0),
+        })
     }
 
     /// Time spent in the device's calls so far, by the clock on the wall.
     pub fn time(&self) -> Duration {
         Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed))
+    }
+
+    /// Time spent in asking the driver for its free memory, which is no part of [`time`](Self::time).
+    pub fn time_aside(&self) -> Duration {
+        Duration::from_nanos(self.aside.load(Ordering::Relaxed))
+    }
+
+    /// What is called from here until [`resume`](Self::resume) is not the allocator's, and not timed.
+    pub fn pause(&self) {
+        // Relaxed, here and below: the thread that replays is the one that pauses.
+        self.paused.store(true, Ordering::Relaxed);
+    }
+
+    /// Calls are timed again.
+    pub fn resume(&self) {
+        self.paused.store(false, Ordering::Relaxed);
+    }
+
+    /// Bytes that the driver has free now. Not timed.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn free_now(&self) -> DeviceResult<u64> {
+        Ok(self.device.memory_info()?.free)
+    }
+
+    /// The least that the driver had free, in bytes, after any call that took memory of it; `None` where there
+    /// was no such call, or the driver did not say.
+    pub fn lowest_free(&self) -> Option<u64> {
+        Some(self.lowest_free.load(Ordering::Relaxed)).filter(|&free| free != u64::MAX)
+    }
+
+    /// Asks the driver what is free, after memory was taken of it.
+    fn look_at_free(&self) {
+        let start = Instant::now();
+        if let Ok(free) = self.free_now() {
+            // Relaxed: a minimum, read when the replay is over.
+            self.lowest_free.fetch_min(free, Ordering::Relaxed);
+        }
+        self.aside.fetch_add(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    /// The same where the driver's own pool may have grown.
+    fn look_at_pool(&self) {
+        let Ok(usage) = self.device.async_usage() else { return };
+        // Relaxed, as above.
+        if self.pool_high.fetch_max(usage.reserved_high, Ordering::Relaxed) < usage.reserved_high {
+            self.look_at_free();
+        }
     }
 
     /// What lies where now, by rising address. A page that is mapped twice is listed where it was mapped last.
@@ -60,6 +125,9 @@ impl Watched {
     }
 
     fn timed<R>(&self, call: impl FnOnce(&dyn Device) -> R) -> R {
+        if self.paused.load(Ordering::Relaxed) {
+            return call(&*self.device);
+        }
         let start = Instant::now();
         let result = call(&*self.device);
         // Relaxed: a sum, read when the replay is over.
@@ -106,9 +174,7 @@ impl Device for Watched {
     pass_on! {
         memory_info() -> MemoryInfo;
         reserve(bytes: u64) -> DevicePtr;
-        create_page(bytes: u64) -> PageHandle;
         set_access(at: DevicePtr, bytes: u64) -> ();
-        alloc_async(bytes: u64, stream: StreamHandle) -> DevicePtr;
         async_usage() -> AsyncUsage;
         create_stream() -> StreamHandle;
         stream_id(stream: StreamHandle) -> StreamId;
@@ -130,6 +196,18 @@ impl Device for Watched {
         destroy_event(event: EventHandle);
     }
 
+    fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
+        let page = self.timed(|device| device.create_page(bytes))?;
+        self.look_at_free();
+        Ok(page)
+    }
+
+    fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+        let at = self.timed(|device| device.alloc_async(bytes, stream))?;
+        self.look_at_pool();
+        Ok(at)
+    }
+
     fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
         self.timed(|device| device.map(at, bytes, page))?;
         self.enter(at, bytes, Some(page));
@@ -146,6 +224,7 @@ impl Device for Watched {
     fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
         let at = self.timed(|device| device.alloc_segment(bytes))?;
         self.enter(at, bytes, None);
+        self.look_at_free();
         Ok(at)
     }
 

@@ -27,6 +27,8 @@ pub struct Section {
     allocators: Vec<Shown>,
     sites: Sites,
     verdict: Vec<String>,
+    /// Bytes of each card that the driver's context takes.
+    context: u64,
 }
 
 /// One allocator in a section.
@@ -40,10 +42,10 @@ struct Shown {
 }
 
 impl Section {
-    /// A section about a trace, with its verdict.
-    pub fn of(trace: &Trace, program: &Program, verdict: Vec<String>) -> Self {
+    /// A section about a trace, with its verdict; cards have `context` bytes less than their name says.
+    pub fn of(trace: &Trace, program: &Program, verdict: Vec<String>, context: u64) -> Self {
         let sites = Sites::at_peak(trace, program);
-        Self { name: trace.name.clone(), allocators: Vec::new(), sites, verdict }
+        Self { name: trace.name.clone(), allocators: Vec::new(), sites, verdict, context }
     }
 
     /// Adds an allocator, from what its replay gave and the smallest capacity that fits.
@@ -87,26 +89,37 @@ impl Section {
             writeln!(out, "<p>{}</p>", escaped(line))?;
         }
         self.write_table(out)?;
-        let mut chart = |what: &str, title: &str, json: String| {
-            let id = format!("{what}-{number}");
-            writeln!(out, "<h2>{title}</h2><div class=\"chart\" id=\"{id}\"></div>")?;
-            writeln!(out, "<script>draw(\"{id}\", {json})</script>")
-        };
-        chart("time", "Memory over time", charts::over_time(&self.allocators))?;
+        let (over_time, events) = charts::over_time(&self.allocators);
+        writeln!(out, "<h2>Memory over time</h2>")?;
+        chart(out, &format!("time-{number}"), "", &format!("{over_time}, {events}"))?;
+        self.write_maps(number, out)?;
+        if let Some(json) = charts::by_site(&self.sites) {
+            writeln!(out, "<h2>Live bytes by call site, when most is requested</h2>")?;
+            chart(out, &format!("site-{number}"), "", &json)?;
+        }
+        writeln!(out, "<h2>Live bytes by block size, when most is requested</h2>")?;
+        chart(out, &format!("size-{number}"), "", &charts::by_size(&self.sites))?;
+        writeln!(out, "</section>")
+    }
+
+    fn write_maps(&self, number: usize, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "<h2>What lies where when each allocator holds the most</h2><p class=note><span class=live></span>live \
+             <span class=hole></span>free, on a page or segment with live blocks <span class=free></span>free \
+             pages and segments</p>"
+        )?;
         for (at, shown) in self.allocators.iter().filter(|shown| !shown.map.backing.is_empty()).enumerate() {
-            let title = format!(
-                "What lies where when {} holds the most: {} in {} pages or segments",
+            writeln!(
+                out,
+                "<h3>{}: {} in {} pages or segments</h3>",
                 escaped(&shown.outcome.allocator),
                 HumanBytes(shown.waste.reserved),
                 shown.map.backing.len()
-            );
-            chart(&format!("map-{at}"), &title, charts::map(&shown.map))?;
+            )?;
+            chart(out, &format!("map-{at}-{number}"), " map", &charts::map(&shown.map))?;
         }
-        if let Some(json) = charts::by_site(&self.sites) {
-            chart("site", "Live bytes by call site, when most is requested", json)?;
-        }
-        chart("size", "Live bytes by block size, when most is requested", charts::by_size(&self.sites))?;
-        writeln!(out, "</section>")
+        Ok(())
     }
 
     fn write_table(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -125,13 +138,25 @@ impl Section {
                 outcome.ratio
             )?;
             for gib in CARDS_GIB {
-                let fits = smallest.is_some_and(|bytes| fit::fits(bytes, gib));
+                let fits = smallest.is_some_and(|bytes| fit::fits(bytes, gib, self.context));
                 write!(out, "{}", if fits { "<td class=yes>yes" } else { "<td class=no>no" })?;
             }
             writeln!(out, "</tr>")?;
         }
-        writeln!(out, "</table></div><p class=note>Cards in GiB, less 0.5 GiB for the driver's context.</p>")
+        writeln!(
+            out,
+            "</table></div><p class=note>Cards in GiB, less {} for the driver's context and libraries.</p>",
+            HumanBytes(self.context)
+        )
     }
+}
+
+/// A place for a chart, and the call that draws it.
+fn chart(out: &mut dyn Write, id: &str, class: &str, arguments: &str) -> io::Result<()> {
+    writeln!(
+        out,
+        "<div class=\"chart{class}\" id=\"{id}\"></div><script>draw(\"{id}\", {arguments})</script>"
+    )
 }
 
 /// Text as HTML.

@@ -9,7 +9,7 @@ fn report(names: &[&str]) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/gnn_stacks.pickle.gz");
     let trace = read::read(&path, Limits::default()).unwrap().remove(0);
     let program = Program::new(&trace, FreeWhen::Completed);
-    let mut section = Section::of(&trace, &program, vec!["a < b".to_owned()]);
+    let mut section = Section::of(&trace, &program, vec!["a < b".to_owned()], 512 << 20);
     for &name in names {
         let choose = |context: &millpond::Context| millpond_baselines::by_name(name, context);
         let outcome = on_sim(&trace, &program, &choose, UNLIMITED).unwrap();
@@ -36,7 +36,7 @@ fn thinning_keeps_the_highest_and_the_lowest() {
     let point = |time_us: u64| {
         let spike = if time_us == 77_777 { 1 << 40 } else { 5 };
         let reserved = if time_us == 55_555 { 0 } else { 1 << 41 };
-        Point { time_us, requested: spike, reserved }
+        Point { event: time_us as usize, time_us, requested: spike, reserved }
     };
     let points: Vec<_> = (0..1_000_000).map(point).collect();
     let thin = thinned(&points);

@@ -8,6 +8,8 @@ use crate::trace::Trace;
 /// A moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Point {
+    /// The step after which it is.
+    pub(super) event: usize,
     pub(super) time_us: u64,
     pub(super) requested: u64,
     pub(super) reserved: u64,
@@ -26,12 +28,13 @@ pub(super) fn timeline(
     let allocator = choose(stage.context())?;
     let mut blocks = vec![DevicePtr::NULL; program.blocks];
     let mut points = Vec::with_capacity(program.steps.len());
-    for (step, time_us) in program.steps.iter().zip(program.times(trace)) {
+    for (event, (step, time_us)) in program.steps.iter().zip(program.times(trace)).enumerate() {
         if stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?.oom.is_some() {
             break;
         }
         let usage = allocator.usage();
-        points.push(Point { time_us, requested: usage.requested.current, reserved: usage.reserved.current });
+        let (requested, reserved) = (usage.requested.current, usage.reserved.current);
+        points.push(Point { event, time_us, requested, reserved });
     }
     stage.clear(&*allocator, program, &mut blocks)?;
     Ok(thinned(&points))

@@ -1,0 +1,33 @@
+//! Figures beside one another.
+
+use crate::Row;
+
+/// How many times as long `row` takes as `other`: by the median, or where both had several threads by what those did
+/// together. None where one of them took no time that could be measured.
+pub fn times(row: &Row, other: &Row) -> Option<f64> {
+    let (long, short) = if row.threads > 1 && other.threads > 1 {
+        (other.pairs_per_s, row.pairs_per_s)
+    } else {
+        (row.p50_ns, other.p50_ns)
+    };
+    (long > 0.0 && short > 0.0).then(|| long / short)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Suite;
+
+    #[test]
+    fn one_thread_is_compared_by_the_median_and_several_by_what_they_do_together() {
+        let mut ours = Row::for_test(Suite::Threads, "1MiB", "millpond", 1);
+        let mut other = ours.clone();
+        (ours.p50_ns, other.p50_ns) = (10.0, 30.0);
+        (ours.pairs_per_s, other.pairs_per_s) = (8e6, 2e6);
+        assert_eq!(times(&other, &ours), Some(3.0));
+        (ours.threads, other.threads) = (4, 4);
+        assert_eq!(times(&other, &ours), Some(4.0));
+        other.pairs_per_s = 0.0;
+        assert_eq!(times(&other, &ours), None);
+    }
+}

@@ -1,0 +1,170 @@
+//! One HTML file that shows a run's figures, works offline and fetches nothing.
+//!
+//! Charts are plotly's, whose script comes with its crate; `page.html` is the frame around them.
+
+use std::io::{self, Write};
+
+use millpond::HumanBytes;
+use plotly::common::Mode;
+use plotly::layout::{Axis, AxisType};
+use plotly::{Bar, Layout, Plot, Scatter};
+
+use crate::ratio::times;
+use crate::{Machine, Row, Suite};
+
+/// Writes the report of rows, which are in the order in which they were measured.
+///
+/// # Errors
+/// Where it cannot be written.
+pub fn write(machine: &Machine, rows: &[Row], mark: &Row, out: &mut dyn Write) -> io::Result<()> {
+    let (head, tail) = include_str!("page.html").split_once("{{sections}}").unwrap_or_default();
+    let (before_script, after_script) = head.split_once("{{plotly}}").unwrap_or_default();
+    write!(out, "{before_script}{}{after_script}", script())?;
+    writeln!(out, "<h1>Millpond bench</h1><p class=note>{}</p>", lines(&machine.to_string()))?;
+    writeln!(out, "<p>The host's mark: mimalloc, 512 B, a pair in {:.1} ns.</p>", mark.p50_ns)?;
+    for suite in Suite::ALL {
+        let of_suite: Vec<&Row> = rows.iter().filter(|row| row.suite == suite.name()).collect();
+        if !of_suite.is_empty() {
+            section(suite, &of_suite, mark, out)?;
+        }
+    }
+    out.write_all(tail.as_bytes())
+}
+
+fn section(suite: Suite, rows: &[&Row], mark: &Row, out: &mut dyn Write) -> io::Result<()> {
+    writeln!(out, "<section><h2>{}</h2><p>{}</p>", suite.name(), escaped(suite.about()))?;
+    for (number, (title, plot)) in charts(suite, rows).into_iter().enumerate() {
+        let id = format!("{}-{number}", suite.name());
+        writeln!(out, "<h3>{}</h3><div class=\"chart\" id=\"{id}\"></div>", escaped(&title))?;
+        // No text in it can end the script.
+        writeln!(out, "<script>draw(\"{id}\", {})</script>", plot.to_json().replace('<', "\\u003c"))?;
+    }
+    figures(rows, mark, out)?;
+    writeln!(out, "</section>")
+}
+
+/// Several threads as lines over their number; one thread as bars, on a logarithmic axis.
+fn charts(suite: Suite, rows: &[&Row]) -> Vec<(String, Plot)> {
+    let modes = distinct(rows, |row| row.mode.clone());
+    let of_mode = |mode: &str| rows.iter().copied().filter(|row| row.mode == mode).collect::<Vec<_>>();
+    match suite {
+        Suite::Latency => modes
+            .iter()
+            .map(|mode| {
+                (format!("{mode}, p50"), bars(&of_mode(mode), |row| HumanBytes(row.bytes).to_string()))
+            })
+            .collect(),
+        Suite::Threads | Suite::HandOver => {
+            modes.iter().map(|mode| (mode.clone(), by_threads(&of_mode(mode)))).collect()
+        }
+        _ => vec![("p50".to_owned(), bars(rows, |row| row.mode.clone()))],
+    }
+}
+
+fn bars(rows: &[&Row], label: impl Fn(&Row) -> String) -> Plot {
+    let mut plot = Plot::new();
+    for allocator in distinct(rows, |row| row.allocator) {
+        let of = rows.iter().filter(|row| row.allocator == allocator);
+        let (x, y): (Vec<_>, Vec<_>) = of.map(|row| (label(row), row.p50_ns)).unzip();
+        plot.add_trace(Bar::new(x, y).name(allocator));
+    }
+    plot.set_layout(Layout::new().y_axis(Axis::new().title("ns".to_owned()).type_(AxisType::Log)));
+    plot
+}
+
+fn by_threads(rows: &[&Row]) -> Plot {
+    let mut plot = Plot::new();
+    for allocator in distinct(rows, |row| row.allocator) {
+        let of = rows.iter().filter(|row| row.allocator == allocator);
+        let (x, y): (Vec<_>, Vec<_>) = of.map(|row| (row.threads, row.pairs_per_s / 1e6)).unzip();
+        plot.add_trace(Scatter::new(x, y).name(allocator).mode(Mode::LinesMarkers));
+    }
+    let axis = |title: &str| Axis::new().title(title.to_owned()).type_(AxisType::Log);
+    plot.set_layout(Layout::new().x_axis(axis("threads")).y_axis(axis("million pairs a second")));
+    plot
+}
+
+fn figures(rows: &[&Row], mark: &Row, out: &mut dyn Write) -> io::Result<()> {
+    let titles = ["", "bytes", "threads", "allocator", "p50 ns", "p99", "p99.9", "mean", "min", "M/s"];
+    write!(out, "<details><summary>Figures</summary><div class=\"wide\"><table><tr>")?;
+    for title in titles.into_iter().chain(["× millpond", "× malloc 512 B"]) {
+        write!(out, "<th>{title}")?;
+    }
+    writeln!(out, "</tr>")?;
+    for row in rows {
+        let ours = rows.iter().find(|other| row.same_case(other) && other.is_ours());
+        let Row { mode, threads, allocator, p50_ns, p99_ns, p999_ns, mean_ns, min_ns, .. } = row;
+        write!(out, "<tr><td>{}<td>{}<td>{threads}<td>{allocator}", escaped(mode), HumanBytes(row.bytes))?;
+        write!(out, "<td>{p50_ns:.1}<td>{p99_ns:.1}<td>{p999_ns:.1}<td>{mean_ns:.1}<td>{min_ns:.1}")?;
+        let ours = ours.and_then(|ours| times(row, ours));
+        let [ours, marks] = [ours, times(row, mark)].map(|ratio| match ratio {
+            Some(ratio) => format!("{ratio:.2}"),
+            None => "–".to_owned(),
+        });
+        writeln!(out, "<td>{:.2}<td>{ours}<td>{marks}</tr>", row.pairs_per_s / 1e6)?;
+    }
+    writeln!(out, "</table></div></details>")
+}
+
+/// What the rows have, each once, in their order.
+fn distinct<T: PartialEq>(rows: &[&Row], of: impl Fn(&Row) -> T) -> Vec<T> {
+    let mut seen = Vec::new();
+    for row in rows {
+        let value = of(row);
+        if !seen.contains(&value) {
+            seen.push(value);
+        }
+    }
+    seen
+}
+
+/// plotly's own script. The crate hands out MathJax with it, which nothing here uses.
+fn script() -> String {
+    let scripts = Plot::offline_js_sources();
+    scripts.split_inclusive("</script>").next().unwrap_or_default().to_owned()
+}
+
+fn lines(text: &str) -> String {
+    escaped(text).replace('\n', "<br>")
+}
+
+/// Text as HTML.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(suite: Suite, allocator: &'static str, threads: usize) -> Row {
+        let mode = "1MiB".to_owned();
+        Row::for_test(suite, &mode, allocator, threads)
+    }
+
+    #[test]
+    fn the_page_has_the_machine_and_a_chart_of_each_suite_and_fetches_nothing() {
+        let rows = [
+            row(Suite::Latency, "millpond", 1),
+            row(Suite::Threads, "millpond", 4),
+            row(Suite::Threads, "binned", 4),
+        ];
+        let machine = Machine {
+            processor: "a <fast> one".to_owned(),
+            cores: 2,
+            device: "sim (simulated)".to_owned(),
+            driver: None,
+            date: "2026-11-21T00:00:00Z".to_owned(),
+            command: "millpond bench".to_owned(),
+        };
+        let mut page = Vec::new();
+        write(&machine, &rows, &rows[0], &mut page).unwrap();
+        let page = String::from_utf8(page).unwrap();
+        for part in ["a &lt;fast&gt; one, 2 cores", "id=\"latency-0\"", "id=\"threads-0\"", "<td>binned"] {
+            assert!(page.contains(part), "{part}");
+        }
+        assert!(!page.contains("id=\"churn-0\""), "only what was measured");
+        assert!(!page.contains("<script src"), "nothing is fetched");
+        assert!(page.trim_end().ends_with("</html>"));
+    }
+}

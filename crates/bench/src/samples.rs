@@ -1,0 +1,131 @@
+//! Times as they were taken, and the figures that are made of them.
+
+use std::time::Duration;
+
+use crate::clock::{Clock, Moment};
+use crate::{Bench, Result};
+
+/// Samples kept of one figure.
+const MOST_SAMPLES: usize = 100_000;
+/// Pairs between two readings of the clock, at most.
+const MOST_PAIRS: usize = 100;
+/// How long a batch should take at least, so that a reading's own jitter is small beside it.
+const LEAST_BATCH_NS: f64 = 5_000.0;
+/// Pairs run before measuring begins, unless they take longer than `WARM_UP`.
+const WARM_UP_PAIRS: usize = 2_000;
+const WARM_UP: Duration = Duration::from_millis(50);
+
+/// Nanoseconds a pair, or a call; one for each batch, or call, that was timed.
+#[derive(Debug, Default)]
+pub(crate) struct Samples {
+    ns: Vec<f64>,
+}
+
+/// What is told of samples, in nanoseconds.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Figures {
+    pub(crate) mean: f64,
+    pub(crate) min: f64,
+    pub(crate) p50: f64,
+    pub(crate) p99: f64,
+    pub(crate) p999: f64,
+}
+
+impl Samples {
+    pub(crate) fn with_room() -> Self {
+        // Touched now, so that no page fault falls between two samples.
+        let mut ns = vec![1.0; MOST_SAMPLES];
+        ns.clear();
+        Self { ns }
+    }
+
+    /// All samples of several threads.
+    pub(crate) fn all(of: impl Iterator<Item = Self>) -> Self {
+        Self { ns: of.flat_map(|samples| samples.ns).collect() }
+    }
+
+    /// Keeps a sample, if there is room.
+    pub(crate) fn push(&mut self, ns: f64) {
+        if !self.is_full() {
+            self.ns.push(ns);
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ns.is_empty()
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.ns.len() >= MOST_SAMPLES
+    }
+
+    /// The figures; zeros where there is no sample.
+    pub(crate) fn figures(mut self) -> Figures {
+        self.ns.sort_by(f64::total_cmp);
+        let count = self.ns.len();
+        let at = |share: f64| self.ns.get(((count as f64 * share) as usize).min(count.max(1) - 1)).copied();
+        let mean = self.ns.iter().sum::<f64>() / count.max(1) as f64;
+        let [min, p50, p99, p999] = [0.0, 0.5, 0.99, 0.999].map(|share| at(share).unwrap_or(0.0));
+        Figures { mean, min, p50, p99, p999 }
+    }
+}
+
+/// How many pairs a batch has, learnt by running some.
+pub(crate) fn warm_up(clock: &Clock, mut pairs: impl FnMut(usize) -> Result<()>) -> Result<usize> {
+    let began = clock.now();
+    let (mut done, mut spent) = (0, 0.0);
+    while done < WARM_UP_PAIRS && spent < WARM_UP.as_nanos() as f64 {
+        pairs(10)?;
+        done += 10;
+        spent = clock.between(began, clock.now());
+    }
+    // The last ones are the warm ones.
+    let from = clock.now();
+    pairs(10)?;
+    let each = clock.work_between(from, clock.now()) / 10.0;
+    Ok(((LEAST_BATCH_NS / each.max(1.0)) as usize).clamp(1, MOST_PAIRS))
+}
+
+/// Times batches of pairs until `time` is over: nanoseconds a pair.
+pub(crate) fn batches(bench: &Bench, mut pairs: impl FnMut(usize) -> Result<()>) -> Result<Samples> {
+    let clock = &bench.clock;
+    let batch = warm_up(clock, &mut pairs)?;
+    let mut samples = Samples::with_room();
+    let began = clock.now();
+    while !samples.is_full() {
+        let from = clock.now();
+        pairs(batch)?;
+        let to = clock.now();
+        samples.push(clock.work_between(from, to) / batch as f64);
+        if bench.is_over(began, to) {
+            break;
+        }
+    }
+    Ok(samples)
+}
+
+impl Bench {
+    /// Whether a measurement that began then has had its time.
+    pub(crate) fn is_over(&self, began: Moment, now: Moment) -> bool {
+        self.clock.between(began, now) >= self.time.as_nanos() as f64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_of_the_sorted_samples() {
+        let ns = (1..=1000).rev().map(f64::from).collect();
+        let figures = Samples { ns }.figures();
+        assert_eq!((figures.min, figures.p50, figures.p99, figures.p999), (1.0, 501.0, 991.0, 1000.0));
+        assert!((figures.mean - 500.5).abs() < 1e-9);
+    }
+
+    #[test]
+    fn no_sample_gives_zeros_and_no_panic() {
+        let figures = Samples::default().figures();
+        assert_eq!((figures.mean, figures.p999), (0.0, 0.0));
+    }
+}

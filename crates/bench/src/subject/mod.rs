@@ -1,0 +1,70 @@
+//! `subject/`: an allocator as the loops that measure see it.
+//!
+//! A suite is generic over [`Subject`], so that its calls are compiled in, as in a program that uses the allocator:
+//! where a pair costs ten nanoseconds, a call through a table would show. [`with_subject`] chooses the allocator once,
+//! outside of all loops.
+
+mod mimalloc;
+mod ordered;
+
+use millpond_baselines::{
+    Bfc, Binned, Caching, CachingOptions, ChoiceError, Driver, FirstFit, NAMES, StreamOrdered,
+};
+
+use crate::target::{Opened, Target};
+use crate::{Error, Result};
+pub use mimalloc::MIMALLOC;
+use mimalloc::Mimalloc;
+use ordered::{Millpond, Ordered};
+
+/// An allocator under measurement.
+pub(crate) trait Subject: Sync {
+    /// Where the work runs that a thread's blocks are for: a stream.
+    type Lane: Send + Sync;
+    /// A live block.
+    type Block: Send;
+
+    /// The name by which the command knows it.
+    fn name(&self) -> &'static str;
+
+    /// A new lane. Not measured.
+    fn lane(&self) -> Result<Self::Lane>;
+
+    /// Allocates for work on `lane`.
+    fn allocate(&self, bytes: u64, lane: &Self::Lane) -> Result<Self::Block>;
+
+    /// Frees after the work given to `lane`.
+    fn free(&self, block: Self::Block, lane: &Self::Lane) -> Result<()>;
+}
+
+/// What to do with an allocator once it is chosen.
+pub(crate) trait Visit {
+    type Outcome;
+
+    /// `build` makes the allocator anew, on the device that `opened` is.
+    fn visit<S: Subject>(self, build: impl Fn() -> Result<S>) -> Result<Self::Outcome>;
+}
+
+/// The names of all allocators that can be measured, in the order of reports.
+pub fn names() -> Vec<&'static str> {
+    NAMES.into_iter().chain([MIMALLOC]).collect()
+}
+
+/// Chooses the allocator of this name and hands it to `visit`.
+pub(crate) fn with_subject<V: Visit>(name: &str, target: &Target, visit: V) -> Result<V::Outcome> {
+    let open = || target.open().map(|Opened { context, .. }| context);
+    match name {
+        MIMALLOC => visit.visit(|| Ok(Mimalloc)),
+        Caching::NAME => visit.visit(|| Ok(Ordered::new(open()?, Caching::new))),
+        Caching::EXPANDABLE => visit.visit(|| {
+            Ordered::build(open()?, |context| Caching::with_options(context, CachingOptions::expandable()))
+        }),
+        Bfc::NAME => visit.visit(|| Ok(Ordered::new(open()?, Bfc::new))),
+        StreamOrdered::NAME => visit.visit(|| Ordered::build(open()?, StreamOrdered::new)),
+        Driver::NAME => visit.visit(|| Ok(Ordered::new(open()?, Driver::new))),
+        Binned::NAME => visit.visit(|| Ok(Ordered::new(open()?, Binned::new))),
+        FirstFit::NAME => visit.visit(|| Ok(Ordered::new(open()?, FirstFit::new))),
+        name if name == NAMES[0] => visit.visit(|| Millpond::new(open()?)),
+        name => Err(Error::Choice(ChoiceError::UnknownName { name: name.to_owned() })),
+    }
+}

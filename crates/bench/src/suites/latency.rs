@@ -1,0 +1,71 @@
+//! `latency`: one thread, one size: in pairs, and each call alone.
+
+use std::hint::black_box;
+
+use super::{KIB, MIB, Suite, pair};
+use crate::row::Case;
+use crate::samples::{Samples, batches, warm_up};
+use crate::subject::Subject;
+use crate::{Bench, Result, Row};
+
+const SIZES: [u64; 6] = [512, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB];
+
+pub(super) fn run<S: Subject>(bench: &Bench, subject: &S) -> Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for bytes in SIZES {
+        rows.push(pairs(bench, subject, bytes)?);
+        rows.extend(alone(bench, subject, bytes)?);
+    }
+    Ok(rows)
+}
+
+/// What every other figure is held against.
+pub(super) fn mark<S: Subject>(bench: &Bench, subject: &S) -> Result<Row> {
+    pairs(bench, subject, SIZES[0])
+}
+
+fn pairs<S: Subject>(bench: &Bench, subject: &S, bytes: u64) -> Result<Row> {
+    let lane = subject.lane()?;
+    let samples = bench.cores.on_one(|| {
+        batches(bench, |count| {
+            for _ in 0..count {
+                pair(subject, bytes, &lane)?;
+            }
+            Ok(())
+        })
+    })??;
+    Ok(Case::new(Suite::Latency, "pair", subject.name(), bytes).row(bench, samples))
+}
+
+/// Each call timed: `alone` are the allocations, `alone-free` the frees.
+fn alone<S: Subject>(bench: &Bench, subject: &S, bytes: u64) -> Result<[Row; 2]> {
+    let lane = subject.lane()?;
+    let (allocations, frees) = bench.cores.on_one(|| each_call(bench, subject, bytes, &lane))??;
+    let row = |mode, samples| Case::new(Suite::Latency, mode, subject.name(), bytes).row(bench, samples);
+    Ok([row("alone", allocations), row("alone-free", frees)])
+}
+
+fn each_call<S: Subject>(
+    bench: &Bench,
+    subject: &S,
+    bytes: u64,
+    lane: &S::Lane,
+) -> Result<(Samples, Samples)> {
+    let clock = &bench.clock;
+    warm_up(clock, |count| (0..count).try_for_each(|_| pair(subject, bytes, lane)))?;
+    let (mut allocations, mut frees) = (Samples::with_room(), Samples::with_room());
+    let began = clock.now();
+    while !allocations.is_full() {
+        let from = clock.now();
+        let block = black_box(subject.allocate(black_box(bytes), lane)?);
+        let between = clock.now();
+        subject.free(block, lane)?;
+        let to = clock.now();
+        allocations.push(clock.work_between(from, between));
+        frees.push(clock.work_between(between, to));
+        if bench.is_over(began, to) {
+            break;
+        }
+    }
+    Ok((allocations, frees))
+}

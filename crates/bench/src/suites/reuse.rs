@@ -1,0 +1,51 @@
+//! `reuse`: a thousand allocations from an allocator that has nothing, against a thousand that it has seen before.
+
+use std::hint::black_box;
+
+use super::{MIB, Suite};
+use crate::row::Case;
+use crate::samples::Samples;
+use crate::subject::Subject;
+use crate::{Bench, MIMALLOC, Result, Row};
+
+const BLOCKS: usize = 1000;
+/// Allocators that begin with nothing, at most.
+const ROUNDS: usize = 20;
+
+/// `cold` and `warm`: each allocation of 1 MiB timed, with all those before it live.
+///
+/// Nothing of mimalloc, which is the process's own: it is never new.
+pub(super) fn run<S: Subject>(bench: &Bench, build: impl Fn() -> Result<S>) -> Result<Vec<Row>> {
+    let (mut cold, mut warm) = (Samples::with_room(), Samples::with_room());
+    let mut name = "";
+    let began = bench.clock.now();
+    for _ in 0..ROUNDS {
+        let subject = build()?;
+        name = subject.name();
+        if name == MIMALLOC {
+            return Ok(Vec::new());
+        }
+        let lane = subject.lane()?;
+        bench.cores.on_one(|| -> Result<()> {
+            fill(bench, &subject, &lane, &mut cold)?;
+            fill(bench, &subject, &lane, &mut warm)
+        })??;
+        if bench.is_over(began, bench.clock.now()) {
+            break;
+        }
+    }
+    let row = |mode, samples| Case::new(Suite::Reuse, mode, name, MIB).row(bench, samples);
+    Ok(vec![row("cold", cold), row("warm", warm)])
+}
+
+fn fill<S: Subject>(bench: &Bench, subject: &S, lane: &S::Lane, samples: &mut Samples) -> Result<()> {
+    let clock = &bench.clock;
+    let mut blocks = Vec::with_capacity(BLOCKS);
+    for _ in 0..BLOCKS {
+        let from = clock.now();
+        let block = subject.allocate(black_box(MIB), lane)?;
+        samples.push(clock.work_between(from, clock.now()));
+        blocks.push(block);
+    }
+    blocks.into_iter().try_for_each(|block| subject.free(block, lane))
+}

@@ -1,0 +1,81 @@
+//! What the command line may say to `millpond bench`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Args;
+use clap::builder::PossibleValuesParser;
+use millpond_bench::{On, Suite, names};
+
+use crate::args::ALL;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Times are nanoseconds of the calling thread. Beside each figure: how many times it is millpond's, and how many
+times a malloc of 512 B (mimalloc, in the same run).
+
+Examples:
+  millpond bench                                         everything, on the GPU if there is one
+  millpond bench --suite latency,churn --device sim      the allocators' own work, without a driver
+  millpond bench --allocator millpond,binned --json out.json --report out.html")]
+pub(crate) struct BenchArgs {
+    /// Suites, with commas between: latency, throughput, mixed, threads, hand-over, churn, reuse, streams or all
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = PossibleValuesParser::new(suites()), hide_possible_values = true)]
+    suite: Vec<String>,
+    /// Allocators, with commas between, or all; those of the other commands and mimalloc
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = PossibleValuesParser::new(allocators()), hide_possible_values = true)]
+    allocator: Vec<String>,
+    /// auto, cuda, cuda:N, host or sim
+    #[arg(long, default_value = "auto", value_parser = device)]
+    pub(crate) device: On,
+    /// Milliseconds that each figure is measured
+    #[arg(long, value_name = "MS", default_value = "200", value_parser = clap::value_parser!(u64).range(1..))]
+    time: u64,
+    /// Write the figures to this file
+    #[arg(long, value_name = "FILE")]
+    pub(crate) json: Option<PathBuf>,
+    /// Write a page with charts to this file
+    #[arg(long, value_name = "FILE.html")]
+    pub(crate) report: Option<PathBuf>,
+}
+
+impl BenchArgs {
+    /// The suites to run, in their order.
+    pub(crate) fn suites(&self) -> Vec<Suite> {
+        Suite::ALL.into_iter().filter(|suite| asked(&self.suite, suite.name())).collect()
+    }
+
+    /// The allocators to run them with, in the order of reports.
+    pub(crate) fn allocators(&self) -> Vec<&'static str> {
+        names().into_iter().filter(|name| asked(&self.allocator, name)).collect()
+    }
+
+    /// How long each figure is measured.
+    pub(crate) fn time(&self) -> Duration {
+        Duration::from_millis(self.time)
+    }
+}
+
+fn asked(given: &[String], name: &str) -> bool {
+    given.iter().any(|asked| asked == ALL || asked == name)
+}
+
+fn suites() -> Vec<&'static str> {
+    Suite::ALL.map(Suite::name).into_iter().chain([ALL]).collect()
+}
+
+fn allocators() -> Vec<&'static str> {
+    names().into_iter().chain([ALL]).collect()
+}
+
+fn device(text: &str) -> Result<On, String> {
+    let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
+    match (text, ordinal) {
+        ("auto", _) => Ok(On::Auto),
+        ("sim", _) => Ok(On::Sim),
+        ("host", _) => Ok(On::Host),
+        ("cuda", _) => Ok(On::Cuda(0)),
+        (_, Some(ordinal)) => Ok(On::Cuda(ordinal)),
+        _ => Err("expected auto, cuda, cuda:N, host or sim".to_owned()),
+    }
+}

@@ -1,0 +1,86 @@
+//! What `millpond replay` tells people: tables of what each allocator did.
+
+use millpond::HumanBytes;
+use millpond_replay::fit::{self, CARDS_GIB};
+
+use crate::replay::Row;
+use crate::screen::{table, thousands};
+
+/// What each allocator reserved and did.
+pub(crate) fn account(rows: &[Row]) -> String {
+    let titles = ["allocator", "reserved", "ratio", "device calls", "their time", "of wall", "events/s", ""];
+    let mut lines = vec![titles.map(str::to_owned).to_vec()];
+    for Row { outcome, .. } in rows {
+        let share =
+            outcome.device_share().map_or_else(|| "-".to_owned(), |share| format!("{:.2} %", share * 100.0));
+        let time = outcome.device_us.map_or_else(|| "-".to_owned(), |us| format!("{:.1} ms", us / 1e3));
+        let oom = outcome.oom.map(|oom| {
+            format!(
+                "out of memory at event {}, asking for {}",
+                thousands(oom.event as u64),
+                HumanBytes(oom.bytes)
+            )
+        });
+        lines.push(vec![
+            outcome.allocator.clone(),
+            HumanBytes(outcome.peak_reserved).to_string(),
+            format!("{:.3}", outcome.ratio),
+            thousands(outcome.device_calls.total()),
+            time,
+            share,
+            thousands((outcome.events as f64 / outcome.replay_s.max(1e-9)) as u64),
+            oom.unwrap_or_default(),
+        ]);
+    }
+    table(&lines)
+}
+
+/// Where the bytes are that nobody asked for.
+pub(crate) fn wasted(rows: &[Row]) -> String {
+    let titles = ["allocator", "wasted", "rounding", "holes", "caches", "other streams", "at event"];
+    let mut lines = vec![titles.map(str::to_owned).to_vec()];
+    for Row { outcome, waste, .. } in rows {
+        let Some(waste) = waste else { continue };
+        let parts = [waste.rounding, waste.holes, waste.caches, waste.other_streams];
+        let bytes = [parts.iter().sum()].into_iter().chain(parts).map(|bytes| HumanBytes(bytes).to_string());
+        let mut line = vec![outcome.allocator.clone()];
+        line.extend(bytes.chain([thousands(waste.event as u64)]));
+        lines.push(line);
+    }
+    table(&lines)
+}
+
+/// Which cards would do, for each allocator.
+pub(crate) fn cards(rows: &[Row], context: u64) -> String {
+    let mut titles = vec!["allocator".to_owned(), "needs".to_owned()];
+    titles.extend(CARDS_GIB.map(|gib| format!("{gib}")));
+    let mut lines = vec![titles];
+    for Row { outcome, smallest, .. } in rows {
+        let mut line = vec![outcome.allocator.clone()];
+        line.push(smallest.map_or_else(|| "-".to_owned(), |bytes| HumanBytes(bytes).to_string()));
+        let mark =
+            |gib| if smallest.is_some_and(|bytes| fit::fits(bytes, gib, context)) { "yes" } else { "no" };
+        line.extend(CARDS_GIB.map(|gib| mark(gib).to_owned()));
+        lines.push(line);
+    }
+    format!(
+        "{}\n(cards in GiB; {} of each are left to the driver's context and libraries: --context says how much)",
+        table(&lines),
+        HumanBytes(context)
+    )
+}
+
+/// Who fits in the capacity asked for.
+pub(crate) fn room(rows: &[Row], capacity: u64) -> String {
+    let named = |fits: bool| {
+        let names = rows.iter().filter(|row| row.outcome.oom.is_none() == fits);
+        names.map(|row| row.outcome.allocator.as_str()).collect::<Vec<_>>().join(", ")
+    };
+    let or_none = |names: String| if names.is_empty() { "none".to_owned() } else { names };
+    format!(
+        "in {}: fits with {}; not with {}",
+        HumanBytes(capacity),
+        or_none(named(true)),
+        or_none(named(false))
+    )
+}

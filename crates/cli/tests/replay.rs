@@ -1,0 +1,142 @@
+//! `millpond replay` as a user calls it.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+fn trace(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../replay/tests/data").join(name)
+}
+
+fn replay(name: &str, args: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+    command.arg("replay").arg(trace(name)).args(args).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+const GNN: &str = "gnn_stacks.pickle.gz";
+const PIPELINE: &str = "pipeline_streams_stacks.pickle.gz";
+
+#[test]
+fn a_replay_tells_what_was_held_wasted_and_needed_and_ends_with_a_verdict() {
+    let text = stdout(&replay(PIPELINE, &[]));
+    for part in [
+        "344 blocks, 6 streams",
+        "requested at most 5.75 GiB, reserved in the recorded run 11.17 GiB",
+        "other streams",
+        "Cards that would do",
+        "left to the driver's context and libraries",
+        "PyTorch's allocator holds 11.17 GiB",
+        "Millpond would hold",
+        "garbage_collection_threshold does nothing unless",
+    ] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    for name in millpond_baselines::NAMES {
+        assert!(text.lines().any(|line| line.starts_with(name)), "{name}: {text}");
+    }
+}
+
+#[test]
+fn json_is_an_array_of_objects_with_exactly_these_keys() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.json");
+    let rows = |args: &[&str]| {
+        stdout(&replay(GNN, &[&["--json", file.to_str().unwrap()], args].concat()));
+        let rows: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        rows.as_array().unwrap().clone()
+    };
+    let keys = |row: &Value| row.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
+    let of_every_device = [
+        "allocator",
+        "device",
+        "device_calls",
+        "device_us",
+        "events",
+        "oom",
+        "peak_requested",
+        "peak_reserved",
+        "ratio",
+        "replay_s",
+        "trace",
+        "trace_wall_us",
+    ];
+    let simulated = rows(&["--allocator", "millpond,driver"]);
+    assert_eq!(simulated.len(), 2);
+    for row in &simulated {
+        assert_eq!(keys(row), of_every_device);
+        assert_eq!(row["peak_requested"].as_u64(), Some(10_499_491_208));
+        assert!(row["oom"].is_null() && row["device"] == "sim");
+    }
+    let real = &rows(&["--allocator", "caching", "--device", "host", "--verify"])[0];
+    let of_real_devices = ["driver_free_before", "driver_used_after", "driver_used_peak"];
+    let mut both = [&of_every_device[..], &of_real_devices].concat();
+    both.sort_unstable();
+    assert_eq!(keys(real), both);
+    assert_eq!(real["driver_used_peak"], real["peak_reserved"]);
+    assert!(real["device_us"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn a_capacity_tells_who_fits_and_at_which_event_the_others_end() {
+    let text = stdout(&replay(GNN, &["--capacity", "9.85GiB", "--allocator", "millpond,bfc"]));
+    assert!(text.contains("in 9.85 GiB: fits with millpond; not with bfc"), "{text}");
+    assert!(text.contains("out of memory at event"), "{text}");
+}
+
+#[test]
+fn options_change_what_is_replayed() {
+    let reserved = |args: &[&str]| {
+        let text = stdout(&replay(GNN, &[&["--capacity", "100GiB"], args].concat()));
+        text.lines().nth(2).unwrap().split("  ").find(|cell| cell.contains("GiB")).unwrap().to_owned()
+    };
+    assert_ne!(
+        reserved(&["--allocator", "caching"]),
+        reserved(&["--allocator", "caching", "--alloc-conf", "roundup_power2_divisions:2"])
+    );
+    assert_ne!(
+        reserved(&["--allocator", "millpond"]),
+        reserved(&["--allocator", "millpond", "--page-sizes", "256MiB..256MiB"])
+    );
+    let all_fit = stdout(&replay(GNN, &["--allocator", "driver", "--context", "0"]));
+    assert!(all_fit.contains("(cards in GiB; 0 B of each"), "{all_fit}");
+}
+
+#[test]
+fn files_that_were_asked_for_are_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (page, snapshot, counters) = (path("r.html"), path("s.pickle"), path("c.json"));
+    let args = ["--report", &page, "--export-snapshot", &snapshot, "--export-counters", &counters];
+    stdout(&replay(PIPELINE, &[&args[..], &["--allocator", "millpond"]].concat()));
+    assert!(std::fs::read_to_string(page).unwrap().contains("pipeline_streams_stacks"));
+    assert!(std::fs::read(snapshot).unwrap().starts_with(&[0x80]));
+    let counters: Value = serde_json::from_str(&std::fs::read_to_string(counters).unwrap()).unwrap();
+    assert!(counters["traceEvents"].as_array().unwrap().len() > 100);
+}
+
+#[test]
+fn what_does_not_go_together_or_cannot_be_read_is_one_line() {
+    let said = |args: &[&str]| {
+        let output = replay(GNN, args);
+        assert_eq!(output.status.code(), Some(1));
+        let text = stderr(&output);
+        assert_eq!(text.lines().count(), 1, "{text}");
+        text
+    };
+    assert!(said(&["--verify"]).contains("--verify needs real memory"));
+    assert!(said(&["--allocator", "millpond", "--page-sizes", "3MiB..4MiB"]).contains("power of two"));
+    assert!(said(&["/no/such.pickle", "--allocator", "driver"]).contains("/no/such.pickle: cannot be read"));
+    let wrong = replay(GNN, &["--alloc-conf", "splendid:1"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(stderr(&wrong).contains("'splendid' is no option"));
+}

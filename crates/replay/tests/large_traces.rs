@@ -1,0 +1,156 @@
+//! The four large recorded traces, which are too large for the repository: `MILLPOND_TRACES` names their folder,
+//! `../shared/traces` beside the repository is looked at without it.
+//!
+//! `cargo test --release -p millpond-replay --test large_traces -- --ignored`
+
+use std::path::PathBuf;
+
+use millpond::Context;
+use millpond_replay::read::{self, Limits};
+use millpond_replay::replay::{FreeWhen, Outcome, Program, UNLIMITED, on_sim};
+use millpond_replay::trace::Trace;
+
+/// What one job really did, from the traces' own README: bytes.
+struct Job {
+    name: &'static str,
+    requested: u64,
+    /// What PyTorch 2.11 reserved: by default, and with expandable segments.
+    native: u64,
+    expandable: u64,
+    /// What the pool may reserve over what is requested.
+    most: f64,
+}
+
+const JOBS: [Job; 4] = [
+    Job {
+        name: "gpt_varlen",
+        requested: 13_897_502_628,
+        native: 16_332_619_776,
+        expandable: 15_923_675_136,
+        most: 1.02,
+    },
+    Job {
+        name: "resnet_multiscale",
+        requested: 11_785_934_864,
+        native: 15_365_832_704,
+        expandable: 11_966_349_312,
+        most: 1.02,
+    },
+    Job {
+        name: "gnn",
+        requested: 29_997_844_744,
+        native: 58_388_905_984,
+        expandable: 31_706_841_088,
+        most: 1.02,
+    },
+    // What is reached today; 1.02 is wanted.
+    Job {
+        name: "pipeline_streams",
+        requested: 9_417_808_404,
+        native: 27_283_947_520,
+        expandable: 14_319_353_856,
+        most: 1.09,
+    },
+];
+
+fn folder() -> PathBuf {
+    let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces");
+    std::env::var_os("MILLPOND_TRACES").map_or_else(|| beside.into(), PathBuf::from)
+}
+
+fn trace(job: &Job) -> Trace {
+    let path = folder().join(format!("{}.pickle.gz", job.name));
+    assert!(path.exists(), "{} is not there: set MILLPOND_TRACES to the traces' folder", path.display());
+    read::read(&path, Limits::default()).unwrap().remove(0)
+}
+
+fn replayed(trace: &Trace, allocator: &str, capacity: u64) -> Outcome {
+    let program = Program::new(trace, FreeWhen::Completed);
+    let choose = |context: &Context| millpond_baselines::by_name(allocator, context);
+    on_sim(trace, &program, &choose, capacity).unwrap()
+}
+
+#[test]
+#[ignore = "needs the large traces"]
+fn the_pool_holds_little_more_than_is_requested_at_one_percent_of_the_time() {
+    for job in &JOBS {
+        let outcome = replayed(&trace(job), "millpond", UNLIMITED);
+        assert_eq!(outcome.peak_requested, job.requested, "{}", job.name);
+        assert_eq!(outcome.oom, None, "{}", job.name);
+        assert!(outcome.ratio <= job.most, "{}: {:.4}", job.name, outcome.ratio);
+        let share = outcome.device_share().unwrap();
+        assert!(share <= 0.01, "{}: {share:.4} of the wall time", job.name);
+    }
+}
+
+#[test]
+#[ignore = "needs the large traces"]
+fn pytorchs_allocator_is_predicted_within_two_percent() {
+    for job in &JOBS {
+        let trace = trace(job);
+        assert_eq!(trace.recorded_reserved, Some(job.native), "{}", job.name);
+        for (allocator, really) in [("caching", job.native), ("expandable", job.expandable)] {
+            let predicted = replayed(&trace, allocator, UNLIMITED).peak_reserved;
+            let off = predicted as f64 / really as f64 - 1.0;
+            assert!(off.abs() <= 0.02, "{} {allocator}: {predicted}, {:+.2} %", job.name, off * 100.0);
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs the large traces"]
+fn no_allocator_holds_more_than_the_device_has() {
+    for job in &JOBS {
+        let trace = trace(job);
+        for allocator in millpond_baselines::NAMES {
+            // Short for most of them: they end without memory, or make do.
+            let capacity = (job.requested / 100 * 102).next_multiple_of(2 << 20);
+            let outcome = replayed(&trace, allocator, capacity);
+            assert!(outcome.peak_reserved <= capacity, "{} {allocator}: {outcome:?}", job.name);
+        }
+    }
+}
+
+/// Gives every block an address of its own, and does nothing else.
+#[derive(Debug, Default)]
+struct Nothing(std::sync::atomic::AtomicU64);
+
+impl millpond_baselines::Allocator for Nothing {
+    fn name(&self) -> &'static str {
+        "nothing"
+    }
+    fn allocate(&self, _: u64, _: &millpond::Stream) -> millpond::Result<millpond::device::DevicePtr> {
+        let next = self.0.fetch_add(512, std::sync::atomic::Ordering::Relaxed);
+        Ok(millpond::device::DevicePtr::NULL.offset(next + 512))
+    }
+    fn free(&self, _: millpond::device::DevicePtr, _: &millpond::Stream) -> millpond::Result<()> {
+        Ok(())
+    }
+    fn record_use(&self, _: millpond::device::DevicePtr, _: &millpond::Stream) -> millpond::Result<()> {
+        Ok(())
+    }
+    fn trim(&self) -> millpond::Result<()> {
+        Ok(())
+    }
+    fn usage(&self) -> millpond_baselines::Usage {
+        Default::default()
+    }
+}
+
+/// What is between the allocator and its figures: at 5 million events a second, an event has 200 ns.
+#[test]
+#[ignore = "needs the large traces, and measures time"]
+fn the_loop_itself_takes_less_than_20_ns_an_event() {
+    for job in &JOBS {
+        let program = Program::new(&trace(job), FreeWhen::Completed);
+        let stage = millpond_replay::replay::Stage::sim(&program, UNLIMITED).unwrap();
+        let best = (0..5).map(|_| {
+            let mut blocks = vec![millpond::device::DevicePtr::NULL; program.blocks];
+            let played = stage.play(&Nothing::default(), &program.steps, &mut blocks).unwrap();
+            played.took.as_nanos() as f64 / played.events as f64
+        });
+        let best = best.fold(f64::INFINITY, f64::min);
+        println!("{}: {best:.1} ns an event", job.name);
+        assert!(best < 20.0, "{}: {best:.1} ns", job.name);
+    }
+}
