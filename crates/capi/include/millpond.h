@@ -230,6 +230,10 @@ typedef struct {
     char pool[64];
 } millpond_out_of_memory;
 
+// Told of each request for which there was no memory, before its caller gets the status. Runs on the allocating
+// thread without locks held; it must not throw, nor release the pool or the stream of the allocation.
+typedef void (*millpond_observe)(const millpond_out_of_memory *report, void *data);
+
 // What the host device is made with. Fill with `millpond_host_options_init`.
 typedef struct {
     // sizeof this struct.
@@ -406,6 +410,16 @@ millpond_status millpond_pool_on_reclaim(millpond_pool *pool,
 
 // Removes a callback that was registered through this handle. `BAD_OPTION` if it was removed before.
 millpond_status millpond_pool_remove_reclaim(millpond_pool *pool, uint64_t id);
+
+// Registers a callback that is told when memory ran out. `id` gets what `millpond_pool_remove_out_of_memory` takes.
+// The callback and its data must stay valid until it is removed, or the pool is gone.
+millpond_status millpond_pool_on_out_of_memory(millpond_pool *pool,
+                                               millpond_observe observe,
+                                               void *data,
+                                               uint64_t *id);
+
+// Removes a callback that was registered through this handle. `BAD_OPTION` if it was removed before.
+millpond_status millpond_pool_remove_out_of_memory(millpond_pool *pool, uint64_t id);
 
 // The account of this thread's last failure, if it was that memory ran out; else BAD_OPTION.
 millpond_status millpond_last_out_of_memory(millpond_out_of_memory *report);

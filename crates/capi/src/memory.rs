@@ -94,6 +94,9 @@ unsafe fn free_slow(pool: *mut PoolHandle, ptr: *mut c_void, stream: AnyStream) 
     })
 }
 
+/// What every pool aligns to at least: the smallest alignment that one can be built with.
+const ALWAYS_ALIGNED: usize = 256;
+
 /// Allocates at an address that is a multiple of `align` bytes, a power of two up to the device's granularity
 /// (2 MiB).
 #[unsafe(no_mangle)]
@@ -104,6 +107,10 @@ pub unsafe extern "C" fn millpond_alloc_aligned(
     stream: AnyStream,
     out: *mut *mut c_void,
 ) -> Status {
+    if align <= ALWAYS_ALIGNED && align.is_power_of_two() {
+        // SAFETY: as promised to this function.
+        return unsafe { millpond_alloc(pool, bytes, stream, out) };
+    }
     boundary(|me| {
         // SAFETY: as the header asks of its caller.
         let out = unsafe { Out::pointer(out, "out") }?;
