@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::inner::{PoolInner, State};
-use super::pressure::Reclaimers;
+use super::pressure::Callbacks;
 use super::{Context, Pool};
 use crate::arena::{Arena, Layout};
 use crate::cache::{Caches, Depot, Sizes};
@@ -146,7 +146,8 @@ impl PoolBuilder {
             views,
             state: Mutex::new(State { arena, depot: Depot::default(), destroyed: false }),
             release_threshold: AtomicU64::new(self.release_threshold),
-            reclaimers: Reclaimers::default(),
+            reclaimers: Callbacks::default(),
+            observers: Callbacks::default(),
             largest_align,
         });
         match (self.record, record::Options::from_environment()) {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::pressure::Reclaimers;
+use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use crate::arena::{Arena, BlockId, MOST_UNITS, Pointer, Refusal, Views};
 use crate::cache::{Cached, Caches, Depot, ThreadEnd};
@@ -29,7 +29,8 @@ pub(crate) struct PoolInner {
     pub(super) views: Arc<Views>,
     pub(super) state: Mutex<State>,
     pub(super) release_threshold: AtomicU64,
-    pub(super) reclaimers: Reclaimers,
+    pub(super) reclaimers: Callbacks<Reclaimer>,
+    pub(super) observers: Callbacks<Observer>,
     pub(super) largest_align: u64,
 }
 

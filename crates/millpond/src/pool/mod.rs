@@ -22,7 +22,7 @@ use std::sync::atomic::Ordering;
 pub use builder::PoolBuilder;
 pub use context::Context;
 pub(crate) use inner::PoolInner;
-pub use pressure::{Limit, OutOfMemory, ReclaimId};
+pub use pressure::{Limit, ObserverId, OutOfMemory, ReclaimId};
 
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::order::{Stream, Timelines};
@@ -198,12 +198,23 @@ impl Pool {
     /// gets the bytes wanted, may free and trim, and says whether trying again is worth it. It runs on the
     /// allocating thread without locks held.
     pub fn on_reclaim(&self, reclaim: impl Fn(u64) -> bool + Send + Sync + 'static) -> ReclaimId {
-        self.inner.reclaimers.add(Arc::new(reclaim))
+        self.inner.add_reclaimer(Arc::new(reclaim))
     }
 
     /// Removes a callback; `false` if it was removed before.
     pub fn remove_reclaim(&self, id: ReclaimId) -> bool {
-        self.inner.reclaimers.remove(id)
+        self.inner.remove_reclaimer(id)
+    }
+
+    /// Registers a callback that is told of each request for which there was no memory, before its caller gets the
+    /// error: to write it down, or to take a snapshot. It runs on the allocating thread without locks held.
+    pub fn on_out_of_memory(&self, tell: impl Fn(&OutOfMemory) + Send + Sync + 'static) -> ObserverId {
+        self.inner.add_observer(Arc::new(tell))
+    }
+
+    /// Removes a callback; `false` if it was removed before.
+    pub fn remove_out_of_memory(&self, id: ObserverId) -> bool {
+        self.inner.remove_observer(id)
     }
 
     /// Starts recording what the pool does to a file, to be looked at with `millpond replay`: every
