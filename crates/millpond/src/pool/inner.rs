@@ -99,12 +99,13 @@ impl PoolInner {
     ) -> std::result::Result<DevicePtr, Refusal> {
         let sizes = self.caches.sizes();
         let mut out = None;
-        let mut units = sizes.exact_units(bytes);
+        // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them
+        // must have the class's length.
+        let units = sizes.units(bytes);
         if units >= MOST_UNITS {
             return Err(Refusal::Short { what: Shortage::Device, bytes });
         }
         if align <= sizes.bytes(1) {
-            units = sizes.units(bytes);
             let State { arena, depot, .. } = &mut *state;
             out = self.caches.restock(depot, units, stream, |cached| take_back(arena, cached));
         }
