@@ -279,3 +279,20 @@ fn a_block_that_was_aligned_serves_no_longer_request_later() {
         blocks.into_iter().for_each(|block| pool.free(block, &stream).unwrap());
     }
 }
+
+#[test]
+fn a_pool_destroyed_while_memory_is_short_allocates_no_more() {
+    let (_, device, stream) = sim(64 * MIB);
+    let pool = Pool::builder(&device).build().unwrap();
+    let dying = pool.clone();
+    let _callback = pool.on_reclaim(move |_| {
+        dying.destroy().unwrap();
+        true
+    });
+    let filler = Pool::builder(&device).build().unwrap();
+    let filled = filler.alloc(60 * MIB, &stream).unwrap();
+    let error = pool.alloc(20 * MIB, &stream).expect_err("the pool was destroyed");
+    assert!(matches!(error, Error::PoolDestroyed { .. }), "{error}");
+    assert_eq!(pool.reserved().current, 0);
+    filler.free(filled, &stream).unwrap();
+}

@@ -75,22 +75,28 @@ impl PoolInner {
         if bytes > LARGEST_REQUEST {
             return Err(Error::SizeOverflow { bytes, count: 1 });
         }
-        let refusal = {
-            let mut state = self.state.lock();
-            if state.destroyed {
-                return Err(Error::PoolDestroyed { pool: self.name.clone() });
-            }
-            match self.alloc_under_lock(&mut state, bytes, align, stream) {
-                Ok(ptr) => return Ok(ptr),
-                Err(refusal) => refusal,
-            }
-        };
-        self.alloc_under_pressure((bytes, align), stream, refusal)
+        match self.try_alloc((bytes, align), stream)? {
+            Ok(ptr) => Ok(ptr),
+            Err(refusal) => self.alloc_under_pressure((bytes, align), stream, refusal),
+        }
+    }
+
+    /// One try to allocate, under the lock.
+    pub(super) fn try_alloc(
+        &self,
+        (bytes, align): (u64, u64),
+        stream: &Stream,
+    ) -> Result<std::result::Result<DevicePtr, Refusal>> {
+        let mut state = self.state.lock();
+        if state.destroyed {
+            return Err(Error::PoolDestroyed { pool: self.name.clone() });
+        }
+        Ok(self.alloc_under_lock(&mut state, bytes, align, stream))
     }
 
     /// The steps of a slow allocation that need the lock, in the order of what they cost. Memory is mapped,
     /// stolen or created only after every cache was emptied.
-    pub(super) fn alloc_under_lock(
+    fn alloc_under_lock(
         &self,
         state: &mut State,
         bytes: u64,
