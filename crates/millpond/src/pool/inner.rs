@@ -230,14 +230,18 @@ impl PoolInner {
     /// Recounts everything; says what is wrong, if anything is.
     pub(super) fn check(&self) -> std::result::Result<(), String> {
         let mut state = self.state.lock();
-        let state = &mut *state;
-        state.arena.check()?;
-        let cached = self.caches.check(&mut state.depot)?;
+        let State { arena, depot, .. } = &mut *state;
+        arena.check()?;
+        self.caches.check(depot, |cached| self.check_counts(arena, cached))
+    }
+
+    /// Recounts the blocks that are out, of which `cached` are in caches, while no thread allocates or frees.
+    fn check_counts(&self, arena: &Arena, cached: u64) -> std::result::Result<(), String> {
         let (mut live, mut requested, mut allocated, mut others) = (0, 0, 0, 0);
-        for (id, entry) in state.arena.iter_out() {
+        for (id, entry) in arena.iter_out() {
             if entry.is_live() {
                 live += 1;
-                requested += state.arena.requested(id);
+                requested += arena.requested(id);
                 allocated += entry.bytes();
             } else {
                 others += 1;
@@ -331,6 +335,8 @@ impl PoolInner {
         };
         if let Some(registry) = self.registry.upgrade() {
             registry.outlive(self.clone());
+            // The last block may have been freed before the registry knew of the pool.
+            registry.bury();
         }
         Err(Error::LiveBlocks { pool: self.name.clone(), blocks, bytes })
     }
@@ -366,7 +372,7 @@ impl ThreadEnd for PoolInner {
     fn thread_ended(&self, index: usize) {
         let mut state = self.state.lock();
         let State { arena, depot, .. } = &mut *state;
-        self.caches.end_thread(depot, index, |cached| take_back(arena, cached));
+        self.caches.end_thread(depot, index, &self.counters.high, |cached| take_back(arena, cached));
     }
 }
 
