@@ -297,7 +297,8 @@ fn churn(device: &Context, pool: &Pool, disturb: impl Fn() + Sync) {
                     let mut held = Vec::new();
                     for step in 0..count(10_000) as u64 {
                         let stream = &streams[(step % 2) as usize];
-                        let bytes = 512 * (1 + (step * 7 + thread) % 50) * if step % 97 == 0 { 100 } else { 1 };
+                        let bytes =
+                            512 * (1 + (step * 7 + thread) % 50) * if step % 97 == 0 { 100 } else { 1 };
                         let block = pool.alloc(bytes, stream).unwrap();
                         enter(&mut taken.lock(), block, bytes);
                         held.push((block, stream));
