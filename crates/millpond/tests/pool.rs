@@ -280,3 +280,37 @@ fn a_page_that_the_device_refused_leaves_no_high_water_mark() {
     assert!(pool.reserved().high <= 64 * MIB, "{:?}", pool.reserved());
     pool.free(block, &stream).unwrap();
 }
+
+#[test]
+fn a_block_that_was_aligned_serves_no_longer_request_later() {
+    let (_, device, stream) = sim(1 << 30);
+    let pool = Pool::builder(&device).build().unwrap();
+    for units in 1..100 {
+        // Nine units aligned, for one, are of the class of ten.
+        let aligned = pool.alloc_aligned(units * 512, 4096, &stream).unwrap();
+        pool.free(aligned, &stream).unwrap();
+        let blocks: Vec<_> = (1..100).map(|units| pool.alloc(units * 512, &stream).unwrap()).collect();
+        let mut ends: Vec<_> = blocks.iter().zip(1..100).map(|(at, units)| (at.raw(), units * 512)).collect();
+        ends.sort_unstable();
+        assert!(ends.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0), "blocks overlap");
+        pool.check().unwrap();
+        blocks.into_iter().for_each(|block| pool.free(block, &stream).unwrap());
+    }
+}
+
+#[test]
+fn a_pool_destroyed_while_memory_is_short_allocates_no_more() {
+    let (_, device, stream) = sim(64 * MIB);
+    let pool = Pool::builder(&device).build().unwrap();
+    let dying = pool.clone();
+    let _callback = pool.on_reclaim(move |_| {
+        dying.destroy().unwrap();
+        true
+    });
+    let filler = Pool::builder(&device).build().unwrap();
+    let filled = filler.alloc(60 * MIB, &stream).unwrap();
+    let error = pool.alloc(20 * MIB, &stream).expect_err("the pool was destroyed");
+    assert!(matches!(error, Error::PoolDestroyed { .. }), "{error}");
+    assert_eq!(pool.reserved().current, 0);
+    filler.free(filled, &stream).unwrap();
+}

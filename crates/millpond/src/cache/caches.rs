@@ -20,10 +20,10 @@ use crate::order::{Fence, Marking, Stream, TimelineId};
 /// See the [module](super).
 #[derive(Debug)]
 pub(crate) struct Caches {
-    /// By thread index; threads without a cache here have `nobody`.
+    /// By thread index. The last one is *nobody's*, for whoever has none: it never has an owner, and its gate is
+    /// always closed. Threads without a cache here have that one. A raw pointer owns it, since a `Box` that moves
+    /// with this struct would claim that there are no others to it.
     threads: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
-    /// A cache without an owner, for whoever has none: its gate is always closed.
-    nobody: Box<ThreadCache>,
     views: Arc<Views>,
     sizes: Sizes,
     /// Bytes that one thread may cache.
@@ -61,10 +61,9 @@ const LEAST_LIMIT: u64 = 64 << 20;
 
 impl Caches {
     pub(crate) fn new(views: Arc<Views>, sizes: Sizes, pool: Weak<dyn ThreadEnd>) -> Self {
-        let nobody = Box::new(ThreadCache::new());
+        let nobody = Box::into_raw(Box::new(ThreadCache::new()));
         Self {
-            threads: std::array::from_fn(|_| AtomicPtr::new((&raw const *nobody).cast_mut())),
-            nobody,
+            threads: std::array::from_fn(|_| AtomicPtr::new(nobody)),
             views,
             sizes,
             limit: AtomicU64::new(LEAST_LIMIT),
@@ -194,7 +193,8 @@ impl Caches {
         }
         let index = visit(self.pool.clone())?;
         let place = &self.threads[index];
-        if std::ptr::eq(place.load(Ordering::Relaxed), &*self.nobody) {
+        // Relaxed: written under the lock.
+        if place.load(Ordering::Relaxed) == self.nobody() {
             // Release: see `mine`.
             place.store(Box::into_raw(Box::new(ThreadCache::new())), Ordering::Release);
             self.used.fetch_max(index + 1, Ordering::Relaxed);
@@ -359,12 +359,19 @@ impl Caches {
 
     // ---- taking back -----------------------------------------------------------------------------------
 
+    fn nobody(&self) -> *mut ThreadCache {
+        // Relaxed: never written.
+        self.threads[MOST_THREADS].load(Ordering::Relaxed)
+    }
+
     fn all(&self) -> impl Iterator<Item = &ThreadCache> + Clone {
         // Relaxed: an index beyond it has nothing to tell yet.
         let used = self.used.load(Ordering::Relaxed);
+        let nobody = self.nobody();
+        // Acquire: as in `mine`.
+        let all = self.threads[..used].iter().map(|place| place.load(Ordering::Acquire));
         // SAFETY: as in `mine`.
-        let all = self.threads[..used].iter().map(|place| unsafe { &*place.load(Ordering::Acquire) });
-        all.filter(|cache| !std::ptr::eq(*cache, &*self.nobody))
+        all.filter(move |cache| *cache != nobody).map(|cache| unsafe { &*cache })
     }
 
     /// Takes back everything that any thread caches, and the depot: gives it to `each`. The high-water marks
@@ -392,42 +399,56 @@ impl Caches {
         self.for_all(depot, Some(folded), |_, _| ());
     }
 
-    /// Calls `each` with the lanes of every cache that has something in it or to tell, while its owner is kept
-    /// out. With `folded`, also [folds](Self::fold).
+    /// Calls `each` with the lanes of every cache that has something in it or to tell, while all their owners are
+    /// kept out. With `folded`, also [folds](Self::fold).
     fn for_all(
         &self,
         _depot: &mut Depot,
         folded: Option<&HighWater>,
         mut each: impl FnMut(&ThreadCache, &mut Lanes),
     ) {
-        let me = Some(self.mine()).filter(|cache| cache.is_owned());
-        let is_mine = |cache: &ThreadCache| me.is_some_and(|me| std::ptr::eq(me, cache));
-        let others: SmallVec<[_; 16]> =
-            self.all().filter(|cache| !is_mine(cache) && cache.tally.is_of_note()).collect();
-        if !others.is_empty() {
-            others.iter().for_each(|cache| cache.gate().close());
-            heavy_barrier();
-            others.iter().for_each(|cache| cache.gate().wait_until_left());
-        }
-        if let Some(me) = me {
-            me.gate().close();
-        }
+        let is_concerned = |cache: &&ThreadCache| self.is_mine(cache) || cache.tally.is_of_note();
+        let concerned: Few<'_> = self.all().filter(is_concerned).collect();
+        self.keep_out(&concerned);
         if let Some(folded) = folded {
             folded.raise(&self.counted(folded));
             self.others.reset_high();
         }
-        for cache in others.iter().copied().chain(me) {
-            // SAFETY: the lock is held (the depot is borrowed); the cache is the caller's own, who is not inside,
-            // or its gate is closed and its owner has left.
+        for cache in &concerned {
+            // SAFETY: the lock is held (the depot is borrowed), and owners are kept out.
             let lanes = unsafe { cache.lanes_under_lock() };
             each(cache, lanes);
             if folded.is_some() {
                 cache.tally.reset_high();
             }
-            // Those without an owner stay closed.
-            if cache.is_owned() && !self.is_shut.load(Ordering::Relaxed) {
-                cache.open(lanes);
-            }
+        }
+        self.let_in(&concerned);
+    }
+
+    /// Whether the cache is the calling thread's own.
+    fn is_mine(&self, cache: &ThreadCache) -> bool {
+        std::ptr::eq(cache, self.mine())
+    }
+
+    /// Closes the caches to their owners, and waits until none is inside. Under the lock.
+    fn keep_out(&self, caches: &[&ThreadCache]) {
+        caches.iter().for_each(|cache| cache.gate().close());
+        // The calling thread is not inside, and needs no barrier to see its own writes.
+        if caches.iter().any(|cache| !self.is_mine(cache)) {
+            heavy_barrier();
+            caches.iter().for_each(|cache| cache.gate().wait_until_left());
+        }
+    }
+
+    /// Opens caches that [`keep_out`](Self::keep_out) closed; those without an owner stay closed.
+    fn let_in(&self, caches: &[&ThreadCache]) {
+        // Relaxed: under the lock.
+        if self.is_shut.load(Ordering::Relaxed) {
+            return;
+        }
+        for cache in caches.iter().filter(|cache| cache.is_owned()) {
+            // SAFETY: the lock is held, and owners are kept out until here.
+            cache.open(unsafe { cache.lanes_under_lock() });
         }
     }
 
@@ -436,16 +457,26 @@ impl Caches {
         depot.held() > 0 || self.all().any(|cache| cache.tally.may_hold())
     }
 
-    /// The thread with this index, the calling one, ends: takes back what it caches.
-    pub(crate) fn end_thread(&self, _depot: &mut Depot, index: usize, mut each: impl FnMut(Cached)) {
+    /// The thread with this index, the calling one, ends: takes back what it caches. Its high-water mark is noted
+    /// in `folded`: kept, it would be added to what threads that come later allocate.
+    pub(crate) fn end_thread(
+        &self,
+        _depot: &mut Depot,
+        index: usize,
+        folded: &HighWater,
+        mut each: impl FnMut(Cached),
+    ) {
+        // Relaxed: under the lock, where it was written.
         // SAFETY: as in `mine`.
-        let cache = unsafe { &*self.threads[index].load(Ordering::Acquire) };
+        let cache = unsafe { &*self.threads[index].load(Ordering::Relaxed) };
         cache.disown();
         // SAFETY: the calling thread owned the cache, is not inside, and holds the lock.
         let lanes = unsafe { cache.lanes_under_lock() };
         lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
         lanes.revoke_grants();
         cache.tally.note_emptied();
+        folded.raise(&self.counted(folded));
+        cache.tally.reset_high();
     }
 
     /// Adapts the bytes that a thread may cache to what the pool holds and how many threads use it: all of it
@@ -467,45 +498,64 @@ impl Caches {
         sum(self.all().map(|cache| &cache.tally).chain(std::iter::once(&self.others)), folded)
     }
 
-    /// Recounts what the caches hold: returns the number of blocks in them.
-    pub(crate) fn check(&self, depot: &mut Depot) -> Result<u64, String> {
+    /// Recounts what the caches hold, and calls `recount` with the number of blocks in them while every owner is
+    /// kept out.
+    pub(crate) fn check(
+        &self,
+        depot: &mut Depot,
+        recount: impl FnOnce(u64) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let all: Few<'_> = self.all().collect();
+        self.keep_out(&all);
+        let result = Self::check_kept_out(depot, &all).and_then(recount);
+        self.let_in(&all);
+        result
+    }
+
+    /// Recounts what caches whose owners are kept out hold: returns the number of blocks in them and the depot.
+    fn check_kept_out(depot: &mut Depot, caches: &[&ThreadCache]) -> Result<u64, String> {
         let bytes = |items: &[Item]| items.iter().map(Item::bytes).sum::<u64>();
         let mut items: Vec<_> = depot.iter().copied().collect();
-        let mut result = Ok(());
         if bytes(&items) != depot.held() {
-            result = Err(format!("the depot has {} bytes and counted {}", bytes(&items), depot.held()));
+            return Err(format!("the depot has {} bytes and counted {}", bytes(&items), depot.held()));
         }
-        self.for_all(depot, None, |cache, lanes| {
+        for cache in caches {
+            // SAFETY: the lock is held (the depot is borrowed), and owners are kept out.
+            let lanes = unsafe { cache.lanes_under_lock() };
             let held: Vec<_> = lanes.iter().copied().collect();
             if bytes(&held) > lanes.granted() {
-                result = Err(format!("a thread caches {}, more than {}", bytes(&held), lanes.granted()));
+                return Err(format!("a thread caches {}, more than {}", bytes(&held), lanes.granted()));
             }
             if !held.is_empty() && !cache.tally.may_hold() {
-                result = Err("a thread caches blocks and looks empty".to_owned());
+                return Err("a thread caches blocks and looks empty".to_owned());
             }
             items.extend(held);
-        });
-        result?;
-        for item in &items {
-            if item.entry().is_live() {
-                return Err(format!("{} is cached, and is {:?}", item.ptr, item.entry()));
-            }
         }
-        let blocks = items.len() as u64;
+        if let Some(item) = items.iter().find(|item| item.entry().is_live()) {
+            return Err(format!("{} is cached, and is {:?}", item.ptr, item.entry()));
+        }
+        let blocks = items.len();
         items.sort_unstable_by_key(|item| item.ptr);
         items.dedup_by_key(|item| item.ptr);
-        if items.len() as u64 == blocks { Ok(blocks) } else { Err("a block is cached twice".to_owned()) }
+        if items.len() == blocks { Ok(blocks as u64) } else { Err("a block is cached twice".to_owned()) }
     }
 }
 
+/// Caches that are dealt with together.
+type Few<'a> = SmallVec<[&'a ThreadCache; 16]>;
+
 impl Drop for Caches {
     fn drop(&mut self) {
-        for place in self.threads.iter_mut() {
+        let nobody = self.nobody();
+        let (_, others) = self.threads.split_last_mut().expect("there are many");
+        for place in others {
             let cache = *place.get_mut();
-            if !std::ptr::eq(cache, &*self.nobody) {
+            if cache != nobody {
                 // SAFETY: the cache came from `Box::into_raw`. The pool is going, so no thread is inside.
                 drop(unsafe { Box::from_raw(cache) });
             }
         }
+        // SAFETY: it came from `Box::into_raw`, and no place that is looked at again names it.
+        drop(unsafe { Box::from_raw(nobody) });
     }
 }

@@ -78,14 +78,7 @@ impl PoolInner {
         if bytes > LARGEST_REQUEST {
             return Err(Error::SizeOverflow { bytes, count: 1 });
         }
-        let allocated = {
-            let mut state = self.state.lock();
-            if state.destroyed {
-                return Err(Error::PoolDestroyed { pool: self.name.clone() });
-            }
-            self.alloc_under_lock(&mut state, bytes, align, stream)
-        };
-        let ptr = match allocated {
+        let ptr = match self.try_alloc((bytes, align), stream)? {
             Ok(ptr) => ptr,
             Err(refusal) => self.alloc_under_pressure((bytes, align), stream, refusal)?,
         };
@@ -93,9 +86,22 @@ impl PoolInner {
         Ok(ptr)
     }
 
+    /// One try to allocate, under the lock.
+    pub(super) fn try_alloc(
+        &self,
+        (bytes, align): (u64, u64),
+        stream: &Stream,
+    ) -> Result<std::result::Result<DevicePtr, Refusal>> {
+        let mut state = self.state.lock();
+        if state.destroyed {
+            return Err(Error::PoolDestroyed { pool: self.name.clone() });
+        }
+        Ok(self.alloc_under_lock(&mut state, bytes, align, stream))
+    }
+
     /// The steps of a slow allocation that need the lock, in the order of what they cost. Memory is mapped,
     /// stolen or created only after every cache was emptied.
-    pub(super) fn alloc_under_lock(
+    fn alloc_under_lock(
         &self,
         state: &mut State,
         bytes: u64,
@@ -104,12 +110,13 @@ impl PoolInner {
     ) -> std::result::Result<DevicePtr, Refusal> {
         let sizes = self.caches.sizes();
         let mut out = None;
-        let mut units = sizes.exact_units(bytes);
+        // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them
+        // must have the class's length.
+        let units = sizes.units(bytes);
         if units >= MOST_UNITS {
             return Err(Refusal::Short { what: Shortage::Device, bytes });
         }
         if align <= sizes.bytes(1) {
-            units = sizes.units(bytes);
             let State { arena, depot, .. } = &mut *state;
             out = self.caches.restock(depot, units, stream, |cached| take_back(arena, cached));
         }
@@ -281,14 +288,18 @@ impl PoolInner {
     /// Recounts everything; says what is wrong, if anything is.
     pub(super) fn check(&self) -> std::result::Result<(), String> {
         let mut state = self.state.lock();
-        let state = &mut *state;
-        state.arena.check()?;
-        let cached = self.caches.check(&mut state.depot)?;
+        let State { arena, depot, .. } = &mut *state;
+        arena.check()?;
+        self.caches.check(depot, |cached| self.check_counts(arena, cached))
+    }
+
+    /// Recounts the blocks that are out, of which `cached` are in caches, while no thread allocates or frees.
+    fn check_counts(&self, arena: &Arena, cached: u64) -> std::result::Result<(), String> {
         let (mut live, mut requested, mut allocated, mut others) = (0, 0, 0, 0);
-        for (id, entry) in state.arena.iter_out() {
+        for (id, entry) in arena.iter_out() {
             if entry.is_live() {
                 live += 1;
-                requested += state.arena.requested(id);
+                requested += arena.requested(id);
                 allocated += entry.bytes();
             } else {
                 others += 1;
@@ -385,6 +396,8 @@ impl PoolInner {
         };
         if let Some(registry) = self.registry.upgrade() {
             registry.outlive(self.clone());
+            // The last block may have been freed before the registry knew of the pool.
+            registry.bury();
         }
         Err(Error::LiveBlocks { pool: self.name.clone(), blocks, bytes })
     }
@@ -420,7 +433,7 @@ impl ThreadEnd for PoolInner {
     fn thread_ended(&self, index: usize) {
         let mut state = self.state.lock();
         let State { arena, depot, .. } = &mut *state;
-        self.caches.end_thread(depot, index, |cached| take_back(arena, cached));
+        self.caches.end_thread(depot, index, &self.counters.high, |cached| take_back(arena, cached));
     }
 }
 

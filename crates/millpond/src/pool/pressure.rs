@@ -203,7 +203,7 @@ impl PoolInner {
                 continue;
             }
             self.count_retry();
-            match self.alloc_under_lock(&mut self.state.lock(), bytes, align, stream) {
+            match self.try_alloc((bytes, align), stream)? {
                 Ok(ptr) => return Ok(ptr),
                 Err(refusal) => what = self.shortage_of(refusal)?,
             }

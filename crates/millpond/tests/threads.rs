@@ -1,0 +1,499 @@
+//! What threads cache belongs to the pool: whoever needs it gets it back, no thread that ends or dies keeps any,
+//! and misuse is seen also where the block lies in a magazine. On the simulated device, and where bytes or
+//! timing matter on the host's.
+
+use std::cell::RefCell;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Barrier, mpsc};
+use std::thread::{scope, spawn};
+
+use millpond::device::DevicePtr;
+use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::{Buffer, Context, Error, Pool, Stream};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// Fewer under Miri and ThreadSanitizer, which are slow.
+const fn count(full: usize) -> usize {
+    if cfg!(miri) { full.div_ceil(100) } else { full }
+}
+
+fn sim(capacity: u64) -> Context {
+    Context::new(SimDevice::new(SimOptions { capacity, ..SimOptions::default() }).unwrap())
+}
+
+fn pool(context: &Context) -> Pool {
+    Pool::builder(context).name("shared").build().unwrap()
+}
+
+/// Leaves `blocks` of `bytes` each in the calling thread's magazines.
+fn cache(pool: &Pool, stream: &Stream, bytes: u64, blocks: usize) {
+    let held: Vec<_> = (0..blocks).map(|_| pool.alloc(bytes, stream).unwrap()).collect();
+    held.into_iter().for_each(|block| pool.free(block, stream).unwrap());
+}
+
+/// Runs `look` while `threads` threads are idle that did `fill` before.
+fn while_idle(threads: usize, fill: impl Fn(usize) + Sync, look: impl FnOnce()) {
+    let (filled, looked) = (Barrier::new(threads + 1), Barrier::new(threads + 1));
+    scope(|scope| {
+        for thread in 0..threads {
+            let (fill, filled, looked) = (&fill, &filled, &looked);
+            scope.spawn(move || {
+                fill(thread);
+                filled.wait();
+                looked.wait();
+            });
+        }
+        filled.wait();
+        look();
+        looked.wait();
+    });
+}
+
+#[test]
+fn a_trim_takes_back_what_idle_threads_cache_on_every_stream() {
+    let device = sim(8 << 30);
+    let pool = pool(&device);
+    let streams: Vec<_> = (0..3).map(|_| device.create_stream().unwrap()).collect();
+    let fill = |thread: usize| {
+        for (stream, bytes) in streams.iter().zip([512, 100 * KIB, 3 * MIB]) {
+            cache(&pool, stream, bytes * (thread as u64 + 1), 4);
+        }
+    };
+    while_idle(6, fill, || {
+        let held = pool.reserved().current;
+        assert!(held > 0 && pool.used().current == 0);
+        assert_eq!(pool.trim_to(0).unwrap(), held);
+        assert_eq!(pool.reserved().current, 0);
+        pool.check().unwrap();
+    });
+    pool.check().unwrap();
+}
+
+#[test]
+fn what_an_idle_thread_caches_serves_another_before_the_pool_grows() {
+    let device = sim(1 << 30);
+    let pool = pool(&device);
+    let stream = device.create_stream().unwrap();
+    while_idle(
+        1,
+        |_| cache(&pool, &stream, 4 * MIB, 4),
+        || {
+            let held = pool.reserved().current;
+            // Longer than any one block that the other thread caches.
+            let block = pool.alloc(16 * MIB, &stream).unwrap();
+            assert_eq!(pool.reserved().current, held, "grew, though all of it was cached");
+            pool.free(block, &stream).unwrap();
+        },
+    );
+    pool.check().unwrap();
+}
+
+#[test]
+fn what_an_idle_thread_caches_serves_another_before_memory_is_out() {
+    let device = sim(64 * MIB);
+    let (pool, other) = (pool(&device), pool(&device));
+    let stream = device.create_stream().unwrap();
+    while_idle(
+        2,
+        |_| cache(&pool, &stream, 5 * MIB, 5),
+        || {
+            let block = other.alloc(60 * MIB, &stream).expect("the other pool's caches give way");
+            other.free(block, &stream).unwrap();
+            let block = pool.alloc(60 * MIB, &stream).expect("this pool's caches give way");
+            pool.free(block, &stream).unwrap();
+        },
+    );
+    pool.check().unwrap();
+}
+
+#[test]
+fn the_release_threshold_applies_to_what_idle_threads_cache() {
+    let device = sim(1 << 30);
+    let pool = Pool::builder(&device).release_threshold(4 * MIB).build().unwrap();
+    let stream = device.create_stream().unwrap();
+    while_idle(
+        3,
+        |_| cache(&pool, &stream, 8 * MIB, 3),
+        || {
+            assert!(pool.reserved().current >= 24 * MIB);
+            stream.synchronize().unwrap();
+            assert!(pool.reserved().current <= 4 * MIB, "{:?}", pool.reserved());
+        },
+    );
+    pool.check().unwrap();
+}
+
+#[test]
+fn a_thread_that_ends_gives_its_magazines_back() {
+    let device = sim(1 << 30);
+    let pool = pool(&device);
+    let stream = device.create_stream().unwrap();
+    let mut held = 0;
+    for _ in 0..count(200) {
+        scope(|scope| {
+            scope.spawn(|| cache(&pool, &stream, 2 * MIB, 3)).join().unwrap();
+        });
+        // What the thread before had is ready for the next one, and for another stream's.
+        assert!(held == 0 || pool.reserved().current == held);
+        held = pool.reserved().current;
+    }
+    pool.check().unwrap();
+    let stats = pool.stats();
+    assert_eq!(stats.allocations, stats.frees);
+}
+
+#[test]
+fn marks_of_threads_that_ended_are_not_added_to_those_that_follow() {
+    let device = sim(1 << 30);
+    let pool = pool(&device);
+    let stream = device.create_stream().unwrap();
+    cache(&pool, &stream, 32 * MIB, 1);
+    for _ in 0..3 {
+        // Another index than the main thread's, the same for all three or not.
+        scope(|scope| scope.spawn(|| cache(&pool, &stream, 64 * MIB, 1)).join().unwrap());
+    }
+    let block = pool.alloc(64 * MIB, &stream).unwrap();
+    // The main thread's own mark of 32 MiB may lie on top of what was live beside it, which was nothing by the
+    // end of each thread.
+    assert!(pool.used().high <= 96 * MIB, "{:?}", pool.used());
+    pool.free(block, &stream).unwrap();
+}
+
+#[test]
+fn ten_thousand_short_lived_threads_leave_nothing() {
+    let device = sim(8 << 30);
+    let pool = pool(&device);
+    let stream = device.create_stream().unwrap();
+    let mut most = 0;
+    for round in 0..count(2_500) {
+        scope(|scope| {
+            for thread in 0..4 {
+                let (pool, stream) = (&pool, &stream);
+                scope.spawn(move || cache(pool, stream, 512 * (1 + (round as u64 + thread) % 64), 3));
+            }
+        });
+        most = most.max(pool.reserved().current);
+    }
+    // Sixty-four sizes, of which threads that run at once hold a few.
+    assert!(most <= 16 * MIB, "{most} bytes were held");
+    pool.check().unwrap();
+    let stats = pool.stats();
+    assert_eq!((stats.allocations, stats.frees), (4 * 3 * count(2_500) as u64, stats.allocations));
+    pool.trim_to(0).unwrap();
+    assert_eq!(pool.reserved().current, 0);
+}
+
+#[test]
+fn a_pool_is_destroyed_while_threads_hold_magazines() {
+    let device = sim(1 << 30);
+    let pool = pool(&device);
+    let stream = device.create_stream().unwrap();
+    while_idle(
+        4,
+        |_| cache(&pool, &stream, MIB, 4),
+        || {
+            pool.destroy().unwrap();
+            assert_eq!(pool.reserved().current, 0);
+        },
+    );
+    assert!(matches!(pool.alloc(MIB, &stream), Err(Error::PoolDestroyed { .. })));
+    drop(pool);
+}
+
+#[test]
+fn threads_that_allocate_while_their_pool_is_destroyed_get_an_error_and_lose_nothing() {
+    for _ in 0..count(300) {
+        let device = sim(1 << 30);
+        let pool = pool(&device);
+        let stream = device.create_stream().unwrap();
+        let start = Barrier::new(4);
+        scope(|scope| {
+            for thread in 0..3 {
+                let (pool, stream, start) = (&pool, &stream, &start);
+                scope.spawn(move || {
+                    start.wait();
+                    let error = loop {
+                        match pool.alloc(512 * (1 + thread), stream) {
+                            // Also of a pool that was destroyed in between.
+                            Ok(block) => pool.free(block, stream).unwrap(),
+                            Err(error) => break error,
+                        }
+                    };
+                    assert!(matches!(error, Error::PoolDestroyed { .. }), "{error}");
+                });
+            }
+            start.wait();
+            match pool.destroy() {
+                Ok(()) | Err(Error::LiveBlocks { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        });
+        pool.check().unwrap();
+        assert_eq!((pool.reserved().current, pool.used().current), (0, 0));
+    }
+}
+
+#[test]
+fn pools_come_and_go_under_threads_that_stay() {
+    let device = sim(4 << 30);
+    let stream = device.create_stream().unwrap();
+    scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for _ in 0..count(500) {
+                    let pools: Vec<_> = (0..3).map(|_| pool(&device)).collect();
+                    pools.iter().for_each(|pool| cache(pool, &stream, 64 * KIB, 3));
+                }
+            });
+        }
+    });
+    assert_eq!(device.memory_info().unwrap().free, device.memory_info().unwrap().total);
+}
+
+#[test]
+fn one_thread_frees_what_another_allocates() {
+    let device = sim(1 << 30);
+    let pool = pool(&device);
+    let stream = device.create_stream().unwrap();
+    let blocks = count(20_000);
+    // What is on its way at once.
+    let (give, take) = mpsc::sync_channel::<(DevicePtr, u64)>(64);
+    scope(|scope| {
+        let (pool, stream) = (&pool, &stream);
+        scope.spawn(move || {
+            for block in 0..blocks as u64 {
+                let bytes = 512 * (1 + block % 40);
+                give.send((pool.alloc(bytes, stream).unwrap(), bytes)).unwrap();
+            }
+        });
+        scope.spawn(move || {
+            for (block, bytes) in take {
+                assert_eq!(pool.size_of(block).unwrap(), bytes);
+                pool.free(block, stream).unwrap();
+            }
+        });
+    });
+    let stats = pool.stats();
+    assert_eq!((stats.allocations, stats.frees), (blocks as u64, blocks as u64));
+    assert!(stats.reserved.high <= 32 * MIB, "{:?}", stats.reserved);
+    pool.check().unwrap();
+    pool.trim_to(0).unwrap();
+    assert_eq!(pool.reserved().current, 0);
+}
+
+/// Threads allocate, mark and free blocks of several streams while `disturb` runs again and again. No two hold
+/// the same byte: each block is entered in a map of who has it.
+fn churn(device: &Context, pool: &Pool, disturb: impl Fn() + Sync) {
+    let streams: Vec<_> = (0..2).map(|_| device.create_stream().unwrap()).collect();
+    let taken = parking_lot::Mutex::new(std::collections::BTreeMap::new());
+    let done = AtomicBool::new(false);
+    scope(|scope| {
+        let workers: Vec<_> = (0..3u64)
+            .map(|thread| {
+                let (streams, taken) = (&streams, &taken);
+                scope.spawn(move || {
+                    let mut held = Vec::new();
+                    for step in 0..count(10_000) as u64 {
+                        let stream = &streams[(step % 2) as usize];
+                        let bytes =
+                            512 * (1 + (step * 7 + thread) % 50) * if step % 97 == 0 { 100 } else { 1 };
+                        let block = pool.alloc(bytes, stream).unwrap();
+                        enter(&mut taken.lock(), block, bytes);
+                        held.push((block, stream));
+                        if held.len() > 20 {
+                            let (block, stream) = held.swap_remove((step % 20) as usize);
+                            taken.lock().remove(&block.raw());
+                            pool.free(block, stream).unwrap();
+                        }
+                    }
+                    for (block, stream) in held {
+                        taken.lock().remove(&block.raw());
+                        pool.free(block, stream).unwrap();
+                    }
+                })
+            })
+            .collect();
+        let disturber = scope.spawn(|| {
+            // Relaxed: only ends the loop.
+            while !done.load(Ordering::Relaxed) {
+                disturb();
+                std::thread::yield_now();
+            }
+        });
+        let results: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
+        // Relaxed: see above.
+        done.store(true, Ordering::Relaxed);
+        disturber.join().unwrap();
+        results.into_iter().for_each(|result| result.unwrap());
+    });
+    pool.check().unwrap();
+    let stats = pool.stats();
+    assert_eq!((stats.blocks.current, stats.requested.current), (0, 0));
+    assert_eq!(stats.allocations, stats.frees);
+    device.synchronize().unwrap();
+    pool.trim_to(0).unwrap();
+    assert_eq!(pool.reserved().current, 0);
+}
+
+/// Notes that a block is somebody's; it overlaps nobody else's.
+fn enter(taken: &mut std::collections::BTreeMap<u64, u64>, block: DevicePtr, bytes: u64) {
+    let (start, end) = (block.raw(), block.raw() + bytes);
+    let before = taken.range(..end).next_back();
+    assert!(before.is_none_or(|(_, other)| *other <= start), "{block} is somebody's already");
+    taken.insert(start, end);
+}
+
+#[test]
+fn threads_that_churn_keep_their_blocks_while_another_trims() {
+    let device = sim(8 << 30);
+    let pool = pool(&device);
+    churn(&device, &pool, || {
+        pool.trim_to(0).unwrap();
+    });
+}
+
+#[test]
+fn the_recount_holds_while_threads_churn() {
+    let device = sim(8 << 30);
+    let pool = pool(&device);
+    churn(&device, &pool, || pool.check().unwrap());
+}
+
+#[test]
+fn threads_churn_on_the_host_device_while_another_trims_and_synchronises() {
+    let device = Context::host().unwrap();
+    let pool = Pool::builder(&device).release_threshold(MIB).build().unwrap();
+    churn(&device, &pool, || device.synchronize().unwrap());
+}
+
+#[test]
+fn marks_are_read_and_reset_while_threads_churn() {
+    let device = sim(8 << 30);
+    let pool = pool(&device);
+    churn(&device, &pool, || {
+        let stats = pool.stats();
+        assert!(stats.allocated.current <= stats.allocated.high);
+        pool.reset_high_water();
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "too many threads")]
+fn more_threads_at_once_than_have_caches_are_served() {
+    let device = sim(8 << 30);
+    let pool = Arc::new(pool(&device));
+    let stream = device.create_stream().unwrap();
+    let start = Arc::new(Barrier::new(1_201));
+    let threads: Vec<_> = (0..1_200)
+        .map(|thread| {
+            let (pool, stream, start) = (pool.clone(), stream.clone(), start.clone());
+            let work = move || {
+                cache(&pool, &stream, 512 * (1 + thread % 16), 2);
+                start.wait();
+                cache(&pool, &stream, 512 * (1 + thread % 16), 2);
+            };
+            std::thread::Builder::new().stack_size(64 << 10).spawn(work).unwrap()
+        })
+        .collect();
+    start.wait();
+    threads.into_iter().for_each(|thread| thread.join().unwrap());
+    pool.check().unwrap();
+    let stats = pool.stats();
+    assert_eq!((stats.allocations, stats.frees), (4_800, 4_800));
+    pool.trim_to(0).unwrap();
+    assert_eq!(pool.reserved().current, 0);
+}
+
+#[test]
+fn a_buffer_that_drops_after_the_threads_cache_is_gone_is_freed() {
+    thread_local! {
+        static KEPT: RefCell<Option<Buffer<u8>>> = const { RefCell::new(None) };
+    }
+    let device = sim(1 << 30);
+    let pool = pool(&device);
+    let stream = device.create_stream().unwrap();
+    // Whichever of the two is torn down first.
+    for first in [true, false] {
+        let (pool, stream) = (pool.clone(), stream.clone());
+        spawn(move || {
+            if first {
+                KEPT.with(|kept| kept.replace(None));
+            }
+            let buffer = Buffer::new(&pool, 1000, &stream).unwrap();
+            KEPT.with(|kept| kept.replace(Some(buffer)));
+        })
+        .join()
+        .unwrap();
+    }
+    let stats = pool.stats();
+    assert_eq!((stats.blocks.current, stats.frees), (0, 2));
+    pool.check().unwrap();
+}
+
+#[test]
+fn a_block_in_a_magazine_cannot_be_freed_again_by_any_thread() {
+    let device = sim(1 << 30);
+    let pool = pool(&device);
+    let stream = device.create_stream().unwrap();
+    cache(&pool, &stream, 5000, 2);
+    let block = pool.alloc(5000, &stream).unwrap();
+    pool.free(block, &stream).unwrap();
+    let again = || pool.free(block, &stream).expect_err("it is free");
+    let expected = Error::DoubleFree { ptr: block, pool: "shared".to_owned() };
+    assert_eq!(again(), expected);
+    assert_eq!(scope(|scope| scope.spawn(again).join().unwrap()), expected);
+    assert_eq!(pool.size_of(block).unwrap_err(), expected);
+    assert_eq!(pool.record_use(block, &stream).unwrap_err(), expected);
+    // Inside of a block that is cached, nothing is live either.
+    let inside = block.offset(512);
+    let error = pool.free(inside, &stream).unwrap_err();
+    assert_eq!(error, Error::DoubleFree { ptr: inside, pool: "shared".to_owned() });
+    pool.check().unwrap();
+    assert_eq!(pool.alloc(5000, &stream).unwrap(), block);
+    let error = pool.free(inside, &stream).unwrap_err();
+    assert!(matches!(error, Error::InteriorPointer { start, .. } if start == block), "{error}");
+    pool.free(block, &stream).unwrap();
+}
+
+#[test]
+fn a_block_with_recorded_uses_waits_for_them_though_threads_cache() {
+    let sim = SimDevice::new(SimOptions { capacity: 1 << 30, ..SimOptions::default() }).unwrap();
+    let device = Context::new(sim.clone());
+    let pool = Pool::builder(&device).reuse(millpond::ReusePolicies::NONE).build().unwrap();
+    let (stream, user) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+    cache(&pool, &stream, 3 * MIB, 1);
+    let block = pool.alloc(3 * MIB, &stream).unwrap();
+    let hold = sim.hold(user.handle()).unwrap();
+    pool.record_use(block, &user).unwrap();
+    pool.free(block, &stream).unwrap();
+    // Neither from a magazine nor from the arena.
+    let other = pool.alloc(3 * MIB, &stream).unwrap();
+    assert_ne!(other, block);
+    sim.release(hold);
+    user.synchronize().unwrap();
+    assert_eq!(pool.alloc(3 * MIB, &stream).unwrap(), block);
+    pool.free(block, &stream).unwrap();
+    pool.free(other, &stream).unwrap();
+    pool.check().unwrap();
+}
+
+#[test]
+fn a_stream_that_takes_the_place_of_another_gets_none_of_its_magazines() {
+    let sim = SimDevice::new(SimOptions { capacity: 1 << 30, ..SimOptions::default() }).unwrap();
+    let device = Context::new(sim.clone());
+    let pool = Pool::builder(&device).reuse(millpond::ReusePolicies::NONE).build().unwrap();
+    let mut before = Vec::new();
+    for _ in 0..count(300) {
+        let stream = device.create_stream().unwrap();
+        let block = pool.alloc(3 * MIB, &stream).unwrap();
+        pool.free(block, &stream).unwrap();
+        before.push(stream.id());
+    }
+    // The places were used again, and what lay there went back to the arena.
+    assert!(pool.reserved().high <= 8 * MIB, "{:?}", pool.reserved());
+    pool.check().unwrap();
+    before.dedup();
+    assert_eq!(before.len(), count(300));
+}
