@@ -113,7 +113,7 @@ pub(super) struct Ghost {
 
 /// Blocks of one length, freed one after the other, from which on it is worth keeping them: a thread that only
 /// frees brings them to the depot for those who allocate.
-const LONG_RUN: u32 = 8;
+const LONG_RUN: u32 = 32;
 
 impl Ghost {
     /// A block of this length found no room; returns whether there should be some.
