@@ -127,7 +127,7 @@ impl Record {
             fence(Ordering::SeqCst);
         }
         self.depth.set(depth + 1);
-        Ok(Note { record: self })
+        Ok(Note { record: self, place: depth })
     }
 
     /// As [`note`](Self::note), for two handles at once, in few instructions; nothing where it takes more.
@@ -172,12 +172,18 @@ impl Record {
 #[derive(Debug)]
 pub(crate) struct Note {
     record: &'static Record,
+    place: usize,
 }
 
 impl Drop for Note {
     #[inline]
     fn drop(&mut self) {
-        let depth = self.record.depth.get() - 1;
+        let depth = self.place;
+        debug_assert_eq!(
+            depth + 1,
+            self.record.depth.get(),
+            "notes end in the reverse order of their beginning"
+        );
         self.record.depth.set(depth);
         // Release: the use of the object happens before whoever waits for this ends the object.
         self.record.handles[depth].store(0, Ordering::Release);
