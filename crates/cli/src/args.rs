@@ -89,6 +89,9 @@ pub(crate) struct TrainArgs {
     /// Write the results to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Record what the pool does to this file, for `millpond replay`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) record: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, clap::Args)]

@@ -196,6 +196,9 @@ fn introduce(trace: &Trace, program: &Program) {
     if let Some(oom) = trace.recorded_ooms.first() {
         say(&format!("the recorded run found no memory for {}", HumanBytes(oom.size)));
     }
+    for said in &trace.remarks {
+        remark(&format!("{}: {said}", trace.name));
+    }
     if trace.lost_frees > 0 {
         remark(&format!(
             "{}: {} addresses were allocated twice without a free between: the recording lost events",

@@ -1,5 +1,6 @@
 //! `millpond train`: settings, then one trial for each allocator, then what they did.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use millpond::Pool;
@@ -37,6 +38,8 @@ struct Run {
     hyper: Hyper,
     tf32: bool,
     data: Dataset,
+    /// Where the pool is recorded to.
+    record: Option<PathBuf>,
 }
 
 /// Runs the command.
@@ -44,13 +47,16 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     let (config, origin) = settings(args)?;
     let (device, hyper) = config.check(&origin)?;
     let names = chosen(&config, &origin)?;
+    if args.record.is_some() && !names.contains(&NAMES[0]) {
+        return Err(Error::Usage(format!("--record records the pool: add --allocator {}", NAMES[0])));
+    }
     let log = config.log_dir.as_deref().map(Log::open).transpose()?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
     let data = match &config.data {
         Some(dir) => Dataset::from_dir(dir)?,
         None => Dataset::bundled()?,
     };
-    let run = Run { device, hyper, tf32: config.tf32, data };
+    let run = Run { device, hyper, tf32: config.tf32, data, record: args.record.clone() };
 
     let mut outcomes = Vec::new();
     for &name in &names {
@@ -111,8 +117,7 @@ impl Run {
         }
         say(&format!("\nallocator: {name}"));
         // The pool tells more than the trait asks of everyone.
-        let pool =
-            (name == NAMES[0]).then(|| Pool::builder(machine.context()).name(name).build()).transpose()?;
+        let pool = (name == NAMES[0]).then(|| self.pool(&machine)).transpose()?;
         let allocator: Arc<dyn Allocator> = match &pool {
             Some(pool) => Arc::new(pool.clone()),
             None => Arc::from(by_name(name, machine.context())?),
@@ -128,7 +133,19 @@ impl Run {
             Some(pool) => account::of_pool(&pool.stats(), &epochs),
             None => account::of_baseline(&usage),
         });
+        if let Some(recorded) = pool.as_ref().map(Pool::stop_recording).transpose()?.flatten() {
+            let events = thousands(recorded.events);
+            say(&format!("recorded {events} events: millpond replay {}", recorded.path.display()));
+        }
         Ok(outcome(&machine, name, epochs, usage))
+    }
+
+    fn pool(&self, machine: &Machine) -> millpond::Result<Pool> {
+        let builder = Pool::builder(machine.context()).name(NAMES[0]);
+        match &self.record {
+            Some(path) => builder.record(path.as_path()).build(),
+            None => builder.build(),
+        }
     }
 
     fn introduce(&self, machine: &Machine) {

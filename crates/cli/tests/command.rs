@@ -219,6 +219,21 @@ fn info_shows_the_host_device_and_is_json_when_asked() {
 }
 
 #[test]
+fn a_training_that_was_recorded_can_be_replayed() {
+    let dir = tempfile::tempdir().unwrap();
+    let [file, json] = ["run.mprec", "replay.json"].map(|name| dir.path().join(name));
+    let [path, json_path] = [&file, &json].map(|path| path.to_str().unwrap());
+    let said = stdout(&train_small(&["--record", path]));
+    assert!(said.contains(&format!("millpond replay {path}")), "{said}");
+    stdout(&millpond(&["replay", path, "--allocator", "millpond", "--json", json_path]));
+    let replayed = read_json(&json);
+    assert!(replayed[0]["events"].as_u64().unwrap() > 100, "{replayed}");
+    assert!(replayed[0]["peak_requested"].as_u64().unwrap() > 0);
+    let error = failure(&train_small(&["--allocator", "driver", "--record", path]));
+    assert!(error.contains("--record records the pool"), "{error}");
+}
+
+#[test]
 fn a_pipe_that_closes_stops_no_run_and_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("run.json");

@@ -125,6 +125,14 @@ pub enum Error {
         /// What is wrong with it and what would be right.
         why: String,
     },
+    /// A recording cannot be written.
+    #[error("cannot record to {path}: {what}")]
+    Recording {
+        /// The file.
+        path: String,
+        /// What the operating system said.
+        what: String,
+    },
     /// The device refused a call.
     #[error(transparent)]
     Device(#[from] DeviceError),

@@ -33,6 +33,7 @@ mod error;
 mod order;
 mod pages;
 mod pool;
+pub mod record;
 mod stats;
 mod workspace;
 
@@ -40,6 +41,6 @@ pub use buffer::Buffer;
 pub use error::{Error, Result};
 pub use order::{Event, ReusePolicies, Stream};
 pub use pages::Budget;
-pub use pool::{Context, Limit, OutOfMemory, Pool, PoolBuilder, ReclaimId};
+pub use pool::{Context, Limit, ObserverId, OutOfMemory, Pool, PoolBuilder, ReclaimId};
 pub use stats::{DeviceCalls, HumanBytes, Level, Stats};
 pub use workspace::{Workspace, WorkspaceSlice};

@@ -160,6 +160,24 @@ fn reclaim_callbacks_are_asked_last_and_may_free() {
 }
 
 #[test]
+fn observers_are_told_of_each_request_that_found_no_memory() {
+    let (_, device, stream) = sim(64 * MIB);
+    let pool = Pool::builder(&device).build().unwrap();
+    let told = Arc::new(AtomicU64::new(0));
+    let seen = told.clone();
+    let id = pool.on_out_of_memory(move |report| {
+        seen.fetch_add(report.requested, Ordering::Relaxed);
+    });
+    assert!(pool.alloc(100 * MIB, &stream).is_err());
+    assert!(pool.alloc(200 * MIB, &stream).is_err());
+    assert_eq!(told.load(Ordering::Relaxed), 300 * MIB);
+    assert!(pool.remove_out_of_memory(id));
+    assert!(!pool.remove_out_of_memory(id));
+    assert!(pool.alloc(100 * MIB, &stream).is_err());
+    assert_eq!(told.load(Ordering::Relaxed), 300 * MIB);
+}
+
+#[test]
 fn pools_of_one_budget_stay_below_it_together() {
     let (_, device, stream) = sim(1 << 30);
     let budget = Budget::bytes(64 * MIB);

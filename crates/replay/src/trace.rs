@@ -84,6 +84,8 @@ pub struct Trace {
     pub lost_frees: u64,
     /// The recorded allocator's settings, where the file has them.
     pub settings: String,
+    /// What the reader of the file has to say about it: that its end is missing, or events in it.
+    pub remarks: Vec<String>,
 }
 
 /// Turns [`Event`]s into [`Trace`]s, one for each device.
@@ -94,6 +96,8 @@ pub struct TraceBuilder {
     pub stacks: Stacks,
     /// The recorded allocator's settings.
     pub settings: String,
+    /// What is to be said about the file.
+    pub remarks: Vec<String>,
 }
 
 /// More devices than any machine has: a larger number is not a device's.
@@ -148,6 +152,11 @@ impl TraceBuilder {
         Ok(())
     }
 
+    /// The stream that was named first on a device.
+    pub fn first_stream(&self, device: u32) -> Option<u64> {
+        self.devices.get(device as usize)?.as_ref()?.streams.first().copied()
+    }
+
     /// Says that the recorded allocator held a segment when the recording ended.
     ///
     /// # Errors
@@ -160,7 +169,7 @@ impl TraceBuilder {
     /// The traces of the devices on which anything happened, named after the file.
     pub fn finish(self, name: &str) -> Vec<Trace> {
         let stacks = Arc::new(self.stacks);
-        let settings = self.settings;
+        let (settings, remarks) = (self.settings, self.remarks);
         let eventful = |device: &DeviceBuilder| !device.ops.is_empty() || !device.live_before.is_empty();
         let built = self.devices.into_iter().enumerate();
         let built = built.filter_map(|(number, device)| Some((number as u32, device.filter(eventful)?)));
@@ -171,6 +180,7 @@ impl TraceBuilder {
             device: number,
             stacks: stacks.clone(),
             settings: settings.clone(),
+            remarks: remarks.clone(),
             ..device.finish(named(number))
         };
         built.into_iter().map(trace).collect()
@@ -307,6 +317,7 @@ impl DeviceBuilder {
             stacks: Arc::default(),
             lost_frees: self.lost_frees,
             settings: String::new(),
+            remarks: Vec::new(),
         }
     }
 }

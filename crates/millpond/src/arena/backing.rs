@@ -4,42 +4,14 @@ use std::sync::Arc;
 
 use super::blocks::{Block, State};
 use super::find::Want;
+use super::placing::Place;
 use super::regions::{NewRegion, Source};
+use super::supply::Supply;
 use super::table::Table;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::device::DeviceError;
 use crate::order::{Fence, Stream};
 use crate::pages::{MapFailure, NoPage, PageId, Shortage};
-
-/// A place for an allocation that is not wholly backed yet.
-#[derive(Debug, Clone, Copy)]
-struct Place {
-    region: u32,
-    /// The unit that the allocation will start at.
-    start: u64,
-    end: u64,
-    /// The block that holds `start`.
-    first: BlockId,
-    /// Slots in `start..end` with no page.
-    missing: u64,
-}
-
-/// A page that could be taken from a free block.
-#[derive(Debug, Clone, Copy)]
-struct Victim {
-    page: PageId,
-    slots: u32,
-    /// The free block that the page lies in, or the first of the pieces it was cut into.
-    block: BlockId,
-    freed: u64,
-}
-
-/// Free blocks tried as one end of a place. The longest ones save the most pages; beyond a few the saving is
-/// less than a page.
-const GROWTH_CANDIDATES: usize = 16;
-
-/// Pages considered for stealing in one miss. Bounds the miss where very much is free in pieces.
-const VICTIMS: usize = 4096;
 
 impl Arena {
     /// Backs a place for `want`; returns the free block there and the unit in it to start at.
@@ -50,146 +22,30 @@ impl Arena {
         }
         self.reap();
         let place = self.choose_place(want, stream)?;
-        self.fill(want, &place, stream)?;
-        Ok((self.join_window(&place), place.start))
-    }
-
-    // ---- where -----------------------------------------------------------------------------------
-
-    /// The place for `want` that lacks the fewest pages, ready for `stream` but for those.
-    fn choose_place(&mut self, want: &Want, stream: &Stream) -> Result<Place, Refusal> {
-        let grown = self.best_growth(want, stream);
-        let fresh = self.fresh_place(want)?;
-        let Some(grown) = grown else { return Ok(fresh) };
-        // At a tie, a large block starts on pages of its own, so that they can be stolen whole when it is
-        // freed; a small one fills what its neighbours left.
-        let grow = match want.zone {
-            Zone::Small => grown.missing <= fresh.missing,
-            Zone::Large => grown.missing < fresh.missing,
-        };
-        if grow && self.make_ready(&grown, stream)? { Ok(grown) } else { Ok(fresh) }
-    }
-
-    /// A place in the void that fits best.
-    fn fresh_place(&mut self, want: &Want) -> Result<Place, Refusal> {
-        let per_slot = self.layout.units_per_slot();
-        let slots = want.units.div_ceil(per_slot);
-        let void = self.void[want.zone as usize].at_least(slots * per_slot).next();
-        let first = match void {
-            Some(void) => void,
-            None => self.add_region(want.zone, slots)?,
-        };
-        let Block { region, start, .. } = self.blocks[first];
-        Ok(Place { region, start, end: start + want.units, first, missing: slots })
-    }
-
-    /// The place with the fewest missing slots that begins or ends with one of the longest free blocks.
-    fn best_growth(&self, want: &Want, stream: &Stream) -> Option<Place> {
-        self.free[want.zone as usize]
-            .below(want.units)
-            .take(GROWTH_CANDIDATES)
-            .filter(|id| self.could_be_ready(*id, stream))
-            .flat_map(|id| [self.grow_up(id, want, stream), self.grow_down(id, want, stream)])
-            .flatten()
-            .min_by_key(|place| place.missing)
-    }
-
-    fn grow_up(&self, id: BlockId, want: &Want, stream: &Stream) -> Option<Place> {
-        let Block { region, start, .. } = self.blocks[id];
-        let start = self.align_up(region, start, want.align);
-        let end = start + want.units;
-        let mut missing = 0;
-        let mut at = id;
-        while self.blocks[at].end() < end {
-            at = self.blocks[at].next?;
-            missing += self.missing_in(at, (start, end), stream)?;
+        let mut supply = self.supply(&place, stream);
+        let filled = self.fill(want, &place, &mut supply, stream);
+        let whole = filled.map(|()| self.join_window(&place));
+        // Last, since it joins blocks that the place or the supply may name.
+        for id in supply.emptied {
+            self.make_void(id);
         }
-        (start < self.blocks[id].end()).then_some(Place { region, start, end, first: id, missing })
+        Ok((whole?, place.start))
     }
-
-    fn grow_down(&self, id: BlockId, want: &Want, stream: &Stream) -> Option<Place> {
-        let region = self.blocks[id].region;
-        let lowest = self.blocks[id].end().checked_sub(want.units)?;
-        let start = self.align_down(region, lowest, want.align)?;
-        let end = start + want.units;
-        let mut missing = 0;
-        let mut at = id;
-        while self.blocks[at].start > start {
-            at = self.blocks[at].prev?;
-            missing += self.missing_in(at, (start, end), stream)?;
-        }
-        Some(Place { region, start, end, first: at, missing })
-    }
-
-    fn align_down(&self, region: u32, unit: u64, align: u64) -> Option<u64> {
-        let up = self.align_up(region, unit, align);
-        if up == unit { Some(unit) } else { up.checked_sub(align / self.layout.unit_bytes) }
-    }
-
-    /// Slots to be backed in the part of a block that lies in `window`, or `None` where the block cannot be
-    /// part of a place.
-    fn missing_in(&self, id: BlockId, window: (u64, u64), stream: &Stream) -> Option<u64> {
-        match self.blocks[id].state {
-            State::Free => self.could_be_ready(id, stream).then_some(0),
-            State::Void => {
-                let (first, end) = self.void_slots(id, window);
-                Some(end - first)
-            }
-            _ => None,
-        }
-    }
-
-    /// The slots of a void that a window covers, also in part.
-    fn void_slots(&self, id: BlockId, window: (u64, u64)) -> (u64, u64) {
-        let (block, per_slot) = (&self.blocks[id], self.layout.units_per_slot());
-        (block.start.max(window.0) / per_slot, block.end().min(window.1).div_ceil(per_slot))
-    }
-
-    /// Whether the stream may use the free block now, or could be made to wait for it.
-    fn could_be_ready(&self, id: BlockId, stream: &Stream) -> bool {
-        self.policies.internal_dependencies
-            || self.timelines.is_ready(&self.blocks[id].fence, stream.timeline(), self.policies)
-    }
-
-    /// Makes the stream wait for the free blocks in a place, where it must.
-    fn make_ready(&mut self, place: &Place, stream: &Stream) -> Result<bool, Refusal> {
-        let mut at = Some(place.first);
-        while let Some(id) = at.filter(|id| self.blocks[*id].start < place.end) {
-            if !self.make_block_ready(id, stream)? {
-                return Ok(false);
-            }
-            at = self.blocks[id].next;
-        }
-        Ok(true)
-    }
-
-    fn make_block_ready(&mut self, id: BlockId, stream: &Stream) -> Result<bool, Refusal> {
-        let block = &self.blocks[id];
-        if block.state != State::Free
-            || self.timelines.is_ready(&block.fence, stream.timeline(), self.policies)
-        {
-            return Ok(true);
-        }
-        if !self.policies.internal_dependencies
-            || !self.timelines.make_wait(&block.fence, stream.timeline())?
-        {
-            return Ok(false);
-        }
-        self.counters.stream_waits.add(1);
-        Ok(true)
-    }
-
-    // ---- with what -------------------------------------------------------------------------------
 
     /// Puts pages behind every slot of the place. On an error, what was backed so far is free memory.
-    fn fill(&mut self, want: &Want, place: &Place, stream: &Stream) -> Result<(), Refusal> {
-        let mut victims = self.victims(place, stream);
+    fn fill(
+        &mut self,
+        want: &Want,
+        place: &Place,
+        supply: &mut Supply,
+        stream: &Stream,
+    ) -> Result<(), Refusal> {
         let mut at = Some(place.first);
         while let Some(id) = at.filter(|id| self.blocks[*id].start < place.end) {
             let next = self.blocks[id].next;
             if self.blocks[id].state == State::Void {
                 let (first, end) = self.void_slots(id, (place.start, place.end));
-                self.fill_run(want, (place.region, first, end), id, &mut victims, stream)?;
+                self.fill_run(want, (place.region, first, end), id, supply, stream)?;
             }
             at = next;
         }
@@ -202,7 +58,7 @@ impl Arena {
         want: &Want,
         run: (u32, u64, u64),
         mut void: BlockId,
-        victims: &mut Vec<Victim>,
+        supply: &mut Supply,
         stream: &Stream,
     ) -> Result<(), Refusal> {
         let (region, mut slot, end) = run;
@@ -210,10 +66,10 @@ impl Arena {
             let room = u32::try_from(end - slot).unwrap_or(u32::MAX);
             let slots = if let Some(page) = self.pages.take_parked(room) {
                 self.attach_unmapped(page, (region, slot), &mut void)?
-            } else if let Some(slots) = self.steal((region, slot), room, &mut void, victims, stream)? {
+            } else if let Some(slots) = self.steal((region, slot), room, &mut void, supply, stream)? {
                 slots
             } else {
-                let page = self.create(want, room)?;
+                let page = self.create(want, room, supply)?;
                 self.attach_unmapped(page, (region, slot), &mut void)?
             };
             slot += u64::from(slots);
@@ -223,12 +79,18 @@ impl Arena {
 
     /// Creates a page of at most `room` slots, of the size that suits the block; smaller ones where memory
     /// is short.
-    fn create(&mut self, want: &Want, room: u32) -> Result<PageId, Refusal> {
+    fn create(&mut self, want: &Want, room: u32, supply: &mut Supply) -> Result<PageId, Refusal> {
         let mut slots = self.page_slots(want, room);
+        let reserved = self.counters.reserved.level();
+        let after = reserved.current + u64::from(slots) * self.layout.slot_bytes;
+        // Free pages are left, if any, that are too long here: not a reason to hold more than ever before.
+        self.exchange(after.saturating_sub(reserved.high), supply);
         loop {
             match self.pages.create(slots) {
                 Ok(page) => return Ok(page),
                 Err(NoPage::Short(what)) if slots > 1 && what != Shortage::Headroom => slots /= 2,
+                Err(NoPage::Short(_)) if self.exchange(u64::from(slots) * self.layout.slot_bytes, supply) => {
+                }
                 Err(error) => {
                     return Err(Refusal::of_page(error, u64::from(slots) * self.layout.slot_bytes));
                 }
@@ -246,102 +108,7 @@ impl Arena {
         }
     }
 
-    /// The pages that free blocks outside the place could give to `stream`: the largest first, and of equal
-    /// ones those of the block that has been free for longest, which is the least likely to be wanted soon.
-    fn victims(&self, place: &Place, stream: &Stream) -> Vec<Victim> {
-        let mut victims = Vec::new();
-        for zone in Zone::BOTH {
-            for id in self.free[zone as usize].at_least(self.layout.units_per_slot()) {
-                let block = &self.blocks[id];
-                let in_place =
-                    block.region == place.region && block.start < place.end && place.start < block.end();
-                if in_place || !self.could_be_ready(id, stream) {
-                    continue;
-                }
-                let pages = self.whole_pages(id);
-                victims.extend(pages.map(|(page, _, slots)| Victim {
-                    page,
-                    slots,
-                    block: id,
-                    freed: block.freed,
-                }));
-                if victims.len() >= VICTIMS {
-                    break;
-                }
-            }
-        }
-        victims.sort_by(|a, b| b.slots.cmp(&a.slots).then(a.freed.cmp(&b.freed)));
-        victims
-    }
-
-    /// The pages that lie wholly in a block: page, first slot, slots.
-    pub(super) fn whole_pages(&self, id: BlockId) -> impl Iterator<Item = (PageId, u64, u32)> + '_ {
-        let (block, per_slot) = (&self.blocks[id], self.layout.units_per_slot());
-        let (mut slot, end) = (block.start.div_ceil(per_slot), block.end() / per_slot);
-        std::iter::from_fn(move || {
-            while slot < end {
-                let page = self.regions.page_at(block.region, slot)?;
-                let (_, home) = self.pages.get(page).home?;
-                let (first, slots) = (u64::from(home), self.pages.get(page).slots);
-                let whole = first == slot && first + u64::from(slots) <= end;
-                slot = first + u64::from(slots);
-                if whole {
-                    return Some((page, first, slots));
-                }
-            }
-            None
-        })
-    }
-
     // ---- moving pages ----------------------------------------------------------------------------
-
-    /// Maps the largest page of at most `room` slots from a free block elsewhere to `to`; its old mapping
-    /// becomes stale. Returns the page's slots, or `None` where there is no page to be had.
-    fn steal(
-        &mut self,
-        to: (u32, u64),
-        room: u32,
-        void: &mut BlockId,
-        victims: &mut Vec<Victim>,
-        stream: &Stream,
-    ) -> Result<Option<u32>, Refusal> {
-        while let Some(best) = victims.iter().position(|victim| victim.slots <= room) {
-            let victim = victims.remove(best);
-            let Some((region, slot)) = self.pages.get(victim.page).home else { continue };
-            let from = self.piece_at(victim.block, u64::from(slot) * self.layout.units_per_slot());
-            if !self.make_block_ready(from, stream)? {
-                continue;
-            }
-            let fence = self.blocks[from].fence.clone();
-            let freed = self.blocks[from].freed;
-            self.map_page(victim.page, to, void)?;
-            self.make_stale(from, (region, u64::from(slot)), victim.page);
-            self.attach(victim.page, to, void, fence, freed);
-            self.counters.pages_stolen.add(1);
-            return Ok(Some(victim.slots));
-        }
-        Ok(None)
-    }
-
-    /// The piece of what was one block, and is still linked from `first` on, that holds the unit.
-    fn piece_at(&self, first: BlockId, unit: u64) -> BlockId {
-        let mut at = first;
-        while self.blocks[at].end() <= unit {
-            at = self.blocks[at].next.expect("the pieces of a block cover what it covered");
-        }
-        at
-    }
-
-    /// Cuts the page's range out of the free block `from`; it stays mapped until its fence is reached.
-    fn make_stale(&mut self, from: BlockId, (region, slot): (u32, u64), page: PageId) {
-        let per_slot = self.layout.units_per_slot();
-        let slots = self.pages.get(page).slots;
-        let (start, end) = (slot * per_slot, (slot + u64::from(slots)) * per_slot);
-        let middle = self.cut_free(from, start, end);
-        self.regions.set_page(region, slot, slots, None);
-        self.blocks[middle].state = State::Stale(page);
-        self.stale.push(middle);
-    }
 
     /// Maps a page that is mapped nowhere; it is parked again if that fails. Returns its slots.
     fn attach_unmapped(&mut self, page: PageId, to: (u32, u64), void: &mut BlockId) -> Result<u32, Refusal> {
@@ -354,7 +121,7 @@ impl Arena {
     }
 
     /// Maps a page at a slot of the void. A mapping that failed and could not be undone makes the slot stale.
-    fn map_page(
+    pub(super) fn map_page(
         &mut self,
         page: PageId,
         (region, slot): (u32, u64),
@@ -374,7 +141,7 @@ impl Arena {
     }
 
     /// Notes that a page, mapped already, now backs slots of the void: they become a free block.
-    fn attach(
+    pub(super) fn attach(
         &mut self,
         page: PageId,
         (region, slot): (u32, u64),
@@ -417,6 +184,15 @@ impl Arena {
         cut
     }
 
+    /// The piece of what was one block, and is still linked from `first` on, that holds the unit.
+    pub(super) fn piece_at(&self, first: BlockId, unit: u64) -> BlockId {
+        let mut at = first;
+        while self.blocks[at].end() <= unit {
+            at = self.blocks[at].next.expect("the pieces of a block cover what it covered");
+        }
+        at
+    }
+
     /// Joins the free blocks of a place, which is wholly backed now, into one.
     fn join_window(&mut self, place: &Place) -> BlockId {
         let mut whole = self.piece_at(place.first, place.start);
@@ -433,7 +209,7 @@ impl Arena {
     // ---- address space -----------------------------------------------------------------------------
 
     /// Reserves a region of at least `slots`; returns the void that fills it.
-    fn add_region(&mut self, zone: Zone, slots: u64) -> Result<BlockId, Refusal> {
+    pub(super) fn add_region(&mut self, zone: Zone, slots: u64) -> Result<BlockId, Refusal> {
         let least = slots * self.layout.slot_bytes;
         // Far more than the device has: address space is free, and voids should not be scarce.
         let total = self.device.properties().total_memory;

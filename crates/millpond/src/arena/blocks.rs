@@ -51,6 +51,9 @@ pub(super) struct Block {
     pub(super) fence: Fence,
     /// Free blocks: the count of frees when the youngest part of it was freed.
     pub(super) freed: u64,
+    /// Free blocks of the large zone: the units at its start and at its end that lie on pages which are not
+    /// wholly in the block.
+    pub(super) pinned: (u64, u64),
     /// Whether the id is in the arena's list of unmerged blocks. Stays with the id when the block goes.
     listed: bool,
 }
@@ -68,12 +71,18 @@ impl Block {
             next: None,
             fence: Fence::empty(),
             freed: 0,
+            pinned: (0, 0),
             listed: false,
         }
     }
 
     pub(super) fn end(&self) -> u64 {
         self.start + self.units
+    }
+
+    /// Free blocks of the large zone: the units that lie on pages which are not wholly in the block.
+    pub(super) fn pinned_units(&self) -> u64 {
+        self.pinned.0 + self.pinned.1
     }
 }
 
@@ -125,6 +134,7 @@ impl Blocks {
             next: left.next,
             fence: left.fence.clone(),
             freed: left.freed,
+            pinned: (0, 0),
             listed: false,
         };
         left.units = at - left.start;

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::blocks::State;
 use super::regions::{Region, Source};
-use super::{Arena, BlockId};
+use super::{Arena, BlockId, Zone};
 
 /// Fails with a sentence unless `holds`.
 macro_rules! ensure {
@@ -24,6 +24,7 @@ struct Recount {
     void: usize,
     stale: usize,
     segment_bytes: u64,
+    pinned: u64,
     seen: HashSet<BlockId>,
 }
 
@@ -43,6 +44,7 @@ impl Arena {
         let indexed = |zones: &[super::index::FreeIndex; 2]| zones.iter().map(|z| z.len()).sum::<usize>();
         ensure!(count.free == indexed(&self.free), "the free index has other blocks than the regions");
         ensure!(count.void == indexed(&self.void), "the void index has other blocks than the regions");
+        ensure!(count.pinned == self.pinned, "{} pinned units were counted", count.pinned);
         let listed: HashSet<_> = self.stale.iter().collect();
         ensure!(listed.len() == self.stale.len(), "a stale block is listed twice");
         ensure!(count.stale == self.stale.len(), "a stale block is not listed");
@@ -80,6 +82,9 @@ impl Arena {
             }
             State::Free => {
                 count.free += 1;
+                let pinned = self.recount_pinned(id);
+                ensure!(pinned == block.pinned_units(), "{id:?}: {pinned} pinned units were counted");
+                count.pinned += pinned;
                 ensure!(self.free[zone].contains(block, id), "free block {id:?} is not indexed");
                 let next = block.next.map(|next| &self.blocks[next]).filter(|b| b.state == State::Free);
                 let mergeable = next.is_some_and(|next| next.fence.same_streams(&block.fence));
@@ -103,6 +108,16 @@ impl Arena {
         self.check_backing(id, region)
     }
 
+    /// The units of a free block that are on none of its whole pages, page by page.
+    fn recount_pinned(&self, id: BlockId) -> u64 {
+        let block = &self.blocks[id];
+        if block.zone == Zone::Small || self.regions.get(block.region).source == Source::Segment {
+            return 0;
+        }
+        let whole: u64 = self.whole_pages(id).map(|(_, _, slots)| u64::from(slots)).sum();
+        block.units - whole * self.layout.units_per_slot()
+    }
+
     /// Live and free blocks are backed in every slot they touch; void and stale ones in none.
     fn check_backing(&self, id: BlockId, region: &Region) -> Result<(), String> {
         let (block, per_slot) = (&self.blocks[id], self.layout.units_per_slot());
@@ -120,12 +135,15 @@ impl Arena {
             let page = self.regions.page_at(block.region, slot);
             ensure!(page.is_some() == backed, "slot {slot} of {id:?} ({:?}) has {page:?}", block.state);
             if let Some(page) = page {
+                let span = self.regions.page_span(block.region, slot);
                 let page = self.pages.get(page);
                 let home = page.home.map(|(region, first)| (region, u64::from(first)));
                 let inside = home.is_some_and(|(region, first)| {
                     region == block.region && (first..first + u64::from(page.slots)).contains(&slot)
                 });
                 ensure!(inside, "slot {slot} of {id:?} names a page whose home is {home:?}");
+                let whole = home.map(|(_, first)| (first, first + u64::from(page.slots)));
+                ensure!(span == whole, "slot {slot} of {id:?}: its page spans {span:?}, not {whole:?}");
             }
         }
         if backed {

@@ -1,7 +1,8 @@
 //! Finding a free block that the stream may use: the hit path of an allocation, in three steps of rising cost.
 
+use super::pins::signed;
 use super::{Arena, BlockId, Refusal, Zone};
-use crate::order::Stream;
+use crate::order::{Fence, Stream};
 
 /// What an allocation needs.
 #[derive(Debug, Clone, Copy)]
@@ -10,12 +11,17 @@ pub(super) struct Want {
     pub(super) units: u64,
     /// In bytes, at least a unit.
     pub(super) align: u64,
+    /// Units that the placement may waste (see `pins`).
+    pub(super) waste: i64,
 }
 
 /// Free blocks looked at before a search gives up: enough that the best fit for the stream is found where
 /// streams share a pool evenly, few enough that a search over another stream's blocks costs about as much as
 /// the event query that follows it.
 const CANDIDATES: usize = 32;
+
+/// What is wasted without a look for less: this part of the request's length.
+const LITTLE_PART: u64 = 64;
 
 impl Arena {
     /// A free block for `want` that later work on `stream` may use, and the unit in it to start at.
@@ -35,11 +41,29 @@ impl Arena {
         self.find_by_policy_slow(want, stream)
     }
 
-    /// The best fit that is ready by what is known already.
+    /// Of the blocks that are ready by what is known already, the best fit that wastes next to nothing, else the
+    /// one that wastes least.
     pub(super) fn find_ready(&self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
-        let timeline = stream.timeline();
-        self.candidates(want)
-            .find(|(id, _)| self.timelines.is_ready(&self.blocks[*id].fence, timeline, self.policies))
+        let little = self.little(want).min(want.waste);
+        let mut best: Option<(i64, (BlockId, u64))> = None;
+        for (id, at) in self.candidates(want).filter(|(id, _)| self.is_ready(*id, stream)) {
+            let (waste, at) = self.least_waste(id, at, want);
+            if waste <= little {
+                return Some((id, at));
+            }
+            if waste <= want.waste && best.is_none_or(|(least, _)| waste < least) {
+                best = Some((waste, (id, at)));
+            }
+        }
+        best.map(|(_, found)| found)
+    }
+
+    /// What a hit may waste that is taken without a look for less, in units.
+    pub(super) fn little(&self, want: &Want) -> i64 {
+        match want.zone {
+            Zone::Small => i64::MAX,
+            Zone::Large => signed((want.units / LITTLE_PART).max(self.layout.units_per_slot() / 8)),
+        }
     }
 
     /// The best fit that is ready after asking the device, or after making the stream wait.
@@ -50,22 +74,29 @@ impl Arena {
         stream: &Stream,
     ) -> Result<Option<(BlockId, u64)>, Refusal> {
         if self.policies.opportunistic {
-            let mut learned = false;
+            // Each stream is asked once, however many of the blocks it freed.
+            let mut all = Fence::empty();
             for (id, _) in self.candidates(want) {
-                learned |= self.timelines.poll(&self.blocks[id].fence)?;
+                all.join(&self.blocks[id].fence);
             }
+            let learned = self.timelines.poll(&all)?;
             if learned && let found @ Some(_) = self.find_ready(want, stream) {
                 return Ok(found);
             }
         }
         if self.policies.internal_dependencies
-            && let Some((id, at)) = self.candidates(want).next()
+            && let Some((id, at)) = self.first_within_allowance(want)
             && self.timelines.make_wait(&self.blocks[id].fence, stream.timeline())?
         {
             self.counters.stream_waits.add(1);
             return Ok(Some((id, at)));
         }
         Ok(None)
+    }
+
+    fn first_within_allowance(&self, want: &Want) -> Option<(BlockId, u64)> {
+        let mut weighed = self.candidates(want).map(|(id, at)| (id, self.least_waste(id, at, want)));
+        weighed.find(|(_, (waste, _))| *waste <= want.waste).map(|(id, (_, at))| (id, at))
     }
 
     fn candidates(&self, want: &Want) -> impl Iterator<Item = (BlockId, u64)> + '_ {

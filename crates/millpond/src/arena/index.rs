@@ -1,4 +1,8 @@
 //! The indexes that answer "which free block fits best" and "which void fits best".
+//!
+//! Blocks are kept in bins by length, four bins to a power of two, as in the two levels of TLSF (Masmano et al.,
+//! "TLSF: a new dynamic memory allocator for real-time systems", 2004), with a bit for each bin that has any.
+//! Unlike there each bin is sorted, so that the best fit is found and not merely a good one.
 
 use std::collections::BTreeMap;
 
@@ -11,46 +15,251 @@ fn key(block: &Block) -> Key {
     (block.units, block.region, block.start)
 }
 
-/// The free blocks of a zone, by length.
+/// Blocks whose lengths differ by less than a quarter, in order: in a vector while they are few, else in a tree.
 #[derive(Debug, Default)]
+struct Bin {
+    few: Vec<(Key, BlockId)>,
+    /// Empty while `few` is in use.
+    many: BTreeMap<Key, BlockId>,
+}
+
+/// Blocks in a bin from which on a tree is faster than moving the rest of a vector.
+const MANY: usize = 64;
+
+impl Bin {
+    fn insert(&mut self, key: Key, id: BlockId) {
+        if self.many.is_empty() && self.few.len() < MANY {
+            let at = self.few.partition_point(|(other, _)| *other < key);
+            self.few.insert(at, (key, id));
+        } else {
+            self.many.extend(self.few.drain(..));
+            self.many.insert(key, id);
+        }
+    }
+
+    fn remove(&mut self, key: Key) -> bool {
+        match self.few.binary_search_by_key(&key, |(other, _)| *other) {
+            Ok(at) => {
+                self.few.remove(at);
+                true
+            }
+            Err(_) => self.many.remove(&key).is_some(),
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.few.is_empty() && self.many.is_empty()
+    }
+
+    fn get(&self, key: Key) -> Option<BlockId> {
+        let few = self.few.binary_search_by_key(&key, |(other, _)| *other);
+        few.map_or_else(|_| self.many.get(&key).copied(), |at| Some(self.few[at].1))
+    }
+
+    /// The blocks from `key` on, in order.
+    fn from(&self, key: Key) -> Rest<'_> {
+        let few = self.few[self.few.partition_point(|(other, _)| *other < key)..].iter();
+        Rest { few, many: (!self.many.is_empty()).then(|| self.many.range(key..)) }
+    }
+
+    /// The blocks before `key`, in order.
+    fn before(&self, key: Key) -> impl DoubleEndedIterator<Item = (Key, BlockId)> + '_ {
+        let few = &self.few[..self.few.partition_point(|(other, _)| *other < key)];
+        few.iter().copied().chain(self.many.range(..key).map(|(key, id)| (*key, *id)))
+    }
+}
+
+/// What is left of a bin to go through. Part of every search, so it is one loop and not a chain of adaptors.
+#[derive(Debug)]
+struct Rest<'a> {
+    few: std::slice::Iter<'a, (Key, BlockId)>,
+    many: Option<std::collections::btree_map::Range<'a, Key, BlockId>>,
+}
+
+impl Iterator for Rest<'_> {
+    type Item = BlockId;
+    #[inline]
+    fn next(&mut self) -> Option<BlockId> {
+        match self.few.next() {
+            Some((_, id)) => Some(*id),
+            None => Some(*self.many.as_mut()?.next()?.1),
+        }
+    }
+}
+
+/// Blocks by rising length.
+#[derive(Debug)]
+struct Rising<'a> {
+    index: &'a FreeIndex,
+    rest: Rest<'a>,
+    next_bin: usize,
+}
+
+impl Iterator for Rising<'_> {
+    type Item = BlockId;
+    #[inline]
+    fn next(&mut self) -> Option<BlockId> {
+        loop {
+            if let found @ Some(_) = self.rest.next() {
+                return found;
+            }
+            let bin = self.index.first_filled(self.next_bin)?;
+            self.rest = self.index.bins[bin].from((0, 0, 0));
+            self.next_bin = bin + 1;
+        }
+    }
+}
+
+/// Bins for every length of 64 bits.
+const BINS: usize = 256;
+
+/// The bin of blocks of this length: one each for the lengths below 8, then four to a power of two.
+fn bin_of(units: u64) -> usize {
+    if units < 8 {
+        return units as usize;
+    }
+    let log = units.ilog2();
+    (log as usize - 1) * 4 + ((units >> (log - 2)) & 3) as usize
+}
+
+/// The free blocks of a zone, by length.
+#[derive(Debug)]
 pub(super) struct FreeIndex {
-    by_fit: BTreeMap<Key, BlockId>,
+    bins: Box<[Bin; BINS]>,
+    /// A bit for each bin that is not empty.
+    filled: [u64; BINS / 64],
+    len: usize,
+}
+
+impl Default for FreeIndex {
+    fn default() -> Self {
+        Self { bins: Box::new(std::array::from_fn(|_| Bin::default())), filled: [0; BINS / 64], len: 0 }
+    }
 }
 
 impl FreeIndex {
     pub(super) fn insert(&mut self, block: &Block, id: BlockId) {
-        let before = self.by_fit.insert(key(block), id);
-        debug_assert!(before.is_none());
+        let bin = bin_of(block.units);
+        self.bins[bin].insert(key(block), id);
+        self.filled[bin / 64] |= 1 << (bin % 64);
+        self.len += 1;
     }
 
     pub(super) fn remove(&mut self, block: &Block) {
-        let before = self.by_fit.remove(&key(block));
-        debug_assert!(before.is_some());
+        let bin = bin_of(block.units);
+        let found = self.bins[bin].remove(key(block));
+        debug_assert!(found);
+        if self.bins[bin].is_empty() {
+            self.filled[bin / 64] &= !(1 << (bin % 64));
+        }
+        self.len -= 1;
     }
 
     /// Blocks of at least `units`, the best fit first.
     pub(super) fn at_least(&self, units: u64) -> impl Iterator<Item = BlockId> + '_ {
-        self.by_fit.range((units, 0, 0)..).map(|(_, id)| *id)
+        let first = bin_of(units);
+        Rising { index: self, rest: self.bins[first].from((units, 0, 0)), next_bin: first + 1 }
     }
 
     /// Blocks of less than `units`, the longest first.
     pub(super) fn below(&self, units: u64) -> impl Iterator<Item = BlockId> + '_ {
-        self.by_fit.range(..(units, 0, 0)).rev().map(|(_, id)| *id)
+        let last = bin_of(units);
+        let longest = self.bins[last].before((units, 0, 0)).rev();
+        let shorter = self.filled_below(last).flat_map(|bin| self.bins[bin].before((u64::MAX, 0, 0)).rev());
+        longest.chain(shorter).map(|(_, id)| id)
+    }
+
+    /// The first bin from `bin` up that is not empty.
+    fn first_filled(&self, bin: usize) -> Option<usize> {
+        let mut bin = bin;
+        while bin < BINS {
+            let word = self.filled[bin / 64] >> (bin % 64);
+            if word != 0 {
+                return Some(bin + word.trailing_zeros() as usize);
+            }
+            bin = (bin / 64 + 1) * 64;
+        }
+        None
+    }
+
+    /// The bins that are not empty, from below `end` down.
+    fn filled_below(&self, end: usize) -> impl Iterator<Item = usize> + '_ {
+        let mut end = end;
+        std::iter::from_fn(move || {
+            while end > 0 {
+                let last = end - 1;
+                let word = self.filled[last / 64] << (63 - last % 64);
+                if word != 0 {
+                    end = last - word.leading_zeros() as usize;
+                    return Some(end);
+                }
+                end = last / 64 * 64;
+            }
+            None
+        })
     }
 
     /// The length of the longest block, in units.
     pub(super) fn longest(&self) -> u64 {
-        self.by_fit.last_key_value().map_or(0, |(key, _)| key.0)
+        let bin = self.filled_below(BINS).next();
+        let last = bin.and_then(|bin| self.bins[bin].before((u64::MAX, 0, 0)).next_back());
+        last.map_or(0, |(key, _)| key.0)
     }
 
     pub(super) fn len(&self) -> usize {
-        self.by_fit.len()
+        self.len
     }
 
     pub(super) fn contains(&self, block: &Block, id: BlockId) -> bool {
-        self.by_fit.get(&key(block)) == Some(&id)
+        self.bins[bin_of(block.units)].get(key(block)) == Some(id)
     }
 }
 
 /// The voids of a zone, by length. The same structure: a void is found as a free block is.
 pub(super) type VoidIndex = FreeIndex;
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::super::blocks::{State, Zone};
+    use super::*;
+
+    fn block(start: u64, units: u64) -> Block {
+        let mut block = Block::whole(0, Zone::Large, units, State::Free);
+        block.start = start;
+        block
+    }
+
+    proptest! {
+        /// As a sorted list of all blocks would answer.
+        #[test]
+        fn the_best_fit_and_the_longest_below_are_found(
+            lengths in prop::collection::vec(prop_oneof![1u64..200, 1u64..1 << 40, Just(77)], 1..300),
+            removed in prop::collection::vec(any::<prop::sample::Index>(), 0..100),
+            wanted in prop::collection::vec(prop_oneof![0u64..200, 0u64..1 << 41], 20),
+        ) {
+            let mut index = FreeIndex::default();
+            let mut all: Vec<_> = (0u32..).zip(&lengths).map(|(at, units)| (*units, at)).collect();
+            for (units, at) in &all {
+                index.insert(&block(u64::from(*at), *units), BlockId(*at));
+            }
+            for which in removed {
+                if !all.is_empty() {
+                    let (units, at) = all.swap_remove(which.index(all.len()));
+                    index.remove(&block(u64::from(at), units));
+                }
+            }
+            all.sort_unstable();
+            prop_assert_eq!(index.len(), all.len());
+            prop_assert_eq!(index.longest(), all.last().map_or(0, |last| last.0));
+            for units in wanted {
+                let fitting: Vec<_> = index.at_least(units).map(|id| id.0).collect();
+                let shorter: Vec<_> = index.below(units).map(|id| id.0).collect();
+                let from = all.partition_point(|(length, _)| *length < units);
+                prop_assert_eq!(fitting, all[from..].iter().map(|entry| entry.1).collect::<Vec<_>>());
+                prop_assert_eq!(shorter, all[..from].iter().rev().map(|entry| entry.1).collect::<Vec<_>>());
+            }
+        }
+    }
+}

@@ -16,8 +16,12 @@
 //! 2. the same after a look at the device (*opportunistic*), then by making the stream wait (*internal
 //!    dependencies*);
 //! 3. the same after joining neighbours that were kept apart because different streams freed them;
-//! 4. a *miss* (`backing`): choose the place that lacks the fewest pages, back it with parked pages, with
-//!    pages stolen from free blocks elsewhere, and only then with new ones.
+//! 4. a *miss* (`backing`): choose the place that lacks the fewest pages (`placing`), back it with parked
+//!    pages, with pages stolen from free blocks elsewhere (`supply`), and only then with new ones; where that
+//!    would take more memory than ever before, free pages that are too long are given back for it first.
+//!
+//! Free blocks and places that would *pin* much, free memory on pages that they share, are passed over once
+//! much is pinned already (`pins`).
 //!
 //! **How one free passes through** ([`Arena::free`]): the block, found through the region's `table`, becomes
 //! free behind the fence given, and coalesces with its neighbours.
@@ -30,9 +34,14 @@ mod blocks;
 mod check;
 mod find;
 mod index;
+mod pins;
+mod placing;
 mod regions;
 mod segments;
+mod supply;
 mod table;
+#[cfg(test)]
+mod tests;
 mod trim;
 
 use std::sync::Arc;
@@ -144,6 +153,8 @@ pub(crate) struct Arena {
     blocks: Blocks,
     free: [FreeIndex; 2],
     void: [VoidIndex; 2],
+    /// Units of free blocks in the large zone that lie on pages which are not wholly free.
+    pinned: u64,
     /// Stale blocks, in no order.
     stale: Vec<BlockId>,
     /// Free blocks with a free neighbour behind another fence: of each such pair at least one. Each id once;
@@ -176,6 +187,7 @@ impl Arena {
             blocks: Blocks::default(),
             free: Default::default(),
             void: Default::default(),
+            pinned: 0,
             stale: Vec::new(),
             unmerged: Vec::new(),
             frees: 0,
@@ -197,7 +209,9 @@ impl Arena {
     /// Lets out a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a
     /// slot), for work on `stream`, if one is ready by what is known already: the first step only.
     pub(crate) fn alloc_ready(&mut self, units: u64, align: u64, stream: &Stream) -> Option<Out> {
-        let want = self.want(units, align);
+        let mut want = self.want(units, align);
+        // What the caches hold may offer something better.
+        want.waste = want.waste.min(self.little(&want));
         let (free, at) = self.find_ready(&want, stream)?;
         Some(self.carve(free, at, units, true))
     }
@@ -208,17 +222,30 @@ impl Arena {
         if let Some((free, at)) = self.find(&want, stream)? {
             return Ok(self.carve(free, at, units, true));
         }
-        let (free, at) = self.back_or_undo(&want, stream)?;
+        let (free, at) = self.back_or_find_slow(&want, stream)?;
         Ok(self.carve(free, at, units, false))
     }
 
     fn want(&self, units: u64, align: u64) -> find::Want {
         debug_assert!(0 < units && units < MOST_UNITS);
-        find::Want { zone: self.layout.zone_of(units), units, align: align.max(self.layout.unit_bytes) }
+        let zone = self.layout.zone_of(units);
+        let waste = self.allowance(zone, units);
+        find::Want { zone, units, align: align.max(self.layout.unit_bytes), waste }
+    }
+
+    /// Backs a place for `want`. Where memory is short for that, a free block will do whatever it wastes; pages
+    /// may have moved before that was known, so it counts as a miss.
+    #[cold]
+    fn back_or_find_slow(&mut self, want: &find::Want, stream: &Stream) -> Result<(BlockId, u64), Refusal> {
+        let refusal = match self.back_or_undo(want, stream) {
+            Err(refusal @ Refusal::Short { .. }) => refusal,
+            backed_or_broken => return backed_or_broken,
+        };
+        let anywhere = find::Want { waste: i64::MAX, ..*want };
+        self.find(&anywhere, stream)?.ok_or(refusal)
     }
 
     /// Backs a place for `want`, or gives back what was created for it before it failed.
-    #[cold]
     fn back_or_undo(&mut self, want: &find::Want, stream: &Stream) -> Result<(BlockId, u64), Refusal> {
         let before = self.counters.reserved.current();
         self.back(want, stream).inspect_err(|_| {
@@ -270,6 +297,12 @@ impl Arena {
     /// Length of a block in bytes.
     pub(crate) fn bytes(&self, id: BlockId) -> u64 {
         self.blocks[id].units * self.layout.unit_bytes
+    }
+
+    /// Every live block, as its start and the bytes asked for.
+    pub(crate) fn live(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
+        let live = self.iter_out().filter(|(_, entry)| entry.is_live());
+        live.map(|(id, _)| (self.address_of(id), self.requested(id)))
     }
 
     /// What the pointer is.
@@ -326,12 +359,17 @@ impl Arena {
     // ---- the index of free blocks ------------------------------------------------------------------
 
     fn index_free(&mut self, id: BlockId) {
+        if self.blocks[id].zone == Zone::Large {
+            self.blocks[id].pinned = self.pinned_units(id);
+            self.pinned += self.blocks[id].pinned_units();
+        }
         let block = &self.blocks[id];
         self.free[block.zone as usize].insert(block, id);
     }
 
     fn remove_free(&mut self, id: BlockId) {
         let block = &self.blocks[id];
+        self.pinned -= block.pinned_units();
         self.free[block.zone as usize].remove(block);
     }
 

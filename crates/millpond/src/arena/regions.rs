@@ -26,10 +26,21 @@ pub(super) struct Region {
     pub(super) zone: Zone,
     pub(super) source: Source,
     pub(super) head: BlockId,
-    /// Per slot: the page that backs it, as id + 1; 0 for none. As long as the highest slot ever backed.
-    pages: Vec<u32>,
+    /// Per slot: the page that backs it. As long as the highest slot ever backed.
+    pages: Vec<Backing>,
     /// Where blocks that are out start.
     pub(super) table: Arc<Table>,
+}
+
+/// The page behind a slot. The page's place is kept here too, since every search asks for it.
+#[derive(Debug, Default, Clone, Copy)]
+struct Backing {
+    /// The page's id + 1; 0 for none.
+    page: u32,
+    /// The page's first slot.
+    first: u32,
+    /// The page's slots.
+    slots: u32,
 }
 
 /// A region to be entered.
@@ -110,8 +121,14 @@ impl Regions {
     // ---- pages -----------------------------------------------------------------------------------
 
     pub(super) fn page_at(&self, region: u32, slot: u64) -> Option<PageId> {
-        let entry = *self.get(region).pages.get(slot as usize)?;
-        entry.checked_sub(1).map(PageId)
+        let backing = self.get(region).pages.get(slot as usize)?;
+        backing.page.checked_sub(1).map(PageId)
+    }
+
+    /// The first slot of the page that backs a slot, and the first behind the page.
+    pub(super) fn page_span(&self, region: u32, slot: u64) -> Option<(u64, u64)> {
+        let Backing { page, first, slots } = *self.get(region).pages.get(slot as usize)?;
+        (page != 0).then(|| (u64::from(first), u64::from(first) + u64::from(slots)))
     }
 
     /// Slots that the page table covers; none beyond them was ever backed.
@@ -122,10 +139,12 @@ impl Regions {
     /// Notes that `page` backs `slots` slots from `first` on, or that nothing does.
     pub(super) fn set_page(&mut self, region: u32, first: u64, slots: u32, page: Option<PageId>) {
         let pages = &mut self.get_mut(region).pages;
-        let (first, end) = (first as usize, first as usize + slots as usize);
+        let (start, end) = (first as usize, first as usize + slots as usize);
         if pages.len() < end {
-            pages.resize(end, 0);
+            pages.resize(end, Backing::default());
         }
-        pages[first..end].fill(page.map_or(0, |page| page.0 + 1));
+        let first = u32::try_from(first).expect("a region has fewer than 2^32 slots");
+        let backing = page.map(|page| Backing { page: page.0 + 1, first, slots });
+        pages[start..end].fill(backing.unwrap_or_default());
     }
 }

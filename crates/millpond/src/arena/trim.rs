@@ -41,7 +41,7 @@ impl Arena {
     }
 
     /// Makes a block void, joined with the voids beside it.
-    fn make_void(&mut self, id: BlockId) {
+    pub(super) fn make_void(&mut self, id: BlockId) {
         let mut id = id;
         let zone = self.blocks[id].zone as usize;
         self.blocks[id].state = State::Void;
@@ -65,7 +65,7 @@ impl Arena {
     }
 
     /// Asks the device about a fence. An error only means that nothing is learned.
-    fn poll_quietly(&self, fence: &Fence) {
+    pub(super) fn poll_quietly(&self, fence: &Fence) {
         if let Err(error) = self.timelines.poll(fence) {
             tracing::warn!(%error, "the device could not be asked what is complete");
         }

@@ -229,6 +229,13 @@ impl Caches {
             magazine.drop_top();
             top
         } else {
+            let (at, has_room) = (MagazineIndex::of(units), magazine.restock_by() > 0);
+            let regretted = self.sizes.is_large(size) && lanes.note_alloc(stream.key(), at, size);
+            // What other threads free again and again is worth room, too.
+            if regretted || (!has_room && depot.has(timeline.id, size)) {
+                self.grant(lanes, stream, (at, size), &mut each);
+            }
+            let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
             let mut more = depot.take(timeline.id, size, 1 + magazine.restock_by());
             let item = more.pop();
             if !more.is_empty() {
@@ -268,7 +275,8 @@ impl Caches {
         // Relaxed: a setting.
         let limit = self.limit.load(Ordering::Relaxed);
         let (size, slack) = (entry.bytes(), entry.slack());
-        if timeline.marking != Marking::WhenNeeded || size + size / 8 > limit {
+        let longest = self.sizes.longest_beside(size);
+        if timeline.marking != Marking::WhenNeeded || longest > limit {
             return false;
         }
         let Some(cache) = self.join_slow(depot) else { return false };
@@ -278,13 +286,15 @@ impl Caches {
         lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
         cache.open(lanes);
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
-        if magazine.is_full() && !lanes.grant(stream.key(), at, size, limit) {
+        let full = magazine.is_full();
+        let may_grow = !self.sizes.is_large(size) || (full && lanes.note_free(stream.key(), at, size));
+        if full && !(may_grow && lanes.grant(stream.key(), at, longest, limit)) {
             let given_up: Vec<_> = lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
+            if given_up.is_empty() && !may_grow {
+                return false;
+            }
             if given_up.is_empty() {
-                // Others have the whole grant: begin anew.
-                lanes.drain(|of, item| each(Cached { item, of }));
-                lanes.revoke_grants();
-                lanes.grant(stream.key(), at, size, limit);
+                self.grant(lanes, stream, (at, size), &mut each);
             }
             self.put_away(depot, timeline.id, &given_up, &mut each);
         }
@@ -297,6 +307,25 @@ impl Caches {
         // SAFETY: it is not full.
         unsafe { magazine.push(Item::new(ptr, entry)) };
         true
+    }
+
+    /// Lets a magazine hold more blocks of about `size`. Where others have all that may be held, begins anew: the
+    /// thread gives up what it caches, and every magazine its room.
+    fn grant(
+        &self,
+        lanes: &mut Lanes,
+        stream: &Stream,
+        (at, size): (MagazineIndex, u64),
+        each: &mut impl FnMut(Cached),
+    ) {
+        let longest = self.sizes.longest_beside(size);
+        // Relaxed: a setting.
+        let limit = self.limit.load(Ordering::Relaxed);
+        if longest <= limit && !lanes.grant(stream.key(), at, longest, limit) {
+            lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
+            lanes.revoke_grants();
+            lanes.grant(stream.key(), at, longest, limit);
+        }
     }
 
     /// Brings blocks that a magazine gave up to the depot, if there are several of a length, which makes it
@@ -350,7 +379,7 @@ impl Caches {
     #[cold]
     pub(crate) fn revoke(&self, depot: &mut Depot, folded: &HighWater, mut each: impl FnMut(Cached)) {
         self.for_all(depot, Some(folded), |cache, lanes| {
-            lanes.drain(|of, item| each(Cached { item, of }));
+            lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
             cache.tally.note_emptied();
         });
         depot.drain(|of, item| each(Cached { item, of }));
@@ -443,7 +472,7 @@ impl Caches {
         cache.disown();
         // SAFETY: the calling thread owned the cache, is not inside, and holds the lock.
         let lanes = unsafe { cache.lanes_under_lock() };
-        lanes.drain(|of, item| each(Cached { item, of }));
+        lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
         lanes.revoke_grants();
         cache.tally.note_emptied();
         folded.raise(&self.counted(folded));

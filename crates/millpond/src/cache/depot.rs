@@ -23,6 +23,11 @@ impl Depot {
         self.shelves.entry((of, item.bytes())).or_default().push(item);
     }
 
+    /// Whether there is a block of this stream and length.
+    pub(super) fn has(&self, of: TimelineId, bytes: u64) -> bool {
+        self.shelves.contains_key(&(of, bytes))
+    }
+
     /// Takes up to `most` blocks of this stream and length.
     pub(super) fn take(&mut self, of: TimelineId, bytes: u64, most: usize) -> Vec<Item> {
         let Some(shelf) = self.shelves.get_mut(&(of, bytes)) else { return Vec::new() };

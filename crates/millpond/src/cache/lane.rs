@@ -1,5 +1,7 @@
 //! What one thread caches of one stream: a magazine per size class.
 
+use rustc_hash::FxHashMap;
+
 use super::sizes::{MAGAZINES, MagazineIndex};
 use crate::arena::{Entry, EntryRef, Out};
 use crate::device::DevicePtr;
@@ -99,15 +101,48 @@ impl Magazine {
     }
 }
 
+/// What became of the last block that had no room in a magazine of exact sizes. A large block is better off in
+/// the arena, where it coalesces, unless just its size is wanted again soon: so such a magazine earns its room.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Ghost {
+    /// The block's length in bytes.
+    bytes: u64,
+    /// Blocks of that length that had no room, one after the other.
+    run: u32,
+}
+
+/// Blocks of one length, freed one after the other, from which on it is worth keeping them: a thread that only
+/// frees brings them to the depot for those who allocate.
+const LONG_RUN: u32 = 32;
+
+impl Ghost {
+    /// A block of this length found no room; returns whether there should be some.
+    fn note_free(&mut self, bytes: u64) -> bool {
+        self.run = if self.bytes == bytes { self.run + 1 } else { 1 };
+        self.bytes = bytes;
+        self.run >= LONG_RUN
+    }
+
+    /// A block of this length was not found; returns whether the last that had no room would have been it.
+    fn note_alloc(&mut self, bytes: u64) -> bool {
+        let regretted = self.bytes == bytes;
+        *self = Self::default();
+        regretted
+    }
+}
+
 /// Blocks of this size that a magazine ever holds. Larger ones are fewer: a magazine is searched where it holds
 /// several sizes, and what it holds may be many bytes.
 const fn most_of(bytes: u64) -> usize {
     match bytes {
         0..=0x8000 => 64,
         0x8001..=0xF_FFFF => 32,
-        _ => 16,
+        LARGE.. => 16,
     }
 }
+
+/// Bytes from which on a magazine is short.
+const LARGE: u64 = 1 << 20;
 
 /// What one thread caches of one stream: a magazine per size class.
 #[derive(Debug, Default)]
@@ -142,6 +177,8 @@ pub(super) struct Lanes {
     lanes: Vec<Lane>,
     /// Bytes that the magazines may hold together, if each holds as many blocks as it may.
     granted: u64,
+    /// By lane and magazine, for magazines of exact sizes.
+    ghosts: FxHashMap<(u32, MagazineIndex), Ghost>,
 }
 
 impl Lanes {
@@ -182,8 +219,9 @@ impl Lanes {
         lane
     }
 
-    /// Lets a full magazine of a lane that is there hold more blocks of `bytes`, if that may be, so that all
-    /// magazines of the thread together never hold more than `limit` bytes. Returns whether it has room now.
+    /// Lets a full magazine of a lane that is there hold more blocks, of at most `bytes` each, if that may be, so
+    /// that all magazines of the thread together never hold more than `limit` bytes. Returns whether it has room
+    /// now.
     pub(super) fn grant(
         &mut self,
         stream: StreamKey,
@@ -191,23 +229,49 @@ impl Lanes {
         bytes: u64,
         limit: u64,
     ) -> bool {
-        // Blocks of one magazine differ by an eighth at most.
-        let each = bytes + bytes / 8;
-        let left = limit.saturating_sub(self.granted) / each;
+        let left = limit.saturating_sub(self.granted) / bytes;
         let Some(lane) = self.of(stream) else { return false };
         let magazine = lane.magazine(magazine);
-        let wanted = (2 * magazine.room).max(4).min(most_of(bytes));
+        let first = if bytes < LARGE { 4 } else { 1 };
+        let wanted = (2 * magazine.room).max(first).min(most_of(bytes));
         let more = wanted.saturating_sub(magazine.room).min(usize::try_from(left).unwrap_or(usize::MAX));
         magazine.room += more;
         magazine.items.reserve_exact(magazine.room - magazine.items.len());
         let has_room = !magazine.is_full();
-        self.granted += more as u64 * each;
+        self.granted += more as u64 * bytes;
         has_room
     }
 
-    /// Empties every lane.
-    pub(super) fn drain(&mut self, mut each: impl FnMut(TimelineId, Item)) {
-        self.lanes.iter_mut().for_each(|lane| lane.drain(&mut each));
+    /// A large block that is being freed found no room; returns whether its magazine should get some.
+    pub(super) fn note_free(&mut self, stream: StreamKey, magazine: MagazineIndex, bytes: u64) -> bool {
+        self.ghosts.entry((stream.slot, magazine)).or_default().note_free(bytes)
+    }
+
+    /// A large block was asked for and not found; returns whether it would have been there, had its magazine had
+    /// more room.
+    pub(super) fn note_alloc(&mut self, stream: StreamKey, magazine: MagazineIndex, bytes: u64) -> bool {
+        self.ghosts.get_mut(&(stream.slot, magazine)).is_some_and(|ghost| ghost.note_alloc(bytes))
+    }
+
+    /// Empties every lane. What magazines of large blocks held in vain, they may hold no more. `large` gives the
+    /// longest length in the magazine of a large block, and `None` for a small one.
+    pub(super) fn drain(
+        &mut self,
+        large: impl Fn(u64) -> Option<u64>,
+        mut each: impl FnMut(TimelineId, Item),
+    ) {
+        for lane in &mut self.lanes {
+            if let Some(magazines) = &mut lane.magazines {
+                for magazine in magazines.iter_mut().filter(|magazine| !magazine.items.is_empty()) {
+                    if let Some(longest) = large(magazine.items[0].bytes()) {
+                        let less = magazine.items.len();
+                        magazine.room -= less;
+                        self.granted -= less as u64 * longest;
+                    }
+                }
+            }
+            lane.drain(&mut each);
+        }
     }
 
     /// Takes back every grant; the lanes are empty.

@@ -99,6 +99,21 @@ impl Sizes {
         Some(MagazineIndex(usize::from(*class)))
     }
 
+    /// Whether blocks of this length are of exact sizes.
+    pub(super) fn is_large(self, bytes: u64) -> bool {
+        !self.is_rounded(bytes)
+    }
+
+    /// The longest that a block in the same magazine can be: an eighth more at most.
+    pub(super) fn longest_beside(self, bytes: u64) -> u64 {
+        self.bytes(rounded(self.exact_units(bytes)))
+    }
+
+    /// The longest that a block in the same magazine can be, if they are of exact sizes.
+    pub(super) fn longest_if_large(self, bytes: u64) -> Option<u64> {
+        self.is_large(bytes).then(|| self.longest_beside(bytes))
+    }
+
     /// Whether blocks for such a request are ever cached.
     pub(super) fn is_cached(self, bytes: u64) -> bool {
         bytes > 0 && self.exact_units(bytes) <= LONGEST_CACHED

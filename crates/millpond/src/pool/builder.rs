@@ -6,13 +6,14 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::inner::{PoolInner, State};
-use super::pressure::Reclaimers;
+use super::pressure::Callbacks;
 use super::{Context, Pool};
 use crate::arena::{Arena, Layout};
 use crate::cache::{Caches, Depot, Sizes};
 use crate::counters::Counters;
 use crate::order::{AfterSync, ReusePolicies};
 use crate::pages::{Budget, Limits, Pages};
+use crate::record::{self, Recording};
 use crate::{Error, Result};
 
 /// The options of a pool. Made by [`Pool::builder`]; sizes in bytes.
@@ -28,6 +29,7 @@ pub struct PoolBuilder {
     page_sizes: Option<(u64, u64)>,
     min_alignment: u64,
     budget: Option<Budget>,
+    record: Option<record::Options>,
 }
 
 /// The largest page by default. Larger pages cost fewer device calls and hold more memory; see docs/pages.md.
@@ -52,6 +54,7 @@ impl PoolBuilder {
             page_sizes: None,
             min_alignment: 512,
             budget: None,
+            record: None,
         }
     }
 
@@ -107,10 +110,20 @@ impl PoolBuilder {
         self
     }
 
+    /// Records what the pool does to a file, from the start; see [`Pool::start_recording`]. Without this
+    /// option, the environment variable `MILLPOND_RECORD` names the file, for all pools of the process; and
+    /// `MILLPOND_RECORD_CALL_SITES=1` lets it hold call sites.
+    pub fn record(mut self, to: impl Into<record::Options>) -> Self {
+        self.record = Some(to.into());
+        self
+    }
+
     /// Builds the pool. No memory is taken yet.
     ///
     /// # Errors
-    /// [`Error::BadOption`] for an option that makes no sense, naming it.
+    /// [`Error::BadOption`] for an option that makes no sense, naming it. [`Error::Recording`] if the file
+    /// that [`record`](Self::record) names cannot be written; if it is the environment that names it, the
+    /// pool goes without, and a warning is traced.
     pub fn build(self) -> Result<Pool> {
         let layout = self.layout()?;
         let timelines = self.context.timelines().clone();
@@ -127,14 +140,25 @@ impl PoolBuilder {
             name: self.name,
             timelines: timelines.clone(),
             registry: Arc::downgrade(registry),
+            recording: Recording::new(counters.clone()),
             counters,
             caches: Caches::new(views.clone(), sizes, pool.clone()),
             views,
             state: Mutex::new(State { arena, depot: Depot::default(), destroyed: false }),
             release_threshold: AtomicU64::new(self.release_threshold),
-            reclaimers: Reclaimers::default(),
+            reclaimers: Callbacks::default(),
+            observers: Callbacks::default(),
             largest_align,
         });
+        match (self.record, record::Options::from_environment()) {
+            (Some(asked), _) => inner.start_recording(&asked)?,
+            (None, Some(environment)) => {
+                if let Err(error) = inner.start_recording(&environment) {
+                    tracing::warn!(%error, pool = inner.name, "MILLPOND_RECORD is not followed");
+                }
+            }
+            (None, None) => {}
+        }
         registry.enter(&inner);
         let listener: Arc<dyn AfterSync> = inner.clone();
         timelines.listen(Arc::downgrade(&listener));

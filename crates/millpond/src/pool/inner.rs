@@ -5,14 +5,15 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use super::pressure::Reclaimers;
+use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use crate::arena::{Arena, BlockId, MOST_UNITS, Pointer, Refusal, Views};
 use crate::cache::{Cached, Caches, Depot, ThreadEnd};
 use crate::counters::{Counted, Counters};
-use crate::device::{DevicePtr, DeviceResult};
+use crate::device::{DevicePtr, DeviceResult, Kind};
 use crate::order::{AfterSync, Fence, Stream, Timelines};
 use crate::pages::Shortage;
+use crate::record::{self, Introduction, Moment, Recording};
 use crate::stats::Stats;
 use crate::{Error, Result};
 
@@ -23,11 +24,13 @@ pub(crate) struct PoolInner {
     pub(super) timelines: Arc<Timelines>,
     pub(super) registry: Weak<Registry>,
     pub(super) counters: Arc<Counters>,
+    pub(super) recording: Recording,
     pub(super) caches: Caches,
     pub(super) views: Arc<Views>,
     pub(super) state: Mutex<State>,
     pub(super) release_threshold: AtomicU64,
-    pub(super) reclaimers: Reclaimers,
+    pub(super) reclaimers: Callbacks<Reclaimer>,
+    pub(super) observers: Callbacks<Observer>,
     pub(super) largest_align: u64,
 }
 
@@ -51,10 +54,9 @@ impl PoolInner {
     /// Allocates without a wish for the address. The fast path is one call, which takes no lock.
     #[inline]
     pub(crate) fn alloc(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
-        match self.caches.alloc(bytes, stream) {
-            Some(ptr) => Ok(ptr),
-            None => self.alloc_slow(bytes, 1, stream),
-        }
+        let Some(ptr) = self.caches.alloc(bytes, stream) else { return self.alloc_slow(bytes, 1, stream) };
+        self.recording.alloc(ptr, bytes, stream);
+        Ok(ptr)
     }
 
     /// Allocates under the lock: from the depot or the arena, with what all caches hold, and under pressure.
@@ -63,6 +65,7 @@ impl PoolInner {
         if align == 1
             && let Some(ptr) = self.caches.alloc_searching(bytes, stream)
         {
+            self.recording.alloc(ptr, bytes, stream);
             return Ok(ptr);
         }
         self.check_stream(stream)?;
@@ -75,10 +78,12 @@ impl PoolInner {
         if bytes > LARGEST_REQUEST {
             return Err(Error::SizeOverflow { bytes, count: 1 });
         }
-        match self.try_alloc((bytes, align), stream)? {
-            Ok(ptr) => Ok(ptr),
-            Err(refusal) => self.alloc_under_pressure((bytes, align), stream, refusal),
-        }
+        let ptr = match self.try_alloc((bytes, align), stream)? {
+            Ok(ptr) => ptr,
+            Err(refusal) => self.alloc_under_pressure((bytes, align), stream, refusal)?,
+        };
+        self.recording.alloc(ptr, bytes, stream);
+        Ok(ptr)
     }
 
     /// One try to allocate, under the lock.
@@ -146,7 +151,43 @@ impl PoolInner {
     /// Frees a block. The fast path is one call, which takes no lock.
     #[inline]
     pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        if self.recording.is_on() {
+            return self.free_recorded(ptr, stream);
+        }
+        self.free_unrecorded(ptr, stream)
+    }
+
+    #[inline]
+    fn free_unrecorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         if self.caches.free(ptr, stream) { Ok(()) } else { self.free_slow(ptr, stream) }
+    }
+
+    /// Frees, and notes it as of a time when nobody else could have the block yet. What is no live block is
+    /// an error, and not noted.
+    #[cold]
+    fn free_recorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        let before = Moment::now();
+        let requested = if ptr.is_null() { None } else { self.requested(ptr) };
+        self.free_unrecorded(ptr, stream)?;
+        if let Some(requested) = requested {
+            self.recording.free(ptr, requested, stream, before);
+        }
+        Ok(())
+    }
+
+    /// Bytes asked for in the live block that starts at `ptr`; `None` where there is none. Takes the lock
+    /// only where the entry of the block does not say.
+    fn requested(&self, ptr: DevicePtr) -> Option<u64> {
+        if let Some((entry, offset)) = self.views.find(ptr)
+            && let Some(slack) = entry.slack_if_plain(offset)
+        {
+            return Some(entry.bytes().saturating_sub(slack));
+        }
+        let state = self.state.lock();
+        match state.arena.look_up(ptr) {
+            Pointer::Live(id) => Some(state.arena.requested(id)),
+            _ => None,
+        }
     }
 
     /// Frees under the lock: what has no room in the thread's magazines, is used by other streams, or is no
@@ -193,7 +234,24 @@ impl PoolInner {
 
     pub(crate) fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         self.check_stream(stream)?;
-        self.with_live(ptr, |arena, id| arena.record_use(id, stream))
+        self.with_live(ptr, |arena, id| {
+            arena.record_use(id, stream);
+            self.recording.record_use(ptr, stream);
+        })
+    }
+
+    pub(super) fn start_recording(&self, options: &record::Options) -> Result<()> {
+        let device = self.timelines.device().as_ref();
+        let device_key = match device.properties().kind {
+            Kind::Cuda => device.properties().ordinal as u64,
+            // Devices made of software are as many as there are objects, none of which lies so low.
+            _ => std::ptr::from_ref(device).addr() as u64,
+        };
+        let introduction = Introduction { name: &self.name, device, device_key };
+        self.recording.start(options, &introduction)?;
+        let state = self.state.lock();
+        self.recording.live(state.arena.live());
+        Ok(())
     }
 
     pub(super) fn with_live<R>(
@@ -295,7 +353,9 @@ impl PoolInner {
             return Ok(0);
         }
         self.empty_caches(state);
-        state.arena.trim(keep)
+        let released = state.arena.trim(keep)?;
+        self.recording.trim(keep, released);
+        Ok(released)
     }
 
     /// The work that must be complete before everything that is not live can be given back.
@@ -319,6 +379,7 @@ impl PoolInner {
 
     /// The last handle of the pool is gone, or it was destroyed.
     pub(super) fn close(self: &Arc<Self>) -> Result<()> {
+        self.recording.flush();
         let (blocks, bytes) = {
             let mut state = self.state.lock();
             if std::mem::replace(&mut state.destroyed, true) {
@@ -382,6 +443,9 @@ impl Drop for PoolInner {
         self.caches.revoke(depot, &self.counters.high, |cached| take_back(arena, cached));
         if let Err(error) = self.state.get_mut().arena.tear_down() {
             tracing::error!(%error, pool = self.name, "a pool could not give back all its memory");
+        }
+        if let Err(error) = self.recording.stop() {
+            tracing::warn!(%error, pool = self.name, "the end of a recording is missing");
         }
     }
 }

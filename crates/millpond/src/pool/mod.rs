@@ -22,10 +22,11 @@ use std::sync::atomic::Ordering;
 pub use builder::PoolBuilder;
 pub use context::Context;
 pub(crate) use inner::PoolInner;
-pub use pressure::{Limit, OutOfMemory, ReclaimId};
+pub use pressure::{Limit, ObserverId, OutOfMemory, ReclaimId};
 
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::order::{Stream, Timelines};
+use crate::record;
 use crate::stats::{Level, Stats};
 use crate::{Error, Result};
 
@@ -197,12 +198,50 @@ impl Pool {
     /// gets the bytes wanted, may free and trim, and says whether trying again is worth it. It runs on the
     /// allocating thread without locks held.
     pub fn on_reclaim(&self, reclaim: impl Fn(u64) -> bool + Send + Sync + 'static) -> ReclaimId {
-        self.inner.reclaimers.add(Arc::new(reclaim))
+        self.inner.add_reclaimer(Arc::new(reclaim))
     }
 
     /// Removes a callback; `false` if it was removed before.
     pub fn remove_reclaim(&self, id: ReclaimId) -> bool {
-        self.inner.reclaimers.remove(id)
+        self.inner.remove_reclaimer(id)
+    }
+
+    /// Registers a callback that is told of each request for which there was no memory, before its caller gets the
+    /// error: to write it down, or to take a snapshot. It runs on the allocating thread without locks held.
+    pub fn on_out_of_memory(&self, tell: impl Fn(&OutOfMemory) + Send + Sync + 'static) -> ObserverId {
+        self.inner.add_observer(Arc::new(tell))
+    }
+
+    /// Removes a callback; `false` if it was removed before.
+    pub fn remove_out_of_memory(&self, id: ObserverId) -> bool {
+        self.inner.remove_observer(id)
+    }
+
+    /// Starts recording what the pool does to a file, to be looked at with `millpond replay`: every
+    /// allocation and free with its time, stream, thread and [tag](record::tag), recorded uses, trims, and
+    /// requests without memory. Blocks that are live now are written first. A recording that runs is stopped.
+    ///
+    /// Pools of one process that name the same file share it. docs/recording.md has the format, what a crash
+    /// loses, and what becomes of a file that is there already.
+    ///
+    /// # Errors
+    /// [`Error::Recording`] if the file cannot be written; the pool records nothing then.
+    pub fn start_recording(&self, to: impl Into<record::Options>) -> Result<()> {
+        self.inner.start_recording(&to.into())
+    }
+
+    /// Stops recording, and returns what was recorded once it is written; `None` where nothing was recorded.
+    /// Events of other threads during this call may be in the file or not. The pool's end does the same.
+    ///
+    /// # Errors
+    /// [`Error::Recording`] if the file's last part could not be written.
+    pub fn stop_recording(&self) -> Result<Option<record::Status>> {
+        self.inner.recording.stop()
+    }
+
+    /// The recording that runs; `None` where none does.
+    pub fn recording(&self) -> Option<record::Status> {
+        self.inner.recording.status()
     }
 
     /// Destroys the pool for all its handles: it allocates no more. Waits for pending work on its memory.

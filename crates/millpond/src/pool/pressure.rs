@@ -17,39 +17,70 @@ use crate::{Error, HumanBytes, Result};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReclaimId(u64);
 
-type Reclaimer = Arc<dyn Fn(u64) -> bool + Send + Sync>;
+/// Names a callback registered with [`Pool::on_out_of_memory`](crate::Pool::on_out_of_memory).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ObserverId(u64);
 
-/// The callbacks of one pool.
-#[derive(Default)]
-pub(super) struct Reclaimers {
+/// Asked when memory is short.
+pub(super) type Reclaimer = dyn Fn(u64) -> bool + Send + Sync;
+
+/// Told when memory ran out.
+pub(super) type Observer = dyn Fn(&OutOfMemory) + Send + Sync;
+
+/// The callbacks of one kind of one pool, by number.
+pub(super) struct Callbacks<F: ?Sized> {
     next: AtomicU64,
-    all: Mutex<Vec<(ReclaimId, Reclaimer)>>,
+    all: Mutex<Vec<(u64, Arc<F>)>>,
 }
 
-impl fmt::Debug for Reclaimers {
+impl<F: ?Sized> Default for Callbacks<F> {
+    fn default() -> Self {
+        Self { next: AtomicU64::new(0), all: Mutex::default() }
+    }
+}
+
+impl<F: ?Sized> fmt::Debug for Callbacks<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Reclaimers").field("count", &self.all.lock().len()).finish()
+        f.debug_struct("Callbacks").field("count", &self.all.lock().len()).finish()
     }
 }
 
-impl Reclaimers {
-    pub(super) fn add(&self, reclaimer: Reclaimer) -> ReclaimId {
+impl<F: ?Sized> Callbacks<F> {
+    fn add(&self, callback: Arc<F>) -> u64 {
         // Relaxed: only uniqueness matters.
-        let id = ReclaimId(self.next.fetch_add(1, Ordering::Relaxed));
-        self.all.lock().push((id, reclaimer));
-        id
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        self.all.lock().push((number, callback));
+        number
     }
 
-    pub(super) fn remove(&self, id: ReclaimId) -> bool {
+    fn remove(&self, number: u64) -> bool {
         let all = &mut self.all.lock();
         let before = all.len();
-        all.retain(|(known, _)| *known != id);
+        all.retain(|(known, _)| *known != number);
         all.len() < before
     }
 
     /// A copy, so that callbacks run without the lock and may register others.
-    fn list(&self) -> Vec<Reclaimer> {
-        self.all.lock().iter().map(|(_, reclaimer)| reclaimer.clone()).collect()
+    fn list(&self) -> Vec<Arc<F>> {
+        self.all.lock().iter().map(|(_, callback)| callback.clone()).collect()
+    }
+}
+
+impl PoolInner {
+    pub(super) fn add_reclaimer(&self, reclaimer: Arc<Reclaimer>) -> ReclaimId {
+        ReclaimId(self.reclaimers.add(reclaimer))
+    }
+
+    pub(super) fn remove_reclaimer(&self, ReclaimId(number): ReclaimId) -> bool {
+        self.reclaimers.remove(number)
+    }
+
+    pub(super) fn add_observer(&self, observer: Arc<Observer>) -> ObserverId {
+        ObserverId(self.observers.add(observer))
+    }
+
+    pub(super) fn remove_observer(&self, ObserverId(number): ObserverId) -> bool {
+        self.observers.remove(number)
     }
 }
 
@@ -178,7 +209,9 @@ impl PoolInner {
             }
         }
         let report = self.out_of_memory(bytes, what);
+        self.recording.out_of_memory(bytes, report.device_free, stream);
         tracing::warn!(%report, "out of memory");
+        self.observers.list().iter().for_each(|observer| observer(&report));
         Err(Error::OutOfMemory(Box::new(report)))
     }
 
@@ -281,5 +314,5 @@ enum Step {
     /// Let the other pools of the device give back what they cache.
     TrimOthers,
     /// Ask the program.
-    Reclaim(Reclaimer),
+    Reclaim(Arc<Reclaimer>),
 }

@@ -3,6 +3,8 @@
 //! Uses `pickle/`, `event` and `trace`. One reader a format; what a file is, its first bytes say, not its
 //! name. Every reader turns what it finds into [`Event`](crate::event::Event)s.
 
+mod labels;
+mod millpond;
 mod pytorch;
 mod rmm;
 
@@ -33,7 +35,7 @@ pub enum FormatError {
     Io(#[from] io::Error),
     /// Its first bytes are those of no format that we read.
     #[error(
-        "not a trace: expected a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot) or an RMM log (Thread,Time,Action,Pointer,Size,Stream), plain, gzipped or zstd-compressed"
+        "not a trace: expected a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot), an RMM log (Thread,Time,Action,Pointer,Size,Stream) or a recording of millpond's (MILLPOND_RECORD), plain, gzipped or zstd-compressed"
     )]
     Unknown,
     /// It is a pickle that cannot be read.
@@ -55,6 +57,9 @@ pub enum FormatError {
         /// What was found and what was expected.
         what: String,
     },
+    /// It is a recording of millpond's, of another version or with a part that makes no sense.
+    #[error("{0}")]
+    Recording(String),
     /// Its events make no trace.
     #[error("{0}")]
     Trace(#[from] TraceError),
@@ -63,6 +68,15 @@ pub enum FormatError {
         "holds no allocation; in PyTorch, call torch.cuda.memory._record_memory_history() before the work to be recorded"
     )]
     Empty,
+}
+
+impl From<::millpond::record::ChunkError> for FormatError {
+    fn from(error: ::millpond::record::ChunkError) -> Self {
+        match error {
+            ::millpond::record::ChunkError::Io(error) => Self::Io(error),
+            error => Self::Recording(error.to_string()),
+        }
+    }
 }
 
 /// Reads the traces of a file, one for each device on which anything happened.
@@ -87,6 +101,7 @@ pub fn read_from(source: &mut dyn BufRead, name: &str, limits: Limits) -> Result
     let builder = match start {
         // Protocol 2 and later; `_dump_snapshot` writes 4.
         [0x80, 2..=5, ..] => pytorch::read(source, limits)?,
+        _ if start.starts_with(&::millpond::record::format::MAGIC) => millpond::read(source, limits)?,
         _ if start.starts_with(b"Thread,") => rmm::read(source, limits)?,
         _ => return Err(FormatError::Unknown),
     };

@@ -1,0 +1,682 @@
+/* Millpond: a GPU memory pool. https://github.com/millpond/millpond
+ *
+ * Every call that can fail answers a millpond_status; millpond_last_error() has the full message. After a failure
+ * nothing has changed, and outputs are null or zero.
+ *
+ * Handles may be null, garbage or released: they are answered with a status. Other pointers must be null where
+ * that is allowed, or valid for the call; texts end with a zero byte. Any thread may call anything at any time.
+ * Memory is ordered by streams: it is valid for work ordered after its allocation and before its free.
+ *
+ * Structs begin with `size`, which is sizeof the struct as the program was compiled, so that programs and
+ * libraries of different versions get along.
+ *
+ * Generated from crates/capi; do not edit. `MILLPOND_WRITE_HEADER=1 cargo test -p millpond-capi --test header`
+ * writes it anew.
+ */
+
+#ifndef MILLPOND_H
+#define MILLPOND_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// Memory passes to a stream that is ordered after the free by events that millpond knows of.
+#define MILLPOND_REUSE_FOLLOW_EVENT_DEPENDENCIES 1
+
+// Memory passes where the device says that the work before the free is complete.
+#define MILLPOND_REUSE_OPPORTUNISTIC 2
+
+// Memory passes by making the allocating stream wait for the freeing one.
+#define MILLPOND_REUSE_INTERNAL_DEPENDENCIES 4
+
+// All three.
+#define MILLPOND_REUSE_ALL 7
+
+// What a call answers: OK, or why nothing was done. The full message, with the figures and what to do next, is
+// `millpond_last_error`'s. Numbers never change their meaning; new ones may come.
+enum millpond_status
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // Done.
+    MILLPOND_STATUS_OK = 0,
+    // There is no memory for the request, after everything that could be given back was given back.
+    MILLPOND_STATUS_OUT_OF_MEMORY = 1,
+    // The size overflows, or is more than any device can address.
+    MILLPOND_STATUS_SIZE_OVERFLOW = 2,
+    // The alignment is no power of two, or larger than a page.
+    MILLPOND_STATUS_BAD_ALIGNMENT = 3,
+    // The block was freed already.
+    MILLPOND_STATUS_DOUBLE_FREE = 4,
+    // The pointer lies inside a live block; free takes the pointer that the allocation gave.
+    MILLPOND_STATUS_INTERIOR_POINTER = 5,
+    // The pointer belongs to another pool.
+    MILLPOND_STATUS_WRONG_POOL = 6,
+    // The pointer belongs to no pool of the device.
+    MILLPOND_STATUS_FOREIGN_POINTER = 7,
+    // The stream, event, pool or budget belongs to another context.
+    MILLPOND_STATUS_WRONG_DEVICE = 8,
+    // The pool was destroyed; it frees what is live but allocates nothing.
+    MILLPOND_STATUS_POOL_DESTROYED = 9,
+    // The pool was destroyed while blocks were live. It is destroyed: their memory goes back with the last.
+    MILLPOND_STATUS_LIVE_BLOCKS = 10,
+    // A length that does not match.
+    MILLPOND_STATUS_LENGTH_MISMATCH = 11,
+    // The workspace has less left than was asked for.
+    MILLPOND_STATUS_WORKSPACE_FULL = 12,
+    // An option, attribute or struct that makes no sense; the message says which, and what would.
+    MILLPOND_STATUS_BAD_OPTION = 13,
+    // The device has too little memory.
+    MILLPOND_STATUS_DEVICE_OUT_OF_MEMORY = 20,
+    // The device or its driver cannot do this.
+    MILLPOND_STATUS_DEVICE_UNSUPPORTED = 21,
+    // There is no such device, or no driver for it.
+    MILLPOND_STATUS_DEVICE_UNAVAILABLE = 22,
+    // The device was given a stream, event, address or size that it does not know.
+    MILLPOND_STATUS_DEVICE_INVALID = 23,
+    // The driver refused the call, or the device failed.
+    MILLPOND_STATUS_DEVICE_FAILED = 24,
+    // An argument that must not be null is.
+    MILLPOND_STATUS_NULL_ARGUMENT = 40,
+    // The handle is none: garbage, or of another kind of object.
+    MILLPOND_STATUS_INVALID_HANDLE = 41,
+    // The handle was released.
+    MILLPOND_STATUS_RELEASED_HANDLE = 42,
+    // The handle cannot be released from within a callback of a call that uses it.
+    MILLPOND_STATUS_BUSY = 43,
+    // More handles, or calls nested in callbacks, than there can be.
+    MILLPOND_STATUS_TOO_MANY = 44,
+    // A text is not UTF-8, or not ended.
+    MILLPOND_STATUS_BAD_TEXT = 45,
+    // A mistake of millpond's own. Please report it with the message.
+    MILLPOND_STATUS_INTERNAL = 50,
+    // An error that this version of the interface has no number for; the message says which.
+    MILLPOND_STATUS_OTHER = 51,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum millpond_status millpond_status;
+#else
+typedef int32_t millpond_status;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Which device a context is of.
+enum millpond_device_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // A device that this version has no number for.
+    MILLPOND_DEVICE_KIND_UNKNOWN = 0,
+    // An NVIDIA GPU.
+    MILLPOND_DEVICE_KIND_CUDA = 1,
+    // The CPU, with real memory, and threads for streams.
+    MILLPOND_DEVICE_KIND_HOST = 2,
+    // Nothing: bookkeeping in virtual time.
+    MILLPOND_DEVICE_KIND_SIM = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum millpond_device_kind millpond_device_kind;
+#else
+typedef int32_t millpond_device_kind;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Figures of a pool that can be read one by one, as those of CUDA's own pools. In bytes.
+enum millpond_attribute
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // The release threshold. Can be set.
+    MILLPOND_ATTRIBUTE_RELEASE_THRESHOLD = 1,
+    // Physical bytes held.
+    MILLPOND_ATTRIBUTE_RESERVED_CURRENT = 2,
+    // Physical bytes held at most. Can be set to 0: all high-water marks start again.
+    MILLPOND_ATTRIBUTE_RESERVED_HIGH = 3,
+    // Bytes in live blocks.
+    MILLPOND_ATTRIBUTE_USED_CURRENT = 4,
+    // Bytes in live blocks at most. Can be set to 0: all high-water marks start again.
+    MILLPOND_ATTRIBUTE_USED_HIGH = 5,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum millpond_attribute millpond_attribute;
+#else
+typedef int32_t millpond_attribute;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// What stood in the way of more memory.
+enum millpond_limit
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // The device has none left.
+    MILLPOND_LIMIT_DEVICE = 0,
+    // The pool's hard limit.
+    MILLPOND_LIMIT_HARD_LIMIT = 1,
+    // The budget that the pool shares with others.
+    MILLPOND_LIMIT_BUDGET = 2,
+    // The bytes that the pool leaves free on the device.
+    MILLPOND_LIMIT_HEADROOM = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum millpond_limit millpond_limit;
+#else
+typedef int32_t millpond_limit;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// A limit on the physical bytes that all pools with this budget hold together. Opaque.
+typedef struct millpond_budget millpond_budget;
+
+// A device with its streams and its pools. Opaque.
+typedef struct millpond_context millpond_context;
+
+// A point in a stream's work, made by `millpond_stream_record`. Opaque.
+typedef struct millpond_event millpond_event;
+
+// A memory pool. Opaque.
+typedef struct millpond_pool millpond_pool;
+
+// A stream that millpond knows: created by it, or registered with it. Opaque.
+typedef struct millpond_stream millpond_stream;
+
+// Device memory that is handed out from front to back and taken back all at once. Opaque.
+typedef struct millpond_workspace millpond_workspace;
+
+// Asked when memory is short: frees what it can of what the program can do without, and answers whether trying
+// again is worth it (not 0). `bytes` are those wanted. Runs on the allocating thread without locks held, so it may
+// free, trim and allocate; it must not throw, nor release the pool or the stream of the allocation.
+typedef int32_t (*millpond_reclaim)(size_t bytes, void *data);
+
+// Where the memory is when it ran out; sizes in bytes. Set `size` before the call.
+typedef struct {
+    // sizeof this struct.
+    size_t size;
+    // Bytes asked for.
+    uint64_t requested;
+    // Bytes in live blocks of the pool.
+    uint64_t live;
+    // Live blocks of the pool.
+    uint64_t blocks;
+    // Bytes that the pool holds but that are in no live block.
+    uint64_t cached;
+    // Physical bytes that the pool holds.
+    uint64_t reserved;
+    // Bytes that other pools of this context hold.
+    uint64_t other_pools;
+    // Bytes free on the device, as its driver counts.
+    uint64_t device_free;
+    // Bytes that the device has.
+    uint64_t device_total;
+    // Bytes of the longest free range.
+    uint64_t largest_free;
+    // Bytes of the limit that stood in the way; 0 for the device.
+    uint64_t limit_bytes;
+    // Bytes held under that limit, for a budget; else 0.
+    uint64_t limit_held;
+    // One of `millpond_limit`.
+    int32_t limit;
+    // Zero.
+    uint32_t reserved_field;
+    // The pool's name, cut to the field.
+    char pool[64];
+} millpond_out_of_memory;
+
+// Told of each request for which there was no memory, before its caller gets the status. Runs on the allocating
+// thread without locks held; it must not throw, nor release the pool or the stream of the allocation.
+typedef void (*millpond_observe)(const millpond_out_of_memory *report, void *data);
+
+// What the host device is made with. Fill with `millpond_host_options_init`.
+typedef struct {
+    // sizeof this struct.
+    size_t size;
+    // Bytes of memory that the device has; 0: half of what the process may have.
+    size_t capacity;
+    // The smallest page in bytes, a power of two; 2 MiB by default, as a GPU.
+    size_t granularity;
+    // Whether pages can be mapped; 1 by default. 0: as on older or virtual GPUs.
+    uint32_t virtual_memory;
+    // Zero.
+    uint32_t reserved;
+} millpond_host_options;
+
+// What a simulated device is made with. Fill with `millpond_sim_options_init`.
+typedef struct {
+    // sizeof this struct.
+    size_t size;
+    // Bytes of memory that the device has; 140 GiB by default, as an NVIDIA H200.
+    size_t capacity;
+    // The smallest page in bytes, a power of two; 2 MiB by default.
+    size_t granularity;
+    // Whether pages can be mapped; 1 by default.
+    uint32_t virtual_memory;
+    // Zero.
+    uint32_t reserved;
+} millpond_sim_options;
+
+// What a device is and can do. Set `size` before the call.
+typedef struct {
+    // sizeof this struct.
+    size_t size;
+    // Bytes of memory that the device has.
+    size_t total_memory;
+    // The smallest page in bytes.
+    size_t granularity;
+    // One of `millpond_device_kind`.
+    int32_t kind;
+    // The device's number among its kind.
+    int32_t ordinal;
+    // Whether pages can be mapped.
+    uint32_t virtual_memory;
+    // Whether the driver has a stream-ordered allocator of its own.
+    uint32_t memory_pools;
+    // The device's name, such as "NVIDIA H200", cut to the field.
+    char name[128];
+} millpond_device_properties;
+
+// A stream of either kind: a `millpond_stream`, or the driver's `CUstream` (the runtime's `cudaStream_t`).
+//
+// Null is the legacy default stream, as in CUDA, and so is 1; 2 is the calling thread's default stream. A
+// `millpond_stream` costs a look at a table. Any other `CUstream` is looked up each time, and a free on it records
+// an event at once, since it may be destroyed at any time: register the streams that are used often.
+typedef void *millpond_any_stream;
+
+// Work for a stream of the host device. Must not throw.
+typedef void (*millpond_host_work)(void *data);
+
+// The options of a pool; sizes in bytes. Fill with `millpond_pool_options_init`, then change what should differ.
+typedef struct {
+    // sizeof this struct.
+    size_t size;
+    // A name for errors and reports; null: "pool".
+    const char *name;
+    // Physical bytes that the pool may hold; SIZE_MAX by default.
+    size_t hard_limit;
+    // Physical bytes that the pool keeps when something is synchronised through millpond; SIZE_MAX by default.
+    size_t release_threshold;
+    // Bytes of the device that the pool always leaves free for others; 0 by default.
+    size_t headroom;
+    // What every address is a multiple of: a power of two from 256 bytes to 2 MiB; 512 by default.
+    size_t min_alignment;
+    // The smallest physical page, a power of two; 0: the device's granularity.
+    size_t smallest_page;
+    // The largest physical page, a power of two; 0: 32 MiB.
+    size_t largest_page;
+    // How memory may pass from stream to stream: a sum of `MILLPOND_REUSE_…`; all by default.
+    uint32_t reuse;
+    // Zero.
+    uint32_t reserved;
+    // A limit that the pool shares with others; null: none.
+    millpond_budget *budget;
+} millpond_pool_options;
+
+// A figure that moves: where it is, and the highest it has been since the last reset.
+typedef struct {
+    // Now.
+    uint64_t current;
+    // At most.
+    uint64_t high;
+} millpond_level;
+
+// Device calls by kind, counted since the pool was built.
+typedef struct {
+    // Address ranges reserved (cuMemAddressReserve).
+    uint64_t reserve;
+    // Address ranges given back (cuMemAddressFree).
+    uint64_t unreserve;
+    // Pages created (cuMemCreate).
+    uint64_t create;
+    // Mappings made (cuMemMap).
+    uint64_t map;
+    // Access rights set (cuMemSetAccess).
+    uint64_t set_access;
+    // Mappings removed (cuMemUnmap).
+    uint64_t unmap;
+    // Pages released (cuMemRelease).
+    uint64_t release;
+    // Plain allocations (cuMemAlloc).
+    uint64_t alloc;
+    // Plain frees (cuMemFree).
+    uint64_t free;
+} millpond_device_calls;
+
+// What a pool did and holds; sizes in bytes. Set `size` before the call.
+typedef struct {
+    // sizeof this struct.
+    size_t size;
+    // Bytes asked for, in live blocks.
+    millpond_level requested;
+    // Bytes in live blocks, rounded to the pool's minimum alignment.
+    millpond_level allocated;
+    // Physical bytes held from the device.
+    millpond_level reserved;
+    // Live blocks.
+    millpond_level blocks;
+    // Allocations since the pool was built.
+    uint64_t allocations;
+    // Frees since the pool was built.
+    uint64_t frees;
+    // Allocations that found memory ready, without a device call that moves memory.
+    uint64_t hits;
+    // Allocations that had to map, steal or create.
+    uint64_t misses;
+    // Allocations for which the pool made the stream wait for another.
+    uint64_t stream_waits;
+    // Pages taken from a free range to back another address.
+    uint64_t pages_stolen;
+    // Times that memory ran out, something was given back or waited for, and the request tried again.
+    uint64_t retries;
+    // Requests that ended in an out-of-memory error.
+    uint64_t out_of_memory;
+    // Device calls by kind.
+    millpond_device_calls calls;
+    // Bytes held but in no live block.
+    uint64_t cached;
+    // 1 - requested / reserved, now: the share of the memory held that nobody asked for.
+    double fragmentation;
+} millpond_stats;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// A budget of `bytes`.
+millpond_status millpond_budget_create(size_t bytes, millpond_budget **out);
+
+// A budget of a fraction (0 to 1) of the device's memory.
+millpond_status millpond_budget_fraction(millpond_context *context, double fraction, millpond_budget **out);
+
+// The limit, and what the pools hold now, in bytes. Either output may be null.
+millpond_status millpond_budget_read(millpond_budget *budget, size_t *limit, size_t *held);
+
+// Gives up the handle. The pools keep the budget.
+millpond_status millpond_budget_release(millpond_budget *budget);
+
+// Registers a callback that is asked when memory is short, after everything the pool can do itself. `id` gets what
+// `millpond_pool_remove_reclaim` takes. The callback and its data must stay valid until it is removed, or the pool
+// is gone.
+millpond_status millpond_pool_on_reclaim(millpond_pool *pool,
+                                         millpond_reclaim reclaim,
+                                         void *data,
+                                         uint64_t *id);
+
+// Removes a callback that was registered through this handle. `BAD_OPTION` if it was removed before.
+millpond_status millpond_pool_remove_reclaim(millpond_pool *pool, uint64_t id);
+
+// Registers a callback that is told when memory ran out. `id` gets what `millpond_pool_remove_out_of_memory` takes.
+// The callback and its data must stay valid until it is removed, or the pool is gone.
+millpond_status millpond_pool_on_out_of_memory(millpond_pool *pool,
+                                               millpond_observe observe,
+                                               void *data,
+                                               uint64_t *id);
+
+// Removes a callback that was registered through this handle. `BAD_OPTION` if it was removed before.
+millpond_status millpond_pool_remove_out_of_memory(millpond_pool *pool, uint64_t id);
+
+// The account of this thread's last failure, if it was that memory ran out; else BAD_OPTION.
+millpond_status millpond_last_out_of_memory(millpond_out_of_memory *report);
+
+// Opens the NVIDIA GPU with this ordinal. Every context of one GPU in this process is the same device: pools and
+// streams made from one may be used with the other.
+millpond_status millpond_context_cuda(int32_t ordinal,
+                                      millpond_context **out);
+
+// Opens the CPU as a device: real memory, real streams, no GPU needed. Every context opened by this call in this
+// process is the same device.
+millpond_status millpond_context_host(millpond_context **out);
+
+// Fills options of the host device with the defaults. `size` is sizeof the struct.
+millpond_status millpond_host_options_init(millpond_host_options *options, size_t size);
+
+// Makes a host device of its own with these options (null: the defaults).
+millpond_status millpond_context_host_with(const millpond_host_options *options, millpond_context **out);
+
+// Fills options of a simulated device with the defaults. `size` is sizeof the struct.
+millpond_status millpond_sim_options_init(millpond_sim_options *options, size_t size);
+
+// Makes a simulated device with these options (null: the defaults): it keeps no bytes and is deterministic.
+millpond_status millpond_context_sim(const millpond_sim_options *options, millpond_context **out);
+
+// Gives up the handle. The device stays open as long as a pool, a stream or another context of it is.
+millpond_status millpond_context_release(millpond_context *context);
+
+// Waits for all work on the device, then lets its pools give back what lies above their release thresholds.
+millpond_status millpond_context_synchronize(millpond_context *context);
+
+// Free and total memory of the device in bytes, as its driver counts. Either output may be null.
+millpond_status millpond_context_memory_info(millpond_context *context, size_t *free, size_t *total);
+
+// What the device is and can do.
+millpond_status millpond_context_properties(millpond_context *context,
+                                            millpond_device_properties *properties);
+
+// A handle of the device's default pool, which is built with the default options when it is first asked for.
+// Release it as any other; the pool stays.
+millpond_status millpond_context_default_pool(millpond_context *context, millpond_pool **out);
+
+// A handle of the pool that code without a preference should use: the one last set, else the default one.
+// Release it as any other; the pool stays.
+millpond_status millpond_context_current_pool(millpond_context *context, millpond_pool **out);
+
+// Makes `pool` the current one; null goes back to the default pool. The context keeps the pool, also when its
+// handle is released.
+millpond_status millpond_context_set_current_pool(millpond_context *context, millpond_pool *pool);
+
+// Frees a block of any pool of this device, also of one that was destroyed or whose last handle was released.
+millpond_status millpond_context_free(millpond_context *context, void *ptr, millpond_any_stream stream);
+
+// Sets `bytes` bytes of device memory at `at` to the low byte of `value`, in stream order.
+millpond_status millpond_memset(millpond_context *context,
+                                void *at,
+                                int32_t value,
+                                size_t bytes,
+                                millpond_any_stream stream);
+
+// Copies from host memory to the device, in stream order. `from` has been read when this returns.
+millpond_status millpond_copy_from_host(millpond_context *context,
+                                        void *to,
+                                        const void *from,
+                                        size_t bytes,
+                                        millpond_any_stream stream);
+
+// Copies from the device to host memory, in stream order, and waits for it.
+millpond_status millpond_copy_to_host(millpond_context *context,
+                                      void *to,
+                                      const void *from,
+                                      size_t bytes,
+                                      millpond_any_stream stream);
+
+// Copies within the device, in stream order. The ranges do not overlap.
+millpond_status millpond_copy(millpond_context *context,
+                              void *to,
+                              const void *from,
+                              size_t bytes,
+                              millpond_any_stream stream);
+
+// Runs `work(data)` in stream order, on the stream's thread: a kernel of the host device, which may read and
+// write device memory. It must not call millpond. DEVICE_UNSUPPORTED on other devices.
+millpond_status millpond_host_launch(millpond_context *context,
+                                     millpond_any_stream stream,
+                                     millpond_host_work work,
+                                     void *data);
+
+// Gives up the event. What waits for it still does.
+millpond_status millpond_event_release(millpond_event *event);
+
+// Whether the work before the event is complete: 1 or 0. Does not wait.
+millpond_status millpond_event_query(millpond_event *event, int32_t *out);
+
+// Waits until the work before the event is complete, then lets the pools of the device give back what lies above
+// their release thresholds.
+millpond_status millpond_event_synchronize(millpond_event *event);
+
+// The driver's handle (`CUevent`), valid until the event is released.
+millpond_status millpond_event_raw(millpond_event *event, void **out);
+
+// The message of this thread's last call that failed, with the figures and what to do next; empty if none did.
+// Never null. Valid until the thread's next call that fails. A call that succeeds leaves it as it is.
+const char *millpond_last_error(void);
+
+// The status of this thread's last call that failed; OK if none did.
+millpond_status millpond_last_status(void);
+
+// Allocates `bytes` for work on `stream`, aligned to the pool's minimum alignment (512 bytes by default). Zero
+// bytes give null. `*out` is null after a failure.
+millpond_status millpond_alloc(millpond_pool *pool,
+                               size_t bytes,
+                               millpond_any_stream stream,
+                               void **out);
+
+// Frees a block after the work given to `stream` so far, and to the streams of recorded uses. Null is freed at no
+// cost. After a failure nothing changed.
+millpond_status millpond_free(millpond_pool *pool,
+                              void *ptr,
+                              millpond_any_stream stream);
+
+// Allocates at an address that is a multiple of `align` bytes, a power of two up to the device's granularity
+// (2 MiB).
+millpond_status millpond_alloc_aligned(millpond_pool *pool,
+                                       size_t bytes,
+                                       size_t align,
+                                       millpond_any_stream stream,
+                                       void **out);
+
+// Allocates, and sets all bytes to zero in stream order.
+millpond_status millpond_alloc_zeroed(millpond_pool *pool,
+                                      size_t bytes,
+                                      millpond_any_stream stream,
+                                      void **out);
+
+// Notes that work on `stream` uses the block, now or until it is freed: the free will wait for what `stream` was
+// given by then. The host never waits. (Of a `CUstream` that is not registered: only for what it was given by now.)
+millpond_status millpond_record_use(millpond_pool *pool,
+                                    void *ptr,
+                                    millpond_any_stream stream);
+
+// Bytes asked for in the live block that starts at `ptr`.
+millpond_status millpond_size_of(millpond_pool *pool, const void *ptr, size_t *out);
+
+// Fills a pool's options with the defaults. `size` is sizeof the struct.
+millpond_status millpond_pool_options_init(millpond_pool_options *options, size_t size);
+
+// Builds a pool of the device with these options (null: the defaults). No memory is taken yet.
+millpond_status millpond_pool_create(millpond_context *context,
+                                     const millpond_pool_options *options,
+                                     millpond_pool **out);
+
+// Gives up the handle. With a pool's last handle the pool goes: the host waits for pending work on its memory. If
+// blocks are still live then, their memory goes back when the last of them is freed (`millpond_context_free`).
+millpond_status millpond_pool_release(millpond_pool *pool);
+
+// Destroys the pool for all its handles: it allocates no more. Waits for pending work on its memory. Answers
+// LIVE_BLOCKS where blocks are live; the pool is destroyed all the same. The handle must still be released.
+millpond_status millpond_pool_destroy(millpond_pool *pool);
+
+// Gives free memory back to the device until at most `bytes_to_keep` are reserved, as far as no pending work uses
+// it. Does not wait. `released` gets the bytes given back; it may be null.
+millpond_status millpond_pool_trim(millpond_pool *pool,
+                                   size_t bytes_to_keep,
+                                   size_t *released);
+
+// Lets the high-water marks start again from where the figures are now.
+millpond_status millpond_pool_reset_high_water(millpond_pool *pool);
+
+// Recounts every invariant of the pool, for tests. INTERNAL, and a sentence that says what is wrong, where one is.
+millpond_status millpond_pool_check(millpond_pool *pool);
+
+// The pool's name, ended with a zero byte and cut to `capacity` bytes. `length` gets the whole name's length
+// without the zero. `name` may be null where `capacity` is 0, and `length` may be null.
+millpond_status millpond_pool_name(millpond_pool *pool, char *name, size_t capacity, size_t *length);
+
+// Reads an attribute (one of `millpond_attribute`).
+millpond_status millpond_pool_get(millpond_pool *pool, int32_t attribute, uint64_t *out);
+
+// Sets an attribute (one of `millpond_attribute` that can be set).
+millpond_status millpond_pool_set(millpond_pool *pool, int32_t attribute, uint64_t value);
+
+// What the pool did and holds. Takes no lock.
+millpond_status millpond_pool_stats(millpond_pool *pool, millpond_stats *stats);
+
+// A status in words, such as "double free". Never null, and for any number.
+const char *millpond_status_name(int32_t status);
+
+// The library's version, such as "0.1.0".
+const char *millpond_version(void);
+
+// Creates a stream. Releasing the handle destroys it; work already given to it still runs.
+millpond_status millpond_stream_create(millpond_context *context, millpond_stream **out);
+
+// Registers a `CUstream` of the device (null or 1: the legacy default stream) for the fast path. The stream must
+// not be destroyed before the handle, and all workspaces made on it, are released.
+millpond_status millpond_stream_register(millpond_context *context,
+                                         void *raw,
+                                         millpond_stream **out);
+
+// Gives up the handle. A stream that millpond created is destroyed, once nothing made on it is left.
+millpond_status millpond_stream_release(millpond_stream *stream);
+
+// The driver's handle (`CUstream`) of a stream, for launches and driver calls. Valid until the stream is released.
+millpond_status millpond_stream_raw(millpond_stream *stream,
+                                    void **out);
+
+// The stream's identity, which the device never gives to another (`cuStreamGetId`).
+millpond_status millpond_stream_id(millpond_stream *stream, uint64_t *out);
+
+// Records an event after all work given to the stream so far.
+millpond_status millpond_stream_record(millpond_context *context,
+                                       millpond_any_stream stream,
+                                       millpond_event **out);
+
+// Makes later work on the stream wait for the event. The host does not wait.
+millpond_status millpond_stream_wait(millpond_context *context,
+                                     millpond_any_stream stream,
+                                     millpond_event *event);
+
+// Makes later work on the stream wait for all work given to `other` so far. The host does not wait.
+millpond_status millpond_stream_wait_for(millpond_context *context,
+                                         millpond_any_stream stream,
+                                         millpond_any_stream other);
+
+// Waits until all work given to the stream so far is complete, then lets the pools of the device give back what
+// lies above their release thresholds.
+millpond_status millpond_stream_synchronize(millpond_context *context,
+                                            millpond_any_stream stream);
+
+// Whether all work given to the stream so far is complete: 1 or 0. Does not wait.
+millpond_status millpond_stream_is_idle(millpond_context *context, millpond_any_stream stream, int32_t *out);
+
+// Takes a block of `bytes` from the pool. What it hands out is aligned to 512 bytes.
+millpond_status millpond_workspace_create(millpond_pool *pool,
+                                          size_t bytes,
+                                          millpond_any_stream stream,
+                                          millpond_workspace **out);
+
+// Hands out `bytes` with no defined content, for work on the workspace's stream, until the next reset.
+millpond_status millpond_workspace_alloc(millpond_workspace *workspace, size_t bytes, void **out);
+
+// Takes everything back. What was handed out before must not be used by work given to the stream later.
+millpond_status millpond_workspace_reset(millpond_workspace *workspace);
+
+// Bytes taken from the pool, handed out since the last reset, and handed out at most between two resets. Each
+// output may be null.
+millpond_status millpond_workspace_read(millpond_workspace *workspace,
+                                        size_t *capacity,
+                                        size_t *used,
+                                        size_t *high_water);
+
+// Gives up the workspace, and frees its block after the work given to its stream so far.
+millpond_status millpond_workspace_release(millpond_workspace *workspace);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* MILLPOND_H */

@@ -1,0 +1,583 @@
+// Millpond for C++17: RAII over millpond.h, header only.
+//
+// Contexts, streams, events, pools, budgets and workspaces are handles: copies are the same thing, and the last copy
+// lets go of it. A Buffer owns memory: it moves, does not copy, and is freed in stream order. Failures are exceptions
+// derived from std::runtime_error. Any function may be called from any thread; see docs/stream-order.md for who may
+// use memory when.
+//
+// It includes millpond_resources.hpp: a pool as a std::pmr::memory_resource, and as a resource of CCCL where that is.
+#ifndef MILLPOND_HPP
+#define MILLPOND_HPP
+
+#include <millpond.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+/// What CUDA's headers call what a CUstream and a cudaStream_t point to.
+struct CUstream_st;
+
+namespace millpond {
+
+// ---- errors -----------------------------------------------------------------------------------------
+
+/// A call that failed. what() is the library's message, with the figures and what to do next.
+class Error : public std::runtime_error {
+public:
+    Error(millpond_status status, const std::string &message) : std::runtime_error(message), status_(status) {}
+
+    millpond_status status() const noexcept { return status_; }
+
+private:
+    millpond_status status_;
+};
+
+/// Memory ran out, after everything that could be given back was given back.
+class OutOfMemory : public Error {
+public:
+    explicit OutOfMemory(const std::string &message) : Error(MILLPOND_STATUS_OUT_OF_MEMORY, message) {
+        report_.size = sizeof report_;
+        // Leaves zeros where another failure of this thread came between.
+        millpond_last_out_of_memory(&report_);
+    }
+
+    /// Where the memory is.
+    const millpond_out_of_memory &report() const noexcept { return report_; }
+
+private:
+    millpond_out_of_memory report_{};
+};
+
+/// Throws what a status stands for, unless it is OK.
+inline void check(millpond_status status) {
+    if (status == MILLPOND_STATUS_OK) return;
+    const std::string message = millpond_last_error();
+    if (status == MILLPOND_STATUS_OUT_OF_MEMORY) throw OutOfMemory(message);
+    throw Error(status, message);
+}
+
+namespace detail {
+
+/// A handle that is released with its last copy.
+template <class H, millpond_status (*release)(H *)>
+class Shared {
+public:
+    H *get() const noexcept { return handle_.get(); }
+    friend bool operator==(const Shared &a, const Shared &b) noexcept { return a.get() == b.get(); }
+    friend bool operator!=(const Shared &a, const Shared &b) noexcept { return a.get() != b.get(); }
+
+protected:
+    explicit Shared(H *handle) : handle_(handle, [](H *last) { release(last); }) {}
+
+private:
+    std::shared_ptr<H> handle_;
+};
+
+} // namespace detail
+
+// ---- devices ----------------------------------------------------------------------------------------
+
+/// Options of the host device, with the defaults.
+struct HostOptions : millpond_host_options {
+    HostOptions() : millpond_host_options{} { check(millpond_host_options_init(this, sizeof(millpond_host_options))); }
+};
+
+/// Options of the simulated device, with the defaults.
+struct SimOptions : millpond_sim_options {
+    SimOptions() : millpond_sim_options{} { check(millpond_sim_options_init(this, sizeof(millpond_sim_options))); }
+};
+
+/// Free and total memory of a device, in bytes.
+struct MemoryInfo {
+    std::size_t free;
+    std::size_t total;
+};
+
+class Pool;
+
+/// A device with its streams and its pools.
+class Context : public detail::Shared<millpond_context, millpond_context_release> {
+public:
+    /// The NVIDIA GPU with this ordinal.
+    static Context cuda(int ordinal = 0) {
+        millpond_context *handle;
+        check(millpond_context_cuda(ordinal, &handle));
+        return Context(handle);
+    }
+
+    /// The CPU as a device.
+    static Context host() {
+        millpond_context *handle;
+        check(millpond_context_host(&handle));
+        return Context(handle);
+    }
+
+    /// A host device of its own.
+    static Context host(const HostOptions &options) {
+        millpond_context *handle;
+        check(millpond_context_host_with(&options, &handle));
+        return Context(handle);
+    }
+
+    /// A simulated device, which keeps no bytes.
+    static Context sim(const SimOptions &options = {}) {
+        millpond_context *handle;
+        check(millpond_context_sim(&options, &handle));
+        return Context(handle);
+    }
+
+    /// Waits for all work on the device.
+    void synchronize() const { check(millpond_context_synchronize(get())); }
+
+    MemoryInfo memory_info() const {
+        MemoryInfo info{};
+        check(millpond_context_memory_info(get(), &info.free, &info.total));
+        return info;
+    }
+
+    millpond_device_properties properties() const {
+        millpond_device_properties found{};
+        found.size = sizeof found;
+        check(millpond_context_properties(get(), &found));
+        return found;
+    }
+
+    /// The pool that is there without being built.
+    Pool default_pool() const;
+    /// The pool last set as the current one, else the default one.
+    Pool current_pool() const;
+    /// Makes the pool the current one; null goes back to the default one.
+    void set_current_pool(const Pool *pool) const;
+
+private:
+    explicit Context(millpond_context *handle) : Shared(handle) {}
+};
+
+// ---- streams ----------------------------------------------------------------------------------------
+
+/// A stream that millpond knows, which is the fast way.
+class Stream : public detail::Shared<millpond_stream, millpond_stream_release> {
+public:
+    /// Creates a stream.
+    explicit Stream(const Context &context) : Shared(create(context)) {}
+
+    /// Registers a CUstream (cudaStream_t), which must outlive every copy of this and every Buffer on it.
+    Stream(const Context &context, void *raw) : Shared(adopt(context, raw)) {}
+
+    /// The CUstream, for launches.
+    void *raw() const {
+        void *found;
+        check(millpond_stream_raw(get(), &found));
+        return found;
+    }
+
+    /// The stream's identity, which the device never gives to another.
+    std::uint64_t id() const {
+        std::uint64_t found;
+        check(millpond_stream_id(get(), &found));
+        return found;
+    }
+
+private:
+    static millpond_stream *create(const Context &context) {
+        millpond_stream *handle;
+        check(millpond_stream_create(context.get(), &handle));
+        return handle;
+    }
+
+    static millpond_stream *adopt(const Context &context, void *raw) {
+        millpond_stream *handle;
+        check(millpond_stream_register(context.get(), raw, &handle));
+        return handle;
+    }
+};
+
+/// A stream as an argument: a Stream, or a CUstream (cudaStream_t), or nullptr for the default stream. Does not own.
+class StreamRef {
+public:
+    StreamRef(std::nullptr_t = nullptr) noexcept {}
+    StreamRef(const Stream &stream) noexcept : any_(stream.get()) {}
+    StreamRef(millpond_stream *stream) noexcept : any_(stream) {}
+    StreamRef(CUstream_st *raw) noexcept : any_(raw) {}
+    StreamRef(void *raw) noexcept : any_(raw) {}
+    /// Nothing else that is a pointer is a stream.
+    template <class T>
+    StreamRef(T *) = delete;
+
+    millpond_any_stream get() const noexcept { return any_; }
+
+private:
+    millpond_any_stream any_ = nullptr;
+};
+
+/// A point in a stream's work.
+class Event : public detail::Shared<millpond_event, millpond_event_release> {
+public:
+    /// After all work given to the stream so far.
+    Event(const Context &context, StreamRef stream) : Shared(record(context, stream)) {}
+
+    /// Whether the work before it is complete.
+    bool query() const {
+        std::int32_t complete;
+        check(millpond_event_query(get(), &complete));
+        return complete != 0;
+    }
+
+    /// Waits until the work before it is complete.
+    void synchronize() const { check(millpond_event_synchronize(get())); }
+
+private:
+    static millpond_event *record(const Context &context, StreamRef stream) {
+        millpond_event *handle;
+        check(millpond_stream_record(context.get(), stream.get(), &handle));
+        return handle;
+    }
+};
+
+/// Makes later work on the stream wait for the event.
+inline void wait(const Context &context, StreamRef stream, const Event &event) {
+    check(millpond_stream_wait(context.get(), stream.get(), event.get()));
+}
+
+/// Makes later work on the stream wait for all work given to the other so far.
+inline void wait_for(const Context &context, StreamRef stream, StreamRef other) {
+    check(millpond_stream_wait_for(context.get(), stream.get(), other.get()));
+}
+
+/// Waits until all work given to the stream so far is complete.
+inline void synchronize(const Context &context, StreamRef stream) {
+    check(millpond_stream_synchronize(context.get(), stream.get()));
+}
+
+/// Whether all work given to the stream so far is complete.
+inline bool is_idle(const Context &context, StreamRef stream) {
+    std::int32_t idle;
+    check(millpond_stream_is_idle(context.get(), stream.get(), &idle));
+    return idle != 0;
+}
+
+// ---- pools ------------------------------------------------------------------------------------------
+
+/// A limit on what all pools with it hold together.
+class Budget : public detail::Shared<millpond_budget, millpond_budget_release> {
+public:
+    explicit Budget(std::size_t bytes) : Shared(create(bytes)) {}
+
+    std::size_t limit() const { return read().first; }
+    std::size_t held() const { return read().second; }
+
+private:
+    static millpond_budget *create(std::size_t bytes) {
+        millpond_budget *handle;
+        check(millpond_budget_create(bytes, &handle));
+        return handle;
+    }
+
+    std::pair<std::size_t, std::size_t> read() const {
+        std::pair<std::size_t, std::size_t> found;
+        check(millpond_budget_read(get(), &found.first, &found.second));
+        return found;
+    }
+};
+
+/// Options of a pool, with the defaults. `name` and `budget` must live until the pool is built.
+struct PoolOptions : millpond_pool_options {
+    PoolOptions() : millpond_pool_options{} { check(millpond_pool_options_init(this, sizeof(millpond_pool_options))); }
+};
+
+/// What a pool holds and did; millpond.h explains each figure.
+using Stats = millpond_stats;
+
+/// A memory pool of one device.
+class Pool : public detail::Shared<millpond_pool, millpond_pool_release> {
+public:
+    explicit Pool(const Context &context, const PoolOptions &options = {})
+        : Pool(context, create(context, options)) {}
+
+    const Context &context() const noexcept { return context_; }
+
+    /// Allocates for work on the stream. Zero bytes give null.
+    void *allocate(std::size_t bytes, StreamRef stream = nullptr) const {
+        void *found;
+        check(millpond_alloc(get(), bytes, stream.get(), &found));
+        return found;
+    }
+
+    /// Allocates at a multiple of `align` bytes, a power of two up to 2 MiB.
+    void *allocate_aligned(std::size_t bytes, std::size_t align, StreamRef stream = nullptr) const {
+        void *found;
+        check(millpond_alloc_aligned(get(), bytes, align, stream.get(), &found));
+        return found;
+    }
+
+    /// Allocates, and sets all bytes to zero in stream order.
+    void *allocate_zeroed(std::size_t bytes, StreamRef stream = nullptr) const {
+        void *found;
+        check(millpond_alloc_zeroed(get(), bytes, stream.get(), &found));
+        return found;
+    }
+
+    /// Frees after the work given to the stream so far, and to the streams of recorded uses.
+    void deallocate(void *ptr, StreamRef stream = nullptr) const {
+        check(millpond_free(get(), ptr, stream.get()));
+    }
+
+    /// Notes that work on the stream uses the block, as PyTorch's record_stream does.
+    void record_use(void *ptr, StreamRef stream) const {
+        check(millpond_record_use(get(), ptr, stream.get()));
+    }
+
+    /// Bytes asked for in the live block that starts at `ptr`.
+    std::size_t size_of(const void *ptr) const {
+        std::size_t found;
+        check(millpond_size_of(get(), ptr, &found));
+        return found;
+    }
+
+    /// Gives free memory back until at most `bytes_to_keep` are reserved; answers the bytes given back.
+    std::size_t trim(std::size_t bytes_to_keep = 0) const {
+        std::size_t released = 0;
+        check(millpond_pool_trim(get(), bytes_to_keep, &released));
+        return released;
+    }
+
+    Stats stats() const {
+        Stats found{};
+        found.size = sizeof found;
+        check(millpond_pool_stats(get(), &found));
+        return found;
+    }
+
+    std::uint64_t attribute(millpond_attribute which) const {
+        std::uint64_t found;
+        check(millpond_pool_get(get(), which, &found));
+        return found;
+    }
+
+    void set_attribute(millpond_attribute which, std::uint64_t value) const {
+        check(millpond_pool_set(get(), which, value));
+    }
+
+    void reset_high_water() const { check(millpond_pool_reset_high_water(get())); }
+
+    std::string name() const {
+        std::size_t length = 0;
+        check(millpond_pool_name(get(), nullptr, 0, &length));
+        std::string found(length + 1, '\0');
+        check(millpond_pool_name(get(), &found[0], found.size(), nullptr));
+        found.resize(length);
+        return found;
+    }
+
+    /// Destroys the pool for all its copies. Throws LIVE_BLOCKS where blocks are live, and is destroyed all the same.
+    void destroy() const { check(millpond_pool_destroy(get())); }
+
+private:
+    friend class Context;
+
+    Pool(const Context &context, millpond_pool *handle) : Shared(handle), context_(context) {}
+
+    static millpond_pool *create(const Context &context, const PoolOptions &options) {
+        millpond_pool *handle;
+        check(millpond_pool_create(context.get(), &options, &handle));
+        return handle;
+    }
+
+    Context context_;
+};
+
+inline Pool Context::default_pool() const {
+    millpond_pool *handle;
+    check(millpond_context_default_pool(get(), &handle));
+    return Pool(*this, handle);
+}
+
+inline Pool Context::current_pool() const {
+    millpond_pool *handle;
+    check(millpond_context_current_pool(get(), &handle));
+    return Pool(*this, handle);
+}
+
+inline void Context::set_current_pool(const Pool *pool) const {
+    check(millpond_context_set_current_pool(get(), pool == nullptr ? nullptr : pool->get()));
+}
+
+/// Asked when memory is short, as long as this lives: frees what it can, and says whether trying again is worth it.
+/// What it throws counts as no. It runs on the allocating thread, and must not let go of the pool.
+class Reclaim {
+public:
+    Reclaim(const Pool &pool, std::function<bool(std::size_t)> function)
+        : pool_(pool), function_(std::make_unique<std::function<bool(std::size_t)>>(std::move(function))) {
+        check(millpond_pool_on_reclaim(pool_.get(), &Reclaim::ask, function_.get(), &id_));
+    }
+
+    Reclaim(const Reclaim &) = delete;
+    Reclaim &operator=(const Reclaim &) = delete;
+    ~Reclaim() { millpond_pool_remove_reclaim(pool_.get(), id_); }
+
+private:
+    static std::int32_t ask(std::size_t bytes, void *data) noexcept {
+        try {
+            return (*static_cast<std::function<bool(std::size_t)> *>(data))(bytes) ? 1 : 0;
+        } catch (...) {
+            return 0;
+        }
+    }
+
+    Pool pool_;
+    std::unique_ptr<std::function<bool(std::size_t)>> function_;
+    std::uint64_t id_ = 0;
+};
+
+// ---- memory that frees itself -----------------------------------------------------------------------
+
+/// `count` elements of device memory on one stream, freed after the work given to it by then. A stream that is
+/// passed raw must live as long as the buffer; a Stream is kept.
+template <class T>
+class Buffer {
+    static_assert(std::is_trivially_copyable_v<T>, "device memory is copied byte by byte");
+
+public:
+    /// No elements.
+    Buffer() noexcept = default;
+
+    Buffer(const Pool &pool, std::size_t count, const Stream &stream)
+        : Buffer(pool, count, StreamRef(stream), stream) {}
+
+    Buffer(const Pool &pool, std::size_t count, StreamRef stream = nullptr)
+        : Buffer(pool, count, stream, std::nullopt) {}
+
+    Buffer(Buffer &&other) noexcept { swap(other); }
+
+    Buffer &operator=(Buffer &&other) noexcept {
+        Buffer(std::move(other)).swap(*this);
+        return *this;
+    }
+
+    Buffer(const Buffer &) = delete;
+    Buffer &operator=(const Buffer &) = delete;
+
+    ~Buffer() {
+        // A failure is the program's mistake (the block was freed by hand), and a destructor has nobody to tell.
+        if (data_ != nullptr) millpond_free(pool_->get(), data_, stream_.get());
+    }
+
+    /// The address, for kernels.
+    T *data() const noexcept { return data_; }
+    std::size_t size() const noexcept { return count_; }
+    std::size_t size_bytes() const noexcept { return count_ * sizeof(T); }
+    bool empty() const noexcept { return count_ == 0; }
+    StreamRef stream() const noexcept { return stream_; }
+
+    /// Sets all bytes, in stream order.
+    void fill_bytes(unsigned char value) {
+        if (empty()) return;
+        check(millpond_memset(pool_->context().get(), data_, value, size_bytes(), stream_.get()));
+    }
+
+    /// Copies `size()` elements from host memory, in stream order. `from` has been read when this returns.
+    void copy_from_host(const T *from) {
+        if (empty()) return;
+        check(millpond_copy_from_host(pool_->context().get(), data_, from, size_bytes(), stream_.get()));
+    }
+
+    /// Copies `size()` elements to host memory, and waits.
+    void copy_to_host(T *to) const {
+        if (empty()) return;
+        check(millpond_copy_to_host(pool_->context().get(), to, data_, size_bytes(), stream_.get()));
+    }
+
+    /// The elements, after the work given to the stream so far. Waits.
+    std::vector<T> to_vector() const {
+        std::vector<T> elements(count_);
+        copy_to_host(elements.data());
+        return elements;
+    }
+
+    /// Notes that work on the stream uses the buffer.
+    void record_use(StreamRef stream) const {
+        if (!empty()) pool_->record_use(data_, stream);
+    }
+
+    /// Gives up the block without freeing it; free it with Pool::deallocate.
+    T *release() noexcept {
+        count_ = 0;
+        return std::exchange(data_, nullptr);
+    }
+
+    void swap(Buffer &other) noexcept {
+        std::swap(pool_, other.pool_);
+        std::swap(kept_, other.kept_);
+        std::swap(stream_, other.stream_);
+        std::swap(data_, other.data_);
+        std::swap(count_, other.count_);
+    }
+
+private:
+    Buffer(const Pool &pool, std::size_t count, StreamRef stream, std::optional<Stream> kept)
+        : pool_(pool), kept_(std::move(kept)), stream_(stream), count_(count) {
+        if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
+            throw Error(MILLPOND_STATUS_SIZE_OVERFLOW, "a buffer of more bytes than can be addressed");
+        }
+        data_ = static_cast<T *>(pool.allocate(size_bytes(), stream));
+    }
+
+    /// A buffer made without arguments has no pool.
+    std::optional<Pool> pool_;
+    std::optional<Stream> kept_;
+    StreamRef stream_;
+    T *data_ = nullptr;
+    std::size_t count_ = 0;
+};
+
+/// One block, handed out from front to back and taken back all at once.
+class Workspace : public detail::Shared<millpond_workspace, millpond_workspace_release> {
+public:
+    Workspace(const Pool &pool, std::size_t bytes, StreamRef stream = nullptr)
+        : Shared(create(pool, bytes, stream)) {}
+
+    /// Bytes with no defined content, until the next reset.
+    void *allocate(std::size_t bytes) const {
+        void *found;
+        check(millpond_workspace_alloc(get(), bytes, &found));
+        return found;
+    }
+
+    template <class T>
+    T *allocate_array(std::size_t count) const {
+        if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
+            throw Error(MILLPOND_STATUS_SIZE_OVERFLOW, "an array of more bytes than can be addressed");
+        }
+        return static_cast<T *>(allocate(count * sizeof(T)));
+    }
+
+    void reset() const { check(millpond_workspace_reset(get())); }
+
+    std::size_t used() const {
+        std::size_t found;
+        check(millpond_workspace_read(get(), nullptr, &found, nullptr));
+        return found;
+    }
+
+private:
+    static millpond_workspace *create(const Pool &pool, std::size_t bytes, StreamRef stream) {
+        millpond_workspace *handle;
+        check(millpond_workspace_create(pool.get(), bytes, stream.get(), &handle));
+        return handle;
+    }
+};
+
+} // namespace millpond
+
+#include <millpond_resources.hpp>
+
+#endif // MILLPOND_HPP

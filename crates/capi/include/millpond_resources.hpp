@@ -1,0 +1,109 @@
+// A Millpond pool behind other people's interfaces: std::pmr, and CCCL where the compiler finds it (and so RMM and
+// Thrust). Included by millpond.hpp.
+#ifndef MILLPOND_RESOURCES_HPP
+#define MILLPOND_RESOURCES_HPP
+
+#include <millpond.hpp>
+
+#include <cstddef>
+#include <memory_resource>
+#include <optional>
+
+#if defined(__has_include)
+#if __has_include(<cuda/memory_resource>) && __has_include(<cuda_runtime_api.h>)
+#include <cuda/memory_resource>
+#include <cuda/stream_ref>
+#define MILLPOND_HAS_CCCL 1
+#endif
+#endif
+
+namespace millpond {
+
+/// A pool and a stream as a std::pmr::memory_resource. What it gives is device memory: on a GPU the host must not
+/// touch it, so it is for code that only passes pointers on; on the host device containers may live in it.
+class MemoryResource : public std::pmr::memory_resource {
+public:
+    explicit MemoryResource(const Pool &pool) : pool_(pool) {}
+    MemoryResource(const Pool &pool, const Stream &stream)
+        : pool_(pool), kept_(stream), stream_(stream) {}
+    MemoryResource(const Pool &pool, StreamRef stream) : pool_(pool), stream_(stream) {}
+
+    const Pool &pool() const noexcept { return pool_; }
+
+private:
+    void *do_allocate(std::size_t bytes, std::size_t align) override {
+        // Other resources give an address for no bytes too.
+        return pool_.allocate_aligned(bytes == 0 ? 1 : bytes, align, stream_);
+    }
+
+    void do_deallocate(void *ptr, std::size_t, std::size_t) override { pool_.deallocate(ptr, stream_); }
+
+    bool do_is_equal(const std::pmr::memory_resource &other) const noexcept override {
+        const auto *same = dynamic_cast<const MemoryResource *>(&other);
+        return same != nullptr && same->pool_ == pool_ && same->stream_.get() == stream_.get();
+    }
+
+    Pool pool_;
+    std::optional<Stream> kept_;
+    StreamRef stream_;
+};
+
+#ifdef MILLPOND_HAS_CCCL
+
+/// A pool as a resource of CCCL: it satisfies cuda::mr::resource_with<cuda::mr::device_accessible> of CCCL 3.1 and
+/// later, and the async_resource of CCCL before that (allocate_async).
+class StreamResource {
+public:
+    explicit StreamResource(const Pool &pool) : pool_(pool) {}
+
+    void *allocate(::cuda::stream_ref stream, std::size_t bytes, std::size_t align = default_alignment) {
+        return pool_.allocate_aligned(bytes, align, stream.get());
+    }
+
+    void deallocate(::cuda::stream_ref stream, void *ptr, std::size_t, std::size_t = default_alignment) noexcept {
+        millpond_free(pool_.get(), ptr, stream.get());
+    }
+
+    void *allocate_sync(std::size_t bytes, std::size_t align = default_alignment) {
+        void *found = pool_.allocate_aligned(bytes, align, nullptr);
+        synchronize(pool_.context(), nullptr);
+        return found;
+    }
+
+    void deallocate_sync(void *ptr, std::size_t, std::size_t = default_alignment) noexcept {
+        millpond_free(pool_.get(), ptr, nullptr);
+    }
+
+    // The names before CCCL 3.1.
+    void *allocate(std::size_t bytes, std::size_t align = default_alignment) { return allocate_sync(bytes, align); }
+    void deallocate(void *ptr, std::size_t bytes, std::size_t align = default_alignment) noexcept {
+        deallocate_sync(ptr, bytes, align);
+    }
+    void *allocate_async(std::size_t bytes, std::size_t align, ::cuda::stream_ref stream) {
+        return allocate(stream, bytes, align);
+    }
+    void *allocate_async(std::size_t bytes, ::cuda::stream_ref stream) { return allocate(stream, bytes); }
+    void deallocate_async(void *ptr, std::size_t bytes, std::size_t align, ::cuda::stream_ref stream) noexcept {
+        deallocate(stream, ptr, bytes, align);
+    }
+    void deallocate_async(void *ptr, std::size_t bytes, ::cuda::stream_ref stream) noexcept {
+        deallocate(stream, ptr, bytes);
+    }
+
+    const Pool &pool() const noexcept { return pool_; }
+
+    friend bool operator==(const StreamResource &a, const StreamResource &b) noexcept { return a.pool_ == b.pool_; }
+    friend bool operator!=(const StreamResource &a, const StreamResource &b) noexcept { return !(a == b); }
+    friend void get_property(const StreamResource &, ::cuda::mr::device_accessible) noexcept {}
+
+private:
+    static constexpr std::size_t default_alignment = 256;
+
+    Pool pool_;
+};
+
+#endif // MILLPOND_HAS_CCCL
+
+} // namespace millpond
+
+#endif // MILLPOND_RESOURCES_HPP

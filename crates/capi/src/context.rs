@@ -1,0 +1,385 @@
+//! Contexts: a device with its streams and pools.
+
+use std::ffi::{c_char, c_void};
+use std::sync::{Arc, OnceLock, Weak};
+
+use millpond::device::host::{HostDevice, HostOptions};
+use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::device::{DevicePtr, Kind as DeviceKind, MemoryInfo};
+use millpond::{Context, Stream};
+use parking_lot::Mutex;
+
+use crate::arguments::{Out, SizedStruct, fixed_text, read_struct, write_struct};
+use crate::failure::{Failure, boundary};
+use crate::handle::{Kind, Table};
+use crate::pool::{POOLS, PoolHandle, PoolObject};
+use crate::status::Status;
+use crate::stream::{AnyStream, find_stream};
+
+/// A device with its streams and its pools. Opaque.
+#[derive(Debug)]
+pub struct ContextHandle;
+
+/// What a context's handle stands for.
+#[derive(Debug)]
+pub(crate) struct ContextObject {
+    pub(crate) context: Context,
+    /// The legacy default stream, which null stands for.
+    default_stream: OnceLock<Stream>,
+    /// The device, where it is the host: it runs closures.
+    pub(crate) host: Option<Arc<HostDevice>>,
+}
+
+pub(crate) static CONTEXTS: Table<Arc<ContextObject>> = Table::new(Kind::Context);
+
+impl ContextObject {
+    fn new(context: Context, host: Option<Arc<HostDevice>>) -> Arc<Self> {
+        Arc::new(Self { context, default_stream: OnceLock::new(), host })
+    }
+
+    /// The default stream, if somebody used it before.
+    #[inline]
+    pub(crate) fn known_default_stream(&self) -> Option<&Stream> {
+        self.default_stream.get()
+    }
+
+    pub(crate) fn default_stream(&self) -> Result<&Stream, Failure> {
+        if let Some(stream) = self.default_stream.get() {
+            return Ok(stream);
+        }
+        let stream = self.context.default_stream()?;
+        Ok(self.default_stream.get_or_init(|| stream))
+    }
+}
+
+/// What the host device is made with. Fill with `millpond_host_options_init`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct HostDeviceOptions {
+    /// sizeof this struct.
+    pub size: usize,
+    /// Bytes of memory that the device has; 0: half of what the process may have.
+    pub capacity: usize,
+    /// The smallest page in bytes, a power of two; 2 MiB by default, as a GPU.
+    pub granularity: usize,
+    /// Whether pages can be mapped; 1 by default. 0: as on older or virtual GPUs.
+    pub virtual_memory: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+// SAFETY: `repr(C)`, integers only, the size first.
+unsafe impl SizedStruct for HostDeviceOptions {
+    const NAME: &'static str = "millpond_host_options";
+}
+
+/// What a simulated device is made with. Fill with `millpond_sim_options_init`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct SimDeviceOptions {
+    /// sizeof this struct.
+    pub size: usize,
+    /// Bytes of memory that the device has; 140 GiB by default, as an NVIDIA H200.
+    pub capacity: usize,
+    /// The smallest page in bytes, a power of two; 2 MiB by default.
+    pub granularity: usize,
+    /// Whether pages can be mapped; 1 by default.
+    pub virtual_memory: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+// SAFETY: `repr(C)`, integers only, the size first.
+unsafe impl SizedStruct for SimDeviceOptions {
+    const NAME: &'static str = "millpond_sim_options";
+}
+
+/// What a device is and can do. Set `size` before the call.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceProperties {
+    /// sizeof this struct.
+    pub size: usize,
+    /// Bytes of memory that the device has.
+    pub total_memory: usize,
+    /// The smallest page in bytes.
+    pub granularity: usize,
+    /// One of `millpond_device_kind`.
+    pub kind: i32,
+    /// The device's number among its kind.
+    pub ordinal: i32,
+    /// Whether pages can be mapped.
+    pub virtual_memory: u32,
+    /// Whether the driver has a stream-ordered allocator of its own.
+    pub memory_pools: u32,
+    /// The device's name, such as "NVIDIA H200", cut to the field.
+    pub name: [c_char; 128],
+}
+
+// SAFETY: `repr(C)`, integers only, the size first.
+unsafe impl SizedStruct for DeviceProperties {
+    const NAME: &'static str = "millpond_device_properties";
+}
+
+/// Which device a context is of.
+#[repr(i32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceKindCode {
+    /// A device that this version has no number for.
+    Unknown = 0,
+    /// An NVIDIA GPU.
+    Cuda = 1,
+    /// The CPU, with real memory, and threads for streams.
+    Host = 2,
+    /// Nothing: bookkeeping in virtual time.
+    Sim = 3,
+}
+
+fn default_host_options(size: usize) -> HostDeviceOptions {
+    let HostOptions { granularity, .. } = HostOptions::default();
+    HostDeviceOptions { size, capacity: 0, granularity: granularity as usize, virtual_memory: 1, reserved: 0 }
+}
+
+fn default_sim_options(size: usize) -> SimDeviceOptions {
+    let SimOptions { capacity, granularity, .. } = SimOptions::default();
+    let (capacity, granularity) = (capacity as usize, granularity as usize);
+    SimDeviceOptions { size, capacity, granularity, virtual_memory: 1, reserved: 0 }
+}
+
+/// Opens the NVIDIA GPU with this ordinal. Every context of one GPU in this process is the same device: pools and
+/// streams made from one may be used with the other.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_context_cuda(ordinal: i32, out: *mut *mut ContextHandle) -> Status {
+    boundary(|_| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        let ordinal = usize::try_from(ordinal)
+            .map_err(|_| Failure::option("ordinal", format!("{ordinal}; devices are numbered from 0")))?;
+        static OPENED: Mutex<Vec<(usize, Weak<ContextObject>)>> = Mutex::new(Vec::new());
+        let mut opened = OPENED.lock();
+        opened.retain(|(_, context)| context.strong_count() > 0);
+        let known = opened.iter().find(|(of, _)| *of == ordinal).and_then(|(_, known)| known.upgrade());
+        let object = match known {
+            Some(known) => known,
+            None => {
+                let object = ContextObject::new(Context::cuda(ordinal)?, None);
+                opened.push((ordinal, Arc::downgrade(&object)));
+                object
+            }
+        };
+        out.set(CONTEXTS.insert(object)?);
+        Ok(())
+    })
+}
+
+/// Opens the CPU as a device: real memory, real streams, no GPU needed. Every context opened by this call in this
+/// process is the same device.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_context_host(out: *mut *mut ContextHandle) -> Status {
+    boundary(|_| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        static OPENED: Mutex<Weak<ContextObject>> = Mutex::new(Weak::new());
+        let mut opened = OPENED.lock();
+        let object = match opened.upgrade() {
+            Some(known) => known,
+            None => {
+                let device = HostDevice::new()?;
+                let object = ContextObject::new(Context::new(device.clone()), Some(device));
+                *opened = Arc::downgrade(&object);
+                object
+            }
+        };
+        out.set(CONTEXTS.insert(object)?);
+        Ok(())
+    })
+}
+
+/// Fills options of the host device with the defaults. `size` is sizeof the struct.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_host_options_init(options: *mut HostDeviceOptions, size: usize) -> Status {
+    // SAFETY: as the header asks of its caller.
+    boundary(|_| unsafe { crate::options::init_struct(options, size, &default_host_options(size)) })
+}
+
+/// Makes a host device of its own with these options (null: the defaults).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_context_host_with(
+    options: *const HostDeviceOptions,
+    out: *mut *mut ContextHandle,
+) -> Status {
+    boundary(|_| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        // SAFETY: likewise.
+        let options = unsafe { read_struct(options, default_host_options(0)) }?;
+        let device = HostDevice::with_options(HostOptions {
+            capacity: (options.capacity > 0).then_some(options.capacity as u64),
+            granularity: options.granularity as u64,
+            virtual_memory: options.virtual_memory != 0,
+        })?;
+        let object = ContextObject::new(Context::new(device.clone()), Some(device));
+        out.set(CONTEXTS.insert(object)?);
+        Ok(())
+    })
+}
+
+/// Fills options of a simulated device with the defaults. `size` is sizeof the struct.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_sim_options_init(options: *mut SimDeviceOptions, size: usize) -> Status {
+    // SAFETY: as the header asks of its caller.
+    boundary(|_| unsafe { crate::options::init_struct(options, size, &default_sim_options(size)) })
+}
+
+/// Makes a simulated device with these options (null: the defaults): it keeps no bytes and is deterministic.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_context_sim(
+    options: *const SimDeviceOptions,
+    out: *mut *mut ContextHandle,
+) -> Status {
+    boundary(|_| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        // SAFETY: likewise.
+        let options = unsafe { read_struct(options, default_sim_options(0)) }?;
+        let device = SimDevice::new(SimOptions {
+            capacity: options.capacity as u64,
+            granularity: options.granularity as u64,
+            virtual_memory: options.virtual_memory != 0,
+            ..SimOptions::default()
+        })?;
+        out.set(CONTEXTS.insert(ContextObject::new(Context::new(device), None))?);
+        Ok(())
+    })
+}
+
+/// Gives up the handle. The device stays open as long as a pool, a stream or another context of it is.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_context_release(context: *mut ContextHandle) -> Status {
+    boundary(|me| CONTEXTS.release(me, context))
+}
+
+/// Waits for all work on the device, then lets its pools give back what lies above their release thresholds.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_context_synchronize(context: *mut ContextHandle) -> Status {
+    boundary(|me| Ok(CONTEXTS.get(me, context)?.context.synchronize()?))
+}
+
+/// Free and total memory of the device in bytes, as its driver counts. Either output may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_context_memory_info(
+    context: *mut ContextHandle,
+    free: *mut usize,
+    total: *mut usize,
+) -> Status {
+    boundary(|me| {
+        let MemoryInfo { free: left, total: all } = CONTEXTS.get(me, context)?.context.memory_info()?;
+        for (at, bytes) in [(free, left), (total, all)] {
+            if !at.is_null() {
+                // SAFETY: not null, and as the header asks of its caller.
+                unsafe { at.write(bytes as usize) };
+            }
+        }
+        Ok(())
+    })
+}
+
+/// What the device is and can do.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_context_properties(
+    context: *mut ContextHandle,
+    properties: *mut DeviceProperties,
+) -> Status {
+    boundary(|me| {
+        let object = CONTEXTS.get(me, context)?;
+        let known = object.context.device().properties();
+        let value = DeviceProperties {
+            size: 0,
+            total_memory: known.total_memory as usize,
+            granularity: known.granularity as usize,
+            kind: kind_code(known.kind) as i32,
+            ordinal: i32::try_from(known.ordinal).unwrap_or(i32::MAX),
+            virtual_memory: u32::from(known.virtual_memory),
+            memory_pools: u32::from(known.memory_pools),
+            name: fixed_text(&known.name),
+        };
+        // SAFETY: as the header asks of its caller.
+        unsafe { write_struct(properties, "properties", &value) }
+    })
+}
+
+fn kind_code(kind: DeviceKind) -> DeviceKindCode {
+    match kind {
+        DeviceKind::Cuda => DeviceKindCode::Cuda,
+        DeviceKind::Host => DeviceKindCode::Host,
+        DeviceKind::Sim => DeviceKindCode::Sim,
+        _ => DeviceKindCode::Unknown,
+    }
+}
+
+/// A handle of the device's default pool, which is built with the default options when it is first asked for.
+/// Release it as any other; the pool stays.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_context_default_pool(
+    context: *mut ContextHandle,
+    out: *mut *mut PoolHandle,
+) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        let object = CONTEXTS.get(me, context)?;
+        let pool = object.context.default_pool()?;
+        out.set(POOLS.insert(PoolObject::new(pool, object.clone()))?);
+        Ok(())
+    })
+}
+
+/// A handle of the pool that code without a preference should use: the one last set, else the default one.
+/// Release it as any other; the pool stays.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_context_current_pool(
+    context: *mut ContextHandle,
+    out: *mut *mut PoolHandle,
+) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        let object = CONTEXTS.get(me, context)?;
+        let pool = object.context.current_pool()?;
+        out.set(POOLS.insert(PoolObject::new(pool, object.clone()))?);
+        Ok(())
+    })
+}
+
+/// Makes `pool` the current one; null goes back to the default pool. The context keeps the pool, also when its
+/// handle is released.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_context_set_current_pool(
+    context: *mut ContextHandle,
+    pool: *mut PoolHandle,
+) -> Status {
+    boundary(|me| {
+        let object = CONTEXTS.get(me, context)?;
+        if pool.is_null() {
+            object.context.set_current_pool(None)?;
+        } else {
+            object.context.set_current_pool(Some(&POOLS.get(me, pool)?.pool))?;
+        }
+        Ok(())
+    })
+}
+
+/// Frees a block of any pool of this device, also of one that was destroyed or whose last handle was released.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_context_free(
+    context: *mut ContextHandle,
+    ptr: *mut c_void,
+    stream: AnyStream,
+) -> Status {
+    boundary(|me| {
+        let object = CONTEXTS.get(me, context)?;
+        // SAFETY: as the header asks of its caller.
+        let stream = unsafe { find_stream(me, &object, stream) }?;
+        Ok(object.context.free(DevicePtr::new(ptr.addr() as u64), &stream)?)
+    })
+}

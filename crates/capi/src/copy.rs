@@ -1,0 +1,150 @@
+//! Bytes: copies and kernels of the host device.
+
+use std::ffi::c_void;
+
+use crate::context::{CONTEXTS, ContextHandle};
+use crate::failure::{Failure, boundary};
+use crate::memory::from_c;
+use crate::status::Status;
+use crate::stream::{AnyStream, find_stream};
+
+/// Sets `bytes` bytes of device memory at `at` to the low byte of `value`, in stream order.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_memset(
+    context: *mut ContextHandle,
+    at: *mut c_void,
+    value: i32,
+    bytes: usize,
+    stream: AnyStream,
+) -> Status {
+    boundary(|me| {
+        let object = CONTEXTS.get(me, context)?;
+        // SAFETY: the memory is a live block's, as the header asks of its caller.
+        unsafe {
+            let stream = find_stream(me, &object, stream)?;
+            let device = object.context.device();
+            device.memset(from_c(at), value as u8, bytes as u64, stream.handle())?;
+        }
+        Ok(())
+    })
+}
+
+/// Copies from host memory to the device, in stream order. `from` has been read when this returns.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_copy_from_host(
+    context: *mut ContextHandle,
+    to: *mut c_void,
+    from: *const c_void,
+    bytes: usize,
+    stream: AnyStream,
+) -> Status {
+    boundary(|me| {
+        let object = CONTEXTS.get(me, context)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        if from.is_null() {
+            return Err(Failure::Null("from"));
+        }
+        // SAFETY: `from` is readable and `to` is a live block's, as the header asks of its caller.
+        unsafe {
+            let stream = find_stream(me, &object, stream)?;
+            let device = object.context.device();
+            device.copy_from_host(from_c(to), from.cast(), bytes as u64, stream.handle())?;
+        }
+        Ok(())
+    })
+}
+
+/// Copies from the device to host memory, in stream order, and waits for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_copy_to_host(
+    context: *mut ContextHandle,
+    to: *mut c_void,
+    from: *const c_void,
+    bytes: usize,
+    stream: AnyStream,
+) -> Status {
+    boundary(|me| {
+        let object = CONTEXTS.get(me, context)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        if to.is_null() {
+            return Err(Failure::Null("to"));
+        }
+        // SAFETY: `to` is writable and `from` is a live block's, as the header asks of its caller; the stream is
+        // synchronised before `to` is the caller's again.
+        unsafe {
+            let stream = find_stream(me, &object, stream)?;
+            let device = object.context.device();
+            let copied = device.copy_to_host(to.cast(), from_c(from), bytes as u64, stream.handle());
+            // Also after an error: part of the copy may be under way.
+            stream.synchronize().and(copied)?;
+        }
+        Ok(())
+    })
+}
+
+/// Copies within the device, in stream order. The ranges do not overlap.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_copy(
+    context: *mut ContextHandle,
+    to: *mut c_void,
+    from: *const c_void,
+    bytes: usize,
+    stream: AnyStream,
+) -> Status {
+    boundary(|me| {
+        let object = CONTEXTS.get(me, context)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: both ranges are of live blocks, as the header asks of its caller.
+        unsafe {
+            let stream = find_stream(me, &object, stream)?;
+            let device = object.context.device();
+            device.copy(from_c(to), from_c(from), bytes as u64, stream.handle())?;
+        }
+        Ok(())
+    })
+}
+
+/// Work for a stream of the host device. Must not throw.
+pub type HostWork = Option<unsafe extern "C" fn(data: *mut c_void)>;
+
+/// The work of a kernel with what it is called with.
+struct Job {
+    work: unsafe extern "C" fn(*mut c_void),
+    data: *mut c_void,
+}
+
+// SAFETY: the header asks that `work` may be called with `data` on another thread.
+unsafe impl Send for Job {}
+
+impl Job {
+    fn run(self) {
+        // SAFETY: as above.
+        unsafe { (self.work)(self.data) }
+    }
+}
+
+/// Runs `work(data)` in stream order, on the stream's thread: a kernel of the host device, which may read and
+/// write device memory. It must not call millpond. DEVICE_UNSUPPORTED on other devices.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_host_launch(
+    context: *mut ContextHandle,
+    stream: AnyStream,
+    work: HostWork,
+    data: *mut c_void,
+) -> Status {
+    boundary(|me| {
+        let object = CONTEXTS.get(me, context)?;
+        let work = work.ok_or(Failure::Null("work"))?;
+        let host = object.host.as_ref().ok_or_else(|| Failure::not_host(&object.context))?;
+        // SAFETY: as the header asks of its caller.
+        let stream = unsafe { find_stream(me, &object, stream) }?;
+        let job = Job { work, data };
+        Ok(host.launch(stream.handle(), move || job.run())?)
+    })
+}

@@ -1,0 +1,173 @@
+//! Allocate, free, and what belongs to them: the fast path first.
+
+use std::ffi::c_void;
+use std::ptr;
+
+use millpond::device::DevicePtr;
+
+use crate::arguments::Out;
+use crate::failure::boundary;
+use crate::fast;
+use crate::pool::{POOLS, PoolHandle};
+use crate::status::Status;
+use crate::stream::{AnyStream, find_stream};
+
+#[inline]
+fn to_c(ptr: DevicePtr) -> *mut c_void {
+    ptr::without_provenance_mut(ptr.raw() as usize)
+}
+
+#[inline]
+pub(crate) fn from_c(ptr: *const c_void) -> DevicePtr {
+    DevicePtr::new(ptr.addr() as u64)
+}
+
+/// Allocates `bytes` for work on `stream`, aligned to the pool's minimum alignment (512 bytes by default). Zero
+/// bytes give null. `*out` is null after a failure.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_alloc(
+    pool: *mut PoolHandle,
+    bytes: usize,
+    stream: AnyStream,
+    out: *mut *mut c_void,
+) -> Status {
+    if !out.is_null() {
+        match fast::call(pool, stream, |pool, stream| pool.alloc(bytes as u64, stream)) {
+            Ok(None) => {}
+            Ok(Some(ptr)) => {
+                // SAFETY: not null, and as the header asks of its caller.
+                unsafe { out.write(to_c(ptr)) };
+                return Status::Ok;
+            }
+            Err(status) => {
+                // SAFETY: likewise.
+                unsafe { out.write(ptr::null_mut()) };
+                return status;
+            }
+        }
+    }
+    // SAFETY: as promised to this function.
+    unsafe { alloc_slow(pool, bytes, stream, out) }
+}
+
+/// # Safety
+/// As for [`millpond_alloc`].
+#[cold]
+unsafe fn alloc_slow(
+    pool: *mut PoolHandle,
+    bytes: usize,
+    stream: AnyStream,
+    out: *mut *mut c_void,
+) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        let object = POOLS.get(me, pool)?;
+        // SAFETY: likewise.
+        let stream = unsafe { find_stream(me, &object.context, stream) }?;
+        out.set(to_c(object.pool.alloc(bytes as u64, &stream)?));
+        Ok(())
+    })
+}
+
+/// Frees a block after the work given to `stream` so far, and to the streams of recorded uses. Null is freed at no
+/// cost. After a failure nothing changed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_free(pool: *mut PoolHandle, ptr: *mut c_void, stream: AnyStream) -> Status {
+    match fast::call(pool, stream, |pool, stream| pool.free(from_c(ptr), stream)) {
+        Ok(Some(())) => Status::Ok,
+        // SAFETY: as promised to this function.
+        Ok(None) => unsafe { free_slow(pool, ptr, stream) },
+        Err(status) => status,
+    }
+}
+
+/// # Safety
+/// As for [`millpond_free`].
+#[cold]
+unsafe fn free_slow(pool: *mut PoolHandle, ptr: *mut c_void, stream: AnyStream) -> Status {
+    boundary(|me| {
+        let object = POOLS.get(me, pool)?;
+        // SAFETY: as the header asks of its caller.
+        let stream = unsafe { find_stream(me, &object.context, stream) }?;
+        Ok(object.pool.free(from_c(ptr), &stream)?)
+    })
+}
+
+/// What every pool aligns to at least: the smallest alignment that one can be built with.
+const ALWAYS_ALIGNED: usize = 256;
+
+/// Allocates at an address that is a multiple of `align` bytes, a power of two up to the device's granularity
+/// (2 MiB).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_alloc_aligned(
+    pool: *mut PoolHandle,
+    bytes: usize,
+    align: usize,
+    stream: AnyStream,
+    out: *mut *mut c_void,
+) -> Status {
+    if align <= ALWAYS_ALIGNED && align.is_power_of_two() {
+        // SAFETY: as promised to this function.
+        return unsafe { millpond_alloc(pool, bytes, stream, out) };
+    }
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        let object = POOLS.get(me, pool)?;
+        // SAFETY: likewise.
+        let stream = unsafe { find_stream(me, &object.context, stream) }?;
+        out.set(to_c(object.pool.alloc_aligned(bytes as u64, align as u64, &stream)?));
+        Ok(())
+    })
+}
+
+/// Allocates, and sets all bytes to zero in stream order.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_alloc_zeroed(
+    pool: *mut PoolHandle,
+    bytes: usize,
+    stream: AnyStream,
+    out: *mut *mut c_void,
+) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        let object = POOLS.get(me, pool)?;
+        // SAFETY: likewise.
+        let stream = unsafe { find_stream(me, &object.context, stream) }?;
+        out.set(to_c(object.pool.alloc_zeroed(bytes as u64, &stream)?));
+        Ok(())
+    })
+}
+
+/// Notes that work on `stream` uses the block, now or until it is freed: the free will wait for what `stream` was
+/// given by then. The host never waits. (Of a `CUstream` that is not registered: only for what it was given by now.)
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_record_use(
+    pool: *mut PoolHandle,
+    ptr: *mut c_void,
+    stream: AnyStream,
+) -> Status {
+    boundary(|me| {
+        let object = POOLS.get(me, pool)?;
+        // SAFETY: as the header asks of its caller.
+        let stream = unsafe { find_stream(me, &object.context, stream) }?;
+        Ok(object.pool.record_use(from_c(ptr), &stream)?)
+    })
+}
+
+/// Bytes asked for in the live block that starts at `ptr`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_size_of(
+    pool: *mut PoolHandle,
+    ptr: *const c_void,
+    out: *mut usize,
+) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::new(out, "out", 0) }?;
+        out.set(POOLS.get(me, pool)?.pool.size_of(from_c(ptr))? as usize);
+        Ok(())
+    })
+}

@@ -1,0 +1,148 @@
+//! The options of a pool.
+
+use std::ffi::c_char;
+use std::ptr;
+
+use millpond::{Pool, PoolBuilder, ReusePolicies};
+
+use crate::arguments::{SizedStruct, text};
+use crate::budget::{BUDGETS, BudgetHandle};
+use crate::context::ContextObject;
+use crate::failure::{Failure, boundary};
+use crate::in_use::Record;
+use crate::status::Status;
+
+/// Memory passes to a stream that is ordered after the free by events that millpond knows of.
+pub const MILLPOND_REUSE_FOLLOW_EVENT_DEPENDENCIES: u32 = 1;
+/// Memory passes where the device says that the work before the free is complete.
+pub const MILLPOND_REUSE_OPPORTUNISTIC: u32 = 2;
+/// Memory passes by making the allocating stream wait for the freeing one.
+pub const MILLPOND_REUSE_INTERNAL_DEPENDENCIES: u32 = 4;
+/// All three.
+pub const MILLPOND_REUSE_ALL: u32 = 7;
+
+/// The options of a pool; sizes in bytes. Fill with `millpond_pool_options_init`, then change what should differ.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct PoolOptions {
+    /// sizeof this struct.
+    pub size: usize,
+    /// A name for errors and reports; null: "pool".
+    pub name: *const c_char,
+    /// Physical bytes that the pool may hold; SIZE_MAX by default.
+    pub hard_limit: usize,
+    /// Physical bytes that the pool keeps when something is synchronised through millpond; SIZE_MAX by default.
+    pub release_threshold: usize,
+    /// Bytes of the device that the pool always leaves free for others; 0 by default.
+    pub headroom: usize,
+    /// What every address is a multiple of: a power of two from 256 bytes to 2 MiB; 512 by default.
+    pub min_alignment: usize,
+    /// The smallest physical page, a power of two; 0: the device's granularity.
+    pub smallest_page: usize,
+    /// The largest physical page, a power of two; 0: 32 MiB.
+    pub largest_page: usize,
+    /// How memory may pass from stream to stream: a sum of `MILLPOND_REUSE_…`; all by default.
+    pub reuse: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// A limit that the pool shares with others; null: none.
+    pub budget: *mut BudgetHandle,
+}
+
+// SAFETY: `repr(C)`, integers and raw pointers only, the size first.
+unsafe impl SizedStruct for PoolOptions {
+    const NAME: &'static str = "millpond_pool_options";
+}
+
+const LARGEST_PAGE: u64 = 32 << 20;
+
+pub(crate) const fn defaults(size: usize) -> PoolOptions {
+    PoolOptions {
+        size,
+        name: ptr::null(),
+        hard_limit: usize::MAX,
+        release_threshold: usize::MAX,
+        headroom: 0,
+        min_alignment: 512,
+        smallest_page: 0,
+        largest_page: 0,
+        reuse: MILLPOND_REUSE_ALL,
+        reserved: 0,
+        budget: ptr::null_mut(),
+    }
+}
+
+/// Fills a struct that is `size` bytes long with defaults, and its size.
+///
+/// # Safety
+/// `at` is null, or valid for writes of `size` bytes.
+pub(crate) unsafe fn init_struct<T: SizedStruct>(
+    at: *mut T,
+    size: usize,
+    defaults: &T,
+) -> Result<(), Failure> {
+    if at.is_null() {
+        return Err(Failure::Null("options"));
+    }
+    if size < size_of::<usize>() || size > 4096 {
+        return Err(Failure::BadStruct { what: T::NAME, found: size });
+    }
+    // SAFETY: valid for `size` bytes; the shorter of both sizes is copied, and what is beyond ours is set to zero.
+    unsafe {
+        at.cast::<u8>().write_bytes(0, size);
+        ptr::copy_nonoverlapping(
+            ptr::from_ref(defaults).cast::<u8>(),
+            at.cast::<u8>(),
+            size.min(size_of::<T>()),
+        );
+    }
+    Ok(())
+}
+
+/// Fills a pool's options with the defaults. `size` is sizeof the struct.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_pool_options_init(options: *mut PoolOptions, size: usize) -> Status {
+    // SAFETY: as the header asks of its caller.
+    boundary(|_| unsafe { init_struct(options, size, &defaults(size)) })
+}
+
+/// A builder with the options.
+///
+/// # Safety
+/// The name ends with a zero byte.
+pub(crate) unsafe fn builder(
+    me: &'static Record,
+    context: &ContextObject,
+    options: &PoolOptions,
+) -> Result<PoolBuilder, Failure> {
+    let mut builder = Pool::builder(&context.context)
+        .hard_limit(options.hard_limit as u64)
+        .release_threshold(options.release_threshold as u64)
+        .headroom(options.headroom as u64)
+        .min_alignment(options.min_alignment as u64)
+        .reuse(policies(options.reuse)?);
+    // SAFETY: as promised to this function.
+    if let Some(name) = unsafe { text(options.name, "name") }? {
+        builder = builder.name(name);
+    }
+    if options.smallest_page != 0 || options.largest_page != 0 {
+        let or = |bytes: usize, otherwise: u64| if bytes == 0 { otherwise } else { bytes as u64 };
+        let smallest = or(options.smallest_page, context.context.device().properties().granularity);
+        builder = builder.page_sizes(smallest, or(options.largest_page, LARGEST_PAGE.max(smallest)));
+    }
+    if !options.budget.is_null() {
+        builder = builder.budget(&*BUDGETS.get(me, options.budget)?);
+    }
+    Ok(builder)
+}
+
+fn policies(bits: u32) -> Result<ReusePolicies, Failure> {
+    if bits & !MILLPOND_REUSE_ALL != 0 {
+        return Err(Failure::option("reuse", format!("{bits:#x}; it must be a sum of MILLPOND_REUSE_…")));
+    }
+    Ok(ReusePolicies {
+        follow_event_dependencies: bits & MILLPOND_REUSE_FOLLOW_EVENT_DEPENDENCIES != 0,
+        opportunistic: bits & MILLPOND_REUSE_OPPORTUNISTIC != 0,
+        internal_dependencies: bits & MILLPOND_REUSE_INTERNAL_DEPENDENCIES != 0,
+    })
+}

@@ -1,0 +1,230 @@
+//! Pools: making and destroying them, trimming, attributes.
+
+use std::ffi::c_char;
+use std::sync::Arc;
+
+use millpond::{ObserverId, Pool, ReclaimId};
+use parking_lot::Mutex;
+
+use crate::arguments::{Out, read_struct};
+use crate::context::{CONTEXTS, ContextHandle, ContextObject};
+use crate::failure::{Failure, boundary};
+use crate::handle::{Kind, Table};
+use crate::options::{self, PoolOptions};
+use crate::status::Status;
+
+/// A memory pool. Opaque.
+#[derive(Debug)]
+pub struct PoolHandle;
+
+/// What a pool's handle stands for.
+#[derive(Debug)]
+pub(crate) struct PoolObject {
+    pub(crate) pool: Pool,
+    /// Where streams that are not registered are looked up.
+    pub(crate) context: Arc<ContextObject>,
+    pub(crate) reclaims: Registered<ReclaimId>,
+    pub(crate) observers: Registered<ObserverId>,
+}
+
+/// The callbacks that were registered through a handle, by the numbers that C programs hold.
+#[derive(Debug)]
+pub(crate) struct Registered<Id> {
+    all: Mutex<(u64, Vec<(u64, Id)>)>,
+}
+
+impl<Id> Registered<Id> {
+    pub(crate) fn add(&self, registered: Id) -> u64 {
+        let (last, all) = &mut *self.all.lock();
+        *last += 1;
+        all.push((*last, registered));
+        *last
+    }
+
+    pub(crate) fn remove(&self, number: u64) -> Option<Id> {
+        let all = &mut self.all.lock().1;
+        let at = all.iter().position(|(known, _)| *known == number)?;
+        Some(all.swap_remove(at).1)
+    }
+}
+
+impl<Id> Default for Registered<Id> {
+    fn default() -> Self {
+        Self { all: Mutex::new((0, Vec::new())) }
+    }
+}
+
+pub(crate) static POOLS: Table<PoolObject> = Table::new(Kind::Pool);
+
+impl PoolObject {
+    pub(crate) fn new(pool: Pool, context: Arc<ContextObject>) -> Self {
+        Self { pool, context, reclaims: Registered::default(), observers: Registered::default() }
+    }
+}
+
+/// Builds a pool of the device with these options (null: the defaults). No memory is taken yet.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_pool_create(
+    context: *mut ContextHandle,
+    options: *const PoolOptions,
+    out: *mut *mut PoolHandle,
+) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        let object = CONTEXTS.get(me, context)?;
+        // SAFETY: likewise, for the struct and the name in it.
+        let pool = unsafe {
+            let options = read_struct(options, options::defaults(0))?;
+            options::builder(me, &object, &options)?.build()?
+        };
+        out.set(POOLS.insert(PoolObject::new(pool, object.clone()))?);
+        Ok(())
+    })
+}
+
+/// Gives up the handle. With a pool's last handle the pool goes: the host waits for pending work on its memory. If
+/// blocks are still live then, their memory goes back when the last of them is freed (`millpond_context_free`).
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_pool_release(pool: *mut PoolHandle) -> Status {
+    boundary(|me| POOLS.release(me, pool))
+}
+
+/// Destroys the pool for all its handles: it allocates no more. Waits for pending work on its memory. Answers
+/// LIVE_BLOCKS where blocks are live; the pool is destroyed all the same. The handle must still be released.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_pool_destroy(pool: *mut PoolHandle) -> Status {
+    boundary(|me| Ok(POOLS.get(me, pool)?.pool.destroy()?))
+}
+
+/// Gives free memory back to the device until at most `bytes_to_keep` are reserved, as far as no pending work uses
+/// it. Does not wait. `released` gets the bytes given back; it may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_pool_trim(
+    pool: *mut PoolHandle,
+    bytes_to_keep: usize,
+    released: *mut usize,
+) -> Status {
+    boundary(|me| {
+        let bytes = POOLS.get(me, pool)?.pool.trim_to(bytes_to_keep as u64)?;
+        if !released.is_null() {
+            // SAFETY: not null, and as the header asks of its caller.
+            unsafe { released.write(bytes as usize) };
+        }
+        Ok(())
+    })
+}
+
+/// Lets the high-water marks start again from where the figures are now.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_pool_reset_high_water(pool: *mut PoolHandle) -> Status {
+    boundary(|me| {
+        POOLS.get(me, pool)?.pool.reset_high_water();
+        Ok(())
+    })
+}
+
+/// Recounts every invariant of the pool, for tests. INTERNAL, and a sentence that says what is wrong, where one is.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_pool_check(pool: *mut PoolHandle) -> Status {
+    boundary(|me| POOLS.get(me, pool)?.pool.check().map_err(Failure::Broken))
+}
+
+/// The pool's name, ended with a zero byte and cut to `capacity` bytes. `length` gets the whole name's length
+/// without the zero. `name` may be null where `capacity` is 0, and `length` may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_pool_name(
+    pool: *mut PoolHandle,
+    name: *mut c_char,
+    capacity: usize,
+    length: *mut usize,
+) -> Status {
+    boundary(|me| {
+        let object = POOLS.get(me, pool)?;
+        let known = object.pool.name().as_bytes();
+        if capacity > 0 {
+            if name.is_null() {
+                return Err(Failure::Null("name"));
+            }
+            let fits = known.len().min(capacity - 1);
+            // SAFETY: `name` has room for `capacity` bytes, as the header asks, and `fits` and the zero are no more.
+            unsafe {
+                std::ptr::copy_nonoverlapping(known.as_ptr(), name.cast::<u8>(), fits);
+                name.cast::<u8>().add(fits).write(0);
+            }
+        }
+        if !length.is_null() {
+            // SAFETY: not null, and as the header asks of its caller.
+            unsafe { length.write(known.len()) };
+        }
+        Ok(())
+    })
+}
+
+/// Figures of a pool that can be read one by one, as those of CUDA's own pools. In bytes.
+#[repr(i32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Attribute {
+    /// The release threshold. Can be set.
+    ReleaseThreshold = 1,
+    /// Physical bytes held.
+    ReservedCurrent = 2,
+    /// Physical bytes held at most. Can be set to 0: all high-water marks start again.
+    ReservedHigh = 3,
+    /// Bytes in live blocks.
+    UsedCurrent = 4,
+    /// Bytes in live blocks at most. Can be set to 0: all high-water marks start again.
+    UsedHigh = 5,
+}
+
+impl Attribute {
+    fn from_c(number: i32) -> Result<Self, Failure> {
+        let all = [
+            Self::ReleaseThreshold,
+            Self::ReservedCurrent,
+            Self::ReservedHigh,
+            Self::UsedCurrent,
+            Self::UsedHigh,
+        ];
+        let unknown =
+            || Failure::option("attribute", format!("{number}; it must be one of millpond_attribute"));
+        all.into_iter().find(|attribute| *attribute as i32 == number).ok_or_else(unknown)
+    }
+}
+
+/// Reads an attribute (one of `millpond_attribute`).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_pool_get(pool: *mut PoolHandle, attribute: i32, out: *mut u64) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::new(out, "out", 0) }?;
+        let pool = &POOLS.get(me, pool)?.pool;
+        out.set(match Attribute::from_c(attribute)? {
+            Attribute::ReleaseThreshold => pool.release_threshold(),
+            Attribute::ReservedCurrent => pool.reserved().current,
+            Attribute::ReservedHigh => pool.reserved().high,
+            Attribute::UsedCurrent => pool.used().current,
+            Attribute::UsedHigh => pool.used().high,
+        });
+        Ok(())
+    })
+}
+
+/// Sets an attribute (one of `millpond_attribute` that can be set).
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_pool_set(pool: *mut PoolHandle, attribute: i32, value: u64) -> Status {
+    boundary(|me| {
+        let object = POOLS.get(me, pool)?;
+        match (Attribute::from_c(attribute)?, value) {
+            (Attribute::ReleaseThreshold, bytes) => object.pool.set_release_threshold(bytes),
+            (Attribute::ReservedHigh | Attribute::UsedHigh, 0) => object.pool.reset_high_water(),
+            (Attribute::ReservedHigh | Attribute::UsedHigh, _) => {
+                return Err(Failure::option("value", "a high-water mark can be set to 0 only"));
+            }
+            (Attribute::ReservedCurrent | Attribute::UsedCurrent, _) => {
+                return Err(Failure::option("attribute", "it can only be read"));
+            }
+        }
+        Ok(())
+    })
+}

@@ -1,0 +1,249 @@
+//! Streams: registered ones, which are handles, and the driver's own, which are taken everywhere too.
+
+use std::ffi::c_void;
+use std::ops::Deref;
+use std::sync::Arc;
+
+use millpond::Stream;
+use millpond::device::StreamHandle as RawStream;
+
+use crate::arguments::Out;
+use crate::context::{CONTEXTS, ContextHandle, ContextObject};
+use crate::event::{EVENTS, EventHandle};
+use crate::failure::{Failure, boundary};
+use crate::handle::{Kind, Table, Using};
+use crate::in_use::Record;
+use crate::status::Status;
+
+/// A stream that millpond knows: created by it, or registered with it. Opaque.
+#[derive(Debug)]
+pub struct StreamHandle;
+
+/// A stream of either kind: a `millpond_stream`, or the driver's `CUstream` (the runtime's `cudaStream_t`).
+///
+/// Null is the legacy default stream, as in CUDA, and so is 1; 2 is the calling thread's default stream. A
+/// `millpond_stream` costs a look at a table. Any other `CUstream` is looked up each time, and a free on it records
+/// an event at once, since it may be destroyed at any time: register the streams that are used often.
+pub type AnyStream = *mut c_void;
+
+/// What a stream's handle stands for.
+#[derive(Debug)]
+pub(crate) struct StreamObject {
+    pub(crate) stream: Stream,
+    /// A stream's device is looked at through its context.
+    _context: Arc<ContextObject>,
+}
+
+pub(crate) static STREAMS: Table<StreamObject> = Table::new(Kind::Stream);
+
+/// A stream for the time of a call.
+#[derive(Debug)]
+pub(crate) enum FoundStream<'a> {
+    /// A handle.
+    Registered(Using<StreamObject>),
+    /// The legacy default stream.
+    Default(&'a Stream),
+    /// The driver's.
+    Raw(Stream),
+}
+
+impl Deref for FoundStream<'_> {
+    type Target = Stream;
+
+    #[inline]
+    fn deref(&self) -> &Stream {
+        match self {
+            Self::Registered(object) => &object.stream,
+            Self::Default(stream) => stream,
+            Self::Raw(stream) => stream,
+        }
+    }
+}
+
+/// Finds the stream that an argument means.
+///
+/// # Safety
+/// What is not a handle of millpond is null, or a live stream of the context's device.
+#[inline]
+pub(crate) unsafe fn find_stream<'a>(
+    me: &'static Record,
+    context: &'a ContextObject,
+    stream: AnyStream,
+) -> Result<FoundStream<'a>, Failure> {
+    if Kind::of(stream.addr() as u64).is_some() {
+        return STREAMS.get(me, stream).map(FoundStream::Registered);
+    }
+    // SAFETY: as promised to this function.
+    unsafe { find_raw_slow(context, stream.addr() as u64) }
+}
+
+/// # Safety
+/// As for [`find_stream`].
+#[cold]
+unsafe fn find_raw_slow(context: &ContextObject, raw: u64) -> Result<FoundStream<'_>, Failure> {
+    if raw == 0 || raw == RawStream::LEGACY.raw() {
+        return context.default_stream().map(FoundStream::Default);
+    }
+    if raw == RawStream::PER_THREAD.raw() {
+        return Ok(FoundStream::Raw(context.context.per_thread_stream()?));
+    }
+    // SAFETY: a live stream of the device, as promised, and `FoundStream` ends with the call.
+    let stream = unsafe { context.context.foreign_stream(RawStream::from_raw(raw)) }?;
+    Ok(FoundStream::Raw(stream))
+}
+
+fn keep(stream: Stream, context: &Arc<ContextObject>) -> Result<*mut StreamHandle, Failure> {
+    STREAMS.insert(StreamObject { stream, _context: context.clone() })
+}
+
+/// Creates a stream. Releasing the handle destroys it; work already given to it still runs.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_create(
+    context: *mut ContextHandle,
+    out: *mut *mut StreamHandle,
+) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        let object = CONTEXTS.get(me, context)?;
+        out.set(keep(object.context.create_stream()?, &object)?);
+        Ok(())
+    })
+}
+
+/// Registers a `CUstream` of the device (null or 1: the legacy default stream) for the fast path. The stream must
+/// not be destroyed before the handle, and all workspaces made on it, are released.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_register(
+    context: *mut ContextHandle,
+    raw: *mut c_void,
+    out: *mut *mut StreamHandle,
+) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        let object = CONTEXTS.get(me, context)?;
+        let number = raw.addr() as u64;
+        if Kind::of(number).is_some() {
+            return Err(Failure::option("raw", "a handle of millpond's own; it is registered already"));
+        }
+        let stream = match number {
+            0 | 1 => object.default_stream()?.clone(),
+            2 => object.context.per_thread_stream()?,
+            // SAFETY: the caller keeps the stream until the handle is released, as asked above.
+            _ => unsafe { object.context.stream_from_raw(RawStream::from_raw(number)) }?,
+        };
+        out.set(keep(stream, &object)?);
+        Ok(())
+    })
+}
+
+/// Gives up the handle. A stream that millpond created is destroyed, once nothing made on it is left.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_stream_release(stream: *mut StreamHandle) -> Status {
+    boundary(|me| STREAMS.release(me, stream))
+}
+
+/// The driver's handle (`CUstream`) of a stream, for launches and driver calls. Valid until the stream is released.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_raw(stream: *mut StreamHandle, out: *mut *mut c_void) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        let object = STREAMS.get(me, stream)?;
+        out.set(std::ptr::without_provenance_mut(object.stream.handle().raw() as usize));
+        Ok(())
+    })
+}
+
+/// The stream's identity, which the device never gives to another (`cuStreamGetId`).
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_id(stream: *mut StreamHandle, out: *mut u64) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::new(out, "out", 0) }?;
+        out.set(STREAMS.get(me, stream)?.stream.id().0);
+        Ok(())
+    })
+}
+
+/// Records an event after all work given to the stream so far.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_record(
+    context: *mut ContextHandle,
+    stream: AnyStream,
+    out: *mut *mut EventHandle,
+) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        let object = CONTEXTS.get(me, context)?;
+        // SAFETY: likewise.
+        let event = unsafe { find_stream(me, &object, stream) }?.record()?;
+        out.set(EVENTS.insert(event)?);
+        Ok(())
+    })
+}
+
+/// Makes later work on the stream wait for the event. The host does not wait.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_wait(
+    context: *mut ContextHandle,
+    stream: AnyStream,
+    event: *mut EventHandle,
+) -> Status {
+    boundary(|me| {
+        let object = CONTEXTS.get(me, context)?;
+        // SAFETY: as the header asks of its caller.
+        let stream = unsafe { find_stream(me, &object, stream) }?;
+        Ok(stream.wait(&*EVENTS.get(me, event)?)?)
+    })
+}
+
+/// Makes later work on the stream wait for all work given to `other` so far. The host does not wait.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_wait_for(
+    context: *mut ContextHandle,
+    stream: AnyStream,
+    other: AnyStream,
+) -> Status {
+    boundary(|me| {
+        let object = CONTEXTS.get(me, context)?;
+        // SAFETY: as the header asks of its caller.
+        let (stream, other) =
+            unsafe { (find_stream(me, &object, stream)?, find_stream(me, &object, other)?) };
+        Ok(stream.wait_for(&other)?)
+    })
+}
+
+/// Waits until all work given to the stream so far is complete, then lets the pools of the device give back what
+/// lies above their release thresholds.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_synchronize(
+    context: *mut ContextHandle,
+    stream: AnyStream,
+) -> Status {
+    boundary(|me| {
+        let object = CONTEXTS.get(me, context)?;
+        // SAFETY: as the header asks of its caller.
+        Ok(unsafe { find_stream(me, &object, stream) }?.synchronize()?)
+    })
+}
+
+/// Whether all work given to the stream so far is complete: 1 or 0. Does not wait.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_stream_is_idle(
+    context: *mut ContextHandle,
+    stream: AnyStream,
+    out: *mut i32,
+) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::new(out, "out", 0) }?;
+        let object = CONTEXTS.get(me, context)?;
+        // SAFETY: likewise.
+        let idle = unsafe { find_stream(me, &object, stream) }?.is_idle()?;
+        out.set(i32::from(idle));
+        Ok(())
+    })
+}

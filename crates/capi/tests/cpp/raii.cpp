@@ -1,0 +1,223 @@
+// millpond.hpp: everything lets go of itself, failures are exceptions, and containers can live in a pool.
+#include <millpond.hpp>
+
+#undef NDEBUG // the assertions are the test
+#include <cassert>
+#include <cstring>
+#include <memory_resource>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+using namespace millpond;
+
+static_assert(std::is_base_of_v<std::runtime_error, Error>);
+static_assert(!std::is_copy_constructible_v<Buffer<int>> && std::is_nothrow_move_assignable_v<Buffer<int>>);
+static_assert(!std::is_convertible_v<int *, StreamRef>, "only streams are streams");
+static_assert(std::is_convertible_v<CUstream_st *, StreamRef>, "a cudaStream_t is one");
+
+static void buffers_free_themselves() {
+    const Context device = Context::host();
+    const Pool pool(device);
+    {
+        const Stream stream(device);
+        Buffer<int> first(pool, 1000, stream);
+        std::vector<int> numbers(1000, 7);
+        first.copy_from_host(numbers.data());
+        assert(first.to_vector() == numbers && first.size_bytes() == 4000);
+        Buffer<int> second(std::move(first));
+        assert(first.empty() && first.data() == nullptr && second.to_vector() == numbers);
+        second.fill_bytes(0);
+        assert(second.to_vector() == std::vector<int>(1000, 0));
+        second.record_use(nullptr);
+        int *kept = second.release();
+        assert(second.data() == nullptr && pool.size_of(kept) == 4000);
+        pool.deallocate(kept, stream);
+        first = Buffer<int>(pool, 10, stream);
+        const Buffer<int> none(pool, 0, nullptr);
+        assert(none.data() == nullptr && none.to_vector().empty());
+    }
+    assert(pool.stats().blocks.current == 0);
+}
+
+static void a_buffer_keeps_its_pool_and_stream() {
+    const auto make = [] {
+        const Context device = Context::host();
+        return Buffer<char>(Pool(device), 100, Stream(device));
+    };
+    Buffer<char> kept = make();
+    kept.fill_bytes(9);
+    assert(kept.to_vector() == std::vector<char>(100, 9));
+}
+
+static void streams_wait_for_each_other() {
+    const Context device = Context::host();
+    const Stream a(device), b(device);
+    assert(a.id() != b.id() && a != b);
+    int turns = 0;
+    const auto work = [](void *data) { ++*static_cast<int *>(data); };
+    check(millpond_host_launch(device.get(), a.get(), work, &turns));
+    const Event event(device, a);
+    wait(device, b, event);
+    wait_for(device, b, a);
+    check(millpond_host_launch(device.get(), b.get(), work, &turns));
+    synchronize(device, b);
+    assert(turns == 2 && event.query() && is_idle(device, b));
+    event.synchronize();
+    const Stream registered(device, a.raw());
+    assert(registered.id() == a.id());
+}
+
+static void failures_are_exceptions() {
+    HostOptions small;
+    small.capacity = std::size_t{16} << 20;
+    const Context device = Context::host(small);
+    PoolOptions options;
+    options.name = "small";
+    const Pool pool(device, options);
+    assert(pool.name() == "small");
+    try {
+        pool.allocate(std::size_t{64} << 20);
+        assert(false);
+    } catch (const OutOfMemory &error) {
+        assert(error.report().requested == std::size_t{64} << 20 && std::string(error.report().pool) == "small");
+        assert(std::strstr(error.what(), "What would help") != nullptr);
+    }
+    try {
+        pool.deallocate(&options);
+        assert(false);
+    } catch (const std::runtime_error &error) {
+        assert(dynamic_cast<const Error &>(error).status() == MILLPOND_STATUS_FOREIGN_POINTER);
+    }
+    try {
+        Buffer<double> much(pool, static_cast<std::size_t>(-1) / 4);
+        assert(false);
+    } catch (const Error &error) {
+        assert(error.status() == MILLPOND_STATUS_SIZE_OVERFLOW);
+    }
+    options.min_alignment = 3;
+    try {
+        const Pool bad(device, options);
+        assert(false);
+    } catch (const Error &error) {
+        assert(error.status() == MILLPOND_STATUS_BAD_OPTION);
+    }
+}
+
+static void reclaim_is_asked_and_may_throw() {
+    const Budget budget(std::size_t{64} << 20);
+    PoolOptions options;
+    options.budget = budget.get();
+    const Pool pool(Context::sim(), options);
+    void *cached = pool.allocate(std::size_t{40} << 20);
+    int asked = 0;
+    {
+        const Reclaim reclaim(pool, [&](std::size_t bytes) {
+            assert(bytes == std::size_t{40} << 20);
+            if (++asked > 1) throw std::logic_error("nothing left");
+            pool.deallocate(cached);
+            return true;
+        });
+        void *block = pool.allocate(std::size_t{40} << 20);
+        assert(asked == 1 && budget.limit() == std::size_t{64} << 20 && budget.held() >= std::size_t{40} << 20);
+        try {
+            pool.allocate(std::size_t{40} << 20);
+            assert(false);
+        } catch (const OutOfMemory &error) {
+            assert(asked == 2 && error.report().limit == MILLPOND_LIMIT_BUDGET);
+        }
+        pool.deallocate(block);
+    }
+    try {
+        pool.allocate(std::size_t{100} << 20);
+        assert(false);
+    } catch (const OutOfMemory &) {
+        assert(asked == 2);
+    }
+}
+
+static void pools_have_figures_and_attributes() {
+    const Context device = Context::sim();
+    const Pool pool = device.default_pool();
+    device.set_current_pool(&pool);
+    const Pool current = device.current_pool();
+    device.set_current_pool(nullptr);
+    void *zeroed = pool.allocate_zeroed(100);
+    void *aligned = pool.allocate_aligned(100, 4096);
+    assert(reinterpret_cast<std::size_t>(aligned) % 4096 == 0);
+    assert(current.stats().blocks.current == 2 && current.attribute(MILLPOND_ATTRIBUTE_USED_CURRENT) == 1024);
+    pool.set_attribute(MILLPOND_ATTRIBUTE_RELEASE_THRESHOLD, 5);
+    assert(current.attribute(MILLPOND_ATTRIBUTE_RELEASE_THRESHOLD) == 5);
+    pool.deallocate(zeroed);
+    pool.deallocate(aligned);
+    pool.trim();
+    pool.reset_high_water();
+    assert(pool.stats().reserved.high == 0 && device.memory_info().total == device.properties().total_memory);
+    const Workspace workspace(pool, 4096);
+    assert(workspace.allocate_array<float>(4) != nullptr && workspace.used() == 512);
+    workspace.reset();
+    assert(workspace.used() == 0);
+    const Pool doomed(device);
+    doomed.destroy();
+    try {
+        doomed.allocate(1);
+        assert(false);
+    } catch (const Error &error) {
+        assert(error.status() == MILLPOND_STATUS_POOL_DESTROYED);
+    }
+}
+
+static void containers_live_in_a_pool() {
+    const Context device = Context::host();
+    const Pool pool(device);
+    const Stream stream(device);
+    MemoryResource resource(pool, stream);
+    {
+        std::pmr::vector<std::pmr::string> words(&resource);
+        for (int index = 0; index < 100; ++index) words.emplace_back(std::string(100, 'x'));
+        assert(words[99].size() == 100 && pool.stats().blocks.current == 101);
+    }
+    assert(pool.stats().blocks.current == 0);
+    assert(resource == MemoryResource(pool, stream) && !(resource == MemoryResource(pool)));
+}
+
+static void threads_free_what_others_allocated() {
+    const Context device = Context::host();
+    const Pool pool(device);
+    std::vector<Buffer<char>> buffers;
+    for (std::size_t size = 1; size <= 100; ++size) buffers.emplace_back(pool, size * 100, Stream(device));
+    std::thread other([moved = std::move(buffers)]() mutable { moved.clear(); });
+    other.join();
+    assert(pool.stats().blocks.current == 0);
+}
+
+/// Frees when its thread's variables are destroyed, after those of the library may be gone.
+struct AtThreadExit {
+    Buffer<char> buffer;
+};
+
+static void a_thread_may_free_while_it_ends() {
+    const Context device = Context::host();
+    const Pool pool(device);
+    for (int turn = 0; turn < 20; ++turn) {
+        std::thread ending([&] {
+            thread_local AtThreadExit late;
+            late.buffer = Buffer<char>(pool, 1000);
+        });
+        ending.join();
+    }
+    assert(pool.stats().blocks.current == 0 && pool.stats().frees == 20);
+}
+
+int main() {
+    buffers_free_themselves();
+    a_buffer_keeps_its_pool_and_stream();
+    streams_wait_for_each_other();
+    failures_are_exceptions();
+    reclaim_is_asked_and_may_throw();
+    pools_have_figures_and_attributes();
+    containers_live_in_a_pool();
+    threads_free_what_others_allocated();
+    a_thread_may_free_while_it_ends();
+}

@@ -1,0 +1,130 @@
+//! What a placement pins: free memory on pages that it shares with live blocks, which therefore can be neither
+//! stolen nor given back. This is what a pool of long pages wastes, so placements are weighed by it.
+//!
+//! The *take* of a placement is what it takes of the memory that could still move: the pages that were free as
+//! a whole and are touched by it, and the slots that have to be backed. Its *waste* is that less its own length.
+//! A fresh place wastes what is left of its last slot. A hit wastes the rest of the pages that its ends lie on,
+//! which for a page of 32 MiB is much; but it costs no device call. So waste is allowed while little is pinned
+//! ([`Arena::allowance`]), and beyond that pages move instead.
+
+use super::find::Want;
+use super::{Arena, BlockId, Zone};
+
+/// Free memory that may be pinned before placements become strict: this part of what is reserved. A pool that
+/// repeats itself stays below it and pays no moves; half of the 2 % that may be wasted are left to blocks that
+/// die beside others, which no placement foresees.
+const PINNED_PART: u64 = 56;
+
+/// What a strict placement may waste: this part of its length.
+const WASTED_PART: u64 = 32;
+
+/// What it counts to share a page longer than a slot with live blocks: this part of the page. What such a
+/// placement takes was pinned already, but it keeps the page pinned when the others have died.
+const SHARING_PART: u64 = 64;
+
+/// First and last unit (not included) of a page.
+type Bounds = (u64, u64);
+
+impl Arena {
+    /// How much a placement of `units` may waste now, in units.
+    pub(super) fn allowance(&self, zone: Zone, units: u64) -> i64 {
+        if zone == Zone::Small {
+            // Small blocks lie on the smallest pages, and moving pages for them would cost more than it gains.
+            return i64::MAX;
+        }
+        let strict = (units / WASTED_PART).max(self.tail_of(units));
+        let budget = self.counters.reserved.current() / self.layout.unit_bytes / PINNED_PART;
+        signed(strict.max(budget.saturating_sub(self.pinned)))
+    }
+
+    /// The rest of the last slot of a fresh place.
+    pub(super) fn tail_of(&self, units: u64) -> u64 {
+        units.next_multiple_of(self.layout.units_per_slot()) - units
+    }
+
+    /// Where in a free block that has room from `at` on a placement wastes least: at its start or at its end.
+    /// Returns the waste and the unit.
+    pub(super) fn least_waste(&self, id: BlockId, at: u64, want: &Want) -> (i64, u64) {
+        if want.zone == Zone::Small {
+            return (0, at);
+        }
+        let block = &self.blocks[id];
+        if block.units == want.units {
+            // Whatever else were done with it, it would pin no less.
+            return (0, at);
+        }
+        let low = self.waste_in(id, (at, at + want.units));
+        if low <= 0 || block.end() == at + want.units {
+            return (low, at);
+        }
+        match self.align_down(block.region, block.end() - want.units, want.align).filter(|high| *high > at) {
+            Some(high) => (low, at).min((self.waste_in(id, (high, high + want.units)), high)),
+            None => (low, at),
+        }
+    }
+
+    /// What using `window` of a free block, in which it lies, wastes.
+    pub(super) fn waste_in(&self, id: BlockId, window: (u64, u64)) -> i64 {
+        let (block, units) = (&self.blocks[id], window.1 - window.0);
+        // At an end of the block where it pins nothing there is no need to ask for the page: all of it is used,
+        // unless the page at the other end is the same.
+        let low_is_clean = window.0 == block.start && block.pinned.0 == 0;
+        let high_is_clean = window.1 == block.end() && block.pinned.1 == 0;
+        let mut waste = 0;
+        if !low_is_clean {
+            let Some(page) = self.page_bounds(block.region, window.0) else { return 0 };
+            if window.1 <= page.1 {
+                return self.waste_on(id, page, units);
+            }
+            waste += self.waste_on(id, page, page.1 - window.0);
+        }
+        if !high_is_clean {
+            let Some(page) = self.page_bounds(block.region, window.1 - 1) else { return 0 };
+            if page.0 <= window.0 {
+                return self.waste_on(id, page, units);
+            }
+            waste += self.waste_on(id, page, window.1 - page.0);
+        }
+        waste
+    }
+
+    /// What using `units` of a page, of which the free block has at least those, wastes.
+    fn waste_on(&self, id: BlockId, page: Bounds, units: u64) -> i64 {
+        let (block, length) = (&self.blocks[id], page.1 - page.0);
+        if block.start <= page.0 && page.1 <= block.end() {
+            signed(length - units)
+        } else if length > self.layout.units_per_slot() {
+            signed(length / SHARING_PART)
+        } else {
+            -signed(units)
+        }
+    }
+
+    /// The units at the start and at the end of a free block that lie on pages which are not wholly in it.
+    pub(super) fn pinned_units(&self, id: BlockId) -> (u64, u64) {
+        let block = &self.blocks[id];
+        let ends =
+            (self.page_bounds(block.region, block.start), self.page_bounds(block.region, block.end() - 1));
+        // A segment is one piece: nothing in it could move.
+        let (Some(first), Some(last)) = ends else { return (0, 0) };
+        let low = if first.0 < block.start || first.1 > block.end() {
+            first.1.min(block.end())
+        } else {
+            block.start
+        };
+        let high = if last.1 > block.end() { last.0.max(low) } else { block.end() };
+        (low - block.start, block.end() - high)
+    }
+
+    /// The units of the page behind a unit of the region.
+    fn page_bounds(&self, region: u32, unit: u64) -> Option<Bounds> {
+        let per_slot = self.layout.units_per_slot();
+        let (first, end) = self.regions.page_span(region, unit / per_slot)?;
+        Some((first * per_slot, end * per_slot))
+    }
+}
+
+/// Units as a difference. No address space has 2^63 of them.
+pub(super) fn signed(units: u64) -> i64 {
+    units as i64
+}

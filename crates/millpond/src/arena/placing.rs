@@ -1,0 +1,177 @@
+//! Where an allocation goes that no free block fits: the place in address space that lacks the fewest pages.
+
+use super::blocks::{Block, State};
+use super::find::Want;
+use super::pins::signed;
+use super::{Arena, BlockId, Refusal, Zone};
+use crate::order::Stream;
+
+/// A place for an allocation that is not wholly backed yet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Place {
+    pub(super) region: u32,
+    /// The unit that the allocation will start at.
+    pub(super) start: u64,
+    pub(super) end: u64,
+    /// The block that holds `start`.
+    pub(super) first: BlockId,
+    /// Slots in `start..end` with no page.
+    missing: u64,
+}
+
+/// Free blocks tried as one end of a place. The longest ones save the most pages; beyond a few the saving is
+/// less than a page.
+const GROWTH_CANDIDATES: usize = 16;
+
+impl Arena {
+    /// The place for `want` that lacks the fewest pages, ready for `stream` but for those.
+    pub(super) fn choose_place(&mut self, want: &Want, stream: &Stream) -> Result<Place, Refusal> {
+        let grown = self.best_growth(want, stream);
+        let fresh = self.fresh_place(want)?;
+        let Some(grown) = grown else { return Ok(fresh) };
+        if self.prefer_growth(want, &grown, &fresh) && self.make_ready(&grown, stream)? {
+            Ok(grown)
+        } else {
+            Ok(fresh)
+        }
+    }
+
+    /// At a tie, a large block starts on pages of its own, so that they can be stolen whole when it is freed,
+    /// unless it only fills what its neighbours left; a small one always does that.
+    fn prefer_growth(&self, want: &Want, grown: &Place, fresh: &Place) -> bool {
+        let first = &self.blocks[grown.first];
+        let fills =
+            want.zone == Zone::Small || (first.state == State::Free && first.pinned_units() == first.units);
+        grown.missing < fresh.missing || (fills && grown.missing == fresh.missing)
+    }
+
+    /// A place in the void that fits best.
+    fn fresh_place(&mut self, want: &Want) -> Result<Place, Refusal> {
+        let per_slot = self.layout.units_per_slot();
+        let slots = want.units.div_ceil(per_slot);
+        let void = self.void[want.zone as usize].at_least(slots * per_slot).next();
+        let first = match void {
+            Some(void) => void,
+            None => self.add_region(want.zone, slots)?,
+        };
+        let Block { region, start, .. } = self.blocks[first];
+        Ok(Place { region, start, end: start + want.units, first, missing: slots })
+    }
+
+    /// The place with the fewest missing slots that begins or ends with one of the longest free blocks.
+    fn best_growth(&self, want: &Want, stream: &Stream) -> Option<Place> {
+        self.free[want.zone as usize]
+            .below(want.units)
+            .take(GROWTH_CANDIDATES)
+            .filter(|id| self.could_be_ready(*id, stream))
+            .flat_map(|id| [self.grow_up(id, want, stream), self.grow_down(id, want, stream)])
+            .flatten()
+            .filter(|place| want.waste == i64::MAX || self.waste_of(place) <= want.waste)
+            .min_by_key(|place| place.missing)
+    }
+
+    fn grow_up(&self, id: BlockId, want: &Want, stream: &Stream) -> Option<Place> {
+        let Block { region, start, .. } = self.blocks[id];
+        let start = self.align_up(region, start, want.align);
+        let end = start + want.units;
+        let mut missing = 0;
+        let mut at = id;
+        while self.blocks[at].end() < end {
+            at = self.blocks[at].next?;
+            missing += self.missing_in(at, (start, end), stream)?;
+        }
+        (start < self.blocks[id].end()).then_some(Place { region, start, end, first: id, missing })
+    }
+
+    fn grow_down(&self, id: BlockId, want: &Want, stream: &Stream) -> Option<Place> {
+        let region = self.blocks[id].region;
+        let lowest = self.blocks[id].end().checked_sub(want.units)?;
+        let start = self.align_down(region, lowest, want.align)?;
+        let end = start + want.units;
+        let mut missing = 0;
+        let mut at = id;
+        while self.blocks[at].start > start {
+            at = self.blocks[at].prev?;
+            missing += self.missing_in(at, (start, end), stream)?;
+        }
+        Some(Place { region, start, end, first: at, missing })
+    }
+
+    pub(super) fn align_down(&self, region: u32, unit: u64, align: u64) -> Option<u64> {
+        let up = self.align_up(region, unit, align);
+        if up == unit { Some(unit) } else { up.checked_sub(align / self.layout.unit_bytes) }
+    }
+
+    /// Slots to be backed in the part of a block that lies in `window`, or `None` where the block cannot be
+    /// part of a place.
+    fn missing_in(&self, id: BlockId, window: (u64, u64), stream: &Stream) -> Option<u64> {
+        match self.blocks[id].state {
+            State::Free => self.could_be_ready(id, stream).then_some(0),
+            State::Void => {
+                let (first, end) = self.void_slots(id, window);
+                Some(end - first)
+            }
+            _ => None,
+        }
+    }
+
+    /// The slots of a void that a window covers, also in part.
+    pub(super) fn void_slots(&self, id: BlockId, window: (u64, u64)) -> (u64, u64) {
+        let (block, per_slot) = (&self.blocks[id], self.layout.units_per_slot());
+        (block.start.max(window.0) / per_slot, block.end().min(window.1).div_ceil(per_slot))
+    }
+
+    /// What the place wastes once it is backed (see `pins`).
+    fn waste_of(&self, place: &Place) -> i64 {
+        let mut waste = 0;
+        let mut at = Some(place.first);
+        while let Some(id) = at.filter(|id| self.blocks[*id].start < place.end) {
+            let block = &self.blocks[id];
+            let window = (block.start.max(place.start), block.end().min(place.end));
+            waste += if block.state == State::Free {
+                self.waste_in(id, window)
+            } else {
+                let (first, end) = self.void_slots(id, window);
+                signed((end - first) * self.layout.units_per_slot() - (window.1 - window.0))
+            };
+            at = block.next;
+        }
+        waste
+    }
+
+    /// Whether the stream may use the free block now, or could be made to wait for it.
+    pub(super) fn could_be_ready(&self, id: BlockId, stream: &Stream) -> bool {
+        self.policies.internal_dependencies || self.is_ready(id, stream)
+    }
+
+    /// Whether the stream may use the free block, by what is known already.
+    pub(super) fn is_ready(&self, id: BlockId, stream: &Stream) -> bool {
+        self.timelines.is_ready(&self.blocks[id].fence, stream.timeline(), self.policies)
+    }
+
+    /// Makes the stream wait for the free blocks in a place, where it must.
+    fn make_ready(&mut self, place: &Place, stream: &Stream) -> Result<bool, Refusal> {
+        let mut at = Some(place.first);
+        while let Some(id) = at.filter(|id| self.blocks[*id].start < place.end) {
+            if !self.make_block_ready(id, stream)? {
+                return Ok(false);
+            }
+            at = self.blocks[id].next;
+        }
+        Ok(true)
+    }
+
+    pub(super) fn make_block_ready(&mut self, id: BlockId, stream: &Stream) -> Result<bool, Refusal> {
+        let block = &self.blocks[id];
+        if block.state != State::Free || self.is_ready(id, stream) {
+            return Ok(true);
+        }
+        if !self.policies.internal_dependencies
+            || !self.timelines.make_wait(&block.fence, stream.timeline())?
+        {
+            return Ok(false);
+        }
+        self.counters.stream_waits.add(1);
+        Ok(true)
+    }
+}

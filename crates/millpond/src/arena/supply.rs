@@ -1,0 +1,214 @@
+//! Where pages come from that lie in free blocks: stolen for another address, or exchanged for shorter ones.
+
+use super::blocks::State;
+use super::placing::Place;
+use super::{Arena, BlockId, Refusal, Zone};
+use crate::device::DeviceError;
+use crate::order::Stream;
+use crate::pages::PageId;
+
+/// A page that could be taken from a free block.
+#[derive(Debug, Clone, Copy)]
+struct Victim {
+    page: PageId,
+    /// The free block that the page lies in, or the first of the pieces it was cut into.
+    block: BlockId,
+    /// Whether the stream may use it without waiting.
+    ready: bool,
+    freed: u64,
+}
+
+/// The pages that free blocks could give to one miss.
+#[derive(Debug, Default)]
+pub(super) struct Supply {
+    /// By the binary logarithm of the page's slots, which are a power of two. The next one to take is the last,
+    /// once the class is sorted.
+    classes: Vec<Class>,
+    /// Blocks whose pages went back to the device: to be made void once the miss is over, since that joins
+    /// blocks, which the miss has in hand.
+    pub(super) emptied: Vec<BlockId>,
+}
+
+#[derive(Debug, Default)]
+struct Class {
+    victims: Vec<Victim>,
+    sorted: bool,
+}
+
+/// Pages considered in one miss. Bounds the miss where very much is free in pieces.
+const VICTIMS: usize = 4096;
+
+/// Pages whose work is not complete that an exchange looks at before it gives up: where the device is behind,
+/// the others are hardly complete either.
+const REFUSALS: usize = 8;
+
+impl Supply {
+    fn add(&mut self, slots: u32, victim: Victim) {
+        let class = slots.ilog2() as usize;
+        if self.classes.len() <= class {
+            self.classes.resize_with(class + 1, Class::default);
+        }
+        self.classes[class].victims.push(victim);
+    }
+
+    /// The longest page of at most `slots`.
+    fn take_at_most(&mut self, slots: u32) -> Option<Victim> {
+        let end = self.classes.len().min(slots.ilog2() as usize + 1);
+        self.classes[..end].iter_mut().rev().find_map(Class::take)
+    }
+
+    /// The shortest page.
+    fn take_shortest(&mut self) -> Option<Victim> {
+        self.classes.iter_mut().find_map(Class::take)
+    }
+}
+
+impl Class {
+    /// A page that is ready before one that is not; of equal ones that of the block that has been free for
+    /// longest, which is the least likely to be wanted soon.
+    fn take(&mut self) -> Option<Victim> {
+        if !self.sorted {
+            self.victims.sort_by_key(|victim| (victim.ready, std::cmp::Reverse(victim.freed)));
+            self.sorted = true;
+        }
+        self.victims.pop()
+    }
+}
+
+impl Arena {
+    /// The pages outside the place that free blocks could give to `stream`.
+    pub(super) fn supply(&self, place: &Place, stream: &Stream) -> Supply {
+        let per_slot = self.layout.units_per_slot();
+        let (mut supply, mut count) = (Supply::default(), 0);
+        for zone in Zone::BOTH {
+            for id in self.free[zone as usize].at_least(per_slot).filter(|id| self.has_whole_page(*id)) {
+                let block = &self.blocks[id];
+                let ready = self.is_ready(id, stream);
+                if !ready && !self.policies.internal_dependencies {
+                    continue;
+                }
+                let here = block.region == place.region;
+                for (page, slot, slots) in self.whole_pages(id) {
+                    let (start, end) = (slot * per_slot, (slot + u64::from(slots)) * per_slot);
+                    if !here || end <= place.start || place.end <= start {
+                        supply.add(slots, Victim { page, block: id, ready, freed: block.freed });
+                        count += 1;
+                    }
+                }
+                if count >= VICTIMS {
+                    return supply;
+                }
+            }
+        }
+        supply
+    }
+
+    fn has_whole_page(&self, id: BlockId) -> bool {
+        let block = &self.blocks[id];
+        block.pinned_units() < block.units
+    }
+
+    /// The pages that lie wholly in a block: page, first slot, slots.
+    pub(super) fn whole_pages(&self, id: BlockId) -> impl Iterator<Item = (PageId, u64, u32)> + '_ {
+        let (block, per_slot) = (&self.blocks[id], self.layout.units_per_slot());
+        let (mut slot, end) = (block.start.div_ceil(per_slot), block.end() / per_slot);
+        std::iter::from_fn(move || {
+            while slot < end {
+                let page = self.regions.page_at(block.region, slot)?;
+                let (_, home) = self.pages.get(page).home?;
+                let (first, slots) = (u64::from(home), self.pages.get(page).slots);
+                let whole = first == slot && first + u64::from(slots) <= end;
+                slot = first + u64::from(slots);
+                if whole {
+                    return Some((page, first, slots));
+                }
+            }
+            None
+        })
+    }
+
+    /// Maps the largest page of at most `room` slots from a free block elsewhere to `to`; its old mapping
+    /// becomes stale. Returns the page's slots, or `None` where there is no page to be had.
+    pub(super) fn steal(
+        &mut self,
+        to: (u32, u64),
+        room: u32,
+        void: &mut BlockId,
+        supply: &mut Supply,
+        stream: &Stream,
+    ) -> Result<Option<u32>, Refusal> {
+        while let Some(victim) = supply.take_at_most(room) {
+            let Some((from, home)) = self.whereabouts(&victim) else { continue };
+            if !self.make_block_ready(from, stream)? {
+                continue;
+            }
+            let fence = self.blocks[from].fence.clone();
+            let freed = self.blocks[from].freed;
+            self.map_page(victim.page, to, void)?;
+            let stale = self.cut_page(from, home, victim.page);
+            self.stale.push(stale);
+            self.attach(victim.page, to, void, fence, freed);
+            self.counters.pages_stolen.add(1);
+            return Ok(Some(self.pages.get(victim.page).slots));
+        }
+        Ok(None)
+    }
+
+    /// The piece of a block that holds the victim now, and where the page is.
+    fn whereabouts(&self, victim: &Victim) -> Option<(BlockId, (u32, u64))> {
+        let (region, slot) = self.pages.get(victim.page).home?;
+        let slot = u64::from(slot);
+        Some((self.piece_at(victim.block, slot * self.layout.units_per_slot()), (region, slot)))
+    }
+
+    /// Gives free pages back to the device until that has made room for `bytes`, as far as their work is
+    /// complete. It is asked where no free page is short enough: one that is too long is exchanged for shorter
+    /// ones. Returns whether any was given back.
+    pub(super) fn exchange(&mut self, bytes: u64, supply: &mut Supply) -> bool {
+        let before = self.counters.reserved.current();
+        let mut refused = 0;
+        while before - self.counters.reserved.current() < bytes
+            && refused < REFUSALS
+            && let Some(victim) = supply.take_shortest()
+        {
+            match self.give_back(&victim, supply) {
+                Ok(true) => {}
+                Ok(false) => refused += 1,
+                Err(error) => {
+                    refused += 1;
+                    tracing::warn!(%error, "a free page could not be given back");
+                }
+            }
+        }
+        before > self.counters.reserved.current()
+    }
+
+    /// Gives one page back, if the work on it is complete; its place stays in `supply.emptied`. Returns
+    /// whether it was.
+    fn give_back(&mut self, victim: &Victim, supply: &mut Supply) -> Result<bool, DeviceError> {
+        let Some((from, (region, slot))) = self.whereabouts(victim) else { return Ok(false) };
+        self.poll_quietly(&self.blocks[from].fence);
+        let old_mappings = self.pages.mappings(victim.page) > 1;
+        if old_mappings || !self.timelines.is_complete(&self.blocks[from].fence) {
+            return Ok(false);
+        }
+        let at = self.regions.address(region, slot * self.layout.units_per_slot(), &self.layout);
+        // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
+        // program holds no pointer into it.
+        unsafe { self.pages.unmap(victim.page, at) }?;
+        let emptied = self.cut_page(from, (region, slot), victim.page);
+        supply.emptied.push(emptied);
+        self.pages.release(victim.page).map(|_| true)
+    }
+
+    /// Cuts the page's range out of the free block `from`, as a stale block that the caller lists.
+    fn cut_page(&mut self, from: BlockId, (region, slot): (u32, u64), page: PageId) -> BlockId {
+        let per_slot = self.layout.units_per_slot();
+        let slots = self.pages.get(page).slots;
+        let (start, end) = (slot * per_slot, (slot + u64::from(slots)) * per_slot);
+        let cut = self.cut_free(from, start, end);
+        self.regions.set_page(region, slot, slots, None);
+        self.blocks[cut].state = State::Stale(page);
+        cut
+    }
+}

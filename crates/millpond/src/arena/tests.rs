@@ -1,0 +1,109 @@
+//! Where blocks go and what backs them, seen through a pool on the simulated device.
+
+use std::sync::Arc;
+
+use crate::device::Device;
+use crate::device::sim::{SimDevice, SimOptions};
+use crate::{Context, Pool, PoolBuilder, Stream};
+
+const MIB: u64 = 1 << 20;
+
+struct Bench {
+    sim: Arc<SimDevice>,
+    pool: Pool,
+    stream: Stream,
+}
+
+/// A pool with pages of 2 to 32 MiB. A block of 64 MiB is backed by pages of 32, 16, 8, 4, 2 and 2 MiB.
+fn bench(options: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Bench {
+    let sim = SimDevice::new(SimOptions::default()).unwrap();
+    assert_eq!(sim.properties().granularity, 2 * MIB);
+    let context = Context::new(sim.clone());
+    let stream = context.create_stream().unwrap();
+    Bench { sim, pool: options(Pool::builder(&context)).build().unwrap(), stream }
+}
+
+impl Bench {
+    fn alloc(&self, bytes: u64) -> crate::device::DevicePtr {
+        let ptr = self.pool.alloc(bytes, &self.stream).unwrap();
+        self.pool.check().unwrap();
+        ptr
+    }
+
+    fn free(&self, ptr: crate::device::DevicePtr) {
+        self.pool.free(ptr, &self.stream).unwrap();
+        self.pool.check().unwrap();
+    }
+
+    fn reserved_mib(&self) -> u64 {
+        self.pool.reserved().current / MIB
+    }
+
+    /// The page of 32 MiB is free, the shorter ones are in use.
+    fn with_a_long_page_free(&self) {
+        let whole = self.alloc(64 * MIB);
+        self.free(whole);
+        let long = self.alloc(32 * MIB);
+        let _short = self.alloc(32 * MIB);
+        self.free(long);
+        assert_eq!(self.reserved_mib(), 64);
+    }
+}
+
+#[test]
+fn pages_move_where_a_hit_would_pin_too_much() {
+    let bench = bench(|builder| builder);
+    let whole = bench.alloc(256 * MIB);
+    bench.free(whole);
+    // At either end of the free block, 28 MiB of a page of 32 MiB would be left over: more than a 56th of
+    // what is reserved, and than a 32nd of the block.
+    let part = bench.alloc(100 * MIB);
+    assert_eq!(bench.pool.stats().misses, 2);
+    assert_eq!(bench.pool.stats().pages_stolen, 4);
+    // So the rest is all there for a block that needs it.
+    let rest = bench.alloc(156 * MIB);
+    assert_eq!(bench.reserved_mib(), 256);
+    bench.free(rest);
+    bench.free(part);
+}
+
+#[test]
+fn a_hit_that_pins_little_moves_no_page() {
+    let bench = bench(|builder| builder);
+    let whole = bench.alloc(256 * MIB);
+    bench.free(whole);
+    let part = bench.alloc(127 * MIB);
+    assert_eq!((bench.pool.stats().misses, bench.pool.stats().pages_stolen), (1, 0));
+    bench.free(part);
+}
+
+#[test]
+fn a_page_that_is_too_long_is_exchanged_for_a_short_one() {
+    let bench = bench(|builder| builder);
+    bench.with_a_long_page_free();
+    let _small = bench.alloc(1000);
+    assert_eq!(bench.reserved_mib(), 64 - 32 + 2);
+    assert_eq!(bench.pool.reserved().high / MIB, 64);
+}
+
+#[test]
+fn a_page_in_use_is_not_exchanged_and_the_pool_grows() {
+    let bench = bench(|builder| builder);
+    let hold = bench.sim.hold(bench.stream.handle()).unwrap();
+    bench.with_a_long_page_free();
+    let _small = bench.alloc(1000);
+    assert_eq!(bench.reserved_mib(), 64 + 2);
+    bench.sim.release(hold);
+}
+
+#[test]
+fn at_the_limit_a_hit_may_pin_anything() {
+    let bench = bench(|builder| builder.hard_limit(64 * MIB));
+    let hold = bench.sim.hold(bench.stream.handle()).unwrap();
+    bench.with_a_long_page_free();
+    // The page cannot be exchanged while its work is pending, and it is too long to be moved.
+    let block = bench.alloc(17 * MIB);
+    assert_eq!(bench.reserved_mib(), 64);
+    bench.free(block);
+    bench.sim.release(hold);
+}

@@ -1,0 +1,155 @@
+//! The file of a recording: where it lies, whose it is, and appending to it whole chunks or nothing.
+
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use super::chunks::file_head;
+
+/// See the [module](self). Locked (`flock`) for as long as it is open, so that no other process takes it for
+/// an old one.
+#[derive(Debug)]
+pub(super) struct RecordFile {
+    file: File,
+    path: PathBuf,
+    /// Whole chunks end here.
+    good: u64,
+    /// Whether a write that failed may have left a part of a chunk.
+    torn: bool,
+}
+
+/// The path with `%p` replaced by the process's number.
+pub(super) fn expanded(path: &Path) -> PathBuf {
+    match path.to_str() {
+        Some(text) if text.contains("%p") => text.replace("%p", &std::process::id().to_string()).into(),
+        _ => path.to_owned(),
+    }
+}
+
+impl RecordFile {
+    /// Creates the file. One that is there already is kept beside it, as `NAME.old`; if a process is still
+    /// recording to it, the new one gets the process's number into its name.
+    pub(super) fn create(path: &Path) -> io::Result<Self> {
+        let mut path = path.to_owned();
+        // Each turn is one that another process won.
+        for _ in 0..16 {
+            let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&path)?;
+            match file.try_lock() {
+                Ok(()) => {}
+                Err(TryLockError::WouldBlock) => {
+                    let own = with_process(&path);
+                    tracing::warn!(path = %path.display(), instead = %own.display(), "another recording is being written there");
+                    path = own;
+                    continue;
+                }
+                // Pipes and some file systems know no locks.
+                Err(TryLockError::Error(error)) => {
+                    tracing::debug!(path = %path.display(), %error, "recording without a lock");
+                }
+            }
+            let found = file.metadata()?;
+            if !found.is_file() {
+                return Self::begin(file, path);
+            }
+            // The name may have gone to another file between opening and locking.
+            if std::fs::metadata(&path).map(|there| there.ino()).ok() != Some(found.ino()) {
+                continue;
+            }
+            if found.len() == 0 {
+                return Self::begin(file, path);
+            }
+            let mut old = path.clone().into_os_string();
+            old.push(".old");
+            std::fs::rename(&path, old)?;
+        }
+        Err(io::Error::other("others keep taking the name; put %p, which is the process's number, into it"))
+    }
+
+    fn begin(file: File, path: PathBuf) -> io::Result<Self> {
+        let mut new = Self { file, path, good: 0, torn: false };
+        new.append(&file_head())?;
+        Ok(new)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Bytes written.
+    pub(super) fn len(&self) -> u64 {
+        self.good
+    }
+
+    /// Appends all of `bytes`; after an error, the file ends where it ended before.
+    pub(super) fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if std::mem::take(&mut self.torn) {
+            self.heal()?;
+        }
+        let written = self.file.write_all(bytes);
+        match written {
+            Ok(()) => self.good += bytes.len() as u64,
+            Err(_) => {
+                // If not now, then before the next chunk; if never, readers notice the torn one.
+                self.heal().ok();
+            }
+        }
+        written
+    }
+
+    /// Removes what a failed write has left.
+    fn heal(&mut self) -> io::Result<()> {
+        use std::io::{Seek, SeekFrom};
+        self.torn = true;
+        self.file.set_len(self.good)?;
+        self.file.seek(SeekFrom::Start(self.good))?;
+        self.torn = false;
+        Ok(())
+    }
+}
+
+/// `run.mprec` as `run.PROCESS.mprec`.
+fn with_process(path: &Path) -> PathBuf {
+    let process = std::process::id();
+    let mut name = path.file_stem().unwrap_or_default().to_owned();
+    name.push(format!(".{process}"));
+    if let Some(extension) = path.extension() {
+        name.push(".");
+        name.push(extension);
+    }
+    path.with_file_name(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_earlier_process_recorded_is_kept_beside() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.mprec");
+        std::fs::write(&path, "earlier").unwrap();
+        let mut file = RecordFile::create(&path).unwrap();
+        file.append(b"now").unwrap();
+        assert_eq!(file.path(), path);
+        assert_eq!(std::fs::read(folder.path().join("run.mprec.old")).unwrap(), b"earlier");
+        assert!(std::fs::read(&path).unwrap().ends_with(b"now"));
+        assert_eq!(file.len(), std::fs::metadata(&path).unwrap().len());
+    }
+
+    #[test]
+    fn a_file_that_is_being_recorded_to_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("run.mprec");
+        let _first = RecordFile::create(&path).unwrap();
+        let second = RecordFile::create(&path).unwrap();
+        let expected = format!("run.{}.mprec", std::process::id());
+        assert_eq!(second.path().file_name().unwrap().to_str(), Some(expected.as_str()));
+    }
+
+    #[test]
+    fn the_process_s_number_can_be_in_the_name() {
+        let expected = format!("a-{}-b", std::process::id());
+        assert_eq!(expanded(Path::new("a-%p-b")), Path::new(&expected));
+    }
+}

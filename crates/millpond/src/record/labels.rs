@@ -1,0 +1,252 @@
+//! What events are filed under: tags that the program sets, and call sites. Both are kept once for the whole
+//! process and named by number; a recorder writes those that its file does not have yet.
+
+use std::cell::Cell;
+use std::collections::HashMap;
+use std::marker::PhantomData;
+
+use parking_lot::Mutex;
+
+use super::encoder::{Encoder, cut};
+use super::format::Record;
+
+/// Tags and call sites at most, each. A program that makes texts out of counters would fill memory else.
+const MOST: usize = 1 << 16;
+
+/// Tags inside one another, and frames of a call stack, at most.
+const DEEPEST: usize = 64;
+
+thread_local! {
+    static TAG: Cell<u32> = const { Cell::new(0) };
+}
+
+/// The calling thread's tag, 0 for none. None while the thread ends, too.
+pub(super) fn current_tag() -> u32 {
+    TAG.try_with(Cell::get).unwrap_or(0)
+}
+
+/// What [`tag`] returns. The tag ends with it.
+#[derive(Debug)]
+#[must_use = "the tag ends when this is dropped"]
+pub struct Tagged {
+    before: u32,
+    /// A tag is its thread's.
+    not_send: PhantomData<*const ()>,
+}
+
+/// Files what this thread does with pools under a name, in recordings, until the result is dropped. Tags
+/// stand inside each other; of more than 64 inside each other the inner ones are left out, and of more than
+/// 65,536 different ones the later ones.
+///
+/// ```
+/// let _forward = millpond::record::tag("forward");
+/// {
+///     let _attention = millpond::record::tag("attention"); // forward > attention
+/// }
+/// ```
+pub fn tag(text: &str) -> Tagged {
+    let before = current_tag();
+    let now = TAGS.lock().enter(before, text);
+    // Fails while the thread ends, and no tag is set then.
+    TAG.try_with(|tag| tag.set(now)).ok();
+    Tagged { before, not_send: PhantomData }
+}
+
+impl Drop for Tagged {
+    fn drop(&mut self) {
+        TAG.try_with(|tag| tag.set(self.before)).ok();
+    }
+}
+
+static TAGS: Mutex<Tags> = Mutex::new(Tags { all: Vec::new(), index: None });
+
+struct Tags {
+    all: Vec<Tag>,
+    index: Option<HashMap<(u32, Box<str>), u32>>,
+}
+
+struct Tag {
+    inside: u32,
+    depth: usize,
+    text: Box<str>,
+}
+
+impl Tags {
+    /// The number of the tag `text` inside of `inside`; `inside` itself where there can be no more.
+    fn enter(&mut self, inside: u32, text: &str) -> u32 {
+        let text: Box<str> = cut(text).into();
+        let index = self.index.get_or_insert_default();
+        let key = (inside, text.clone());
+        if let Some(&known) = index.get(&key) {
+            return known;
+        }
+        let depth = inside.checked_sub(1).map_or(0, |at| self.all[at as usize].depth + 1);
+        if self.all.len() == MOST || depth == DEEPEST {
+            return inside;
+        }
+        self.all.push(Tag { inside, depth, text });
+        let number = self.all.len() as u32;
+        index.insert(key, number);
+        number
+    }
+}
+
+static SITES: Mutex<Sites> = Mutex::new(Sites { frames: Vec::new(), sites: Vec::new(), index: None });
+
+struct Sites {
+    frames: Vec<Frame>,
+    sites: Vec<Vec<u32>>,
+    index: Option<Index>,
+}
+
+#[derive(Default)]
+struct Index {
+    /// The site of each stack of return addresses.
+    sites: HashMap<Box<[usize]>, u32>,
+    frames: HashMap<Frame, u32>,
+}
+
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Frame {
+    name: Box<str>,
+    file: Box<str>,
+    line: u32,
+}
+
+/// The number of the caller's call stack. Microseconds for one that is known, milliseconds for a new one,
+/// whose symbols are looked up. 0 for a new one where no more can be kept.
+pub(super) fn current_site() -> u32 {
+    let mut stack = [0; DEEPEST];
+    let mut depth = 0;
+    backtrace::trace(|frame| {
+        stack[depth] = frame.ip() as usize;
+        depth += 1;
+        depth < DEEPEST
+    });
+    let stack = &stack[..depth];
+    {
+        let sites = SITES.lock();
+        let known = sites.index.as_ref().and_then(|index| index.sites.get(stack));
+        if let Some(&known) = known {
+            return known;
+        }
+        if sites.sites.len() == MOST {
+            return 0;
+        }
+    }
+    // Without the lock: the first look-up reads the program's debug information.
+    let frames = resolved(stack);
+    SITES.lock().enter(stack, frames)
+}
+
+/// The lines of source code of a stack, innermost first, from the first that is the program's own.
+fn resolved(stack: &[usize]) -> Vec<Frame> {
+    let mut frames = Vec::new();
+    for &ip in stack {
+        backtrace::resolve(ip as *mut _, |symbol| {
+            let name = symbol.name().map(|name| format!("{name:#}")).unwrap_or_default();
+            let ours =
+                ["backtrace::", "millpond::", "<millpond::"].iter().any(|start| name.starts_with(start));
+            if name.is_empty() || (ours && frames.is_empty()) {
+                return;
+            }
+            let file = symbol.filename().map(|file| file.to_string_lossy().into_owned()).unwrap_or_default();
+            let line = symbol.lineno().unwrap_or(0);
+            frames.push(Frame { name: cut(&name).into(), file: cut(&file).into(), line });
+        });
+    }
+    frames.truncate(4 * DEEPEST);
+    frames
+}
+
+impl Sites {
+    fn enter(&mut self, stack: &[usize], frames: Vec<Frame>) -> u32 {
+        let Self { frames: all, sites, index } = self;
+        let index = index.get_or_insert_default();
+        // Another thread may have entered it meanwhile.
+        if let Some(&known) = index.sites.get(stack) {
+            return known;
+        }
+        let number = |frame: Frame| {
+            *index.frames.entry(frame).or_insert_with_key(|frame| {
+                all.push(frame.clone());
+                all.len() as u32
+            })
+        };
+        sites.push(frames.into_iter().map(number).collect());
+        let site = sites.len() as u32;
+        index.sites.insert(stack.into(), site);
+        site
+    }
+}
+
+/// How many tags, frames and sites a file has already.
+#[derive(Debug, Default)]
+pub(super) struct Written {
+    tags: usize,
+    frames: usize,
+    sites: usize,
+}
+
+impl Written {
+    /// Writes the definitions that are new.
+    pub(super) fn catch_up(&mut self, encoder: &mut Encoder) {
+        let tags = TAGS.lock();
+        for (at, tag) in tags.all.iter().enumerate().skip(self.tags) {
+            encoder.define(&Record::Tag { tag: at as u32 + 1, inside: tag.inside, text: &tag.text });
+        }
+        self.tags = tags.all.len();
+        drop(tags);
+        let sites = SITES.lock();
+        for (at, Frame { name, file, line }) in sites.frames.iter().enumerate().skip(self.frames) {
+            encoder.define(&Record::Frame { frame: at as u32 + 1, name, file, line: *line });
+        }
+        for (at, frames) in sites.sites.iter().enumerate().skip(self.sites) {
+            encoder.define(&Record::Site { site: at as u32 + 1, frames: frames.clone() });
+        }
+        (self.frames, self.sites) = (sites.frames.len(), sites.sites.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tags_stand_inside_each_other_and_end_with_their_scope() {
+        let outer = tag("outer");
+        let number = current_tag();
+        {
+            let _inner = tag("inner");
+            assert_ne!(current_tag(), number);
+            assert_eq!(TAGS.lock().all[current_tag() as usize - 1].inside, number);
+        }
+        assert_eq!(current_tag(), number);
+        drop(outer);
+        assert_eq!(current_tag(), 0);
+        let _again = tag("outer");
+        assert_eq!(current_tag(), number);
+    }
+
+    #[test]
+    fn tags_too_deep_are_left_out() {
+        let tags: Vec<_> = (0..DEEPEST + 3).map(|depth| tag(&depth.to_string())).collect();
+        let deepest = current_tag();
+        assert_eq!(&*TAGS.lock().all[deepest as usize - 1].text, "63");
+        for tag in tags.into_iter().rev() {
+            drop(tag);
+        }
+        assert_eq!(current_tag(), 0);
+    }
+
+    #[test]
+    fn a_call_site_is_named_by_the_program_s_own_lines() {
+        #[inline(never)]
+        fn somewhere() -> u32 {
+            current_site()
+        }
+        let sites: Vec<_> = (0..2).map(|_| somewhere()).collect();
+        assert_eq!(sites[0], sites[1]);
+        assert_ne!(sites[0], 0);
+    }
+}

@@ -1,0 +1,41 @@
+//! `record/`: what pools do, written to a file while they do it. docs/recording.md is the page for users.
+//!
+//! Uses `device/` and `order/` for their words only. The pool calls it, in one line at each place.
+//!
+//! **How one event passes through.** Where recording is off, `Recording::is_on` is one relaxed load and a
+//! branch that is not taken. Where it is on, the event is stamped and put into a ring of the calling thread
+//! (`thread`, `note`), without a lock. The `recorder`'s own thread empties all rings, twenty times a second and
+//! when it is woken because one is half full; a thread that finds its ring full empties them itself. The
+//! `collector` turns events into records and chunks (`encoder`, `format`), which the writer appends to
+//! the file (`file`).
+//!
+//! **Order.** The file has each thread's events in the thread's order, and the threads one after another; a
+//! reader sorts by time. So that this gives the true order, an allocation's time is taken after the block
+//! was had, and a free's before anyone else can have it: of two lives of one address, the earlier's free is
+//! stamped before the later's allocation. The clock (`clock`) does not go back between processors.
+//!
+//! **What is lost.** Nothing while the disk keeps up. A write that fails is tried again; when more than
+//! 64 MiB wait, events are dropped, and the file says how many. A process that is killed loses the last 50
+//! milliseconds at most; its file can be read up to the last whole chunk.
+//!
+//! **Fork.** A child records nothing to the parent's file; a pool that it builds itself opens its own.
+
+mod chunks;
+mod clock;
+mod collector;
+mod encoder;
+mod file;
+pub mod format;
+mod labels;
+mod note;
+mod options;
+mod recorder;
+mod recording;
+mod thread;
+
+pub use chunks::{ChunkError, Chunks, records};
+pub(crate) use clock::Moment;
+pub use labels::{Tagged, tag};
+pub use options::Options;
+pub use recorder::Status;
+pub(crate) use recording::{Introduction, Recording};

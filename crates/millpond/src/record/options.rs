@@ -1,0 +1,75 @@
+//! What to record, and where to.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+/// The environment variable that names a file for every pool of the process.
+const PATH: &str = "MILLPOND_RECORD";
+
+/// The environment variable that lets such recordings hold call sites.
+const CALL_SITES: &str = "MILLPOND_RECORD_CALL_SITES";
+
+/// Where to record, and what beside the events. A path alone will do:
+/// `pool.start_recording("run.mprec")`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[must_use = "options do nothing until a pool is given them"]
+pub struct Options {
+    pub(super) path: PathBuf,
+    pub(super) call_sites: bool,
+    /// Whether the file stays open when no pool records to it.
+    pub(super) keep: bool,
+}
+
+impl Options {
+    /// To this file. `%p` in it becomes the process's number. Pools of one process that name the same file
+    /// share it. What an earlier process wrote there is kept as `PATH.old`; if a process is writing there
+    /// now, its file is left alone, and this one gets the process's number into its name.
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), call_sites: false, keep: false }
+    }
+
+    /// Whether each allocation's call stack is kept: microseconds for each, milliseconds for each new one.
+    /// Not by default.
+    pub fn call_sites(mut self, keep: bool) -> Self {
+        self.call_sites = keep;
+        self
+    }
+
+    /// What the environment asks for: `MILLPOND_RECORD` is a path, as for [`new`](Self::new), for all pools
+    /// until the process ends; with `MILLPOND_RECORD_CALL_SITES=1`, call sites are kept.
+    pub(crate) fn from_environment() -> Option<Self> {
+        let path = std::env::var_os(PATH).filter(|path| !path.is_empty())?;
+        let call_sites = std::env::var_os(CALL_SITES).is_some_and(|value| !value.is_empty() && value != "0");
+        Some(Self { path: path.into(), call_sites, keep: true })
+    }
+}
+
+impl From<PathBuf> for Options {
+    fn from(path: PathBuf) -> Self {
+        Self::new(path)
+    }
+}
+
+impl From<&Path> for Options {
+    fn from(path: &Path) -> Self {
+        Self::new(path)
+    }
+}
+
+impl From<&str> for Options {
+    fn from(path: &str) -> Self {
+        Self::new(path)
+    }
+}
+
+impl From<String> for Options {
+    fn from(path: String) -> Self {
+        Self::new(path)
+    }
+}
+
+impl From<OsString> for Options {
+    fn from(path: OsString) -> Self {
+        Self::new(path)
+    }
+}

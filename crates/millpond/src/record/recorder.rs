@@ -1,0 +1,294 @@
+//! One file being recorded: its threads' rings, its writer, and the list of all that this process writes.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Once, Weak};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use parking_lot::{Condvar, Mutex};
+use rtrb::Producer;
+
+use super::clock::{Moment, nanoseconds};
+use super::collector::Collector;
+use super::encoder::{Event, cut};
+use super::file::{RecordFile, expanded};
+use super::format::Record;
+use super::note::Note;
+
+/// How often what was noted goes to the file, where no ring fills up before. A process that is killed loses
+/// at most this much.
+const EVERY: Duration = Duration::from_millis(50);
+
+/// How long the process's end waits for a thread that writes.
+const AT_EXIT: Duration = Duration::from_secs(2);
+
+/// See the [module](self). Locks are taken in the order of the fields, and any of them under a pool's lock
+/// but `file`'s.
+#[derive(Debug)]
+pub(super) struct Recorder {
+    /// Never given to another recorder of the process.
+    pub(super) id: u32,
+    pub(super) origin: Moment,
+    /// The process that opened the file. A forked child has the recorder too, and must not write.
+    process: u32,
+    requested: PathBuf,
+    pub(super) path: PathBuf,
+    file: Mutex<RecordFile>,
+    collector: Mutex<Collector>,
+    state: Mutex<State>,
+    wake: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Pools that record here.
+    pools: usize,
+    /// Whether the recorder stays when the last pool is gone.
+    kept: bool,
+    ending: bool,
+    writer: Option<JoinHandle<()>>,
+    /// Why the last write failed; the data waits.
+    failure: Option<String>,
+}
+
+/// What a recorder has done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Status {
+    /// The file. Its name may have the process's number, where another process held the one asked for.
+    pub path: PathBuf,
+    /// Events recorded, of all pools that record to this file.
+    pub events: u64,
+    /// Events dropped because too much waited for the disk. The file says so, too.
+    pub dropped: u64,
+    /// Bytes written.
+    pub bytes: u64,
+    /// Why the last write failed, if it did. What could not be written waits and is tried again.
+    pub failure: Option<String>,
+}
+
+/// The recorders of this process, and of the one it was forked from.
+static OPEN: Mutex<Vec<Weak<Recorder>>> = Mutex::new(Vec::new());
+
+/// Those that stay until the process ends.
+static KEPT: Mutex<Vec<Arc<Recorder>>> = Mutex::new(Vec::new());
+
+impl Recorder {
+    /// The recorder of this file: the one that other pools of this process use already, or a new one. `keep`
+    /// lets it stay until the process ends, so that pools that come and go share the file. The caller
+    /// [leaves](Self::leave) it once.
+    pub(super) fn join(path: &Path, keep: bool) -> io::Result<Arc<Self>> {
+        let requested = std::path::absolute(expanded(path))?;
+        let mut open = OPEN.lock();
+        open.retain(|recorder| recorder.strong_count() > 0);
+        let known = open.iter().filter_map(Weak::upgrade).find(|recorder| {
+            recorder.requested == requested && recorder.is_ours() && !recorder.state.lock().ending
+        });
+        let recorder = match known {
+            Some(known) => known,
+            None => {
+                let new = Self::open(requested)?;
+                open.push(Arc::downgrade(&new));
+                new
+            }
+        };
+        let mut state = recorder.state.lock();
+        state.pools += 1;
+        if keep && !std::mem::replace(&mut state.kept, true) {
+            KEPT.lock().push(recorder.clone());
+        }
+        drop(state);
+        Ok(recorder)
+    }
+
+    fn open(requested: PathBuf) -> io::Result<Arc<Self>> {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        let file = RecordFile::create(&requested)?;
+        let program = std::env::args_os().next().unwrap_or_default();
+        let (process, program) = (std::process::id(), program.to_string_lossy());
+        let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let start = Record::Start {
+            unix_ns: u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX),
+            process,
+            program: cut(&program),
+        };
+        let recorder = Arc::new(Self {
+            // Relaxed: only uniqueness matters.
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            origin: Moment::now(),
+            process,
+            requested,
+            path: file.path().to_owned(),
+            file: Mutex::new(file),
+            collector: Mutex::new(Collector::new(&start)),
+            state: Mutex::default(),
+            wake: Condvar::new(),
+        });
+        recorder.flush()?;
+        let writer = recorder.clone();
+        let writer = std::thread::Builder::new()
+            .name("millpond-record".to_owned())
+            .spawn(move || writer.write_until_the_end())?;
+        recorder.state.lock().writer = Some(writer);
+        flush_at_exit();
+        Ok(recorder)
+    }
+
+    /// Whether this is the process that opened the file, and no child forked from it.
+    pub(super) fn is_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Nanoseconds since the recording began.
+    pub(super) fn now(&self) -> u64 {
+        nanoseconds(Moment::now().since(self.origin))
+    }
+
+    /// A ring for the calling thread.
+    pub(super) fn enter_thread(&self) -> Producer<Note> {
+        self.collector.lock().enter_thread()
+    }
+
+    /// Defines a pool, and returns its number.
+    pub(super) fn enter_pool<'a>(&self, define: impl FnOnce(u32) -> Record<'a>) -> u32 {
+        self.collector.lock().enter_pool(define)
+    }
+
+    /// Adds events that go through no ring.
+    pub(super) fn add(&self, events: impl Iterator<Item = Event>) {
+        let mut collector = self.collector.lock();
+        events.for_each(|event| collector.add(0, &event));
+    }
+
+    /// Empties the rings, on a thread whose own is full.
+    #[cold]
+    pub(super) fn drain(&self) {
+        self.collector.lock().drain();
+        self.wake();
+    }
+
+    /// Lets the writer look at the rings.
+    pub(super) fn wake(&self) {
+        self.wake.notify_one();
+    }
+
+    /// Writes what was noted so far.
+    pub(super) fn flush(&self) -> io::Result<()> {
+        if !self.is_ours() {
+            return Ok(());
+        }
+        let mut file = self.file.lock();
+        let result = self.write(&mut file);
+        drop(file);
+        self.note_failure(result.as_ref().err());
+        result
+    }
+
+    fn write(&self, file: &mut RecordFile) -> io::Result<()> {
+        let mut collector = self.collector.lock();
+        collector.drain();
+        collector.encoder.seal();
+        while let Some(chunk) = collector.encoder.take() {
+            // The threads need not wait for the disk.
+            drop(collector);
+            let appended = file.append(&chunk);
+            collector = self.collector.lock();
+            if let Err(error) = appended {
+                collector.encoder.put_back(chunk);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    fn note_failure(&self, error: Option<&io::Error>) {
+        let mut state = self.state.lock();
+        let before = std::mem::replace(&mut state.failure, error.map(ToString::to_string));
+        if let (None, Some(error)) = (before, error) {
+            tracing::warn!(path = %self.path.display(), %error, "a recording cannot be written; it waits in memory");
+        }
+    }
+
+    fn write_until_the_end(&self) {
+        let mut state = self.state.lock();
+        while !state.ending {
+            self.wake.wait_for(&mut state, EVERY);
+            drop(state);
+            // Noted and warned of already; the next turn tries again.
+            self.flush().ok();
+            state = self.state.lock();
+        }
+    }
+
+    /// Gives up what [`join`](Self::join) gave. The last to leave ends the recording, unless it is kept.
+    pub(super) fn leave(&self) -> io::Result<()> {
+        if !self.is_ours() {
+            return Ok(());
+        }
+        // Nobody may join while it ends.
+        let _open = OPEN.lock();
+        let writer = {
+            let mut state = self.state.lock();
+            state.pools -= 1;
+            if state.pools > 0 || state.kept {
+                drop(state);
+                return self.flush();
+            }
+            state.ending = true;
+            state.writer.take()
+        };
+        self.wake();
+        if let Some(writer) = writer {
+            writer.join().ok();
+        }
+        self.collector.lock().end();
+        self.flush()
+    }
+
+    pub(super) fn status(&self) -> Status {
+        let bytes = self.file.lock().len();
+        let (events, dropped) = {
+            let mut collector = self.collector.lock();
+            collector.drain();
+            collector.counts()
+        };
+        let failure = self.state.lock().failure.clone();
+        Status { path: self.path.clone(), events, dropped, bytes, failure }
+    }
+
+    /// The process ends, and pools of it may still record. Threads that hold a lock for longer are stuck.
+    fn end_at_exit(&self) {
+        if !self.is_ours() {
+            return;
+        }
+        let Some(mut file) = self.file.try_lock_for(AT_EXIT) else { return };
+        let Some(mut collector) = self.collector.try_lock_for(AT_EXIT) else { return };
+        collector.end();
+        drop(collector);
+        if let Err(error) = self.write(&mut file) {
+            tracing::warn!(path = %self.path.display(), %error, "the end of a recording could not be written");
+        }
+    }
+}
+
+/// Lets the end of every recording be written when the process ends without dropping its pools.
+fn flush_at_exit() {
+    static ONCE: Once = Once::new();
+    extern "C" fn end_all() {
+        // A panic must not leave this function; nothing is left to be told of it.
+        let end = || {
+            let Some(open) = OPEN.try_lock_for(AT_EXIT) else { return };
+            open.iter().filter_map(Weak::upgrade).for_each(|recorder| recorder.end_at_exit());
+        };
+        std::panic::catch_unwind(end).ok();
+    }
+    ONCE.call_once(|| {
+        // SAFETY: the handler is a function of this library, which the C runtime calls before it unloads it,
+        // and it does not unwind.
+        if unsafe { libc::atexit(end_all) } != 0 {
+            tracing::debug!("no handler at exit: the last moments of recordings may be missing");
+        }
+    });
+}

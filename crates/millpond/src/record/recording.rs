@@ -1,0 +1,234 @@
+//! A pool's end of a recording: a switch, and one function for each thing that is recorded.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use super::clock::Moment;
+use super::encoder::{Event, Kind, cut};
+use super::format::Record;
+use super::labels::{current_site, current_tag};
+use super::options::Options;
+use super::recorder::{Recorder, Status};
+use super::thread::{self, Channel, Happening};
+use crate::counters::Counters;
+use crate::device::{Device, DevicePtr};
+use crate::order::Stream;
+use crate::{Error, Result};
+
+/// See the [module](self). One belongs to one pool.
+#[derive(Debug)]
+pub(crate) struct Recording {
+    /// Where events go: a [`Channel`], or 0 while recording is off.
+    channel: AtomicU64,
+    call_sites: AtomicBool,
+    /// The bytes held that were told last.
+    reserved: AtomicU64,
+    counters: Arc<Counters>,
+    /// One thread at a time starts or stops. Not held while an event is noted.
+    switch: Mutex<()>,
+    recorder: Mutex<Option<Arc<Recorder>>>,
+}
+
+/// What a recording says of the pool, once.
+pub(crate) struct Introduction<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) device: &'a dyn Device,
+    /// A number that the pools of one device share, and no others of the process.
+    pub(crate) device_key: u64,
+}
+
+impl Recording {
+    pub(crate) fn new(counters: Arc<Counters>) -> Self {
+        Self {
+            channel: AtomicU64::new(0),
+            call_sites: AtomicBool::new(false),
+            reserved: AtomicU64::new(0),
+            counters,
+            switch: Mutex::new(()),
+            recorder: Mutex::new(None),
+        }
+    }
+
+    /// Whether events are to be noted. For the fast path: every function here asks it itself.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.channel().0 != 0
+    }
+
+    #[inline]
+    fn channel(&self) -> Channel {
+        // Relaxed: the value alone is used. Whoever needs the recorder behind it takes the lock.
+        Channel(self.channel.load(Ordering::Relaxed))
+    }
+
+    // ---- the hooks -----------------------------------------------------------------------------------
+
+    /// The program has this block. Called after the block was had.
+    #[inline]
+    pub(crate) fn alloc(&self, ptr: DevicePtr, bytes: u64, stream: &Stream) {
+        if self.is_on() {
+            self.note(Kind::Alloc, (ptr.raw(), bytes), Some(stream));
+        }
+    }
+
+    /// The program gave this block back, at a moment when nobody else could have it yet.
+    pub(crate) fn free(&self, ptr: DevicePtr, bytes: u64, stream: &Stream, before: Moment) {
+        self.note_at(before, Kind::Free, (ptr.raw(), bytes), Some(stream));
+    }
+
+    /// The stream's use of a block is recorded.
+    #[inline]
+    pub(crate) fn record_use(&self, ptr: DevicePtr, stream: &Stream) {
+        if self.is_on() {
+            self.note(Kind::Use, (ptr.raw(), 0), Some(stream));
+        }
+    }
+
+    /// The pool was asked to give back what is above `keep`, and did so.
+    #[inline]
+    pub(crate) fn trim(&self, keep: u64, released: u64) {
+        if self.is_on() {
+            self.note(Kind::Trim, (keep, released), None);
+        }
+    }
+
+    /// The pool had no memory for a request.
+    #[inline]
+    pub(crate) fn out_of_memory(&self, bytes: u64, device_free: u64, stream: &Stream) {
+        if self.is_on() {
+            self.note(Kind::OutOfMemory, (device_free, bytes), Some(stream));
+        }
+    }
+
+    #[cold]
+    #[inline(never)]
+    fn note(&self, kind: Kind, what: (u64, u64), stream: Option<&Stream>) {
+        self.note_at(Moment::now(), kind, what, stream);
+    }
+
+    fn note_at(&self, at: Moment, kind: Kind, (address, size): (u64, u64), stream: Option<&Stream>) {
+        // Relaxed: a setting, seen sooner or later.
+        let asks_site = kind == Kind::Alloc && self.call_sites.load(Ordering::Relaxed);
+        let site = if asks_site { current_site() } else { 0 };
+        let stream = stream.map_or(0, |stream| stream.id().0);
+        let what = Happening { kind, address, size, stream, under: (current_tag(), site) };
+        self.send(at, what);
+        let reserved = self.counters.reserved.current();
+        // Relaxed: of threads that find it changed at once, one tells; the order is by the events' times.
+        if self.reserved.load(Ordering::Relaxed) != reserved
+            && self.reserved.swap(reserved, Ordering::Relaxed) != reserved
+        {
+            self.send(at, Happening { kind: Kind::Reserved, address: 0, size: reserved, ..what });
+        }
+    }
+
+    #[inline]
+    fn send(&self, at: Moment, what: Happening) {
+        let channel = self.channel();
+        if channel.0 != 0 && thread::note(channel, at, what, || self.recorder.lock().clone()).is_err() {
+            // Stopped meanwhile, or this is a forked child. Relaxed: as for `channel`. A recording that was
+            // started in between stays.
+            self.channel.compare_exchange(channel.0, 0, Ordering::Relaxed, Ordering::Relaxed).ok();
+        }
+    }
+
+    // ---- starting and stopping -----------------------------------------------------------------------
+
+    /// Starts recording; what was recorded to before is stopped. The caller then tells what is
+    /// [live](Self::live).
+    pub(crate) fn start(&self, options: &Options, pool: &Introduction<'_>) -> Result<()> {
+        let _switch = self.switch.lock();
+        self.stop_switched()?;
+        let recorder = Recorder::join(&options.path, options.keep).map_err(|error| Error::Recording {
+            path: options.path.display().to_string(),
+            what: error.to_string(),
+        })?;
+        let properties = pool.device.properties();
+        let number = recorder.enter_pool(|number| Record::Pool {
+            pool: number,
+            name: cut(pool.name),
+            device: cut(&properties.name),
+            ordinal: u32::try_from(properties.ordinal).unwrap_or(u32::MAX),
+            device_key: pool.device_key,
+        });
+        let channel = Channel::new(recorder.id, number);
+        *self.recorder.lock() = Some(recorder);
+        // Relaxed: whoever sees the channel finds its recorder behind the lock, or a ring of its own.
+        self.call_sites.store(options.call_sites, Ordering::Relaxed);
+        self.channel.store(channel.0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Tells what was live and held when recording began. Called under the lock that keeps the blocks as
+    /// they are, and after [`start`](Self::start), so that no event is missed in between: what is told twice,
+    /// readers recognise.
+    pub(crate) fn live(&self, blocks: impl Iterator<Item = (DevicePtr, u64)>) {
+        let Some(recorder) = self.recorder.lock().clone() else { return };
+        let reserved = self.counters.reserved.current();
+        self.reserved.store(reserved, Ordering::Relaxed);
+        let event = Event {
+            time: recorder.now(),
+            address: 0,
+            size: reserved,
+            stream: 0,
+            pool: self.channel().pool(),
+            tag: 0,
+            site: 0,
+            kind: Kind::Reserved,
+        };
+        let live =
+            blocks.map(|(ptr, bytes)| Event { address: ptr.raw(), size: bytes, kind: Kind::Live, ..event });
+        recorder.add(std::iter::once(event).chain(live));
+    }
+
+    /// Stops recording, writes what was noted, and says what was recorded; `None` if nothing was.
+    pub(crate) fn stop(&self) -> Result<Option<Status>> {
+        let _switch = self.switch.lock();
+        self.stop_switched()
+    }
+
+    fn stop_switched(&self) -> Result<Option<Status>> {
+        // Relaxed: events that other threads are noting at this moment may be in the file or not.
+        let channel = Channel(self.channel.swap(0, Ordering::Relaxed));
+        // In a forked child the parent's threads, and the locks that they held, are as the fork found them.
+        let Some(recorder) = self.recorder.lock().take().filter(|recorder| recorder.is_ours()) else {
+            return Ok(None);
+        };
+        if channel.0 != 0 {
+            recorder.add(std::iter::once(Event {
+                time: recorder.now(),
+                address: 0,
+                size: 0,
+                stream: 0,
+                pool: channel.pool(),
+                tag: 0,
+                site: 0,
+                kind: Kind::PoolEnd,
+            }));
+        }
+        let left = recorder.leave();
+        let status = recorder.status();
+        match left {
+            Ok(()) => Ok(Some(status)),
+            Err(error) => Err(Error::Recording {
+                path: status.path.display().to_string(),
+                what: format!("{error}; its last part is missing"),
+            }),
+        }
+    }
+
+    /// Writes what was noted so far.
+    pub(crate) fn flush(&self) {
+        let recorder = self.recorder.lock().clone();
+        // A failure is noted in the status, and warned of.
+        recorder.map(|recorder| recorder.flush().ok());
+    }
+
+    /// What was recorded so far; `None` while recording is off.
+    pub(crate) fn status(&self) -> Option<Status> {
+        let recorder = self.recorder.lock().clone()?;
+        recorder.is_ours().then(|| recorder.status())
+    }
+}

@@ -1,0 +1,106 @@
+//! Tags and call sites of a recording, as call stacks: the frames of the site, and around them the tags.
+
+use rustc_hash::FxHashMap;
+
+use crate::event::{Frame, FrameId, StackId, Stacks};
+
+/// Tags inside each other at most. The recorder keeps to 64.
+const DEEPEST: usize = 256;
+
+/// Definitions, by their number less one, and the stacks made of them so far.
+#[derive(Debug, Default)]
+pub(super) struct Labels {
+    tags: Vec<Tag>,
+    frames: Vec<Frame>,
+    sites: Vec<Vec<u32>>,
+    /// Numbers in `sites`.
+    lines: usize,
+    frame_ids: FxHashMap<u32, FrameId>,
+    tag_ids: FxHashMap<u32, FrameId>,
+    stacks: FxHashMap<(u32, u32), StackId>,
+}
+
+#[derive(Debug)]
+struct Tag {
+    inside: u32,
+    depth: usize,
+    text: String,
+}
+
+impl Labels {
+    /// Everything held, for limits.
+    pub(super) fn len(&self) -> usize {
+        self.tags.len() + self.frames.len() + self.sites.len() + self.lines
+    }
+
+    pub(super) fn tag(&mut self, tag: u32, inside: u32, text: &str) -> Result<(), &'static str> {
+        next(tag, self.tags.len())?;
+        let depth = match inside.checked_sub(1) {
+            None => 1,
+            Some(at) => self.tags.get(at as usize).ok_or("a tag inside one that is not defined")?.depth + 1,
+        };
+        if depth > DEEPEST {
+            return Err("tags too deep inside each other");
+        }
+        self.tags.push(Tag { inside, depth, text: text.to_owned() });
+        Ok(())
+    }
+
+    pub(super) fn frame(
+        &mut self,
+        frame: u32,
+        name: &str,
+        file: &str,
+        line: u32,
+    ) -> Result<(), &'static str> {
+        next(frame, self.frames.len())?;
+        self.frames.push(Frame { name: name.to_owned(), file: file.to_owned(), line });
+        Ok(())
+    }
+
+    pub(super) fn site(&mut self, site: u32, frames: Vec<u32>) -> Result<(), &'static str> {
+        next(site, self.sites.len())?;
+        if frames.iter().any(|&frame| frame == 0 || frame as usize > self.frames.len()) {
+            return Err("a call site with a frame that is not defined");
+        }
+        self.lines += frames.len();
+        self.sites.push(frames);
+        Ok(())
+    }
+
+    /// The call stack of a tag and a site, either of which may be 0. `left` bounds what all stacks come to:
+    /// a file may combine them at will.
+    pub(super) fn stack(
+        &mut self,
+        stacks: &mut Stacks,
+        (tag, site): (u32, u32),
+        left: &mut usize,
+    ) -> Result<StackId, &'static str> {
+        if let Some(&known) = self.stacks.get(&(tag, site)) {
+            return Ok(known);
+        }
+        let mut stack = Vec::new();
+        if let Some(at) = site.checked_sub(1) {
+            for &frame in self.sites.get(at as usize).ok_or("a call site that is not defined")? {
+                let add = || stacks.add_frame(self.frames[frame as usize - 1].clone());
+                stack.push(*self.frame_ids.entry(frame).or_insert_with(add));
+            }
+        }
+        let mut inner = tag;
+        while let Some(at) = inner.checked_sub(1) {
+            let tag = self.tags.get(at as usize).ok_or("a tag that is not defined")?;
+            let frame = || Frame { name: tag.text.clone(), file: "tag".to_owned(), line: 0 };
+            stack.push(*self.tag_ids.entry(inner).or_insert_with(|| stacks.add_frame(frame())));
+            inner = tag.inside;
+        }
+        *left = left.checked_sub(stack.len()).ok_or("more call stacks than this reader takes")?;
+        let id = stacks.add_stack(&stack);
+        self.stacks.insert((tag, site), id);
+        Ok(id)
+    }
+}
+
+/// Numbers of definitions rise by one.
+fn next(number: u32, before: usize) -> Result<(), &'static str> {
+    if number as usize == before + 1 { Ok(()) } else { Err("a definition out of its order") }
+}

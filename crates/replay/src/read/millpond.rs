@@ -1,0 +1,283 @@
+//! Recordings that millpond itself writes (`millpond::record`). docs/recording.md has the format.
+//!
+//! The file has one thread's events after another; they are put into the order of their times first. What
+//! follows a chunk that is torn or damaged is left out, and the trace says so.
+
+use std::collections::hash_map::Entry;
+use std::io::{BufRead, Read};
+
+use millpond::record::format::Record;
+use millpond::record::{ChunkError, Chunks, records};
+use rustc_hash::FxHashMap;
+
+use super::labels::Labels;
+use super::{FormatError, Limits};
+use crate::event::{Event, EventKind, StackId};
+use crate::trace::TraceBuilder;
+
+/// An event with everything told relative to others resolved.
+#[derive(Debug, Clone, Copy)]
+struct Row {
+    time: u64,
+    address: u64,
+    size: u64,
+    stream: u64,
+    pool: u32,
+    tag: u32,
+    site: u32,
+    kind: Kind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Alloc,
+    Free,
+    Live,
+    Reserved,
+    OutOfMemory,
+}
+
+/// What the next event is told relative to.
+#[derive(Debug, Default)]
+struct Cursor {
+    time: u64,
+    address: u64,
+    pool: u32,
+    stream: u64,
+    tag: u32,
+    site: u32,
+}
+
+#[derive(Debug)]
+struct Pool {
+    device: u32,
+    /// Bytes held, as told last.
+    reserved: u64,
+}
+
+/// What the file says before it is put in order.
+#[derive(Debug, Default)]
+struct Recording {
+    rows: Vec<Row>,
+    pools: FxHashMap<u32, Pool>,
+    /// The number that each device, by its key, has in the trace.
+    devices: FxHashMap<u64, u32>,
+    labels: Labels,
+    dropped: u64,
+    ended: bool,
+}
+
+pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuilder, FormatError> {
+    let mut recording = Recording::default();
+    let mut remarks = Vec::new();
+    let mut chunks = Chunks::new(source.take(limits.bytes))?;
+    loop {
+        let at = chunks.position();
+        match chunks.next_chunk() {
+            Ok(Some(payload)) => recording.chunk(payload, at, limits)?,
+            Ok(None) => break,
+            Err(error @ (ChunkError::Torn { .. } | ChunkError::Damaged { .. })) => {
+                remarks.push(format!("{error}; what follows is left out"));
+                break;
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    if !recording.ended && remarks.is_empty() {
+        remarks.push("the recording has no end: the process was killed, or still records".to_owned());
+    }
+    if recording.dropped > 0 {
+        remarks.push(format!(
+            "{} events were dropped while recording: more waited for the disk than may",
+            recording.dropped
+        ));
+    }
+    let mut builder = recording.in_order(limits)?;
+    builder.remarks = remarks;
+    Ok(builder)
+}
+
+impl Recording {
+    fn chunk(&mut self, payload: &[u8], at: u64, limits: Limits) -> Result<(), FormatError> {
+        let mut cursor = Cursor::default();
+        for record in records(payload) {
+            // The checksum was right, so this was written by something else than millpond.
+            let Some(record) = record else {
+                return wrong(at, "a chunk with a record that cannot be read");
+            };
+            self.record(record, &mut cursor).or_else(|what| wrong(at, what))?;
+            if self.rows.len() + self.labels.len() > limits.values {
+                return wrong(at, "more events than this reader takes; record a shorter stretch");
+            }
+        }
+        Ok(())
+    }
+
+    fn record(&mut self, record: Record<'_>, cursor: &mut Cursor) -> Result<(), &'static str> {
+        match record {
+            Record::Pool { pool, ordinal, device_key, .. } => self.pool(pool, ordinal, device_key),
+            Record::Tag { tag, inside, text } => return self.labels.tag(tag, inside, text),
+            Record::Frame { frame, name, file, line } => return self.labels.frame(frame, name, file, line),
+            Record::Site { site, frames } => return self.labels.site(site, frames),
+            Record::Thread { time, .. } => (cursor.time, cursor.address) = (time, 0),
+            Record::At { pool, stream } => (cursor.pool, cursor.stream) = (pool, stream),
+            Record::Under { tag, site } => (cursor.tag, cursor.site) = (tag, site),
+            Record::Alloc { after, address, size } => self.block(cursor, Kind::Alloc, (after, address, size)),
+            Record::Free { after, address, size } => self.block(cursor, Kind::Free, (after, address, size)),
+            Record::Live { after, address, size } => self.block(cursor, Kind::Live, (after, address, size)),
+            Record::Use { after, address } => {
+                cursor.pass(after);
+                cursor.address = cursor.address.wrapping_add_signed(address);
+            }
+            Record::Reserved { after, bytes } => {
+                cursor.pass(after);
+                self.rows.push(cursor.row(Kind::Reserved, 0, bytes));
+            }
+            Record::OutOfMemory { after, size, device_free } => {
+                cursor.pass(after);
+                self.rows.push(cursor.row(Kind::OutOfMemory, device_free, size));
+            }
+            Record::Trim { after, .. } | Record::PoolEnd { after } => cursor.pass(after),
+            Record::Dropped { events } => self.dropped = self.dropped.saturating_add(events),
+            Record::End => self.ended = true,
+            // `Start`, and what later versions add at the end.
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A pool's device has its driver's number, unless another device has that in this file.
+    fn pool(&mut self, pool: u32, ordinal: u32, key: u64) {
+        let taken: Vec<_> = self.devices.values().copied().collect();
+        let device = *self.devices.entry(key).or_insert_with(|| {
+            let free = (ordinal..).chain(0..ordinal).find(|number| !taken.contains(number));
+            free.unwrap_or(ordinal)
+        });
+        self.pools.insert(pool, Pool { device, reserved: 0 });
+    }
+
+    fn block(&mut self, cursor: &mut Cursor, kind: Kind, (after, address, size): (u64, i64, u64)) {
+        cursor.pass(after);
+        cursor.address = cursor.address.wrapping_add_signed(address);
+        self.rows.push(cursor.row(kind, cursor.address, size));
+    }
+
+    /// Builds the trace from the events in the order of their times.
+    fn in_order(mut self, limits: Limits) -> Result<TraceBuilder, FormatError> {
+        // Where a clock is too coarse to tell, an address is freed before it is allocated anew. (One thread's
+        // own times all differ.)
+        self.rows.sort_by_key(|row| (row.time, row.kind != Kind::Free));
+        let mut builder = TraceBuilder::default();
+        let mut known = Known::default();
+        let mut left = limits.values;
+        for row in std::mem::take(&mut self.rows) {
+            let Some(pool) = self.pools.get_mut(&row.pool) else {
+                return wrong(0, "an event of a pool that is not defined");
+            };
+            if row.size > LARGEST {
+                return wrong(0, "a size beyond what any device has");
+            }
+            let event = Event {
+                kind: EventKind::Alloc,
+                device: pool.device,
+                stream: row.stream,
+                time_us: row.time / 1000,
+                address: row.address,
+                size: row.size,
+                stack: StackId::NONE,
+            };
+            match row.kind {
+                Kind::Alloc => {
+                    let stack = self.labels.stack(&mut builder.stacks, (row.tag, row.site), &mut left);
+                    let stack = stack.or_else(|what| wrong(0, what))?;
+                    known.alloc(&event);
+                    builder.push(Event { stack, ..event })?;
+                }
+                Kind::Free => {
+                    known.free(&event);
+                    builder.push(Event { kind: EventKind::FreeRequested, ..event })?;
+                    builder.push(Event { kind: EventKind::FreeCompleted, ..event })?;
+                }
+                Kind::Live => known.live(event),
+                Kind::Reserved => {
+                    let before = std::mem::replace(&mut pool.reserved, row.size);
+                    let (kind, size) = match row.size.checked_sub(before) {
+                        Some(more) => (EventKind::SegmentAlloc, more),
+                        None => (EventKind::SegmentFree, before - row.size),
+                    };
+                    builder.push(Event { kind, size, ..event })?;
+                }
+                Kind::OutOfMemory => builder.push(Event { kind: EventKind::OutOfMemory, ..event })?,
+            }
+        }
+        known.finish(&mut builder)?;
+        Ok(builder)
+    }
+}
+
+impl Cursor {
+    fn pass(&mut self, after: u64) {
+        self.time = self.time.saturating_add(after);
+    }
+
+    fn row(&self, kind: Kind, address: u64, size: u64) -> Row {
+        let Self { time, pool, stream, tag, site, .. } = *self;
+        Row { time, address, size, stream, pool, tag, site, kind }
+    }
+}
+
+/// What is known of an address.
+#[derive(Debug, Clone, Copy)]
+enum State {
+    /// Events of the file allocated it.
+    Allocated,
+    /// It was listed as live when recording began, and no event named it since.
+    Listed(Event),
+    /// An event freed it, and none had allocated it.
+    FreedOnly,
+}
+
+/// Tells blocks that were live when recording began from those that other threads allocated or freed while
+/// the list of them was made: their events, and the list, may tell of the same block.
+#[derive(Debug, Default)]
+struct Known(FxHashMap<(u32, u64), State>);
+
+impl Known {
+    fn alloc(&mut self, event: &Event) {
+        self.0.insert((event.device, event.address), State::Allocated);
+    }
+
+    fn free(&mut self, event: &Event) {
+        match self.0.entry((event.device, event.address)) {
+            Entry::Occupied(entry) => {
+                entry.remove();
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(State::FreedOnly);
+            }
+        }
+    }
+
+    fn live(&mut self, event: Event) {
+        self.0.entry((event.device, event.address)).or_insert(State::Listed(event));
+    }
+
+    /// Listed blocks that no event named were live all the time. On which stream, the recorder does not know:
+    /// on the first.
+    fn finish(self, builder: &mut TraceBuilder) -> Result<(), FormatError> {
+        for state in self.0.into_values() {
+            if let State::Listed(event) = state {
+                let stream = builder.first_stream(event.device).unwrap_or(0);
+                builder.live_at_end(Event { stream, ..event })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// More than any device has: what is larger came from a damaged file.
+const LARGEST: u64 = 1 << 48;
+
+fn wrong<T>(at: u64, what: &'static str) -> Result<T, FormatError> {
+    Err(FormatError::Recording(format!("byte {at}: {what}")))
+}

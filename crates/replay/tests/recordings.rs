@@ -1,0 +1,269 @@
+//! Recordings of real pools, read back as traces; and what is said of those that are damaged.
+
+use std::path::Path;
+use std::sync::mpsc;
+
+use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::record::format::{MAGIC, Record};
+use millpond::{Context, Pool, record};
+use millpond_replay::read::{Limits, read, read_from};
+use millpond_replay::trace::{OpKind, Trace};
+
+fn context() -> Context {
+    Context::new(SimDevice::new(SimOptions::default()).unwrap())
+}
+
+fn only(path: &Path) -> Trace {
+    let mut traces = read(path, Limits::default()).unwrap();
+    assert_eq!(traces.len(), 1);
+    traces.remove(0)
+}
+
+/// Allocations, and frees, in the trace's order: the sizes, and whether they are frees.
+fn steps(trace: &Trace) -> Vec<(u64, bool)> {
+    let ops = trace.ops.iter().filter(|op| op.kind != OpKind::FreeCompleted);
+    ops.map(|op| (trace.blocks[op.block as usize].size, op.kind == OpKind::FreeRequested)).collect()
+}
+
+#[test]
+fn what_a_pool_did_comes_back_as_a_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.mprec");
+    let context = context();
+    let [one, two] = [(); 2].map(|()| context.create_stream().unwrap());
+    let pool = Pool::builder(&context).hard_limit(64 << 20).record(path.as_path()).build().unwrap();
+    let a = {
+        let _outer = record::tag("step");
+        let _inner = record::tag("forward");
+        pool.alloc(3 << 20, &one).unwrap()
+    };
+    let b = pool.alloc(700, &two).unwrap();
+    pool.record_use(a, &two).unwrap();
+    pool.free(a, &one).unwrap();
+    // What a request that fails takes and gives back is between two events.
+    let high = pool.reserved().high;
+    assert!(pool.alloc(1 << 30, &two).is_err());
+    pool.free(b, &two).unwrap();
+    pool.stop_recording().unwrap();
+
+    let trace = only(&path);
+    assert_eq!(steps(&trace), [(3 << 20, false), (700, false), (3 << 20, true), (700, true)]);
+    assert_eq!(trace.streams, [one.id().0, two.id().0]);
+    assert_eq!((trace.blocks[0].stream, trace.blocks[1].stream), (0, 1));
+    let tags: Vec<_> = trace.stacks.frames(trace.blocks[0].stack).map(|frame| frame.name.as_str()).collect();
+    assert_eq!(tags, ["forward", "step"]);
+    assert_eq!(trace.stacks.frames(trace.blocks[1].stack).count(), 0);
+    assert_eq!(trace.recorded_ooms.len(), 1);
+    assert_eq!((trace.recorded_ooms[0].size, trace.recorded_ooms[0].before_op), (1 << 30, 4));
+    assert_eq!(trace.recorded_reserved, Some(high));
+    assert!(trace.live_before.is_empty() && trace.lost_frees == 0);
+    assert_eq!(trace.remarks, [""; 0]);
+}
+
+#[test]
+fn blocks_that_were_live_before_are_live_before_in_the_trace() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.mprec");
+    let context = context();
+    let stream = context.create_stream().unwrap();
+    let pool = Pool::builder(&context).build().unwrap();
+    let [freed, kept] = [10, 20].map(|bytes| pool.alloc(bytes, &stream).unwrap());
+    pool.start_recording(path.as_path()).unwrap();
+    pool.free(freed, &stream).unwrap();
+    let later = pool.alloc(30, &stream).unwrap();
+    pool.stop_recording().unwrap();
+    pool.free(later, &stream).unwrap();
+    pool.free(kept, &stream).unwrap();
+
+    let trace = only(&path);
+    let mut before: Vec<_> =
+        trace.live_before.iter().map(|&block| trace.blocks[block as usize].size).collect();
+    before.sort_unstable();
+    assert_eq!(before, [10, 20]);
+    assert_eq!(steps(&trace), [(10, true), (30, false)]);
+    assert_eq!(trace.streams, [stream.id().0]);
+}
+
+#[test]
+fn threads_that_hand_blocks_to_each_other_are_put_into_the_true_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.mprec");
+    let context = context();
+    let stream = context.create_stream().unwrap();
+    let pool = Pool::builder(&context).record(path.as_path()).build().unwrap();
+    // What one thread frees, the others get at once: addresses have many lives on many threads.
+    const THREADS: usize = 4;
+    const PAIRS: usize = 20_000;
+    std::thread::scope(|scope| {
+        for _ in 0..THREADS / 2 {
+            let (give, take) = mpsc::sync_channel(8);
+            let (pool, stream) = (&pool, &stream);
+            scope.spawn(move || {
+                for size in 0..PAIRS as u64 {
+                    give.send(pool.alloc(1 + size % 5000, stream).unwrap()).unwrap();
+                }
+            });
+            scope.spawn(move || take.into_iter().for_each(|block| pool.free(block, stream).unwrap()));
+        }
+    });
+    pool.stop_recording().unwrap();
+
+    let trace = only(&path);
+    assert_eq!(trace.blocks.len(), THREADS / 2 * PAIRS);
+    assert_eq!((trace.live_before.len(), trace.lost_frees), (0, 0));
+    assert_eq!(trace.ops.len(), 3 * trace.blocks.len());
+}
+
+#[test]
+fn pools_of_two_devices_are_two_traces_of_one_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.mprec");
+    let contexts = [context(), context()];
+    let pools: Vec<_> = contexts
+        .iter()
+        .map(|context| Pool::builder(context).record(path.as_path()).build().unwrap())
+        .collect();
+    for (count, (context, pool)) in contexts.iter().zip(&pools).enumerate() {
+        let stream = context.create_stream().unwrap();
+        for _ in 0..=count {
+            pool.alloc(100, &stream).unwrap();
+        }
+    }
+    pools.iter().for_each(|pool| drop(pool.stop_recording().unwrap()));
+    let traces = read(&path, Limits::default()).unwrap();
+    assert_eq!(traces.iter().map(|trace| trace.blocks.len()).collect::<Vec<_>>(), [1, 2]);
+}
+
+/// A small recording's bytes.
+fn small() -> Vec<u8> {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("run.mprec");
+    let context = context();
+    let stream = context.create_stream().unwrap();
+    let pool = Pool::builder(&context).record(path.as_path()).build().unwrap();
+    for round in 0..3 {
+        let _tag = record::tag("small");
+        let block = pool.alloc(1000 + round, &stream).unwrap();
+        // Each in a chunk of its own.
+        pool.recording();
+        pool.free(block, &stream).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(120));
+    }
+    pool.stop_recording().unwrap();
+    std::fs::read(path).unwrap()
+}
+
+#[test]
+fn a_file_cut_anywhere_is_read_up_to_its_last_whole_chunk_and_says_so() {
+    let whole = small();
+    let all = read_from(&mut &whole[..], "whole", Limits::default()).unwrap().remove(0);
+    assert_eq!(all.remarks, [""; 0]);
+    let mut lengths = std::collections::BTreeSet::new();
+    for cut in 0..whole.len() {
+        match read_from(&mut &whole[..cut], "cut", Limits::default()) {
+            Ok(traces) => {
+                let trace = &traces[0];
+                assert_eq!(trace.ops, all.ops[..trace.ops.len()], "{cut}");
+                assert_eq!(trace.remarks.len(), 1, "{cut}: {:?}", trace.remarks);
+                lengths.insert(trace.ops.len());
+            }
+            Err(error) => assert!(!error.to_string().is_empty()),
+        }
+    }
+    assert!(lengths.len() > 1, "{lengths:?}");
+}
+
+/// A recording with one chunk of this payload.
+fn with_payload(payload: &[u8]) -> Vec<u8> {
+    let mut file = MAGIC.to_vec();
+    file.extend(1u32.to_le_bytes());
+    let length = (payload.len() as u32).to_le_bytes();
+    let mut sum = crc32fast::Hasher::new();
+    sum.update(&length);
+    sum.update(payload);
+    file.extend(length);
+    file.extend(sum.finalize().to_le_bytes());
+    file.extend(payload);
+    file
+}
+
+fn with_records(records: &[Record<'_>]) -> Vec<u8> {
+    with_payload(&records.iter().flat_map(|record| postcard::to_stdvec(record).unwrap()).collect::<Vec<_>>())
+}
+
+fn said(file: &[u8]) -> String {
+    read_from(&mut &*file, "x", Limits::default()).unwrap_err().to_string()
+}
+
+#[test]
+fn a_file_that_makes_no_sense_is_refused_with_the_reason() {
+    const POOL: Record<'_> = Record::Pool { pool: 1, name: "p", device: "d", ordinal: 0, device_key: 1 };
+    const AT: Record<'_> = Record::At { pool: 1, stream: 1 };
+    const ALLOC: Record<'_> = Record::Alloc { after: 1, address: 512, size: 1 };
+    assert!(said(&with_records(&[ALLOC])).contains("an event of a pool that is not defined"));
+    let huge = Record::Alloc { after: u64::MAX, address: i64::MIN, size: u64::MAX };
+    assert!(said(&with_records(&[POOL, AT, huge])).contains("beyond what any device has"));
+    let under = |tag, site| with_records(&[POOL, AT, Record::Under { tag, site }, ALLOC]);
+    assert!(said(&under(7, 0)).contains("a tag that is not defined"));
+    assert!(said(&under(0, 7)).contains("a call site that is not defined"));
+    let inside_itself = Record::Tag { tag: 1, inside: 1, text: "" };
+    assert!(said(&with_records(&[inside_itself])).contains("a tag inside one that is not defined"));
+    let far = Record::Pool { pool: 1, name: "p", device: "d", ordinal: 1 << 30, device_key: 1 };
+    assert!(said(&with_records(&[far, AT, ALLOC])).contains("device 1073741824"));
+    assert!(said(&with_payload(&[250])).contains("a record that cannot be read"));
+    // A list that claims 2^32 frames.
+    assert!(said(&with_payload(&[4, 1, 0xff, 0xff, 0xff, 0xff, 0x0f])).contains("cannot be read"));
+    let mut newer = with_records(&[POOL]);
+    newer[8] = 2;
+    assert!(said(&newer).contains("version 2; this reader knows version 1"));
+}
+
+#[test]
+fn any_payload_with_a_right_checksum_is_a_trace_or_an_error() {
+    let whole = small();
+    let payload = &whole[20..];
+    for at in 0..payload.len().min(2000) {
+        for change in [1, 0x80, 0xff] {
+            let mut changed = payload.to_vec();
+            changed[at] ^= change;
+            let _ = read_from(&mut &with_payload(&changed)[..], "changed", Limits::default());
+        }
+    }
+    proptest::proptest!(|(payload: Vec<u8>)| {
+        let _ = read_from(&mut &with_payload(&payload)[..], "random", Limits::default());
+    });
+}
+
+#[test]
+fn a_pool_that_is_recorded_in_the_middle_of_its_threads_work_loses_no_block() {
+    let folder = tempfile::tempdir().unwrap();
+    let context = context();
+    let pool = Pool::builder(&context).build().unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let stream = context.create_stream().unwrap();
+                let mut live = Vec::new();
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    live.push(pool.alloc(4096, &stream).unwrap());
+                    if live.len() > 50 {
+                        live.drain(..25).for_each(|block| pool.free(block, &stream).unwrap());
+                    }
+                }
+                live.into_iter().for_each(|block| pool.free(block, &stream).unwrap());
+            });
+        }
+        for round in 0..20 {
+            let path = folder.path().join(format!("{round}.mprec"));
+            pool.start_recording(path.as_path()).unwrap();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            pool.stop_recording().unwrap();
+            let trace = only(&path);
+            assert_eq!(trace.lost_frees, 0, "round {round}");
+            // At most what both threads ever hold, and one that each is just freeing.
+            assert!(trace.live_before.len() <= 2 * 52, "round {round}: {}", trace.live_before.len());
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
