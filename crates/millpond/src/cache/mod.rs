@@ -28,6 +28,8 @@ mod caches;
 mod depot;
 mod gate;
 mod lane;
+#[cfg(all(test, loom))]
+mod models;
 mod sizes;
 mod sync;
 mod tally;

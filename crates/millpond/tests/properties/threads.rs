@@ -1,6 +1,6 @@
 //! Threads that share streams and pools, truly at the same time. What they do is random, and differs from
 //! run to run by how they interleave; what must hold is the same. On the host device bytes are real: each
-//! block holds its owner's pattern until it is freed.
+//! block holds its owner's pattern until it is freed. Streams end and pools are destroyed in between.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -106,6 +106,35 @@ impl Shared {
         self.pools[block.pool].free(block.at, stream).unwrap();
     }
 
+    /// Allocates and frees on a stream that ends then, in a pool that stays and in one that is destroyed.
+    fn visit(&self, random: &mut Random) {
+        let stream = self.context.create_stream().unwrap();
+        let guest = Pool::builder(&self.context).name("guest").build().unwrap();
+        let mut blocks = Vec::new();
+        for pool in [&self.pools[random.below(2) as usize], &guest] {
+            for _ in 0..=random.below(4) {
+                let bytes = random.bytes() / 2 + 1;
+                match pool.alloc(bytes, &stream) {
+                    Ok(at) => blocks.push((pool, at, self.checker.allocated(at, bytes, stream.handle()))),
+                    Err(Error::OutOfMemory(_)) => {}
+                    Err(other) => panic!("{other}"),
+                }
+            }
+        }
+        let kept = random.below(2) as usize * blocks.len();
+        let free = |(pool, at, checked): (&Pool, DevicePtr, millpond::device::checker::BlockId)| {
+            let _freed = self.checker.freed(checked, stream.handle());
+            pool.free(at, &stream).unwrap();
+        };
+        blocks.drain(kept..).for_each(free);
+        match guest.destroy() {
+            Ok(()) => {}
+            Err(Error::LiveBlocks { .. }) => assert!(kept > 0),
+            Err(other) => panic!("{other}"),
+        }
+        blocks.into_iter().for_each(free);
+    }
+
     fn run_thread(&self, seed: u64) {
         let mut random = Random(seed);
         let mut blocks = Vec::new();
@@ -117,6 +146,7 @@ impl Shared {
                     self.hand_over(&mut blocks[block], random.below(3) as usize);
                 }
                 7 if !blocks.is_empty() => self.read(&blocks[random.below(blocks.len() as u64) as usize]),
+                9 if random.below(4) == 0 => self.visit(&mut random),
                 8 => drop(self.pools[0].trim_to(random.below(8) * GRANULARITY).unwrap()),
                 _ if !blocks.is_empty() => {
                     let block = random.below(blocks.len() as u64) as usize;

@@ -1,0 +1,305 @@
+//! Models of the gate and of what passes through it: loom tries every order in which the threads of a model may
+//! run, and every value that a load may see. `scripts/check-concurrency loom` runs them.
+//!
+//! **What is real** is the gate. **What is modelled**: the kernel's barrier in all threads is a `SeqCst` fence on
+//! either side (`sync`), which is what the two amount to together, not how they come about; a thread's lanes are a
+//! stack of block numbers, in a cell that sees when two threads reach it at once; a block's entry in the arena's
+//! table has its state and its tick, with the orderings of `arena/table.rs`; the pool's lock is loom's. **Not
+//! modelled**: several lanes, grants, and tallies.
+
+use std::mem::take;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use loom::sync::{Arc, Mutex};
+use loom::thread::{self, yield_now};
+
+use super::gate::Gate;
+use super::sync::heavy_barrier;
+
+/// What is known of a block.
+#[derive(Default)]
+struct Entry {
+    is_live: AtomicBool,
+    /// Made up by whoever frees the block, who tells nobody but by leaving the block in his magazine.
+    tick: AtomicU64,
+}
+
+/// One thread's cache.
+struct Cache {
+    gate: Gate,
+    owned: AtomicBool,
+    blocks: UnsafeCell<Vec<usize>>,
+}
+
+impl Cache {
+    fn new() -> Self {
+        Self { gate: Gate::new(), owned: AtomicBool::new(false), blocks: UnsafeCell::new(Vec::new()) }
+    }
+
+    /// Reaches the blocks; loom sees whether another thread does at the same time.
+    fn blocks<R>(&self, reach: impl FnOnce(&mut Vec<usize>) -> R) -> R {
+        // SAFETY: what the models are there to prove: one thread at a time.
+        self.blocks.with_mut(|blocks| reach(unsafe { &mut *blocks }))
+    }
+}
+
+/// A pool of as many threads' caches as there are indices.
+struct Pool<const THREADS: usize> {
+    entries: [Entry; 2],
+    caches: [Cache; THREADS],
+    /// What the pool's lock guards: the depot.
+    state: Mutex<Vec<usize>>,
+    /// Indices of threads that ended.
+    indices: Mutex<Vec<usize>>,
+}
+
+impl<const THREADS: usize> Pool<THREADS> {
+    /// With `blocks` blocks, all in the depot.
+    fn new(blocks: usize) -> Arc<Self> {
+        Arc::new(Self {
+            entries: Default::default(),
+            caches: std::array::from_fn(|_| Cache::new()),
+            state: Mutex::new((0..blocks).collect()),
+            indices: Mutex::new(Vec::new()),
+        })
+    }
+
+    fn join(&self, index: usize) {
+        let _state = self.state.lock().unwrap();
+        let cache = &self.caches[index];
+        assert!(!cache.owned.load(Ordering::Relaxed), "two threads have one index");
+        cache.owned.store(true, Ordering::Relaxed);
+        cache.gate.open(1);
+    }
+
+    /// `Caches::alloc`, else `Caches::restock`: a block is there.
+    fn alloc<const FENCED: bool>(&self, index: usize) -> Option<usize> {
+        let cache = &self.caches[index];
+        let fast = cache.gate.enter::<FENCED>(0).and_then(|_inside| {
+            let block = cache.blocks(Vec::pop)?;
+            self.make_live(block);
+            Some(block)
+        });
+        fast.or_else(|| {
+            let mut depot = self.state.lock().unwrap();
+            cache.gate.open(1);
+            let block = cache.blocks(Vec::pop).or_else(|| depot.pop())?;
+            self.make_live(block);
+            Some(block)
+        })
+    }
+
+    fn make_live(&self, block: usize) {
+        let entry = &self.entries[block];
+        let was_live = entry.is_live.load(Ordering::Relaxed);
+        assert!(!was_live, "a live block was handed out, or what became of it was not seen");
+        entry.is_live.store(true, Ordering::Relaxed);
+    }
+
+    /// `Caches::free`, else `Caches::put_slow`.
+    fn free<const FENCED: bool>(&self, index: usize, block: usize, tick: u64) {
+        let cache = &self.caches[index];
+        let put = || {
+            let entry = &self.entries[block];
+            assert!(entry.is_live.load(Ordering::Relaxed), "a live block looks free");
+            entry.tick.store(tick, Ordering::Relaxed);
+            entry.is_live.store(false, Ordering::Relaxed);
+            cache.blocks(|blocks| blocks.push(block));
+        };
+        if let Some(_inside) = cache.gate.enter::<FENCED>(0) {
+            put();
+            return;
+        }
+        let _depot = self.state.lock().unwrap();
+        cache.gate.open(1);
+        put();
+    }
+
+    /// `Caches::revoke`, by somebody who has no cache: brings everything to the depot.
+    fn revoke(&self) {
+        let mut depot = self.state.lock().unwrap();
+        self.caches.iter().for_each(|cache| cache.gate.close());
+        heavy_barrier();
+        for cache in &self.caches {
+            cache.gate.wait_until_left();
+            depot.extend(cache.blocks(take));
+        }
+        for cache in self.caches.iter().filter(|cache| cache.owned.load(Ordering::Relaxed)) {
+            cache.gate.open(1);
+        }
+        self.look_at(&depot);
+    }
+
+    /// The arena reads the entry of each block that it takes back.
+    fn look_at(&self, blocks: &[usize]) {
+        for block in blocks {
+            let entry = &self.entries[*block];
+            assert!(!entry.is_live.load(Ordering::Relaxed), "a block that was taken back looks live");
+            // The models' frees name the block in the tick.
+            let tick = entry.tick.load(Ordering::Relaxed);
+            assert!(tick == 0 || tick % 10 == *block as u64, "another free's tick was seen");
+        }
+    }
+
+    /// `Caches::end_thread`, and the index is given back.
+    fn end(&self, index: usize) {
+        {
+            let mut depot = self.state.lock().unwrap();
+            let cache = &self.caches[index];
+            cache.owned.store(false, Ordering::Relaxed);
+            cache.gate.close();
+            depot.extend(cache.blocks(take));
+        }
+        self.indices.lock().unwrap().push(index);
+    }
+
+    /// Nothing was lost, and nothing is there twice.
+    fn verify(&self, blocks: usize) {
+        let mut all = self.state.lock().unwrap().clone();
+        for cache in &self.caches {
+            all.extend(cache.blocks(take));
+        }
+        self.look_at(&all);
+        all.sort_unstable();
+        assert_eq!(all, (0..blocks).collect::<Vec<_>>());
+    }
+}
+
+/// Tries all runs in which threads are interrupted at most `preemptions` times where they did not wait.
+fn model(preemptions: usize, run: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(preemptions);
+    builder.check(run);
+}
+
+fn gate_keeps_apart<const FENCED: bool>() {
+    loom::model(|| {
+        let cache = Arc::new(Cache::new());
+        cache.gate.open(1);
+        let owner = thread::spawn({
+            let cache = cache.clone();
+            move || {
+                let pass = || cache.gate.enter::<FENCED>(0).map(|_inside| cache.blocks(|all| all.push(7)));
+                usize::from(pass().is_some()) + usize::from(pass().is_some())
+            }
+        });
+        cache.gate.close();
+        heavy_barrier();
+        cache.gate.wait_until_left();
+        let taken = cache.blocks(take).len();
+        cache.gate.open(1);
+        let pushed = owner.join().unwrap();
+        assert_eq!(taken + cache.blocks(take).len(), pushed, "something was lost");
+    });
+}
+
+#[test]
+fn an_owner_and_whoever_revokes_are_never_inside_together() {
+    gate_keeps_apart::<false>();
+}
+
+#[test]
+fn a_fenced_owner_and_whoever_revokes_are_never_inside_together() {
+    gate_keeps_apart::<true>();
+}
+
+#[test]
+fn a_gate_lets_nobody_pass_to_lanes_that_are_not_there() {
+    loom::model(|| {
+        let gate = Arc::new(Gate::new());
+        let owner = thread::spawn({
+            let gate = gate.clone();
+            move || assert!(gate.enter::<false>(1).is_none())
+        });
+        gate.open(1);
+        owner.join().unwrap();
+    });
+}
+
+#[test]
+fn two_threads_allocate_and_free_while_a_third_revokes() {
+    model(3, || {
+        let pool = Pool::<2>::new(2);
+        let workers: Vec<_> = (0..2)
+            .map(|index| {
+                let pool = pool.clone();
+                thread::spawn(move || {
+                    pool.join(index);
+                    if let Some(block) = pool.alloc::<false>(index) {
+                        pool.free::<false>(index, block, 10 + block as u64);
+                    }
+                })
+            })
+            .collect();
+        pool.revoke();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        pool.verify(2);
+    });
+}
+
+#[test]
+fn a_block_that_one_thread_frees_for_another_is_whole_when_it_is_taken_back() {
+    model(3, || {
+        let pool = Pool::<2>::new(1);
+        // The program's own way of handing a pointer over synchronises, as a channel does.
+        let handed = Arc::new(Mutex::new(None));
+        let giver = thread::spawn({
+            let (pool, handed) = (pool.clone(), handed.clone());
+            move || {
+                pool.join(0);
+                *handed.lock().unwrap() = pool.alloc::<false>(0);
+            }
+        });
+        let taker = thread::spawn({
+            let pool = pool.clone();
+            move || {
+                pool.join(1);
+                let block = loop {
+                    if let Some(block) = handed.lock().unwrap().take() {
+                        break block;
+                    }
+                    yield_now();
+                };
+                pool.free::<false>(1, block, 20 + block as u64);
+            }
+        });
+        pool.revoke();
+        giver.join().unwrap();
+        taker.join().unwrap();
+        pool.verify(1);
+    });
+}
+
+#[test]
+fn a_thread_that_ends_leaves_its_place_to_another_while_a_third_revokes() {
+    model(3, || {
+        let pool = Pool::<1>::new(1);
+        pool.join(0);
+        let first = thread::spawn({
+            let pool = pool.clone();
+            move || {
+                if let Some(block) = pool.alloc::<false>(0) {
+                    pool.free::<false>(0, block, 10 + block as u64);
+                }
+                pool.end(0);
+            }
+        });
+        let second = thread::spawn({
+            let pool = pool.clone();
+            move || {
+                let Some(index) = pool.indices.lock().unwrap().pop() else { return };
+                assert!(pool.caches[index].gate.enter::<false>(0).is_none(), "passed before it joined");
+                pool.join(index);
+                if let Some(block) = pool.alloc::<false>(index) {
+                    pool.free::<false>(index, block, 20 + block as u64);
+                }
+                pool.end(index);
+            }
+        });
+        pool.revoke();
+        first.join().unwrap();
+        second.join().unwrap();
+        pool.verify(1);
+    });
+}
