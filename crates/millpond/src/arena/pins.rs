@@ -15,6 +15,10 @@ use super::{Arena, BlockId, Zone};
 /// die beside others, which no placement foresees.
 const PINNED_PART: u64 = 56;
 
+/// Bytes that may be pinned in any case: in a small pool a part is less than a page, and pages would move all the
+/// time.
+const PINNED_LEAST: u64 = 32 << 20;
+
 /// What a strict placement may waste: this part of its length.
 const WASTED_PART: u64 = 32;
 
@@ -33,7 +37,8 @@ impl Arena {
             return i64::MAX;
         }
         let strict = (units / WASTED_PART).max(self.tail_of(units));
-        let budget = self.counters.reserved.current() / self.layout.unit_bytes / PINNED_PART;
+        let budget =
+            (self.counters.reserved.current() / PINNED_PART).max(PINNED_LEAST) / self.layout.unit_bytes;
         signed(strict.max(budget.saturating_sub(self.pinned)))
     }
 

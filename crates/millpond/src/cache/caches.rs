@@ -385,6 +385,25 @@ impl Caches {
         depot.drain(|of, item| each(Cached { item, of }));
     }
 
+    /// Takes back what the calling thread caches, and the depot: gives it to `each`. No other thread is disturbed.
+    pub(crate) fn empty_own(&self, depot: &mut Depot, mut each: impl FnMut(Cached)) {
+        let me = self.mine();
+        if me.is_owned() && me.tally.may_hold() {
+            // SAFETY: the calling thread owns the cache, is not inside, and holds the lock (the depot is borrowed).
+            let lanes = unsafe { me.lanes_under_lock() };
+            lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
+            me.tally.note_emptied();
+        }
+        depot.drain(|of, item| each(Cached { item, of }));
+    }
+
+    /// Other threads that may cache something, as far as can be seen in passing.
+    pub(crate) fn others_that_hold(&self) -> u64 {
+        let me = self.mine();
+        let others = self.all().filter(|cache| !std::ptr::eq(*cache, me));
+        others.filter(|cache| cache.is_owned() && cache.tally.may_hold()).count() as u64
+    }
+
     /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
     pub(crate) fn shut(&self, depot: &mut Depot, folded: &HighWater, each: impl FnMut(Cached)) {
         // Relaxed: under the lock.

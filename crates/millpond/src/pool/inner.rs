@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
-use crate::arena::{Arena, BlockId, MOST_UNITS, Pointer, Refusal, Views};
+use crate::arena::{Arena, BlockId, MOST_UNITS, Out, Pointer, Refusal, Views};
 use crate::cache::{Cached, Caches, Depot, ThreadEnd};
 use crate::counters::{Counted, Counters};
 use crate::device::{DevicePtr, DeviceResult, Kind};
@@ -122,12 +122,7 @@ impl PoolInner {
         }
         let out = match out.or_else(|| state.arena.alloc_ready(units, align, stream)) {
             Some(out) => out,
-            None => {
-                self.empty_caches(state);
-                let out = state.arena.alloc(units, align, stream)?;
-                self.caches.adapt(self.counters.reserved.current());
-                out
-            }
+            None => self.alloc_beyond_caches(state, (bytes, units), align, stream)?,
         };
         // SAFETY: the block is out, and the arena is this pool's.
         let entry = unsafe { out.entry.get() };
@@ -138,6 +133,33 @@ impl PoolInner {
             self.counters.misses.add(1);
         }
         Ok(out.ptr)
+    }
+
+    /// Allocates where no free block is ready: once the caches are emptied. To take back what other threads cache
+    /// costs a barrier in all of them, and they would miss it at once: a pool used by several threads may hold a
+    /// little more than it needs instead ([`SPARE_PER_THREAD`]).
+    fn alloc_beyond_caches(
+        &self,
+        state: &mut State,
+        (bytes, units): (u64, u64),
+        align: u64,
+        stream: &Stream,
+    ) -> std::result::Result<Out, Refusal> {
+        let others = self.caches.others_that_hold();
+        let spare = others * SPARE_PER_THREAD;
+        if self.counters.reserved.current() + bytes <= self.counted().allocated.high + spare {
+            let State { arena, depot, .. } = &mut *state;
+            self.caches.empty_own(depot, |cached| take_back(arena, cached));
+            // Where that fails, what the others have is asked for.
+            if let Ok(out) = arena.alloc(units, align, stream) {
+                self.caches.adapt(self.counters.reserved.current());
+                return Ok(out);
+            }
+        }
+        self.empty_caches(state);
+        let out = state.arena.alloc(units, align, stream)?;
+        self.caches.adapt(self.counters.reserved.current());
+        Ok(out)
     }
 
     /// Gives the arena what every thread caches.
@@ -402,6 +424,10 @@ impl PoolInner {
         Err(Error::LiveBlocks { pool: self.name.clone(), blocks, bytes })
     }
 }
+
+/// Bytes that a pool may hold beyond the most that was ever live, for each thread that caches blocks besides the one
+/// that allocates: enough for a few blocks of most sizes.
+const SPARE_PER_THREAD: u64 = 32 << 20;
 
 /// More than any device can address: sizes beyond it come from arithmetic that overflowed.
 const LARGEST_REQUEST: u64 = 1 << 56;
