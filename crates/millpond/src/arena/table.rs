@@ -45,7 +45,7 @@ pub(crate) const MOST_UNITS: u64 = 1 << 36;
 impl Entry {
     /// A block leaves the arena: it starts `offset` bytes into the entry's granule and is cached for now.
     fn open(&self, offset: u32, id: BlockId, bytes: u64) {
-        // Relaxed throughout: whoever reads an entry that matters to him got the block's address from a thread
+        // Relaxed, here and where nothing else is said: whoever reads an entry that matters to him got the block's address from a thread
         // that wrote it, or holds the pool's lock. For other addresses (a double free, a foreign pointer) any
         // value seen is a value that was there, and none of them says more than that.
         self.block.store(u64::from(id.0), Ordering::Relaxed);
@@ -61,7 +61,9 @@ impl Entry {
     /// The program gets the block, of which it did not ask for `slack` bytes.
     #[inline]
     pub(crate) fn make_live(&self, slack: u64) {
-        self.state.store(slack << 32 | LIVE | self.offset(), Ordering::Relaxed);
+        // Release: pairs with the Acquire in `slack_if_plain`, so that a thread that got the pointer by whatever way
+        // sees the label and the length that belong to this life of the block.
+        self.state.store(slack << 32 | LIVE | self.offset(), Ordering::Release);
     }
 
     /// The program gave the block back to a magazine, at `tick` of the stream that freed it.
@@ -87,7 +89,8 @@ impl Entry {
     /// granule; `None` where there is none.
     #[inline]
     pub(crate) fn slack_if_plain(&self, offset: u64) -> Option<u64> {
-        let state = self.state.load(Ordering::Relaxed);
+        // Acquire: see `make_live`.
+        let state = self.state.load(Ordering::Acquire);
         (state as u32 == (LIVE + offset) as u32).then_some(state >> 32)
     }
 

@@ -53,18 +53,22 @@ impl Bench {
 #[test]
 fn pages_move_where_a_hit_would_pin_too_much() {
     let bench = bench(|builder| builder);
-    let whole = bench.alloc(256 * MIB);
+    let whole = bench.alloc(512 * MIB);
     bench.free(whole);
-    // At either end of the free block, 28 MiB of a page of 32 MiB would be left over: more than a 56th of
-    // what is reserved, and than a 32nd of the block.
-    let part = bench.alloc(100 * MIB);
+    // At either end of the free block, 28 MiB of a page of 32 MiB are left over: less than may be pinned in any
+    // case.
+    let first = bench.alloc(100 * MIB);
+    assert_eq!((bench.pool.stats().misses, bench.pool.stats().pages_stolen), (1, 0));
+    // The same again would be more than that, than a 56th of what is reserved, and than a 32nd of the block.
+    let second = bench.alloc(100 * MIB);
     assert_eq!(bench.pool.stats().misses, 2);
-    assert_eq!(bench.pool.stats().pages_stolen, 4);
+    assert!(bench.pool.stats().pages_stolen > 0);
     // So the rest is all there for a block that needs it.
-    let rest = bench.alloc(156 * MIB);
-    assert_eq!(bench.reserved_mib(), 256);
-    bench.free(rest);
-    bench.free(part);
+    let rest = bench.alloc((512 - 28 - 200) * MIB);
+    assert_eq!(bench.reserved_mib(), 512);
+    for block in [first, second, rest] {
+        bench.free(block);
+    }
 }
 
 #[test]

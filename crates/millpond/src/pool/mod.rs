@@ -118,7 +118,12 @@ impl Pool {
     }
 
     /// Frees a block after the work given to `stream` so far, and to the streams of
-    /// [recorded uses](Self::record_use). Null is freed at no cost.
+    /// [recorded uses](Self::record_use). Null is freed at no cost. Another stream than the allocation's must be
+    /// ordered after that and after all work on the block.
+    ///
+    /// A block that is freed twice is an error, also when the first free was another thread's. Two threads that
+    /// free the same block within the same nanoseconds are not told apart: the fast path takes no lock and no
+    /// atomic read-modify-write.
     ///
     /// # Errors
     /// [`Error::DoubleFree`], [`Error::InteriorPointer`], [`Error::WrongPool`], [`Error::ForeignPointer`] or
