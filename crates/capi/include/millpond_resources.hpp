@@ -12,8 +12,11 @@
 #if defined(__has_include)
 #if __has_include(<cuda/memory_resource>) && __has_include(<cuda_runtime_api.h>)
 #include <cuda/memory_resource>
+// Before CCCL 3.1, as in the toolkits up to CUDA 13.0, its resources are there only where the program asks for them.
+#if CCCL_VERSION >= 3001000 || defined(LIBCUDACXX_ENABLE_EXPERIMENTAL_MEMORY_RESOURCE)
 #include <cuda/stream_ref>
 #define MILLPOND_HAS_CCCL 1
+#endif
 #endif
 #endif
 
