@@ -6,7 +6,7 @@
 //! garbage, released handles and handles of another kind are told apart and answered with a status. `in_use.rs`
 //! keeps an object alive while any thread is inside a call with it.
 //!
-//! **How one request passes through.** Each function is a closure given to [`failure::boundary`], which catches
+//! **How one request passes through.** Each function is a closure given to `failure::boundary`, which catches
 //! panics, turns an error into a [`status::Status`] and keeps its message for `millpond_last_error`. Inside, the
 //! arguments are checked ([`arguments`]), the handles looked up, and the Rust interface called. Allocate and free
 //! try a shorter way first ([`fast`]).

@@ -43,13 +43,12 @@ const JOBS: [Job; 4] = [
         expandable: 31_706_841_088,
         most: 1.02,
     },
-    // What is reached today; 1.02 is wanted.
     Job {
         name: "pipeline_streams",
         requested: 9_417_808_404,
         native: 27_283_947_520,
         expandable: 14_319_353_856,
-        most: 1.09,
+        most: 1.02,
     },
 ];
 
