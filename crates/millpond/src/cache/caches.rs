@@ -59,6 +59,9 @@ impl Cached {
     }
 }
 
+/// The part of what a thread may cache, by which its high-water mark may be too high.
+const MOST_DRIFT: u64 = 8;
+
 /// Bytes that a thread may cache in a pool that is small; in a larger one it is a share of what is reserved.
 const LEAST_LIMIT: u64 = 64 << 20;
 
@@ -310,13 +313,14 @@ impl Caches {
 
     /// Takes a live block without recorded uses into the thread's magazines, and makes room for it: what has
     /// none goes to the depot, or is given to `each`. `false`, and nothing done, where the thread can have no
-    /// magazine for it.
+    /// magazine for it. A high-water mark that drifted is folded into `folded`.
     #[cold]
     pub(crate) fn put_slow(
         &self,
         depot: &mut Depot,
         (ptr, entry): (DevicePtr, &Entry),
         stream: &Stream,
+        folded: &HighWater,
         mut each: impl FnMut(Cached),
     ) -> bool {
         let timeline = stream.timeline();
@@ -328,6 +332,10 @@ impl Caches {
             return false;
         }
         let Some(cache) = self.join_slow(depot) else { return false };
+        if cache.tally.drift() > limit / MOST_DRIFT {
+            folded.raise(&self.counted(folded));
+            cache.tally.reset_high();
+        }
         // SAFETY: as in `restock`.
         let lanes = unsafe { cache.lanes_under_lock() };
         let at = MagazineIndex::of(self.sizes.exact_units(size));

@@ -293,7 +293,9 @@ impl PoolInner {
         if !*destroyed
             && let Some((entry, offset)) = self.views.find(ptr)
             && entry.slack_if_plain(offset).is_some()
-            && self.caches.put_slow(depot, (ptr, entry), stream, |cached| take_back(arena, cached))
+            && self.caches.put_slow(depot, (ptr, entry), stream, &self.counters.high, |cached| {
+                take_back(arena, cached);
+            })
         {
             return;
         }
@@ -340,9 +342,13 @@ impl PoolInner {
         }
     }
 
-    /// What all threads counted.
+    /// What all threads counted. No more was ever live at once than was held.
     pub(super) fn counted(&self) -> Counted {
-        self.caches.counted(&self.counters.high)
+        let mut counted = self.caches.counted(&self.counters.high);
+        let held = self.counters.reserved.level().high;
+        counted.allocated.high = counted.allocated.high.min(held.max(counted.allocated.current));
+        counted.requested.high = counted.requested.high.min(counted.allocated.high);
+        counted
     }
 
     pub(super) fn stats(&self) -> Stats {
