@@ -121,6 +121,6 @@ impl Arena {
         }
         let base = self.regions.get(region).base.raw();
         let address = (base + unit * self.layout.unit_bytes).next_multiple_of(align);
-        (address - base) / self.layout.unit_bytes
+        (address - base) >> self.layout.unit_shift()
     }
 }

@@ -71,8 +71,29 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// Binary logarithm of a unit's bytes. Every search asks for lengths in other units, and a shift costs much
+    /// less than a division.
+    fn unit_shift(&self) -> u32 {
+        self.unit_bytes.trailing_zeros()
+    }
+
+    /// Binary logarithm of a slot's units.
+    fn slot_shift(&self) -> u32 {
+        self.slot_bytes.trailing_zeros() - self.unit_shift()
+    }
+
     pub(crate) fn units_per_slot(&self) -> u64 {
-        self.slot_bytes / self.unit_bytes
+        1 << self.slot_shift()
+    }
+
+    /// The slot that holds a unit.
+    fn slot_of(&self, unit: u64) -> u64 {
+        unit >> self.slot_shift()
+    }
+
+    /// Slots that so many units need; also the first slot that starts at or behind a unit.
+    fn slots_for(&self, units: u64) -> u64 {
+        (units + self.units_per_slot() - 1) >> self.slot_shift()
     }
 
     /// Bytes that blocks of the zone start apart, at least.
@@ -311,7 +332,7 @@ impl Arena {
         match self.regions.out_at(region, at) {
             Some(entry) if entry.is_live() => Pointer::Live(entry.id()),
             Some(_) => Pointer::NotLive,
-            None => self.look_inside(region, at / self.layout.unit_bytes),
+            None => self.look_inside(region, at >> self.layout.unit_shift()),
         }
     }
 

@@ -38,13 +38,13 @@ impl Arena {
         }
         let strict = (units / WASTED_PART).max(self.tail_of(units));
         let budget =
-            (self.counters.reserved.current() / PINNED_PART).max(PINNED_LEAST) / self.layout.unit_bytes;
+            (self.counters.reserved.current() / PINNED_PART).max(PINNED_LEAST) >> self.layout.unit_shift();
         signed(strict.max(budget.saturating_sub(self.pinned)))
     }
 
     /// The rest of the last slot of a fresh place.
     pub(super) fn tail_of(&self, units: u64) -> u64 {
-        units.next_multiple_of(self.layout.units_per_slot()) - units
+        units.wrapping_neg() & (self.layout.units_per_slot() - 1)
     }
 
     /// Where in a free block that has room from `at` on a placement wastes least: at its start or at its end.
@@ -123,9 +123,9 @@ impl Arena {
 
     /// The units of the page behind a unit of the region.
     fn page_bounds(&self, region: u32, unit: u64) -> Option<Bounds> {
-        let per_slot = self.layout.units_per_slot();
-        let (first, end) = self.regions.page_span(region, unit / per_slot)?;
-        Some((first * per_slot, end * per_slot))
+        let (first, end) = self.regions.page_span(region, self.layout.slot_of(unit))?;
+        let shift = self.layout.slot_shift();
+        Some((first << shift, end << shift))
     }
 }
 

@@ -47,9 +47,8 @@ impl Arena {
 
     /// A place in the void that fits best.
     fn fresh_place(&mut self, want: &Want) -> Result<Place, Refusal> {
-        let per_slot = self.layout.units_per_slot();
-        let slots = want.units.div_ceil(per_slot);
-        let void = self.void[want.zone as usize].at_least(slots * per_slot).next();
+        let slots = self.layout.slots_for(want.units);
+        let void = self.void[want.zone as usize].at_least(slots << self.layout.slot_shift()).next();
         let first = match void {
             Some(void) => void,
             None => self.add_region(want.zone, slots)?,
@@ -99,7 +98,7 @@ impl Arena {
 
     pub(super) fn align_down(&self, region: u32, unit: u64, align: u64) -> Option<u64> {
         let up = self.align_up(region, unit, align);
-        if up == unit { Some(unit) } else { up.checked_sub(align / self.layout.unit_bytes) }
+        if up == unit { Some(unit) } else { up.checked_sub(align >> self.layout.unit_shift()) }
     }
 
     /// Slots to be backed in the part of a block that lies in `window`, or `None` where the block cannot be
@@ -117,8 +116,8 @@ impl Arena {
 
     /// The slots of a void that a window covers, also in part.
     pub(super) fn void_slots(&self, id: BlockId, window: (u64, u64)) -> (u64, u64) {
-        let (block, per_slot) = (&self.blocks[id], self.layout.units_per_slot());
-        (block.start.max(window.0) / per_slot, block.end().min(window.1).div_ceil(per_slot))
+        let block = &self.blocks[id];
+        (self.layout.slot_of(block.start.max(window.0)), self.layout.slots_for(block.end().min(window.1)))
     }
 
     /// What the place wastes once it is backed (see `pins`).

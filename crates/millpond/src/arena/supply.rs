@@ -110,8 +110,8 @@ impl Arena {
 
     /// The pages that lie wholly in a block: page, first slot, slots.
     pub(super) fn whole_pages(&self, id: BlockId) -> impl Iterator<Item = (PageId, u64, u32)> + '_ {
-        let (block, per_slot) = (&self.blocks[id], self.layout.units_per_slot());
-        let (mut slot, end) = (block.start.div_ceil(per_slot), block.end() / per_slot);
+        let block = &self.blocks[id];
+        let (mut slot, end) = (self.layout.slots_for(block.start), self.layout.slot_of(block.end()));
         std::iter::from_fn(move || {
             while slot < end {
                 let page = self.regions.page_at(block.region, slot)?;
