@@ -54,6 +54,8 @@ pub(super) struct Block {
     /// Free blocks of the large zone: the units at its start and at its end that lie on pages which are not
     /// wholly in the block.
     pub(super) pinned: (u64, u64),
+    /// What it wastes to use those of either end (see `pins`).
+    pub(super) edges: (i64, i64),
     /// Whether the id is in the arena's list of unmerged blocks. Stays with the id when the block goes.
     listed: bool,
 }
@@ -72,6 +74,7 @@ impl Block {
             fence: Fence::empty(),
             freed: 0,
             pinned: (0, 0),
+            edges: (0, 0),
             listed: false,
         }
     }
@@ -135,6 +138,7 @@ impl Blocks {
             fence: left.fence.clone(),
             freed: left.freed,
             pinned: (0, 0),
+            edges: (0, 0),
             listed: false,
         };
         left.units = at - left.start;

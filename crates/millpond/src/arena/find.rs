@@ -1,5 +1,6 @@
 //! Finding a free block that the stream may use: the hit path of an allocation, in three steps of rising cost.
 
+use super::blocks::Block;
 use super::pins::signed;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::order::{Fence, Stream};
@@ -45,9 +46,15 @@ impl Arena {
     /// one that wastes least.
     pub(super) fn find_ready(&self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
         let little = self.little(want).min(want.waste);
+        let mut reach = self.reach(stream);
         let mut best: Option<(i64, (BlockId, u64))> = None;
-        for (id, at) in self.candidates(want).filter(|(id, _)| self.is_ready(*id, stream)) {
-            let (waste, at) = self.least_waste(id, at, want);
+        for id in self.free[want.zone as usize].at_least(want.units).take(CANDIDATES) {
+            let block = &self.blocks[id];
+            if !reach.covers(&block.fence) {
+                continue;
+            }
+            let Some(at) = self.place_in(block, want) else { continue };
+            let (waste, at) = self.least_waste(block, at, want);
             if waste <= little {
                 return Some((id, at));
             }
@@ -95,7 +102,8 @@ impl Arena {
     }
 
     fn first_within_allowance(&self, want: &Want) -> Option<(BlockId, u64)> {
-        let mut weighed = self.candidates(want).map(|(id, at)| (id, self.least_waste(id, at, want)));
+        let mut weighed =
+            self.candidates(want).map(|(id, at)| (id, self.least_waste(&self.blocks[id], at, want)));
         weighed.find(|(_, (waste, _))| *waste <= want.waste).map(|(id, (_, at))| (id, at))
     }
 
@@ -104,17 +112,18 @@ impl Arena {
         self.free[want.zone as usize]
             .at_least(want.units)
             .take(CANDIDATES)
-            .filter_map(move |id| Some((id, self.place_in(id, &want)?)))
+            .filter_map(move |id| Some((id, self.place_in(&self.blocks[id], &want)?)))
     }
 
     /// The first unit of the block at which `want` can start, if it fits there.
-    pub(super) fn place_in(&self, id: BlockId, want: &Want) -> Option<u64> {
-        let block = &self.blocks[id];
+    #[inline]
+    pub(super) fn place_in(&self, block: &Block, want: &Want) -> Option<u64> {
         let at = self.align_up(block.region, block.start, want.align);
         (at + want.units <= block.end()).then_some(at)
     }
 
     /// The first unit of the region from `unit` on whose address is a multiple of `align` bytes.
+    #[inline]
     pub(super) fn align_up(&self, region: u32, unit: u64, align: u64) -> u64 {
         if align <= self.layout.unit_bytes {
             return unit;

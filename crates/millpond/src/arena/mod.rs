@@ -381,7 +381,7 @@ impl Arena {
 
     fn index_free(&mut self, id: BlockId) {
         if self.blocks[id].zone == Zone::Large {
-            self.blocks[id].pinned = self.pinned_units(id);
+            self.note_ends(id);
             self.pinned += self.blocks[id].pinned_units();
         }
         let block = &self.blocks[id];

@@ -4,7 +4,7 @@ use super::blocks::{Block, State};
 use super::find::Want;
 use super::pins::signed;
 use super::{Arena, BlockId, Refusal, Zone};
-use crate::order::Stream;
+use crate::order::{Reach, Stream};
 
 /// A place for an allocation that is not wholly backed yet.
 #[derive(Debug, Clone, Copy)]
@@ -96,6 +96,7 @@ impl Arena {
         Some(Place { region, start, end, first: at, missing })
     }
 
+    #[inline]
     pub(super) fn align_down(&self, region: u32, unit: u64, align: u64) -> Option<u64> {
         let up = self.align_up(region, unit, align);
         if up == unit { Some(unit) } else { up.checked_sub(align >> self.layout.unit_shift()) }
@@ -128,7 +129,7 @@ impl Arena {
             let block = &self.blocks[id];
             let window = (block.start.max(place.start), block.end().min(place.end));
             waste += if block.state == State::Free {
-                self.waste_in(id, window)
+                self.waste_in(block, window)
             } else {
                 let (first, end) = self.void_slots(id, window);
                 signed((end - first) * self.layout.units_per_slot() - (window.1 - window.0))
@@ -141,6 +142,11 @@ impl Arena {
     /// Whether the stream may use the free block now, or could be made to wait for it.
     pub(super) fn could_be_ready(&self, id: BlockId, stream: &Stream) -> bool {
         self.policies.internal_dependencies || self.is_ready(id, stream)
+    }
+
+    /// What [`is_ready`](Self::is_ready) says, for many blocks.
+    pub(super) fn reach<'a>(&'a self, stream: &'a Stream) -> Reach<'a> {
+        self.timelines.reach(stream.timeline(), self.policies)
     }
 
     /// Whether the stream may use the free block, by what is known already.

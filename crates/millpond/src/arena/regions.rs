@@ -126,6 +126,7 @@ impl Regions {
     }
 
     /// The first slot of the page that backs a slot, and the first behind the page.
+    #[inline]
     pub(super) fn page_span(&self, region: u32, slot: u64) -> Option<(u64, u64)> {
         let Backing { page, first, slots } = *self.get(region).pages.get(slot as usize)?;
         (page != 0).then(|| (u64::from(first), u64::from(first) + u64::from(slots)))

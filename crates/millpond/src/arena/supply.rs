@@ -79,11 +79,11 @@ impl Arena {
     /// The pages outside the place that free blocks could give to `stream`.
     pub(super) fn supply(&self, place: &Place, stream: &Stream) -> Supply {
         let per_slot = self.layout.units_per_slot();
-        let (mut supply, mut count) = (Supply::default(), 0);
+        let (mut supply, mut count, mut reach) = (Supply::default(), 0, self.reach(stream));
         for zone in Zone::BOTH {
             for id in self.free[zone as usize].at_least(per_slot).filter(|id| self.has_whole_page(*id)) {
                 let block = &self.blocks[id];
-                let ready = self.is_ready(id, stream);
+                let ready = reach.covers(&block.fence);
                 if !ready && !self.policies.internal_dependencies {
                     continue;
                 }
