@@ -183,6 +183,10 @@ pub(crate) struct Arena {
     unmerged: Vec<BlockId>,
     /// Counts frees, to tell old free blocks from young ones.
     frees: u64,
+    /// Counts changes to the free blocks.
+    changes: u64,
+    /// What the last search came to, for the next.
+    looked: Option<find::Looked>,
     /// Blocks that are out, and their units.
     out_blocks: u64,
     out_units: u64,
@@ -212,6 +216,8 @@ impl Arena {
             stale: Vec::new(),
             unmerged: Vec::new(),
             frees: 0,
+            changes: 0,
+            looked: None,
             out_blocks: 0,
             out_units: 0,
             views: Arc::default(),
@@ -230,10 +236,9 @@ impl Arena {
     /// Lets out a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a
     /// slot), for work on `stream`, if one is ready by what is known already: the first step only.
     pub(crate) fn alloc_ready(&mut self, units: u64, align: u64, stream: &Stream) -> Option<Out> {
-        let mut want = self.want(units, align);
-        // What the caches hold may offer something better.
-        want.waste = want.waste.min(self.little(&want));
-        let (free, at) = self.find_ready(&want, stream)?;
+        // What wastes more can wait: what the caches hold may offer something better.
+        let want = self.want(units, align);
+        let (free, at) = self.find_ready_for_little(&want, stream)?;
         Some(self.carve(free, at, units, true))
     }
 
@@ -380,6 +385,7 @@ impl Arena {
     // ---- the index of free blocks ------------------------------------------------------------------
 
     fn index_free(&mut self, id: BlockId) {
+        self.changes += 1;
         if self.blocks[id].zone == Zone::Large {
             self.note_ends(id);
             self.pinned += self.blocks[id].pinned_units();
@@ -389,6 +395,7 @@ impl Arena {
     }
 
     fn remove_free(&mut self, id: BlockId) {
+        self.changes += 1;
         let block = &self.blocks[id];
         self.pinned -= block.pinned_units();
         self.free[block.zone as usize].remove(block);
