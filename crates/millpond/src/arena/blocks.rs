@@ -101,8 +101,10 @@ impl Blocks {
     pub(super) fn add(&mut self, block: Block) -> BlockId {
         match self.vacant.pop() {
             Some(id) => {
-                let listed = self[id].listed;
-                self[id] = Block { listed, ..block };
+                let record = &mut self[id];
+                let listed = record.listed;
+                *record = block;
+                record.listed = listed;
                 id
             }
             None => {
