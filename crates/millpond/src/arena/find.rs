@@ -80,7 +80,7 @@ impl Arena {
 
     /// Of the blocks that are ready by what is known already, the best fit that wastes next to nothing, else the
     /// one that wastes least.
-    fn find_ready(&self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
+    pub(super) fn find_ready(&self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
         self.least_wasteful(want, stream).map(|(_, found)| found)
     }
 

@@ -46,8 +46,8 @@ mod trim;
 
 use std::sync::Arc;
 
-pub(crate) use blocks::{BlockId, Zone};
 use backing::Means;
+pub(crate) use blocks::{BlockId, Zone};
 use blocks::{Blocks, State};
 use index::{FreeIndex, VoidIndex};
 use regions::Regions;

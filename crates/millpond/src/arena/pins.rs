@@ -57,7 +57,8 @@ impl Arena {
             return (0, at);
         }
         let end = at + want.units;
-        let low = if at == block.start { self.waste_below(block, end) } else { self.waste_in(block, (at, end)) };
+        let low =
+            if at == block.start { self.waste_below(block, end) } else { self.waste_in(block, (at, end)) };
         if low <= 0 || block.end() == end {
             return (low, at);
         }

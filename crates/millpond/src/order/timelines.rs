@@ -262,9 +262,8 @@ impl Timelines {
     #[cold]
     pub(super) fn last_reached(&self, id: TimelineId, stream: &Timeline, policies: ReusePolicies) -> Tick {
         let follow = policies.follow_event_dependencies || policies.internal_dependencies;
-        let seen = self.with(id, |other| {
-            if policies.opportunistic { other.observed() } else { other.synchronized() }
-        });
+        let seen = self
+            .with(id, |other| if policies.opportunistic { other.observed() } else { other.synchronized() });
         let Some(seen) = seen else { return Tick::MAX };
         if follow { seen.max(stream.ordered_after_tick(id)) } else { seen }
     }
