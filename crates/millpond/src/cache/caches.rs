@@ -242,8 +242,8 @@ impl Caches {
             top
         } else {
             let (at, has_room) = (MagazineIndex::of(units), magazine.restock_by() > 0);
-            let regretted = self.sizes.is_large(size)
-                && (lanes.note_alloc(stream.key(), at, size) || self.is_in_haste());
+            let regretted =
+                self.sizes.is_large(size) && (lanes.note_alloc(stream.key(), at, size) || self.is_in_haste());
             // What other threads free again and again is worth room, too.
             if regretted || (!has_room && depot.has(timeline.id, size)) {
                 self.grant(lanes, stream, (at, size), &mut each);
@@ -344,11 +344,11 @@ impl Caches {
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
         let full = magazine.is_full();
         let in_haste = self.is_in_haste();
-        let may_grow = !self.sizes.is_large(size)
-            || in_haste
-            || (full && lanes.note_free(stream.key(), at, size));
+        let may_grow =
+            !self.sizes.is_large(size) || in_haste || (full && lanes.note_free(stream.key(), at, size));
         if full && !(may_grow && lanes.grant(stream.key(), at, longest, (limit, in_haste))) {
-            let given_up: Few<Item> = lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
+            let given_up: Few<Item> =
+                lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
             if given_up.is_empty() && !may_grow {
                 return false;
             }

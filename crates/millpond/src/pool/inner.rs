@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
-use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::haste::{Haste, REVOCATION, THROUGH_ARENA};
+use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use crate::arena::{Arena, BlockId, MOST_UNITS, Out, Pointer, Refusal, Views};
 use crate::cache::{Cached, Caches, Depot, ThreadEnd};
