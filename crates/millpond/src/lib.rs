@@ -20,7 +20,8 @@
 //! (hardware). `docs/walk.md` follows one allocation through all of them.
 //!
 //! # Features
-//! `cuda` (default): the CUDA device, over cudarc. `cuda-13000` (default): the CUDA version of cudarc's types, which
+//! `cuda` (default): the CUDA device, over cudarc. `cudarc` (default): the module [`cudarc`], buffers that
+//! cudarc's launches, copies and libraries take. `cuda-13000` (default): the CUDA version of cudarc's types, which
 //! is one for all of a build; it asks nothing of the driver, which may be of CUDA 12.0. A program that uses cudarc
 //! with another version takes `default-features = false, features = ["cuda"]` and chooses the version there.
 
@@ -28,6 +29,8 @@ mod arena;
 mod buffer;
 mod cache;
 mod counters;
+#[cfg(feature = "cudarc")]
+pub mod cudarc;
 pub mod device;
 mod error;
 mod order;
