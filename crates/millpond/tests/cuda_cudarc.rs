@@ -217,9 +217,10 @@ fn a_second_stream_waits_for_writes_and_for_the_allocation() -> Outcome {
     let held = hold(&on)?;
 
     // The write to `doubled`, and the allocation of `to`, are behind the held work.
-    // SAFETY, of both: a kernel writes all of it before it is read.
+    // SAFETY: the kernel writes all of it before it is read.
     let mut doubled = unsafe { Buffer::<f32>::uninit(&pool, ELEMENTS, &on) }?;
     launch(&stream, &double, &mut doubled, &from)?;
+    // SAFETY: likewise.
     let mut to = unsafe { Buffer::<f32>::uninit(&pool, ELEMENTS, &on) }?;
     launch(&second, &double, &mut to, &doubled)?;
     assert!(!on_second.millpond().is_idle()?);
@@ -353,12 +354,17 @@ fn pairs_of_buffers_and_slices_are_timed_with_and_without_event_tracking() -> Ou
         let device = Context::from_cudarc(&cuda)?;
         let pool = Pool::builder(&device).build()?;
         let on = Stream::new(&device, &stream)?;
-        // SAFETY, here and below: nothing reads the elements.
         each(&format!("{mode}: cudarc's alloc"), &mut || {
-            Ok(drop(unsafe { stream.alloc::<f32>(ELEMENTS) }?))
+            // SAFETY: nothing reads the elements.
+            let slice = unsafe { stream.alloc::<f32>(ELEMENTS) }?;
+            drop(slice);
+            Ok(())
         })?;
         each(&format!("{mode}: Buffer::uninit"), &mut || {
-            Ok(drop(unsafe { Buffer::<f32>::uninit(&pool, ELEMENTS, &on) }?))
+            // SAFETY: nothing reads the elements.
+            let buffer = unsafe { Buffer::<f32>::uninit(&pool, ELEMENTS, &on) }?;
+            drop(buffer);
+            Ok(())
         })?;
         let own = on.millpond();
         each(&format!("{mode}: Pool::alloc, free"), &mut || {
