@@ -91,7 +91,14 @@ fn kernel(cuda: &Arc<CudaContext>, body: &str) -> Result<CudaFunction, Box<dyn s
          int i = blockIdx.x * blockDim.x + threadIdx.x;\n\
          if (i < n) {{ {body} }}\n}}"
     );
-    Ok(cuda.load_module(cudarc::nvrtc::compile_ptx(source)?)?.load_function("body")?)
+    let kernel = cuda.load_module(cudarc::nvrtc::compile_ptx(source)?)?.load_function("body")?;
+    // Loaded by its first launch, for which the driver may wait for the whole context: not while a stream is held.
+    let (stream, nowhere, none) = (cuda.default_stream(), 0_u64, 0_i32);
+    let config = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
+    // SAFETY: of no elements, it touches none.
+    unsafe { stream.launch_builder(&kernel).arg(&nowhere).arg(&nowhere).arg(&none).launch(config) }?;
+    stream.synchronize()?;
+    Ok(kernel)
 }
 
 fn launch(on: &CudaStream, kernel: &CudaFunction, to: &mut Buffer<f32>, from: &Buffer<f32>) -> Outcome {
