@@ -44,6 +44,8 @@ pub use buffer::Buffer;
 pub use error::{Error, Result};
 pub use order::{Event, ReusePolicies, Stream};
 pub use pages::Budget;
-pub use pool::{Context, Limit, ObserverId, OutOfMemory, Pool, PoolBuilder, ReclaimId};
+pub use pool::{
+    CapturePool, Capturing, Context, Limit, ObserverId, OutOfMemory, Pool, PoolBuilder, ReclaimId,
+};
 pub use stats::{DeviceCalls, HumanBytes, Level, Stats};
 pub use workspace::{Workspace, WorkspaceSlice};

@@ -89,6 +89,9 @@ impl Arena {
     pub(super) fn supply(&self, place: &Place, stream: &Stream) -> Supply {
         let per_slot = self.layout.units_per_slot();
         let (mut supply, mut count, mut reach) = (Supply::default(), 0, self.reach(stream));
+        if self.keeps {
+            return supply;
+        }
         for zone in Zone::BOTH {
             for id in self.free[zone as usize].at_least(per_slot).filter(|id| self.has_whole_page(*id)) {
                 let block = &self.blocks[id];

@@ -38,6 +38,8 @@ pub(crate) struct Caches {
     pool: Weak<dyn ThreadEnd>,
     /// Whether nothing is cached any more. Written under the pool's lock.
     is_shut: AtomicBool,
+    /// Whether nothing is cached for the time being. Written under the pool's lock.
+    is_paused: AtomicBool,
 }
 
 /// A block that a cache gave up: the arena's to take back.
@@ -82,6 +84,7 @@ impl Caches {
             others: Tally::default(),
             pool,
             is_shut: AtomicBool::new(false),
+            is_paused: AtomicBool::new(false),
         }
     }
 
@@ -196,8 +199,7 @@ impl Caches {
     /// The calling thread's cache, made if need be; `None` where it can have none.
     #[cold]
     fn join_slow(&self, _depot: &mut Depot) -> Option<&ThreadCache> {
-        // Relaxed: under the lock.
-        if self.is_shut.load(Ordering::Relaxed) {
+        if self.is_closed() {
             return None;
         }
         if self.mine().is_owned() {
@@ -458,7 +460,29 @@ impl Caches {
     pub(crate) fn shut(&self, depot: &mut Depot, folded: &HighWater, each: impl FnMut(Cached)) {
         // Relaxed: under the lock.
         self.is_shut.store(true, Ordering::Relaxed);
-        // Also those that look empty: they are closed for good.
+        self.close_all(depot, folded, each);
+    }
+
+    /// As [`shut`](Self::shut), until [`resume`](Self::resume): every request goes the slow way.
+    pub(crate) fn pause(&self, depot: &mut Depot, folded: &HighWater, each: impl FnMut(Cached)) {
+        // Relaxed: under the lock.
+        self.is_paused.store(true, Ordering::Relaxed);
+        self.close_all(depot, folded, each);
+    }
+
+    /// Caches again: a thread's gate opens when it next goes the slow way.
+    pub(crate) fn resume(&self, _depot: &mut Depot) {
+        // Relaxed: under the lock.
+        self.is_paused.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether no gate may be opened. Under the lock.
+    fn is_closed(&self) -> bool {
+        self.is_shut.load(Ordering::Relaxed) || self.is_paused.load(Ordering::Relaxed)
+    }
+
+    fn close_all(&self, depot: &mut Depot, folded: &HighWater, each: impl FnMut(Cached)) {
+        // Also those that look empty: they stay closed.
         self.all().for_each(|cache| cache.tally.note_filled());
         self.revoke(depot, folded, each);
     }
@@ -511,8 +535,7 @@ impl Caches {
 
     /// Opens caches that [`keep_out`](Self::keep_out) closed; those without an owner stay closed.
     fn let_in(&self, caches: &[&ThreadCache]) {
-        // Relaxed: under the lock.
-        if self.is_shut.load(Ordering::Relaxed) {
+        if self.is_closed() {
             return;
         }
         for cache in caches.iter().filter(|cache| cache.is_owned()) {

@@ -92,7 +92,8 @@ impl Stream {
         self.inner.timelines.device()
     }
 
-    /// Records an event after all work given to the stream so far.
+    /// Records an event after all work given to the stream so far. While the stream is being captured, the event
+    /// orders nodes of the graph, and teaches the pools nothing.
     ///
     /// # Errors
     /// The device's own, and [`DeviceError::Invalid`] for a stream whose handle was recycled, or another
@@ -102,10 +103,7 @@ impl Stream {
         let device = timelines.device();
         let handle = device.create_event()?;
         match self.inner.timeline.record(device.as_ref(), handle) {
-            Ok((tick, mut clock)) => {
-                clock.raise(self.inner.timeline.id, tick);
-                Ok(Event::new(timelines.clone(), handle, clock))
-            }
+            Ok(clock) => Ok(Event::new(timelines.clone(), handle, clock)),
             Err(error) => {
                 // SAFETY: nobody else knows the event.
                 unsafe { device.destroy_event(handle) }.ok();

@@ -39,6 +39,9 @@ pub(crate) struct Timelines {
     /// Events that stand for nothing, ready to be recorded.
     spare_events: Mutex<Vec<EventHandle>>,
     listeners: Mutex<Vec<Weak<dyn AfterSync>>>,
+    /// Captures under way that pools were told of. Locked while the device is synchronised for a pool's own sake,
+    /// which would end a capture.
+    captures: Mutex<usize>,
 }
 
 impl std::fmt::Debug for Timelines {
@@ -61,6 +64,7 @@ impl Timelines {
             alive: Mutex::default(),
             spare_events: Mutex::default(),
             listeners: Mutex::default(),
+            captures: Mutex::default(),
         })
     }
 
@@ -134,11 +138,17 @@ impl Timelines {
         }
         if timeline.marking == Marking::WhenNeeded {
             let closed = match timeline.poll_idle(self.device.as_ref()) {
-                Ok(true) => Ok(()),
-                _ => self.close(timeline, timeline.now(), false).map(|_| ()),
+                Ok(true) => Ok(true),
+                _ => self.close(timeline, timeline.now(), false),
             };
-            if let Err(error) = closed {
-                tracing::warn!(%error, "a stream's last event could not be recorded; its memory waits for a device synchronise");
+            match closed {
+                Ok(true) => {}
+                // Being captured: as after an error, the last tick stays open, and the counter goes past it, so that
+                // the timeline is not taken for complete.
+                Ok(false) => _ = timeline.turn(),
+                Err(error) => {
+                    tracing::warn!(%error, "a stream's last event could not be recorded; its memory waits for a device synchronise");
+                }
             }
         }
         timeline.retire();
@@ -232,6 +242,7 @@ impl Timelines {
         let closed = self.close(timeline, tick, true);
         match &closed {
             Ok(true) => {}
+            Ok(false) if timeline.is_captured(self.device.as_ref()) == Ok(true) => {}
             Ok(false) => tracing::warn!("a stream was used after its handle became another's"),
             Err(error) => tracing::warn!(%error, "no event could be recorded on a stream"),
         }
@@ -325,8 +336,9 @@ impl Timelines {
     }
 
     /// Makes later work on `stream` wait for everything in `fence`. `false` where the device cannot be told
-    /// to (a stream that is gone without a mark): the memory is not ready then.
+    /// to (a stream that is gone without a mark, or either of them being captured): the memory is not ready then.
     pub(crate) fn make_wait(&self, fence: &Fence, stream: &Timeline) -> DeviceResult<bool> {
+        let mut asked = false;
         for (id, tick) in fence.iter() {
             if id == stream.id || stream.is_ordered_after(id, tick) {
                 continue;
@@ -335,6 +347,11 @@ impl Timelines {
             if other.synchronized() >= tick {
                 continue;
             }
+            // A capture must not wait for work outside of it.
+            if !asked && stream.is_captured(self.device.as_ref())? {
+                return Ok(false);
+            }
+            asked = true;
             let Some(mark) = self.mark(&other, tick, false)? else { return Ok(false) };
             let waited = stream.wait(self.device.as_ref(), *mark.event, &mark.clock);
             self.let_go(mark.event);
@@ -343,7 +360,8 @@ impl Timelines {
         Ok(true)
     }
 
-    /// Waits on the host until everything in `fence` is complete.
+    /// Waits on the host until everything in `fence` is complete, but for what was given to streams that are being
+    /// captured, and for what only a wait for the whole device could tell while pools know of a capture.
     pub(crate) fn wait_on_host(&self, fence: &Fence) -> DeviceResult<()> {
         for (id, tick) in fence.iter() {
             let Some(timeline) = self.get(id) else { continue };
@@ -357,7 +375,8 @@ impl Timelines {
                     waited?;
                     self.note_synchronized(&mark.clock);
                 }
-                None => self.synchronize_device()?,
+                None if timeline.is_captured(self.device.as_ref())? => {}
+                None => _ = self.synchronize_device_unless_capturing()?,
             }
         }
         Ok(())
@@ -373,6 +392,30 @@ impl Timelines {
             timeline.note_synchronized(tick);
         }
         Ok(())
+    }
+
+    // ---- captures --------------------------------------------------------------------------------------
+
+    /// A pool was told that a stream is about to be captured. Waits while the device is synchronised.
+    pub(crate) fn begin_capture(&self) {
+        *self.captures.lock() += 1;
+    }
+
+    /// A capture that [began](Self::begin_capture) has ended; whether it was the last.
+    pub(crate) fn end_capture(&self) -> bool {
+        let mut captures = self.captures.lock();
+        *captures -= 1;
+        *captures == 0
+    }
+
+    /// As [`synchronize_device`](Self::synchronize_device), but where a capture is under way, which that would end:
+    /// `false`, and nothing is done.
+    pub(crate) fn synchronize_device_unless_capturing(&self) -> DeviceResult<bool> {
+        let captures = self.captures.lock();
+        if *captures > 0 {
+            return Ok(false);
+        }
+        self.synchronize_device().map(|()| true)
     }
 
     /// Notes that the host has waited for everything in `clock`.

@@ -6,9 +6,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::captured::Captured;
 use super::haste::{Haste, REVOCATION, THROUGH_ARENA};
 use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
+use super::routes::Routes;
 use crate::arena::{Arena, BlockId, MOST_UNITS, Out, Pointer, Refusal, Views};
 use crate::cache::{Cached, Caches, Depot, ThreadEnd};
 use crate::counters::{Counted, Counters};
@@ -29,6 +31,7 @@ pub(crate) struct PoolInner {
     pub(super) recording: Recording,
     pub(super) caches: Caches,
     pub(super) views: Arc<Views>,
+    pub(super) routes: Routes,
     pub(super) state: Mutex<State>,
     pub(super) release_threshold: AtomicU64,
     pub(super) reclaimers: Callbacks<Reclaimer>,
@@ -42,6 +45,8 @@ pub(super) struct State {
     pub(super) arena: Arena,
     pub(super) depot: Depot,
     pub(super) haste: Haste,
+    /// The memory of captures.
+    pub(super) captured: Vec<Captured>,
     pub(super) destroyed: bool,
 }
 
@@ -95,9 +100,13 @@ impl PoolInner {
         (bytes, align): (u64, u64),
         stream: &Stream,
     ) -> Result<std::result::Result<DevicePtr, Refusal>> {
+        let route = self.routes.of(stream);
         let mut state = self.state.lock();
         if state.destroyed {
             return Err(Error::PoolDestroyed { pool: self.name.clone() });
+        }
+        if let Some(captured) = route.and_then(|to| state.captured(to)) {
+            return Ok(self.alloc_captured(&mut state, captured, (bytes, align), stream));
         }
         Ok(self.alloc_under_lock(&mut state, bytes, align, stream))
     }
@@ -254,9 +263,9 @@ impl PoolInner {
         {
             return Some(entry.bytes().saturating_sub(slack));
         }
-        let state = self.state.lock();
-        match state.arena.look_up(ptr) {
-            Pointer::Live(id) => Some(state.arena.requested(id)),
+        let mut state = self.state.lock();
+        match state.look_up(ptr) {
+            Pointer::Live(id) => Some(state.arena_of(ptr).requested(id)),
             _ => None,
         }
     }
@@ -274,8 +283,8 @@ impl PoolInner {
         }
         let last_of_destroyed = {
             let mut state = self.state.lock();
-            let Pointer::Live(id) = state.arena.look_up(ptr) else {
-                let pointer = state.arena.look_up(ptr);
+            let Pointer::Live(id) = state.look_up(ptr) else {
+                let pointer = state.look_up(ptr);
                 drop(state);
                 return Err(self.misuse(ptr, pointer));
             };
@@ -289,6 +298,9 @@ impl PoolInner {
     }
 
     fn free_under_lock(&self, state: &mut State, ptr: DevicePtr, id: BlockId, stream: &Stream) {
+        if let Some(captured) = state.captured_at(ptr) {
+            return self.free_captured(state, captured, id, stream);
+        }
         let State { arena, depot, destroyed, .. } = state;
         if !*destroyed
             && let Some((entry, offset)) = self.views.find(ptr)
@@ -323,7 +335,7 @@ impl PoolInner {
         let introduction = Introduction { name: &self.name, device, device_key };
         self.recording.start(options, &introduction)?;
         let state = self.state.lock();
-        self.recording.live(state.arena.live());
+        self.recording.live(state.arenas().flat_map(Arena::live));
         Ok(())
     }
 
@@ -333,8 +345,8 @@ impl PoolInner {
         look: impl FnOnce(&mut Arena, BlockId) -> R,
     ) -> Result<R> {
         let mut state = self.state.lock();
-        match state.arena.look_up(ptr) {
-            Pointer::Live(id) => Ok(look(&mut state.arena, id)),
+        match state.look_up(ptr) {
+            Pointer::Live(id) => Ok(look(state.arena_of(ptr), id)),
             pointer => {
                 drop(state);
                 Err(self.misuse(ptr, pointer))
@@ -365,15 +377,24 @@ impl PoolInner {
     /// Recounts everything; says what is wrong, if anything is.
     pub(super) fn check(&self) -> std::result::Result<(), String> {
         let mut state = self.state.lock();
-        let State { arena, depot, .. } = &mut *state;
-        arena.check()?;
-        self.caches.check(depot, |cached| self.check_counts(arena, cached))
+        let elsewhere: u64 = state.captured.iter().map(|captured| captured.arena.held()).sum();
+        state.arena.check(self.counters.reserved.current() - elsewhere)?;
+        for captured in &state.captured {
+            captured.arena.check(captured.arena.held())?;
+        }
+        let State { arena, depot, captured, .. } = &mut *state;
+        let arenas = std::iter::once(&*arena).chain(captured.iter().map(|captured| &captured.arena));
+        self.caches.check(depot, |cached| self.check_counts(arenas, cached))
     }
 
     /// Recounts the blocks that are out, of which `cached` are in caches, while no thread allocates or frees.
-    fn check_counts(&self, arena: &Arena, cached: u64) -> std::result::Result<(), String> {
+    fn check_counts<'a>(
+        &self,
+        arenas: impl Iterator<Item = &'a Arena>,
+        cached: u64,
+    ) -> std::result::Result<(), String> {
         let (mut live, mut requested, mut allocated, mut others) = (0, 0, 0, 0);
-        for (id, entry) in arena.iter_out() {
+        for (arena, (id, entry)) in arenas.flat_map(|arena| arena.iter_out().map(move |out| (arena, out))) {
             if entry.is_live() {
                 live += 1;
                 requested += arena.requested(id);
@@ -413,7 +434,7 @@ impl PoolInner {
     }
 
     pub(super) fn knows(&self, ptr: DevicePtr) -> bool {
-        self.state.lock().arena.look_up(ptr) != Pointer::Foreign
+        self.state.lock().look_up(ptr) != Pointer::Foreign
     }
 
     pub(super) fn holds_nothing(&self) -> bool {
@@ -426,6 +447,7 @@ impl PoolInner {
     }
 
     fn trim_under_lock(&self, state: &mut State, keep: u64) -> DeviceResult<u64> {
+        state.trim_released();
         if self.counters.reserved.current() <= keep {
             return Ok(0);
         }
@@ -439,7 +461,9 @@ impl PoolInner {
     pub(super) fn fence_of_all_free(&self) -> Fence {
         let mut state = self.state.lock();
         self.empty_caches(&mut state);
-        state.arena.fence_of_all_free()
+        let mut fence = state.arena.fence_of_all_free();
+        state.released().for_each(|captured| fence.join(&captured.arena.fence_of_all_free()));
+        fence
     }
 
     /// The last block of a destroyed pool is gone: gives back what can be given back without waiting. What
@@ -484,7 +508,7 @@ impl PoolInner {
 const LARGEST_REQUEST: u64 = 1 << 56;
 
 /// A block that a cache gave up goes back to the arena.
-fn take_back(arena: &mut Arena, cached: Cached) {
+pub(super) fn take_back(arena: &mut Arena, cached: Cached) {
     arena.free(cached.entry().id(), cached.fence());
 }
 
@@ -516,8 +540,10 @@ impl ThreadEnd for PoolInner {
 
 impl Drop for PoolInner {
     fn drop(&mut self) {
-        let State { arena, depot, .. } = self.state.get_mut();
+        let State { arena, depot, captured, .. } = self.state.get_mut();
         self.caches.revoke(depot, &self.counters.high, |cached| take_back(arena, cached));
+        // Nobody holds a claim on it, nor the pool.
+        captured.iter_mut().for_each(|captured| captured.tear_down(&self.name));
         if let Err(error) = self.state.get_mut().arena.tear_down() {
             tracing::error!(%error, pool = self.name, "a pool could not give back all its memory");
         }
