@@ -92,7 +92,7 @@ def main():
             print(f"\n{allocator}: {result['error']}")
 
 
-DEFAULT_LIMIT_GIB = 16.0
+DEFAULT_LIMIT_GIB = 17.5
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--run"]:

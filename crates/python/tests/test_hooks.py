@@ -137,7 +137,8 @@ def test_options_come_too_late_once_a_pool_is_there(pool: millpond.Pool) -> None
 
 
 def test_all_pools_are_recorded_to_one_file(pool: millpond.Pool, hooks: Hooks, tmp_path: Any) -> None:
-    with millpond.record(tmp_path / "run.mprec") as path:
+    path = tmp_path / "run.mprec"
+    with millpond.record(path):
         hooks.free(hooks.alloc(MIB, ORDINAL, None), MIB, ORDINAL, None)
         millpond.snapshot(tmp_path / "now.pickle", ORDINAL)
     assert path.stat().st_size > 0 and (tmp_path / "now.pickle").stat().st_size > 0

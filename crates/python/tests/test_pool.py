@@ -140,7 +140,8 @@ class _Protocol:
 def test_streams_of_other_libraries_are_taken_and_kept(pool: millpond.Pool) -> None:
     stream = pool.create_stream()
     handle = stream.handle
-    for other in (handle, _Wraps(cuda_stream=handle), _Wraps(ptr=handle), _Protocol(handle), stream):
+    others: list[Any] = [handle, _Wraps(cuda_stream=handle), _Wraps(ptr=handle), _Protocol(handle), stream]
+    for other in others:
         pool.allocate(MIB, other).free()
     assert stream.__cuda_stream__() == (0, handle)
     with pytest.raises(TypeError, match="__cuda_stream__"):
