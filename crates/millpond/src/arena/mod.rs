@@ -47,6 +47,7 @@ mod trim;
 use std::sync::Arc;
 
 pub(crate) use blocks::{BlockId, Zone};
+use backing::Means;
 use blocks::{Blocks, State};
 use index::{FreeIndex, VoidIndex};
 use regions::Regions;
@@ -226,6 +227,17 @@ impl Arena {
         Ok(self.carve(free, at, units, false))
     }
 
+    /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, wherever it lies, or else from new pages: nothing
+    /// is taken from anybody.
+    pub(crate) fn alloc_growing(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
+        let want = find::Want { waste: i64::MAX, ..self.want(units, align) };
+        if let Some((free, at)) = self.find_ready(&want, stream) {
+            return Ok(self.carve(free, at, units, true));
+        }
+        let (free, at) = self.back_or_undo(&want, stream, Means::Growth)?;
+        Ok(self.carve(free, at, units, false))
+    }
+
     fn want(&self, units: u64, align: u64) -> find::Want {
         debug_assert!(0 < units && units < MOST_UNITS);
         let zone = self.layout.zone_of(units);
@@ -237,7 +249,7 @@ impl Arena {
     /// may have moved before that was known, so it counts as a miss.
     #[cold]
     fn back_or_find_slow(&mut self, want: &find::Want, stream: &Stream) -> Result<(BlockId, u64), Refusal> {
-        let refusal = match self.back_or_undo(want, stream) {
+        let refusal = match self.back_or_undo(want, stream, Means::All) {
             Err(refusal @ Refusal::Short { .. }) => refusal,
             backed_or_broken => return backed_or_broken,
         };
@@ -246,9 +258,14 @@ impl Arena {
     }
 
     /// Backs a place for `want`, or gives back what was created for it before it failed.
-    fn back_or_undo(&mut self, want: &find::Want, stream: &Stream) -> Result<(BlockId, u64), Refusal> {
+    fn back_or_undo(
+        &mut self,
+        want: &find::Want,
+        stream: &Stream,
+        means: Means,
+    ) -> Result<(BlockId, u64), Refusal> {
         let before = self.counters.reserved.current();
-        self.back(want, stream).inspect_err(|_| {
+        self.back(want, stream, means).inspect_err(|_| {
             if let Err(error) = self.trim(before) {
                 tracing::warn!(%error, "pages for a request that failed could not be given back");
             }

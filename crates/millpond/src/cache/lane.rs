@@ -132,9 +132,10 @@ impl Ghost {
 }
 
 /// Blocks of this size that a magazine ever holds. Larger ones are fewer: a magazine is searched where it holds
-/// several sizes, and what it holds may be many bytes.
-const fn most_of(bytes: u64) -> usize {
+/// several sizes, and what it holds may be many bytes. In haste, few ways to the depot count for more.
+const fn most_of(bytes: u64, in_haste: bool) -> usize {
     match bytes {
+        _ if in_haste => 64,
         0..=0x8000 => 64,
         0x8001..=0xF_FFFF => 32,
         LARGE.. => 16,
@@ -220,20 +221,20 @@ impl Lanes {
     }
 
     /// Lets a full magazine of a lane that is there hold more blocks, of at most `bytes` each, if that may be, so
-    /// that all magazines of the thread together never hold more than `limit` bytes. Returns whether it has room
-    /// now.
+    /// that all magazines of the thread together never hold more than `limit` bytes; the limit comes with whether
+    /// the pool is in haste. Returns whether there is room now.
     pub(super) fn grant(
         &mut self,
         stream: StreamKey,
         magazine: MagazineIndex,
         bytes: u64,
-        limit: u64,
+        (limit, in_haste): (u64, bool),
     ) -> bool {
         let left = limit.saturating_sub(self.granted) / bytes;
         let Some(lane) = self.of(stream) else { return false };
         let magazine = lane.magazine(magazine);
         let first = if bytes < LARGE { 4 } else { 1 };
-        let wanted = (2 * magazine.room).max(first).min(most_of(bytes));
+        let wanted = (2 * magazine.room).max(first).min(most_of(bytes, in_haste));
         let more = wanted.saturating_sub(magazine.room).min(usize::try_from(left).unwrap_or(usize::MAX));
         magazine.room += more;
         magazine.items.reserve_exact(magazine.room - magazine.items.len());

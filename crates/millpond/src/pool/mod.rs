@@ -12,6 +12,7 @@
 
 mod builder;
 mod context;
+mod haste;
 mod inner;
 mod pressure;
 mod registry;
