@@ -272,6 +272,14 @@ impl Pool {
         self.inner.recording.stop()
     }
 
+    /// Writes what was recorded so far to the file, which can then be read while the recording goes on. Does
+    /// nothing where nothing is recorded; a write that fails is tried again, and [`Status::failure`] has it.
+    ///
+    /// [`Status::failure`]: record::Status::failure
+    pub fn flush_recording(&self) {
+        self.inner.recording.flush();
+    }
+
     /// The recording that runs; `None` where none does.
     pub fn recording(&self) -> Option<record::Status> {
         self.inner.recording.status()
