@@ -30,6 +30,8 @@ pub(crate) struct Caches {
     depot: Depot,
     /// Bytes that one thread may cache.
     limit: AtomicU64,
+    /// Bytes that the depot may hold.
+    depot_limit: AtomicU64,
     /// A block serves a request of a large size if it has less than this to spare, in bytes: one unit, or in haste
     /// anything, since what lies in one magazine differs by an eighth at most.
     most_slack: AtomicU64,
@@ -82,6 +84,7 @@ impl Caches {
             sizes,
             depot: Depot::default(),
             limit: AtomicU64::new(LEAST_LIMIT),
+            depot_limit: AtomicU64::new(LEAST_LIMIT),
             most_slack: AtomicU64::new(sizes.bytes(1)),
             used: AtomicUsize::new(0),
             others: Tally::default(),
@@ -196,7 +199,7 @@ impl Caches {
             || !magazine.is_at_most(bytes, self.is_in_haste())
             || tally.drift() > limit / MOST_DRIFT
             || half.iter().any(|item| item.bytes() != bytes)
-            || !self.depot.put(stream.timeline().id, bytes, half, limit)
+            || !self.depot.put(stream.timeline().id, bytes, half, self.depot_limit.load(Ordering::Relaxed))
         {
             return false;
         }
@@ -438,7 +441,7 @@ impl Caches {
     /// likely that they are wanted again; gives the others to `each`.
     fn put_away(&self, of: TimelineId, mut items: Few<Item>, each: &mut impl FnMut(Cached)) {
         // Relaxed: a setting.
-        let limit = self.limit.load(Ordering::Relaxed);
+        let limit = self.depot_limit.load(Ordering::Relaxed);
         // Stable: the youngest of a length stay the last ones.
         items.sort_by_key(Item::bytes);
         for alike in items.chunk_by(|a, b| a.bytes() == b.bytes()) {
@@ -614,9 +617,10 @@ impl Caches {
     pub(crate) fn adapt(&self, reserved: u64, spare: u64) {
         let threads = self.all().filter(|cache| cache.is_owned()).count().max(1) as u64;
         // With the eighth that magazines of mixed sizes count on top.
-        let share = (reserved + reserved / 8 + spare) / threads;
+        let all = (reserved + reserved / 8 + spare).max(LEAST_LIMIT);
         // Relaxed: settings.
-        self.limit.store(share.max(LEAST_LIMIT), Ordering::Relaxed);
+        self.limit.store((all / threads).max(LEAST_LIMIT), Ordering::Relaxed);
+        self.depot_limit.store(all, Ordering::Relaxed);
         let most_slack = if spare > 0 { SLACK_IN_HASTE } else { self.sizes.bytes(1) };
         self.most_slack.store(most_slack, Ordering::Relaxed);
     }
