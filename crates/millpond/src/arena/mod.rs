@@ -30,6 +30,7 @@
 //! kept out of band, since the memory is the device's.
 
 mod backing;
+mod bin;
 mod blocks;
 mod check;
 mod find;

@@ -39,8 +39,8 @@ struct Backing {
     page: u32,
     /// The page's first slot.
     first: u32,
-    /// The page's slots.
-    slots: u32,
+    /// The first slot behind the page.
+    end: u32,
 }
 
 /// A region to be entered.
@@ -84,6 +84,7 @@ impl Regions {
         Some(region)
     }
 
+    #[inline]
     pub(super) fn get(&self, id: u32) -> &Region {
         self.table[id as usize].as_ref().expect("a region id in use names a region")
     }
@@ -128,8 +129,8 @@ impl Regions {
     /// The first slot of the page that backs a slot, and the first behind the page.
     #[inline]
     pub(super) fn page_span(&self, region: u32, slot: u64) -> Option<(u64, u64)> {
-        let Backing { page, first, slots } = *self.get(region).pages.get(slot as usize)?;
-        (page != 0).then(|| (u64::from(first), u64::from(first) + u64::from(slots)))
+        let Backing { page, first, end } = *self.get(region).pages.get(slot as usize)?;
+        (page != 0).then(|| (u64::from(first), u64::from(end)))
     }
 
     /// The pages that lie wholly in `slot..end`, a range that is backed wholly or not at all: page, first slot,
@@ -143,12 +144,12 @@ impl Regions {
         let pages = &self.get(region).pages;
         std::iter::from_fn(move || {
             while slot < end {
-                let Backing { page, first, slots } = *pages.get(slot as usize)?;
-                let (page, first) = (PageId(page.checked_sub(1)?), u64::from(first));
-                let whole = first == slot && first + u64::from(slots) <= end;
-                slot = first + u64::from(slots);
+                let Backing { page, first, end: page_end } = *pages.get(slot as usize)?;
+                let page = PageId(page.checked_sub(1)?);
+                let whole = u64::from(first) == slot && u64::from(page_end) <= end;
+                slot = u64::from(page_end);
                 if whole {
-                    return Some((page, first, slots));
+                    return Some((page, u64::from(first), page_end - first));
                 }
             }
             None
@@ -168,7 +169,7 @@ impl Regions {
             pages.resize(end, Backing::default());
         }
         let first = u32::try_from(first).expect("a region has fewer than 2^32 slots");
-        let backing = page.map(|page| Backing { page: page.0 + 1, first, slots });
+        let backing = page.map(|page| Backing { page: page.0 + 1, first, end: first + slots });
         pages[start..end].fill(backing.unwrap_or_default());
     }
 }
