@@ -43,9 +43,11 @@ impl Arena {
         let filled = self.fill(want, &place, &mut supply, stream);
         let whole = filled.map(|()| self.join_window(&place));
         // Last, since it joins blocks that the place or the supply may name.
-        for id in supply.emptied {
-            self.make_void(id);
+        for id in &supply.emptied {
+            self.make_void(*id);
         }
+        supply.clear();
+        self.spare_supply = supply;
         Ok((whole?, place.start))
     }
 

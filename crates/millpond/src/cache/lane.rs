@@ -240,18 +240,25 @@ impl Lanes {
 
     /// The lane of a stream, made if need be. A lane of a stream that is gone and had the same slot is
     /// emptied: its blocks are given to `each`.
+    #[inline]
     pub(super) fn of_or_add(&mut self, timeline: &Timeline, each: impl FnMut(TimelineId, Item)) -> &mut Lane {
+        let slot = timeline.id.slot as usize;
+        if self.lanes.get(slot).is_none_or(|lane| lane.serial != timeline.serial) {
+            self.add_slow(timeline, each);
+        }
+        &mut self.lanes[slot]
+    }
+
+    #[cold]
+    fn add_slow(&mut self, timeline: &Timeline, each: impl FnMut(TimelineId, Item)) {
         let slot = timeline.id.slot as usize;
         if self.lanes.len() <= slot {
             self.lanes.resize_with(slot + 1, Lane::default);
         }
         let lane = &mut self.lanes[slot];
-        if lane.serial != timeline.serial {
-            lane.drain(each);
-            lane.magazines.get_or_insert_with(|| Box::new(Magazines::new()));
-            (lane.serial, lane.of) = (timeline.serial, Some(timeline.id));
-        }
-        lane
+        lane.drain(each);
+        lane.magazines.get_or_insert_with(|| Box::new(Magazines::new()));
+        (lane.serial, lane.of) = (timeline.serial, Some(timeline.id));
     }
 
     /// Lets a full magazine of a lane that is there hold more blocks, of at most `bytes` each, if that may be, so
