@@ -53,6 +53,9 @@ pub(super) struct NewRegion {
     pub(super) table: Arc<Table>,
 }
 
+/// Regions that are looked through one by one.
+const FEW: usize = 4;
+
 /// All regions of one arena.
 #[derive(Debug, Default)]
 pub(super) struct Regions {
@@ -103,9 +106,16 @@ impl Regions {
 
     /// The region that holds the address, and how far in it lies, in bytes.
     pub(super) fn find(&self, ptr: DevicePtr) -> Option<(u32, u64)> {
-        let (base, id) = self.by_base.range(..=ptr.raw()).next_back()?;
-        let offset = ptr.raw() - base;
-        (offset < self.get(*id).bytes).then_some((*id, offset))
+        // Where segments are regions there are many; else there are two, one for each zone.
+        if self.table.len() > FEW {
+            let (base, id) = self.by_base.range(..=ptr.raw()).next_back()?;
+            let offset = ptr.raw() - base;
+            return (offset < self.get(*id).bytes).then_some((*id, offset));
+        }
+        self.iter().find_map(|(id, region)| {
+            let offset = ptr.raw().wrapping_sub(region.base.raw());
+            (offset < region.bytes).then_some((id, offset))
+        })
     }
 
     pub(super) fn address(&self, region: u32, unit: u64, layout: &Layout) -> DevicePtr {
