@@ -215,13 +215,14 @@ impl Arena {
     /// Joins the free blocks of a place, which is wholly backed now, into one.
     fn join_window(&mut self, place: &Place) -> BlockId {
         let mut whole = self.piece_at(place.first, place.start);
+        // Off the index once, and on it once, of however many pieces it is made.
+        self.remove_free(whole);
         while self.blocks[whole].end() < place.end {
             let next = self.blocks[whole].next.expect("a place is covered by blocks");
-            self.remove_free(whole);
             self.remove_free(next);
             whole = self.blocks.join(whole, next);
-            self.index_free(whole);
         }
+        self.index_free(whole);
         whole
     }
 
