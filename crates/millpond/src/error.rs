@@ -95,6 +95,14 @@ pub enum Error {
         /// Bytes in them.
         bytes: u64,
     },
+    /// Allocations go to this memory of a capture already.
+    #[error(
+        "a capture into this memory of pool '{pool}' is under way; end it first, or make another CapturePool for the second"
+    )]
+    CaptureUnderWay {
+        /// The pool's name.
+        pool: String,
+    },
     /// A length of elements that does not match.
     #[error("{what}: {found} elements where {expected} were expected")]
     LengthMismatch {

@@ -231,8 +231,9 @@ impl Arena {
     /// Reserves a region of at least `slots`; returns the void that fills it.
     pub(super) fn add_region(&mut self, zone: Zone, slots: u64) -> Result<BlockId, Refusal> {
         let least = slots * self.layout.slot_bytes;
-        // Far more than the device has: address space is free, and voids should not be scarce.
-        let total = self.device.properties().total_memory;
+        // Far more than the device has: address space is free, and voids should not be scarce. Arenas that keep
+        // their pages may be hundreds, and grow little.
+        let total = if self.keeps { 0 } else { self.device.properties().total_memory };
         let most = match zone {
             // Tables of the small zone are long.
             Zone::Small => 1 << 36,

@@ -30,17 +30,18 @@ struct Recount {
 
 impl Arena {
     /// Recounts everything; says what is wrong, if anything is.
-    pub(crate) fn check(&self) -> Result<(), String> {
+    ///
+    /// `reserved` is what was counted, less what other arenas that count together with this one hold.
+    pub(crate) fn check(&self, reserved: u64) -> Result<(), String> {
         let mut count = Recount::default();
         for (id, region) in self.regions.iter() {
             self.check_region(id, region, &mut count)?;
         }
         ensure!(count.seen.len() == self.blocks.iter().count(), "a block is linked in no region");
-        let counters = &self.counters;
         ensure!(count.blocks == self.out_blocks, "{} blocks that are out were counted", count.blocks);
         ensure!(count.units == self.out_units, "units that are out: recount {}", count.units);
-        let reserved = count.segment_bytes + self.pages.recount_bytes();
-        ensure!(reserved == counters.reserved.current(), "reserved: recount {reserved}");
+        let recount = count.segment_bytes + self.pages.recount_bytes();
+        ensure!(recount == reserved, "reserved: recount {recount}, counted {reserved}");
         let indexed = |zones: &[super::index::FreeIndex; 2]| zones.iter().map(|z| z.len()).sum::<usize>();
         ensure!(count.free == indexed(&self.free), "the free index has other blocks than the regions");
         ensure!(count.void == indexed(&self.void), "the void index has other blocks than the regions");

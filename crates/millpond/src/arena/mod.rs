@@ -172,6 +172,9 @@ pub(crate) struct Arena {
     layout: Layout,
     policies: ReusePolicies,
     pages: Pages,
+    /// Whether pages stay where they were mapped first, free or not: work that the arena does not know of uses
+    /// them. See [`Arena::that_keeps`].
+    keeps: bool,
     regions: Regions,
     blocks: Blocks,
     free: [FreeIndex; 2],
@@ -212,6 +215,7 @@ impl Arena {
             layout,
             policies,
             pages,
+            keeps: false,
             regions: Regions::default(),
             blocks: Blocks::default(),
             free: Default::default(),
@@ -227,6 +231,37 @@ impl Arena {
             out_units: 0,
             views: Arc::default(),
         }
+    }
+
+    /// Another arena with the same layout, limits and counters, whose pages stay where they are: what was free is
+    /// neither stolen, trimmed nor exchanged, until it [lets go](Self::let_go). It makes no stream wait, so
+    /// that what different streams freed stays apart.
+    pub(crate) fn that_keeps(&self) -> Self {
+        let policies = ReusePolicies { internal_dependencies: false, ..self.policies };
+        let (device, limits) = (self.device.clone(), self.pages.limits.clone());
+        let pages = Pages::new(device, self.counters.clone(), limits, self.layout.slot_bytes);
+        let new = Self::new(self.timelines.clone(), self.counters.clone(), self.layout, policies, pages);
+        Self { keeps: true, ..new }
+    }
+
+    /// From now on what is free may go back to the device, as in any arena.
+    pub(crate) fn let_go(&mut self) {
+        self.keeps = false;
+    }
+
+    pub(crate) fn keeps(&self) -> bool {
+        self.keeps
+    }
+
+    /// Physical bytes held, by recount.
+    pub(crate) fn held(&self) -> u64 {
+        let segments = self.regions.iter().filter(|(_, region)| region.source == regions::Source::Segment);
+        self.pages.recount_bytes() + segments.map(|(_, region)| region.bytes).sum::<u64>()
+    }
+
+    /// Blocks that are out, and the bytes in them.
+    pub(crate) fn out(&self) -> (u64, u64) {
+        (self.out_blocks, self.out_units * self.layout.unit_bytes)
     }
 
     /// The tables that lead from an address to its block without the lock.

@@ -106,6 +106,9 @@ impl Arena {
     pub(super) fn supply(&mut self, place: &Place, stream: &Stream) -> Supply {
         let per_slot = self.layout.units_per_slot();
         let mut supply = std::mem::take(&mut self.spare_supply);
+        if self.keeps {
+            return supply;
+        }
         let (mut count, mut reach) = (0, self.reach(stream));
         for zone in Zone::BOTH {
             for id in self.free[zone as usize].at_least(per_slot).filter(|id| self.has_whole_page(*id)) {

@@ -88,7 +88,7 @@ impl Arena {
     /// driver's free does). Returns the bytes given back.
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, DeviceError> {
         let before = self.counters.reserved.current();
-        if before <= keep {
+        if before <= keep || self.keeps {
             return Ok(0);
         }
         self.poll_quietly(&self.fence_of_all_free());

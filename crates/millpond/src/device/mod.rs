@@ -8,6 +8,10 @@
 //! A device only does what it is told. It holds no policy, caches nothing and never waits unless the name
 //! of the function says so (`synchronize_…`, [`Device::free_segment`]).
 //!
+//! **Captures.** While a stream is being captured into a graph ([`Device::capture_of`]), work given to it becomes
+//! nodes of the graph and does not run, and it can be neither queried nor waited for. Calls that concern memory,
+//! other streams or events recorded outside stay legal, on every thread: a device sees to that.
+//!
 //! **Handles.** Streams, events and pages are named by small copyable handles. A handle is valid from the
 //! call that returned it until the `unsafe` call that destroys it; who destroys it promises that nobody
 //! uses it afterwards. That is why the calls that only *use* a handle are safe.
@@ -15,6 +19,7 @@
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+pub mod capturing;
 pub mod checker;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -27,7 +32,8 @@ mod types;
 
 pub use error::{DeviceError, DeviceResult};
 pub use types::{
-    AsyncUsage, DevicePtr, EventHandle, Kind, MemoryInfo, PageHandle, Properties, StreamHandle, StreamId,
+    AsyncUsage, CaptureId, DevicePtr, EventHandle, Kind, MemoryInfo, PageHandle, Properties, StreamHandle,
+    StreamId,
 };
 
 /// Hardware, as a pool sees it. See the [module](self) for the rules that hold for all of it.
@@ -138,6 +144,12 @@ pub trait Device: Send + Sync + std::fmt::Debug + 'static {
 
     /// Whether all work given to the stream so far is complete. Does not wait.
     fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool>;
+
+    /// The capture that the stream is part of; `None` where work given to it runs. Always `None` on devices without
+    /// graphs.
+    fn capture_of(&self, _stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
+        Ok(None)
+    }
 
     /// **Waits** until all work given to the stream so far is complete.
     fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()>;

@@ -33,6 +33,9 @@ pub(super) struct Inner {
     handle: StreamHandle,
     /// Whether the stream is ours to destroy.
     owned: bool,
+    /// Where somebody else's object destroys the stream: that object. Let go of after the last tick is closed.
+    #[cfg(feature = "cudarc")]
+    owner: std::sync::OnceLock<Arc<dyn std::any::Any + Send + Sync>>,
 }
 
 impl Stream {
@@ -42,7 +45,14 @@ impl Stream {
         handle: StreamHandle,
         owned: bool,
     ) -> Self {
-        Self::from_inner(Arc::new(Inner { timelines, timeline, handle, owned }))
+        Self::from_inner(Arc::new(Inner {
+            timelines,
+            timeline,
+            handle,
+            owned,
+            #[cfg(feature = "cudarc")]
+            owner: Default::default(),
+        }))
     }
 
     pub(super) fn from_inner(inner: Arc<Inner>) -> Self {
@@ -57,6 +67,13 @@ impl Stream {
 
     pub(super) fn inner(&self) -> &Arc<Inner> {
         &self.inner
+    }
+
+    /// Keeps `owner`, whose end would destroy the stream, until the last clone of the stream is gone. The first
+    /// owner stays: it promised that the stream is there as long as it is.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn keep_owner(&self, owner: Arc<dyn std::any::Any + Send + Sync>) {
+        self.inner.owner.set(owner).ok();
     }
 
     /// The driver's handle (`CUstream`), valid as long as a clone of this stream lives.
@@ -75,7 +92,8 @@ impl Stream {
         self.inner.timelines.device()
     }
 
-    /// Records an event after all work given to the stream so far.
+    /// Records an event after all work given to the stream so far. While the stream is being captured, the event
+    /// orders nodes of the graph, and teaches the pools nothing.
     ///
     /// # Errors
     /// The device's own, and [`DeviceError::Invalid`] for a stream whose handle was recycled, or another
@@ -85,10 +103,7 @@ impl Stream {
         let device = timelines.device();
         let handle = device.create_event()?;
         match self.inner.timeline.record(device.as_ref(), handle) {
-            Ok((tick, mut clock)) => {
-                clock.raise(self.inner.timeline.id, tick);
-                Ok(Event::new(timelines.clone(), handle, clock))
-            }
+            Ok(clock) => Ok(Event::new(timelines.clone(), handle, clock)),
             Err(error) => {
                 // SAFETY: nobody else knows the event.
                 unsafe { device.destroy_event(handle) }.ok();

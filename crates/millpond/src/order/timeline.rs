@@ -154,16 +154,29 @@ impl Timeline {
         self.state.lock().ordered_after.tick_of(other)
     }
 
-    /// Records `event` on the stream for its owner; returns the tick that it closes and the stream's clock
-    /// at that point.
-    pub(crate) fn record(&self, device: &dyn Device, event: EventHandle) -> DeviceResult<(Tick, Fence)> {
+    /// Whether the stream is being captured: then work given to it does not run, so that no event on it says
+    /// anything about ticks.
+    pub(crate) fn is_captured(&self, device: &dyn Device) -> DeviceResult<bool> {
+        let handle = self.state.lock().handle;
+        handle.map_or(Ok(false), |handle| Ok(device.capture_of(handle)?.is_some()))
+    }
+
+    /// Records `event` on the stream for its owner; returns the stream's clock there, with the tick that the
+    /// event closes. An event of a capture orders nothing but the nodes of the graph: its clock is empty.
+    pub(crate) fn record(&self, device: &dyn Device, event: EventHandle) -> DeviceResult<Fence> {
         let state = self.state.lock();
         let handle = self.usable_handle(device, &state)?;
+        if device.capture_of(handle)?.is_some() {
+            device.record_event(event, handle)?;
+            return Ok(Fence::empty());
+        }
         // The raise comes before the record: see `now`. If the record fails the tick is not closed, and a
         // later mark closes it too.
         let tick = self.turn();
         device.record_event(event, handle)?;
-        Ok((tick, state.ordered_after.clone()))
+        let mut clock = state.ordered_after.clone();
+        clock.raise(self.id, tick);
+        Ok(clock)
     }
 
     /// Makes later work on this stream wait for `event`, which stands for the ticks in `after`.
@@ -176,8 +189,8 @@ impl Timeline {
     }
 
     /// The mark that closes `tick`: the one that is there already, or one recorded now. `None` where there is
-    /// none and the stream can no longer be marked. `presented` says that the caller has the stream in hand,
-    /// so that it is alive.
+    /// none and the stream cannot be marked: it is gone, or it is being captured. `presented` says that the caller
+    /// has the stream in hand, so that it is alive.
     pub(crate) fn mark(
         &self,
         device: &dyn Device,
@@ -191,6 +204,10 @@ impl Timeline {
                 return Ok(None);
             }
             let Ok(handle) = self.usable_handle(device, &state) else { return Ok(None) };
+            // The mark would be a node of the graph, and whoever waited for it part of the capture.
+            if device.capture_of(handle)?.is_some() {
+                return Ok(None);
+            }
             let event = spare()?;
             let closed = self.turn();
             if let Err(error) = device.record_event(event, handle) {
@@ -240,6 +257,10 @@ impl Timeline {
         }
         let state = self.state.lock();
         let Ok(handle) = self.usable_handle(device, &state) else { return Ok(false) };
+        // To ask would end the capture.
+        if device.capture_of(handle)?.is_some() {
+            return Ok(false);
+        }
         let tick = self.turn();
         let idle = device.stream_is_idle(handle)?;
         if idle {

@@ -1,4 +1,4 @@
-//! All timelines of one device: the table, the questions a pool asks of it, and streams coming and going.
+//! All timelines of one device: the table, and streams coming and going. What a pool asks of it is in `questions`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -7,7 +7,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::stream::Inner;
 use super::timeline::{Mark, Marking};
-use super::{Fence, Reach, ReusePolicies, Stream, Tick, Timeline, TimelineId};
+use super::{Fence, Stream, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceResult, EventHandle, StreamHandle, StreamId};
 
 /// Who wants to know that the host has waited for the device. Called without locks held.
@@ -39,6 +39,9 @@ pub(crate) struct Timelines {
     /// Events that stand for nothing, ready to be recorded.
     spare_events: Mutex<Vec<EventHandle>>,
     listeners: Mutex<Vec<Weak<dyn AfterSync>>>,
+    /// Captures under way that pools were told of. Locked while the device is synchronised for a pool's own sake,
+    /// which would end a capture.
+    captures: Mutex<usize>,
 }
 
 impl std::fmt::Debug for Timelines {
@@ -46,9 +49,6 @@ impl std::fmt::Debug for Timelines {
         f.debug_struct("Timelines").field("device", &self.device).finish_non_exhaustive()
     }
 }
-
-/// Streams in a fence from which on it is worth asking which of them still matter.
-const LONG_FENCE: usize = 4;
 
 /// Spare events kept; more are destroyed.
 const SPARE_EVENTS: usize = 64;
@@ -61,6 +61,7 @@ impl Timelines {
             alive: Mutex::default(),
             spare_events: Mutex::default(),
             listeners: Mutex::default(),
+            captures: Mutex::default(),
         })
     }
 
@@ -134,11 +135,17 @@ impl Timelines {
         }
         if timeline.marking == Marking::WhenNeeded {
             let closed = match timeline.poll_idle(self.device.as_ref()) {
-                Ok(true) => Ok(()),
-                _ => self.close(timeline, timeline.now(), false).map(|_| ()),
+                Ok(true) => Ok(true),
+                _ => self.close(timeline, timeline.now(), false),
             };
-            if let Err(error) = closed {
-                tracing::warn!(%error, "a stream's last event could not be recorded; its memory waits for a device synchronise");
+            match closed {
+                Ok(true) => {}
+                // Being captured: as after an error, the last tick stays open, and the counter goes past it, so that
+                // the timeline is not taken for complete.
+                Ok(false) => _ = timeline.turn(),
+                Err(error) => {
+                    tracing::warn!(%error, "a stream's last event could not be recorded; its memory waits for a device synchronise");
+                }
             }
         }
         timeline.retire();
@@ -172,13 +179,13 @@ impl Timelines {
     }
 
     /// What `look` says of the timeline, or `None` where it is gone: then all of it is reached.
-    fn with<R>(&self, id: TimelineId, look: impl FnOnce(&Arc<Timeline>) -> R) -> Option<R> {
+    pub(super) fn with<R>(&self, id: TimelineId, look: impl FnOnce(&Arc<Timeline>) -> R) -> Option<R> {
         let table = self.table.read();
         let slot = table.slots.get(id.slot as usize)?;
         if slot.generation == id.generation { slot.timeline.as_ref().map(look) } else { None }
     }
 
-    fn get(&self, id: TimelineId) -> Option<Arc<Timeline>> {
+    pub(super) fn get(&self, id: TimelineId) -> Option<Arc<Timeline>> {
         self.with(id, Arc::clone)
     }
 
@@ -202,19 +209,24 @@ impl Timelines {
     }
 
     /// Gives up a share in a mark's event; the last share makes it spare.
-    fn let_go(&self, event: Arc<EventHandle>) {
+    pub(super) fn let_go(&self, event: Arc<EventHandle>) {
         if let Some(event) = Arc::into_inner(event) {
             self.keep_spare(event);
         }
     }
 
     /// The mark that closes `tick`, recorded now if need be; `None` where the stream can no longer be marked.
-    fn mark(&self, timeline: &Timeline, tick: Tick, presented: bool) -> DeviceResult<Option<Mark>> {
+    pub(super) fn mark(
+        &self,
+        timeline: &Timeline,
+        tick: Tick,
+        presented: bool,
+    ) -> DeviceResult<Option<Mark>> {
         timeline.mark(self.device.as_ref(), || self.spare_event(), tick, presented)
     }
 
     /// Makes sure that a mark closes `tick`; `false` where the stream can no longer be marked.
-    fn close(&self, timeline: &Timeline, tick: Tick, presented: bool) -> DeviceResult<bool> {
+    pub(super) fn close(&self, timeline: &Timeline, tick: Tick, presented: bool) -> DeviceResult<bool> {
         let mark = self.mark(timeline, tick, presented)?;
         let closed = mark.is_some();
         mark.into_iter().for_each(|mark| self.let_go(mark.event));
@@ -232,6 +244,7 @@ impl Timelines {
         let closed = self.close(timeline, tick, true);
         match &closed {
             Ok(true) => {}
+            Ok(false) if timeline.is_captured(self.device.as_ref()) == Ok(true) => {}
             Ok(false) => tracing::warn!("a stream was used after its handle became another's"),
             Err(error) => tracing::warn!(%error, "no event could be recorded on a stream"),
         }
@@ -243,125 +256,7 @@ impl Timelines {
         tick
     }
 
-    // ---- the questions a pool asks -----------------------------------------------------------------
-
-    /// Whether memory behind `fence` may be used by later work on `stream`, by what is known already. No
-    /// device call.
-    #[inline]
-    pub(crate) fn is_ready(&self, fence: &Fence, stream: &Timeline, policies: ReusePolicies) -> bool {
-        fence.iter().all(|(id, tick)| id == stream.id || self.last_reached(id, stream, policies) >= tick)
-    }
-
-    /// As [`is_ready`](Self::is_ready), for many fences.
-    pub(crate) fn reach<'a>(&'a self, stream: &'a Timeline, policies: ReusePolicies) -> Reach<'a> {
-        Reach::new(self, stream, policies)
-    }
-
-    /// The last tick of `id` that later work on `stream` comes after, by what is known already; every tick of a
-    /// timeline that is gone.
-    #[cold]
-    pub(super) fn last_reached(&self, id: TimelineId, stream: &Timeline, policies: ReusePolicies) -> Tick {
-        let follow = policies.follow_event_dependencies || policies.internal_dependencies;
-        let seen = self
-            .with(id, |other| if policies.opportunistic { other.observed() } else { other.synchronized() });
-        let Some(seen) = seen else { return Tick::MAX };
-        if follow { seen.max(stream.ordered_after_tick(id)) } else { seen }
-    }
-
-    /// Whether everything in `fence` is known to be complete, so that nobody needs it. No device call.
-    pub(crate) fn is_complete(&self, fence: &Fence) -> bool {
-        fence.iter().all(|(id, tick)| self.with(id, |timeline| timeline.observed() >= tick).unwrap_or(true))
-    }
-
-    /// Drops from `fence` what the host has waited for: nobody will ever need it.
-    pub(crate) fn prune(&self, fence: &mut Fence) {
-        fence.retain(|id, tick| self.with(id, |timeline| timeline.synchronized() < tick).unwrap_or(false));
-    }
-
-    /// Prunes a fence that names many streams, as ranges that were joined often do.
-    pub(crate) fn prune_if_long(&self, fence: &mut Fence) {
-        if fence.len() > LONG_FENCE {
-            self.prune(fence);
-        }
-    }
-
-    /// Adds to `fence` the streams that a block's uses were recorded on, at the tick they have reached now:
-    /// work given to them since the record may use the block too.
-    #[inline]
-    pub(crate) fn add_uses(&self, fence: &mut Fence, uses: &Fence) {
-        if !uses.is_empty() {
-            self.add_uses_slow(fence, uses);
-        }
-    }
-
-    #[cold]
-    fn add_uses_slow(&self, fence: &mut Fence, uses: &Fence) {
-        for (id, tick) in uses.iter() {
-            if let Some(now) = self.with(id, |timeline| timeline.last_tick(tick)) {
-                fence.raise(id, now);
-            }
-        }
-    }
-
-    /// Looks whether the work in `fence` is complete. Records a mark where there is none, so that a later
-    /// look can tell. Returns whether anything new was learned.
-    pub(crate) fn poll(&self, fence: &Fence) -> DeviceResult<bool> {
-        let mut learned = false;
-        for (id, tick) in fence.iter() {
-            let Some(timeline) = self.get(id) else { continue };
-            if timeline.observed() >= tick {
-                continue;
-            }
-            learned |= timeline.poll(self.device.as_ref(), |event| self.let_go(event))?;
-            if timeline.observed() < tick && !timeline.has_mark_for(tick) {
-                if timeline.poll_idle(self.device.as_ref())? {
-                    learned = true;
-                } else {
-                    self.close(&timeline, tick, false)?;
-                }
-            }
-        }
-        Ok(learned)
-    }
-
-    /// Makes later work on `stream` wait for everything in `fence`. `false` where the device cannot be told
-    /// to (a stream that is gone without a mark): the memory is not ready then.
-    pub(crate) fn make_wait(&self, fence: &Fence, stream: &Timeline) -> DeviceResult<bool> {
-        for (id, tick) in fence.iter() {
-            if id == stream.id || stream.is_ordered_after(id, tick) {
-                continue;
-            }
-            let Some(other) = self.get(id) else { continue };
-            if other.synchronized() >= tick {
-                continue;
-            }
-            let Some(mark) = self.mark(&other, tick, false)? else { return Ok(false) };
-            let waited = stream.wait(self.device.as_ref(), *mark.event, &mark.clock);
-            self.let_go(mark.event);
-            waited?;
-        }
-        Ok(true)
-    }
-
-    /// Waits on the host until everything in `fence` is complete.
-    pub(crate) fn wait_on_host(&self, fence: &Fence) -> DeviceResult<()> {
-        for (id, tick) in fence.iter() {
-            let Some(timeline) = self.get(id) else { continue };
-            if timeline.synchronized() >= tick {
-                continue;
-            }
-            match self.mark(&timeline, tick, false)? {
-                Some(mark) => {
-                    let waited = self.device.synchronize_event(*mark.event);
-                    self.let_go(mark.event);
-                    waited?;
-                    self.note_synchronized(&mark.clock);
-                }
-                None => self.synchronize_device()?,
-            }
-        }
-        Ok(())
-    }
+    // ---- waiting for the device --------------------------------------------------------------------
 
     /// Waits on the host for all work on the device, and notes it.
     pub(crate) fn synchronize_device(&self) -> DeviceResult<()> {
@@ -373,6 +268,30 @@ impl Timelines {
             timeline.note_synchronized(tick);
         }
         Ok(())
+    }
+
+    // ---- captures --------------------------------------------------------------------------------------
+
+    /// A pool was told that a stream is about to be captured. Waits while the device is synchronised.
+    pub(crate) fn begin_capture(&self) {
+        *self.captures.lock() += 1;
+    }
+
+    /// A capture that [began](Self::begin_capture) has ended; whether it was the last.
+    pub(crate) fn end_capture(&self) -> bool {
+        let mut captures = self.captures.lock();
+        *captures -= 1;
+        *captures == 0
+    }
+
+    /// As [`synchronize_device`](Self::synchronize_device), but where a capture is under way, which that would end:
+    /// `false`, and nothing is done.
+    pub(crate) fn synchronize_device_unless_capturing(&self) -> DeviceResult<bool> {
+        let captures = self.captures.lock();
+        if *captures > 0 {
+            return Ok(false);
+        }
+        self.synchronize_device().map(|()| true)
     }
 
     /// Notes that the host has waited for everything in `clock`.

@@ -18,7 +18,7 @@ pub(crate) enum Shortage {
 }
 
 /// See the [module](self).
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Limits {
     /// Bytes that the pool may hold.
     pub(crate) hard_limit: u64,

@@ -8,9 +8,10 @@ use parking_lot::Mutex;
 use super::haste::Haste;
 use super::inner::{PoolInner, State};
 use super::pressure::Callbacks;
+use super::routes::Routes;
 use super::{Context, Pool};
 use crate::arena::{Arena, Layout};
-use crate::cache::{Caches, Depot, Sizes};
+use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;
 use crate::order::{AfterSync, ReusePolicies};
 use crate::pages::{Budget, Limits, Pages};
@@ -160,7 +161,14 @@ impl PoolBuilder {
             counters,
             caches: Caches::new(views.clone(), sizes, pool.clone()),
             views,
-            state: Mutex::new(State { arena, depot: Depot::default(), haste, destroyed: false }),
+            routes: Routes::default(),
+            state: Mutex::new(State {
+                arena,
+                locked: Locked::default(),
+                haste,
+                captured: Vec::new(),
+                destroyed: false,
+            }),
             release_threshold: AtomicU64::new(self.release_threshold),
             reclaimers: Callbacks::default(),
             observers: Callbacks::default(),

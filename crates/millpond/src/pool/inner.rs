@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use super::captured::Captured;
 use super::haste::{Haste, REVOCATION, THROUGH_ARENA};
 use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
+use super::routes::Routes;
 use crate::arena::{Arena, BlockId, MOST_UNITS, Out, Pointer, Refusal, Views};
-use crate::cache::{Cached, Caches, Depot, ThreadEnd};
+use crate::cache::{Cached, Caches, Locked, ThreadEnd};
 use crate::counters::{Counted, Counters};
 use crate::device::{DevicePtr, DeviceResult, Kind};
 use crate::order::{AfterSync, Fence, Stream, Timelines};
@@ -29,6 +31,7 @@ pub(crate) struct PoolInner {
     pub(super) recording: Recording,
     pub(super) caches: Caches,
     pub(super) views: Arc<Views>,
+    pub(super) routes: Routes,
     pub(super) state: Mutex<State>,
     pub(super) release_threshold: AtomicU64,
     pub(super) reclaimers: Callbacks<Reclaimer>,
@@ -40,8 +43,10 @@ pub(crate) struct PoolInner {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) arena: Arena,
-    pub(super) depot: Depot,
+    pub(super) locked: Locked,
     pub(super) haste: Haste,
+    /// The memory of captures.
+    pub(super) captured: Vec<Captured>,
     pub(super) destroyed: bool,
 }
 
@@ -95,9 +100,13 @@ impl PoolInner {
         (bytes, align): (u64, u64),
         stream: &Stream,
     ) -> Result<std::result::Result<DevicePtr, Refusal>> {
+        let route = self.routes.of(stream);
         let mut state = self.state.lock();
         if state.destroyed {
             return Err(Error::PoolDestroyed { pool: self.name.clone() });
+        }
+        if let Some(captured) = route.and_then(|to| state.captured(to)) {
+            return Ok(self.alloc_captured(&mut state, captured, (bytes, align), stream));
         }
         Ok(self.alloc_under_lock(&mut state, bytes, align, stream))
     }
@@ -121,11 +130,11 @@ impl PoolInner {
             return Err(Refusal::Short { what: Shortage::Device, bytes });
         }
         if align <= sizes.bytes(1) {
-            let State { arena, depot, .. } = &mut *state;
-            out = self.caches.restock(depot, units, stream, |cached| take_back(arena, cached));
+            let State { arena, locked, .. } = &mut *state;
+            out = self.caches.restock(locked, units, stream, |cached| take_back(arena, cached));
             if out.is_none() && in_haste {
                 let admit = |fence: &Fence| arena.admit(fence, stream);
-                out = self.caches.restock_from_others(depot, units, stream, admit);
+                out = self.caches.restock_from_others(locked, units, stream, admit);
             }
         }
         let out = match out {
@@ -134,9 +143,9 @@ impl PoolInner {
         };
         // SAFETY: the block is out, and the arena is this pool's.
         let entry = unsafe { out.entry.get() };
-        self.caches.label(&mut state.depot, entry);
+        self.caches.label(&mut state.locked, entry);
         entry.make_live(out.bytes - bytes);
-        self.caches.count_alloc(&mut state.depot, bytes, out.bytes);
+        self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
         if !out.hit {
             self.counters.misses.add(1);
         }
@@ -211,10 +220,10 @@ impl PoolInner {
 
     /// Gives the arena what every thread caches; returns whether there was anything.
     pub(super) fn empty_caches(&self, state: &mut State) -> bool {
-        let State { arena, depot, .. } = state;
-        let any = self.caches.holds_any(depot);
+        let State { arena, locked, .. } = state;
+        let any = self.caches.holds_any();
         if any {
-            self.caches.revoke(depot, &self.counters.high, |cached| take_back(arena, cached));
+            self.caches.revoke(locked, &self.counters.high, |cached| take_back(arena, cached));
         }
         any
     }
@@ -254,9 +263,9 @@ impl PoolInner {
         {
             return Some(entry.bytes().saturating_sub(slack));
         }
-        let state = self.state.lock();
-        match state.arena.look_up(ptr) {
-            Pointer::Live(id) => Some(state.arena.requested(id)),
+        let mut state = self.state.lock();
+        match state.look_up(ptr) {
+            Pointer::Live(id) => Some(state.arena_of(ptr).requested(id)),
             _ => None,
         }
     }
@@ -274,8 +283,8 @@ impl PoolInner {
         }
         let last_of_destroyed = {
             let mut state = self.state.lock();
-            let Pointer::Live(id) = state.arena.look_up(ptr) else {
-                let pointer = state.arena.look_up(ptr);
+            let Pointer::Live(id) = state.look_up(ptr) else {
+                let pointer = state.look_up(ptr);
                 drop(state);
                 return Err(self.misuse(ptr, pointer));
             };
@@ -289,18 +298,23 @@ impl PoolInner {
     }
 
     fn free_under_lock(&self, state: &mut State, ptr: DevicePtr, id: BlockId, stream: &Stream) {
-        let State { arena, depot, destroyed, .. } = state;
+        if let Some(captured) = state.captured_at(ptr) {
+            return self.free_captured(state, captured, id, stream);
+        }
+        let State { arena, locked, destroyed, .. } = state;
         if !*destroyed
             && let Some((entry, offset)) = self.views.find(ptr)
             && entry.slack_if_plain(offset).is_some()
-            && self.caches.put_slow(depot, (ptr, entry), stream, |cached| take_back(arena, cached))
+            && self.caches.put_slow(locked, (ptr, entry), stream, &self.counters.high, |cached| {
+                take_back(arena, cached);
+            })
         {
             return;
         }
         let requested = arena.requested(id);
         let size = arena.bytes(id);
         arena.free(id, stream.fence());
-        self.caches.count_free(depot, requested, size);
+        self.caches.count_free(locked, requested, size);
     }
 
     pub(crate) fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
@@ -321,7 +335,7 @@ impl PoolInner {
         let introduction = Introduction { name: &self.name, device, device_key };
         self.recording.start(options, &introduction)?;
         let state = self.state.lock();
-        self.recording.live(state.arena.live());
+        self.recording.live(state.arenas().flat_map(Arena::live));
         Ok(())
     }
 
@@ -331,8 +345,8 @@ impl PoolInner {
         look: impl FnOnce(&mut Arena, BlockId) -> R,
     ) -> Result<R> {
         let mut state = self.state.lock();
-        match state.arena.look_up(ptr) {
-            Pointer::Live(id) => Ok(look(&mut state.arena, id)),
+        match state.look_up(ptr) {
+            Pointer::Live(id) => Ok(look(state.arena_of(ptr), id)),
             pointer => {
                 drop(state);
                 Err(self.misuse(ptr, pointer))
@@ -340,9 +354,13 @@ impl PoolInner {
         }
     }
 
-    /// What all threads counted.
+    /// What all threads counted. No more was ever live at once than was held.
     pub(super) fn counted(&self) -> Counted {
-        self.caches.counted(&self.counters.high)
+        let mut counted = self.caches.counted(&self.counters.high);
+        let held = self.counters.reserved.level().high;
+        counted.allocated.high = counted.allocated.high.min(held.max(counted.allocated.current));
+        counted.requested.high = counted.requested.high.min(counted.allocated.high);
+        counted
     }
 
     pub(super) fn stats(&self) -> Stats {
@@ -352,22 +370,31 @@ impl PoolInner {
     pub(super) fn reset_high_water(&self) {
         let mut state = self.state.lock();
         self.counters.reset_high_water();
-        self.caches.fold(&mut state.depot, &self.counters.high);
+        self.caches.fold(&mut state.locked, &self.counters.high);
         self.counters.high.reset();
     }
 
     /// Recounts everything; says what is wrong, if anything is.
     pub(super) fn check(&self) -> std::result::Result<(), String> {
         let mut state = self.state.lock();
-        let State { arena, depot, .. } = &mut *state;
-        arena.check()?;
-        self.caches.check(depot, |cached| self.check_counts(arena, cached))
+        let elsewhere: u64 = state.captured.iter().map(|captured| captured.arena.held()).sum();
+        state.arena.check(self.counters.reserved.current() - elsewhere)?;
+        for captured in &state.captured {
+            captured.arena.check(captured.arena.held())?;
+        }
+        let State { arena, locked, captured, .. } = &mut *state;
+        let arenas = std::iter::once(&*arena).chain(captured.iter().map(|captured| &captured.arena));
+        self.caches.check(locked, |cached| self.check_counts(arenas, cached))
     }
 
     /// Recounts the blocks that are out, of which `cached` are in caches, while no thread allocates or frees.
-    fn check_counts(&self, arena: &Arena, cached: u64) -> std::result::Result<(), String> {
+    fn check_counts<'a>(
+        &self,
+        arenas: impl Iterator<Item = &'a Arena>,
+        cached: u64,
+    ) -> std::result::Result<(), String> {
         let (mut live, mut requested, mut allocated, mut others) = (0, 0, 0, 0);
-        for (id, entry) in arena.iter_out() {
+        for (arena, (id, entry)) in arenas.flat_map(|arena| arena.iter_out().map(move |out| (arena, out))) {
             if entry.is_live() {
                 live += 1;
                 requested += arena.requested(id);
@@ -407,7 +434,7 @@ impl PoolInner {
     }
 
     pub(super) fn knows(&self, ptr: DevicePtr) -> bool {
-        self.state.lock().arena.look_up(ptr) != Pointer::Foreign
+        self.state.lock().look_up(ptr) != Pointer::Foreign
     }
 
     pub(super) fn holds_nothing(&self) -> bool {
@@ -420,6 +447,7 @@ impl PoolInner {
     }
 
     fn trim_under_lock(&self, state: &mut State, keep: u64) -> DeviceResult<u64> {
+        state.trim_released();
         if self.counters.reserved.current() <= keep {
             return Ok(0);
         }
@@ -433,7 +461,9 @@ impl PoolInner {
     pub(super) fn fence_of_all_free(&self) -> Fence {
         let mut state = self.state.lock();
         self.empty_caches(&mut state);
-        state.arena.fence_of_all_free()
+        let mut fence = state.arena.fence_of_all_free();
+        state.released().for_each(|captured| fence.join(&captured.arena.fence_of_all_free()));
+        fence
     }
 
     /// The last block of a destroyed pool is gone: gives back what can be given back without waiting. What
@@ -456,8 +486,8 @@ impl PoolInner {
             if std::mem::replace(&mut state.destroyed, true) {
                 return Ok(());
             }
-            let State { arena, depot, .. } = &mut *state;
-            self.caches.shut(depot, &self.counters.high, |cached| take_back(arena, cached));
+            let State { arena, locked, .. } = &mut *state;
+            self.caches.shut(locked, &self.counters.high, |cached| take_back(arena, cached));
             let counted = self.counted();
             let (blocks, bytes) = (counted.blocks.current, counted.requested.current);
             if blocks == 0 {
@@ -478,7 +508,7 @@ impl PoolInner {
 const LARGEST_REQUEST: u64 = 1 << 56;
 
 /// A block that a cache gave up goes back to the arena.
-fn take_back(arena: &mut Arena, cached: Cached) {
+pub(super) fn take_back(arena: &mut Arena, cached: Cached) {
     arena.free(cached.entry().id(), cached.fence());
 }
 
@@ -503,15 +533,17 @@ impl AfterSync for PoolInner {
 impl ThreadEnd for PoolInner {
     fn thread_ended(&self, index: usize) {
         let mut state = self.state.lock();
-        let State { arena, depot, .. } = &mut *state;
-        self.caches.end_thread(depot, index, &self.counters.high, |cached| take_back(arena, cached));
+        let State { arena, locked, .. } = &mut *state;
+        self.caches.end_thread(locked, index, &self.counters.high, |cached| take_back(arena, cached));
     }
 }
 
 impl Drop for PoolInner {
     fn drop(&mut self) {
-        let State { arena, depot, .. } = self.state.get_mut();
-        self.caches.revoke(depot, &self.counters.high, |cached| take_back(arena, cached));
+        let State { arena, locked, captured, .. } = self.state.get_mut();
+        self.caches.revoke(locked, &self.counters.high, |cached| take_back(arena, cached));
+        // Nobody holds a claim on it, nor the pool.
+        captured.iter_mut().for_each(|captured| captured.tear_down(&self.name));
         if let Err(error) = self.state.get_mut().arena.tear_down() {
             tracing::error!(%error, pool = self.name, "a pool could not give back all its memory");
         }

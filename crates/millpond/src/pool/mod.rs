@@ -11,16 +11,20 @@
 //! millpond calls back here to apply the release threshold.
 
 mod builder;
+mod capture;
+mod captured;
 mod context;
 mod haste;
 mod inner;
 mod pressure;
 mod registry;
+mod routes;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 pub use builder::PoolBuilder;
+pub use capture::{CapturePool, Capturing};
 pub use context::Context;
 pub(crate) use inner::PoolInner;
 pub use pressure::{Limit, ObserverId, OutOfMemory, ReclaimId};
@@ -223,6 +227,29 @@ impl Pool {
         self.inner.remove_observer(id)
     }
 
+    /// Memory for captures into CUDA graphs, which stays where it is until the last clone of the handle goes. Takes
+    /// none yet. docs/graphs.md has the contract.
+    ///
+    /// ```
+    /// # let device = millpond::Context::host()?;
+    /// # let pool = millpond::Pool::builder(&device).build()?;
+    /// # let stream = device.create_stream()?;
+    /// let memory = pool.capture_pool();
+    /// let capturing = memory.begin(&stream)?;
+    /// // … begin capturing the stream …
+    /// let scratch = pool.alloc(1 << 20, &stream)?; // comes from `memory`
+    /// // … give the stream work that uses it …
+    /// pool.free(scratch, &stream)?; // for later work of the capture
+    /// // … end the capture …
+    /// drop(capturing);
+    /// // … replay the graph, any number of times, destroy it …
+    /// drop(memory); // waits for the device, and gives the memory back
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn capture_pool(&self) -> CapturePool {
+        CapturePool::new(&self.inner)
+    }
+
     /// Starts recording what the pool does to a file, to be looked at with `millpond replay`: every
     /// allocation and free with its time, stream, thread and [tag](record::tag), recorded uses, trims, and
     /// requests without memory. Blocks that are live now are written first. A recording that runs is stopped.
@@ -243,6 +270,14 @@ impl Pool {
     /// [`Error::Recording`] if the file's last part could not be written.
     pub fn stop_recording(&self) -> Result<Option<record::Status>> {
         self.inner.recording.stop()
+    }
+
+    /// Writes what was recorded so far to the file, which can then be read while the recording goes on. Does
+    /// nothing where nothing is recorded; a write that fails is tried again, and [`Status::failure`] has it.
+    ///
+    /// [`Status::failure`]: record::Status::failure
+    pub fn flush_recording(&self) {
+        self.inner.recording.flush();
     }
 
     /// The recording that runs; `None` where none does.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::memory::Origin;
 use super::{CheckerDevice, clock::Clock};
 use crate::device::{
-    AsyncUsage, Device, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle, Properties,
+    AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle, Properties,
     StreamHandle, StreamId,
 };
 
@@ -192,6 +192,10 @@ impl Device for CheckerDevice {
             state.order.complete(&clock);
         }
         Ok(idle)
+    }
+
+    fn capture_of(&self, stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
+        self.inner.capture_of(stream)
     }
 
     fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {

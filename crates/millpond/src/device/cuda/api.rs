@@ -26,6 +26,27 @@ impl Code {
     pub(super) const OUT_OF_MEMORY: Self = Self(2);
     pub(super) const NO_DEVICE: Self = Self(100);
     pub(super) const NOT_READY: Self = Self(600);
+    /// The legacy default stream was asked about, which waits for a stream that is being captured.
+    pub(super) const CAPTURE_IMPLICIT: Self = Self(906);
+}
+
+/// What `cuStreamGetCaptureInfo` says of a stream (`CUstreamCaptureStatus`), also where it is younger.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub(super) struct CaptureStatus(c_int);
+
+impl CaptureStatus {
+    pub(super) const NONE: Self = Self(0);
+}
+
+/// Which calls a capture forbids to a thread (`CUstreamCaptureMode`).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(transparent)]
+pub(super) struct CaptureMode(c_int);
+
+impl CaptureMode {
+    /// Those that concern the capture itself, and no others.
+    pub(super) const RELAXED: Self = Self(2);
 }
 
 /// A driver call that returned something else than success.
@@ -178,6 +199,15 @@ driver_functions! {
     cuStreamDestroy_v2(stream: CUstream);
     cuStreamGetId(stream: CUstream, id: *mut c_ulonglong);
     cuStreamQuery(stream: CUstream);
+    cuStreamGetCaptureInfo_v2(
+        stream: CUstream,
+        status: *mut CaptureStatus,
+        id: *mut c_ulonglong,
+        graph: *mut c_void,
+        dependencies: *mut c_void,
+        dependency_count: *mut usize
+    );
+    cuThreadExchangeStreamCaptureMode(mode: *mut CaptureMode);
     cuStreamSynchronize(stream: CUstream);
     cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
     cuEventCreate(event: *mut CUevent, flags: c_uint);

@@ -7,10 +7,10 @@ use cudarc::driver::sys::{
     CUevent, CUevent_flags, CUmemAccess_flags, CUmemAccessDesc, CUpointer_attribute, CUstream_flags,
 };
 
-use super::api::is_ready;
+use super::api::{CaptureStatus, Code, is_ready};
 use super::device::{CudaDevice, location, page_props, stream_of};
 use crate::device::{
-    AsyncUsage, Device, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle, Properties,
+    AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle, Properties,
     StreamHandle, StreamId,
 };
 
@@ -20,6 +20,7 @@ impl Device for CudaDevice {
     }
 
     fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+        let _relaxed = self.relax();
         let _entered = self.enter()?;
         let (mut free, mut total) = (0_usize, 0_usize);
         // SAFETY: both are writable.
@@ -30,6 +31,7 @@ impl Device for CudaDevice {
     // ---- addresses -------------------------------------------------------------------------------
 
     fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        let _relaxed = self.relax();
         self.needs_virtual_memory()?;
         let mut at = 0;
         // SAFETY: `at` is writable. An alignment of 0 is the granularity.
@@ -40,6 +42,7 @@ impl Device for CudaDevice {
     }
 
     unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let _relaxed = self.relax();
         // SAFETY: the caller's promise: a whole reserved range with nothing mapped.
         Ok(unsafe { self.api().cuMemAddressFree(at.raw(), bytes as usize) }?)
     }
@@ -47,6 +50,7 @@ impl Device for CudaDevice {
     // ---- pages -----------------------------------------------------------------------------------
 
     fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
+        let _relaxed = self.relax();
         self.needs_virtual_memory()?;
         let mut page = 0;
         // SAFETY: `page` is writable and the properties are readable.
@@ -57,6 +61,7 @@ impl Device for CudaDevice {
     }
 
     fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
+        let _relaxed = self.relax();
         // SAFETY: a live page, by the rule for handles. The driver refuses ranges that are not reserved or
         // are mapped already.
         unsafe { self.api().cuMemMap(at.raw(), bytes as usize, 0, page.raw(), 0) }
@@ -64,6 +69,7 @@ impl Device for CudaDevice {
     }
 
     fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let _relaxed = self.relax();
         let access = CUmemAccessDesc {
             location: location(self.raw_device()),
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
@@ -74,11 +80,13 @@ impl Device for CudaDevice {
     }
 
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let _relaxed = self.relax();
         // SAFETY: the caller's promise: one whole mapping that no work uses.
         Ok(unsafe { self.api().cuMemUnmap(at.raw(), bytes as usize) }?)
     }
 
     unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
+        let _relaxed = self.relax();
         // SAFETY: the caller's promise: the handle is not used again.
         Ok(unsafe { self.api().cuMemRelease(page.raw()) }?)
     }
@@ -86,6 +94,7 @@ impl Device for CudaDevice {
     // ---- whole segments --------------------------------------------------------------------------
 
     fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        let _relaxed = self.relax();
         let _entered = self.enter()?;
         let mut at = 0;
         // SAFETY: `at` is writable.
@@ -95,6 +104,7 @@ impl Device for CudaDevice {
     }
 
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
+        let _relaxed = self.relax();
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: a segment that is not used again.
         Ok(unsafe { self.api().cuMemFree_v2(at.raw()) }?)
@@ -148,9 +158,33 @@ impl Device for CudaDevice {
     }
 
     fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
+        let _relaxed = self.relax();
         let _entered = self.enter_for(stream)?;
         // SAFETY: the stream lives by the rule for handles.
         is_ready(unsafe { self.api().cuStreamQuery(stream_of(stream)) })
+    }
+
+    fn capture_of(&self, stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
+        let _entered = self.enter_for(stream)?;
+        let (mut status, mut id) = (CaptureStatus::NONE, 0);
+        // SAFETY: both are writable, null asks for nothing more, and the stream lives by the rule for handles.
+        let asked = unsafe {
+            let none = ptr::null_mut();
+            self.api().cuStreamGetCaptureInfo_v2(
+                stream_of(stream),
+                &mut status,
+                &mut id,
+                none,
+                none,
+                none.cast(),
+            )
+        };
+        match asked {
+            Ok(()) => Ok((status != CaptureStatus::NONE).then_some(CaptureId(id))),
+            // It is no part of the capture, but to use it would end that.
+            Err(failure) if failure.code == Code::CAPTURE_IMPLICIT => Ok(Some(CaptureId(0))),
+            Err(failure) => Err(failure.into()),
+        }
     }
 
     fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
@@ -190,6 +224,7 @@ impl Device for CudaDevice {
     }
 
     fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+        let _relaxed = self.relax();
         // SAFETY: the event lives by the rule for handles.
         is_ready(unsafe { self.api().cuEventQuery(event_of(event)) })
     }
@@ -201,6 +236,7 @@ impl Device for CudaDevice {
     }
 
     fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
+        let _relaxed = self.relax();
         // SAFETY: the event lives by the rule for handles.
         Ok(unsafe { self.api().cuEventSynchronize(event_of(event)) }?)
     }

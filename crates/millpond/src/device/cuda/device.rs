@@ -11,6 +11,7 @@ use cudarc::driver::sys::{
 
 use super::api::{Api, Failure};
 use super::async_pool::AsyncPool;
+use super::capture_mode::Relaxed;
 use super::context::{Context, Entered};
 use super::driver;
 use crate::device::{DeviceError, DeviceResult, Kind, Properties, StreamHandle};
@@ -172,6 +173,12 @@ impl CudaDevice {
     /// two default streams (and the null handle, which stands for the first) are those of the current one.
     pub(super) fn enter_for(&self, stream: StreamHandle) -> DeviceResult<Option<Entered>> {
         if stream.raw() <= StreamHandle::PER_THREAD.raw() { self.enter().map(Some) } else { Ok(None) }
+    }
+
+    /// Lets the calling thread make calls that a capture, its own or one of another thread, would forbid it, until the
+    /// guard goes.
+    pub(super) fn relax(&self) -> Relaxed {
+        Relaxed::enter(self.api)
     }
 
     /// The driver's own pool, made at its first use.

@@ -12,6 +12,7 @@
 //! | `device` | [`CudaDevice`]: opening a GPU, its properties and facts |
 //! | `calls` | the [`Device`](super::Device) trait, call by call |
 //! | `async_pool` | the driver's own stream-ordered pool behind `alloc_async` |
+//! | `capture_mode` | what captures of streams forbid the calling thread, lifted for our calls |
 //! | `host_fn` | running Rust closures in stream order |
 //!
 //! **One call.** `device.map(at, bytes, page)` reaches `calls`, which calls `cuMemMap` of the table. The code
@@ -28,6 +29,7 @@
 mod api;
 mod async_pool;
 mod calls;
+mod capture_mode;
 mod context;
 mod device;
 mod driver;

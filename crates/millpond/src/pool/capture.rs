@@ -1,0 +1,148 @@
+//! Captures as programs hold them: whose memory it is, and while it is allocated from.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::captured::{Captured, MemoryId};
+use super::inner::{PoolInner, State, take_back};
+use super::routes::Filter;
+use crate::order::Stream;
+use crate::{Error, Result};
+
+/// Memory for what is captured into CUDA graphs. Made by [`Pool::capture_pool`](crate::Pool::capture_pool).
+///
+/// Clones are the same memory. It stays where it is, mapped and shared with nobody, until the last clone goes; so keep
+/// one as long as the graph. Several captures may share it, one after the other, if their graphs are replayed in the
+/// order of the captures and never at the same time, as with PyTorch's shared pools.
+///
+/// When the last clone goes, the host waits for the device (a replay may be under way on any stream), and what is free
+/// goes back; blocks that are still live stay valid until they are freed. While another capture is under way, that is
+/// put off until it ends.
+#[derive(Debug, Clone)]
+pub struct CapturePool {
+    claim: Arc<Claim>,
+}
+
+/// The right to find the memory as it was left.
+#[derive(Debug)]
+struct Claim {
+    pool: Arc<PoolInner>,
+    id: MemoryId,
+}
+
+/// While this lives, allocations for the streams of a capture come from its memory. Dropped, on any thread, once the
+/// capture has ended, before or after the graph is instantiated.
+#[derive(Debug)]
+#[must_use = "allocations go to the capture's memory only while this lives"]
+pub struct Capturing {
+    memory: CapturePool,
+}
+
+impl CapturePool {
+    pub(super) fn new(pool: &Arc<PoolInner>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // Relaxed: only uniqueness matters.
+        let id = MemoryId(NEXT.fetch_add(1, Ordering::Relaxed));
+        let mut state = pool.state.lock();
+        let arena = state.arena.that_keeps();
+        state.captured.push(Captured { id, arena, is_released: false });
+        Self { claim: Arc::new(Claim { pool: pool.clone(), id }) }
+    }
+
+    /// From now on, until the guard is dropped, the pool's allocations for work on `stream` come from this memory,
+    /// and those on streams that are part of the same capture. Call it before the capture begins, or after, on any
+    /// thread. Meanwhile all other requests of the pool take its lock, and what is freed on the streams that are being
+    /// captured can be had on other streams only once the capture has ended.
+    ///
+    /// # Errors
+    /// [`Error::CaptureUnderWay`] where a guard of this memory lives; [`Error::WrongDevice`], or
+    /// [`Error::PoolDestroyed`].
+    pub fn begin(&self, stream: &Stream) -> Result<Capturing> {
+        self.claim.pool.check_stream(stream)?;
+        let first = stream.clone();
+        self.begin_where(move |other| {
+            let capture_of = |stream: &Stream| stream.device().capture_of(stream.handle()).ok().flatten();
+            other.id() == first.id() || capture_of(other).is_some_and(|one| capture_of(&first) == Some(one))
+        })
+    }
+
+    /// As [`begin`](Self::begin), for allocations on streams of which `takes` says so. It is called for each
+    /// allocation of the pool, without locks, and must not allocate from the pool.
+    ///
+    /// # Errors
+    /// Those of [`begin`](Self::begin).
+    pub fn begin_where(&self, takes: impl Fn(&Stream) -> bool + Send + Sync + 'static) -> Result<Capturing> {
+        self.begin_filtered(Arc::new(takes))
+    }
+
+    fn begin_filtered(&self, takes: Arc<Filter>) -> Result<Capturing> {
+        let Claim { pool, id } = &*self.claim;
+        if pool.state.lock().destroyed {
+            return Err(Error::PoolDestroyed { pool: pool.name.clone() });
+        }
+        pool.timelines.begin_capture();
+        if !pool.begin_route(*id, takes) {
+            pool.timelines.end_capture();
+            return Err(Error::CaptureUnderWay { pool: pool.name.clone() });
+        }
+        Ok(Capturing { memory: self.clone() })
+    }
+
+    /// Physical bytes that the memory holds.
+    pub fn reserved(&self) -> u64 {
+        self.with(|captured| captured.arena.held())
+    }
+
+    /// Bytes in live blocks of the memory.
+    pub fn used(&self) -> u64 {
+        self.with(|captured| captured.arena.out().1)
+    }
+
+    fn with(&self, look: impl FnOnce(&Captured) -> u64) -> u64 {
+        let state = self.claim.pool.state.lock();
+        state.captured(self.claim.id).map_or(0, |at| look(&state.captured[at]))
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        {
+            let mut state = self.pool.state.lock();
+            if let Some(at) = state.captured(self.id) {
+                state.captured[at].is_released = true;
+            }
+        }
+        self.pool.let_go_of_released();
+    }
+}
+
+impl Drop for Capturing {
+    fn drop(&mut self) {
+        let Claim { pool, id } = &*self.memory.claim;
+        pool.end_route(*id);
+        if pool.timelines.end_capture() {
+            let all = pool.registry.upgrade().map(|registry| registry.pools()).unwrap_or_default();
+            all.iter().for_each(|pool| pool.let_go_of_released());
+        }
+    }
+}
+
+impl PoolInner {
+    /// Sends allocations that `takes` speaks for to the memory; `false` where some go there already.
+    fn begin_route(&self, to: MemoryId, takes: Arc<Filter>) -> bool {
+        let mut state = self.state.lock();
+        if !self.routes.add(to, takes) {
+            return false;
+        }
+        let State { arena, locked, .. } = &mut *state;
+        self.caches.pause(locked, &self.counters.high, |cached| take_back(arena, cached));
+        true
+    }
+
+    fn end_route(&self, to: MemoryId) {
+        let mut state = self.state.lock();
+        if self.routes.remove(to) {
+            self.caches.resume(&mut state.locked);
+        }
+    }
+}

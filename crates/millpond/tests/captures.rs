@@ -1,0 +1,408 @@
+//! Captures into graphs: where their memory comes from, that it stays, and that no rule of a capture is broken. Over
+//! devices without a GPU; `cuda_graphs.rs` has the same on one.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+
+use millpond::device::capturing::{CapturingDevice, Graph};
+use millpond::device::host::{HostDevice, HostOptions};
+use millpond::device::{Device, DevicePtr, StreamHandle};
+use millpond::{Buffer, CapturePool, Context, Error, Pool, Stream};
+
+const MIB: u64 = 1 << 20;
+const CAPACITY: u64 = 256 * MIB;
+
+/// A pool over the host device, with captures, and two streams.
+struct Rig {
+    host: Arc<HostDevice>,
+    device: Arc<CapturingDevice>,
+    context: Context,
+    pool: Pool,
+    stream: Stream,
+    other: Stream,
+}
+
+impl Rig {
+    fn new() -> Self {
+        Self::with(true)
+    }
+
+    fn with(virtual_memory: bool) -> Self {
+        let options = HostOptions { capacity: Some(CAPACITY), virtual_memory, ..HostOptions::default() };
+        let host = HostDevice::with_options(options).unwrap();
+        let device = CapturingDevice::new(host.clone());
+        let context = Context::new(device.clone());
+        let pool = Pool::builder(&context).build().unwrap();
+        let (stream, other) = (context.create_stream().unwrap(), context.create_stream().unwrap());
+        Self { host, device, context, pool, stream, other }
+    }
+
+    /// Captures what `work` gives to the stream, with memory from `memory`.
+    fn capture(&self, memory: &CapturePool, work: impl FnOnce()) -> Graph {
+        let capturing = memory.begin(&self.stream).unwrap();
+        self.device.begin_capture(self.stream.handle()).unwrap();
+        work();
+        let graph = self.device.end_capture(self.stream.handle()).expect("no rule was broken");
+        drop(capturing);
+        graph
+    }
+
+    fn replay(&self, graph: &Graph, stream: &Stream) {
+        // SAFETY: the tests keep the graph's memory as long as the graph, and replay on one stream at a time.
+        unsafe { self.device.launch(graph, stream.handle()) }.unwrap();
+    }
+
+    fn fill(&self, at: DevicePtr, value: u8, bytes: u64, stream: &Stream) {
+        // SAFETY: the block is live, and work on it is given to one stream at a time.
+        unsafe { self.device.memset(at, value, bytes, stream.handle()) }.unwrap();
+    }
+
+    fn copy(&self, to: DevicePtr, from: DevicePtr, bytes: u64, stream: &Stream) {
+        // SAFETY: as in `fill`.
+        unsafe { self.device.copy(to, from, bytes, stream.handle()) }.unwrap();
+    }
+
+    fn read(&self, at: DevicePtr, bytes: u64, stream: &Stream) -> Vec<u8> {
+        let mut to = vec![0; bytes as usize];
+        // SAFETY: `to` is neither touched nor freed before the synchronise.
+        unsafe { self.device.copy_to_host(to.as_mut_ptr(), at, bytes, stream.handle()) }.unwrap();
+        self.device.synchronize_stream(stream.handle()).unwrap();
+        to
+    }
+
+    /// Keeps a stream busy until the sender is dropped.
+    fn hold(&self, stream: StreamHandle) -> mpsc::Sender<()> {
+        let (release, held) = mpsc::channel::<()>();
+        self.host.launch(stream, move || _ = held.recv()).unwrap();
+        release
+    }
+
+    fn check(&self) {
+        self.pool.check().unwrap();
+    }
+}
+
+/// Uses and frees much memory of the pool on both streams, and trims.
+fn other_traffic(rig: &Rig) {
+    for (round, stream) in [&rig.stream, &rig.other, &rig.stream].into_iter().enumerate() {
+        let blocks: Vec<_> =
+            (1..8).map(|i| (i * 700_000, rig.pool.alloc(i * 700_000, stream).unwrap())).collect();
+        blocks.iter().for_each(|(bytes, at)| rig.fill(*at, 0xE0 + round as u8, *bytes, stream));
+        blocks.iter().for_each(|(_, at)| rig.pool.free(*at, stream).unwrap());
+    }
+    rig.context.synchronize().unwrap();
+    rig.pool.trim_to(0).unwrap();
+}
+
+#[test]
+fn a_graph_finds_its_memory_as_it_left_it_whatever_the_pool_does_between_replays() {
+    for virtual_memory in [true, false] {
+        let rig = Rig::with(virtual_memory);
+        let memory = rig.pool.capture_pool();
+        let input = rig.pool.alloc(3 * MIB, &rig.stream).unwrap();
+        let output = rig.pool.alloc(3 * MIB, &rig.stream).unwrap();
+        let graph = rig.capture(&memory, || {
+            // A chain over scratch memory that is freed within the capture.
+            let first = rig.pool.alloc(3 * MIB, &rig.stream).unwrap();
+            rig.copy(first, input, 3 * MIB, &rig.stream);
+            let second = rig.pool.alloc(3 * MIB, &rig.stream).unwrap();
+            rig.copy(second, first, 3 * MIB, &rig.stream);
+            rig.pool.free(first, &rig.stream).unwrap();
+            rig.copy(output, second, 3 * MIB, &rig.stream);
+            rig.pool.free(second, &rig.stream).unwrap();
+        });
+        let held = memory.reserved();
+        assert!(held >= 6 * MIB && memory.used() == 0, "{held}");
+        for round in 0..20 {
+            rig.fill(input, round, 3 * MIB, &rig.stream);
+            rig.replay(&graph, &rig.stream);
+            assert_eq!(rig.read(output, 3 * MIB, &rig.stream), vec![round; 3 << 20]);
+            other_traffic(&rig);
+            rig.check();
+        }
+        assert_eq!(memory.reserved(), held, "nothing was taken from it");
+        drop(graph);
+        drop(memory);
+        rig.pool.free(input, &rig.stream).unwrap();
+        rig.pool.free(output, &rig.stream).unwrap();
+        rig.context.synchronize().unwrap();
+        rig.pool.trim_to(0).unwrap();
+        assert_eq!(rig.pool.reserved().current, 0, "the memory went back");
+        rig.check();
+    }
+}
+
+#[test]
+fn within_a_capture_memory_is_reused_in_stream_order() {
+    let rig = Rig::new();
+    let memory = rig.pool.capture_pool();
+    let _graph = rig.capture(&memory, || {
+        let mut seen = Vec::new();
+        for _ in 0..10 {
+            let block = rig.pool.alloc(5 * MIB, &rig.stream).unwrap();
+            seen.push(block);
+            rig.pool.free(block, &rig.stream).unwrap();
+        }
+        seen.dedup();
+        assert_eq!(seen.len(), 1);
+    });
+    assert_eq!(memory.reserved(), 6 * MIB);
+    rig.check();
+}
+
+#[test]
+fn other_streams_of_the_pool_go_on_while_one_is_captured() {
+    let rig = Rig::new();
+    // Freed on the stream before its capture, and pending: the other stream cannot have it by asking.
+    let held = rig.hold(rig.stream.handle());
+    let before = rig.pool.alloc(20 * MIB, &rig.stream).unwrap();
+    rig.pool.free(before, &rig.stream).unwrap();
+    let mine = rig.pool.alloc(2 * MIB, &rig.stream).unwrap();
+    let memory = rig.pool.capture_pool();
+    let _graph = rig.capture(&memory, || {
+        let captured = rig.pool.alloc(20 * MIB, &rig.stream).unwrap();
+        let beside = rig.pool.alloc(20 * MIB, &rig.other).unwrap();
+        assert!(captured != before && beside != before && captured != beside);
+        rig.fill(beside, 7, 20 * MIB, &rig.other);
+        // Blocks from outside can be freed in the capture, and on the other stream, too.
+        rig.pool.free(mine, &rig.stream).unwrap();
+        rig.pool.free(beside, &rig.other).unwrap();
+        // Memory pressure must not wait for the stream that is being captured.
+        let too_much = rig.pool.alloc(CAPACITY, &rig.other).unwrap_err();
+        assert!(matches!(too_much, Error::OutOfMemory(_)), "{too_much}");
+        rig.pool.trim_to(0).unwrap();
+        rig.pool.free(captured, &rig.stream).unwrap();
+        rig.check();
+    });
+    drop(held);
+    let again = rig.pool.alloc(20 * MIB, &rig.other).unwrap();
+    rig.pool.free(again, &rig.other).unwrap();
+    rig.check();
+}
+
+#[test]
+fn streams_that_join_a_capture_share_its_memory_but_not_their_frees() {
+    let rig = Rig::new();
+    let memory = rig.pool.capture_pool();
+    let graph = rig.capture(&memory, || {
+        let block = rig.pool.alloc(4 * MIB, &rig.stream).unwrap();
+        rig.fill(block, 1, 4 * MIB, &rig.stream);
+        rig.other.wait_for(&rig.stream).unwrap();
+        let beside = rig.pool.alloc(4 * MIB, &rig.other).unwrap();
+        assert!(memory.used() >= 8 * MIB, "both come from the capture's memory");
+        rig.fill(beside, 2, 4 * MIB, &rig.other);
+        // Used by both streams: nobody may have it while the capture lasts.
+        rig.pool.record_use(block, &rig.other).unwrap();
+        rig.pool.free(block, &rig.stream).unwrap();
+        rig.pool.free(beside, &rig.other).unwrap();
+        let third = rig.pool.alloc(4 * MIB, &rig.stream).unwrap();
+        assert!(third != block && third != beside);
+        rig.stream.wait_for(&rig.other).unwrap();
+        rig.pool.free(third, &rig.stream).unwrap();
+        assert_eq!(rig.pool.alloc(4 * MIB, &rig.other).unwrap(), beside, "what a stream freed itself");
+        rig.pool.free(beside, &rig.other).unwrap();
+    });
+    rig.replay(&graph, &rig.other);
+    rig.context.synchronize().unwrap();
+    rig.check();
+}
+
+#[test]
+fn an_event_of_a_capture_orders_nothing_outside_of_it() {
+    let rig = Rig::new();
+    let memory = rig.pool.capture_pool();
+    let held = rig.hold(rig.stream.handle());
+    let pending = rig.pool.alloc(8 * MIB, &rig.stream).unwrap();
+    rig.fill(pending, 1, 8 * MIB, &rig.stream);
+    rig.pool.free(pending, &rig.stream).unwrap();
+    let _graph = rig.capture(&memory, || {
+        // The other stream joins the capture; it does not wait for the fill.
+        rig.other.wait_for(&rig.stream).unwrap();
+    });
+    let waits = rig.pool.stats().stream_waits;
+    let other = rig.pool.alloc(8 * MIB, &rig.other).unwrap();
+    assert!(other != pending || rig.pool.stats().stream_waits > waits, "the fill is still pending");
+    rig.fill(other, 2, 8 * MIB, &rig.other);
+    drop(held);
+    assert_eq!(rig.read(other, 8 * MIB, &rig.other), vec![2; 8 << 20]);
+    rig.pool.free(other, &rig.other).unwrap();
+    rig.check();
+}
+
+#[test]
+fn captures_that_share_memory_use_it_one_after_the_other() {
+    let rig = Rig::new();
+    let memory = rig.pool.capture_pool();
+    let outputs: Vec<_> = (0..3).map(|_| rig.pool.alloc(4 * MIB, &rig.stream).unwrap()).collect();
+    let mut scratch = Vec::new();
+    let graphs: Vec<_> = outputs
+        .iter()
+        .zip(1..)
+        .map(|(output, value)| {
+            rig.capture(&memory, || {
+                let block = rig.pool.alloc(4 * MIB, &rig.stream).unwrap();
+                rig.fill(block, value, 4 * MIB, &rig.stream);
+                rig.copy(*output, block, 4 * MIB, &rig.stream);
+                rig.pool.free(block, &rig.stream).unwrap();
+                scratch.push(block);
+            })
+        })
+        .collect();
+    assert!(scratch.iter().all(|block| *block == scratch[0]));
+    assert_eq!(memory.reserved(), 4 * MIB);
+    graphs.iter().for_each(|graph| rig.replay(graph, &rig.other));
+    rig.device.synchronize().unwrap();
+    for (output, value) in outputs.iter().zip(1..) {
+        assert_eq!(rig.read(*output, 4 * MIB, &rig.stream), vec![value; 4 << 20]);
+        rig.pool.free(*output, &rig.stream).unwrap();
+    }
+}
+
+#[test]
+fn a_block_that_outlives_its_graph_stays_valid_and_its_memory_goes_back_when_it_is_freed() {
+    let rig = Rig::new();
+    let memory = rig.pool.capture_pool();
+    let mut output = None;
+    let graph = rig.capture(&memory, || {
+        let scratch = Buffer::<u8>::zeroed(&rig.pool, 10 << 20, &rig.stream).unwrap();
+        let mut buffer = Buffer::<u8>::new(&rig.pool, 4 << 20, &rig.stream).unwrap();
+        buffer.copy_from_slice(&vec![9; 4 << 20]).unwrap();
+        drop(scratch);
+        output = Some(buffer);
+    });
+    let output = output.unwrap();
+    rig.replay(&graph, &rig.stream);
+    drop(graph);
+    drop(memory);
+    assert!(rig.pool.reserved().current < 10 * MIB, "the scratch memory went back");
+    other_traffic(&rig);
+    assert_eq!(output.to_vec().unwrap(), vec![9; 4 << 20]);
+    rig.check();
+    drop(output);
+    rig.context.synchronize().unwrap();
+    assert_eq!(rig.pool.stats().blocks.current, 0);
+    rig.pool.trim_to(0).unwrap();
+    assert_eq!(rig.pool.reserved().current, 0);
+    rig.check();
+}
+
+#[test]
+fn memory_released_during_another_capture_goes_back_when_that_ends() {
+    let rig = Rig::new();
+    let (first, second) = (rig.pool.capture_pool(), rig.pool.capture_pool());
+    let graph = rig.capture(&first, || {
+        let block = rig.pool.alloc(8 * MIB, &rig.stream).unwrap();
+        rig.fill(block, 3, 8 * MIB, &rig.stream);
+        rig.pool.free(block, &rig.stream).unwrap();
+    });
+    rig.replay(&graph, &rig.other);
+    assert_eq!(rig.pool.reserved().current, 8 * MIB);
+    let _graph = rig.capture(&second, || {
+        drop(graph);
+        drop(first);
+        assert_eq!(rig.pool.reserved().current, 8 * MIB, "waiting would end the capture");
+    });
+    assert_eq!(rig.pool.reserved().current, 0);
+    rig.check();
+}
+
+#[test]
+fn a_filter_decides_which_streams_are_routed() {
+    let rig = Rig::new();
+    let memory = rig.pool.capture_pool();
+    let wanted = rig.other.id();
+    let routed = memory.begin_where(move |stream| stream.id() == wanted).unwrap();
+    let ordinary = rig.pool.alloc(MIB, &rig.stream).unwrap();
+    assert_eq!(memory.used(), 0);
+    let captured = rig.pool.alloc(MIB, &rig.other).unwrap();
+    assert_eq!(memory.used(), MIB);
+    drop(routed);
+    let later = rig.pool.alloc(MIB, &rig.other).unwrap();
+    assert_eq!(memory.used(), MIB);
+    for block in [ordinary, captured, later] {
+        rig.pool.free(block, &rig.other).unwrap();
+    }
+    assert_eq!(memory.used(), 0);
+    rig.check();
+}
+
+#[test]
+fn mistakes_with_captures_are_errors() {
+    let rig = Rig::new();
+    let memory = rig.pool.capture_pool();
+    let capturing = memory.begin(&rig.stream).unwrap();
+    assert!(matches!(memory.begin(&rig.other), Err(Error::CaptureUnderWay { .. })));
+    let block = rig.pool.alloc(MIB, &rig.stream).unwrap();
+    let inside = rig.pool.free(block.offset(512), &rig.stream).unwrap_err();
+    assert!(matches!(inside, Error::InteriorPointer { .. }), "{inside}");
+    let elsewhere = Pool::builder(&rig.context).name("elsewhere").build().unwrap();
+    let wrong = elsewhere.free(block, &rig.stream).unwrap_err();
+    assert!(matches!(wrong, Error::WrongPool { .. }), "{wrong}");
+    rig.pool.free(block, &rig.stream).unwrap();
+    let twice = rig.pool.free(block, &rig.stream).unwrap_err();
+    assert!(matches!(twice, Error::DoubleFree { .. }), "{twice}");
+    drop(capturing);
+    rig.pool.destroy().unwrap();
+    assert!(matches!(memory.begin(&rig.stream), Err(Error::PoolDestroyed { .. })));
+    let foreign = Context::new(HostDevice::new().unwrap()).create_stream().unwrap();
+    assert!(matches!(memory.begin(&foreign), Err(Error::WrongDevice { .. })));
+}
+
+#[test]
+fn a_pool_that_is_destroyed_keeps_the_memory_of_its_graphs_until_they_are_gone() {
+    let rig = Rig::new();
+    let memory = rig.pool.capture_pool();
+    let mut block = DevicePtr::NULL;
+    let graph = rig.capture(&memory, || {
+        block = rig.pool.alloc(2 * MIB, &rig.stream).unwrap();
+        rig.fill(block, 5, 2 * MIB, &rig.stream);
+    });
+    assert!(matches!(rig.pool.destroy(), Err(Error::LiveBlocks { .. })));
+    rig.replay(&graph, &rig.stream);
+    assert_eq!(rig.read(block, 2 * MIB, &rig.stream), vec![5; 2 << 20]);
+    rig.context.free(block, &rig.stream).unwrap();
+    rig.context.synchronize().unwrap();
+    assert_eq!(memory.reserved(), 2 * MIB);
+    drop(graph);
+    drop(memory);
+    assert_eq!(rig.pool.reserved().current, 0);
+    assert_eq!(rig.device.memory_info().unwrap().free, CAPACITY);
+}
+
+#[test]
+fn many_threads_allocate_while_captures_come_and_go() {
+    let rig = Rig::new();
+    let done = &AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for seed in 0..2_u64 {
+            let (pool, context) = (&rig.pool, &rig.context);
+            scope.spawn(move || {
+                let stream = context.create_stream().unwrap();
+                let mut live = std::collections::VecDeque::new();
+                let mut at = seed;
+                while !done.load(Ordering::Relaxed) {
+                    at = at.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+                    live.push_back(pool.alloc(1 + (at >> 44), &stream).unwrap());
+                    if live.len() > 8 {
+                        pool.free(live.pop_front().unwrap(), &stream).unwrap();
+                    }
+                }
+                live.into_iter().for_each(|block| pool.free(block, &stream).unwrap());
+            });
+        }
+        for round in 0..30 {
+            let memory = rig.pool.capture_pool();
+            let graph = rig.capture(&memory, || {
+                let block = rig.pool.alloc(MIB, &rig.stream).unwrap();
+                rig.fill(block, round, MIB, &rig.stream);
+                rig.pool.free(block, &rig.stream).unwrap();
+            });
+            rig.replay(&graph, &rig.stream);
+            drop(graph);
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    rig.context.synchronize().unwrap();
+    rig.check();
+    assert_eq!(rig.pool.stats().blocks.current, 0);
+}
