@@ -43,9 +43,11 @@ impl Arena {
         let filled = self.fill(want, &place, &mut supply, stream);
         let whole = filled.map(|()| self.join_window(&place));
         // Last, since it joins blocks that the place or the supply may name.
-        for id in supply.emptied {
-            self.make_void(id);
+        for id in &supply.emptied {
+            self.make_void(*id);
         }
+        supply.clear();
+        self.spare_supply = supply;
         Ok((whole?, place.start))
     }
 
@@ -213,13 +215,14 @@ impl Arena {
     /// Joins the free blocks of a place, which is wholly backed now, into one.
     fn join_window(&mut self, place: &Place) -> BlockId {
         let mut whole = self.piece_at(place.first, place.start);
+        // Off the index once, and on it once, of however many pieces it is made.
+        self.remove_free(whole);
         while self.blocks[whole].end() < place.end {
             let next = self.blocks[whole].next.expect("a place is covered by blocks");
-            self.remove_free(whole);
             self.remove_free(next);
             whole = self.blocks.join(whole, next);
-            self.index_free(whole);
         }
+        self.index_free(whole);
         whole
     }
 

@@ -30,7 +30,7 @@ pub(super) struct Looked {
 /// Free blocks looked at before a search gives up: enough that the best fit for the stream is found where
 /// streams share a pool evenly, few enough that a search over another stream's blocks costs about as much as
 /// the event query that follows it.
-const CANDIDATES: usize = 32;
+const CANDIDATES: usize = 16;
 
 /// What is wasted without a look for less: this part of the request's length.
 const LITTLE_PART: u64 = 64;

@@ -30,6 +30,7 @@
 //! kept out of band, since the memory is the device's.
 
 mod backing;
+mod bin;
 mod blocks;
 mod check;
 mod find;
@@ -180,6 +181,8 @@ pub(crate) struct Arena {
     void: [VoidIndex; 2],
     /// Units of free blocks in the large zone that lie on pages which are not wholly free.
     pinned: u64,
+    /// Memory for the next miss.
+    spare_supply: supply::Supply,
     /// Stale blocks, in no order.
     stale: Vec<BlockId>,
     /// Free blocks with a free neighbour behind another fence: of each such pair at least one. Each id once;
@@ -218,6 +221,7 @@ impl Arena {
             free: Default::default(),
             void: Default::default(),
             pinned: 0,
+            spare_supply: supply::Supply::default(),
             stale: Vec::new(),
             unmerged: Vec::new(),
             frees: 0,

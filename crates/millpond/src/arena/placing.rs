@@ -59,17 +59,24 @@ impl Arena {
 
     /// The place with the fewest missing slots that begins or ends with one of the longest free blocks.
     fn best_growth(&self, want: &Want, stream: &Stream) -> Option<Place> {
-        self.free[want.zone as usize]
-            .below(want.units)
-            .take(GROWTH_CANDIDATES)
-            .filter(|id| self.could_be_ready(*id, stream))
-            .flat_map(|id| [self.grow_up(id, want, stream), self.grow_down(id, want, stream)])
-            .flatten()
-            .filter(|place| want.waste == i64::MAX || self.waste_of(place) <= want.waste)
-            .min_by_key(|place| place.missing)
+        let mut best: Option<Place> = None;
+        for id in self.free[want.zone as usize].below(want.units).take(GROWTH_CANDIDATES) {
+            if !self.could_be_ready(id, stream) {
+                continue;
+            }
+            for grow in [Self::grow_up, Self::grow_down] {
+                let better_than = best.map_or(u64::MAX, |best| best.missing);
+                // What it wastes is asked last: to weigh a place is to walk it again.
+                best = grow(self, id, want, stream, better_than)
+                    .filter(|place| want.waste == i64::MAX || self.waste_of(place) <= want.waste)
+                    .or(best);
+            }
+        }
+        best
     }
 
-    fn grow_up(&self, id: BlockId, want: &Want, stream: &Stream) -> Option<Place> {
+    /// The place that starts with a free block, if it lacks fewer slots than `better_than`.
+    fn grow_up(&self, id: BlockId, want: &Want, stream: &Stream, better_than: u64) -> Option<Place> {
         let Block { region, start, .. } = self.blocks[id];
         let start = self.align_up(region, start, want.align);
         let end = start + want.units;
@@ -78,11 +85,15 @@ impl Arena {
         while self.blocks[at].end() < end {
             at = self.blocks[at].next?;
             missing += self.missing_in(at, (start, end), stream)?;
+            if missing >= better_than {
+                return None;
+            }
         }
         (start < self.blocks[id].end()).then_some(Place { region, start, end, first: id, missing })
     }
 
-    fn grow_down(&self, id: BlockId, want: &Want, stream: &Stream) -> Option<Place> {
+    /// The place that ends with a free block, if it lacks fewer slots than `better_than`.
+    fn grow_down(&self, id: BlockId, want: &Want, stream: &Stream, better_than: u64) -> Option<Place> {
         let region = self.blocks[id].region;
         let lowest = self.blocks[id].end().checked_sub(want.units)?;
         let start = self.align_down(region, lowest, want.align)?;
@@ -92,6 +103,9 @@ impl Arena {
         while self.blocks[at].start > start {
             at = self.blocks[at].prev?;
             missing += self.missing_in(at, (start, end), stream)?;
+            if missing >= better_than {
+                return None;
+            }
         }
         Some(Place { region, start, end, first: at, missing })
     }

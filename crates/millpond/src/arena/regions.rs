@@ -39,8 +39,8 @@ struct Backing {
     page: u32,
     /// The page's first slot.
     first: u32,
-    /// The page's slots.
-    slots: u32,
+    /// The first slot behind the page.
+    end: u32,
 }
 
 /// A region to be entered.
@@ -52,6 +52,9 @@ pub(super) struct NewRegion {
     pub(super) source: Source,
     pub(super) table: Arc<Table>,
 }
+
+/// Regions that are looked through one by one.
+const FEW: usize = 4;
 
 /// All regions of one arena.
 #[derive(Debug, Default)]
@@ -84,6 +87,7 @@ impl Regions {
         Some(region)
     }
 
+    #[inline]
     pub(super) fn get(&self, id: u32) -> &Region {
         self.table[id as usize].as_ref().expect("a region id in use names a region")
     }
@@ -102,9 +106,16 @@ impl Regions {
 
     /// The region that holds the address, and how far in it lies, in bytes.
     pub(super) fn find(&self, ptr: DevicePtr) -> Option<(u32, u64)> {
-        let (base, id) = self.by_base.range(..=ptr.raw()).next_back()?;
-        let offset = ptr.raw() - base;
-        (offset < self.get(*id).bytes).then_some((*id, offset))
+        // Where segments are regions there are many; else there are two, one for each zone.
+        if self.table.len() > FEW {
+            let (base, id) = self.by_base.range(..=ptr.raw()).next_back()?;
+            let offset = ptr.raw() - base;
+            return (offset < self.get(*id).bytes).then_some((*id, offset));
+        }
+        self.iter().find_map(|(id, region)| {
+            let offset = ptr.raw().wrapping_sub(region.base.raw());
+            (offset < region.bytes).then_some((id, offset))
+        })
     }
 
     pub(super) fn address(&self, region: u32, unit: u64, layout: &Layout) -> DevicePtr {
@@ -128,8 +139,8 @@ impl Regions {
     /// The first slot of the page that backs a slot, and the first behind the page.
     #[inline]
     pub(super) fn page_span(&self, region: u32, slot: u64) -> Option<(u64, u64)> {
-        let Backing { page, first, slots } = *self.get(region).pages.get(slot as usize)?;
-        (page != 0).then(|| (u64::from(first), u64::from(first) + u64::from(slots)))
+        let Backing { page, first, end } = *self.get(region).pages.get(slot as usize)?;
+        (page != 0).then(|| (u64::from(first), u64::from(end)))
     }
 
     /// The pages that lie wholly in `slot..end`, a range that is backed wholly or not at all: page, first slot,
@@ -143,12 +154,12 @@ impl Regions {
         let pages = &self.get(region).pages;
         std::iter::from_fn(move || {
             while slot < end {
-                let Backing { page, first, slots } = *pages.get(slot as usize)?;
-                let (page, first) = (PageId(page.checked_sub(1)?), u64::from(first));
-                let whole = first == slot && first + u64::from(slots) <= end;
-                slot = first + u64::from(slots);
+                let Backing { page, first, end: page_end } = *pages.get(slot as usize)?;
+                let page = PageId(page.checked_sub(1)?);
+                let whole = u64::from(first) == slot && u64::from(page_end) <= end;
+                slot = u64::from(page_end);
                 if whole {
-                    return Some((page, first, slots));
+                    return Some((page, u64::from(first), page_end - first));
                 }
             }
             None
@@ -168,7 +179,7 @@ impl Regions {
             pages.resize(end, Backing::default());
         }
         let first = u32::try_from(first).expect("a region has fewer than 2^32 slots");
-        let backing = page.map(|page| Backing { page: page.0 + 1, first, slots });
+        let backing = page.map(|page| Backing { page: page.0 + 1, first, end: first + slots });
         pages[start..end].fill(backing.unwrap_or_default());
     }
 }

@@ -1,6 +1,5 @@
 //! Where pages come from that lie in free blocks: stolen for another address, or exchanged for shorter ones.
 
-use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::blocks::State;
@@ -15,14 +14,17 @@ use crate::pages::PageId;
 /// be wanted soon; and of one block's the last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Victim {
-    /// Whether the stream may use it without waiting.
-    ready: bool,
-    freed: Reverse<u64>,
-    /// In the order in which they were found.
-    number: u32,
+    /// What it is judged by, in one number, which is compared faster than three.
+    merit: u128,
     page: PageId,
     /// The free block that the page lies in, or the first of the pieces it was cut into.
     block: BlockId,
+}
+
+/// How soon a page is to be taken: `ready` says that the stream may use it without waiting, `number` in which order
+/// it was found.
+fn merit(ready: bool, freed: u64, number: u32) -> u128 {
+    u128::from(ready) << 96 | u128::from(!freed) << 32 | u128::from(number)
 }
 
 /// The pages that free blocks could give to one miss.
@@ -50,6 +52,12 @@ const VICTIMS: u32 = 4096;
 const REFUSALS: usize = 8;
 
 impl Supply {
+    /// Empties it, but keeps its memory for the next miss.
+    pub(super) fn clear(&mut self) {
+        self.classes.iter_mut().for_each(Class::clear);
+        self.emptied.clear();
+    }
+
     fn add(&mut self, slots: u32, victim: Victim) {
         let class = slots.ilog2() as usize;
         if self.classes.len() <= class {
@@ -73,6 +81,15 @@ impl Supply {
 }
 
 impl Class {
+    fn clear(&mut self) {
+        let mut victims = match std::mem::replace(self, Self::Found(Vec::new())) {
+            Self::Found(victims) => victims,
+            Self::Asked(heap) => heap.into_vec(),
+        };
+        victims.clear();
+        *self = Self::Found(victims);
+    }
+
     fn take(&mut self) -> Option<Victim> {
         if let Self::Found(victims) = self {
             *self = Self::Asked(std::mem::take(victims).into());
@@ -86,12 +103,13 @@ impl Class {
 
 impl Arena {
     /// The pages outside the place that free blocks could give to `stream`.
-    pub(super) fn supply(&self, place: &Place, stream: &Stream) -> Supply {
+    pub(super) fn supply(&mut self, place: &Place, stream: &Stream) -> Supply {
         let per_slot = self.layout.units_per_slot();
-        let (mut supply, mut count, mut reach) = (Supply::default(), 0, self.reach(stream));
+        let mut supply = std::mem::take(&mut self.spare_supply);
         if self.keeps {
             return supply;
         }
+        let (mut count, mut reach) = (0, self.reach(stream));
         for zone in Zone::BOTH {
             for id in self.free[zone as usize].at_least(per_slot).filter(|id| self.has_whole_page(*id)) {
                 let block = &self.blocks[id];
@@ -103,8 +121,8 @@ impl Arena {
                 for (page, slot, slots) in self.whole_pages(id) {
                     let (start, end) = (slot * per_slot, (slot + u64::from(slots)) * per_slot);
                     if !here || end <= place.start || place.end <= start {
-                        let (freed, number) = (Reverse(block.freed), count);
-                        supply.add(slots, Victim { ready, freed, number, page, block: id });
+                        let merit = merit(ready, block.freed, count);
+                        supply.add(slots, Victim { merit, page, block: id });
                         count += 1;
                     }
                 }

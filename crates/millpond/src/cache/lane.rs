@@ -1,7 +1,5 @@
 //! What one thread caches of one stream: a magazine per size class.
 
-use rustc_hash::FxHashMap;
-
 use super::sizes::{MAGAZINES, MagazineIndex};
 use crate::arena::{Entry, EntryRef, Out};
 use crate::device::DevicePtr;
@@ -166,13 +164,19 @@ const LARGE: u64 = 1 << 20;
 #[derive(Debug)]
 struct Magazines {
     all: [Magazine; MAGAZINES],
+    /// For magazines of exact sizes.
+    ghosts: [Ghost; MAGAZINES],
     /// A bit for each magazine that may hold blocks, so that taking all back need not look at the many others.
     with_room: [u64; MAGAZINES.div_ceil(64)],
 }
 
 impl Magazines {
     fn new() -> Self {
-        Self { all: std::array::from_fn(|_| Magazine::default()), with_room: [0; _] }
+        Self {
+            all: std::array::from_fn(|_| Magazine::default()),
+            ghosts: [Ghost::default(); _],
+            with_room: [0; _],
+        }
     }
 
     fn note_room(&mut self, index: MagazineIndex) {
@@ -229,8 +233,6 @@ pub(super) struct Lanes {
     lanes: Vec<Lane>,
     /// Bytes that the magazines may hold together, if each holds as many blocks as it may.
     granted: u64,
-    /// By lane and magazine, for magazines of exact sizes.
-    ghosts: FxHashMap<(u32, MagazineIndex), Ghost>,
 }
 
 impl Lanes {
@@ -257,18 +259,25 @@ impl Lanes {
 
     /// The lane of a stream, made if need be. A lane of a stream that is gone and had the same slot is
     /// emptied: its blocks are given to `each`.
+    #[inline]
     pub(super) fn of_or_add(&mut self, timeline: &Timeline, each: impl FnMut(TimelineId, Item)) -> &mut Lane {
+        let slot = timeline.id.slot as usize;
+        if self.lanes.get(slot).is_none_or(|lane| lane.serial != timeline.serial) {
+            self.add_slow(timeline, each);
+        }
+        &mut self.lanes[slot]
+    }
+
+    #[cold]
+    fn add_slow(&mut self, timeline: &Timeline, each: impl FnMut(TimelineId, Item)) {
         let slot = timeline.id.slot as usize;
         if self.lanes.len() <= slot {
             self.lanes.resize_with(slot + 1, Lane::default);
         }
         let lane = &mut self.lanes[slot];
-        if lane.serial != timeline.serial {
-            lane.drain(each);
-            lane.magazines.get_or_insert_with(|| Box::new(Magazines::new()));
-            (lane.serial, lane.of) = (timeline.serial, Some(timeline.id));
-        }
-        lane
+        lane.drain(each);
+        lane.magazines.get_or_insert_with(|| Box::new(Magazines::new()));
+        (lane.serial, lane.of) = (timeline.serial, Some(timeline.id));
     }
 
     /// Lets a full magazine of a lane that is there hold more blocks, of at most `bytes` each, if that may be, so
@@ -299,13 +308,18 @@ impl Lanes {
 
     /// A large block that is being freed found no room; returns whether its magazine should get some.
     pub(super) fn note_free(&mut self, stream: StreamKey, magazine: MagazineIndex, bytes: u64) -> bool {
-        self.ghosts.entry((stream.slot, magazine)).or_default().note_free(bytes)
+        self.ghost(stream, magazine).is_some_and(|ghost| ghost.note_free(bytes))
     }
 
     /// A large block was asked for and not found; returns whether it would have been there, had its magazine had
     /// more room.
     pub(super) fn note_alloc(&mut self, stream: StreamKey, magazine: MagazineIndex, bytes: u64) -> bool {
-        self.ghosts.get_mut(&(stream.slot, magazine)).is_some_and(|ghost| ghost.note_alloc(bytes))
+        self.ghost(stream, magazine).is_some_and(|ghost| ghost.note_alloc(bytes))
+    }
+
+    fn ghost(&mut self, stream: StreamKey, magazine: MagazineIndex) -> Option<&mut Ghost> {
+        let magazines = self.of(stream)?.magazines.as_mut()?;
+        magazines.ghosts.get_mut(magazine.get())
     }
 
     /// Empties every lane. What magazines of large blocks held in vain, they may hold no more. `large` gives the

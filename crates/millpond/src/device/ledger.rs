@@ -5,6 +5,7 @@
 //! a refused call changes nothing. Every call is O(log n) in what the device holds.
 
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
@@ -43,6 +44,19 @@ struct Mapping {
     bytes: u64,
     page: DefaultKey,
     accessible: bool,
+}
+
+impl Mapping {
+    fn check_unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let whole = self.bytes;
+        if whole != bytes {
+            return invalid(
+                "unmap",
+                format!("the mapping at {at} has {whole} bytes and goes whole, not {bytes}"),
+            );
+        }
+        Ok(())
+    }
 }
 
 #[derive(Debug)]
@@ -203,6 +217,14 @@ impl Ledger {
         bytes: u64,
         mut each: impl FnMut(u64),
     ) -> DeviceResult<()> {
+        if let Some(mapping) = self.mappings.get_mut(&at.raw())
+            && mapping.bytes == bytes
+        {
+            // One mapping, as nearly always.
+            mapping.accessible = true;
+            each(bytes);
+            return Ok(());
+        }
         self.check_set_access(at, bytes)?;
         for (_, mapping) in self.mappings.range_mut(at.raw()..at.raw() + bytes) {
             mapping.accessible = true;
@@ -215,20 +237,19 @@ impl Ledger {
     pub(super) fn check_unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         match self.mappings.get(&at.raw()) {
             None => invalid("unmap", format!("no mapping starts at {at}")),
-            Some(mapping) if mapping.bytes != bytes => {
-                let whole = mapping.bytes;
-                invalid("unmap", format!("the mapping at {at} has {whole} bytes and goes whole, not {bytes}"))
-            }
-            Some(_) => Ok(()),
+            Some(mapping) => mapping.check_unmap(at, bytes),
         }
     }
 
     /// Removes a mapping; the page's memory if it was the last of a released page.
     pub(super) fn unmap(&mut self, at: DevicePtr, bytes: u64) -> DeviceResult<Option<Extent>> {
-        self.check_unmap(at, bytes)?;
-        let mapping = self.mappings.remove(&at.raw()).expect("check_unmap saw it");
-        self.pages[mapping.page].mappings -= 1;
-        Ok(self.drop_page_if_unused(mapping.page))
+        let Entry::Occupied(mapping) = self.mappings.entry(at.raw()) else {
+            return invalid("unmap", format!("no mapping starts at {at}"));
+        };
+        mapping.get().check_unmap(at, bytes)?;
+        let page = mapping.remove().page;
+        self.pages[page].mappings -= 1;
+        Ok(self.drop_page_if_unused(page))
     }
 
     fn drop_page_if_unused(&mut self, key: DefaultKey) -> Option<Extent> {

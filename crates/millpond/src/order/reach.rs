@@ -26,10 +26,16 @@ impl<'a> Reach<'a> {
         fence.iter().all(|(id, tick)| id == self.stream.id || self.last_reached(id) >= tick)
     }
 
+    #[inline]
     fn last_reached(&mut self, id: TimelineId) -> Tick {
-        if let Some((_, tick)) = self.known.iter().find(|(known, _)| *known == id) {
-            return *tick;
+        match self.known.iter().find(|(known, _)| *known == id) {
+            Some((_, tick)) => *tick,
+            None => self.look_slow(id),
         }
+    }
+
+    #[cold]
+    fn look_slow(&mut self, id: TimelineId) -> Tick {
         let tick = self.timelines.last_reached(id, self.stream, self.policies);
         self.known.push((id, tick));
         tick

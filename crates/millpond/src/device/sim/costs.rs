@@ -24,6 +24,9 @@ impl BySize {
 
 /// The height at `bytes` of the straight line through two points.
 fn line(from: (u64, u64), to: (u64, u64), bytes: u64) -> u64 {
+    if from.1 == to.1 {
+        return from.1;
+    }
     let rise = i128::from(to.1) - i128::from(from.1);
     let run = i128::from(to.0) - i128::from(from.0);
     let cost = i128::from(from.1) + rise * (i128::from(bytes) - i128::from(from.0)) / run;

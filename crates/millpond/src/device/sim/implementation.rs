@@ -19,7 +19,7 @@ use crate::device::{
 impl SimDevice {
     /// Counts the call, and fails it if a test asked for that.
     fn enter(&self, call: Call) -> DeviceResult<MutexGuard<'_, State>> {
-        let mut state = self.state.lock();
+        let mut state = self.state();
         state.calls[call] += 1;
         state.faults.check(call)?;
         Ok(state)

@@ -1,0 +1,142 @@
+//! A bin of an index: entries in order, in short sorted runs.
+
+use super::blocks::{Block, BlockId};
+
+/// Length, region and start in one number, which is compared faster than three: sorts by best fit, then by address.
+/// Lengths and starts have 48 bits, which is more than there are units in 64 bits of address.
+pub(super) type Key = u128;
+
+pub(super) fn key(block: &Block) -> Key {
+    first_of(block.units) | u128::from(block.region) << 48 | u128::from(block.start)
+}
+
+/// The least key of any block of this length.
+pub(super) fn first_of(units: u64) -> Key {
+    u128::from(units) << 80
+}
+
+/// The length of the block with this key.
+pub(super) fn units_of(key: Key) -> u64 {
+    (key >> 80) as u64
+}
+
+/// A block in a bin.
+type Entry = (Key, BlockId);
+
+/// Entries from which on a run is cut in two: to move half of them costs about as much as to find the place.
+const LONG: usize = 64;
+
+/// Blocks in order. Most bins are one run: a search that starts in it goes through a slice. A tree finds a place as
+/// fast, but costs several times as much to walk.
+#[derive(Debug, Default)]
+pub(super) struct Bin {
+    first: Vec<Entry>,
+    /// The runs behind the first, none of which is empty; nor is the first then.
+    more: Vec<Vec<Entry>>,
+}
+
+impl Bin {
+    /// The number of the run in which the key has its place: 0 for the first.
+    #[inline]
+    fn run_of(&self, key: Key) -> usize {
+        if self.more.is_empty() { 0 } else { self.more.partition_point(|run| run[0].0 <= key) }
+    }
+
+    fn run(&self, number: usize) -> &Vec<Entry> {
+        if number == 0 { &self.first } else { &self.more[number - 1] }
+    }
+
+    fn run_mut(&mut self, number: usize) -> &mut Vec<Entry> {
+        if number == 0 { &mut self.first } else { &mut self.more[number - 1] }
+    }
+
+    pub(super) fn insert(&mut self, key: Key, id: BlockId) {
+        let number = self.run_of(key);
+        let run = self.run_mut(number);
+        let at = place_in(run, key);
+        run.insert(at, (key, id));
+        if run.len() > LONG {
+            let second = run.split_off(LONG / 2);
+            self.more.insert(number, second);
+        }
+    }
+
+    /// Removes a key; returns whether it was there.
+    pub(super) fn remove(&mut self, key: Key) -> bool {
+        let number = self.run_of(key);
+        let run = self.run_mut(number);
+        let at = place_in(run, key);
+        if run.get(at).is_none_or(|entry| entry.0 != key) {
+            return false;
+        }
+        run.remove(at);
+        if run.is_empty() && !self.more.is_empty() {
+            let next = self.more.remove(number.saturating_sub(1));
+            if number == 0 {
+                self.first = next;
+            }
+        }
+        true
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.first.is_empty()
+    }
+
+    pub(super) fn get(&self, key: Key) -> Option<BlockId> {
+        let run = self.run(self.run_of(key));
+        run.get(place_in(run, key)).filter(|entry| entry.0 == key).map(|entry| entry.1)
+    }
+
+    /// The blocks from `key` on, in order.
+    #[inline]
+    pub(super) fn from(&self, key: Key) -> Rest<'_> {
+        let number = self.run_of(key);
+        let run = self.run(number);
+        Rest { run: run[place_in(run, key)..].iter(), more: self.more[number..].iter() }
+    }
+
+    /// All blocks, in order.
+    #[inline]
+    pub(super) fn all(&self) -> Rest<'_> {
+        Rest { run: self.first.iter(), more: self.more.iter() }
+    }
+
+    /// The blocks before `key`, in order.
+    pub(super) fn before(&self, key: Key) -> impl DoubleEndedIterator<Item = Entry> + '_ {
+        let number = self.run_of(key);
+        let last = self.run(number);
+        let last = &last[..place_in(last, key)];
+        let (first, between) = match number {
+            0 => (&[][..], &[][..]),
+            _ => (&self.first[..], &self.more[..number - 1]),
+        };
+        first.iter().chain(between.iter().flatten()).chain(last).copied()
+    }
+}
+
+/// Where in a run the key is, or would be.
+#[inline]
+fn place_in(run: &[Entry], key: Key) -> usize {
+    run.partition_point(|(other, _)| *other < key)
+}
+
+/// What is left of a bin to go through. Part of every search, so it is one loop and not a chain of adaptors.
+#[derive(Debug)]
+pub(super) struct Rest<'a> {
+    run: std::slice::Iter<'a, Entry>,
+    more: std::slice::Iter<'a, Vec<Entry>>,
+}
+
+impl Iterator for Rest<'_> {
+    type Item = BlockId;
+    #[inline]
+    fn next(&mut self) -> Option<BlockId> {
+        loop {
+            if let Some((_, id)) = self.run.next() {
+                return Some(*id);
+            }
+            self.run = self.more.next()?.iter();
+        }
+    }
+}
