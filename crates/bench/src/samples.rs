@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::clock::{Clock, Moment};
+use crate::clock::Moment;
 use crate::{Bench, Result};
 
 /// Samples kept of one figure.
@@ -11,9 +11,9 @@ const MOST_SAMPLES: usize = 100_000;
 const MOST_PAIRS: usize = 100;
 /// How long a batch should take at least, so that a reading's own jitter is small beside it.
 const LEAST_BATCH_NS: f64 = 5_000.0;
-/// Pairs run before measuring begins, unless they take longer than `WARM_UP`.
-const WARM_UP_PAIRS: usize = 2_000;
-const WARM_UP: Duration = Duration::from_millis(50);
+/// Before anything is measured it runs for as long as it is measured, but no longer than this: an allocator that
+/// adapts to its program has done so then.
+pub(crate) const WARM_UP: Duration = Duration::from_millis(150);
 
 /// Nanoseconds a pair, or a call; one for each batch, or call, that was timed.
 #[derive(Debug, Default)]
@@ -71,13 +71,12 @@ impl Samples {
 }
 
 /// How many pairs a batch has, learnt by running some.
-pub(crate) fn warm_up(clock: &Clock, mut pairs: impl FnMut(usize) -> Result<()>) -> Result<usize> {
+pub(crate) fn warm_up(bench: &Bench, mut pairs: impl FnMut(usize) -> Result<()>) -> Result<usize> {
+    let clock = &bench.clock;
     let began = clock.now();
-    let (mut done, mut spent) = (0, 0.0);
-    while done < WARM_UP_PAIRS && spent < WARM_UP.as_nanos() as f64 {
+    let spent = || clock.between(began, clock.now());
+    while spent() < WARM_UP.min(bench.time).as_nanos() as f64 {
         pairs(10)?;
-        done += 10;
-        spent = clock.between(began, clock.now());
     }
     // The last ones are the warm ones.
     let from = clock.now();
@@ -89,7 +88,7 @@ pub(crate) fn warm_up(clock: &Clock, mut pairs: impl FnMut(usize) -> Result<()>)
 /// Times batches of pairs until `time` is over: nanoseconds a pair.
 pub(crate) fn batches(bench: &Bench, mut pairs: impl FnMut(usize) -> Result<()>) -> Result<Samples> {
     let clock = &bench.clock;
-    let batch = warm_up(clock, &mut pairs)?;
+    let batch = warm_up(bench, &mut pairs)?;
     let mut samples = Samples::with_room();
     let began = clock.now();
     while !samples.is_full() {

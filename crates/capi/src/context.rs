@@ -33,6 +33,10 @@ pub(crate) struct ContextObject {
 pub(crate) static CONTEXTS: Table<Arc<ContextObject>> = Table::new(Kind::Context);
 
 impl ContextObject {
+    fn of_host(device: Arc<HostDevice>) -> Arc<Self> {
+        Self::new(Context::new(device.clone()), Some(device))
+    }
+
     fn new(context: Context, host: Option<Arc<HostDevice>>) -> Arc<Self> {
         Arc::new(Self { context, default_stream: OnceLock::new(), host })
     }
@@ -146,53 +150,60 @@ fn default_sim_options(size: usize) -> SimDeviceOptions {
     SimDeviceOptions { size, capacity, granularity, virtual_memory: 1, reserved: 0 }
 }
 
+/// Gives the caller a handle of the context that `open` finds or makes.
+///
+/// # Safety
+/// `out` is null, or valid for writes until the call returns.
+unsafe fn hand_out(
+    out: *mut *mut ContextHandle,
+    open: impl FnOnce() -> Result<Arc<ContextObject>, Failure>,
+) -> Status {
+    boundary(|_| {
+        // SAFETY: as promised to this function.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        out.set(CONTEXTS.insert(open()?)?);
+        Ok(())
+    })
+}
+
 /// Opens the NVIDIA GPU with this ordinal. Every context of one GPU in this process is the same device: pools and
 /// streams made from one may be used with the other.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_context_cuda(ordinal: i32, out: *mut *mut ContextHandle) -> Status {
-    boundary(|_| {
-        // SAFETY: as the header asks of its caller.
-        let out = unsafe { Out::pointer(out, "out") }?;
+    static OPENED: Mutex<Vec<(usize, Weak<ContextObject>)>> = Mutex::new(Vec::new());
+    let open = || {
         let ordinal = usize::try_from(ordinal)
             .map_err(|_| Failure::option("ordinal", format!("{ordinal}; devices are numbered from 0")))?;
-        static OPENED: Mutex<Vec<(usize, Weak<ContextObject>)>> = Mutex::new(Vec::new());
         let mut opened = OPENED.lock();
         opened.retain(|(_, context)| context.strong_count() > 0);
         let known = opened.iter().find(|(of, _)| *of == ordinal).and_then(|(_, known)| known.upgrade());
-        let object = match known {
-            Some(known) => known,
-            None => {
-                let object = ContextObject::new(Context::cuda(ordinal)?, None);
-                opened.push((ordinal, Arc::downgrade(&object)));
-                object
-            }
-        };
-        out.set(CONTEXTS.insert(object)?);
-        Ok(())
-    })
+        if let Some(known) = known {
+            return Ok(known);
+        }
+        let object = ContextObject::new(Context::cuda(ordinal)?, None);
+        opened.push((ordinal, Arc::downgrade(&object)));
+        Ok(object)
+    };
+    // SAFETY: as the header asks of its caller.
+    unsafe { hand_out(out, open) }
 }
 
 /// Opens the CPU as a device: real memory, real streams, no GPU needed. Every context opened by this call in this
 /// process is the same device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_context_host(out: *mut *mut ContextHandle) -> Status {
-    boundary(|_| {
-        // SAFETY: as the header asks of its caller.
-        let out = unsafe { Out::pointer(out, "out") }?;
-        static OPENED: Mutex<Weak<ContextObject>> = Mutex::new(Weak::new());
+    static OPENED: Mutex<Weak<ContextObject>> = Mutex::new(Weak::new());
+    let open = || {
         let mut opened = OPENED.lock();
-        let object = match opened.upgrade() {
-            Some(known) => known,
-            None => {
-                let device = HostDevice::new()?;
-                let object = ContextObject::new(Context::new(device.clone()), Some(device));
-                *opened = Arc::downgrade(&object);
-                object
-            }
-        };
-        out.set(CONTEXTS.insert(object)?);
-        Ok(())
-    })
+        if let Some(known) = opened.upgrade() {
+            return Ok(known);
+        }
+        let object = ContextObject::of_host(HostDevice::new()?);
+        *opened = Arc::downgrade(&object);
+        Ok(object)
+    };
+    // SAFETY: as the header asks of its caller.
+    unsafe { hand_out(out, open) }
 }
 
 /// Fills options of the host device with the defaults. `size` is sizeof the struct.
@@ -208,20 +219,18 @@ pub unsafe extern "C" fn millpond_context_host_with(
     options: *const HostDeviceOptions,
     out: *mut *mut ContextHandle,
 ) -> Status {
-    boundary(|_| {
+    let open = || {
         // SAFETY: as the header asks of its caller.
-        let out = unsafe { Out::pointer(out, "out") }?;
-        // SAFETY: likewise.
         let options = unsafe { read_struct(options, default_host_options(0)) }?;
         let device = HostDevice::with_options(HostOptions {
             capacity: (options.capacity > 0).then_some(options.capacity as u64),
             granularity: options.granularity as u64,
             virtual_memory: options.virtual_memory != 0,
         })?;
-        let object = ContextObject::new(Context::new(device.clone()), Some(device));
-        out.set(CONTEXTS.insert(object)?);
-        Ok(())
-    })
+        Ok(ContextObject::of_host(device))
+    };
+    // SAFETY: likewise.
+    unsafe { hand_out(out, open) }
 }
 
 /// Fills options of a simulated device with the defaults. `size` is sizeof the struct.
@@ -237,10 +246,8 @@ pub unsafe extern "C" fn millpond_context_sim(
     options: *const SimDeviceOptions,
     out: *mut *mut ContextHandle,
 ) -> Status {
-    boundary(|_| {
+    let open = || {
         // SAFETY: as the header asks of its caller.
-        let out = unsafe { Out::pointer(out, "out") }?;
-        // SAFETY: likewise.
         let options = unsafe { read_struct(options, default_sim_options(0)) }?;
         let device = SimDevice::new(SimOptions {
             capacity: options.capacity as u64,
@@ -248,9 +255,10 @@ pub unsafe extern "C" fn millpond_context_sim(
             virtual_memory: options.virtual_memory != 0,
             ..SimOptions::default()
         })?;
-        out.set(CONTEXTS.insert(ContextObject::new(Context::new(device), None))?);
-        Ok(())
-    })
+        Ok(ContextObject::new(Context::new(device), None))
+    };
+    // SAFETY: likewise.
+    unsafe { hand_out(out, open) }
 }
 
 /// Gives up the handle. The device stays open as long as a pool, a stream or another context of it is.

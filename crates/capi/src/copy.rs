@@ -2,11 +2,35 @@
 
 use std::ffi::c_void;
 
+use millpond::Stream;
+use millpond::device::Device;
+
 use crate::context::{CONTEXTS, ContextHandle};
 use crate::failure::{Failure, boundary};
 use crate::memory::from_c;
 use crate::status::Status;
 use crate::stream::{AnyStream, find_stream};
+
+/// Gives a stream work on `bytes` of device memory; none where there are none.
+///
+/// # Safety
+/// `stream` is as [`find_stream`] wants it.
+unsafe fn in_stream_order(
+    context: *mut ContextHandle,
+    bytes: usize,
+    stream: AnyStream,
+    give: impl FnOnce(&dyn Device, &Stream) -> Result<(), Failure>,
+) -> Status {
+    boundary(|me| {
+        let object = CONTEXTS.get(me, context)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        // SAFETY: as promised to this function.
+        let stream = unsafe { find_stream(me, &object, stream) }?;
+        give(object.context.device().as_ref(), &stream)
+    })
+}
 
 /// Sets `bytes` bytes of device memory at `at` to the low byte of `value`, in stream order.
 #[unsafe(no_mangle)]
@@ -17,16 +41,12 @@ pub unsafe extern "C" fn millpond_memset(
     bytes: usize,
     stream: AnyStream,
 ) -> Status {
-    boundary(|me| {
-        let object = CONTEXTS.get(me, context)?;
+    let give = |device: &dyn Device, stream: &Stream| {
         // SAFETY: the memory is a live block's, as the header asks of its caller.
-        unsafe {
-            let stream = find_stream(me, &object, stream)?;
-            let device = object.context.device();
-            device.memset(from_c(at), value as u8, bytes as u64, stream.handle())?;
-        }
-        Ok(())
-    })
+        Ok(unsafe { device.memset(from_c(at), value as u8, bytes as u64, stream.handle()) }?)
+    };
+    // SAFETY: as the header asks of its caller.
+    unsafe { in_stream_order(context, bytes, stream, give) }
 }
 
 /// Copies from host memory to the device, in stream order. `from` has been read when this returns.
@@ -38,22 +58,15 @@ pub unsafe extern "C" fn millpond_copy_from_host(
     bytes: usize,
     stream: AnyStream,
 ) -> Status {
-    boundary(|me| {
-        let object = CONTEXTS.get(me, context)?;
-        if bytes == 0 {
-            return Ok(());
-        }
+    let give = |device: &dyn Device, stream: &Stream| {
         if from.is_null() {
             return Err(Failure::Null("from"));
         }
         // SAFETY: `from` is readable and `to` is a live block's, as the header asks of its caller.
-        unsafe {
-            let stream = find_stream(me, &object, stream)?;
-            let device = object.context.device();
-            device.copy_from_host(from_c(to), from.cast(), bytes as u64, stream.handle())?;
-        }
-        Ok(())
-    })
+        Ok(unsafe { device.copy_from_host(from_c(to), from.cast(), bytes as u64, stream.handle()) }?)
+    };
+    // SAFETY: as the header asks of its caller.
+    unsafe { in_stream_order(context, bytes, stream, give) }
 }
 
 /// Copies from the device to host memory, in stream order, and waits for it.
@@ -65,25 +78,18 @@ pub unsafe extern "C" fn millpond_copy_to_host(
     bytes: usize,
     stream: AnyStream,
 ) -> Status {
-    boundary(|me| {
-        let object = CONTEXTS.get(me, context)?;
-        if bytes == 0 {
-            return Ok(());
-        }
+    let give = |device: &dyn Device, stream: &Stream| {
         if to.is_null() {
             return Err(Failure::Null("to"));
         }
         // SAFETY: `to` is writable and `from` is a live block's, as the header asks of its caller; the stream is
         // synchronised before `to` is the caller's again.
-        unsafe {
-            let stream = find_stream(me, &object, stream)?;
-            let device = object.context.device();
-            let copied = device.copy_to_host(to.cast(), from_c(from), bytes as u64, stream.handle());
-            // Also after an error: part of the copy may be under way.
-            stream.synchronize().and(copied)?;
-        }
-        Ok(())
-    })
+        let copied = unsafe { device.copy_to_host(to.cast(), from_c(from), bytes as u64, stream.handle()) };
+        // Also after an error: part of the copy may be under way.
+        Ok(stream.synchronize().and(copied)?)
+    };
+    // SAFETY: as the header asks of its caller.
+    unsafe { in_stream_order(context, bytes, stream, give) }
 }
 
 /// Copies within the device, in stream order. The ranges do not overlap.
@@ -95,19 +101,12 @@ pub unsafe extern "C" fn millpond_copy(
     bytes: usize,
     stream: AnyStream,
 ) -> Status {
-    boundary(|me| {
-        let object = CONTEXTS.get(me, context)?;
-        if bytes == 0 {
-            return Ok(());
-        }
+    let give = |device: &dyn Device, stream: &Stream| {
         // SAFETY: both ranges are of live blocks, as the header asks of its caller.
-        unsafe {
-            let stream = find_stream(me, &object, stream)?;
-            let device = object.context.device();
-            device.copy(from_c(to), from_c(from), bytes as u64, stream.handle())?;
-        }
-        Ok(())
-    })
+        Ok(unsafe { device.copy(from_c(to), from_c(from), bytes as u64, stream.handle()) }?)
+    };
+    // SAFETY: as the header asks of its caller.
+    unsafe { in_stream_order(context, bytes, stream, give) }
 }
 
 /// Work for a stream of the host device. Must not throw.

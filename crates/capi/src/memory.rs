@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::ptr;
 
 use millpond::device::DevicePtr;
+use millpond::{Pool, Stream};
 
 use crate::arguments::Out;
 use crate::failure::boundary;
@@ -47,17 +48,20 @@ pub unsafe extern "C" fn millpond_alloc(
         }
     }
     // SAFETY: as promised to this function.
-    unsafe { alloc_slow(pool, bytes, stream, out) }
+    unsafe { alloc_slow(pool, stream, out, |pool, stream| pool.alloc(bytes as u64, stream)) }
 }
 
+/// Allocates in one of the pool's ways, for any stream.
+///
 /// # Safety
 /// As for [`millpond_alloc`].
 #[cold]
+#[inline(never)]
 unsafe fn alloc_slow(
     pool: *mut PoolHandle,
-    bytes: usize,
     stream: AnyStream,
     out: *mut *mut c_void,
+    alloc: impl FnOnce(&Pool, &Stream) -> millpond::Result<DevicePtr>,
 ) -> Status {
     boundary(|me| {
         // SAFETY: as the header asks of its caller.
@@ -65,7 +69,7 @@ unsafe fn alloc_slow(
         let object = POOLS.get(me, pool)?;
         // SAFETY: likewise.
         let stream = unsafe { find_stream(me, &object.context, stream) }?;
-        out.set(to_c(object.pool.alloc(bytes as u64, &stream)?));
+        out.set(to_c(alloc(&object.pool, &stream)?));
         Ok(())
     })
 }
@@ -111,15 +115,10 @@ pub unsafe extern "C" fn millpond_alloc_aligned(
         // SAFETY: as promised to this function.
         return unsafe { millpond_alloc(pool, bytes, stream, out) };
     }
-    boundary(|me| {
-        // SAFETY: as the header asks of its caller.
-        let out = unsafe { Out::pointer(out, "out") }?;
-        let object = POOLS.get(me, pool)?;
-        // SAFETY: likewise.
-        let stream = unsafe { find_stream(me, &object.context, stream) }?;
-        out.set(to_c(object.pool.alloc_aligned(bytes as u64, align as u64, &stream)?));
-        Ok(())
-    })
+    // SAFETY: as promised to this function.
+    unsafe {
+        alloc_slow(pool, stream, out, |pool, stream| pool.alloc_aligned(bytes as u64, align as u64, stream))
+    }
 }
 
 /// Allocates, and sets all bytes to zero in stream order.
@@ -130,15 +129,8 @@ pub unsafe extern "C" fn millpond_alloc_zeroed(
     stream: AnyStream,
     out: *mut *mut c_void,
 ) -> Status {
-    boundary(|me| {
-        // SAFETY: as the header asks of its caller.
-        let out = unsafe { Out::pointer(out, "out") }?;
-        let object = POOLS.get(me, pool)?;
-        // SAFETY: likewise.
-        let stream = unsafe { find_stream(me, &object.context, stream) }?;
-        out.set(to_c(object.pool.alloc_zeroed(bytes as u64, &stream)?));
-        Ok(())
-    })
+    // SAFETY: as promised to this function.
+    unsafe { alloc_slow(pool, stream, out, |pool, stream| pool.alloc_zeroed(bytes as u64, stream)) }
 }
 
 /// Notes that work on `stream` uses the block, now or until it is freed: the free will wait for what `stream` was

@@ -73,6 +73,12 @@ impl<T: Pod> Buffer<T> {
         self.ptr
     }
 
+    /// Where the address lies, for the builder of a launch, which reads it when it launches.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn ptr_ref(&self) -> &DevicePtr {
+        &self.ptr
+    }
+
     /// The stream that the buffer belongs to: work on it needs no further order.
     pub fn stream(&self) -> &Stream {
         &self.stream
@@ -210,7 +216,7 @@ impl<T: Pod> Buffer<T> {
     }
 }
 
-fn byte_len<T>(len: usize) -> Result<u64> {
+pub(crate) fn byte_len<T>(len: usize) -> Result<u64> {
     let overflow = Error::SizeOverflow { bytes: u64::MAX, count: len as u64 };
     len.checked_mul(size_of::<T>()).map(|bytes| bytes as u64).ok_or(overflow)
 }

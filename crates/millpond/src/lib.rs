@@ -15,19 +15,22 @@
 //! ```
 //!
 //! # The floors
-//! Each module uses only those below it: [`Pool`], [`Context`] and [`Buffer`] (`pool/` and beside it) over
+//! Each module uses only those below it: [`Pool`], [`Context`] and [`Buffer`] (`pool/` and beside it, [`mod@cudarc`] too) over
 //! `cache/` (each thread's magazines), `arena/` (addresses), `pages/` (physical memory), `order/` ([`Stream`], [`Event`]) and [`device`]
 //! (hardware). `docs/walk.md` follows one allocation through all of them.
 //!
 //! # Features
-//! `cuda` (default): the CUDA device, over cudarc. `cuda-13000` (default): the CUDA version of cudarc's types, which
+//! `cuda` (default): the CUDA device, over cudarc. `cudarc` (default): the module [`mod@cudarc`], buffers that
+//! cudarc's launches, copies and libraries take. `cuda-13000` (default): the CUDA version of cudarc's types, which
 //! is one for all of a build; it asks nothing of the driver, which may be of CUDA 12.0. A program that uses cudarc
-//! with another version takes `default-features = false, features = ["cuda"]` and chooses the version there.
+//! with another version takes `default-features = false, features = ["cudarc"]` and chooses the version there.
 
 mod arena;
 mod buffer;
 mod cache;
 mod counters;
+#[cfg(feature = "cudarc")]
+pub mod cudarc;
 pub mod device;
 mod error;
 mod order;

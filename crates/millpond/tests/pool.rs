@@ -196,6 +196,21 @@ fn pools_of_one_budget_stay_below_it_together() {
 }
 
 #[test]
+fn a_budgets_limit_can_change_and_takes_nothing_back() {
+    let (_, device, stream) = sim(1 << 30);
+    let budget = Budget::bytes(64 * MIB);
+    let pool = Pool::builder(&device).budget(&budget).build().unwrap();
+    let kept = pool.alloc(40 * MIB, &stream).unwrap();
+    budget.set_limit(32 * MIB);
+    assert_eq!((budget.limit(), budget.held()), (32 * MIB, 40 * MIB));
+    assert!(matches!(pool.alloc(2 * MIB, &stream), Err(Error::OutOfMemory(_))));
+    budget.set_limit(128 * MIB);
+    let more = pool.alloc(80 * MIB, &stream).unwrap();
+    pool.free(kept, &stream).unwrap();
+    pool.free(more, &stream).unwrap();
+}
+
+#[test]
 fn headroom_stays_free_on_the_device() {
     let (_, device, stream) = sim(100 * MIB);
     let pool = Pool::builder(&device).headroom(50 * MIB).build().unwrap();

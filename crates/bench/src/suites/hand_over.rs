@@ -6,13 +6,14 @@
 
 use std::hint::black_box;
 use std::sync::Barrier;
+use std::time::Duration;
 
 use rtrb::{Consumer, Producer, RingBuffer};
 
 use super::{MIB, Suite};
 use crate::clock::Moment;
 use crate::row::Case;
-use crate::samples::Samples;
+use crate::samples::{Samples, WARM_UP};
 use crate::subject::Subject;
 use crate::{Bench, Error, Result, Row};
 
@@ -44,7 +45,9 @@ pub(super) fn run<S: Subject>(bench: &Bench, subject: &S) -> Result<Vec<Row>> {
             let case = Case { threads: 2 * pairs, ..Case::new(Suite::HandOver, mode, subject.name(), MIB) };
             let lanes = (0..2 * pairs).map(|_| subject.lane()).collect::<Result<Vec<_>>>()?;
             let lanes: Vec<_> = lanes.chunks(2).map(|of| (&of[0], &of[usize::from(!same_stream)])).collect();
-            rows.push(hand_over(bench, subject, case, &lanes)?);
+            let warm_up = bench.time.min(WARM_UP);
+            hand_over(bench, subject, (case.clone(), warm_up), &lanes)?;
+            rows.push(hand_over(bench, subject, (case, bench.time), &lanes)?);
         }
     }
     Ok(rows)
@@ -53,7 +56,7 @@ pub(super) fn run<S: Subject>(bench: &Bench, subject: &S) -> Result<Vec<Row>> {
 fn hand_over<S: Subject>(
     bench: &Bench,
     subject: &S,
-    case: Case,
+    (case, time): (Case, Duration),
     lanes: &[(&S::Lane, &S::Lane)],
 ) -> Result<Row> {
     let start = Barrier::new(case.threads);
@@ -64,7 +67,7 @@ fn hand_over<S: Subject>(
             let first = scope.spawn(move || {
                 bench.cores.pin(2 * number);
                 start.wait();
-                allocate(bench, subject, allocating, giver)
+                allocate(bench, subject, (allocating, time), giver)
             });
             let second = scope.spawn(move || {
                 bench.cores.pin(2 * number + 1);
@@ -91,14 +94,14 @@ fn hand_over<S: Subject>(
 fn allocate<S: Subject>(
     bench: &Bench,
     subject: &S,
-    lane: &S::Lane,
+    (lane, time): (&S::Lane, Duration),
     mut to: Producer<S::Block>,
 ) -> Result<Allocated> {
     let clock = &bench.clock;
     let mut samples = Samples::with_room();
     let began = clock.now();
     let mut ended = began;
-    while !bench.is_over(began, ended) && !to.is_abandoned() {
+    while clock.between(began, ended) < time.as_nanos() as f64 && !to.is_abandoned() {
         let from = clock.now();
         for _ in 0..BATCH {
             let block = subject.allocate(black_box(MIB), lane)?;

@@ -52,7 +52,7 @@ fn each_call<S: Subject>(
     lane: &S::Lane,
 ) -> Result<(Samples, Samples)> {
     let clock = &bench.clock;
-    warm_up(clock, |count| (0..count).try_for_each(|_| pair(subject, bytes, lane)))?;
+    warm_up(bench, |count| (0..count).try_for_each(|_| pair(subject, bytes, lane)))?;
     let (mut allocations, mut frees) = (Samples::with_room(), Samples::with_room());
     let began = clock.now();
     while !allocations.is_full() {

@@ -77,7 +77,7 @@ fn one_thread<S: Subject>(
     let clock = &bench.clock;
     let mut upcoming = sizes.iter().cycle();
     let mut pairs = |count| upcoming.by_ref().take(count).try_for_each(|&bytes| pair(subject, bytes, lane));
-    let batch = warm_up(clock, &mut pairs);
+    let batch = warm_up(bench, &mut pairs);
     let mut samples = Samples::with_room();
     // Who failed comes here too: the others wait for it.
     start.wait();

@@ -31,7 +31,7 @@ fn rounds<S: Subject>(bench: &Bench, subject: &S, case: Case, sizes: &[u64]) -> 
     let (samples, rate) = bench.cores.on_one(|| -> Result<_> {
         let clock = &bench.clock;
         let mut first = sizes.iter().cycle();
-        warm_up(clock, |count| {
+        warm_up(bench, |count| {
             first.by_ref().take(count).try_for_each(|&bytes| pair(subject, bytes, &lane))
         })?;
         let mut samples = Samples::with_room();

@@ -13,16 +13,33 @@ use crate::device::DeviceError;
 use crate::order::{Fence, Stream};
 use crate::pages::{MapFailure, NoPage, PageId, Shortage};
 
+/// Where pages for a place may come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Means {
+    /// From free blocks elsewhere, as long as there are some; else from the device.
+    All,
+    /// From the device only.
+    Growth,
+}
+
 impl Arena {
     /// Backs a place for `want`; returns the free block there and the unit in it to start at.
     #[cold]
-    pub(super) fn back(&mut self, want: &Want, stream: &Stream) -> Result<(BlockId, u64), Refusal> {
+    pub(super) fn back(
+        &mut self,
+        want: &Want,
+        stream: &Stream,
+        means: Means,
+    ) -> Result<(BlockId, u64), Refusal> {
         if !self.device.properties().virtual_memory {
             return self.back_by_segment(want);
         }
         self.reap();
         let place = self.choose_place(want, stream)?;
-        let mut supply = self.supply(&place, stream);
+        let mut supply = match means {
+            Means::All => self.supply(&place, stream),
+            Means::Growth => Supply::default(),
+        };
         let filled = self.fill(want, &place, &mut supply, stream);
         let whole = filled.map(|()| self.join_window(&place));
         // Last, since it joins blocks that the place or the supply may name.

@@ -54,6 +54,8 @@ pub(super) struct Block {
     /// Free blocks of the large zone: the units at its start and at its end that lie on pages which are not
     /// wholly in the block.
     pub(super) pinned: (u64, u64),
+    /// What it wastes to use those of either end (see `pins`).
+    pub(super) edges: (i64, i64),
     /// Whether the id is in the arena's list of unmerged blocks. Stays with the id when the block goes.
     listed: bool,
 }
@@ -72,6 +74,7 @@ impl Block {
             fence: Fence::empty(),
             freed: 0,
             pinned: (0, 0),
+            edges: (0, 0),
             listed: false,
         }
     }
@@ -98,8 +101,10 @@ impl Blocks {
     pub(super) fn add(&mut self, block: Block) -> BlockId {
         match self.vacant.pop() {
             Some(id) => {
-                let listed = self[id].listed;
-                self[id] = Block { listed, ..block };
+                let record = &mut self[id];
+                let listed = record.listed;
+                *record = block;
+                record.listed = listed;
                 id
             }
             None => {
@@ -135,6 +140,7 @@ impl Blocks {
             fence: left.fence.clone(),
             freed: left.freed,
             pinned: (0, 0),
+            edges: (0, 0),
             listed: false,
         };
         left.units = at - left.start;

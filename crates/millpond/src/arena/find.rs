@@ -1,11 +1,12 @@
 //! Finding a free block that the stream may use: the hit path of an allocation, in three steps of rising cost.
 
+use super::blocks::Block;
 use super::pins::signed;
 use super::{Arena, BlockId, Refusal, Zone};
-use crate::order::{Fence, Stream};
+use crate::order::{Fence, Stream, StreamKey};
 
 /// What an allocation needs.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Want {
     pub(super) zone: Zone,
     pub(super) units: u64,
@@ -13,6 +14,17 @@ pub(super) struct Want {
     pub(super) align: u64,
     /// Units that the placement may waste (see `pins`).
     pub(super) waste: i64,
+}
+
+/// What a search found that wastes too much to be taken before the caches were asked. The search need not be
+/// repeated where nothing has changed since.
+#[derive(Debug)]
+pub(super) struct Looked {
+    want: Want,
+    stream: StreamKey,
+    /// The arena's count of changes to its free blocks then.
+    changes: u64,
+    found: Option<(BlockId, u64)>,
 }
 
 /// Free blocks looked at before a search gives up: enough that the best fit for the stream is found where
@@ -26,7 +38,7 @@ const LITTLE_PART: u64 = 64;
 impl Arena {
     /// A free block for `want` that later work on `stream` may use, and the unit in it to start at.
     pub(super) fn find(&mut self, want: &Want, stream: &Stream) -> Result<Option<(BlockId, u64)>, Refusal> {
-        if let found @ Some(_) = self.find_ready(want, stream) {
+        if let found @ Some(_) = self.find_ready_again(want, stream) {
             return Ok(found);
         }
         if let found @ Some(_) = self.find_by_policy_slow(want, stream)? {
@@ -41,25 +53,61 @@ impl Arena {
         self.find_by_policy_slow(want, stream)
     }
 
+    /// As [`find_ready`](Self::find_ready), but wasting next to nothing. Where there is no such block, what was
+    /// found for more is kept.
+    pub(super) fn find_ready_for_little(&mut self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
+        let (waste, found) = self.least_wasteful(want, stream).unzip();
+        if waste.is_some_and(|waste| waste <= self.little(want)) {
+            return found;
+        }
+        self.looked = Some(Looked { want: *want, stream: stream.key(), changes: self.changes, found });
+        None
+    }
+
+    /// What [`find_ready`](Self::find_ready) finds, or was found to find just before.
+    fn find_ready_again(&mut self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
+        match self.looked.take() {
+            Some(looked)
+                if looked.changes == self.changes
+                    && looked.want == *want
+                    && looked.stream == stream.key() =>
+            {
+                looked.found
+            }
+            _ => self.find_ready(want, stream),
+        }
+    }
+
     /// Of the blocks that are ready by what is known already, the best fit that wastes next to nothing, else the
     /// one that wastes least.
     pub(super) fn find_ready(&self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
+        self.least_wasteful(want, stream).map(|(_, found)| found)
+    }
+
+    /// What [`find_ready`](Self::find_ready) finds, behind its waste.
+    fn least_wasteful(&self, want: &Want, stream: &Stream) -> Option<(i64, (BlockId, u64))> {
         let little = self.little(want).min(want.waste);
+        let mut reach = self.reach(stream);
         let mut best: Option<(i64, (BlockId, u64))> = None;
-        for (id, at) in self.candidates(want).filter(|(id, _)| self.is_ready(*id, stream)) {
-            let (waste, at) = self.least_waste(id, at, want);
+        for id in self.free[want.zone as usize].at_least(want.units).take(CANDIDATES) {
+            let block = &self.blocks[id];
+            if !reach.covers(&block.fence) {
+                continue;
+            }
+            let Some(at) = self.place_in(block, want) else { continue };
+            let (waste, at) = self.least_waste(block, at, want);
             if waste <= little {
-                return Some((id, at));
+                return Some((waste, (id, at)));
             }
             if waste <= want.waste && best.is_none_or(|(least, _)| waste < least) {
                 best = Some((waste, (id, at)));
             }
         }
-        best.map(|(_, found)| found)
+        best
     }
 
     /// What a hit may waste that is taken without a look for less, in units.
-    pub(super) fn little(&self, want: &Want) -> i64 {
+    fn little(&self, want: &Want) -> i64 {
         match want.zone {
             Zone::Small => i64::MAX,
             Zone::Large => signed((want.units / LITTLE_PART).max(self.layout.units_per_slot() / 8)),
@@ -95,7 +143,8 @@ impl Arena {
     }
 
     fn first_within_allowance(&self, want: &Want) -> Option<(BlockId, u64)> {
-        let mut weighed = self.candidates(want).map(|(id, at)| (id, self.least_waste(id, at, want)));
+        let mut weighed =
+            self.candidates(want).map(|(id, at)| (id, self.least_waste(&self.blocks[id], at, want)));
         weighed.find(|(_, (waste, _))| *waste <= want.waste).map(|(id, (_, at))| (id, at))
     }
 
@@ -104,23 +153,24 @@ impl Arena {
         self.free[want.zone as usize]
             .at_least(want.units)
             .take(CANDIDATES)
-            .filter_map(move |id| Some((id, self.place_in(id, &want)?)))
+            .filter_map(move |id| Some((id, self.place_in(&self.blocks[id], &want)?)))
     }
 
     /// The first unit of the block at which `want` can start, if it fits there.
-    pub(super) fn place_in(&self, id: BlockId, want: &Want) -> Option<u64> {
-        let block = &self.blocks[id];
+    #[inline]
+    pub(super) fn place_in(&self, block: &Block, want: &Want) -> Option<u64> {
         let at = self.align_up(block.region, block.start, want.align);
         (at + want.units <= block.end()).then_some(at)
     }
 
     /// The first unit of the region from `unit` on whose address is a multiple of `align` bytes.
+    #[inline]
     pub(super) fn align_up(&self, region: u32, unit: u64, align: u64) -> u64 {
         if align <= self.layout.unit_bytes {
             return unit;
         }
         let base = self.regions.get(region).base.raw();
         let address = (base + unit * self.layout.unit_bytes).next_multiple_of(align);
-        (address - base) / self.layout.unit_bytes
+        (address - base) >> self.layout.unit_shift()
     }
 }

@@ -46,6 +46,7 @@ mod trim;
 
 use std::sync::Arc;
 
+use backing::Means;
 pub(crate) use blocks::{BlockId, Zone};
 use blocks::{Blocks, State};
 use index::{FreeIndex, VoidIndex};
@@ -71,8 +72,29 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
+    /// Binary logarithm of a unit's bytes. Every search asks for lengths in other units, and a shift costs much
+    /// less than a division.
+    fn unit_shift(&self) -> u32 {
+        self.unit_bytes.trailing_zeros()
+    }
+
+    /// Binary logarithm of a slot's units.
+    fn slot_shift(&self) -> u32 {
+        self.slot_bytes.trailing_zeros() - self.unit_shift()
+    }
+
     pub(crate) fn units_per_slot(&self) -> u64 {
-        self.slot_bytes / self.unit_bytes
+        1 << self.slot_shift()
+    }
+
+    /// The slot that holds a unit.
+    fn slot_of(&self, unit: u64) -> u64 {
+        unit >> self.slot_shift()
+    }
+
+    /// Slots that so many units need; also the first slot that starts at or behind a unit.
+    fn slots_for(&self, units: u64) -> u64 {
+        (units + self.units_per_slot() - 1) >> self.slot_shift()
     }
 
     /// Bytes that blocks of the zone start apart, at least.
@@ -165,6 +187,10 @@ pub(crate) struct Arena {
     unmerged: Vec<BlockId>,
     /// Counts frees, to tell old free blocks from young ones.
     frees: u64,
+    /// Counts changes to the free blocks.
+    changes: u64,
+    /// What the last search came to, for the next.
+    looked: Option<find::Looked>,
     /// Blocks that are out, and their units.
     out_blocks: u64,
     out_units: u64,
@@ -195,6 +221,8 @@ impl Arena {
             stale: Vec::new(),
             unmerged: Vec::new(),
             frees: 0,
+            changes: 0,
+            looked: None,
             out_blocks: 0,
             out_units: 0,
             views: Arc::default(),
@@ -244,10 +272,9 @@ impl Arena {
     /// Lets out a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a
     /// slot), for work on `stream`, if one is ready by what is known already: the first step only.
     pub(crate) fn alloc_ready(&mut self, units: u64, align: u64, stream: &Stream) -> Option<Out> {
-        let mut want = self.want(units, align);
-        // What the caches hold may offer something better.
-        want.waste = want.waste.min(self.little(&want));
-        let (free, at) = self.find_ready(&want, stream)?;
+        // What wastes more can wait: what the caches hold may offer something better.
+        let want = self.want(units, align);
+        let (free, at) = self.find_ready_for_little(&want, stream)?;
         Some(self.carve(free, at, units, true))
     }
 
@@ -258,6 +285,17 @@ impl Arena {
             return Ok(self.carve(free, at, units, true));
         }
         let (free, at) = self.back_or_find_slow(&want, stream)?;
+        Ok(self.carve(free, at, units, false))
+    }
+
+    /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, wherever it lies, or else from new pages: nothing
+    /// is taken from anybody.
+    pub(crate) fn alloc_growing(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
+        let want = find::Want { waste: i64::MAX, ..self.want(units, align) };
+        if let Some((free, at)) = self.find_ready(&want, stream) {
+            return Ok(self.carve(free, at, units, true));
+        }
+        let (free, at) = self.back_or_undo(&want, stream, Means::Growth)?;
         Ok(self.carve(free, at, units, false))
     }
 
@@ -272,7 +310,7 @@ impl Arena {
     /// may have moved before that was known, so it counts as a miss.
     #[cold]
     fn back_or_find_slow(&mut self, want: &find::Want, stream: &Stream) -> Result<(BlockId, u64), Refusal> {
-        let refusal = match self.back_or_undo(want, stream) {
+        let refusal = match self.back_or_undo(want, stream, Means::All) {
             Err(refusal @ Refusal::Short { .. }) => refusal,
             backed_or_broken => return backed_or_broken,
         };
@@ -281,9 +319,14 @@ impl Arena {
     }
 
     /// Backs a place for `want`, or gives back what was created for it before it failed.
-    fn back_or_undo(&mut self, want: &find::Want, stream: &Stream) -> Result<(BlockId, u64), Refusal> {
+    fn back_or_undo(
+        &mut self,
+        want: &find::Want,
+        stream: &Stream,
+        means: Means,
+    ) -> Result<(BlockId, u64), Refusal> {
         let before = self.counters.reserved.current();
-        self.back(want, stream).inspect_err(|_| {
+        self.back(want, stream, means).inspect_err(|_| {
             if let Err(error) = self.trim(before) {
                 tracing::warn!(%error, "pages for a request that failed could not be given back");
             }
@@ -346,7 +389,7 @@ impl Arena {
         match self.regions.out_at(region, at) {
             Some(entry) if entry.is_live() => Pointer::Live(entry.id()),
             Some(_) => Pointer::NotLive,
-            None => self.look_inside(region, at / self.layout.unit_bytes),
+            None => self.look_inside(region, at >> self.layout.unit_shift()),
         }
     }
 
@@ -394,8 +437,9 @@ impl Arena {
     // ---- the index of free blocks ------------------------------------------------------------------
 
     fn index_free(&mut self, id: BlockId) {
+        self.changes += 1;
         if self.blocks[id].zone == Zone::Large {
-            self.blocks[id].pinned = self.pinned_units(id);
+            self.note_ends(id);
             self.pinned += self.blocks[id].pinned_units();
         }
         let block = &self.blocks[id];
@@ -403,6 +447,7 @@ impl Arena {
     }
 
     fn remove_free(&mut self, id: BlockId) {
+        self.changes += 1;
         let block = &self.blocks[id];
         self.pinned -= block.pinned_units();
         self.free[block.zone as usize].remove(block);

@@ -7,6 +7,7 @@
 //! which for a page of 32 MiB is much; but it costs no device call. So waste is allowed while little is pinned
 //! ([`Arena::allowance`]), and beyond that pages move instead.
 
+use super::blocks::Block;
 use super::find::Want;
 use super::{Arena, BlockId, Zone};
 
@@ -38,39 +39,62 @@ impl Arena {
         }
         let strict = (units / WASTED_PART).max(self.tail_of(units));
         let budget =
-            (self.counters.reserved.current() / PINNED_PART).max(PINNED_LEAST) / self.layout.unit_bytes;
+            (self.counters.reserved.current() / PINNED_PART).max(PINNED_LEAST) >> self.layout.unit_shift();
         signed(strict.max(budget.saturating_sub(self.pinned)))
     }
 
     /// The rest of the last slot of a fresh place.
     pub(super) fn tail_of(&self, units: u64) -> u64 {
-        units.next_multiple_of(self.layout.units_per_slot()) - units
+        units.wrapping_neg() & (self.layout.units_per_slot() - 1)
     }
 
     /// Where in a free block that has room from `at` on a placement wastes least: at its start or at its end.
     /// Returns the waste and the unit.
-    pub(super) fn least_waste(&self, id: BlockId, at: u64, want: &Want) -> (i64, u64) {
-        if want.zone == Zone::Small {
+    #[inline]
+    pub(super) fn least_waste(&self, block: &Block, at: u64, want: &Want) -> (i64, u64) {
+        if want.zone == Zone::Small || block.units == want.units {
+            // Whatever else were done with a block of just this length, it would pin no less.
             return (0, at);
         }
-        let block = &self.blocks[id];
-        if block.units == want.units {
-            // Whatever else were done with it, it would pin no less.
-            return (0, at);
-        }
-        let low = self.waste_in(id, (at, at + want.units));
-        if low <= 0 || block.end() == at + want.units {
+        let end = at + want.units;
+        let low =
+            if at == block.start { self.waste_below(block, end) } else { self.waste_in(block, (at, end)) };
+        if low <= 0 || block.end() == end {
             return (low, at);
         }
         match self.align_down(block.region, block.end() - want.units, want.align).filter(|high| *high > at) {
-            Some(high) => (low, at).min((self.waste_in(id, (high, high + want.units)), high)),
+            Some(high) if high + want.units == block.end() => {
+                (low, at).min((self.waste_above(block, high), high))
+            }
+            Some(high) => (low, at).min((self.waste_in(block, (high, high + want.units)), high)),
             None => (low, at),
         }
     }
 
-    /// What using `window` of a free block, in which it lies, wastes.
-    pub(super) fn waste_in(&self, id: BlockId, window: (u64, u64)) -> i64 {
-        let (block, units) = (&self.blocks[id], window.1 - window.0);
+    /// What using a free block of the large zone from its start up to `end`, which lies in it, wastes.
+    #[inline]
+    fn waste_below(&self, block: &Block, end: u64) -> i64 {
+        let Some(page) = self.page_bounds(block.region, end - 1) else { return 0 };
+        if page.0 <= block.start {
+            self.waste_on(block, page, end - block.start)
+        } else {
+            block.edges.0 + self.waste_on(block, page, end - page.0)
+        }
+    }
+
+    /// What using a free block of the large zone from `start`, which lies in it, to its end wastes.
+    #[inline]
+    fn waste_above(&self, block: &Block, start: u64) -> i64 {
+        let Some(page) = self.page_bounds(block.region, start) else { return 0 };
+        if block.end() <= page.1 {
+            self.waste_on(block, page, block.end() - start)
+        } else {
+            self.waste_on(block, page, page.1 - start) + block.edges.1
+        }
+    }
+
+    /// What using any `window` of a free block wastes.
+    pub(super) fn waste_in(&self, block: &Block, window: (u64, u64)) -> i64 {
         // At an end of the block where it pins nothing there is no need to ask for the page: all of it is used,
         // unless the page at the other end is the same.
         let low_is_clean = window.0 == block.start && block.pinned.0 == 0;
@@ -79,23 +103,24 @@ impl Arena {
         if !low_is_clean {
             let Some(page) = self.page_bounds(block.region, window.0) else { return 0 };
             if window.1 <= page.1 {
-                return self.waste_on(id, page, units);
+                return self.waste_on(block, page, window.1 - window.0);
             }
-            waste += self.waste_on(id, page, page.1 - window.0);
+            waste += self.waste_on(block, page, page.1 - window.0);
         }
         if !high_is_clean {
             let Some(page) = self.page_bounds(block.region, window.1 - 1) else { return 0 };
             if page.0 <= window.0 {
-                return self.waste_on(id, page, units);
+                return self.waste_on(block, page, window.1 - window.0);
             }
-            waste += self.waste_on(id, page, window.1 - page.0);
+            waste += self.waste_on(block, page, window.1 - page.0);
         }
         waste
     }
 
     /// What using `units` of a page, of which the free block has at least those, wastes.
-    fn waste_on(&self, id: BlockId, page: Bounds, units: u64) -> i64 {
-        let (block, length) = (&self.blocks[id], page.1 - page.0);
+    #[inline]
+    fn waste_on(&self, block: &Block, page: Bounds, units: u64) -> i64 {
+        let length = page.1 - page.0;
         if block.start <= page.0 && page.1 <= block.end() {
             signed(length - units)
         } else if length > self.layout.units_per_slot() {
@@ -105,27 +130,36 @@ impl Arena {
         }
     }
 
-    /// The units at the start and at the end of a free block that lie on pages which are not wholly in it.
-    pub(super) fn pinned_units(&self, id: BlockId) -> (u64, u64) {
+    /// Notes what the ends of a free block of the large zone pin, and what it wastes to use them.
+    pub(super) fn note_ends(&mut self, id: BlockId) {
         let block = &self.blocks[id];
         let ends =
             (self.page_bounds(block.region, block.start), self.page_bounds(block.region, block.end() - 1));
         // A segment is one piece: nothing in it could move.
-        let (Some(first), Some(last)) = ends else { return (0, 0) };
-        let low = if first.0 < block.start || first.1 > block.end() {
-            first.1.min(block.end())
-        } else {
-            block.start
-        };
-        let high = if last.1 > block.end() { last.0.max(low) } else { block.end() };
-        (low - block.start, block.end() - high)
+        let (mut pinned, mut edges) = ((0, 0), (0, 0));
+        if let (Some(first), Some(last)) = ends {
+            let low = if first.0 < block.start || first.1 > block.end() {
+                first.1.min(block.end())
+            } else {
+                block.start
+            };
+            let high = if last.1 > block.end() { last.0.max(low) } else { block.end() };
+            pinned = (low - block.start, block.end() - high);
+            edges = (
+                if pinned.0 == 0 { 0 } else { self.waste_on(block, first, pinned.0) },
+                if pinned.1 == 0 { 0 } else { self.waste_on(block, last, pinned.1) },
+            );
+        }
+        let block = &mut self.blocks[id];
+        (block.pinned, block.edges) = (pinned, edges);
     }
 
     /// The units of the page behind a unit of the region.
+    #[inline]
     fn page_bounds(&self, region: u32, unit: u64) -> Option<Bounds> {
-        let per_slot = self.layout.units_per_slot();
-        let (first, end) = self.regions.page_span(region, unit / per_slot)?;
-        Some((first * per_slot, end * per_slot))
+        let (first, end) = self.regions.page_span(region, self.layout.slot_of(unit))?;
+        let shift = self.layout.slot_shift();
+        Some((first << shift, end << shift))
     }
 }
 

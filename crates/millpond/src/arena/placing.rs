@@ -4,7 +4,7 @@ use super::blocks::{Block, State};
 use super::find::Want;
 use super::pins::signed;
 use super::{Arena, BlockId, Refusal, Zone};
-use crate::order::Stream;
+use crate::order::{Fence, Reach, Stream};
 
 /// A place for an allocation that is not wholly backed yet.
 #[derive(Debug, Clone, Copy)]
@@ -47,9 +47,8 @@ impl Arena {
 
     /// A place in the void that fits best.
     fn fresh_place(&mut self, want: &Want) -> Result<Place, Refusal> {
-        let per_slot = self.layout.units_per_slot();
-        let slots = want.units.div_ceil(per_slot);
-        let void = self.void[want.zone as usize].at_least(slots * per_slot).next();
+        let slots = self.layout.slots_for(want.units);
+        let void = self.void[want.zone as usize].at_least(slots << self.layout.slot_shift()).next();
         let first = match void {
             Some(void) => void,
             None => self.add_region(want.zone, slots)?,
@@ -97,9 +96,10 @@ impl Arena {
         Some(Place { region, start, end, first: at, missing })
     }
 
+    #[inline]
     pub(super) fn align_down(&self, region: u32, unit: u64, align: u64) -> Option<u64> {
         let up = self.align_up(region, unit, align);
-        if up == unit { Some(unit) } else { up.checked_sub(align / self.layout.unit_bytes) }
+        if up == unit { Some(unit) } else { up.checked_sub(align >> self.layout.unit_shift()) }
     }
 
     /// Slots to be backed in the part of a block that lies in `window`, or `None` where the block cannot be
@@ -117,8 +117,8 @@ impl Arena {
 
     /// The slots of a void that a window covers, also in part.
     pub(super) fn void_slots(&self, id: BlockId, window: (u64, u64)) -> (u64, u64) {
-        let (block, per_slot) = (&self.blocks[id], self.layout.units_per_slot());
-        (block.start.max(window.0) / per_slot, block.end().min(window.1).div_ceil(per_slot))
+        let block = &self.blocks[id];
+        (self.layout.slot_of(block.start.max(window.0)), self.layout.slots_for(block.end().min(window.1)))
     }
 
     /// What the place wastes once it is backed (see `pins`).
@@ -129,7 +129,7 @@ impl Arena {
             let block = &self.blocks[id];
             let window = (block.start.max(place.start), block.end().min(place.end));
             waste += if block.state == State::Free {
-                self.waste_in(id, window)
+                self.waste_in(block, window)
             } else {
                 let (first, end) = self.void_slots(id, window);
                 signed((end - first) * self.layout.units_per_slot() - (window.1 - window.0))
@@ -144,9 +144,35 @@ impl Arena {
         self.policies.internal_dependencies || self.is_ready(id, stream)
     }
 
+    /// What [`is_ready`](Self::is_ready) says, for many blocks.
+    pub(super) fn reach<'a>(&'a self, stream: &'a Stream) -> Reach<'a> {
+        self.timelines.reach(stream.timeline(), self.policies)
+    }
+
     /// Whether the stream may use the free block, by what is known already.
     pub(super) fn is_ready(&self, id: BlockId, stream: &Stream) -> bool {
         self.timelines.is_ready(&self.blocks[id].fence, stream.timeline(), self.policies)
+    }
+
+    /// Whether later work on the stream may use what is behind the fence: by what is known, or what the device says,
+    /// or since the stream is made to wait. `false` where the device fails.
+    pub(crate) fn admit(&mut self, fence: &Fence, stream: &Stream) -> bool {
+        let is_ready = || self.timelines.is_ready(fence, stream.timeline(), self.policies);
+        if is_ready() {
+            return true;
+        }
+        if self.policies.opportunistic {
+            self.poll_quietly(fence);
+            if is_ready() {
+                return true;
+            }
+        }
+        let waits = self.policies.internal_dependencies
+            && self.timelines.make_wait(fence, stream.timeline()).unwrap_or(false);
+        if waits {
+            self.counters.stream_waits.add(1);
+        }
+        waits
     }
 
     /// Makes the stream wait for the free blocks in a place, where it must.

@@ -126,9 +126,33 @@ impl Regions {
     }
 
     /// The first slot of the page that backs a slot, and the first behind the page.
+    #[inline]
     pub(super) fn page_span(&self, region: u32, slot: u64) -> Option<(u64, u64)> {
         let Backing { page, first, slots } = *self.get(region).pages.get(slot as usize)?;
         (page != 0).then(|| (u64::from(first), u64::from(first) + u64::from(slots)))
+    }
+
+    /// The pages that lie wholly in `slot..end`, a range that is backed wholly or not at all: page, first slot,
+    /// slots.
+    pub(super) fn pages_within(
+        &self,
+        region: u32,
+        mut slot: u64,
+        end: u64,
+    ) -> impl Iterator<Item = (PageId, u64, u32)> + '_ {
+        let pages = &self.get(region).pages;
+        std::iter::from_fn(move || {
+            while slot < end {
+                let Backing { page, first, slots } = *pages.get(slot as usize)?;
+                let (page, first) = (PageId(page.checked_sub(1)?), u64::from(first));
+                let whole = first == slot && first + u64::from(slots) <= end;
+                slot = first + u64::from(slots);
+                if whole {
+                    return Some((page, first, slots));
+                }
+            }
+            None
+        })
     }
 
     /// Slots that the page table covers; none beyond them was ever backed.

@@ -26,7 +26,9 @@ impl Arena {
             Err(Refusal::Short { .. }) if ample > exact => self.add_segment(want.zone, exact)?,
             other => other?,
         };
-        let at = self.place_in(id, want).expect("a segment is allocated with room for the alignment");
+        let at = self
+            .place_in(&self.blocks[id], want)
+            .expect("a segment is allocated with room for the alignment");
         Ok((id, at))
     }
 

@@ -1,5 +1,8 @@
 //! Where pages come from that lie in free blocks: stolen for another address, or exchanged for shorter ones.
 
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
 use super::blocks::State;
 use super::placing::Place;
 use super::{Arena, BlockId, Refusal, Zone};
@@ -7,36 +10,40 @@ use crate::device::DeviceError;
 use crate::order::Stream;
 use crate::pages::PageId;
 
-/// A page that could be taken from a free block.
-#[derive(Debug, Clone, Copy)]
+/// A page that could be taken from a free block. The greatest is to be taken first: a page that is ready before
+/// one that is not; of equal ones that of the block that has been free for longest, which is the least likely to
+/// be wanted soon; and of one block's the last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Victim {
+    /// Whether the stream may use it without waiting.
+    ready: bool,
+    freed: Reverse<u64>,
+    /// In the order in which they were found.
+    number: u32,
     page: PageId,
     /// The free block that the page lies in, or the first of the pieces it was cut into.
     block: BlockId,
-    /// Whether the stream may use it without waiting.
-    ready: bool,
-    freed: u64,
 }
 
 /// The pages that free blocks could give to one miss.
 #[derive(Debug, Default)]
 pub(super) struct Supply {
-    /// By the binary logarithm of the page's slots, which are a power of two. The next one to take is the last,
-    /// once the class is sorted.
+    /// By the binary logarithm of the page's slots, which are a power of two.
     classes: Vec<Class>,
     /// Blocks whose pages went back to the device: to be made void once the miss is over, since that joins
     /// blocks, which the miss has in hand.
     pub(super) emptied: Vec<BlockId>,
 }
 
-#[derive(Debug, Default)]
-struct Class {
-    victims: Vec<Victim>,
-    sorted: bool,
+/// Most misses take a few of many: a heap is made in linear time, and only of the classes that are asked.
+#[derive(Debug)]
+enum Class {
+    Found(Vec<Victim>),
+    Asked(BinaryHeap<Victim>),
 }
 
 /// Pages considered in one miss. Bounds the miss where very much is free in pieces.
-const VICTIMS: usize = 4096;
+const VICTIMS: u32 = 4096;
 
 /// Pages whose work is not complete that an exchange looks at before it gives up: where the device is behind,
 /// the others are hardly complete either.
@@ -46,9 +53,11 @@ impl Supply {
     fn add(&mut self, slots: u32, victim: Victim) {
         let class = slots.ilog2() as usize;
         if self.classes.len() <= class {
-            self.classes.resize_with(class + 1, Class::default);
+            self.classes.resize_with(class + 1, || Class::Found(Vec::new()));
         }
-        self.classes[class].victims.push(victim);
+        if let Class::Found(victims) = &mut self.classes[class] {
+            victims.push(victim);
+        }
     }
 
     /// The longest page of at most `slots`.
@@ -64,14 +73,14 @@ impl Supply {
 }
 
 impl Class {
-    /// A page that is ready before one that is not; of equal ones that of the block that has been free for
-    /// longest, which is the least likely to be wanted soon.
     fn take(&mut self) -> Option<Victim> {
-        if !self.sorted {
-            self.victims.sort_by_key(|victim| (victim.ready, std::cmp::Reverse(victim.freed)));
-            self.sorted = true;
+        if let Self::Found(victims) = self {
+            *self = Self::Asked(std::mem::take(victims).into());
         }
-        self.victims.pop()
+        match self {
+            Self::Found(_) => None,
+            Self::Asked(victims) => victims.pop(),
+        }
     }
 }
 
@@ -79,14 +88,14 @@ impl Arena {
     /// The pages outside the place that free blocks could give to `stream`.
     pub(super) fn supply(&self, place: &Place, stream: &Stream) -> Supply {
         let per_slot = self.layout.units_per_slot();
-        let (mut supply, mut count) = (Supply::default(), 0);
+        let (mut supply, mut count, mut reach) = (Supply::default(), 0, self.reach(stream));
         if self.keeps {
             return supply;
         }
         for zone in Zone::BOTH {
             for id in self.free[zone as usize].at_least(per_slot).filter(|id| self.has_whole_page(*id)) {
                 let block = &self.blocks[id];
-                let ready = self.is_ready(id, stream);
+                let ready = reach.covers(&block.fence);
                 if !ready && !self.policies.internal_dependencies {
                     continue;
                 }
@@ -94,7 +103,8 @@ impl Arena {
                 for (page, slot, slots) in self.whole_pages(id) {
                     let (start, end) = (slot * per_slot, (slot + u64::from(slots)) * per_slot);
                     if !here || end <= place.start || place.end <= start {
-                        supply.add(slots, Victim { page, block: id, ready, freed: block.freed });
+                        let (freed, number) = (Reverse(block.freed), count);
+                        supply.add(slots, Victim { ready, freed, number, page, block: id });
                         count += 1;
                     }
                 }
@@ -113,21 +123,9 @@ impl Arena {
 
     /// The pages that lie wholly in a block: page, first slot, slots.
     pub(super) fn whole_pages(&self, id: BlockId) -> impl Iterator<Item = (PageId, u64, u32)> + '_ {
-        let (block, per_slot) = (&self.blocks[id], self.layout.units_per_slot());
-        let (mut slot, end) = (block.start.div_ceil(per_slot), block.end() / per_slot);
-        std::iter::from_fn(move || {
-            while slot < end {
-                let page = self.regions.page_at(block.region, slot)?;
-                let (_, home) = self.pages.get(page).home?;
-                let (first, slots) = (u64::from(home), self.pages.get(page).slots);
-                let whole = first == slot && first + u64::from(slots) <= end;
-                slot = first + u64::from(slots);
-                if whole {
-                    return Some((page, first, slots));
-                }
-            }
-            None
-        })
+        let block = &self.blocks[id];
+        let (slot, end) = (self.layout.slots_for(block.start), self.layout.slot_of(block.end()));
+        self.regions.pages_within(block.region, slot, end)
     }
 
     /// Maps the largest page of at most `room` slots from a free block elsewhere to `to`; its old mapping

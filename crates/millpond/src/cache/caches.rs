@@ -28,6 +28,9 @@ pub(crate) struct Caches {
     sizes: Sizes,
     /// Bytes that one thread may cache.
     limit: AtomicU64,
+    /// A block serves a request of a large size if it has less than this to spare, in bytes: one unit, or in haste
+    /// anything, since what lies in one magazine differs by an eighth at most.
+    most_slack: AtomicU64,
     /// Entries of `threads` that may be in use.
     used: AtomicUsize,
     /// What threads without a cache count. Written under the pool's lock.
@@ -58,8 +61,15 @@ impl Cached {
     }
 }
 
+/// The part of what a thread may cache, by which its high-water mark may be too high.
+const MOST_DRIFT: u64 = 8;
+
 /// Bytes that a thread may cache in a pool that is small; in a larger one it is a share of what is reserved.
 const LEAST_LIMIT: u64 = 64 << 20;
+
+/// More than blocks in one magazine of those that are ever rounded can differ by; the difference wraps around where
+/// the block is shorter than the request.
+const SLACK_IN_HASTE: u64 = 1 << 32;
 
 impl Caches {
     pub(crate) fn new(views: Arc<Views>, sizes: Sizes, pool: Weak<dyn ThreadEnd>) -> Self {
@@ -69,6 +79,7 @@ impl Caches {
             views,
             sizes,
             limit: AtomicU64::new(LEAST_LIMIT),
+            most_slack: AtomicU64::new(sizes.bytes(1)),
             used: AtomicUsize::new(0),
             others: Tally::default(),
             pool,
@@ -112,7 +123,8 @@ impl Caches {
         let item = *magazine.top()?;
         let size = item.bytes();
         let slack = size.wrapping_sub(bytes);
-        if !self.sizes.is_exact(slack) {
+        // Relaxed: a setting; any value that it ever had is safe.
+        if slack >= self.most_slack.load(Ordering::Relaxed) {
             return None;
         }
         Some(Self::take(magazine, item, (bytes, size, slack), tally))
@@ -232,28 +244,67 @@ impl Caches {
             top
         } else {
             let (at, has_room) = (MagazineIndex::of(units), magazine.restock_by() > 0);
-            let regretted = self.sizes.is_large(size) && lanes.note_alloc(stream.key(), at, size);
+            let regretted =
+                self.sizes.is_large(size) && (lanes.note_alloc(stream.key(), at, size) || self.is_in_haste());
             // What other threads free again and again is worth room, too.
             if regretted || (!has_room && depot.has(timeline.id, size)) {
                 self.grant(lanes, stream, (at, size), &mut each);
             }
             let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
-            let mut more = depot.take(timeline.id, size, 1 + magazine.restock_by());
-            let item = more.pop();
-            if !more.is_empty() {
-                cache.tally.note_filled();
-                for item in more {
-                    if magazine.is_full() {
-                        depot.put(timeline.id, item);
-                    } else {
-                        // SAFETY: it is not full.
-                        unsafe { magazine.push(item) };
-                    }
+            let mut first = None;
+            depot.take(timeline.id, size, 1 + magazine.restock_by(), |item| match first {
+                None => first = Some(item),
+                Some(_) => {
+                    cache.tally.note_filled();
+                    // SAFETY: it is not full: no more come than half of what it may hold.
+                    unsafe { magazine.push(item) };
                 }
-            }
-            item
+            });
+            first
         };
         Some(item?.out())
+    }
+
+    /// As [`restock`](Self::restock), with what another stream freed. `admit` answers whether work on `stream` may
+    /// use what is behind a fence, and sees to it if it can.
+    #[cold]
+    pub(crate) fn restock_from_others(
+        &self,
+        depot: &mut Depot,
+        units: u64,
+        stream: &Stream,
+        admit: impl FnOnce(&Fence) -> bool,
+    ) -> Option<Out> {
+        let timeline = stream.timeline();
+        let size = self.sizes.bytes(units);
+        let other = depot.other_with(timeline.id, size)?;
+        if timeline.marking != Marking::WhenNeeded {
+            return None;
+        }
+        let cache = self.join_slow(depot)?;
+        // SAFETY: as in `restock`.
+        let lanes = unsafe { cache.lanes_under_lock() };
+        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(MagazineIndex::of(units));
+        let mut items = Few::<Item>::new();
+        depot.take(other, size, 1 + magazine.restock_by(), |item| items.push(item));
+        let last = items.iter().map(|item| item.entry().tick()).max()?;
+        if !admit(&Fence::at(other, last)) {
+            depot.put(other, size, &items);
+            return None;
+        }
+        // From here on it is as if this stream had freed them, now.
+        for item in &items {
+            item.entry().make_cached(item.entry().offset(), timeline.now());
+        }
+        let first = items.pop();
+        if !items.is_empty() {
+            cache.tally.note_filled();
+        }
+        for item in items {
+            // SAFETY: it is not full: no more came than half of what it may hold.
+            unsafe { magazine.push(item) };
+        }
+        first.map(|item| item.out())
     }
 
     /// Labels a block that has just left the arena with its magazine.
@@ -264,13 +315,14 @@ impl Caches {
 
     /// Takes a live block without recorded uses into the thread's magazines, and makes room for it: what has
     /// none goes to the depot, or is given to `each`. `false`, and nothing done, where the thread can have no
-    /// magazine for it.
+    /// magazine for it. A high-water mark that drifted is folded into `folded`.
     #[cold]
     pub(crate) fn put_slow(
         &self,
         depot: &mut Depot,
         (ptr, entry): (DevicePtr, &Entry),
         stream: &Stream,
+        folded: &HighWater,
         mut each: impl FnMut(Cached),
     ) -> bool {
         let timeline = stream.timeline();
@@ -282,6 +334,10 @@ impl Caches {
             return false;
         }
         let Some(cache) = self.join_slow(depot) else { return false };
+        if cache.tally.drift() > limit / MOST_DRIFT {
+            folded.raise(&self.counted(folded));
+            cache.tally.reset_high();
+        }
         // SAFETY: as in `restock`.
         let lanes = unsafe { cache.lanes_under_lock() };
         let at = MagazineIndex::of(self.sizes.exact_units(size));
@@ -289,16 +345,19 @@ impl Caches {
         cache.open(lanes);
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
         let full = magazine.is_full();
-        let may_grow = !self.sizes.is_large(size) || (full && lanes.note_free(stream.key(), at, size));
-        if full && !(may_grow && lanes.grant(stream.key(), at, longest, limit)) {
-            let given_up: Vec<_> = lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
+        let in_haste = self.is_in_haste();
+        let may_grow =
+            !self.sizes.is_large(size) || in_haste || (full && lanes.note_free(stream.key(), at, size));
+        if full && !(may_grow && lanes.grant(stream.key(), at, longest, (limit, in_haste))) {
+            let given_up: Few<Item> =
+                lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
             if given_up.is_empty() && !may_grow {
                 return false;
             }
             if given_up.is_empty() {
                 self.grant(lanes, stream, (at, size), &mut each);
             }
-            self.put_away(depot, timeline.id, &given_up, &mut each);
+            self.put_away(depot, timeline.id, given_up, &mut each);
         }
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
         if magazine.is_full() {
@@ -323,7 +382,8 @@ impl Caches {
         let longest = self.sizes.longest_beside(size);
         // Relaxed: a setting.
         let limit = self.limit.load(Ordering::Relaxed);
-        if longest <= limit && !lanes.grant(stream.key(), at, longest, limit) {
+        let limit = (limit, self.is_in_haste());
+        if longest <= limit.0 && !lanes.grant(stream.key(), at, longest, limit) {
             lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
             lanes.revoke_grants();
             lanes.grant(stream.key(), at, longest, limit);
@@ -332,14 +392,23 @@ impl Caches {
 
     /// Brings blocks that a magazine gave up to the depot, if there are several of a length, which makes it
     /// likely that they are wanted again; gives the others to `each`.
-    fn put_away(&self, depot: &mut Depot, of: TimelineId, items: &[Item], each: &mut impl FnMut(Cached)) {
+    fn put_away(
+        &self,
+        depot: &mut Depot,
+        of: TimelineId,
+        mut items: Few<Item>,
+        each: &mut impl FnMut(Cached),
+    ) {
+        // Relaxed: a setting.
         let limit = self.limit.load(Ordering::Relaxed);
-        for item in items {
-            let alike = items.iter().filter(|other| other.bytes() == item.bytes()).count();
-            if alike > 1 && depot.held() + item.bytes() <= limit {
-                depot.put(of, *item);
+        // Stable: the youngest of a length stay the last ones.
+        items.sort_by_key(Item::bytes);
+        for alike in items.chunk_by(|a, b| a.bytes() == b.bytes()) {
+            let bytes = alike[0].bytes();
+            if alike.len() > 1 && depot.held() + bytes * alike.len() as u64 <= limit {
+                depot.put(of, bytes, alike);
             } else {
-                each(Cached { item: *item, of });
+                alike.iter().for_each(|&item| each(Cached { item, of }));
             }
         }
     }
@@ -387,25 +456,6 @@ impl Caches {
         depot.drain(|of, item| each(Cached { item, of }));
     }
 
-    /// Takes back what the calling thread caches, and the depot: gives it to `each`. No other thread is disturbed.
-    pub(crate) fn empty_own(&self, depot: &mut Depot, mut each: impl FnMut(Cached)) {
-        let me = self.mine();
-        if me.is_owned() && me.tally.may_hold() {
-            // SAFETY: the calling thread owns the cache, is not inside, and holds the lock (the depot is borrowed).
-            let lanes = unsafe { me.lanes_under_lock() };
-            lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
-            me.tally.note_emptied();
-        }
-        depot.drain(|of, item| each(Cached { item, of }));
-    }
-
-    /// Other threads that may cache something, as far as can be seen in passing.
-    pub(crate) fn others_that_hold(&self) -> u64 {
-        let me = self.mine();
-        let others = self.all().filter(|cache| !std::ptr::eq(*cache, me));
-        others.filter(|cache| cache.is_owned() && cache.tally.may_hold()).count() as u64
-    }
-
     /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
     pub(crate) fn shut(&self, depot: &mut Depot, folded: &HighWater, each: impl FnMut(Cached)) {
         // Relaxed: under the lock.
@@ -451,7 +501,7 @@ impl Caches {
         mut each: impl FnMut(&ThreadCache, &mut Lanes),
     ) {
         let is_concerned = |cache: &&ThreadCache| self.is_mine(cache) || cache.tally.is_of_note();
-        let concerned: Few<'_> = self.all().filter(is_concerned).collect();
+        let concerned: Few<_> = self.all().filter(is_concerned).collect();
         self.keep_out(&concerned);
         if let Some(folded) = folded {
             folded.raise(&self.counted(folded));
@@ -522,13 +572,21 @@ impl Caches {
     }
 
     /// Adapts the bytes that a thread may cache to what the pool holds and how many threads use it: all of it
-    /// together. That is much, but nothing is lost by it: whoever finds too little elsewhere takes it back.
-    pub(crate) fn adapt(&self, reserved: u64) {
+    /// together. That is much, but nothing is lost by it: whoever finds too little elsewhere takes it back. With
+    /// anything to spare, the pool is in haste.
+    pub(crate) fn adapt(&self, reserved: u64, spare: u64) {
         let threads = self.all().filter(|cache| cache.is_owned()).count().max(1) as u64;
         // With the eighth that magazines of mixed sizes count on top.
-        let share = (reserved + reserved / 8) / threads;
-        // Relaxed: a setting.
+        let share = (reserved + reserved / 8 + spare) / threads;
+        // Relaxed: settings.
         self.limit.store(share.max(LEAST_LIMIT), Ordering::Relaxed);
+        let most_slack = if spare > 0 { SLACK_IN_HASTE } else { self.sizes.bytes(1) };
+        self.most_slack.store(most_slack, Ordering::Relaxed);
+    }
+
+    fn is_in_haste(&self) -> bool {
+        // Relaxed: a setting.
+        self.most_slack.load(Ordering::Relaxed) == SLACK_IN_HASTE
     }
 
     pub(crate) fn sizes(&self) -> Sizes {
@@ -547,7 +605,7 @@ impl Caches {
         depot: &mut Depot,
         recount: impl FnOnce(u64) -> Result<(), String>,
     ) -> Result<(), String> {
-        let all: Few<'_> = self.all().collect();
+        let all: Few<_> = self.all().collect();
         self.keep_out(&all);
         let result = Self::check_kept_out(depot, &all).and_then(recount);
         self.let_in(&all);
@@ -583,8 +641,8 @@ impl Caches {
     }
 }
 
-/// Caches that are dealt with together.
-type Few<'a> = SmallVec<[&'a ThreadCache; 16]>;
+/// What is dealt with together: caches, or blocks.
+type Few<T> = SmallVec<[T; 32]>;
 
 impl Drop for Caches {
     fn drop(&mut self) {

@@ -132,9 +132,10 @@ impl Ghost {
 }
 
 /// Blocks of this size that a magazine ever holds. Larger ones are fewer: a magazine is searched where it holds
-/// several sizes, and what it holds may be many bytes.
-const fn most_of(bytes: u64) -> usize {
+/// several sizes, and what it holds may be many bytes. In haste, few ways to the depot count for more.
+const fn most_of(bytes: u64, in_haste: bool) -> usize {
     match bytes {
+        _ if in_haste => 64,
         0..=0x8000 => 64,
         0x8001..=0xF_FFFF => 32,
         LARGE.. => 16,
@@ -144,6 +145,40 @@ const fn most_of(bytes: u64) -> usize {
 /// Bytes from which on a magazine is short.
 const LARGE: u64 = 1 << 20;
 
+/// The magazines of a lane.
+#[derive(Debug)]
+struct Magazines {
+    all: [Magazine; MAGAZINES],
+    /// A bit for each magazine that may hold blocks, so that taking all back need not look at the many others.
+    with_room: [u64; MAGAZINES.div_ceil(64)],
+}
+
+impl Magazines {
+    fn new() -> Self {
+        Self { all: std::array::from_fn(|_| Magazine::default()), with_room: [0; _] }
+    }
+
+    fn note_room(&mut self, index: MagazineIndex) {
+        self.with_room[index.get() / 64] |= 1 << (index.get() % 64);
+    }
+
+    /// Calls `each` with every magazine that may hold blocks.
+    fn for_each(&mut self, mut each: impl FnMut(&mut Magazine)) {
+        for (word, first) in self.with_room.iter_mut().zip((0..).step_by(64)) {
+            let mut rest = *word;
+            while rest != 0 {
+                let bit = rest.trailing_zeros();
+                rest &= rest - 1;
+                let magazine = &mut self.all[first + bit as usize];
+                each(magazine);
+                if magazine.room == 0 {
+                    *word &= !(1 << bit);
+                }
+            }
+        }
+    }
+}
+
 /// What one thread caches of one stream: a magazine per size class.
 #[derive(Debug, Default)]
 #[repr(align(32))]
@@ -151,7 +186,7 @@ pub(super) struct Lane {
     /// [`Timeline::serial`] of the stream; 0 for none.
     serial: u64,
     /// There where there is a stream.
-    magazines: Option<Box<[Magazine; MAGAZINES]>>,
+    magazines: Option<Box<Magazines>>,
     /// What the stream's timeline is called.
     of: Option<TimelineId>,
 }
@@ -161,13 +196,13 @@ impl Lane {
     pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
         // SAFETY: a lane that is handed out (`Lanes::of`, `of_or_add`) is of a stream, and an index of this type
         // is less than `MAGAZINES`.
-        unsafe { self.magazines.as_mut().unwrap_unchecked().get_unchecked_mut(index.get()) }
+        unsafe { self.magazines.as_mut().unwrap_unchecked().all.get_unchecked_mut(index.get()) }
     }
 
     /// Empties the magazines.
     fn drain(&mut self, mut each: impl FnMut(TimelineId, Item)) {
         let (Some(of), Some(magazines)) = (self.of, &mut self.magazines) else { return };
-        magazines.iter_mut().flat_map(|magazine| magazine.items.drain(..)).for_each(|item| each(of, item));
+        magazines.for_each(|magazine| magazine.items.drain(..).for_each(|item| each(of, item)));
     }
 }
 
@@ -213,27 +248,30 @@ impl Lanes {
         let lane = &mut self.lanes[slot];
         if lane.serial != timeline.serial {
             lane.drain(each);
-            lane.magazines.get_or_insert_with(|| Box::new(std::array::from_fn(|_| Magazine::default())));
+            lane.magazines.get_or_insert_with(|| Box::new(Magazines::new()));
             (lane.serial, lane.of) = (timeline.serial, Some(timeline.id));
         }
         lane
     }
 
     /// Lets a full magazine of a lane that is there hold more blocks, of at most `bytes` each, if that may be, so
-    /// that all magazines of the thread together never hold more than `limit` bytes. Returns whether it has room
-    /// now.
+    /// that all magazines of the thread together never hold more than `limit` bytes; the limit comes with whether
+    /// the pool is in haste. Returns whether there is room now.
     pub(super) fn grant(
         &mut self,
         stream: StreamKey,
         magazine: MagazineIndex,
         bytes: u64,
-        limit: u64,
+        (limit, in_haste): (u64, bool),
     ) -> bool {
         let left = limit.saturating_sub(self.granted) / bytes;
         let Some(lane) = self.of(stream) else { return false };
+        if let Some(magazines) = &mut lane.magazines {
+            magazines.note_room(magazine);
+        }
         let magazine = lane.magazine(magazine);
         let first = if bytes < LARGE { 4 } else { 1 };
-        let wanted = (2 * magazine.room).max(first).min(most_of(bytes));
+        let wanted = (2 * magazine.room).max(first).min(most_of(bytes, in_haste));
         let more = wanted.saturating_sub(magazine.room).min(usize::try_from(left).unwrap_or(usize::MAX));
         magazine.room += more;
         magazine.items.reserve_exact(magazine.room - magazine.items.len());
@@ -261,34 +299,35 @@ impl Lanes {
         mut each: impl FnMut(TimelineId, Item),
     ) {
         for lane in &mut self.lanes {
-            if let Some(magazines) = &mut lane.magazines {
-                for magazine in magazines.iter_mut().filter(|magazine| !magazine.items.is_empty()) {
-                    if let Some(longest) = large(magazine.items[0].bytes()) {
+            if let (Some(of), Some(magazines)) = (lane.of, &mut lane.magazines) {
+                magazines.for_each(|magazine| {
+                    let longest = magazine.items.first().and_then(|item| large(item.bytes()));
+                    if let Some(longest) = longest {
                         let less = magazine.items.len();
                         magazine.room -= less;
                         self.granted -= less as u64 * longest;
                     }
-                }
+                    magazine.items.drain(..).for_each(|item| each(of, item));
+                });
             }
-            lane.drain(&mut each);
         }
     }
 
     /// Takes back every grant; the lanes are empty.
     pub(super) fn revoke_grants(&mut self) {
         self.granted = 0;
-        for magazine in
-            self.lanes.iter_mut().filter_map(|lane| lane.magazines.as_mut()).flat_map(|all| all.iter_mut())
-        {
-            debug_assert!(magazine.items.is_empty());
-            magazine.room = 0;
+        for magazines in self.lanes.iter_mut().filter_map(|lane| lane.magazines.as_mut()) {
+            magazines.for_each(|magazine| {
+                debug_assert!(magazine.items.is_empty());
+                magazine.room = 0;
+            });
         }
     }
 
     /// Every block held.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Item> {
         let lanes = self.lanes.iter().filter_map(|lane| lane.magazines.as_ref());
-        lanes.flat_map(|all| all.iter()).flat_map(|magazine| &magazine.items)
+        lanes.flat_map(|magazines| &magazines.all).flat_map(|magazine| &magazine.items)
     }
 
     /// Bytes that may be held.

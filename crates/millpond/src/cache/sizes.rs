@@ -16,6 +16,10 @@ const CLASS_BITS: u32 = 3;
 /// Units of the longest request that is ever served from a magazine: 1 TiB, in units of 512 bytes.
 const LONGEST_CACHED: u64 = 1 << 31;
 
+/// Bytes of the longest request that is rounded to a class in haste. The eighth of it that may be wasted, like any
+/// other slack, must be less than 2^32 (`Entry`).
+const LONGEST_IN_HASTE: u64 = 1 << 30;
+
 /// Magazines in a lane: one for each class of any size up to the most units that a block can have.
 pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
 
@@ -72,6 +76,13 @@ impl Sizes {
         if self.is_rounded(bytes) { rounded(units) } else { units }
     }
 
+    /// As [`units`](Self::units), where large blocks are rounded to classes too: an eighth is wasted at most. The
+    /// longest are not.
+    pub(crate) fn units_in_haste(self, bytes: u64) -> u64 {
+        let units = self.exact_units(bytes);
+        if bytes <= LONGEST_IN_HASTE { rounded(units) } else { units }
+    }
+
     /// As [`units`](Self::units), for a block that is not of a class.
     #[inline]
     pub(crate) fn exact_units(self, bytes: u64) -> u64 {
@@ -117,12 +128,6 @@ impl Sizes {
     /// Whether blocks for such a request are ever cached.
     pub(super) fn is_cached(self, bytes: u64) -> bool {
         bytes > 0 && self.exact_units(bytes) <= LONGEST_CACHED
-    }
-
-    /// Whether a block with so much to spare has the exact length for the request.
-    #[inline]
-    pub(super) fn is_exact(self, slack: u64) -> bool {
-        slack >> self.unit_shift == 0
     }
 
     #[inline]

@@ -116,6 +116,11 @@ impl Tally {
         self.frees.load(Ordering::Relaxed)
     }
 
+    /// By how many bytes the high-water mark may be too high if others allocated meanwhile what this thread freed.
+    pub(super) fn drift(&self) -> u64 {
+        self.allocated.below.load(Ordering::Relaxed).max(0) as u64
+    }
+
     /// The high-water marks start again from now. By the owner, or while its gate is closed.
     pub(super) fn reset_high(&self) {
         self.requested.reset_high();
@@ -128,7 +133,9 @@ impl Tally {
 /// [fold](super::Caches::fold).
 ///
 /// The high-water marks are exact where one thread used the pool since then. Where several did, each thread's
-/// own highest is taken together with what the others have *now*; the sum may never have been there at one time.
+/// own highest is taken together with what the others have *now*; the sum may never have been there at one time,
+/// and is too high by what the thread freed since. So a thread that frees much folds now and then
+/// ([`Tally::drift`]).
 pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally> + Clone, folded: &HighWater) -> Counted {
     let level = |part: fn(&Tally) -> &Part, folded: &AtomicU64| {
         let parts = tallies.clone().map(part).map(Part::read);

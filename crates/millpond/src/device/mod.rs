@@ -16,6 +16,9 @@
 //! call that returned it until the `unsafe` call that destroys it; who destroys it promises that nobody
 //! uses it afterwards. That is why the calls that only *use* a handle are safe.
 
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
 pub mod capturing;
 pub mod checker;
 #[cfg(feature = "cuda")]
@@ -42,6 +45,13 @@ pub trait Device: Send + Sync + std::fmt::Debug + 'static {
 
     /// Free and total device memory now, as the driver counts it (all processes together).
     fn memory_info(&self) -> DeviceResult<MemoryInfo>;
+
+    /// The time on a clock that only goes forward, by which a pool judges what its slow paths cost the program.
+    /// The host's own, unless the device keeps a time of its own or replays one.
+    fn now(&self) -> Duration {
+        static START: OnceLock<Instant> = OnceLock::new();
+        START.get_or_init(Instant::now).elapsed()
+    }
 
     // ---- addresses -------------------------------------------------------------------------------
 

@@ -25,12 +25,14 @@
 
 mod event;
 mod fence;
+mod reach;
 mod stream;
 mod timeline;
 mod timelines;
 
 pub use event::Event;
 pub(crate) use fence::Fence;
+pub(crate) use reach::Reach;
 pub use stream::Stream;
 pub(crate) use stream::StreamKey;
 pub(crate) use timeline::{Marking, Tick, Timeline, TimelineId};

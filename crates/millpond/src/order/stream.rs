@@ -33,6 +33,9 @@ pub(super) struct Inner {
     handle: StreamHandle,
     /// Whether the stream is ours to destroy.
     owned: bool,
+    /// Where somebody else's object destroys the stream: that object. Let go of after the last tick is closed.
+    #[cfg(feature = "cudarc")]
+    owner: std::sync::OnceLock<Arc<dyn std::any::Any + Send + Sync>>,
 }
 
 impl Stream {
@@ -42,7 +45,14 @@ impl Stream {
         handle: StreamHandle,
         owned: bool,
     ) -> Self {
-        Self::from_inner(Arc::new(Inner { timelines, timeline, handle, owned }))
+        Self::from_inner(Arc::new(Inner {
+            timelines,
+            timeline,
+            handle,
+            owned,
+            #[cfg(feature = "cudarc")]
+            owner: Default::default(),
+        }))
     }
 
     pub(super) fn from_inner(inner: Arc<Inner>) -> Self {
@@ -57,6 +67,13 @@ impl Stream {
 
     pub(super) fn inner(&self) -> &Arc<Inner> {
         &self.inner
+    }
+
+    /// Keeps `owner`, whose end would destroy the stream, until the last clone of the stream is gone. The first
+    /// owner stays: it promised that the stream is there as long as it is.
+    #[cfg(feature = "cudarc")]
+    pub(crate) fn keep_owner(&self, owner: Arc<dyn std::any::Any + Send + Sync>) {
+        self.inner.owner.set(owner).ok();
     }
 
     /// The driver's handle (`CUstream`), valid as long as a clone of this stream lives.

@@ -146,7 +146,12 @@ impl Timeline {
 
     /// Whether later work on this stream is ordered after `tick` of `other`.
     pub(crate) fn is_ordered_after(&self, other: TimelineId, tick: Tick) -> bool {
-        self.state.lock().ordered_after.tick_of(other) >= tick
+        self.ordered_after_tick(other) >= tick
+    }
+
+    /// The tick of `other` that later work on this stream is ordered after, or 0.
+    pub(super) fn ordered_after_tick(&self, other: TimelineId) -> Tick {
+        self.state.lock().ordered_after.tick_of(other)
     }
 
     /// Whether the stream is being captured: then work given to it does not run, so that no event on it says

@@ -7,7 +7,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::stream::Inner;
 use super::timeline::{Mark, Marking};
-use super::{Fence, ReusePolicies, Stream, Tick, Timeline, TimelineId};
+use super::{Fence, Reach, ReusePolicies, Stream, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceResult, EventHandle, StreamHandle, StreamId};
 
 /// Who wants to know that the host has waited for the device. Called without locks held.
@@ -260,18 +260,23 @@ impl Timelines {
     /// device call.
     #[inline]
     pub(crate) fn is_ready(&self, fence: &Fence, stream: &Timeline, policies: ReusePolicies) -> bool {
-        fence.iter().all(|(id, tick)| id == stream.id || self.is_ready_slow(id, tick, stream, policies))
+        fence.iter().all(|(id, tick)| id == stream.id || self.last_reached(id, stream, policies) >= tick)
     }
 
+    /// As [`is_ready`](Self::is_ready), for many fences.
+    pub(crate) fn reach<'a>(&'a self, stream: &'a Timeline, policies: ReusePolicies) -> Reach<'a> {
+        Reach::new(self, stream, policies)
+    }
+
+    /// The last tick of `id` that later work on `stream` comes after, by what is known already; every tick of a
+    /// timeline that is gone.
     #[cold]
-    fn is_ready_slow(&self, id: TimelineId, tick: Tick, stream: &Timeline, policies: ReusePolicies) -> bool {
+    pub(super) fn last_reached(&self, id: TimelineId, stream: &Timeline, policies: ReusePolicies) -> Tick {
         let follow = policies.follow_event_dependencies || policies.internal_dependencies;
-        self.with(id, |other| {
-            other.synchronized() >= tick
-                || (policies.opportunistic && other.observed() >= tick)
-                || (follow && stream.is_ordered_after(id, tick))
-        })
-        .unwrap_or(true)
+        let seen = self
+            .with(id, |other| if policies.opportunistic { other.observed() } else { other.synchronized() });
+        let Some(seen) = seen else { return Tick::MAX };
+        if follow { seen.max(stream.ordered_after_tick(id)) } else { seen }
     }
 
     /// Whether everything in `fence` is known to be complete, so that nobody needs it. No device call.

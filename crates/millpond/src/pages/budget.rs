@@ -27,14 +27,14 @@ pub struct Budget {
 
 #[derive(Debug)]
 struct Inner {
-    limit: u64,
+    limit: AtomicU64,
     held: AtomicU64,
 }
 
 impl Budget {
     /// A budget of `limit` bytes.
     pub fn bytes(limit: u64) -> Self {
-        Self { inner: Arc::new(Inner { limit, held: AtomicU64::new(0) }) }
+        Self { inner: Arc::new(Inner { limit: AtomicU64::new(limit), held: AtomicU64::new(0) }) }
     }
 
     /// A budget of a `fraction` (0 to 1) of the device's memory.
@@ -53,7 +53,15 @@ impl Budget {
 
     /// The limit in bytes.
     pub fn limit(&self) -> u64 {
-        self.inner.limit
+        // Relaxed: a setting; nothing is concluded from when it is seen.
+        self.inner.limit.load(Ordering::Relaxed)
+    }
+
+    /// Changes the limit, for what the pools take from now on. What they hold beyond it stays theirs until they
+    /// give it back.
+    pub fn set_limit(&self, bytes: u64) {
+        // Relaxed: as for `limit`.
+        self.inner.limit.store(bytes, Ordering::Relaxed);
     }
 
     /// Bytes that the pools hold now.
@@ -64,7 +72,8 @@ impl Budget {
 
     /// Takes `bytes` of what is left, or nothing.
     pub(super) fn take(&self, bytes: u64) -> bool {
-        let take = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= self.inner.limit);
+        let limit = self.limit();
+        let take = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
         // Relaxed: the counter guards nothing but itself; read-modify-writes never lose an update.
         self.inner.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
     }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use super::haste::Haste;
 use super::inner::{PoolInner, State};
 use super::pressure::Callbacks;
 use super::routes::Routes;
@@ -29,6 +30,7 @@ pub struct PoolBuilder {
     reuse: ReusePolicies,
     page_sizes: Option<(u64, u64)>,
     min_alignment: u64,
+    spare: Option<u64>,
     budget: Option<Budget>,
     record: Option<record::Options>,
 }
@@ -39,6 +41,9 @@ const LARGEST_PAGE: u64 = 32 << 20;
 /// Blocks smaller than this share the smallest pages, away from larger blocks, as in PyTorch's allocator
 /// (`kSmallSize`).
 const SMALL_BELOW: u64 = 1 << 20;
+
+/// The part of the device's memory that a pool in haste may hold beyond what it needs.
+const SPARE_PART: u64 = 32;
 
 /// Alignments that a pool can be built with.
 const MIN_ALIGNMENTS: std::ops::RangeInclusive<u64> = 256..=2 << 20;
@@ -54,6 +59,7 @@ impl PoolBuilder {
             reuse: ReusePolicies::ALL,
             page_sizes: None,
             min_alignment: 512,
+            spare: None,
             budget: None,
             record: None,
         }
@@ -105,6 +111,14 @@ impl PoolBuilder {
         self
     }
 
+    /// Bytes that the pool may hold beyond the most that was ever live, to save time, while it is asked so often
+    /// that moving memory would take half of the time. By default 1/32 of the device's memory; 0 never trades
+    /// memory for time.
+    pub fn spare(mut self, bytes: u64) -> Self {
+        self.spare = Some(bytes);
+        self
+    }
+
     /// A limit that the pool shares with others.
     pub fn budget(mut self, budget: &Budget) -> Self {
         self.budget = Some(budget.clone());
@@ -130,6 +144,8 @@ impl PoolBuilder {
         let timelines = self.context.timelines().clone();
         let registry = self.context.registry();
         let device = timelines.device().clone();
+        let spare = self.spare.unwrap_or(device.properties().total_memory / SPARE_PART);
+        let haste = Haste::new(spare, &*device);
         let largest_align = device.properties().granularity.min(layout.slot_bytes);
         let counters = Arc::new(Counters::default());
         let limits = Limits { hard_limit: self.hard_limit, headroom: self.headroom, budget: self.budget };
@@ -149,6 +165,7 @@ impl PoolBuilder {
             state: Mutex::new(State {
                 arena,
                 depot: Depot::default(),
+                haste,
                 captured: Vec::new(),
                 destroyed: false,
             }),

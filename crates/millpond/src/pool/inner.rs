@@ -2,10 +2,12 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::captured::Captured;
+use super::haste::{Haste, REVOCATION, THROUGH_ARENA};
 use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use super::routes::Routes;
@@ -42,6 +44,7 @@ pub(crate) struct PoolInner {
 pub(super) struct State {
     pub(super) arena: Arena,
     pub(super) depot: Depot,
+    pub(super) haste: Haste,
     /// The memory of captures.
     pub(super) captured: Vec<Captured>,
     pub(super) destroyed: bool,
@@ -109,7 +112,7 @@ impl PoolInner {
     }
 
     /// The steps of a slow allocation that need the lock, in the order of what they cost. Memory is mapped,
-    /// stolen or created only after every cache was emptied.
+    /// stolen or created only after every cache was emptied, or in [haste](super::haste).
     fn alloc_under_lock(
         &self,
         state: &mut State,
@@ -119,19 +122,24 @@ impl PoolInner {
     ) -> std::result::Result<DevicePtr, Refusal> {
         let sizes = self.caches.sizes();
         let mut out = None;
+        let in_haste = state.haste.is_on();
         // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them
         // must have the class's length.
-        let units = sizes.units(bytes);
+        let units = if in_haste { sizes.units_in_haste(bytes) } else { sizes.units(bytes) };
         if units >= MOST_UNITS {
             return Err(Refusal::Short { what: Shortage::Device, bytes });
         }
         if align <= sizes.bytes(1) {
             let State { arena, depot, .. } = &mut *state;
             out = self.caches.restock(depot, units, stream, |cached| take_back(arena, cached));
+            if out.is_none() && in_haste {
+                let admit = |fence: &Fence| arena.admit(fence, stream);
+                out = self.caches.restock_from_others(depot, units, stream, admit);
+            }
         }
-        let out = match out.or_else(|| state.arena.alloc_ready(units, align, stream)) {
+        let out = match out {
             Some(out) => out,
-            None => self.alloc_beyond_caches(state, (bytes, units), align, stream)?,
+            None => self.alloc_from_arena(state, units, align, stream)?,
         };
         // SAFETY: the block is out, and the arena is this pool's.
         let entry = unsafe { out.entry.get() };
@@ -144,39 +152,80 @@ impl PoolInner {
         Ok(out.ptr)
     }
 
-    /// Allocates where no free block is ready: once the caches are emptied. To take back what other threads cache
-    /// costs a barrier in all of them, and they would miss it at once: a pool used by several threads may hold a
-    /// little more than it needs instead ([`SPARE_PER_THREAD`]).
-    fn alloc_beyond_caches(
+    /// A block that no magazine has.
+    fn alloc_from_arena(
         &self,
         state: &mut State,
-        (bytes, units): (u64, u64),
+        units: u64,
         align: u64,
         stream: &Stream,
     ) -> std::result::Result<Out, Refusal> {
-        let others = self.caches.others_that_hold();
-        let spare = others * SPARE_PER_THREAD;
-        if self.counters.reserved.current() + bytes <= self.counted().allocated.high + spare {
-            let State { arena, depot, .. } = &mut *state;
-            self.caches.empty_own(depot, |cached| take_back(arena, cached));
-            // Where that fails, what the others have is asked for.
-            if let Ok(out) = arena.alloc(units, align, stream) {
-                self.caches.adapt(self.counters.reserved.current());
+        if let Some(out) = state.arena.alloc_ready(units, align, stream) {
+            self.note_waste(state, THROUGH_ARENA);
+            return Ok(out);
+        }
+        if state.haste.is_on() && self.may_spare(state, units) {
+            // Where that fails, what others have is asked for.
+            if let Ok(out) = state.arena.alloc_growing(units, align, stream) {
+                self.adapt(state);
                 return Ok(out);
             }
         }
-        self.empty_caches(state);
-        let out = state.arena.alloc(units, align, stream)?;
-        self.caches.adapt(self.counters.reserved.current());
+        let out = self.alloc_beyond_caches(state, units, align, stream)?;
+        self.adapt(state);
         Ok(out)
     }
 
-    /// Gives the arena what every thread caches.
-    pub(super) fn empty_caches(&self, state: &mut State) {
+    /// Whether a pool in haste may hold so much more.
+    fn may_spare(&self, state: &State, units: u64) -> bool {
+        let bytes = self.caches.sizes().bytes(units);
+        self.counters.reserved.current() + bytes <= self.counted().allocated.high + state.haste.spare()
+    }
+
+    /// Allocates where no free block is ready: once the caches are emptied. What that costs is noted where memory
+    /// would have saved it: growth is no waste.
+    fn alloc_beyond_caches(
+        &self,
+        state: &mut State,
+        units: u64,
+        align: u64,
+        stream: &Stream,
+    ) -> std::result::Result<Out, Refusal> {
+        let device = self.timelines.device();
+        let (began, moved) = (device.now(), self.pages_moved());
+        let revoked = self.empty_caches(state);
+        let out = state.arena.alloc(units, align, stream);
+        let took = device.now().saturating_sub(began);
+        let least = if revoked { REVOCATION } else { THROUGH_ARENA };
+        let wasted = if revoked || self.pages_moved() > moved { took.max(least) } else { THROUGH_ARENA };
+        self.note_waste(state, wasted);
+        out
+    }
+
+    /// Pages that were taken from one place for another so far, or given back for others.
+    fn pages_moved(&self) -> u64 {
+        self.counters.pages_stolen.get() + self.counters.calls.release.get()
+    }
+
+    fn note_waste(&self, state: &mut State, wasted: Duration) {
+        if state.haste.note(wasted, self.timelines.device().as_ref()).is_some() {
+            tracing::debug!(pool = self.name, in_haste = state.haste.is_on(), "haste");
+            self.adapt(state);
+        }
+    }
+
+    fn adapt(&self, state: &State) {
+        self.caches.adapt(self.counters.reserved.current(), state.haste.spare());
+    }
+
+    /// Gives the arena what every thread caches; returns whether there was anything.
+    pub(super) fn empty_caches(&self, state: &mut State) -> bool {
         let State { arena, depot, .. } = state;
-        if self.caches.holds_any(depot) {
+        let any = self.caches.holds_any(depot);
+        if any {
             self.caches.revoke(depot, &self.counters.high, |cached| take_back(arena, cached));
         }
+        any
     }
 
     /// Frees a block. The fast path is one call, which takes no lock.
@@ -256,7 +305,9 @@ impl PoolInner {
         if !*destroyed
             && let Some((entry, offset)) = self.views.find(ptr)
             && entry.slack_if_plain(offset).is_some()
-            && self.caches.put_slow(depot, (ptr, entry), stream, |cached| take_back(arena, cached))
+            && self.caches.put_slow(depot, (ptr, entry), stream, &self.counters.high, |cached| {
+                take_back(arena, cached);
+            })
         {
             return;
         }
@@ -303,9 +354,13 @@ impl PoolInner {
         }
     }
 
-    /// What all threads counted.
+    /// What all threads counted. No more was ever live at once than was held.
     pub(super) fn counted(&self) -> Counted {
-        self.caches.counted(&self.counters.high)
+        let mut counted = self.caches.counted(&self.counters.high);
+        let held = self.counters.reserved.level().high;
+        counted.allocated.high = counted.allocated.high.min(held.max(counted.allocated.current));
+        counted.requested.high = counted.requested.high.min(counted.allocated.high);
+        counted
     }
 
     pub(super) fn stats(&self) -> Stats {
@@ -448,10 +503,6 @@ impl PoolInner {
         Err(Error::LiveBlocks { pool: self.name.clone(), blocks, bytes })
     }
 }
-
-/// Bytes that a pool may hold beyond the most that was ever live, for each thread that caches blocks besides the one
-/// that allocates: enough for a few blocks of most sizes.
-const SPARE_PER_THREAD: u64 = 32 << 20;
 
 /// More than any device can address: sizes beyond it come from arithmetic that overflowed.
 const LARGEST_REQUEST: u64 = 1 << 56;

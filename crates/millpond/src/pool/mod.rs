@@ -14,6 +14,7 @@ mod builder;
 mod capture;
 mod captured;
 mod context;
+mod haste;
 mod inner;
 mod pressure;
 mod registry;
@@ -269,6 +270,14 @@ impl Pool {
     /// [`Error::Recording`] if the file's last part could not be written.
     pub fn stop_recording(&self) -> Result<Option<record::Status>> {
         self.inner.recording.stop()
+    }
+
+    /// Writes what was recorded so far to the file, which can then be read while the recording goes on. Does
+    /// nothing where nothing is recorded; a write that fails is tried again, and [`Status::failure`] has it.
+    ///
+    /// [`Status::failure`]: record::Status::failure
+    pub fn flush_recording(&self) {
+        self.inner.recording.flush();
     }
 
     /// The recording that runs; `None` where none does.

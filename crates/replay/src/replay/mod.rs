@@ -5,7 +5,8 @@
 //! **How one replay runs.** [`Program`] keeps of the trace what the allocator will be asked. A [`Stage`] is a
 //! device with the trace's streams. [`Stage::play`] makes the calls one after another, as fast as they go:
 //! the trace's times are not waited for, and on the simulated device all work is complete at once. What the
-//! device's calls cost there is counted in virtual time.
+//! device's calls cost there is counted in virtual time. The time that an allocator can ask the device for
+//! ([`Device::now`]) is the trace's.
 
 mod outcome;
 mod program;
@@ -24,7 +25,7 @@ use millpond::{Context, Stream};
 use millpond_baselines::{Allocator, ChoiceError};
 
 pub use outcome::{Calls, DriverMemory, Oom, Outcome};
-pub use program::{FreeWhen, Program, Step};
+pub use program::{FreeWhen, Program, Step, WITHOUT_TIMES_US};
 pub use waste::{Map, Waste, at_peak, map_at_peak};
 pub use watch::{Backing, Watched};
 
@@ -168,7 +169,12 @@ impl Stage {
         steps: &[Step],
         blocks: &mut [DevicePtr],
     ) -> Option<(usize, millpond::Error)> {
+        let mut time_us = None;
         for (at, step) in steps.iter().enumerate() {
+            if time_us != Some(step.time_us) {
+                time_us = Some(step.time_us);
+                self.set_time(Duration::from_micros(step.time_us));
+            }
             let stream = &self.streams[usize::from(step.stream)];
             let block = &mut blocks[step.block as usize];
             let done = if step.alloc {
@@ -181,6 +187,16 @@ impl Stage {
             }
         }
         None
+    }
+
+    /// What the allocator sees of time is the trace's own, to which the device's calls add what they take.
+    fn set_time(&self, time: Duration) {
+        if let Some(sim) = &self.sim {
+            sim.advance_to(time);
+        }
+        if let Some(watched) = &self.watched {
+            watched.set_now(time);
+        }
     }
 
     /// Frees what is live, so that the allocator can be dropped.

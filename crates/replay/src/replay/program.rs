@@ -17,6 +17,9 @@ pub enum FreeWhen {
 pub struct Step {
     /// Bytes requested.
     pub size: u64,
+    /// When it was recorded, in microseconds from the trace's start. Where the trace has no times, steps are
+    /// [`WITHOUT_TIMES_US`] apart.
+    pub time_us: u64,
     /// The block's number.
     pub block: u32,
     /// The stream's number.
@@ -24,6 +27,10 @@ pub struct Step {
     /// Whether the block begins to live; else it is freed.
     pub alloc: bool,
 }
+
+/// Time from one step to the next where a trace does not say, in microseconds: about that of a framework's
+/// operators.
+pub const WITHOUT_TIMES_US: u64 = 10;
 
 /// What a replay does.
 #[derive(Debug, Clone)]
@@ -43,14 +50,18 @@ pub struct Program {
 impl Program {
     /// The steps of a trace.
     pub fn new(trace: &Trace, free: FreeWhen) -> Self {
-        let step = |block: u32, stream, alloc| {
+        let step = |block: u32, stream, alloc, time_us| {
             let size = trace.blocks[block as usize].size;
-            Step { size, block, stream, alloc }
+            Step { size, time_us, block, stream, alloc }
         };
         let before = trace.live_before.iter();
-        let before = before.map(|&block| step(block, trace.blocks[block as usize].stream, true));
+        let before = before.map(|&block| step(block, trace.blocks[block as usize].stream, true, 0));
         let recorded = replayed(trace, free);
-        let recorded = recorded.map(|op| step(op.block, op.stream, op.kind == OpKind::Alloc));
+        let has_times = trace.wall_us > 0;
+        let recorded = recorded.enumerate().map(|(at, op)| {
+            let time_us = if has_times { op.time_us } else { at as u64 * WITHOUT_TIMES_US };
+            step(op.block, op.stream, op.kind == OpKind::Alloc, time_us)
+        });
         // A block whose free was recorded only in part is not freed twice: the builder saw to that.
         Self {
             steps: before.chain(recorded).collect(),

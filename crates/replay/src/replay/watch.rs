@@ -20,6 +20,8 @@ pub struct Watched {
     /// Spent in questions of the watcher's own.
     aside: AtomicU64,
     paused: AtomicBool,
+    /// The time of the step that is being replayed, in nanoseconds.
+    trace_time: AtomicU64,
     backing: Mutex<BTreeMap<u64, Backing>>,
     turn: AtomicU64,
     /// The least that the driver had free, in bytes.
@@ -49,6 +51,7 @@ impl Watched {
             nanoseconds: AtomicU64::new(0),
             aside: AtomicU64::new(0),
             paused: AtomicBool::new(false),
+            trace_time: AtomicU64::new(0),
             backing: Mutex::default(),
             turn: AtomicU64::new(0),
             lowest_free: AtomicU64::new(u64::MAX),
@@ -59,6 +62,12 @@ impl Watched {
     /// Time spent in the device's calls so far, by the clock on the wall.
     pub fn time(&self) -> Duration {
         Duration::from_nanos(self.nanoseconds.load(Ordering::Relaxed))
+    }
+
+    /// From now on the clock says `time`, and what the device's calls take on top.
+    pub fn set_now(&self, time: Duration) {
+        // Relaxed: the thread that replays asks for it, too.
+        self.trace_time.store(time.as_nanos() as u64, Ordering::Relaxed);
     }
 
     /// Time spent in asking the driver for its free memory, which is no part of [`time`](Self::time).
@@ -167,6 +176,10 @@ macro_rules! pass_on_unsafe {
 }
 
 impl Device for Watched {
+    fn now(&self) -> Duration {
+        Duration::from_nanos(self.trace_time.load(Ordering::Relaxed)) + self.time()
+    }
+
     fn properties(&self) -> &Properties {
         self.device.properties()
     }

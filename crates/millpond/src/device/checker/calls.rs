@@ -3,6 +3,8 @@
 //! Calls that do not wait are passed on under the lock, so that the clocks see calls in the order in which
 //! the device sees them. Calls that wait take what they will teach before, and note it after.
 
+use std::time::Duration;
+
 use super::memory::Origin;
 use super::{CheckerDevice, clock::Clock};
 use crate::device::{
@@ -23,6 +25,10 @@ impl CheckerDevice {
 impl Device for CheckerDevice {
     fn properties(&self) -> &Properties {
         self.inner.properties()
+    }
+
+    fn now(&self) -> Duration {
+        self.inner.now()
     }
 
     fn memory_info(&self) -> DeviceResult<MemoryInfo> {

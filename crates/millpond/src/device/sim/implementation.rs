@@ -1,5 +1,7 @@
 //! The calls of [`Device`], one by one.
 
+use std::time::Duration;
+
 use parking_lot::MutexGuard;
 use slotmap::Key;
 
@@ -51,6 +53,10 @@ impl SimDevice {
 impl Device for SimDevice {
     fn properties(&self) -> &Properties {
         &self.properties
+    }
+
+    fn now(&self) -> Duration {
+        self.now()
     }
 
     fn memory_info(&self) -> DeviceResult<MemoryInfo> {

@@ -1,0 +1,221 @@
+//! Memory of a pool with the traits of cudarc's slices.
+
+use std::fmt;
+use std::marker::PhantomData;
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{
+    CudaStream, CudaView, CudaViewMut, DevicePtr, DevicePtrMut, DeviceRepr, DeviceSlice, HostSlice,
+    LaunchArgs, PushKernelArg, SyncOnDrop, ValidAsZeroBits,
+};
+
+use super::uses::Uses;
+use super::{Stream, refused};
+use crate::pool::{Pool, PoolInner};
+use crate::{Result, device};
+
+/// `len` elements of a pool's memory that cudarc takes wherever it takes a `CudaSlice`: in launches, copies,
+/// cuBLAS, NCCL. Dropped, it is freed to the pool in stream order; the host does not wait.
+///
+/// cudarc orders its use on other streams than its own, as it does for its slices: where the context has more
+/// than one stream and tracks events, reads wait for writes, writes for both, and the free for all of them.
+///
+/// ```no_run
+/// use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
+/// use millpond::cudarc::{Buffer, Stream};
+/// use millpond::{Context, Pool};
+/// # fn kernel(_: &CudaContext) -> cudarc::driver::CudaFunction { unimplemented!() }
+///
+/// let cuda = CudaContext::new(0)?;
+/// let stream = cuda.new_stream()?;
+/// let device = Context::from_cudarc(&cuda)?;
+/// let pool = Pool::builder(&device).build()?;
+/// let on = Stream::new(&device, &stream)?;
+///
+/// let x = Buffer::from_slice(&pool, &[1.0_f32; 1024], &on)?;
+/// let mut y = Buffer::<f32>::zeroed(&pool, 1024, &on)?;
+/// let double = kernel(&cuda);
+/// // SAFETY: the kernel takes two pointers to 1,024 floats.
+/// unsafe { stream.launch_builder(&double).arg(&x).arg(&mut y).launch(LaunchConfig::for_num_elems(1024)) }?;
+/// assert_eq!(stream.clone_dtoh(&y)?, [2.0; 1024]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub struct Buffer<T> {
+    /// Given to the stream's kept ones when the buffer goes.
+    uses: ManuallyDrop<Uses>,
+    ptr: device::DevicePtr,
+    len: usize,
+    pool: Arc<PoolInner>,
+    stream: Stream,
+    element: PhantomData<T>,
+}
+
+impl<T: DeviceRepr> Buffer<T> {
+    /// A buffer of `len` elements with no defined content.
+    ///
+    /// # Errors
+    /// [`Error::SizeOverflow`](crate::Error::SizeOverflow), those of [`Pool::alloc`], and those that cudarc
+    /// noted earlier where there was nobody to tell.
+    ///
+    /// # Panics
+    /// Inside cudarc, where the driver refuses to create an event.
+    ///
+    /// # Safety
+    /// The elements are written before they are read as `T`.
+    pub unsafe fn uninit(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
+        let mut buffer = Self::unordered(pool, len, stream)?;
+        // Recorded as a write, so that other streams' uses wait for the allocation.
+        drop(buffer.uses.device_ptr_mut(stream.cuda()));
+        Ok(buffer)
+    }
+
+    /// A buffer of `len` elements, all bytes zero, set in stream order.
+    ///
+    /// # Errors
+    /// Those of [`uninit`](Self::uninit).
+    ///
+    /// # Panics
+    /// As for [`uninit`](Self::uninit).
+    pub fn zeroed(pool: &Pool, len: usize, stream: &Stream) -> Result<Self>
+    where
+        T: ValidAsZeroBits,
+    {
+        let mut buffer = Self::unordered(pool, len, stream)?;
+        if buffer.num_bytes() > 0 {
+            stream.cuda().memset_zeros(&mut buffer).map_err(refused("cuMemsetD8Async"))?;
+        }
+        Ok(buffer)
+    }
+
+    /// A buffer with the elements of a slice, a `Vec`, an array or cudarc's pinned memory, copied in stream
+    /// order. Pageable memory has been read on return.
+    ///
+    /// # Errors
+    /// Those of [`uninit`](Self::uninit).
+    ///
+    /// # Panics
+    /// As for [`uninit`](Self::uninit).
+    pub fn from_slice<S: HostSlice<T> + ?Sized>(pool: &Pool, elements: &S, stream: &Stream) -> Result<Self> {
+        let mut buffer = Self::unordered(pool, elements.len(), stream)?;
+        if buffer.num_bytes() > 0 {
+            stream.cuda().memcpy_htod(elements, &mut buffer).map_err(refused("cuMemcpyHtoDAsync"))?;
+        }
+        Ok(buffer)
+    }
+
+    /// A buffer whose first write has yet to be recorded.
+    fn unordered(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
+        let bytes = crate::buffer::byte_len::<T>(len)?;
+        let ptr = pool.alloc(bytes, stream.millpond())?;
+        // SAFETY: the block is the buffer's until its drop, which gives the uses up before the free.
+        let uses = match unsafe { stream.uses().take(ptr, bytes as usize, stream.cuda()) } {
+            Ok(uses) => ManuallyDrop::new(uses),
+            Err(error) => {
+                pool.free(ptr, stream.millpond())?;
+                return Err(error.into());
+            }
+        };
+        let (pool, stream) = (pool.inner().clone(), stream.clone());
+        Ok(Self { uses, ptr, len, pool, stream, element: PhantomData })
+    }
+}
+
+impl<T> Buffer<T> {
+    /// Elements.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no elements; its address is null then.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The address, for calls that are not cudarc's. Their order is the caller's.
+    pub fn ptr(&self) -> device::DevicePtr {
+        self.ptr
+    }
+
+    /// The stream that the buffer belongs to, and is freed on.
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// All of it as cudarc's view, which can be sliced.
+    pub fn as_view(&self) -> CudaView<'_, T> {
+        // SAFETY: the elements are `T`s: that was promised where the buffer was made.
+        unsafe { self.uses.transmute(self.len) }.expect("the uses are of a block that holds the elements")
+    }
+
+    /// All of it as cudarc's mutable view, which can be sliced and split.
+    pub fn as_view_mut(&mut self) -> CudaViewMut<'_, T> {
+        // SAFETY: as above.
+        unsafe { self.uses.transmute_mut(self.len) }.expect("the uses are of a block that holds the elements")
+    }
+}
+
+impl<T> DeviceSlice<T> for Buffer<T> {
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn stream(&self) -> &Arc<CudaStream> {
+        self.stream.cuda()
+    }
+}
+
+impl<T> DevicePtr<T> for Buffer<T> {
+    fn device_ptr<'a>(&'a self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.uses.device_ptr(stream)
+    }
+}
+
+impl<T> DevicePtrMut<T> for Buffer<T> {
+    fn device_ptr_mut<'a>(&'a mut self, stream: &'a CudaStream) -> (CUdeviceptr, SyncOnDrop<'a>) {
+        self.uses.device_ptr_mut(stream)
+    }
+}
+
+// SAFETY: pushes what cudarc pushes for its own slice, which lies in the buffer.
+unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b Buffer<T>> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, buffer: &'b Buffer<T>) -> &mut Self {
+        self.arg(&**buffer.uses)
+    }
+}
+
+// SAFETY: as above.
+unsafe impl<'a, 'b: 'a, T> PushKernelArg<&'b mut Buffer<T>> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, buffer: &'b mut Buffer<T>) -> &mut Self {
+        self.arg(&mut **buffer.uses)
+    }
+}
+
+impl<T> Drop for Buffer<T> {
+    fn drop(&mut self) {
+        // SAFETY: the field is not used after this.
+        let mut uses = unsafe { ManuallyDrop::take(&mut self.uses) };
+        // The stream waits for every read and write, as in the drop of cudarc's own slices, so that the free,
+        // which comes after the work given to it, does too.
+        let (_, write) = uses.device_ptr_mut(self.stream.cuda());
+        // Its drop would record a write. It owns nothing.
+        std::mem::forget(write);
+        self.stream.uses().keep(self.ptr, uses);
+        if let Err(error) = self.pool.free(self.ptr, self.stream.millpond()) {
+            tracing::error!(%error, "a buffer could not be freed");
+        }
+    }
+}
+
+impl<T> fmt::Debug for Buffer<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Buffer")
+            .field("ptr", &self.ptr)
+            .field("len", &self.len)
+            .field("element", &std::any::type_name::<T>())
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,90 @@
+//! `cudarc/`: memory of a pool in [cudarc]'s launches, copies, cuBLAS and NCCL. Behind the feature `cudarc`.
+//!
+//! Stands beside `Buffer` on the uppermost floor and uses the pool's public interface; of cudarc, its safe
+//! driver interface. `docs/rust.md` is the page for its users.
+//!
+//! | file | concern |
+//! | --- | --- |
+//! | `stream` | [`Stream`]: a stream of cudarc's that a pool knows too |
+//! | `buffer` | [`Buffer`]: memory of a pool with the traits of cudarc's `CudaSlice` |
+//! | `uses` | cudarc's record of who reads and writes a block, and keeping it for the block's next owner |
+//!
+//! **How one request passes through.** [`Buffer::zeroed`] allocates from the pool on the stream's millpond side,
+//! takes the `Uses` that were kept for this address or makes new ones, and sets the bytes on cudarc's side.
+//! `launch_builder(…).arg(&buffer)` pushes the address, and lets cudarc push the events of the `Uses`: no lock,
+//! no device call. Dropped, a buffer makes its stream wait for those events, as cudarc's own slices do, leaves
+//! the `Uses` for the next owner of the address, and is freed to the pool in stream order.
+//!
+//! **Why the events are cudarc's.** A kernel may be launched on any stream, and `.arg()` is not told which. What
+//! orders it is a pair of events per slice: cudarc waits for them before a launch or copy and records them after
+//! it, where its context has more than one stream. Only a `CudaSlice` can hold such a pair, so each buffer has
+//! one that owns no memory.
+
+mod buffer;
+mod stream;
+mod uses;
+
+use std::ffi::CStr;
+
+use ::cudarc::driver::{CudaContext, DeviceRepr, DriverError, LaunchArgs, PushKernelArg};
+use bytemuck::Pod;
+
+pub use buffer::Buffer;
+pub use stream::Stream;
+
+use crate::device::{DeviceError, DevicePtr};
+use crate::{Context, Result};
+
+impl Context {
+    /// The context of the GPU that cudarc's context is of: that of [`Context::cuda`] with its ordinal.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for a context of cudarc's that is not its GPU's primary one, and those of
+    /// [`Context::cuda`].
+    pub fn from_cudarc(context: &CudaContext) -> Result<Self> {
+        if !context.is_primary() {
+            return Err(DeviceError::Invalid {
+                call: "Context::from_cudarc",
+                what: "pools live in a GPU's primary context; make cudarc's with CudaContext::new".to_owned(),
+            }
+            .into());
+        }
+        Self::cuda(context.ordinal())
+    }
+}
+
+// SAFETY: a transparent `u64`, which is what a kernel's pointer parameter is.
+unsafe impl DeviceRepr for DevicePtr {}
+
+/// The address alone: work on another stream than the buffer's is ordered by the caller, with
+/// [`Stream::wait_for`](crate::Stream::wait_for) and [`record_use`](crate::Buffer::record_use). A [`Buffer`] of
+/// this module is ordered by cudarc.
+// SAFETY: pushes one pointer to the address, which lies in the buffer and is borrowed as long as the builder.
+unsafe impl<'a, 'b: 'a, T: Pod> PushKernelArg<&'b crate::Buffer<T>> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, buffer: &'b crate::Buffer<T>) -> &mut Self {
+        self.arg(buffer.ptr_ref())
+    }
+}
+
+/// As for a shared buffer.
+// SAFETY: as above.
+unsafe impl<'a, 'b: 'a, T: Pod> PushKernelArg<&'b mut crate::Buffer<T>> for LaunchArgs<'a> {
+    #[inline(always)]
+    fn arg(&mut self, buffer: &'b mut crate::Buffer<T>) -> &mut Self {
+        self.arg(buffer.ptr_ref())
+    }
+}
+
+/// The error for a call of cudarc's that the driver refused.
+fn refused(call: &'static str) -> impl Fn(DriverError) -> DeviceError {
+    let said = |text: std::result::Result<&CStr, DriverError>| {
+        text.map_or_else(|_| String::from("unknown"), |text| text.to_string_lossy().into_owned())
+    };
+    move |error| DeviceError::Driver {
+        call,
+        code: error.0 as i32,
+        name: said(error.error_name()),
+        text: said(error.error_string()),
+    }
+}

@@ -1,0 +1,19 @@
+"""The ``millpond`` command: ``python -m millpond``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from ._millpond import run_command
+
+
+def main() -> int:
+    """Runs the command with the program's arguments, and returns its exit status."""
+    # The command runs without Python: Ctrl-C ends it as it ends any program, not when Python comes to look.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    return run_command(["millpond", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,27 @@
+"""What can go wrong. The messages say what to do next."""
+
+from __future__ import annotations
+
+
+class Error(RuntimeError):
+    """Why a request was refused. Nothing changed then."""
+
+
+class OutOfMemoryError(Error, MemoryError):
+    """There is no memory for the request, after everything that could be given back was given back.
+
+    The message says what was asked, what is live and cached, and what would help. PyTorch's tensors raise
+    ``torch.OutOfMemoryError`` instead, with the same message.
+    """
+
+
+class MisuseError(Error):
+    """A block freed twice, an address of no block, a stream of another device, a pool that was destroyed."""
+
+
+class DeviceError(Error):
+    """The device is not there, or refused a call."""
+
+
+class RecordingError(Error):
+    """A recording or a snapshot cannot be written or read."""

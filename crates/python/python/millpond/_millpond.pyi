@@ -1,0 +1,305 @@
+"""The part of millpond that is written in Rust."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Sequence
+from typing import Any, Literal, Optional, Protocol, Union, final
+
+__version__: str
+
+class _CudaStream(Protocol):
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+
+class _TorchStream(Protocol):
+    @property
+    def cuda_stream(self) -> int: ...
+
+class _CupyStream(Protocol):
+    @property
+    def ptr(self) -> int: ...
+
+#: A stream: ``None`` is the legacy default stream; an int is a ``CUstream``, which must be alive now and in each later
+#: call that uses what was allocated on it; objects of other libraries are kept with the blocks that are allocated on them.
+StreamLike = Union[None, int, "Stream", _CudaStream, _TorchStream, _CupyStream]
+Path = Union[str, "os.PathLike[str]"]
+Policy = Literal["follow_event_dependencies", "opportunistic", "internal_dependencies"]
+
+@final
+class Level:
+    """A figure that moves."""
+
+    @property
+    def current(self) -> int:
+        """Now."""
+    @property
+    def high(self) -> int:
+        """At most, since the pool was built or its peaks were reset."""
+
+@final
+class DeviceCalls:
+    """Device calls by kind, counted since the pool was built."""
+
+    @property
+    def reserve(self) -> int:
+        """Address ranges reserved (``cuMemAddressReserve``)."""
+    @property
+    def unreserve(self) -> int:
+        """Address ranges given back (``cuMemAddressFree``)."""
+    @property
+    def create(self) -> int:
+        """Pages created (``cuMemCreate``)."""
+    @property
+    def map(self) -> int:
+        """Mappings made (``cuMemMap``)."""
+    @property
+    def set_access(self) -> int:
+        """Access rights set (``cuMemSetAccess``)."""
+    @property
+    def unmap(self) -> int:
+        """Mappings removed (``cuMemUnmap``)."""
+    @property
+    def release(self) -> int:
+        """Pages released (``cuMemRelease``)."""
+    @property
+    def alloc(self) -> int:
+        """Plain allocations (``cuMemAlloc``)."""
+    @property
+    def free(self) -> int:
+        """Plain frees (``cuMemFree``)."""
+    @property
+    def memory(self) -> int:
+        """All that create, map, unmap, release, allocate or free."""
+
+@final
+class Stats:
+    """What a pool did and holds. Bytes throughout."""
+
+    @property
+    def requested(self) -> Level:
+        """Bytes asked for, in live blocks."""
+    @property
+    def allocated(self) -> Level:
+        """Bytes in live blocks, as rounded by the pool."""
+    @property
+    def reserved(self) -> Level:
+        """Physical bytes held from the device."""
+    @property
+    def blocks(self) -> Level:
+        """Live blocks."""
+    @property
+    def allocations(self) -> int:
+        """Allocations since the pool was built."""
+    @property
+    def frees(self) -> int:
+        """Frees since the pool was built."""
+    @property
+    def hits(self) -> int:
+        """Allocations that found memory ready, without a device call that moves memory."""
+    @property
+    def misses(self) -> int:
+        """Allocations that had to map, steal or create."""
+    @property
+    def stream_waits(self) -> int:
+        """Allocations for which the pool made the stream wait for another."""
+    @property
+    def pages_stolen(self) -> int:
+        """Pages taken from a free range to back another address."""
+    @property
+    def retries(self) -> int:
+        """Times that memory ran out, something was given back or waited for, and the request tried again."""
+    @property
+    def out_of_memory(self) -> int:
+        """Requests that ended in an out-of-memory error."""
+    @property
+    def cached(self) -> int:
+        """Bytes held but in no live block."""
+    @property
+    def fragmentation(self) -> float:
+        """1 - requested / reserved, now."""
+    @property
+    def calls(self) -> DeviceCalls:
+        """Device calls by kind."""
+
+@final
+class RecordingStatus:
+    """What a recording has done."""
+
+    @property
+    def path(self) -> os.PathLike[str]:
+        """The file. Its name may have the process's number, where another process held the one asked for."""
+    @property
+    def events(self) -> int:
+        """Events recorded, of all pools that record to this file."""
+    @property
+    def dropped(self) -> int:
+        """Events dropped because too much waited for the disk."""
+    @property
+    def bytes(self) -> int:
+        """Bytes written."""
+    @property
+    def failure(self) -> Optional[str]:
+        """Why the last write failed, if it did."""
+
+@final
+class Stream:
+    """A stream that millpond made (``Pool.create_stream``)."""
+
+    @property
+    def handle(self) -> int:
+        """The driver's handle (``CUstream``), valid as long as this object."""
+    @property
+    def idle(self) -> bool:
+        """Whether all work given to the stream so far is complete."""
+    def __cuda_stream__(self) -> tuple[int, int]: ...
+    def synchronize(self) -> None:
+        """Waits until all work given to the stream so far is complete, then applies the release thresholds."""
+    def wait_for(self, other: Stream) -> None:
+        """Makes later work on this stream wait for all work given to ``other`` so far. The host does not wait."""
+    def wait_for_default(self) -> None:
+        """Makes later work on this stream wait for all work given to the legacy default stream so far."""
+
+@final
+class Block:
+    """A block of device memory. It is freed in stream order when it is dropped, or at the end of a ``with``."""
+
+    @property
+    def ptr(self) -> int:
+        """The address; 0 for a block of no bytes."""
+    @property
+    def size(self) -> int:
+        """Bytes asked for."""
+    @property
+    def freed(self) -> bool:
+        """Whether the block was freed."""
+    def free(self, stream: StreamLike = None) -> None:
+        """Frees the block after the work given so far to ``stream``, by default the stream of the allocation.
+
+        Another stream must be ordered after that one and after all work on the block.
+        """
+    def record_use(self, stream: StreamLike) -> None:
+        """Notes that work given so far to ``stream`` uses the block: the free will wait for it.
+
+        On a :class:`millpond.Stream`: also what is given to it until the block is freed.
+        """
+    def __int__(self) -> int: ...
+    def __len__(self) -> int: ...
+    def __enter__(self) -> Block: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+@final
+class Pool:
+    """A memory pool of one device.
+
+    Memory is valid for work ordered after the allocation and before the free, as if both were kernels on their streams.
+    """
+
+    def __new__(
+        cls,
+        device: Union[int, str],
+        *,
+        capacity: Optional[int] = None,
+        name: Optional[str] = None,
+        hard_limit: Optional[int] = None,
+        release_threshold: Optional[int] = None,
+        headroom: Optional[int] = None,
+        reuse: Union[bool, Collection[Policy], None] = None,
+        page_sizes: Optional[tuple[int, int]] = None,
+        min_alignment: Optional[int] = None,
+        record: Optional[Path] = None,
+    ) -> Pool:
+        """Builds a pool. No memory is taken yet.
+
+        Args:
+            device: a GPU's number, ``"cuda:N"``, ``"host"`` (the CPU, with real memory) or ``"sim"`` (no memory at all).
+            capacity: bytes that a ``"host"`` or ``"sim"`` device of its own has.
+            name: a name for errors and reports.
+            hard_limit: physical bytes that the pool may hold. No limit by default.
+            release_threshold: physical bytes kept when a stream or the device is synchronised through millpond. All, by
+                default.
+            headroom: bytes of the device that the pool always leaves free for others. 0 by default.
+            reuse: how memory may pass from stream to stream: ``True`` (all policies, the default), ``False``, or names.
+            page_sizes: the smallest and the largest physical page, powers of two. By default the device's granularity
+                (2 MiB) and 32 MiB.
+            min_alignment: what every address is a multiple of: a power of two from 256 bytes to 2 MiB. 512 by default.
+            record: a file to record to, from the start.
+
+        Raises:
+            TypeError: for a name that is no option, or a value of the wrong type.
+            ValueError: for a value that makes no sense.
+            DeviceError: where there is no such device.
+        """
+    @property
+    def name(self) -> str:
+        """The pool's name."""
+    @property
+    def device(self) -> str:
+        """The device, as the constructor takes it."""
+    def allocate(self, size: int, stream: StreamLike = None, *, align: Optional[int] = None) -> Block:
+        """Allocates ``size`` bytes for work on ``stream``.
+
+        Raises:
+            OutOfMemoryError: after everything that could make room was tried.
+        """
+    def allocate_address(self, size: int, stream: StreamLike = None) -> int:
+        """Allocates for a caller that keeps the address itself, and gives it to :meth:`free_address`."""
+    def free_address(self, address: int, stream: StreamLike = None) -> None:
+        """Frees what :meth:`allocate_address` gave, after the work given so far to ``stream``.
+
+        Raises:
+            MisuseError: for an address that was freed already or that this pool did not give; nothing changed then.
+        """
+    def create_stream(self) -> Stream:
+        """Makes a stream of the pool's device."""
+    def synchronize(self) -> None:
+        """Waits for all work on the device, then applies the release thresholds."""
+    def stats(self) -> Stats:
+        """What the pool did and holds. Takes no lock."""
+    def reset_peak(self) -> None:
+        """Lets the high-water marks start again from where the figures are now."""
+    def trim(self, keep: int = 0) -> int:
+        """Gives free memory back to the device until at most ``keep`` bytes are reserved; the bytes given back."""
+    def memory_info(self) -> tuple[int, int]:
+        """Free and total bytes of the device, as its driver counts."""
+    def start_recording(self, path: Path, *, call_sites: bool = False) -> None:
+        """Starts recording to a file, for ``millpond replay``. A recording that runs is stopped."""
+    def stop_recording(self) -> Optional[RecordingStatus]:
+        """Stops recording, and returns what was recorded once it is written."""
+    @property
+    def recording(self) -> Optional[RecordingStatus]:
+        """The recording that runs."""
+    def write_snapshot(self, path: Path) -> bool:
+        """Writes a snapshot for memory_viz; ``False``, and no file, where there is nothing to show."""
+    def destroy(self) -> None:
+        """Destroys the pool: it allocates no more. Waits for pending work on its memory."""
+    def check(self) -> None:
+        """Recounts every invariant of the pool, for tests."""
+
+@final
+class tag:
+    """``with millpond.tag("forward"):`` files what this thread does with pools under a name, in recordings."""
+
+    def __new__(cls, text: str) -> tag: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *exception: object) -> None: ...
+
+def configure(**options: Any) -> None:
+    """Sets the options of the GPUs' shared pools, by the names of :class:`Pool`'s. Before the first of them is made."""
+
+def device_pool(ordinal: int) -> Pool:
+    """The shared pool of a GPU."""
+
+def devices_in_use() -> list[int]:
+    """The GPUs that have a shared pool now."""
+
+def last_error() -> Optional[str]:
+    """The message of the last request of PyTorch's that failed."""
+
+def run_command(arguments: Sequence[str]) -> int:
+    """Runs the ``millpond`` command; its exit status."""
+
+def stand_in(ordinal: int, pool: Pool) -> None:
+    """Lets a pool of another device stand for a GPU's, for tests without one."""
+
+def torch_hooks() -> tuple[bool, list[tuple[str, int]]]:
+    """Whether PyTorch's exceptions were found, and the addresses of the functions that PyTorch calls."""

@@ -1,0 +1,86 @@
+//! What went wrong, and the Python exception that says so.
+
+use millpond::device::DeviceError;
+use pyo3::PyErr;
+use pyo3::exceptions::{PyOverflowError, PyValueError};
+
+/// The exceptions are classes of Python, in `python/millpond/_errors.py`.
+mod exceptions {
+    use pyo3::import_exception;
+    import_exception!(millpond._errors, Error);
+    import_exception!(millpond._errors, OutOfMemoryError);
+    import_exception!(millpond._errors, MisuseError);
+    import_exception!(millpond._errors, DeviceError);
+    import_exception!(millpond._errors, RecordingError);
+}
+
+/// Why a call did nothing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    #[error(transparent)]
+    Pool(#[from] millpond::Error),
+    #[error("there is no GPU {0}: GPUs are numbered from 0 to {most}", most = crate::devices::MOST_DEVICES - 1)]
+    NoSuchDevice(i64),
+    #[error(
+        "the pool of GPU {0} is in use already, with the options that it was made with; give options before the first \
+         allocation on any GPU"
+    )]
+    InUse(usize),
+    #[error("the block was freed already")]
+    FreedBlock,
+    #[error("{0}")]
+    Broken(String),
+    #[error("{0}")]
+    Trace(#[from] millpond_replay::read::ReadError),
+    #[error("{path}: {error}")]
+    Snapshot { path: String, error: millpond_replay::export::ExportError },
+    #[error("no temporary file could be made: {0}")]
+    Temporary(#[source] std::io::Error),
+}
+
+impl From<DeviceError> for Failure {
+    fn from(error: DeviceError) -> Self {
+        Self::Pool(error.into())
+    }
+}
+
+impl Failure {
+    /// Whether memory ran out.
+    pub(crate) fn is_out_of_memory(&self) -> bool {
+        matches!(self, Self::Pool(millpond::Error::OutOfMemory(_)))
+    }
+}
+
+impl From<Failure> for PyErr {
+    fn from(failure: Failure) -> Self {
+        use millpond::Error as E;
+        let text = failure.to_string();
+        match failure {
+            Failure::Pool(error) => match error {
+                E::OutOfMemory(_) => exceptions::OutOfMemoryError::new_err(text),
+                E::SizeOverflow { .. } => PyOverflowError::new_err(text),
+                E::BadAlignment { .. } | E::BadOption { .. } | E::LengthMismatch { .. } => {
+                    PyValueError::new_err(text)
+                }
+                E::DoubleFree { .. }
+                | E::InteriorPointer { .. }
+                | E::WrongPool { .. }
+                | E::ForeignPointer { .. }
+                | E::WrongDevice { .. }
+                | E::PoolDestroyed { .. }
+                | E::LiveBlocks { .. } => exceptions::MisuseError::new_err(text),
+                E::Recording { .. } => exceptions::RecordingError::new_err(text),
+                E::Device(_) => exceptions::DeviceError::new_err(text),
+                _ => exceptions::Error::new_err(text),
+            },
+            Failure::NoSuchDevice(_) => exceptions::DeviceError::new_err(text),
+            Failure::InUse(_) | Failure::FreedBlock => exceptions::MisuseError::new_err(text),
+            Failure::Broken(_) => exceptions::Error::new_err(text),
+            Failure::Trace(_) | Failure::Snapshot { .. } | Failure::Temporary(_) => {
+                exceptions::RecordingError::new_err(text)
+            }
+        }
+    }
+}
+
+pub(crate) type Result<T> = std::result::Result<T, Failure>;

@@ -1,0 +1,51 @@
+//! `hooks/`: the C functions that PyTorch calls, in place of its allocator's.
+//!
+//! They use `devices` and `streams`, and nothing of Python: PyTorch calls them with and without the GIL, from any thread.
+//!
+//! **How one request passes through.** `torch::millpond_torch_alloc` finds the device and the stream, and allocates. A
+//! failure must not come back as null, which PyTorch would take for memory: `throw` throws PyTorch's own exceptions
+//! through it. A free must not throw; what goes wrong there is printed, and kept for `millpond.last_error()`.
+
+mod throw;
+mod torch;
+
+use std::ffi::c_void;
+
+use parking_lot::Mutex;
+use pyo3::prelude::*;
+
+use crate::failure::Failure;
+
+/// The message of the last hook that failed.
+static LAST_ERROR: Mutex<Option<String>> = Mutex::new(None);
+
+#[cold]
+fn note(failure: &Failure) {
+    *LAST_ERROR.lock() = Some(failure.to_string());
+}
+
+/// The message of the last failure in an allocator's hook.
+#[pyfunction]
+fn last_error() -> Option<String> {
+    LAST_ERROR.lock().clone()
+}
+
+/// The addresses of the hooks by the names of PyTorch's setters, after looking up what is needed to throw.
+#[pyfunction]
+fn torch_hooks() -> (bool, Vec<(&'static str, usize)>) {
+    let addresses: [(&'static str, *const c_void); 7] = [
+        ("alloc", torch::millpond_torch_alloc as *const c_void),
+        ("free", torch::millpond_torch_free as *const c_void),
+        ("set_init_fn", torch::init as *const c_void),
+        ("set_reset_fn", torch::reset as *const c_void),
+        ("set_memory_fraction_fn", torch::memory_fraction as *const c_void),
+        ("set_base_alloc_fn", torch::base_allocation as *const c_void),
+        ("set_record_stream_fn", torch::record_stream as *const c_void),
+    ];
+    (throw::prepare(), addresses.map(|(name, address)| (name, address.addr())).to_vec())
+}
+
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_function(wrap_pyfunction!(last_error, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_hooks, module)?)
+}

@@ -1,0 +1,171 @@
+//! The functions themselves, with the signatures of `torch/csrc/cuda/CUDAPluggableAllocator.h` (PyTorch 2.11).
+
+use std::ffi::{c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use millpond::Error;
+use millpond::device::DevicePtr;
+
+use super::{note, throw};
+use crate::devices::{self, device};
+use crate::failure::{Failure, Result};
+
+/// Runs what a hook does; a panic becomes a failure.
+#[inline]
+fn caught<R>(call: impl FnOnce() -> Result<R>) -> Result<R> {
+    catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
+        Err(Failure::Broken("a panic in millpond, printed above: please report it".to_owned()))
+    })
+}
+
+fn pointer(address: DevicePtr) -> *mut c_void {
+    std::ptr::without_provenance_mut(address.raw() as usize)
+}
+
+fn address(pointer: *mut c_void) -> DevicePtr {
+    DevicePtr::new(pointer.addr() as u64)
+}
+
+/// Allocates `bytes` for work on `stream`. Throws where it cannot: PyTorch takes null for memory.
+///
+/// # Safety
+/// `stream` is null or a live stream of the device, as `streams` says.
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C-unwind" fn millpond_torch_alloc(
+    bytes: usize,
+    number: c_int,
+    stream: *mut c_void,
+) -> *mut c_void {
+    let allocated = caught(|| {
+        let device = device(number.into())?;
+        // SAFETY: as PyTorch promises.
+        let stream = unsafe { device.streams.find(stream.addr() as u64) }?;
+        Ok(device.pool.alloc(bytes as u64, &stream)?)
+    });
+    match allocated {
+        Ok(ptr) => pointer(ptr),
+        Err(failure) => fail(failure),
+    }
+}
+
+/// Throws. Returns null only where PyTorch's exceptions were not found, as in a test without PyTorch.
+#[cold]
+fn fail(failure: Failure) -> *mut c_void {
+    note(&failure);
+    let (is_out_of_memory, text) = (failure.is_out_of_memory(), failure.to_string());
+    // Nothing that has a destructor is left but the text, which `throw` takes.
+    drop(failure);
+    if is_out_of_memory {
+        throw::out_of_memory(text)
+    } else {
+        throw::error(text)
+    }
+    std::ptr::null_mut()
+}
+
+/// Frees what [`millpond_torch_alloc`] gave, after the work given to `stream` so far.
+///
+/// # Safety
+/// As for [`millpond_torch_alloc`].
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn millpond_torch_free(
+    ptr: *mut c_void,
+    _bytes: usize,
+    number: c_int,
+    stream: *mut c_void,
+) {
+    let freed = caught(|| {
+        let device = device(number.into())?;
+        // SAFETY: as PyTorch promises.
+        let stream = unsafe { device.streams.find(stream.addr() as u64) }?;
+        Ok(device.pool.free(address(ptr), &stream)?)
+    });
+    report(freed);
+}
+
+/// Says what a hook that must not throw could not do.
+fn report(result: Result<()>) {
+    if let Err(failure) = result {
+        note(&failure);
+        eprintln!("millpond: {failure}");
+    }
+}
+
+/// PyTorch tells how many GPUs there are. Pools are made when they are needed.
+pub(super) extern "C" fn init(_devices: c_int) {}
+
+/// `torch.cuda.empty_cache`: gives back what no tensor has, on every GPU.
+pub(super) extern "C" fn reset() {
+    report(caught(|| {
+        for (_, device) in devices::present() {
+            device.pool.trim_to(0)?;
+        }
+        Ok(())
+    }));
+}
+
+/// `torch.cuda.set_per_process_memory_fraction`.
+pub(super) extern "C-unwind" fn memory_fraction(fraction: f64, number: c_int) {
+    let set = caught(|| {
+        let device = device(number.into())?;
+        let total = device.pool.device().properties().total_memory;
+        // PyTorch has checked that the fraction lies between 0 and 1.
+        device.budget.set_limit((total as f64 * fraction) as u64);
+        Ok(())
+    });
+    if let Err(failure) = set {
+        fail(failure);
+    }
+}
+
+/// The block in which an address lies, and its size, for sharing between processes.
+///
+/// # Safety
+/// `size` is null or valid for writing.
+pub(super) unsafe extern "C" fn base_allocation(ptr: *mut c_void, size: *mut usize) -> *mut c_void {
+    let asked = address(ptr);
+    let found = caught(|| {
+        let owner = devices::present().find_map(|(_, device)| match device.pool.size_of(asked) {
+            Ok(bytes) => Some((asked, bytes)),
+            Err(Error::InteriorPointer { start, .. }) => Some((start, device.pool.size_of(start).ok()?)),
+            Err(_) => None,
+        });
+        owner.ok_or_else(|| Error::ForeignPointer { ptr: asked, pool: "any GPU's".to_owned() }.into())
+    });
+    let (base, bytes) = match found {
+        Ok(found) => found,
+        Err(failure) => {
+            report(Err(failure));
+            (asked, 0)
+        }
+    };
+    if !size.is_null() {
+        // SAFETY: not null, and PyTorch passes a variable of its own.
+        unsafe { size.write(bytes as usize) };
+    }
+    pointer(base)
+}
+
+/// `tensor.record_stream`: work on `stream` uses the block, until it is freed.
+///
+/// # Safety
+/// As for [`millpond_torch_alloc`].
+pub(super) unsafe extern "C" fn record_stream(ptr: *mut c_void, stream: *mut c_void) {
+    if ptr.is_null() {
+        return;
+    }
+    report(caught(|| {
+        let mut refused = None;
+        for (_, device) in devices::present() {
+            // The stream may be of one of the devices only; the block says of which.
+            if let Err(error) = device.pool.size_of(address(ptr)) {
+                refused = Some(error);
+                continue;
+            }
+            // SAFETY: as PyTorch promises.
+            let stream = unsafe { device.streams.find(stream.addr() as u64) }?;
+            return Ok(device.pool.record_use(address(ptr), &stream)?);
+        }
+        refused.map_or(Ok(()), |error| Err(error.into()))
+    }));
+}

@@ -1,0 +1,56 @@
+//! `crates/python`: the extension module `millpond._millpond`, under the Python package beside it (`python/`).
+//!
+//! It uses the public interface of `millpond`, `millpond-replay` and the command, and adds no policy of its own.
+//!
+//! | file | concern |
+//! | --- | --- |
+//! | `devices` | the pool of each GPU that PyTorch and the others share, made at first use |
+//! | `streams` | the driver's stream handles, as PyTorch hands them over |
+//! | `hooks` | the C functions that PyTorch calls, and the exception that they throw |
+//! | `pool`, `block`, `stream`, `stats`, `recording` | the classes that Python sees |
+//! | `options` | a pool's options by name |
+//! | `snapshot` | what a live pool holds, for memory_viz |
+//! | `failure` | what went wrong, and the Python exception for it |
+//!
+//! **How one request passes through.** PyTorch calls [`hooks`] with a size, a device and a stream, without Python in
+//! between. `devices` has the pool, a load; `streams` has the stream, from a variable of the thread where it was the
+//! last one used there, with a look at its identity; and the pool allocates. Where it cannot, `hooks` throws PyTorch's
+//! own `OutOfMemoryError` with the pool's message. From Python, `pool` does the same, without the GIL held.
+
+mod block;
+mod devices;
+mod failure;
+mod hooks;
+mod options;
+mod pool;
+mod recording;
+mod snapshot;
+mod stats;
+mod stream;
+mod streams;
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+
+/// Runs the `millpond` command with these arguments, of which the first is the program's name; its exit status.
+#[pyfunction]
+fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| millpond_cli::run(arguments))
+}
+
+#[pymodule(gil_used = false)]
+fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add_class::<pool::Pool>()?;
+    module.add_class::<block::Block>()?;
+    module.add_class::<stream::Stream>()?;
+    module.add_class::<stats::Stats>()?;
+    module.add_class::<stats::Level>()?;
+    module.add_class::<stats::DeviceCalls>()?;
+    module.add_class::<recording::RecordingStatus>()?;
+    module.add_class::<recording::Tag>()?;
+    module.add_function(wrap_pyfunction!(run_command, module)?)?;
+    devices::add_to(module)?;
+    hooks::add_to(module)
+}

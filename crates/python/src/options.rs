@@ -1,0 +1,131 @@
+//! A pool's options by the names that they have in Python, which are those of `PoolBuilder`.
+
+use std::path::PathBuf;
+
+use millpond::{Context, Pool, PoolBuilder, ReusePolicies};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyString};
+
+/// The names, in the order of the documentation.
+const NAMES: [&str; 8] =
+    ["name", "hard_limit", "release_threshold", "headroom", "reuse", "page_sizes", "min_alignment", "record"];
+
+/// What was given; sizes in bytes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Options {
+    name: Option<String>,
+    hard_limit: Option<u64>,
+    release_threshold: Option<u64>,
+    headroom: Option<u64>,
+    reuse: Option<ReusePolicies>,
+    page_sizes: Option<(u64, u64)>,
+    min_alignment: Option<u64>,
+    record: Option<PathBuf>,
+}
+
+impl Options {
+    /// Reads keyword arguments. A name that is none of ours is a `TypeError` that lists them.
+    pub(crate) fn from_keywords(keywords: Option<&Bound<'_, PyDict>>) -> PyResult<Self> {
+        let mut options = Self::default();
+        for (name, value) in keywords.into_iter().flatten() {
+            let name: String = name.extract()?;
+            options.set(&name, &value).map_err(|error| explain(&name, &value, error))?;
+        }
+        Ok(options)
+    }
+
+    fn set(&mut self, name: &str, value: &Bound<'_, PyAny>) -> PyResult<()> {
+        if value.is_none() {
+            return known(name);
+        }
+        match name {
+            "name" => self.name = Some(value.extract()?),
+            "hard_limit" => self.hard_limit = Some(value.extract()?),
+            "release_threshold" => self.release_threshold = Some(value.extract()?),
+            "headroom" => self.headroom = Some(value.extract()?),
+            "reuse" => self.reuse = Some(policies(value)?),
+            "page_sizes" => self.page_sizes = Some(value.extract()?),
+            "min_alignment" => self.min_alignment = Some(value.extract()?),
+            "record" => self.record = Some(value.extract()?),
+            _ => return known(name),
+        }
+        Ok(())
+    }
+
+    /// A builder with these options; `name` where none was given.
+    pub(crate) fn builder(&self, context: &Context, name: &str) -> PoolBuilder {
+        let mut builder = Pool::builder(context).name(self.name.as_deref().unwrap_or(name));
+        if let Some(bytes) = self.hard_limit {
+            builder = builder.hard_limit(bytes);
+        }
+        if let Some(bytes) = self.release_threshold {
+            builder = builder.release_threshold(bytes);
+        }
+        if let Some(bytes) = self.headroom {
+            builder = builder.headroom(bytes);
+        }
+        if let Some(policies) = self.reuse {
+            builder = builder.reuse(policies);
+        }
+        if let Some((smallest, largest)) = self.page_sizes {
+            builder = builder.page_sizes(smallest, largest);
+        }
+        if let Some(bytes) = self.min_alignment {
+            builder = builder.min_alignment(bytes);
+        }
+        if let Some(path) = &self.record {
+            builder = builder.record(path.as_path());
+        }
+        builder
+    }
+}
+
+fn known(name: &str) -> PyResult<()> {
+    if NAMES.contains(&name) {
+        return Ok(());
+    }
+    Err(PyTypeError::new_err(format!("a pool has no option '{name}'; it has {}", NAMES.join(", "))))
+}
+
+/// Says which option has the wrong type, and what was given.
+fn explain(name: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
+    let py = value.py();
+    if !NAMES.contains(&name) || error.is_instance_of::<PyValueError>(py) {
+        return error;
+    }
+    let given = value.repr().map_or_else(|_| "?".to_owned(), |text| text.to_string());
+    let takes = match name {
+        "name" => "a text",
+        "reuse" => "True, False, or the names of policies",
+        "page_sizes" => "a pair of bytes: the smallest and the largest page",
+        "record" => "a path",
+        _ => "a number of bytes, an int of at least 0",
+    };
+    PyTypeError::new_err(format!("the option '{name}' takes {takes}, not {given}"))
+}
+
+/// `True` for all policies, `False` for none, or the names of those that are to be on.
+fn policies(value: &Bound<'_, PyAny>) -> PyResult<ReusePolicies> {
+    if let Ok(all) = value.cast::<PyBool>() {
+        return Ok(if all.is_true() { ReusePolicies::ALL } else { ReusePolicies::NONE });
+    }
+    if value.is_instance_of::<PyString>() {
+        return Err(PyTypeError::new_err("a text"));
+    }
+    let mut policies = ReusePolicies::NONE;
+    for name in value.try_iter()? {
+        match name?.extract::<String>()?.as_str() {
+            "follow_event_dependencies" => policies.follow_event_dependencies = true,
+            "opportunistic" => policies.opportunistic = true,
+            "internal_dependencies" => policies.internal_dependencies = true,
+            other => {
+                return Err(PyValueError::new_err(format!(
+                    "reuse: no policy is named '{other}'; there are follow_event_dependencies, opportunistic and \
+                     internal_dependencies"
+                )));
+            }
+        }
+    }
+    Ok(policies)
+}

@@ -1,0 +1,215 @@
+//! Pools, as Python sees them. `python/millpond/_millpond.pyi` documents the methods.
+
+use std::path::PathBuf;
+
+use millpond::device::host::{HostDevice, HostOptions};
+use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::device::{DevicePtr, Kind};
+use millpond::{Context, record};
+use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+
+use crate::block::Block;
+use crate::failure::{Failure, Result};
+use crate::options::Options;
+use crate::recording::RecordingStatus;
+use crate::snapshot;
+use crate::stats::Stats;
+use crate::stream::{Stream, StreamArgument};
+
+/// A memory pool of one device.
+#[pyclass(frozen, module = "millpond", weakref)]
+#[derive(Debug)]
+pub(crate) struct Pool {
+    pub(crate) context: Context,
+    pub(crate) pool: millpond::Pool,
+}
+
+/// Which device a pool is of, as Python names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DeviceName {
+    Cuda(usize),
+    Host,
+    Sim,
+}
+
+impl DeviceName {
+    fn read(argument: &Bound<'_, PyAny>) -> PyResult<Self> {
+        if let Ok(ordinal) = argument.extract::<i64>() {
+            return Ok(Self::Cuda(usize::try_from(ordinal).map_err(|_| Failure::NoSuchDevice(ordinal))?));
+        }
+        let Ok(name) = argument.extract::<String>() else {
+            return Err(PyTypeError::new_err(
+                "a device is a GPU's number, 'cuda', 'cuda:N', 'host' or 'sim'",
+            ));
+        };
+        match name.as_str() {
+            "cuda" => Ok(Self::Cuda(0)),
+            "host" => Ok(Self::Host),
+            "sim" => Ok(Self::Sim),
+            other => match other.strip_prefix("cuda:").and_then(|number| number.parse().ok()) {
+                Some(ordinal) => Ok(Self::Cuda(ordinal)),
+                None => Err(PyValueError::new_err(format!(
+                    "there is no device '{other}': it is 'cuda', 'cuda:N', 'host' or 'sim'"
+                ))),
+            },
+        }
+    }
+
+    fn open(self, capacity: Option<u64>) -> Result<Context> {
+        Ok(match (self, capacity) {
+            (Self::Cuda(ordinal), _) => Context::cuda(ordinal)?,
+            (Self::Host, None) => Context::host()?,
+            (Self::Host, capacity) => {
+                Context::new(HostDevice::with_options(HostOptions { capacity, ..HostOptions::default() })?)
+            }
+            (Self::Sim, None) => Context::new(SimDevice::new(SimOptions::default())?),
+            (Self::Sim, Some(capacity)) => {
+                Context::new(SimDevice::new(SimOptions { capacity, ..SimOptions::default() })?)
+            }
+        })
+    }
+}
+
+impl Pool {
+    fn stream(&self, argument: Option<&Bound<'_, PyAny>>) -> PyResult<millpond::Stream> {
+        Ok(StreamArgument::read(argument)?.find(&self.context)?)
+    }
+}
+
+#[pymethods]
+impl Pool {
+    #[new]
+    #[pyo3(signature = (device, *, capacity=None, **options))]
+    fn new(
+        py: Python<'_>,
+        device: &Bound<'_, PyAny>,
+        capacity: Option<u64>,
+        options: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Self> {
+        let (device, options) = (DeviceName::read(device)?, Options::from_keywords(options)?);
+        if capacity.is_some() && matches!(device, DeviceName::Cuda(_)) {
+            return Err(PyValueError::new_err("capacity is for 'host' and 'sim'; a GPU has what it has"));
+        }
+        let built = py.detach(|| -> Result<Self> {
+            let context = device.open(capacity)?;
+            let pool = options.builder(&context, "pool").build()?;
+            Ok(Self { context, pool })
+        });
+        Ok(built?)
+    }
+
+    #[getter]
+    fn name(&self) -> &str {
+        self.pool.name()
+    }
+
+    /// The device, as `Pool` takes it.
+    #[getter]
+    fn device(&self) -> String {
+        let properties = self.pool.device().properties();
+        match properties.kind {
+            Kind::Cuda => format!("cuda:{}", properties.ordinal),
+            Kind::Host => "host".to_owned(),
+            Kind::Sim => "sim".to_owned(),
+            _ => properties.name.clone(),
+        }
+    }
+
+    #[pyo3(signature = (size, stream=None, *, align=None))]
+    fn allocate(
+        &self,
+        py: Python<'_>,
+        size: u64,
+        stream: Option<&Bound<'_, PyAny>>,
+        align: Option<u64>,
+    ) -> PyResult<Block> {
+        let found = self.stream(stream)?;
+        let keeps = stream.map(|stream| stream.clone().unbind());
+        Ok(py.detach(|| Block::allocate(&self.pool, &self.context, (size, align), found, keeps))?)
+    }
+
+    /// Allocates for callers that keep the address themselves.
+    #[pyo3(signature = (size, stream=None))]
+    fn allocate_address(
+        &self,
+        py: Python<'_>,
+        size: u64,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<u64> {
+        let stream = self.stream(stream)?;
+        Ok(py.detach(|| self.pool.alloc(size, &stream)).map_err(Failure::from)?.raw())
+    }
+
+    #[pyo3(signature = (address, stream=None))]
+    fn free_address(&self, py: Python<'_>, address: u64, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let stream = self.stream(stream)?;
+        Ok(py.detach(|| self.pool.free(DevicePtr::new(address), &stream)).map_err(Failure::from)?)
+    }
+
+    fn create_stream(&self) -> PyResult<Stream> {
+        let inner = self.context.create_stream().map_err(Failure::from)?;
+        Ok(Stream { inner, context: self.context.clone() })
+    }
+
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.context.synchronize()).map_err(Failure::from)?)
+    }
+
+    fn stats(&self) -> Stats {
+        self.pool.stats().into()
+    }
+
+    fn reset_peak(&self, py: Python<'_>) {
+        py.detach(|| self.pool.reset_high_water());
+    }
+
+    /// Gives free memory back to the device until `keep` bytes are reserved; the bytes given back.
+    #[pyo3(signature = (keep=0))]
+    fn trim(&self, py: Python<'_>, keep: u64) -> PyResult<u64> {
+        Ok(py.detach(|| self.pool.trim_to(keep)).map_err(Failure::from)?)
+    }
+
+    /// Free and total bytes of the device.
+    fn memory_info(&self) -> PyResult<(u64, u64)> {
+        let info = self.pool.memory_info().map_err(Failure::from)?;
+        Ok((info.free, info.total))
+    }
+
+    #[pyo3(signature = (path, *, call_sites=false))]
+    fn start_recording(&self, py: Python<'_>, path: PathBuf, call_sites: bool) -> PyResult<()> {
+        let options = record::Options::new(path).call_sites(call_sites);
+        Ok(py.detach(|| self.pool.start_recording(options)).map_err(Failure::from)?)
+    }
+
+    fn stop_recording(&self, py: Python<'_>) -> PyResult<Option<RecordingStatus>> {
+        let status = py.detach(|| self.pool.stop_recording()).map_err(Failure::from)?;
+        Ok(status.map(Into::into))
+    }
+
+    /// The recording that runs.
+    #[getter]
+    fn recording(&self) -> Option<RecordingStatus> {
+        self.pool.recording().map(Into::into)
+    }
+
+    /// Writes a snapshot for memory_viz; `False`, and nothing, where there is nothing to show.
+    fn write_snapshot(&self, py: Python<'_>, path: PathBuf) -> PyResult<bool> {
+        Ok(py.detach(|| snapshot::write(&self.pool, &path))?)
+    }
+
+    /// Destroys the pool: it allocates no more.
+    fn destroy(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.pool.destroy()).map_err(Failure::from)?)
+    }
+
+    /// Recounts every invariant, for tests.
+    fn check(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.pool.check()).map_err(Failure::Broken)?)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<millpond.Pool '{}' of {}>", self.pool.name(), self.device())
+    }
+}

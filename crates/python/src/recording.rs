@@ -1,0 +1,58 @@
+//! Recordings and tags, as Python sees them.
+
+use std::cell::RefCell;
+
+use millpond::record;
+use pyo3::prelude::*;
+
+/// What a recording has done.
+#[pyclass(frozen, get_all, module = "millpond")]
+#[derive(Debug)]
+pub(crate) struct RecordingStatus {
+    path: std::path::PathBuf,
+    events: u64,
+    dropped: u64,
+    bytes: u64,
+    failure: Option<String>,
+}
+
+impl From<record::Status> for RecordingStatus {
+    fn from(status: record::Status) -> Self {
+        let record::Status { path, events, dropped, bytes, failure, .. } = status;
+        Self { path, events, dropped, bytes, failure }
+    }
+}
+
+#[pymethods]
+impl RecordingStatus {
+    fn __repr__(&self) -> String {
+        format!(
+            "RecordingStatus(path={:?}, events={}, dropped={}, bytes={})",
+            self.path, self.events, self.dropped, self.bytes
+        )
+    }
+}
+
+/// A context manager that files what its thread does with pools under a name, in recordings.
+#[pyclass(unsendable, module = "millpond", name = "tag")]
+pub(crate) struct Tag {
+    text: String,
+    tagged: RefCell<Vec<record::Tagged>>,
+}
+
+#[pymethods]
+impl Tag {
+    #[new]
+    fn new(text: String) -> Self {
+        Self { text, tagged: RefCell::default() }
+    }
+
+    fn __enter__(&self) {
+        self.tagged.borrow_mut().push(record::tag(&self.text));
+    }
+
+    #[pyo3(signature = (*_exception))]
+    fn __exit__(&self, _exception: &Bound<'_, PyAny>) {
+        self.tagged.borrow_mut().pop();
+    }
+}

@@ -1,0 +1,107 @@
+//! Streams as Python names them: millpond's own, the driver's by number, or another library's object.
+
+use millpond::Context;
+use millpond::device::StreamHandle;
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::PyInt;
+
+use crate::failure::{Failure, Result};
+
+/// A stream that millpond made.
+#[pyclass(frozen, module = "millpond")]
+#[derive(Debug, Clone)]
+pub(crate) struct Stream {
+    pub(crate) inner: millpond::Stream,
+    pub(crate) context: Context,
+}
+
+#[pymethods]
+impl Stream {
+    /// The driver's handle.
+    #[getter]
+    fn handle(&self) -> u64 {
+        self.inner.handle().raw()
+    }
+
+    /// The protocol by which other libraries take a stream: a version, and the handle.
+    fn __cuda_stream__(&self) -> (u32, u64) {
+        (0, self.handle())
+    }
+
+    /// Waits until all work given to the stream so far is complete.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.inner.synchronize()).map_err(Failure::from)?)
+    }
+
+    /// Makes later work on this stream wait for all work given to `other` so far.
+    fn wait_for(&self, py: Python<'_>, other: &Self) -> PyResult<()> {
+        Ok(py.detach(|| self.inner.wait_for(&other.inner)).map_err(Failure::from)?)
+    }
+
+    /// Makes later work on this stream wait for all work given to the legacy default stream so far.
+    fn wait_for_default(&self, py: Python<'_>) -> PyResult<()> {
+        let waited = py.detach(|| self.inner.wait_for(&self.context.default_stream()?));
+        Ok(waited.map_err(Failure::from)?)
+    }
+
+    /// Whether all work given to the stream so far is complete.
+    #[getter]
+    fn idle(&self) -> PyResult<bool> {
+        Ok(self.inner.is_idle().map_err(Failure::from)?)
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<millpond.Stream {:#x}>", self.handle())
+    }
+}
+
+/// What a call was given for a stream.
+pub(crate) enum StreamArgument {
+    /// One of millpond's.
+    Ours(millpond::Stream),
+    /// The driver's.
+    Raw(u64),
+}
+
+impl StreamArgument {
+    /// Reads `None` (the legacy default stream), a [`Stream`], an int, or an object with `__cuda_stream__`
+    /// (cuda.core, CuPy, Numba), `cuda_stream` (PyTorch) or `ptr` (CuPy).
+    pub(crate) fn read(argument: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+        let Some(argument) = argument.filter(|argument| !argument.is_none()) else {
+            return Ok(Self::Raw(0));
+        };
+        if let Ok(stream) = argument.cast::<Stream>() {
+            return Ok(Self::Ours(stream.get().inner.clone()));
+        }
+        if argument.is_instance_of::<PyInt>() {
+            return Ok(Self::Raw(argument.extract()?));
+        }
+        if let Some(protocol) = argument.getattr_opt("__cuda_stream__")? {
+            let (_, handle): (u32, u64) = protocol.call0()?.extract()?;
+            return Ok(Self::Raw(handle));
+        }
+        for name in ["cuda_stream", "ptr"] {
+            if let Some(handle) = argument.getattr_opt(name)? {
+                return Ok(Self::Raw(handle.extract()?));
+            }
+        }
+        Err(PyTypeError::new_err(format!(
+            "a stream is None, a millpond.Stream, a CUstream as an int, or an object with __cuda_stream__, not {}",
+            argument.get_type().name()?
+        )))
+    }
+
+    /// The stream itself, for a pool of this context.
+    pub(crate) fn find(self, context: &Context) -> Result<millpond::Stream> {
+        match self {
+            Self::Ours(stream) => Ok(stream),
+            Self::Raw(0 | 1) => Ok(context.default_stream()?),
+            Self::Raw(2) => Ok(context.per_thread_stream()?),
+            // SAFETY: that the handle is a live stream of the device is what the documentation asks of the caller, and
+            // each later use of what is returned is for a call that presents the stream, or for the free of a block
+            // that keeps the Python object of it.
+            Self::Raw(raw) => Ok(unsafe { context.foreign_stream(StreamHandle::from_raw(raw)) }?),
+        }
+    }
+}

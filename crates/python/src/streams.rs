@@ -1,0 +1,123 @@
+//! The driver's streams, as PyTorch hands them over: by handle, with each call, and many times a microsecond.
+//!
+//! PyTorch's own streams live as long as the process, and `record_stream` needs more of a stream than a foreign one
+//! can give (its work up to the free, not up to the call). So a handle is registered at first sight, and stays: whoever
+//! gives PyTorch a stream of another library must not destroy it while tensors of it live, which PyTorch asks too
+//! (`torch.cuda.ExternalStream`). A handle that turns out to be another stream's by now is told by the stream's id.
+
+use std::cell::Cell;
+use std::ops::Deref;
+
+use millpond::device::StreamHandle;
+use millpond::{Context, Stream};
+use parking_lot::RwLock;
+use rustc_hash::FxHashMap;
+
+use crate::failure::Result;
+
+/// The streams of one device. They are never dropped, so that a reference to one needs no counting.
+#[derive(Debug)]
+pub(crate) struct Streams {
+    context: Context,
+    default: Stream,
+    by_handle: RwLock<FxHashMap<u64, &'static Stream>>,
+}
+
+thread_local! {
+    /// The stream that this thread used last: its `Streams`, its handle, and itself.
+    static LAST: Cell<Option<(*const Streams, u64, &'static Stream)>> = const { Cell::new(None) };
+}
+
+/// A stream for the time of a call.
+#[derive(Debug)]
+pub(crate) enum Found<'a> {
+    Known(&'a Stream),
+    /// The calling thread's default stream, which is another for each thread.
+    PerThread(Stream),
+}
+
+impl Deref for Found<'_> {
+    type Target = Stream;
+
+    #[inline]
+    fn deref(&self) -> &Stream {
+        match self {
+            Self::Known(stream) => stream,
+            Self::PerThread(stream) => stream,
+        }
+    }
+}
+
+impl Streams {
+    pub(crate) fn new(context: &Context) -> Result<Self> {
+        let default = context.default_stream()?;
+        Ok(Self { context: context.clone(), default, by_handle: RwLock::default() })
+    }
+
+    /// The stream that a handle means.
+    ///
+    /// # Safety
+    /// The handle is null or a live stream of the device, and is destroyed only after everything that was allocated,
+    /// freed or used on it.
+    #[inline]
+    pub(crate) unsafe fn find(&'static self, handle: u64) -> Result<Found<'static>> {
+        if handle == 0 || handle == StreamHandle::LEGACY.raw() {
+            return Ok(Found::Known(&self.default));
+        }
+        let last = LAST.try_with(Cell::get).ok().flatten();
+        if let Some((of, known, stream)) = last
+            && std::ptr::eq(of, self)
+            && known == handle
+            && self.is_still(stream)
+        {
+            return Ok(Found::Known(stream));
+        }
+        // SAFETY: as promised to this function.
+        unsafe { self.find_slow(handle) }
+    }
+
+    /// Whether the handle is the same stream's as when it was registered.
+    fn is_still(&self, stream: &Stream) -> bool {
+        self.context.device().stream_id(stream.handle()).is_ok_and(|id| id == stream.id())
+    }
+
+    /// # Safety
+    /// As for [`find`](Self::find).
+    #[cold]
+    unsafe fn find_slow(&'static self, handle: u64) -> Result<Found<'static>> {
+        if handle == StreamHandle::PER_THREAD.raw() {
+            return Ok(Found::PerThread(self.context.per_thread_stream()?));
+        }
+        let known = self.by_handle.read().get(&handle).copied();
+        let stream = match known {
+            Some(stream) if self.is_still(stream) => stream,
+            // SAFETY: as promised to this function.
+            stale => unsafe { self.register(handle, stale.is_some()) }?,
+        };
+        // Fails while the thread ends; then the next call looks again.
+        LAST.try_with(|last| last.set(Some((self, handle, stream)))).ok();
+        Ok(Found::Known(stream))
+    }
+
+    /// # Safety
+    /// As for [`find`](Self::find).
+    unsafe fn register(&self, handle: u64, recycled: bool) -> Result<&'static Stream> {
+        if recycled {
+            // The old stream is gone, and no event can be recorded on it any more. After this, none is needed: all its
+            // work is complete, and the timelines know.
+            self.context.synchronize()?;
+        }
+        // SAFETY: as promised to this function.
+        let stream = unsafe { self.context.stream_from_raw(StreamHandle::from_raw(handle)) }?;
+        let mut by_handle = self.by_handle.write();
+        if let Some(known) = by_handle.get(&handle).copied()
+            && known.id() == stream.id()
+        {
+            // Another thread was faster.
+            return Ok(known);
+        }
+        let stream: &'static Stream = Box::leak(Box::new(stream));
+        by_handle.insert(handle, stream);
+        Ok(stream)
+    }
+}

@@ -1,0 +1,157 @@
+"""Trains one of three small models, with PyTorch's allocator or millpond, and prints what came of it as JSON.
+
+    python jobs.py mlp|conv|gpt native|millpond [steps]
+
+Seeds and settings are fixed, so that both allocators must give the same losses, bit by bit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from typing import Any
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.wide = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Any) -> Any:
+        rows, length, width = x.shape
+        parts = self.mix(self.before(x)).view(rows, length, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
+        return x + self.wide(self.between(x))
+
+
+class Gpt(nn.Module):
+    """A small GPT; batches and lengths vary from step to step."""
+
+    def __init__(self, vocabulary: int = 8192, width: int = 512, layers: int = 6) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(1024, width)
+        self.blocks = nn.Sequential(*(Block(width, 8) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, words: Any) -> Any:
+        places = torch.arange(words.shape[1], device=words.device)
+        return self.head(self.norm(self.blocks(self.words(words) + self.places(places))))
+
+
+def mlp() -> tuple[nn.Module, Any]:
+    model = nn.Sequential(nn.Linear(784, 2048), nn.ReLU(), nn.Linear(2048, 2048), nn.ReLU(), nn.Linear(2048, 10))
+
+    def loss(model: nn.Module, step: int) -> Any:
+        rows = 512 + 64 * (step % 7)
+        return F.cross_entropy(model(torch.randn(rows, 784, device="cuda")), target(rows, 10))
+
+    return model, loss
+
+
+def conv() -> tuple[nn.Module, Any]:
+    def layer(entries: int, outputs: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Conv2d(entries, outputs, 3, padding=1, stride=2), nn.BatchNorm2d(outputs), nn.ReLU()
+        )
+
+    model = nn.Sequential(
+        layer(3, 64), layer(64, 128), layer(128, 256), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10)
+    )
+
+    def loss(model: nn.Module, step: int) -> Any:
+        side = 128 + 32 * (step % 5)
+        return F.cross_entropy(model(torch.randn(64, 3, side, side, device="cuda")), target(64, 10))
+
+    return model, loss
+
+
+def gpt() -> tuple[nn.Module, Any]:
+    def loss(model: nn.Module, step: int) -> Any:
+        generator = torch.Generator().manual_seed(step)
+        rows = int(torch.randint(4, 17, (), generator=generator))
+        length = int(torch.randint(128, 1025, (), generator=generator))
+        words = torch.randint(8192, (rows, length + 1), device="cuda")
+        return F.cross_entropy(model(words[:, :-1]).flatten(0, 1), words[:, 1:].flatten())
+
+    return Gpt(), loss
+
+
+def target(rows: int, classes: int) -> Any:
+    return torch.randint(classes, (rows,), device="cuda")
+
+
+def train(job: str, steps: int) -> dict[str, Any]:
+    torch.manual_seed(1)
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    model, loss_of = {"mlp": mlp, "conv": conv, "gpt": gpt}[job]()
+    model.cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+    def step(number: int) -> float:
+        optimizer.zero_grad(set_to_none=True)
+        loss = loss_of(model, number)
+        loss.backward()
+        optimizer.step()
+        return float(loss.item())
+
+    losses, times, least_free = [], [], torch.cuda.mem_get_info()[0]
+    for number in range(steps):
+        start = time.perf_counter()
+        losses.append(step(number))
+        times.append(time.perf_counter() - start)
+        least_free = min(least_free, torch.cuda.mem_get_info()[0])
+    # The same shapes again: what is timed is the steady state.
+    steady = []
+    for number in range(steps):
+        start = time.perf_counter()
+        step(number)
+        steady.append(time.perf_counter() - start)
+        least_free = min(least_free, torch.cuda.mem_get_info()[0])
+    return {"losses": losses, "step_ms": statistics.median(steady) * 1e3, "least_free": least_free}
+
+
+def main() -> None:
+    job, allocator = sys.argv[1:3]
+    steps = int(sys.argv[3]) if len(sys.argv) > 3 else 40
+    if allocator == "millpond":
+        import millpond
+
+        millpond.torch.enable()
+    # Loads the kernels' libraries, which take memory of the device for themselves.
+    warm = torch.randn(256, 256, device="cuda", requires_grad=True)
+    (warm @ warm).sum().backward()
+    del warm
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.mem_get_info()[0]
+    result = train(job, steps)
+    figures = torch.cuda.memory_stats()
+    requested = figures["requested_bytes.all.peak"]
+    drop = before - result.pop("least_free")
+    result |= {
+        "job": job,
+        "allocator": allocator,
+        "requested_mib": requested / 2**20,
+        "reserved_over_requested": figures["reserved_bytes.all.peak"] / requested,
+        "driver_over_requested": drop / requested,
+    }
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

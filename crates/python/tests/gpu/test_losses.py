@@ -1,0 +1,30 @@
+"""Models train with the same losses under both allocators."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.gpu
+
+
+def run(job: str, allocator: str) -> dict[str, Any]:
+    command = [sys.executable, str(Path(__file__).parent / "jobs.py"), job, allocator]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+@pytest.mark.parametrize("job", ["mlp", "conv", "gpt"])
+def test_losses_are_the_native_allocators(job: str) -> None:
+    native, ours = run(job, "native"), run(job, "millpond")
+    for result in (native, ours):
+        print({name: value for name, value in result.items() if name != "losses"})
+    assert ours["losses"] == native["losses"]
+    assert ours["reserved_over_requested"] <= 1.05

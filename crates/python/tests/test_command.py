@@ -1,0 +1,39 @@
+"""The `millpond` command of the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import millpond
+import pytest
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "millpond", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_the_command_says_its_version() -> None:
+    done = run("--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"millpond {millpond.__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [(), ("frobnicate",), ("replay",)])
+def test_wrong_usage_is_status_2(arguments: tuple[str, ...]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 2
+    assert "Usage:" in done.stderr
+
+
+def test_an_error_is_a_line_and_status_1() -> None:
+    done = run("replay", "missing.pickle")
+    assert done.returncode == 1
+    assert done.stderr.startswith("millpond: missing.pickle: ") and done.stderr.count("\n") == 1
+
+
+def test_the_help_has_every_subcommand() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for name in ("train", "replay", "bench", "info", "fetch"):
+        assert f"  {name} " in done.stdout
