@@ -79,6 +79,7 @@ impl Rig {
 
     fn check(&self) {
         self.pool.check().unwrap();
+        assert_eq!(self.device.taken_from_graphs(), []);
     }
 }
 
