@@ -137,8 +137,8 @@ impl PoolInner {
         if !self.routes.add(to, takes) {
             return false;
         }
-        let State { arena, depot, .. } = &mut *state;
-        self.caches.pause(depot, &self.counters.high, |cached| take_back(arena, cached));
+        let State { arena, locked, .. } = &mut *state;
+        self.caches.pause(locked, &self.counters.high, |cached| take_back(arena, cached));
         true
     }
 
@@ -147,7 +147,7 @@ impl PoolInner {
         let mut state = self.state.lock();
         let route = self.routes.remove(to);
         if self.routes.is_empty() {
-            self.caches.resume(&mut state.depot);
+            self.caches.resume(&mut state.locked);
         }
         route
     }
