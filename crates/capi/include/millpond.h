@@ -32,6 +32,9 @@
 // All three.
 #define MILLPOND_REUSE_ALL 7
 
+// Each allocation's call stack is kept: microseconds for each, milliseconds for each new one.
+#define MILLPOND_RECORD_CALL_SITES 1
+
 // What a call answers: OK, or why nothing was done. The full message, with the figures and what to do next, is
 // `millpond_last_error`'s. Numbers never change their meaning; new ones may come.
 enum millpond_status
@@ -67,6 +70,10 @@ enum millpond_status
     MILLPOND_STATUS_WORKSPACE_FULL = 12,
     // An option, attribute or struct that makes no sense; the message says which, and what would.
     MILLPOND_STATUS_BAD_OPTION = 13,
+    // Allocations go to this memory of a capture already.
+    MILLPOND_STATUS_CAPTURE_UNDER_WAY = 14,
+    // A recording cannot be written.
+    MILLPOND_STATUS_RECORDING = 15,
     // The device has too little memory.
     MILLPOND_STATUS_DEVICE_OUT_OF_MEMORY = 20,
     // The device or its driver cannot do this.
@@ -176,6 +183,10 @@ typedef int32_t millpond_limit;
 // A limit on the physical bytes that all pools with this budget hold together. Opaque.
 typedef struct millpond_budget millpond_budget;
 
+// Memory for what is captured into CUDA graphs: it stays where it is, and is nobody else's, until the last handle of
+// it is released. Opaque.
+typedef struct millpond_capture millpond_capture;
+
 // A device with its streams and its pools. Opaque.
 typedef struct millpond_context millpond_context;
 
@@ -234,6 +245,17 @@ typedef struct {
 // thread without locks held; it must not throw, nor release the pool or the stream of the allocation.
 typedef void (*millpond_observe)(const millpond_out_of_memory *report, void *data);
 
+// A stream of either kind: a `millpond_stream`, or the driver's `CUstream` (the runtime's `cudaStream_t`).
+//
+// Null is the legacy default stream, as in CUDA, and so is 1; 2 is the calling thread's default stream. A
+// `millpond_stream` costs a look at a table. Any other `CUstream` is looked up each time, and a free on it records
+// an event at once, since it may be destroyed at any time: register the streams that are used often.
+typedef void *millpond_any_stream;
+
+// Whether allocations for work on a stream (a `CUstream`) belong to a capture: not 0 if so. Called for each allocation
+// of the pool between begin and end, on the allocating thread without locks held; it must not throw, nor allocate.
+typedef int32_t (*millpond_takes)(void *raw, void *data);
+
 // What the host device is made with. Fill with `millpond_host_options_init`.
 typedef struct {
     // sizeof this struct.
@@ -282,13 +304,6 @@ typedef struct {
     char name[128];
 } millpond_device_properties;
 
-// A stream of either kind: a `millpond_stream`, or the driver's `CUstream` (the runtime's `cudaStream_t`).
-//
-// Null is the legacy default stream, as in CUDA, and so is 1; 2 is the calling thread's default stream. A
-// `millpond_stream` costs a look at a table. Any other `CUstream` is looked up each time, and a free on it records
-// an event at once, since it may be destroyed at any time: register the streams that are used often.
-typedef void *millpond_any_stream;
-
 // Work for a stream of the host device. Must not throw.
 typedef void (*millpond_host_work)(void *data);
 
@@ -317,6 +332,26 @@ typedef struct {
     // A limit that the pool shares with others; null: none.
     millpond_budget *budget;
 } millpond_pool_options;
+
+// What a recording has done. Set `size` before the call.
+typedef struct {
+    // sizeof this struct.
+    size_t size;
+    // Events recorded, of all pools that record to this file.
+    uint64_t events;
+    // Events dropped because too much waited for the disk. The file says so, too.
+    uint64_t dropped;
+    // Bytes written.
+    uint64_t bytes;
+    // Whether anything is, or was, recorded: 1 or 0. If not, all fields are zero.
+    uint32_t recorded;
+    // Zero.
+    uint32_t reserved;
+    // Why the last write failed, cut to the field; empty if it did not. What could not be written is tried again.
+    char failure[256];
+    // The file, cut to the field. Its name may have the process's number, where another process held the one asked for.
+    char path[1024];
+} millpond_recording;
 
 // A figure that moves: where it is, and the highest it has been since the last reset.
 typedef struct {
@@ -423,6 +458,38 @@ millpond_status millpond_pool_remove_out_of_memory(millpond_pool *pool, uint64_t
 
 // The account of this thread's last failure, if it was that memory ran out; else BAD_OPTION.
 millpond_status millpond_last_out_of_memory(millpond_out_of_memory *report);
+
+// Makes memory for captures, which takes none yet.
+millpond_status millpond_capture_create(millpond_pool *pool, millpond_capture **out);
+
+// Another handle of the same memory, for another graph that shares it. Graphs that share memory are replayed in the
+// order of their captures, and never at the same time.
+millpond_status millpond_capture_share(millpond_capture *capture,
+                                       millpond_capture **out);
+
+// From now on, until `millpond_capture_end`, the pool's allocations for work on `stream`, and on streams that are part
+// of the same capture, come from this memory. Call it before the capture begins, or after. CAPTURE_UNDER_WAY where it
+// was called before without an end, through any handle of the memory.
+millpond_status millpond_capture_begin(millpond_capture *capture,
+                                       millpond_any_stream stream);
+
+// As `millpond_capture_begin`, for allocations on streams of which `takes` says so. It and its data must stay valid
+// until `millpond_capture_end`.
+millpond_status millpond_capture_begin_where(millpond_capture *capture,
+                                             millpond_takes takes,
+                                             void *data);
+
+// Lets allocations go their usual way again. Call it once the capture has ended, through the handle that began;
+// streams that are not registered, and were allocated on, must be alive until then. BAD_OPTION where nothing began.
+millpond_status millpond_capture_end(millpond_capture *capture);
+
+// Physical bytes that the memory holds, and bytes in live blocks of it. Each output may be null.
+millpond_status millpond_capture_read(millpond_capture *capture, size_t *reserved, size_t *used);
+
+// Gives up the handle, and ends what began through it. The last handle of a memory says that its graphs will not be
+// launched again: the host waits for the device, and what is free goes back; blocks that are live stay valid until
+// they are freed. While another capture is under way, that is put off until it ends.
+millpond_status millpond_capture_release(millpond_capture *capture);
 
 // Opens the NVIDIA GPU with this ordinal. Every context of one GPU in this process is the same device: pools and
 // streams made from one may be used with the other.
@@ -601,6 +668,28 @@ millpond_status millpond_pool_get(millpond_pool *pool, int32_t attribute, uint64
 
 // Sets an attribute (one of `millpond_attribute` that can be set).
 millpond_status millpond_pool_set(millpond_pool *pool, int32_t attribute, uint64_t value);
+
+// Starts recording what the pool does to a file, for `millpond replay`: blocks that are live now first. `%p` in the
+// path becomes the process's number. `flags` is 0 or a sum of `MILLPOND_RECORD_…`. A recording that runs is stopped.
+// RECORDING if the file cannot be written; the pool records nothing then. docs/recording.md has the rest.
+millpond_status millpond_pool_start_recording(millpond_pool *pool,
+                                              const char *path,
+                                              uint32_t flags);
+
+// Stops recording once all is written, and says what was recorded; `recording` may be null. The pool's end does the
+// same. RECORDING if the file's last part could not be written.
+millpond_status millpond_pool_stop_recording(millpond_pool *pool,
+                                             millpond_recording *recording);
+
+// The recording that runs.
+millpond_status millpond_pool_recording(millpond_pool *pool, millpond_recording *recording);
+
+// Files what this thread does with pools under a name, in recordings, until `millpond_tag_end`. Tags stand inside each
+// other.
+millpond_status millpond_tag_begin(const char *name);
+
+// Ends the tag that this thread began last. BAD_OPTION where there is none.
+millpond_status millpond_tag_end(void);
 
 // What the pool did and holds. Takes no lock.
 millpond_status millpond_pool_stats(millpond_pool *pool, millpond_stats *stats);

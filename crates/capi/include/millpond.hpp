@@ -1,6 +1,6 @@
 // Millpond for C++17: RAII over millpond.h, header only.
 //
-// Contexts, streams, events, pools, budgets and workspaces are handles: copies are the same thing, and the last copy
+// Contexts, streams, events, pools, budgets, workspaces and captures' memory are handles: copies are the same thing, and the last copy
 // lets go of it. A Buffer owns memory: it moves, does not copy, and is freed in stream order. Failures are exceptions
 // derived from std::runtime_error. Any function may be called from any thread; see docs/stream-order.md for who may
 // use memory when.
@@ -367,6 +367,27 @@ public:
         check(millpond_pool_set(get(), which, value));
     }
 
+    /// Records what the pool does to a file; `flags` is 0 or a sum of MILLPOND_RECORD_….
+    void start_recording(const std::string &path, std::uint32_t flags = 0) const {
+        check(millpond_pool_start_recording(get(), path.c_str(), flags));
+    }
+
+    /// Stops recording once all is written; answers what was recorded.
+    millpond_recording stop_recording() const {
+        millpond_recording found{};
+        found.size = sizeof found;
+        check(millpond_pool_stop_recording(get(), &found));
+        return found;
+    }
+
+    /// The recording that runs.
+    millpond_recording recording() const {
+        millpond_recording found{};
+        found.size = sizeof found;
+        check(millpond_pool_recording(get(), &found));
+        return found;
+    }
+
     void reset_high_water() const { check(millpond_pool_reset_high_water(get())); }
 
     std::string name() const {
@@ -410,6 +431,71 @@ inline Pool Context::current_pool() const {
 inline void Context::set_current_pool(const Pool *pool) const {
     check(millpond_context_set_current_pool(get(), pool == nullptr ? nullptr : pool->get()));
 }
+
+/// Files what this thread does with pools under a name, in recordings, as long as this lives. Tags stand inside each
+/// other.
+class Tag {
+public:
+    explicit Tag(const std::string &name) { check(millpond_tag_begin(name.c_str())); }
+    Tag(const Tag &) = delete;
+    Tag &operator=(const Tag &) = delete;
+    ~Tag() { millpond_tag_end(); }
+};
+
+/// Memory for what is captured into CUDA graphs, which stays where it is until the last copy of this goes: keep one as
+/// long as the graph. Then the host waits for the device, and what is free goes back.
+class CaptureMemory : public detail::Shared<millpond_capture, millpond_capture_release> {
+public:
+    explicit CaptureMemory(const Pool &pool) : Shared(create(pool)) {}
+
+    /// Physical bytes held.
+    std::size_t reserved() const { return read().first; }
+    /// Bytes in live blocks.
+    std::size_t used() const { return read().second; }
+
+private:
+    static millpond_capture *create(const Pool &pool) {
+        millpond_capture *handle;
+        check(millpond_capture_create(pool.get(), &handle));
+        return handle;
+    }
+
+    std::pair<std::size_t, std::size_t> read() const {
+        std::pair<std::size_t, std::size_t> found;
+        check(millpond_capture_read(get(), &found.first, &found.second));
+        return found;
+    }
+};
+
+/// As long as this lives, allocations for a stream, and for those that are part of its capture, come from the memory.
+class Capturing {
+public:
+    Capturing(const CaptureMemory &memory, StreamRef stream) : memory_(memory) {
+        check(millpond_capture_begin(memory_.get(), stream.get()));
+    }
+
+    /// For the streams (as CUstream) of which the function says so. What it throws counts as no.
+    Capturing(const CaptureMemory &memory, std::function<bool(void *)> takes)
+        : memory_(memory), takes_(std::make_unique<std::function<bool(void *)>>(std::move(takes))) {
+        check(millpond_capture_begin_where(memory_.get(), &Capturing::ask, takes_.get()));
+    }
+
+    Capturing(const Capturing &) = delete;
+    Capturing &operator=(const Capturing &) = delete;
+    ~Capturing() { millpond_capture_end(memory_.get()); }
+
+private:
+    static std::int32_t ask(void *raw, void *data) noexcept {
+        try {
+            return (*static_cast<std::function<bool(void *)> *>(data))(raw) ? 1 : 0;
+        } catch (...) {
+            return 0;
+        }
+    }
+
+    CaptureMemory memory_;
+    std::unique_ptr<std::function<bool(void *)>> takes_;
+};
 
 /// Asked when memory is short, as long as this lives: frees what it can, and says whether trying again is worth it.
 /// What it throws counts as no. It runs on the allocating thread, and must not let go of the pool.

@@ -45,11 +45,13 @@ pub enum Kind {
     Budget,
     /// A workspace.
     Workspace,
+    /// The memory of a capture.
+    Capture,
 }
 
 impl Kind {
-    const ALL: [Self; 6] =
-        [Self::Context, Self::Stream, Self::Event, Self::Pool, Self::Budget, Self::Workspace];
+    const ALL: [Self; 7] =
+        [Self::Context, Self::Stream, Self::Event, Self::Pool, Self::Budget, Self::Workspace, Self::Capture];
 
     /// The word for it, which is also what the header calls an argument of this kind.
     pub(crate) fn name(self) -> &'static str {
@@ -60,6 +62,7 @@ impl Kind {
             Self::Pool => "pool",
             Self::Budget => "budget",
             Self::Workspace => "workspace",
+            Self::Capture => "capture",
         }
     }
 

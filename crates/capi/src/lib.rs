@@ -20,6 +20,7 @@
 pub mod arguments;
 pub mod budget;
 pub mod callback;
+pub mod capture;
 pub mod context;
 pub mod copy;
 pub mod event;
@@ -30,6 +31,7 @@ pub mod in_use;
 pub mod memory;
 pub mod options;
 pub mod pool;
+pub mod recording;
 pub mod stats;
 pub mod status;
 pub mod stream;

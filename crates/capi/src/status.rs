@@ -38,6 +38,10 @@ pub enum Status {
     WorkspaceFull = 12,
     /// An option, attribute or struct that makes no sense; the message says which, and what would.
     BadOption = 13,
+    /// Allocations go to this memory of a capture already.
+    CaptureUnderWay = 14,
+    /// A recording cannot be written.
+    Recording = 15,
     /// The device has too little memory.
     DeviceOutOfMemory = 20,
     /// The device or its driver cannot do this.
@@ -67,7 +71,7 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [(Self, &'static CStr); 27] = [
+    const ALL: [(Self, &'static CStr); 29] = [
         (Self::Ok, c"ok"),
         (Self::OutOfMemory, c"out of memory"),
         (Self::SizeOverflow, c"size overflow"),
@@ -82,6 +86,8 @@ impl Status {
         (Self::LengthMismatch, c"length mismatch"),
         (Self::WorkspaceFull, c"workspace full"),
         (Self::BadOption, c"bad option"),
+        (Self::CaptureUnderWay, c"capture under way"),
+        (Self::Recording, c"recording failed"),
         (Self::DeviceOutOfMemory, c"device out of memory"),
         (Self::DeviceUnsupported, c"not supported by the device"),
         (Self::DeviceUnavailable, c"no such device"),
@@ -114,6 +120,8 @@ impl From<&Error> for Status {
             Error::LengthMismatch { .. } => Self::LengthMismatch,
             Error::WorkspaceFull { .. } => Self::WorkspaceFull,
             Error::BadOption { .. } => Self::BadOption,
+            Error::CaptureUnderWay { .. } => Self::CaptureUnderWay,
+            Error::Recording { .. } => Self::Recording,
             Error::Device(error) => error.into(),
             _ => Self::Other,
         }

@@ -130,6 +130,8 @@ programs! {
     every_call_does_what_the_header_says: "c/every_call.c",
     every_mistake_is_answered: "c/mistakes.c",
     out_of_memory_is_a_conversation: "c/out_of_memory.c",
+    captures_have_memory_of_their_own: "c/captures.c",
+    pools_are_recorded: "c/recording.c",
     threads_share_pools_and_release_handles: "c/threads.c",
     cpp_objects_let_go_of_themselves: "cpp/raii.cpp",
     the_simple_pools_interface_is_kept: "cpp/mempool.cpp",

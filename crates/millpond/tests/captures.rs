@@ -79,6 +79,7 @@ impl Rig {
 
     fn check(&self) {
         self.pool.check().unwrap();
+        assert_eq!(self.device.taken_from_graphs(), []);
     }
 }
 
@@ -324,6 +325,36 @@ fn a_filter_decides_which_streams_are_routed() {
     }
     assert_eq!(memory.used(), 0);
     rig.check();
+}
+
+#[test]
+fn a_stream_that_is_presented_anew_each_time_reuses_memory_within_and_between_captures() {
+    let rig = Rig::new();
+    let memory = rig.pool.capture_pool();
+    let handle = rig.device.create_stream().unwrap();
+    let mut seen = Vec::new();
+    for _ in 0..2 {
+        let id = rig.device.stream_id(handle).unwrap();
+        let capturing = memory.begin_where(move |stream| stream.id() == id).unwrap();
+        rig.device.begin_capture(handle).unwrap();
+        for _ in 0..3 {
+            // SAFETY: the stream lives until the end of the test.
+            let present = || unsafe { rig.context.foreign_stream(handle) }.unwrap();
+            let block = rig.pool.alloc(4 * MIB, &present()).unwrap();
+            rig.fill(block, 1, 4 * MIB, &present());
+            rig.pool.free(block, &present()).unwrap();
+            seen.push(block);
+        }
+        rig.device.end_capture(handle).expect("no rule was broken");
+        drop(capturing);
+    }
+    seen.dedup();
+    assert_eq!(seen.len(), 1);
+    assert_eq!(memory.reserved(), 4 * MIB);
+    rig.check();
+    drop(memory);
+    // SAFETY: not used again.
+    unsafe { rig.device.destroy_stream(handle) }.unwrap();
 }
 
 #[test]

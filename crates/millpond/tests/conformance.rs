@@ -26,7 +26,7 @@ mod segments;
 #[path = "conformance/streams.rs"]
 mod streams;
 
-use harness::{HostHarness, SimHarness};
+use harness::{CapturingHarness, HostHarness, SimHarness};
 
 /// One test of one device. The attributes are those of the device.
 macro_rules! one_test {
@@ -135,6 +135,7 @@ macro_rules! conformance {
 }
 
 conformance!(host: HostHarness::new(true));
+conformance!(capturing: CapturingHarness::new());
 conformance!(host_without_virtual_memory: HostHarness::new(false));
 conformance!(sim: SimHarness::new(true));
 conformance!(sim_without_virtual_memory: SimHarness::new(false));

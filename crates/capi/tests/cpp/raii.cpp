@@ -3,6 +3,8 @@
 
 #undef NDEBUG // the assertions are the test
 #include <cassert>
+#include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <memory_resource>
 #include <stdexcept>
@@ -210,6 +212,49 @@ static void a_thread_may_free_while_it_ends() {
     assert(pool.stats().blocks.current == 0 && pool.stats().frees == 20);
 }
 
+static void captures_have_memory_of_their_own() {
+    const Context device = Context::host();
+    const Pool pool(device);
+    const Stream stream(device), other(device);
+    Buffer<char> kept;
+    {
+        const CaptureMemory memory(pool);
+        {
+            const Capturing capturing(memory, stream);
+            try {
+                const Capturing again(memory, other);
+                assert(false);
+            } catch (const Error &error) {
+                assert(error.status() == MILLPOND_STATUS_CAPTURE_UNDER_WAY);
+            }
+            kept = Buffer<char>(pool, 3 << 20, stream);
+            const Buffer<char> beside(pool, 3 << 20, other);
+            assert(memory.used() == 3 << 20 && memory.reserved() == 4 << 20);
+        }
+        const Capturing filtered(memory, [raw = other.raw()](void *asked) { return asked == raw; });
+        const Buffer<char> captured(pool, 1 << 20, other);
+        assert(memory.used() == 4 << 20);
+    }
+    kept.fill_bytes(3);
+    assert(kept.to_vector() == std::vector<char>(3 << 20, 3));
+}
+
+static void pools_are_recorded_under_tags() {
+    const Context device = Context::host();
+    const Pool pool(device);
+    const char *folder = std::getenv("TMPDIR");
+    pool.start_recording(std::string(folder == nullptr ? "/tmp" : folder) + "/millpond-raii-%p.mprec");
+    {
+        const Tag outer("outer"), inner("inner");
+        const Buffer<char> buffer(pool, 1000, nullptr);
+    }
+    assert(pool.recording().recorded == 1);
+    const millpond_recording found = pool.stop_recording();
+    assert(found.events >= 2 && found.bytes > 0 && found.dropped == 0);
+    assert(std::remove(found.path) == 0);
+    assert(pool.recording().recorded == 0);
+}
+
 int main() {
     buffers_free_themselves();
     a_buffer_keeps_its_pool_and_stream();
@@ -219,5 +264,7 @@ int main() {
     pools_have_figures_and_attributes();
     containers_live_in_a_pool();
     threads_free_what_others_allocated();
+    captures_have_memory_of_their_own();
+    pools_are_recorded_under_tags();
     a_thread_may_free_while_it_ends();
 }

@@ -99,7 +99,7 @@ impl Timelines {
                 continue;
             }
             // A capture must not wait for work outside of it.
-            if !asked && stream.is_captured(self.device().as_ref())? {
+            if !asked && stream.is_captured(self.device().as_ref(), true)? {
                 return Ok(false);
             }
             asked = true;
@@ -126,7 +126,7 @@ impl Timelines {
                     waited?;
                     self.note_synchronized(&mark.clock);
                 }
-                None if timeline.is_captured(self.device().as_ref())? => {}
+                None if timeline.is_captured(self.device().as_ref(), false)? => {}
                 None => _ = self.synchronize_device_unless_capturing()?,
             }
         }

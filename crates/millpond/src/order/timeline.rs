@@ -155,8 +155,11 @@ impl Timeline {
     }
 
     /// Whether the stream is being captured: then work given to it does not run, so that no event on it says
-    /// anything about ticks.
-    pub(crate) fn is_captured(&self, device: &dyn Device) -> DeviceResult<bool> {
+    /// anything about ticks. `presented` as for [`mark`](Self::mark); a stream that cannot be asked counts as not.
+    pub(crate) fn is_captured(&self, device: &dyn Device, presented: bool) -> DeviceResult<bool> {
+        if self.marking == Marking::AtOnce && !presented {
+            return Ok(false);
+        }
         let handle = self.state.lock().handle;
         handle.map_or(Ok(false), |handle| Ok(device.capture_of(handle)?.is_some()))
     }

@@ -244,7 +244,7 @@ impl Timelines {
         let closed = self.close(timeline, tick, true);
         match &closed {
             Ok(true) => {}
-            Ok(false) if timeline.is_captured(self.device.as_ref()) == Ok(true) => {}
+            Ok(false) if timeline.is_captured(self.device.as_ref(), true) == Ok(true) => {}
             Ok(false) => tracing::warn!("a stream was used after its handle became another's"),
             Err(error) => tracing::warn!(%error, "no event could be recorded on a stream"),
         }

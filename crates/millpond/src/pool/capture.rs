@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::captured::{Captured, MemoryId};
 use super::inner::{PoolInner, State, take_back};
-use super::routes::Filter;
+use super::routes::{Filter, Route};
 use crate::order::Stream;
 use crate::{Error, Result};
 
@@ -31,7 +31,8 @@ struct Claim {
 }
 
 /// While this lives, allocations for the streams of a capture come from its memory. Dropped, on any thread, once the
-/// capture has ended, before or after the graph is instantiated.
+/// capture has ended, before or after the graph is instantiated; [foreign streams](crate::Context::foreign_stream) that
+/// were allocated on must be alive until then.
 #[derive(Debug)]
 #[must_use = "allocations go to the capture's memory only while this lives"]
 pub struct Capturing {
@@ -81,7 +82,7 @@ impl CapturePool {
             return Err(Error::PoolDestroyed { pool: pool.name.clone() });
         }
         pool.timelines.begin_capture();
-        if !pool.begin_route(*id, takes) {
+        if !pool.begin_route(*id, &takes) {
             pool.timelines.end_capture();
             return Err(Error::CaptureUnderWay { pool: pool.name.clone() });
         }
@@ -119,7 +120,9 @@ impl Drop for Claim {
 impl Drop for Capturing {
     fn drop(&mut self) {
         let Claim { pool, id } = &*self.memory.claim;
-        pool.end_route(*id);
+        if let Some(route) = pool.end_route(*id) {
+            route.close_ticks();
+        }
         if pool.timelines.end_capture() {
             let all = pool.registry.upgrade().map(|registry| registry.pools()).unwrap_or_default();
             all.iter().for_each(|pool| pool.let_go_of_released());
@@ -129,7 +132,7 @@ impl Drop for Capturing {
 
 impl PoolInner {
     /// Sends allocations that `takes` speaks for to the memory; `false` where some go there already.
-    fn begin_route(&self, to: MemoryId, takes: Arc<Filter>) -> bool {
+    fn begin_route(&self, to: MemoryId, takes: &Arc<Filter>) -> bool {
         let mut state = self.state.lock();
         if !self.routes.add(to, takes) {
             return false;
@@ -139,10 +142,13 @@ impl PoolInner {
         true
     }
 
-    fn end_route(&self, to: MemoryId) {
+    /// Undoes [`begin_route`](Self::begin_route).
+    fn end_route(&self, to: MemoryId) -> Option<Route> {
         let mut state = self.state.lock();
-        if self.routes.remove(to) {
+        let route = self.routes.remove(to);
+        if self.routes.is_empty() {
             self.caches.resume(&mut state.locked);
         }
+        route
     }
 }

@@ -46,6 +46,10 @@ impl State {
 
     /// The memory of a capture in whose address space the pointer lies.
     pub(super) fn captured_at(&self, ptr: DevicePtr) -> Option<usize> {
+        // Nearly always: there may be many captures, but most pointers are none of theirs.
+        if self.captured.is_empty() || self.arena.look_up(ptr) != Pointer::Foreign {
+            return None;
+        }
         self.captured.iter().position(|captured| captured.arena.look_up(ptr) != Pointer::Foreign)
     }
 

@@ -129,7 +129,7 @@ impl Context {
     ///
     /// # Safety
     /// `handle` is a live stream of this device now, and in each later call that is given the stream
-    /// returned here.
+    /// returned here; and until a [capture](crate::Capturing) that it allocated for has ended.
     pub unsafe fn foreign_stream(&self, handle: StreamHandle) -> DeviceResult<Stream> {
         self.inner.timelines.adopt_stream(handle, Marking::AtOnce)
     }

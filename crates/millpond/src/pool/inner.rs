@@ -67,6 +67,15 @@ impl PoolInner {
         Ok(ptr)
     }
 
+    /// Allocates at a multiple of `align`, which may be what every block has.
+    #[inline]
+    pub(crate) fn alloc_aligned(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
+        if align.is_power_of_two() && align <= self.caches.sizes().bytes(1) {
+            return self.alloc(bytes, stream);
+        }
+        self.alloc_slow(bytes, align, stream)
+    }
+
     /// Allocates under the lock: from the depot or the arena, with what all caches hold, and under pressure.
     #[cold]
     pub(super) fn alloc_slow(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {

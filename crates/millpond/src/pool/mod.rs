@@ -97,12 +97,14 @@ impl Pool {
     }
 
     /// Allocates at an address that is a multiple of `align` bytes, a power of two up to the device's
-    /// granularity (2 MiB).
+    /// granularity (2 MiB). As fast as [`alloc`](Self::alloc) up to the pool's minimum alignment, which every block
+    /// has.
     ///
     /// # Errors
     /// [`Error::BadAlignment`], and those of [`alloc`](Self::alloc).
+    #[inline]
     pub fn alloc_aligned(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
-        self.inner.alloc_slow(bytes, align, stream)
+        self.inner.alloc_aligned(bytes, align, stream)
     }
 
     /// Allocates, and sets all bytes to zero in stream order.

@@ -7,14 +7,25 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 
 use super::captured::MemoryId;
-use crate::order::Stream;
+use crate::order::{Marking, Stream};
 
 /// Says of a stream whether allocations for work on it belong to a capture.
 pub(super) type Filter = dyn Fn(&Stream) -> bool + Send + Sync;
 
-struct Route {
+#[derive(Clone)]
+pub(super) struct Route {
     to: MemoryId,
     takes: Arc<Filter>,
+    /// Foreign streams that it took. Else each presentation of such a stream would be another timeline, which does not
+    /// get what the ones before freed: they cannot be marked while they are being captured.
+    seen: Arc<Mutex<Vec<Stream>>>,
+}
+
+impl Route {
+    /// Closes what was freed on foreign streams while they could not be marked.
+    pub(super) fn close_ticks(&self) {
+        self.seen.lock().iter().for_each(|stream| _ = stream.tick());
+    }
 }
 
 /// The routes of one pool.
@@ -32,23 +43,28 @@ impl std::fmt::Debug for Routes {
 
 impl Routes {
     /// Adds a route; `false` where there is one to that memory.
-    pub(super) fn add(&self, to: MemoryId, takes: Arc<Filter>) -> bool {
+    pub(super) fn add(&self, to: MemoryId, takes: &Arc<Filter>) -> bool {
         let mut all = self.all.lock();
         if all.iter().any(|route| route.to == to) {
             return false;
         }
-        all.push(Route { to, takes });
+        all.push(Route { to, takes: takes.clone(), seen: Arc::default() });
         // Relaxed: as for `of`.
         self.count.store(all.len(), Ordering::Relaxed);
         true
     }
 
-    /// Removes the route; whether there is none left.
-    pub(super) fn remove(&self, to: MemoryId) -> bool {
+    /// Removes the route, and returns it: to be dropped without locks, since the filter is the program's.
+    pub(super) fn remove(&self, to: MemoryId) -> Option<Route> {
         let mut all = self.all.lock();
-        all.retain(|route| route.to != to);
+        let at = all.iter().position(|route| route.to == to)?;
+        let removed = all.remove(at);
         self.count.store(all.len(), Ordering::Relaxed);
-        all.is_empty()
+        Some(removed)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.all.lock().is_empty()
     }
 
     /// The memory that an allocation for work on `stream` belongs to, by the oldest route that takes it.
@@ -59,7 +75,14 @@ impl Routes {
             return None;
         }
         // A copy: filters are the program's, and run without locks.
-        let all: Vec<_> = self.all.lock().iter().map(|route| (route.to, route.takes.clone())).collect();
-        all.into_iter().find(|(_, takes)| takes(stream)).map(|(to, _)| to)
+        let all = self.all.lock().clone();
+        let route = all.into_iter().find(|route| (route.takes)(stream))?;
+        if stream.timeline().marking == Marking::AtOnce {
+            let mut seen = route.seen.lock();
+            if seen.iter().all(|known| known.key() != stream.key()) {
+                seen.push(stream.clone());
+            }
+        }
+        Some(route.to)
     }
 }

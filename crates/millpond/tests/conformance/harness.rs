@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, mpsc};
 
+use millpond::device::capturing::CapturingDevice;
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{Hold, SimDevice, SimOptions};
 use millpond::device::{Device, DevicePtr, PageHandle, StreamHandle};
@@ -66,6 +67,44 @@ impl Harness for HostHarness {
     fn launch(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> bool {
         self.0.launch(stream, work).unwrap();
         true
+    }
+}
+
+/// The host device with captures, none of which is under way.
+pub(crate) struct CapturingHarness {
+    host: HostHarness,
+    device: Arc<CapturingDevice>,
+}
+
+impl CapturingHarness {
+    pub(crate) fn new() -> Self {
+        let host = HostHarness::new(true);
+        let device = CapturingDevice::new(host.0.clone());
+        Self { host, device }
+    }
+}
+
+impl Harness for CapturingHarness {
+    type Hold = <HostHarness as Harness>::Hold;
+
+    const BYTES: bool = true;
+    const EXACT: bool = true;
+    const WAITS: bool = true;
+
+    fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    fn hold(&self, stream: StreamHandle) -> Self::Hold {
+        self.host.hold(stream)
+    }
+
+    fn release(&self, hold: Self::Hold) {
+        self.host.release(hold);
+    }
+
+    fn launch(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> bool {
+        self.host.launch(stream, work)
     }
 }
 

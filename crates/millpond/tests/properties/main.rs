@@ -7,11 +7,15 @@
 //! the checker must be content, the pools' own recount must hold, and their figures must be the model's; at
 //! the end (`ending.rs`) every byte, event and stream must have gone back.
 //!
+//! Captures into graphs have programs of their own (`captures.rs`), over the host device with the driver's rules of
+//! captures, whose bytes are compared.
+//!
 //! A failure prints the smallest case found, which runs again when it is pasted into `replays.rs`; its seed
 //! is kept in `regressions.txt` and tried first from then on. `MILLPOND_CASES=100000 cargo test --release
 //! --test properties` searches for longer; so does `scripts/check-long`.
 
 mod block_steps;
+mod captures;
 mod checks;
 mod ending;
 mod options;
@@ -68,5 +72,20 @@ proptest! {
     #[test]
     fn programs_keep_every_rule_when_device_calls_fail(case in program::with_failures()) {
         run(&case).map_err(TestCaseError::fail)?;
+    }
+}
+
+/// A case moves real bytes, many of them.
+fn few() -> ProptestConfig {
+    let config = config();
+    ProptestConfig { cases: config.cases.div_ceil(20), ..config }
+}
+
+proptest! {
+    #![proptest_config(few())]
+
+    #[test]
+    fn graphs_replay_correctly_whatever_the_program_does_beside_them(steps in captures::steps()) {
+        captures::World::new().run(steps);
     }
 }

@@ -134,6 +134,7 @@ impl Device for CudaDevice {
     // ---- streams ---------------------------------------------------------------------------------
 
     fn create_stream(&self) -> DeviceResult<StreamHandle> {
+        let _relaxed = self.relax();
         let _entered = self.enter()?;
         let mut raw = ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
@@ -144,6 +145,7 @@ impl Device for CudaDevice {
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+        let _relaxed = self.relax();
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: a stream of ours that is not used again.
         Ok(unsafe { self.api().cuStreamDestroy_v2(stream_of(stream)) }?)
@@ -194,6 +196,7 @@ impl Device for CudaDevice {
     }
 
     fn synchronize(&self) -> DeviceResult<()> {
+        let _relaxed = self.relax();
         let _entered = self.enter()?;
         // SAFETY: our context is current.
         Ok(unsafe { self.api().cuCtxSynchronize() }?)
@@ -202,6 +205,7 @@ impl Device for CudaDevice {
     // ---- events ----------------------------------------------------------------------------------
 
     fn create_event(&self) -> DeviceResult<EventHandle> {
+        let _relaxed = self.relax();
         let _entered = self.enter()?;
         let mut raw = ptr::null_mut();
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
@@ -212,6 +216,7 @@ impl Device for CudaDevice {
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()> {
+        let _relaxed = self.relax();
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: an event of ours that is not used again.
         Ok(unsafe { self.api().cuEventDestroy_v2(event_of(event)) }?)

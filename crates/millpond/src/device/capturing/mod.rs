@@ -1,4 +1,4 @@
-//! `device/capturing.rs`: stream capture over a device that has none, with the driver's rules.
+//! `device/capturing/`: stream capture over a device that has none, with the driver's rules.
 //!
 //! It wraps another device, `host` or `sim`, and passes every call on. Between [`CapturingDevice::begin_capture`] and
 //! [`end_capture`](CapturingDevice::end_capture) fills and copies on a stream become nodes of a [`Graph`] instead, and
@@ -8,11 +8,16 @@
 //! **The rules.** Calls that CUDA refuses are refused, and end the capture: to query or wait for a stream that is
 //! being captured, for an event of a capture, or for the whole device; and to make a capture wait for work outside.
 //! The mistake is told again by `end_capture`. So an allocator whose captures end well has kept the rules. One rule is
-//! not the driver's: memory that a graph uses must stay mapped as long as the graph lives.
+//! not the driver's: memory that a graph uses must stay mapped as long as the graph lives
+//! ([`CapturingDevice::taken_from_graphs`]).
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 
@@ -41,6 +46,8 @@ struct State {
     /// Events that were last recorded in a capture.
     events: HashMap<EventHandle, CaptureId>,
     graphs: Vec<Weak<Vec<Node>>>,
+    /// Memory that was to be taken from a graph.
+    taken: Vec<DeviceError>,
 }
 
 #[derive(Debug)]
@@ -98,7 +105,12 @@ impl State {
         let graphs: Vec<_> = self.graphs.iter().filter_map(Weak::upgrade).collect();
         let mut nodes = graphs.iter().flat_map(|graph| graph.iter()).chain(captured);
         match nodes.find(|node| node.ranges().into_iter().any(meets)) {
-            Some(node) => invalid(call, format!("{bytes} bytes at {at} are used by a graph: {node:?}")),
+            Some(node) => {
+                let what = format!("{bytes} bytes at {at} are used by a graph: {node:?}");
+                let error = DeviceError::Invalid { call, what };
+                self.taken.push(error.clone());
+                Err(error)
+            }
             None => Ok(()),
         }
     }
@@ -175,6 +187,11 @@ impl CapturingDevice {
         Ok(())
     }
 
+    /// The calls that would have taken memory from a graph. Each was refused.
+    pub fn taken_from_graphs(&self) -> Vec<DeviceError> {
+        self.state.lock().taken.clone()
+    }
+
     /// Takes work on a stream that is being captured; `false`, and nothing done, on any other.
     fn capture(&self, stream: StreamHandle, node: impl FnOnce() -> Node) -> bool {
         let mut state = self.state.lock();
@@ -187,6 +204,10 @@ impl CapturingDevice {
 impl Device for CapturingDevice {
     fn properties(&self) -> &Properties {
         self.inner.properties()
+    }
+
+    fn now(&self) -> Duration {
+        self.inner.now()
     }
 
     fn memory_info(&self) -> DeviceResult<MemoryInfo> {
