@@ -62,7 +62,7 @@ pub(super) fn prepare() -> bool {
 }
 
 /// A name of a library, if the library is loaded and has it.
-fn symbol(library: &CStr, name: &CStr) -> Option<*mut c_void> {
+pub(super) fn symbol(library: &CStr, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: a library that is loaded already is only counted once more; none is loaded.
     let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if handle.is_null() {
