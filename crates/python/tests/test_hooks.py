@@ -153,3 +153,15 @@ def test_pytorchs_figures_have_pytorchs_names(pool: millpond.Pool, hooks: Hooks)
     assert figures["reserved_bytes"]["all"]["current"] == pool.stats().reserved.current
     assert figures["num_ooms"] == pool.stats().out_of_memory
     hooks.free(address, 3 * MIB, ORDINAL, None)
+
+
+def test_a_stream_of_another_gpu_is_not_recorded(pool: millpond.Pool, hooks: Hooks) -> None:
+    other = millpond.Pool("host", capacity=64 * MIB)
+    _millpond.stand_in(62, other)
+    stream = other.create_stream()
+    address = hooks.alloc(MIB, ORDINAL, None)
+    hooks.record(address, stream.handle + 1000)
+    message = millpond.last_error()
+    assert message is not None and "stream" in message
+    hooks.free(address, MIB, ORDINAL, None)
+    pool.check()

@@ -146,15 +146,16 @@ pub(super) unsafe extern "C" fn base_allocation(ptr: *mut c_void, size: *mut usi
     pointer(base)
 }
 
-/// `tensor.record_stream`: work on `stream` uses the block, until it is freed.
+/// `tensor.record_stream`: work on `stream` uses the block, until it is freed. Throws where that cannot be had: the
+/// program would go on with memory that is not safe.
 ///
 /// # Safety
 /// As for [`millpond_torch_alloc`].
-pub(super) unsafe extern "C" fn record_stream(ptr: *mut c_void, stream: *mut c_void) {
+pub(super) unsafe extern "C-unwind" fn record_stream(ptr: *mut c_void, stream: *mut c_void) {
     if ptr.is_null() {
         return;
     }
-    report(caught(|| {
+    let recorded = caught(|| {
         let mut refused = None;
         for (_, device) in devices::present() {
             // The stream may be of one of the devices only; the block says of which.
@@ -167,5 +168,8 @@ pub(super) unsafe extern "C" fn record_stream(ptr: *mut c_void, stream: *mut c_v
             return Ok(device.pool.record_use(address(ptr), &stream)?);
         }
         refused.map_or(Ok(()), |error| Err(error.into()))
-    }));
+    });
+    if let Err(failure) = recorded {
+        fail(failure);
+    }
 }
