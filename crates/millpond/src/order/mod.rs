@@ -25,6 +25,7 @@
 
 mod event;
 mod fence;
+mod questions;
 mod reach;
 mod stream;
 mod timeline;

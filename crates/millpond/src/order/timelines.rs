@@ -1,4 +1,4 @@
-//! All timelines of one device: the table, the questions a pool asks of it, and streams coming and going.
+//! All timelines of one device: the table, and streams coming and going. What a pool asks of it is in `questions`.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -7,7 +7,7 @@ use parking_lot::{Mutex, RwLock};
 
 use super::stream::Inner;
 use super::timeline::{Mark, Marking};
-use super::{Fence, Reach, ReusePolicies, Stream, Tick, Timeline, TimelineId};
+use super::{Fence, Stream, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceResult, EventHandle, StreamHandle, StreamId};
 
 /// Who wants to know that the host has waited for the device. Called without locks held.
@@ -49,9 +49,6 @@ impl std::fmt::Debug for Timelines {
         f.debug_struct("Timelines").field("device", &self.device).finish_non_exhaustive()
     }
 }
-
-/// Streams in a fence from which on it is worth asking which of them still matter.
-const LONG_FENCE: usize = 4;
 
 /// Spare events kept; more are destroyed.
 const SPARE_EVENTS: usize = 64;
@@ -182,13 +179,13 @@ impl Timelines {
     }
 
     /// What `look` says of the timeline, or `None` where it is gone: then all of it is reached.
-    fn with<R>(&self, id: TimelineId, look: impl FnOnce(&Arc<Timeline>) -> R) -> Option<R> {
+    pub(super) fn with<R>(&self, id: TimelineId, look: impl FnOnce(&Arc<Timeline>) -> R) -> Option<R> {
         let table = self.table.read();
         let slot = table.slots.get(id.slot as usize)?;
         if slot.generation == id.generation { slot.timeline.as_ref().map(look) } else { None }
     }
 
-    fn get(&self, id: TimelineId) -> Option<Arc<Timeline>> {
+    pub(super) fn get(&self, id: TimelineId) -> Option<Arc<Timeline>> {
         self.with(id, Arc::clone)
     }
 
@@ -212,19 +209,24 @@ impl Timelines {
     }
 
     /// Gives up a share in a mark's event; the last share makes it spare.
-    fn let_go(&self, event: Arc<EventHandle>) {
+    pub(super) fn let_go(&self, event: Arc<EventHandle>) {
         if let Some(event) = Arc::into_inner(event) {
             self.keep_spare(event);
         }
     }
 
     /// The mark that closes `tick`, recorded now if need be; `None` where the stream can no longer be marked.
-    fn mark(&self, timeline: &Timeline, tick: Tick, presented: bool) -> DeviceResult<Option<Mark>> {
+    pub(super) fn mark(
+        &self,
+        timeline: &Timeline,
+        tick: Tick,
+        presented: bool,
+    ) -> DeviceResult<Option<Mark>> {
         timeline.mark(self.device.as_ref(), || self.spare_event(), tick, presented)
     }
 
     /// Makes sure that a mark closes `tick`; `false` where the stream can no longer be marked.
-    fn close(&self, timeline: &Timeline, tick: Tick, presented: bool) -> DeviceResult<bool> {
+    pub(super) fn close(&self, timeline: &Timeline, tick: Tick, presented: bool) -> DeviceResult<bool> {
         let mark = self.mark(timeline, tick, presented)?;
         let closed = mark.is_some();
         mark.into_iter().for_each(|mark| self.let_go(mark.event));
@@ -254,133 +256,7 @@ impl Timelines {
         tick
     }
 
-    // ---- the questions a pool asks -----------------------------------------------------------------
-
-    /// Whether memory behind `fence` may be used by later work on `stream`, by what is known already. No
-    /// device call.
-    #[inline]
-    pub(crate) fn is_ready(&self, fence: &Fence, stream: &Timeline, policies: ReusePolicies) -> bool {
-        fence.iter().all(|(id, tick)| id == stream.id || self.last_reached(id, stream, policies) >= tick)
-    }
-
-    /// As [`is_ready`](Self::is_ready), for many fences.
-    pub(crate) fn reach<'a>(&'a self, stream: &'a Timeline, policies: ReusePolicies) -> Reach<'a> {
-        Reach::new(self, stream, policies)
-    }
-
-    /// The last tick of `id` that later work on `stream` comes after, by what is known already; every tick of a
-    /// timeline that is gone.
-    #[cold]
-    pub(super) fn last_reached(&self, id: TimelineId, stream: &Timeline, policies: ReusePolicies) -> Tick {
-        let follow = policies.follow_event_dependencies || policies.internal_dependencies;
-        let seen = self
-            .with(id, |other| if policies.opportunistic { other.observed() } else { other.synchronized() });
-        let Some(seen) = seen else { return Tick::MAX };
-        if follow { seen.max(stream.ordered_after_tick(id)) } else { seen }
-    }
-
-    /// Whether everything in `fence` is known to be complete, so that nobody needs it. No device call.
-    pub(crate) fn is_complete(&self, fence: &Fence) -> bool {
-        fence.iter().all(|(id, tick)| self.with(id, |timeline| timeline.observed() >= tick).unwrap_or(true))
-    }
-
-    /// Drops from `fence` what the host has waited for: nobody will ever need it.
-    pub(crate) fn prune(&self, fence: &mut Fence) {
-        fence.retain(|id, tick| self.with(id, |timeline| timeline.synchronized() < tick).unwrap_or(false));
-    }
-
-    /// Prunes a fence that names many streams, as ranges that were joined often do.
-    pub(crate) fn prune_if_long(&self, fence: &mut Fence) {
-        if fence.len() > LONG_FENCE {
-            self.prune(fence);
-        }
-    }
-
-    /// Adds to `fence` the streams that a block's uses were recorded on, at the tick they have reached now:
-    /// work given to them since the record may use the block too.
-    #[inline]
-    pub(crate) fn add_uses(&self, fence: &mut Fence, uses: &Fence) {
-        if !uses.is_empty() {
-            self.add_uses_slow(fence, uses);
-        }
-    }
-
-    #[cold]
-    fn add_uses_slow(&self, fence: &mut Fence, uses: &Fence) {
-        for (id, tick) in uses.iter() {
-            if let Some(now) = self.with(id, |timeline| timeline.last_tick(tick)) {
-                fence.raise(id, now);
-            }
-        }
-    }
-
-    /// Looks whether the work in `fence` is complete. Records a mark where there is none, so that a later
-    /// look can tell. Returns whether anything new was learned.
-    pub(crate) fn poll(&self, fence: &Fence) -> DeviceResult<bool> {
-        let mut learned = false;
-        for (id, tick) in fence.iter() {
-            let Some(timeline) = self.get(id) else { continue };
-            if timeline.observed() >= tick {
-                continue;
-            }
-            learned |= timeline.poll(self.device.as_ref(), |event| self.let_go(event))?;
-            if timeline.observed() < tick && !timeline.has_mark_for(tick) {
-                if timeline.poll_idle(self.device.as_ref())? {
-                    learned = true;
-                } else {
-                    self.close(&timeline, tick, false)?;
-                }
-            }
-        }
-        Ok(learned)
-    }
-
-    /// Makes later work on `stream` wait for everything in `fence`. `false` where the device cannot be told
-    /// to (a stream that is gone without a mark, or either of them being captured): the memory is not ready then.
-    pub(crate) fn make_wait(&self, fence: &Fence, stream: &Timeline) -> DeviceResult<bool> {
-        let mut asked = false;
-        for (id, tick) in fence.iter() {
-            if id == stream.id || stream.is_ordered_after(id, tick) {
-                continue;
-            }
-            let Some(other) = self.get(id) else { continue };
-            if other.synchronized() >= tick {
-                continue;
-            }
-            // A capture must not wait for work outside of it.
-            if !asked && stream.is_captured(self.device.as_ref())? {
-                return Ok(false);
-            }
-            asked = true;
-            let Some(mark) = self.mark(&other, tick, false)? else { return Ok(false) };
-            let waited = stream.wait(self.device.as_ref(), *mark.event, &mark.clock);
-            self.let_go(mark.event);
-            waited?;
-        }
-        Ok(true)
-    }
-
-    /// Waits on the host until everything in `fence` is complete, but for what was given to streams that are being
-    /// captured, and for what only a wait for the whole device could tell while pools know of a capture.
-    pub(crate) fn wait_on_host(&self, fence: &Fence) -> DeviceResult<()> {
-        for (id, tick) in fence.iter() {
-            let Some(timeline) = self.get(id) else { continue };
-            if timeline.synchronized() >= tick {
-                continue;
-            }
-            match self.mark(&timeline, tick, false)? {
-                Some(mark) => {
-                    let waited = self.device.synchronize_event(*mark.event);
-                    self.let_go(mark.event);
-                    waited?;
-                    self.note_synchronized(&mark.clock);
-                }
-                None if timeline.is_captured(self.device.as_ref())? => {}
-                None => _ = self.synchronize_device_unless_capturing()?,
-            }
-        }
-        Ok(())
-    }
+    // ---- waiting for the device --------------------------------------------------------------------
 
     /// Waits on the host for all work on the device, and notes it.
     pub(crate) fn synchronize_device(&self) -> DeviceResult<()> {
