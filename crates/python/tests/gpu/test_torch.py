@@ -49,6 +49,7 @@ def test_torchs_own_figures_are_the_pools() -> None:
     assert torch.cuda.memory_reserved() == millpond.stats().reserved.current >= 64 * MIB
     assert torch.cuda.max_memory_reserved() >= torch.cuda.memory_reserved()
     assert torch.cuda.memory_stats()["allocated_bytes.all.current"] == torch.cuda.memory_allocated()
+    assert torch.accelerator.max_memory_reserved() == torch.cuda.max_memory_reserved()
     assert "Allocated memory" in torch.cuda.memory_summary()
     assert f"pool '{millpond.pool().name}'" in millpond.memory_summary(torch.device("cuda"))
     del tensor
