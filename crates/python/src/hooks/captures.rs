@@ -84,7 +84,8 @@ pub(super) extern "C-unwind" fn release(number: c_int, id: PoolId) {
             let mut kept = KEPT.lock();
             let Some(kept) = kept.as_mut() else { return Err(unknown(id)) };
             let Some(pool) = kept.get_mut(&(number, id)) else { return Err(unknown(id)) };
-            pool.uses -= 1;
+            // 0 already where a beginning failed.
+            pool.uses = pool.uses.saturating_sub(1);
             if pool.uses > 0 {
                 return Ok(());
             }
