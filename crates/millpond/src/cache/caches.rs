@@ -5,6 +5,7 @@ use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
+use super::Locked;
 use super::depot::Depot;
 use super::lane::{Item, Lanes, Magazine};
 use super::sizes::{MagazineIndex, Sizes};
@@ -26,6 +27,7 @@ pub(crate) struct Caches {
     threads: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
     views: Arc<Views>,
     sizes: Sizes,
+    depot: Depot,
     /// Bytes that one thread may cache.
     limit: AtomicU64,
     /// A block serves a request of a large size if it has less than this to spare, in bytes: one unit, or in haste
@@ -78,6 +80,7 @@ impl Caches {
             threads: std::array::from_fn(|_| AtomicPtr::new(nobody)),
             views,
             sizes,
+            depot: Depot::default(),
             limit: AtomicU64::new(LEAST_LIMIT),
             most_slack: AtomicU64::new(sizes.bytes(1)),
             used: AtomicUsize::new(0),
@@ -145,21 +148,60 @@ impl Caches {
         item.ptr
     }
 
-    /// As [`alloc`](Self::alloc), and looks below the top of a magazine of several sizes.
+    // ---- the way between: no lock but a part of the depot's ----------------------------------------------
+
+    /// As [`alloc`](Self::alloc), and looks below the top of a magazine of several sizes, and into the depot.
     #[cold]
     pub(crate) fn alloc_searching(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         if !self.sizes.is_cached(bytes) {
             return None;
         }
         let Own { lane, tally, _inside } = self.enter::<true>(stream)?;
-        let units = self.sizes.units(bytes);
+        let units =
+            if self.is_in_haste() { self.sizes.units_in_haste(bytes) } else { self.sizes.units(bytes) };
         let magazine = lane.magazine(MagazineIndex::of(units));
         let size = self.sizes.bytes(units);
-        if !magazine.bring_up(size) {
+        if !magazine.bring_up(size) && !self.fetch(magazine, tally, stream, size) {
             return None;
         }
         let item = *magazine.top()?;
         Some(Self::take(magazine, item, (bytes, size, size - bytes), tally))
+    }
+
+    /// Brings blocks of this length from the depot to the thread's magazine, up to half of what it may hold.
+    fn fetch(&self, magazine: &mut Magazine, tally: &Tally, stream: &Stream, size: u64) -> bool {
+        let most = magazine.restock_by();
+        if most == 0 || self.depot.held() == 0 {
+            return false;
+        }
+        // Before it is so: who closes the depot next sees that this thread may hold something (`revoke`).
+        tally.note_filled();
+        let mut count = 0;
+        self.depot.take(stream.timeline().id, size, most, |item| {
+            // SAFETY: it is not full: no more come than half of what it may hold.
+            unsafe { magazine.push(item) };
+            count += 1;
+        });
+        magazine.draw_near(count);
+        count > 0
+    }
+
+    /// Brings the older half of a magazine that is as large as it gets to the depot, if its blocks are alike.
+    fn hand_on(&self, magazine: &mut Magazine, tally: &Tally, stream: &Stream) -> bool {
+        // Relaxed: a setting.
+        let limit = self.limit.load(Ordering::Relaxed);
+        let half = magazine.older_half();
+        let Some(bytes) = half.first().map(Item::bytes) else { return false };
+        if half.len() < 2
+            || !magazine.is_at_most(bytes, self.is_in_haste())
+            || tally.drift() > limit / MOST_DRIFT
+            || half.iter().any(|item| item.bytes() != bytes)
+            || !self.depot.put(stream.timeline().id, bytes, half, limit)
+        {
+            return false;
+        }
+        drop(magazine.give_up_half());
+        true
     }
 
     /// Takes a live block, freed on `stream`, into the calling thread's magazines. `false`, and nothing done,
@@ -169,7 +211,7 @@ impl Caches {
         self.put::<false>(ptr, stream).is_some()
     }
 
-    /// As [`free`](Self::free), also where the kernel issues no barriers for the gate.
+    /// As [`free`](Self::free), also where the kernel issues no barriers for the gate, and where the depot has room.
     #[cold]
     pub(crate) fn free_fenced(&self, ptr: DevicePtr, stream: &Stream) -> bool {
         self.put::<true>(ptr, stream).is_some()
@@ -183,7 +225,7 @@ impl Caches {
         // SAFETY: a block that is live was labelled when it left the arena (`labelled`).
         let index = unsafe { MagazineIndex::from_label(entry.label()) };
         let magazine = lane.magazine(index);
-        if magazine.is_full() {
+        if magazine.is_full() && !(FENCED && self.hand_on(magazine, tally, stream)) {
             return None;
         }
         entry.make_cached(offset, stream.timeline().now());
@@ -194,11 +236,11 @@ impl Caches {
         Some(())
     }
 
-    // ---- the slow path: under the pool's lock, which whoever has the depot holds -----------------------
+    // ---- the slow path: under the pool's lock -----------------------
 
     /// The calling thread's cache, made if need be; `None` where it can have none.
     #[cold]
-    fn join_slow(&self, _depot: &mut Depot) -> Option<&ThreadCache> {
+    fn join_slow(&self, _lock: &mut Locked) -> Option<&ThreadCache> {
         if self.is_closed() {
             return None;
         }
@@ -222,7 +264,7 @@ impl Caches {
     #[cold]
     pub(crate) fn restock(
         &self,
-        depot: &mut Depot,
+        lock: &mut Locked,
         units: u64,
         stream: &Stream,
         mut each: impl FnMut(Cached),
@@ -231,7 +273,7 @@ impl Caches {
         if timeline.marking != Marking::WhenNeeded {
             return None;
         }
-        let cache = self.join_slow(depot)?;
+        let cache = self.join_slow(lock)?;
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let lanes = unsafe { cache.lanes_under_lock() };
         lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
@@ -247,19 +289,21 @@ impl Caches {
             let regretted =
                 self.sizes.is_large(size) && (lanes.note_alloc(stream.key(), at, size) || self.is_in_haste());
             // What other threads free again and again is worth room, too.
-            if regretted || (!has_room && depot.has(timeline.id, size)) {
+            if regretted || (!has_room && self.depot.has(timeline.id, size)) {
                 self.grant(lanes, stream, (at, size), &mut each);
             }
             let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
-            let mut first = None;
-            depot.take(timeline.id, size, 1 + magazine.restock_by(), |item| match first {
+            let (mut first, mut count) = (None, 0);
+            self.depot.take(timeline.id, size, 1 + magazine.restock_by(), |item| match first {
                 None => first = Some(item),
                 Some(_) => {
                     cache.tally.note_filled();
+                    count += 1;
                     // SAFETY: it is not full: no more come than half of what it may hold.
                     unsafe { magazine.push(item) };
                 }
             });
+            magazine.draw_near(count);
             first
         };
         Some(item?.out())
@@ -270,26 +314,26 @@ impl Caches {
     #[cold]
     pub(crate) fn restock_from_others(
         &self,
-        depot: &mut Depot,
+        lock: &mut Locked,
         units: u64,
         stream: &Stream,
         admit: impl FnOnce(&Fence) -> bool,
     ) -> Option<Out> {
         let timeline = stream.timeline();
         let size = self.sizes.bytes(units);
-        let other = depot.other_with(timeline.id, size)?;
+        let other = self.depot.other_with(timeline.id, size)?;
         if timeline.marking != Marking::WhenNeeded {
             return None;
         }
-        let cache = self.join_slow(depot)?;
+        let cache = self.join_slow(lock)?;
         // SAFETY: as in `restock`.
         let lanes = unsafe { cache.lanes_under_lock() };
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(MagazineIndex::of(units));
         let mut items = Few::<Item>::new();
-        depot.take(other, size, 1 + magazine.restock_by(), |item| items.push(item));
+        self.depot.take(other, size, 1 + magazine.restock_by(), |item| items.push(item));
         let last = items.iter().map(|item| item.entry().tick()).max()?;
         if !admit(&Fence::at(other, last)) {
-            depot.put(other, size, &items);
+            self.depot.put(other, size, &items, u64::MAX);
             return None;
         }
         // From here on it is as if this stream had freed them, now.
@@ -308,7 +352,7 @@ impl Caches {
     }
 
     /// Labels a block that has just left the arena with its magazine.
-    pub(crate) fn label(&self, _depot: &mut Depot, entry: &Entry) {
+    pub(crate) fn label(&self, _lock: &mut Locked, entry: &Entry) {
         let units = self.sizes.exact_units(entry.bytes());
         entry.set_label(MagazineIndex::of(units).label());
     }
@@ -319,7 +363,7 @@ impl Caches {
     #[cold]
     pub(crate) fn put_slow(
         &self,
-        depot: &mut Depot,
+        lock: &mut Locked,
         (ptr, entry): (DevicePtr, &Entry),
         stream: &Stream,
         folded: &HighWater,
@@ -333,7 +377,7 @@ impl Caches {
         if timeline.marking != Marking::WhenNeeded || longest > limit {
             return false;
         }
-        let Some(cache) = self.join_slow(depot) else { return false };
+        let Some(cache) = self.join_slow(lock) else { return false };
         if cache.tally.drift() > limit / MOST_DRIFT {
             folded.raise(&self.counted(folded));
             cache.tally.reset_high();
@@ -357,7 +401,7 @@ impl Caches {
             if given_up.is_empty() {
                 self.grant(lanes, stream, (at, size), &mut each);
             }
-            self.put_away(depot, timeline.id, given_up, &mut each);
+            self.put_away(timeline.id, given_up, &mut each);
         }
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
         if magazine.is_full() {
@@ -392,40 +436,32 @@ impl Caches {
 
     /// Brings blocks that a magazine gave up to the depot, if there are several of a length, which makes it
     /// likely that they are wanted again; gives the others to `each`.
-    fn put_away(
-        &self,
-        depot: &mut Depot,
-        of: TimelineId,
-        mut items: Few<Item>,
-        each: &mut impl FnMut(Cached),
-    ) {
+    fn put_away(&self, of: TimelineId, mut items: Few<Item>, each: &mut impl FnMut(Cached)) {
         // Relaxed: a setting.
         let limit = self.limit.load(Ordering::Relaxed);
         // Stable: the youngest of a length stay the last ones.
         items.sort_by_key(Item::bytes);
         for alike in items.chunk_by(|a, b| a.bytes() == b.bytes()) {
             let bytes = alike[0].bytes();
-            if alike.len() > 1 && depot.held() + bytes * alike.len() as u64 <= limit {
-                depot.put(of, bytes, alike);
-            } else {
+            if alike.len() < 2 || !self.depot.put(of, bytes, alike, limit) {
                 alike.iter().for_each(|&item| each(Cached { item, of }));
             }
         }
     }
 
     /// Counts a block that the arena gave to the program, of which it asked for `requested` bytes.
-    pub(crate) fn count_alloc(&self, depot: &mut Depot, requested: u64, bytes: u64) {
-        self.tally_slow(depot).count_alloc(requested, bytes);
+    pub(crate) fn count_alloc(&self, lock: &mut Locked, requested: u64, bytes: u64) {
+        self.tally_slow(lock).count_alloc(requested, bytes);
     }
 
     /// Counts a block that the program freed to the arena.
-    pub(crate) fn count_free(&self, depot: &mut Depot, requested: u64, bytes: u64) {
-        self.tally_slow(depot).count_free(requested, bytes);
+    pub(crate) fn count_free(&self, lock: &mut Locked, requested: u64, bytes: u64) {
+        self.tally_slow(lock).count_free(requested, bytes);
     }
 
     /// The tally that the calling thread may write under the lock.
-    fn tally_slow(&self, depot: &mut Depot) -> &Tally {
-        self.join_slow(depot).map_or(&self.others, |cache| &cache.tally)
+    fn tally_slow(&self, lock: &mut Locked) -> &Tally {
+        self.join_slow(lock).map_or(&self.others, |cache| &cache.tally)
     }
 
     // ---- taking back -----------------------------------------------------------------------------------
@@ -448,30 +484,31 @@ impl Caches {
     /// Takes back everything that any thread caches, and the depot: gives it to `each`. The high-water marks
     /// are folded into `folded`.
     #[cold]
-    pub(crate) fn revoke(&self, depot: &mut Depot, folded: &HighWater, mut each: impl FnMut(Cached)) {
-        self.for_all(depot, Some(folded), |cache, lanes| {
+    pub(crate) fn revoke(&self, lock: &mut Locked, folded: &HighWater, mut each: impl FnMut(Cached)) {
+        self.depot.close(|of, item| each(Cached { item, of }));
+        self.for_all(lock, Some(folded), |cache, lanes| {
             lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
             cache.tally.note_emptied();
         });
-        depot.drain(|of, item| each(Cached { item, of }));
+        self.depot.open();
     }
 
     /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
-    pub(crate) fn shut(&self, depot: &mut Depot, folded: &HighWater, each: impl FnMut(Cached)) {
+    pub(crate) fn shut(&self, lock: &mut Locked, folded: &HighWater, each: impl FnMut(Cached)) {
         // Relaxed: under the lock.
         self.is_shut.store(true, Ordering::Relaxed);
-        self.close_all(depot, folded, each);
+        self.close_all(lock, folded, each);
     }
 
     /// As [`shut`](Self::shut), until [`resume`](Self::resume): every request goes the slow way.
-    pub(crate) fn pause(&self, depot: &mut Depot, folded: &HighWater, each: impl FnMut(Cached)) {
+    pub(crate) fn pause(&self, lock: &mut Locked, folded: &HighWater, each: impl FnMut(Cached)) {
         // Relaxed: under the lock.
         self.is_paused.store(true, Ordering::Relaxed);
-        self.close_all(depot, folded, each);
+        self.close_all(lock, folded, each);
     }
 
     /// Caches again: a thread's gate opens when it next goes the slow way.
-    pub(crate) fn resume(&self, _depot: &mut Depot) {
+    pub(crate) fn resume(&self, _lock: &mut Locked) {
         // Relaxed: under the lock.
         self.is_paused.store(false, Ordering::Relaxed);
     }
@@ -481,22 +518,22 @@ impl Caches {
         self.is_shut.load(Ordering::Relaxed) || self.is_paused.load(Ordering::Relaxed)
     }
 
-    fn close_all(&self, depot: &mut Depot, folded: &HighWater, each: impl FnMut(Cached)) {
+    fn close_all(&self, lock: &mut Locked, folded: &HighWater, each: impl FnMut(Cached)) {
         // Also those that look empty: they stay closed.
         self.all().for_each(|cache| cache.tally.note_filled());
-        self.revoke(depot, folded, each);
+        self.revoke(lock, folded, each);
     }
 
     /// Notes the high-water marks so far in `folded`, and lets them start again from now.
-    pub(crate) fn fold(&self, depot: &mut Depot, folded: &HighWater) {
-        self.for_all(depot, Some(folded), |_, _| ());
+    pub(crate) fn fold(&self, lock: &mut Locked, folded: &HighWater) {
+        self.for_all(lock, Some(folded), |_, _| ());
     }
 
     /// Calls `each` with the lanes of every cache that has something in it or to tell, while all their owners are
     /// kept out. With `folded`, also [folds](Self::fold).
     fn for_all(
         &self,
-        _depot: &mut Depot,
+        _lock: &mut Locked,
         folded: Option<&HighWater>,
         mut each: impl FnMut(&ThreadCache, &mut Lanes),
     ) {
@@ -508,7 +545,7 @@ impl Caches {
             self.others.reset_high();
         }
         for cache in &concerned {
-            // SAFETY: the lock is held (the depot is borrowed), and owners are kept out.
+            // SAFETY: the lock is held (`lock`), and owners are kept out.
             let lanes = unsafe { cache.lanes_under_lock() };
             each(cache, lanes);
             if folded.is_some() {
@@ -545,15 +582,15 @@ impl Caches {
     }
 
     /// Whether anything is cached, as far as can be seen in passing.
-    pub(crate) fn holds_any(&self, depot: &Depot) -> bool {
-        depot.held() > 0 || self.all().any(|cache| cache.tally.may_hold())
+    pub(crate) fn holds_any(&self) -> bool {
+        self.depot.held() > 0 || self.all().any(|cache| cache.tally.may_hold())
     }
 
     /// The thread with this index, the calling one, ends: takes back what it caches. Its high-water mark is noted
     /// in `folded`: kept, it would be added to what threads that come later allocate.
     pub(crate) fn end_thread(
         &self,
-        _depot: &mut Depot,
+        _lock: &mut Locked,
         index: usize,
         folded: &HighWater,
         mut each: impl FnMut(Cached),
@@ -602,25 +639,26 @@ impl Caches {
     /// kept out.
     pub(crate) fn check(
         &self,
-        depot: &mut Depot,
+        lock: &mut Locked,
         recount: impl FnOnce(u64) -> Result<(), String>,
     ) -> Result<(), String> {
         let all: Few<_> = self.all().collect();
         self.keep_out(&all);
-        let result = Self::check_kept_out(depot, &all).and_then(recount);
+        let result = self.check_kept_out(lock, &all).and_then(recount);
         self.let_in(&all);
         result
     }
 
     /// Recounts what caches whose owners are kept out hold: returns the number of blocks in them and the depot.
-    fn check_kept_out(depot: &mut Depot, caches: &[&ThreadCache]) -> Result<u64, String> {
+    fn check_kept_out(&self, _lock: &mut Locked, caches: &[&ThreadCache]) -> Result<u64, String> {
         let bytes = |items: &[Item]| items.iter().map(Item::bytes).sum::<u64>();
-        let mut items: Vec<_> = depot.iter().copied().collect();
-        if bytes(&items) != depot.held() {
-            return Err(format!("the depot has {} bytes and counted {}", bytes(&items), depot.held()));
+        let mut items = self.depot.items();
+        let held = self.depot.held();
+        if bytes(&items) != held {
+            return Err(format!("the depot has {} bytes and counted {held}", bytes(&items)));
         }
         for cache in caches {
-            // SAFETY: the lock is held (the depot is borrowed), and owners are kept out.
+            // SAFETY: the lock is held (`lock`), and owners are kept out.
             let lanes = unsafe { cache.lanes_under_lock() };
             let held: Vec<_> = lanes.iter().copied().collect();
             if bytes(&held) > lanes.granted() {

@@ -95,9 +95,26 @@ impl Magazine {
         (self.room / 2).saturating_sub(self.items.len())
     }
 
+    /// The older half, rounded up.
+    pub(super) fn older_half(&self) -> &[Item] {
+        &self.items[..self.items.len().div_ceil(2)]
+    }
+
     /// Gives up the older half, rounded up.
     pub(super) fn give_up_half(&mut self) -> impl Iterator<Item = Item> + '_ {
         self.items.drain(..self.items.len().div_ceil(2))
+    }
+
+    /// Whether it may hold as many blocks of this length as any magazine ever.
+    pub(super) fn is_at_most(&self, bytes: u64, in_haste: bool) -> bool {
+        self.room >= most_of(bytes, in_haste)
+    }
+
+    /// Writes to the entries of the `count` blocks on top, as they are: another thread wrote them last, and all
+    /// together they come to this processor's cache sooner than one by one when they are handed out.
+    pub(super) fn draw_near(&self, count: usize) {
+        let from = self.items.len().saturating_sub(count);
+        self.items[from..].iter().for_each(|item| item.entry().set_label(item.entry().label()));
     }
 }
 

@@ -7,7 +7,7 @@
 //! this thread freed on this stream, so that work given to the stream later may use them at once. Sizes below
 //! the arena's small zone are rounded to eight classes a doubling (at most 1/8 is wasted, 1/16 on average);
 //! longer blocks keep their exact size and share a magazine with sizes near theirs. What a magazine has no
-//! room for goes to the pool's [`Depot`], where other threads find it, and what that has no room for to the
+//! room for goes to the pool's [depot](depot), where other threads find it, and what that has no room for to the
 //! arena.
 //!
 //! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the
@@ -37,6 +37,9 @@ mod thread;
 mod thread_index;
 
 pub(crate) use caches::{Cached, Caches};
-pub(crate) use depot::Depot;
 pub(crate) use sizes::Sizes;
 pub(crate) use thread_index::ThreadEnd;
+
+/// Lies in the pool's lock: who has it holds the lock.
+#[derive(Debug, Default)]
+pub(crate) struct Locked(());

@@ -105,7 +105,7 @@ impl Sizes {
         let units_less_one = bytes.wrapping_sub(1) >> self.unit_shift;
         let class = match FINE.get(units_less_one as usize) {
             Some(class) => class,
-            None => COARSE.get((units_less_one.saturating_add(FIRST) >> COARSE_SHIFT) as usize)?,
+            None => COARSE.get((units_less_one >> COARSE_SHIFT) as usize)?,
         };
         Some(MagazineIndex(usize::from(*class)))
     }
@@ -136,19 +136,26 @@ impl Sizes {
     }
 }
 
-/// The class of a length, in units: those of up to 8 units have classes of their own; then classes are 2 units
-/// wide up to 24 units, 4 up to 56, and so on. A class is named for its shortest length in eighths of a doubling.
+/// The class of a length, in units: those of up to 16 units have classes of their own; then classes are 2 units
+/// wide up to 32 units, 4 up to 64, and so on, so that the longest of a class is a whole number of eighths of a
+/// power of two: sizes that are powers of two waste nothing.
 const fn class_of(units: u64) -> usize {
-    let shifted = units + FIRST - 1;
-    let doublings = shifted.ilog2() - CLASS_BITS;
-    ((doublings as usize) << CLASS_BITS) + (shifted >> doublings) as usize - FIRST as usize
+    let last = units - 1;
+    if last < FIRST {
+        return last as usize;
+    }
+    let doublings = last.ilog2() - CLASS_BITS;
+    ((doublings as usize) << CLASS_BITS) + (last >> doublings) as usize
 }
 
 /// The longest length of the class.
 const fn rounded(units: u64) -> u64 {
-    let shifted = units + FIRST - 1;
-    let width = 1 << (shifted.ilog2() - CLASS_BITS);
-    (shifted | (width - 1)) - (FIRST - 1)
+    let last = units - 1;
+    if last < FIRST {
+        return units;
+    }
+    let width = 1 << (last.ilog2() - CLASS_BITS);
+    (last | (width - 1)) + 1
 }
 
 /// Classes before the first doubling.
@@ -169,14 +176,12 @@ static FINE: [u16; 4096] = {
 /// Bits of a length that are not looked at beyond `FINE`: classes are wider there.
 const COARSE_SHIFT: u32 = 8;
 
-/// Classes of lengths up to nearly 2^20 units (512 MiB) in steps of 256, which start where classes do: `FIRST` - 1
-/// units before each multiple.
+/// Classes of lengths up to 2^20 units (512 MiB), by units less one in steps of 256.
 static COARSE: [u16; 4096] = {
     let mut classes = [0; 4096];
     let mut at = 0;
     while at < classes.len() {
-        let shifted = (at as u64) << COARSE_SHIFT;
-        classes[at] = class_of(if shifted < FIRST { 1 } else { shifted - (FIRST - 1) }) as u16;
+        classes[at] = class_of(((at as u64) << COARSE_SHIFT) + 1) as u16;
         at += 1;
     }
     classes
@@ -209,6 +214,9 @@ mod tests {
             assert_eq!(class_of(rounded(units) + 1), class_of(units) + 1);
             assert!(class_of(units) <= class_of(units + 1));
         }
+        for power in 0..40 {
+            assert_eq!(rounded(1 << power), 1 << power);
+        }
     }
 
     #[test]
@@ -220,7 +228,7 @@ mod tests {
             if sizes.is_rounded(bytes) {
                 assert_eq!(sizes.magazine_for_rounded(bytes), expected, "{bytes}");
             } else {
-                let in_table = units < (1 << 20) - 7;
+                let in_table = units <= 1 << 20;
                 assert_eq!(sizes.magazine_for_exact(bytes), in_table.then_some(expected), "{bytes}");
             }
         }

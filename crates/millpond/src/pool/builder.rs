@@ -11,7 +11,7 @@ use super::pressure::Callbacks;
 use super::routes::Routes;
 use super::{Context, Pool};
 use crate::arena::{Arena, Layout};
-use crate::cache::{Caches, Depot, Sizes};
+use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;
 use crate::order::{AfterSync, ReusePolicies};
 use crate::pages::{Budget, Limits, Pages};
@@ -164,7 +164,7 @@ impl PoolBuilder {
             routes: Routes::default(),
             state: Mutex::new(State {
                 arena,
-                depot: Depot::default(),
+                locked: Locked::default(),
                 haste,
                 captured: Vec::new(),
                 destroyed: false,

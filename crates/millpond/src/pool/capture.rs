@@ -134,15 +134,15 @@ impl PoolInner {
         if !self.routes.add(to, takes) {
             return false;
         }
-        let State { arena, depot, .. } = &mut *state;
-        self.caches.pause(depot, &self.counters.high, |cached| take_back(arena, cached));
+        let State { arena, locked, .. } = &mut *state;
+        self.caches.pause(locked, &self.counters.high, |cached| take_back(arena, cached));
         true
     }
 
     fn end_route(&self, to: MemoryId) {
         let mut state = self.state.lock();
         if self.routes.remove(to) {
-            self.caches.resume(&mut state.depot);
+            self.caches.resume(&mut state.locked);
         }
     }
 }

@@ -102,7 +102,7 @@ impl PoolInner {
         let out = state.captured[at].arena.alloc(units, align, stream)?;
         // SAFETY: the block is out, and the arena is this pool's.
         unsafe { out.entry.get() }.make_live(out.bytes - bytes);
-        self.caches.count_alloc(&mut state.depot, bytes, out.bytes);
+        self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
         if !out.hit {
             self.counters.misses.add(1);
         }
@@ -115,7 +115,7 @@ impl PoolInner {
         let (requested, size) = (arena.requested(id), arena.bytes(id));
         arena.free(id, stream.fence());
         let last_of_released = !arena.keeps() && arena.out().0 == 0;
-        self.caches.count_free(&mut state.depot, requested, size);
+        self.caches.count_free(&mut state.locked, requested, size);
         if last_of_released {
             state.trim_released();
         }

@@ -12,7 +12,7 @@ use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use super::routes::Routes;
 use crate::arena::{Arena, BlockId, MOST_UNITS, Out, Pointer, Refusal, Views};
-use crate::cache::{Cached, Caches, Depot, ThreadEnd};
+use crate::cache::{Cached, Caches, Locked, ThreadEnd};
 use crate::counters::{Counted, Counters};
 use crate::device::{DevicePtr, DeviceResult, Kind};
 use crate::order::{AfterSync, Fence, Stream, Timelines};
@@ -43,7 +43,7 @@ pub(crate) struct PoolInner {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) arena: Arena,
-    pub(super) depot: Depot,
+    pub(super) locked: Locked,
     pub(super) haste: Haste,
     /// The memory of captures.
     pub(super) captured: Vec<Captured>,
@@ -130,11 +130,11 @@ impl PoolInner {
             return Err(Refusal::Short { what: Shortage::Device, bytes });
         }
         if align <= sizes.bytes(1) {
-            let State { arena, depot, .. } = &mut *state;
-            out = self.caches.restock(depot, units, stream, |cached| take_back(arena, cached));
+            let State { arena, locked, .. } = &mut *state;
+            out = self.caches.restock(locked, units, stream, |cached| take_back(arena, cached));
             if out.is_none() && in_haste {
                 let admit = |fence: &Fence| arena.admit(fence, stream);
-                out = self.caches.restock_from_others(depot, units, stream, admit);
+                out = self.caches.restock_from_others(locked, units, stream, admit);
             }
         }
         let out = match out {
@@ -143,9 +143,9 @@ impl PoolInner {
         };
         // SAFETY: the block is out, and the arena is this pool's.
         let entry = unsafe { out.entry.get() };
-        self.caches.label(&mut state.depot, entry);
+        self.caches.label(&mut state.locked, entry);
         entry.make_live(out.bytes - bytes);
-        self.caches.count_alloc(&mut state.depot, bytes, out.bytes);
+        self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
         if !out.hit {
             self.counters.misses.add(1);
         }
@@ -220,10 +220,10 @@ impl PoolInner {
 
     /// Gives the arena what every thread caches; returns whether there was anything.
     pub(super) fn empty_caches(&self, state: &mut State) -> bool {
-        let State { arena, depot, .. } = state;
-        let any = self.caches.holds_any(depot);
+        let State { arena, locked, .. } = state;
+        let any = self.caches.holds_any();
         if any {
-            self.caches.revoke(depot, &self.counters.high, |cached| take_back(arena, cached));
+            self.caches.revoke(locked, &self.counters.high, |cached| take_back(arena, cached));
         }
         any
     }
@@ -301,11 +301,11 @@ impl PoolInner {
         if let Some(captured) = state.captured_at(ptr) {
             return self.free_captured(state, captured, id, stream);
         }
-        let State { arena, depot, destroyed, .. } = state;
+        let State { arena, locked, destroyed, .. } = state;
         if !*destroyed
             && let Some((entry, offset)) = self.views.find(ptr)
             && entry.slack_if_plain(offset).is_some()
-            && self.caches.put_slow(depot, (ptr, entry), stream, &self.counters.high, |cached| {
+            && self.caches.put_slow(locked, (ptr, entry), stream, &self.counters.high, |cached| {
                 take_back(arena, cached);
             })
         {
@@ -314,7 +314,7 @@ impl PoolInner {
         let requested = arena.requested(id);
         let size = arena.bytes(id);
         arena.free(id, stream.fence());
-        self.caches.count_free(depot, requested, size);
+        self.caches.count_free(locked, requested, size);
     }
 
     pub(crate) fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
@@ -370,7 +370,7 @@ impl PoolInner {
     pub(super) fn reset_high_water(&self) {
         let mut state = self.state.lock();
         self.counters.reset_high_water();
-        self.caches.fold(&mut state.depot, &self.counters.high);
+        self.caches.fold(&mut state.locked, &self.counters.high);
         self.counters.high.reset();
     }
 
@@ -382,9 +382,9 @@ impl PoolInner {
         for captured in &state.captured {
             captured.arena.check(captured.arena.held())?;
         }
-        let State { arena, depot, captured, .. } = &mut *state;
+        let State { arena, locked, captured, .. } = &mut *state;
         let arenas = std::iter::once(&*arena).chain(captured.iter().map(|captured| &captured.arena));
-        self.caches.check(depot, |cached| self.check_counts(arenas, cached))
+        self.caches.check(locked, |cached| self.check_counts(arenas, cached))
     }
 
     /// Recounts the blocks that are out, of which `cached` are in caches, while no thread allocates or frees.
@@ -486,8 +486,8 @@ impl PoolInner {
             if std::mem::replace(&mut state.destroyed, true) {
                 return Ok(());
             }
-            let State { arena, depot, .. } = &mut *state;
-            self.caches.shut(depot, &self.counters.high, |cached| take_back(arena, cached));
+            let State { arena, locked, .. } = &mut *state;
+            self.caches.shut(locked, &self.counters.high, |cached| take_back(arena, cached));
             let counted = self.counted();
             let (blocks, bytes) = (counted.blocks.current, counted.requested.current);
             if blocks == 0 {
@@ -533,15 +533,15 @@ impl AfterSync for PoolInner {
 impl ThreadEnd for PoolInner {
     fn thread_ended(&self, index: usize) {
         let mut state = self.state.lock();
-        let State { arena, depot, .. } = &mut *state;
-        self.caches.end_thread(depot, index, &self.counters.high, |cached| take_back(arena, cached));
+        let State { arena, locked, .. } = &mut *state;
+        self.caches.end_thread(locked, index, &self.counters.high, |cached| take_back(arena, cached));
     }
 }
 
 impl Drop for PoolInner {
     fn drop(&mut self) {
-        let State { arena, depot, captured, .. } = self.state.get_mut();
-        self.caches.revoke(depot, &self.counters.high, |cached| take_back(arena, cached));
+        let State { arena, locked, captured, .. } = self.state.get_mut();
+        self.caches.revoke(locked, &self.counters.high, |cached| take_back(arena, cached));
         // Nobody holds a claim on it, nor the pool.
         captured.iter_mut().for_each(|captured| captured.tear_down(&self.name));
         if let Err(error) = self.state.get_mut().arena.tear_down() {
