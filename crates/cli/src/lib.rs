@@ -1,6 +1,6 @@
 //! The `millpond` command: one file a subcommand, and what they say to people in `screen.rs`.
 //!
-//! A command returns an [`Error`](error::Error) or nothing; the error is one line on stderr and exit code 1.
+//! A command returns an `Error` (`error.rs`) or nothing; the error is one line on stderr and exit code 1.
 //! Wrong usage is clap's: a few lines and exit code 2.
 //!
 //! It is a library, so that the Python package has the command too, out of the same file as everything else of it.

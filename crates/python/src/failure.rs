@@ -26,14 +26,19 @@ pub(crate) enum Failure {
          allocation on any GPU"
     )]
     InUse(usize),
+    #[error(
+        "the stream is none of GPU {gpu}'s, on which the memory lies ({error}); synchronise the other GPU's stream before \
+         the memory is freed, instead of recording it"
+    )]
+    StreamOfAnotherGpu { gpu: usize, error: DeviceError },
     #[error("the block was freed already")]
     FreedBlock,
     #[error("{0}")]
     Broken(String),
     #[error("{0}")]
-    Trace(#[from] millpond_replay::read::ReadError),
+    Trace(Box<millpond_replay::read::ReadError>),
     #[error("{path}: {error}")]
-    Snapshot { path: String, error: millpond_replay::export::ExportError },
+    Snapshot { path: String, error: Box<millpond_replay::export::ExportError> },
     #[error("no temporary file could be made: {0}")]
     Temporary(#[source] std::io::Error),
 }
@@ -74,7 +79,9 @@ impl From<Failure> for PyErr {
                 _ => exceptions::Error::new_err(text),
             },
             Failure::NoSuchDevice(_) => exceptions::DeviceError::new_err(text),
-            Failure::InUse(_) | Failure::FreedBlock => exceptions::MisuseError::new_err(text),
+            Failure::InUse(_) | Failure::FreedBlock | Failure::StreamOfAnotherGpu { .. } => {
+                exceptions::MisuseError::new_err(text)
+            }
             Failure::Broken(_) => exceptions::Error::new_err(text),
             Failure::Trace(_) | Failure::Snapshot { .. } | Failure::Temporary(_) => {
                 exceptions::RecordingError::new_err(text)

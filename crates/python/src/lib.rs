@@ -12,7 +12,7 @@
 //! | `snapshot` | what a live pool holds, for memory_viz |
 //! | `failure` | what went wrong, and the Python exception for it |
 //!
-//! **How one request passes through.** PyTorch calls [`hooks`] with a size, a device and a stream, without Python in
+//! **How one request passes through.** PyTorch calls `hooks` with a size, a device and a stream, without Python in
 //! between. `devices` has the pool, a load; `streams` has the stream, from a variable of the thread where it was the
 //! last one used there, with a look at its identity; and the pool allocates. Where it cannot, `hooks` throws PyTorch's
 //! own `OutOfMemoryError` with the pool's message. From Python, `pool` does the same, without the GIL held.

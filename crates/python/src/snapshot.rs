@@ -22,7 +22,8 @@ pub(crate) fn write(pool: &Pool, path: &Path) -> Result<bool> {
         export::snapshot(&trace, &mut out)?;
         Ok(out.flush()?)
     });
-    written.map_err(|error| Failure::Snapshot { path: path.display().to_string(), error })?;
+    written
+        .map_err(|error| Failure::Snapshot { path: path.display().to_string(), error: Box::new(error) })?;
     Ok(true)
 }
 
@@ -45,6 +46,6 @@ fn read_one(path: &Path, pool: &Pool) -> Result<Option<Trace>> {
         Ok(traces) if traces.len() == 1 => Ok(traces.into_iter().next()),
         Ok(traces) => Ok(traces.into_iter().find(|trace| trace.device as usize == ordinal)),
         Err(error) if matches!(error.what, FormatError::Empty) => Ok(None),
-        Err(error) => Err(error.into()),
+        Err(error) => Err(Failure::Trace(Box::new(error))),
     }
 }

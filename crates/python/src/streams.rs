@@ -13,7 +13,8 @@ use millpond::{Context, Stream};
 use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 
-use crate::failure::Result;
+use crate::devices;
+use crate::failure::{Failure, Result};
 
 /// The streams of one device. They are never dropped, so that a reference to one needs no counting.
 #[derive(Debug)]
@@ -109,6 +110,7 @@ impl Streams {
         }
         // SAFETY: as promised to this function.
         let stream = unsafe { self.context.stream_from_raw(StreamHandle::from_raw(handle)) }?;
+        self.refuse_another_gpus(&stream)?;
         let mut by_handle = self.by_handle.write();
         if let Some(known) = by_handle.get(&handle).copied()
             && known.id() == stream.id()
@@ -119,5 +121,20 @@ impl Streams {
         let stream: &'static Stream = Box::leak(Box::new(stream));
         by_handle.insert(handle, stream);
         Ok(stream)
+    }
+
+    /// A stream of another GPU has a handle as good as any, but none of our events can be recorded on it, so that what
+    /// uses memory there could not be waited for.
+    fn refuse_another_gpus(&self, stream: &Stream) -> Result<()> {
+        let device = self.context.device();
+        let may_be = devices::present().nth(1).is_some();
+        // No event that we record in a capture tells us anything; captures of other GPUs' streams are not looked for.
+        if !may_be || device.capture_of(stream.handle())?.is_some() {
+            return Ok(());
+        }
+        match stream.record() {
+            Ok(_event) => Ok(()),
+            Err(error) => Err(Failure::StreamOfAnotherGpu { gpu: device.properties().ordinal, error }),
+        }
     }
 }

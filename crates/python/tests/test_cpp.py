@@ -90,3 +90,23 @@ kind, text = alloc(512 * MIB)
 assert kind == 2 and text.startswith("CUDA out of memory. "), (kind, text)
 """
     run(built, body)
+
+
+def test_captures_allocate_from_memory_of_their_own(built: Path) -> None:
+    body = """
+ctypes.CDLL("libstdc++.so.6")
+ctypes.CDLL(f"{folder}/libc10_cuda.so")
+probe = ctypes.CDLL(f"{folder}/libprobe.so")
+hooks = dict(_millpond.torch_hooks()[1])
+names = ["set_begin_allocate_to_pool", "set_end_allocate_to_pool_fn", "set_release_pool", "alloc", "free"]
+addresses = (ctypes.c_void_p * 5)(*(hooks[name] for name in names))
+stream = pool.create_stream()
+for _ in range(10):
+    inside, outside = ctypes.c_void_p(), ctypes.c_void_p()
+    alive = probe.call_capture(addresses, 0, ctypes.c_void_p(stream.handle), ctypes.byref(inside), ctypes.byref(outside))
+    assert alive == 0, alive
+    assert inside.value and outside.value and abs(inside.value - outside.value) >= 2 * MIB
+    pool.check()
+assert pool.stats().blocks.current == 0
+"""
+    run(built, body)

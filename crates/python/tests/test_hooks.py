@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import millpond
@@ -153,3 +154,34 @@ def test_pytorchs_figures_have_pytorchs_names(pool: millpond.Pool, hooks: Hooks)
     assert figures["reserved_bytes"]["all"]["current"] == pool.stats().reserved.current
     assert figures["num_ooms"] == pool.stats().out_of_memory
     hooks.free(address, 3 * MIB, ORDINAL, None)
+
+
+def test_torchs_functions_answer_with_the_pools_figures(pool: millpond.Pool, hooks: Hooks) -> None:
+    initialized = [False]
+    memory, accelerator = SimpleNamespace(), SimpleNamespace(memory=SimpleNamespace())
+    cuda = SimpleNamespace(memory=memory, is_initialized=lambda: initialized[0])
+    cuda.memory_stats = lambda device: ("flat", device)
+    _torch_figures.replace_figures(SimpleNamespace(cuda=cuda, accelerator=accelerator))
+    assert cuda.memory_stats_as_nested_dict is memory.memory_stats_as_nested_dict
+    assert cuda.memory_stats_as_nested_dict(ORDINAL) == {}
+    initialized[0] = True
+    hooks.free(hooks.alloc(9 * MIB, ORDINAL, None), 9 * MIB, ORDINAL, None)
+    nested = memory.memory_stats_as_nested_dict(ORDINAL)
+    assert nested["requested_bytes"]["all"]["peak"] >= 9 * MIB and nested["allocation"]["all"]["allocated"] > 0
+    accelerator.reset_peak_memory_stats(ORDINAL)
+    memory.reset_accumulated_memory_stats(ORDINAL)
+    nested = cuda.memory_stats_as_nested_dict(f"cuda:{ORDINAL}")
+    assert nested["requested_bytes"]["all"]["peak"] == 0 and nested["allocation"]["all"]["allocated"] == 0
+    assert accelerator.memory.memory_stats(5) == ("flat", 5)
+
+
+def test_a_stream_of_another_gpu_is_not_recorded(pool: millpond.Pool, hooks: Hooks) -> None:
+    other = millpond.Pool("host", capacity=64 * MIB)
+    _millpond.stand_in(62, other)
+    stream = other.create_stream()
+    address = hooks.alloc(MIB, ORDINAL, None)
+    hooks.record(address, stream.handle + 1000)
+    message = millpond.last_error()
+    assert message is not None and "stream" in message
+    hooks.free(address, MIB, ORDINAL, None)
+    pool.check()

@@ -21,9 +21,9 @@ class _CupyStream(Protocol):
 
 #: A stream: ``None`` is the legacy default stream; an int is a ``CUstream``, which must be alive now and in each later
 #: call that uses what was allocated on it; objects of other libraries are kept with the blocks that are allocated on them.
-StreamLike = Union[None, int, "Stream", _CudaStream, _TorchStream, _CupyStream]
-Path = Union[str, "os.PathLike[str]"]
-Policy = Literal["follow_event_dependencies", "opportunistic", "internal_dependencies"]
+_StreamLike = Union[None, int, "Stream", _CudaStream, _TorchStream, _CupyStream]
+_Path = Union[str, "os.PathLike[str]"]
+_Policy = Literal["follow_event_dependencies", "opportunistic", "internal_dependencies"]
 
 @final
 class Level:
@@ -172,12 +172,12 @@ class Block:
     @property
     def freed(self) -> bool:
         """Whether the block was freed."""
-    def free(self, stream: StreamLike = None) -> None:
+    def free(self, stream: _StreamLike = None) -> None:
         """Frees the block after the work given so far to ``stream``, by default the stream of the allocation.
 
         Another stream must be ordered after that one and after all work on the block.
         """
-    def record_use(self, stream: StreamLike) -> None:
+    def record_use(self, stream: _StreamLike) -> None:
         """Notes that work given so far to ``stream`` uses the block: the free will wait for it.
 
         On a :class:`millpond.Stream`: also what is given to it until the block is freed.
@@ -203,10 +203,10 @@ class Pool:
         hard_limit: Optional[int] = None,
         release_threshold: Optional[int] = None,
         headroom: Optional[int] = None,
-        reuse: Union[bool, Collection[Policy], None] = None,
+        reuse: Union[bool, Collection[_Policy], None] = None,
         page_sizes: Optional[tuple[int, int]] = None,
         min_alignment: Optional[int] = None,
-        record: Optional[Path] = None,
+        record: Optional[_Path] = None,
     ) -> Pool:
         """Builds a pool. No memory is taken yet.
 
@@ -235,15 +235,15 @@ class Pool:
     @property
     def device(self) -> str:
         """The device, as the constructor takes it."""
-    def allocate(self, size: int, stream: StreamLike = None, *, align: Optional[int] = None) -> Block:
+    def allocate(self, size: int, stream: _StreamLike = None, *, align: Optional[int] = None) -> Block:
         """Allocates ``size`` bytes for work on ``stream``.
 
         Raises:
             OutOfMemoryError: after everything that could make room was tried.
         """
-    def allocate_address(self, size: int, stream: StreamLike = None) -> int:
+    def allocate_address(self, size: int, stream: _StreamLike = None) -> int:
         """Allocates for a caller that keeps the address itself, and gives it to :meth:`free_address`."""
-    def free_address(self, address: int, stream: StreamLike = None) -> None:
+    def free_address(self, address: int, stream: _StreamLike = None) -> None:
         """Frees what :meth:`allocate_address` gave, after the work given so far to ``stream``.
 
         Raises:
@@ -261,14 +261,14 @@ class Pool:
         """Gives free memory back to the device until at most ``keep`` bytes are reserved; the bytes given back."""
     def memory_info(self) -> tuple[int, int]:
         """Free and total bytes of the device, as its driver counts."""
-    def start_recording(self, path: Path, *, call_sites: bool = False) -> None:
+    def start_recording(self, path: _Path, *, call_sites: bool = False) -> None:
         """Starts recording to a file, for ``millpond replay``. A recording that runs is stopped."""
     def stop_recording(self) -> Optional[RecordingStatus]:
         """Stops recording, and returns what was recorded once it is written."""
     @property
     def recording(self) -> Optional[RecordingStatus]:
         """The recording that runs."""
-    def write_snapshot(self, path: Path) -> bool:
+    def write_snapshot(self, path: _Path) -> bool:
         """Writes a snapshot for memory_viz; ``False``, and no file, where there is nothing to show."""
     def destroy(self) -> None:
         """Destroys the pool: it allocates no more. Waits for pending work on its memory."""

@@ -1,7 +1,8 @@
 """``torch.cuda``'s figures, taken from the pool: PyTorch cannot ask a plugged allocator for them.
 
-Everything that PyTorch says of an allocator's memory comes from one nested dictionary, so that is what is replaced,
-with the functions that reset its peaks.
+Everything that ``torch.cuda`` says of an allocator's memory comes from one nested dictionary, and what
+``torch.accelerator`` says from the same without nesting; so these are what is replaced, with the functions that reset
+their peaks.
 """
 
 from __future__ import annotations
@@ -53,14 +54,17 @@ def nested_figures(ordinal: int) -> dict[str, Any]:
 
 
 def replace_figures(torch: Any) -> None:
-    """Lets ``torch.cuda`` answer with the pool's figures."""
-    memory = torch.cuda.memory
+    """Lets ``torch.cuda`` and ``torch.accelerator`` answer with the pool's figures."""
 
     def memory_stats_as_nested_dict(device: Any = None) -> dict[str, Any]:
         """The figures of millpond's pool."""
         if not torch.cuda.is_initialized():
             return {}
         return nested_figures(_shared.ordinal_of(device))
+
+    def memory_stats(device_index: Any = None, /) -> Any:
+        """The figures of millpond's pool, each under its whole name."""
+        return torch.cuda.memory_stats(device_index)
 
     def reset_peak_memory_stats(device: Any = None) -> None:
         """Lets the high-water marks of millpond's pool start again."""
@@ -71,7 +75,15 @@ def replace_figures(torch: Any) -> None:
         figures = _shared.stats(device)
         _ignored[_shared.ordinal_of(device)] = (figures.allocations, figures.frees)
 
-    replaced = (memory_stats_as_nested_dict, reset_peak_memory_stats, reset_accumulated_memory_stats)
-    for function in replaced:
-        for module in (memory, torch.cuda):
+    resets = (reset_peak_memory_stats, reset_accumulated_memory_stats)
+    _replace((torch.cuda, torch.cuda.memory), memory_stats_as_nested_dict, *resets)
+    # Newer than the rest. With a GPU there, the accelerator is the GPU.
+    accelerator: Any = getattr(torch, "accelerator", None)
+    if hasattr(accelerator, "memory"):
+        _replace((accelerator, accelerator.memory), memory_stats, *resets)
+
+
+def _replace(modules: tuple[Any, ...], *functions: Any) -> None:
+    for module in modules:
+        for function in functions:
             setattr(module, function.__name__, function)

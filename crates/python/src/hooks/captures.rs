@@ -51,10 +51,11 @@ pub(super) unsafe extern "C-unwind" fn begin(number: c_int, id: PoolId, filter: 
 fn begin_with(number: c_int, id: PoolId, filter: Arc<Filter>) -> Result<()> {
     let device = device(number.into())?;
     let mut kept = KEPT.lock();
-    let kept = kept
-        .get_or_insert_default()
-        .entry((number, id))
-        .or_insert_with(|| Kept { memory: device.pool.capture_pool(), uses: 0, capturing: None });
+    let kept = kept.get_or_insert_default().entry((number, id)).or_insert_with(|| Kept {
+        memory: device.pool.capture_pool(),
+        uses: 0,
+        capturing: None,
+    });
     let asked = filter.clone();
     let capturing = kept.memory.begin_where(move |stream| {
         let filter = asked.read();
@@ -83,7 +84,8 @@ pub(super) extern "C-unwind" fn release(number: c_int, id: PoolId) {
             let mut kept = KEPT.lock();
             let Some(kept) = kept.as_mut() else { return Err(unknown(id)) };
             let Some(pool) = kept.get_mut(&(number, id)) else { return Err(unknown(id)) };
-            pool.uses -= 1;
+            // 0 already where a beginning failed.
+            pool.uses = pool.uses.saturating_sub(1);
             if pool.uses > 0 {
                 return Ok(());
             }

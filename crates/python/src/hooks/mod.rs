@@ -5,7 +5,12 @@
 //! **How one request passes through.** `torch::millpond_torch_alloc` finds the device and the stream, and allocates. A
 //! failure must not come back as null, which PyTorch would take for memory: `throw` throws PyTorch's own exceptions
 //! through it. A free must not throw; what goes wrong there is printed, and kept for `millpond.last_error()`.
+//!
+//! While a graph is captured, `captures` has what is allocated for it come from memory of its own; `std_function` holds
+//! PyTorch's description of what belongs to the capture.
 
+mod captures;
+mod std_function;
 mod throw;
 mod torch;
 
@@ -30,10 +35,11 @@ fn last_error() -> Option<String> {
     LAST_ERROR.lock().clone()
 }
 
-/// The addresses of the hooks by the names of PyTorch's setters, after looking up what is needed to throw.
+/// The addresses of the hooks by the names of PyTorch's setters, after looking up what is needed to throw, and whether
+/// that was found.
 #[pyfunction]
 fn torch_hooks() -> (bool, Vec<(&'static str, usize)>) {
-    let addresses: [(&'static str, *const c_void); 7] = [
+    let mut hooks: Vec<(&'static str, *const c_void)> = vec![
         ("alloc", torch::millpond_torch_alloc as *const c_void),
         ("free", torch::millpond_torch_free as *const c_void),
         ("set_init_fn", torch::init as *const c_void),
@@ -42,7 +48,14 @@ fn torch_hooks() -> (bool, Vec<(&'static str, usize)>) {
         ("set_base_alloc_fn", torch::base_allocation as *const c_void),
         ("set_record_stream_fn", torch::record_stream as *const c_void),
     ];
-    (throw::prepare(), addresses.map(|(name, address)| (name, address.addr())).to_vec())
+    if std_function::is_known() {
+        hooks.extend([
+            ("set_begin_allocate_to_pool", captures::begin as *const c_void),
+            ("set_end_allocate_to_pool_fn", captures::end as *const c_void),
+            ("set_release_pool", captures::release as *const c_void),
+        ]);
+    }
+    (throw::prepare(), hooks.into_iter().map(|(name, address)| (name, address.addr())).collect())
 }
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {

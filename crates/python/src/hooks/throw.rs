@@ -62,7 +62,7 @@ pub(super) fn prepare() -> bool {
 }
 
 /// A name of a library, if the library is loaded and has it.
-fn symbol(library: &CStr, name: &CStr) -> Option<*mut c_void> {
+pub(super) fn symbol(library: &CStr, name: &CStr) -> Option<*mut c_void> {
     // SAFETY: a library that is loaded already is only counted once more; none is loaded.
     let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
     if handle.is_null() {
@@ -77,32 +77,17 @@ fn find_out_of_memory() -> Option<OutOfMemory> {
     let cpp = |name| symbol(c"libstdc++.so.6", name);
     let c10 = |name| symbol(c"libc10.so", name);
     let c10_cuda = |name| symbol(c"libc10_cuda.so", name);
-    let make_error =
-        c10(c"_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE")?;
-    let make_string = cpp(c"_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEC1EPKcRKS3_")?;
-    let destroy_string = cpp(c"_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEED1Ev")?;
-    let (allocate, throw) = (cpp(c"__cxa_allocate_exception")?, cpp(c"__cxa_throw")?);
-    // SAFETY: functions of these names have these types: by their mangled names, and by the C++ ABI.
+    let error = c"_ZN3c105ErrorC1ENS_14SourceLocationENSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE";
+    let string = c"_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEC1EPKcRKS3_";
+    let no_string = c"_ZNSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEED1Ev";
+    // SAFETY: functions of these names have these types, by their mangled names and by the C++ ABI.
     unsafe {
         Some(OutOfMemory {
-            allocate: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(usize) -> *mut c_void>(
-                allocate,
-            ),
-            throw: std::mem::transmute::<
-                *mut c_void,
-                unsafe extern "C-unwind" fn(*mut c_void, *const c_void, *const c_void) -> !,
-            >(throw),
-            make_string: std::mem::transmute::<
-                *mut c_void,
-                unsafe extern "C-unwind" fn(*mut StdString, *const c_char, *const c_void),
-            >(make_string),
-            destroy_string: std::mem::transmute::<*mut c_void, unsafe extern "C" fn(*mut StdString)>(
-                destroy_string,
-            ),
-            make_error: std::mem::transmute::<
-                *mut c_void,
-                unsafe extern "C-unwind" fn(*mut c_void, SourceLocation, *mut StdString),
-            >(make_error),
+            allocate: function(cpp(c"__cxa_allocate_exception")?),
+            throw: function(cpp(c"__cxa_throw")?),
+            make_string: function(cpp(string)?),
+            destroy_string: function(cpp(no_string)?),
+            make_error: function(c10(error)?),
             type_info: c10_cuda(c"_ZTIN3c1016OutOfMemoryErrorE")?,
             virtuals: c10_cuda(c"_ZTVN3c1016OutOfMemoryErrorE")?.cast(),
         })
@@ -112,7 +97,17 @@ fn find_out_of_memory() -> Option<OutOfMemory> {
 fn find_check_fail() -> Option<CheckFail> {
     let found = symbol(c"libc10.so", c"_ZN3c106detail14torchCheckFailEPKcS2_jS2_")?;
     // SAFETY: the function of this mangled name has this type.
-    Some(unsafe { std::mem::transmute::<*mut c_void, CheckFail>(found) })
+    Some(unsafe { function(found) })
+}
+
+/// The function at an address.
+///
+/// # Safety
+/// `F` is the type of the function that is there.
+unsafe fn function<F: Copy>(address: *mut c_void) -> F {
+    const { assert!(size_of::<F>() == size_of::<*mut c_void>(), "not a function's type") };
+    // SAFETY: an address has the size of a function's, and as promised to this function.
+    unsafe { std::mem::transmute_copy(&address) }
 }
 
 const FUNCTION: &CStr = c"millpond";

@@ -12,7 +12,7 @@ use crate::failure::{Failure, Result};
 
 /// Runs what a hook does; a panic becomes a failure.
 #[inline]
-fn caught<R>(call: impl FnOnce() -> Result<R>) -> Result<R> {
+pub(super) fn caught<R>(call: impl FnOnce() -> Result<R>) -> Result<R> {
     catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|_| {
         Err(Failure::Broken("a panic in millpond, printed above: please report it".to_owned()))
     })
@@ -50,7 +50,7 @@ pub(crate) unsafe extern "C-unwind" fn millpond_torch_alloc(
 
 /// Throws. Returns null only where PyTorch's exceptions were not found, as in a test without PyTorch.
 #[cold]
-fn fail(failure: Failure) -> *mut c_void {
+pub(super) fn fail(failure: Failure) -> *mut c_void {
     note(&failure);
     let (is_out_of_memory, text) = (failure.is_out_of_memory(), failure.to_string());
     // Nothing that has a destructor is left but the text, which `throw` takes.
@@ -84,7 +84,7 @@ pub(crate) unsafe extern "C" fn millpond_torch_free(
 }
 
 /// Says what a hook that must not throw could not do.
-fn report(result: Result<()>) {
+pub(super) fn report(result: Result<()>) {
     if let Err(failure) = result {
         note(&failure);
         eprintln!("millpond: {failure}");
@@ -146,15 +146,16 @@ pub(super) unsafe extern "C" fn base_allocation(ptr: *mut c_void, size: *mut usi
     pointer(base)
 }
 
-/// `tensor.record_stream`: work on `stream` uses the block, until it is freed.
+/// `tensor.record_stream`: work on `stream` uses the block, until it is freed. Throws where that cannot be had: the
+/// program would go on with memory that is not safe.
 ///
 /// # Safety
 /// As for [`millpond_torch_alloc`].
-pub(super) unsafe extern "C" fn record_stream(ptr: *mut c_void, stream: *mut c_void) {
+pub(super) unsafe extern "C-unwind" fn record_stream(ptr: *mut c_void, stream: *mut c_void) {
     if ptr.is_null() {
         return;
     }
-    report(caught(|| {
+    let recorded = caught(|| {
         let mut refused = None;
         for (_, device) in devices::present() {
             // The stream may be of one of the devices only; the block says of which.
@@ -167,5 +168,8 @@ pub(super) unsafe extern "C" fn record_stream(ptr: *mut c_void, stream: *mut c_v
             return Ok(device.pool.record_use(address(ptr), &stream)?);
         }
         refused.map_or(Ok(()), |error| Err(error.into()))
-    }));
+    });
+    if let Err(failure) = recorded {
+        fail(failure);
+    }
 }

@@ -28,3 +28,12 @@ def test_losses_are_the_native_allocators(job: str) -> None:
         print({name: value for name, value in result.items() if name != "losses"})
     assert ours["losses"] == native["losses"]
     assert ours["reserved_over_requested"] <= 1.05
+
+
+def test_several_processes_share_a_gpu() -> None:
+    command = [sys.executable, str(Path(__file__).parent / "jobs.py"), "mlp", "millpond", "20"]
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    ended = [process.communicate() for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0], ended
+    first, second, third = (json.loads(output)["losses"] for output, _ in ended)
+    assert first == second == third
