@@ -12,10 +12,12 @@
 //!
 //! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the
 //! thread, and the block's entry in the arena's table: no lock, no atomic read-modify-write, no device call.
-//! Where they cannot serve a request they say so, and the pool goes the slow way, under its lock.
+//! Where they cannot, the thread exchanges half a magazine with the depot, which has locks of its own
+//! ([`Caches::alloc_searching`], [`Caches::free_fenced`]); what that cannot serve goes the slow way, under the pool's
+//! lock.
 //!
-//! **Taking back.** Before the pool grows, steals, trims or reports that memory ran out, it takes back what
-//! every thread caches, idle ones included ([`Caches::revoke`]). A thread's *gate* makes that safe: see
+//! **Taking back.** Before the pool grows (unless it is in haste, `pool/haste.rs`), steals, trims or reports that
+//! memory ran out, it takes back what every thread caches, idle ones included ([`Caches::revoke`]). A thread's *gate* makes that safe: see
 //! `gate`. Whoever revokes holds the pool's lock; a thread that finds its gate closed goes the slow way and
 //! so waits for the lock. A thread that holds the lock may use its own cache without passing the gate.
 //!
@@ -30,8 +32,10 @@ mod gate;
 mod lane;
 #[cfg(all(test, loom))]
 mod models;
+mod restocking;
 mod sizes;
 mod sync;
+mod taking_back;
 mod tally;
 mod thread;
 mod thread_index;

@@ -1,0 +1,244 @@
+//! The slow way of an allocation or a free: under the pool's lock, between the thread's magazines, the depot and
+//! the arena.
+
+use std::sync::atomic::Ordering;
+
+use super::Locked;
+use super::caches::{Cached, Caches, Few, MOST_DRIFT};
+use super::lane::{Item, Lanes};
+use super::sizes::MagazineIndex;
+use super::tally::Tally;
+use super::thread::ThreadCache;
+use super::thread_index::visit;
+use crate::arena::{Entry, Out};
+use crate::counters::HighWater;
+use crate::device::DevicePtr;
+use crate::order::{Fence, Marking, Stream, TimelineId};
+
+impl Caches {
+    /// The calling thread's cache, made if need be; `None` where it can have none.
+    #[cold]
+    fn join_slow(&self, _lock: &mut Locked) -> Option<&ThreadCache> {
+        if self.is_closed() {
+            return None;
+        }
+        if self.mine().is_owned() {
+            return Some(self.mine());
+        }
+        let index = visit(self.pool.clone())?;
+        let place = &self.threads[index];
+        // Relaxed: written under the lock.
+        if place.load(Ordering::Relaxed) == self.nobody() {
+            // Release: see `mine`.
+            place.store(Box::into_raw(Box::new(ThreadCache::new())), Ordering::Release);
+            self.used.fetch_max(index + 1, Ordering::Relaxed);
+        }
+        self.mine().own();
+        Some(self.mine())
+    }
+
+    /// A block of `units` for work on `stream`, from the thread's magazines or the depot; brings more of the
+    /// same from there. Blocks of streams that are gone are given to `each`.
+    #[cold]
+    pub(crate) fn restock(
+        &self,
+        lock: &mut Locked,
+        units: u64,
+        stream: &Stream,
+        mut each: impl FnMut(Cached),
+    ) -> Option<Out> {
+        let timeline = stream.timeline();
+        if timeline.marking != Marking::WhenNeeded {
+            return None;
+        }
+        let cache = self.join_slow(lock)?;
+        // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
+        let lanes = unsafe { cache.lanes_under_lock() };
+        lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
+        cache.open(lanes);
+        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(MagazineIndex::of(units));
+        let size = self.sizes.bytes(units);
+        let item = if magazine.bring_up(size) {
+            let top = magazine.top().copied();
+            magazine.drop_top();
+            top
+        } else {
+            let (at, has_room) = (MagazineIndex::of(units), magazine.restock_by() > 0);
+            let regretted =
+                self.sizes.is_large(size) && (lanes.note_alloc(stream.key(), at, size) || self.is_in_haste());
+            // What other threads free again and again is worth room, too.
+            if regretted || (!has_room && self.depot.has(timeline.id, size)) {
+                self.grant(lanes, stream, (at, size), &mut each);
+            }
+            let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
+            let (mut first, mut count) = (None, 0);
+            self.depot.take(timeline.id, size, 1 + magazine.restock_by(), |item| match first {
+                None => first = Some(item),
+                Some(_) => {
+                    cache.tally.note_filled();
+                    count += 1;
+                    // SAFETY: it is not full: no more come than half of what it may hold.
+                    unsafe { magazine.push(item) };
+                }
+            });
+            magazine.draw_near(count);
+            first
+        };
+        Some(item?.out())
+    }
+
+    /// As [`restock`](Self::restock), with what another stream freed. `admit` answers whether work on `stream` may
+    /// use what is behind a fence, and sees to it if it can.
+    #[cold]
+    pub(crate) fn restock_from_others(
+        &self,
+        lock: &mut Locked,
+        units: u64,
+        stream: &Stream,
+        admit: impl FnOnce(&Fence) -> bool,
+    ) -> Option<Out> {
+        let timeline = stream.timeline();
+        let size = self.sizes.bytes(units);
+        let other = self.depot.other_with(timeline.id, size)?;
+        if timeline.marking != Marking::WhenNeeded {
+            return None;
+        }
+        let cache = self.join_slow(lock)?;
+        // SAFETY: as in `restock`.
+        let lanes = unsafe { cache.lanes_under_lock() };
+        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(MagazineIndex::of(units));
+        let mut items = Few::<Item>::new();
+        self.depot.take(other, size, 1 + magazine.restock_by(), |item| items.push(item));
+        let last = items.iter().map(|item| item.entry().tick()).max()?;
+        if !admit(&Fence::at(other, last)) {
+            self.depot.put(other, size, &items, u64::MAX);
+            return None;
+        }
+        // From here on it is as if this stream had freed them, now.
+        for item in &items {
+            item.entry().make_cached(item.entry().offset(), timeline.now());
+        }
+        let first = items.pop();
+        if !items.is_empty() {
+            cache.tally.note_filled();
+        }
+        for item in items {
+            // SAFETY: it is not full: no more came than half of what it may hold.
+            unsafe { magazine.push(item) };
+        }
+        first.map(|item| item.out())
+    }
+
+    /// Labels a block that has just left the arena with its magazine.
+    pub(crate) fn label(&self, _lock: &mut Locked, entry: &Entry) {
+        let units = self.sizes.exact_units(entry.bytes());
+        entry.set_label(MagazineIndex::of(units).label());
+    }
+
+    /// Takes a live block without recorded uses into the thread's magazines, and makes room for it: what has
+    /// none goes to the depot, or is given to `each`. `false`, and nothing done, where the thread can have no
+    /// magazine for it. A high-water mark that drifted is folded into `folded`.
+    #[cold]
+    pub(crate) fn put_slow(
+        &self,
+        lock: &mut Locked,
+        (ptr, entry): (DevicePtr, &Entry),
+        stream: &Stream,
+        folded: &HighWater,
+        mut each: impl FnMut(Cached),
+    ) -> bool {
+        let timeline = stream.timeline();
+        // Relaxed: a setting.
+        let limit = self.limit.load(Ordering::Relaxed);
+        let (size, slack) = (entry.bytes(), entry.slack());
+        let longest = self.sizes.longest_beside(size);
+        if timeline.marking != Marking::WhenNeeded || longest > limit {
+            return false;
+        }
+        let Some(cache) = self.join_slow(lock) else { return false };
+        if cache.tally.drift() > limit / MOST_DRIFT {
+            folded.raise(&self.counted(folded));
+            cache.tally.reset_high();
+        }
+        // SAFETY: as in `restock`.
+        let lanes = unsafe { cache.lanes_under_lock() };
+        let at = MagazineIndex::of(self.sizes.exact_units(size));
+        lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
+        cache.open(lanes);
+        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
+        let full = magazine.is_full();
+        let in_haste = self.is_in_haste();
+        let may_grow =
+            !self.sizes.is_large(size) || in_haste || (full && lanes.note_free(stream.key(), at, size));
+        if full && !(may_grow && lanes.grant(stream.key(), at, longest, (limit, in_haste))) {
+            let given_up: Few<Item> =
+                lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
+            if given_up.is_empty() && !may_grow {
+                return false;
+            }
+            if given_up.is_empty() {
+                self.grant(lanes, stream, (at, size), &mut each);
+            }
+            self.put_away(timeline.id, given_up, &mut each);
+        }
+        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
+        if magazine.is_full() {
+            return false;
+        }
+        entry.make_cached(entry.offset(), timeline.now());
+        cache.tally.count_free(size - slack, size);
+        // SAFETY: it is not full.
+        unsafe { magazine.push(Item::new(ptr, entry)) };
+        true
+    }
+
+    /// Lets a magazine hold more blocks of about `size`. Where others have all that may be held, begins anew: the
+    /// thread gives up what it caches, and every magazine its room.
+    fn grant(
+        &self,
+        lanes: &mut Lanes,
+        stream: &Stream,
+        (at, size): (MagazineIndex, u64),
+        each: &mut impl FnMut(Cached),
+    ) {
+        let longest = self.sizes.longest_beside(size);
+        // Relaxed: a setting.
+        let limit = self.limit.load(Ordering::Relaxed);
+        let limit = (limit, self.is_in_haste());
+        if longest <= limit.0 && !lanes.grant(stream.key(), at, longest, limit) {
+            lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
+            lanes.revoke_grants();
+            lanes.grant(stream.key(), at, longest, limit);
+        }
+    }
+
+    /// Brings blocks that a magazine gave up to the depot, if there are several of a length, which makes it
+    /// likely that they are wanted again; gives the others to `each`.
+    fn put_away(&self, of: TimelineId, mut items: Few<Item>, each: &mut impl FnMut(Cached)) {
+        // Relaxed: a setting.
+        let limit = self.depot_limit.load(Ordering::Relaxed);
+        // Stable: the youngest of a length stay the last ones.
+        items.sort_by_key(Item::bytes);
+        for alike in items.chunk_by(|a, b| a.bytes() == b.bytes()) {
+            let bytes = alike[0].bytes();
+            if alike.len() < 2 || !self.depot.put(of, bytes, alike, limit) {
+                alike.iter().for_each(|&item| each(Cached { item, of }));
+            }
+        }
+    }
+
+    /// Counts a block that the arena gave to the program, of which it asked for `requested` bytes.
+    pub(crate) fn count_alloc(&self, lock: &mut Locked, requested: u64, bytes: u64) {
+        self.tally_slow(lock).count_alloc(requested, bytes);
+    }
+
+    /// Counts a block that the program freed to the arena.
+    pub(crate) fn count_free(&self, lock: &mut Locked, requested: u64, bytes: u64) {
+        self.tally_slow(lock).count_free(requested, bytes);
+    }
+
+    /// The tally that the calling thread may write under the lock.
+    fn tally_slow(&self, lock: &mut Locked) -> &Tally {
+        self.join_slow(lock).map_or(&self.others, |cache| &cache.tally)
+    }
+}

@@ -1,0 +1,182 @@
+//! Taking back what threads cache, while their owners are kept out; and recounting it. All of it under the pool's lock.
+
+use std::sync::atomic::Ordering;
+
+use super::Locked;
+use super::caches::{Cached, Caches, Few};
+use super::lane::{Item, Lanes};
+use super::sync::heavy_barrier;
+use super::thread::ThreadCache;
+use crate::counters::HighWater;
+
+impl Caches {
+    /// Takes back everything that any thread caches, and the depot: gives it to `each`. The high-water marks
+    /// are folded into `folded`.
+    #[cold]
+    pub(crate) fn revoke(&self, lock: &mut Locked, folded: &HighWater, mut each: impl FnMut(Cached)) {
+        self.depot.close(|of, item| each(Cached { item, of }));
+        self.for_all(lock, Some(folded), |cache, lanes| {
+            lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
+            cache.tally.note_emptied();
+        });
+        self.depot.open();
+    }
+
+    /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
+    pub(crate) fn shut(&self, lock: &mut Locked, folded: &HighWater, each: impl FnMut(Cached)) {
+        // Relaxed: under the lock.
+        self.is_shut.store(true, Ordering::Relaxed);
+        self.close_all(lock, folded, each);
+    }
+
+    /// As [`shut`](Self::shut), until [`resume`](Self::resume): every request goes the slow way.
+    pub(crate) fn pause(&self, lock: &mut Locked, folded: &HighWater, each: impl FnMut(Cached)) {
+        // Relaxed: under the lock.
+        self.is_paused.store(true, Ordering::Relaxed);
+        self.close_all(lock, folded, each);
+    }
+
+    /// Caches again: a thread's gate opens when it next goes the slow way.
+    pub(crate) fn resume(&self, _lock: &mut Locked) {
+        // Relaxed: under the lock.
+        self.is_paused.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether no gate may be opened. Under the lock.
+    pub(super) fn is_closed(&self) -> bool {
+        self.is_shut.load(Ordering::Relaxed) || self.is_paused.load(Ordering::Relaxed)
+    }
+
+    fn close_all(&self, lock: &mut Locked, folded: &HighWater, each: impl FnMut(Cached)) {
+        // Also those that look empty: they stay closed.
+        self.all().for_each(|cache| cache.tally.note_filled());
+        self.revoke(lock, folded, each);
+    }
+
+    /// Notes the high-water marks so far in `folded`, and lets them start again from now.
+    pub(crate) fn fold(&self, lock: &mut Locked, folded: &HighWater) {
+        self.for_all(lock, Some(folded), |_, _| ());
+    }
+
+    /// Calls `each` with the lanes of every cache that has something in it or to tell, while all their owners are
+    /// kept out. With `folded`, also [folds](Self::fold).
+    fn for_all(
+        &self,
+        _lock: &mut Locked,
+        folded: Option<&HighWater>,
+        mut each: impl FnMut(&ThreadCache, &mut Lanes),
+    ) {
+        let is_concerned = |cache: &&ThreadCache| self.is_mine(cache) || cache.tally.is_of_note();
+        let concerned: Few<_> = self.all().filter(is_concerned).collect();
+        self.keep_out(&concerned);
+        if let Some(folded) = folded {
+            folded.raise(&self.counted(folded));
+            self.others.reset_high();
+        }
+        for cache in &concerned {
+            // SAFETY: the lock is held (`lock`), and owners are kept out.
+            let lanes = unsafe { cache.lanes_under_lock() };
+            each(cache, lanes);
+            if folded.is_some() {
+                cache.tally.reset_high();
+            }
+        }
+        self.let_in(&concerned);
+    }
+
+    /// Whether the cache is the calling thread's own.
+    pub(super) fn is_mine(&self, cache: &ThreadCache) -> bool {
+        std::ptr::eq(cache, self.mine())
+    }
+
+    /// Closes the caches to their owners, and waits until none is inside. Under the lock.
+    fn keep_out(&self, caches: &[&ThreadCache]) {
+        caches.iter().for_each(|cache| cache.gate().close());
+        // The calling thread is not inside, and needs no barrier to see its own writes.
+        if caches.iter().any(|cache| !self.is_mine(cache)) {
+            heavy_barrier();
+            caches.iter().for_each(|cache| cache.gate().wait_until_left());
+        }
+    }
+
+    /// Opens caches that [`keep_out`](Self::keep_out) closed; those without an owner stay closed.
+    fn let_in(&self, caches: &[&ThreadCache]) {
+        if self.is_closed() {
+            return;
+        }
+        for cache in caches.iter().filter(|cache| cache.is_owned()) {
+            // SAFETY: the lock is held, and owners are kept out until here.
+            cache.open(unsafe { cache.lanes_under_lock() });
+        }
+    }
+
+    /// Whether anything is cached, as far as can be seen in passing.
+    pub(crate) fn holds_any(&self) -> bool {
+        self.depot.held() > 0 || self.all().any(|cache| cache.tally.may_hold())
+    }
+
+    /// The thread with this index, the calling one, ends: takes back what it caches. Its high-water mark is noted
+    /// in `folded`: kept, it would be added to what threads that come later allocate.
+    pub(crate) fn end_thread(
+        &self,
+        _lock: &mut Locked,
+        index: usize,
+        folded: &HighWater,
+        mut each: impl FnMut(Cached),
+    ) {
+        // Relaxed: under the lock, where it was written.
+        // SAFETY: as in `mine`.
+        let cache = unsafe { &*self.threads[index].load(Ordering::Relaxed) };
+        cache.disown();
+        // SAFETY: the calling thread owned the cache, is not inside, and holds the lock.
+        let lanes = unsafe { cache.lanes_under_lock() };
+        lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
+        lanes.revoke_grants();
+        cache.tally.note_emptied();
+        folded.raise(&self.counted(folded));
+        cache.tally.reset_high();
+    }
+
+    /// Recounts what the caches hold, and calls `recount` with the number of blocks in them while every owner is
+    /// kept out.
+    pub(crate) fn check(
+        &self,
+        lock: &mut Locked,
+        recount: impl FnOnce(u64) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let all: Few<_> = self.all().collect();
+        self.keep_out(&all);
+        let result = self.check_kept_out(lock, &all).and_then(recount);
+        self.let_in(&all);
+        result
+    }
+
+    /// Recounts what caches whose owners are kept out hold: returns the number of blocks in them and the depot.
+    fn check_kept_out(&self, _lock: &mut Locked, caches: &[&ThreadCache]) -> Result<u64, String> {
+        let bytes = |items: &[Item]| items.iter().map(Item::bytes).sum::<u64>();
+        let mut items = self.depot.items();
+        let held = self.depot.held();
+        if bytes(&items) != held {
+            return Err(format!("the depot has {} bytes and counted {held}", bytes(&items)));
+        }
+        for cache in caches {
+            // SAFETY: the lock is held (`lock`), and owners are kept out.
+            let lanes = unsafe { cache.lanes_under_lock() };
+            let held: Vec<_> = lanes.iter().copied().collect();
+            if bytes(&held) > lanes.granted() {
+                return Err(format!("a thread caches {}, more than {}", bytes(&held), lanes.granted()));
+            }
+            if !held.is_empty() && !cache.tally.may_hold() {
+                return Err("a thread caches blocks and looks empty".to_owned());
+            }
+            items.extend(held);
+        }
+        if let Some(item) = items.iter().find(|item| item.entry().is_live()) {
+            return Err(format!("{} is cached, and is {:?}", item.ptr, item.entry()));
+        }
+        let blocks = items.len();
+        items.sort_unstable_by_key(|item| item.ptr);
+        items.dedup_by_key(|item| item.ptr);
+        if items.len() == blocks { Ok(blocks as u64) } else { Err("a block is cached twice".to_owned()) }
+    }
+}
