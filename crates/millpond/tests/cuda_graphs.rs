@@ -246,6 +246,8 @@ fn the_driver_says_which_capture_a_stream_is_part_of() {
     let memory = rig.pool.capture_pool();
     let _graph = rig.capture(&memory, || {
         assert!(capture_of(&rig.stream).is_some());
+        let id = rig.device.stream_id(rig.stream.handle()).unwrap();
+        assert!(id.is_in_capture() && id != rig.stream.id());
         assert_eq!(capture_of(&rig.other), None);
         rig.other.wait_for(&rig.stream).unwrap();
         assert_eq!(capture_of(&rig.other), capture_of(&rig.stream));

@@ -77,9 +77,11 @@ impl Streams {
         unsafe { self.find_slow(handle) }
     }
 
-    /// Whether the handle is the same stream's as when it was registered.
+    /// Whether the handle is the same stream's as when it was registered. A stream that is being captured cannot be
+    /// identified; whoever captures it has it still, as PyTorch has its streams for good.
     fn is_still(&self, stream: &Stream) -> bool {
-        self.context.device().stream_id(stream.handle()).is_ok_and(|id| id == stream.id())
+        let id = self.context.device().stream_id(stream.handle());
+        id.is_ok_and(|id| id == stream.id() || id.is_in_capture())
     }
 
     /// # Safety
@@ -92,8 +94,12 @@ impl Streams {
         let known = self.by_handle.read().get(&handle).copied();
         let stream = match known {
             Some(stream) if self.is_still(stream) => stream,
-            // SAFETY: as promised to this function.
-            stale => unsafe { self.register(handle, stale.is_some()) }?,
+            // What was met in a capture first is named anew after it: the stream is the same.
+            stale => {
+                let recycled = stale.is_some_and(|stale| !stale.id().is_in_capture());
+                // SAFETY: as promised to this function.
+                unsafe { self.register(handle, recycled) }?
+            }
         };
         // Fails while the thread ends; then the next call looks again.
         LAST.try_with(|last| last.set(Some((self, handle, stream)))).ok();

@@ -139,7 +139,8 @@ pub trait Device: Send + Sync + std::fmt::Debug + 'static {
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()>;
 
     /// The stream's identity, which is never given to another stream (a *handle* is, after a destroy). For
-    /// the per-thread default stream: the identity of the calling thread's.
+    /// the per-thread default stream: the identity of the calling thread's. While the stream is being captured, a
+    /// name of it in that capture ([`StreamId::in_capture`]): a driver that is asked then ends the capture.
     fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId>;
 
     /// Whether all work given to the stream so far is complete. Does not wait.

@@ -98,6 +98,22 @@ impl StreamHandle {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StreamId(pub u64);
 
+impl StreamId {
+    /// Set in no identity that a driver gives.
+    const IN_CAPTURE: u64 = 1 << 63;
+
+    /// A name for a stream while it is being captured, when the driver refuses to identify it: of the stream and the
+    /// capture together. (Another stream could get the same only after 2^20 captures, with the same handle.)
+    pub fn in_capture(stream: StreamHandle, capture: CaptureId) -> Self {
+        Self(Self::IN_CAPTURE | (capture.0 & 0xF_FFFF) << 43 | (stream.0 >> 4) & ((1 << 43) - 1))
+    }
+
+    /// Whether it is such a name.
+    pub fn is_in_capture(self) -> bool {
+        self.0 & Self::IN_CAPTURE != 0
+    }
+}
+
 /// A capture under way: the streams that are part of it have the same (`cuStreamGetCaptureInfo`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CaptureId(pub u64);

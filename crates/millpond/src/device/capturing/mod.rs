@@ -282,7 +282,10 @@ impl Device for CapturingDevice {
     }
 
     fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
-        self.inner.stream_id(stream)
+        match self.state.lock().capture_of(stream) {
+            Some(capture) => Ok(StreamId::in_capture(stream, capture.id)),
+            None => self.inner.stream_id(stream),
+        }
     }
 
     fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
