@@ -334,8 +334,7 @@ fn a_stream_that_is_presented_anew_each_time_reuses_memory_within_and_between_ca
     let handle = rig.device.create_stream().unwrap();
     let mut seen = Vec::new();
     for _ in 0..2 {
-        let id = rig.device.stream_id(handle).unwrap();
-        let capturing = memory.begin_where(move |stream| stream.id() == id).unwrap();
+        let capturing = memory.begin_where(move |stream| stream.handle() == handle).unwrap();
         rig.device.begin_capture(handle).unwrap();
         for _ in 0..3 {
             // SAFETY: the stream lives until the end of the test.

@@ -102,10 +102,11 @@ impl StreamId {
     /// Set in no identity that a driver gives.
     const IN_CAPTURE: u64 = 1 << 63;
 
-    /// A name for a stream while it is being captured, when the driver refuses to identify it: of the stream and the
-    /// capture together. (Another stream could get the same only after 2^20 captures, with the same handle.)
-    pub fn in_capture(stream: StreamHandle, capture: CaptureId) -> Self {
-        Self(Self::IN_CAPTURE | (capture.0 & 0xF_FFFF) << 43 | (stream.0 >> 4) & ((1 << 43) - 1))
+    /// A name for a stream while it is being captured, when the driver refuses to identify it: that of its handle.
+    /// Another stream with the same handle has the same name in a later capture. That is harmless: captures that share
+    /// memory use it one after the other, whatever their streams.
+    pub fn in_capture(stream: StreamHandle) -> Self {
+        Self(Self::IN_CAPTURE | stream.0)
     }
 
     /// Whether it is such a name.

@@ -287,8 +287,12 @@ impl Timeline {
     fn usable_handle(&self, device: &dyn Device, state: &State) -> DeviceResult<StreamHandle> {
         let handle = state.handle.ok_or_else(|| gone("the stream was destroyed"))?;
         // Only a per-thread default stream changes its meaning with the caller; foreign streams are
-        // presented by callers who promise that they are alive, but may have been recycled in between.
-        if self.marking == Marking::AtOnce && device.stream_id(handle)? != self.stream {
+        // presented by callers who promise that they are alive, but may have been recycled in between. (One that was
+        // met in a capture is kept by the capture's route until its end, and is known by its handle.)
+        if self.marking == Marking::AtOnce
+            && !self.stream.is_in_capture()
+            && device.stream_id(handle)? != self.stream
+        {
             return Err(gone("the handle is another stream's now, or another thread's default stream"));
         }
         Ok(handle)

@@ -27,7 +27,8 @@ def test_losses_are_the_native_allocators(job: str) -> None:
     for result in (native, ours):
         print({name: value for name, value in result.items() if name != "losses"})
     assert ours["losses"] == native["losses"]
-    assert ours["reserved_over_requested"] <= 1.05
+    # A pool may pin 32 MiB before it minds (docs/pages.md), which is much of a small job's memory.
+    assert ours["reserved_over_requested"] <= max(1.05, 1 + 32 / ours["requested_mib"])
 
 
 def test_several_processes_share_a_gpu() -> None:

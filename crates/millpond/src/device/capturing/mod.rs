@@ -283,7 +283,7 @@ impl Device for CapturingDevice {
 
     fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
         match self.state.lock().capture_of(stream) {
-            Some(capture) => Ok(StreamId::in_capture(stream, capture.id)),
+            Some(_) => Ok(StreamId::in_capture(stream)),
             None => self.inner.stream_id(stream),
         }
     }

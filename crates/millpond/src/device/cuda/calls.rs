@@ -154,8 +154,8 @@ impl Device for CudaDevice {
     fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
         // `cuStreamGetId` fails for a stream that is being captured, in every capture mode, and ends the capture (seen
         // with driver 580).
-        if let Some(capture) = self.capture_of(stream)? {
-            return Ok(StreamId::in_capture(stream, capture));
+        if self.capture_of(stream)?.is_some() {
+            return Ok(StreamId::in_capture(stream));
         }
         let _entered = self.enter_for(stream)?;
         let mut id = 0;
