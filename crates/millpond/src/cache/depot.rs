@@ -36,7 +36,9 @@ type Shelves = FxHashMap<(u64, TimelineId), Vec<Item>>;
 impl Depot {
     /// Bytes held. A glance.
     pub(super) fn held(&self) -> u64 {
-        self.held.load(Ordering::Relaxed)
+        // Acquire: who sees that blocks were taken also sees that whoever took them may hold some
+        // (`Tally::note_filled`), so that nobody looks empty-handed meanwhile.
+        self.held.load(Ordering::Acquire)
     }
 
     /// The shelves with that for blocks of this stream and length; `None` while the depot is closed.
@@ -86,8 +88,8 @@ impl Depot {
         let Some(mut shelves) = self.shelves(of, bytes) else { return };
         let Some(shelf) = shelves.get_mut(&(bytes, of)) else { return };
         let from = shelf.len().saturating_sub(most);
-        // Relaxed: a sum.
-        self.held.fetch_sub(bytes * (shelf.len() - from) as u64, Ordering::Relaxed);
+        // Release: see `held`.
+        self.held.fetch_sub(bytes * (shelf.len() - from) as u64, Ordering::Release);
         shelf.drain(from..).for_each(each);
         if shelf.is_empty() {
             shelves.remove(&(bytes, of));
