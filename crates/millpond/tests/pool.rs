@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Budget, Context, Error, Limit, Pool, ReusePolicies, Stream};
@@ -328,4 +329,47 @@ fn a_pool_destroyed_while_memory_is_short_allocates_no_more() {
     assert!(matches!(error, Error::PoolDestroyed { .. }), "{error}");
     assert_eq!(pool.reserved().current, 0);
     filler.free(filled, &stream).unwrap();
+}
+
+/// Replaces blocks of sizes that never repeat, with so much time between two steps.
+fn churn(pool: &Pool, stream: &Stream, sim: &SimDevice, think: Duration) {
+    let mut random = 42u64;
+    let mut draw = |below: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (random >> 33) % below
+    };
+    let mut blocks = Vec::new();
+    for _ in 0..150_000 {
+        sim.advance_to(sim.now() + think);
+        blocks.push(pool.alloc(MIB + draw(15 * MIB), stream).unwrap());
+        if blocks.len() > 64 {
+            let at = draw(64) as usize;
+            pool.free(blocks.swap_remove(at), stream).unwrap();
+        }
+    }
+    blocks.into_iter().for_each(|block| pool.free(block, stream).unwrap());
+    pool.check().unwrap();
+}
+
+#[test]
+fn a_program_that_only_allocates_gets_spare_memory_but_no_more_than_that() {
+    let (sim, device, stream) = sim(64 << 30);
+    let pool = Pool::builder(&device).spare(1 << 30).build().unwrap();
+    churn(&pool, &stream, &sim, Duration::ZERO);
+    let stats = pool.stats();
+    assert!(stats.reserved.high > stats.allocated.high * 5 / 4, "not in haste: {stats:?}");
+    assert!(stats.reserved.high <= stats.allocated.high + (1 << 30) + 64 * MIB, "{stats:?}");
+    pool.trim_to(0).unwrap();
+    assert_eq!(pool.reserved().current, 0);
+}
+
+#[test]
+fn a_program_that_computes_in_between_or_a_pool_without_spare_bytes_holds_little_more_than_is_live() {
+    for (spare, think) in [(1 << 30, Duration::from_millis(2)), (0, Duration::ZERO)] {
+        let (sim, device, stream) = sim(64 << 30);
+        let pool = Pool::builder(&device).spare(spare).build().unwrap();
+        churn(&pool, &stream, &sim, think);
+        let stats = pool.stats();
+        assert!(stats.reserved.high <= stats.allocated.high * 11 / 10, "{stats:?}");
+    }
 }

@@ -77,3 +77,48 @@ impl Haste {
         (self.is_on != was_on).then_some(self.is_on)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::sim::{SimDevice, SimOptions};
+
+    const LOOK: Duration = LOOK_AFTER;
+
+    /// Wastes enough for one look, of a time `per` times as long.
+    fn waste(haste: &mut Haste, sim: &SimDevice, per: u32) -> Option<bool> {
+        sim.advance_to(sim.now() + LOOK * per);
+        haste.note(LOOK, sim)
+    }
+
+    #[test]
+    fn much_waste_in_a_row_is_haste_and_one_look_with_little_ends_it() {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let mut haste = Haste::new(1 << 20, &*sim);
+        for _ in 0..2 {
+            assert_eq!((haste.is_on(), haste.spare()), (false, 0));
+            for _ in 1..IN_A_ROW {
+                assert_eq!(waste(&mut haste, &sim, 1), None);
+            }
+            // A pause between begins the row again.
+            assert_eq!(waste(&mut haste, &sim, 3), None);
+            for _ in 1..IN_A_ROW {
+                assert_eq!(waste(&mut haste, &sim, 1), None);
+            }
+            assert_eq!(waste(&mut haste, &sim, 1), Some(true));
+            assert_eq!((haste.is_on(), haste.spare()), (true, 1 << 20));
+            assert_eq!(haste.note(LOOK / 2, &*sim), None, "too little to look");
+            assert_eq!(waste(&mut haste, &sim, 3), Some(false));
+        }
+    }
+
+    #[test]
+    fn a_pool_without_spare_bytes_is_never_in_haste() {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let mut haste = Haste::new(0, &*sim);
+        for _ in 0..3 * IN_A_ROW {
+            assert_eq!(waste(&mut haste, &sim, 1), None);
+        }
+        assert!(!haste.is_on());
+    }
+}

@@ -292,8 +292,8 @@ impl PoolInner {
         }
         let last_of_destroyed = {
             let mut state = self.state.lock();
-            let Pointer::Live(id) = state.look_up(ptr) else {
-                let pointer = state.look_up(ptr);
+            let pointer = state.look_up(ptr);
+            let Pointer::Live(id) = pointer else {
                 drop(state);
                 return Err(self.misuse(ptr, pointer));
             };
