@@ -112,7 +112,8 @@ fn at_the_limit_a_hit_may_pin_anything() {
     bench.sim.release(hold);
 }
 
-/// Holes of 2.5 MiB between blocks that stay, of which 1.5 MiB in the mean are pinned, behind everything a slot's end.
+/// Holes of 2.5 MiB between blocks that stay; of each, 1.5 MiB in the mean are pinned. The last block ends with its
+/// slot.
 fn with_holes(bench: &Bench, holes: usize) {
     let blocks: Vec<_> = (0..2 * holes).map(|_| bench.alloc(5 * MIB / 2)).collect();
     blocks.iter().step_by(2).for_each(|ptr| bench.free(*ptr));
@@ -133,7 +134,6 @@ fn once_much_is_pinned_the_misses_of_a_stream_lie_side_by_side() {
     let bench = bench(|builder| builder);
     with_holes(&bench, 40);
     let blocks: Vec<_> = (0..6).map(|_| bench.alloc(5 * MIB)).collect();
-    // A stranger's slot has the same room, but is not where the stream's own last block lies.
     for pair in blocks.windows(2) {
         assert_eq!(pair[1], pair[0].offset(5 * MIB));
     }
