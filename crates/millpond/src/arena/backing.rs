@@ -48,7 +48,9 @@ impl Arena {
         }
         supply.clear();
         self.spare_supply = supply;
-        Ok((whole?, place.start))
+        let whole = whole?;
+        self.note_run(want, stream, &place);
+        Ok((whole, place.start))
     }
 
     /// Puts pages behind every slot of the place. On an error, what was backed so far is free memory.

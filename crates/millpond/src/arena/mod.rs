@@ -21,7 +21,7 @@
 //!    would take more memory than ever before, free pages that are too long are given back for it first.
 //!
 //! Free blocks and places that would *pin* much, free memory on pages that they share, are passed over once
-//! much is pinned already (`pins`).
+//! much is pinned already (`pins`); then misses of one stream go side by side (`runs`).
 //!
 //! **How one free passes through** ([`Arena::free`]): the block, found through the region's `table`, becomes
 //! free behind the fence given, and coalesces with its neighbours.
@@ -38,6 +38,7 @@ mod index;
 mod pins;
 mod placing;
 mod regions;
+mod runs;
 mod segments;
 mod supply;
 mod table;
@@ -181,6 +182,7 @@ pub(crate) struct Arena {
     void: [VoidIndex; 2],
     /// Units of free blocks in the large zone that lie on pages which are not wholly free.
     pinned: u64,
+    runs: runs::Runs,
     /// Memory for the next miss.
     spare_supply: supply::Supply,
     /// Stale blocks, in no order.
@@ -194,8 +196,8 @@ pub(crate) struct Arena {
     changes: u64,
     /// What the last search came to, for the next.
     looked: Option<find::Looked>,
-    /// Blocks that are out, and their units.
-    out_blocks: u64,
+    /// Blocks that are out, by zone, and their units.
+    out_blocks: [u64; 2],
     out_units: u64,
     views: Arc<Views>,
 }
@@ -221,13 +223,14 @@ impl Arena {
             free: Default::default(),
             void: Default::default(),
             pinned: 0,
+            runs: runs::Runs::default(),
             spare_supply: supply::Supply::default(),
             stale: Vec::new(),
             unmerged: Vec::new(),
             frees: 0,
             changes: 0,
             looked: None,
-            out_blocks: 0,
+            out_blocks: [0; 2],
             out_units: 0,
             views: Arc::default(),
         }
@@ -261,7 +264,7 @@ impl Arena {
 
     /// Blocks that are out, and the bytes in them.
     pub(crate) fn out(&self) -> (u64, u64) {
-        (self.out_blocks, self.out_units * self.layout.unit_bytes)
+        (self.out_blocks.iter().sum(), self.out_units * self.layout.unit_bytes)
     }
 
     /// The tables that lead from an address to its block without the lock.
@@ -344,10 +347,10 @@ impl Arena {
         debug_assert_eq!(block.state, State::Out);
         let uses = std::mem::take(&mut block.fence);
         block.state = State::Free;
-        let (region, start, units) = (block.region, block.start, block.units);
+        let (region, start, units, zone) = (block.region, block.start, block.units, block.zone);
         self.timelines.add_uses(&mut fence, &uses);
         self.regions.get(region).table.close(start * self.layout.unit_bytes);
-        self.out_blocks -= 1;
+        self.out_blocks[zone as usize] -= 1;
         self.out_units -= units;
         self.frees += 1;
         let block = &mut self.blocks[id];
@@ -423,11 +426,11 @@ impl Arena {
         let block = &mut self.blocks[out];
         block.state = State::Out;
         block.fence = Fence::empty();
-        let region = self.regions.get(block.region);
+        let (region, zone) = (self.regions.get(block.region), block.zone);
         let start = block.start * self.layout.unit_bytes;
         let bytes = units * self.layout.unit_bytes;
         let entry = region.table.open(start, out, bytes);
-        self.out_blocks += 1;
+        self.out_blocks[zone as usize] += 1;
         self.out_units += units;
         Out { ptr: region.base.offset(start), entry, bytes, hit }
     }

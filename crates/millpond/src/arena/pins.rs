@@ -23,6 +23,11 @@ const PINNED_LEAST: u64 = 32 << 20;
 /// What a strict placement may waste: this part of its length.
 const WASTED_PART: u64 = 32;
 
+/// What a block may waste to spare a device call, in even shares of what may be pinned: a share is the part of one
+/// of as many blocks as are out. Wastes below a limit are half of it in the mean, and a hole lies between two
+/// blocks, so that this many come to about one.
+const SHARES: u64 = 4;
+
 /// What it counts to share a page longer than a slot with live blocks: this part of the page. What such a
 /// placement takes was pinned already, but it keeps the page pinned when the others have died.
 const SHARING_PART: u64 = 64;
@@ -37,10 +42,21 @@ impl Arena {
             // Small blocks lie on the smallest pages, and moving pages for them would cost more than it gains.
             return i64::MAX;
         }
-        let strict = (units / WASTED_PART).max(self.tail_of(units));
-        let budget =
-            (self.counters.reserved.current() / PINNED_PART).max(PINNED_LEAST) >> self.layout.unit_shift();
-        signed(strict.max(budget.saturating_sub(self.pinned)))
+        // Few blocks can afford the rest of a slot each; many cannot.
+        let most = self.may_pin();
+        let share = SHARES * most / self.out_blocks[Zone::Large as usize].max(1);
+        let strict = (units / WASTED_PART).max(self.tail_of(units).min(share));
+        signed(strict.max(most.saturating_sub(self.pinned)))
+    }
+
+    /// Whether so much is pinned that placements are strict.
+    pub(super) fn pins_much(&self) -> bool {
+        self.pinned >= self.may_pin()
+    }
+
+    /// Units that may be pinned before placements become strict.
+    fn may_pin(&self) -> u64 {
+        (self.counters.reserved.current() / PINNED_PART).max(PINNED_LEAST) >> self.layout.unit_shift()
     }
 
     /// The rest of the last slot of a fresh place.
