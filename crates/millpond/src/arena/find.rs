@@ -94,8 +94,7 @@ impl Arena {
             if !reach.covers(&block.fence) {
                 continue;
             }
-            let Some(at) = self.place_in(block, want) else { continue };
-            let (waste, at) = self.least_waste(block, at, want);
+            let Some((waste, at)) = self.weigh(block, want) else { continue };
             if waste <= little {
                 return Some((waste, (id, at)));
             }
@@ -104,6 +103,17 @@ impl Arena {
             }
         }
         best
+    }
+
+    /// What the best placement of `want` in a free block that it fits in wastes, and the unit where it starts.
+    #[inline]
+    fn weigh(&self, block: &Block, want: &Want) -> Option<(i64, u64)> {
+        if want.align <= self.layout.unit_bytes {
+            // Nearly always. What is at least as long has room.
+            return Some(self.least_waste_anywhere(block, want.units));
+        }
+        let at = self.place_in(block, want)?;
+        Some(self.least_waste(block, at, want))
     }
 
     /// What a hit may waste that is taken without a look for less, in units.

@@ -71,6 +71,20 @@ impl Arena {
         }
     }
 
+    /// As [`least_waste`](Self::least_waste), for a request that may start at any unit.
+    #[inline]
+    pub(super) fn least_waste_anywhere(&self, block: &Block, units: u64) -> (i64, u64) {
+        if block.zone == Zone::Small || block.units == units {
+            return (0, block.start);
+        }
+        let low = self.waste_below(block, block.start + units);
+        if low <= 0 {
+            return (low, block.start);
+        }
+        let start = block.end() - units;
+        (low, block.start).min((self.waste_above(block, start), start))
+    }
+
     /// What using a free block of the large zone from its start up to `end`, which lies in it, wastes.
     #[inline]
     fn waste_below(&self, block: &Block, end: u64) -> i64 {
