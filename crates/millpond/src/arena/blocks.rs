@@ -35,6 +35,10 @@ pub(super) enum State {
     Unused,
 }
 
+/// Units that it wastes to use the ends of a free block. (Short numbers: an index keeps them beside each block. The
+/// ends lie on one page each, and what no page has units for counts as the most that the numbers can say.)
+pub(super) type Edges = (i32, i32);
+
 /// A piece of a region.
 #[derive(Debug)]
 pub(super) struct Block {
@@ -55,7 +59,7 @@ pub(super) struct Block {
     /// wholly in the block.
     pub(super) pinned: (u64, u64),
     /// What it wastes to use those of either end (see `pins`).
-    pub(super) edges: (i64, i64),
+    pub(super) edges: Edges,
     /// Whether the id is in the arena's list of unmerged blocks. Stays with the id when the block goes.
     listed: bool,
 }
