@@ -232,6 +232,7 @@ impl Table {
         if known == empty() {
             // SAFETY: a chunk is made of atomic integers, for which zero bytes are zeros.
             known = Box::into_raw(unsafe { Box::<Chunk>::new_zeroed().assume_init() });
+            populate(known);
             // Release: see `entry`.
             chunk.store(known, Ordering::Release);
         }
@@ -269,6 +270,26 @@ impl Drop for Table {
             }
         }
     }
+}
+
+/// Has the kernel back a new chunk at once: its entries are used in an order that spreads them, so that each of its
+/// pages would be met by a fault of its own, which costs several times as much. Where that is refused they are.
+fn populate(chunk: *mut Chunk) {
+    #[cfg(all(target_os = "linux", not(miri)))]
+    {
+        /// The least that a page has; where pages are longer, the call is refused or does as well.
+        const PAGE: usize = 4096;
+        let start = chunk.addr().next_multiple_of(PAGE);
+        let length = (chunk.addr() + size_of::<Chunk>()).saturating_sub(start) & !(PAGE - 1);
+        let within = chunk.cast::<u8>().wrapping_add(start - chunk.addr());
+        // SAFETY: the pages lie in the chunk, and this changes no byte of it.
+        let populated =
+            unsafe { rustix::mm::madvise(within.cast(), length, rustix::mm::Advice::LinuxPopulateWrite) };
+        // Older kernels do not know it.
+        populated.ok();
+    }
+    #[cfg(not(all(target_os = "linux", not(miri))))]
+    let _ = chunk;
 }
 
 /// Spreads neighbours over cache lines: threads that own neighbouring blocks write their entries all the time.
