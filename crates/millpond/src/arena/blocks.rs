@@ -95,6 +95,9 @@ impl Block {
     }
 }
 
+/// Records that there is room for at first: as for `regions`, what is not used is address space only.
+const FIRST_RECORDS: usize = 1 << 11;
+
 /// All blocks of one arena.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
@@ -121,6 +124,9 @@ impl Blocks {
 
     #[cold]
     fn new_record_slow(&mut self) -> BlockId {
+        if self.records.capacity() == 0 {
+            self.records.reserve_exact(FIRST_RECORDS);
+        }
         self.records.push(Block::whole(0, Zone::Small, 0, State::Unused));
         BlockId(u32::try_from(self.records.len() - 1).expect("fewer than 2^32 blocks"))
     }

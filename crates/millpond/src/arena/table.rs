@@ -232,7 +232,6 @@ impl Table {
         if known == empty() {
             // SAFETY: a chunk is made of atomic integers, for which zero bytes are zeros.
             known = Box::into_raw(unsafe { Box::<Chunk>::new_zeroed().assume_init() });
-            populate(known);
             // Release: see `entry`.
             chunk.store(known, Ordering::Release);
         }
@@ -272,32 +271,16 @@ impl Drop for Table {
     }
 }
 
-/// Has the kernel back a new chunk at once: its entries are used in an order that spreads them, so that each of its
-/// pages would be met by a fault of its own, which costs several times as much. Where that is refused they are.
-fn populate(chunk: *mut Chunk) {
-    #[cfg(all(target_os = "linux", not(miri)))]
-    {
-        /// The least that a page has; where pages are longer, the call is refused or does as well.
-        const PAGE: usize = 4096;
-        let start = chunk.addr().next_multiple_of(PAGE);
-        let length = (chunk.addr() + size_of::<Chunk>()).saturating_sub(start) & !(PAGE - 1);
-        let within = chunk.cast::<u8>().wrapping_add(start - chunk.addr());
-        // SAFETY: the pages lie in the chunk, and this changes no byte of it.
-        let populated =
-            unsafe { rustix::mm::madvise(within.cast(), length, rustix::mm::Advice::LinuxPopulateWrite) };
-        // Older kernels do not know it.
-        populated.ok();
-    }
-    #[cfg(not(all(target_os = "linux", not(miri))))]
-    let _ = chunk;
-}
+/// Entries on a page of the host's memory.
+const SPREAD: u64 = 128;
 
-/// Spreads neighbours over cache lines: threads that own neighbouring blocks write their entries all the time.
-/// Multiplying by an odd number permutes the places; this one is the golden ratio of the chunk, which keeps
-/// runs and strides of any length apart.
+/// Spreads neighbours over the cache lines of a page: threads that own neighbouring blocks write their entries all the
+/// time. Not over more pages, each of which costs a fault when it is first written. Multiplying by an odd number
+/// permutes the places; this one is the golden ratio of the page, which keeps runs and strides of any length apart.
 #[inline]
 fn place_in_chunk(granule: u64) -> usize {
-    ((granule * 2531) % CHUNK) as usize
+    let page = granule % CHUNK / SPREAD * SPREAD;
+    (page + granule * 79 % SPREAD) as usize
 }
 
 /// Address ranges that can be looked up without the lock. An arena has two as a rule, one per zone; blocks in
