@@ -271,16 +271,12 @@ impl Drop for Table {
     }
 }
 
-/// Entries on a page of the host's memory.
-const SPREAD: u64 = 128;
-
-/// Spreads neighbours over the cache lines of a page: threads that own neighbouring blocks write their entries all the
-/// time. Not over more pages, each of which costs a fault when it is first written. Multiplying by an odd number
-/// permutes the places; this one is the golden ratio of the page, which keeps runs and strides of any length apart.
+/// Spreads neighbours over cache lines: threads that own neighbouring blocks write their entries all the time.
+/// Multiplying by an odd number permutes the places; this one is the golden ratio of the chunk, which keeps
+/// runs and strides of any length apart.
 #[inline]
 fn place_in_chunk(granule: u64) -> usize {
-    let page = granule % CHUNK / SPREAD * SPREAD;
-    (page + granule * 79 % SPREAD) as usize
+    ((granule * 2531) % CHUNK) as usize
 }
 
 /// Address ranges that can be looked up without the lock. An arena has two as a rule, one per zone; blocks in
