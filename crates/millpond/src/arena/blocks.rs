@@ -35,8 +35,8 @@ pub(super) enum State {
     Unused,
 }
 
-/// Units that it wastes to use the ends of a free block. (Short numbers: an index keeps them beside each block. The
-/// ends lie on one page each, and what no page has units for counts as the most that the numbers can say.)
+/// Units that it wastes to use the ends of a free block, each of which lies on one page. Short numbers, since an index
+/// keeps them beside each block: a page of 2^31 units, half a TiB at least, or more counts as one of so many.
 pub(super) type Edges = (i32, i32);
 
 /// A piece of a region.
