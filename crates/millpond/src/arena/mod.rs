@@ -71,18 +71,31 @@ pub(crate) struct Layout {
     pub(crate) largest_page: u32,
     /// Blocks of fewer bytes than this go to the small zone.
     pub(crate) small_below: u64,
+    /// Binary logarithms of a unit's bytes and of a slot's units. Every search asks for lengths in other units: a
+    /// shift costs much less than a division, and a known one less than one to be found.
+    unit_shift: u32,
+    slot_shift: u32,
 }
 
 impl Layout {
-    /// Binary logarithm of a unit's bytes. Every search asks for lengths in other units, and a shift costs much
-    /// less than a division.
-    fn unit_shift(&self) -> u32 {
-        self.unit_bytes.trailing_zeros()
+    /// All sizes are in bytes, and powers of two; `unit` divides `slot`, which divides `largest_page`.
+    pub(crate) fn new(unit: u64, slot: u64, largest_page: u64, small_below: u64) -> Self {
+        Self {
+            unit_bytes: unit,
+            slot_bytes: slot,
+            largest_page: u32::try_from(largest_page / slot).unwrap_or(u32::MAX),
+            small_below,
+            unit_shift: unit.ilog2(),
+            slot_shift: slot.ilog2() - unit.ilog2(),
+        }
     }
 
-    /// Binary logarithm of a slot's units.
+    fn unit_shift(&self) -> u32 {
+        self.unit_shift
+    }
+
     fn slot_shift(&self) -> u32 {
-        self.slot_bytes.trailing_zeros() - self.unit_shift()
+        self.slot_shift
     }
 
     pub(crate) fn units_per_slot(&self) -> u64 {
@@ -345,17 +358,12 @@ impl Arena {
     pub(crate) fn free(&mut self, id: BlockId, mut fence: Fence) {
         let block = &mut self.blocks[id];
         debug_assert_eq!(block.state, State::Out);
-        let uses = std::mem::take(&mut block.fence);
-        block.state = State::Free;
-        let (region, start, units, zone) = (block.region, block.start, block.units, block.zone);
-        self.timelines.add_uses(&mut fence, &uses);
-        self.regions.get(region).table.close(start * self.layout.unit_bytes);
-        self.out_blocks[zone as usize] -= 1;
-        self.out_units -= units;
+        self.timelines.add_uses(&mut fence, &block.fence);
         self.frees += 1;
-        let block = &mut self.blocks[id];
-        block.fence = fence;
-        block.freed = self.frees;
+        (block.state, block.freed, block.fence) = (State::Free, self.frees, fence);
+        self.out_blocks[block.zone as usize] -= 1;
+        self.out_units -= block.units;
+        self.regions.get(block.region).table.close(block.start * self.layout.unit_bytes);
         self.insert_free(id);
     }
 
@@ -464,11 +472,7 @@ impl Arena {
     /// the same streams.
     fn insert_free(&mut self, id: BlockId) {
         let mut id = id;
-        if !self.blocks[id].fence.is_empty() {
-            let mut fence = std::mem::take(&mut self.blocks[id].fence);
-            self.timelines.prune_if_long(&mut fence);
-            self.blocks[id].fence = fence;
-        }
+        self.timelines.prune_if_long(&mut self.blocks[id].fence);
         for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
             if self.blocks.is(neighbour, State::Free)
                 && self.blocks[id].fence.same_streams(&self.blocks[neighbour].fence)

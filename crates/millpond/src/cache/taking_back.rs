@@ -14,12 +14,20 @@ impl Caches {
     /// are folded into `folded`.
     #[cold]
     pub(crate) fn revoke(&self, lock: &mut Locked, folded: &HighWater, mut each: impl FnMut(Cached)) {
-        self.depot.close(|of, item| each(Cached { item, of }));
+        // Threads use the depot while they are inside their own gates, or under the lock. Where there is none but the
+        // calling one, an empty depot stays empty, and its many locks need not be taken.
+        let is_alone = self.all().all(|cache| self.is_mine(cache));
+        let must_close = !is_alone || self.depot.held() > 0;
+        if must_close {
+            self.depot.close(|of, item| each(Cached { item, of }));
+        }
         self.for_all(lock, Some(folded), |cache, lanes| {
             lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
             cache.tally.note_emptied();
         });
-        self.depot.open();
+        if must_close {
+            self.depot.open();
+        }
     }
 
     /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.

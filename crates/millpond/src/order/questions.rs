@@ -41,6 +41,7 @@ impl Timelines {
     }
 
     /// Prunes a fence that names many streams, as ranges that were joined often do.
+    #[inline]
     pub(crate) fn prune_if_long(&self, fence: &mut Fence) {
         if fence.len() > LONG_FENCE {
             self.prune(fence);

@@ -214,11 +214,6 @@ impl PoolBuilder {
                 format!("{unit} bytes; it must be a power of two from 256 bytes to 2 MiB and at most a page"),
             );
         }
-        Ok(Layout {
-            unit_bytes: unit,
-            slot_bytes: smallest,
-            largest_page: u32::try_from(largest / smallest).unwrap_or(u32::MAX),
-            small_below: SMALL_BELOW,
-        })
+        Ok(Layout::new(unit, smallest, largest, SMALL_BELOW))
     }
 }
