@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use smallvec::SmallVec;
 
 use super::depot::Depot;
-use super::lane::{Item, Magazine};
+use super::lane::{Item, Lane, Magazine};
 use super::sizes::{MagazineIndex, Sizes};
 use super::tally::{Tally, sum};
 use super::thread::{Own, ThreadCache};
@@ -33,6 +33,8 @@ pub(crate) struct Caches {
     /// A block serves a request of a large size if it has less than this to spare, in bytes: one unit, or in haste
     /// anything, since what lies in one magazine differs by an eighth at most.
     pub(super) most_slack: AtomicU64,
+    /// Whether a request of a class that has no block may have one of a longer class.
+    borrows: AtomicBool,
     /// Entries of `threads` that may be in use.
     pub(super) used: AtomicUsize,
     /// What threads without a cache count. Written under the pool's lock.
@@ -73,6 +75,10 @@ const LEAST_LIMIT: u64 = 64 << 20;
 /// the block is shorter than the request.
 const SLACK_IN_HASTE: u64 = 1 << 32;
 
+/// Classes beyond its own in which a request looks for a block in haste. There are eight a doubling, so that the
+/// block is less than half as long again as the request.
+const CLASSES_TO_BORROW_FROM: usize = 3;
+
 impl Caches {
     pub(crate) fn new(views: Arc<Views>, sizes: Sizes, pool: Weak<dyn ThreadEnd>) -> Self {
         let nobody = Box::into_raw(Box::new(ThreadCache::new()));
@@ -84,6 +90,7 @@ impl Caches {
             limit: AtomicU64::new(LEAST_LIMIT),
             depot_limit: AtomicU64::new(LEAST_LIMIT),
             most_slack: AtomicU64::new(sizes.bytes(1)),
+            borrows: AtomicBool::new(false),
             used: AtomicUsize::new(0),
             others: Tally::default(),
             pool,
@@ -160,13 +167,27 @@ impl Caches {
         let Own { lane, tally, _inside } = self.enter::<true>(stream)?;
         let units =
             if self.is_in_haste() { self.sizes.units_in_haste(bytes) } else { self.sizes.units(bytes) };
-        let magazine = lane.magazine(MagazineIndex::of(units));
+        let index = MagazineIndex::of(units);
+        let magazine = lane.magazine(index);
         let size = self.sizes.bytes(units);
-        if !magazine.bring_up(size) && !self.fetch(magazine, tally, stream, size) {
+        if magazine.bring_up(size) || self.fetch(magazine, tally, stream, size) {
+            let item = *magazine.top()?;
+            return Some(Self::take(magazine, item, (bytes, size, size - bytes), tally));
+        }
+        // Relaxed: a setting.
+        if !self.borrows.load(Ordering::Relaxed) || !self.sizes.is_rounded_in_haste(bytes) {
             return None;
         }
-        let item = *magazine.top()?;
-        Some(Self::take(magazine, item, (bytes, size, size - bytes), tally))
+        Self::borrow(lane, index, bytes, tally)
+    }
+
+    /// A block of one of the next longer classes: what it wastes is less than what another block would take, and a
+    /// class seldom lacks blocks at the same time as those beside it.
+    fn borrow(lane: &mut Lane, index: MagazineIndex, bytes: u64, tally: &Tally) -> Option<DevicePtr> {
+        let longer = index.longer().take(CLASSES_TO_BORROW_FROM);
+        let (index, item) = longer.filter_map(|at| Some((at, *lane.magazine(at).top()?))).next()?;
+        let size = item.bytes();
+        Some(Self::take(lane.magazine(index), item, (bytes, size, size - bytes), tally))
     }
 
     /// Brings blocks of this length from the depot to the thread's magazine, up to half of what it may hold.
@@ -254,8 +275,8 @@ impl Caches {
 
     /// Adapts the bytes that a thread may cache to what the pool holds and how many threads use it: all of it
     /// together. That is much, but nothing is lost by it: whoever finds too little elsewhere takes it back. With
-    /// anything to spare, the pool is in haste.
-    pub(crate) fn adapt(&self, reserved: u64, spare: u64) {
+    /// anything to spare, the pool is in haste; where that gets scarce, classes borrow from each other.
+    pub(crate) fn adapt(&self, reserved: u64, spare: u64, is_scarce: bool) {
         let threads = self.all().filter(|cache| cache.is_owned()).count().max(1) as u64;
         // With the eighth that magazines of mixed sizes count on top.
         let all = (reserved + reserved / 8 + spare).max(LEAST_LIMIT);
@@ -264,6 +285,7 @@ impl Caches {
         self.depot_limit.store(all, Ordering::Relaxed);
         let most_slack = if spare > 0 { SLACK_IN_HASTE } else { self.sizes.bytes(1) };
         self.most_slack.store(most_slack, Ordering::Relaxed);
+        self.borrows.store(spare > 0 && is_scarce, Ordering::Relaxed);
     }
 
     pub(super) fn is_in_haste(&self) -> bool {

@@ -64,8 +64,8 @@ impl Caches {
             top
         } else {
             let (at, has_room) = (MagazineIndex::of(units), magazine.restock_by() > 0);
-            let regretted =
-                self.sizes.is_large(size) && (lanes.note_alloc(stream.key(), at, size) || self.is_in_haste());
+            let earned = self.sizes.is_large(size) && lanes.note_alloc(stream.key(), at, size);
+            let regretted = earned || (self.sizes.is_large(size) && self.is_in_haste() && !has_room);
             // What other threads free again and again is worth room, too.
             if regretted || (!has_room && self.depot.has(timeline.id, size)) {
                 self.grant(lanes, stream, (at, size), &mut each);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::captured::Captured;
-use super::haste::{Haste, REVOCATION, THROUGH_ARENA};
+use super::haste::{Haste, REVOCATION, Seen, THROUGH_ARENA};
 use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use super::routes::Routes;
@@ -217,14 +217,17 @@ impl PoolInner {
     }
 
     fn note_waste(&self, state: &mut State, wasted: Duration) {
-        if state.haste.note(wasted, self.timelines.device().as_ref()).is_some() {
+        let look = || Seen { now: self.timelines.device().now(), served: self.counted().allocations };
+        if state.haste.note(wasted, look).is_some() {
             tracing::debug!(pool = self.name, in_haste = state.haste.is_on(), "haste");
             self.adapt(state);
         }
     }
 
     fn adapt(&self, state: &State) {
-        self.caches.adapt(self.counters.reserved.current(), state.haste.spare());
+        let (reserved, spare) = (self.counters.reserved.current(), state.haste.spare());
+        let is_scarce = reserved > self.counted().allocated.high + spare / 2;
+        self.caches.adapt(reserved, spare, is_scarce);
     }
 
     /// Gives the arena what every thread caches; returns whether there was anything.
