@@ -173,6 +173,7 @@ impl PoolBuilder {
             reclaimers: Callbacks::default(),
             observers: Callbacks::default(),
             largest_align,
+            reuse: self.reuse,
         });
         match (self.record, record::Options::from_environment()) {
             (Some(asked), _) => inner.start_recording(&asked)?,
