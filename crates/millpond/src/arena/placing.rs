@@ -4,7 +4,7 @@ use super::blocks::{Block, State};
 use super::find::Want;
 use super::pins::signed;
 use super::{Arena, BlockId, Refusal, Zone};
-use crate::order::{Fence, Reach, Stream};
+use crate::order::{Reach, Stream};
 
 /// A place for an allocation that is not wholly backed yet.
 #[derive(Debug, Clone, Copy)]
@@ -206,27 +206,6 @@ impl Arena {
     /// Whether the stream may use the free block, by what is known already.
     pub(super) fn is_ready(&self, id: BlockId, stream: &Stream) -> bool {
         self.timelines.is_ready(&self.blocks[id].fence, stream.timeline(), self.policies)
-    }
-
-    /// Whether later work on the stream may use what is behind the fence: by what is known, or what the device says,
-    /// or since the stream is made to wait. `false` where the device fails.
-    pub(crate) fn admit(&mut self, fence: &Fence, stream: &Stream) -> bool {
-        let is_ready = || self.timelines.is_ready(fence, stream.timeline(), self.policies);
-        if is_ready() {
-            return true;
-        }
-        if self.policies.opportunistic {
-            self.poll_quietly(fence);
-            if is_ready() {
-                return true;
-            }
-        }
-        let waits = self.policies.internal_dependencies
-            && self.timelines.make_wait(fence, stream.timeline()).unwrap_or(false);
-        if waits {
-            self.counters.stream_waits.add(1);
-        }
-        waits
     }
 
     /// Makes the stream wait for the free blocks in a place, where it must.

@@ -145,7 +145,7 @@ impl PoolBuilder {
         let registry = self.context.registry();
         let device = timelines.device().clone();
         let spare = self.spare.unwrap_or(device.properties().total_memory / SPARE_PART);
-        let haste = Haste::new(spare, &*device);
+        let haste = Haste::new(spare, device.now());
         let largest_align = device.properties().granularity.min(layout.slot_bytes);
         let counters = Arc::new(Counters::default());
         let limits = Limits { hard_limit: self.hard_limit, headroom: self.headroom, budget: self.budget };
@@ -173,6 +173,7 @@ impl PoolBuilder {
             reclaimers: Callbacks::default(),
             observers: Callbacks::default(),
             largest_align,
+            reuse: self.reuse,
         });
         match (self.record, record::Options::from_environment()) {
             (Some(asked), _) => inner.start_recording(&asked)?,
