@@ -10,7 +10,7 @@ use super::lane::{Item, Magazine};
 use super::sizes::{MagazineIndex, Sizes};
 use super::tally::{Tally, sum};
 use super::thread::{Own, ThreadCache};
-use super::thread_index::{MOST_THREADS, ThreadEnd, thread_index};
+use super::thread_index::{MOST_THREADS, NO_THREAD, ThreadEnd, thread_index};
 use crate::arena::{Entry, Views};
 use crate::counters::{Counted, HighWater};
 use crate::device::DevicePtr;
@@ -19,7 +19,7 @@ use crate::order::{Fence, Stream, TimelineId};
 /// See the [module](super).
 #[derive(Debug)]
 pub(crate) struct Caches {
-    /// By thread index. The last one is *nobody's*, for whoever has none: it never has an owner, and its gate is
+    /// By thread index. The first one is *nobody's*, for whoever has none: it never has an owner, and its gate is
     /// always closed. Threads without a cache here have that one. A raw pointer owns it, since a `Box` that moves
     /// with this struct would claim that there are no others to it.
     pub(super) threads: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
@@ -105,10 +105,10 @@ impl Caches {
     }
 
     #[inline]
-    fn enter<const FENCED: bool>(&self, stream: &Stream) -> Option<Own<'_>> {
+    fn enter<const WIDE: bool>(&self, stream: &Stream) -> Option<Own<'_>> {
         // SAFETY: the cache under a thread's index is that thread's own, or its gate is closed until it is
         // (`join_slow`, `end_thread`). This function's callers leave before they return.
-        unsafe { self.mine().enter::<FENCED>(stream.key()) }
+        unsafe { self.mine().enter::<WIDE>(stream.key()) }
     }
 
     /// A block for work on `stream` from the calling thread's magazines, if the first look finds one that fits.
@@ -118,35 +118,25 @@ impl Caches {
             let Own { lane, tally, _inside } = self.enter::<false>(stream)?;
             let magazine = lane.magazine(self.sizes.magazine_for_rounded(bytes));
             let item = *magazine.top()?;
-            let size = item.bytes();
-            return Some(Self::take(magazine, item, (bytes, size, size - bytes), tally));
+            return Some(Self::take(magazine, item, bytes, tally));
         }
         let index = self.sizes.magazine_for_exact(bytes)?;
         let Own { lane, tally, _inside } = self.enter::<false>(stream)?;
         let magazine = lane.magazine(index);
         let item = *magazine.top()?;
-        let size = item.bytes();
-        let slack = size.wrapping_sub(bytes);
         // Relaxed: a setting; any value that it ever had is safe.
-        if slack >= self.most_slack.load(Ordering::Relaxed) {
+        if item.bytes().wrapping_sub(bytes) >= self.most_slack.load(Ordering::Relaxed) {
             return None;
         }
-        Some(Self::take(magazine, item, (bytes, size, slack), tally))
+        Some(Self::take(magazine, item, bytes, tally))
     }
 
-    /// Hands out the block on top of the magazine: `item`, for a request of so many bytes, with its size and what
-    /// is left over.
+    /// Hands out the block on top of the magazine: `item`, for a request of so many bytes.
     #[inline(always)]
-    pub(super) fn take(
-        magazine: &mut Magazine,
-        item: Item,
-        (requested, size, slack): (u64, u64, u64),
-        tally: &Tally,
-    ) -> DevicePtr {
+    pub(super) fn take(magazine: &mut Magazine, item: Item, requested: u64, tally: &Tally) -> DevicePtr {
         magazine.drop_top();
-        tally.count_alloc(requested, size);
-        item.entry().make_live(slack);
-        item.ptr
+        tally.count_alloc(requested, item.bytes());
+        item.entry().make_live(requested)
     }
 
     // ---- the way between: no lock but a part of the depot's ----------------------------------------------
@@ -166,7 +156,7 @@ impl Caches {
             return None;
         }
         let item = *magazine.top()?;
-        Some(Self::take(magazine, item, (bytes, size, size - bytes), tally))
+        Some(Self::take(magazine, item, bytes, tally))
     }
 
     /// Brings blocks of this length from the depot to the thread's magazine, up to half of what it may hold.
@@ -214,32 +204,33 @@ impl Caches {
 
     /// As [`free`](Self::free), also where the kernel issues no barriers for the gate, and where the depot has room.
     #[cold]
-    pub(crate) fn free_fenced(&self, ptr: DevicePtr, stream: &Stream) -> bool {
+    pub(crate) fn free_wide(&self, ptr: DevicePtr, stream: &Stream) -> bool {
         self.put::<true>(ptr, stream).is_some()
     }
 
     #[inline(always)]
-    fn put<const FENCED: bool>(&self, ptr: DevicePtr, stream: &Stream) -> Option<()> {
-        let Own { lane, tally, _inside } = self.enter::<FENCED>(stream)?;
-        let (entry, offset) = self.views.find(ptr)?;
-        let slack = entry.slack_if_plain(offset)?;
+    fn put<const WIDE: bool>(&self, ptr: DevicePtr, stream: &Stream) -> Option<()> {
+        let Own { lane, tally, _inside } = self.enter::<WIDE>(stream)?;
+        let entry = self.views.find(ptr)?;
+        if !entry.is_plain(ptr) {
+            return None;
+        }
         // SAFETY: a block that is live was labelled when it left the arena (`label`).
         let index = unsafe { MagazineIndex::from_label(entry.label()) };
         let magazine = lane.magazine(index);
-        if magazine.is_full() && !(FENCED && self.hand_on(magazine, tally, stream)) {
+        if magazine.is_full() && !(WIDE && self.hand_on(magazine, tally, stream)) {
             return None;
         }
-        entry.make_cached(offset, stream.timeline().now());
         // SAFETY: it is not full.
-        unsafe { magazine.push(Item::new(ptr, entry)) };
-        let size = entry.bytes();
-        tally.count_free(size - slack, size);
+        unsafe { magazine.push(Item::new(entry)) };
+        entry.make_cached(ptr, stream.timeline().now());
+        tally.count_free(entry.requested(), entry.bytes());
         Some(())
     }
 
     pub(super) fn nobody(&self) -> *mut ThreadCache {
         // Relaxed: never written.
-        self.threads[MOST_THREADS].load(Ordering::Relaxed)
+        self.threads[NO_THREAD].load(Ordering::Relaxed)
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &ThreadCache> + Clone {
@@ -287,7 +278,7 @@ pub(super) type Few<T> = SmallVec<[T; 32]>;
 impl Drop for Caches {
     fn drop(&mut self) {
         let nobody = self.nobody();
-        let (_, others) = self.threads.split_last_mut().expect("there are many");
+        let (_, others) = self.threads.split_first_mut().expect("there are many");
         for place in others {
             let cache = *place.get_mut();
             if cache != nobody {

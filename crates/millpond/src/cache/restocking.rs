@@ -12,7 +12,6 @@ use super::thread::ThreadCache;
 use super::thread_index::visit;
 use crate::arena::{Entry, Out};
 use crate::counters::HighWater;
-use crate::device::DevicePtr;
 use crate::order::{Fence, Marking, Stream, TimelineId};
 
 impl Caches {
@@ -55,7 +54,7 @@ impl Caches {
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let lanes = unsafe { cache.lanes_under_lock() };
         lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
-        cache.open(lanes);
+        cache.open(lanes, stream.key());
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(MagazineIndex::of(units));
         let size = self.sizes.bytes(units);
         let item = if magazine.bring_up(size) {
@@ -116,7 +115,7 @@ impl Caches {
         }
         // From here on it is as if this stream had freed them, now.
         for item in &items {
-            item.entry().make_cached(item.entry().offset(), timeline.now());
+            item.entry().make_cached(item.ptr(), timeline.now());
         }
         let first = items.pop();
         if !items.is_empty() {
@@ -142,7 +141,7 @@ impl Caches {
     pub(crate) fn put_slow(
         &self,
         lock: &mut Locked,
-        (ptr, entry): (DevicePtr, &Entry),
+        entry: &Entry,
         stream: &Stream,
         folded: &HighWater,
         mut each: impl FnMut(Cached),
@@ -150,7 +149,7 @@ impl Caches {
         let timeline = stream.timeline();
         // Relaxed: a setting.
         let limit = self.limit.load(Ordering::Relaxed);
-        let (size, slack) = (entry.bytes(), entry.slack());
+        let size = entry.bytes();
         let longest = self.sizes.longest_beside(size);
         if timeline.marking != Marking::WhenNeeded || longest > limit {
             return false;
@@ -164,7 +163,7 @@ impl Caches {
         let lanes = unsafe { cache.lanes_under_lock() };
         let at = MagazineIndex::of(self.sizes.exact_units(size));
         lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
-        cache.open(lanes);
+        cache.open(lanes, stream.key());
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
         let full = magazine.is_full();
         let in_haste = self.is_in_haste();
@@ -185,10 +184,10 @@ impl Caches {
         if magazine.is_full() {
             return false;
         }
-        entry.make_cached(entry.offset(), timeline.now());
-        cache.tally.count_free(size - slack, size);
+        entry.make_cached(entry.ptr(), timeline.now());
+        cache.tally.count_free(entry.requested(), size);
         // SAFETY: it is not full.
-        unsafe { magazine.push(Item::new(ptr, entry)) };
+        unsafe { magazine.push(Item::new(entry)) };
         true
     }
 

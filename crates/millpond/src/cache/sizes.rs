@@ -17,7 +17,7 @@ const CLASS_BITS: u32 = 3;
 const LONGEST_CACHED: u64 = 1 << 31;
 
 /// Bytes of the longest request that is rounded to a class in haste. The eighth of it that may be wasted, like any
-/// other slack, must be less than 2^32 (`Entry`).
+/// other slack, must be less than `SLACK_IN_HASTE`.
 const LONGEST_IN_HASTE: u64 = 1 << 30;
 
 /// Magazines in a lane: one for each class of any size up to the most units that a block can have.
