@@ -286,7 +286,11 @@ fn any_number_of_streams_have_magazines() {
     let before = pool.stats();
     for _ in 0..3 {
         for (stream, block) in streams.iter().zip(&first) {
-            assert_eq!(pool.alloc(512, stream).unwrap(), *block, "another stream's block, or none of a magazine");
+            assert_eq!(
+                pool.alloc(512, stream).unwrap(),
+                *block,
+                "another stream's block, or none of a magazine"
+            );
             pool.free(*block, stream).unwrap();
         }
     }

@@ -315,27 +315,31 @@ impl Views {
     /// The entry for the granule that an address lies in; `None` outside of the ranges.
     #[inline]
     pub(crate) fn find(&self, ptr: DevicePtr) -> Option<&Entry> {
-        for view in &self.0 {
-            // Acquire: see `publish`.
-            let bytes = view.bytes.load(Ordering::Acquire);
-            let at = ptr.raw().wrapping_sub(view.base.load(Ordering::Relaxed));
-            if at < bytes {
-                let granule = at >> view.granule_shift.load(Ordering::Relaxed);
-                // SAFETY: the table is kept by the view until the views are dropped, and has chunks for all
-                // `bytes`.
-                let chunk = unsafe { &*view.chunks.load(Ordering::Relaxed).add((granule / CHUNK) as usize) };
-                // Acquire: see `Table::entry`.
-                let chunk = chunk.load(Ordering::Acquire);
-                // SAFETY: a chunk, once there, stays until the table is dropped; until then it is `EMPTY`. (Said
-                // apart, so that whoever asks whether an entry was found need not look at the address.)
-                let chunk = unsafe {
-                    std::hint::assert_unchecked(!chunk.is_null());
-                    &*chunk
-                };
-                return Some(&chunk.0[(granule % CHUNK) as usize]);
-            }
+        self.0.iter().find_map(|view| view.find(ptr))
+    }
+}
+
+impl View {
+    #[inline(always)]
+    fn find(&self, ptr: DevicePtr) -> Option<&Entry> {
+        // Acquire: see `publish`.
+        let bytes = self.bytes.load(Ordering::Acquire);
+        let at = ptr.raw().wrapping_sub(self.base.load(Ordering::Relaxed));
+        if at >= bytes {
+            return None;
         }
-        None
+        let granule = at >> self.granule_shift.load(Ordering::Relaxed);
+        // SAFETY: the table is kept by the view until the views are dropped, and has chunks for all `bytes`.
+        let chunk = unsafe { &*self.chunks.load(Ordering::Relaxed).add((granule / CHUNK) as usize) };
+        // Acquire: see `Table::entry`.
+        let chunk = chunk.load(Ordering::Acquire);
+        // SAFETY: a chunk, once there, stays until the table is dropped; until then it is `EMPTY`. (Said apart, so
+        // that whoever asks whether an entry was found need not look at the address.)
+        let chunk = unsafe {
+            std::hint::assert_unchecked(!chunk.is_null());
+            &*chunk
+        };
+        Some(&chunk.0[(granule % CHUNK) as usize])
     }
 }
 

@@ -112,11 +112,14 @@ impl Caches {
     }
 
     /// A block for work on `stream` from the calling thread's magazines, if the first look finds one that fits.
-    #[inline]
+    // Always inlined: a call would have its caller keep in registers what only the slow way needs.
+    #[inline(always)]
     pub(crate) fn alloc(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         if self.sizes.is_rounded(bytes) {
             let Own { lane, tally, _inside } = self.enter::<false>(stream)?;
-            let magazine = lane.magazine(self.sizes.magazine_for_rounded(bytes));
+            // SAFETY: asked above.
+            let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
+            let magazine = lane.magazine(index);
             let item = *magazine.top()?;
             return Some(Self::take(magazine, item, bytes, tally));
         }
@@ -197,7 +200,7 @@ impl Caches {
 
     /// Takes a live block, freed on `stream`, into the calling thread's magazines. `false`, and nothing done,
     /// where there is no room, or it is not as simple as that.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> bool {
         self.put::<false>(ptr, stream).is_some()
     }

@@ -70,7 +70,7 @@ impl<Lane> Gate<Lane> {
         self.inside.store(true, Ordering::Relaxed);
         sync::light_barrier();
         let inside = Inside(&self.inside);
-        let door = stream.slot as usize % DOORS;
+        let door = stream.slot % DOORS;
         // Acquire: pairs with the Release in `open_door`, so that what was done while it was closed is seen.
         if self.doors[door].load(Ordering::Acquire) != stream.serial {
             return None;
@@ -127,7 +127,7 @@ impl<Lane> Gate<Lane> {
         if self.is_fenced {
             return;
         }
-        let door = stream.slot as usize % DOORS;
+        let door = stream.slot % DOORS;
         // Relaxed: the owner is outside, and reads it only after it has read the door.
         self.lanes[door].store(lane.as_ptr(), Ordering::Relaxed);
         // Release: see `enter`.

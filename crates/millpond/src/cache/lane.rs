@@ -268,12 +268,12 @@ impl Lanes {
 
     /// The lane of a stream, if there is one.
     fn of(&mut self, stream: StreamKey) -> Option<&mut Lane> {
-        self.lanes.get_mut(stream.slot as usize).filter(|lane| lane.serial == stream.serial)
+        self.lanes.get_mut(stream.slot).filter(|lane| lane.serial == stream.serial)
     }
 
     /// The magazines of a stream, if it has a lane, which they stay in as long as there are lanes.
     pub(super) fn of_stream(&self, stream: StreamKey) -> Option<NonNull<Magazines>> {
-        let lane = self.lanes.get(stream.slot as usize)?;
+        let lane = self.lanes.get(stream.slot)?;
         if lane.serial == stream.serial { lane.magazines } else { None }
     }
 

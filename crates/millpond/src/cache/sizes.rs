@@ -90,12 +90,15 @@ impl Sizes {
     }
 
     /// The magazine with blocks for a request that is rounded.
+    ///
+    /// # Safety
+    /// It [is](Self::is_rounded).
     #[inline]
-    pub(super) fn magazine_for_rounded(self, bytes: u64) -> MagazineIndex {
+    pub(super) unsafe fn magazine_for_rounded(self, bytes: u64) -> MagazineIndex {
         debug_assert!(self.is_rounded(bytes));
-        // Always in the table: less than 1 MiB, in units of at least 256 bytes (`new`).
         let units_less_one = ((bytes - 1) >> self.unit_shift) as usize;
-        MagazineIndex(usize::from(FINE[units_less_one % FINE.len()]))
+        // SAFETY: `new` has no more rounded than the table has, and this request is.
+        MagazineIndex(usize::from(unsafe { *FINE.get_unchecked(units_less_one) }))
     }
 
     /// The magazine with blocks for a request that is not rounded, if a table has it; not for 0 bytes.
@@ -226,7 +229,8 @@ mod tests {
             let units = sizes.units(bytes);
             let expected = MagazineIndex::of(units);
             if sizes.is_rounded(bytes) {
-                assert_eq!(sizes.magazine_for_rounded(bytes), expected, "{bytes}");
+                // SAFETY: just asked.
+                assert_eq!(unsafe { sizes.magazine_for_rounded(bytes) }, expected, "{bytes}");
             } else {
                 let in_table = units <= 1 << 20;
                 assert_eq!(sizes.magazine_for_exact(bytes), in_table.then_some(expected), "{bytes}");

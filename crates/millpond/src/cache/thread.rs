@@ -48,7 +48,7 @@ impl ThreadCache {
     #[inline(always)]
     pub(super) unsafe fn enter<const WIDE: bool>(&self, stream: StreamKey) -> Option<Own<'_>> {
         let (mut lane, inside) = if WIDE {
-            let inside = self.gate.enter_wide(stream.slot as usize)?;
+            let inside = self.gate.enter_wide(stream.slot)?;
             // SAFETY: as below.
             (unsafe { &*self.lanes.get() }.of_stream(stream)?, inside)
         } else {

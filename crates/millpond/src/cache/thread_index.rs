@@ -1,6 +1,6 @@
 //! Small numbers for threads, so that a thread finds what belongs to it in a table; given back when it ends.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::sync::Weak;
 
 use parking_lot::Mutex;
@@ -18,93 +18,9 @@ pub(crate) const MOST_THREADS: usize = 1024;
 pub(super) const NO_THREAD: usize = 0;
 
 thread_local! {
+    // Not dropped, and constant at first: reading it is one load, or a call of the loader in a shared library.
+    static INDEX: Cell<usize> = const { Cell::new(NO_THREAD) };
     static VISITS: RefCell<Visits> = const { RefCell::new(Visits { pools: Vec::new() }) };
-}
-
-/// The calling thread's index, where it is read in two instructions, also in a shared library.
-///
-/// `thread_local!` calls the loader's `__tls_get_addr` there, at each look: 44 instructions of a pair made through the
-/// C interface. The *initial-exec* model costs a load at an offset that the loader wrote down, and is what mimalloc's
-/// shared library takes (`MI_TLS_MODEL`); rustc has it on nightly only (`-Z tls-model`), so it is spelled out. What it
-/// asks for are 8 bytes of the room that the loader keeps for libraries opened late. glibc only: musl keeps none.
-#[cfg(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu", not(miri)))]
-mod index {
-    use std::arch::{asm, global_asm};
-
-    /// With the version, since a program may contain two.
-    macro_rules! symbol {
-        () => {
-            concat!(
-                "millpond_thread_index_",
-                env!("CARGO_PKG_VERSION_MAJOR"),
-                "_",
-                env!("CARGO_PKG_VERSION_MINOR"),
-                "_",
-                env!("CARGO_PKG_VERSION_PATCH")
-            )
-        };
-    }
-
-    // 8 bytes a thread, zero at first: `NO_THREAD`.
-    global_asm!(
-        ".pushsection .tbss.millpond_thread_index,\"awT\",@nobits",
-        concat!(".globl ", symbol!()),
-        concat!(".hidden ", symbol!()),
-        concat!(".type ", symbol!(), ",@object"),
-        concat!(".size ", symbol!(), ",8"),
-        ".p2align 3",
-        concat!(symbol!(), ":"),
-        ".zero 8",
-        ".popsection",
-    );
-
-    #[inline(always)]
-    pub(super) fn get() -> usize {
-        let index;
-        // SAFETY: reads the calling thread's own word, as it is laid out above, and nothing else.
-        unsafe {
-            asm!(
-                concat!("mov {index}, qword ptr [rip + ", symbol!(), "@GOTTPOFF]"),
-                "mov {index}, qword ptr fs:[{index}]",
-                index = out(reg) index,
-                options(pure, readonly, nostack, preserves_flags),
-            );
-        }
-        index
-    }
-
-    pub(super) fn set(index: usize) {
-        // SAFETY: writes the calling thread's own word.
-        unsafe {
-            asm!(
-                concat!("mov {at}, qword ptr [rip + ", symbol!(), "@GOTTPOFF]"),
-                "mov qword ptr fs:[{at}], {index}",
-                at = out(reg) _,
-                index = in(reg) index,
-                options(nostack, preserves_flags),
-            );
-        }
-    }
-}
-
-/// The calling thread's index.
-#[cfg(not(all(target_arch = "x86_64", target_os = "linux", target_env = "gnu", not(miri))))]
-mod index {
-    use std::cell::Cell;
-
-    thread_local! {
-        // Not dropped, and constant at first: reading it is one load, where no shared library is in the way.
-        static INDEX: Cell<usize> = const { Cell::new(super::NO_THREAD) };
-    }
-
-    #[inline]
-    pub(super) fn get() -> usize {
-        INDEX.get()
-    }
-
-    pub(super) fn set(index: usize) {
-        INDEX.set(index);
-    }
 }
 
 /// Indices that are free: those given back, and all from `next` on.
@@ -118,7 +34,7 @@ static INDICES: Mutex<Indices> = Mutex::new(Indices { back: Vec::new(), next: NO
 /// The calling thread's index, at most `MOST_THREADS`; [`NO_THREAD`] where it has none.
 #[inline(always)]
 pub(crate) fn thread_index() -> usize {
-    index::get()
+    INDEX.get()
 }
 
 /// Where the calling thread has been, to say goodbye.
@@ -133,12 +49,12 @@ pub(super) fn visit(pool: Weak<dyn ThreadEnd>) -> Option<usize> {
     VISITS
         .try_with(|visits| {
             let mut visits = visits.try_borrow_mut().ok()?;
-            if index::get() == NO_THREAD {
-                index::set(take_index()?);
+            if INDEX.get() == NO_THREAD {
+                INDEX.set(take_index()?);
             }
             visits.pools.retain(|pool| pool.strong_count() > 0);
             visits.pools.push(pool);
-            Some(index::get())
+            Some(INDEX.get())
         })
         .ok()
         .flatten()
@@ -158,8 +74,7 @@ fn take_index() -> Option<usize> {
 
 impl Drop for Visits {
     fn drop(&mut self) {
-        let index = index::get();
-        index::set(NO_THREAD);
+        let index = INDEX.replace(NO_THREAD);
         for pool in std::mem::take(&mut self.pools) {
             if let Some(pool) = pool.upgrade() {
                 pool.thread_ended(index);

@@ -23,8 +23,8 @@ pub struct Stream {
 pub(crate) struct StreamKey {
     /// [`Timeline::serial`].
     pub(crate) serial: u64,
-    /// The timeline's slot.
-    pub(crate) slot: u32,
+    /// The timeline's slot, as wide as an index is.
+    pub(crate) slot: usize,
 }
 
 #[derive(Debug)]
@@ -57,7 +57,7 @@ impl Stream {
     }
 
     pub(super) fn from_inner(inner: Arc<Inner>) -> Self {
-        let key = StreamKey { serial: inner.timeline.serial, slot: inner.timeline.id.slot };
+        let key = StreamKey { serial: inner.timeline.serial, slot: inner.timeline.id.slot as usize };
         Self { timeline: inner.timeline.clone(), inner, key }
     }
 
