@@ -14,6 +14,7 @@ use std::{fmt, ptr, thread};
 use parking_lot::Mutex;
 
 use crate::failure::Failure;
+use crate::fast;
 use crate::in_use::{self, Note, Record};
 
 /// The highest byte of a handle is this and the [`Kind`]: no address of a user program, nor of a device.
@@ -95,8 +96,9 @@ struct Vacant {
     dying: Vec<u64>,
 }
 
-struct Slot<T> {
-    /// The valid handle; while there is none, something that is no handle of this slot ([`no_handle`]).
+/// Where an object is kept.
+pub(crate) struct Slot<T> {
+    /// The valid handle; [`NO_HANDLE`] while there is none.
     handle: AtomicU64,
     /// There while there is a valid handle, and until the release of the last one is through.
     object: UnsafeCell<MaybeUninit<T>>,
@@ -104,22 +106,36 @@ struct Slot<T> {
     generation: UnsafeCell<u64>,
 }
 
-/// What a slot holds that has no valid handle: no look-up of it leads to this slot, since its index is another.
-const fn no_handle(index: u64) -> u64 {
-    index ^ 1
-}
+/// What a slot holds that has no valid handle: null, which is never looked up.
+const NO_HANDLE: u64 = 0;
 
 // SAFETY: objects are shared between threads only by reference (`Sync`), and moved in and out by whoever made or
 // released the handle (`Send`), alone, as `insert` and `release` say.
 unsafe impl<T: Send + Sync> Sync for Slot<T> {}
 
 impl<T> Slot<T> {
-    fn vacant(index: u64) -> Self {
+    /// A slot without an object.
+    pub(crate) const fn vacant() -> Self {
         Self {
-            handle: AtomicU64::new(no_handle(index)),
+            handle: AtomicU64::new(NO_HANDLE),
             object: UnsafeCell::new(MaybeUninit::uninit()),
             generation: UnsafeCell::new(0),
         }
+    }
+
+    /// The object of this handle, if it is here.
+    ///
+    /// # Safety
+    /// The handle was [noted](Record::note) before, or the calling thread [is inside](crate::fast) the fast path, and
+    /// stays so while the object is used.
+    #[inline]
+    pub(crate) unsafe fn look(&self, bits: u64) -> Option<&T> {
+        // Acquire: pairs with the release of `insert`.
+        if bits == NO_HANDLE || self.handle.load(Ordering::Acquire) != bits {
+            return None;
+        }
+        // SAFETY: the handle was valid after it was noted, so its object is there and stays until the note ends.
+        Some(unsafe { (*self.object.get()).assume_init_ref() })
     }
 }
 
@@ -157,8 +173,7 @@ impl<T: Send + Sync> Table<T> {
             return Err(Failure::TooManyHandles(self.kind));
         };
         if (index as usize).is_multiple_of(CHUNK) {
-            let slots: Box<[Slot<T>; CHUNK]> =
-                Box::new(std::array::from_fn(|place| Slot::vacant(index + place as u64)));
+            let slots: Box<[Slot<T>; CHUNK]> = Box::new(std::array::from_fn(|_| Slot::vacant()));
             // Release: whoever sees the chunk sees its slots.
             chunk.store(Box::into_raw(slots), Ordering::Release);
         }
@@ -166,8 +181,9 @@ impl<T: Send + Sync> Table<T> {
         Ok(index)
     }
 
+    /// The slot that a handle names, valid or not.
     #[inline]
-    fn slot(&'static self, bits: u64) -> Option<&'static Slot<T>> {
+    pub(crate) fn slot(&'static self, bits: u64) -> Option<&'static Slot<T>> {
         let index = (bits & INDEX_MASK) as usize;
         // Acquire: pairs with the release that published the chunk.
         let chunk = self.chunks[index / CHUNK].load(Ordering::Acquire);
@@ -192,15 +208,13 @@ impl<T: Send + Sync> Table<T> {
     /// # Safety
     /// The handle was [noted](Record::note) before, and stays so while the object is used.
     #[inline]
-    pub(crate) unsafe fn look(&'static self, bits: u64) -> Option<&'static T> {
-        let slot = self.valid_slot(bits)?;
-        // SAFETY: the handle was valid after it was noted, so its object is there and stays until the note ends.
-        Some(unsafe { (*slot.object.get()).assume_init_ref() })
+    unsafe fn look(&'static self, bits: u64) -> Option<&'static T> {
+        // SAFETY: as the caller promises.
+        unsafe { self.slot(bits)?.look(bits) }
     }
 
-    #[inline]
     fn valid_slot(&'static self, bits: u64) -> Option<&'static Slot<T>> {
-        let slot = self.slot(bits)?;
+        let slot = self.slot(bits).filter(|_| bits != NO_HANDLE)?;
         // Acquire: pairs with the release of `insert`.
         (slot.handle.load(Ordering::Acquire) == bits).then_some(slot)
     }
@@ -230,9 +244,10 @@ impl<T: Send + Sync> Table<T> {
             // Of two threads that release one handle, the lock lets the first; the second finds it released.
             let _alone = self.vacant.lock();
             let Some(slot) = self.valid_slot(bits) else { return Err(self.refuse(bits)) };
-            // Relaxed: `is_used_by_anyone` fences before it looks at the records.
-            slot.handle.store(no_handle(bits & INDEX_MASK), Ordering::Relaxed);
+            // Relaxed: both that follow fence before they look at other threads.
+            slot.handle.store(NO_HANDLE, Ordering::Relaxed);
         }
+        fast::wait_for_calls();
         while in_use::is_used_by_anyone(bits) {
             if me.is_busy() {
                 self.vacant.lock().dying.push(bits);

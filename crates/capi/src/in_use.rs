@@ -130,22 +130,6 @@ impl Record {
         Ok(Note { record: self, place: depth })
     }
 
-    /// As [`note`](Self::note), for two handles at once, in few instructions; nothing where it takes more.
-    #[inline]
-    pub(crate) fn note_two(&'static self, handles: [u64; 2]) -> Option<NoteOfTwo> {
-        let depth = self.depth.get();
-        if depth > DEPTH - 2 || !self.fenced_by_kernel || !self.until_exit.get() {
-            return None;
-        }
-        for (place, handle) in self.handles[depth..depth + 2].iter().zip(handles) {
-            // Relaxed: ordered before the look-ups by the fence.
-            place.store(handle, Ordering::Relaxed);
-        }
-        compiler_fence(Ordering::SeqCst);
-        self.depth.set(depth + 2);
-        Some(NoteOfTwo { record: self, depth })
-    }
-
     /// Whether a call is under way on this thread: then this one comes from a callback.
     pub(crate) fn is_busy(&self) -> bool {
         self.depth.get() > 0
@@ -193,25 +177,6 @@ impl Drop for Note {
     }
 }
 
-/// Two handles stay noted as long as this lives.
-#[derive(Debug)]
-pub(crate) struct NoteOfTwo {
-    record: &'static Record,
-    /// Where they are noted, which is below [`DEPTH`] - 1.
-    depth: usize,
-}
-
-impl Drop for NoteOfTwo {
-    #[inline]
-    fn drop(&mut self) {
-        self.record.depth.set(self.depth);
-        for place in &self.record.handles[self.depth..self.depth + 2] {
-            // Release: as for [`Note`].
-            place.store(0, Ordering::Release);
-        }
-    }
-}
-
 /// Whether some thread is inside a call with the handle, which was made invalid before.
 pub(crate) fn is_used_by_anyone(handle: u64) -> bool {
     heavy_fence();
@@ -219,7 +184,7 @@ pub(crate) fn is_used_by_anyone(handle: u64) -> bool {
 }
 
 /// Whether `membarrier` fences this process's threads. Registered with the first record; the answer never changes.
-fn has_membarrier() -> bool {
+pub(crate) fn has_membarrier() -> bool {
     static HAS: OnceLock<bool> = OnceLock::new();
     *HAS.get_or_init(register_membarrier)
 }
@@ -234,7 +199,8 @@ fn register_membarrier() -> bool {
     false
 }
 
-fn heavy_fence() {
+/// A full fence, in this thread and every running one of the process.
+pub(crate) fn heavy_fence() {
     fence(Ordering::SeqCst);
     #[cfg(all(target_os = "linux", not(miri)))]
     if has_membarrier()

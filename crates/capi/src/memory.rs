@@ -3,6 +3,7 @@
 use std::ffi::c_void;
 use std::ptr;
 
+use millpond::bindings::{alloc_cached, free_cached};
 use millpond::device::DevicePtr;
 use millpond::{Pool, Stream};
 
@@ -32,20 +33,12 @@ pub unsafe extern "C" fn millpond_alloc(
     stream: AnyStream,
     out: *mut *mut c_void,
 ) -> Status {
-    if !out.is_null() {
-        match fast::call(pool, stream, |pool, stream| pool.alloc(bytes as u64, stream)) {
-            Ok(None) => {}
-            Ok(Some(ptr)) => {
-                // SAFETY: not null, and as the header asks of its caller.
-                unsafe { out.write(to_c(ptr)) };
-                return Status::Ok;
-            }
-            Err(status) => {
-                // SAFETY: likewise.
-                unsafe { out.write(ptr::null_mut()) };
-                return status;
-            }
-        }
+    if !out.is_null()
+        && let Some(ptr) = fast::call(pool, stream, |pool, stream| alloc_cached(pool, bytes as u64, stream))
+    {
+        // SAFETY: not null, and as the header asks of its caller.
+        unsafe { out.write(to_c(ptr)) };
+        return Status::Ok;
     }
     // SAFETY: as promised to this function.
     unsafe { alloc_slow(pool, stream, out, |pool, stream| pool.alloc(bytes as u64, stream)) }
@@ -68,8 +61,9 @@ unsafe fn alloc_slow(
         let out = unsafe { Out::pointer(out, "out") }?;
         let object = POOLS.get(me, pool)?;
         // SAFETY: likewise.
-        let stream = unsafe { find_stream(me, &object.context, stream) }?;
-        out.set(to_c(alloc(&object.pool, &stream)?));
+        let found = unsafe { find_stream(me, &object.context, stream) }?;
+        out.set(to_c(alloc(&object.pool, &found)?));
+        fast::remember(pool, stream);
         Ok(())
     })
 }
@@ -78,12 +72,12 @@ unsafe fn alloc_slow(
 /// cost. After a failure nothing changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_free(pool: *mut PoolHandle, ptr: *mut c_void, stream: AnyStream) -> Status {
-    match fast::call(pool, stream, |pool, stream| pool.free(from_c(ptr), stream)) {
-        Ok(Some(())) => Status::Ok,
-        // SAFETY: as promised to this function.
-        Ok(None) => unsafe { free_slow(pool, ptr, stream) },
-        Err(status) => status,
+    let freed = fast::call(pool, stream, |pool, stream| free_cached(pool, from_c(ptr), stream).then_some(()));
+    if freed.is_some() {
+        return Status::Ok;
     }
+    // SAFETY: as promised to this function.
+    unsafe { free_slow(pool, ptr, stream) }
 }
 
 /// # Safety
@@ -93,8 +87,10 @@ unsafe fn free_slow(pool: *mut PoolHandle, ptr: *mut c_void, stream: AnyStream) 
     boundary(|me| {
         let object = POOLS.get(me, pool)?;
         // SAFETY: as the header asks of its caller.
-        let stream = unsafe { find_stream(me, &object.context, stream) }?;
-        Ok(object.pool.free(from_c(ptr), &stream)?)
+        let found = unsafe { find_stream(me, &object.context, stream) }?;
+        object.pool.free(from_c(ptr), &found)?;
+        fast::remember(pool, stream);
+        Ok(())
     })
 }
 

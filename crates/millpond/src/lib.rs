@@ -26,6 +26,8 @@
 //! with another version takes `default-features = false, features = ["cudarc"]` and chooses the version there.
 
 mod arena;
+#[doc(hidden)]
+pub mod bindings;
 mod buffer;
 mod cache;
 mod counters;

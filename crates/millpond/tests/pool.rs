@@ -273,6 +273,34 @@ fn ten_thousand_short_lived_streams_leave_nothing_behind() {
 }
 
 #[test]
+fn any_number_of_streams_have_magazines() {
+    let (_, device, _) = sim(1 << 30);
+    let pool = Pool::builder(&device).build().unwrap();
+    let streams: Vec<_> = (0..300).map(|_| device.create_stream().unwrap()).collect();
+    let first: Vec<_> = streams
+        .iter()
+        .map(|stream| {
+            let block = pool.alloc(512, stream).unwrap();
+            pool.free(block, stream).unwrap();
+            block
+        })
+        .collect();
+    let before = pool.stats();
+    for _ in 0..3 {
+        for (stream, block) in streams.iter().zip(&first) {
+            assert_eq!(
+                pool.alloc(512, stream).unwrap(),
+                *block,
+                "another stream's block, or none of a magazine"
+            );
+            pool.free(*block, stream).unwrap();
+        }
+    }
+    assert_eq!((pool.stats().calls, pool.stats().misses), (before.calls, before.misses));
+    pool.check().unwrap();
+}
+
+#[test]
 fn with_all_policies_off_only_a_streams_own_frees_and_synchronised_ones_are_reused() {
     let (sim, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).reuse(ReusePolicies::NONE).build().unwrap();

@@ -75,6 +75,39 @@ static void released_handles(void) {
     FAILS(millpond_pool_release(gone), RELEASED_HANDLE, "pool");
 }
 
+/* Those that a thread used last it finds by a shorter way, which must see that they are gone, or another's. */
+static void handles_that_were_used_last(void) {
+    millpond_stream *old, *next;
+    millpond_pool *gone, *heir;
+    void *block;
+    int round;
+
+    OK(millpond_pool_create(context, NULL, &gone));
+    OK(millpond_stream_create(context, &old));
+    for (round = 0; round < 4; ++round) {
+        OK(millpond_alloc(gone, 512, old, &block));
+        OK(millpond_free(gone, block, old));
+        FAILS(millpond_free(gone, block, old), DOUBLE_FREE, "free");
+        CHECK(millpond_alloc(NULL, 512, old, &block) == MILLPOND_STATUS_NULL_ARGUMENT);
+        CHECK(millpond_alloc((void *)old, 512, old, &block) == MILLPOND_STATUS_INVALID_HANDLE);
+        CHECK(millpond_alloc(gone, 512, (void *)gone, &block) == MILLPOND_STATUS_INVALID_HANDLE);
+    }
+    OK(millpond_stream_release(old));
+    FAILS(millpond_alloc(gone, 512, old, &block), RELEASED_HANDLE, "released");
+    OK(millpond_stream_create(context, &next));
+    FAILS(millpond_alloc(gone, 512, old, &block), RELEASED_HANDLE, "released");
+    for (round = 0; round < 4; ++round) {
+        OK(millpond_alloc(gone, 512, next, &block));
+        OK(millpond_free(gone, block, next));
+    }
+    OK(millpond_pool_release(gone));
+    FAILS(millpond_alloc(gone, 512, next, &block), RELEASED_HANDLE, "released");
+    OK(millpond_pool_create(context, NULL, &heir));
+    FAILS(millpond_free(gone, NULL, next), RELEASED_HANDLE, "released");
+    OK(millpond_pool_release(heir));
+    OK(millpond_stream_release(next));
+}
+
 static void pointers(void) {
     millpond_pool *other;
     void *block, *none;
@@ -186,6 +219,7 @@ int main(void) {
     OK(millpond_stream_create(context, &stream));
     null_and_garbage();
     released_handles();
+    handles_that_were_used_last();
     pointers();
     other_devices();
     structs();

@@ -256,7 +256,7 @@ impl Arena {
         };
         self.counters.calls.reserve.add(1);
         let units = bytes / self.layout.unit_bytes;
-        let table = Arc::new(Table::new(bytes, self.layout.granule(zone)));
+        let table = Arc::new(Table::new(base, bytes, self.layout.granule(zone)));
         self.views.publish(base, bytes, &table);
         let blocks = &mut self.blocks;
         let new = NewRegion { base, bytes, zone, source: Source::Reserved, table };

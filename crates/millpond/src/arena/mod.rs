@@ -384,7 +384,7 @@ impl Arena {
     /// Bytes asked for in a live block.
     pub(crate) fn requested(&self, id: BlockId) -> u64 {
         let bytes = self.bytes(id);
-        self.entry_of(id).map_or(bytes, |entry| bytes - entry.slack())
+        self.entry_of(id).map_or(bytes, Entry::requested)
     }
 
     /// Length of a block in bytes.

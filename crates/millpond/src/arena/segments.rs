@@ -50,7 +50,7 @@ impl Arena {
         self.counters.calls.alloc.add(1);
         let units = bytes / self.layout.unit_bytes;
         let blocks = &mut self.blocks;
-        let table = Arc::new(Table::new(bytes, self.layout.granule(zone)));
+        let table = Arc::new(Table::new(base, bytes, self.layout.granule(zone)));
         let new = NewRegion { base, bytes, zone, source: Source::Segment, table };
         let region =
             self.regions.add(new, |region| blocks.add(Block::whole(region, zone, units, State::Free)));

@@ -11,102 +11,112 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::BlockId;
 use crate::device::DevicePtr;
 use crate::order::Tick;
 
-/// What is known of the block that starts at one place.
+/// What is known of the block that starts at one place. On a cache line of its own: threads that own neighbouring
+/// blocks write their entries all the time.
 #[derive(Debug)]
+#[repr(align(64))]
 pub(crate) struct Entry {
-    /// Low half: the byte within the granule at which it starts, and from bit `OFFSET_BITS` on what it is
-    /// (`LIVE`, `CACHED`, with `USES`; 0 for no block). High half: bytes of it that were not asked for.
-    state: AtomicU64,
-    /// The block's id in the low half, its label in the high. Constant while the block is out.
-    block: AtomicU64,
+    /// The address of the live block, so that a free compares it with what it was given and knows all it must. With
+    /// [`USES`] added for a block that other streams use, and the complement for one that is cached, it is no address
+    /// that a device has ([`Device::reserve`]). 0 for no block.
+    ///
+    /// [`Device::reserve`]: crate::device::Device::reserve
+    key: AtomicU64,
+    /// Bytes of a live block that were asked for.
+    requested: AtomicU64,
     /// Length in bytes. Constant while the block is out.
     bytes: AtomicU64,
     /// The stream's tick when the block was last freed to a magazine.
     tick: AtomicU64,
+    /// Constant while the block is out, as is `id`.
+    label: AtomicU32,
+    id: AtomicU32,
 }
 
-/// A granule is at most 2 MiB.
-const OFFSET_BITS: u32 = 24;
-const OFFSET: u64 = (1 << OFFSET_BITS) - 1;
-const LIVE: u64 = 1 << OFFSET_BITS;
-const CACHED: u64 = 2 << OFFSET_BITS;
-/// Other streams' uses of the block are recorded, so that its free is the arena's.
-const USES: u64 = 4 << OFFSET_BITS;
+/// Other streams' uses of the live block are recorded, so that its free is the arena's.
+const USES: u64 = 1 << 62;
+/// The bit that every complement of an address has.
+const CACHED: u64 = 1 << 63;
 
 /// Blocks are shorter than this, in units: 16 TiB in the smallest units.
 pub(crate) const MOST_UNITS: u64 = 1 << 36;
 
 impl Entry {
-    /// A block leaves the arena: it starts `offset` bytes into the entry's granule and is cached for now.
-    fn open(&self, offset: u32, id: BlockId, bytes: u64) {
-        // Relaxed, here and where nothing else is said: whoever reads an entry that matters to him got the block's address from a thread
-        // that wrote it, or holds the pool's lock. For other addresses (a double free, a foreign pointer) any
-        // value seen is a value that was there, and none of them says more than that.
-        self.block.store(u64::from(id.0), Ordering::Relaxed);
+    /// A block leaves the arena, and is cached for now.
+    fn open(&self, ptr: DevicePtr, id: BlockId, bytes: u64) {
+        debug_assert!(ptr.raw() < USES, "a device with addresses beyond 2^62");
+        // Relaxed, here and where nothing else is said: whoever reads an entry that matters to him got the block's
+        // address from a thread that wrote it, or holds the pool's lock. For other addresses (a double free, a foreign
+        // pointer) any value seen is a value that was there, and none of them says more than that.
+        self.id.store(id.0, Ordering::Relaxed);
+        self.label.store(0, Ordering::Relaxed);
         self.bytes.store(bytes, Ordering::Relaxed);
-        self.state.store(CACHED | u64::from(offset), Ordering::Relaxed);
+        self.key.store(!ptr.raw(), Ordering::Relaxed);
     }
 
     /// The block is the arena's again.
     fn close(&self) {
-        self.state.store(0, Ordering::Relaxed);
+        self.key.store(0, Ordering::Relaxed);
     }
 
-    /// The program gets the block, of which it did not ask for `slack` bytes.
+    /// The program gets the block, which was cached, and of which it asked for so many bytes.
     #[inline]
-    pub(crate) fn make_live(&self, slack: u64) {
-        // Release: pairs with the Acquire in `slack_if_plain`, so that a thread that got the pointer by whatever way
-        // sees the label and the length that belong to this life of the block.
-        self.state.store(slack << 32 | LIVE | self.offset(), Ordering::Release);
+    pub(crate) fn make_live(&self, requested: u64) -> DevicePtr {
+        let ptr = DevicePtr::new(!self.key.load(Ordering::Relaxed));
+        self.requested.store(requested, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `is_plain`, so that a thread that got the pointer by whatever way sees
+        // the label and the lengths that belong to this life of the block.
+        self.key.store(ptr.raw(), Ordering::Release);
+        ptr
     }
 
-    /// The program gave the block back to a magazine, at `tick` of the stream that freed it.
+    /// The program gave the block at `ptr` back to a magazine, at `tick` of the stream that freed it.
     #[inline]
-    pub(crate) fn make_cached(&self, offset: u64, tick: Tick) {
+    pub(crate) fn make_cached(&self, ptr: DevicePtr, tick: Tick) {
         self.tick.store(tick, Ordering::Relaxed);
-        self.state.store(CACHED | offset, Ordering::Relaxed);
+        self.key.store(!ptr.raw(), Ordering::Relaxed);
     }
 
-    /// The byte within the entry's granule at which the block starts.
-    #[inline]
-    pub(crate) fn offset(&self) -> u64 {
-        self.state.load(Ordering::Relaxed) & OFFSET
+    /// Where the block that is out starts.
+    pub(crate) fn ptr(&self) -> DevicePtr {
+        let key = self.key.load(Ordering::Relaxed);
+        DevicePtr::new(if key & CACHED != 0 { !key } else { key & !USES })
     }
 
     /// Notes that other streams use the live block.
     pub(super) fn note_uses(&self) {
         // A read-modify-write: the program may use the block on several threads at once.
-        self.state.fetch_or(USES, Ordering::Relaxed);
+        self.key.fetch_or(USES, Ordering::Relaxed);
     }
 
-    /// Bytes not asked for, of the live block without recorded uses that starts `offset` bytes into the
-    /// granule; `None` where there is none.
+    /// Whether a live block without recorded uses starts at `ptr`, an address for which the entry was
+    /// [found](Views::find).
     #[inline]
-    pub(crate) fn slack_if_plain(&self, offset: u64) -> Option<u64> {
+    pub(crate) fn is_plain(&self, ptr: DevicePtr) -> bool {
         // Acquire: see `make_live`.
-        let state = self.state.load(Ordering::Acquire);
-        (state as u32 == (LIVE + offset) as u32).then_some(state >> 32)
+        self.key.load(Ordering::Acquire) == ptr.raw()
     }
 
-    fn starts_at(&self, offset: u64) -> bool {
-        let state = self.state.load(Ordering::Relaxed);
-        state & (LIVE | CACHED) != 0 && state & OFFSET == offset
+    fn starts_at(&self, ptr: DevicePtr) -> bool {
+        self.ptr() == ptr
     }
 
     /// Whether the program holds the block.
     pub(crate) fn is_live(&self) -> bool {
-        self.state.load(Ordering::Relaxed) & LIVE != 0
+        let key = self.key.load(Ordering::Relaxed);
+        key != 0 && key & CACHED == 0
     }
 
-    /// Bytes of a live block that were not asked for.
-    pub(crate) fn slack(&self) -> u64 {
-        self.state.load(Ordering::Relaxed) >> 32
+    /// Bytes of a live block that were asked for.
+    #[inline]
+    pub(crate) fn requested(&self) -> u64 {
+        self.requested.load(Ordering::Relaxed)
     }
 
     /// Length of a block that is out.
@@ -122,19 +132,18 @@ impl Entry {
 
     /// The arena's name of a block that is out.
     pub(crate) fn id(&self) -> BlockId {
-        BlockId(self.block.load(Ordering::Relaxed) as u32)
+        BlockId(self.id.load(Ordering::Relaxed))
     }
 
     /// A number that whoever has a block that is out may put down here. 0 at first.
     #[inline]
     pub(crate) fn label(&self) -> u32 {
-        (self.block.load(Ordering::Relaxed) >> 32) as u32
+        self.label.load(Ordering::Relaxed)
     }
 
     /// Puts the number down. Under the pool's lock.
     pub(crate) fn set_label(&self, label: u32) {
-        let id = self.block.load(Ordering::Relaxed) as u32;
-        self.block.store(u64::from(label) << 32 | u64::from(id), Ordering::Relaxed);
+        self.label.store(label, Ordering::Relaxed);
     }
 }
 
@@ -176,10 +185,12 @@ static EMPTY: Chunk = {
         reason = "repeated into the static, where it is never written"
     )]
     const NOTHING: Entry = Entry {
-        state: AtomicU64::new(0),
-        block: AtomicU64::new(0),
+        key: AtomicU64::new(0),
+        requested: AtomicU64::new(0),
         bytes: AtomicU64::new(0),
         tick: AtomicU64::new(0),
+        label: AtomicU32::new(0),
+        id: AtomicU32::new(0),
     };
     Chunk([NOTHING; CHUNK as usize])
 };
@@ -191,25 +202,21 @@ fn empty() -> *mut Chunk {
 /// The entries of one region.
 #[derive(Debug)]
 pub(crate) struct Table {
+    base: DevicePtr,
     granule_shift: u32,
     chunks: Box<[AtomicPtr<Chunk>]>,
 }
 
 impl Table {
     /// Entries for a region of `bytes`, in which blocks start at least `granule` bytes (a power of two) apart.
-    pub(super) fn new(bytes: u64, granule: u64) -> Self {
+    pub(super) fn new(base: DevicePtr, bytes: u64, granule: u64) -> Self {
         let granule_shift = granule.ilog2();
         let chunks = (bytes >> granule_shift).div_ceil(CHUNK) as usize;
         Self {
+            base,
             granule_shift,
             chunks: std::iter::repeat_with(|| AtomicPtr::new(empty())).take(chunks).collect(),
         }
-    }
-
-    /// The byte within its granule.
-    #[inline]
-    fn within(&self, at: u64) -> u64 {
-        at & ((1 << self.granule_shift) - 1)
     }
 
     /// The entry for byte `at` of the region.
@@ -220,7 +227,7 @@ impl Table {
         // Acquire: pairs with the Release in `entry_or_add`, so that the chunk is seen as it was made.
         // SAFETY: a chunk, once there, stays until the table is dropped.
         let chunk = unsafe { &*chunk.load(Ordering::Acquire) };
-        Some(&chunk.0[place_in_chunk(granule)])
+        Some(&chunk.0[(granule % CHUNK) as usize])
     }
 
     /// The entry for byte `at`. Called under the pool's lock.
@@ -236,13 +243,13 @@ impl Table {
             chunk.store(known, Ordering::Release);
         }
         // SAFETY: as in `entry`.
-        &unsafe { &*known }.0[place_in_chunk(granule)]
+        &unsafe { &*known }.0[(granule % CHUNK) as usize]
     }
 
     /// Lets a block out that starts at byte `at` of the region.
     pub(super) fn open(&self, at: u64, id: BlockId, bytes: u64) -> EntryRef {
         let entry = self.entry_or_add(at);
-        entry.open(self.within(at) as u32, id, bytes);
+        entry.open(self.base.offset(at), id, bytes);
         EntryRef::new(entry)
     }
 
@@ -255,7 +262,7 @@ impl Table {
 
     /// The block that is out and starts at byte `at`.
     pub(super) fn out_at(&self, at: u64) -> Option<&Entry> {
-        self.entry(at).filter(|entry| entry.starts_at(self.within(at)))
+        self.entry(at).filter(|entry| entry.starts_at(self.base.offset(at)))
     }
 }
 
@@ -271,14 +278,6 @@ impl Drop for Table {
     }
 }
 
-/// Spreads neighbours over cache lines: threads that own neighbouring blocks write their entries all the time.
-/// Multiplying by an odd number permutes the places; this one is the golden ratio of the chunk, which keeps
-/// runs and strides of any length apart.
-#[inline]
-fn place_in_chunk(granule: u64) -> usize {
-    ((granule * 2531) % CHUNK) as usize
-}
-
 /// Address ranges that can be looked up without the lock. An arena has two as a rule, one per zone; blocks in
 /// ranges beyond these go to the arena when they are freed.
 const VIEWS: usize = 4;
@@ -290,7 +289,6 @@ struct View {
     /// 0 until the view is published.
     bytes: AtomicU64,
     granule_shift: AtomicU8,
-    granule_mask: AtomicU64,
     chunks: AtomicPtr<AtomicPtr<Chunk>>,
     /// Keeps the table.
     table: AtomicPtr<Table>,
@@ -308,34 +306,40 @@ impl Views {
         debug_assert!(bytes.div_ceil(CHUNK << table.granule_shift) <= table.chunks.len() as u64);
         view.base.store(base.raw(), Ordering::Relaxed);
         view.granule_shift.store(table.granule_shift as u8, Ordering::Relaxed);
-        view.granule_mask.store(table.within(u64::MAX), Ordering::Relaxed);
         view.chunks.store(table.chunks.as_ptr().cast_mut(), Ordering::Relaxed);
         view.table.store(Arc::into_raw(table.clone()).cast_mut(), Ordering::Relaxed);
         // Release: who sees the length sees the rest, too.
         view.bytes.store(bytes, Ordering::Release);
     }
 
-    /// The entry for an address, and the byte within the entry's granule; `None` outside of the ranges.
+    /// The entry for the granule that an address lies in; `None` outside of the ranges.
     #[inline]
-    pub(crate) fn find(&self, ptr: DevicePtr) -> Option<(&Entry, u64)> {
-        for view in &self.0 {
-            // Acquire: see `publish`.
-            let bytes = view.bytes.load(Ordering::Acquire);
-            let at = ptr.raw().wrapping_sub(view.base.load(Ordering::Relaxed));
-            if at < bytes {
-                let shift = view.granule_shift.load(Ordering::Relaxed);
-                let granule = at >> shift;
-                // SAFETY: the table is kept by the view until the views are dropped, and has chunks for all
-                // `bytes`.
-                let chunk = unsafe { &*view.chunks.load(Ordering::Relaxed).add((granule / CHUNK) as usize) };
-                // Acquire: see `Table::entry`.
-                // SAFETY: a chunk, once there, stays until the table is dropped.
-                let chunk = unsafe { &*chunk.load(Ordering::Acquire) };
-                let within = at & view.granule_mask.load(Ordering::Relaxed);
-                return Some((&chunk.0[place_in_chunk(granule)], within));
-            }
+    pub(crate) fn find(&self, ptr: DevicePtr) -> Option<&Entry> {
+        self.0.iter().find_map(|view| view.find(ptr))
+    }
+}
+
+impl View {
+    #[inline(always)]
+    fn find(&self, ptr: DevicePtr) -> Option<&Entry> {
+        // Acquire: see `publish`.
+        let bytes = self.bytes.load(Ordering::Acquire);
+        let at = ptr.raw().wrapping_sub(self.base.load(Ordering::Relaxed));
+        if at >= bytes {
+            return None;
         }
-        None
+        let granule = at >> self.granule_shift.load(Ordering::Relaxed);
+        // SAFETY: the table is kept by the view until the views are dropped, and has chunks for all `bytes`.
+        let chunk = unsafe { &*self.chunks.load(Ordering::Relaxed).add((granule / CHUNK) as usize) };
+        // Acquire: see `Table::entry`.
+        let chunk = chunk.load(Ordering::Acquire);
+        // SAFETY: a chunk, once there, stays until the table is dropped; until then it is `EMPTY`. (Said apart, so
+        // that whoever asks whether an entry was found need not look at the address.)
+        let chunk = unsafe {
+            std::hint::assert_unchecked(!chunk.is_null());
+            &*chunk
+        };
+        Some(&chunk.0[(granule % CHUNK) as usize])
     }
 }
 
@@ -356,40 +360,49 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_lie_on_different_cache_lines() {
-        let mut places: Vec<_> = (0..CHUNK).map(place_in_chunk).collect();
-        for stride in [1, 2, 4, 8, 16, 32, 64, 128] {
-            for at in 0..16 {
-                for other in 0..at {
-                    let apart = place_in_chunk(at * stride).abs_diff(place_in_chunk(other * stride));
-                    assert!(apart >= 2, "blocks {at} and {other} of {stride} granules share a line");
-                }
-            }
-        }
-        places.sort_unstable();
-        places.dedup();
-        assert_eq!(places.len() as u64, CHUNK);
-    }
-
-    #[test]
     fn an_entry_is_found_only_at_the_byte_where_its_block_starts() {
-        let table = Table::new(1 << 30, 1 << 20);
+        let base = DevicePtr::new(7 << 40);
+        let table = Arc::new(Table::new(base, 1 << 30, 1 << 20));
+        let views = Views::default();
+        views.publish(base, 1 << 30, &table);
+        let ptr = base.offset((5 << 20) + 512);
         assert!(table.out_at(5 << 20).is_none());
         table.open((5 << 20) + 512, BlockId(7), 2 << 20);
         assert!(table.out_at(5 << 20).is_none());
         assert!(table.out_at((5 << 20) + 1024).is_none());
         let entry = table.out_at((5 << 20) + 512).expect("the block is out");
         assert_eq!((entry.id(), entry.bytes(), entry.is_live()), (BlockId(7), 2 << 20, false));
-        entry.make_live(300);
-        assert_eq!(entry.slack_if_plain(512), Some(300));
-        assert_eq!(entry.slack_if_plain(0), None);
+        assert!(!entry.is_plain(ptr));
+        assert_eq!(entry.make_live(300), ptr);
+        assert_eq!((entry.is_live(), entry.requested()), (true, 300));
+        let found = views.find(ptr).expect("the address lies in the view");
+        assert!(found.is_plain(ptr) && std::ptr::eq(found, entry));
+        assert!(!entry.is_plain(base.offset(5 << 20)));
         entry.note_uses();
-        assert_eq!(entry.slack_if_plain(512), None);
+        assert!(entry.is_live() && !entry.is_plain(ptr));
         entry.set_label(9);
-        entry.make_cached(512, 3);
+        entry.make_cached(ptr, 3);
         assert_eq!((entry.id(), entry.label(), entry.tick()), (BlockId(7), 9, 3));
         assert!(!entry.is_live() && table.out_at((5 << 20) + 512).is_some());
         table.close((5 << 20) + 512);
         assert!(table.out_at((5 << 20) + 512).is_none());
+    }
+
+    #[test]
+    fn no_address_is_taken_for_a_cached_block_or_one_that_other_streams_use() {
+        let base = DevicePtr::new(7 << 40);
+        let table = Arc::new(Table::new(base, 1 << 30, 512));
+        let views = Views::default();
+        views.publish(base, 1 << 30, &table);
+        let ptr = base.offset(512);
+        table.open(512, BlockId(1), 512);
+        // What the entry holds now, and would hold with uses, read as addresses.
+        for made_up in [!ptr.raw(), ptr.raw() | USES, 0, u64::MAX] {
+            assert!(views.find(DevicePtr::new(made_up)).is_none());
+        }
+        // Neither does an address within the block.
+        assert!(!views.find(ptr).expect("in the view").is_plain(ptr));
+        views.find(ptr).expect("in the view").make_live(512);
+        assert!(!views.find(ptr.offset(1)).expect("in the view").is_plain(ptr.offset(1)));
     }
 }

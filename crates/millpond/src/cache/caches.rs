@@ -6,11 +6,11 @@ use std::sync::{Arc, Weak};
 use smallvec::SmallVec;
 
 use super::depot::Depot;
-use super::lane::{Item, Lane, Magazine};
+use super::lane::{Item, Magazine, Magazines};
 use super::sizes::{MagazineIndex, Sizes};
 use super::tally::{Tally, sum};
 use super::thread::{Own, ThreadCache};
-use super::thread_index::{MOST_THREADS, ThreadEnd, thread_index};
+use super::thread_index::{MOST_THREADS, NO_THREAD, ThreadEnd, thread_index};
 use crate::arena::{Entry, Views};
 use crate::counters::{Counted, HighWater};
 use crate::device::DevicePtr;
@@ -19,7 +19,7 @@ use crate::order::{Fence, Stream, Tick, TimelineId};
 /// See the [module](super).
 #[derive(Debug)]
 pub(crate) struct Caches {
-    /// By thread index. The last one is *nobody's*, for whoever has none: it never has an owner, and its gate is
+    /// By thread index. The first one is *nobody's*, for whoever has none: it never has an owner, and its gate is
     /// always closed. Threads without a cache here have that one. A raw pointer owns it, since a `Box` that moves
     /// with this struct would claim that there are no others to it.
     pub(super) threads: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
@@ -124,48 +124,41 @@ impl Caches {
     }
 
     #[inline]
-    pub(super) fn enter<const FENCED: bool>(&self, stream: &Stream) -> Option<Own<'_>> {
+    pub(super) fn enter<const WIDE: bool>(&self, stream: &Stream) -> Option<Own<'_>> {
         // SAFETY: the cache under a thread's index is that thread's own, or its gate is closed until it is
         // (`join_slow`, `end_thread`). This function's callers leave before they return.
-        unsafe { self.mine().enter::<FENCED>(stream.key()) }
+        unsafe { self.mine().enter::<WIDE>(stream.key()) }
     }
 
     /// A block for work on `stream` from the calling thread's magazines, if the first look finds one that fits.
-    #[inline]
+    // Always inlined: a call would have its caller keep in registers what only the slow way needs.
+    #[inline(always)]
     pub(crate) fn alloc(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         if self.sizes.is_rounded(bytes) {
             let Own { lane, tally, _inside } = self.enter::<false>(stream)?;
-            let magazine = lane.magazine(self.sizes.magazine_for_rounded(bytes));
+            // SAFETY: asked above.
+            let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
+            let magazine = lane.magazine(index);
             let item = *magazine.top()?;
-            let size = item.bytes();
-            return Some(Self::take(magazine, item, (bytes, size, size - bytes), tally));
+            return Some(Self::take(magazine, item, bytes, tally));
         }
         let index = self.sizes.magazine_for_exact(bytes)?;
         let Own { lane, tally, _inside } = self.enter::<false>(stream)?;
         let magazine = lane.magazine(index);
         let item = *magazine.top()?;
-        let size = item.bytes();
-        let slack = size.wrapping_sub(bytes);
         // Relaxed: a setting; any value that it ever had is safe.
-        if slack >= self.most_slack.load(Ordering::Relaxed) {
+        if item.bytes().wrapping_sub(bytes) >= self.most_slack.load(Ordering::Relaxed) {
             return None;
         }
-        Some(Self::take(magazine, item, (bytes, size, slack), tally))
+        Some(Self::take(magazine, item, bytes, tally))
     }
 
-    /// Hands out the block on top of the magazine: `item`, for a request of so many bytes, with its size and what
-    /// is left over.
+    /// Hands out the block on top of the magazine: `item`, for a request of so many bytes.
     #[inline(always)]
-    pub(super) fn take(
-        magazine: &mut Magazine,
-        item: Item,
-        (requested, size, slack): (u64, u64, u64),
-        tally: &Tally,
-    ) -> DevicePtr {
+    pub(super) fn take(magazine: &mut Magazine, item: Item, requested: u64, tally: &Tally) -> DevicePtr {
         magazine.drop_top();
-        tally.count_alloc(requested, size);
-        item.entry().make_live(slack);
-        item.ptr
+        tally.count_alloc(requested, item.bytes());
+        item.entry().make_live(requested)
     }
 
     // ---- the way between: no lock but a part of the depot's ----------------------------------------------
@@ -187,7 +180,7 @@ impl Caches {
             is_narrow = self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
         }
         if let Some(item) = magazine.top().copied().filter(|item| item.bytes() == size) {
-            let ptr = Self::take(magazine, item, (bytes, size, size - bytes), tally);
+            let ptr = Self::take(magazine, item, bytes, tally);
             return Some(Found { ptr, is_narrow });
         }
         // Relaxed: a setting.
@@ -199,11 +192,10 @@ impl Caches {
 
     /// A block of one of the next longer classes: what it wastes is less than what another block would take, and a
     /// class seldom lacks blocks at the same time as those beside it.
-    fn borrow(lane: &mut Lane, index: MagazineIndex, bytes: u64, tally: &Tally) -> Option<DevicePtr> {
+    fn borrow(lane: &mut Magazines, index: MagazineIndex, bytes: u64, tally: &Tally) -> Option<DevicePtr> {
         let longer = index.longer().take(CLASSES_TO_BORROW_FROM);
         let (index, item) = longer.filter_map(|at| Some((at, *lane.magazine(at).top()?))).next()?;
-        let size = item.bytes();
-        Some(Self::take(lane.magazine(index), item, (bytes, size, size - bytes), tally))
+        Some(Self::take(lane.magazine(index), item, bytes, tally))
     }
 
     /// Brings blocks of this length, freed on a stream up to a tick, from the depot to the thread's magazine, up to
@@ -257,39 +249,40 @@ impl Caches {
 
     /// Takes a live block, freed on `stream`, into the calling thread's magazines. `false`, and nothing done,
     /// where there is no room, or it is not as simple as that.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> bool {
         self.put::<false>(ptr, stream).is_some()
     }
 
     /// As [`free`](Self::free), also where the kernel issues no barriers for the gate, and where the depot has room.
     #[cold]
-    pub(crate) fn free_fenced(&self, ptr: DevicePtr, stream: &Stream) -> bool {
+    pub(crate) fn free_wide(&self, ptr: DevicePtr, stream: &Stream) -> bool {
         self.put::<true>(ptr, stream).is_some()
     }
 
     #[inline(always)]
-    fn put<const FENCED: bool>(&self, ptr: DevicePtr, stream: &Stream) -> Option<()> {
-        let Own { lane, tally, _inside } = self.enter::<FENCED>(stream)?;
-        let (entry, offset) = self.views.find(ptr)?;
-        let slack = entry.slack_if_plain(offset)?;
+    fn put<const WIDE: bool>(&self, ptr: DevicePtr, stream: &Stream) -> Option<()> {
+        let Own { lane, tally, _inside } = self.enter::<WIDE>(stream)?;
+        let entry = self.views.find(ptr)?;
+        if !entry.is_plain(ptr) {
+            return None;
+        }
         // SAFETY: a block that is live was labelled when it left the arena (`label`).
         let index = unsafe { MagazineIndex::from_label(entry.label()) };
         let magazine = lane.magazine(index);
-        if magazine.is_full() && !(FENCED && self.hand_on(magazine, tally, stream)) {
+        if magazine.is_full() && !(WIDE && self.hand_on(magazine, tally, stream)) {
             return None;
         }
-        entry.make_cached(offset, stream.timeline().now());
         // SAFETY: it is not full.
-        unsafe { magazine.push(Item::new(ptr, entry)) };
-        let size = entry.bytes();
-        tally.count_free(size - slack, size);
+        unsafe { magazine.push(Item::new(entry)) };
+        entry.make_cached(ptr, stream.timeline().now());
+        tally.count_free(entry.requested(), entry.bytes());
         Some(())
     }
 
     pub(super) fn nobody(&self) -> *mut ThreadCache {
         // Relaxed: never written.
-        self.threads[MOST_THREADS].load(Ordering::Relaxed)
+        self.threads[NO_THREAD].load(Ordering::Relaxed)
     }
 
     pub(super) fn all(&self) -> impl Iterator<Item = &ThreadCache> + Clone {
@@ -338,7 +331,7 @@ pub(super) type Few<T> = SmallVec<[T; 32]>;
 impl Drop for Caches {
     fn drop(&mut self) {
         let nobody = self.nobody();
-        let (_, others) = self.threads.split_last_mut().expect("there are many");
+        let (_, others) = self.threads.split_first_mut().expect("there are many");
         for place in others {
             let cache = *place.get_mut();
             if cache != nobody {

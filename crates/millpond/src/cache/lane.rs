@@ -1,28 +1,27 @@
 //! What one thread caches of one stream: a magazine per size class.
 
+use std::ptr::NonNull;
+
 use super::sizes::{MAGAZINES, MagazineIndex};
 use crate::arena::{Entry, EntryRef, Out};
 use crate::device::DevicePtr;
 use crate::order::{StreamKey, Timeline, TimelineId};
 
-/// A block in a magazine.
+/// A block in a magazine, as its entry, which knows its address.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Item {
-    pub(super) ptr: DevicePtr,
-    entry: EntryRef,
-}
+pub(super) struct Item(EntryRef);
 
 impl Item {
     #[inline]
-    pub(super) fn new(ptr: DevicePtr, entry: &Entry) -> Self {
-        Self { ptr, entry: EntryRef::new(entry) }
+    pub(super) fn new(entry: &Entry) -> Self {
+        Self(EntryRef::new(entry))
     }
 
     /// What is known of the block.
     #[inline]
     pub(super) fn entry(&self) -> &Entry {
         // SAFETY: what is cached is out, and the caches do not outlive the pool.
-        unsafe { self.entry.get() }
+        unsafe { self.0.get() }
     }
 
     #[inline]
@@ -30,8 +29,12 @@ impl Item {
         self.entry().bytes()
     }
 
+    pub(super) fn ptr(&self) -> DevicePtr {
+        self.entry().ptr()
+    }
+
     pub(super) fn out(&self) -> Out {
-        Out { ptr: self.ptr, entry: self.entry, bytes: self.bytes(), hit: true }
+        Out { ptr: self.ptr(), entry: self.0, bytes: self.bytes(), hit: true }
     }
 }
 
@@ -172,7 +175,7 @@ const LARGE: u64 = 1 << 20;
 
 /// The magazines of a lane.
 #[derive(Debug)]
-struct Magazines {
+pub(super) struct Magazines {
     all: [Magazine; MAGAZINES],
     /// For magazines of exact sizes.
     ghosts: [Ghost; MAGAZINES],
@@ -187,6 +190,12 @@ impl Magazines {
             ghosts: [Ghost::default(); _],
             with_room: [0; _],
         }
+    }
+
+    #[inline]
+    pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
+        // SAFETY: an index of this type is less than `MAGAZINES`.
+        unsafe { self.all.get_unchecked_mut(index.get()) }
     }
 
     fn note_room(&mut self, index: MagazineIndex) {
@@ -212,28 +221,45 @@ impl Magazines {
 
 /// What one thread caches of one stream: a magazine per size class.
 #[derive(Debug, Default)]
-#[repr(align(32))]
 pub(super) struct Lane {
     /// [`Timeline::serial`] of the stream; 0 for none.
     serial: u64,
-    /// There where there is a stream.
-    magazines: Option<Box<Magazines>>,
+    /// There where there is a stream. A raw pointer owns them, since the gate knows it too, and a `Box` would claim
+    /// that there is no other way to them.
+    magazines: Option<NonNull<Magazines>>,
     /// What the stream's timeline is called.
     of: Option<TimelineId>,
 }
 
+// SAFETY: a lane owns its magazines, of which nothing is bound to a thread.
+unsafe impl Send for Lane {}
+
 impl Lane {
-    #[inline]
-    pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
-        // SAFETY: a lane that is handed out (`Lanes::of`, `of_or_add`) is of a stream, and an index of this type
-        // is less than `MAGAZINES`.
-        unsafe { self.magazines.as_mut().unwrap_unchecked().all.get_unchecked_mut(index.get()) }
+    /// The magazines, of a lane that has a stream.
+    fn magazines(&mut self) -> Option<&mut Magazines> {
+        // SAFETY: the lane's own, until it is dropped. Who has the lane has them: the gate leads to one of the two.
+        self.magazines.map(|mut magazines| unsafe { magazines.as_mut() })
+    }
+
+    /// The lane's own.
+    fn seen(&self) -> Option<&Magazines> {
+        // SAFETY: as in `magazines`.
+        self.magazines.map(|magazines| unsafe { magazines.as_ref() })
     }
 
     /// Empties the magazines.
     fn drain(&mut self, mut each: impl FnMut(TimelineId, Item)) {
-        let (Some(of), Some(magazines)) = (self.of, &mut self.magazines) else { return };
+        let (Some(of), Some(magazines)) = (self.of, self.magazines()) else { return };
         magazines.for_each(|magazine| magazine.items.drain(..).for_each(|item| each(of, item)));
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if let Some(magazines) = self.magazines {
+            // SAFETY: the pointer came from `Box::into_raw` (`add_slow`), and is given up here only.
+            drop(unsafe { Box::from_raw(magazines.as_ptr()) });
+        }
     }
 }
 
@@ -252,30 +278,36 @@ impl Lanes {
 
     /// The lane of a stream, if there is one.
     fn of(&mut self, stream: StreamKey) -> Option<&mut Lane> {
-        self.lanes.get_mut(stream.slot as usize).filter(|lane| lane.serial == stream.serial)
+        self.lanes.get_mut(stream.slot).filter(|lane| lane.serial == stream.serial)
     }
 
-    /// The lane of a stream, if there is one.
-    ///
-    /// # Safety
-    /// There are more lanes than the stream's slot.
-    #[inline]
-    pub(super) unsafe fn of_unchecked(&mut self, stream: StreamKey) -> Option<&mut Lane> {
-        debug_assert!((stream.slot as usize) < self.lanes.len());
-        // SAFETY: the caller's promise.
-        let lane = unsafe { self.lanes.get_unchecked_mut(stream.slot as usize) };
-        (lane.serial == stream.serial).then_some(lane)
+    /// The magazines of a stream, if it has a lane, which they stay in as long as there are lanes.
+    pub(super) fn of_stream(&self, stream: StreamKey) -> Option<NonNull<Magazines>> {
+        let lane = self.lanes.get(stream.slot)?;
+        if lane.serial == stream.serial { lane.magazines } else { None }
     }
 
-    /// The lane of a stream, made if need be. A lane of a stream that is gone and had the same slot is
+    /// The magazines of every lane, and which stream's they are.
+    pub(super) fn all(&self) -> impl Iterator<Item = (StreamKey, NonNull<Magazines>)> {
+        self.lanes
+            .iter()
+            .zip(0..)
+            .filter_map(|(lane, slot)| Some((StreamKey { serial: lane.serial, slot }, lane.magazines?)))
+    }
+
+    /// The magazines of a stream, made if need be. A lane of a stream that is gone and had the same slot is
     /// emptied: its blocks are given to `each`.
     #[inline]
-    pub(super) fn of_or_add(&mut self, timeline: &Timeline, each: impl FnMut(TimelineId, Item)) -> &mut Lane {
+    pub(super) fn of_or_add(
+        &mut self,
+        timeline: &Timeline,
+        each: impl FnMut(TimelineId, Item),
+    ) -> &mut Magazines {
         let slot = timeline.id.slot as usize;
         if self.lanes.get(slot).is_none_or(|lane| lane.serial != timeline.serial) {
             self.add_slow(timeline, each);
         }
-        &mut self.lanes[slot]
+        self.lanes[slot].magazines().expect("a lane of a stream has magazines")
     }
 
     #[cold]
@@ -286,7 +318,7 @@ impl Lanes {
         }
         let lane = &mut self.lanes[slot];
         lane.drain(each);
-        lane.magazines.get_or_insert_with(|| Box::new(Magazines::new()));
+        lane.magazines.get_or_insert_with(|| NonNull::from(Box::leak(Box::new(Magazines::new()))));
         (lane.serial, lane.of) = (timeline.serial, Some(timeline.id));
     }
 
@@ -301,11 +333,9 @@ impl Lanes {
         (limit, in_haste): (u64, bool),
     ) -> bool {
         let left = limit.saturating_sub(self.granted) / bytes;
-        let Some(lane) = self.of(stream) else { return false };
-        if let Some(magazines) = &mut lane.magazines {
-            magazines.note_room(magazine);
-        }
-        let magazine = lane.magazine(magazine);
+        let Some(magazines) = self.of(stream).and_then(Lane::magazines) else { return false };
+        magazines.note_room(magazine);
+        let magazine = magazines.magazine(magazine);
         let first = if bytes < LARGE { 4 } else { 1 };
         let wanted = (2 * magazine.room).max(first).min(most_of(bytes, in_haste));
         let more = wanted.saturating_sub(magazine.room).min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -328,7 +358,7 @@ impl Lanes {
     }
 
     fn ghost(&mut self, stream: StreamKey, magazine: MagazineIndex) -> Option<&mut Ghost> {
-        let magazines = self.of(stream)?.magazines.as_mut()?;
+        let magazines = self.of(stream)?.magazines()?;
         magazines.ghosts.get_mut(magazine.get())
     }
 
@@ -340,7 +370,7 @@ impl Lanes {
         mut each: impl FnMut(TimelineId, Item),
     ) {
         for lane in &mut self.lanes {
-            if let (Some(of), Some(magazines)) = (lane.of, &mut lane.magazines) {
+            if let (Some(of), Some(magazines)) = (lane.of, lane.magazines()) {
                 magazines.for_each(|magazine| {
                     let longest = magazine.items.first().and_then(|item| large(item.bytes()));
                     if let Some(longest) = longest {
@@ -357,7 +387,7 @@ impl Lanes {
     /// Takes back every grant; the lanes are empty.
     pub(super) fn revoke_grants(&mut self) {
         self.granted = 0;
-        for magazines in self.lanes.iter_mut().filter_map(|lane| lane.magazines.as_mut()) {
+        for magazines in self.lanes.iter_mut().filter_map(Lane::magazines) {
             magazines.for_each(|magazine| {
                 debug_assert!(magazine.items.is_empty());
                 magazine.room = 0;
@@ -367,7 +397,7 @@ impl Lanes {
 
     /// Every block held.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Item> {
-        let lanes = self.lanes.iter().filter_map(|lane| lane.magazines.as_ref());
+        let lanes = self.lanes.iter().filter_map(Lane::seen);
         lanes.flat_map(|magazines| &magazines.all).flat_map(|magazine| &magazine.items)
     }
 

@@ -13,7 +13,7 @@
 //! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the
 //! thread, and the block's entry in the arena's table: no lock, no atomic read-modify-write, no device call.
 //! Where they cannot, the thread exchanges half a magazine with the depot, which has locks of its own
-//! ([`Caches::alloc_searching`], [`Caches::free_fenced`]); what that cannot serve goes the slow way, under the pool's
+//! ([`Caches::alloc_searching`], [`Caches::free_wide`]); what that cannot serve goes the slow way, under the pool's
 //! lock.
 //!
 //! **Taking back.** Before the pool grows (unless it is in haste, `pool/haste.rs`), steals, trims or reports that
@@ -43,7 +43,7 @@ mod thread_index;
 
 pub(crate) use caches::{Cached, Caches, Found};
 pub(crate) use sizes::Sizes;
-pub(crate) use thread_index::ThreadEnd;
+pub(crate) use thread_index::{MOST_THREADS, ThreadEnd, thread_index};
 
 /// Lies in the pool's lock: who has it holds the lock.
 #[derive(Debug, Default)]

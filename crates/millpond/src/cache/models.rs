@@ -5,17 +5,23 @@
 //! either side (`sync`), which is what the two amount to together, not how they come about; a thread's lanes are a
 //! stack of block numbers, in a cell that sees when two threads reach it at once; a block's entry in the arena's
 //! table has its state and its tick, with the orderings of `arena/table.rs`; the pool's lock is loom's. **Not
-//! modelled**: several lanes, grants, and tallies.
+//! modelled**: several lanes, grants, and tallies. An owner comes in by the stream's door, or, `WIDE`, without.
 
 use std::mem::take;
+use std::ptr::NonNull;
 
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread::{self, yield_now};
 
-use super::gate::Gate;
+use super::gate::{Gate, Inside};
 use super::sync::heavy_barrier;
+use crate::order::StreamKey;
+
+/// The stream that has a lane, and one that would have the same door.
+const STREAM: StreamKey = StreamKey { serial: 1, slot: 0 };
+const OTHER: StreamKey = StreamKey { serial: 2, slot: 1 };
 
 /// What is known of a block.
 #[derive(Default)]
@@ -27,7 +33,7 @@ struct Entry {
 
 /// One thread's cache.
 struct Cache {
-    gate: Gate,
+    gate: Gate<()>,
     owned: AtomicBool,
     blocks: UnsafeCell<Vec<usize>>,
 }
@@ -35,6 +41,16 @@ struct Cache {
 impl Cache {
     fn new() -> Self {
         Self { gate: Gate::new(), owned: AtomicBool::new(false), blocks: UnsafeCell::new(Vec::new()) }
+    }
+
+    /// Lets the owner pass to its one lane.
+    fn open(&self) {
+        self.gate.open(1);
+        self.gate.open_door(STREAM, NonNull::dangling());
+    }
+
+    fn enter<const WIDE: bool>(&self) -> Option<Inside<'_>> {
+        if WIDE { self.gate.enter_wide(0) } else { self.gate.enter(STREAM).map(|(_, inside)| inside) }
     }
 
     /// Reaches the blocks; loom sees whether another thread does at the same time.
@@ -70,20 +86,20 @@ impl<const THREADS: usize> Pool<THREADS> {
         let cache = &self.caches[index];
         assert!(!cache.owned.load(Ordering::Relaxed), "two threads have one index");
         cache.owned.store(true, Ordering::Relaxed);
-        cache.gate.open(1);
+        cache.open();
     }
 
     /// `Caches::alloc`, else `Caches::restock`: a block is there.
-    fn alloc<const FENCED: bool>(&self, index: usize) -> Option<usize> {
+    fn alloc<const WIDE: bool>(&self, index: usize) -> Option<usize> {
         let cache = &self.caches[index];
-        let fast = cache.gate.enter::<FENCED>(0).and_then(|_inside| {
+        let fast = cache.enter::<WIDE>().and_then(|_inside| {
             let block = cache.blocks(Vec::pop)?;
             self.make_live(block);
             Some(block)
         });
         fast.or_else(|| {
             let mut depot = self.state.lock().unwrap();
-            cache.gate.open(1);
+            cache.open();
             let block = cache.blocks(Vec::pop).or_else(|| depot.pop())?;
             self.make_live(block);
             Some(block)
@@ -98,7 +114,7 @@ impl<const THREADS: usize> Pool<THREADS> {
     }
 
     /// `Caches::free`, else `Caches::put_slow`.
-    fn free<const FENCED: bool>(&self, index: usize, block: usize, tick: u64) {
+    fn free<const WIDE: bool>(&self, index: usize, block: usize, tick: u64) {
         let cache = &self.caches[index];
         let put = || {
             let entry = &self.entries[block];
@@ -107,12 +123,12 @@ impl<const THREADS: usize> Pool<THREADS> {
             entry.is_live.store(false, Ordering::Relaxed);
             cache.blocks(|blocks| blocks.push(block));
         };
-        if let Some(_inside) = cache.gate.enter::<FENCED>(0) {
+        if let Some(_inside) = cache.enter::<WIDE>() {
             put();
             return;
         }
         let _depot = self.state.lock().unwrap();
-        cache.gate.open(1);
+        cache.open();
         put();
     }
 
@@ -126,7 +142,7 @@ impl<const THREADS: usize> Pool<THREADS> {
             depot.extend(cache.blocks(take));
         }
         for cache in self.caches.iter().filter(|cache| cache.owned.load(Ordering::Relaxed)) {
-            cache.gate.open(1);
+            cache.open();
         }
         self.look_at(&depot);
     }
@@ -173,14 +189,14 @@ fn model(preemptions: usize, run: impl Fn() + Send + Sync + 'static) {
     builder.check(run);
 }
 
-fn gate_keeps_apart<const FENCED: bool>() {
+fn gate_keeps_apart<const WIDE: bool>() {
     loom::model(|| {
         let cache = Arc::new(Cache::new());
-        cache.gate.open(1);
+        cache.open();
         let owner = thread::spawn({
             let cache = cache.clone();
             move || {
-                let pass = || cache.gate.enter::<FENCED>(0).map(|_inside| cache.blocks(|all| all.push(7)));
+                let pass = || cache.enter::<WIDE>().map(|_inside| cache.blocks(|all| all.push(7)));
                 usize::from(pass().is_some()) + usize::from(pass().is_some())
             }
         });
@@ -188,7 +204,7 @@ fn gate_keeps_apart<const FENCED: bool>() {
         heavy_barrier();
         cache.gate.wait_until_left();
         let taken = cache.blocks(take).len();
-        cache.gate.open(1);
+        cache.open();
         let pushed = owner.join().unwrap();
         assert_eq!(taken + cache.blocks(take).len(), pushed, "something was lost");
     });
@@ -200,19 +216,22 @@ fn an_owner_and_whoever_revokes_are_never_inside_together() {
 }
 
 #[test]
-fn a_fenced_owner_and_whoever_revokes_are_never_inside_together() {
+fn an_owner_without_a_door_and_whoever_revokes_are_never_inside_together() {
     gate_keeps_apart::<true>();
 }
 
 #[test]
 fn a_gate_lets_nobody_pass_to_lanes_that_are_not_there() {
     loom::model(|| {
-        let gate = Arc::new(Gate::new());
+        let cache = Arc::new(Cache::new());
         let owner = thread::spawn({
-            let gate = gate.clone();
-            move || assert!(gate.enter::<false>(1).is_none())
+            let cache = cache.clone();
+            move || {
+                assert!(cache.gate.enter_wide(1).is_none());
+                assert!(cache.gate.enter(OTHER).is_none(), "passed by another stream's door");
+            }
         });
-        gate.open(1);
+        cache.open();
         owner.join().unwrap();
     });
 }
@@ -289,7 +308,7 @@ fn a_thread_that_ends_leaves_its_place_to_another_while_a_third_revokes() {
             let pool = pool.clone();
             move || {
                 let Some(index) = pool.indices.lock().unwrap().pop() else { return };
-                assert!(pool.caches[index].gate.enter::<false>(0).is_none(), "passed before it joined");
+                assert!(pool.caches[index].enter::<false>().is_none(), "passed before it joined");
                 pool.join(index);
                 if let Some(block) = pool.alloc::<false>(index) {
                     pool.free::<false>(index, block, 20 + block as u64);

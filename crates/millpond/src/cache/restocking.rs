@@ -12,7 +12,6 @@ use super::thread::ThreadCache;
 use super::thread_index::visit;
 use crate::arena::{Entry, Out};
 use crate::counters::HighWater;
-use crate::device::DevicePtr;
 use crate::order::{Marking, Stream, Tick, TimelineId};
 
 impl Caches {
@@ -55,7 +54,7 @@ impl Caches {
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let lanes = unsafe { cache.lanes_under_lock() };
         lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
-        cache.open(lanes);
+        cache.open(lanes, stream.key());
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(MagazineIndex::of(units));
         let size = self.sizes.bytes(units);
         let item = if magazine.bring_up(size) {
@@ -113,7 +112,7 @@ impl Caches {
     pub(crate) fn put_slow(
         &self,
         lock: &mut Locked,
-        (ptr, entry): (DevicePtr, &Entry),
+        entry: &Entry,
         stream: &Stream,
         folded: &HighWater,
         mut each: impl FnMut(Cached),
@@ -121,7 +120,7 @@ impl Caches {
         let timeline = stream.timeline();
         // Relaxed: a setting.
         let limit = self.limit.load(Ordering::Relaxed);
-        let (size, slack) = (entry.bytes(), entry.slack());
+        let size = entry.bytes();
         let longest = self.sizes.longest_beside(size);
         if timeline.marking != Marking::WhenNeeded || longest > limit {
             return false;
@@ -135,7 +134,7 @@ impl Caches {
         let lanes = unsafe { cache.lanes_under_lock() };
         let at = MagazineIndex::of(self.sizes.exact_units(size));
         lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
-        cache.open(lanes);
+        cache.open(lanes, stream.key());
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
         let full = magazine.is_full();
         let in_haste = self.is_in_haste();
@@ -156,10 +155,10 @@ impl Caches {
         if magazine.is_full() {
             return false;
         }
-        entry.make_cached(entry.offset(), timeline.now());
-        cache.tally.count_free(size - slack, size);
+        entry.make_cached(entry.ptr(), timeline.now());
+        cache.tally.count_free(entry.requested(), size);
         // SAFETY: it is not full.
-        unsafe { magazine.push(Item::new(ptr, entry)) };
+        unsafe { magazine.push(Item::new(entry)) };
         true
     }
 

@@ -17,7 +17,7 @@ const CLASS_BITS: u32 = 3;
 const LONGEST_CACHED: u64 = 1 << 31;
 
 /// Bytes of the longest request that is rounded to a class in haste. The eighth of it that may be wasted, like any
-/// other slack, must be less than 2^32 (`Entry`).
+/// other slack, must be less than `SLACK_IN_HASTE`.
 const LONGEST_IN_HASTE: u64 = 1 << 30;
 
 /// Magazines in a lane: one for each class of any size up to the most units that a block can have.
@@ -100,12 +100,15 @@ impl Sizes {
     }
 
     /// The magazine with blocks for a request that is rounded.
+    ///
+    /// # Safety
+    /// It [is](Self::is_rounded).
     #[inline]
-    pub(super) fn magazine_for_rounded(self, bytes: u64) -> MagazineIndex {
+    pub(super) unsafe fn magazine_for_rounded(self, bytes: u64) -> MagazineIndex {
         debug_assert!(self.is_rounded(bytes));
-        // Always in the table: less than 1 MiB, in units of at least 256 bytes (`new`).
         let units_less_one = ((bytes - 1) >> self.unit_shift) as usize;
-        MagazineIndex(usize::from(FINE[units_less_one % FINE.len()]))
+        // SAFETY: `new` has no more rounded than the table has, and this request is.
+        MagazineIndex(usize::from(unsafe { *FINE.get_unchecked(units_less_one) }))
     }
 
     /// The magazine with blocks for a request that is not rounded, if a table has it; not for 0 bytes.
@@ -236,7 +239,8 @@ mod tests {
             let units = sizes.units(bytes);
             let expected = MagazineIndex::of(units);
             if sizes.is_rounded(bytes) {
-                assert_eq!(sizes.magazine_for_rounded(bytes), expected, "{bytes}");
+                // SAFETY: just asked.
+                assert_eq!(unsafe { sizes.magazine_for_rounded(bytes) }, expected, "{bytes}");
             } else {
                 let in_table = units <= 1 << 20;
                 assert_eq!(sizes.magazine_for_exact(bytes), in_table.then_some(expected), "{bytes}");

@@ -114,7 +114,7 @@ impl Caches {
         }
         for cache in caches.iter().filter(|cache| cache.is_owned()) {
             // SAFETY: the lock is held, and owners are kept out until here.
-            cache.open(unsafe { cache.lanes_under_lock() });
+            cache.open_all(unsafe { cache.lanes_under_lock() });
         }
     }
 
@@ -180,11 +180,11 @@ impl Caches {
             items.extend(held);
         }
         if let Some(item) = items.iter().find(|item| item.entry().is_live()) {
-            return Err(format!("{} is cached, and is {:?}", item.ptr, item.entry()));
+            return Err(format!("{} is cached, and is {:?}", item.ptr(), item.entry()));
         }
         let blocks = items.len();
-        items.sort_unstable_by_key(|item| item.ptr);
-        items.dedup_by_key(|item| item.ptr);
+        items.sort_unstable_by_key(Item::ptr);
+        items.dedup_by_key(|item| item.ptr());
         if items.len() == blocks { Ok(blocks as u64) } else { Err("a block is cached twice".to_owned()) }
     }
 }

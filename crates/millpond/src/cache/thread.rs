@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::gate::{Gate, Inside};
-use super::lane::{Lane, Lanes};
+use super::lane::{Lanes, Magazines};
 use super::tally::Tally;
 use crate::order::StreamKey;
 
@@ -12,7 +12,7 @@ use crate::order::StreamKey;
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct ThreadCache {
-    gate: Gate,
+    gate: Gate<Magazines>,
     pub(super) tally: Tally,
     /// Whether a living thread has it. Written under the pool's lock.
     owned: AtomicBool,
@@ -28,7 +28,7 @@ unsafe impl Sync for ThreadCache {}
 /// The owner's hand on its own cache.
 #[derive(Debug)]
 pub(super) struct Own<'a> {
-    pub(super) lane: &'a mut Lane,
+    pub(super) lane: &'a mut Magazines,
     pub(super) tally: &'a Tally,
     pub(super) _inside: Inside<'a>,
 }
@@ -40,18 +40,24 @@ impl ThreadCache {
         Self { gate, tally, owned: AtomicBool::new(false), lanes: UnsafeCell::default() }
     }
 
-    /// Passes the gate to the lane of a stream; `None` where it is closed, or there is no such lane.
+    /// Passes the gate to the lane of a stream; `None` where it is closed, or there is no such lane. With `WIDE` also
+    /// where the gate has no open door for it.
     ///
     /// # Safety
     /// The calling thread owns the cache, and is not inside.
-    #[inline]
-    pub(super) unsafe fn enter<const FENCED: bool>(&self, stream: StreamKey) -> Option<Own<'_>> {
-        let inside = self.gate.enter::<FENCED>(stream.slot as usize)?;
+    #[inline(always)]
+    pub(super) unsafe fn enter<const WIDE: bool>(&self, stream: StreamKey) -> Option<Own<'_>> {
+        let (mut lane, inside) = if WIDE {
+            let inside = self.gate.enter_wide(stream.slot)?;
+            // SAFETY: as below.
+            (unsafe { &*self.lanes.get() }.of_stream(stream)?, inside)
+        } else {
+            self.gate.enter(stream)?
+        };
         // SAFETY: the owner is inside. Others reach the lanes only after closing the gate and waiting until the
-        // owner has left (`Caches::for_all`), which lasts until `inside` is dropped with what is returned here.
-        let lanes = unsafe { &mut *self.lanes.get() };
-        // SAFETY: the gate is not wider than there are lanes (`open`), and lanes do not get fewer.
-        let lane = unsafe { lanes.of_unchecked(stream) }?;
+        // owner has left (`Caches::for_all`), which lasts until `inside` is dropped with what is returned here. A
+        // lane's magazines stay as long as the cache (`Lanes`).
+        let lane = unsafe { lane.as_mut() };
         Some(Own { lane, tally: &self.tally, _inside: inside })
     }
 
@@ -76,9 +82,18 @@ impl ThreadCache {
         self.owned.store(true, Ordering::Relaxed);
     }
 
-    /// Lets the owner pass to all its lanes. Under the pool's lock, with the lanes.
-    pub(super) fn open(&self, lanes: &Lanes) {
+    /// Lets the owner pass to the lane of this stream. Under the pool's lock, with the lanes.
+    pub(super) fn open(&self, lanes: &Lanes, stream: StreamKey) {
         self.gate.open(lanes.len());
+        if let Some(lane) = lanes.of_stream(stream) {
+            self.gate.open_door(stream, lane);
+        }
+    }
+
+    /// Lets the owner pass to all its lanes. Under the pool's lock, with the lanes.
+    pub(super) fn open_all(&self, lanes: &Lanes) {
+        self.gate.open(lanes.len());
+        lanes.all().for_each(|(stream, lane)| self.gate.open_door(stream, lane));
     }
 
     /// The owner is going. By the owner, under the pool's lock.
@@ -87,7 +102,7 @@ impl ThreadCache {
         self.gate.close();
     }
 
-    pub(super) fn gate(&self) -> &Gate {
+    pub(super) fn gate(&self) -> &Gate<Magazines> {
         &self.gate
     }
 }

@@ -12,14 +12,14 @@ pub(crate) trait ThreadEnd: Send + Sync {
 }
 
 /// Threads that can have an index at the same time. The others allocate under the pool's lock.
-pub(super) const MOST_THREADS: usize = 1024;
+pub(crate) const MOST_THREADS: usize = 1024;
 
-/// The index of a thread that has none: one beyond the others, so that tables have a place for it.
-const NONE: usize = MOST_THREADS;
+/// The index of a thread that has none. Those of the others follow, up to `MOST_THREADS`.
+pub(super) const NO_THREAD: usize = 0;
 
 thread_local! {
-    // Not dropped, and constant at first: reading it is one load.
-    static INDEX: Cell<usize> = const { Cell::new(NONE) };
+    // Not dropped, and constant at first: reading it is one load, or a call of the loader in a shared library.
+    static INDEX: Cell<usize> = const { Cell::new(NO_THREAD) };
     static VISITS: RefCell<Visits> = const { RefCell::new(Visits { pools: Vec::new() }) };
 }
 
@@ -29,11 +29,11 @@ struct Indices {
     next: usize,
 }
 
-static INDICES: Mutex<Indices> = Mutex::new(Indices { back: Vec::new(), next: 0 });
+static INDICES: Mutex<Indices> = Mutex::new(Indices { back: Vec::new(), next: NO_THREAD + 1 });
 
-/// The calling thread's index, at most `MOST_THREADS`, which stands for none.
-#[inline]
-pub(super) fn thread_index() -> usize {
+/// The calling thread's index, at most `MOST_THREADS`; [`NO_THREAD`] where it has none.
+#[inline(always)]
+pub(crate) fn thread_index() -> usize {
     INDEX.get()
 }
 
@@ -49,7 +49,7 @@ pub(super) fn visit(pool: Weak<dyn ThreadEnd>) -> Option<usize> {
     VISITS
         .try_with(|visits| {
             let mut visits = visits.try_borrow_mut().ok()?;
-            if INDEX.get() == NONE {
+            if INDEX.get() == NO_THREAD {
                 INDEX.set(take_index()?);
             }
             visits.pools.retain(|pool| pool.strong_count() > 0);
@@ -66,7 +66,7 @@ fn take_index() -> Option<usize> {
         return Some(index);
     }
     let fresh = indices.next;
-    (fresh < MOST_THREADS).then(|| {
+    (fresh <= MOST_THREADS).then(|| {
         indices.next += 1;
         fresh
     })
@@ -74,13 +74,13 @@ fn take_index() -> Option<usize> {
 
 impl Drop for Visits {
     fn drop(&mut self) {
-        let index = INDEX.replace(NONE);
+        let index = INDEX.replace(NO_THREAD);
         for pool in std::mem::take(&mut self.pools) {
             if let Some(pool) = pool.upgrade() {
                 pool.thread_ended(index);
             }
         }
-        if index != NONE {
+        if index != NO_THREAD {
             INDICES.lock().back.push(index);
         }
     }

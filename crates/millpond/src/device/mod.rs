@@ -56,7 +56,7 @@ pub trait Device: Send + Sync + std::fmt::Debug + 'static {
     // ---- addresses -------------------------------------------------------------------------------
 
     /// Reserves `bytes` of address space with nothing behind it. `bytes` is a multiple of
-    /// [`Properties::granularity`], and the address returned is aligned to it.
+    /// [`Properties::granularity`], and the address returned is aligned to it, and below 2^62.
     ///
     /// # Errors
     /// [`DeviceError::Unsupported`] where [`Properties::virtual_memory`] is false.

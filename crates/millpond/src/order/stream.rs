@@ -13,7 +13,8 @@ use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 #[derive(Debug, Clone)]
 pub struct Stream {
     inner: Arc<Inner>,
-    /// Of the timeline: looked at on every allocation.
+    /// The inner one's, and what tells it from others: looked at on every allocation and free.
+    timeline: Arc<Timeline>,
     key: StreamKey,
 }
 
@@ -22,8 +23,8 @@ pub struct Stream {
 pub(crate) struct StreamKey {
     /// [`Timeline::serial`].
     pub(crate) serial: u64,
-    /// The timeline's slot.
-    pub(crate) slot: u32,
+    /// The timeline's slot, as wide as an index is.
+    pub(crate) slot: usize,
 }
 
 #[derive(Debug)]
@@ -56,8 +57,8 @@ impl Stream {
     }
 
     pub(super) fn from_inner(inner: Arc<Inner>) -> Self {
-        let key = StreamKey { serial: inner.timeline.serial, slot: inner.timeline.id.slot };
-        Self { inner, key }
+        let key = StreamKey { serial: inner.timeline.serial, slot: inner.timeline.id.slot as usize };
+        Self { timeline: inner.timeline.clone(), inner, key }
     }
 
     #[inline]
@@ -162,7 +163,7 @@ impl Stream {
 
     #[inline]
     pub(crate) fn timeline(&self) -> &Arc<Timeline> {
-        &self.inner.timeline
+        &self.timeline
     }
 
     /// The tick of the work given to the stream so far, for the fence of a free. A load; on a foreign stream

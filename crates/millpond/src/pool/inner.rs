@@ -70,6 +70,21 @@ impl PoolInner {
         Ok(ptr)
     }
 
+    /// The fast path of [`alloc`](Self::alloc) alone.
+    #[inline]
+    pub(crate) fn alloc_cached(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+        if self.recording.is_on() {
+            return None;
+        }
+        self.caches.alloc(bytes, stream)
+    }
+
+    /// The fast path of [`free`](Self::free) alone.
+    #[inline]
+    pub(crate) fn free_cached(&self, ptr: DevicePtr, stream: &Stream) -> bool {
+        !self.recording.is_on() && self.caches.free(ptr, stream)
+    }
+
     /// Allocates at a multiple of `align`, which may be what every block has.
     #[inline]
     pub(crate) fn alloc_aligned(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
@@ -152,7 +167,7 @@ impl PoolInner {
         // SAFETY: the block is out, and the arena is this pool's.
         let entry = unsafe { out.entry.get() };
         self.caches.label(&mut state.locked, entry);
-        entry.make_live(out.bytes - bytes);
+        entry.make_live(bytes);
         self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
         if !out.hit {
             self.counters.misses.add(1);
@@ -269,10 +284,8 @@ impl PoolInner {
     /// Bytes asked for in the live block that starts at `ptr`; `None` where there is none. Takes the lock
     /// only where the entry of the block does not say.
     fn requested(&self, ptr: DevicePtr) -> Option<u64> {
-        if let Some((entry, offset)) = self.views.find(ptr)
-            && let Some(slack) = entry.slack_if_plain(offset)
-        {
-            return Some(entry.bytes().saturating_sub(slack));
+        if let Some(entry) = self.views.find(ptr).filter(|entry| entry.is_plain(ptr)) {
+            return Some(entry.requested());
         }
         let mut state = self.state.lock();
         match state.look_up(ptr) {
@@ -285,7 +298,7 @@ impl PoolInner {
     /// live block at all.
     #[cold]
     fn free_slow(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        if self.caches.free_fenced(ptr, stream) {
+        if self.caches.free_wide(ptr, stream) {
             return Ok(());
         }
         self.check_stream(stream)?;
@@ -314,9 +327,8 @@ impl PoolInner {
         }
         let State { arena, locked, destroyed, .. } = state;
         if !*destroyed
-            && let Some((entry, offset)) = self.views.find(ptr)
-            && entry.slack_if_plain(offset).is_some()
-            && self.caches.put_slow(locked, (ptr, entry), stream, &self.counters.high, |cached| {
+            && let Some(entry) = self.views.find(ptr).filter(|entry| entry.is_plain(ptr))
+            && self.caches.put_slow(locked, entry, stream, &self.counters.high, |cached| {
                 take_back(arena, cached);
             })
         {
