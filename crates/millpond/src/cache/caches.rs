@@ -23,7 +23,7 @@ pub(crate) struct Caches {
     /// always closed. Threads without a cache here have that one. A raw pointer owns it, since a `Box` that moves
     /// with this struct would claim that there are no others to it.
     pub(super) threads: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
-    pub(super) views: Arc<Views>,
+    views: Arc<Views>,
     pub(super) sizes: Sizes,
     pub(super) depot: Depot,
     /// Bytes that one thread may cache.
@@ -32,7 +32,7 @@ pub(crate) struct Caches {
     pub(super) depot_limit: AtomicU64,
     /// A block serves a request of a large size if it has less than this to spare, in bytes: one unit, or in haste
     /// anything, since what lies in one magazine differs by an eighth at most.
-    pub(super) most_slack: AtomicU64,
+    most_slack: AtomicU64,
     /// Whether a request of a class that has no block may have one of a longer class.
     borrows: AtomicBool,
     /// Entries of `threads` that may be in use.

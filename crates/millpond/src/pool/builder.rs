@@ -45,6 +45,9 @@ const SMALL_BELOW: u64 = 1 << 20;
 /// The part of the device's memory that a pool in haste may hold beyond what it needs.
 const SPARE_PART: u64 = 32;
 
+/// As much as a 32nd of the largest cards. A simulated device may say that it has any amount of memory.
+const MOST_SPARE: u64 = 8 << 30;
+
 /// Alignments that a pool can be built with.
 const MIN_ALIGNMENTS: std::ops::RangeInclusive<u64> = 256..=2 << 20;
 
@@ -112,8 +115,8 @@ impl PoolBuilder {
     }
 
     /// Bytes that the pool may hold beyond the most that was ever live, to save time, while it is asked so often
-    /// that moving memory would take half of the time. By default 1/32 of the device's memory; 0 never trades
-    /// memory for time.
+    /// that moving memory would take half of the time. By default 1/32 of the device's memory, 8 GiB at most;
+    /// 0 never trades memory for time.
     pub fn spare(mut self, bytes: u64) -> Self {
         self.spare = Some(bytes);
         self
@@ -144,7 +147,7 @@ impl PoolBuilder {
         let timelines = self.context.timelines().clone();
         let registry = self.context.registry();
         let device = timelines.device().clone();
-        let spare = self.spare.unwrap_or(device.properties().total_memory / SPARE_PART);
+        let spare = self.spare.unwrap_or((device.properties().total_memory / SPARE_PART).min(MOST_SPARE));
         let haste = Haste::new(spare, device.now());
         let largest_align = device.properties().granularity.min(layout.slot_bytes);
         let counters = Arc::new(Counters::default());

@@ -54,7 +54,7 @@ const IN_A_ROW: u32 = 5;
 /// estimate: to measure it would cost as much.
 pub(super) const THROUGH_ARENA: Duration = Duration::from_nanos(400);
 
-/// About what it costs, at least, to take back what other threads cache: a barrier in each of them.
+/// About what it costs, at least, to take back what threads cache: a barrier in each of them, and their misses after it.
 pub(super) const REVOCATION: Duration = Duration::from_micros(4);
 
 impl Haste {
