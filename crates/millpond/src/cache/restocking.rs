@@ -115,7 +115,7 @@ impl Caches {
         }
         // From here on it is as if this stream had freed them, now.
         for item in &items {
-            item.entry().make_cached(item.ptr(), timeline.now());
+            item.entry().make_cached(item.ptr, timeline.now());
         }
         let first = items.pop();
         if !items.is_empty() {
@@ -187,7 +187,7 @@ impl Caches {
         entry.make_cached(entry.ptr(), timeline.now());
         cache.tally.count_free(entry.requested(), size);
         // SAFETY: it is not full.
-        unsafe { magazine.push(Item::new(entry)) };
+        unsafe { magazine.push(Item::new(entry.ptr(), entry)) };
         true
     }
 
