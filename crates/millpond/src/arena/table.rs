@@ -65,15 +65,13 @@ impl Entry {
         self.key.store(0, Ordering::Relaxed);
     }
 
-    /// The program gets the block, which was cached, and of which it asked for so many bytes.
+    /// The program gets the block at `ptr`, of which it asked for so many bytes.
     #[inline]
-    pub(crate) fn make_live(&self, requested: u64) -> DevicePtr {
-        let ptr = DevicePtr::new(!self.key.load(Ordering::Relaxed));
+    pub(crate) fn make_live(&self, ptr: DevicePtr, requested: u64) {
         self.requested.store(requested, Ordering::Relaxed);
         // Release: pairs with the Acquire in `is_plain`, so that a thread that got the pointer by whatever way sees
         // the label and the lengths that belong to this life of the block.
         self.key.store(ptr.raw(), Ordering::Release);
-        ptr
     }
 
     /// The program gave the block at `ptr` back to a magazine, at `tick` of the stream that freed it.
@@ -373,7 +371,7 @@ mod tests {
         let entry = table.out_at((5 << 20) + 512).expect("the block is out");
         assert_eq!((entry.id(), entry.bytes(), entry.is_live()), (BlockId(7), 2 << 20, false));
         assert!(!entry.is_plain(ptr));
-        assert_eq!(entry.make_live(300), ptr);
+        entry.make_live(ptr, 300);
         assert_eq!((entry.is_live(), entry.requested()), (true, 300));
         let found = views.find(ptr).expect("the address lies in the view");
         assert!(found.is_plain(ptr) && std::ptr::eq(found, entry));
@@ -402,7 +400,7 @@ mod tests {
         }
         // Neither does an address within the block.
         assert!(!views.find(ptr).expect("in the view").is_plain(ptr));
-        views.find(ptr).expect("in the view").make_live(512);
+        views.find(ptr).expect("in the view").make_live(ptr, 512);
         assert!(!views.find(ptr.offset(1)).expect("in the view").is_plain(ptr.offset(1)));
     }
 }

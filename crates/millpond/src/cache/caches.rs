@@ -158,7 +158,8 @@ impl Caches {
     pub(super) fn take(magazine: &mut Magazine, item: Item, requested: u64, tally: &Tally) -> DevicePtr {
         magazine.drop_top();
         tally.count_alloc(requested, item.bytes());
-        item.entry().make_live(requested)
+        item.entry().make_live(item.ptr, requested);
+        item.ptr
     }
 
     // ---- the way between: no lock but a part of the depot's ----------------------------------------------
@@ -274,7 +275,7 @@ impl Caches {
             return None;
         }
         // SAFETY: it is not full.
-        unsafe { magazine.push(Item::new(entry)) };
+        unsafe { magazine.push(Item::new(ptr, entry)) };
         entry.make_cached(ptr, stream.timeline().now());
         tally.count_free(entry.requested(), entry.bytes());
         Some(())

@@ -56,7 +56,7 @@ impl Caches {
         let now = stream.timeline().now();
         // From here on it is as if this stream had freed them, now.
         for item in magazine.above(before) {
-            item.entry().make_cached(item.ptr(), now);
+            item.entry().make_cached(item.ptr, now);
         }
         let item = *magazine.top().filter(|item| item.bytes() == size)?;
         let ptr = Self::take(magazine, item, bytes, tally);

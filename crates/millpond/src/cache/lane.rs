@@ -7,21 +7,25 @@ use crate::arena::{Entry, EntryRef, Out};
 use crate::device::DevicePtr;
 use crate::order::{StreamKey, Timeline, TimelineId};
 
-/// A block in a magazine, as its entry, which knows its address.
+/// A block in a magazine. The entry knows the address too, but an allocation need not wait for it: a free has found the
+/// entry in several loads, each of which needs the one before.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Item(EntryRef);
+pub(super) struct Item {
+    pub(super) ptr: DevicePtr,
+    entry: EntryRef,
+}
 
 impl Item {
     #[inline]
-    pub(super) fn new(entry: &Entry) -> Self {
-        Self(EntryRef::new(entry))
+    pub(super) fn new(ptr: DevicePtr, entry: &Entry) -> Self {
+        Self { ptr, entry: EntryRef::new(entry) }
     }
 
     /// What is known of the block.
     #[inline]
     pub(super) fn entry(&self) -> &Entry {
         // SAFETY: what is cached is out, and the caches do not outlive the pool.
-        unsafe { self.0.get() }
+        unsafe { self.entry.get() }
     }
 
     #[inline]
@@ -29,12 +33,8 @@ impl Item {
         self.entry().bytes()
     }
 
-    pub(super) fn ptr(&self) -> DevicePtr {
-        self.entry().ptr()
-    }
-
     pub(super) fn out(&self) -> Out {
-        Out { ptr: self.ptr(), entry: self.0, bytes: self.bytes(), hit: true }
+        Out { ptr: self.ptr, entry: self.entry, bytes: self.bytes(), hit: true }
     }
 }
 

@@ -158,7 +158,7 @@ impl Caches {
         entry.make_cached(entry.ptr(), timeline.now());
         cache.tally.count_free(entry.requested(), size);
         // SAFETY: it is not full.
-        unsafe { magazine.push(Item::new(entry)) };
+        unsafe { magazine.push(Item::new(entry.ptr(), entry)) };
         true
     }
 

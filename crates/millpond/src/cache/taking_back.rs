@@ -176,11 +176,11 @@ impl Caches {
             items.extend(held);
         }
         if let Some(item) = items.iter().find(|item| item.entry().is_live()) {
-            return Err(format!("{} is cached, and is {:?}", item.ptr(), item.entry()));
+            return Err(format!("{} is cached, and is {:?}", item.ptr, item.entry()));
         }
         let blocks = items.len();
-        items.sort_unstable_by_key(Item::ptr);
-        items.dedup_by_key(|item| item.ptr());
+        items.sort_unstable_by_key(|item| item.ptr);
+        items.dedup_by_key(|item| item.ptr);
         if items.len() == blocks { Ok(blocks as u64) } else { Err("a block is cached twice".to_owned()) }
     }
 }

@@ -105,7 +105,7 @@ impl PoolInner {
         }
         let out = state.captured[at].arena.alloc(units, align, stream)?;
         // SAFETY: the block is out, and the arena is this pool's.
-        unsafe { out.entry.get() }.make_live(bytes);
+        unsafe { out.entry.get() }.make_live(out.ptr, bytes);
         self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
         if !out.hit {
             self.counters.misses.add(1);

@@ -168,7 +168,7 @@ impl PoolInner {
         // SAFETY: the block is out, and the arena is this pool's.
         let entry = unsafe { out.entry.get() };
         self.caches.label(&mut state.locked, entry);
-        entry.make_live(bytes);
+        entry.make_live(out.ptr, bytes);
         self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
         if !out.hit {
             self.counters.misses.add(1);
