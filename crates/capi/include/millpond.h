@@ -331,6 +331,10 @@ typedef struct {
     uint32_t reserved;
     // A limit that the pool shares with others; null: none.
     millpond_budget *budget;
+    // Bytes that the pool may hold beyond the most that was ever live, to save time, while it is asked so often that
+    // moving memory would take half of the time; 0: none; SIZE_MAX, the default: 1/32 of the device's memory, 8 GiB at
+    // most.
+    size_t spare;
 } millpond_pool_options;
 
 // What a recording has done. Set `size` before the call.

@@ -47,6 +47,10 @@ pub struct PoolOptions {
     pub reserved: u32,
     /// A limit that the pool shares with others; null: none.
     pub budget: *mut BudgetHandle,
+    /// Bytes that the pool may hold beyond the most that was ever live, to save time, while it is asked so often that
+    /// moving memory would take half of the time; 0: none; SIZE_MAX, the default: 1/32 of the device's memory, 8 GiB at
+    /// most.
+    pub spare: usize,
 }
 
 // SAFETY: `repr(C)`, integers and raw pointers only, the size first.
@@ -69,6 +73,7 @@ pub(crate) const fn defaults(size: usize) -> PoolOptions {
         reuse: MILLPOND_REUSE_ALL,
         reserved: 0,
         budget: ptr::null_mut(),
+        spare: usize::MAX,
     }
 }
 
@@ -129,6 +134,9 @@ pub(crate) unsafe fn builder(
         let or = |bytes: usize, otherwise: u64| if bytes == 0 { otherwise } else { bytes as u64 };
         let smallest = or(options.smallest_page, context.context.device().properties().granularity);
         builder = builder.page_sizes(smallest, or(options.largest_page, LARGEST_PAGE.max(smallest)));
+    }
+    if options.spare != usize::MAX {
+        builder = builder.spare(options.spare as u64);
     }
     if !options.budget.is_null() {
         builder = builder.budget(&*BUDGETS.get(me, options.budget)?);

@@ -21,6 +21,21 @@ impl Count {
     }
 }
 
+/// A count that only goes up, written by any thread.
+#[derive(Debug, Default)]
+pub(crate) struct SharedCount(AtomicU64);
+
+impl SharedCount {
+    pub(crate) fn add(&self, n: u64) {
+        // Relaxed: as for `Count`.
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// A figure that moves, and its high-water mark. Written by one thread at a time, but for the reset.
 #[derive(Debug, Default)]
 pub(crate) struct Gauge {
@@ -112,6 +127,8 @@ pub(crate) struct Counters {
     pub(crate) high: HighWater,
     pub(crate) misses: Count,
     pub(crate) stream_waits: Count,
+    /// Those that were made without the lock; counted among the others.
+    pub(crate) waits_elsewhere: SharedCount,
     pub(crate) pages_stolen: Count,
     pub(crate) retries: Count,
     pub(crate) out_of_memory: Count,
@@ -132,7 +149,7 @@ impl Counters {
             frees: counted.frees,
             hits: counted.allocations.saturating_sub(misses),
             misses,
-            stream_waits: self.stream_waits.get(),
+            stream_waits: self.stream_waits.get() + self.waits_elsewhere.get(),
             pages_stolen: self.pages_stolen.get(),
             retries: self.retries.get(),
             out_of_memory: self.out_of_memory.get(),

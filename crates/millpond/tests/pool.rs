@@ -1,9 +1,11 @@
 //! What a pool promises, on the simulated device: placement, stealing, limits, pressure, giving back.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use millpond::device::checker::CheckerDevice;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Budget, Context, Error, Limit, Pool, ReusePolicies, Stream};
 
@@ -389,6 +391,55 @@ fn a_program_that_only_allocates_gets_spare_memory_but_no_more_than_that() {
     assert!(stats.reserved.high <= stats.allocated.high + (1 << 30) + 64 * MIB, "{stats:?}");
     pool.trim_to(0).unwrap();
     assert_eq!(pool.reserved().current, 0);
+}
+
+#[test]
+fn classes_that_lend_each_other_blocks_serve_a_program_in_haste_without_a_miss() {
+    let (sim, device, stream) = sim(64 << 30);
+    let pool = Pool::builder(&device).spare(1 << 30).build().unwrap();
+    churn(&pool, &stream, &sim, Duration::ZERO);
+    let before = pool.stats();
+    churn(&pool, &stream, &sim, Duration::ZERO);
+    let (after, steps) = (pool.stats(), 150_000);
+    assert_eq!(after.allocations - before.allocations, steps);
+    assert!(after.misses - before.misses < steps / 10_000, "{before:?} {after:?}");
+    assert!(after.calls.memory() - before.calls.memory() < steps / 1_000, "{before:?} {after:?}");
+}
+
+#[test]
+fn in_haste_a_stream_gets_what_another_freed_once_it_waits_for_it() {
+    let (simulated, _, _) = sim(64 << 30);
+    let checker = CheckerDevice::new(simulated.clone());
+    let device = Context::new(checker.clone());
+    let [freeing, allocating] = [(); 2].map(|()| device.create_stream().unwrap());
+    let pool = Pool::builder(&device).spare(1 << 30).build().unwrap();
+    churn(&pool, &freeing, &simulated, Duration::ZERO);
+    let alloc = |stream: &Stream| {
+        let at = pool.alloc(MIB, stream).unwrap();
+        (at, checker.allocated(at, MIB, stream.handle()))
+    };
+    let free = |(at, block), stream: &Stream| {
+        checker.used(block, stream.handle());
+        _ = checker.freed(block, stream.handle());
+        pool.free(at, stream).unwrap();
+    };
+    let theirs: Vec<_> = (0..300).map(|_| alloc(&freeing)).collect();
+    let addresses: HashSet<_> = theirs.iter().map(|(at, _)| *at).collect();
+    let hold = simulated.hold(freeing.handle()).unwrap();
+    theirs.into_iter().for_each(|block| free(block, &freeing));
+    let (waits, misses) = (pool.stats().stream_waits, pool.stats().misses);
+    let ours: Vec<_> = (0..150).map(|_| alloc(&allocating)).collect();
+    assert!(pool.stats().stream_waits > waits, "the work on the other stream is pending");
+    assert!(pool.stats().stream_waits < waits + 30, "a wait for every few blocks");
+    assert!(pool.stats().misses < misses + 10, "{:?}", pool.stats());
+    let handed_over = ours.iter().filter(|(at, _)| addresses.contains(at)).count();
+    assert!(handed_over > 100, "{handed_over}");
+    pool.check().unwrap();
+    ours.into_iter().for_each(|block| free(block, &allocating));
+    simulated.release(hold);
+    device.synchronize().unwrap();
+    pool.destroy().unwrap();
+    checker.verify().unwrap();
 }
 
 #[test]

@@ -8,8 +8,17 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyString};
 
 /// The names, in the order of the documentation.
-const NAMES: [&str; 8] =
-    ["name", "hard_limit", "release_threshold", "headroom", "reuse", "page_sizes", "min_alignment", "record"];
+const NAMES: [&str; 9] = [
+    "name",
+    "hard_limit",
+    "release_threshold",
+    "headroom",
+    "reuse",
+    "page_sizes",
+    "min_alignment",
+    "spare",
+    "record",
+];
 
 /// What was given; sizes in bytes.
 #[derive(Debug, Clone, Default)]
@@ -21,6 +30,7 @@ pub(crate) struct Options {
     reuse: Option<ReusePolicies>,
     page_sizes: Option<(u64, u64)>,
     min_alignment: Option<u64>,
+    spare: Option<u64>,
     record: Option<PathBuf>,
 }
 
@@ -47,6 +57,7 @@ impl Options {
             "reuse" => self.reuse = Some(policies(value)?),
             "page_sizes" => self.page_sizes = Some(value.extract()?),
             "min_alignment" => self.min_alignment = Some(value.extract()?),
+            "spare" => self.spare = Some(value.extract()?),
             "record" => self.record = Some(value.extract()?),
             _ => return known(name),
         }
@@ -73,6 +84,9 @@ impl Options {
         }
         if let Some(bytes) = self.min_alignment {
             builder = builder.min_alignment(bytes);
+        }
+        if let Some(bytes) = self.spare {
+            builder = builder.spare(bytes);
         }
         if let Some(path) = &self.record {
             builder = builder.record(path.as_path());

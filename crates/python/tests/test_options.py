@@ -22,6 +22,7 @@ def test_every_option_is_taken(tmp_path: Path) -> None:
         reuse=["opportunistic", "follow_event_dependencies"],
         page_sizes=(2 * MIB, 8 * MIB),
         min_alignment=1024,
+        spare=0,
         record=tmp_path / "all.mprec",
     )
     assert pool.name == "all"
@@ -48,6 +49,7 @@ def test_a_name_that_is_no_option_lists_those_that_are() -> None:
         ({"hard_limit": "1 GiB"}, "a number of bytes"),
         ({"hard_limit": -1}, "a number of bytes"),
         ({"headroom": 1.5}, "a number of bytes"),
+        ({"spare": "none"}, "a number of bytes"),
         ({"name": 5}, "a text"),
         ({"page_sizes": 5}, "a pair of bytes"),
         ({"reuse": "opportunistic"}, "True, False, or the names of policies"),

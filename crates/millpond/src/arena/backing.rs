@@ -48,7 +48,9 @@ impl Arena {
         }
         supply.clear();
         self.spare_supply = supply;
-        Ok((whole?, place.start))
+        let whole = whole?;
+        self.note_run(want, stream, &place);
+        Ok((whole, place.start))
     }
 
     /// Puts pages behind every slot of the place. On an error, what was backed so far is free memory.
@@ -234,12 +236,14 @@ impl Arena {
         // Far more than the device has: address space is free, and voids should not be scarce. Arenas that keep
         // their pages may be hundreds, and grow little.
         let total = if self.keeps { 0 } else { self.device.properties().total_memory };
-        let most = match zone {
-            // Tables of the small zone are long.
-            Zone::Small => 1 << 36,
-            Zone::Large => 1 << 40,
+        let is_first = self.regions.iter().all(|(_, region)| region.zone != zone);
+        let (least_wanted, most) = match zone {
+            // Tables of the small zone are long, and most programs have little there.
+            Zone::Small if is_first => (1 << 33, 1 << 33),
+            Zone::Small => (1 << 36, 1 << 36),
+            Zone::Large => (1 << 36, 1 << 40),
         };
-        let mut bytes = total.saturating_mul(8).clamp(1 << 36, most).max(least);
+        let mut bytes = total.saturating_mul(8).clamp(least_wanted, most).max(least);
         bytes = bytes.checked_next_multiple_of(self.layout.slot_bytes).unwrap_or(least);
         let base = loop {
             match self.device.reserve(bytes) {

@@ -1,6 +1,7 @@
 //! A bin of an index: entries in order, in short sorted runs.
 
-use super::blocks::{Block, BlockId};
+use super::blocks::{Block, BlockId, Edges};
+use super::pins::Piece;
 
 /// Length, region and start in one number, which is compared faster than three: sorts by best fit, then by address.
 /// Lengths and starts have 48 bits, which is more than there are units in 64 bits of address.
@@ -9,6 +10,8 @@ pub(super) type Key = u128;
 pub(super) fn key(block: &Block) -> Key {
     first_of(block.units) | u128::from(block.region) << 48 | u128::from(block.start)
 }
+
+const START: Key = (1 << 48) - 1;
 
 /// The least key of any block of this length.
 pub(super) fn first_of(units: u64) -> Key {
@@ -20,8 +23,34 @@ pub(super) fn units_of(key: Key) -> u64 {
     (key >> 80) as u64
 }
 
-/// A block in a bin.
-type Entry = (Key, BlockId);
+/// A block in a bin, with all that a search weighs it by: most of the blocks that are looked at are not taken, and
+/// their records lie elsewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Entry {
+    key: Key,
+    pub(super) id: BlockId,
+    edges: Edges,
+}
+
+impl Entry {
+    pub(super) fn new(block: &Block, id: BlockId) -> Self {
+        Self { key: key(block), id, edges: block.edges }
+    }
+
+    /// The block's length.
+    #[inline]
+    pub(super) fn units(&self) -> u64 {
+        units_of(self.key)
+    }
+
+    /// Where the block lies, and what it wastes to use its ends.
+    #[inline]
+    pub(super) fn piece(&self) -> Piece {
+        let start = (self.key & START) as u64;
+        let (region, end) = ((self.key >> 48) as u32, start + self.units());
+        Piece { region, start, end, edges: self.edges }
+    }
+}
 
 /// Entries from which on a run is cut in two: to move half of them costs about as much as to find the place.
 const LONG: usize = 64;
@@ -39,7 +68,7 @@ impl Bin {
     /// The number of the run in which the key has its place: 0 for the first.
     #[inline]
     fn run_of(&self, key: Key) -> usize {
-        if self.more.is_empty() { 0 } else { self.more.partition_point(|run| run[0].0 <= key) }
+        if self.more.is_empty() { 0 } else { self.more.partition_point(|run| run[0].key <= key) }
     }
 
     fn run(&self, number: usize) -> &Vec<Entry> {
@@ -50,11 +79,11 @@ impl Bin {
         if number == 0 { &mut self.first } else { &mut self.more[number - 1] }
     }
 
-    pub(super) fn insert(&mut self, key: Key, id: BlockId) {
-        let number = self.run_of(key);
+    pub(super) fn insert(&mut self, entry: Entry) {
+        let number = self.run_of(entry.key);
         let run = self.run_mut(number);
-        let at = place_in(run, key);
-        run.insert(at, (key, id));
+        let at = place_in(run, entry.key);
+        run.insert(at, entry);
         if run.len() > LONG {
             let second = run.split_off(LONG / 2);
             self.more.insert(number, second);
@@ -66,7 +95,7 @@ impl Bin {
         let number = self.run_of(key);
         let run = self.run_mut(number);
         let at = place_in(run, key);
-        if run.get(at).is_none_or(|entry| entry.0 != key) {
+        if run.get(at).is_none_or(|entry| entry.key != key) {
             return false;
         }
         run.remove(at);
@@ -83,9 +112,9 @@ impl Bin {
         self.first.is_empty()
     }
 
-    pub(super) fn get(&self, key: Key) -> Option<BlockId> {
+    pub(super) fn get(&self, key: Key) -> Option<&Entry> {
         let run = self.run(self.run_of(key));
-        run.get(place_in(run, key)).filter(|entry| entry.0 == key).map(|entry| entry.1)
+        run.get(place_in(run, key)).filter(|entry| entry.key == key)
     }
 
     /// The blocks from `key` on, in order.
@@ -118,7 +147,7 @@ impl Bin {
 /// Where in a run the key is, or would be.
 #[inline]
 fn place_in(run: &[Entry], key: Key) -> usize {
-    run.partition_point(|(other, _)| *other < key)
+    run.partition_point(|other| other.key < key)
 }
 
 /// What is left of a bin to go through. Part of every search, so it is one loop and not a chain of adaptors.
@@ -128,13 +157,13 @@ pub(super) struct Rest<'a> {
     more: std::slice::Iter<'a, Vec<Entry>>,
 }
 
-impl Iterator for Rest<'_> {
-    type Item = BlockId;
+impl<'a> Iterator for Rest<'a> {
+    type Item = &'a Entry;
     #[inline]
-    fn next(&mut self) -> Option<BlockId> {
+    fn next(&mut self) -> Option<&'a Entry> {
         loop {
-            if let Some((_, id)) = self.run.next() {
-                return Some(*id);
+            if let found @ Some(_) = self.run.next() {
+                return found;
             }
             self.run = self.more.next()?.iter();
         }

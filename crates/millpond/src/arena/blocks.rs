@@ -35,6 +35,10 @@ pub(super) enum State {
     Unused,
 }
 
+/// Units that it wastes to use the ends of a free block, each of which lies on one page. Short numbers, since an index
+/// keeps them beside each block: a page of 2^31 units, half a TiB at least, or more counts as one of so many.
+pub(super) type Edges = (i32, i32);
+
 /// A piece of a region.
 #[derive(Debug)]
 pub(super) struct Block {
@@ -55,7 +59,7 @@ pub(super) struct Block {
     /// wholly in the block.
     pub(super) pinned: (u64, u64),
     /// What it wastes to use those of either end (see `pins`).
-    pub(super) edges: (i64, i64),
+    pub(super) edges: Edges,
     /// Whether the id is in the arena's list of unmerged blocks. Stays with the id when the block goes.
     listed: bool,
 }
@@ -79,15 +83,20 @@ impl Block {
         }
     }
 
+    #[inline]
     pub(super) fn end(&self) -> u64 {
         self.start + self.units
     }
 
     /// Free blocks of the large zone: the units that lie on pages which are not wholly in the block.
+    #[inline]
     pub(super) fn pinned_units(&self) -> u64 {
         self.pinned.0 + self.pinned.1
     }
 }
+
+/// Records that there is room for at first: as for `regions`, what is not used is address space only.
+const FIRST_RECORDS: usize = 1 << 11;
 
 /// All blocks of one arena.
 #[derive(Debug, Default)]
@@ -99,19 +108,34 @@ pub(super) struct Blocks {
 impl Blocks {
     /// Enters a block.
     pub(super) fn add(&mut self, block: Block) -> BlockId {
-        match self.vacant.pop() {
-            Some(id) => {
-                let record = &mut self[id];
-                let listed = record.listed;
-                *record = block;
-                record.listed = listed;
-                id
-            }
-            None => {
-                self.records.push(block);
-                BlockId(u32::try_from(self.records.len() - 1).expect("fewer than 2^32 blocks"))
-            }
+        let id = self.vacant_record();
+        let record = &mut self[id];
+        let listed = record.listed;
+        *record = block;
+        record.listed = listed;
+        id
+    }
+
+    /// A record that is unused.
+    #[inline]
+    fn vacant_record(&mut self) -> BlockId {
+        self.vacant.pop().unwrap_or_else(|| self.new_record_slow())
+    }
+
+    #[cold]
+    fn new_record_slow(&mut self) -> BlockId {
+        if self.records.capacity() == 0 {
+            self.records.reserve_exact(FIRST_RECORDS);
         }
+        self.records.push(Block::whole(0, Zone::Small, 0, State::Unused));
+        BlockId(u32::try_from(self.records.len() - 1).expect("fewer than 2^32 blocks"))
+    }
+
+    /// Two records at once.
+    #[inline]
+    fn both(&mut self, a: BlockId, b: BlockId) -> [&mut Block; 2] {
+        let both = self.records.get_disjoint_mut([a.0 as usize, b.0 as usize]);
+        both.expect("two blocks have two records, and ids in use name records")
     }
 
     /// Whether the id names a block in this state now.
@@ -127,30 +151,22 @@ impl Blocks {
     /// Cuts a block in two at unit `at`, which lies inside it. The id keeps the left part; the right part,
     /// with the same state and fence, is returned. Indexes are the caller's.
     pub(super) fn split(&mut self, id: BlockId, at: u64) -> BlockId {
-        let left = &mut self[id];
+        let new = self.vacant_record();
+        let [left, right] = self.both(id, new);
         debug_assert!(left.start < at && at < left.end());
-        let right = Block {
-            state: left.state,
-            zone: left.zone,
-            region: left.region,
-            start: at,
-            units: left.end() - at,
-            prev: Some(id),
-            next: left.next,
-            fence: left.fence.clone(),
-            freed: left.freed,
-            pinned: (0, 0),
-            edges: (0, 0),
-            listed: false,
-        };
+        // Field by field: a record is long, and one made elsewhere would be copied here.
+        (right.state, right.zone, right.region) = (left.state, left.zone, left.region);
+        (right.start, right.units) = (at, left.end() - at);
+        (right.prev, right.next) = (Some(id), left.next);
+        right.fence.clone_from(&left.fence);
+        right.freed = left.freed;
+        (right.pinned, right.edges) = ((0, 0), (0, 0));
         left.units = at - left.start;
-        let next = right.next;
-        let right = self.add(right);
-        self[id].next = Some(right);
+        let next = left.next.replace(new);
         if let Some(next) = next {
-            self[next].prev = Some(right);
+            self[next].prev = Some(new);
         }
-        right
+        new
     }
 
     /// Joins two neighbours, in either order; the fences are joined too. Returns the id that keeps the whole;
@@ -158,15 +174,14 @@ impl Blocks {
     pub(super) fn join(&mut self, a: BlockId, b: BlockId) -> BlockId {
         let (left, right) = if self[a].start < self[b].start { (a, b) } else { (b, a) };
         debug_assert_eq!(self[left].next, Some(right));
-        let gone = &mut self[right];
+        let [kept, gone] = self.both(left, right);
         gone.state = State::Unused;
-        let fence = std::mem::take(&mut gone.fence);
-        let (units, next, freed) = (gone.units, gone.next, gone.freed);
-        let kept = &mut self[left];
-        kept.units += units;
-        kept.next = next;
-        kept.freed = kept.freed.max(freed);
-        kept.fence.join(&fence);
+        kept.units += gone.units;
+        kept.next = gone.next;
+        kept.freed = kept.freed.max(gone.freed);
+        // The fence of a record that is unused stays where it is, and is written over.
+        kept.fence.join(&gone.fence);
+        let next = kept.next;
         if let Some(next) = next {
             self[next].prev = Some(left);
         }

@@ -18,7 +18,8 @@ macro_rules! ensure {
 /// What a walk over all regions counts.
 #[derive(Debug, Default)]
 struct Recount {
-    blocks: u64,
+    /// By zone.
+    blocks: [u64; 2],
     units: u64,
     free: usize,
     void: usize,
@@ -38,7 +39,7 @@ impl Arena {
             self.check_region(id, region, &mut count)?;
         }
         ensure!(count.seen.len() == self.blocks.iter().count(), "a block is linked in no region");
-        ensure!(count.blocks == self.out_blocks, "{} blocks that are out were counted", count.blocks);
+        ensure!(count.blocks == self.out_blocks, "{:?} blocks that are out were counted", count.blocks);
         ensure!(count.units == self.out_units, "units that are out: recount {}", count.units);
         let recount = count.segment_bytes + self.pages.recount_bytes();
         ensure!(recount == reserved, "reserved: recount {recount}, counted {reserved}");
@@ -78,7 +79,7 @@ impl Arena {
         ensure!(entry == expected, "the entry of {id:?} is {entry:?}");
         match block.state {
             State::Out => {
-                count.blocks += 1;
+                count.blocks[zone] += 1;
                 count.units += block.units;
             }
             State::Free => {

@@ -1,5 +1,6 @@
 //! Finding a free block that the stream may use: the hit path of an allocation, in three steps of rising cost.
 
+use super::bin::Entry;
 use super::blocks::Block;
 use super::pins::signed;
 use super::{Arena, BlockId, Refusal, Zone};
@@ -89,21 +90,31 @@ impl Arena {
         let little = self.little(want).min(want.waste);
         let mut reach = self.reach(stream);
         let mut best: Option<(i64, (BlockId, u64))> = None;
-        for id in self.free[want.zone as usize].at_least(want.units).take(CANDIDATES) {
-            let block = &self.blocks[id];
-            if !reach.covers(&block.fence) {
-                continue;
-            }
-            let Some(at) = self.place_in(block, want) else { continue };
-            let (waste, at) = self.least_waste(block, at, want);
-            if waste <= little {
-                return Some((waste, (id, at)));
-            }
-            if waste <= want.waste && best.is_none_or(|(least, _)| waste < least) {
-                best = Some((waste, (id, at)));
+        for entry in self.free[want.zone as usize].entries_at_least(want.units).take(CANDIDATES) {
+            let Some((waste, at)) = self.weigh(entry, want) else { continue };
+            let least = best.map_or(want.waste.saturating_add(1), |(least, _)| least);
+            // The fence is asked last: for it the block's record must be fetched.
+            if (waste <= little || waste < least) && reach.covers(&self.blocks[entry.id].fence) {
+                best = Some((waste, (entry.id, at)));
+                if waste <= little {
+                    break;
+                }
             }
         }
         best
+    }
+
+    /// What the best placement of `want` in a free block of at least its length wastes, and the unit where it
+    /// starts; `None` where it does not fit.
+    #[inline]
+    fn weigh(&self, entry: &Entry, want: &Want) -> Option<(i64, u64)> {
+        if want.align <= self.layout.unit_bytes {
+            // Nearly always. There is room.
+            return Some(self.least_waste_anywhere(&entry.piece(), want));
+        }
+        let block = &self.blocks[entry.id];
+        let at = self.place_in(block, want)?;
+        Some(self.least_waste(block, at, want))
     }
 
     /// What a hit may waste that is taken without a look for less, in units.

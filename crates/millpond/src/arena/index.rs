@@ -4,7 +4,7 @@
 //! "TLSF: a new dynamic memory allocator for real-time systems", 2004), with a bit for each bin that has any.
 //! Unlike there each bin is sorted, so that the best fit is found and not merely a good one.
 
-use super::bin::{Bin, Key, Rest, first_of, key, units_of};
+use super::bin::{Bin, Entry, Key, Rest, first_of, key};
 use super::blocks::{Block, BlockId};
 
 /// Blocks by rising length.
@@ -15,10 +15,10 @@ struct Rising<'a> {
     next_bin: usize,
 }
 
-impl Iterator for Rising<'_> {
-    type Item = BlockId;
+impl<'a> Iterator for Rising<'a> {
+    type Item = &'a Entry;
     #[inline]
-    fn next(&mut self) -> Option<BlockId> {
+    fn next(&mut self) -> Option<&'a Entry> {
         loop {
             if let found @ Some(_) = self.rest.next() {
                 return found;
@@ -60,7 +60,7 @@ impl Default for FreeIndex {
 impl FreeIndex {
     pub(super) fn insert(&mut self, block: &Block, id: BlockId) {
         let bin = bin_of(block.units);
-        self.bins[bin].insert(key(block), id);
+        self.bins[bin].insert(Entry::new(block, id));
         self.filled[bin / 64] |= 1 << (bin % 64);
         self.len += 1;
     }
@@ -77,6 +77,12 @@ impl FreeIndex {
 
     /// Blocks of at least `units`, the best fit first.
     pub(super) fn at_least(&self, units: u64) -> impl Iterator<Item = BlockId> + '_ {
+        self.entries_at_least(units).map(|entry| entry.id)
+    }
+
+    /// The entries of blocks of at least `units`, the best fit first.
+    #[inline]
+    pub(super) fn entries_at_least(&self, units: u64) -> impl Iterator<Item = &Entry> + '_ {
         let first = bin_of(units);
         Rising { index: self, rest: self.bins[first].from(first_of(units)), next_bin: first + 1 }
     }
@@ -86,7 +92,7 @@ impl FreeIndex {
         let last = bin_of(units);
         let longest = self.bins[last].before(first_of(units)).rev();
         let shorter = self.filled_below(last).flat_map(|bin| self.bins[bin].before(Key::MAX).rev());
-        longest.chain(shorter).map(|(_, id)| id)
+        longest.chain(shorter).map(|entry| entry.id)
     }
 
     /// The first bin from `bin` up that is not empty.
@@ -123,15 +129,16 @@ impl FreeIndex {
     pub(super) fn longest(&self) -> u64 {
         let bin = self.filled_below(BINS).next();
         let last = bin.and_then(|bin| self.bins[bin].before(Key::MAX).next_back());
-        last.map_or(0, |(key, _)| units_of(key))
+        last.map_or(0, |entry| entry.units())
     }
 
     pub(super) fn len(&self) -> usize {
         self.len
     }
 
+    /// Whether the block is in it, as it is now.
     pub(super) fn contains(&self, block: &Block, id: BlockId) -> bool {
-        self.bins[bin_of(block.units)].get(key(block)) == Some(id)
+        self.bins[bin_of(block.units)].get(key(block)) == Some(&Entry::new(block, id))
     }
 }
 

@@ -21,7 +21,7 @@
 //!    would take more memory than ever before, free pages that are too long are given back for it first.
 //!
 //! Free blocks and places that would *pin* much, free memory on pages that they share, are passed over once
-//! much is pinned already (`pins`).
+//! much is pinned already (`pins`); then misses of one stream go side by side (`runs`).
 //!
 //! **How one free passes through** ([`Arena::free`]): the block, found through the region's `table`, becomes
 //! free behind the fence given, and coalesces with its neighbours.
@@ -38,6 +38,7 @@ mod index;
 mod pins;
 mod placing;
 mod regions;
+mod runs;
 mod segments;
 mod supply;
 mod table;
@@ -70,18 +71,31 @@ pub(crate) struct Layout {
     pub(crate) largest_page: u32,
     /// Blocks of fewer bytes than this go to the small zone.
     pub(crate) small_below: u64,
+    /// Binary logarithms of a unit's bytes and of a slot's units. Every search asks for lengths in other units: a
+    /// shift costs much less than a division, and a known one less than one to be found.
+    unit_shift: u32,
+    slot_shift: u32,
 }
 
 impl Layout {
-    /// Binary logarithm of a unit's bytes. Every search asks for lengths in other units, and a shift costs much
-    /// less than a division.
-    fn unit_shift(&self) -> u32 {
-        self.unit_bytes.trailing_zeros()
+    /// All sizes are in bytes, and powers of two; `unit` divides `slot`, which divides `largest_page`.
+    pub(crate) fn new(unit: u64, slot: u64, largest_page: u64, small_below: u64) -> Self {
+        Self {
+            unit_bytes: unit,
+            slot_bytes: slot,
+            largest_page: u32::try_from(largest_page / slot).unwrap_or(u32::MAX),
+            small_below,
+            unit_shift: unit.ilog2(),
+            slot_shift: slot.ilog2() - unit.ilog2(),
+        }
     }
 
-    /// Binary logarithm of a slot's units.
+    fn unit_shift(&self) -> u32 {
+        self.unit_shift
+    }
+
     fn slot_shift(&self) -> u32 {
-        self.slot_bytes.trailing_zeros() - self.unit_shift()
+        self.slot_shift
     }
 
     pub(crate) fn units_per_slot(&self) -> u64 {
@@ -181,6 +195,7 @@ pub(crate) struct Arena {
     void: [VoidIndex; 2],
     /// Units of free blocks in the large zone that lie on pages which are not wholly free.
     pinned: u64,
+    runs: runs::Runs,
     /// Memory for the next miss.
     spare_supply: supply::Supply,
     /// Stale blocks, in no order.
@@ -194,8 +209,8 @@ pub(crate) struct Arena {
     changes: u64,
     /// What the last search came to, for the next.
     looked: Option<find::Looked>,
-    /// Blocks that are out, and their units.
-    out_blocks: u64,
+    /// Blocks that are out, by zone, and their units.
+    out_blocks: [u64; 2],
     out_units: u64,
     views: Arc<Views>,
 }
@@ -221,13 +236,14 @@ impl Arena {
             free: Default::default(),
             void: Default::default(),
             pinned: 0,
+            runs: runs::Runs::default(),
             spare_supply: supply::Supply::default(),
             stale: Vec::new(),
             unmerged: Vec::new(),
             frees: 0,
             changes: 0,
             looked: None,
-            out_blocks: 0,
+            out_blocks: [0; 2],
             out_units: 0,
             views: Arc::default(),
         }
@@ -261,7 +277,7 @@ impl Arena {
 
     /// Blocks that are out, and the bytes in them.
     pub(crate) fn out(&self) -> (u64, u64) {
-        (self.out_blocks, self.out_units * self.layout.unit_bytes)
+        (self.out_blocks.iter().sum(), self.out_units * self.layout.unit_bytes)
     }
 
     /// The tables that lead from an address to its block without the lock.
@@ -342,17 +358,12 @@ impl Arena {
     pub(crate) fn free(&mut self, id: BlockId, mut fence: Fence) {
         let block = &mut self.blocks[id];
         debug_assert_eq!(block.state, State::Out);
-        let uses = std::mem::take(&mut block.fence);
-        block.state = State::Free;
-        let (region, start, units) = (block.region, block.start, block.units);
-        self.timelines.add_uses(&mut fence, &uses);
-        self.regions.get(region).table.close(start * self.layout.unit_bytes);
-        self.out_blocks -= 1;
-        self.out_units -= units;
+        self.timelines.add_uses(&mut fence, &block.fence);
         self.frees += 1;
-        let block = &mut self.blocks[id];
-        block.fence = fence;
-        block.freed = self.frees;
+        (block.state, block.freed, block.fence) = (State::Free, self.frees, fence);
+        self.out_blocks[block.zone as usize] -= 1;
+        self.out_units -= block.units;
+        self.regions.get(block.region).table.close(block.start * self.layout.unit_bytes);
         self.insert_free(id);
     }
 
@@ -423,11 +434,11 @@ impl Arena {
         let block = &mut self.blocks[out];
         block.state = State::Out;
         block.fence = Fence::empty();
-        let region = self.regions.get(block.region);
+        let (region, zone) = (self.regions.get(block.region), block.zone);
         let start = block.start * self.layout.unit_bytes;
         let bytes = units * self.layout.unit_bytes;
         let entry = region.table.open(start, out, bytes);
-        self.out_blocks += 1;
+        self.out_blocks[zone as usize] += 1;
         self.out_units += units;
         Out { ptr: region.base.offset(start), entry, bytes, hit }
     }
@@ -461,11 +472,7 @@ impl Arena {
     /// the same streams.
     fn insert_free(&mut self, id: BlockId) {
         let mut id = id;
-        if !self.blocks[id].fence.is_empty() {
-            let mut fence = std::mem::take(&mut self.blocks[id].fence);
-            self.timelines.prune_if_long(&mut fence);
-            self.blocks[id].fence = fence;
-        }
+        self.timelines.prune_if_long(&mut self.blocks[id].fence);
         for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
             if self.blocks.is(neighbour, State::Free)
                 && self.blocks[id].fence.same_streams(&self.blocks[neighbour].fence)

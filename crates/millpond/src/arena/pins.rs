@@ -7,7 +7,7 @@
 //! which for a page of 32 MiB is much; but it costs no device call. So waste is allowed while little is pinned
 //! ([`Arena::allowance`]), and beyond that pages move instead.
 
-use super::blocks::Block;
+use super::blocks::{Block, Edges};
 use super::find::Want;
 use super::{Arena, BlockId, Zone};
 
@@ -23,12 +23,33 @@ const PINNED_LEAST: u64 = 32 << 20;
 /// What a strict placement may waste: this part of its length.
 const WASTED_PART: u64 = 32;
 
+/// What a block may waste to spare a device call, in even shares of what may be pinned: a share is the part of one
+/// of as many blocks as are out. Wastes below a limit are half of it in the mean, and a hole lies between two
+/// blocks, so that this many come to about one.
+const SHARES: u64 = 4;
+
 /// What it counts to share a page longer than a slot with live blocks: this part of the page. What such a
 /// placement takes was pinned already, but it keeps the page pinned when the others have died.
 const SHARING_PART: u64 = 64;
 
 /// First and last unit (not included) of a page.
 type Bounds = (u64, u64);
+
+/// A free block, as placements are weighed in it: its bounds in units, and what it wastes to use its ends.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Piece {
+    pub(super) region: u32,
+    pub(super) start: u64,
+    pub(super) end: u64,
+    pub(super) edges: Edges,
+}
+
+impl From<&Block> for Piece {
+    #[inline]
+    fn from(block: &Block) -> Self {
+        Self { region: block.region, start: block.start, end: block.end(), edges: block.edges }
+    }
+}
 
 impl Arena {
     /// How much a placement of `units` may waste now, in units.
@@ -37,10 +58,21 @@ impl Arena {
             // Small blocks lie on the smallest pages, and moving pages for them would cost more than it gains.
             return i64::MAX;
         }
-        let strict = (units / WASTED_PART).max(self.tail_of(units));
-        let budget =
-            (self.counters.reserved.current() / PINNED_PART).max(PINNED_LEAST) >> self.layout.unit_shift();
-        signed(strict.max(budget.saturating_sub(self.pinned)))
+        // Few blocks can afford the rest of a slot each; many cannot.
+        let most = self.may_pin();
+        let share = SHARES * most / self.out_blocks[Zone::Large as usize].max(1);
+        let strict = (units / WASTED_PART).max(self.tail_of(units).min(share));
+        signed(strict.max(most.saturating_sub(self.pinned)))
+    }
+
+    /// Whether so much is pinned that placements are strict.
+    pub(super) fn pins_much(&self) -> bool {
+        self.pinned >= self.may_pin()
+    }
+
+    /// Units that may be pinned before placements become strict.
+    fn may_pin(&self) -> u64 {
+        (self.counters.reserved.current() / PINNED_PART).max(PINNED_LEAST) >> self.layout.unit_shift()
     }
 
     /// The rest of the last slot of a fresh place.
@@ -57,39 +89,56 @@ impl Arena {
             return (0, at);
         }
         let end = at + want.units;
-        let low =
-            if at == block.start { self.waste_below(block, end) } else { self.waste_in(block, (at, end)) };
+        let low = if at == block.start {
+            self.waste_below(&block.into(), end)
+        } else {
+            self.waste_in(block, (at, end))
+        };
         if low <= 0 || block.end() == end {
             return (low, at);
         }
         match self.align_down(block.region, block.end() - want.units, want.align).filter(|high| *high > at) {
             Some(high) if high + want.units == block.end() => {
-                (low, at).min((self.waste_above(block, high), high))
+                (low, at).min((self.waste_above(&block.into(), high), high))
             }
             Some(high) => (low, at).min((self.waste_in(block, (high, high + want.units)), high)),
             None => (low, at),
         }
     }
 
+    /// As [`least_waste`](Self::least_waste), where `want` may start at any unit of what is long enough.
+    #[inline]
+    pub(super) fn least_waste_anywhere(&self, piece: &Piece, want: &Want) -> (i64, u64) {
+        let high = piece.end - want.units;
+        if want.zone == Zone::Small || high == piece.start {
+            return (0, piece.start);
+        }
+        let low = self.waste_below(piece, piece.start + want.units);
+        if low <= 0 {
+            return (low, piece.start);
+        }
+        (low, piece.start).min((self.waste_above(piece, high), high))
+    }
+
     /// What using a free block of the large zone from its start up to `end`, which lies in it, wastes.
     #[inline]
-    fn waste_below(&self, block: &Block, end: u64) -> i64 {
-        let Some(page) = self.page_bounds(block.region, end - 1) else { return 0 };
-        if page.0 <= block.start {
-            self.waste_on(block, page, end - block.start)
+    fn waste_below(&self, piece: &Piece, end: u64) -> i64 {
+        let Some(page) = self.page_bounds(piece.region, end - 1) else { return 0 };
+        if page.0 <= piece.start {
+            self.waste_on(piece, page, end - piece.start)
         } else {
-            block.edges.0 + self.waste_on(block, page, end - page.0)
+            i64::from(piece.edges.0) + self.waste_on(piece, page, end - page.0)
         }
     }
 
     /// What using a free block of the large zone from `start`, which lies in it, to its end wastes.
     #[inline]
-    fn waste_above(&self, block: &Block, start: u64) -> i64 {
-        let Some(page) = self.page_bounds(block.region, start) else { return 0 };
-        if block.end() <= page.1 {
-            self.waste_on(block, page, block.end() - start)
+    fn waste_above(&self, piece: &Piece, start: u64) -> i64 {
+        let Some(page) = self.page_bounds(piece.region, start) else { return 0 };
+        if piece.end <= page.1 {
+            self.waste_on(piece, page, piece.end - start)
         } else {
-            self.waste_on(block, page, page.1 - start) + block.edges.1
+            self.waste_on(piece, page, page.1 - start) + i64::from(piece.edges.1)
         }
     }
 
@@ -99,29 +148,30 @@ impl Arena {
         // unless the page at the other end is the same.
         let low_is_clean = window.0 == block.start && block.pinned.0 == 0;
         let high_is_clean = window.1 == block.end() && block.pinned.1 == 0;
+        let piece = &Piece::from(block);
         let mut waste = 0;
         if !low_is_clean {
             let Some(page) = self.page_bounds(block.region, window.0) else { return 0 };
             if window.1 <= page.1 {
-                return self.waste_on(block, page, window.1 - window.0);
+                return self.waste_on(piece, page, window.1 - window.0);
             }
-            waste += self.waste_on(block, page, page.1 - window.0);
+            waste += self.waste_on(piece, page, page.1 - window.0);
         }
         if !high_is_clean {
             let Some(page) = self.page_bounds(block.region, window.1 - 1) else { return 0 };
             if page.0 <= window.0 {
-                return self.waste_on(block, page, window.1 - window.0);
+                return self.waste_on(piece, page, window.1 - window.0);
             }
-            waste += self.waste_on(block, page, window.1 - page.0);
+            waste += self.waste_on(piece, page, window.1 - page.0);
         }
         waste
     }
 
     /// What using `units` of a page, of which the free block has at least those, wastes.
     #[inline]
-    fn waste_on(&self, block: &Block, page: Bounds, units: u64) -> i64 {
+    fn waste_on(&self, piece: &Piece, page: Bounds, units: u64) -> i64 {
         let length = page.1 - page.0;
-        if block.start <= page.0 && page.1 <= block.end() {
+        if piece.start <= page.0 && page.1 <= piece.end {
             signed(length - units)
         } else if length > self.layout.units_per_slot() {
             signed(length / SHARING_PART)
@@ -145,9 +195,10 @@ impl Arena {
             };
             let high = if last.1 > block.end() { last.0.max(low) } else { block.end() };
             pinned = (low - block.start, block.end() - high);
+            let piece = &Piece::from(block);
             edges = (
-                if pinned.0 == 0 { 0 } else { self.waste_on(block, first, pinned.0) },
-                if pinned.1 == 0 { 0 } else { self.waste_on(block, last, pinned.1) },
+                if pinned.0 == 0 { 0 } else { short(self.waste_on(piece, first, pinned.0)) },
+                if pinned.1 == 0 { 0 } else { short(self.waste_on(piece, last, pinned.1)) },
             );
         }
         let block = &mut self.blocks[id];
@@ -161,6 +212,11 @@ impl Arena {
         let shift = self.layout.slot_shift();
         Some((first << shift, end << shift))
     }
+}
+
+/// A difference of units on one page, for [`Edges`].
+fn short(units: i64) -> i32 {
+    i32::try_from(units).unwrap_or(if units < 0 { i32::MIN } else { i32::MAX })
 }
 
 /// Units as a difference. No address space has 2^63 of them.

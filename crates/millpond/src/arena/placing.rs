@@ -4,7 +4,7 @@ use super::blocks::{Block, State};
 use super::find::Want;
 use super::pins::signed;
 use super::{Arena, BlockId, Refusal, Zone};
-use crate::order::{Fence, Reach, Stream};
+use crate::order::{Reach, Stream};
 
 /// A place for an allocation that is not wholly backed yet.
 #[derive(Debug, Clone, Copy)]
@@ -21,13 +21,29 @@ pub(super) struct Place {
 
 /// Free blocks tried as one end of a place. The longest ones save the most pages; beyond a few the saving is
 /// less than a page.
-const GROWTH_CANDIDATES: usize = 16;
+const GROWTH_CANDIDATES: usize = 8;
+
+/// Free blocks looked at for those: most holes just shorter than what is asked for lie between two blocks that
+/// are out.
+const GROWTH_LOOKS: usize = 256;
+
+/// Slots that a void should have beyond what is placed first in it, where more is to follow (see `runs`).
+const ROOM_TO_RUN: u64 = 64;
 
 impl Arena {
-    /// The place for `want` that lacks the fewest pages, ready for `stream` but for those.
+    /// The place for `want` that lacks the fewest pages, ready for `stream` but for those. Once much is pinned,
+    /// it is rather beside what the stream placed last than elsewhere.
     pub(super) fn choose_place(&mut self, want: &Want, stream: &Stream) -> Result<Place, Refusal> {
+        let runs = want.zone == Zone::Large && self.pins_much();
         let grown = self.best_growth(want, stream);
-        let fresh = self.fresh_place(want)?;
+        if runs
+            && let Some(next) = self.next_of_run(want, stream)
+            && grown.is_none_or(|grown| next.missing <= grown.missing)
+            && self.make_ready(&next, stream)?
+        {
+            return Ok(next);
+        }
+        let fresh = self.fresh_place(want, if runs { ROOM_TO_RUN } else { 0 })?;
         let Some(grown) = grown else { return Ok(fresh) };
         if self.prefer_growth(want, &grown, &fresh) && self.make_ready(&grown, stream)? {
             Ok(grown)
@@ -45,11 +61,12 @@ impl Arena {
         grown.missing < fresh.missing || (fills && grown.missing == fresh.missing)
     }
 
-    /// A place in the void that fits best.
-    fn fresh_place(&mut self, want: &Want) -> Result<Place, Refusal> {
+    /// A place in the void that fits best of those with `room` slots to spare, if there are such.
+    fn fresh_place(&mut self, want: &Want, room: u64) -> Result<Place, Refusal> {
         let slots = self.layout.slots_for(want.units);
-        let void = self.void[want.zone as usize].at_least(slots << self.layout.slot_shift()).next();
-        let first = match void {
+        let best_fit =
+            |slots: u64| self.void[want.zone as usize].at_least(slots << self.layout.slot_shift()).next();
+        let first = match best_fit(slots + room).or_else(|| best_fit(slots)) {
             Some(void) => void,
             None => self.add_region(want.zone, slots)?,
         };
@@ -60,7 +77,8 @@ impl Arena {
     /// The place with the fewest missing slots that begins or ends with one of the longest free blocks.
     fn best_growth(&self, want: &Want, stream: &Stream) -> Option<Place> {
         let mut best: Option<Place> = None;
-        for id in self.free[want.zone as usize].below(want.units).take(GROWTH_CANDIDATES) {
+        let looked_at = self.free[want.zone as usize].below(want.units).take(GROWTH_LOOKS);
+        for id in looked_at.filter(|id| self.may_grow(*id)).take(GROWTH_CANDIDATES) {
             if !self.could_be_ready(id, stream) {
                 continue;
             }
@@ -73,6 +91,28 @@ impl Arena {
             }
         }
         best
+    }
+
+    /// Whether there is room for pages beside a free block.
+    fn may_grow(&self, id: BlockId) -> bool {
+        let is_open = |id| matches!(self.blocks[id].state, State::Void | State::Free);
+        let block = &self.blocks[id];
+        block.next.is_some_and(is_open) || block.prev.is_some_and(is_open)
+    }
+
+    /// The place that starts where a block does, up to which everything is out, if there is room.
+    pub(super) fn place_from(&self, first: BlockId, want: &Want, stream: &Stream) -> Option<Place> {
+        let Block { region, start, .. } = self.blocks[first];
+        let end = start + want.units;
+        if self.align_up(region, start, want.align) != start {
+            return None;
+        }
+        let (mut at, mut missing) = (first, self.missing_in(first, (start, end), stream)?);
+        while self.blocks[at].end() < end {
+            at = self.blocks[at].next?;
+            missing += self.missing_in(at, (start, end), stream)?;
+        }
+        Some(Place { region, start, end, first, missing })
     }
 
     /// The place that starts with a free block, if it lacks fewer slots than `better_than`.
@@ -166,27 +206,6 @@ impl Arena {
     /// Whether the stream may use the free block, by what is known already.
     pub(super) fn is_ready(&self, id: BlockId, stream: &Stream) -> bool {
         self.timelines.is_ready(&self.blocks[id].fence, stream.timeline(), self.policies)
-    }
-
-    /// Whether later work on the stream may use what is behind the fence: by what is known, or what the device says,
-    /// or since the stream is made to wait. `false` where the device fails.
-    pub(crate) fn admit(&mut self, fence: &Fence, stream: &Stream) -> bool {
-        let is_ready = || self.timelines.is_ready(fence, stream.timeline(), self.policies);
-        if is_ready() {
-            return true;
-        }
-        if self.policies.opportunistic {
-            self.poll_quietly(fence);
-            if is_ready() {
-                return true;
-            }
-        }
-        let waits = self.policies.internal_dependencies
-            && self.timelines.make_wait(fence, stream.timeline()).unwrap_or(false);
-        if waits {
-            self.counters.stream_waits.add(1);
-        }
-        waits
     }
 
     /// Makes the stream wait for the free blocks in a place, where it must.

@@ -53,6 +53,10 @@ pub(super) struct NewRegion {
     pub(super) table: Arc<Table>,
 }
 
+/// Slots that a region's table has room for at first. To grow it is to copy it to memory that was never touched;
+/// room that is not used is address space only.
+const FIRST_SLOTS: usize = 1 << 15;
+
 /// Regions that are looked through one by one.
 const FEW: usize = 4;
 
@@ -176,6 +180,9 @@ impl Regions {
         let pages = &mut self.get_mut(region).pages;
         let (start, end) = (first as usize, first as usize + slots as usize);
         if pages.len() < end {
+            if pages.capacity() == 0 {
+                pages.reserve_exact(end.max(FIRST_SLOTS));
+            }
             pages.resize(end, Backing::default());
         }
         let first = u32::try_from(first).expect("a region has fewer than 2^32 slots");

@@ -111,3 +111,30 @@ fn at_the_limit_a_hit_may_pin_anything() {
     bench.free(block);
     bench.sim.release(hold);
 }
+
+/// Holes of 2.5 MiB between blocks that stay; of each, 1.5 MiB in the mean are pinned. The last block ends with its
+/// slot.
+fn with_holes(bench: &Bench, holes: usize) {
+    let blocks: Vec<_> = (0..2 * holes).map(|_| bench.alloc(5 * MIB / 2)).collect();
+    blocks.iter().step_by(2).for_each(|ptr| bench.free(*ptr));
+    assert_eq!(bench.reserved_mib(), 5 * holes as u64);
+}
+
+#[test]
+fn a_block_grows_from_another_ones_slot_however_many_holes_are_closed_in() {
+    let bench = bench(|builder| builder);
+    with_holes(&bench, 20);
+    // Too long for any hole: it ends in the middle of a slot.
+    let first = bench.alloc(7 * MIB);
+    assert_eq!(bench.alloc(7 * MIB), first.offset(7 * MIB));
+}
+
+#[test]
+fn once_much_is_pinned_the_misses_of_a_stream_lie_side_by_side() {
+    let bench = bench(|builder| builder);
+    with_holes(&bench, 40);
+    let blocks: Vec<_> = (0..6).map(|_| bench.alloc(5 * MIB)).collect();
+    for pair in blocks.windows(2) {
+        assert_eq!(pair[1], pair[0].offset(5 * MIB));
+    }
+}

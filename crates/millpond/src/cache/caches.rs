@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use smallvec::SmallVec;
 
 use super::depot::Depot;
-use super::lane::{Item, Magazine};
+use super::lane::{Item, Magazine, Magazines};
 use super::sizes::{MagazineIndex, Sizes};
 use super::tally::{Tally, sum};
 use super::thread::{Own, ThreadCache};
@@ -14,7 +14,7 @@ use super::thread_index::{MOST_THREADS, NO_THREAD, ThreadEnd, thread_index};
 use crate::arena::{Entry, Views};
 use crate::counters::{Counted, HighWater};
 use crate::device::DevicePtr;
-use crate::order::{Fence, Stream, TimelineId};
+use crate::order::{Fence, Stream, Tick, TimelineId};
 
 /// See the [module](super).
 #[derive(Debug)]
@@ -23,7 +23,7 @@ pub(crate) struct Caches {
     /// always closed. Threads without a cache here have that one. A raw pointer owns it, since a `Box` that moves
     /// with this struct would claim that there are no others to it.
     pub(super) threads: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
-    pub(super) views: Arc<Views>,
+    views: Arc<Views>,
     pub(super) sizes: Sizes,
     pub(super) depot: Depot,
     /// Bytes that one thread may cache.
@@ -32,7 +32,9 @@ pub(crate) struct Caches {
     pub(super) depot_limit: AtomicU64,
     /// A block serves a request of a large size if it has less than this to spare, in bytes: one unit, or in haste
     /// anything, since what lies in one magazine differs by an eighth at most.
-    pub(super) most_slack: AtomicU64,
+    most_slack: AtomicU64,
+    /// Whether a request of a class that has no block may have one of a longer class.
+    borrows: AtomicBool,
     /// Entries of `threads` that may be in use.
     pub(super) used: AtomicUsize,
     /// What threads without a cache count. Written under the pool's lock.
@@ -63,8 +65,12 @@ impl Cached {
     }
 }
 
-/// The part of what a thread may cache, by which its high-water mark may be too high.
-pub(super) const MOST_DRIFT: u64 = 8;
+/// The part of what the pool may cache, by which a high-water mark may be too high. (Of all marks the highest counts, so
+/// that the error is one thread's and not the sum.)
+const MOST_DRIFT: u64 = 16;
+
+/// Bytes by which it may be too high in any pool.
+const LEAST_DRIFT: u64 = 8 << 20;
 
 /// Bytes that a thread may cache in a pool that is small; in a larger one it is a share of what is reserved.
 const LEAST_LIMIT: u64 = 64 << 20;
@@ -72,6 +78,18 @@ const LEAST_LIMIT: u64 = 64 << 20;
 /// More than blocks in one magazine of those that are ever rounded can differ by; the difference wraps around where
 /// the block is shorter than the request.
 const SLACK_IN_HASTE: u64 = 1 << 32;
+
+/// Classes beyond its own in which a request looks for a block in haste. There are eight a doubling, so that the
+/// block is less than half as long again as the request (or three units longer, in the shortest classes).
+const CLASSES_TO_BORROW_FROM: usize = 3;
+
+/// A block found without the pool's lock.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Found {
+    pub(crate) ptr: DevicePtr,
+    /// Whether its magazine should get more room ([`Caches::widen`]), to go to the depot less often.
+    pub(crate) is_narrow: bool,
+}
 
 impl Caches {
     pub(crate) fn new(views: Arc<Views>, sizes: Sizes, pool: Weak<dyn ThreadEnd>) -> Self {
@@ -84,6 +102,7 @@ impl Caches {
             limit: AtomicU64::new(LEAST_LIMIT),
             depot_limit: AtomicU64::new(LEAST_LIMIT),
             most_slack: AtomicU64::new(sizes.bytes(1)),
+            borrows: AtomicBool::new(false),
             used: AtomicUsize::new(0),
             others: Tally::default(),
             pool,
@@ -105,7 +124,7 @@ impl Caches {
     }
 
     #[inline]
-    fn enter<const WIDE: bool>(&self, stream: &Stream) -> Option<Own<'_>> {
+    pub(super) fn enter<const WIDE: bool>(&self, stream: &Stream) -> Option<Own<'_>> {
         // SAFETY: the cache under a thread's index is that thread's own, or its gate is closed until it is
         // (`join_slow`, `end_thread`). This function's callers leave before they return.
         unsafe { self.mine().enter::<WIDE>(stream.key()) }
@@ -147,24 +166,49 @@ impl Caches {
 
     /// As [`alloc`](Self::alloc), and looks below the top of a magazine of several sizes, and into the depot.
     #[cold]
-    pub(crate) fn alloc_searching(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+    pub(crate) fn alloc_searching(&self, bytes: u64, stream: &Stream) -> Option<Found> {
         if !self.sizes.is_cached(bytes) {
             return None;
         }
         let Own { lane, tally, _inside } = self.enter::<true>(stream)?;
         let units =
             if self.is_in_haste() { self.sizes.units_in_haste(bytes) } else { self.sizes.units(bytes) };
-        let magazine = lane.magazine(MagazineIndex::of(units));
+        let index = MagazineIndex::of(units);
+        let magazine = lane.magazine(index);
         let size = self.sizes.bytes(units);
-        if !magazine.bring_up(size) && !self.fetch(magazine, tally, stream, size) {
+        let mut is_narrow = false;
+        if !magazine.bring_up(size) {
+            is_narrow = self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
+        }
+        if let Some(item) = magazine.top().copied().filter(|item| item.bytes() == size) {
+            let ptr = Self::take(magazine, item, bytes, tally);
+            return Some(Found { ptr, is_narrow });
+        }
+        // Relaxed: a setting.
+        if !self.borrows.load(Ordering::Relaxed) || !self.sizes.is_rounded_in_haste(bytes) {
             return None;
         }
-        let item = *magazine.top()?;
-        Some(Self::take(magazine, item, bytes, tally))
+        Self::borrow(lane, index, bytes, tally).map(|ptr| Found { ptr, is_narrow: false })
     }
 
-    /// Brings blocks of this length from the depot to the thread's magazine, up to half of what it may hold.
-    fn fetch(&self, magazine: &mut Magazine, tally: &Tally, stream: &Stream, size: u64) -> bool {
+    /// A block of one of the next longer classes: what it wastes is less than what another block would take, and a
+    /// class seldom lacks blocks at the same time as those beside it.
+    fn borrow(lane: &mut Magazines, index: MagazineIndex, bytes: u64, tally: &Tally) -> Option<DevicePtr> {
+        let longer = index.longer().take(CLASSES_TO_BORROW_FROM);
+        let (index, item) = longer.filter_map(|at| Some((at, *lane.magazine(at).top()?))).next()?;
+        Some(Self::take(lane.magazine(index), item, bytes, tally))
+    }
+
+    /// Brings blocks of this length, freed on a stream up to a tick, from the depot to the thread's magazine, up to
+    /// half of what it may hold. Returns whether that is little, in haste: there were more, and the magazine may
+    /// still grow.
+    pub(super) fn fetch(
+        &self,
+        magazine: &mut Magazine,
+        tally: &Tally,
+        from: (TimelineId, Tick),
+        size: u64,
+    ) -> bool {
         let most = magazine.restock_by();
         if most == 0 || self.depot.held() == 0 {
             return false;
@@ -172,24 +216,22 @@ impl Caches {
         // Before it is so: who closes the depot next sees that this thread may hold something (`revoke`).
         tally.note_filled();
         let mut count = 0;
-        self.depot.take(stream.timeline().id, size, most, |item| {
+        let are_more = self.depot.take(from, size, most, |item| {
             // SAFETY: it is not full: no more come than half of what it may hold.
             unsafe { magazine.push(item) };
             count += 1;
         });
         magazine.draw_near(count);
-        count > 0
+        are_more && self.is_in_haste() && !magazine.is_at_most(size, true)
     }
 
     /// Brings the older half of a magazine that is as large as it gets to the depot, if its blocks are alike.
     fn hand_on(&self, magazine: &mut Magazine, tally: &Tally, stream: &Stream) -> bool {
-        // Relaxed: a setting.
-        let limit = self.limit.load(Ordering::Relaxed);
         let half = magazine.older_half();
         let Some(bytes) = half.first().map(Item::bytes) else { return false };
         if half.len() < 2
             || !magazine.is_at_most(bytes, self.is_in_haste())
-            || tally.drift() > limit / MOST_DRIFT
+            || self.drifts(tally)
             || half.iter().any(|item| item.bytes() != bytes)
             || !self.depot.put(stream.timeline().id, bytes, half, self.depot_limit.load(Ordering::Relaxed))
         {
@@ -197,6 +239,13 @@ impl Caches {
         }
         drop(magazine.give_up_half());
         true
+    }
+
+    /// Whether it is time to fold the thread's high-water mark: reads what all other threads write all the time, so
+    /// that a thread which only frees should do it seldom.
+    pub(super) fn drifts(&self, tally: &Tally) -> bool {
+        // Relaxed: a setting.
+        tally.drift() > (self.depot_limit.load(Ordering::Relaxed) / MOST_DRIFT).max(LEAST_DRIFT)
     }
 
     /// Takes a live block, freed on `stream`, into the calling thread's magazines. `false`, and nothing done,
@@ -249,8 +298,8 @@ impl Caches {
 
     /// Adapts the bytes that a thread may cache to what the pool holds and how many threads use it: all of it
     /// together. That is much, but nothing is lost by it: whoever finds too little elsewhere takes it back. With
-    /// anything to spare, the pool is in haste.
-    pub(crate) fn adapt(&self, reserved: u64, spare: u64) {
+    /// anything to spare, the pool is in haste; where that gets scarce, classes borrow from longer ones.
+    pub(crate) fn adapt(&self, reserved: u64, spare: u64, is_scarce: bool) {
         let threads = self.all().filter(|cache| cache.is_owned()).count().max(1) as u64;
         // With the eighth that magazines of mixed sizes count on top.
         let all = (reserved + reserved / 8 + spare).max(LEAST_LIMIT);
@@ -259,6 +308,7 @@ impl Caches {
         self.depot_limit.store(all, Ordering::Relaxed);
         let most_slack = if spare > 0 { SLACK_IN_HASTE } else { self.sizes.bytes(1) };
         self.most_slack.store(most_slack, Ordering::Relaxed);
+        self.borrows.store(is_scarce, Ordering::Relaxed);
     }
 
     pub(super) fn is_in_haste(&self) -> bool {

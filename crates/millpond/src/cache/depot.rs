@@ -11,7 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use super::lane::Item;
-use crate::order::TimelineId;
+use crate::order::{Tick, TimelineId};
 
 /// See the [module](self).
 #[derive(Debug, Default)]
@@ -31,7 +31,14 @@ const PARTS: usize = 16;
 struct Part(Mutex<Shelves>);
 
 /// By the blocks' length in bytes and stream. The youngest block of a shelf is its last; no shelf is empty.
-type Shelves = FxHashMap<(u64, TimelineId), Vec<Item>>;
+type Shelves = FxHashMap<(u64, TimelineId), Vec<Shelved>>;
+
+/// A block, and the tick at which it was freed: in its entry, too, but that lies in another processor's cache.
+#[derive(Debug, Clone, Copy)]
+struct Shelved {
+    item: Item,
+    tick: Tick,
+}
 
 impl Depot {
     /// Bytes held. A glance.
@@ -41,11 +48,16 @@ impl Depot {
         self.held.load(Ordering::Acquire)
     }
 
-    /// The shelves with that for blocks of this stream and length; `None` while the depot is closed.
-    fn shelves(&self, of: TimelineId, bytes: u64) -> Option<MutexGuard<'_, Shelves>> {
+    /// The part with the shelf for blocks of this stream and length. Streams that were made one after the other have
+    /// theirs side by side.
+    fn part_of(of: TimelineId, bytes: u64) -> usize {
         // Sizes often differ in their upper bits only: these are what a product with an odd number has below, too.
         let spread = (bytes >> 8).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60;
-        let part = (u64::from(of.slot) + spread) as usize % PARTS;
+        (u64::from(of.slot) + spread) as usize % PARTS
+    }
+
+    /// The shelves of a part; `None` while the depot is closed.
+    fn shelves(&self, part: usize) -> Option<MutexGuard<'_, Shelves>> {
         let shelves = self.parts[part].0.lock();
         // Relaxed: who closed it has had this lock since.
         (!self.is_closed.load(Ordering::Relaxed)).then_some(shelves)
@@ -60,8 +72,9 @@ impl Depot {
         if self.held() + more > limit {
             return false;
         }
-        let Some(mut shelves) = self.shelves(of, bytes) else { return false };
-        shelves.entry((bytes, of)).or_default().extend_from_slice(items);
+        let Some(mut shelves) = self.shelves(Self::part_of(of, bytes)) else { return false };
+        let shelved = items.iter().map(|&item| Shelved { item, tick: item.entry().tick() });
+        shelves.entry((bytes, of)).or_default().extend(shelved);
         // Relaxed: a sum.
         self.held.fetch_add(more, Ordering::Relaxed);
         true
@@ -69,31 +82,49 @@ impl Depot {
 
     /// Whether there is a block of this stream and length.
     pub(super) fn has(&self, of: TimelineId, bytes: u64) -> bool {
-        self.held() > 0 && self.shelves(of, bytes).is_some_and(|shelves| shelves.contains_key(&(bytes, of)))
+        let has = |shelves: MutexGuard<'_, Shelves>| shelves.contains_key(&(bytes, of));
+        self.held() > 0 && self.shelves(Self::part_of(of, bytes)).is_some_and(has)
     }
 
-    /// Another stream that has blocks of this length here. Looks at every shelf.
-    pub(super) fn other_with(&self, of: TimelineId, bytes: u64) -> Option<TimelineId> {
-        let parts = self.parts.iter().filter(|_| self.held() > 0);
-        parts.map(|part| part.0.lock()).find_map(|shelves| {
-            shelves.keys().find(|(length, other)| *length == bytes && *other != of).map(|(_, other)| *other)
+    /// Another stream that has blocks of this length here, and the tick at which the last of them came. Looks at
+    /// the shelves of streams made about then first: so threads that look at the same time find different ones.
+    pub(super) fn other_with(&self, of: TimelineId, bytes: u64) -> Option<(TimelineId, Tick)> {
+        if self.held() == 0 {
+            return None;
+        }
+        let first = Self::part_of(of, bytes);
+        (first..first + PARTS).find_map(|part| {
+            let shelves = self.shelves(part % PARTS)?;
+            let mut others = shelves.iter().filter(|((length, other), _)| *length == bytes && *other != of);
+            others.find_map(|((_, other), shelf)| Some((*other, shelf.last()?.tick)))
         })
     }
 
-    /// Takes up to `most` blocks of this stream and length, the youngest; gives them to `each`, oldest first.
-    pub(super) fn take(&self, of: TimelineId, bytes: u64, most: usize, each: impl FnMut(Item)) {
+    /// Takes up to `most` blocks of this length that the stream freed up to the tick, the youngest; gives them to
+    /// `each`, oldest first. Returns whether there are more.
+    pub(super) fn take(
+        &self,
+        (of, tick): (TimelineId, Tick),
+        bytes: u64,
+        most: usize,
+        mut each: impl FnMut(Item),
+    ) -> bool {
         if self.held() == 0 {
-            return;
+            return false;
         }
-        let Some(mut shelves) = self.shelves(of, bytes) else { return };
-        let Some(shelf) = shelves.get_mut(&(bytes, of)) else { return };
-        let from = shelf.len().saturating_sub(most);
+        let Some(mut shelves) = self.shelves(Self::part_of(of, bytes)) else { return false };
+        let Some(shelf) = shelves.get_mut(&(bytes, of)) else { return false };
+        let is_early = |shelved: &Shelved| shelved.tick <= tick;
+        let Some(last) = shelf.iter().rposition(is_early) else { return false };
+        let count = shelf[..=last].iter().rev().take(most).take_while(|&shelved| is_early(shelved)).count();
         // Release: see `held`.
-        self.held.fetch_sub(bytes * (shelf.len() - from) as u64, Ordering::Release);
-        shelf.drain(from..).for_each(each);
+        self.held.fetch_sub(bytes * count as u64, Ordering::Release);
+        let from = last + 1 - count;
+        shelf.drain(from..=last).for_each(|shelved| each(shelved.item));
         if shelf.is_empty() {
             shelves.remove(&(bytes, of));
         }
+        from > 0
     }
 
     /// Takes everything, and is closed until it is [opened](Self::open). Under the pool's lock.
@@ -104,7 +135,7 @@ impl Depot {
             let shelves = std::mem::take(&mut *part.0.lock());
             for ((bytes, of), shelf) in shelves {
                 self.held.fetch_sub(bytes * shelf.len() as u64, Ordering::Relaxed);
-                shelf.into_iter().for_each(|item| each(of, item));
+                shelf.into_iter().for_each(|shelved| each(of, shelved.item));
             }
         }
     }
@@ -117,9 +148,8 @@ impl Depot {
 
     /// What it holds.
     pub(super) fn items(&self) -> Vec<Item> {
-        self.parts
-            .iter()
-            .flat_map(|part| part.0.lock().values().flatten().copied().collect::<Vec<_>>())
-            .collect()
+        let items =
+            |part: &Part| part.0.lock().values().flatten().map(|shelved| shelved.item).collect::<Vec<_>>();
+        self.parts.iter().flat_map(items).collect()
     }
 }

@@ -91,6 +91,16 @@ impl Magazine {
         }
     }
 
+    /// Blocks in it.
+    pub(super) fn len(&self) -> usize {
+        self.items.len()
+    }
+
+    /// The blocks above the lowest `count`.
+    pub(super) fn above(&self, count: usize) -> &[Item] {
+        &self.items[count..]
+    }
+
     /// Blocks that a restock may bring: half of what it may hold.
     pub(super) fn restock_by(&self) -> usize {
         (self.room / 2).saturating_sub(self.items.len())

@@ -28,6 +28,7 @@
 
 mod caches;
 mod depot;
+mod elsewhere;
 mod gate;
 mod lane;
 #[cfg(all(test, loom))]
@@ -40,7 +41,7 @@ mod tally;
 mod thread;
 mod thread_index;
 
-pub(crate) use caches::{Cached, Caches};
+pub(crate) use caches::{Cached, Caches, Found};
 pub(crate) use sizes::Sizes;
 pub(crate) use thread_index::{MOST_THREADS, ThreadEnd, thread_index};
 

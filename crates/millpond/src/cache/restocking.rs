@@ -4,7 +4,7 @@
 use std::sync::atomic::Ordering;
 
 use super::Locked;
-use super::caches::{Cached, Caches, Few, MOST_DRIFT};
+use super::caches::{Cached, Caches, Few};
 use super::lane::{Item, Lanes};
 use super::sizes::MagazineIndex;
 use super::tally::Tally;
@@ -12,7 +12,7 @@ use super::thread::ThreadCache;
 use super::thread_index::visit;
 use crate::arena::{Entry, Out};
 use crate::counters::HighWater;
-use crate::order::{Fence, Marking, Stream, TimelineId};
+use crate::order::{Marking, Stream, Tick, TimelineId};
 
 impl Caches {
     /// The calling thread's cache, made if need be; `None` where it can have none.
@@ -63,15 +63,16 @@ impl Caches {
             top
         } else {
             let (at, has_room) = (MagazineIndex::of(units), magazine.restock_by() > 0);
-            let regretted =
-                self.sizes.is_large(size) && (lanes.note_alloc(stream.key(), at, size) || self.is_in_haste());
+            let earned = self.sizes.is_large(size) && lanes.note_alloc(stream.key(), at, size);
+            let regretted = earned || (self.sizes.is_large(size) && self.is_in_haste() && !has_room);
             // What other threads free again and again is worth room, too.
             if regretted || (!has_room && self.depot.has(timeline.id, size)) {
                 self.grant(lanes, stream, (at, size), &mut each);
             }
             let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
             let (mut first, mut count) = (None, 0);
-            self.depot.take(timeline.id, size, 1 + magazine.restock_by(), |item| match first {
+            let most = 1 + magazine.restock_by();
+            self.depot.take((timeline.id, Tick::MAX), size, most, |item| match first {
                 None => first = Some(item),
                 Some(_) => {
                     cache.tally.note_filled();
@@ -86,46 +87,16 @@ impl Caches {
         Some(item?.out())
     }
 
-    /// As [`restock`](Self::restock), with what another stream freed. `admit` answers whether work on `stream` may
-    /// use what is behind a fence, and sees to it if it can.
+    /// Lets the thread's magazine for blocks of `units` hold more, if it may.
     #[cold]
-    pub(crate) fn restock_from_others(
-        &self,
-        lock: &mut Locked,
-        units: u64,
-        stream: &Stream,
-        admit: impl FnOnce(&Fence) -> bool,
-    ) -> Option<Out> {
-        let timeline = stream.timeline();
-        let size = self.sizes.bytes(units);
-        let other = self.depot.other_with(timeline.id, size)?;
-        if timeline.marking != Marking::WhenNeeded {
-            return None;
-        }
-        let cache = self.join_slow(lock)?;
-        // SAFETY: as in `restock`.
-        let lanes = unsafe { cache.lanes_under_lock() };
-        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(MagazineIndex::of(units));
-        let mut items = Few::<Item>::new();
-        self.depot.take(other, size, 1 + magazine.restock_by(), |item| items.push(item));
-        let last = items.iter().map(|item| item.entry().tick()).max()?;
-        if !admit(&Fence::at(other, last)) {
-            self.depot.put(other, size, &items, u64::MAX);
-            return None;
-        }
-        // From here on it is as if this stream had freed them, now.
-        for item in &items {
-            item.entry().make_cached(item.ptr, timeline.now());
-        }
-        let first = items.pop();
-        if !items.is_empty() {
-            cache.tally.note_filled();
-        }
-        for item in items {
-            // SAFETY: it is not full: no more came than half of what it may hold.
-            unsafe { magazine.push(item) };
-        }
-        first.map(|item| item.out())
+    pub(crate) fn widen(&self, _lock: &mut Locked, units: u64, stream: &Stream) {
+        // Relaxed: a setting.
+        let limit = self.limit.load(Ordering::Relaxed);
+        let longest = self.sizes.longest_beside(self.sizes.bytes(units));
+        // SAFETY: the calling thread owns the cache, or it is nobody's, which has no lanes; it is not inside, and
+        // holds the lock.
+        let lanes = unsafe { self.mine().lanes_under_lock() };
+        lanes.grant(stream.key(), MagazineIndex::of(units), longest, (limit, self.is_in_haste()));
     }
 
     /// Labels a block that has just left the arena with its magazine.
@@ -155,7 +126,7 @@ impl Caches {
             return false;
         }
         let Some(cache) = self.join_slow(lock) else { return false };
-        if cache.tally.drift() > limit / MOST_DRIFT {
+        if self.drifts(&cache.tally) {
             folded.raise(&self.counted(folded));
             cache.tally.reset_high();
         }

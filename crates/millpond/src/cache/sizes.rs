@@ -45,6 +45,11 @@ impl MagazineIndex {
         Self(label as usize)
     }
 
+    /// The magazines for longer blocks, from the next one on.
+    pub(super) fn longer(self) -> impl Iterator<Item = Self> {
+        (self.0 + 1..MAGAZINES).map(Self)
+    }
+
     pub(super) fn label(self) -> u32 {
         self.0 as u32
     }
@@ -80,7 +85,12 @@ impl Sizes {
     /// longest are not.
     pub(crate) fn units_in_haste(self, bytes: u64) -> u64 {
         let units = self.exact_units(bytes);
-        if bytes <= LONGEST_IN_HASTE { rounded(units) } else { units }
+        if self.is_rounded_in_haste(bytes) { rounded(units) } else { units }
+    }
+
+    /// Whether a request of this size is rounded to a class in haste.
+    pub(super) fn is_rounded_in_haste(self, bytes: u64) -> bool {
+        bytes <= LONGEST_IN_HASTE
     }
 
     /// As [`units`](Self::units), for a block that is not of a class.

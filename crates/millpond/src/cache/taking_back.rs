@@ -14,12 +14,20 @@ impl Caches {
     /// are folded into `folded`.
     #[cold]
     pub(crate) fn revoke(&self, lock: &mut Locked, folded: &HighWater, mut each: impl FnMut(Cached)) {
-        self.depot.close(|of, item| each(Cached { item, of }));
-        self.for_all(lock, Some(folded), |cache, lanes| {
+        // Threads use the depot while they are inside their own gates, or under the lock. Where there is none but the
+        // calling one, an empty depot stays empty, and its many locks need not be taken.
+        let is_alone = self.all().all(|cache| self.is_mine(cache));
+        let must_close = !is_alone || self.depot.held() > 0;
+        if must_close {
+            self.depot.close(|of, item| each(Cached { item, of }));
+        }
+        self.for_all(lock, folded, |cache, lanes| {
             lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
             cache.tally.note_emptied();
         });
-        self.depot.open();
+        if must_close {
+            self.depot.open();
+        }
     }
 
     /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
@@ -55,31 +63,27 @@ impl Caches {
 
     /// Notes the high-water marks so far in `folded`, and lets them start again from now.
     pub(crate) fn fold(&self, lock: &mut Locked, folded: &HighWater) {
-        self.for_all(lock, Some(folded), |_, _| ());
+        self.for_all(lock, folded, |_, _| ());
     }
 
     /// Calls `each` with the lanes of every cache that has something in it or to tell, while all their owners are
-    /// kept out. With `folded`, also [folds](Self::fold).
+    /// kept out; and [folds](Self::fold).
     fn for_all(
         &self,
         _lock: &mut Locked,
-        folded: Option<&HighWater>,
+        folded: &HighWater,
         mut each: impl FnMut(&ThreadCache, &mut Lanes),
     ) {
         let is_concerned = |cache: &&ThreadCache| self.is_mine(cache) || cache.tally.is_of_note();
         let concerned: Few<_> = self.all().filter(is_concerned).collect();
         self.keep_out(&concerned);
-        if let Some(folded) = folded {
-            folded.raise(&self.counted(folded));
-            self.others.reset_high();
-        }
+        folded.raise(&self.counted(folded));
+        self.others.reset_high();
         for cache in &concerned {
             // SAFETY: the lock is held (`lock`), and owners are kept out.
             let lanes = unsafe { cache.lanes_under_lock() };
             each(cache, lanes);
-            if folded.is_some() {
-                cache.tally.reset_high();
-            }
+            cache.tally.reset_high();
         }
         self.let_in(&concerned);
     }

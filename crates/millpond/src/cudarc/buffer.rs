@@ -26,8 +26,7 @@ use crate::{Result, device};
 /// use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
 /// use millpond::cudarc::{Buffer, Stream};
 /// use millpond::{Context, Pool};
-/// # fn kernel(_: &CudaContext) -> cudarc::driver::CudaFunction { unimplemented!() }
-///
+/// # fn example(double: cudarc::driver::CudaFunction) -> Result<(), Box<dyn std::error::Error>> {
 /// let cuda = CudaContext::new(0)?;
 /// let stream = cuda.new_stream()?;
 /// let device = Context::from_cudarc(&cuda)?;
@@ -36,11 +35,11 @@ use crate::{Result, device};
 ///
 /// let x = Buffer::from_slice(&pool, &[1.0_f32; 1024], &on)?;
 /// let mut y = Buffer::<f32>::zeroed(&pool, 1024, &on)?;
-/// let double = kernel(&cuda);
-/// // SAFETY: the kernel takes two pointers to 1,024 floats.
+/// // SAFETY: the kernel `double` takes two pointers to 1,024 floats.
 /// unsafe { stream.launch_builder(&double).arg(&x).arg(&mut y).launch(LaunchConfig::for_num_elems(1024)) }?;
 /// assert_eq!(stream.clone_dtoh(&y)?, [2.0; 1024]);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// # Ok(())
+/// # }
 /// ```
 pub struct Buffer<T> {
     /// Given to the stream's kept ones when the buffer goes.

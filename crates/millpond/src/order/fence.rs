@@ -18,6 +18,18 @@ impl Clone for Fence {
             ref several => SmallVec::from_slice(several),
         })
     }
+
+    #[inline]
+    fn clone_from(&mut self, other: &Self) {
+        match (&mut self.0[..], &other.0[..]) {
+            // Nearly always.
+            ([mine], [theirs]) => *mine = *theirs,
+            _ => {
+                self.0.clear();
+                self.0.extend_from_slice(&other.0);
+            }
+        }
+    }
 }
 
 impl Fence {
@@ -33,6 +45,7 @@ impl Fence {
         Self(entries)
     }
 
+    #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

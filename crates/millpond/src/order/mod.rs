@@ -33,6 +33,7 @@ mod timelines;
 
 pub use event::Event;
 pub(crate) use fence::Fence;
+pub(crate) use questions::Admission;
 pub(crate) use reach::Reach;
 pub use stream::Stream;
 pub(crate) use stream::StreamKey;

@@ -6,7 +6,34 @@ use crate::device::DeviceResult;
 /// Streams in a fence from which on it is worth asking which of them still matter.
 const LONG_FENCE: usize = 4;
 
+/// Whether a stream may use what is behind a fence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Admission {
+    /// It is ordered after it, or the work is complete.
+    Ready,
+    /// It was made to wait.
+    Waits,
+    /// Not by these policies, or the device cannot be told to.
+    Refused,
+}
+
 impl Timelines {
+    /// Sees to it that later work on `stream` may use what is behind `fence`, as far as the policies go: by what is
+    /// known, or what the device says, or by making the stream wait.
+    pub(crate) fn admit(
+        &self,
+        fence: &Fence,
+        stream: &Timeline,
+        policies: ReusePolicies,
+    ) -> DeviceResult<Admission> {
+        let is_ready = || self.is_ready(fence, stream, policies);
+        if is_ready() || (policies.opportunistic && self.poll(fence)? && is_ready()) {
+            return Ok(Admission::Ready);
+        }
+        let waits = policies.internal_dependencies && self.make_wait(fence, stream)?;
+        Ok(if waits { Admission::Waits } else { Admission::Refused })
+    }
+
     /// Whether memory behind `fence` may be used by later work on `stream`, by what is known already. No
     /// device call.
     #[inline]
@@ -41,6 +68,7 @@ impl Timelines {
     }
 
     /// Prunes a fence that names many streams, as ranges that were joined often do.
+    #[inline]
     pub(crate) fn prune_if_long(&self, fence: &mut Fence) {
         if fence.len() > LONG_FENCE {
             self.prune(fence);

@@ -45,6 +45,9 @@ const SMALL_BELOW: u64 = 1 << 20;
 /// The part of the device's memory that a pool in haste may hold beyond what it needs.
 const SPARE_PART: u64 = 32;
 
+/// As much as a 32nd of the largest cards. A simulated device may say that it has any amount of memory.
+const MOST_SPARE: u64 = 8 << 30;
+
 /// Alignments that a pool can be built with.
 const MIN_ALIGNMENTS: std::ops::RangeInclusive<u64> = 256..=2 << 20;
 
@@ -112,8 +115,8 @@ impl PoolBuilder {
     }
 
     /// Bytes that the pool may hold beyond the most that was ever live, to save time, while it is asked so often
-    /// that moving memory would take half of the time. By default 1/32 of the device's memory; 0 never trades
-    /// memory for time.
+    /// that moving memory would take half of the time. By default 1/32 of the device's memory, 8 GiB at most;
+    /// 0 never trades memory for time.
     pub fn spare(mut self, bytes: u64) -> Self {
         self.spare = Some(bytes);
         self
@@ -144,8 +147,8 @@ impl PoolBuilder {
         let timelines = self.context.timelines().clone();
         let registry = self.context.registry();
         let device = timelines.device().clone();
-        let spare = self.spare.unwrap_or(device.properties().total_memory / SPARE_PART);
-        let haste = Haste::new(spare, &*device);
+        let spare = self.spare.unwrap_or((device.properties().total_memory / SPARE_PART).min(MOST_SPARE));
+        let haste = Haste::new(spare, device.now());
         let largest_align = device.properties().granularity.min(layout.slot_bytes);
         let counters = Arc::new(Counters::default());
         let limits = Limits { hard_limit: self.hard_limit, headroom: self.headroom, budget: self.budget };
@@ -173,6 +176,7 @@ impl PoolBuilder {
             reclaimers: Callbacks::default(),
             observers: Callbacks::default(),
             largest_align,
+            reuse: self.reuse,
         });
         match (self.record, record::Options::from_environment()) {
             (Some(asked), _) => inner.start_recording(&asked)?,
@@ -214,11 +218,6 @@ impl PoolBuilder {
                 format!("{unit} bytes; it must be a power of two from 256 bytes to 2 MiB and at most a page"),
             );
         }
-        Ok(Layout {
-            unit_bytes: unit,
-            slot_bytes: smallest,
-            largest_page: u32::try_from(largest / smallest).unwrap_or(u32::MAX),
-            small_below: SMALL_BELOW,
-        })
+        Ok(Layout::new(unit, smallest, largest, SMALL_BELOW))
     }
 }

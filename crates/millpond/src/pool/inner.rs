@@ -7,7 +7,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use super::captured::Captured;
-use super::haste::{Haste, REVOCATION, THROUGH_ARENA};
+use super::haste::{Haste, REVOCATION, Seen, THROUGH_ARENA};
 use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use super::routes::Routes;
@@ -15,7 +15,7 @@ use crate::arena::{Arena, BlockId, MOST_UNITS, Out, Pointer, Refusal, Views};
 use crate::cache::{Cached, Caches, Locked, ThreadEnd};
 use crate::counters::{Counted, Counters};
 use crate::device::{DevicePtr, DeviceResult, Kind};
-use crate::order::{AfterSync, Fence, Stream, Timelines};
+use crate::order::{AfterSync, Fence, ReusePolicies, Stream, Timelines};
 use crate::pages::Shortage;
 use crate::record::{self, Introduction, Moment, Recording};
 use crate::stats::Stats;
@@ -37,10 +37,13 @@ pub(crate) struct PoolInner {
     pub(super) reclaimers: Callbacks<Reclaimer>,
     pub(super) observers: Callbacks<Observer>,
     pub(super) largest_align: u64,
+    pub(super) reuse: ReusePolicies,
 }
 
-/// What the pool's lock guards.
+/// What the pool's lock guards. Apart from what threads read on the fast path: whoever takes the lock writes to its
+/// cache line (processors fetch lines in pairs).
 #[derive(Debug)]
+#[repr(align(128))]
 pub(super) struct State {
     pub(super) arena: Arena,
     pub(super) locked: Locked,
@@ -95,7 +98,7 @@ impl PoolInner {
     #[cold]
     pub(super) fn alloc_slow(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
         if align == 1
-            && let Some(ptr) = self.caches.alloc_searching(bytes, stream)
+            && let Some(ptr) = self.alloc_unlocked(bytes, stream)
         {
             self.recording.alloc(ptr, bytes, stream);
             return Ok(ptr);
@@ -153,13 +156,10 @@ impl PoolInner {
         if units >= MOST_UNITS {
             return Err(Refusal::Short { what: Shortage::Device, bytes });
         }
-        if align <= sizes.bytes(1) {
+        // Caches promise no more than the minimum alignment, which is 1 here.
+        if align == 1 {
             let State { arena, locked, .. } = &mut *state;
             out = self.caches.restock(locked, units, stream, |cached| take_back(arena, cached));
-            if out.is_none() && in_haste {
-                let admit = |fence: &Fence| arena.admit(fence, stream);
-                out = self.caches.restock_from_others(locked, units, stream, admit);
-            }
         }
         let out = match out {
             Some(out) => out,
@@ -232,14 +232,17 @@ impl PoolInner {
     }
 
     fn note_waste(&self, state: &mut State, wasted: Duration) {
-        if state.haste.note(wasted, self.timelines.device().as_ref()).is_some() {
+        let look = || Seen { now: self.timelines.device().now(), served: self.counted().allocations };
+        if state.haste.note(wasted, look).is_some() {
             tracing::debug!(pool = self.name, in_haste = state.haste.is_on(), "haste");
             self.adapt(state);
         }
     }
 
     fn adapt(&self, state: &State) {
-        self.caches.adapt(self.counters.reserved.current(), state.haste.spare());
+        let (reserved, spare) = (self.counters.reserved.current(), state.haste.spare());
+        let is_scarce = spare > 0 && reserved > self.counted().allocated.high + spare / 2;
+        self.caches.adapt(reserved, spare, is_scarce);
     }
 
     /// Gives the arena what every thread caches; returns whether there was anything.

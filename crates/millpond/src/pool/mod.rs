@@ -19,6 +19,7 @@ mod inner;
 mod pressure;
 mod registry;
 mod routes;
+mod unlocked;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -145,18 +145,28 @@ fn resolved(stack: &[usize]) -> Vec<Frame> {
     for &ip in stack {
         backtrace::resolve(ip as *mut _, |symbol| {
             let name = symbol.name().map(|name| format!("{name:#}")).unwrap_or_default();
-            let ours =
-                ["backtrace::", "millpond::", "<millpond::"].iter().any(|start| name.starts_with(start));
-            if name.is_empty() || (ours && frames.is_empty()) {
-                return;
-            }
             let file = symbol.filename().map(|file| file.to_string_lossy().into_owned()).unwrap_or_default();
             let line = symbol.lineno().unwrap_or(0);
-            frames.push(Frame { name: cut(&name).into(), file: cut(&file).into(), line });
+            if !name.is_empty() {
+                frames.push(Frame { name: cut(&name).into(), file: cut(&file).into(), line });
+            }
         });
     }
+    // The innermost are those that take the stack, then come this library's.
+    let is_programs = |frame: &Frame| !is_ours(frame);
+    let ours = frames.iter().position(is_ours).unwrap_or(0);
+    let programs = frames[ours..].iter().position(is_programs).map_or(frames.len(), |count| ours + count);
+    frames.drain(..programs);
     frames.truncate(4 * DEEPEST);
     frames
+}
+
+/// Whether the frame is of this library: by its file, since debug information that has line tables only names inlined
+/// functions without their modules.
+fn is_ours(frame: &Frame) -> bool {
+    const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/");
+    let starts = ["millpond::", "<millpond::"];
+    frame.file.starts_with(SOURCES) || starts.iter().any(|start| frame.name.starts_with(start))
 }
 
 impl Sites {

@@ -206,6 +206,7 @@ class Pool:
         reuse: Union[bool, Collection[_Policy], None] = None,
         page_sizes: Optional[tuple[int, int]] = None,
         min_alignment: Optional[int] = None,
+        spare: Optional[int] = None,
         record: Optional[_Path] = None,
     ) -> Pool:
         """Builds a pool. No memory is taken yet.
@@ -222,6 +223,9 @@ class Pool:
             page_sizes: the smallest and the largest physical page, powers of two. By default the device's granularity
                 (2 MiB) and 32 MiB.
             min_alignment: what every address is a multiple of: a power of two from 256 bytes to 2 MiB. 512 by default.
+            spare: bytes that the pool may hold beyond the most that was ever live, to save time, while it is asked so often
+                that moving memory would take half of the time. 1/32 of the device's memory by default, 8 GiB at most; 0 never
+                does so.
             record: a file to record to, from the start.
 
         Raises:

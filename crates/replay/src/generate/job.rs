@@ -27,6 +27,10 @@ pub(super) struct Job {
 /// Bytes of device memory that a kernel goes through in a nanosecond: half of what an H200 can.
 const BYTES_PER_NS: u64 = 2_400;
 
+/// Operations that the matrix units do in a nanosecond: half of what an H200 can, dense and in half precision
+/// (989 TFLOP/s by NVIDIA's data sheet).
+const OPERATIONS_PER_NS: u64 = 495_000;
+
 /// What passes between two allocations at least, in nanoseconds: half of what a recorded ResNet-50 needs.
 const LAUNCH_NS: u64 = 80_000;
 
@@ -49,6 +53,16 @@ impl Job {
         // The kernel that fills it, and about as much again that reads it.
         self.nanoseconds += LAUNCH_NS + 2 * size / BYTES_PER_NS;
         held
+    }
+
+    /// Multiplies matrices: so many additions and multiplications.
+    pub(super) fn multiply(&mut self, operations: u64) {
+        self.nanoseconds += operations / OPERATIONS_PER_NS;
+    }
+
+    /// Goes through memory that has been there for long, such as weights.
+    pub(super) fn read(&mut self, bytes: u64) {
+        self.nanoseconds += bytes / BYTES_PER_NS;
     }
 
     pub(super) fn free(&mut self, held: Held) {

@@ -8,6 +8,9 @@ const MIB: u64 = 1 << 20;
 /// Half precision.
 const HALF: u64 = 2;
 
+/// Tokens that a language model knows.
+const VOCABULARY: u64 = 32_000;
+
 pub(super) fn lora(job: &mut Job) {
     let (layers, width) = (job.pick(16..=40), 512 * job.pick(4..=10));
     let (rank, limit) = (8 * job.pick(1..=8), job.pick(512..=4096));
@@ -22,11 +25,15 @@ pub(super) fn lora(job: &mut Job) {
             let inside = layer(job, tokens, width);
             job.free_all(inside);
         }
-        let logits = job.alloc(tokens * 32_000 * 4);
+        let logits = job.alloc(tokens * VOCABULARY * 4);
+        // There, and back to the last layer.
+        job.multiply(2 * 2 * tokens * VOCABULARY * width);
         let mut gradients = Vec::new();
         while let Some(checkpoint) = checkpoints.pop() {
             // The layer's inside again, then its gradients.
             let inside = layer(job, tokens, width);
+            // Of the weights, which are frozen, there are none.
+            job.multiply(layer_operations(tokens, width));
             gradients.extend((0..4).map(|_| job.alloc(2 * width * rank * HALF)));
             job.free_all(inside.into_iter().rev());
             job.free(checkpoint);
@@ -45,7 +52,14 @@ pub(super) fn lora(job: &mut Job) {
 
 /// Activations inside one transformer layer: attention and MLP.
 fn layer(job: &mut Job, tokens: u64, width: u64) -> Vec<Held> {
+    job.multiply(layer_operations(tokens, width));
     [3, 1, 1, 4, 4, 1].into_iter().map(|times| job.alloc(times * tokens * width * HALF)).collect()
+}
+
+/// Operations of a layer's 12 weight matrices, each `width` squared, on so many tokens: an addition and a
+/// multiplication for each weight and token.
+fn layer_operations(tokens: u64, width: u64) -> u64 {
+    2 * 12 * width * width * tokens
 }
 
 pub(super) fn experts(job: &mut Job) {
@@ -61,13 +75,18 @@ pub(super) fn experts(job: &mut Job) {
                 let fair = 2 * left / (experts - expert);
                 let share = if expert + 1 == experts { left } else { job.pick(0..=fair.min(left)) };
                 left -= share;
+                // An expert's two matrices, for the tokens that it gets.
+                job.multiply(2 * 2 * width * width * share);
                 let gathered = job.alloc(share * width * HALF);
                 saved.push(job.alloc(share * 2 * width * HALF));
                 saved.push(job.alloc(share * width * HALF));
                 job.free(gathered);
             }
         }
+        // Two gradients, each as much work as the way there: spread over the activations.
+        let back = 2 * layers * 2 * 2 * width * width * 2 * tokens / saved.len() as u64;
         while let Some(activation) = saved.pop() {
+            job.multiply(back);
             let gradient = job.alloc(2 * width * width * HALF);
             job.free(activation);
             job.free(gradient);
@@ -83,6 +102,7 @@ pub(super) fn kv_cache(job: &mut Job) {
     for _ in 0..600 {
         if requests.len() < 8 || job.pick(0..=40) == 0 {
             let (prompt, answer) = (job.pick(16..=2000), job.pick(20..=400));
+            job.multiply(layers * layer_operations(prompt, token / HALF));
             let caches = (0..layers).map(|_| job.alloc(2 * prompt * token)).collect();
             requests.push((prompt, answer, caches));
         }
@@ -91,6 +111,8 @@ pub(super) fn kv_cache(job: &mut Job) {
         *length += 1;
         *left -= 1;
         for cache in caches.iter_mut() {
+            // One token has to go through all weights.
+            job.read(job_size(token));
             // `torch.cat`: the longer block exists before the shorter one goes.
             let longer = job.alloc(2 * *length * token);
             let scores = job.alloc(*length * 64);
@@ -123,7 +145,7 @@ pub(super) fn diffusion(job: &mut Job) {
         let at = |level: u64| batch * channels * (level + 1) * (side >> level) * (side >> level) / 4 * HALF;
         for level in 0..levels {
             for _ in 0..3 {
-                block(job, at(level), (side >> (level + 3)).pow(2));
+                block(job, (at(level), channels * (level + 1)), (side >> (level + 3)).pow(2));
                 skips.push(job.alloc(at(level)));
             }
         }
@@ -132,7 +154,7 @@ pub(super) fn diffusion(job: &mut Job) {
                 let Some(skip) = skips.pop() else { break };
                 let joined = job.alloc(2 * at(level));
                 job.free(skip);
-                block(job, at(level), (side >> (level + 3)).pow(2));
+                block(job, (at(level), channels * (level + 1)), (side >> (level + 3)).pow(2));
                 job.free(joined);
             }
         }
@@ -145,8 +167,10 @@ pub(super) fn diffusion(job: &mut Job) {
     job.free_all(weights);
 }
 
-/// A residual block with attention: workspace and temporaries.
-fn block(job: &mut Job, bytes: u64, tokens: u64) {
+/// A residual block with attention: workspace and temporaries of `bytes`, which have so many channels.
+fn block(job: &mut Job, (bytes, channels): (u64, u64), tokens: u64) {
+    // Two convolutions of 3 by 3.
+    job.multiply(2 * 2 * 9 * channels * bytes / HALF);
     let workspace = job.pick(1..=64) * MIB;
     let inside = [job.alloc(bytes), job.alloc(workspace), job.alloc(bytes), job.alloc(tokens * tokens / 8)];
     job.free_all(inside);

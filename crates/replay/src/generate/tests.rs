@@ -44,7 +44,7 @@ proptest! {
             let stats = pool.stats();
             prop_assert_eq!(stats.requested.current, 0);
             prop_assert_eq!(stats.requested.high, program.peak_requested().0);
-            // The worst of a hundred seeds each was 1.13 (docs/replay.md).
+            // The worst of sixty seeds each was 1.08 (docs/replay.md).
             let ratio = stats.reserved.high as f64 / stats.requested.high as f64;
             prop_assert!(ratio < 1.25, "{} {}: {:.4}", pattern.name(), seed, ratio);
             pool.trim_to(0).unwrap();

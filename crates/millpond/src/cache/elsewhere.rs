@@ -1,0 +1,65 @@
+//! What other streams freed, in haste: brought over from the depot, without the pool's lock.
+//!
+//! The stream has to be ordered after the work on the other one first, which may take calls of the device. So it
+//! goes in two steps: the thread looks what there is, and leaves its gate; then, with the stream ordered after the
+//! [fence](Elsewhere::fence) of what was seen, it takes what is behind that fence, be it the same blocks or others.
+
+use super::caches::{Caches, Found};
+use super::sizes::MagazineIndex;
+use super::thread::Own;
+use crate::order::{Fence, Stream, Tick, TimelineId};
+
+/// Blocks of another stream, seen in the depot.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Elsewhere {
+    /// Their length.
+    bytes: u64,
+    of: TimelineId,
+    /// Up to which they were freed.
+    until: Tick,
+}
+
+impl Elsewhere {
+    /// What has to be reached before they are used.
+    pub(crate) fn fence(&self) -> Fence {
+        Fence::at(self.of, self.until)
+    }
+}
+
+impl Caches {
+    /// Looks for blocks for a request of so many bytes among those that other streams freed, where the calling
+    /// thread's magazine has room for some.
+    #[cold]
+    pub(crate) fn look_elsewhere(&self, bytes: u64, stream: &Stream) -> Option<Elsewhere> {
+        if !self.is_in_haste() || !self.sizes.is_cached(bytes) {
+            return None;
+        }
+        // A gate that is closed may mean that the stream is being captured.
+        let Own { lane, tally: _, _inside } = self.enter::<true>(stream)?;
+        let units = self.sizes.units_in_haste(bytes);
+        if lane.magazine(MagazineIndex::of(units)).restock_by() == 0 {
+            return None;
+        }
+        let bytes = self.sizes.bytes(units);
+        let (of, until) = self.depot.other_with(stream.timeline().id, bytes)?;
+        Some(Elsewhere { bytes, of, until })
+    }
+
+    /// A block for a request of so many bytes from what was seen elsewhere, after which the stream is ordered now;
+    /// brings more of the same.
+    pub(crate) fn alloc_elsewhere(&self, bytes: u64, stream: &Stream, seen: Elsewhere) -> Option<Found> {
+        let Own { lane, tally, _inside } = self.enter::<true>(stream)?;
+        let size = seen.bytes;
+        let magazine = lane.magazine(MagazineIndex::of(self.sizes.exact_units(size)));
+        let before = magazine.len();
+        let is_narrow = self.fetch(magazine, tally, (seen.of, seen.until), size);
+        let now = stream.timeline().now();
+        // From here on it is as if this stream had freed them, now.
+        for item in magazine.above(before) {
+            item.entry().make_cached(item.ptr, now);
+        }
+        let item = *magazine.top().filter(|item| item.bytes() == size)?;
+        let ptr = Self::take(magazine, item, bytes, tally);
+        Some(Found { ptr, is_narrow })
+    }
+}

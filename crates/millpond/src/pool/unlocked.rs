@@ -1,0 +1,34 @@
+//! What the fast path did not find, and is found without the pool's lock all the same.
+
+use super::inner::PoolInner;
+use crate::cache::Found;
+use crate::device::DevicePtr;
+use crate::order::{Admission, Stream};
+
+impl PoolInner {
+    /// A block from the thread's magazines, where they have to be searched, or from the depot.
+    pub(super) fn alloc_unlocked(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+        let found = self.caches.alloc_searching(bytes, stream);
+        let Found { ptr, is_narrow } = found.or_else(|| self.alloc_elsewhere(bytes, stream))?;
+        if is_narrow {
+            let units = self.caches.sizes().units_in_haste(bytes);
+            self.caches.widen(&mut self.state.lock().locked, units, stream);
+        }
+        Some(ptr)
+    }
+
+    /// A block that another stream freed, in haste, once the stream is ordered after it.
+    fn alloc_elsewhere(&self, bytes: u64, stream: &Stream) -> Option<Found> {
+        let seen = self.caches.look_elsewhere(bytes, stream)?;
+        match self.timelines.admit(&seen.fence(), stream.timeline(), self.reuse) {
+            Ok(Admission::Ready) => {}
+            Ok(Admission::Waits) => self.counters.waits_elsewhere.add(1),
+            Ok(Admission::Refused) => return None,
+            Err(error) => {
+                tracing::warn!(%error, "a stream could not be ordered after another");
+                return None;
+            }
+        }
+        self.caches.alloc_elsewhere(bytes, stream, seen)
+    }
+}
