@@ -3,7 +3,7 @@
 //! It differs from the general path in what it does not do. It neither catches panics nor makes a
 //! [`Failure`](crate::failure::Failure), since what it calls can neither panic nor fail: it looks into the thread's
 //! magazines only. Whatever is not as it expects it leaves to the general path, which says what is wrong. It finds the
-//! slots of both handles where the general path left them, in the thread's [`Place`]; slots are never freed, and each
+//! slots of both handles where the general path left them, in the thread's `Place`; slots are never freed, and each
 //! says whether the handle is still the one that it is valid for.
 //!
 //! **How an object stays** while it is used here: not by a note of its handle (`in_use`), but by one flag for the thread,
