@@ -2,12 +2,11 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 
 use super::captured::Captured;
-use super::haste::{Haste, REVOCATION, Seen, THROUGH_ARENA};
+use super::haste::{Haste, REVOCATION, THROUGH_ARENA};
 use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use super::routes::Routes;
@@ -128,7 +127,7 @@ impl PoolInner {
         stream: &Stream,
     ) -> Result<std::result::Result<DevicePtr, Refusal>> {
         let route = self.routes.of(stream);
-        let mut state = self.state.lock();
+        let mut state = self.lock_noting_waits();
         if state.destroyed {
             return Err(Error::PoolDestroyed { pool: self.name.clone() });
         }
@@ -226,25 +225,6 @@ impl PoolInner {
         out
     }
 
-    /// Pages that were taken from one place for another so far, or given back for others.
-    fn pages_moved(&self) -> u64 {
-        self.counters.pages_stolen.get() + self.counters.calls.release.get()
-    }
-
-    fn note_waste(&self, state: &mut State, wasted: Duration) {
-        let look = || Seen { now: self.timelines.device().now(), served: self.counted().allocations };
-        if state.haste.note(wasted, look).is_some() {
-            tracing::debug!(pool = self.name, in_haste = state.haste.is_on(), "haste");
-            self.adapt(state);
-        }
-    }
-
-    fn adapt(&self, state: &State) {
-        let (reserved, spare) = (self.counters.reserved.current(), state.haste.spare());
-        let is_scarce = spare > 0 && reserved > self.counted().allocated.high + spare / 2;
-        self.caches.adapt(reserved, spare, is_scarce);
-    }
-
     /// Gives the arena what every thread caches; returns whether there was anything.
     pub(super) fn empty_caches(&self, state: &mut State) -> bool {
         let State { arena, locked, .. } = state;
@@ -307,7 +287,7 @@ impl PoolInner {
             return Ok(());
         }
         let last_of_destroyed = {
-            let mut state = self.state.lock();
+            let mut state = self.lock_noting_waits();
             let pointer = state.look_up(ptr);
             let Pointer::Live(id) = pointer else {
                 drop(state);

@@ -20,6 +20,7 @@ mod pressure;
 mod registry;
 mod routes;
 mod unlocked;
+mod waste;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -10,9 +10,10 @@ impl PoolInner {
     pub(super) fn alloc_unlocked(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         let found = self.caches.alloc_searching(bytes, stream);
         let Found { ptr, is_narrow } = found.or_else(|| self.alloc_elsewhere(bytes, stream))?;
-        if is_narrow {
+        // Another time, where the lock is not free now.
+        if is_narrow && let Some(mut state) = self.state.try_lock() {
             let units = self.caches.sizes().units_in_haste(bytes);
-            self.caches.widen(&mut self.state.lock().locked, units, stream);
+            self.caches.widen(&mut state.locked, units, stream);
         }
         Some(ptr)
     }
