@@ -13,8 +13,7 @@ use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 #[derive(Debug, Clone)]
 pub struct Stream {
     inner: Arc<Inner>,
-    /// The inner one's, and what tells it from others: looked at on every allocation and free.
-    timeline: Arc<Timeline>,
+    /// What tells it from others: looked at on every allocation and free.
     key: StreamKey,
 }
 
@@ -58,7 +57,7 @@ impl Stream {
 
     pub(super) fn from_inner(inner: Arc<Inner>) -> Self {
         let key = StreamKey { serial: inner.timeline.serial, slot: inner.timeline.id.slot as usize };
-        Self { timeline: inner.timeline.clone(), inner, key }
+        Self { inner, key }
     }
 
     #[inline]
@@ -163,7 +162,7 @@ impl Stream {
 
     #[inline]
     pub(crate) fn timeline(&self) -> &Arc<Timeline> {
-        &self.timeline
+        &self.inner.timeline
     }
 
     /// The tick of the work given to the stream so far, for the fence of a free. A load; on a foreign stream
