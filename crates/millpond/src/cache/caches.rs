@@ -65,11 +65,11 @@ impl Cached {
     }
 }
 
-/// The part of what the pool may cache, by which a high-water mark may be too high. (Of all marks the highest counts, so
-/// that the error is one thread's and not the sum.)
+/// The part of what the pool may cache, by which one thread's part of a high-water mark may be off. (Of all marks the
+/// highest counts, so that what is too high is one thread's error; what is too low may be several threads'.)
 const MOST_DRIFT: u64 = 16;
 
-/// Bytes by which it may be too high in any pool.
+/// Bytes by which it may be off in any pool.
 const LEAST_DRIFT: u64 = 8 << 20;
 
 /// Bytes that a thread may cache in a pool that is small; in a larger one it is a share of what is reserved.
