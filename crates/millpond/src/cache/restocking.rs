@@ -54,7 +54,7 @@ impl Caches {
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let lanes = unsafe { cache.lanes_under_lock() };
         lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
-        cache.open(lanes, stream.key());
+        cache.open(lanes, stream.key(), self.has_doors());
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(MagazineIndex::of(units));
         let size = self.sizes.bytes(units);
         let item = if magazine.bring_up(size) {
@@ -134,7 +134,7 @@ impl Caches {
         let lanes = unsafe { cache.lanes_under_lock() };
         let at = MagazineIndex::of(self.sizes.exact_units(size));
         lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
-        cache.open(lanes, stream.key());
+        cache.open(lanes, stream.key(), self.has_doors());
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
         let full = magazine.is_full();
         let in_haste = self.is_in_haste();

@@ -61,12 +61,14 @@ impl PoolInner {
         Err(Error::WrongDevice { what: "stream", pool: self.name.clone() })
     }
 
-    /// Allocates without a wish for the address. The fast path is one call, which takes no lock.
+    /// Allocates without a wish for the address. The fast path is one call, which takes no lock; a pool that is
+    /// recorded has it closed.
     #[inline]
     pub(crate) fn alloc(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
-        let Some(ptr) = self.caches.alloc(bytes, stream) else { return self.alloc_slow(bytes, 1, stream) };
-        self.recording.alloc(ptr, bytes, stream);
-        Ok(ptr)
+        match self.caches.alloc(bytes, stream) {
+            Some(ptr) => Ok(ptr),
+            None => self.alloc_slow(bytes, 1, stream),
+        }
     }
 
     /// The fast path of [`alloc`](Self::alloc) alone.
@@ -80,9 +82,6 @@ impl PoolInner {
         bytes: u64,
         stream: &Stream,
     ) -> Option<DevicePtr> {
-        if self.recording.is_on() {
-            return None;
-        }
         // SAFETY: the caller's promise.
         unsafe { self.caches.alloc_as(thread, bytes, stream) }
     }
@@ -94,7 +93,7 @@ impl PoolInner {
     #[inline]
     pub(crate) unsafe fn free_cached(&self, thread: usize, ptr: DevicePtr, stream: &Stream) -> bool {
         // SAFETY: the caller's promise.
-        !self.recording.is_on() && unsafe { self.caches.free_as(thread, ptr, stream) }
+        unsafe { self.caches.free_as(thread, ptr, stream) }
     }
 
     /// Allocates at a multiple of `align`, which may be what every block has.
@@ -109,6 +108,16 @@ impl PoolInner {
     /// Allocates under the lock: from the depot or the arena, with what all caches hold, and under pressure.
     #[cold]
     pub(super) fn alloc_slow(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
+        if !self.caches.has_doors() {
+            if !self.recording.is_on() {
+                self.open_doors();
+            } else if align == 1
+                && let Some(ptr) = self.caches.alloc_wide(bytes, stream)
+            {
+                self.recording.alloc(ptr, bytes, stream);
+                return Ok(ptr);
+            }
+        }
         if align == 1
             && let Some(ptr) = self.alloc_unlocked(bytes, stream)
         {
@@ -251,20 +260,20 @@ impl PoolInner {
     /// Frees a block. The fast path is one call, which takes no lock.
     #[inline]
     pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        if self.recording.is_on() {
-            return self.free_recorded(ptr, stream);
-        }
-        self.free_unrecorded(ptr, stream)
+        if self.caches.free(ptr, stream) { Ok(()) } else { self.free_slow(ptr, stream) }
     }
 
-    #[inline]
-    fn free_unrecorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        if self.caches.free(ptr, stream) { Ok(()) } else { self.free_slow(ptr, stream) }
+    #[cold]
+    fn free_slow(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        if self.recording.is_on() {
+            self.free_recorded(ptr, stream)
+        } else {
+            self.free_unrecorded(ptr, stream)
+        }
     }
 
     /// Frees, and notes it as of a time when nobody else could have the block yet. What is no live block is
     /// an error, and not noted.
-    #[cold]
     fn free_recorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         let before = Moment::now();
         let requested = if ptr.is_null() { None } else { self.requested(ptr) };
@@ -290,8 +299,7 @@ impl PoolInner {
 
     /// Frees under the lock: what has no room in the thread's magazines, is used by other streams, or is no
     /// live block at all.
-    #[cold]
-    fn free_slow(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    fn free_unrecorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         if self.caches.free_wide(ptr, stream) {
             return Ok(());
         }
@@ -350,10 +358,34 @@ impl PoolInner {
             _ => std::ptr::from_ref(device).addr() as u64,
         };
         let introduction = Introduction { name: &self.name, device, device_key };
-        self.recording.start(options, &introduction)?;
-        let state = self.state.lock();
-        self.recording.live(state.arenas().flat_map(Arena::live));
-        Ok(())
+        // The first one takes 20 ms, and others may need the lock.
+        Moment::now();
+        let mut state = self.state.lock();
+        // No thread is on the fast path from here on, so that what is noted once is noted until its end.
+        self.caches.set_doors(&mut state.locked, false);
+        let started = self.recording.start(options, &introduction);
+        if started.is_ok() {
+            self.recording.live(state.arenas().flat_map(Arena::live));
+        } else {
+            self.caches.set_doors(&mut state.locked, true);
+        }
+        started
+    }
+
+    pub(super) fn stop_recording(&self) -> Result<Option<record::Status>> {
+        let stopped = self.recording.stop();
+        self.open_doors();
+        stopped
+    }
+
+    /// Opens the fast path again, where recording has ended; another time where the lock is not free now.
+    #[cold]
+    fn open_doors(&self) {
+        if let Some(mut state) = self.state.try_lock()
+            && !self.recording.is_on()
+        {
+            self.caches.set_doors(&mut state.locked, true);
+        }
     }
 
     pub(super) fn with_live<R>(

@@ -273,7 +273,7 @@ impl Pool {
     /// # Errors
     /// [`Error::Recording`] if the file's last part could not be written.
     pub fn stop_recording(&self) -> Result<Option<record::Status>> {
-        self.inner.recording.stop()
+        self.inner.stop_recording()
     }
 
     /// Writes what was recorded so far to the file, which can then be read while the recording goes on. Does
