@@ -414,9 +414,11 @@ fn in_haste_a_stream_gets_what_another_freed_once_it_waits_for_it() {
     let [freeing, allocating] = [(); 2].map(|()| device.create_stream().unwrap());
     let pool = Pool::builder(&device).spare(1 << 30).build().unwrap();
     churn(&pool, &freeing, &simulated, Duration::ZERO);
+    // Longer than what is cached by now, so that no longer class lends a block.
+    let bytes = 20 * MIB;
     let alloc = |stream: &Stream| {
-        let at = pool.alloc(MIB, stream).unwrap();
-        (at, checker.allocated(at, MIB, stream.handle()))
+        let at = pool.alloc(bytes, stream).unwrap();
+        (at, checker.allocated(at, bytes, stream.handle()))
     };
     let free = |(at, block), stream: &Stream| {
         checker.used(block, stream.handle());
