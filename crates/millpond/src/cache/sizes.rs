@@ -1,5 +1,7 @@
 //! Sizes in units, and the magazine that blocks of a size lie in.
 
+use std::ops::Range;
+
 use crate::arena::MOST_UNITS;
 
 /// How a pool rounds sizes. See the [module](super).
@@ -23,11 +25,20 @@ const LONGEST_IN_HASTE: u64 = 1 << 30;
 /// Magazines in a lane: one for each class of any size up to the most units that a block can have.
 pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
 
-/// Names a magazine of a lane. Always less than `MAGAZINES`.
+/// Names a magazine of a lane. Always less than `MAGAZINES`, but for [`END`](Self::END), which names none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct MagazineIndex(usize);
 
 impl MagazineIndex {
+    /// The magazine for the shortest blocks.
+    pub(super) const FIRST: Self = Self(0);
+
+    /// Behind the magazine for the longest blocks.
+    pub(super) const END: Self = Self(MAGAZINES);
+
+    /// Every magazine.
+    pub(super) const ALL: Range<Self> = Self::FIRST..Self::END;
+
     /// The magazine for blocks of this length, which is less than `MOST_UNITS`.
     #[inline]
     pub(super) fn of(units: u64) -> Self {
@@ -126,6 +137,16 @@ impl Sizes {
     /// Whether blocks of this length are of exact sizes.
     pub(super) fn is_large(self, bytes: u64) -> bool {
         !self.is_rounded(bytes)
+    }
+
+    /// Bytes of the shortest block whose magazine is of exact sizes.
+    pub(super) fn large_from(self) -> u64 {
+        self.rounded_to + self.bytes(1)
+    }
+
+    /// The first magazine of exact sizes.
+    pub(super) fn first_large(self) -> MagazineIndex {
+        MagazineIndex::of(self.exact_units(self.large_from()))
     }
 
     /// The longest that a block in the same magazine can be: an eighth more at most.

@@ -216,13 +216,42 @@ impl PoolInner {
     ) -> std::result::Result<Out, Refusal> {
         let device = self.timelines.device();
         let (began, moved) = (device.now(), self.pages_moved());
-        let revoked = self.empty_caches(state);
-        let out = state.arena.alloc(units, align, stream);
+        let revoked = self.empty_caches_for(state, units);
+        let out = match state.arena.alloc_unbacked(units, align, stream) {
+            Ok(None) => self.alloc_backed(state, units, align, stream),
+            Ok(Some(out)) => Ok(out),
+            Err(refusal) => Err(refusal),
+        };
         let took = device.now().saturating_sub(began);
         let least = if revoked { REVOCATION } else { THROUGH_ARENA };
         let wasted = if revoked || self.pages_moved() > moved { took.max(least) } else { THROUGH_ARENA };
         self.note_waste(state, wasted);
         out
+    }
+
+    /// Puts pages behind a place, for which every cache is emptied first.
+    fn alloc_backed(
+        &self,
+        state: &mut State,
+        units: u64,
+        align: u64,
+        stream: &Stream,
+    ) -> std::result::Result<Out, Refusal> {
+        if self.empty_caches(state) {
+            return state.arena.alloc(units, align, stream);
+        }
+        state.arena.alloc_backed(units, align, stream)
+    }
+
+    /// Gives the arena what every thread caches, as far as that may serve a request of `units`: small blocks lie in a
+    /// zone of their own, and stay cached while they are few. Returns whether there was anything.
+    fn empty_caches_for(&self, state: &mut State, units: u64) -> bool {
+        let most = self.counters.reserved.current() / SMALL_SPARED;
+        let State { arena, locked, haste, .. } = &mut *state;
+        if haste.is_on() || !arena.is_large(units) || !self.caches.holds_few_small(locked, most) {
+            return self.empty_caches(state);
+        }
+        self.caches.revoke_large(locked, |cached| take_back(arena, cached))
     }
 
     /// Gives the arena what every thread caches; returns whether there was anything.
@@ -507,6 +536,10 @@ impl PoolInner {
         Err(Error::LiveBlocks { pool: self.name.clone(), blocks, bytes })
     }
 }
+
+/// Small blocks stay in the caches while a pool moves pages for a large one, as long as they are together less than this
+/// part of what it holds.
+const SMALL_SPARED: u64 = 512;
 
 /// More than any device can address: sizes beyond it come from arithmetic that overflowed.
 const LARGEST_REQUEST: u64 = 1 << 56;
