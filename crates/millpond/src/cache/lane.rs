@@ -303,6 +303,15 @@ pub(super) struct Lanes {
     granted: u64,
     /// The part of that in magazines of large blocks.
     granted_large: u64,
+    /// What the magazines of small blocks held when that was last counted.
+    pub(super) small: Counted,
+}
+
+/// Bytes that were counted, and how many blocks the thread had freed by then.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Counted {
+    pub(super) bytes: u64,
+    pub(super) frees: u64,
 }
 
 /// What bounds the room of a magazine.

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use super::Locked;
 use super::caches::{Cached, Caches, Few};
-use super::lane::{Item, Lanes};
+use super::lane::{Counted, Item, Lanes};
 use super::sizes::MagazineIndex;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
@@ -72,7 +72,15 @@ impl Caches {
         // SAFETY: the calling thread owns the cache, or it is nobody's, which has no lanes; it is not inside, and
         // holds the lock.
         let lanes = unsafe { mine.lanes_under_lock() };
-        in_depot + others + lanes.held_below(self.sizes.first_large(), |size| self.sizes.longest_beside(size)) <= most
+        let frees = mine.tally.frees();
+        // Since it was counted last, no more came than was freed.
+        let bound = lanes.small.bytes + (frees - lanes.small.frees) * self.sizes.large_from();
+        if in_depot + others + bound <= most {
+            return true;
+        }
+        let bytes = lanes.held_below(self.sizes.first_large(), |size| self.sizes.longest_beside(size));
+        lanes.small = Counted { bytes, frees };
+        in_depot + others + bytes <= most
     }
 
     /// Empties the depot of blocks of at least `from` bytes, if it must be; returns whether it has to be opened again.
