@@ -110,7 +110,7 @@ impl Arena {
     #[inline]
     pub(super) fn least_waste_anywhere(&self, piece: &Piece, want: &Want) -> (i64, u64) {
         let high = piece.end - want.units;
-        if want.zone == Zone::Small || high == piece.start {
+        if high == piece.start || want.zone == Zone::Small {
             return (0, piece.start);
         }
         let low = self.waste_below(piece, piece.start + want.units);

@@ -78,26 +78,34 @@ impl Fence {
     /// Takes the later tick per stream.
     #[inline]
     pub(crate) fn join(&mut self, other: &Self) {
-        if self.same_streams(other) {
+        match (&mut self.0[..], &other.0[..]) {
             // Nearly always.
-            for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
-                mine.1 = mine.1.max(theirs.1);
+            ([mine], [theirs]) if mine.0 == theirs.0 => mine.1 = mine.1.max(theirs.1),
+            (mine, theirs) if same_streams(mine, theirs) => {
+                mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| mine.1 = mine.1.max(theirs.1));
             }
-        } else {
-            other.iter().for_each(|(timeline, tick)| self.raise(timeline, tick));
+            _ => other.iter().for_each(|(timeline, tick)| self.raise(timeline, tick)),
         }
     }
 
     /// Whether both name the same streams, at whatever ticks.
     #[inline]
     pub(crate) fn same_streams(&self, other: &Self) -> bool {
-        self.0.len() == other.0.len() && self.0.iter().zip(&other.0).all(|(a, b)| a.0 == b.0)
+        match (&self.0[..], &other.0[..]) {
+            // Nearly always.
+            ([mine], [theirs]) => mine.0 == theirs.0,
+            (mine, theirs) => same_streams(mine, theirs),
+        }
     }
 
     /// Keeps only the entries for which `keep` holds.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(TimelineId, Tick) -> bool) {
         self.0.retain(|entry| keep(entry.0, entry.1));
     }
+}
+
+fn same_streams(mine: &[(TimelineId, Tick)], theirs: &[(TimelineId, Tick)]) -> bool {
+    mine.len() == theirs.len() && mine.iter().zip(theirs).all(|(a, b)| a.0 == b.0)
 }
 
 #[cfg(test)]
