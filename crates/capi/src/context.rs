@@ -41,12 +41,6 @@ impl ContextObject {
         Arc::new(Self { context, default_stream: OnceLock::new(), host })
     }
 
-    /// The default stream, if somebody used it before.
-    #[inline]
-    pub(crate) fn known_default_stream(&self) -> Option<&Stream> {
-        self.default_stream.get()
-    }
-
     pub(crate) fn default_stream(&self) -> Result<&Stream, Failure> {
         if let Some(stream) = self.default_stream.get() {
             return Ok(stream);

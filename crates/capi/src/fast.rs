@@ -1,50 +1,71 @@
-//! The fast path: a pool and a registered stream, or the default one, both the same as in the thread's last slow call.
+//! The fast path: a pool and a registered stream, or the default one, that the thread used before.
 //!
 //! It differs from the general path in what it does not do. It neither catches panics nor makes a
 //! [`Failure`](crate::failure::Failure), since what it calls can neither panic nor fail: it looks into the thread's
-//! magazines only. Whatever is not as it expects it leaves to the general path, which says what is wrong. It finds the
-//! slots of both handles where the general path left them, in the thread's `Place`; slots are never freed, and each
-//! says whether the handle is still the one that it is valid for.
+//! magazines only. Whatever is not as it expects it leaves to the general path, which says what is wrong. Where that
+//! found pool and stream, it leaves the way to both in the thread's `Place`, as a [`Pair`] under the two handles.
 //!
 //! **How an object stays** while it is used here: not by a note of its handle (`in_use`), but by one flag for the thread,
-//! that it is inside. Who releases a handle makes it invalid first, then waits until every thread was seen outside
-//! once. That is soon, for nothing here waits. Who comes in later sees the handle invalid. As for notes, the full fence
-//! that this needs on both sides is paid by the releasing side (`membarrier`); where the system has none, no thread has
-//! a way in.
+//! that it is inside. Who releases a handle makes it invalid first and takes every pair of it away ([`forget`]), then
+//! waits until every thread was seen outside once ([`wait_for_calls`]). That is soon, for nothing here waits. Who comes in
+//! later finds no pair. As for notes, the full fence that this needs on both sides is paid by the releasing side
+//! (`membarrier`); where the system has none, no thread has a way in.
 
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering, compiler_fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, compiler_fence, fence};
 
 use millpond::bindings::{MOST_THREADS, thread_index};
 use millpond::{Pool, Stream};
 
-use crate::handle::{Kind, Slot};
 use crate::in_use;
-use crate::pool::{POOLS, PoolHandle, PoolObject};
-use crate::stream::{AnyStream, STREAMS, StreamObject};
+use crate::pool::{POOLS, PoolHandle};
+use crate::stream::{AnyStream, FoundStream, STREAMS};
 
-/// What the fast path knows of one thread, on a cache line of its own.
-#[repr(align(64))]
+/// Places for pairs that a thread remembers; of those that fall on the same place, the one used last on the general path.
+const PAIRS: usize = 4;
+
+/// What the fast path knows of one thread, on cache lines of its own.
+#[repr(align(256))]
 struct Place {
-    /// Whether the thread is inside, and so uses one object of each kind.
+    /// Whether the thread is inside, and so uses a pool and a stream.
     inside: AtomicBool,
-    /// Of the pool and the stream that the thread last used. Only the thread itself writes and reads them.
-    pool: AtomicPtr<Slot<PoolObject>>,
-    stream: AtomicPtr<Slot<StreamObject>>,
+    pairs: [Pair; PAIRS],
 }
 
-/// For those who have used none yet.
-static NO_POOL: Slot<PoolObject> = Slot::vacant();
-static NO_STREAM: Slot<StreamObject> = Slot::vacant();
+/// A pool and a stream, and under which handles the program knows them. The owning thread writes it, while it is
+/// outside; another one only ever sets `pool` to null, which takes the pair away. So while `pool` is not null, the
+/// rest belongs to it.
+struct Pair {
+    pool: AtomicPtr<PoolHandle>,
+    /// Null, or what else stands for it, for the default stream.
+    stream: AtomicU64,
+    pool_itself: AtomicPtr<Pool>,
+    stream_itself: AtomicPtr<Stream>,
+}
 
-/// By the thread's index. That of threads without one knows no slots, and never will.
-static PLACES: [Place; MOST_THREADS + 1] = [const {
-    Place {
-        inside: AtomicBool::new(false),
-        pool: AtomicPtr::new((&raw const NO_POOL).cast_mut()),
-        stream: AtomicPtr::new((&raw const NO_STREAM).cast_mut()),
+impl Pair {
+    const fn none() -> Self {
+        Self {
+            pool: AtomicPtr::new(ptr::null_mut()),
+            stream: AtomicU64::new(0),
+            pool_itself: AtomicPtr::new(ptr::null_mut()),
+            stream_itself: AtomicPtr::new(ptr::null_mut()),
+        }
     }
-}; MOST_THREADS + 1];
+}
+
+impl Place {
+    /// Handles end in small numbers, those of pools and those of streams.
+    #[inline(always)]
+    fn pair(&self, pool: *mut PoolHandle, stream: AnyStream) -> &Pair {
+        &self.pairs[(pool.addr() ^ stream.addr()) % PAIRS]
+    }
+}
+
+/// By the thread's index. That of threads without one has no pairs, and never will.
+static PLACES: [Place; MOST_THREADS + 1] =
+    [const { Place { inside: AtomicBool::new(false), pairs: [const { Pair::none() }; PAIRS] } };
+        MOST_THREADS + 1];
 
 /// Places that may be in use: all below it.
 static USED: AtomicUsize = AtomicUsize::new(0);
@@ -54,10 +75,10 @@ struct Inside(&'static Place);
 
 impl Inside {
     #[inline]
-    fn new() -> Self {
+    fn new(thread: usize) -> Self {
         // SAFETY: an index is at most `MOST_THREADS`.
-        let place = unsafe { PLACES.get_unchecked(thread_index()) };
-        // Relaxed: ordered before the looks at the slots by the fence.
+        let place = unsafe { PLACES.get_unchecked(thread) };
+        // Relaxed: ordered before the look for the pair by the fence.
         place.inside.store(true, Ordering::Relaxed);
         compiler_fence(Ordering::SeqCst);
         Self(place)
@@ -72,54 +93,81 @@ impl Drop for Inside {
     }
 }
 
-/// Calls with the pool and the stream. `None` where the general path must be taken; nothing was done then.
+/// Calls with the pool and the stream, and the thread's index. `None` where the general path must be taken; nothing was
+/// done then.
 ///
 /// `call` must not wait, call back or panic, and gives `None` where it did nothing.
 #[inline(always)]
 pub(crate) fn call<R>(
     pool: *mut PoolHandle,
     stream: AnyStream,
-    call: impl FnOnce(&Pool, &Stream) -> Option<R>,
+    call: impl FnOnce(usize, &Pool, &Stream) -> Option<R>,
 ) -> Option<R> {
-    let Inside(place) = &Inside::new();
-    // Relaxed: the thread's own.
-    let (pools, streams) = (place.pool.load(Ordering::Relaxed), place.stream.load(Ordering::Relaxed));
-    // SAFETY: a slot is static, or in a table that frees none; and this thread is inside until the call returns.
-    let object = unsafe { (*pools).look(pool.addr() as u64) }?;
-    let stream = if stream.is_null() {
-        object.context.known_default_stream()?
-    } else {
-        // SAFETY: as above.
-        &unsafe { (*streams).look(stream.addr() as u64) }?.stream
-    };
-    call(&object.pool, stream)
+    let thread = thread_index();
+    let Inside(place) = &Inside::new(thread);
+    let pair = place.pair(pool, stream);
+    // Relaxed, all: the thread's own; and that the pair was taken away is seen in time by the fence of who did it.
+    let is_known = pair.pool.load(Ordering::Relaxed) == pool
+        && pair.stream.load(Ordering::Relaxed) == stream.addr() as u64
+        && !pool.is_null();
+    if !is_known {
+        return None;
+    }
+    // SAFETY: the pair is there, and the handles were valid after it was written (`remember`). Who releases one of them
+    // takes the pair away, then waits until this thread is outside, before the object goes.
+    let (pool, stream) =
+        unsafe { (&*pair.pool_itself.load(Ordering::Relaxed), &*pair.stream_itself.load(Ordering::Relaxed)) };
+    call(thread, pool, stream)
 }
 
-/// Lets the calling thread's next calls with this pool and stream take the fast path, if both are valid then.
+/// Lets the calling thread's next calls with this pool and stream take the fast path, if the stream is one that stays.
+/// Both are in use. The pool stays where it is until its handle is released, and keeps the default stream until then.
 #[cold]
-pub(crate) fn remember(pool: *mut PoolHandle, stream: AnyStream) {
+pub(crate) fn remember(
+    pool: *mut PoolHandle,
+    stream: AnyStream,
+    pool_itself: &Pool,
+    found: &FoundStream<'_>,
+) {
     let index = thread_index();
-    if index == 0 || !in_use::has_membarrier() {
+    let Some(stream_itself) = found.lasting().filter(|_| index != 0 && in_use::has_membarrier()) else {
         return;
-    }
-    // SeqCst: before this thread's first look at a slot, in the one order that `wait_for_calls` fences in, too: who
-    // does not see the place in use made his handle invalid before that look.
+    };
+    // SeqCst: before the pair is written, in the one order that `forget` looks in, too.
     if USED.load(Ordering::Relaxed) <= index {
         USED.fetch_max(index + 1, Ordering::SeqCst);
     }
-    let place = &PLACES[index];
-    if let Some(slot) = POOLS.slot(pool.addr() as u64) {
-        place.pool.store(ptr::from_ref(slot).cast_mut(), Ordering::Relaxed);
-    }
-    let is_registered = Kind::of(stream.addr() as u64).is_some();
-    if let Some(slot) = STREAMS.slot(stream.addr() as u64).filter(|_| is_registered) {
-        place.stream.store(ptr::from_ref(slot).cast_mut(), Ordering::Relaxed);
+    let pair = PLACES[index].pair(pool, stream);
+    // Relaxed: see `Pair`; no other thread reads more than the handles.
+    pair.pool.store(ptr::null_mut(), Ordering::Relaxed);
+    pair.stream.store(stream.addr() as u64, Ordering::Relaxed);
+    pair.pool_itself.store(ptr::from_ref(pool_itself).cast_mut(), Ordering::Relaxed);
+    pair.stream_itself.store(ptr::from_ref(stream_itself).cast_mut(), Ordering::Relaxed);
+    pair.pool.store(pool, Ordering::Relaxed);
+    // Whoever releases a handle makes it invalid, then looks for pairs (`forget`), with such a fence between: either it
+    // finds this one, or this thread finds the handle invalid.
+    fence(Ordering::SeqCst);
+    let is_default = matches!(found, FoundStream::Default(_));
+    if !POOLS.is_valid(pool) || !(is_default || STREAMS.is_valid(stream)) {
+        pair.pool.store(ptr::null_mut(), Ordering::Relaxed);
     }
 }
 
-/// Waits until every thread that may still use a handle on the fast path, which was made invalid before, has left it.
+/// Takes away every pair of a handle, which was made invalid before. Whoever came in before may still use it.
+pub(crate) fn forget(handle: u64) {
+    fence(Ordering::SeqCst);
+    for pair in PLACES[..USED.load(Ordering::SeqCst)].iter().flat_map(|place| &place.pairs) {
+        // Relaxed, all: if the owner overwrites the pair meanwhile, nothing is lost but the new one.
+        let pool = pair.pool.load(Ordering::Relaxed);
+        if pool.addr() as u64 == handle || pair.stream.load(Ordering::Relaxed) == handle {
+            pair.pool.store(ptr::null_mut(), Ordering::Relaxed);
+        }
+    }
+}
+
+/// Waits until every thread that may still use a forgotten handle has left the fast path. After a
+/// [heavy fence](in_use::heavy_fence), which comes after [`forget`].
 pub(crate) fn wait_for_calls() {
-    in_use::heavy_fence();
     for place in &PLACES[..USED.load(Ordering::SeqCst)] {
         // Acquire: what the thread did with the object happened before its end, which follows.
         while place.inside.load(Ordering::Acquire) {

@@ -97,7 +97,7 @@ struct Vacant {
 }
 
 /// Where an object is kept.
-pub(crate) struct Slot<T> {
+struct Slot<T> {
     /// The valid handle; [`NO_HANDLE`] while there is none.
     handle: AtomicU64,
     /// There while there is a valid handle, and until the release of the last one is through.
@@ -115,7 +115,7 @@ unsafe impl<T: Send + Sync> Sync for Slot<T> {}
 
 impl<T> Slot<T> {
     /// A slot without an object.
-    pub(crate) const fn vacant() -> Self {
+    fn vacant() -> Self {
         Self {
             handle: AtomicU64::new(NO_HANDLE),
             object: UnsafeCell::new(MaybeUninit::uninit()),
@@ -126,10 +126,9 @@ impl<T> Slot<T> {
     /// The object of this handle, if it is here.
     ///
     /// # Safety
-    /// The handle was [noted](Record::note) before, or the calling thread [is inside](crate::fast) the fast path, and
-    /// stays so while the object is used.
+    /// The handle was [noted](Record::note) before, and stays so while the object is used.
     #[inline]
-    pub(crate) unsafe fn look(&self, bits: u64) -> Option<&T> {
+    unsafe fn look(&self, bits: u64) -> Option<&T> {
         // Acquire: pairs with the release of `insert`.
         if bits == NO_HANDLE || self.handle.load(Ordering::Acquire) != bits {
             return None;
@@ -183,7 +182,7 @@ impl<T: Send + Sync> Table<T> {
 
     /// The slot that a handle names, valid or not.
     #[inline]
-    pub(crate) fn slot(&'static self, bits: u64) -> Option<&'static Slot<T>> {
+    fn slot(&'static self, bits: u64) -> Option<&'static Slot<T>> {
         let index = (bits & INDEX_MASK) as usize;
         // Acquire: pairs with the release that published the chunk.
         let chunk = self.chunks[index / CHUNK].load(Ordering::Acquire);
@@ -211,6 +210,11 @@ impl<T: Send + Sync> Table<T> {
     unsafe fn look(&'static self, bits: u64) -> Option<&'static T> {
         // SAFETY: as the caller promises.
         unsafe { self.slot(bits)?.look(bits) }
+    }
+
+    /// Whether the handle is valid, at this moment.
+    pub(crate) fn is_valid<H>(&'static self, handle: *mut H) -> bool {
+        self.valid_slot(handle.addr() as u64).is_some()
     }
 
     fn valid_slot(&'static self, bits: u64) -> Option<&'static Slot<T>> {
@@ -244,9 +248,11 @@ impl<T: Send + Sync> Table<T> {
             // Of two threads that release one handle, the lock lets the first; the second finds it released.
             let _alone = self.vacant.lock();
             let Some(slot) = self.valid_slot(bits) else { return Err(self.refuse(bits)) };
-            // Relaxed: both that follow fence before they look at other threads.
+            // Relaxed: the fences that follow come before each look at other threads.
             slot.handle.store(NO_HANDLE, Ordering::Relaxed);
         }
+        fast::forget(bits);
+        in_use::heavy_fence();
         fast::wait_for_calls();
         while in_use::is_used_by_anyone(bits) {
             if me.is_busy() {

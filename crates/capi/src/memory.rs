@@ -34,12 +34,31 @@ pub unsafe extern "C" fn millpond_alloc(
     out: *mut *mut c_void,
 ) -> Status {
     if !out.is_null()
-        && let Some(ptr) = fast::call(pool, stream, |pool, stream| alloc_cached(pool, bytes as u64, stream))
+        && let Some(ptr) = fast::call(pool, stream, |thread, pool, stream| {
+            // SAFETY: it is this thread's index.
+            unsafe { alloc_cached(pool, thread, bytes as u64, stream) }
+        })
     {
         // SAFETY: not null, and as the header asks of its caller.
         unsafe { out.write(to_c(ptr)) };
         return Status::Ok;
     }
+    // SAFETY: as promised to this function.
+    unsafe { alloc_plain_slow(pool, bytes, stream, out) }
+}
+
+/// Takes what its caller was called with, so that the fast path need not keep that anywhere.
+///
+/// # Safety
+/// As for [`millpond_alloc`].
+#[cold]
+#[inline(never)]
+unsafe extern "C" fn alloc_plain_slow(
+    pool: *mut PoolHandle,
+    bytes: usize,
+    stream: AnyStream,
+    out: *mut *mut c_void,
+) -> Status {
     // SAFETY: as promised to this function.
     unsafe { alloc_slow(pool, stream, out, |pool, stream| pool.alloc(bytes as u64, stream)) }
 }
@@ -49,7 +68,6 @@ pub unsafe extern "C" fn millpond_alloc(
 /// # Safety
 /// As for [`millpond_alloc`].
 #[cold]
-#[inline(never)]
 unsafe fn alloc_slow(
     pool: *mut PoolHandle,
     stream: AnyStream,
@@ -63,7 +81,7 @@ unsafe fn alloc_slow(
         // SAFETY: likewise.
         let found = unsafe { find_stream(me, &object.context, stream) }?;
         out.set(to_c(alloc(&object.pool, &found)?));
-        fast::remember(pool, stream);
+        fast::remember(pool, stream, &object.pool, &found);
         Ok(())
     })
 }
@@ -72,7 +90,10 @@ unsafe fn alloc_slow(
 /// cost. After a failure nothing changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_free(pool: *mut PoolHandle, ptr: *mut c_void, stream: AnyStream) -> Status {
-    let freed = fast::call(pool, stream, |pool, stream| free_cached(pool, from_c(ptr), stream).then_some(()));
+    let freed = fast::call(pool, stream, |thread, pool, stream| {
+        // SAFETY: it is this thread's index.
+        unsafe { free_cached(pool, thread, from_c(ptr), stream) }.then_some(())
+    });
     if freed.is_some() {
         return Status::Ok;
     }
@@ -83,13 +104,14 @@ pub unsafe extern "C" fn millpond_free(pool: *mut PoolHandle, ptr: *mut c_void, 
 /// # Safety
 /// As for [`millpond_free`].
 #[cold]
-unsafe fn free_slow(pool: *mut PoolHandle, ptr: *mut c_void, stream: AnyStream) -> Status {
+#[inline(never)]
+unsafe extern "C" fn free_slow(pool: *mut PoolHandle, ptr: *mut c_void, stream: AnyStream) -> Status {
     boundary(|me| {
         let object = POOLS.get(me, pool)?;
         // SAFETY: as the header asks of its caller.
         let found = unsafe { find_stream(me, &object.context, stream) }?;
         object.pool.free(from_c(ptr), &found)?;
-        fast::remember(pool, stream);
+        fast::remember(pool, stream, &object.pool, &found);
         Ok(())
     })
 }

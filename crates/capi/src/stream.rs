@@ -47,6 +47,17 @@ pub(crate) enum FoundStream<'a> {
     Raw(Stream),
 }
 
+impl FoundStream<'_> {
+    /// The stream, if it stays where it is: until its handle is released, or the context goes.
+    pub(crate) fn lasting(&self) -> Option<&Stream> {
+        match self {
+            Self::Registered(object) => Some(&object.stream),
+            Self::Default(stream) => Some(stream),
+            Self::Raw(_) => None,
+        }
+    }
+}
+
 impl Deref for FoundStream<'_> {
     type Target = Stream;
 

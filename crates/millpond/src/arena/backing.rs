@@ -13,6 +13,9 @@ use crate::device::DeviceError;
 use crate::order::{Fence, Stream};
 use crate::pages::{MapFailure, NoPage, PageId, Shortage};
 
+/// Bytes of the first region of small blocks.
+const FIRST_SMALL: u64 = if cfg!(miri) { 1 << 26 } else { 1 << 33 };
+
 /// Where pages for a place may come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Means {
@@ -239,15 +242,20 @@ impl Arena {
         let is_first = self.regions.iter().all(|(_, region)| region.zone != zone);
         let (least_wanted, most) = match zone {
             // Tables of the small zone are long, and most programs have little there.
-            Zone::Small if is_first => (1 << 33, 1 << 33),
+            Zone::Small if is_first => (FIRST_SMALL, FIRST_SMALL),
             Zone::Small => (1 << 36, 1 << 36),
             Zone::Large => (1 << 36, 1 << 40),
         };
         let mut bytes = total.saturating_mul(8).clamp(least_wanted, most).max(least);
         bytes = bytes.checked_next_multiple_of(self.layout.slot_bytes).unwrap_or(least);
-        let base = loop {
-            match self.device.reserve(bytes) {
-                Ok(base) => break base,
+        let granule = self.layout.granule(zone);
+        let (base, entries) = loop {
+            // Arenas that keep their pages may be hundreds, and have little each.
+            let are_dense = zone == Zone::Small && !self.keeps;
+            let entries = Table::entries(bytes, granule, are_dense)
+                .ok_or(DeviceError::OutOfMemory { call: "mmap of the blocks' table", requested: bytes });
+            match entries.and_then(|entries| Ok((self.device.reserve(bytes)?, entries))) {
+                Ok(both) => break both,
                 Err(_) if bytes / 2 >= least => {
                     bytes = (bytes / 2).next_multiple_of(self.layout.slot_bytes);
                 }
@@ -256,7 +264,7 @@ impl Arena {
         };
         self.counters.calls.reserve.add(1);
         let units = bytes / self.layout.unit_bytes;
-        let table = Arc::new(Table::new(base, bytes, self.layout.granule(zone)));
+        let table = Arc::new(Table::new(base, bytes, granule, entries));
         self.views.publish(base, bytes, &table);
         let blocks = &mut self.blocks;
         let new = NewRegion { base, bytes, zone, source: Source::Reserved, table };

@@ -33,6 +33,7 @@ mod backing;
 mod bin;
 mod blocks;
 mod check;
+mod entries;
 mod find;
 mod index;
 mod pins;

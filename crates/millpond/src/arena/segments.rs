@@ -34,6 +34,9 @@ impl Arena {
 
     fn add_segment(&mut self, zone: Zone, bytes: u64) -> Result<BlockId, Refusal> {
         let short = |what| Refusal::Short { what, bytes };
+        let granule = self.layout.granule(zone);
+        // First, since nothing is held yet that would have to be given back.
+        let entries = Table::entries(bytes, granule, false).ok_or_else(|| short(Shortage::Device))?;
         let limits = &self.pages.limits;
         limits.admit(bytes, self.device.as_ref(), &self.counters).map_err(short)?;
         let base = match self.device.alloc_segment(bytes) {
@@ -50,7 +53,7 @@ impl Arena {
         self.counters.calls.alloc.add(1);
         let units = bytes / self.layout.unit_bytes;
         let blocks = &mut self.blocks;
-        let table = Arc::new(Table::new(base, bytes, self.layout.granule(zone)));
+        let table = Arc::new(Table::new(base, bytes, granule, entries));
         let new = NewRegion { base, bytes, zone, source: Source::Segment, table };
         let region =
             self.regions.add(new, |region| blocks.add(Block::whole(region, zone, units, State::Free)));

@@ -2,8 +2,8 @@
 //!
 //! Each region has a [`Table`] with one [`Entry`] for every place where a block may start: every unit in the
 //! small zone; in the large zone, whose blocks are never shorter than a granule, one per granule. The tables
-//! of address ranges are published in [`Views`], so that a free finds its block with two subtractions, a
-//! shift and two loads. Entries come in chunks that are made when the first block starts there.
+//! of address ranges are published in [`Views`], so that a free finds its block with two subtractions and a
+//! shift. Entries take memory where blocks started ([`Entries`]).
 //!
 //! A block that has left the arena is *out*. It is *live* while the program holds it and *cached* while it
 //! lies in a thread's magazine; who has it writes its entry, so that needs no atomic read-modify-write. Only
@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::BlockId;
+use super::entries::Entries;
 use crate::device::DevicePtr;
 use crate::order::Tick;
 
@@ -170,88 +171,51 @@ impl EntryRef {
     }
 }
 
-/// Entries in a chunk.
-const CHUNK: u64 = 4096;
-
-#[derive(Debug)]
-struct Chunk([Entry; CHUNK as usize]);
-
-/// Stands for every chunk in which no block ever started: a look-up needs no test for it.
-static EMPTY: Chunk = {
-    #[expect(
-        clippy::declare_interior_mutable_const,
-        reason = "repeated into the static, where it is never written"
-    )]
-    const NOTHING: Entry = Entry {
-        key: AtomicU64::new(0),
-        requested: AtomicU64::new(0),
-        bytes: AtomicU64::new(0),
-        tick: AtomicU64::new(0),
-        label: AtomicU32::new(0),
-        id: AtomicU32::new(0),
-    };
-    Chunk([NOTHING; CHUNK as usize])
-};
-
-fn empty() -> *mut Chunk {
-    (&raw const EMPTY).cast_mut()
-}
-
 /// The entries of one region.
 #[derive(Debug)]
 pub(crate) struct Table {
     base: DevicePtr,
     granule_shift: u32,
-    chunks: Box<[AtomicPtr<Chunk>]>,
+    count: u64,
+    entries: Entries,
 }
 
 impl Table {
-    /// Entries for a region of `bytes`, in which blocks start at least `granule` bytes (a power of two) apart.
-    pub(super) fn new(base: DevicePtr, bytes: u64, granule: u64) -> Self {
-        let granule_shift = granule.ilog2();
-        let chunks = (bytes >> granule_shift).div_ceil(CHUNK) as usize;
-        Self {
-            base,
-            granule_shift,
-            chunks: std::iter::repeat_with(|| AtomicPtr::new(empty())).take(chunks).collect(),
-        }
+    /// Entries for a region of `bytes`, in which blocks start at least `granule` bytes (a power of two) apart; on huge
+    /// pages if they are dense. `None` where the process has not enough addresses left.
+    pub(super) fn entries(bytes: u64, granule: u64, are_dense: bool) -> Option<Entries> {
+        Entries::new(usize::try_from(bytes.div_ceil(granule)).ok()?, are_dense)
+    }
+
+    /// A table of these entries, for the region at `base`.
+    pub(super) fn new(base: DevicePtr, bytes: u64, granule: u64, entries: Entries) -> Self {
+        Self { base, granule_shift: granule.ilog2(), count: bytes.div_ceil(granule), entries }
+    }
+
+    /// The number of the entry for byte `at` of the region.
+    fn number(&self, at: u64) -> usize {
+        (at >> self.granule_shift) as usize
     }
 
     /// The entry for byte `at` of the region.
-    #[inline]
     fn entry(&self, at: u64) -> Option<&Entry> {
-        let granule = at >> self.granule_shift;
-        let chunk = self.chunks.get((granule / CHUNK) as usize)?;
-        // Acquire: pairs with the Release in `entry_or_add`, so that the chunk is seen as it was made.
-        // SAFETY: a chunk, once there, stays until the table is dropped.
-        let chunk = unsafe { &*chunk.load(Ordering::Acquire) };
-        Some(&chunk.0[(granule % CHUNK) as usize])
+        let number = self.number(at);
+        // SAFETY: it is one of those that there are, and they stay as long as the table.
+        ((number as u64) < self.count).then(|| unsafe { self.entries.first().add(number).as_ref() })
     }
 
-    /// The entry for byte `at`. Called under the pool's lock.
-    fn entry_or_add(&self, at: u64) -> &Entry {
-        let granule = at >> self.granule_shift;
-        let chunk = &self.chunks[(granule / CHUNK) as usize];
-        // Relaxed: chunks are made under the lock, which the caller holds.
-        let mut known = chunk.load(Ordering::Relaxed);
-        if known == empty() {
-            // SAFETY: a chunk is made of atomic integers, for which zero bytes are zeros.
-            known = Box::into_raw(unsafe { Box::<Chunk>::new_zeroed().assume_init() });
-            // Release: see `entry`.
-            chunk.store(known, Ordering::Release);
-        }
-        // SAFETY: as in `entry`.
-        &unsafe { &*known }.0[(granule % CHUNK) as usize]
-    }
-
-    /// Lets a block out that starts at byte `at` of the region.
+    /// Lets a block out that starts at byte `at` of the region. Under the pool's lock.
     pub(super) fn open(&self, at: u64, id: BlockId, bytes: u64) -> EntryRef {
-        let entry = self.entry_or_add(at);
+        let number = self.number(at);
+        // Panics where there are fewer entries.
+        self.entries.back(number);
+        // SAFETY: as in `entry`: there is a part for it.
+        let entry = unsafe { self.entries.first().add(number).as_ref() };
         entry.open(self.base.offset(at), id, bytes);
         EntryRef::new(entry)
     }
 
-    /// Takes back the block that starts at byte `at`.
+    /// Takes back the block that is out and starts at byte `at`.
     pub(super) fn close(&self, at: u64) {
         if let Some(entry) = self.entry(at) {
             entry.close();
@@ -261,18 +225,6 @@ impl Table {
     /// The block that is out and starts at byte `at`.
     pub(super) fn out_at(&self, at: u64) -> Option<&Entry> {
         self.entry(at).filter(|entry| entry.starts_at(self.base.offset(at)))
-    }
-}
-
-impl Drop for Table {
-    fn drop(&mut self) {
-        for chunk in &mut self.chunks {
-            let chunk = *chunk.get_mut();
-            if chunk != empty() {
-                // SAFETY: the chunk came from `Box::into_raw`, and the table that named it is going.
-                drop(unsafe { Box::from_raw(chunk) });
-            }
-        }
     }
 }
 
@@ -287,7 +239,7 @@ struct View {
     /// 0 until the view is published.
     bytes: AtomicU64,
     granule_shift: AtomicU8,
-    chunks: AtomicPtr<AtomicPtr<Chunk>>,
+    first: AtomicPtr<Entry>,
     /// Keeps the table.
     table: AtomicPtr<Table>,
 }
@@ -301,10 +253,10 @@ impl Views {
     pub(super) fn publish(&self, base: DevicePtr, bytes: u64, table: &Arc<Table>) {
         // Relaxed: only the holder of the lock writes.
         let Some(view) = self.0.iter().find(|view| view.bytes.load(Ordering::Relaxed) == 0) else { return };
-        debug_assert!(bytes.div_ceil(CHUNK << table.granule_shift) <= table.chunks.len() as u64);
+        debug_assert!(bytes.div_ceil(1 << table.granule_shift) <= table.count);
         view.base.store(base.raw(), Ordering::Relaxed);
         view.granule_shift.store(table.granule_shift as u8, Ordering::Relaxed);
-        view.chunks.store(table.chunks.as_ptr().cast_mut(), Ordering::Relaxed);
+        view.first.store(table.entries.first().as_ptr(), Ordering::Relaxed);
         view.table.store(Arc::into_raw(table.clone()).cast_mut(), Ordering::Relaxed);
         // Release: who sees the length sees the rest, too.
         view.bytes.store(bytes, Ordering::Release);
@@ -327,17 +279,8 @@ impl View {
             return None;
         }
         let granule = at >> self.granule_shift.load(Ordering::Relaxed);
-        // SAFETY: the table is kept by the view until the views are dropped, and has chunks for all `bytes`.
-        let chunk = unsafe { &*self.chunks.load(Ordering::Relaxed).add((granule / CHUNK) as usize) };
-        // Acquire: see `Table::entry`.
-        let chunk = chunk.load(Ordering::Acquire);
-        // SAFETY: a chunk, once there, stays until the table is dropped; until then it is `EMPTY`. (Said apart, so
-        // that whoever asks whether an entry was found need not look at the address.)
-        let chunk = unsafe {
-            std::hint::assert_unchecked(!chunk.is_null());
-            &*chunk
-        };
-        Some(&chunk.0[(granule % CHUNK) as usize])
+        // SAFETY: the table is kept by the view until the views are dropped, and has entries for all `bytes`.
+        Some(unsafe { &*self.first.load(Ordering::Relaxed).add(granule as usize) })
     }
 }
 
@@ -357,10 +300,15 @@ impl Drop for Views {
 mod tests {
     use super::*;
 
+    fn table(base: DevicePtr, bytes: u64, granule: u64) -> Arc<Table> {
+        let entries = Table::entries(bytes, granule, false).expect("there are addresses");
+        Arc::new(Table::new(base, bytes, granule, entries))
+    }
+
     #[test]
     fn an_entry_is_found_only_at_the_byte_where_its_block_starts() {
         let base = DevicePtr::new(7 << 40);
-        let table = Arc::new(Table::new(base, 1 << 30, 1 << 20));
+        let table = table(base, 1 << 30, 1 << 20);
         let views = Views::default();
         views.publish(base, 1 << 30, &table);
         let ptr = base.offset((5 << 20) + 512);
@@ -389,7 +337,7 @@ mod tests {
     #[test]
     fn no_address_is_taken_for_a_cached_block_or_one_that_other_streams_use() {
         let base = DevicePtr::new(7 << 40);
-        let table = Arc::new(Table::new(base, 1 << 30, 512));
+        let table = table(base, 1 << 30, 512);
         let views = Views::default();
         views.publish(base, 1 << 30, &table);
         let ptr = base.offset(512);

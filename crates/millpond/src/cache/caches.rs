@@ -65,11 +65,11 @@ impl Cached {
     }
 }
 
-/// The part of what the pool may cache, by which a high-water mark may be too high. (Of all marks the highest counts, so
-/// that the error is one thread's and not the sum.)
+/// The part of what the pool may cache, by which one thread's part of a high-water mark may be off. (Of all marks the
+/// highest counts, so that what is too high is one thread's error; what is too low may be several threads'.)
 const MOST_DRIFT: u64 = 16;
 
-/// Bytes by which it may be too high in any pool.
+/// Bytes by which it may be off in any pool.
 const LEAST_DRIFT: u64 = 8 << 20;
 
 /// Bytes that a thread may cache in a pool that is small; in a larger one it is a share of what is reserved.
@@ -116,8 +116,16 @@ impl Caches {
     /// The calling thread's cache, or nobody's.
     #[inline]
     pub(super) fn mine(&self) -> &ThreadCache {
+        // SAFETY: it is the thread's own.
+        unsafe { self.of_thread(thread_index()) }
+    }
+
+    /// # Safety
+    /// It is a thread's index.
+    #[inline(always)]
+    unsafe fn of_thread(&self, thread: usize) -> &ThreadCache {
         // SAFETY: an index is at most `MOST_THREADS`.
-        let place = unsafe { self.threads.get_unchecked(thread_index()) };
+        let place = unsafe { self.threads.get_unchecked(thread) };
         // Acquire: pairs with the Release in `join_slow`; another thread with this index may have made it.
         // SAFETY: caches are dropped with the pool only.
         unsafe { &*place.load(Ordering::Acquire) }
@@ -125,17 +133,34 @@ impl Caches {
 
     #[inline]
     pub(super) fn enter<const WIDE: bool>(&self, stream: &Stream) -> Option<Own<'_>> {
+        // SAFETY: the index is this thread's.
+        unsafe { self.enter_as::<WIDE>(thread_index(), stream) }
+    }
+
+    /// # Safety
+    /// `thread` is the calling thread's index.
+    #[inline(always)]
+    unsafe fn enter_as<const WIDE: bool>(&self, thread: usize, stream: &Stream) -> Option<Own<'_>> {
         // SAFETY: the cache under a thread's index is that thread's own, or its gate is closed until it is
         // (`join_slow`, `end_thread`). This function's callers leave before they return.
-        unsafe { self.mine().enter::<WIDE>(stream.key()) }
+        unsafe { self.of_thread(thread).enter::<WIDE>(stream.key()) }
     }
 
     /// A block for work on `stream` from the calling thread's magazines, if the first look finds one that fits.
-    // Always inlined: a call would have its caller keep in registers what only the slow way needs.
     #[inline(always)]
     pub(crate) fn alloc(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+        // SAFETY: the index is this thread's.
+        unsafe { self.alloc_as(thread_index(), bytes, stream) }
+    }
+
+    /// # Safety
+    /// `thread` is the calling thread's index.
+    // Always inlined: a call would have its caller keep in registers what only the slow way needs.
+    #[inline(always)]
+    pub(crate) unsafe fn alloc_as(&self, thread: usize, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         if self.sizes.is_rounded(bytes) {
-            let Own { lane, tally, _inside } = self.enter::<false>(stream)?;
+            // SAFETY: the caller's promise.
+            let Own { lane, tally, _inside } = unsafe { self.enter_as::<false>(thread, stream) }?;
             // SAFETY: asked above.
             let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
             let magazine = lane.magazine(index);
@@ -143,7 +168,8 @@ impl Caches {
             return Some(Self::take(magazine, item, bytes, tally));
         }
         let index = self.sizes.magazine_for_exact(bytes)?;
-        let Own { lane, tally, _inside } = self.enter::<false>(stream)?;
+        // SAFETY: the caller's promise.
+        let Own { lane, tally, _inside } = unsafe { self.enter_as::<false>(thread, stream) }?;
         let magazine = lane.magazine(index);
         let item = *magazine.top()?;
         // Relaxed: a setting; any value that it ever had is safe.
@@ -258,18 +284,31 @@ impl Caches {
     /// where there is no room, or it is not as simple as that.
     #[inline(always)]
     pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> bool {
-        self.put::<false>(ptr, stream).is_some()
+        // SAFETY: the index is this thread's.
+        unsafe { self.free_as(thread_index(), ptr, stream) }
+    }
+
+    /// # Safety
+    /// `thread` is the calling thread's index.
+    #[inline(always)]
+    pub(crate) unsafe fn free_as(&self, thread: usize, ptr: DevicePtr, stream: &Stream) -> bool {
+        // SAFETY: the caller's promise.
+        unsafe { self.put::<false>(thread, ptr, stream) }.is_some()
     }
 
     /// As [`free`](Self::free), also where the kernel issues no barriers for the gate, and where the depot has room.
     #[cold]
     pub(crate) fn free_wide(&self, ptr: DevicePtr, stream: &Stream) -> bool {
-        self.put::<true>(ptr, stream).is_some()
+        // SAFETY: the index is this thread's.
+        unsafe { self.put::<true>(thread_index(), ptr, stream) }.is_some()
     }
 
+    /// # Safety
+    /// `thread` is the calling thread's index.
     #[inline(always)]
-    fn put<const WIDE: bool>(&self, ptr: DevicePtr, stream: &Stream) -> Option<()> {
-        let Own { lane, tally, _inside } = self.enter::<WIDE>(stream)?;
+    unsafe fn put<const WIDE: bool>(&self, thread: usize, ptr: DevicePtr, stream: &Stream) -> Option<()> {
+        // SAFETY: the caller's promise.
+        let Own { lane, tally, _inside } = unsafe { self.enter_as::<WIDE>(thread, stream) }?;
         let entry = self.views.find(ptr)?;
         if !entry.is_plain(ptr) {
             return None;

@@ -40,10 +40,12 @@ mod taking_back;
 mod tally;
 mod thread;
 mod thread_index;
+mod thread_pointer;
 
 pub(crate) use caches::{Cached, Caches, Found};
 pub(crate) use sizes::Sizes;
-pub(crate) use thread_index::{MOST_THREADS, ThreadEnd, thread_index};
+pub(crate) use thread_index::{MOST_THREADS, ThreadEnd};
+pub(crate) use thread_pointer::index_by_pointer;
 
 /// Lies in the pool's lock: who has it holds the lock.
 #[derive(Debug, Default)]

@@ -116,7 +116,7 @@ impl Tally {
         self.frees.load(Ordering::Relaxed)
     }
 
-    /// By how many bytes the high-water mark may be too high if others allocated meanwhile what this thread freed.
+    /// What this thread freed since its own highest, in bytes: by so much its part of a high-water mark may be off.
     pub(super) fn drift(&self) -> u64 {
         self.allocated.below.load(Ordering::Relaxed).max(0) as u64
     }
@@ -133,9 +133,9 @@ impl Tally {
 /// [fold](super::Caches::fold).
 ///
 /// The high-water marks are exact where one thread used the pool since then. Where several did, each thread's
-/// own highest is taken together with what the others have *now*; the sum may never have been there at one time,
-/// and is too high by what the thread freed since. So a thread that frees much folds now and then
-/// ([`Tally::drift`]).
+/// own highest is taken together with what the others have *now*. That sum is too high by what the others allocated
+/// since that highest, at most what the thread freed since; and too low by what the others freed since, where threads
+/// peaked together. So a thread that frees much folds now and then ([`Tally::drift`]), which bounds both.
 pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally> + Clone, folded: &HighWater) -> Counted {
     let level = |part: fn(&Tally) -> &Part, folded: &AtomicU64| {
         let parts = tallies.clone().map(part).map(Part::read);

@@ -5,6 +5,8 @@ use std::sync::Weak;
 
 use parking_lot::Mutex;
 
+use super::thread_pointer;
+
 /// Who wants to know that a thread ended. Called on that thread, without locks held.
 pub(crate) trait ThreadEnd: Send + Sync {
     /// The thread with this index will not come back; another may get its index afterwards.
@@ -51,6 +53,7 @@ pub(super) fn visit(pool: Weak<dyn ThreadEnd>) -> Option<usize> {
             let mut visits = visits.try_borrow_mut().ok()?;
             if INDEX.get() == NO_THREAD {
                 INDEX.set(take_index()?);
+                thread_pointer::enter(INDEX.get());
             }
             visits.pools.retain(|pool| pool.strong_count() > 0);
             visits.pools.push(pool);
@@ -75,6 +78,8 @@ fn take_index() -> Option<usize> {
 impl Drop for Visits {
     fn drop(&mut self) {
         let index = INDEX.replace(NO_THREAD);
+        // Before another thread may get the index.
+        thread_pointer::leave();
         for pool in std::mem::take(&mut self.pools) {
             if let Some(pool) = pool.upgrade() {
                 pool.thread_ended(index);
@@ -91,6 +96,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use super::super::thread_pointer::index_by_pointer;
     use super::*;
 
     #[derive(Default)]
@@ -109,7 +115,13 @@ mod tests {
         let count = if cfg!(miri) { 20 } else { 10_000 };
         for _ in 0..count {
             let listener = Arc::downgrade(&listener);
-            let index = std::thread::spawn(move || visit(listener)).join().unwrap();
+            let thread = std::thread::spawn(move || {
+                assert_eq!(index_by_pointer(), NO_THREAD, "a new thread has no index, whatever its pointer");
+                let index = visit(listener);
+                assert_eq!(Some(index_by_pointer()), index);
+                index
+            });
+            let index = thread.join().unwrap();
             // Other tests run beside this one.
             assert!(index.expect("an index is free") < 256);
         }

@@ -70,18 +70,31 @@ impl PoolInner {
     }
 
     /// The fast path of [`alloc`](Self::alloc) alone.
+    ///
+    /// # Safety
+    /// `thread` is the calling thread's index.
     #[inline]
-    pub(crate) fn alloc_cached(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+    pub(crate) unsafe fn alloc_cached(
+        &self,
+        thread: usize,
+        bytes: u64,
+        stream: &Stream,
+    ) -> Option<DevicePtr> {
         if self.recording.is_on() {
             return None;
         }
-        self.caches.alloc(bytes, stream)
+        // SAFETY: the caller's promise.
+        unsafe { self.caches.alloc_as(thread, bytes, stream) }
     }
 
     /// The fast path of [`free`](Self::free) alone.
+    ///
+    /// # Safety
+    /// `thread` is the calling thread's index.
     #[inline]
-    pub(crate) fn free_cached(&self, ptr: DevicePtr, stream: &Stream) -> bool {
-        !self.recording.is_on() && self.caches.free(ptr, stream)
+    pub(crate) unsafe fn free_cached(&self, thread: usize, ptr: DevicePtr, stream: &Stream) -> bool {
+        // SAFETY: the caller's promise.
+        !self.recording.is_on() && unsafe { self.caches.free_as(thread, ptr, stream) }
     }
 
     /// Allocates at a multiple of `align`, which may be what every block has.
