@@ -6,7 +6,7 @@ use super::{Tick, TimelineId};
 
 /// A set of (timeline, tick), sorted by timeline, each timeline once.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Fence(SmallVec<[(TimelineId, Tick); 2]>);
+pub(crate) struct Fence(SmallVec<[(TimelineId, Tick); 4]>);
 
 impl Clone for Fence {
     #[inline]
@@ -14,7 +14,7 @@ impl Clone for Fence {
         // What `SmallVec` derives pushes one by one.
         Self(match self.0[..] {
             [] => SmallVec::new(),
-            [one] => SmallVec::from_buf_and_len([one, one], 1),
+            [one] => SmallVec::from_buf_and_len([one; 4], 1),
             ref several => SmallVec::from_slice(several),
         })
     }
@@ -69,9 +69,11 @@ impl Fence {
 
     /// Makes the fence name at least `tick` for `timeline`.
     pub(crate) fn raise(&mut self, timeline: TimelineId, tick: Tick) {
-        match self.0.binary_search_by_key(&timeline, |entry| entry.0) {
-            Ok(at) => self.0[at].1 = self.0[at].1.max(tick),
-            Err(at) => self.0.insert(at, (timeline, tick)),
+        // One after the other: there are few.
+        let at = self.0.iter().position(|entry| entry.0 >= timeline).unwrap_or(self.0.len());
+        match self.0.get_mut(at) {
+            Some(entry) if entry.0 == timeline => entry.1 = entry.1.max(tick),
+            _ => self.0.insert(at, (timeline, tick)),
         }
     }
 
