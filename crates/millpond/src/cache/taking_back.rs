@@ -34,15 +34,17 @@ impl Caches {
             return false;
         }
         let closed = self.close_depot(self.sizes.large_from(), &mut each);
-        let concerned: Few<_> = self.all().filter(|cache| cache.granted_large() > 0).collect();
-        self.keep_out(&concerned);
-        for cache in &concerned {
-            // SAFETY: the lock is held (`_lock`), and owners are kept out.
+        // The calling thread is not inside, and need not be kept out.
+        let is_concerned = |cache: &&ThreadCache| cache.granted_large() > 0 && !self.is_mine(cache);
+        let others: Few<_> = self.all().filter(is_concerned).collect();
+        self.keep_out(&others);
+        for cache in others.iter().copied().chain([self.mine()]) {
+            // SAFETY: the lock is held (`_lock`); other owners are kept out, and the calling one is not inside.
             let lanes = unsafe { cache.lanes_under_lock() };
             self.drain(lanes, self.sizes.first_large(), &mut each);
             cache.note_granted(lanes);
         }
-        self.let_in(&concerned);
+        self.let_in(&others);
         if closed {
             self.depot.open();
         }
