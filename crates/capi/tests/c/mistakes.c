@@ -108,6 +108,47 @@ static void handles_that_were_used_last(void) {
     OK(millpond_stream_release(next));
 }
 
+/* A thread may use several pools and streams by turns, and the way to each must end with it. */
+static void what_was_used_by_turns_and_released(void) {
+    enum { MANY = 5 };
+    millpond_pool *pools[MANY];
+    millpond_stream *streams[MANY];
+    millpond_stats stats = {.size = sizeof stats};
+    void *block;
+    int round, a, b;
+
+    for (a = 0; a < MANY; ++a) {
+        OK(millpond_pool_create(context, NULL, &pools[a]));
+        OK(millpond_stream_create(context, &streams[a]));
+    }
+    for (round = 0; round < 4; ++round) {
+        for (a = 0; a < MANY; ++a) {
+            for (b = 0; b <= MANY; ++b) {
+                /* The default stream, too. */
+                millpond_stream *stream = b == MANY ? NULL : streams[b];
+                OK(millpond_alloc(pools[a], 512, stream, &block));
+                OK(millpond_free(pools[a], block, stream));
+                OK(millpond_alloc(pools[a], 512, stream, &block));
+                OK(millpond_free(pools[a], block, stream));
+            }
+        }
+    }
+    for (a = 0; a < MANY; ++a) {
+        OK(millpond_pool_stats(pools[a], &stats));
+        CHECK(stats.allocations == 2 * 4 * (MANY + 1) && stats.frees == stats.allocations);
+        OK(millpond_pool_release(pools[a]));
+        for (b = 0; b < MANY; ++b) {
+            FAILS(millpond_alloc(pools[a], 512, streams[b], &block), RELEASED_HANDLE, "pool");
+            FAILS(millpond_alloc(NULL, 512, streams[b], &block), NULL_ARGUMENT, "pool");
+        }
+        FAILS(millpond_alloc(pools[a], 512, NULL, &block), RELEASED_HANDLE, "pool");
+        FAILS(millpond_free(NULL, block, NULL), NULL_ARGUMENT, "pool");
+    }
+    for (a = 0; a < MANY; ++a) {
+        OK(millpond_stream_release(streams[a]));
+    }
+}
+
 static void pointers(void) {
     millpond_pool *other;
     void *block, *none;
@@ -220,6 +261,7 @@ int main(void) {
     null_and_garbage();
     released_handles();
     handles_that_were_used_last();
+    what_was_used_by_turns_and_released();
     pointers();
     other_devices();
     structs();

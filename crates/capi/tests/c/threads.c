@@ -35,10 +35,19 @@ static void *use_what_may_be_released(void *unused) {
     while (!atomic_load(&done)) {
         void *block = NULL;
         millpond_pool *mine = atomic_load(&shared_pool);
-        millpond_status status = millpond_alloc(mine, 100, atomic_load(&shared_stream), &block);
-        CHECK(status == MILLPOND_STATUS_OK || status == MILLPOND_STATUS_RELEASED_HANDLE);
-        if (block != NULL) {
-            OK(millpond_context_free(context, block, NULL));
+        millpond_stream *stream = atomic_load(&shared_stream);
+        millpond_status status = MILLPOND_STATUS_OK;
+        /* Pairs, which leave the general path as soon as they repeat. */
+        while (status == MILLPOND_STATUS_OK && !atomic_load(&done)) {
+            status = millpond_alloc(mine, 100, stream, &block);
+            CHECK(status == MILLPOND_STATUS_OK || status == MILLPOND_STATUS_RELEASED_HANDLE);
+            if (status == MILLPOND_STATUS_OK) {
+                status = millpond_free(mine, block, stream);
+                CHECK(status == MILLPOND_STATUS_OK || status == MILLPOND_STATUS_RELEASED_HANDLE);
+                if (status == MILLPOND_STATUS_RELEASED_HANDLE) {
+                    OK(millpond_context_free(context, block, NULL));
+                }
+            }
         }
     }
     return NULL;
@@ -48,7 +57,7 @@ static void *release_under_them(void *unused) {
     int turn;
 
     (void)unused;
-    for (turn = 0; turn < 300; ++turn) {
+    for (turn = 0; turn < 60; ++turn) {
         millpond_pool *next_pool, *old_pool;
         millpond_stream *next_stream, *old_stream;
         OK(millpond_pool_create(context, NULL, &next_pool));

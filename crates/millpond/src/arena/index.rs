@@ -20,19 +20,17 @@ impl<'a> Iterator for Rising<'a> {
     type Item = &'a [Entry];
     #[inline]
     fn next(&mut self) -> Option<&'a [Entry]> {
-        loop {
-            if !self.first.is_empty() {
-                return Some(std::mem::take(&mut self.first));
-            }
-            if let Some(run) = self.more.next() {
-                return Some(run);
-            }
-            let bin = self.index.first_filled(self.next_bin)?;
-            self.next_bin = bin + 1;
-            let (first, more) = self.index.bins[bin].all();
-            self.more = more;
-            return Some(first);
+        if !self.first.is_empty() {
+            return Some(std::mem::take(&mut self.first));
         }
+        if let Some(run) = self.more.next() {
+            return Some(run);
+        }
+        let bin = self.index.first_filled(self.next_bin)?;
+        self.next_bin = bin + 1;
+        let (first, more) = self.index.bins[bin].all();
+        self.more = more;
+        Some(first)
     }
 }
 

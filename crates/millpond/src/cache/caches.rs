@@ -35,6 +35,8 @@ pub(crate) struct Caches {
     most_slack: AtomicU64,
     /// Whether a request of a class that has no block may have one of a longer class.
     borrows: AtomicBool,
+    /// Whether requests may take the fast path. Written under the pool's lock.
+    pub(super) has_doors: AtomicBool,
     /// Entries of `threads` that may be in use.
     pub(super) used: AtomicUsize,
     /// What threads without a cache count. Written under the pool's lock.
@@ -103,6 +105,7 @@ impl Caches {
             depot_limit: AtomicU64::new(LEAST_LIMIT),
             most_slack: AtomicU64::new(sizes.bytes(1)),
             borrows: AtomicBool::new(false),
+            has_doors: AtomicBool::new(true),
             used: AtomicUsize::new(0),
             others: Tally::default(),
             pool,
@@ -153,14 +156,29 @@ impl Caches {
         unsafe { self.alloc_as(thread_index(), bytes, stream) }
     }
 
+    /// As [`alloc`](Self::alloc), also where the doors are shut.
+    #[cold]
+    pub(crate) fn alloc_wide(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+        // SAFETY: the index is this thread's.
+        unsafe { self.get::<true>(thread_index(), bytes, stream) }
+    }
+
+    /// # Safety
+    /// `thread` is the calling thread's index.
+    #[inline(always)]
+    pub(crate) unsafe fn alloc_as(&self, thread: usize, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+        // SAFETY: the caller's promise.
+        unsafe { self.get::<false>(thread, bytes, stream) }
+    }
+
     /// # Safety
     /// `thread` is the calling thread's index.
     // Always inlined: a call would have its caller keep in registers what only the slow way needs.
     #[inline(always)]
-    pub(crate) unsafe fn alloc_as(&self, thread: usize, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+    unsafe fn get<const WIDE: bool>(&self, thread: usize, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         if self.sizes.is_rounded(bytes) {
             // SAFETY: the caller's promise.
-            let Own { lane, tally, _inside } = unsafe { self.enter_as::<false>(thread, stream) }?;
+            let Own { lane, tally, _inside } = unsafe { self.enter_as::<WIDE>(thread, stream) }?;
             // SAFETY: asked above.
             let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
             let magazine = lane.magazine(index);
@@ -169,7 +187,7 @@ impl Caches {
         }
         let index = self.sizes.magazine_for_exact(bytes)?;
         // SAFETY: the caller's promise.
-        let Own { lane, tally, _inside } = unsafe { self.enter_as::<false>(thread, stream) }?;
+        let Own { lane, tally, _inside } = unsafe { self.enter_as::<WIDE>(thread, stream) }?;
         let magazine = lane.magazine(index);
         let item = *magazine.top()?;
         // Relaxed: a setting; any value that it ever had is safe.

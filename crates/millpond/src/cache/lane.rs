@@ -223,11 +223,10 @@ impl Magazines {
         self.with_room[index.get() / 64] |= 1 << (index.get() % 64);
     }
 
-    /// Calls `each` with every magazine in the range that may hold blocks.
-    fn for_each(&mut self, range: Range<MagazineIndex>, mut each: impl FnMut(&mut Magazine)) {
-        let (start, end) = (range.start.get(), range.end.get());
+    /// Calls `each` with every magazine whose number is in the range and that may hold blocks.
+    fn for_each(&mut self, range: Range<usize>, mut each: impl FnMut(&mut Magazine)) {
         for (number, word) in self.with_room.iter_mut().enumerate() {
-            let mut rest = *word & bits_of(number, start, end);
+            let mut rest = *word & bits_of(number, &range);
             while rest != 0 {
                 let bit = rest.trailing_zeros();
                 rest &= rest - 1;
@@ -241,14 +240,13 @@ impl Magazines {
     }
 }
 
-/// Those bits of a word of so many that stand for `start..end`.
-fn bits_of(number: usize, start: usize, end: usize) -> u64 {
-    let first = number * 64;
-    let below = |end: usize| match end.saturating_sub(first) {
+/// Those bits of a word, of many in a row, that stand for numbers in the range.
+fn bits_of(word: usize, range: &Range<usize>) -> u64 {
+    let below = |end: usize| match end.saturating_sub(word * 64) {
         count @ 0..64 => (1 << count) - 1,
         _ => u64::MAX,
     };
-    below(end) & !below(start)
+    below(range.end) & !below(range.start)
 }
 
 /// What one thread caches of one stream: a magazine per size class.
@@ -282,7 +280,7 @@ impl Lane {
     /// Empties the magazines.
     fn drain(&mut self, mut each: impl FnMut(TimelineId, Item)) {
         let (Some(of), Some(magazines)) = (self.of, self.magazines()) else { return };
-        magazines.for_each(MagazineIndex::ALL, |magazine| magazine.items.drain(..).for_each(|item| each(of, item)));
+        magazines.for_each(0..MAGAZINES, |magazine| magazine.items.drain(..).for_each(|item| each(of, item)));
     }
 }
 
@@ -408,7 +406,7 @@ impl Lanes {
     ) {
         for lane in &mut self.lanes {
             if let (Some(of), Some(magazines)) = (lane.of, lane.magazines()) {
-                magazines.for_each(from..MagazineIndex::END, |magazine| {
+                magazines.for_each(from.get()..MAGAZINES, |magazine| {
                     let longest = magazine.items.first().and_then(|item| large(item.bytes()));
                     if let Some(longest) = longest {
                         let less = magazine.items.len();
@@ -426,7 +424,7 @@ impl Lanes {
     pub(super) fn revoke_grants(&mut self) {
         (self.granted, self.granted_large) = (0, 0);
         for magazines in self.lanes.iter_mut().filter_map(Lane::magazines) {
-            magazines.for_each(MagazineIndex::ALL, |magazine| {
+            magazines.for_each(0..MAGAZINES, |magazine| {
                 debug_assert!(magazine.items.is_empty());
                 magazine.room = 0;
             });
@@ -437,7 +435,7 @@ impl Lanes {
     pub(super) fn held_below(&mut self, end: MagazineIndex, longest: impl Fn(u64) -> u64) -> u64 {
         let mut held = 0;
         for magazines in self.lanes.iter_mut().filter_map(Lane::magazines) {
-            magazines.for_each(MagazineIndex::FIRST..end, |magazine| {
+            magazines.for_each(0..end.get(), |magazine| {
                 let bytes = magazine.items.first().map_or(0, |item| longest(item.bytes()));
                 held += bytes * magazine.items.len() as u64;
             });

@@ -58,7 +58,7 @@ impl Caches {
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let lanes = unsafe { cache.lanes_under_lock() };
         lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
-        cache.open(lanes, stream.key());
+        cache.open(lanes, stream.key(), self.has_doors());
         let (at, size) = (MagazineIndex::of(units), self.sizes.bytes(units));
         let magazines = lanes.of_or_add(timeline, |_, _| ());
         if let Some(found) = magazines.magazine(at).take_alike(size) {
@@ -147,7 +147,7 @@ impl Caches {
             }
             cache.note_granted(lanes);
         }
-        cache.open(lanes, stream.key());
+        cache.open(lanes, stream.key(), self.has_doors());
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
         if magazine.is_full() {
             return false;
@@ -169,8 +169,7 @@ impl Caches {
         each: &mut impl FnMut(Cached),
     ) {
         let timeline = stream.timeline();
-        let given_up: Few<Item> =
-            lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
+        let given_up: Few<Item> = lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
         if given_up.is_empty() {
             self.grant(lanes, stream, (at, size), each);
         }

@@ -1,7 +1,5 @@
 //! Sizes in units, and the magazine that blocks of a size lie in.
 
-use std::ops::Range;
-
 use crate::arena::MOST_UNITS;
 
 /// How a pool rounds sizes. See the [module](super).
@@ -25,19 +23,13 @@ const LONGEST_IN_HASTE: u64 = 1 << 30;
 /// Magazines in a lane: one for each class of any size up to the most units that a block can have.
 pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
 
-/// Names a magazine of a lane. Always less than `MAGAZINES`, but for [`END`](Self::END), which names none.
+/// Names a magazine of a lane. Always less than `MAGAZINES`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct MagazineIndex(usize);
 
 impl MagazineIndex {
     /// The magazine for the shortest blocks.
     pub(super) const FIRST: Self = Self(0);
-
-    /// Behind the magazine for the longest blocks.
-    pub(super) const END: Self = Self(MAGAZINES);
-
-    /// Every magazine.
-    pub(super) const ALL: Range<Self> = Self::FIRST..Self::END;
 
     /// The magazine for blocks of this length, which is less than `MOST_UNITS`.
     #[inline]

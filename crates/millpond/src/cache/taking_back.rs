@@ -122,6 +122,22 @@ impl Caches {
         self.is_paused.store(false, Ordering::Relaxed);
     }
 
+    /// Opens the doors of every gate, or shuts them: then the fast path finds nothing, and every request comes by the ways
+    /// that can note it. When this returns, no thread is on the fast path any more.
+    #[cold]
+    pub(crate) fn set_doors(&self, _lock: &mut Locked, open: bool) {
+        // Relaxed: for owners it is a hint; what counts is written under the lock.
+        self.has_doors.store(open, Ordering::Relaxed);
+        let all: Few<_> = self.all().collect();
+        self.keep_out(&all);
+        self.let_in(&all);
+    }
+
+    /// Whether threads come in by doors.
+    pub(crate) fn has_doors(&self) -> bool {
+        self.has_doors.load(Ordering::Relaxed)
+    }
+
     /// Whether no gate may be opened. Under the lock.
     pub(super) fn is_closed(&self) -> bool {
         self.is_shut.load(Ordering::Relaxed) || self.is_paused.load(Ordering::Relaxed)
@@ -182,7 +198,7 @@ impl Caches {
         }
         for cache in caches.iter().filter(|cache| cache.is_owned()) {
             // SAFETY: the lock is held, and owners are kept out until here.
-            cache.open_all(unsafe { cache.lanes_under_lock() });
+            cache.open_all(unsafe { cache.lanes_under_lock() }, self.has_doors());
         }
     }
 

@@ -40,7 +40,13 @@ impl ThreadCache {
     /// A cache without an owner: its gate is closed.
     pub(super) fn new() -> Self {
         let (gate, tally) = (Gate::new(), Tally::default());
-        Self { gate, tally, owned: AtomicBool::new(false), granted: Default::default(), lanes: UnsafeCell::default() }
+        Self {
+            gate,
+            tally,
+            owned: AtomicBool::new(false),
+            granted: Default::default(),
+            lanes: UnsafeCell::default(),
+        }
     }
 
     /// Passes the gate to the lane of a stream; `None` where it is closed, or there is no such lane. With `WIDE` also
@@ -85,18 +91,21 @@ impl ThreadCache {
         self.owned.store(true, Ordering::Relaxed);
     }
 
-    /// Lets the owner pass to the lane of this stream. Under the pool's lock, with the lanes.
-    pub(super) fn open(&self, lanes: &Lanes, stream: StreamKey) {
+    /// Lets the owner pass to the lane of this stream, by its door too if there are `doors`. Under the pool's lock, with
+    /// the lanes.
+    pub(super) fn open(&self, lanes: &Lanes, stream: StreamKey, doors: bool) {
         self.gate.open(lanes.len());
-        if let Some(lane) = lanes.of_stream(stream) {
+        if let Some(lane) = lanes.of_stream(stream).filter(|_| doors) {
             self.gate.open_door(stream, lane);
         }
     }
 
-    /// Lets the owner pass to all its lanes. Under the pool's lock, with the lanes.
-    pub(super) fn open_all(&self, lanes: &Lanes) {
+    /// Lets the owner pass to all its lanes, as [`open`](Self::open) does to one.
+    pub(super) fn open_all(&self, lanes: &Lanes, doors: bool) {
         self.gate.open(lanes.len());
-        lanes.all().for_each(|(stream, lane)| self.gate.open_door(stream, lane));
+        if doors {
+            lanes.all().for_each(|(stream, lane)| self.gate.open_door(stream, lane));
+        }
     }
 
     /// The owner is going. By the owner, under the pool's lock.

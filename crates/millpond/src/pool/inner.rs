@@ -5,13 +5,14 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use super::beyond_caches::take_back;
 use super::captured::Captured;
-use super::haste::{Haste, REVOCATION, THROUGH_ARENA};
+use super::haste::{Haste, THROUGH_ARENA};
 use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use super::routes::Routes;
 use crate::arena::{Arena, BlockId, MOST_UNITS, Out, Pointer, Refusal, Views};
-use crate::cache::{Cached, Caches, Locked, ThreadEnd};
+use crate::cache::{Caches, Locked, ThreadEnd};
 use crate::counters::{Counted, Counters};
 use crate::device::{DevicePtr, DeviceResult, Kind};
 use crate::order::{AfterSync, Fence, ReusePolicies, Stream, Timelines};
@@ -61,12 +62,14 @@ impl PoolInner {
         Err(Error::WrongDevice { what: "stream", pool: self.name.clone() })
     }
 
-    /// Allocates without a wish for the address. The fast path is one call, which takes no lock.
+    /// Allocates without a wish for the address. The fast path is one call, which takes no lock; a pool that is
+    /// recorded has it closed.
     #[inline]
     pub(crate) fn alloc(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
-        let Some(ptr) = self.caches.alloc(bytes, stream) else { return self.alloc_slow(bytes, 1, stream) };
-        self.recording.alloc(ptr, bytes, stream);
-        Ok(ptr)
+        match self.caches.alloc(bytes, stream) {
+            Some(ptr) => Ok(ptr),
+            None => self.alloc_slow(bytes, 1, stream),
+        }
     }
 
     /// The fast path of [`alloc`](Self::alloc) alone.
@@ -80,9 +83,6 @@ impl PoolInner {
         bytes: u64,
         stream: &Stream,
     ) -> Option<DevicePtr> {
-        if self.recording.is_on() {
-            return None;
-        }
         // SAFETY: the caller's promise.
         unsafe { self.caches.alloc_as(thread, bytes, stream) }
     }
@@ -94,7 +94,7 @@ impl PoolInner {
     #[inline]
     pub(crate) unsafe fn free_cached(&self, thread: usize, ptr: DevicePtr, stream: &Stream) -> bool {
         // SAFETY: the caller's promise.
-        !self.recording.is_on() && unsafe { self.caches.free_as(thread, ptr, stream) }
+        unsafe { self.caches.free_as(thread, ptr, stream) }
     }
 
     /// Allocates at a multiple of `align`, which may be what every block has.
@@ -109,6 +109,16 @@ impl PoolInner {
     /// Allocates under the lock: from the depot or the arena, with what all caches hold, and under pressure.
     #[cold]
     pub(super) fn alloc_slow(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
+        if !self.caches.has_doors() {
+            if !self.recording.is_on() {
+                self.open_doors();
+            } else if align == 1
+                && let Some(ptr) = self.caches.alloc_wide(bytes, stream)
+            {
+                self.recording.alloc(ptr, bytes, stream);
+                return Ok(ptr);
+            }
+        }
         if align == 1
             && let Some(ptr) = self.alloc_unlocked(bytes, stream)
         {
@@ -218,82 +228,23 @@ impl PoolInner {
         self.counters.reserved.current() + bytes <= self.counted().allocated.high + state.haste.spare()
     }
 
-    /// Allocates where no free block is ready: once the caches are emptied. What that costs is noted where memory
-    /// would have saved it: growth is no waste.
-    fn alloc_beyond_caches(
-        &self,
-        state: &mut State,
-        units: u64,
-        align: u64,
-        stream: &Stream,
-    ) -> std::result::Result<Out, Refusal> {
-        let device = self.timelines.device();
-        let (began, moved) = (device.now(), self.pages_moved());
-        let revoked = self.empty_caches_for(state, units);
-        let out = match state.arena.alloc_unbacked(units, align, stream) {
-            Ok(None) => self.alloc_backed(state, units, align, stream),
-            Ok(Some(out)) => Ok(out),
-            Err(refusal) => Err(refusal),
-        };
-        let took = device.now().saturating_sub(began);
-        let least = if revoked { REVOCATION } else { THROUGH_ARENA };
-        let wasted = if revoked || self.pages_moved() > moved { took.max(least) } else { THROUGH_ARENA };
-        self.note_waste(state, wasted);
-        out
-    }
-
-    /// Puts pages behind a place, for which every cache is emptied first.
-    fn alloc_backed(
-        &self,
-        state: &mut State,
-        units: u64,
-        align: u64,
-        stream: &Stream,
-    ) -> std::result::Result<Out, Refusal> {
-        if self.empty_caches(state) {
-            return state.arena.alloc(units, align, stream);
-        }
-        state.arena.alloc_backed(units, align, stream)
-    }
-
-    /// Gives the arena what every thread caches, as far as that may serve a request of `units`: small blocks lie in a
-    /// zone of their own, and stay cached while they are few. Returns whether there was anything.
-    fn empty_caches_for(&self, state: &mut State, units: u64) -> bool {
-        let most = self.counters.reserved.current() / SMALL_SPARED;
-        let State { arena, locked, haste, .. } = &mut *state;
-        if haste.is_on() || !arena.is_large(units) || !self.caches.holds_few_small(locked, most) {
-            return self.empty_caches(state);
-        }
-        self.caches.revoke_large(locked, |cached| take_back(arena, cached))
-    }
-
-    /// Gives the arena what every thread caches; returns whether there was anything.
-    pub(super) fn empty_caches(&self, state: &mut State) -> bool {
-        let State { arena, locked, .. } = state;
-        let any = self.caches.holds_any();
-        if any {
-            self.caches.revoke(locked, &self.counters.high, |cached| take_back(arena, cached));
-        }
-        any
-    }
-
     /// Frees a block. The fast path is one call, which takes no lock.
     #[inline]
     pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        if self.recording.is_on() {
-            return self.free_recorded(ptr, stream);
-        }
-        self.free_unrecorded(ptr, stream)
+        if self.caches.free(ptr, stream) { Ok(()) } else { self.free_slow(ptr, stream) }
     }
 
-    #[inline]
-    fn free_unrecorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        if self.caches.free(ptr, stream) { Ok(()) } else { self.free_slow(ptr, stream) }
+    #[cold]
+    fn free_slow(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        if self.recording.is_on() {
+            self.free_recorded(ptr, stream)
+        } else {
+            self.free_unrecorded(ptr, stream)
+        }
     }
 
     /// Frees, and notes it as of a time when nobody else could have the block yet. What is no live block is
     /// an error, and not noted.
-    #[cold]
     fn free_recorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         let before = Moment::now();
         let requested = if ptr.is_null() { None } else { self.requested(ptr) };
@@ -319,8 +270,7 @@ impl PoolInner {
 
     /// Frees under the lock: what has no room in the thread's magazines, is used by other streams, or is no
     /// live block at all.
-    #[cold]
-    fn free_slow(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    fn free_unrecorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         if self.caches.free_wide(ptr, stream) {
             return Ok(());
         }
@@ -379,10 +329,34 @@ impl PoolInner {
             _ => std::ptr::from_ref(device).addr() as u64,
         };
         let introduction = Introduction { name: &self.name, device, device_key };
-        self.recording.start(options, &introduction)?;
-        let state = self.state.lock();
-        self.recording.live(state.arenas().flat_map(Arena::live));
-        Ok(())
+        // The first one takes 20 ms, and others may need the lock.
+        Moment::now();
+        let mut state = self.state.lock();
+        // No thread is on the fast path from here on, so that what is noted once is noted until its end.
+        self.caches.set_doors(&mut state.locked, false);
+        let started = self.recording.start(options, &introduction);
+        if started.is_ok() {
+            self.recording.live(state.arenas().flat_map(Arena::live));
+        } else {
+            self.caches.set_doors(&mut state.locked, true);
+        }
+        started
+    }
+
+    pub(super) fn stop_recording(&self) -> Result<Option<record::Status>> {
+        let stopped = self.recording.stop();
+        self.open_doors();
+        stopped
+    }
+
+    /// Opens the fast path again, where recording has ended; another time where the lock is not free now.
+    #[cold]
+    fn open_doors(&self) {
+        if let Some(mut state) = self.state.try_lock()
+            && !self.recording.is_on()
+        {
+            self.caches.set_doors(&mut state.locked, true);
+        }
     }
 
     pub(super) fn with_live<R>(
@@ -550,17 +524,8 @@ impl PoolInner {
     }
 }
 
-/// Small blocks stay in the caches while a pool moves pages for a large one, as long as they are together less than this
-/// part of what it holds.
-const SMALL_SPARED: u64 = 512;
-
 /// More than any device can address: sizes beyond it come from arithmetic that overflowed.
 const LARGEST_REQUEST: u64 = 1 << 56;
-
-/// A block that a cache gave up goes back to the arena.
-pub(super) fn take_back(arena: &mut Arena, cached: Cached) {
-    arena.free(cached.entry().id(), cached.fence());
-}
 
 impl AfterSync for PoolInner {
     fn after_sync(&self) {

@@ -10,6 +10,7 @@
 //! address, and makes room in the magazines or hands the block to the arena behind the stream's present tick. Synchronising a stream, an event or the device through
 //! millpond calls back here to apply the release threshold.
 
+mod beyond_caches;
 mod builder;
 mod capture;
 mod captured;
@@ -273,7 +274,7 @@ impl Pool {
     /// # Errors
     /// [`Error::Recording`] if the file's last part could not be written.
     pub fn stop_recording(&self) -> Result<Option<record::Status>> {
-        self.inner.recording.stop()
+        self.inner.stop_recording()
     }
 
     /// Writes what was recorded so far to the file, which can then be read while the recording goes on. Does
