@@ -30,9 +30,13 @@ impl PoolInner {
     }
 
     pub(super) fn note_waste(&self, state: &mut State, wasted: Duration) {
-        let look = || Seen { now: self.timelines.device().now(), served: self.counted().allocations };
-        if state.haste.note(wasted, look).is_some() {
-            tracing::debug!(pool = self.name, in_haste = state.haste.is_on(), "haste");
+        let look = || {
+            let counted = self.counted();
+            let (served, live) = (counted.allocations, counted.allocated.high);
+            Seen { now: self.timelines.device().now(), served, live }
+        };
+        if state.haste.note(wasted, look) {
+            tracing::debug!(pool = self.name, spare = state.haste.spare(), "haste");
             self.adapt(state);
         }
     }
@@ -40,7 +44,8 @@ impl PoolInner {
     pub(super) fn adapt(&self, state: &State) {
         let (reserved, spare) = (self.counters.reserved.current(), state.haste.spare());
         let is_scarce = spare > 0 && reserved > self.counted().allocated.high + spare / 2;
-        self.caches.adapt(reserved, spare, is_scarce);
+        // What may be cached, by contrast, takes no memory: the pool grows by what is spare now only.
+        self.caches.adapt(reserved, state.haste.most_spare(), is_scarce);
     }
 }
 
