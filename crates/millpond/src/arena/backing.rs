@@ -25,6 +25,27 @@ pub(super) enum Means {
     Growth,
 }
 
+/// Slots of a void that are being backed. They are on no index meanwhile: each page would be put there to be taken off
+/// again for the next.
+#[derive(Debug)]
+pub(super) struct Stretch {
+    region: u32,
+    /// The next slot to be backed.
+    slot: u64,
+    end: u64,
+    /// What is backed already.
+    backed: Option<BlockId>,
+    /// The void from `slot` on, if there is any.
+    void: Option<BlockId>,
+}
+
+impl Stretch {
+    /// Slots that are still to be backed.
+    pub(super) fn room(&self) -> u32 {
+        u32::try_from(self.end - self.slot).unwrap_or(u32::MAX)
+    }
+}
+
 impl Arena {
     /// Backs a place for `want`; returns the free block there and the unit in it to start at.
     #[cold]
@@ -44,6 +65,7 @@ impl Arena {
             Means::Growth => Supply::default(),
         };
         let filled = self.fill(want, &place, &mut supply, stream);
+        self.close_robbed(&mut supply);
         let whole = filled.map(|()| self.join_window(&place));
         // Last, since it joins blocks that the place or the supply may name.
         for id in &supply.emptied {
@@ -69,34 +91,43 @@ impl Arena {
             let next = self.blocks[id].next;
             if self.blocks[id].state == State::Void {
                 let (first, end) = self.void_slots(id, (place.start, place.end));
-                self.fill_run(want, (place.region, first, end), id, supply, stream)?;
+                self.fill_void(want, id, (first, end), supply, stream)?;
             }
             at = next;
         }
         Ok(())
     }
 
-    /// Backs the slots `run.1..run.2` of region `run.0`, which lie in the void block `void`.
-    fn fill_run(
+    /// Backs the slots `slots.0..slots.1`, which lie in the void block `void`.
+    fn fill_void(
         &mut self,
         want: &Want,
-        run: (u32, u64, u64),
-        mut void: BlockId,
+        void: BlockId,
+        slots: (u64, u64),
         supply: &mut Supply,
         stream: &Stream,
     ) -> Result<(), Refusal> {
-        let (region, mut slot, end) = run;
-        while slot < end {
-            let room = u32::try_from(end - slot).unwrap_or(u32::MAX);
-            let slots = if let Some(page) = self.pages.take_parked(room) {
-                self.attach_unmapped(page, (region, slot), &mut void)?
-            } else if let Some(slots) = self.steal((region, slot), room, &mut void, supply, stream)? {
-                slots
-            } else {
+        let mut stretch = self.open_stretch(void, slots);
+        let filled = self.fill_stretch(want, &mut stretch, supply, stream);
+        self.close_stretch(&stretch);
+        filled
+    }
+
+    fn fill_stretch(
+        &mut self,
+        want: &Want,
+        stretch: &mut Stretch,
+        supply: &mut Supply,
+        stream: &Stream,
+    ) -> Result<(), Refusal> {
+        while stretch.slot < stretch.end {
+            let room = stretch.room();
+            if let Some(page) = self.pages.take_parked(room) {
+                self.attach_unmapped(page, stretch)?;
+            } else if !self.steal(stretch, supply, stream)? {
                 let page = self.create(want, room, supply)?;
-                self.attach_unmapped(page, (region, slot), &mut void)?
-            };
-            slot += u64::from(slots);
+                self.attach_unmapped(page, stretch)?;
+            }
         }
         Ok(())
     }
@@ -134,29 +165,53 @@ impl Arena {
 
     // ---- moving pages ----------------------------------------------------------------------------
 
-    /// Maps a page that is mapped nowhere; it is parked again if that fails. Returns its slots.
-    fn attach_unmapped(&mut self, page: PageId, to: (u32, u64), void: &mut BlockId) -> Result<u32, Refusal> {
-        if let Err(error) = self.map_page(page, to, void) {
+    /// Takes slots of a void off the indexes, to be backed one after the other. To be
+    /// [closed](Self::close_stretch) whatever comes of it.
+    fn open_stretch(&mut self, void: BlockId, (slot, end): (u64, u64)) -> Stretch {
+        let (zone, region) = (self.blocks[void].zone as usize, self.blocks[void].region);
+        self.void[zone].remove(&self.blocks[void]);
+        let mut void = void;
+        let start = slot * self.layout.units_per_slot();
+        if self.blocks[void].start < start {
+            let rest = self.blocks.split(void, start);
+            self.void[zone].insert(&self.blocks[void], void);
+            void = rest;
+        }
+        Stretch { region, slot, end, backed: None, void: Some(void) }
+    }
+
+    /// Puts on the indexes what was backed of a stretch, as one free block, and what is left of its void.
+    fn close_stretch(&mut self, stretch: &Stretch) {
+        if let Some(void) = stretch.void {
+            // Where nothing could be backed, what lies before it is void too.
+            self.make_void(void);
+        }
+        if let Some(backed) = stretch.backed {
+            self.index_free(backed);
+            // Its neighbours may be free too; whoever needs a longer block joins them.
+            self.list_if_unmerged(backed);
+        }
+    }
+
+    /// Maps a page that is mapped nowhere at the stretch's next slots; it is parked again if that fails.
+    fn attach_unmapped(&mut self, page: PageId, stretch: &mut Stretch) -> Result<(), Refusal> {
+        if let Err(error) = self.map_page(page, stretch) {
             self.pages.park(page);
             return Err(error);
         }
-        self.attach(page, to, void, Fence::empty(), self.frees);
-        Ok(self.pages.get(page).slots)
+        self.attach(page, stretch, Fence::empty(), self.frees);
+        Ok(())
     }
 
-    /// Maps a page at a slot of the void. A mapping that failed and could not be undone makes the slot stale.
-    pub(super) fn map_page(
-        &mut self,
-        page: PageId,
-        (region, slot): (u32, u64),
-        void: &mut BlockId,
-    ) -> Result<(), Refusal> {
-        let at = self.regions.address(region, slot * self.layout.units_per_slot(), &self.layout);
+    /// Maps a page at the stretch's next slots. A mapping that failed and could not be undone makes them stale.
+    pub(super) fn map_page(&mut self, page: PageId, stretch: &mut Stretch) -> Result<(), Refusal> {
+        let unit = stretch.slot * self.layout.units_per_slot();
+        let at = self.regions.address(stretch.region, unit, &self.layout);
         match self.pages.map(page, at) {
             Ok(()) => Ok(()),
             Err(MapFailure::Clean(error)) => Err(map_refusal(error)),
             Err(MapFailure::Stuck(error)) => {
-                let stuck = self.cut_void(void, slot, self.pages.get(page).slots);
+                let stuck = self.cut_void(stretch, self.pages.get(page).slots);
                 self.blocks[stuck].state = State::Stale(page);
                 self.stale.push(stuck);
                 Err(map_refusal(error))
@@ -164,47 +219,29 @@ impl Arena {
         }
     }
 
-    /// Notes that a page, mapped already, now backs slots of the void: they become a free block.
-    pub(super) fn attach(
-        &mut self,
-        page: PageId,
-        (region, slot): (u32, u64),
-        void: &mut BlockId,
-        fence: Fence,
-        freed: u64,
-    ) {
-        let slots = self.pages.get(page).slots;
-        let backed = self.cut_void(void, slot, slots);
-        let block = &mut self.blocks[backed];
+    /// Notes that a page, mapped already, now backs the stretch's next slots: they are free.
+    pub(super) fn attach(&mut self, page: PageId, stretch: &mut Stretch, fence: Fence, freed: u64) {
+        let (slot, slots) = (stretch.slot, self.pages.get(page).slots);
+        let new = self.cut_void(stretch, slots);
+        let block = &mut self.blocks[new];
         block.state = State::Free;
         block.fence = fence;
         block.freed = freed;
         let first = u32::try_from(slot).expect("a region has fewer than 2^32 slots");
-        self.pages.get_mut(page).home = Some((region, first));
-        self.regions.set_page(region, slot, slots, Some(page));
-        self.index_free(backed);
-        // Its neighbours may be free too; whoever needs a longer block joins them.
-        self.list_if_unmerged(backed);
+        self.pages.get_mut(page).home = Some((stretch.region, first));
+        self.regions.set_page(stretch.region, slot, slots, Some(page));
+        stretch.backed = Some(match stretch.backed {
+            Some(backed) => self.blocks.join(backed, new),
+            None => new,
+        });
     }
 
-    /// Cuts slots out of a void block and takes them off the index. `void` then names what is left behind
-    /// them, or the cut itself where nothing is.
-    fn cut_void(&mut self, void: &mut BlockId, slot: u64, slots: u32) -> BlockId {
-        let per_slot = self.layout.units_per_slot();
-        let (start, end) = (slot * per_slot, (slot + u64::from(slots)) * per_slot);
-        let zone = self.blocks[*void].zone as usize;
-        self.void[zone].remove(&self.blocks[*void]);
-        let mut cut = *void;
-        if self.blocks[cut].start < start {
-            cut = self.blocks.split(*void, start);
-            self.void[zone].insert(&self.blocks[*void], *void);
-        }
-        *void = cut;
-        if end < self.blocks[cut].end() {
-            let rest = self.blocks.split(cut, end);
-            self.void[zone].insert(&self.blocks[rest], rest);
-            *void = rest;
-        }
+    /// Cuts the next slots off a stretch's void.
+    fn cut_void(&mut self, stretch: &mut Stretch, slots: u32) -> BlockId {
+        let cut = stretch.void.expect("a stretch that is not at its end has a void");
+        stretch.slot += u64::from(slots);
+        let end = stretch.slot * self.layout.units_per_slot();
+        stretch.void = (end < self.blocks[cut].end()).then(|| self.blocks.split(cut, end));
         cut
     }
 

@@ -117,18 +117,18 @@ impl Bin {
         run.get(place_in(run, key)).filter(|entry| entry.key == key)
     }
 
-    /// The blocks from `key` on, in order.
+    /// The blocks from `key` on, in order: the rest of a run, and the runs behind it.
     #[inline]
-    pub(super) fn from(&self, key: Key) -> Rest<'_> {
+    pub(super) fn from(&self, key: Key) -> (&[Entry], std::slice::Iter<'_, Vec<Entry>>) {
         let number = self.run_of(key);
         let run = self.run(number);
-        Rest { run: run[place_in(run, key)..].iter(), more: self.more[number..].iter() }
+        (&run[place_in(run, key)..], self.more[number..].iter())
     }
 
-    /// All blocks, in order.
+    /// All blocks, in order, likewise.
     #[inline]
-    pub(super) fn all(&self) -> Rest<'_> {
-        Rest { run: self.first.iter(), more: self.more.iter() }
+    pub(super) fn all(&self) -> (&[Entry], std::slice::Iter<'_, Vec<Entry>>) {
+        (&self.first, self.more.iter())
     }
 
     /// The blocks before `key`, in order.
@@ -148,24 +148,4 @@ impl Bin {
 #[inline]
 fn place_in(run: &[Entry], key: Key) -> usize {
     run.partition_point(|other| other.key < key)
-}
-
-/// What is left of a bin to go through. Part of every search, so it is one loop and not a chain of adaptors.
-#[derive(Debug)]
-pub(super) struct Rest<'a> {
-    run: std::slice::Iter<'a, Entry>,
-    more: std::slice::Iter<'a, Vec<Entry>>,
-}
-
-impl<'a> Iterator for Rest<'a> {
-    type Item = &'a Entry;
-    #[inline]
-    fn next(&mut self) -> Option<&'a Entry> {
-        loop {
-            if let found @ Some(_) = self.run.next() {
-                return found;
-            }
-            self.run = self.more.next()?.iter();
-        }
-    }
 }

@@ -2,7 +2,7 @@
 
 use super::bin::Entry;
 use super::blocks::Block;
-use super::pins::signed;
+use super::pins::{Scale, signed};
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::order::{Fence, Stream, StreamKey};
 
@@ -90,15 +90,25 @@ impl Arena {
         let little = self.little(want).min(want.waste);
         let mut reach = self.reach(stream);
         let mut best: Option<(i64, (BlockId, u64))> = None;
-        for entry in self.free[want.zone as usize].entries_at_least(want.units).take(CANDIDATES) {
-            let Some((waste, at)) = self.weigh(entry, want) else { continue };
-            let least = best.map_or(want.waste.saturating_add(1), |(least, _)| least);
-            // The fence is asked last: for it the block's record must be fetched.
-            if (waste <= little || waste < least) && reach.covers(&self.blocks[entry.id].fence) {
-                best = Some((waste, (entry.id, at)));
-                if waste <= little {
-                    break;
+        // What is no better than this is passed over.
+        let mut limit = want.waste.saturating_add(1);
+        let mut scale = self.scale(want);
+        let mut left = CANDIDATES;
+        for run in self.free[want.zone as usize].runs_at_least(want.units) {
+            for entry in run.iter().take(left) {
+                let Some((waste, at)) = self.weigh(entry, want, &mut scale) else { continue };
+                // The fence is asked last: for it the block's record must be fetched.
+                if (waste < limit || waste <= little) && reach.covers(&self.blocks[entry.id].fence) {
+                    best = Some((waste, (entry.id, at)));
+                    if waste <= little {
+                        return best;
+                    }
+                    limit = waste;
                 }
+            }
+            left = left.saturating_sub(run.len());
+            if left == 0 {
+                break;
             }
         }
         best
@@ -107,10 +117,10 @@ impl Arena {
     /// What the best placement of `want` in a free block of at least its length wastes, and the unit where it
     /// starts; `None` where it does not fit.
     #[inline]
-    fn weigh(&self, entry: &Entry, want: &Want) -> Option<(i64, u64)> {
+    fn weigh(&self, entry: &Entry, want: &Want, scale: &mut Scale<'_>) -> Option<(i64, u64)> {
         if want.align <= self.layout.unit_bytes {
             // Nearly always. There is room.
-            return Some(self.least_waste_anywhere(&entry.piece(), want));
+            return Some(scale.least_waste(&entry.piece()));
         }
         let block = &self.blocks[entry.id];
         let at = self.place_in(block, want)?;

@@ -4,29 +4,33 @@
 //! "TLSF: a new dynamic memory allocator for real-time systems", 2004), with a bit for each bin that has any.
 //! Unlike there each bin is sorted, so that the best fit is found and not merely a good one.
 
-use super::bin::{Bin, Entry, Key, Rest, first_of, key};
+use super::bin::{Bin, Entry, Key, first_of, key};
 use super::blocks::{Block, BlockId};
 
-/// Blocks by rising length.
+/// Blocks by rising length, one run after the other.
 #[derive(Debug)]
-struct Rising<'a> {
+pub(super) struct Rising<'a> {
     index: &'a FreeIndex,
-    rest: Rest<'a>,
+    first: &'a [Entry],
+    more: std::slice::Iter<'a, Vec<Entry>>,
     next_bin: usize,
 }
 
 impl<'a> Iterator for Rising<'a> {
-    type Item = &'a Entry;
+    type Item = &'a [Entry];
     #[inline]
-    fn next(&mut self) -> Option<&'a Entry> {
-        loop {
-            if let found @ Some(_) = self.rest.next() {
-                return found;
-            }
-            let bin = self.index.first_filled(self.next_bin)?;
-            self.rest = self.index.bins[bin].all();
-            self.next_bin = bin + 1;
+    fn next(&mut self) -> Option<&'a [Entry]> {
+        if !self.first.is_empty() {
+            return Some(std::mem::take(&mut self.first));
         }
+        if let Some(run) = self.more.next() {
+            return Some(run);
+        }
+        let bin = self.index.first_filled(self.next_bin)?;
+        self.next_bin = bin + 1;
+        let (first, more) = self.index.bins[bin].all();
+        self.more = more;
+        Some(first)
     }
 }
 
@@ -77,14 +81,15 @@ impl FreeIndex {
 
     /// Blocks of at least `units`, the best fit first.
     pub(super) fn at_least(&self, units: u64) -> impl Iterator<Item = BlockId> + '_ {
-        self.entries_at_least(units).map(|entry| entry.id)
+        self.runs_at_least(units).flatten().map(|entry| entry.id)
     }
 
-    /// The entries of blocks of at least `units`, the best fit first.
+    /// The entries of blocks of at least `units`, the best fit first, run by run.
     #[inline]
-    pub(super) fn entries_at_least(&self, units: u64) -> impl Iterator<Item = &Entry> + '_ {
-        let first = bin_of(units);
-        Rising { index: self, rest: self.bins[first].from(first_of(units)), next_bin: first + 1 }
+    pub(super) fn runs_at_least(&self, units: u64) -> Rising<'_> {
+        let bin = bin_of(units);
+        let (first, more) = self.bins[bin].from(first_of(units));
+        Rising { index: self, first, more, next_bin: bin + 1 }
     }
 
     /// Blocks of less than `units`, the longest first.
@@ -96,10 +101,11 @@ impl FreeIndex {
     }
 
     /// The first bin from `bin` up that is not empty.
+    #[inline]
     fn first_filled(&self, bin: usize) -> Option<usize> {
         let mut bin = bin;
-        while bin < BINS {
-            let word = self.filled[bin / 64] >> (bin % 64);
+        while let Some(word) = self.filled.get(bin / 64) {
+            let word = word >> (bin % 64);
             if word != 0 {
                 return Some(bin + word.trailing_zeros() as usize);
             }

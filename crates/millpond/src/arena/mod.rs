@@ -301,10 +301,27 @@ impl Arena {
 
     /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, by all steps.
     pub(crate) fn alloc(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
-        let want = self.want(units, align);
-        if let Some((free, at)) = self.find(&want, stream)? {
-            return Ok(self.carve(free, at, units, true));
+        match self.alloc_unbacked(units, align, stream)? {
+            Some(out) => Ok(out),
+            None => self.alloc_backed(units, align, stream),
         }
+    }
+
+    /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, by all steps that map nothing.
+    pub(crate) fn alloc_unbacked(
+        &mut self,
+        units: u64,
+        align: u64,
+        stream: &Stream,
+    ) -> Result<Option<Out>, Refusal> {
+        let want = self.want(units, align);
+        let found = self.find(&want, stream)?;
+        Ok(found.map(|(free, at)| self.carve(free, at, units, true)))
+    }
+
+    /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, where pages are put for it.
+    pub(crate) fn alloc_backed(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
+        let want = self.want(units, align);
         let (free, at) = self.back_or_find_slow(&want, stream)?;
         Ok(self.carve(free, at, units, false))
     }
@@ -318,6 +335,11 @@ impl Arena {
         }
         let (free, at) = self.back_or_undo(&want, stream, Means::Growth)?;
         Ok(self.carve(free, at, units, false))
+    }
+
+    /// Whether blocks of this length lie in the large zone.
+    pub(crate) fn is_large(&self, units: u64) -> bool {
+        self.layout.zone_of(units) == Zone::Large
     }
 
     fn want(&self, units: u64, align: u64) -> find::Want {

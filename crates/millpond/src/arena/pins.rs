@@ -9,6 +9,7 @@
 
 use super::blocks::{Block, Edges};
 use super::find::Want;
+use super::regions::Backing;
 use super::{Arena, BlockId, Zone};
 
 /// Free memory that may be pinned before placements become strict: this part of what is reserved. A pool that
@@ -88,58 +89,21 @@ impl Arena {
             // Whatever else were done with a block of just this length, it would pin no less.
             return (0, at);
         }
-        let end = at + want.units;
-        let low = if at == block.start {
-            self.waste_below(&block.into(), end)
-        } else {
-            self.waste_in(block, (at, end))
-        };
-        if low <= 0 || block.end() == end {
+        let low = self.waste_in(block, (at, at + want.units));
+        if low <= 0 || block.end() == at + want.units {
             return (low, at);
         }
         match self.align_down(block.region, block.end() - want.units, want.align).filter(|high| *high > at) {
-            Some(high) if high + want.units == block.end() => {
-                (low, at).min((self.waste_above(&block.into(), high), high))
-            }
             Some(high) => (low, at).min((self.waste_in(block, (high, high + want.units)), high)),
             None => (low, at),
         }
     }
 
-    /// As [`least_waste`](Self::least_waste), where `want` may start at any unit of what is long enough.
+    /// To weigh placements of `want`, one after the other, where it may start at any unit.
     #[inline]
-    pub(super) fn least_waste_anywhere(&self, piece: &Piece, want: &Want) -> (i64, u64) {
-        let high = piece.end - want.units;
-        if want.zone == Zone::Small || high == piece.start {
-            return (0, piece.start);
-        }
-        let low = self.waste_below(piece, piece.start + want.units);
-        if low <= 0 {
-            return (low, piece.start);
-        }
-        (low, piece.start).min((self.waste_above(piece, high), high))
-    }
-
-    /// What using a free block of the large zone from its start up to `end`, which lies in it, wastes.
-    #[inline]
-    fn waste_below(&self, piece: &Piece, end: u64) -> i64 {
-        let Some(page) = self.page_bounds(piece.region, end - 1) else { return 0 };
-        if page.0 <= piece.start {
-            self.waste_on(piece, page, end - piece.start)
-        } else {
-            i64::from(piece.edges.0) + self.waste_on(piece, page, end - page.0)
-        }
-    }
-
-    /// What using a free block of the large zone from `start`, which lies in it, to its end wastes.
-    #[inline]
-    fn waste_above(&self, piece: &Piece, start: u64) -> i64 {
-        let Some(page) = self.page_bounds(piece.region, start) else { return 0 };
-        if piece.end <= page.1 {
-            self.waste_on(piece, page, piece.end - start)
-        } else {
-            self.waste_on(piece, page, page.1 - start) + i64::from(piece.edges.1)
-        }
+    pub(super) fn scale(&self, want: &Want) -> Scale<'_> {
+        let (units, is_small) = (want.units, want.zone == Zone::Small);
+        Scale { arena: self, units, is_small, region: u32::MAX, pages: &[] }
     }
 
     /// What using any `window` of a free block wastes.
@@ -210,6 +174,69 @@ impl Arena {
     fn page_bounds(&self, region: u32, unit: u64) -> Option<Bounds> {
         let (first, end) = self.regions.page_span(region, self.layout.slot_of(unit))?;
         let shift = self.layout.slot_shift();
+        Some((first << shift, end << shift))
+    }
+}
+
+/// Weighs placements of so many units in free blocks that are long enough. A search asks about many blocks, nearly all of
+/// them in one region.
+#[derive(Debug)]
+pub(super) struct Scale<'a> {
+    arena: &'a Arena,
+    units: u64,
+    is_small: bool,
+    /// The region asked about last.
+    region: u32,
+    /// What backs its slots.
+    pages: &'a [Backing],
+}
+
+impl Scale<'_> {
+    /// What a placement wastes that wastes least: at the block's start or at its end; and its first unit.
+    #[inline]
+    pub(super) fn least_waste(&mut self, piece: &Piece) -> (i64, u64) {
+        let high = piece.end - self.units;
+        if high == piece.start || self.is_small {
+            // Whatever else were done with a block of just this length, it would pin no less.
+            return (0, piece.start);
+        }
+        if piece.region != self.region {
+            (self.region, self.pages) = (piece.region, self.arena.regions.backing(piece.region));
+        }
+        let low = self.waste_below(piece, piece.start + self.units);
+        if low <= 0 {
+            return (low, piece.start);
+        }
+        let above = self.waste_above(piece, high);
+        if above < low { (above, high) } else { (low, piece.start) }
+    }
+
+    /// What using the block from its start up to `end`, which lies in it, wastes.
+    #[inline]
+    fn waste_below(&self, piece: &Piece, end: u64) -> i64 {
+        let Some(page) = self.page_bounds(end - 1) else { return 0 };
+        if page.0 <= piece.start {
+            self.arena.waste_on(piece, page, end - piece.start)
+        } else {
+            i64::from(piece.edges.0) + self.arena.waste_on(piece, page, end - page.0)
+        }
+    }
+
+    /// What using the block from `start`, which lies in it, to its end wastes.
+    #[inline]
+    fn waste_above(&self, piece: &Piece, start: u64) -> i64 {
+        let Some(page) = self.page_bounds(start) else { return 0 };
+        if piece.end <= page.1 {
+            self.arena.waste_on(piece, page, piece.end - start)
+        } else {
+            i64::from(piece.edges.1) + self.arena.waste_on(piece, page, page.1 - start)
+        }
+    }
+
+    #[inline]
+    fn page_bounds(&self, unit: u64) -> Option<Bounds> {
+        let (first, end) = self.pages.get(self.arena.layout.slot_of(unit) as usize)?.span()?;
+        let shift = self.arena.layout.slot_shift();
         Some((first << shift, end << shift))
     }
 }

@@ -34,13 +34,21 @@ pub(super) struct Region {
 
 /// The page behind a slot. The page's place is kept here too, since every search asks for it.
 #[derive(Debug, Default, Clone, Copy)]
-struct Backing {
+pub(super) struct Backing {
     /// The page's id + 1; 0 for none.
     page: u32,
     /// The page's first slot.
     first: u32,
     /// The first slot behind the page.
     end: u32,
+}
+
+impl Backing {
+    /// The page's first slot, and the first behind it.
+    #[inline]
+    pub(super) fn span(&self) -> Option<(u64, u64)> {
+        (self.page != 0).then(|| (u64::from(self.first), u64::from(self.end)))
+    }
 }
 
 /// A region to be entered.
@@ -143,8 +151,13 @@ impl Regions {
     /// The first slot of the page that backs a slot, and the first behind the page.
     #[inline]
     pub(super) fn page_span(&self, region: u32, slot: u64) -> Option<(u64, u64)> {
-        let Backing { page, first, end } = *self.get(region).pages.get(slot as usize)?;
-        (page != 0).then(|| (u64::from(first), u64::from(end)))
+        self.backing(region).get(slot as usize)?.span()
+    }
+
+    /// What backs each slot of a region, up to the highest that was ever backed.
+    #[inline]
+    pub(super) fn backing(&self, region: u32) -> &[Backing] {
+        &self.get(region).pages
     }
 
     /// The pages that lie wholly in `slot..end`, a range that is backed wholly or not at all: page, first slot,

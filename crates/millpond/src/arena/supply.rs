@@ -2,6 +2,7 @@
 
 use std::collections::BinaryHeap;
 
+use super::backing::Stretch;
 use super::blocks::State;
 use super::placing::Place;
 use super::{Arena, BlockId, Refusal, Zone};
@@ -35,6 +36,8 @@ pub(super) struct Supply {
     /// Blocks whose pages went back to the device: to be made void once the miss is over, since that joins
     /// blocks, which the miss has in hand.
     pub(super) emptied: Vec<BlockId>,
+    /// The free block that pages were cut out of last. It is on no index.
+    robbed: Option<BlockId>,
 }
 
 /// Most misses take a few of many: a heap is made in linear time, and only of the classes that are asked.
@@ -146,31 +149,29 @@ impl Arena {
         self.regions.pages_within(block.region, slot, end)
     }
 
-    /// Maps the largest page of at most `room` slots from a free block elsewhere to `to`; its old mapping
-    /// becomes stale. Returns the page's slots, or `None` where there is no page to be had.
+    /// Maps the largest page that fits from a free block elsewhere to the stretch; its old mapping becomes stale.
+    /// Returns whether there was one.
     pub(super) fn steal(
         &mut self,
-        to: (u32, u64),
-        room: u32,
-        void: &mut BlockId,
+        stretch: &mut Stretch,
         supply: &mut Supply,
         stream: &Stream,
-    ) -> Result<Option<u32>, Refusal> {
-        while let Some(victim) = supply.take_at_most(room) {
+    ) -> Result<bool, Refusal> {
+        while let Some(victim) = supply.take_at_most(stretch.room()) {
             let Some((from, home)) = self.whereabouts(&victim) else { continue };
             if !self.make_block_ready(from, stream)? {
                 continue;
             }
             let fence = self.blocks[from].fence.clone();
             let freed = self.blocks[from].freed;
-            self.map_page(victim.page, to, void)?;
-            let stale = self.cut_page(from, home, victim.page);
+            self.map_page(victim.page, stretch)?;
+            let stale = self.cut_page(from, home, victim.page, supply);
             self.stale.push(stale);
-            self.attach(victim.page, to, void, fence, freed);
+            self.attach(victim.page, stretch, fence, freed);
             self.counters.pages_stolen.add(1);
-            return Ok(Some(self.pages.get(victim.page).slots));
+            return Ok(true);
         }
-        Ok(None)
+        Ok(false)
     }
 
     /// The piece of a block that holds the victim now, and where the page is.
@@ -215,19 +216,46 @@ impl Arena {
         // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
         // program holds no pointer into it.
         unsafe { self.pages.unmap(victim.page, at) }?;
-        let emptied = self.cut_page(from, (region, slot), victim.page);
+        let emptied = self.cut_page(from, (region, slot), victim.page, supply);
         supply.emptied.push(emptied);
         self.pages.release(victim.page).map(|_| true)
     }
 
-    /// Cuts the page's range out of the free block `from`, as a stale block that the caller lists.
-    fn cut_page(&mut self, from: BlockId, (region, slot): (u32, u64), page: PageId) -> BlockId {
+    /// Cuts the page's range out of the free block `from`, as a stale block that the caller lists. What is left of
+    /// the block before it is on no index until the [end](Self::close_robbed): the next page is likely to be the one
+    /// before.
+    fn cut_page(
+        &mut self,
+        from: BlockId,
+        (region, slot): (u32, u64),
+        page: PageId,
+        supply: &mut Supply,
+    ) -> BlockId {
         let per_slot = self.layout.units_per_slot();
         let slots = self.pages.get(page).slots;
         let (start, end) = (slot * per_slot, (slot + u64::from(slots)) * per_slot);
-        let cut = self.cut_free(from, start, end);
+        if supply.robbed != Some(from) {
+            self.close_robbed(supply);
+            self.remove_free(from);
+        }
+        let mut cut = from;
+        supply.robbed = None;
+        if self.blocks[from].start < start {
+            cut = self.blocks.split(from, start);
+            supply.robbed = Some(from);
+        }
+        if end < self.blocks[cut].end() {
+            self.index_rest(cut, end);
+        }
         self.regions.set_page(region, slot, slots, None);
         self.blocks[cut].state = State::Stale(page);
         cut
+    }
+
+    /// Puts what is left of the block that pages were cut out of last on the index.
+    pub(super) fn close_robbed(&mut self, supply: &mut Supply) {
+        if let Some(robbed) = supply.robbed.take() {
+            self.index_free(robbed);
+        }
     }
 }

@@ -197,14 +197,19 @@ impl Arena {
             self.index_free(id);
         }
         if end < self.blocks[cut].end() {
-            let rest = self.blocks.split(cut, end);
-            self.index_free(rest);
-            // If the block and its next were listed as unmerged, these two are now.
-            if self.is_free(self.blocks[rest].next) {
-                self.list_unmerged(rest);
-            }
+            self.index_rest(cut, end);
         }
         cut
+    }
+
+    /// Cuts what lies behind `end` off a block that was free, as a free block.
+    pub(super) fn index_rest(&mut self, cut: BlockId, end: u64) {
+        let rest = self.blocks.split(cut, end);
+        self.index_free(rest);
+        // If the block and its next were listed as unmerged, these two are now.
+        if self.is_free(self.blocks[rest].next) {
+            self.list_unmerged(rest);
+        }
     }
 
     /// Gives everything back, for an arena without live blocks that will not be used again: waits for all

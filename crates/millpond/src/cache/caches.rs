@@ -6,7 +6,7 @@ use std::sync::{Arc, Weak};
 use smallvec::SmallVec;
 
 use super::depot::Depot;
-use super::lane::{Item, Magazine, Magazines};
+use super::lane::{Bounds, Item, Magazine, Magazines};
 use super::sizes::{MagazineIndex, Sizes};
 use super::tally::{Tally, sum};
 use super::thread::{Own, ThreadCache};
@@ -100,7 +100,7 @@ impl Caches {
             threads: std::array::from_fn(|_| AtomicPtr::new(nobody)),
             views,
             sizes,
-            depot: Depot::default(),
+            depot: Depot::new(sizes.large_from()),
             limit: AtomicU64::new(LEAST_LIMIT),
             depot_limit: AtomicU64::new(LEAST_LIMIT),
             most_slack: AtomicU64::new(sizes.bytes(1)),
@@ -211,7 +211,7 @@ impl Caches {
     /// As [`alloc`](Self::alloc), and looks below the top of a magazine of several sizes, and into the depot.
     #[cold]
     pub(crate) fn alloc_searching(&self, bytes: u64, stream: &Stream) -> Option<Found> {
-        if !self.sizes.is_cached(bytes) {
+        if !self.sizes.is_cached(bytes) || !self.may_have(bytes) {
             return None;
         }
         let Own { lane, tally, _inside } = self.enter::<true>(stream)?;
@@ -233,6 +233,12 @@ impl Caches {
             return None;
         }
         Self::borrow(lane, index, bytes, tally).map(|ptr| Found { ptr, is_narrow: false })
+    }
+
+    /// Whether the thread's magazines or the depot may have a block for such a request, by a glance. Who is told that
+    /// they have none goes the slow way, and looks there.
+    fn may_have(&self, bytes: u64) -> bool {
+        !self.sizes.is_large(bytes) || self.mine().granted_large() > 0 || self.depot.held_large() > 0
     }
 
     /// A block of one of the next longer classes: what it wastes is less than what another block would take, and a
@@ -366,6 +372,17 @@ impl Caches {
         let most_slack = if spare > 0 { SLACK_IN_HASTE } else { self.sizes.bytes(1) };
         self.most_slack.store(most_slack, Ordering::Relaxed);
         self.borrows.store(is_scarce, Ordering::Relaxed);
+    }
+
+    /// What bounds the room of a magazine for blocks of `size` bytes.
+    pub(super) fn bounds(&self, size: u64) -> Bounds {
+        Bounds {
+            longest: self.sizes.longest_beside(size),
+            is_large: self.sizes.is_large(size),
+            // Relaxed: a setting.
+            limit: self.limit.load(Ordering::Relaxed),
+            in_haste: self.is_in_haste(),
+        }
     }
 
     pub(super) fn is_in_haste(&self) -> bool {

@@ -14,11 +14,14 @@ use super::lane::Item;
 use crate::order::{Tick, TimelineId};
 
 /// See the [module](self).
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Depot {
     parts: [Part; PARTS],
     /// Bytes on all shelves.
     held: AtomicU64,
+    /// Bytes of that in large blocks, which are those of `large_from` bytes and more.
+    held_large: AtomicU64,
+    large_from: u64,
     is_closed: AtomicBool,
 }
 
@@ -41,11 +44,45 @@ struct Shelved {
 }
 
 impl Depot {
+    pub(super) fn new(large_from: u64) -> Self {
+        Self {
+            parts: Default::default(),
+            held: AtomicU64::new(0),
+            held_large: AtomicU64::new(0),
+            large_from,
+            is_closed: AtomicBool::new(false),
+        }
+    }
+
     /// Bytes held. A glance.
     pub(super) fn held(&self) -> u64 {
         // Acquire: who sees that blocks were taken also sees that whoever took them may hold some
         // (`Tally::note_filled`), so that nobody looks empty-handed meanwhile.
         self.held.load(Ordering::Acquire)
+    }
+
+    /// Bytes held in large blocks. A glance, under the pool's lock: whoever takes some meanwhile has a magazine with
+    /// room for them, which was granted under the lock.
+    pub(super) fn held_large(&self) -> u64 {
+        // Relaxed: a sum.
+        self.held_large.load(Ordering::Relaxed)
+    }
+
+    fn count_put(&self, bytes: u64, more: u64) {
+        // Relaxed: a sum.
+        self.held.fetch_add(more, Ordering::Relaxed);
+        if bytes >= self.large_from {
+            self.held_large.fetch_add(more, Ordering::Relaxed);
+        }
+    }
+
+    fn count_taken(&self, bytes: u64, less: u64) {
+        if bytes >= self.large_from {
+            // Relaxed: see `held_large`.
+            self.held_large.fetch_sub(less, Ordering::Relaxed);
+        }
+        // Release: see `held`.
+        self.held.fetch_sub(less, Ordering::Release);
     }
 
     /// The part with the shelf for blocks of this stream and length. Streams that were made one after the other have
@@ -75,8 +112,7 @@ impl Depot {
         let Some(mut shelves) = self.shelves(Self::part_of(of, bytes)) else { return false };
         let shelved = items.iter().map(|&item| Shelved { item, tick: item.entry().tick() });
         shelves.entry((bytes, of)).or_default().extend(shelved);
-        // Relaxed: a sum.
-        self.held.fetch_add(more, Ordering::Relaxed);
+        self.count_put(bytes, more);
         true
     }
 
@@ -117,8 +153,7 @@ impl Depot {
         let is_early = |shelved: &Shelved| shelved.tick <= tick;
         let Some(last) = shelf.iter().rposition(is_early) else { return false };
         let count = shelf[..=last].iter().rev().take(most).take_while(|&shelved| is_early(shelved)).count();
-        // Release: see `held`.
-        self.held.fetch_sub(bytes * count as u64, Ordering::Release);
+        self.count_taken(bytes, bytes * count as u64);
         let from = last + 1 - count;
         shelf.drain(from..=last).for_each(|shelved| each(shelved.item));
         if shelf.is_empty() {
@@ -127,14 +162,15 @@ impl Depot {
         from > 0
     }
 
-    /// Takes everything, and is closed until it is [opened](Self::open). Under the pool's lock.
-    pub(super) fn close(&self, mut each: impl FnMut(TimelineId, Item)) {
+    /// Takes everything of at least `from` bytes, and is closed until it is [opened](Self::open). Under the pool's
+    /// lock.
+    pub(super) fn close(&self, from: u64, mut each: impl FnMut(TimelineId, Item)) {
         // Relaxed: every lock is taken after this and before anything else is done under the pool's lock.
         self.is_closed.store(true, Ordering::Relaxed);
         for part in &self.parts {
-            let shelves = std::mem::take(&mut *part.0.lock());
+            let shelves: Vec<_> = part.0.lock().extract_if(|(bytes, _), _| *bytes >= from).collect();
             for ((bytes, of), shelf) in shelves {
-                self.held.fetch_sub(bytes * shelf.len() as u64, Ordering::Relaxed);
+                self.count_taken(bytes, bytes * shelf.len() as u64);
                 shelf.into_iter().for_each(|shelved| each(of, shelved.item));
             }
         }

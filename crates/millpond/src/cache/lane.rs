@@ -1,5 +1,6 @@
 //! What one thread caches of one stream: a magazine per size class.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 
 use super::sizes::{MAGAZINES, MagazineIndex};
@@ -61,6 +62,14 @@ impl Magazine {
         self.items.pop();
     }
 
+    /// Takes the youngest block of exactly this length out, if there is one.
+    pub(super) fn take_alike(&mut self, bytes: u64) -> Option<Item> {
+        if self.is_empty() || !self.bring_up(bytes) {
+            return None;
+        }
+        self.items.pop()
+    }
+
     /// Brings the youngest block of exactly this length to the top, if there is one.
     #[inline(never)]
     pub(super) fn bring_up(&mut self, bytes: u64) -> bool {
@@ -89,6 +98,11 @@ impl Magazine {
             self.items.as_mut_ptr().add(len).write(item);
             self.items.set_len(len + 1);
         }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.items.is_empty()
     }
 
     /// Blocks in it.
@@ -145,14 +159,14 @@ const LONG_RUN: u32 = 32;
 
 impl Ghost {
     /// A block of this length found no room; returns whether there should be some.
-    fn note_free(&mut self, bytes: u64) -> bool {
+    pub(super) fn note_free(&mut self, bytes: u64) -> bool {
         self.run = if self.bytes == bytes { self.run + 1 } else { 1 };
         self.bytes = bytes;
         self.run >= LONG_RUN
     }
 
     /// A block of this length was not found; returns whether the last that had no room would have been it.
-    fn note_alloc(&mut self, bytes: u64) -> bool {
+    pub(super) fn note_alloc(&mut self, bytes: u64) -> bool {
         let regretted = self.bytes == bytes;
         *self = Self::default();
         regretted
@@ -198,18 +212,25 @@ impl Magazines {
         unsafe { self.all.get_unchecked_mut(index.get()) }
     }
 
+    /// What is remembered of the last block of the magazine that had no room.
+    #[inline]
+    pub(super) fn ghost(&mut self, index: MagazineIndex) -> &mut Ghost {
+        // SAFETY: as in `magazine`.
+        unsafe { self.ghosts.get_unchecked_mut(index.get()) }
+    }
+
     fn note_room(&mut self, index: MagazineIndex) {
         self.with_room[index.get() / 64] |= 1 << (index.get() % 64);
     }
 
-    /// Calls `each` with every magazine that may hold blocks.
-    fn for_each(&mut self, mut each: impl FnMut(&mut Magazine)) {
-        for (word, first) in self.with_room.iter_mut().zip((0..).step_by(64)) {
-            let mut rest = *word;
+    /// Calls `each` with every magazine whose number is in the range and that may hold blocks.
+    fn for_each(&mut self, range: Range<usize>, mut each: impl FnMut(&mut Magazine)) {
+        for (number, word) in self.with_room.iter_mut().enumerate() {
+            let mut rest = *word & bits_of(number, &range);
             while rest != 0 {
                 let bit = rest.trailing_zeros();
                 rest &= rest - 1;
-                let magazine = &mut self.all[first + bit as usize];
+                let magazine = &mut self.all[number * 64 + bit as usize];
                 each(magazine);
                 if magazine.room == 0 {
                     *word &= !(1 << bit);
@@ -217,6 +238,15 @@ impl Magazines {
             }
         }
     }
+}
+
+/// Those bits of a word, of many in a row, that stand for numbers in the range.
+fn bits_of(word: usize, range: &Range<usize>) -> u64 {
+    let below = |end: usize| match end.saturating_sub(word * 64) {
+        count @ 0..64 => (1 << count) - 1,
+        _ => u64::MAX,
+    };
+    below(range.end) & !below(range.start)
 }
 
 /// What one thread caches of one stream: a magazine per size class.
@@ -250,7 +280,7 @@ impl Lane {
     /// Empties the magazines.
     fn drain(&mut self, mut each: impl FnMut(TimelineId, Item)) {
         let (Some(of), Some(magazines)) = (self.of, self.magazines()) else { return };
-        magazines.for_each(|magazine| magazine.items.drain(..).for_each(|item| each(of, item)));
+        magazines.for_each(0..MAGAZINES, |magazine| magazine.items.drain(..).for_each(|item| each(of, item)));
     }
 }
 
@@ -269,6 +299,29 @@ pub(super) struct Lanes {
     lanes: Vec<Lane>,
     /// Bytes that the magazines may hold together, if each holds as many blocks as it may.
     granted: u64,
+    /// The part of that in magazines of large blocks.
+    granted_large: u64,
+    /// What the magazines of small blocks held when that was last counted.
+    pub(super) small: Counted,
+}
+
+/// Bytes that were counted, and how many blocks the thread had freed by then.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Counted {
+    pub(super) bytes: u64,
+    pub(super) frees: u64,
+}
+
+/// What bounds the room of a magazine.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Bounds {
+    /// Bytes of the longest block that it may hold.
+    pub(super) longest: u64,
+    /// Whether it is for large blocks.
+    pub(super) is_large: bool,
+    /// Bytes that all magazines of the thread may hold together.
+    pub(super) limit: u64,
+    pub(super) in_haste: bool,
 }
 
 impl Lanes {
@@ -322,16 +375,10 @@ impl Lanes {
         (lane.serial, lane.of) = (timeline.serial, Some(timeline.id));
     }
 
-    /// Lets a full magazine of a lane that is there hold more blocks, of at most `bytes` each, if that may be, so
-    /// that all magazines of the thread together never hold more than `limit` bytes; the limit comes with whether
-    /// the pool is in haste. Returns whether there is room now.
-    pub(super) fn grant(
-        &mut self,
-        stream: StreamKey,
-        magazine: MagazineIndex,
-        bytes: u64,
-        (limit, in_haste): (u64, bool),
-    ) -> bool {
+    /// Lets a full magazine of a lane that is there hold more blocks, if that may be. Returns whether there is room
+    /// now.
+    pub(super) fn grant(&mut self, stream: StreamKey, magazine: MagazineIndex, bounds: &Bounds) -> bool {
+        let Bounds { longest: bytes, is_large, limit, in_haste } = *bounds;
         let left = limit.saturating_sub(self.granted) / bytes;
         let Some(magazines) = self.of(stream).and_then(Lane::magazines) else { return false };
         magazines.note_room(magazine);
@@ -343,40 +390,29 @@ impl Lanes {
         magazine.items.reserve_exact(magazine.room - magazine.items.len());
         let has_room = !magazine.is_full();
         self.granted += more as u64 * bytes;
+        if is_large {
+            self.granted_large += more as u64 * bytes;
+        }
         has_room
     }
 
-    /// A large block that is being freed found no room; returns whether its magazine should get some.
-    pub(super) fn note_free(&mut self, stream: StreamKey, magazine: MagazineIndex, bytes: u64) -> bool {
-        self.ghost(stream, magazine).is_some_and(|ghost| ghost.note_free(bytes))
-    }
-
-    /// A large block was asked for and not found; returns whether it would have been there, had its magazine had
-    /// more room.
-    pub(super) fn note_alloc(&mut self, stream: StreamKey, magazine: MagazineIndex, bytes: u64) -> bool {
-        self.ghost(stream, magazine).is_some_and(|ghost| ghost.note_alloc(bytes))
-    }
-
-    fn ghost(&mut self, stream: StreamKey, magazine: MagazineIndex) -> Option<&mut Ghost> {
-        let magazines = self.of(stream)?.magazines()?;
-        magazines.ghosts.get_mut(magazine.get())
-    }
-
-    /// Empties every lane. What magazines of large blocks held in vain, they may hold no more. `large` gives the
-    /// longest length in the magazine of a large block, and `None` for a small one.
+    /// Empties the magazines from `from` on of every lane. What those of large blocks held in vain, they may hold no
+    /// more. `large` gives the longest length in the magazine of a large block, and `None` for a small one.
     pub(super) fn drain(
         &mut self,
+        from: MagazineIndex,
         large: impl Fn(u64) -> Option<u64>,
         mut each: impl FnMut(TimelineId, Item),
     ) {
         for lane in &mut self.lanes {
             if let (Some(of), Some(magazines)) = (lane.of, lane.magazines()) {
-                magazines.for_each(|magazine| {
+                magazines.for_each(from.get()..MAGAZINES, |magazine| {
                     let longest = magazine.items.first().and_then(|item| large(item.bytes()));
                     if let Some(longest) = longest {
                         let less = magazine.items.len();
                         magazine.room -= less;
                         self.granted -= less as u64 * longest;
+                        self.granted_large -= less as u64 * longest;
                     }
                     magazine.items.drain(..).for_each(|item| each(of, item));
                 });
@@ -386,13 +422,25 @@ impl Lanes {
 
     /// Takes back every grant; the lanes are empty.
     pub(super) fn revoke_grants(&mut self) {
-        self.granted = 0;
+        (self.granted, self.granted_large) = (0, 0);
         for magazines in self.lanes.iter_mut().filter_map(Lane::magazines) {
-            magazines.for_each(|magazine| {
+            magazines.for_each(0..MAGAZINES, |magazine| {
                 debug_assert!(magazine.items.is_empty());
                 magazine.room = 0;
             });
         }
+    }
+
+    /// Bytes that the magazines before `end` hold, if the blocks of each are as long as they can be beside its first.
+    pub(super) fn held_below(&mut self, end: MagazineIndex, longest: impl Fn(u64) -> u64) -> u64 {
+        let mut held = 0;
+        for magazines in self.lanes.iter_mut().filter_map(Lane::magazines) {
+            magazines.for_each(0..end.get(), |magazine| {
+                let bytes = magazine.items.first().map_or(0, |item| longest(item.bytes()));
+                held += bytes * magazine.items.len() as u64;
+            });
+        }
+        held
     }
 
     /// Every block held.
@@ -404,5 +452,10 @@ impl Lanes {
     /// Bytes that may be held.
     pub(super) fn granted(&self) -> u64 {
         self.granted
+    }
+
+    /// The part of that in magazines of large blocks.
+    pub(super) fn granted_large(&self) -> u64 {
+        self.granted_large
     }
 }

@@ -17,7 +17,8 @@
 //! lock.
 //!
 //! **Taking back.** Before the pool grows (unless it is in haste, `pool/haste.rs`), steals, trims or reports that
-//! memory ran out, it takes back what every thread caches, idle ones included ([`Caches::revoke`]). A thread's *gate* makes that safe: see
+//! memory ran out, it takes back what every thread caches, idle ones included ([`Caches::revoke`]); before it takes a
+//! free block that wastes much, what they cache of large blocks ([`Caches::revoke_large`]). A thread's *gate* makes that safe: see
 //! `gate`. Whoever revokes holds the pool's lock; a thread that finds its gate closed goes the slow way and
 //! so waits for the lock. A thread that holds the lock may use its own cache without passing the gate.
 //!

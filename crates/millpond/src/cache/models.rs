@@ -5,7 +5,8 @@
 //! either side (`sync`), which is what the two amount to together, not how they come about; a thread's lanes are a
 //! stack of block numbers, in a cell that sees when two threads reach it at once; a block's entry in the arena's
 //! table has its state and its tick, with the orderings of `arena/table.rs`; the pool's lock is loom's. **Not
-//! modelled**: several lanes, grants, and tallies. An owner comes in by the stream's door, or, `WIDE`, without.
+//! modelled**: several lanes, and tallies; grants in one model only, where room is there or not. An owner comes in by
+//! the stream's door, or, `WIDE`, without.
 
 use std::mem::take;
 use std::ptr::NonNull;
@@ -36,11 +37,21 @@ struct Cache {
     gate: Gate<()>,
     owned: AtomicBool,
     blocks: UnsafeCell<Vec<usize>>,
+    /// Whether the owner may cache blocks without the lock.
+    has_room: UnsafeCell<bool>,
+    /// The same, for others: `ThreadCache::note_granted`.
+    granted: AtomicBool,
 }
 
 impl Cache {
     fn new() -> Self {
-        Self { gate: Gate::new(), owned: AtomicBool::new(false), blocks: UnsafeCell::new(Vec::new()) }
+        Self {
+            gate: Gate::new(),
+            owned: AtomicBool::new(false),
+            blocks: UnsafeCell::new(Vec::new()),
+            has_room: UnsafeCell::new(false),
+            granted: AtomicBool::new(false),
+        }
     }
 
     /// Lets the owner pass to its one lane.
@@ -57,6 +68,20 @@ impl Cache {
     fn blocks<R>(&self, reach: impl FnOnce(&mut Vec<usize>) -> R) -> R {
         // SAFETY: what the models are there to prove: one thread at a time.
         self.blocks.with_mut(|blocks| reach(unsafe { &mut *blocks }))
+    }
+}
+
+impl Cache {
+    fn has_room(&self) -> bool {
+        // SAFETY: as in `blocks`.
+        self.has_room.with(|room| unsafe { *room })
+    }
+
+    /// `Lanes::grant`, or what `Lanes::drain` does to a magazine of large blocks. Under the lock.
+    fn set_room(&self, has_room: bool) {
+        // SAFETY: as in `blocks`.
+        self.has_room.with_mut(|room| unsafe { *room = has_room });
+        self.granted.store(has_room, Ordering::Relaxed);
     }
 }
 
@@ -145,6 +170,43 @@ impl<const THREADS: usize> Pool<THREADS> {
             cache.open();
         }
         self.look_at(&depot);
+    }
+
+    /// `Caches::free` of a large block, which only a magazine with room takes, else `Caches::put_slow`, which grants it
+    /// some.
+    fn free_large(&self, index: usize, block: usize) {
+        let cache = &self.caches[index];
+        let put = || {
+            self.entries[block].is_live.store(false, Ordering::Relaxed);
+            cache.blocks(|blocks| blocks.push(block));
+        };
+        if let Some(_inside) = cache.enter::<false>()
+            && cache.has_room()
+        {
+            put();
+            return;
+        }
+        let _depot = self.state.lock().unwrap();
+        cache.open();
+        cache.set_room(true);
+        put();
+    }
+
+    /// `Caches::revoke_large`: keeps out those owners only that may hold something.
+    fn revoke_large(&self) {
+        let mut depot = self.state.lock().unwrap();
+        for cache in self.caches.iter().filter(|cache| cache.granted.load(Ordering::Relaxed)) {
+            cache.gate.close();
+            heavy_barrier();
+            cache.gate.wait_until_left();
+            depot.extend(cache.blocks(take));
+            cache.set_room(false);
+            cache.open();
+        }
+        for (block, entry) in self.entries.iter().enumerate() {
+            let is_out = entry.is_live.load(Ordering::Relaxed);
+            assert!(is_out || depot.contains(&block), "a block stayed in a cache");
+        }
     }
 
     /// The arena reads the entry of each block that it takes back.
@@ -320,5 +382,29 @@ fn a_thread_that_ends_leaves_its_place_to_another_while_a_third_revokes() {
         first.join().unwrap();
         second.join().unwrap();
         pool.verify(1);
+    });
+}
+
+#[test]
+fn who_has_no_room_need_not_be_kept_out() {
+    model(3, || {
+        let pool = Pool::<2>::new(2);
+        let workers: Vec<_> = (0..2)
+            .map(|index| {
+                let pool = pool.clone();
+                thread::spawn(move || {
+                    pool.join(index);
+                    for _ in 0..2 {
+                        if let Some(block) = pool.alloc::<false>(index) {
+                            pool.free_large(index, block);
+                        }
+                    }
+                })
+            })
+            .collect();
+        pool.revoke_large();
+        workers.into_iter().for_each(|worker| worker.join().unwrap());
+        pool.revoke_large();
+        pool.verify(2);
     });
 }

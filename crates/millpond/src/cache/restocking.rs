@@ -16,14 +16,18 @@ use crate::order::{Marking, Stream, Tick, TimelineId};
 
 impl Caches {
     /// The calling thread's cache, made if need be; `None` where it can have none.
-    #[cold]
+    #[inline]
     fn join_slow(&self, _lock: &mut Locked) -> Option<&ThreadCache> {
         if self.is_closed() {
             return None;
         }
-        if self.mine().is_owned() {
-            return Some(self.mine());
-        }
+        let mine = self.mine();
+        if mine.is_owned() { Some(mine) } else { self.join_anew() }
+    }
+
+    /// Makes the calling thread the owner of a cache. Under the lock.
+    #[cold]
+    fn join_anew(&self) -> Option<&ThreadCache> {
         let index = visit(self.pool.clone())?;
         let place = &self.threads[index];
         // Relaxed: written under the lock.
@@ -55,48 +59,48 @@ impl Caches {
         let lanes = unsafe { cache.lanes_under_lock() };
         lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
         cache.open(lanes, stream.key(), self.has_doors());
-        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(MagazineIndex::of(units));
-        let size = self.sizes.bytes(units);
-        let item = if magazine.bring_up(size) {
-            let top = magazine.top().copied();
-            magazine.drop_top();
-            top
-        } else {
-            let (at, has_room) = (MagazineIndex::of(units), magazine.restock_by() > 0);
-            let earned = self.sizes.is_large(size) && lanes.note_alloc(stream.key(), at, size);
-            let regretted = earned || (self.sizes.is_large(size) && self.is_in_haste() && !has_room);
-            // What other threads free again and again is worth room, too.
-            if regretted || (!has_room && self.depot.has(timeline.id, size)) {
-                self.grant(lanes, stream, (at, size), &mut each);
+        let (at, size) = (MagazineIndex::of(units), self.sizes.bytes(units));
+        let magazines = lanes.of_or_add(timeline, |_, _| ());
+        if let Some(found) = magazines.magazine(at).take_alike(size) {
+            return Some(found.out());
+        }
+        let is_large = self.sizes.is_large(size);
+        let earned = is_large && magazines.ghost(at).note_alloc(size);
+        let has_room = magazines.magazine(at).restock_by() > 0;
+        let regretted = earned || (is_large && self.is_in_haste() && !has_room);
+        // What other threads free again and again is worth room, too.
+        if regretted || (!has_room && self.depot.has(timeline.id, size)) {
+            self.grant(lanes, stream, (at, size), &mut each);
+            cache.note_granted(lanes);
+        }
+        if self.depot.held() == 0 {
+            return None;
+        }
+        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
+        let (mut first, mut count) = (None, 0);
+        let most = 1 + magazine.restock_by();
+        self.depot.take((timeline.id, Tick::MAX), size, most, |item| match first {
+            None => first = Some(item),
+            Some(_) => {
+                cache.tally.note_filled();
+                count += 1;
+                // SAFETY: it is not full: no more come than half of what it may hold.
+                unsafe { magazine.push(item) };
             }
-            let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
-            let (mut first, mut count) = (None, 0);
-            let most = 1 + magazine.restock_by();
-            self.depot.take((timeline.id, Tick::MAX), size, most, |item| match first {
-                None => first = Some(item),
-                Some(_) => {
-                    cache.tally.note_filled();
-                    count += 1;
-                    // SAFETY: it is not full: no more come than half of what it may hold.
-                    unsafe { magazine.push(item) };
-                }
-            });
-            magazine.draw_near(count);
-            first
-        };
-        Some(item?.out())
+        });
+        magazine.draw_near(count);
+        first.map(|item| item.out())
     }
 
     /// Lets the thread's magazine for blocks of `units` hold more, if it may.
     #[cold]
     pub(crate) fn widen(&self, _lock: &mut Locked, units: u64, stream: &Stream) {
-        // Relaxed: a setting.
-        let limit = self.limit.load(Ordering::Relaxed);
-        let longest = self.sizes.longest_beside(self.sizes.bytes(units));
+        let cache = self.mine();
         // SAFETY: the calling thread owns the cache, or it is nobody's, which has no lanes; it is not inside, and
         // holds the lock.
-        let lanes = unsafe { self.mine().lanes_under_lock() };
-        lanes.grant(stream.key(), MagazineIndex::of(units), longest, (limit, self.is_in_haste()));
+        let lanes = unsafe { cache.lanes_under_lock() };
+        lanes.grant(stream.key(), MagazineIndex::of(units), &self.bounds(self.sizes.bytes(units)));
+        cache.note_granted(lanes);
     }
 
     /// Labels a block that has just left the arena with its magazine.
@@ -118,11 +122,9 @@ impl Caches {
         mut each: impl FnMut(Cached),
     ) -> bool {
         let timeline = stream.timeline();
-        // Relaxed: a setting.
-        let limit = self.limit.load(Ordering::Relaxed);
         let size = entry.bytes();
-        let longest = self.sizes.longest_beside(size);
-        if timeline.marking != Marking::WhenNeeded || longest > limit {
+        let bounds = self.bounds(size);
+        if timeline.marking != Marking::WhenNeeded || bounds.longest > bounds.limit {
             return false;
         }
         let Some(cache) = self.join_slow(lock) else { return false };
@@ -133,24 +135,19 @@ impl Caches {
         // SAFETY: as in `restock`.
         let lanes = unsafe { cache.lanes_under_lock() };
         let at = MagazineIndex::of(self.sizes.exact_units(size));
-        lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
-        cache.open(lanes, stream.key(), self.has_doors());
-        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
-        let full = magazine.is_full();
-        let in_haste = self.is_in_haste();
-        let may_grow =
-            !self.sizes.is_large(size) || in_haste || (full && lanes.note_free(stream.key(), at, size));
-        if full && !(may_grow && lanes.grant(stream.key(), at, longest, (limit, in_haste))) {
-            let given_up: Few<Item> =
-                lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
-            if given_up.is_empty() && !may_grow {
+        let magazines = lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
+        if magazines.magazine(at).is_full() {
+            let may_grow = !bounds.is_large || bounds.in_haste || magazines.ghost(at).note_free(size);
+            if !may_grow && magazines.magazine(at).is_empty() {
+                // Nearly always, of large blocks, while a program does not repeat itself.
                 return false;
             }
-            if given_up.is_empty() {
-                self.grant(lanes, stream, (at, size), &mut each);
+            if !(may_grow && lanes.grant(stream.key(), at, &bounds)) {
+                self.make_room(lanes, stream, (at, size), &mut each);
             }
-            self.put_away(timeline.id, given_up, &mut each);
+            cache.note_granted(lanes);
         }
+        cache.open(lanes, stream.key(), self.has_doors());
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
         if magazine.is_full() {
             return false;
@@ -162,6 +159,23 @@ impl Caches {
         true
     }
 
+    /// Makes room in a full magazine that may not grow: its older half goes. One without any room gets some.
+    #[cold]
+    fn make_room(
+        &self,
+        lanes: &mut Lanes,
+        stream: &Stream,
+        (at, size): (MagazineIndex, u64),
+        each: &mut impl FnMut(Cached),
+    ) {
+        let timeline = stream.timeline();
+        let given_up: Few<Item> = lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
+        if given_up.is_empty() {
+            self.grant(lanes, stream, (at, size), each);
+        }
+        self.put_away(timeline.id, given_up, each);
+    }
+
     /// Lets a magazine hold more blocks of about `size`. Where others have all that may be held, begins anew: the
     /// thread gives up what it caches, and every magazine its room.
     fn grant(
@@ -171,14 +185,11 @@ impl Caches {
         (at, size): (MagazineIndex, u64),
         each: &mut impl FnMut(Cached),
     ) {
-        let longest = self.sizes.longest_beside(size);
-        // Relaxed: a setting.
-        let limit = self.limit.load(Ordering::Relaxed);
-        let limit = (limit, self.is_in_haste());
-        if longest <= limit.0 && !lanes.grant(stream.key(), at, longest, limit) {
-            lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
+        let bounds = self.bounds(size);
+        if bounds.longest <= bounds.limit && !lanes.grant(stream.key(), at, &bounds) {
+            self.drain(lanes, MagazineIndex::FIRST, each);
             lanes.revoke_grants();
-            lanes.grant(stream.key(), at, longest, limit);
+            lanes.grant(stream.key(), at, &bounds);
         }
     }
 

@@ -28,6 +28,9 @@ pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
 pub(super) struct MagazineIndex(usize);
 
 impl MagazineIndex {
+    /// The magazine for the shortest blocks.
+    pub(super) const FIRST: Self = Self(0);
+
     /// The magazine for blocks of this length, which is less than `MOST_UNITS`.
     #[inline]
     pub(super) fn of(units: u64) -> Self {
@@ -126,6 +129,16 @@ impl Sizes {
     /// Whether blocks of this length are of exact sizes.
     pub(super) fn is_large(self, bytes: u64) -> bool {
         !self.is_rounded(bytes)
+    }
+
+    /// Bytes of the shortest block whose magazine is of exact sizes.
+    pub(super) fn large_from(self) -> u64 {
+        self.rounded_to + self.bytes(1)
+    }
+
+    /// The first magazine of exact sizes.
+    pub(super) fn first_large(self) -> MagazineIndex {
+        MagazineIndex::of(self.exact_units(self.large_from()))
     }
 
     /// The longest that a block in the same magazine can be: an eighth more at most.

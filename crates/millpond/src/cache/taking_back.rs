@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use super::Locked;
 use super::caches::{Cached, Caches, Few};
-use super::lane::{Item, Lanes};
+use super::lane::{Counted, Item, Lanes};
+use super::sizes::MagazineIndex;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
 use crate::counters::HighWater;
@@ -14,20 +15,91 @@ impl Caches {
     /// are folded into `folded`.
     #[cold]
     pub(crate) fn revoke(&self, lock: &mut Locked, folded: &HighWater, mut each: impl FnMut(Cached)) {
-        // Threads use the depot while they are inside their own gates, or under the lock. Where there is none but the
-        // calling one, an empty depot stays empty, and its many locks need not be taken.
-        let is_alone = self.all().all(|cache| self.is_mine(cache));
-        let must_close = !is_alone || self.depot.held() > 0;
-        if must_close {
-            self.depot.close(|of, item| each(Cached { item, of }));
-        }
+        let closed = self.close_depot(0, &mut each);
         self.for_all(lock, folded, |cache, lanes| {
-            lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
+            self.drain(lanes, MagazineIndex::FIRST, &mut each);
+            cache.note_granted(lanes);
             cache.tally.note_emptied();
         });
-        if must_close {
+        if closed {
             self.depot.open();
         }
+    }
+
+    /// Takes back the large blocks that any thread caches, or the depot: gives them to `each`. Returns whether there
+    /// may have been any.
+    #[cold]
+    pub(crate) fn revoke_large(&self, _lock: &mut Locked, mut each: impl FnMut(Cached)) -> bool {
+        if !self.may_hold_large() {
+            return false;
+        }
+        let closed = self.close_depot(self.sizes.large_from(), &mut each);
+        // The calling thread is not inside, and need not be kept out.
+        let is_concerned = |cache: &&ThreadCache| cache.granted_large() > 0 && !self.is_mine(cache);
+        let others: Few<_> = self.all().filter(is_concerned).collect();
+        self.keep_out(&others);
+        for cache in others.iter().copied().chain([self.mine()]) {
+            // SAFETY: the lock is held (`_lock`); other owners are kept out, and the calling one is not inside.
+            let lanes = unsafe { cache.lanes_under_lock() };
+            self.drain(lanes, self.sizes.first_large(), &mut each);
+            cache.note_granted(lanes);
+        }
+        self.let_in(&others);
+        if closed {
+            self.depot.open();
+        }
+        true
+    }
+
+    /// Whether there may be large blocks in any magazine, or in the depot. Under the lock.
+    fn may_hold_large(&self) -> bool {
+        // No magazine gets room but under the lock.
+        let mut some = self.all().filter(|cache| cache.granted_large() > 0);
+        some.any(|cache| cache.tally.may_hold()) || self.depot.held_large() > 0
+    }
+
+    /// Whether the small blocks that are cached have at most so many bytes. `false` where that is not known without
+    /// keeping other owners out.
+    pub(crate) fn holds_few_small(&self, _lock: &mut Locked, most: u64) -> bool {
+        let in_depot = self.depot.held().saturating_sub(self.depot.held_large());
+        let granted: u64 = self.all().map(ThreadCache::granted_small).sum();
+        if in_depot + granted <= most {
+            return true;
+        }
+        let mine = self.mine();
+        let others = granted - mine.granted_small();
+        if in_depot + others > most {
+            return false;
+        }
+        // SAFETY: the calling thread owns the cache, or it is nobody's, which has no lanes; it is not inside, and
+        // holds the lock.
+        let lanes = unsafe { mine.lanes_under_lock() };
+        let frees = mine.tally.frees();
+        // Since it was counted last, no more came than was freed.
+        let bound = lanes.small.bytes + (frees - lanes.small.frees) * self.sizes.large_from();
+        if in_depot + others + bound <= most {
+            return true;
+        }
+        let bytes = lanes.held_below(self.sizes.first_large(), |size| self.sizes.longest_beside(size));
+        lanes.small = Counted { bytes, frees };
+        in_depot + others + bytes <= most
+    }
+
+    /// Empties the depot of blocks of at least `from` bytes, if it must be; returns whether it has to be opened again.
+    fn close_depot(&self, from: u64, each: &mut impl FnMut(Cached)) -> bool {
+        // Threads use the depot while they are inside their own gates, or under the lock. Where there is none but the
+        // calling one, what the depot does not have will not come either, and its many locks need not be taken.
+        let held = if from == 0 { self.depot.held() } else { self.depot.held_large() };
+        let must_close = held > 0 || !self.all().all(|cache| self.is_mine(cache));
+        if must_close {
+            self.depot.close(from, |of, item| each(Cached { item, of }));
+        }
+        must_close
+    }
+
+    /// Empties the magazines from `from` on.
+    pub(super) fn drain(&self, lanes: &mut Lanes, from: MagazineIndex, each: &mut impl FnMut(Cached)) {
+        lanes.drain(from, |size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
     }
 
     /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
@@ -150,8 +222,9 @@ impl Caches {
         cache.disown();
         // SAFETY: the calling thread owned the cache, is not inside, and holds the lock.
         let lanes = unsafe { cache.lanes_under_lock() };
-        lanes.drain(|size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
+        self.drain(lanes, MagazineIndex::FIRST, &mut each);
         lanes.revoke_grants();
+        cache.note_granted(lanes);
         cache.tally.note_emptied();
         folded.raise(&self.counted(folded));
         cache.tally.reset_high();
@@ -185,6 +258,11 @@ impl Caches {
             let held: Vec<_> = lanes.iter().copied().collect();
             if bytes(&held) > lanes.granted() {
                 return Err(format!("a thread caches {}, more than {}", bytes(&held), lanes.granted()));
+            }
+            if lanes.granted_large() != cache.granted_large()
+                || lanes.granted() != cache.granted_small() + cache.granted_large()
+            {
+                return Err("what a thread may cache was not noted".to_owned());
             }
             if !held.is_empty() && !cache.tally.may_hold() {
                 return Err("a thread caches blocks and looks empty".to_owned());

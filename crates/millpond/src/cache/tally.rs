@@ -112,7 +112,7 @@ impl Tally {
         self.may_hold() || self.requested.is_below_high() || self.blocks.is_below_high()
     }
 
-    fn frees(&self) -> u64 {
+    pub(super) fn frees(&self) -> u64 {
         self.frees.load(Ordering::Relaxed)
     }
 

@@ -1,7 +1,7 @@
 //! The cache of one thread in one pool.
 
 use std::cell::UnsafeCell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::gate::{Gate, Inside};
 use super::lane::{Lanes, Magazines};
@@ -16,6 +16,9 @@ pub(super) struct ThreadCache {
     pub(super) tally: Tally,
     /// Whether a living thread has it. Written under the pool's lock.
     owned: AtomicBool,
+    /// What the lanes' magazines of small blocks may hold, in bytes, and those of large ones: to be known without
+    /// keeping the owner out. Written under the pool's lock.
+    granted: [AtomicU64; 2],
     /// Whoever is inside the gate may use them, and whoever holds the pool's lock while the gate is closed or
     /// is the owner.
     lanes: UnsafeCell<Lanes>,
@@ -37,7 +40,13 @@ impl ThreadCache {
     /// A cache without an owner: its gate is closed.
     pub(super) fn new() -> Self {
         let (gate, tally) = (Gate::new(), Tally::default());
-        Self { gate, tally, owned: AtomicBool::new(false), lanes: UnsafeCell::default() }
+        Self {
+            gate,
+            tally,
+            owned: AtomicBool::new(false),
+            granted: Default::default(),
+            lanes: UnsafeCell::default(),
+        }
     }
 
     /// Passes the gate to the lane of a stream; `None` where it is closed, or there is no such lane. With `WIDE` also
@@ -103,6 +112,23 @@ impl ThreadCache {
     pub(super) fn disown(&self) {
         self.owned.store(false, Ordering::Relaxed);
         self.gate.close();
+    }
+
+    /// Notes what the lanes may hold. Under the pool's lock, whenever that has changed.
+    pub(super) fn note_granted(&self, lanes: &Lanes) {
+        // Relaxed: written and read under the pool's lock.
+        self.granted[0].store(lanes.granted() - lanes.granted_large(), Ordering::Relaxed);
+        self.granted[1].store(lanes.granted_large(), Ordering::Relaxed);
+    }
+
+    /// Bytes that the magazines of small blocks may hold.
+    pub(super) fn granted_small(&self) -> u64 {
+        self.granted[0].load(Ordering::Relaxed)
+    }
+
+    /// Bytes that the magazines of large blocks may hold. Without the lock a glance.
+    pub(super) fn granted_large(&self) -> u64 {
+        self.granted[1].load(Ordering::Relaxed)
     }
 
     pub(super) fn gate(&self) -> &Gate<Magazines> {

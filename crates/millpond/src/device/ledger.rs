@@ -2,11 +2,12 @@
 //! against: reserved ranges, pages, mappings, segments, and how many bytes of the capacity are taken.
 //!
 //! A wrong argument is a bug of the pool above, so each is refused with a sentence that says what was wrong;
-//! a refused call changes nothing. Every call is O(log n) in what the device holds.
+//! a refused call changes nothing. A call costs what the range that it names has granules, and a search among the
+//! reserved ranges, of which there are few.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
 
+use slab::Slab;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
 use super::{DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageHandle};
@@ -23,10 +24,10 @@ pub(super) struct Ledger {
     held: u64,
     /// Where the next page lies in physical memory. Never goes back: offsets of released pages stay holes.
     next_offset: u64,
-    /// Reserved ranges: address to bytes.
-    reservations: BTreeMap<u64, u64>,
+    /// By address.
+    reservations: BTreeMap<u64, Reservation>,
     pages: SlotMap<DefaultKey, Page>,
-    mappings: BTreeMap<u64, Mapping>,
+    mappings: Slab<Mapping>,
     segments: BTreeMap<u64, Segment>,
 }
 
@@ -39,8 +40,17 @@ struct Page {
     released: bool,
 }
 
+/// A reserved range.
+#[derive(Debug)]
+struct Reservation {
+    bytes: u64,
+    /// For each granule up to the last that was ever mapped: the key of its mapping + 1, or 0 for none.
+    granules: Vec<u32>,
+}
+
 #[derive(Debug)]
 struct Mapping {
+    start: u64,
     bytes: u64,
     page: DefaultKey,
     accessible: bool,
@@ -95,7 +105,7 @@ impl Ledger {
             next_offset: 0,
             reservations: BTreeMap::new(),
             pages: SlotMap::new(),
-            mappings: BTreeMap::new(),
+            mappings: Slab::new(),
             segments: BTreeMap::new(),
         }
     }
@@ -118,22 +128,25 @@ impl Ledger {
     }
 
     pub(super) fn reserve(&mut self, at: DevicePtr, bytes: u64) {
-        let replaced = self.reservations.insert(at.raw(), bytes);
-        debug_assert_eq!(replaced, None, "{at} was reserved twice");
+        let replaced = self.reservations.insert(at.raw(), Reservation { bytes, granules: Vec::new() });
+        debug_assert!(replaced.is_none(), "{at} was reserved twice");
     }
 
     /// Whether [`unreserve`](Self::unreserve) would do it.
     pub(super) fn check_unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         const CALL: &str = "unreserve";
-        match self.reservations.get(&at.raw()) {
-            None => return invalid(CALL, format!("no range was reserved at {at}")),
-            Some(&reserved) if reserved != bytes => {
-                return invalid(CALL, format!("{reserved} bytes were reserved at {at}, not {bytes}"));
-            }
-            Some(_) => {}
+        let Some(reservation) = self.reservations.get(&at.raw()) else {
+            return invalid(CALL, format!("no range was reserved at {at}"));
+        };
+        let reserved = reservation.bytes;
+        if reserved != bytes {
+            return invalid(CALL, format!("{reserved} bytes were reserved at {at}, not {bytes}"));
         }
-        match self.mappings.range(at.raw()..at.raw() + bytes).next() {
-            Some((mapped, _)) => invalid(CALL, format!("a page is still mapped at {mapped:#x}")),
+        match reservation.granules.iter().find(|key| **key != 0) {
+            Some(key) => {
+                let mapped = self.mappings[*key as usize - 1].start;
+                invalid(CALL, format!("a page is still mapped at {mapped:#x}"))
+            }
             None => Ok(()),
         }
     }
@@ -146,7 +159,7 @@ impl Ledger {
 
     /// All reserved ranges, as address and bytes.
     pub(super) fn reservations(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
-        self.reservations.iter().map(|(&at, &bytes)| (DevicePtr::new(at), bytes))
+        self.reservations.iter().map(|(&at, range)| (DevicePtr::new(at), range.bytes))
     }
 
     // ---- pages -----------------------------------------------------------------------------------
@@ -187,7 +200,9 @@ impl Ledger {
             );
         }
         self.check_vacant(CALL, at, bytes)?;
-        self.mappings.insert(at.raw(), Mapping { bytes, page: key, accessible: false });
+        let mapping = self.mappings.insert(Mapping { start: at.raw(), bytes, page: key, accessible: false });
+        let number = u32::try_from(mapping + 1).expect("fewer than 2^32 mappings");
+        self.set_granules(at, bytes, number);
         let page = &mut self.pages[key];
         page.mappings += 1;
         Ok(Extent { offset: page.offset, bytes })
@@ -198,11 +213,10 @@ impl Ledger {
         const CALL: &str = "set_access";
         let end = end_of(CALL, at, bytes)?;
         let mut next = at.raw();
-        for (&start, mapping) in self.mappings.range(at.raw()..end) {
-            if start != next {
-                break;
-            }
-            next += mapping.bytes;
+        while next < end
+            && let Some(mapping) = self.mapping_from(next)
+        {
+            next += self.mappings[mapping].bytes;
         }
         if next != end {
             return invalid(CALL, format!("{at} and {bytes} bytes on are not whole mappings: see {next:#x}"));
@@ -217,39 +231,69 @@ impl Ledger {
         bytes: u64,
         mut each: impl FnMut(u64),
     ) -> DeviceResult<()> {
-        if let Some(mapping) = self.mappings.get_mut(&at.raw())
-            && mapping.bytes == bytes
-        {
-            // One mapping, as nearly always.
-            mapping.accessible = true;
-            each(bytes);
-            return Ok(());
-        }
         self.check_set_access(at, bytes)?;
-        for (_, mapping) in self.mappings.range_mut(at.raw()..at.raw() + bytes) {
+        let mut next = at.raw();
+        while next < at.raw() + bytes
+            && let Some(mapping) = self.mapping_from(next)
+        {
+            let mapping = &mut self.mappings[mapping];
             mapping.accessible = true;
             each(mapping.bytes);
+            next += mapping.bytes;
         }
         Ok(())
     }
 
     /// Whether [`unmap`](Self::unmap) would do it.
     pub(super) fn check_unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        match self.mappings.get(&at.raw()) {
-            None => invalid("unmap", format!("no mapping starts at {at}")),
-            Some(mapping) => mapping.check_unmap(at, bytes),
-        }
+        self.key_to_unmap(at, bytes).map(drop)
+    }
+
+    fn key_to_unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<usize> {
+        let Some(key) = self.mapping_from(at.raw()) else {
+            return invalid("unmap", format!("no mapping starts at {at}"));
+        };
+        self.mappings[key].check_unmap(at, bytes)?;
+        Ok(key)
     }
 
     /// Removes a mapping; the page's memory if it was the last of a released page.
     pub(super) fn unmap(&mut self, at: DevicePtr, bytes: u64) -> DeviceResult<Option<Extent>> {
-        let Entry::Occupied(mapping) = self.mappings.entry(at.raw()) else {
-            return invalid("unmap", format!("no mapping starts at {at}"));
-        };
-        mapping.get().check_unmap(at, bytes)?;
-        let page = mapping.remove().page;
+        let key = self.key_to_unmap(at, bytes)?;
+        let page = self.mappings.remove(key).page;
+        self.set_granules(at, bytes, 0);
         self.pages[page].mappings -= 1;
         Ok(self.drop_page_if_unused(page))
+    }
+
+    /// The reserved range that an address lies in, as its start and itself.
+    fn reservation_of(&self, at: u64) -> Option<(u64, &Reservation)> {
+        let (&start, reservation) = self.reservations.range(..=at).next_back()?;
+        (at - start < reservation.bytes).then_some((start, reservation))
+    }
+
+    /// The key of the mapping over an address.
+    fn mapping_over(&self, at: u64) -> Option<usize> {
+        let (start, reservation) = self.reservation_of(at)?;
+        let number = *reservation.granules.get(((at - start) / self.granularity) as usize)?;
+        (number as usize).checked_sub(1)
+    }
+
+    /// The key of the mapping that starts at an address.
+    fn mapping_from(&self, at: u64) -> Option<usize> {
+        self.mapping_over(at).filter(|key| self.mappings[*key].start == at)
+    }
+
+    /// Notes what is mapped in a reserved range.
+    fn set_granules(&mut self, at: DevicePtr, bytes: u64, number: u32) {
+        let reservation = self.reservations.range_mut(..=at.raw()).next_back();
+        let (&start, reservation) = reservation.expect("what is mapped lies in a reserved range");
+        let first = ((at.raw() - start) / self.granularity) as usize;
+        let end = first + (bytes / self.granularity) as usize;
+        if reservation.granules.len() < end {
+            reservation.granules.resize(end, 0);
+        }
+        reservation.granules[first..end].fill(number);
     }
 
     fn drop_page_if_unused(&mut self, key: DefaultKey) -> Option<Extent> {
@@ -276,16 +320,20 @@ impl Ledger {
         if !at.raw().is_multiple_of(self.granularity) {
             return invalid(call, format!("{at} is not aligned to the granularity, {}", self.granularity));
         }
-        let reserved = self.reservations.range(..=at.raw()).next_back();
-        if reserved.is_none_or(|(&start, &length)| end > start + length) {
+        let Some((start, reservation)) =
+            self.reservation_of(at.raw()).filter(|(start, range)| end <= start + range.bytes)
+        else {
             return invalid(call, format!("{at} and {bytes} bytes on do not lie in one reserved range"));
-        }
-        let before = self.mappings.range(..end).next_back();
-        match before {
-            Some((&start, mapping)) if start + mapping.bytes > at.raw() => {
-                invalid(call, format!("the range overlaps the mapping at {start:#x}"))
+        };
+        let (first, end) = ((at.raw() - start) / self.granularity, (end - start).div_ceil(self.granularity));
+        let known = reservation.granules.len();
+        let granules = &reservation.granules[known.min(first as usize)..known.min(end as usize)];
+        match granules.iter().find(|key| **key != 0) {
+            Some(key) => {
+                let mapped = self.mappings[*key as usize - 1].start;
+                invalid(call, format!("the range overlaps the mapping at {mapped:#x}"))
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
@@ -350,13 +398,13 @@ impl Ledger {
         {
             return Ok(());
         }
-        let mut unseen = end;
-        for (&start, mapping) in self.mappings.range(..end).rev() {
-            if !mapping.accessible || start + mapping.bytes < unseen {
+        let mut next = at.raw();
+        while let Some(mapping) = self.mapping_over(next).map(|key| &self.mappings[key]) {
+            if !mapping.accessible {
                 break;
             }
-            unseen = start;
-            if start <= at.raw() {
+            next = mapping.start + mapping.bytes;
+            if next >= end {
                 return Ok(());
             }
         }

@@ -6,7 +6,7 @@ use super::{Tick, TimelineId};
 
 /// A set of (timeline, tick), sorted by timeline, each timeline once.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Fence(SmallVec<[(TimelineId, Tick); 2]>);
+pub(crate) struct Fence(SmallVec<[(TimelineId, Tick); 4]>);
 
 impl Clone for Fence {
     #[inline]
@@ -14,7 +14,7 @@ impl Clone for Fence {
         // What `SmallVec` derives pushes one by one.
         Self(match self.0[..] {
             [] => SmallVec::new(),
-            [one] => SmallVec::from_buf_and_len([one, one], 1),
+            [one] => SmallVec::from_buf_and_len([one; 4], 1),
             ref several => SmallVec::from_slice(several),
         })
     }
@@ -69,35 +69,45 @@ impl Fence {
 
     /// Makes the fence name at least `tick` for `timeline`.
     pub(crate) fn raise(&mut self, timeline: TimelineId, tick: Tick) {
-        match self.0.binary_search_by_key(&timeline, |entry| entry.0) {
-            Ok(at) => self.0[at].1 = self.0[at].1.max(tick),
-            Err(at) => self.0.insert(at, (timeline, tick)),
+        // One after the other: there are few.
+        let at = self.0.iter().position(|entry| entry.0 >= timeline).unwrap_or(self.0.len());
+        match self.0.get_mut(at) {
+            Some(entry) if entry.0 == timeline => entry.1 = entry.1.max(tick),
+            _ => self.0.insert(at, (timeline, tick)),
         }
     }
 
     /// Takes the later tick per stream.
     #[inline]
     pub(crate) fn join(&mut self, other: &Self) {
-        if self.same_streams(other) {
+        match (&mut self.0[..], &other.0[..]) {
             // Nearly always.
-            for (mine, theirs) in self.0.iter_mut().zip(&other.0) {
-                mine.1 = mine.1.max(theirs.1);
+            ([mine], [theirs]) if mine.0 == theirs.0 => mine.1 = mine.1.max(theirs.1),
+            (mine, theirs) if same_streams(mine, theirs) => {
+                mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| mine.1 = mine.1.max(theirs.1));
             }
-        } else {
-            other.iter().for_each(|(timeline, tick)| self.raise(timeline, tick));
+            _ => other.iter().for_each(|(timeline, tick)| self.raise(timeline, tick)),
         }
     }
 
     /// Whether both name the same streams, at whatever ticks.
     #[inline]
     pub(crate) fn same_streams(&self, other: &Self) -> bool {
-        self.0.len() == other.0.len() && self.0.iter().zip(&other.0).all(|(a, b)| a.0 == b.0)
+        match (&self.0[..], &other.0[..]) {
+            // Nearly always.
+            ([mine], [theirs]) => mine.0 == theirs.0,
+            (mine, theirs) => same_streams(mine, theirs),
+        }
     }
 
     /// Keeps only the entries for which `keep` holds.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(TimelineId, Tick) -> bool) {
         self.0.retain(|entry| keep(entry.0, entry.1));
     }
+}
+
+fn same_streams(mine: &[(TimelineId, Tick)], theirs: &[(TimelineId, Tick)]) -> bool {
+    mine.len() == theirs.len() && mine.iter().zip(theirs).all(|(a, b)| a.0 == b.0)
 }
 
 #[cfg(test)]

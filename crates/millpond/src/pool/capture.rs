@@ -3,8 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::beyond_caches::take_back;
 use super::captured::{Captured, MemoryId};
-use super::inner::{PoolInner, State, take_back};
+use super::inner::{PoolInner, State};
 use super::routes::{Filter, Route};
 use crate::order::Stream;
 use crate::{Error, Result};

@@ -5,13 +5,14 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use super::beyond_caches::take_back;
 use super::captured::Captured;
-use super::haste::{Haste, REVOCATION, THROUGH_ARENA};
+use super::haste::{Haste, THROUGH_ARENA};
 use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use super::routes::Routes;
 use crate::arena::{Arena, BlockId, MOST_UNITS, Out, Pointer, Refusal, Views};
-use crate::cache::{Cached, Caches, Locked, ThreadEnd};
+use crate::cache::{Caches, Locked, ThreadEnd};
 use crate::counters::{Counted, Counters};
 use crate::device::{DevicePtr, DeviceResult, Kind};
 use crate::order::{AfterSync, Fence, ReusePolicies, Stream, Timelines};
@@ -225,36 +226,6 @@ impl PoolInner {
     fn may_spare(&self, state: &State, units: u64) -> bool {
         let bytes = self.caches.sizes().bytes(units);
         self.counters.reserved.current() + bytes <= self.counted().allocated.high + state.haste.spare()
-    }
-
-    /// Allocates where no free block is ready: once the caches are emptied. What that costs is noted where memory
-    /// would have saved it: growth is no waste.
-    fn alloc_beyond_caches(
-        &self,
-        state: &mut State,
-        units: u64,
-        align: u64,
-        stream: &Stream,
-    ) -> std::result::Result<Out, Refusal> {
-        let device = self.timelines.device();
-        let (began, moved) = (device.now(), self.pages_moved());
-        let revoked = self.empty_caches(state);
-        let out = state.arena.alloc(units, align, stream);
-        let took = device.now().saturating_sub(began);
-        let least = if revoked { REVOCATION } else { THROUGH_ARENA };
-        let wasted = if revoked || self.pages_moved() > moved { took.max(least) } else { THROUGH_ARENA };
-        self.note_waste(state, wasted);
-        out
-    }
-
-    /// Gives the arena what every thread caches; returns whether there was anything.
-    pub(super) fn empty_caches(&self, state: &mut State) -> bool {
-        let State { arena, locked, .. } = state;
-        let any = self.caches.holds_any();
-        if any {
-            self.caches.revoke(locked, &self.counters.high, |cached| take_back(arena, cached));
-        }
-        any
     }
 
     /// Frees a block. The fast path is one call, which takes no lock.
@@ -555,11 +526,6 @@ impl PoolInner {
 
 /// More than any device can address: sizes beyond it come from arithmetic that overflowed.
 const LARGEST_REQUEST: u64 = 1 << 56;
-
-/// A block that a cache gave up goes back to the arena.
-pub(super) fn take_back(arena: &mut Arena, cached: Cached) {
-    arena.free(cached.entry().id(), cached.fence());
-}
 
 impl AfterSync for PoolInner {
     fn after_sync(&self) {

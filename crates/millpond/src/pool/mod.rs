@@ -10,6 +10,7 @@
 //! address, and makes room in the magazines or hands the block to the arena behind the stream's present tick. Synchronising a stream, an event or the device through
 //! millpond calls back here to apply the release threshold.
 
+mod beyond_caches;
 mod builder;
 mod capture;
 mod captured;
