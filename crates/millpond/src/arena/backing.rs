@@ -288,8 +288,8 @@ impl Arena {
         let granule = self.layout.granule(zone);
         let (base, entries) = loop {
             // Arenas that keep their pages may be hundreds, and have little each.
-            let are_dense = zone == Zone::Small && !self.keeps;
-            let entries = Table::entries(bytes, granule, are_dense)
+            let on_huge_pages = !self.keeps;
+            let entries = Table::entries(bytes, granule, on_huge_pages)
                 .ok_or(DeviceError::OutOfMemory { call: "mmap of the blocks' table", requested: bytes });
             match entries.and_then(|entries| Ok((self.device.reserve(bytes)?, entries))) {
                 Ok(both) => break both,

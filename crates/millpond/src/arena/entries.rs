@@ -5,9 +5,9 @@
 //! (As in a sparse file; mimalloc's page map works the same way.) Nothing here is reserved or counted by the system
 //! before it is backed: until then the stretch is mapped for reading only.
 //!
-//! Entries of short blocks lie close together. Those parts are put on huge pages, where the system has them: else a
-//! thousand small blocks have their entries on nearly as many pages, and a step of a program that replaces them at
-//! random waits for the processor to find two of these.
+//! Parts are put on huge pages, where the system has them: else a thousand blocks have their entries on nearly as many
+//! pages, each of which costs a fault when it is first touched, and a step of a program that replaces them at random
+//! waits for the processor to find two of these. One holds the entries of 16 MiB of small blocks, or of 32 GiB of large ones.
 
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,7 +25,7 @@ const HOST_PAGE: usize = 64 << 10;
 pub(super) struct Entries {
     first: NonNull<Entry>,
     memory: Memory,
-    are_dense: bool,
+    on_huge_pages: bool,
     /// Per part: whether it is backed. Written under the pool's lock.
     backed: Box<[AtomicBool]>,
 }
@@ -36,13 +36,12 @@ unsafe impl Send for Entries {}
 unsafe impl Sync for Entries {}
 
 impl Entries {
-    /// `count` entries, all of no block; if they are dense, on huge pages. `None` where the process has not enough
-    /// addresses left.
-    pub(super) fn new(count: usize, are_dense: bool) -> Option<Self> {
+    /// `count` entries, all of no block. `None` where the process has not enough addresses left.
+    pub(super) fn new(count: usize, on_huge_pages: bool) -> Option<Self> {
         let bytes = count.checked_mul(size_of::<Entry>())?.checked_next_multiple_of(HOST_PAGE)?;
         let memory = Memory::reserve(bytes)?;
         let backed = std::iter::repeat_with(AtomicBool::default).take(bytes.div_ceil(PART)).collect();
-        Some(Self { first: memory.start().cast(), memory, are_dense, backed })
+        Some(Self { first: memory.start().cast(), memory, on_huge_pages, backed })
     }
 
     /// The first of them.
@@ -63,7 +62,7 @@ impl Entries {
 
     #[cold]
     fn back_slow(&self, part: usize) {
-        self.memory.back(part, self.are_dense);
+        self.memory.back(part, self.on_huge_pages);
         self.backed[part].store(true, Ordering::Relaxed);
     }
 }

@@ -181,10 +181,10 @@ pub(crate) struct Table {
 }
 
 impl Table {
-    /// Entries for a region of `bytes`, in which blocks start at least `granule` bytes (a power of two) apart; on huge
-    /// pages if they are dense. `None` where the process has not enough addresses left.
-    pub(super) fn entries(bytes: u64, granule: u64, are_dense: bool) -> Option<Entries> {
-        Entries::new(usize::try_from(bytes.div_ceil(granule)).ok()?, are_dense)
+    /// Entries for a region of `bytes`, in which blocks start at least `granule` bytes (a power of two) apart. `None`
+    /// where the process has not enough addresses left.
+    pub(super) fn entries(bytes: u64, granule: u64, on_huge_pages: bool) -> Option<Entries> {
+        Entries::new(usize::try_from(bytes.div_ceil(granule)).ok()?, on_huge_pages)
     }
 
     /// A table of these entries, for the region at `base`.
