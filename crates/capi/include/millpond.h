@@ -332,7 +332,7 @@ typedef struct {
     // A limit that the pool shares with others; null: none.
     millpond_budget *budget;
     // Bytes that the pool may hold beyond the most that was ever live, to save time, while it is asked so often that
-    // moving memory would take a quarter of the time; 0: none; SIZE_MAX, the default: 1/32 of the device's memory,
+    // moving memory would take a third of the time; 0: none; SIZE_MAX, the default: 1/32 of the device's memory,
     // 8 GiB at most.
     size_t spare;
 } millpond_pool_options;

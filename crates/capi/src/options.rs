@@ -48,7 +48,7 @@ pub struct PoolOptions {
     /// A limit that the pool shares with others; null: none.
     pub budget: *mut BudgetHandle,
     /// Bytes that the pool may hold beyond the most that was ever live, to save time, while it is asked so often that
-    /// moving memory would take a quarter of the time; 0: none; SIZE_MAX, the default: 1/32 of the device's memory,
+    /// moving memory would take a third of the time; 0: none; SIZE_MAX, the default: 1/32 of the device's memory,
     /// 8 GiB at most.
     pub spare: usize,
 }

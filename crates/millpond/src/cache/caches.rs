@@ -314,17 +314,20 @@ impl Caches {
         unsafe { self.put::<false>(thread, ptr, stream) }.is_some()
     }
 
-    /// As [`free`](Self::free), also where the kernel issues no barriers for the gate, and where the depot has room.
+    /// As [`free`](Self::free), also where the doors are shut, and where the depot has room. Returns the bytes that were
+    /// asked for.
     #[cold]
-    pub(crate) fn free_wide(&self, ptr: DevicePtr, stream: &Stream) -> bool {
+    pub(crate) fn free_wide(&self, ptr: DevicePtr, stream: &Stream) -> Option<u64> {
         // SAFETY: the index is this thread's.
-        unsafe { self.put::<true>(thread_index(), ptr, stream) }.is_some()
+        unsafe { self.put::<true>(thread_index(), ptr, stream) }
     }
 
+    /// Takes a block and returns the bytes that were asked for.
+    ///
     /// # Safety
     /// `thread` is the calling thread's index.
     #[inline(always)]
-    unsafe fn put<const WIDE: bool>(&self, thread: usize, ptr: DevicePtr, stream: &Stream) -> Option<()> {
+    unsafe fn put<const WIDE: bool>(&self, thread: usize, ptr: DevicePtr, stream: &Stream) -> Option<u64> {
         // SAFETY: the caller's promise.
         let Own { lane, tally, _inside } = unsafe { self.enter_as::<WIDE>(thread, stream) }?;
         let entry = self.views.find(ptr)?;
@@ -339,9 +342,10 @@ impl Caches {
         }
         // SAFETY: it is not full.
         unsafe { magazine.push(Item::new(ptr, entry)) };
+        let requested = entry.requested();
         entry.make_cached(ptr, stream.timeline().now());
-        tally.count_free(entry.requested(), entry.bytes());
-        Some(())
+        tally.count_free(requested, entry.bytes());
+        Some(requested)
     }
 
     pub(super) fn nobody(&self) -> *mut ThreadCache {

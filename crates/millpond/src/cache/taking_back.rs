@@ -75,7 +75,7 @@ impl Caches {
         // holds the lock.
         let lanes = unsafe { mine.lanes_under_lock() };
         let frees = mine.tally.frees();
-        // Since it was counted last, no more came than was freed.
+        // Since it was counted last, no more came than was freed; but for what came from the depot, which was counted there.
         let bound = lanes.small.bytes + (frees - lanes.small.frees) * self.sizes.large_from();
         if in_depot + others + bound <= most {
             return true;

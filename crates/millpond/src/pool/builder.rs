@@ -115,7 +115,7 @@ impl PoolBuilder {
     }
 
     /// Bytes that the pool may hold beyond the most that was ever live, to save time, while it is asked so often
-    /// that moving memory would take a quarter of the time. By default 1/32 of the device's memory, 8 GiB at most;
+    /// that moving memory would take a third of the time. By default 1/32 of the device's memory, 8 GiB at most;
     /// 0 never trades memory for time.
     pub fn spare(mut self, bytes: u64) -> Self {
         self.spare = Some(bytes);

@@ -247,6 +247,10 @@ impl PoolInner {
     /// an error, and not noted.
     fn free_recorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         let before = Moment::now();
+        if let Some(requested) = self.caches.free_wide(ptr, stream) {
+            self.recording.free(ptr, requested, stream, before);
+            return Ok(());
+        }
         let requested = if ptr.is_null() { None } else { self.requested(ptr) };
         self.free_unrecorded(ptr, stream)?;
         if let Some(requested) = requested {
@@ -271,7 +275,7 @@ impl PoolInner {
     /// Frees under the lock: what has no room in the thread's magazines, is used by other streams, or is no
     /// live block at all.
     fn free_unrecorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        if self.caches.free_wide(ptr, stream) {
+        if self.caches.free_wide(ptr, stream).is_some() {
             return Ok(());
         }
         self.check_stream(stream)?;

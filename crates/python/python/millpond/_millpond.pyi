@@ -224,7 +224,7 @@ class Pool:
                 (2 MiB) and 32 MiB.
             min_alignment: what every address is a multiple of: a power of two from 256 bytes to 2 MiB. 512 by default.
             spare: bytes that the pool may hold beyond the most that was ever live, to save time, while it is asked so often
-                that moving memory would take a quarter of the time. 1/32 of the device's memory by default, 8 GiB at most; 0 never
+                that moving memory would take a third of the time. 1/32 of the device's memory by default, 8 GiB at most; 0 never
                 does so.
             record: a file to record to, from the start.
 
