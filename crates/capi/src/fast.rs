@@ -3,11 +3,11 @@
 //! It differs from the general path in what it does not do. It neither catches panics nor makes a
 //! [`Failure`](crate::failure::Failure), since what it calls can neither panic nor fail: it looks into the thread's
 //! magazines only. Whatever is not as it expects it leaves to the general path, which says what is wrong. Where that
-//! found pool and stream, it leaves the way to both in the thread's `Place`, as a [`Pair`] under the two handles.
+//! found pool and stream, it leaves the way to both in the thread's `Place`, as a `Pair` under the two handles.
 //!
 //! **How an object stays** while it is used here: not by a note of its handle (`in_use`), but by one flag for the thread,
-//! that it is inside. Who releases a handle makes it invalid first and takes every pair of it away ([`forget`]), then
-//! waits until every thread was seen outside once ([`wait_for_calls`]). That is soon, for nothing here waits. Who comes in
+//! that it is inside. Who releases a handle makes it invalid first and takes every pair of it away (`forget`), then
+//! waits until every thread was seen outside once (`wait_for_calls`). That is soon, for nothing here waits. Who comes in
 //! later finds no pair. As for notes, the full fence that this needs on both sides is paid by the releasing side
 //! (`membarrier`); where the system has none, no thread has a way in.
 
