@@ -2,7 +2,7 @@
 //! those parts are backed in which blocks started.
 //!
 //! So a look-up is a shift and an addition, and needs no test: what was never backed reads as zeros, which is no block.
-//! (As in a sparse file; mimalloc's page map works the same way.) Nothing here is reserved or counted by the system
+//! (As in a sparse file.) Nothing here is reserved or counted by the system
 //! before it is backed: until then the stretch is mapped for reading only.
 //!
 //! Parts are put on huge pages, where the system has them: else a thousand blocks have their entries on nearly as many

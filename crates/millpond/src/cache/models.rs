@@ -298,21 +298,27 @@ fn a_gate_lets_nobody_pass_to_lanes_that_are_not_there() {
     });
 }
 
+/// Two threads that own a cache each, and work with it.
+fn two_workers(pool: &Arc<Pool<2>>, work: fn(&Pool<2>, usize)) -> Vec<thread::JoinHandle<()>> {
+    let worker = |index| {
+        let pool = pool.clone();
+        thread::spawn(move || {
+            pool.join(index);
+            work(&pool, index);
+        })
+    };
+    (0..2).map(worker).collect()
+}
+
 #[test]
 fn two_threads_allocate_and_free_while_a_third_revokes() {
     model(3, || {
         let pool = Pool::<2>::new(2);
-        let workers: Vec<_> = (0..2)
-            .map(|index| {
-                let pool = pool.clone();
-                thread::spawn(move || {
-                    pool.join(index);
-                    if let Some(block) = pool.alloc::<false>(index) {
-                        pool.free::<false>(index, block, 10 + block as u64);
-                    }
-                })
-            })
-            .collect();
+        let workers = two_workers(&pool, |pool, index| {
+            if let Some(block) = pool.alloc::<false>(index) {
+                pool.free::<false>(index, block, 10 + block as u64);
+            }
+        });
         pool.revoke();
         workers.into_iter().for_each(|worker| worker.join().unwrap());
         pool.verify(2);
@@ -389,19 +395,13 @@ fn a_thread_that_ends_leaves_its_place_to_another_while_a_third_revokes() {
 fn who_has_no_room_need_not_be_kept_out() {
     model(3, || {
         let pool = Pool::<2>::new(2);
-        let workers: Vec<_> = (0..2)
-            .map(|index| {
-                let pool = pool.clone();
-                thread::spawn(move || {
-                    pool.join(index);
-                    for _ in 0..2 {
-                        if let Some(block) = pool.alloc::<false>(index) {
-                            pool.free_large(index, block);
-                        }
-                    }
-                })
-            })
-            .collect();
+        let workers = two_workers(&pool, |pool, index| {
+            for _ in 0..2 {
+                if let Some(block) = pool.alloc::<false>(index) {
+                    pool.free_large(index, block);
+                }
+            }
+        });
         pool.revoke_large();
         workers.into_iter().for_each(|worker| worker.join().unwrap());
         pool.revoke_large();

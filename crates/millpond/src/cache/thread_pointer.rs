@@ -1,5 +1,5 @@
 //! The calling thread's index by its *thread pointer*: for code in a shared library, where a thread-local is reached by
-//! a call of the loader, which takes 17 instructions and has all registers saved around it. This takes eight.
+//! a call of the loader, which takes 17 instructions and has all registers saved around it. This takes ten.
 //!
 //! The thread pointer is where the system keeps what belongs to a thread. No two living threads have the same one, and
 //! reading it is one instruction. So a table that anybody may read says whose index is which; a thread enters itself
@@ -27,8 +27,8 @@ mod table {
     #[inline(always)]
     fn thread_pointer() -> u64 {
         let pointer: u64;
-        // SAFETY: the ABI has the thread pointer there, on x86-64 as the first word of what it points at (System V ABI,
-        // ELF Handling for Thread-Local Storage, 3.4.6). Reading it changes nothing.
+        // SAFETY: the ABI has the thread pointer there, on x86-64 as the first word of what it points at (ELF
+        // Handling for Thread-Local Storage, its part on x86-64). Reading it changes nothing.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             std::arch::asm!("mov {}, fs:[0]", out(reg) pointer, options(pure, readonly, nostack, preserves_flags));
