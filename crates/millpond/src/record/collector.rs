@@ -8,8 +8,9 @@ use super::format::Record;
 use super::labels::Written;
 use super::note::{Note, Noted};
 
-/// Notes in a thread's ring: 96 KiB.
-pub(super) const RING: usize = 4096;
+/// Notes in a thread's ring: 384 KiB. With 4,096 a thread that did nothing else filled it before the writer was awake, and half of
+/// the events were encoded by the thread itself.
+pub(super) const RING: usize = 16384;
 
 /// Encoded bytes that may wait for the disk. Events beyond that are dropped and counted: a disk that hangs
 /// must not take the program with it.

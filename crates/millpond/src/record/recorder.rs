@@ -162,11 +162,14 @@ impl Recorder {
         events.for_each(|event| collector.add(0, &event));
     }
 
-    /// Empties the rings, on a thread whose own is full.
+    /// Empties the rings, on a thread whose own is full, unless another thread is at it.
     #[cold]
-    pub(super) fn drain(&self) {
-        self.collector.lock().drain();
+    pub(super) fn try_drain(&self) -> bool {
+        let Some(mut collector) = self.collector.try_lock() else { return false };
+        collector.drain();
+        drop(collector);
         self.wake();
+        true
     }
 
     /// Lets the writer look at the rings.
