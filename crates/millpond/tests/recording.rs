@@ -232,6 +232,7 @@ fn as_another_process() {
             work(&pool, &stream, 10);
             limit_files(libc::RLIM_INFINITY);
         }
+        "cannot record" => assert_eq!(pool.recording(), None),
         "twice" => {
             drop(pool);
             let (pool, stream) = self::pool();
@@ -254,6 +255,15 @@ fn limit_files(bytes: libc::rlim_t) {
 
 fn file(folder: &tempfile::TempDir) -> PathBuf {
     folder.path().join("run.mprec")
+}
+
+#[test]
+fn an_environment_that_cannot_be_followed_is_told_where_nobody_traces() {
+    let output = in_another_process("cannot record", Path::new("/no/such/folder/run.mprec"));
+    assert!(output.status.success(), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    let expected = "millpond: MILLPOND_RECORD is not followed: cannot record to /no/such/folder/run.mprec: ";
+    assert!(said.contains(expected), "{said}");
 }
 
 #[test]

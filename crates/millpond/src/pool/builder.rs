@@ -182,7 +182,7 @@ impl PoolBuilder {
             (Some(asked), _) => inner.start_recording(&asked)?,
             (None, Some(environment)) => {
                 if let Err(error) = inner.start_recording(&environment) {
-                    tracing::warn!(%error, pool = inner.name, "MILLPOND_RECORD is not followed");
+                    record::warn(&format!("MILLPOND_RECORD is not followed: {error}"));
                 }
             }
             (None, None) => {}

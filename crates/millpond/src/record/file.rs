@@ -39,7 +39,8 @@ impl RecordFile {
                 Ok(()) => {}
                 Err(TryLockError::WouldBlock) => {
                     let own = with_process(&path);
-                    tracing::warn!(path = %path.display(), instead = %own.display(), "another recording is being written there");
+                    let (taken, instead) = (path.display(), own.display());
+                    super::warn(&format!("another process records to {taken}; this one records to {instead}"));
                     path = own;
                     continue;
                 }

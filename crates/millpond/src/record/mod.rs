@@ -5,8 +5,8 @@
 //! **How one event passes through.** Where recording is off, `Recording::is_on` is one relaxed load and a
 //! branch that is not taken. Where it is on, the event is stamped and put into a ring of the calling thread
 //! (`thread`, `note`), without a lock. The `recorder`'s own thread empties all rings, twenty times a second and
-//! when it is woken because one is half full; a thread that finds its ring full empties them itself. The
-//! `collector` turns events into records and chunks (`encoder`, `format`), which the writer appends to
+//! when it is woken because one is a quarter full; a thread that finds its ring full empties them itself, unless
+//! another thread is at it. The `collector` turns events into records and chunks (`encoder`, `format`), which the writer appends to
 //! the file (`file`).
 //!
 //! **Order.** The file has each thread's events in the thread's order, and the threads one after another; a
@@ -39,3 +39,14 @@ pub use labels::{Tagged, tag};
 pub use options::Options;
 pub use recorder::Status;
 pub(crate) use recording::{Introduction, Recording};
+
+/// Warns of what becomes of a recording: by `tracing`, or where nobody listens there, as in most programs in C or Python,
+/// on the standard error.
+#[cold]
+pub(crate) fn warn(text: &str) {
+    if tracing::enabled!(tracing::Level::WARN) {
+        tracing::warn!("{text}");
+    } else {
+        eprintln!("millpond: {text}");
+    }
+}

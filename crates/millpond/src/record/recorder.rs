@@ -210,7 +210,8 @@ impl Recorder {
         let mut state = self.state.lock();
         let before = std::mem::replace(&mut state.failure, error.map(ToString::to_string));
         if let (None, Some(error)) = (before, error) {
-            tracing::warn!(path = %self.path.display(), %error, "a recording cannot be written; it waits in memory");
+            let path = self.path.display();
+            super::warn(&format!("the recording {path} cannot be written, and waits in memory: {error}"));
         }
     }
 
@@ -271,7 +272,8 @@ impl Recorder {
         collector.end();
         drop(collector);
         if let Err(error) = self.write(&mut file) {
-            tracing::warn!(path = %self.path.display(), %error, "the end of a recording could not be written");
+            let path = self.path.display();
+            super::warn(&format!("the end of the recording {path} could not be written: {error}"));
         }
     }
 }
