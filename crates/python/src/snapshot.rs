@@ -45,7 +45,7 @@ fn read_one(path: &Path, pool: &Pool) -> Result<Option<Trace>> {
     match read::read(path, Limits::default()) {
         Ok(traces) if traces.len() == 1 => Ok(traces.into_iter().next()),
         Ok(traces) => Ok(traces.into_iter().find(|trace| trace.device as usize == ordinal)),
-        Err(error) if matches!(error.what, FormatError::Empty) => Ok(None),
+        Err(error) if matches!(error.what, FormatError::Empty(_)) => Ok(None),
         Err(error) => Err(Failure::Trace(Box::new(error))),
     }
 }
