@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -109,6 +111,21 @@ def test_a_free_that_fails_is_said_and_changes_nothing(
 ) -> None:
     hooks.free(0x1230, 10, ORDINAL, None)
     assert "millpond: 0x1230 was not allocated by pool 'stand-in'" in capfd.readouterr().err
+
+
+def test_a_free_that_fails_where_nobody_can_be_told_does_not_end_the_process() -> None:
+    program = """
+import ctypes, millpond
+from millpond import _millpond
+_millpond.stand_in(0, millpond.Pool("host"))
+pointer = ctypes.c_void_p
+free = dict(_millpond.torch_hooks()[1])["free"]
+ctypes.CFUNCTYPE(None, pointer, ctypes.c_size_t, ctypes.c_int, pointer)(free)(0x1230, 10, 0, None)
+print(millpond.last_error())
+"""
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=full, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("0x1230 was not allocated by pool"), done
 
 
 def test_empty_cache_gives_back_what_is_free(pool: millpond.Pool, hooks: Hooks) -> None:
