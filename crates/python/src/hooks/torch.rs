@@ -1,6 +1,7 @@
 //! The functions themselves, with the signatures of `torch/csrc/cuda/CUDAPluggableAllocator.h` (PyTorch 2.11).
 
 use std::ffi::{c_int, c_void};
+use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use millpond::Error;
@@ -87,7 +88,8 @@ pub(crate) unsafe extern "C" fn millpond_torch_free(
 pub(super) fn report(result: Result<()>) {
     if let Err(failure) = result {
         note(&failure);
-        eprintln!("millpond: {failure}");
+        // Where that is closed, there is nobody to be told.
+        writeln!(std::io::stderr(), "millpond: {failure}").ok();
     }
 }
 
