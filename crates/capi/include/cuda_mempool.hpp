@@ -158,7 +158,13 @@ private:
         const char *device = std::getenv("MILLPOND_DEVICE");
         if (device != nullptr && std::strcmp(device, "host") == 0) return millpond::Context::host();
         if (device != nullptr && std::strcmp(device, "sim") == 0) return millpond::Context::sim();
-        return millpond::Context::cuda(device_id);
+        try {
+            return millpond::Context::cuda(device_id);
+        } catch (const millpond::Error &error) {
+            if (error.status() != MILLPOND_STATUS_DEVICE_UNAVAILABLE) throw;
+            // "The host device" is here a word in the environment.
+            throw millpond::Error(error.status(), std::string(error.what()) + ": set MILLPOND_DEVICE=host");
+        }
     }
 
     static millpond::Pool build(const PoolConfig &config) {

@@ -11,7 +11,7 @@ use crate::args::ALL;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Times are nanoseconds of the calling thread. Beside each figure: how many times it is millpond's, and how many
+Times are nanoseconds of the calling thread. Beside each figure: how many times it is millpond's, and how many \
 times a malloc of 512 B (mimalloc, in the same run).
 
 Examples:

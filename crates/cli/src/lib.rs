@@ -28,6 +28,7 @@ use std::ffi::OsString;
 use clap::Parser;
 
 use args::{Args, Command};
+use error::Error;
 
 /// Runs the command with its arguments, of which the first is the program's name, and returns its exit status: 0
 /// where all went well, 1 after an error, 2 for wrong usage. What it says is on stdout and stderr.
@@ -47,6 +48,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Info(args) => info::run(args.json),
         Command::Fetch(args) => fetch::run(&args),
     };
+    let result = result.and_then(|()| match screen::take_lost() {
+        None => Ok(()),
+        Some(source) => Err(Error::Io { path: "stdout".into(), action: "write to it", source }),
+    });
     match result {
         Ok(()) => 0,
         Err(error) => {

@@ -36,17 +36,20 @@ const HOST_CAPACITY: u64 = 1 << 40;
 pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     refuse_what_does_not_go_together(args)?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
+    let page = args.report.as_deref().map(Output::open).transpose()?;
     let (mut outcomes, mut sections) = (Vec::new(), Vec::new());
     for path in &args.traces {
-        for (index, trace) in read::read(path, Limits::default())?.iter().enumerate() {
-            if outcomes.is_empty() && index == 0 {
-                replay_export::write(args, trace)?;
+        let traces = read::read(path, Limits::default())?;
+        for trace in &traces {
+            if outcomes.is_empty() {
+                let others = args.traces.len() > 1 || traces.len() > 1;
+                replay_export::write(args, trace, others)?;
             }
             outcomes.extend(replay(args, trace, &mut sections)?);
         }
     }
-    if let Some(path) = &args.report {
-        replay_export::report(path, &sections)?;
+    if let Some(page) = page {
+        replay_export::report(page, &sections)?;
     }
     match json {
         Some(file) => write_json(file, &outcomes),
@@ -188,7 +191,9 @@ fn introduce(trace: &Trace, program: &Program) {
     }
     say(&line);
     if !trace.live_before.is_empty() {
-        say(&format!("{} were live before the recording began", count(trace.live_before.len(), "block")));
+        let (before, were) =
+            (trace.live_before.len(), if trace.live_before.len() == 1 { "was" } else { "were" });
+        say(&format!("{} {were} live before the recording began", count(before, "block")));
     }
     if !trace.settings.is_empty() {
         say(&format!("recorded with PYTORCH_CUDA_ALLOC_CONF={}", trace.settings));

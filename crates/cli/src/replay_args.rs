@@ -13,13 +13,13 @@ use crate::args::{ALL, allocators};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A trace is a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot) or an RMM log, also gzipped or \
-zstd-compressed. No GPU is needed.
+A trace is a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot), an RMM log or a recording of millpond's \
+(MILLPOND_RECORD), also gzipped or zstd-compressed. No GPU is needed.
 
 Examples:
   millpond replay snapshot.pickle                        every allocator, and which cards would do
   millpond replay *.pickle.gz --allocator millpond,caching --json out.json
-  millpond replay snapshot.pickle --capacity 24GiB       would it fit there?
+  millpond replay run.mprec --capacity 24GiB             would it fit there?
   millpond replay snapshot.pickle --device cuda --verify --allocator millpond")]
 pub(crate) struct ReplayArgs {
     /// Traces to replay
@@ -55,10 +55,10 @@ pub(crate) struct ReplayArgs {
     /// Write a page with charts to this file: memory over time, the map at the peak, who held it
     #[arg(long, value_name = "FILE.html")]
     pub(crate) report: Option<PathBuf>,
-    /// Write what was read as a PyTorch snapshot, for pytorch.org/memory_viz
+    /// Write what was read of the first trace as a PyTorch snapshot, for pytorch.org/memory_viz
     #[arg(long, value_name = "FILE")]
     pub(crate) export_snapshot: Option<PathBuf>,
-    /// Write the counters of the first allocator's replay, for ui.perfetto.dev
+    /// Write the counters of the first trace's replay by the first allocator, for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub(crate) export_counters: Option<PathBuf>,
 }

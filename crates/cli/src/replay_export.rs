@@ -10,11 +10,12 @@ use millpond_replay::report::Section;
 use millpond_replay::trace::Trace;
 
 use crate::error::{Error, Result};
+use crate::outputs::Output;
 use crate::replay_args::ReplayArgs;
-use crate::screen::say;
+use crate::screen::{remark, say};
 
-/// Writes the files that were asked for.
-pub(crate) fn write(args: &ReplayArgs, trace: &Trace) -> Result<()> {
+/// Writes the exports that were asked for. Where there are other traces, says whose they are.
+pub(crate) fn write(args: &ReplayArgs, trace: &Trace, others: bool) -> Result<()> {
     if let Some(path) = &args.export_snapshot {
         to_file(path, |out| snapshot(trace, out))?;
     }
@@ -23,12 +24,21 @@ pub(crate) fn write(args: &ReplayArgs, trace: &Trace) -> Result<()> {
         let choose = |context: &millpond::Context| choice.build(name, context);
         to_file(path, |out| chrome(trace, args.free(), &choose, out))?;
     }
+    if others && (args.export_snapshot.is_some() || args.export_counters.is_some()) {
+        remark(&format!("exports have the first trace only: {}", trace.name));
+    }
     Ok(())
 }
 
-/// Writes the report.
-pub(crate) fn report(path: &Path, sections: &[Section]) -> Result<()> {
-    to_file(path, |out| Ok(millpond_replay::report::write(sections, out)?))
+/// Writes the report to its file, which was opened before the replays.
+pub(crate) fn report(file: Output, sections: &[Section]) -> Result<()> {
+    let path = file.path().to_owned();
+    let mut page = Vec::new();
+    millpond_replay::report::write(sections, &mut page)
+        .map_err(|error| Error::Export { path: path.clone(), error: Box::new(error.into()) })?;
+    file.write(&String::from_utf8_lossy(&page))?;
+    say(&format!("wrote {}", path.display()));
+    Ok(())
 }
 
 fn to_file(

@@ -76,11 +76,11 @@ pub(crate) fn room(rows: &[Row], capacity: u64) -> String {
         let names = rows.iter().filter(|row| row.outcome.oom.is_none() == fits);
         names.map(|row| row.outcome.allocator.as_str()).collect::<Vec<_>>().join(", ")
     };
-    let or_none = |names: String| if names.is_empty() { "none".to_owned() } else { names };
-    format!(
-        "in {}: fits with {}; not with {}",
-        HumanBytes(capacity),
-        or_none(named(true)),
-        or_none(named(false))
-    )
+    let (fits, does_not) = (named(true), named(false));
+    let who = match (fits.as_str(), does_not.as_str()) {
+        ("", _) => format!("does not fit with {does_not}"),
+        (_, "") => format!("fits with {fits}"),
+        _ => format!("fits with {fits}; not with {does_not}"),
+    };
+    format!("in {}: {who}", HumanBytes(capacity))
 }

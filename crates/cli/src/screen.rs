@@ -1,14 +1,32 @@
 //! What commands say: on stdout what was asked for, on stderr what is beside it.
 //!
 //! Nobody listening any more (`millpond train | head -1`) is no error: a command falls silent and finishes, since
-//! it may have files to write.
+//! it may have files to write. Any other failure, such as a full disk, is one once the command is done.
 
-use std::io::Write;
+use std::io::{Error, ErrorKind, Write};
+use std::sync::Mutex;
+
+/// Why a line that was said first did not arrive.
+static LOST: Mutex<Option<Error>> = Mutex::new(None);
 
 /// Prints a line to stdout.
 pub(crate) fn say(line: &str) {
-    // A write fails where nobody listens; see the module.
-    let _ = writeln!(std::io::stdout().lock(), "{line}");
+    match writeln!(std::io::stdout().lock(), "{line}") {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            lost().get_or_insert(error);
+        }
+        _ => {}
+    }
+}
+
+/// Why something that was said since the last time did not arrive, if so.
+pub(crate) fn take_lost() -> Option<Error> {
+    lost().take()
+}
+
+fn lost() -> std::sync::MutexGuard<'static, Option<Error>> {
+    // What is behind the lock is whole at any time.
+    LOST.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 /// Prints a remark to stderr.

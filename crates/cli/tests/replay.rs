@@ -94,6 +94,16 @@ fn a_capacity_tells_who_fits_and_at_which_event_the_others_end() {
 }
 
 #[test]
+fn who_fits_is_said_in_whole_sentences() {
+    let last = |capacity: &str| {
+        let text = stdout(&replay(GNN, &["--capacity", capacity, "--allocator", "millpond,driver"]));
+        text.trim_end().lines().last().unwrap().to_owned()
+    };
+    assert_eq!(last("20GiB"), "in 20.00 GiB: fits with millpond, driver");
+    assert_eq!(last("5GiB"), "in 5.00 GiB: does not fit with millpond, driver");
+}
+
+#[test]
 fn options_change_what_is_replayed() {
     let reserved = |args: &[&str]| {
         let text = stdout(&replay(GNN, &[&["--capacity", "100GiB"], args].concat()));
@@ -122,6 +132,44 @@ fn files_that_were_asked_for_are_written() {
     assert!(std::fs::read(snapshot).unwrap().starts_with(&[0x80]));
     let counters: Value = serde_json::from_str(&std::fs::read_to_string(counters).unwrap()).unwrap();
     assert!(counters["traceEvents"].as_array().unwrap().len() > 100);
+}
+
+#[test]
+fn exports_of_several_traces_say_whose_they_are() {
+    let dir = tempfile::tempdir().unwrap();
+    let snapshot = dir.path().join("s.pickle");
+    let args = ["--export-snapshot", snapshot.to_str().unwrap(), "--allocator", "driver"];
+    let other = trace(PIPELINE);
+    let output = replay(GNN, &[&args[..], &[other.to_str().unwrap()]].concat());
+    assert!(stdout(&output).contains("wrote "));
+    assert!(stderr(&output).contains("exports have the first trace only: gnn_stacks.pickle.gz"));
+    assert_eq!(stderr(&replay(GNN, &args)), "");
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_found_before_the_replay_and_none_is_left_empty() {
+    let dir = tempfile::tempdir().unwrap();
+    let json = dir.path().join("out.json");
+    let args = ["--allocator", "driver", "--json", json.to_str().unwrap()];
+    let output = replay(GNN, &[&args[..], &["--report", "/no/such/page.html"]].concat());
+    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "nothing was replayed");
+    assert!(stderr(&output).starts_with("millpond: /no/such/page.html: cannot write it"));
+    assert!(!json.exists());
+    std::fs::write(&json, "what was there").unwrap();
+    assert_eq!(replay("nosuch", &args).status.code(), Some(1));
+    assert_eq!(std::fs::read_to_string(&json).unwrap(), "what was there");
+    stdout(&replay(GNN, &args));
+    assert!(std::fs::read_to_string(&json).unwrap().starts_with('['));
+}
+
+#[test]
+fn what_was_said_to_a_full_disk_is_an_error() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+    let output =
+        command.arg("replay").arg(trace(GNN)).args(["--allocator", "driver"]).stdout(full).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).starts_with("millpond: stdout: cannot write to it"), "{}", stderr(&output));
 }
 
 #[test]

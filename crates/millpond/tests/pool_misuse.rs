@@ -300,3 +300,23 @@ fn every_error_says_which_pool_and_what_to_do() {
     assert!(text.contains("'mine'") && text.contains("What would help"), "{text}");
     other.free(theirs, &bench.stream).unwrap();
 }
+
+#[test]
+fn nobody_is_told_to_free_more_than_there_could_be() {
+    let sim = SimDevice::new(SimOptions { capacity: 256 * MIB, ..SimOptions::default() }).unwrap();
+    let context = Context::new(sim);
+    let stream = context.create_stream().unwrap();
+    let advice = |pool: &Pool, bytes| match pool.alloc(bytes, &stream).unwrap_err() {
+        Error::OutOfMemory(report) => report.advice(),
+        other => panic!("{other}"),
+    };
+    let pool = Pool::builder(&context).build().unwrap();
+    assert!(advice(&pool, 257 * MIB).starts_with("ask for less: the whole device has 256.00 MiB"));
+    let small = Pool::builder(&context).hard_limit(64 * MIB).build().unwrap();
+    assert!(
+        advice(&small, 65 * MIB).starts_with("ask for less, or raise the pool's hard limit of 64.00 MiB")
+    );
+    let live = small.alloc(64 * MIB, &stream).unwrap();
+    assert!(advice(&small, 2 * MIB).starts_with("free 2.00 MiB of live blocks"));
+    small.free(live, &stream).unwrap();
+}

@@ -213,6 +213,15 @@ fn a_file_that_makes_no_sense_is_refused_with_the_reason() {
     assert!(said(&with_payload(&[250])).contains("a record that cannot be read"));
     // A list that claims 2^32 frames.
     assert!(said(&with_payload(&[4, 1, 0xff, 0xff, 0xff, 0xff, 0x0f])).contains("cannot be read"));
+    // Nothing is said of PyTorch where the file is none of its.
+    let mut torn = with_records(&[POOL, AT, ALLOC]);
+    torn.pop();
+    assert!(
+        said(&torn).contains("holds no allocation: byte 12: the file ends inside a chunk"),
+        "{}",
+        said(&torn)
+    );
+    assert_eq!(said(&with_records(&[POOL, Record::End])), "holds no allocation: record for longer");
     let mut newer = with_records(&[POOL]);
     newer[8] = 2;
     assert!(said(&newer).contains("version 2; this reader knows version 1"));

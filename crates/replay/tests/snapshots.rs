@@ -69,6 +69,18 @@ fn a_file_cut_anywhere_says_where() {
 }
 
 #[test]
+fn a_compressed_file_that_is_cut_in_its_first_block_says_that_it_was_cut() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("cut");
+    let zstd = zstd::encode_all(&plain("gnn_stacks.pickle.gz")[..], 3).unwrap();
+    for start in [&b"\x1f\x8b\x08"[..], &zstd[..4], &zstd[..1000]] {
+        std::fs::write(&path, start).unwrap();
+        let said = read(&path, Limits::default()).unwrap_err().to_string();
+        assert!(said.contains("cut: ends before its compressed contents do; it was cut off"), "{said}");
+    }
+}
+
+#[test]
 fn a_damaged_file_is_an_error_or_another_trace_and_never_a_panic() {
     let bytes = plain("gnn_stacks.pickle.gz");
     // One byte changed, at places spread over the file.

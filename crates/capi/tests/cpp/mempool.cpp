@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -162,6 +163,17 @@ static void threads_share_a_pool() {
     assert(pool.pool().stats().blocks.current == 0 && pool.num_allocations() == 1600);
 }
 
+static void where_there_is_no_gpu_the_message_names_the_variable_that_does_without() {
+    const std::string device = std::getenv("MILLPOND_DEVICE") == nullptr ? "" : std::getenv("MILLPOND_DEVICE");
+    unsetenv("MILLPOND_DEVICE");
+    try {
+        CudaMemPool pool;
+    } catch (const CudaError &error) {
+        assert(std::string(error.what()).find("MILLPOND_DEVICE=host") != std::string::npos);
+    }
+    if (!device.empty()) setenv("MILLPOND_DEVICE", device.c_str(), 1);
+}
+
 int main() {
     nothing_is_nothing();
     figures_count_bytes_held_from_the_device();
@@ -171,4 +183,5 @@ int main() {
     a_block_is_freed_on_the_stream_that_it_was_allocated_on();
     owners_move_and_free();
     threads_share_a_pool();
+    where_there_is_no_gpu_the_message_names_the_variable_that_does_without();
 }

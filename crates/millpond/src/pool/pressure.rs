@@ -133,7 +133,18 @@ impl OutOfMemory {
     /// What would have let the request succeed.
     pub fn advice(&self) -> String {
         let lacking = self.requested.saturating_sub(self.cached);
+        let ours = self.reserved + self.other_pools;
+        let others = self.device_total.saturating_sub(self.device_free).saturating_sub(ours);
         match self.limit {
+            Limit::HardLimit(limit) if self.requested > limit => format!(
+                "ask for less, or raise the pool's hard limit of {}: no free makes that much room",
+                HumanBytes(limit)
+            ),
+            Limit::Device if self.requested > self.device_total => format!(
+                "ask for less: the whole device has {}, of which other allocators and processes hold {}",
+                HumanBytes(self.device_total),
+                HumanBytes(others)
+            ),
             Limit::HardLimit(limit) => format!(
                 "free {} of live blocks, or raise the pool's hard limit of {}",
                 HumanBytes(lacking),
@@ -149,15 +160,11 @@ impl OutOfMemory {
                 HumanBytes(headroom),
                 HumanBytes(lacking)
             ),
-            Limit::Device => {
-                let ours = self.reserved + self.other_pools;
-                let others = self.device_total.saturating_sub(self.device_free).saturating_sub(ours);
-                format!(
-                    "free {} of live blocks; other allocators and processes hold {} of the device",
-                    HumanBytes(lacking),
-                    HumanBytes(others)
-                )
-            }
+            Limit::Device => format!(
+                "free {} of live blocks; other allocators and processes hold {} of the device",
+                HumanBytes(lacking),
+                HumanBytes(others)
+            ),
         }
     }
 }

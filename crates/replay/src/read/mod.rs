@@ -32,7 +32,10 @@ pub struct ReadError {
 pub enum FormatError {
     /// It cannot be opened or read.
     #[error("cannot be read: {0}")]
-    Io(#[from] io::Error),
+    Io(#[source] io::Error),
+    /// It is compressed, and ends within its compression.
+    #[error("ends before its compressed contents do; it was cut off, copy it again")]
+    CutOff,
     /// Its first bytes are those of no format that we read.
     #[error(
         "not a trace: expected a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot), an RMM log (Thread,Time,Action,Pointer,Size,Stream) or a recording of millpond's (MILLPOND_RECORD), plain, gzipped or zstd-compressed"
@@ -64,16 +67,21 @@ pub enum FormatError {
     #[error("{0}")]
     Trace(#[from] TraceError),
     /// It holds no allocation.
-    #[error(
-        "holds no allocation; in PyTorch, call torch.cuda.memory._record_memory_history() before the work to be recorded"
-    )]
-    Empty,
+    #[error("holds no allocation: {0}")]
+    Empty(String),
+}
+
+impl From<io::Error> for FormatError {
+    fn from(error: io::Error) -> Self {
+        // Only what undoes compression says so; a plain file just ends.
+        if error.kind() == io::ErrorKind::UnexpectedEof { Self::CutOff } else { Self::Io(error) }
+    }
 }
 
 impl From<::millpond::record::ChunkError> for FormatError {
     fn from(error: ::millpond::record::ChunkError) -> Self {
         match error {
-            ::millpond::record::ChunkError::Io(error) => Self::Io(error),
+            ::millpond::record::ChunkError::Io(error) => error.into(),
             error => Self::Recording(error.to_string()),
         }
     }
@@ -98,15 +106,22 @@ pub fn read(path: &Path, limits: Limits) -> Result<Vec<Trace>, ReadError> {
 /// [`FormatError`], which names the place.
 pub fn read_from(source: &mut dyn BufRead, name: &str, limits: Limits) -> Result<Vec<Trace>, FormatError> {
     let start = source.fill_buf()?;
-    let builder = match start {
+    let (builder, advice) = match start {
         // Protocol 2 and later; `_dump_snapshot` writes 4.
-        [0x80, 2..=5, ..] => pytorch::read(source, limits)?,
-        _ if start.starts_with(&::millpond::record::format::MAGIC) => millpond::read(source, limits)?,
-        _ if start.starts_with(b"Thread,") => rmm::read(source, limits)?,
+        [0x80, 2..=5, ..] => (
+            pytorch::read(source, limits)?,
+            "call torch.cuda.memory._record_memory_history() before the work to be recorded",
+        ),
+        _ if start.starts_with(&::millpond::record::format::MAGIC) => {
+            (millpond::read(source, limits)?, "record for longer")
+        }
+        _ if start.starts_with(b"Thread,") => (rmm::read(source, limits)?, "log for longer"),
         _ => return Err(FormatError::Unknown),
     };
+    // What was left out may be all there was.
+    let why = if builder.remarks.is_empty() { advice.to_owned() } else { builder.remarks.join("; ") };
     let traces = builder.finish(name);
-    if traces.is_empty() { Err(FormatError::Empty) } else { Ok(traces) }
+    if traces.is_empty() { Err(FormatError::Empty(why)) } else { Ok(traces) }
 }
 
 /// Undoes gzip or zstd compression, if the file has any.

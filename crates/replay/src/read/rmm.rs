@@ -2,7 +2,7 @@
 //!
 //! It has no device, so all of it is device 0; a free is complete when it is asked for.
 
-use std::io::{BufRead, Read};
+use std::io::{self, BufRead, Read};
 
 use csv::StringRecord;
 
@@ -13,8 +13,10 @@ use crate::trace::TraceBuilder;
 const COLUMNS: [&str; 6] = ["Thread", "Time", "Action", "Pointer", "Size", "Stream"];
 
 pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuilder, FormatError> {
+    let lines = ShortLines { source: source.take(limits.bytes), line: 1, length: 0 };
+    // RMM quotes nothing. With quotes, a field could go on over any number of lines.
     let mut log =
-        csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(true).from_reader(source.take(limits.bytes));
+        csv::ReaderBuilder::new().trim(csv::Trim::All).flexible(true).quoting(false).from_reader(lines);
     let header = log.headers().map_err(broken)?;
     if header.iter().ne(COLUMNS) {
         let found = header.iter().collect::<Vec<_>>().join(",");
@@ -39,6 +41,35 @@ pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuil
         );
     }
     Ok(builder)
+}
+
+/// The longest line; one of RMM's has about 80 bytes.
+const LONGEST_LINE: usize = 4096;
+
+/// Refuses a line that is too long: the CSV reader would keep all of it, and a hostile file may be one line.
+struct ShortLines<R> {
+    source: R,
+    /// The line that is being read, from 1, and the bytes of it that were.
+    line: u64,
+    length: usize,
+}
+
+impl<R: Read> Read for ShortLines<R> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let count = self.source.read(buffer)?;
+        for (index, piece) in buffer[..count].split(|&byte| byte == b'\n').enumerate() {
+            if index > 0 {
+                (self.line, self.length) = (self.line + 1, 0);
+            }
+            self.length += piece.len();
+            if self.length > LONGEST_LINE {
+                let Self { line, .. } = self;
+                let what = format!("line {line} has more than {LONGEST_LINE} bytes: this is no log of RMM's");
+                return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+            }
+        }
+        Ok(count)
+    }
 }
 
 fn event(record: &StringRecord, clock: &mut Clock) -> Result<Option<Event>, String> {
@@ -114,7 +145,10 @@ fn of_day(text: &str) -> Option<u64> {
 fn broken(error: csv::Error) -> FormatError {
     let line = error.position().map_or(0, csv::Position::line);
     match error.into_kind() {
-        csv::ErrorKind::Io(error) => FormatError::Io(error),
+        csv::ErrorKind::Io(error) => error.into(),
+        csv::ErrorKind::Utf8 { .. } => {
+            FormatError::Log { line, what: "text that is not UTF-8: the log is damaged".to_owned() }
+        }
         kind => FormatError::Log { line, what: format!("{kind:?}") },
     }
 }
@@ -165,5 +199,26 @@ mod tests {
         assert!(said("1,1:2:3,free,0xq,1,0").starts_with("line 6: pointer '0xq' is no number"));
         assert!(said("1,25:00:00,free,0x1,1,0").starts_with("line 6: time '25:00:00'"));
         assert!(said("1,1:2:3,fr").starts_with("line 6: 3 fields; expected 6"));
+    }
+
+    #[test]
+    fn a_line_without_an_end_is_refused_before_it_fills_memory() {
+        let mut endless = LOG.as_bytes().chain(io::repeat(b'1').take(1 << 40));
+        let mut source = io::BufReader::new(&mut endless);
+        let error = super::super::read_from(&mut source, "log", Limits::default()).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "cannot be read: line 6 has more than 4096 bytes: this is no log of RMM's"
+        );
+        let quoted = format!("{LOG}1,\"1:2:3\n{}", "1\n".repeat(3));
+        assert!(one(&quoted).unwrap_err().to_string().starts_with("line 6: 2 fields"));
+    }
+
+    #[test]
+    fn text_that_is_not_utf_8_is_said_to_be_so() {
+        let mut log = LOG.as_bytes().to_vec();
+        log.extend_from_slice(b"1,1:2:3,fr\xffe,0x1,1,0\n");
+        let error = super::super::read_from(&mut &log[..], "log", Limits::default()).unwrap_err();
+        assert_eq!(error.to_string(), "line 6: text that is not UTF-8: the log is damaged");
     }
 }

@@ -122,32 +122,44 @@ impl Section {
         Ok(())
     }
 
+    /// What each allocator held, and on which cards it would fit, or, where one capacity was asked about and so that
+    /// was not looked for, whether it fitted there.
     fn write_table(&self, out: &mut dyn Write) -> io::Result<()> {
-        write!(out, "<div class=\"wide\"><table><tr><th>allocator<th>reserved<th>ratio<th>needs")?;
-        for gib in CARDS_GIB {
-            write!(out, "<th>{gib}")?;
+        let looked = self.allocators.iter().any(|shown| shown.smallest.is_some());
+        write!(out, "<div class=\"wide\"><table><tr><th>allocator<th>reserved<th>ratio")?;
+        if looked {
+            write!(out, "<th>needs")?;
+            CARDS_GIB.iter().try_for_each(|gib| write!(out, "<th>{gib}"))?;
         }
         writeln!(out, "</tr>")?;
-        for Shown { outcome, smallest, .. } in &self.allocators {
-            let needs = smallest.map_or_else(|| "–".to_owned(), |bytes| HumanBytes(bytes).to_string());
-            write!(
-                out,
-                "<tr><td>{}<td>{}<td>{:.3}<td>{needs}",
-                escaped(&outcome.allocator),
-                HumanBytes(outcome.peak_reserved),
-                outcome.ratio
-            )?;
-            for gib in CARDS_GIB {
-                let fits = smallest.is_some_and(|bytes| fit::fits(bytes, gib, self.context));
-                write!(out, "{}", if fits { "<td class=yes>yes" } else { "<td class=no>no" })?;
+        for shown in &self.allocators {
+            let Outcome { allocator, peak_reserved, ratio, .. } = &shown.outcome;
+            write!(out, "<tr><td>{}<td>{}<td>{ratio:.3}", escaped(allocator), HumanBytes(*peak_reserved))?;
+            if looked {
+                self.write_cards(shown.smallest, out)?;
+            } else if let Some(oom) = shown.outcome.oom {
+                write!(out, "<td class=no>out of memory at event {}", oom.event)?;
             }
             writeln!(out, "</tr>")?;
         }
-        writeln!(
-            out,
-            "</table></div><p class=note>Cards in GiB, less {} for the driver's context and libraries.</p>",
-            HumanBytes(self.context)
-        )
+        writeln!(out, "</table></div>")?;
+        if looked {
+            let context = HumanBytes(self.context);
+            let note = format!("Cards in GiB, less {context} for the driver's context and libraries.");
+            writeln!(out, "<p class=note>{note}</p>")?;
+        }
+        Ok(())
+    }
+
+    fn write_cards(&self, smallest: Option<u64>, out: &mut dyn Write) -> io::Result<()> {
+        let Some(bytes) = smallest else {
+            return (0..=CARDS_GIB.len()).try_for_each(|_| write!(out, "<td>–"));
+        };
+        write!(out, "<td>{}", HumanBytes(bytes))?;
+        CARDS_GIB.iter().try_for_each(|&gib| {
+            let fits = fit::fits(bytes, gib, self.context);
+            write!(out, "{}", if fits { "<td class=yes>yes" } else { "<td class=no>no" })
+        })
     }
 }
 

@@ -6,14 +6,19 @@ use crate::read::{self, Limits};
 use crate::replay::{FreeWhen, UNLIMITED, on_sim};
 
 fn report(names: &[&str]) -> String {
+    report_within(names, UNLIMITED)
+}
+
+/// A report of replays within a capacity; what is needed was looked for where there was no limit.
+fn report_within(names: &[&str], capacity: u64) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/gnn_stacks.pickle.gz");
     let trace = read::read(&path, Limits::default()).unwrap().remove(0);
     let program = Program::new(&trace, FreeWhen::Completed);
     let mut section = Section::of(&trace, &program, vec!["a < b".to_owned()], 512 << 20);
     for &name in names {
         let choose = |context: &millpond::Context| millpond_baselines::by_name(name, context);
-        let outcome = on_sim(&trace, &program, &choose, UNLIMITED).unwrap();
-        let smallest = Some(outcome.peak_reserved);
+        let outcome = on_sim(&trace, &program, &choose, capacity).unwrap();
+        let smallest = (capacity == UNLIMITED).then_some(outcome.peak_reserved);
         section.add((&trace, &program), &choose, outcome, smallest).unwrap();
     }
     let mut file = Vec::new();
@@ -29,6 +34,17 @@ fn a_report_holds_its_figures_and_fetches_nothing() {
     let own = page.split("</script>").filter(|part| part.len() < 1_000_000).collect::<String>();
     assert!(!own.contains("http"), "nothing but the charts' own script names an address");
     assert!(!own.contains("src="));
+}
+
+#[test]
+fn cards_are_judged_only_where_what_is_needed_was_looked_for() {
+    let table =
+        |page: &str| page.split("<table>").nth(1).unwrap().split("</table>").next().unwrap().to_owned();
+    let of_cards = table(&report(&["millpond"]));
+    assert!(of_cards.contains("<th>141") && of_cards.contains("class=yes>yes"), "{of_cards}");
+    let of_one_capacity = table(&report_within(&["millpond"], 5 << 30));
+    assert!(of_one_capacity.contains("out of memory at event 24"), "{of_one_capacity}");
+    assert!(!of_one_capacity.contains("<th>141") && !of_one_capacity.contains(">no"), "{of_one_capacity}");
 }
 
 #[test]
