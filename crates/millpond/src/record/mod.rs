@@ -47,6 +47,8 @@ pub(crate) fn warn(text: &str) {
     if tracing::enabled!(tracing::Level::WARN) {
         tracing::warn!("{text}");
     } else {
-        eprintln!("millpond: {text}");
+        use std::io::Write;
+        // Where that is closed, there is nobody to be told.
+        writeln!(std::io::stderr(), "millpond: {text}").ok();
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Once, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use parking_lot::{Condvar, Mutex};
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use rtrb::Producer;
 
 use super::clock::{Moment, nanoseconds};
@@ -165,11 +165,21 @@ impl Recorder {
     /// Empties the rings, on a thread whose own is full, unless another thread is at it.
     #[cold]
     pub(super) fn try_drain(&self) -> bool {
-        let Some(mut collector) = self.collector.try_lock() else { return false };
+        let Some(collector) = self.collector.try_lock() else { return false };
+        self.drain_locked(collector);
+        true
+    }
+
+    /// Empties the rings, once nobody else is at it.
+    #[cold]
+    pub(super) fn drain(&self) {
+        self.drain_locked(self.collector.lock());
+    }
+
+    fn drain_locked(&self, mut collector: MutexGuard<'_, Collector>) {
         collector.drain();
         drop(collector);
         self.wake();
-        true
     }
 
     /// Lets the writer look at the rings.

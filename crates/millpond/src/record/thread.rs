@@ -38,6 +38,9 @@ thread_local! {
 /// that sleeps takes 50 µs to wake, and longer on a virtual machine, in which 1,000 to 2,000 events may come.
 const WAKE_EVERY: u32 = RING as u32 / 4;
 
+/// How often a thread whose ring is full looks for room before it sleeps until the rings are empty.
+const PATIENCE: u32 = 1000;
+
 struct Ring {
     recorder: u32,
     origin: Moment,
@@ -177,9 +180,16 @@ impl Ring {
     #[cold]
     fn push_slow(&mut self, note: Note) -> Result<(), Gone> {
         let owner = self.owner.upgrade().filter(|owner| owner.is_ours()).ok_or(Gone)?;
-        // Whoever is emptying the rings may be at this one, and has the processor's caches full of it.
-        while !owner.try_drain() && self.notes.is_full() {
-            std::thread::yield_now();
+        // Whoever is emptying the rings comes to this one soon. It may need this very processor, so that the wait ends.
+        let soon = (0..PATIENCE).any(|_| {
+            let has_room = !self.notes.is_full() || owner.try_drain();
+            if !has_room {
+                std::thread::yield_now();
+            }
+            has_room
+        });
+        if !soon {
+            owner.drain();
         }
         self.notes.push(note).map_err(|_| Gone)
     }
