@@ -160,7 +160,10 @@ mod tests {
         assert!(setting.contains("garbage_collection_threshold does nothing unless"), "{setting}");
         assert!(millpond.contains("1.0 % more than the most"), "{millpond}");
         // Its settings may be chosen: these are not always its default.
-        assert!(millpond.contains("less than PyTorch's allocator, 1.90 GiB less than the best"), "{millpond}");
+        assert!(
+            millpond.contains("less than PyTorch's allocator, 1.90 GiB less than the best"),
+            "{millpond}"
+        );
     }
 
     #[test]

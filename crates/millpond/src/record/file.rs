@@ -40,7 +40,9 @@ impl RecordFile {
                 Err(TryLockError::WouldBlock) => {
                     let own = with_process(&path);
                     let (taken, instead) = (path.display(), own.display());
-                    super::warn(&format!("another process records to {taken}; this one records to {instead}"));
+                    super::warn(&format!(
+                        "another process records to {taken}; this one records to {instead}"
+                    ));
                     path = own;
                     continue;
                 }
