@@ -132,7 +132,7 @@ typedef int32_t millpond_device_kind;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// Figures of a pool that can be read one by one, as those of CUDA's own pools. In bytes.
+// What can be asked of a pool one by one, as of CUDA's own pools. Sizes are in bytes.
 enum millpond_attribute
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
@@ -148,6 +148,9 @@ enum millpond_attribute
     MILLPOND_ATTRIBUTE_USED_CURRENT = 4,
     // Bytes in live blocks at most. Can be set to 0: all high-water marks start again.
     MILLPOND_ATTRIBUTE_USED_HIGH = 5,
+    // How memory that one stream freed may pass to another: a sum of `MILLPOND_REUSE_…`. Can be set; captures that
+    // have begun keep theirs.
+    MILLPOND_ATTRIBUTE_REUSE = 6,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

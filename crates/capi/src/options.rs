@@ -125,7 +125,7 @@ pub(crate) unsafe fn builder(
         .release_threshold(options.release_threshold as u64)
         .headroom(options.headroom as u64)
         .min_alignment(options.min_alignment as u64)
-        .reuse(policies(options.reuse)?);
+        .reuse(policies(options.reuse.into())?);
     // SAFETY: as promised to this function.
     if let Some(name) = unsafe { text(options.name, "name") }? {
         builder = builder.name(name);
@@ -144,13 +144,24 @@ pub(crate) unsafe fn builder(
     Ok(builder)
 }
 
-fn policies(bits: u32) -> Result<ReusePolicies, Failure> {
-    if bits & !MILLPOND_REUSE_ALL != 0 {
+pub(crate) fn policies(bits: u64) -> Result<ReusePolicies, Failure> {
+    let known = u32::try_from(bits).ok().filter(|bits| bits & !MILLPOND_REUSE_ALL == 0);
+    let Some(bits) = known else {
         return Err(Failure::option("reuse", format!("{bits:#x}; it must be a sum of MILLPOND_REUSE_…")));
-    }
+    };
     Ok(ReusePolicies {
         follow_event_dependencies: bits & MILLPOND_REUSE_FOLLOW_EVENT_DEPENDENCIES != 0,
         opportunistic: bits & MILLPOND_REUSE_OPPORTUNISTIC != 0,
         internal_dependencies: bits & MILLPOND_REUSE_INTERNAL_DEPENDENCIES != 0,
     })
+}
+
+pub(crate) fn bits_of(policies: ReusePolicies) -> u32 {
+    let ReusePolicies { follow_event_dependencies, opportunistic, internal_dependencies } = policies;
+    let bits = [
+        (follow_event_dependencies, MILLPOND_REUSE_FOLLOW_EVENT_DEPENDENCIES),
+        (opportunistic, MILLPOND_REUSE_OPPORTUNISTIC),
+        (internal_dependencies, MILLPOND_REUSE_INTERNAL_DEPENDENCIES),
+    ];
+    bits.into_iter().filter(|(is_set, _)| *is_set).map(|(_, bit)| bit).sum()
 }

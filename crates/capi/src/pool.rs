@@ -161,7 +161,7 @@ pub unsafe extern "C" fn millpond_pool_name(
     })
 }
 
-/// Figures of a pool that can be read one by one, as those of CUDA's own pools. In bytes.
+/// What can be asked of a pool one by one, as of CUDA's own pools. Sizes are in bytes.
 #[repr(i32)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attribute {
@@ -175,6 +175,9 @@ pub enum Attribute {
     UsedCurrent = 4,
     /// Bytes in live blocks at most. Can be set to 0: all high-water marks start again.
     UsedHigh = 5,
+    /// How memory that one stream freed may pass to another: a sum of `MILLPOND_REUSE_…`. Can be set; captures that
+    /// have begun keep theirs.
+    Reuse = 6,
 }
 
 impl Attribute {
@@ -185,6 +188,7 @@ impl Attribute {
             Self::ReservedHigh,
             Self::UsedCurrent,
             Self::UsedHigh,
+            Self::Reuse,
         ];
         let unknown =
             || Failure::option("attribute", format!("{number}; it must be one of millpond_attribute"));
@@ -205,6 +209,7 @@ pub unsafe extern "C" fn millpond_pool_get(pool: *mut PoolHandle, attribute: i32
             Attribute::ReservedHigh => pool.reserved().high,
             Attribute::UsedCurrent => pool.used().current,
             Attribute::UsedHigh => pool.used().high,
+            Attribute::Reuse => options::bits_of(pool.reuse()).into(),
         });
         Ok(())
     })
@@ -217,6 +222,7 @@ pub extern "C" fn millpond_pool_set(pool: *mut PoolHandle, attribute: i32, value
         let object = POOLS.get(me, pool)?;
         match (Attribute::from_c(attribute)?, value) {
             (Attribute::ReleaseThreshold, bytes) => object.pool.set_release_threshold(bytes),
+            (Attribute::Reuse, bits) => object.pool.set_reuse(options::policies(bits)?),
             (Attribute::ReservedHigh | Attribute::UsedHigh, 0) => object.pool.reset_high_water(),
             (Attribute::ReservedHigh | Attribute::UsedHigh, _) => {
                 return Err(Failure::option("value", "a high-water mark can be set to 0 only"));

@@ -244,6 +244,25 @@ fn the_pool_makes_the_other_stream_wait(bench: &impl Bench) {
     assert!(second.is_idle().unwrap());
 }
 
+fn policies_change_from_one_request_to_the_next(bench: &impl Bench) {
+    let (_context, pool, first, second) = two_streams(bench, ReusePolicies::NONE);
+    let hold = bench.hold(first.handle());
+    let freed = freed_block(&pool, &first);
+    second.wait_for(&first).unwrap();
+    let other = next(&pool, &second);
+    assert_ne!(other.ptr(), freed);
+    pool.set_reuse(only_follow());
+    assert_eq!(pool.reuse(), only_follow());
+    let followed = next(&pool, &second);
+    assert_eq!(followed.ptr(), freed);
+    drop(followed);
+    first.wait_for(&second).unwrap();
+    pool.set_reuse(ReusePolicies::NONE);
+    let other = next(&pool, &first);
+    assert_ne!(other.ptr(), freed);
+    bench.release(hold);
+}
+
 fn a_recorded_use_holds_the_block_back(bench: &impl Bench) {
     let (_context, pool, first, second) = two_streams(bench, ReusePolicies::NONE);
     let hold = bench.hold(second.handle());
@@ -366,6 +385,7 @@ on_each_device! {
     a_stream_gets_what_it_freed_itself_while_it_is_pending
     without_policies_pending_memory_is_not_given_to_another_stream
     event_dependencies_are_followed
+    policies_change_from_one_request_to_the_next
     an_event_recorded_before_the_free_is_no_dependency
     complete_memory_is_seen_to_be_complete
     the_pool_makes_the_other_stream_wait

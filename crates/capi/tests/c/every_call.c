@@ -196,6 +196,11 @@ static void pools(void) {
     OK(millpond_pool_create(context, &options, &pool));
     OK(millpond_budget_release(share));
 
+    OK(millpond_pool_get(pool, MILLPOND_ATTRIBUTE_REUSE, &value));
+    CHECK(value == MILLPOND_REUSE_OPPORTUNISTIC);
+    OK(millpond_pool_set(pool, MILLPOND_ATTRIBUTE_REUSE, MILLPOND_REUSE_ALL));
+    OK(millpond_pool_get(pool, MILLPOND_ATTRIBUTE_REUSE, &value));
+    CHECK(value == MILLPOND_REUSE_ALL);
     OK(millpond_pool_get(pool, MILLPOND_ATTRIBUTE_RELEASE_THRESHOLD, &value));
     CHECK(value == 16 << 20);
     OK(millpond_pool_set(pool, MILLPOND_ATTRIBUTE_RELEASE_THRESHOLD, 0));

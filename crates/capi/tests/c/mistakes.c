@@ -241,6 +241,7 @@ static void structs(void) {
     FAILS(millpond_pool_get(pool, 77, &value), BAD_OPTION, "millpond_attribute");
     FAILS(millpond_pool_set(pool, MILLPOND_ATTRIBUTE_USED_CURRENT, 0), BAD_OPTION, "only be read");
     FAILS(millpond_pool_set(pool, MILLPOND_ATTRIBUTE_USED_HIGH, 5), BAD_OPTION, "to 0 only");
+    FAILS(millpond_pool_set(pool, MILLPOND_ATTRIBUTE_REUSE, (uint64_t)1 << 32), BAD_OPTION, "MILLPOND_REUSE_");
     FAILS(millpond_pool_remove_reclaim(pool, 12), BAD_OPTION, "12");
 }
 

@@ -261,6 +261,12 @@ impl Arena {
         Self { keeps: true, ..new }
     }
 
+    pub(crate) fn set_policies(&mut self, policies: ReusePolicies) {
+        self.policies = policies;
+        // What was looked for in vain may be found now.
+        self.changes += 1;
+    }
+
     /// From now on what is free may go back to the device, as in any arena.
     pub(crate) fn let_go(&mut self) {
         self.keeps = false;

@@ -31,6 +31,8 @@ mod stream;
 mod timeline;
 mod timelines;
 
+use std::sync::atomic::{AtomicU8, Ordering};
+
 pub use event::Event;
 pub(crate) use fence::Fence;
 pub(crate) use questions::Admission;
@@ -60,6 +62,39 @@ impl ReusePolicies {
     /// None of the three.
     pub const NONE: Self =
         Self { follow_event_dependencies: false, opportunistic: false, internal_dependencies: false };
+
+    fn bits(self) -> u8 {
+        let Self { follow_event_dependencies, opportunistic, internal_dependencies } = self;
+        u8::from(follow_event_dependencies)
+            | u8::from(opportunistic) << 1
+            | u8::from(internal_dependencies) << 2
+    }
+
+    fn of_bits(bits: u8) -> Self {
+        let is_set = |bit: u8| bits >> bit & 1 != 0;
+        Self { follow_event_dependencies: is_set(0), opportunistic: is_set(1), internal_dependencies: is_set(2) }
+    }
+}
+
+/// Policies that may change while threads follow them.
+#[derive(Debug)]
+pub(crate) struct Reuse(AtomicU8);
+
+impl Reuse {
+    pub(crate) fn new(policies: ReusePolicies) -> Self {
+        Self(AtomicU8::new(policies.bits()))
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> ReusePolicies {
+        // Relaxed: a setting; each is safe, whenever it is seen.
+        ReusePolicies::of_bits(self.0.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set(&self, policies: ReusePolicies) {
+        // Relaxed: as for `get`.
+        self.0.store(policies.bits(), Ordering::Relaxed);
+    }
 }
 
 impl Default for ReusePolicies {

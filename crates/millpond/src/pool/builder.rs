@@ -13,7 +13,7 @@ use super::{Context, Pool};
 use crate::arena::{Arena, Layout};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;
-use crate::order::{AfterSync, ReusePolicies};
+use crate::order::{AfterSync, Reuse, ReusePolicies};
 use crate::pages::{Budget, Limits, Pages};
 use crate::record::{self, Recording};
 use crate::{Error, Result};
@@ -176,7 +176,7 @@ impl PoolBuilder {
             reclaimers: Callbacks::default(),
             observers: Callbacks::default(),
             largest_align,
-            reuse: self.reuse,
+            reuse: Reuse::new(self.reuse),
         });
         match (self.record, record::Options::from_environment()) {
             (Some(asked), _) => inner.start_recording(&asked)?,

@@ -15,7 +15,7 @@ use crate::arena::{Arena, BlockId, MOST_UNITS, Out, Pointer, Refusal, Views};
 use crate::cache::{Caches, Locked, ThreadEnd};
 use crate::counters::{Counted, Counters};
 use crate::device::{DevicePtr, DeviceResult, Kind};
-use crate::order::{AfterSync, Fence, ReusePolicies, Stream, Timelines};
+use crate::order::{AfterSync, Fence, Reuse, Stream, Timelines};
 use crate::pages::Shortage;
 use crate::record::{self, Introduction, Moment, Recording};
 use crate::stats::Stats;
@@ -37,7 +37,7 @@ pub(crate) struct PoolInner {
     pub(super) reclaimers: Callbacks<Reclaimer>,
     pub(super) observers: Callbacks<Observer>,
     pub(super) largest_align: u64,
-    pub(super) reuse: ReusePolicies,
+    pub(super) reuse: Reuse,
 }
 
 /// What the pool's lock guards. Apart from what threads read on the fast path: whoever takes the lock writes to its

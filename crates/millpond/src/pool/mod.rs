@@ -33,7 +33,7 @@ pub(crate) use inner::PoolInner;
 pub use pressure::{Limit, ObserverId, OutOfMemory, ReclaimId};
 
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
-use crate::order::{Stream, Timelines};
+use crate::order::{ReusePolicies, Stream, Timelines};
 use crate::record;
 use crate::stats::{Level, Stats};
 use crate::{Error, Result};
@@ -168,6 +168,18 @@ impl Pool {
     /// The device's own; what was given back until then stays given back.
     pub fn trim_to(&self, bytes_to_keep: u64) -> Result<u64> {
         Ok(self.inner.trim(bytes_to_keep)?)
+    }
+
+    /// Changes the [reuse policies](PoolBuilder::reuse), for requests from now on; captures that have begun keep theirs.
+    pub fn set_reuse(&self, policies: ReusePolicies) {
+        let mut state = self.inner.state.lock();
+        state.arena.set_policies(policies);
+        self.inner.reuse.set(policies);
+    }
+
+    /// The present [reuse policies](PoolBuilder::reuse).
+    pub fn reuse(&self) -> ReusePolicies {
+        self.inner.reuse.get()
     }
 
     /// Changes the [release threshold](PoolBuilder::release_threshold), from the next synchronise on.

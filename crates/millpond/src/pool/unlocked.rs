@@ -21,7 +21,7 @@ impl PoolInner {
     /// A block that another stream freed, in haste, once the stream is ordered after it.
     fn alloc_elsewhere(&self, bytes: u64, stream: &Stream) -> Option<Found> {
         let seen = self.caches.look_elsewhere(bytes, stream)?;
-        match self.timelines.admit(&seen.fence(), stream.timeline(), self.reuse) {
+        match self.timelines.admit(&seen.fence(), stream.timeline(), self.reuse.get()) {
             Ok(Admission::Ready) => {}
             Ok(Admission::Waits) => self.counters.waits_elsewhere.add(1),
             Ok(Admission::Refused) => return None,
