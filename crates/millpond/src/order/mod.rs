@@ -72,7 +72,11 @@ impl ReusePolicies {
 
     fn of_bits(bits: u8) -> Self {
         let is_set = |bit: u8| bits >> bit & 1 != 0;
-        Self { follow_event_dependencies: is_set(0), opportunistic: is_set(1), internal_dependencies: is_set(2) }
+        Self {
+            follow_event_dependencies: is_set(0),
+            opportunistic: is_set(1),
+            internal_dependencies: is_set(2),
+        }
     }
 }
 

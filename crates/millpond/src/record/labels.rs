@@ -152,21 +152,51 @@ fn resolved(stack: &[usize]) -> Vec<Frame> {
             }
         });
     }
-    // The innermost are those that take the stack, then come this library's.
-    let is_programs = |frame: &Frame| !is_ours(frame);
-    let ours = frames.iter().position(is_ours).unwrap_or(0);
-    let programs = frames[ours..].iter().position(is_programs).map_or(frames.len(), |count| ours + count);
-    frames.drain(..programs);
+    frames.drain(..of_program(&frames));
     frames.truncate(4 * DEEPEST);
     frames
 }
 
-/// Whether the frame is of this library: by its file, since debug information that has line tables only names inlined
-/// functions without their modules.
+/// The first frame that is the program's own. The innermost are those that take the stack, then come this library's,
+/// with the standard library's between them where a request came through the C interface or Python's.
+fn of_program(frames: &[Frame]) -> usize {
+    let mut first = frames.iter().position(is_ours).unwrap_or(0);
+    loop {
+        let behind = |at: usize, is: fn(&Frame) -> bool| {
+            at + frames[at..].iter().position(|frame| !is(frame)).unwrap_or(frames.len() - at)
+        };
+        first = behind(first, is_ours);
+        let next = behind(first, is_standard);
+        if !frames.get(next).is_some_and(is_ours) {
+            return first;
+        }
+        first = next;
+    }
+}
+
+/// Whether the frame is of this library or its interfaces: by its file, since debug information that has line tables
+/// only names inlined functions without their modules.
 fn is_ours(frame: &Frame) -> bool {
-    const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/");
-    let starts = ["millpond::", "<millpond::"];
-    frame.file.starts_with(SOURCES) || starts.iter().any(|start| frame.name.starts_with(start))
+    const HERE: &str = env!("CARGO_MANIFEST_DIR");
+    let folders = HERE.rsplit_once('/').map_or("", |(folders, _)| folders);
+    let within = |folder: &str, name: &str| {
+        let inside = frame.file.strip_prefix(folder).and_then(|file| file.strip_prefix(name));
+        inside.is_some_and(|file| file.starts_with("/src/"))
+    };
+    let starts = ["millpond::", "<millpond::", "millpond_capi::", "<millpond_capi::"];
+    let is_c_function = frame.name.starts_with("millpond_") && !frame.name.contains("::");
+    within(HERE, "")
+        || within(folders, "/capi")
+        || within(folders, "/python")
+        || is_c_function
+        || starts.iter().any(|start| frame.name.starts_with(start))
+}
+
+/// Whether the frame is of Rust's standard library or its runtime.
+fn is_standard(frame: &Frame) -> bool {
+    frame.file.starts_with("/rustc/")
+        || frame.file.contains("/lib/rustlib/")
+        || frame.name.starts_with("__rust")
 }
 
 impl Sites {
@@ -247,6 +277,38 @@ mod tests {
             drop(tag);
         }
         assert_eq!(current_tag(), 0);
+    }
+
+    #[test]
+    fn frames_between_the_program_and_the_pool_are_left_out() {
+        let here = env!("CARGO_MANIFEST_DIR");
+        let frame = |name: &str, file: &str| Frame { name: name.into(), file: file.into(), line: 1 };
+        let standard = |name: &str| frame(name, "/rustc/0123/library/std/src/panicking.rs");
+        let ours = |name: &str, crate_: &str, file: &str| {
+            frame(name, &format!("{here}/../{crate_}{file}").replace("/millpond/..", ""))
+        };
+        let through_c = [
+            frame("trace<closure>", "/home/me/.cargo/registry/backtrace/src/lib.rs"),
+            ours("current_site", "millpond", "/src/record/labels.rs"),
+            ours("alloc_slow", "millpond", "/src/pool/inner.rs"),
+            ours("{closure#0}", "capi", "/src/memory.rs"),
+            standard("do_call<closure>"),
+            frame("__rust_try", ""),
+            standard("catch_unwind<closure>"),
+            ours("boundary", "capi", "/src/failure.rs"),
+            frame("millpond_alloc", ""),
+            frame("train", "/home/me/train.c"),
+            standard("lang_start"),
+            ours("somewhere", "millpond", "/src/pool/mod.rs"),
+        ];
+        assert_eq!(&*through_c[of_program(&through_c)].name, "train");
+        let called_back =
+            [frame("millpond::record::x", ""), standard("sort_by_key"), frame("plan", "/home/me/plan.rs")];
+        assert_eq!(of_program(&called_back), 1, "the program called the standard library");
+        assert_eq!(of_program(&called_back[2..]), 0);
+        let example =
+            [ours("a", "millpond", "/src/pool/mod.rs"), ours("main", "millpond", "/examples/buffers.rs")];
+        assert_eq!(of_program(&example), 1);
     }
 
     #[test]
