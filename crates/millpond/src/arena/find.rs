@@ -116,7 +116,7 @@ impl Arena {
 
     /// What the best placement of `want` in a free block of at least its length wastes, and the unit where it
     /// starts; `None` where it does not fit.
-    #[inline]
+    #[inline(always)]
     fn weigh(&self, entry: &Entry, want: &Want, scale: &mut Scale<'_>) -> Option<(i64, u64)> {
         if want.align <= self.layout.unit_bytes {
             // Nearly always. There is room.
@@ -145,8 +145,8 @@ impl Arena {
         if self.policies.opportunistic {
             // Each stream is asked once, however many of the blocks it freed.
             let mut all = Fence::empty();
-            for (id, _) in self.candidates(want) {
-                all.join(&self.blocks[id].fence);
+            for entry in self.candidates(want) {
+                all.join(&self.blocks[entry.id].fence);
             }
             let learned = self.timelines.poll(&all)?;
             if learned && let found @ Some(_) = self.find_ready(want, stream) {
@@ -164,17 +164,18 @@ impl Arena {
     }
 
     fn first_within_allowance(&self, want: &Want) -> Option<(BlockId, u64)> {
+        let mut scale = self.scale(want);
         let mut weighed =
-            self.candidates(want).map(|(id, at)| (id, self.least_waste(&self.blocks[id], at, want)));
+            self.candidates(want).filter_map(|entry| Some((entry.id, self.weigh(entry, want, &mut scale)?)));
         weighed.find(|(_, (waste, _))| *waste <= want.waste).map(|(id, (_, at))| (id, at))
     }
 
-    fn candidates(&self, want: &Want) -> impl Iterator<Item = (BlockId, u64)> + '_ {
-        let want = *want;
-        self.free[want.zone as usize]
-            .at_least(want.units)
-            .take(CANDIDATES)
-            .filter_map(move |id| Some((id, self.place_in(&self.blocks[id], &want)?)))
+    /// The blocks that a search looks at, as far as `want` fits into them.
+    fn candidates(&self, want: &Want) -> impl Iterator<Item = &Entry> + '_ {
+        let (runs, want) = (self.free[want.zone as usize].runs_at_least(want.units), *want);
+        let fits = move |id: BlockId| self.place_in(&self.blocks[id], &want).is_some();
+        let any = want.align <= self.layout.unit_bytes;
+        runs.flatten().take(CANDIDATES).filter(move |entry| any || fits(entry.id))
     }
 
     /// The first unit of the block at which `want` can start, if it fits there.

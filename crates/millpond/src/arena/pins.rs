@@ -193,7 +193,7 @@ pub(super) struct Scale<'a> {
 
 impl Scale<'_> {
     /// What a placement wastes that wastes least: at the block's start or at its end; and its first unit.
-    #[inline]
+    #[inline(always)]
     pub(super) fn least_waste(&mut self, piece: &Piece) -> (i64, u64) {
         let high = piece.end - self.units;
         if high == piece.start || self.is_small {
@@ -212,7 +212,7 @@ impl Scale<'_> {
     }
 
     /// What using the block from its start up to `end`, which lies in it, wastes.
-    #[inline]
+    #[inline(always)]
     fn waste_below(&self, piece: &Piece, end: u64) -> i64 {
         let Some(page) = self.page_bounds(end - 1) else { return 0 };
         if page.0 <= piece.start {
@@ -223,7 +223,7 @@ impl Scale<'_> {
     }
 
     /// What using the block from `start`, which lies in it, to its end wastes.
-    #[inline]
+    #[inline(always)]
     fn waste_above(&self, piece: &Piece, start: u64) -> i64 {
         let Some(page) = self.page_bounds(start) else { return 0 };
         if piece.end <= page.1 {

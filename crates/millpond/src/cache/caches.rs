@@ -221,6 +221,9 @@ impl Caches {
         let magazine = lane.magazine(index);
         let size = self.sizes.bytes(units);
         let mut is_narrow = false;
+        if magazine.is_empty() && self.depot.held() == 0 && !self.is_in_haste() {
+            return None;
+        }
         if !magazine.bring_up(size) {
             is_narrow = self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
         }
