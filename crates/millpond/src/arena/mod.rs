@@ -480,7 +480,8 @@ impl Arena {
             self.note_ends(id);
             self.pinned += self.blocks[id].pinned_units();
         }
-        let block = &self.blocks[id];
+        let block = &mut self.blocks[id];
+        block.whole = None;
         self.free[block.zone as usize].insert(block, id);
     }
 

@@ -162,28 +162,31 @@ impl Arena {
         }
         supply.place =
             (place.region, (self.layout.slot_of(place.start), self.layout.slots_for(place.end)));
-        let (mut count, mut reach) = (0, self.reach(stream));
+        let mut count = 0;
+        let mut reach = self.timelines.reach(stream.timeline(), self.policies);
         for zone in Zone::BOTH {
-            let long = self.free[zone as usize].at_least(self.layout.units_per_slot());
-            for id in long.filter(|id| self.has_whole_page(*id)) {
-                let block = &self.blocks[id];
+            for id in self.free[zone as usize].at_least(self.layout.units_per_slot()) {
+                let block = &mut self.blocks[id];
+                if block.pinned_units() == block.units {
+                    continue;
+                }
                 let ready = reach.covers(&block.fence);
                 if !ready && !self.policies.internal_dependencies {
                     continue;
                 }
+                let region = block.region;
                 let slots = (self.layout.slots_for(block.start), self.layout.slot_of(block.end()));
-                let mut classes = 0;
-                for (_, first, length) in self.regions.pages_within(block.region, slots.0, slots.1) {
-                    let page = (first, first + u64::from(length));
-                    if is_beside((block.region, page), supply.place) {
-                        classes |= 1 << length.ilog2();
-                        count += 1;
-                    }
-                }
-                if classes != 0 {
+                let whole = if is_beside((region, slots), supply.place) {
+                    *block.whole.get_or_insert_with(|| self.regions.whole_within(region, slots, |_| true))
+                } else {
+                    let place = supply.place;
+                    self.regions.whole_within(region, slots, |page| is_beside((region, page), place))
+                };
+                count += whole.count;
+                if whole.classes != 0 {
                     let merit = merit(ready, block.freed, count);
-                    let (region, next) = (block.region, (u32::MAX, 0));
-                    supply.classes |= classes;
+                    supply.classes |= whole.classes;
+                    let (classes, next) = (whole.classes, (u32::MAX, 0));
                     supply.sources.push(Source { merit, block: id, region, slots, classes, next });
                 }
                 if count >= VICTIMS {
@@ -192,11 +195,6 @@ impl Arena {
             }
         }
         supply
-    }
-
-    fn has_whole_page(&self, id: BlockId) -> bool {
-        let block = &self.blocks[id];
-        block.pinned_units() < block.units
     }
 
     /// The pages that lie wholly in a block: page, first slot, slots.
