@@ -392,7 +392,9 @@ impl Caches {
         }
     }
 
-    pub(super) fn is_in_haste(&self) -> bool {
+    /// Whether memory is spent to save time.
+    #[inline]
+    pub(crate) fn is_in_haste(&self) -> bool {
         // Relaxed: a setting.
         self.most_slack.load(Ordering::Relaxed) == SLACK_IN_HASTE
     }
