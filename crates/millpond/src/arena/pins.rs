@@ -135,13 +135,11 @@ impl Arena {
     #[inline]
     fn waste_on(&self, piece: &Piece, page: Bounds, units: u64) -> i64 {
         let length = page.1 - page.0;
-        if piece.start <= page.0 && page.1 <= piece.end {
-            signed(length - units)
-        } else if length > self.layout.units_per_slot() {
-            signed(length / SHARING_PART)
-        } else {
-            -signed(units)
-        }
+        // Both are known before either is chosen: searches weigh many blocks, and which it is cannot be foreseen.
+        let is_whole = (piece.start <= page.0) & (page.1 <= piece.end);
+        let is_long = length > self.layout.units_per_slot();
+        let shared = if is_long { signed(length / SHARING_PART) } else { -signed(units) };
+        if is_whole { signed(length) - signed(units) } else { shared }
     }
 
     /// Notes what the ends of a free block of the large zone pin, and what it wastes to use them.
@@ -215,22 +213,16 @@ impl Scale<'_> {
     #[inline(always)]
     fn waste_below(&self, piece: &Piece, end: u64) -> i64 {
         let Some(page) = self.page_bounds(end - 1) else { return 0 };
-        if page.0 <= piece.start {
-            self.arena.waste_on(piece, page, end - piece.start)
-        } else {
-            i64::from(piece.edges.0) + self.arena.waste_on(piece, page, end - page.0)
-        }
+        let edge = if page.0 <= piece.start { 0 } else { i64::from(piece.edges.0) };
+        edge + self.arena.waste_on(piece, page, end - page.0.max(piece.start))
     }
 
     /// What using the block from `start`, which lies in it, to its end wastes.
     #[inline(always)]
     fn waste_above(&self, piece: &Piece, start: u64) -> i64 {
         let Some(page) = self.page_bounds(start) else { return 0 };
-        if piece.end <= page.1 {
-            self.arena.waste_on(piece, page, piece.end - start)
-        } else {
-            i64::from(piece.edges.1) + self.arena.waste_on(piece, page, page.1 - start)
-        }
+        let edge = if piece.end <= page.1 { 0 } else { i64::from(piece.edges.1) };
+        edge + self.arena.waste_on(piece, page, page.1.min(piece.end) - start)
     }
 
     #[inline]
