@@ -557,12 +557,16 @@ impl Arena {
         let (mut whole, mut joined) = (id, false);
         for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
             if self.blocks.is(neighbour, State::Free) && self.may_join(whole, neighbour) {
-                self.remove_free(whole);
+                if !joined {
+                    self.remove_free(whole);
+                }
                 self.remove_free(neighbour);
                 whole = self.blocks.join(whole, neighbour);
-                self.index_free(whole);
                 joined = true;
             }
+        }
+        if joined {
+            self.index_free(whole);
         }
         joined.then_some(whole)
     }
