@@ -59,11 +59,15 @@ impl Arena {
             // Small blocks lie on the smallest pages, and moving pages for them would cost more than it gains.
             return i64::MAX;
         }
-        // Few blocks can afford the rest of a slot each; many cannot.
         let most = self.may_pin();
+        let (left, part, tail) = (most.saturating_sub(self.pinned), units / WASTED_PART, self.tail_of(units));
+        if left >= part.max(tail) {
+            // Nearly always, without a division: what is strict is no more.
+            return signed(left);
+        }
+        // Few blocks can afford the rest of a slot each; many cannot.
         let share = SHARES * most / self.out_blocks[Zone::Large as usize].max(1);
-        let strict = (units / WASTED_PART).max(self.tail_of(units).min(share));
-        signed(strict.max(most.saturating_sub(self.pinned)))
+        signed(part.max(tail.min(share)).max(left))
     }
 
     /// Whether so much is pinned that placements are strict.
