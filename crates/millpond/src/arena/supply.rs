@@ -160,8 +160,7 @@ impl Arena {
         if self.keeps {
             return supply;
         }
-        supply.place =
-            (place.region, (self.layout.slot_of(place.start), self.layout.slots_for(place.end)));
+        supply.place = (place.region, (self.layout.slot_of(place.start), self.layout.slots_for(place.end)));
         let mut count = 0;
         let mut reach = self.timelines.reach(stream.timeline(), self.policies);
         for zone in Zone::BOTH {

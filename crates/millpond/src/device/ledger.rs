@@ -358,7 +358,8 @@ impl Ledger {
             return invalid(call, format!("{at} and {bytes} bytes on do not lie in one reserved range"));
         };
         let start = reservation.start;
-        let (first, end) = ((at.raw() - start) >> self.shift, (end - start + self.granularity - 1) >> self.shift);
+        let (first, end) =
+            ((at.raw() - start) >> self.shift, (end - start + self.granularity - 1) >> self.shift);
         let known = reservation.granules.len();
         let granules = &reservation.granules[known.min(first as usize)..known.min(end as usize)];
         match granules.iter().find(|key| **key != 0) {
