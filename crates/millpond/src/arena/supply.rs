@@ -130,7 +130,7 @@ impl Source {
         }
         while self.next.1 > self.slots.0 {
             let slot = self.next.1 - 1;
-            // None where it was taken: that its neighbour begins there is found slot by slot.
+            // Where a page was taken there is none, for as many slots as it had.
             let Some((first, end)) = regions.page_span(self.region, slot) else {
                 self.next.1 = slot;
                 continue;

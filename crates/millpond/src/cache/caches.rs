@@ -222,6 +222,7 @@ impl Caches {
         let size = self.sizes.bytes(units);
         let mut is_narrow = false;
         if magazine.is_empty() && self.depot.held() == 0 && !self.is_in_haste() {
+            // Nearly always: there is nowhere to look.
             return None;
         }
         if !magazine.bring_up(size) {
