@@ -222,14 +222,25 @@ impl Arena {
     /// Notes that a page, mapped already, now backs the stretch's next slots: they are free.
     pub(super) fn attach(&mut self, page: PageId, stretch: &mut Stretch, fence: Fence, freed: u64) {
         let (slot, slots) = (stretch.slot, self.pages.get(page).slots);
+        let first = u32::try_from(slot).expect("a region has fewer than 2^32 slots");
+        self.pages.get_mut(page).home = Some((stretch.region, first));
+        self.regions.set_page(stretch.region, slot, slots, Some(page));
+        if let Some((backed, void)) = stretch.backed.zip(stretch.void) {
+            let units = u64::from(slots) << self.layout.slot_shift();
+            if units < self.blocks[void].units {
+                stretch.slot += u64::from(slots);
+                self.blocks.move_bound(backed, void, units);
+                let block = &mut self.blocks[backed];
+                block.freed = block.freed.max(freed);
+                block.fence.join(&fence);
+                return;
+            }
+        }
         let new = self.cut_void(stretch, slots);
         let block = &mut self.blocks[new];
         block.state = State::Free;
         block.fence = fence;
         block.freed = freed;
-        let first = u32::try_from(slot).expect("a region has fewer than 2^32 slots");
-        self.pages.get_mut(page).home = Some((stretch.region, first));
-        self.regions.set_page(stretch.region, slot, slots, Some(page));
         stretch.backed = Some(match stretch.backed {
             Some(backed) => self.blocks.join(backed, new),
             None => new,

@@ -55,6 +55,9 @@ impl Entry {
 /// Entries from which on a run is cut in two: to move half of them costs about as much as to find the place.
 const LONG: usize = 64;
 
+/// Entries up to which a run is gone through one by one.
+const SHORT: usize = 8;
+
 /// Blocks in order. Most bins are one run: a search that starts in it goes through a slice. A tree finds a place as
 /// fast, but costs several times as much to walk.
 #[derive(Debug, Default)]
@@ -82,6 +85,17 @@ impl Bin {
     pub(super) fn insert(&mut self, entry: Entry) {
         let number = self.run_of(entry.key);
         let run = self.run_mut(number);
+        if run.len() <= SHORT {
+            // Nearly always. To move a few is done before a place is found and room is made for it.
+            run.push(entry);
+            let mut at = run.len() - 1;
+            while at > 0 && run[at - 1].key > entry.key {
+                run[at] = run[at - 1];
+                at -= 1;
+            }
+            run[at] = entry;
+            return;
+        }
         let at = place_in(run, entry.key);
         run.insert(at, entry);
         if run.len() > LONG {
@@ -94,11 +108,19 @@ impl Bin {
     pub(super) fn remove(&mut self, key: Key) -> bool {
         let number = self.run_of(key);
         let run = self.run_mut(number);
-        let at = place_in(run, key);
-        if run.get(at).is_none_or(|entry| entry.key != key) {
-            return false;
+        if run.len() <= SHORT {
+            let Some(at) = run.iter().position(|entry| entry.key == key) else { return false };
+            for at in at + 1..run.len() {
+                run[at - 1] = run[at];
+            }
+            run.pop();
+        } else {
+            let at = place_in(run, key);
+            if run.get(at).is_none_or(|entry| entry.key != key) {
+                return false;
+            }
+            run.remove(at);
         }
-        run.remove(at);
         if run.is_empty() && !self.more.is_empty() {
             let next = self.more.remove(number.saturating_sub(1));
             if number == 0 {

@@ -39,6 +39,14 @@ pub(super) enum State {
 /// keeps them beside each block: a page of 2^31 units, half a TiB at least, or more counts as one of so many.
 pub(super) type Edges = (i32, i32);
 
+/// The pages that lie wholly in a block.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Whole {
+    pub(super) count: u32,
+    /// For each length that one of them has in slots, the bit of its binary logarithm.
+    pub(super) classes: u32,
+}
+
 /// A piece of a region.
 #[derive(Debug)]
 pub(super) struct Block {
@@ -60,6 +68,8 @@ pub(super) struct Block {
     pub(super) pinned: (u64, u64),
     /// What it wastes to use those of either end (see `pins`).
     pub(super) edges: Edges,
+    /// Free blocks: the pages that lie wholly in it, once a miss has asked (see `supply`).
+    pub(super) whole: Option<Whole>,
     /// Whether the id is in the arena's list of unmerged blocks. Stays with the id when the block goes.
     listed: bool,
 }
@@ -79,6 +89,7 @@ impl Block {
             freed: 0,
             pinned: (0, 0),
             edges: (0, 0),
+            whole: None,
             listed: false,
         }
     }
@@ -160,13 +171,23 @@ impl Blocks {
         (right.prev, right.next) = (Some(id), left.next);
         right.fence.clone_from(&left.fence);
         right.freed = left.freed;
-        (right.pinned, right.edges) = ((0, 0), (0, 0));
+        (right.pinned, right.edges, right.whole) = ((0, 0), (0, 0), None);
         left.units = at - left.start;
         let next = left.next.replace(new);
         if let Some(next) = next {
             self[next].prev = Some(new);
         }
         new
+    }
+
+    /// Moves the bound between a block and its next, which is longer than that, up by so many units. Indexes are the
+    /// caller's.
+    pub(super) fn move_bound(&mut self, left: BlockId, right: BlockId, units: u64) {
+        let [left, right] = self.both(left, right);
+        debug_assert!(left.end() == right.start && units < right.units);
+        left.units += units;
+        right.start += units;
+        right.units -= units;
     }
 
     /// Joins two neighbours, in either order; the fences are joined too. Returns the id that keeps the whole;

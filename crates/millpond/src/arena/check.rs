@@ -88,6 +88,12 @@ impl Arena {
                 ensure!(pinned == block.pinned_units(), "{id:?}: {pinned} pinned units were counted");
                 count.pinned += pinned;
                 ensure!(self.free[zone].contains(block, id), "free block {id:?} is not indexed");
+                let slots = (self.layout.slots_for(block.start), self.layout.slot_of(block.end()));
+                let whole = self.regions.whole_within(block.region, slots, |_| true);
+                ensure!(
+                    block.whole.is_none_or(|known| known == whole),
+                    "{id:?} has {whole:?}, not what is noted"
+                );
                 let next = block.next.map(|next| &self.blocks[next]).filter(|b| b.state == State::Free);
                 let mergeable = next.is_some_and(|next| next.fence.same_streams(&block.fence));
                 let known = self.unmerged.contains(&id)

@@ -87,16 +87,48 @@ impl Arena {
 
     /// What [`find_ready`](Self::find_ready) finds, behind its waste.
     fn least_wasteful(&self, want: &Want, stream: &Stream) -> Option<(i64, (BlockId, u64))> {
+        if want.align > self.layout.unit_bytes {
+            return self.least_wasteful_aligned_slow(want, stream);
+        }
+        if want.zone == Zone::Small {
+            return self.first_ready(want, stream);
+        }
+        let mut scale = self.scale(want);
+        self.least_of(want, stream, |entry| Some(scale.least_waste(&entry.piece())))
+    }
+
+    #[cold]
+    fn least_wasteful_aligned_slow(&self, want: &Want, stream: &Stream) -> Option<(i64, (BlockId, u64))> {
+        let mut scale = self.scale(want);
+        self.least_of(want, stream, |entry| self.weigh(entry, want, &mut scale))
+    }
+
+    /// The best fit that is ready: of small blocks, none wastes anything.
+    fn first_ready(&self, want: &Want, stream: &Stream) -> Option<(i64, (BlockId, u64))> {
+        let mut reach = self.reach(stream);
+        let mut all = self.free[Zone::Small as usize].runs_at_least(want.units).flatten().take(CANDIDATES);
+        let found = all.find(|entry| reach.covers(&self.blocks[entry.id].fence))?;
+        Some((0, (found.id, found.piece().start)))
+    }
+
+    /// Of the blocks that are ready, that for which `weigh` says the least, or the first of which it says next to nothing.
+    #[inline(always)]
+    fn least_of(
+        &self,
+        want: &Want,
+        stream: &Stream,
+        mut weigh: impl FnMut(&Entry) -> Option<(i64, u64)>,
+    ) -> Option<(i64, (BlockId, u64))> {
         let little = self.little(want).min(want.waste);
         let mut reach = self.reach(stream);
         let mut best: Option<(i64, (BlockId, u64))> = None;
         // What is no better than this is passed over.
         let mut limit = want.waste.saturating_add(1);
-        let mut scale = self.scale(want);
         let mut left = CANDIDATES;
         for run in self.free[want.zone as usize].runs_at_least(want.units) {
-            for entry in run.iter().take(left) {
-                let Some((waste, at)) = self.weigh(entry, want, &mut scale) else { continue };
+            let looked_at = &run[..run.len().min(left)];
+            for entry in looked_at {
+                let Some((waste, at)) = weigh(entry) else { continue };
                 // The fence is asked last: for it the block's record must be fetched.
                 if (waste < limit || waste <= little) && reach.covers(&self.blocks[entry.id].fence) {
                     best = Some((waste, (entry.id, at)));
@@ -106,7 +138,7 @@ impl Arena {
                     limit = waste;
                 }
             }
-            left = left.saturating_sub(run.len());
+            left -= looked_at.len();
             if left == 0 {
                 break;
             }
@@ -116,7 +148,7 @@ impl Arena {
 
     /// What the best placement of `want` in a free block of at least its length wastes, and the unit where it
     /// starts; `None` where it does not fit.
-    #[inline]
+    #[inline(always)]
     fn weigh(&self, entry: &Entry, want: &Want, scale: &mut Scale<'_>) -> Option<(i64, u64)> {
         if want.align <= self.layout.unit_bytes {
             // Nearly always. There is room.
@@ -145,8 +177,8 @@ impl Arena {
         if self.policies.opportunistic {
             // Each stream is asked once, however many of the blocks it freed.
             let mut all = Fence::empty();
-            for (id, _) in self.candidates(want) {
-                all.join(&self.blocks[id].fence);
+            for entry in self.candidates(want) {
+                all.join(&self.blocks[entry.id].fence);
             }
             let learned = self.timelines.poll(&all)?;
             if learned && let found @ Some(_) = self.find_ready(want, stream) {
@@ -164,17 +196,18 @@ impl Arena {
     }
 
     fn first_within_allowance(&self, want: &Want) -> Option<(BlockId, u64)> {
+        let mut scale = self.scale(want);
         let mut weighed =
-            self.candidates(want).map(|(id, at)| (id, self.least_waste(&self.blocks[id], at, want)));
+            self.candidates(want).filter_map(|entry| Some((entry.id, self.weigh(entry, want, &mut scale)?)));
         weighed.find(|(_, (waste, _))| *waste <= want.waste).map(|(id, (_, at))| (id, at))
     }
 
-    fn candidates(&self, want: &Want) -> impl Iterator<Item = (BlockId, u64)> + '_ {
-        let want = *want;
-        self.free[want.zone as usize]
-            .at_least(want.units)
-            .take(CANDIDATES)
-            .filter_map(move |id| Some((id, self.place_in(&self.blocks[id], &want)?)))
+    /// The blocks that a search looks at, as far as `want` fits into them.
+    fn candidates(&self, want: &Want) -> impl Iterator<Item = &Entry> + '_ {
+        let (runs, want) = (self.free[want.zone as usize].runs_at_least(want.units), *want);
+        let fits = move |id: BlockId| self.place_in(&self.blocks[id], &want).is_some();
+        let any = want.align <= self.layout.unit_bytes;
+        runs.flatten().take(CANDIDATES).filter(move |entry| any || fits(entry.id))
     }
 
     /// The first unit of the block at which `want` can start, if it fits there.

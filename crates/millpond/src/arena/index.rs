@@ -1,8 +1,9 @@
 //! The indexes that answer "which free block fits best" and "which void fits best".
 //!
-//! Blocks are kept in bins by length, four bins to a power of two, as in the two levels of TLSF (Masmano et al.,
+//! Blocks are kept in bins by length, one to a power of two, as in the first level of TLSF (Masmano et al.,
 //! "TLSF: a new dynamic memory allocator for real-time systems", 2004), with a bit for each bin that has any.
-//! Unlike there each bin is sorted, so that the best fit is found and not merely a good one.
+//! Unlike there each bin is sorted, so that the best fit is found and not merely a good one. (With four bins to a power of
+//! two there are two or three blocks in each, and a search spends as much on going from bin to bin as on blocks.)
 
 use super::bin::{Bin, Entry, Key, first_of, key};
 use super::blocks::{Block, BlockId};
@@ -34,16 +35,13 @@ impl<'a> Iterator for Rising<'a> {
     }
 }
 
-/// Bins for every length of 64 bits.
-const BINS: usize = 256;
+/// Bins for every length of an address space, which has less than 2^48 units.
+const BINS: usize = 64;
 
-/// The bin of blocks of this length: one each for the lengths below 8, then four to a power of two.
+/// The bin of blocks of this length.
+#[inline]
 fn bin_of(units: u64) -> usize {
-    if units < 8 {
-        return units as usize;
-    }
-    let log = units.ilog2();
-    (log as usize - 1) * 4 + ((units >> (log - 2)) & 3) as usize
+    units.checked_ilog2().map_or(0, |log| log as usize)
 }
 
 /// The free blocks of a zone, by length.
@@ -51,13 +49,13 @@ fn bin_of(units: u64) -> usize {
 pub(super) struct FreeIndex {
     bins: Box<[Bin; BINS]>,
     /// A bit for each bin that is not empty.
-    filled: [u64; BINS / 64],
+    filled: u64,
     len: usize,
 }
 
 impl Default for FreeIndex {
     fn default() -> Self {
-        Self { bins: Box::new(std::array::from_fn(|_| Bin::default())), filled: [0; BINS / 64], len: 0 }
+        Self { bins: Box::new(std::array::from_fn(|_| Bin::default())), filled: 0, len: 0 }
     }
 }
 
@@ -65,7 +63,7 @@ impl FreeIndex {
     pub(super) fn insert(&mut self, block: &Block, id: BlockId) {
         let bin = bin_of(block.units);
         self.bins[bin].insert(Entry::new(block, id));
-        self.filled[bin / 64] |= 1 << (bin % 64);
+        self.filled |= 1 << bin;
         self.len += 1;
     }
 
@@ -74,7 +72,7 @@ impl FreeIndex {
         let found = self.bins[bin].remove(key(block));
         debug_assert!(found);
         if self.bins[bin].is_empty() {
-            self.filled[bin / 64] &= !(1 << (bin % 64));
+            self.filled &= !(1 << bin);
         }
         self.len -= 1;
     }
@@ -103,31 +101,17 @@ impl FreeIndex {
     /// The first bin from `bin` up that is not empty.
     #[inline]
     fn first_filled(&self, bin: usize) -> Option<usize> {
-        let mut bin = bin;
-        while let Some(word) = self.filled.get(bin / 64) {
-            let word = word >> (bin % 64);
-            if word != 0 {
-                return Some(bin + word.trailing_zeros() as usize);
-            }
-            bin = (bin / 64 + 1) * 64;
-        }
-        None
+        let from = self.filled.checked_shr(bin as u32)?;
+        (from != 0).then(|| bin + from.trailing_zeros() as usize)
     }
 
     /// The bins that are not empty, from below `end` down.
     fn filled_below(&self, end: usize) -> impl Iterator<Item = usize> + '_ {
-        let mut end = end;
+        let mut left = self.filled & u64::MAX.checked_shr((BINS - end) as u32).unwrap_or(0);
         std::iter::from_fn(move || {
-            while end > 0 {
-                let last = end - 1;
-                let word = self.filled[last / 64] << (63 - last % 64);
-                if word != 0 {
-                    end = last - word.leading_zeros() as usize;
-                    return Some(end);
-                }
-                end = last / 64 * 64;
-            }
-            None
+            let last = left.checked_ilog2()?;
+            left &= !(1 << last);
+            Some(last as usize)
         })
     }
 

@@ -486,7 +486,8 @@ impl Arena {
             self.note_ends(id);
             self.pinned += self.blocks[id].pinned_units();
         }
-        let block = &self.blocks[id];
+        let block = &mut self.blocks[id];
+        block.whole = None;
         self.free[block.zone as usize].insert(block, id);
     }
 
@@ -562,12 +563,16 @@ impl Arena {
         let (mut whole, mut joined) = (id, false);
         for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
             if self.blocks.is(neighbour, State::Free) && self.may_join(whole, neighbour) {
-                self.remove_free(whole);
+                if !joined {
+                    self.remove_free(whole);
+                }
                 self.remove_free(neighbour);
                 whole = self.blocks.join(whole, neighbour);
-                self.index_free(whole);
                 joined = true;
             }
+        }
+        if joined {
+            self.index_free(whole);
         }
         joined.then_some(whole)
     }

@@ -59,11 +59,15 @@ impl Arena {
             // Small blocks lie on the smallest pages, and moving pages for them would cost more than it gains.
             return i64::MAX;
         }
-        // Few blocks can afford the rest of a slot each; many cannot.
         let most = self.may_pin();
+        let (left, part, tail) = (most.saturating_sub(self.pinned), units / WASTED_PART, self.tail_of(units));
+        if left >= part.max(tail) {
+            // Nearly always, without a division: what is strict is no more.
+            return signed(left);
+        }
+        // Few blocks can afford the rest of a slot each; many cannot.
         let share = SHARES * most / self.out_blocks[Zone::Large as usize].max(1);
-        let strict = (units / WASTED_PART).max(self.tail_of(units).min(share));
-        signed(strict.max(most.saturating_sub(self.pinned)))
+        signed(part.max(tail.min(share)).max(left))
     }
 
     /// Whether so much is pinned that placements are strict.
@@ -135,13 +139,11 @@ impl Arena {
     #[inline]
     fn waste_on(&self, piece: &Piece, page: Bounds, units: u64) -> i64 {
         let length = page.1 - page.0;
-        if piece.start <= page.0 && page.1 <= piece.end {
-            signed(length - units)
-        } else if length > self.layout.units_per_slot() {
-            signed(length / SHARING_PART)
-        } else {
-            -signed(units)
-        }
+        // Both are known before either is chosen: searches weigh many blocks, and which it is cannot be foreseen.
+        let is_whole = (piece.start <= page.0) & (page.1 <= piece.end);
+        let is_long = length > self.layout.units_per_slot();
+        let shared = if is_long { signed(length / SHARING_PART) } else { -signed(units) };
+        if is_whole { signed(length) - signed(units) } else { shared }
     }
 
     /// Notes what the ends of a free block of the large zone pin, and what it wastes to use them.
@@ -193,7 +195,7 @@ pub(super) struct Scale<'a> {
 
 impl Scale<'_> {
     /// What a placement wastes that wastes least: at the block's start or at its end; and its first unit.
-    #[inline]
+    #[inline(always)]
     pub(super) fn least_waste(&mut self, piece: &Piece) -> (i64, u64) {
         let high = piece.end - self.units;
         if high == piece.start || self.is_small {
@@ -212,25 +214,19 @@ impl Scale<'_> {
     }
 
     /// What using the block from its start up to `end`, which lies in it, wastes.
-    #[inline]
+    #[inline(always)]
     fn waste_below(&self, piece: &Piece, end: u64) -> i64 {
         let Some(page) = self.page_bounds(end - 1) else { return 0 };
-        if page.0 <= piece.start {
-            self.arena.waste_on(piece, page, end - piece.start)
-        } else {
-            i64::from(piece.edges.0) + self.arena.waste_on(piece, page, end - page.0)
-        }
+        let edge = if page.0 <= piece.start { 0 } else { i64::from(piece.edges.0) };
+        edge + self.arena.waste_on(piece, page, end - page.0.max(piece.start))
     }
 
     /// What using the block from `start`, which lies in it, to its end wastes.
-    #[inline]
+    #[inline(always)]
     fn waste_above(&self, piece: &Piece, start: u64) -> i64 {
         let Some(page) = self.page_bounds(start) else { return 0 };
-        if piece.end <= page.1 {
-            self.arena.waste_on(piece, page, piece.end - start)
-        } else {
-            i64::from(piece.edges.1) + self.arena.waste_on(piece, page, page.1 - start)
-        }
+        let edge = if piece.end <= page.1 { 0 } else { i64::from(piece.edges.1) };
+        edge + self.arena.waste_on(piece, page, page.1.min(piece.end) - start)
     }
 
     #[inline]

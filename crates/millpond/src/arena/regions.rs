@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Layout;
-use super::blocks::{BlockId, Zone};
+use super::blocks::{BlockId, Whole, Zone};
 use super::table::{Entry, Table};
 use crate::device::DevicePtr;
 use crate::pages::PageId;
@@ -181,6 +181,24 @@ impl Regions {
             }
             None
         })
+    }
+
+    /// What is to be known of those pages that lie wholly in `slots`, a range that is backed wholly or not at all, and are
+    /// `wanted` by the slots that they have.
+    pub(super) fn whole_within(
+        &self,
+        region: u32,
+        slots: (u64, u64),
+        wanted: impl Fn((u64, u64)) -> bool,
+    ) -> Whole {
+        let mut whole = Whole::default();
+        for (_, first, length) in self.pages_within(region, slots.0, slots.1) {
+            if wanted((first, first + u64::from(length))) {
+                whole.count += 1;
+                whole.classes |= 1 << length.ilog2();
+            }
+        }
+        whole
     }
 
     /// Slots that the page table covers; none beyond them was ever backed.

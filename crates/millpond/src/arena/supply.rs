@@ -1,50 +1,62 @@
 //! Where pages come from that lie in free blocks: stolen for another address, or exchanged for shorter ones.
 
-use std::collections::BinaryHeap;
-
 use super::backing::Stretch;
 use super::blocks::State;
 use super::placing::Place;
+use super::regions::Regions;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::device::DeviceError;
 use crate::order::Stream;
 use crate::pages::PageId;
 
-/// A page that could be taken from a free block. The greatest is to be taken first: a page that is ready before
-/// one that is not; of equal ones that of the block that has been free for longest, which is the least likely to
-/// be wanted soon; and of one block's the last.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// A page to be taken from a free block.
+#[derive(Debug, Clone, Copy)]
 struct Victim {
-    /// What it is judged by, in one number, which is compared faster than three.
-    merit: u128,
     page: PageId,
     /// The free block that the page lies in, or the first of the pieces it was cut into.
     block: BlockId,
+    /// Whether the stream may use it without waiting.
+    is_ready: bool,
 }
 
-/// How soon a page is to be taken: `ready` says that the stream may use it without waiting, `number` in which order
-/// it was found.
+/// A free block that has pages to give. The last one of the length wanted is taken first.
+#[derive(Debug)]
+struct Source {
+    merit: u128,
+    block: BlockId,
+    region: u32,
+    /// The slots that lie wholly in the block: the first, and the first behind them.
+    slots: (u64, u64),
+    /// For each length that a page in it may have, the bit of its binary logarithm.
+    classes: u32,
+    /// The class that was asked for last, and the slot below which its next page is looked for.
+    next: (u32, u64),
+}
+
+/// How soon a block's pages are to be taken, the greatest first: those that are ready (`ready`, to the stream without
+/// waiting) before those that are not; of equal ones those of the block that has been free for longest, which is the
+/// least likely to be wanted soon. In one number, which is compared faster than three; `number` says in which order
+/// the blocks were found.
 fn merit(ready: bool, freed: u64, number: u32) -> u128 {
     u128::from(ready) << 96 | u128::from(!freed) << 32 | u128::from(number)
 }
 
-/// The pages that free blocks could give to one miss.
+/// The pages that free blocks could give to one miss. Most misses take a few of many: so blocks are listed, not pages,
+/// and a page is looked for when it is taken.
 #[derive(Debug, Default)]
 pub(super) struct Supply {
-    /// By the binary logarithm of the page's slots, which are a power of two.
-    classes: Vec<Class>,
+    sources: Vec<Source>,
+    /// All their classes.
+    classes: u32,
+    /// The class that was asked for last, and the best source that has it.
+    best: Option<(u32, usize)>,
+    /// Region and slots of the place that is backed, which gives none.
+    place: (u32, (u64, u64)),
     /// Blocks whose pages went back to the device: to be made void once the miss is over, since that joins
     /// blocks, which the miss has in hand.
     pub(super) emptied: Vec<BlockId>,
     /// The free block that pages were cut out of last. It is on no index.
     robbed: Option<BlockId>,
-}
-
-/// Most misses take a few of many: a heap is made in linear time, and only of the classes that are asked.
-#[derive(Debug)]
-enum Class {
-    Found(Vec<Victim>),
-    Asked(BinaryHeap<Victim>),
 }
 
 /// Pages considered in one miss. Bounds the miss where very much is free in pieces.
@@ -57,77 +69,124 @@ const REFUSALS: usize = 8;
 impl Supply {
     /// Empties it, but keeps its memory for the next miss.
     pub(super) fn clear(&mut self) {
-        self.classes.iter_mut().for_each(Class::clear);
+        self.sources.clear();
         self.emptied.clear();
-    }
-
-    fn add(&mut self, slots: u32, victim: Victim) {
-        let class = slots.ilog2() as usize;
-        if self.classes.len() <= class {
-            self.classes.resize_with(class + 1, || Class::Found(Vec::new()));
-        }
-        if let Class::Found(victims) = &mut self.classes[class] {
-            victims.push(victim);
-        }
+        (self.classes, self.best) = (0, None);
     }
 
     /// The longest page of at most `slots`.
-    fn take_at_most(&mut self, slots: u32) -> Option<Victim> {
-        let end = self.classes.len().min(slots.ilog2() as usize + 1);
-        self.classes[..end].iter_mut().rev().find_map(Class::take)
+    fn take_at_most(&mut self, slots: u32, regions: &Regions) -> Option<Victim> {
+        let short = u32::MAX >> slots.leading_zeros();
+        while let Some(class) = (self.classes & short).checked_ilog2() {
+            if let taken @ Some(_) = self.take(class, regions) {
+                return taken;
+            }
+        }
+        None
     }
 
     /// The shortest page.
-    fn take_shortest(&mut self) -> Option<Victim> {
-        self.classes.iter_mut().find_map(Class::take)
+    fn take_shortest(&mut self, regions: &Regions) -> Option<Victim> {
+        while self.classes != 0 {
+            if let taken @ Some(_) = self.take(self.classes.trailing_zeros(), regions) {
+                return taken;
+            }
+        }
+        None
+    }
+
+    /// The next page of a class.
+    fn take(&mut self, class: u32, regions: &Regions) -> Option<Victim> {
+        while let Some(at) = self.best_source(class) {
+            let source = &mut self.sources[at];
+            if let Some(page) = source.next_page(class, regions, self.place) {
+                let is_ready = source.merit >> 96 != 0;
+                return Some(Victim { page, block: source.block, is_ready });
+            }
+            source.classes &= !(1 << class);
+            self.best = None;
+        }
+        self.classes &= !(1 << class);
+        None
+    }
+
+    /// The best source that may have pages of the class.
+    fn best_source(&mut self, class: u32) -> Option<usize> {
+        if let Some((_, at)) = self.best.filter(|(of, _)| *of == class) {
+            return Some(at);
+        }
+        let having = self.sources.iter().enumerate().filter(|(_, source)| source.classes >> class & 1 != 0);
+        let at = having.max_by_key(|(_, source)| source.merit)?.0;
+        self.best = Some((class, at));
+        Some(at)
     }
 }
 
-impl Class {
-    fn clear(&mut self) {
-        let mut victims = match std::mem::replace(self, Self::Found(Vec::new())) {
-            Self::Found(victims) => victims,
-            Self::Asked(heap) => heap.into_vec(),
-        };
-        victims.clear();
-        *self = Self::Found(victims);
+impl Source {
+    /// The last page of the class that it still has and that was not looked at.
+    fn next_page(&mut self, class: u32, regions: &Regions, place: (u32, (u64, u64))) -> Option<PageId> {
+        if self.next.0 != class {
+            self.next = (class, self.slots.1);
+        }
+        while self.next.1 > self.slots.0 {
+            let slot = self.next.1 - 1;
+            // Where a page was taken there is none, for as many slots as it had.
+            let Some((first, end)) = regions.page_span(self.region, slot) else {
+                self.next.1 = slot;
+                continue;
+            };
+            self.next.1 = first;
+            if end - first == 1 << class
+                && first >= self.slots.0
+                && end <= self.slots.1
+                && is_beside((self.region, (first, end)), place)
+            {
+                return regions.page_at(self.region, first);
+            }
+        }
+        None
     }
+}
 
-    fn take(&mut self) -> Option<Victim> {
-        if let Self::Found(victims) = self {
-            *self = Self::Asked(std::mem::take(victims).into());
-        }
-        match self {
-            Self::Found(_) => None,
-            Self::Asked(victims) => victims.pop(),
-        }
-    }
+/// Whether slots of a region are none of a place.
+fn is_beside((region, slots): (u32, (u64, u64)), place: (u32, (u64, u64))) -> bool {
+    region != place.0 || slots.1 <= place.1.0 || place.1.1 <= slots.0
 }
 
 impl Arena {
     /// The pages outside the place that free blocks could give to `stream`.
     pub(super) fn supply(&mut self, place: &Place, stream: &Stream) -> Supply {
-        let per_slot = self.layout.units_per_slot();
         let mut supply = std::mem::take(&mut self.spare_supply);
         if self.keeps {
             return supply;
         }
-        let (mut count, mut reach) = (0, self.reach(stream));
+        supply.place = (place.region, (self.layout.slot_of(place.start), self.layout.slots_for(place.end)));
+        let mut count = 0;
+        let mut reach = self.timelines.reach(stream.timeline(), self.policies);
         for zone in Zone::BOTH {
-            for id in self.free[zone as usize].at_least(per_slot).filter(|id| self.has_whole_page(*id)) {
-                let block = &self.blocks[id];
+            for id in self.free[zone as usize].at_least(self.layout.units_per_slot()) {
+                let block = &mut self.blocks[id];
+                if block.pinned_units() == block.units {
+                    continue;
+                }
                 let ready = reach.covers(&block.fence);
                 if !ready && !self.policies.internal_dependencies {
                     continue;
                 }
-                let here = block.region == place.region;
-                for (page, slot, slots) in self.whole_pages(id) {
-                    let (start, end) = (slot * per_slot, (slot + u64::from(slots)) * per_slot);
-                    if !here || end <= place.start || place.end <= start {
-                        let merit = merit(ready, block.freed, count);
-                        supply.add(slots, Victim { merit, page, block: id });
-                        count += 1;
-                    }
+                let region = block.region;
+                let slots = (self.layout.slots_for(block.start), self.layout.slot_of(block.end()));
+                let whole = if is_beside((region, slots), supply.place) {
+                    *block.whole.get_or_insert_with(|| self.regions.whole_within(region, slots, |_| true))
+                } else {
+                    let place = supply.place;
+                    self.regions.whole_within(region, slots, |page| is_beside((region, page), place))
+                };
+                count += whole.count;
+                if whole.classes != 0 {
+                    let merit = merit(ready, block.freed, count);
+                    supply.classes |= whole.classes;
+                    let (classes, next) = (whole.classes, (u32::MAX, 0));
+                    supply.sources.push(Source { merit, block: id, region, slots, classes, next });
                 }
                 if count >= VICTIMS {
                     return supply;
@@ -135,11 +194,6 @@ impl Arena {
             }
         }
         supply
-    }
-
-    fn has_whole_page(&self, id: BlockId) -> bool {
-        let block = &self.blocks[id];
-        block.pinned_units() < block.units
     }
 
     /// The pages that lie wholly in a block: page, first slot, slots.
@@ -157,9 +211,9 @@ impl Arena {
         supply: &mut Supply,
         stream: &Stream,
     ) -> Result<bool, Refusal> {
-        while let Some(victim) = supply.take_at_most(stretch.room()) {
+        while let Some(victim) = supply.take_at_most(stretch.room(), &self.regions) {
             let Some((from, home)) = self.whereabouts(&victim) else { continue };
-            if !self.make_block_ready(from, stream)? {
+            if !victim.is_ready && !self.make_block_ready(from, stream)? {
                 continue;
             }
             let fence = self.blocks[from].fence.clone();
@@ -189,7 +243,7 @@ impl Arena {
         let mut refused = 0;
         while before - self.counters.reserved.current() < bytes
             && refused < REFUSALS
-            && let Some(victim) = supply.take_shortest()
+            && let Some(victim) = supply.take_shortest(&self.regions)
         {
             match self.give_back(&victim, supply) {
                 Ok(true) => {}

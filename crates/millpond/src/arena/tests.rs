@@ -82,6 +82,19 @@ fn a_hit_that_pins_little_moves_no_page() {
 }
 
 #[test]
+fn pages_are_taken_from_what_has_been_free_for_longest_its_last_first() {
+    let bench = bench(|builder| builder.page_sizes(2 * MIB, 2 * MIB));
+    let [young, _, old, _] = [(); 4].map(|()| bench.alloc(4 * MIB));
+    bench.free(old);
+    bench.free(young);
+    let _long = bench.alloc(6 * MIB);
+    assert_eq!((bench.pool.stats().pages_stolen, bench.reserved_mib()), (3, 16));
+    // The first page of the younger one is left.
+    assert_eq!(bench.alloc(2 * MIB), young);
+    assert_eq!(bench.reserved_mib(), 16);
+}
+
+#[test]
 fn a_page_that_is_too_long_is_exchanged_for_a_short_one() {
     let bench = bench(|builder| builder);
     bench.with_a_long_page_free();

@@ -16,19 +16,49 @@ impl Arena {
         }
         self.poll_quietly(&self.fence_of(&self.stale));
         let stale = std::mem::take(&mut self.stale);
-        for id in stale {
-            if !self.remove_stale(id) {
+        let (mut complete, mut void) = (None, None);
+        for &id in &stale {
+            // What was taken from one place has one fence, and is void side by side.
+            if !self.is_complete_too(id, &mut complete) || !self.remove_stale(id) {
                 self.stale.push(id);
+                continue;
             }
+            void = Some(match void.filter(|void| self.are_neighbours(*void, id)) {
+                Some(void) => self.blocks.join(void, id),
+                None => {
+                    void.into_iter().for_each(|void| self.make_void(void));
+                    id
+                }
+            });
+        }
+        void.into_iter().for_each(|void| self.make_void(void));
+        if self.stale.is_empty() {
+            // Its memory is for the next ones.
+            self.stale = stale;
+            self.stale.clear();
         }
     }
 
-    /// Unmaps one stale block if its work is complete.
-    fn remove_stale(&mut self, id: BlockId) -> bool {
-        let State::Stale(page) = self.blocks[id].state else { return true };
-        if !self.timelines.is_complete(&self.blocks[id].fence) {
-            return false;
+    /// Whether a block's work is complete, where `known` is one that was found to be so before.
+    fn is_complete_too(&self, id: BlockId, known: &mut Option<Fence>) -> bool {
+        let fence = &self.blocks[id].fence;
+        if known.as_ref() == Some(fence) {
+            return true;
         }
+        let complete = self.timelines.is_complete(fence);
+        if complete {
+            *known = Some(fence.clone());
+        }
+        complete
+    }
+
+    fn are_neighbours(&self, a: BlockId, b: BlockId) -> bool {
+        self.blocks[a].next == Some(b) || self.blocks[a].prev == Some(b)
+    }
+
+    /// Unmaps one stale block, whose work is complete. It is void then, and on no index.
+    fn remove_stale(&mut self, id: BlockId) -> bool {
+        let State::Stale(page) = self.blocks[id].state else { return false };
         let at = self.address_of(id);
         // SAFETY: the page was mapped here when the range was stolen; the work that used the range is
         // complete, and later work cannot: the program holds no pointer into a free block.
@@ -36,7 +66,8 @@ impl Arena {
             tracing::warn!(%error, %at, "a stale mapping could not be removed; it is tried again");
             return false;
         }
-        self.make_void(id);
+        let block = &mut self.blocks[id];
+        (block.state, block.fence) = (State::Void, Fence::empty());
         true
     }
 
@@ -58,8 +89,13 @@ impl Arena {
     /// The fence of all these blocks.
     fn fence_of<'a>(&self, ids: impl IntoIterator<Item = &'a BlockId>) -> Fence {
         let mut all = Fence::empty();
+        let mut last = None;
         for id in ids {
-            all.join(&self.blocks[*id].fence);
+            let fence = &self.blocks[*id].fence;
+            // Pieces of one block have its fence.
+            if last.replace(fence) != Some(fence) {
+                all.join(fence);
+            }
         }
         all
     }

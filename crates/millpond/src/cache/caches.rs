@@ -221,6 +221,10 @@ impl Caches {
         let magazine = lane.magazine(index);
         let size = self.sizes.bytes(units);
         let mut is_narrow = false;
+        if magazine.is_empty() && self.depot.held() == 0 && !self.is_in_haste() {
+            // Nearly always: there is nowhere to look.
+            return None;
+        }
         if !magazine.bring_up(size) {
             is_narrow = self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
         }
@@ -389,7 +393,9 @@ impl Caches {
         }
     }
 
-    pub(super) fn is_in_haste(&self) -> bool {
+    /// Whether memory is spent to save time.
+    #[inline]
+    pub(crate) fn is_in_haste(&self) -> bool {
         // Relaxed: a setting.
         self.most_slack.load(Ordering::Relaxed) == SLACK_IN_HASTE
     }

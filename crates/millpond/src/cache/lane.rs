@@ -225,7 +225,10 @@ impl Magazines {
 
     /// Calls `each` with every magazine whose number is in the range and that may hold blocks.
     fn for_each(&mut self, range: Range<usize>, mut each: impl FnMut(&mut Magazine)) {
-        for (number, word) in self.with_room.iter_mut().enumerate() {
+        for (number, word) in self.with_room.iter_mut().enumerate().skip(range.start / 64) {
+            if *word == 0 {
+                continue;
+            }
             let mut rest = *word & bits_of(number, &range);
             while rest != 0 {
                 let bit = rest.trailing_zeros();
@@ -407,6 +410,9 @@ impl Lanes {
         for lane in &mut self.lanes {
             if let (Some(of), Some(magazines)) = (lane.of, lane.magazines()) {
                 magazines.for_each(from.get()..MAGAZINES, |magazine| {
+                    if magazine.is_empty() {
+                        return;
+                    }
                     let longest = magazine.items.first().and_then(|item| large(item.bytes()));
                     if let Some(longest) = longest {
                         let less = magazine.items.len();

@@ -169,10 +169,18 @@ impl Caches {
         each: &mut impl FnMut(Cached),
     ) {
         let timeline = stream.timeline();
-        let given_up: Few<Item> = lanes.of_or_add(timeline, |_, _| ()).magazine(at).give_up_half().collect();
-        if given_up.is_empty() {
-            self.grant(lanes, stream, (at, size), each);
+        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
+        if magazine.len() <= 2 {
+            // Nearly always: one goes, if there is one.
+            let given_up = magazine.give_up_half().next();
+            match given_up {
+                Some(item) => each(Cached { item, of: timeline.id }),
+                None => self.grant(lanes, stream, (at, size), each),
+            }
+            return;
         }
+        let mut given_up = Few::new();
+        given_up.extend(magazine.give_up_half());
         self.put_away(timeline.id, given_up, each);
     }
 

@@ -36,7 +36,8 @@ impl Caches {
         let closed = self.close_depot(self.sizes.large_from(), &mut each);
         // The calling thread is not inside, and need not be kept out.
         let is_concerned = |cache: &&ThreadCache| cache.granted_large() > 0 && !self.is_mine(cache);
-        let others: Few<_> = self.all().filter(is_concerned).collect();
+        let mut others = Few::new();
+        others.extend(self.all().filter(is_concerned));
         self.keep_out(&others);
         for cache in others.iter().copied().chain([self.mine()]) {
             // SAFETY: the lock is held (`_lock`); other owners are kept out, and the calling one is not inside.

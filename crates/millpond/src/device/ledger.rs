@@ -19,13 +19,15 @@ pub(super) const SEGMENT_ALIGNMENT: u64 = 512;
 #[derive(Debug)]
 pub(super) struct Ledger {
     granularity: u64,
+    /// Its binary logarithm: every call asks in which granule an address lies.
+    shift: u32,
     capacity: u64,
     /// Bytes in pages and segments.
     held: u64,
     /// Where the next page lies in physical memory. Never goes back: offsets of released pages stay holes.
     next_offset: u64,
-    /// By address.
-    reservations: BTreeMap<u64, Reservation>,
+    /// By address. A list, since there are few, and every call on a mapping asks for its own.
+    reservations: Vec<Reservation>,
     pages: SlotMap<DefaultKey, Page>,
     mappings: Slab<Mapping>,
     segments: BTreeMap<u64, Segment>,
@@ -43,6 +45,7 @@ struct Page {
 /// A reserved range.
 #[derive(Debug)]
 struct Reservation {
+    start: u64,
     bytes: u64,
     /// For each granule up to the last that was ever mapped: the key of its mapping + 1, or 0 for none.
     granules: Vec<u32>,
@@ -100,10 +103,11 @@ impl Ledger {
     pub(super) fn new(granularity: u64, capacity: u64) -> Self {
         Self {
             granularity,
+            shift: granularity.ilog2(),
             capacity,
             held: 0,
             next_offset: 0,
-            reservations: BTreeMap::new(),
+            reservations: Vec::new(),
             pages: SlotMap::new(),
             mappings: Slab::new(),
             segments: BTreeMap::new(),
@@ -116,9 +120,14 @@ impl Ledger {
 
     // ---- addresses -------------------------------------------------------------------------------
 
+    /// Whether it is a multiple of the granularity, which is a power of two.
+    fn is_aligned(&self, number: u64) -> bool {
+        number & (self.granularity - 1) == 0
+    }
+
     /// Whether `bytes` can be a range or a page of this device.
     pub(super) fn check_size(&self, call: &'static str, bytes: u64) -> DeviceResult<()> {
-        if bytes == 0 || !bytes.is_multiple_of(self.granularity) {
+        if bytes == 0 || !self.is_aligned(bytes) {
             return invalid(
                 call,
                 format!("{bytes} bytes are not a positive multiple of the granularity, {}", self.granularity),
@@ -128,14 +137,15 @@ impl Ledger {
     }
 
     pub(super) fn reserve(&mut self, at: DevicePtr, bytes: u64) {
-        let replaced = self.reservations.insert(at.raw(), Reservation { bytes, granules: Vec::new() });
-        debug_assert!(replaced.is_none(), "{at} was reserved twice");
+        let place = self.reservations_up_to(at.raw());
+        debug_assert!(self.reserved_at(at).is_none(), "{at} was reserved twice");
+        self.reservations.insert(place, Reservation { start: at.raw(), bytes, granules: Vec::new() });
     }
 
     /// Whether [`unreserve`](Self::unreserve) would do it.
     pub(super) fn check_unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         const CALL: &str = "unreserve";
-        let Some(reservation) = self.reservations.get(&at.raw()) else {
+        let Some(reservation) = self.reserved_at(at).map(|place| &self.reservations[place]) else {
             return invalid(CALL, format!("no range was reserved at {at}"));
         };
         let reserved = reservation.bytes;
@@ -153,13 +163,26 @@ impl Ledger {
 
     pub(super) fn unreserve(&mut self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         self.check_unreserve(at, bytes)?;
-        self.reservations.remove(&at.raw());
+        if let Some(place) = self.reserved_at(at) {
+            self.reservations.remove(place);
+        }
         Ok(())
+    }
+
+    /// How many ranges start at or before an address.
+    #[inline]
+    fn reservations_up_to(&self, at: u64) -> usize {
+        self.reservations.partition_point(|reservation| reservation.start <= at)
+    }
+
+    /// Which range starts at an address.
+    fn reserved_at(&self, at: DevicePtr) -> Option<usize> {
+        self.reservations.binary_search_by_key(&at.raw(), |reservation| reservation.start).ok()
     }
 
     /// All reserved ranges, as address and bytes.
     pub(super) fn reservations(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
-        self.reservations.iter().map(|(&at, range)| (DevicePtr::new(at), range.bytes))
+        self.reservations.iter().map(|range| (DevicePtr::new(range.start), range.bytes))
     }
 
     // ---- pages -----------------------------------------------------------------------------------
@@ -231,6 +254,14 @@ impl Ledger {
         bytes: u64,
         mut each: impl FnMut(u64),
     ) -> DeviceResult<()> {
+        if let Some(mapping) = self.mapping_from(at.raw()).map(|key| &mut self.mappings[key])
+            && mapping.bytes == bytes
+        {
+            // Nearly always.
+            mapping.accessible = true;
+            each(bytes);
+            return Ok(());
+        }
         self.check_set_access(at, bytes)?;
         let mut next = at.raw();
         while next < at.raw() + bytes
@@ -266,16 +297,17 @@ impl Ledger {
         Ok(self.drop_page_if_unused(page))
     }
 
-    /// The reserved range that an address lies in, as its start and itself.
-    fn reservation_of(&self, at: u64) -> Option<(u64, &Reservation)> {
-        let (&start, reservation) = self.reservations.range(..=at).next_back()?;
-        (at - start < reservation.bytes).then_some((start, reservation))
+    /// The reserved range that an address lies in.
+    #[inline]
+    fn reservation_of(&self, at: u64) -> Option<&Reservation> {
+        let reservation = &self.reservations[self.reservations_up_to(at).checked_sub(1)?];
+        (at - reservation.start < reservation.bytes).then_some(reservation)
     }
 
     /// The key of the mapping over an address.
     fn mapping_over(&self, at: u64) -> Option<usize> {
-        let (start, reservation) = self.reservation_of(at)?;
-        let number = *reservation.granules.get(((at - start) / self.granularity) as usize)?;
+        let reservation = self.reservation_of(at)?;
+        let number = *reservation.granules.get(((at - reservation.start) >> self.shift) as usize)?;
         (number as usize).checked_sub(1)
     }
 
@@ -286,10 +318,10 @@ impl Ledger {
 
     /// Notes what is mapped in a reserved range.
     fn set_granules(&mut self, at: DevicePtr, bytes: u64, number: u32) {
-        let reservation = self.reservations.range_mut(..=at.raw()).next_back();
-        let (&start, reservation) = reservation.expect("what is mapped lies in a reserved range");
-        let first = ((at.raw() - start) / self.granularity) as usize;
-        let end = first + (bytes / self.granularity) as usize;
+        let place = self.reservations_up_to(at.raw()).checked_sub(1);
+        let reservation = &mut self.reservations[place.expect("what is mapped lies in a reserved range")];
+        let first = ((at.raw() - reservation.start) >> self.shift) as usize;
+        let end = first + (bytes >> self.shift) as usize;
         if reservation.granules.len() < end {
             reservation.granules.resize(end, 0);
         }
@@ -317,15 +349,17 @@ impl Ledger {
     /// Whether the range is aligned, reserved, and has nothing mapped.
     fn check_vacant(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let end = end_of(call, at, bytes)?;
-        if !at.raw().is_multiple_of(self.granularity) {
+        if !self.is_aligned(at.raw()) {
             return invalid(call, format!("{at} is not aligned to the granularity, {}", self.granularity));
         }
-        let Some((start, reservation)) =
-            self.reservation_of(at.raw()).filter(|(start, range)| end <= start + range.bytes)
+        let Some(reservation) =
+            self.reservation_of(at.raw()).filter(|range| end <= range.start + range.bytes)
         else {
             return invalid(call, format!("{at} and {bytes} bytes on do not lie in one reserved range"));
         };
-        let (first, end) = ((at.raw() - start) / self.granularity, (end - start).div_ceil(self.granularity));
+        let start = reservation.start;
+        let (first, end) =
+            ((at.raw() - start) >> self.shift, (end - start + self.granularity - 1) >> self.shift);
         let known = reservation.granules.len();
         let granules = &reservation.granules[known.min(first as usize)..known.min(end as usize)];
         match granules.iter().find(|key| **key != 0) {

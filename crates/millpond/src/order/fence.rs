@@ -6,7 +6,10 @@ use super::{Tick, TimelineId};
 
 /// A set of (timeline, tick), sorted by timeline, each timeline once.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Fence(SmallVec<[(TimelineId, Tick); 4]>);
+pub(crate) struct Fence(SmallVec<[(TimelineId, Tick); INLINE]>);
+
+/// Streams that a fence names without memory of its own.
+const INLINE: usize = 6;
 
 impl Clone for Fence {
     #[inline]
@@ -14,7 +17,7 @@ impl Clone for Fence {
         // What `SmallVec` derives pushes one by one.
         Self(match self.0[..] {
             [] => SmallVec::new(),
-            [one] => SmallVec::from_buf_and_len([one; 4], 1),
+            [one] => SmallVec::from_buf_and_len([one; INLINE], 1),
             ref several => SmallVec::from_slice(several),
         })
     }
@@ -61,20 +64,28 @@ impl Fence {
 
     /// The tick named for `timeline`, or 0, which every timeline has reached.
     pub(crate) fn tick_of(&self, timeline: TimelineId) -> Tick {
-        match self.0.binary_search_by_key(&timeline, |entry| entry.0) {
-            Ok(at) => self.0[at].1,
-            Err(_) => 0,
-        }
+        // One after the other: there are few.
+        self.0.iter().find(|entry| entry.0 == timeline).map_or(0, |entry| entry.1)
     }
 
     /// Makes the fence name at least `tick` for `timeline`.
     pub(crate) fn raise(&mut self, timeline: TimelineId, tick: Tick) {
-        // One after the other: there are few.
-        let at = self.0.iter().position(|entry| entry.0 >= timeline).unwrap_or(self.0.len());
-        match self.0.get_mut(at) {
-            Some(entry) if entry.0 == timeline => entry.1 = entry.1.max(tick),
-            _ => self.0.insert(at, (timeline, tick)),
+        self.raise_from(0, timeline, tick);
+    }
+
+    /// As [`raise`](Self::raise), where what comes before `from` names earlier timelines only. Returns where the next
+    /// one has its place.
+    fn raise_from(&mut self, from: usize, timeline: TimelineId, tick: Tick) -> usize {
+        let mut at = from;
+        while let Some(entry) = self.0.get_mut(at).filter(|entry| entry.0 <= timeline) {
+            at += 1;
+            if entry.0 == timeline {
+                entry.1 = entry.1.max(tick);
+                return at;
+            }
         }
+        self.0.insert(at, (timeline, tick));
+        at + 1
     }
 
     /// Takes the later tick per stream.
@@ -86,7 +97,11 @@ impl Fence {
             (mine, theirs) if same_streams(mine, theirs) => {
                 mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| mine.1 = mine.1.max(theirs.1));
             }
-            _ => other.iter().for_each(|(timeline, tick)| self.raise(timeline, tick)),
+            // Both are sorted: so is what is left to be looked at.
+            _ => {
+                let raise = |from, (timeline, tick)| self.raise_from(from, timeline, tick);
+                other.iter().fold(0, raise);
+            }
         }
     }
 

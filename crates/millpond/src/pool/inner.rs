@@ -11,7 +11,7 @@ use super::haste::{Haste, THROUGH_ARENA};
 use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use super::routes::Routes;
-use crate::arena::{Arena, BlockId, MOST_UNITS, Out, Pointer, Refusal, Views};
+use crate::arena::{Arena, BlockId, Entry, MOST_UNITS, Out, Pointer, Refusal, Views};
 use crate::cache::{Caches, Locked, ThreadEnd};
 use crate::counters::{Counted, Counters};
 use crate::device::{DevicePtr, DeviceResult, Kind};
@@ -284,12 +284,19 @@ impl PoolInner {
         }
         let last_of_destroyed = {
             let mut state = self.lock_noting_waits();
-            let pointer = state.look_up(ptr);
-            let Pointer::Live(id) = pointer else {
-                drop(state);
-                return Err(self.misuse(ptr, pointer));
-            };
-            self.free_under_lock(&mut state, ptr, id, stream);
+            let plain = self.views.find(ptr).filter(|entry| entry.is_plain(ptr));
+            match plain.filter(|_| state.captured.is_empty() && !state.destroyed) {
+                // Nearly always: what has no room in a magazine.
+                Some(entry) => self.free_plain(&mut state, entry, stream),
+                None => {
+                    let pointer = state.look_up(ptr);
+                    let Pointer::Live(id) = pointer else {
+                        drop(state);
+                        return Err(self.misuse(ptr, pointer));
+                    };
+                    self.free_under_lock(&mut state, ptr, id, stream);
+                }
+            }
             state.destroyed && self.counted().blocks.current == 0
         };
         if last_of_destroyed {
@@ -302,18 +309,27 @@ impl PoolInner {
         if let Some(captured) = state.captured_at(ptr) {
             return self.free_captured(state, captured, id, stream);
         }
-        let State { arena, locked, destroyed, .. } = state;
-        if !*destroyed
-            && let Some(entry) = self.views.find(ptr).filter(|entry| entry.is_plain(ptr))
-            && self.caches.put_slow(locked, entry, stream, &self.counters.high, |cached| {
-                take_back(arena, cached);
-            })
-        {
+        let plain = self.views.find(ptr).filter(|entry| entry.is_plain(ptr));
+        match plain.filter(|_| !state.destroyed) {
+            Some(entry) => self.free_plain(state, entry, stream),
+            None => {
+                let State { arena, locked, .. } = state;
+                let (requested, size) = (arena.requested(id), arena.bytes(id));
+                arena.free(id, stream.fence());
+                self.caches.count_free(locked, requested, size);
+            }
+        }
+    }
+
+    /// Frees a live block of the pool's own arena, of which no other stream's uses are recorded.
+    fn free_plain(&self, state: &mut State, entry: &Entry, stream: &Stream) {
+        let State { arena, locked, .. } = state;
+        let each = |cached| take_back(arena, cached);
+        if self.caches.put_slow(locked, entry, stream, &self.counters.high, each) {
             return;
         }
-        let requested = arena.requested(id);
-        let size = arena.bytes(id);
-        arena.free(id, stream.fence());
+        let (requested, size) = (entry.requested(), entry.bytes());
+        arena.free(entry.id(), stream.fence());
         self.caches.count_free(locked, requested, size);
     }
 

@@ -9,7 +9,8 @@ impl PoolInner {
     /// A block from the thread's magazines, where they have to be searched, or from the depot.
     pub(super) fn alloc_unlocked(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         let found = self.caches.alloc_searching(bytes, stream);
-        let Found { ptr, is_narrow } = found.or_else(|| self.alloc_elsewhere(bytes, stream))?;
+        let elsewhere = || if self.caches.is_in_haste() { self.alloc_elsewhere(bytes, stream) } else { None };
+        let Found { ptr, is_narrow } = found.or_else(elsewhere)?;
         // Another time, where the lock is not free now.
         if is_narrow && let Some(mut state) = self.state.try_lock() {
             let units = self.caches.sizes().units_in_haste(bytes);
