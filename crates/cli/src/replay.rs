@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::outputs::Output;
 use crate::replay_args::{On, ReplayArgs};
 use crate::replay_export;
-use crate::replay_tables::{account, cards, room, wasted};
+use crate::replay_tables::{account, calls, cards, room, wasted};
 use crate::screen::{remark, say, thousands};
 
 /// One trace with one allocator.
@@ -83,6 +83,7 @@ fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Resu
         rows.push(row?);
     }
     say(&account(&rows));
+    say(&format!("\nDevice calls by kind\n{}", calls(&rows)));
     let mut verdict = Vec::new();
     if args.device == On::Sim {
         say(&format!("\nAt the peak, reserved and not requested\n{}", wasted(&rows)));

@@ -35,6 +35,22 @@ pub(crate) fn account(rows: &[Row]) -> String {
     table(&lines)
 }
 
+/// The device's calls by kind, of those kinds that any allocator made.
+pub(crate) fn calls(rows: &[Row]) -> String {
+    let counts: Vec<_> = rows.iter().map(|row| row.outcome.device_calls.by_kind()).collect();
+    let kinds: Vec<usize> = (0..9).filter(|&kind| counts.iter().any(|counts| counts[kind].1 > 0)).collect();
+    let Some(first) = counts.first() else { return String::new() };
+    let mut titles = vec!["allocator".to_owned()];
+    titles.extend(kinds.iter().map(|&kind| first[kind].0.to_owned()));
+    let mut lines = vec![titles];
+    for (row, counts) in rows.iter().zip(&counts) {
+        let mut line = vec![row.outcome.allocator.clone()];
+        line.extend(kinds.iter().map(|&kind| thousands(counts[kind].1)));
+        lines.push(line);
+    }
+    table(&lines)
+}
+
 /// Where the bytes are that nobody asked for.
 pub(crate) fn wasted(rows: &[Row]) -> String {
     let titles = ["allocator", "wasted", "rounding", "holes", "caches", "other streams", "at event"];

@@ -135,6 +135,18 @@ fn files_that_were_asked_for_are_written() {
 }
 
 #[test]
+fn device_calls_are_told_by_kind() {
+    let text = stdout(&replay(GNN, &["--allocator", "millpond,driver", "--capacity", "100GiB"]));
+    let table: Vec<&str> =
+        text.lines().skip_while(|line| *line != "Device calls by kind").skip(1).take(3).collect();
+    let cells = |line: &str| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).count();
+    let kinds = ["create", "map", "set access", "alloc", "free"];
+    assert!(kinds.iter().all(|kind| table[0].contains(kind)), "{text}");
+    assert!(table[1].starts_with("millpond") && table[2].starts_with("driver"), "{text}");
+    assert_eq!(cells(table[1]), cells(table[0]), "{text}");
+}
+
+#[test]
 fn exports_of_several_traces_say_whose_they_are() {
     let dir = tempfile::tempdir().unwrap();
     let snapshot = dir.path().join("s.pickle");

@@ -88,10 +88,25 @@ pub struct Calls {
 }
 
 impl Calls {
+    /// Each kind, by its name, and how many.
+    pub fn by_kind(&self) -> [(&'static str, u64); 9] {
+        let Self { reserve, unreserve, create, map, set_access, unmap, release, alloc, free } = *self;
+        [
+            ("reserve", reserve),
+            ("unreserve", unreserve),
+            ("create", create),
+            ("map", map),
+            ("set access", set_access),
+            ("unmap", unmap),
+            ("release", release),
+            ("alloc", alloc),
+            ("free", free),
+        ]
+    }
+
     /// All of them.
     pub fn total(&self) -> u64 {
-        let mapping = self.reserve + self.unreserve + self.map + self.set_access + self.unmap;
-        mapping + self.create + self.release + self.alloc + self.free
+        self.by_kind().iter().map(|(_, count)| count).sum()
     }
 }
 
