@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn entries_are_far_apart_without_what_lies_between() {
-        let count = if cfg!(miri) { 1 << 16 } else { 1 << 24 };
+        let count = if cfg!(miri) { 1 << 17 } else { 1 << 24 };
         let entries = Entries::new(count, true).expect("there are addresses");
         // SAFETY: among those asked for.
         let entry = |number| unsafe { entries.first().add(number).as_ref() };
