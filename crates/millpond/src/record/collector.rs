@@ -8,8 +8,8 @@ use super::format::Record;
 use super::labels::Written;
 use super::note::{Note, Noted};
 
-/// Notes in a thread's ring: 384 KiB. With 4,096 a thread that did nothing else filled it before the writer was awake, and half of
-/// the events were encoded by the thread itself.
+/// Notes in a thread's ring: 384 KiB. With 4,096, a thread that did nothing else filled it before the writer had come,
+/// and encoded nearly as many events itself (docs/recording.md).
 pub(super) const RING: usize = 16384;
 
 /// Encoded bytes that may wait for the disk. Events beyond that are dropped and counted: a disk that hangs

@@ -2,12 +2,12 @@
 //!
 //! Uses `device/` and `order/` for their words only. The pool calls it, in one line at each place.
 //!
-//! **How one event passes through.** Where recording is off, `Recording::is_on` is one relaxed load and a
-//! branch that is not taken. Where it is on, the event is stamped and put into a ring of the calling thread
+//! **How one event passes through.** Where recording is off, the pool's fast path asks nothing, and on its slow
+//! paths `Recording::is_on` is one relaxed load and a branch that is not taken. Where it is on, the event is stamped and put into a ring of the calling thread
 //! (`thread`, `note`), without a lock. The `recorder`'s own thread empties all rings, twenty times a second and
 //! when it is woken because one is a quarter full; a thread that finds its ring full empties them itself, unless
-//! another thread is at it. The `collector` turns events into records and chunks (`encoder`, `format`), which the writer appends to
-//! the file (`file`).
+//! another thread is at it. The `collector` turns events into records and chunks (`encoder`, `format`), which the
+//! writer appends to the file (`file`).
 //!
 //! **Order.** The file has each thread's events in the thread's order, and the threads one after another; a
 //! reader sorts by time. So that this gives the true order, an allocation's time is taken after the block
