@@ -166,11 +166,19 @@ static void threads_share_a_pool() {
 static void where_there_is_no_gpu_the_message_names_the_variable_that_does_without() {
     const std::string device = std::getenv("MILLPOND_DEVICE") == nullptr ? "" : std::getenv("MILLPOND_DEVICE");
     unsetenv("MILLPOND_DEVICE");
+    bool is_there = true, is_refused = false;
+    try {
+        millpond::Context::cuda(0);
+    } catch (const millpond::Error &) {
+        is_there = false;
+    }
     try {
         CudaMemPool pool;
     } catch (const CudaError &error) {
+        is_refused = true;
         assert(std::string(error.what()).find("MILLPOND_DEVICE=host") != std::string::npos);
     }
+    assert(is_refused == !is_there);
     if (!device.empty()) setenv("MILLPOND_DEVICE", device.c_str(), 1);
 }
 
