@@ -1,3 +1,5 @@
+//! The page that is written: the figures in it, what it fetches, which cards it judges, and how long traces are thinned.
+
 use std::path::Path;
 
 use super::timeline::thinned;
