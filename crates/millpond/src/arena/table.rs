@@ -78,7 +78,10 @@ impl Entry {
     /// The program gave the block at `ptr` back to a magazine, at `tick` of the stream that freed it.
     #[inline]
     pub(crate) fn make_cached(&self, ptr: DevicePtr, tick: Tick) {
-        self.tick.store(tick, Ordering::Relaxed);
+        // Most often it is what it was: a load costs less than a store.
+        if self.tick.load(Ordering::Relaxed) != tick {
+            self.tick.store(tick, Ordering::Relaxed);
+        }
         self.key.store(!ptr.raw(), Ordering::Relaxed);
     }
 
@@ -265,7 +268,20 @@ impl Views {
     /// The entry for the granule that an address lies in; `None` outside of the ranges.
     #[inline]
     pub(crate) fn find(&self, ptr: DevicePtr) -> Option<&Entry> {
-        self.0.iter().find_map(|view| view.find(ptr))
+        // One after the other, and not in a loop: nearly all addresses lie in the first two.
+        let [first, second, ..] = &self.0;
+        if let Some(entry) = first.find(ptr) {
+            return Some(entry);
+        }
+        if let Some(entry) = second.find(ptr) {
+            return Some(entry);
+        }
+        self.find_slow(ptr)
+    }
+
+    #[cold]
+    fn find_slow(&self, ptr: DevicePtr) -> Option<&Entry> {
+        self.0[2..].iter().find_map(|view| view.find(ptr))
     }
 }
 
@@ -279,8 +295,11 @@ impl View {
             return None;
         }
         let granule = at >> self.granule_shift.load(Ordering::Relaxed);
+        let first = self.first.load(Ordering::Relaxed);
+        // SAFETY: a view that has a length has a table.
+        unsafe { std::hint::assert_unchecked(!first.is_null()) };
         // SAFETY: the table is kept by the view until the views are dropped, and has entries for all `bytes`.
-        Some(unsafe { &*self.first.load(Ordering::Relaxed).add(granule as usize) })
+        Some(unsafe { &*first.add(granule as usize) })
     }
 }
 

@@ -6,7 +6,9 @@ use std::sync::{Arc, Weak};
 use smallvec::SmallVec;
 
 use super::depot::Depot;
-use super::lane::{Bounds, Item, Magazine, Magazines};
+use super::gate::{Inside, Way};
+use super::lane::{Bounds, Magazines};
+use super::magazine::{Item, Magazine};
 use super::sizes::{MagazineIndex, Sizes};
 use super::tally::{Tally, sum};
 use super::thread::{Own, ThreadCache};
@@ -135,18 +137,27 @@ impl Caches {
     }
 
     #[inline]
-    pub(super) fn enter<const WIDE: bool>(&self, stream: &Stream) -> Option<Own<'_>> {
+    pub(super) fn enter<const WIDE: bool>(
+        &self,
+        way: fn(&Tally) -> &Way,
+        stream: &Stream,
+    ) -> Option<Own<'_>> {
         // SAFETY: the index is this thread's.
-        unsafe { self.enter_as::<WIDE>(thread_index(), stream) }
+        unsafe { self.enter_as::<WIDE>(thread_index(), way, stream) }
     }
 
     /// # Safety
     /// `thread` is the calling thread's index.
     #[inline(always)]
-    unsafe fn enter_as<const WIDE: bool>(&self, thread: usize, stream: &Stream) -> Option<Own<'_>> {
+    unsafe fn enter_as<const WIDE: bool>(
+        &self,
+        thread: usize,
+        way: fn(&Tally) -> &Way,
+        stream: &Stream,
+    ) -> Option<Own<'_>> {
         // SAFETY: the cache under a thread's index is that thread's own, or its gate is closed until it is
         // (`join_slow`, `end_thread`). This function's callers leave before they return.
-        unsafe { self.of_thread(thread).enter::<WIDE>(stream.key()) }
+        unsafe { self.of_thread(thread).enter::<WIDE>(way, stream.key()) }
     }
 
     /// A block for work on `stream` from the calling thread's magazines, if the first look finds one that fits.
@@ -178,31 +189,38 @@ impl Caches {
     unsafe fn get<const WIDE: bool>(&self, thread: usize, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         if self.sizes.is_rounded(bytes) {
             // SAFETY: the caller's promise.
-            let Own { lane, tally, _inside } = unsafe { self.enter_as::<WIDE>(thread, stream) }?;
+            let Own { lane, tally, inside } =
+                unsafe { self.enter_as::<WIDE>(thread, Tally::to_alloc, stream) }?;
             // SAFETY: asked above.
             let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
             let magazine = lane.magazine(index);
             let item = *magazine.top()?;
-            return Some(Self::take(magazine, item, bytes, tally));
+            return Some(Self::take(magazine, item, bytes, (tally, inside)));
         }
         let index = self.sizes.magazine_for_exact(bytes)?;
         // SAFETY: the caller's promise.
-        let Own { lane, tally, _inside } = unsafe { self.enter_as::<WIDE>(thread, stream) }?;
+        let Own { lane, tally, inside } = unsafe { self.enter_as::<WIDE>(thread, Tally::to_alloc, stream) }?;
         let magazine = lane.magazine(index);
         let item = *magazine.top()?;
         // Relaxed: a setting; any value that it ever had is safe.
         if item.bytes().wrapping_sub(bytes) >= self.most_slack.load(Ordering::Relaxed) {
             return None;
         }
-        Some(Self::take(magazine, item, bytes, tally))
+        Some(Self::take(magazine, item, bytes, (tally, inside)))
     }
 
-    /// Hands out the block on top of the magazine: `item`, for a request of so many bytes.
+    /// Hands out the block on top of the magazine: `item`, for a request of so many bytes; and leaves.
     #[inline(always)]
-    pub(super) fn take(magazine: &mut Magazine, item: Item, requested: u64, tally: &Tally) -> DevicePtr {
-        magazine.drop_top();
-        tally.count_alloc(requested, item.bytes());
+    pub(super) fn take(
+        magazine: &mut Magazine,
+        item: Item,
+        requested: u64,
+        (tally, inside): (&Tally, Inside<'_>),
+    ) -> DevicePtr {
+        // SAFETY: the item is on top of it.
+        unsafe { magazine.drop_top() };
         item.entry().make_live(item.ptr, requested);
+        tally.count_alloc(inside, requested, item.bytes());
         item.ptr
     }
 
@@ -214,7 +232,7 @@ impl Caches {
         if !self.sizes.is_cached(bytes) || !self.may_have(bytes) {
             return None;
         }
-        let Own { lane, tally, _inside } = self.enter::<true>(stream)?;
+        let Own { lane, tally, inside } = self.enter::<true>(Tally::to_alloc, stream)?;
         let units =
             if self.is_in_haste() { self.sizes.units_in_haste(bytes) } else { self.sizes.units(bytes) };
         let index = MagazineIndex::of(units);
@@ -229,14 +247,14 @@ impl Caches {
             is_narrow = self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
         }
         if let Some(item) = magazine.top().copied().filter(|item| item.bytes() == size) {
-            let ptr = Self::take(magazine, item, bytes, tally);
+            let ptr = Self::take(magazine, item, bytes, (tally, inside));
             return Some(Found { ptr, is_narrow });
         }
         // Relaxed: a setting.
         if !self.borrows.load(Ordering::Relaxed) || !self.sizes.is_rounded_in_haste(bytes) {
             return None;
         }
-        Self::borrow(lane, index, bytes, tally).map(|ptr| Found { ptr, is_narrow: false })
+        Self::borrow(lane, index, bytes, (tally, inside)).map(|ptr| Found { ptr, is_narrow: false })
     }
 
     /// Whether the thread's magazines or the depot may have a block for such a request, by a glance. Who is told that
@@ -247,10 +265,15 @@ impl Caches {
 
     /// A block of one of the next longer classes: what it wastes is less than what another block would take, and a
     /// class seldom lacks blocks at the same time as those beside it.
-    fn borrow(lane: &mut Magazines, index: MagazineIndex, bytes: u64, tally: &Tally) -> Option<DevicePtr> {
+    fn borrow(
+        lane: &mut Magazines,
+        index: MagazineIndex,
+        bytes: u64,
+        own: (&Tally, Inside<'_>),
+    ) -> Option<DevicePtr> {
         let longer = index.longer().take(CLASSES_TO_BORROW_FROM);
         let (index, item) = longer.filter_map(|at| Some((at, *lane.magazine(at).top()?))).next()?;
-        Some(Self::take(lane.magazine(index), item, bytes, tally))
+        Some(Self::take(lane.magazine(index), item, bytes, own))
     }
 
     /// Brings blocks of this length, freed on a stream up to a tick, from the depot to the thread's magazine, up to
@@ -333,7 +356,7 @@ impl Caches {
     #[inline(always)]
     unsafe fn put<const WIDE: bool>(&self, thread: usize, ptr: DevicePtr, stream: &Stream) -> Option<u64> {
         // SAFETY: the caller's promise.
-        let Own { lane, tally, _inside } = unsafe { self.enter_as::<WIDE>(thread, stream) }?;
+        let Own { lane, tally, inside } = unsafe { self.enter_as::<WIDE>(thread, Tally::to_free, stream) }?;
         let entry = self.views.find(ptr)?;
         if !entry.is_plain(ptr) {
             return None;
@@ -348,7 +371,7 @@ impl Caches {
         unsafe { magazine.push(Item::new(ptr, entry)) };
         let requested = entry.requested();
         entry.make_cached(ptr, stream.timeline().now());
-        tally.count_free(requested, entry.bytes());
+        tally.count_free(inside, requested, entry.bytes());
         Some(requested)
     }
 

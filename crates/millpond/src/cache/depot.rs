@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use parking_lot::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
-use super::lane::Item;
+use super::magazine::Item;
 use crate::order::{Tick, TimelineId};
 
 /// See the [module](self).

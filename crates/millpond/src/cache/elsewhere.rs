@@ -6,6 +6,7 @@
 
 use super::caches::{Caches, Found};
 use super::sizes::MagazineIndex;
+use super::tally::Tally;
 use super::thread::Own;
 use crate::order::{Fence, Stream, Tick, TimelineId};
 
@@ -35,7 +36,7 @@ impl Caches {
             return None;
         }
         // A gate that is closed may mean that the stream is being captured.
-        let Own { lane, tally: _, _inside } = self.enter::<true>(stream)?;
+        let Own { lane, tally: _, inside: _inside } = self.enter::<true>(Tally::to_alloc, stream)?;
         let units = self.sizes.units_in_haste(bytes);
         if lane.magazine(MagazineIndex::of(units)).restock_by() == 0 {
             return None;
@@ -48,7 +49,7 @@ impl Caches {
     /// A block for a request of so many bytes from what was seen elsewhere, after which the stream is ordered now;
     /// brings more of the same.
     pub(crate) fn alloc_elsewhere(&self, bytes: u64, stream: &Stream, seen: Elsewhere) -> Option<Found> {
-        let Own { lane, tally, _inside } = self.enter::<true>(stream)?;
+        let Own { lane, tally, inside } = self.enter::<true>(Tally::to_alloc, stream)?;
         let size = seen.bytes;
         let magazine = lane.magazine(MagazineIndex::of(self.sizes.exact_units(size)));
         let before = magazine.len();
@@ -59,7 +60,7 @@ impl Caches {
             item.entry().make_cached(item.ptr, now);
         }
         let item = *magazine.top().filter(|item| item.bytes() == size)?;
-        let ptr = Self::take(magazine, item, bytes, tally);
+        let ptr = Self::take(magazine, item, bytes, (tally, inside));
         Some(Found { ptr, is_narrow })
     }
 }

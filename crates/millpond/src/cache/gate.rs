@@ -1,5 +1,9 @@
 //! A gate: lets its owner pass at the cost of two stores and a load, and another thread close it.
 //!
+//! **The marks.** The owner's mark that it is inside is odd, and the next even number says that it has left: so its
+//! marks count its passages, which somebody wants to know anyway ([`Way`]). It has a way for each thing that is
+//! counted.
+//!
 //! **The protocol.** The gate has a row of *doors*, each to the lane of one stream. A door shows the serial number of
 //! the stream whose lane is behind it, and is closed while it shows 0. The owner notes that it is inside, then looks
 //! whether the door that it wants shows its stream: one comparison says that it is open, and where it leads. The
@@ -20,22 +24,25 @@
 //! **The data.** What lies behind the gate is passed on by the release stores of `inside` and of the doors and the
 //! acquire loads of them on the other side.
 
+use std::mem::ManuallyDrop;
 use std::ptr::{self, NonNull};
 
-use super::sync::{self, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use super::sync::{self, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use crate::order::StreamKey;
 
-/// Streams that have a door of their own. A power of two, so that finding one takes no division.
+/// Streams that have a door of their own: as many as a byte tells apart, so that finding one takes no instruction.
 #[cfg(not(loom))]
-pub(super) const DOORS: usize = 128;
+pub(super) const DOORS: usize = 256;
 /// A model tries what may happen at each of them.
 #[cfg(loom)]
 pub(super) const DOORS: usize = 1;
 
+/// Ways that an owner has.
+pub(super) const WAYS: usize = 2;
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Gate<Lane> {
-    inside: AtomicBool,
     is_fenced: bool,
     /// For an owner that takes no door: as many lanes as there are, or 0 while the gate is closed.
     width: AtomicUsize,
@@ -46,15 +53,62 @@ pub(super) struct Gate<Lane> {
     lanes: [AtomicPtr<Lane>; DOORS],
 }
 
-/// The owner is inside as long as this lives.
+/// One of its owner's ways through a gate, and how often it passed there: twice that, and one more while it is inside.
+/// The owner alone writes it; or, while it is not inside, whoever else may count for it.
 #[derive(Debug)]
-pub(super) struct Inside<'a>(&'a AtomicBool);
+pub(super) struct Way(AtomicU64);
+
+/// The owner is inside as long as this lives. A passage that ends without [`pass`](Self::pass) does not count.
+#[derive(Debug)]
+pub(super) struct Inside<'a> {
+    way: &'a Way,
+    before: u64,
+}
+
+impl Way {
+    // Loom's atomics cannot be made in constants.
+    pub(super) fn new() -> Self {
+        Self(AtomicU64::new(0))
+    }
+
+    /// Twice the passages so far, and one more while the owner is inside.
+    #[inline]
+    pub(super) fn mark(&self) -> u64 {
+        // Relaxed: a count. What was done inside is seen by those who wait.
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Passages so far.
+    pub(super) fn passed(&self) -> u64 {
+        self.mark() / 2
+    }
+
+    /// Counts a passage of an owner that is not inside. By the owner.
+    #[inline]
+    pub(super) fn count(&self) {
+        // Relaxed, and no read-modify-write: one thread writes.
+        self.0.store(self.0.load(Ordering::Relaxed) + 2, Ordering::Relaxed);
+    }
+
+    /// Marks that the owner is inside, or about to look whether it may be.
+    #[inline]
+    fn enter(&self) -> Inside<'_> {
+        // Relaxed: as in `count`. What keeps it before the look is the caller's barrier; see the module.
+        let before = self.0.load(Ordering::Relaxed);
+        self.0.store(before + 1, Ordering::Relaxed);
+        Inside { way: self, before }
+    }
+
+    fn is_inside(&self) -> bool {
+        // Acquire: pairs with the Release where the owner leaves: what it did inside is seen.
+        self.0.load(Ordering::Acquire) % 2 == 1
+    }
+}
 
 impl<Lane> Gate<Lane> {
     /// A gate that is closed.
     pub(super) fn new() -> Self {
         Self {
-            inside: AtomicBool::new(false),
             is_fenced: !sync::is_asymmetric(),
             width: AtomicUsize::new(0),
             doors: std::array::from_fn(|_| AtomicU64::new(0)),
@@ -62,14 +116,12 @@ impl<Lane> Gate<Lane> {
         }
     }
 
-    /// The owner's side: goes for the lane of this stream, as it was [opened](Self::open). `None` where its door is
-    /// closed, or another stream's. Not to be nested.
+    /// The owner's side: goes by one of its ways for the lane of this stream, as it was [opened](Self::open). `None`
+    /// where its door is closed, or another stream's. Not to be nested.
     #[inline]
-    pub(super) fn enter(&self, stream: StreamKey) -> Option<(NonNull<Lane>, Inside<'_>)> {
-        // Relaxed: the barrier orders this before the load below; see the module.
-        self.inside.store(true, Ordering::Relaxed);
+    pub(super) fn enter<'a>(&self, way: &'a Way, stream: StreamKey) -> Option<(NonNull<Lane>, Inside<'a>)> {
+        let inside = way.enter();
         sync::light_barrier();
-        let inside = Inside(&self.inside);
         let door = stream.slot % DOORS;
         // Acquire: pairs with the Release in `open_door`, so that what was done while it was closed is seen.
         if self.doors[door].load(Ordering::Acquire) != stream.serial {
@@ -83,15 +135,13 @@ impl<Lane> Gate<Lane> {
 
     /// As [`enter`](Self::enter), without a door, and also where the kernel issues no barriers for the other side: for
     /// the lane with the number `lane`, if there are more.
-    pub(super) fn enter_wide(&self, lane: usize) -> Option<Inside<'_>> {
-        // Relaxed: as in `enter`.
-        self.inside.store(true, Ordering::Relaxed);
+    pub(super) fn enter_wide<'a>(&self, way: &'a Way, lane: usize) -> Option<Inside<'a>> {
+        let inside = way.enter();
         if self.is_fenced {
             sync::full_barrier();
         } else {
             sync::light_barrier();
         }
-        let inside = Inside(&self.inside);
         // Acquire: as in `enter`.
         (lane < self.width.load(Ordering::Acquire)).then_some(inside)
     }
@@ -107,11 +157,13 @@ impl<Lane> Gate<Lane> {
         }
     }
 
-    /// Waits until the owner of a closed gate is outside: a few instructions of its, unless it was suspended.
-    pub(super) fn wait_until_left(&self) {
-        // Acquire: pairs with the Release in the drop of `Inside`: what the owner did inside is seen.
-        while self.inside.load(Ordering::Acquire) {
-            sync::yield_now();
+    /// Waits until the owner of a closed gate is inside by none of its ways: a few instructions of its, unless it was
+    /// suspended. One way after the other will do, since it comes in by none of them any more.
+    pub(super) fn wait_until_left(ways: [&Way; WAYS]) {
+        for way in ways {
+            while way.is_inside() {
+                sync::yield_now();
+            }
         }
     }
 
@@ -135,10 +187,26 @@ impl<Lane> Gate<Lane> {
     }
 }
 
+impl Inside<'_> {
+    /// What the [mark](Way::mark) will be once this passage is counted.
+    #[inline]
+    pub(super) fn next_mark(&self) -> u64 {
+        self.before + 2
+    }
+
+    /// Leaves, and counts the passage.
+    #[inline]
+    pub(super) fn pass(self) {
+        let left = ManuallyDrop::new(self);
+        // Release: see `is_inside`.
+        left.way.0.store(left.next_mark(), Ordering::Release);
+    }
+}
+
 impl Drop for Inside<'_> {
     #[inline]
     fn drop(&mut self) {
-        // Release: see `wait_until_left`.
-        self.0.store(false, Ordering::Release);
+        // Release: as in `pass`.
+        self.way.0.store(self.before, Ordering::Release);
     }
 }

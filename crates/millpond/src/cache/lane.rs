@@ -3,145 +3,9 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use super::magazine::{Item, Magazine};
 use super::sizes::{MAGAZINES, MagazineIndex};
-use crate::arena::{Entry, EntryRef, Out};
-use crate::device::DevicePtr;
 use crate::order::{StreamKey, Timeline, TimelineId};
-
-/// A block in a magazine. The entry knows the address too, but an allocation need not wait for it: a free has found the
-/// entry in several loads, each of which needs the one before.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Item {
-    pub(super) ptr: DevicePtr,
-    entry: EntryRef,
-}
-
-impl Item {
-    #[inline]
-    pub(super) fn new(ptr: DevicePtr, entry: &Entry) -> Self {
-        Self { ptr, entry: EntryRef::new(entry) }
-    }
-
-    /// What is known of the block.
-    #[inline]
-    pub(super) fn entry(&self) -> &Entry {
-        // SAFETY: what is cached is out, and the caches do not outlive the pool.
-        unsafe { self.entry.get() }
-    }
-
-    #[inline]
-    pub(super) fn bytes(&self) -> u64 {
-        self.entry().bytes()
-    }
-
-    pub(super) fn out(&self) -> Out {
-        Out { ptr: self.ptr, entry: self.entry, bytes: self.bytes(), hit: true }
-    }
-}
-
-/// A stack of blocks of about one size, the one freed last on top.
-#[derive(Debug, Default)]
-#[repr(align(32))]
-pub(super) struct Magazine {
-    /// Never longer than `room`; its capacity is never less.
-    items: Vec<Item>,
-    /// Blocks that it may hold; see [`Lanes::grant`].
-    room: usize,
-}
-
-impl Magazine {
-    /// The block on top.
-    #[inline]
-    pub(super) fn top(&self) -> Option<&Item> {
-        self.items.last()
-    }
-
-    /// Takes the block off the top.
-    #[inline]
-    pub(super) fn drop_top(&mut self) {
-        self.items.pop();
-    }
-
-    /// Takes the youngest block of exactly this length out, if there is one.
-    pub(super) fn take_alike(&mut self, bytes: u64) -> Option<Item> {
-        if self.is_empty() || !self.bring_up(bytes) {
-            return None;
-        }
-        self.items.pop()
-    }
-
-    /// Brings the youngest block of exactly this length to the top, if there is one.
-    #[inline(never)]
-    pub(super) fn bring_up(&mut self, bytes: u64) -> bool {
-        let Some(at) = self.items.iter().rposition(|item| item.bytes() == bytes) else { return false };
-        self.items[at..].rotate_left(1);
-        true
-    }
-
-    #[inline]
-    pub(super) fn is_full(&self) -> bool {
-        self.items.len() >= self.room
-    }
-
-    /// Adds a block.
-    ///
-    /// # Safety
-    /// The magazine is not full.
-    #[inline]
-    pub(super) unsafe fn push(&mut self, item: Item) {
-        let len = self.items.len();
-        debug_assert!(len < self.items.capacity(), "a magazine that is full");
-        // `Vec::push` would look again whether it must grow.
-        // SAFETY: the magazine is not full, and its capacity is never less than its room (`Lanes::grant`): the
-        // place lies in the buffer, and one more item is initialised then.
-        unsafe {
-            self.items.as_mut_ptr().add(len).write(item);
-            self.items.set_len(len + 1);
-        }
-    }
-
-    #[inline]
-    pub(super) fn is_empty(&self) -> bool {
-        self.items.is_empty()
-    }
-
-    /// Blocks in it.
-    pub(super) fn len(&self) -> usize {
-        self.items.len()
-    }
-
-    /// The blocks above the lowest `count`.
-    pub(super) fn above(&self, count: usize) -> &[Item] {
-        &self.items[count..]
-    }
-
-    /// Blocks that a restock may bring: half of what it may hold.
-    pub(super) fn restock_by(&self) -> usize {
-        (self.room / 2).saturating_sub(self.items.len())
-    }
-
-    /// The older half, rounded up.
-    pub(super) fn older_half(&self) -> &[Item] {
-        &self.items[..self.items.len().div_ceil(2)]
-    }
-
-    /// Gives up the older half, rounded up.
-    pub(super) fn give_up_half(&mut self) -> impl Iterator<Item = Item> + '_ {
-        self.items.drain(..self.items.len().div_ceil(2))
-    }
-
-    /// Whether it may hold as many blocks of this length as any magazine ever.
-    pub(super) fn is_at_most(&self, bytes: u64, in_haste: bool) -> bool {
-        self.room >= most_of(bytes, in_haste)
-    }
-
-    /// Writes to the entries of the `count` blocks on top, as they are: another thread wrote them last, and all
-    /// together they come to this processor's cache sooner than one by one when they are handed out.
-    pub(super) fn draw_near(&self, count: usize) {
-        let from = self.items.len().saturating_sub(count);
-        self.items[from..].iter().for_each(|item| item.entry().set_label(item.entry().label()));
-    }
-}
 
 /// What became of the last block that had no room in a magazine of exact sizes. A large block is better off in
 /// the arena, where it coalesces, unless just its size is wanted again soon: so such a magazine earns its room.
@@ -173,20 +37,6 @@ impl Ghost {
     }
 }
 
-/// Blocks of this size that a magazine ever holds. Larger ones are fewer: a magazine is searched where it holds
-/// several sizes, and what it holds may be many bytes. In haste, few ways to the depot count for more.
-const fn most_of(bytes: u64, in_haste: bool) -> usize {
-    match bytes {
-        _ if in_haste => 64,
-        0..=0x8000 => 64,
-        0x8001..=0xF_FFFF => 32,
-        LARGE.. => 16,
-    }
-}
-
-/// Bytes from which on a magazine is short.
-const LARGE: u64 = 1 << 20;
-
 /// The magazines of a lane.
 #[derive(Debug)]
 pub(super) struct Magazines {
@@ -208,19 +58,20 @@ impl Magazines {
 
     #[inline]
     pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
+        let first = NonNull::from(&mut self.all).cast::<Magazine>();
         // SAFETY: an index of this type is less than `MAGAZINES`.
-        unsafe { self.all.get_unchecked_mut(index.get()) }
+        unsafe { first.byte_add(index.place()).as_mut() }
     }
 
     /// What is remembered of the last block of the magazine that had no room.
     #[inline]
     pub(super) fn ghost(&mut self, index: MagazineIndex) -> &mut Ghost {
         // SAFETY: as in `magazine`.
-        unsafe { self.ghosts.get_unchecked_mut(index.get()) }
+        unsafe { self.ghosts.get_unchecked_mut(index.number()) }
     }
 
     fn note_room(&mut self, index: MagazineIndex) {
-        self.with_room[index.get() / 64] |= 1 << (index.get() % 64);
+        self.with_room[index.number() / 64] |= 1 << (index.number() % 64);
     }
 
     /// Calls `each` with every magazine whose number is in the range and that may hold blocks.
@@ -235,7 +86,7 @@ impl Magazines {
                 rest &= rest - 1;
                 let magazine = &mut self.all[number * 64 + bit as usize];
                 each(magazine);
-                if magazine.room == 0 {
+                if magazine.room() == 0 {
                     *word &= !(1 << bit);
                 }
             }
@@ -283,7 +134,7 @@ impl Lane {
     /// Empties the magazines.
     fn drain(&mut self, mut each: impl FnMut(TimelineId, Item)) {
         let (Some(of), Some(magazines)) = (self.of, self.magazines()) else { return };
-        magazines.for_each(0..MAGAZINES, |magazine| magazine.items.drain(..).for_each(|item| each(of, item)));
+        magazines.for_each(0..MAGAZINES, |magazine| magazine.give_up_all(|item| each(of, item)));
     }
 }
 
@@ -386,11 +237,9 @@ impl Lanes {
         let Some(magazines) = self.of(stream).and_then(Lane::magazines) else { return false };
         magazines.note_room(magazine);
         let magazine = magazines.magazine(magazine);
-        let first = if bytes < LARGE { 4 } else { 1 };
-        let wanted = (2 * magazine.room).max(first).min(most_of(bytes, in_haste));
-        let more = wanted.saturating_sub(magazine.room).min(usize::try_from(left).unwrap_or(usize::MAX));
-        magazine.room += more;
-        magazine.items.reserve_exact(magazine.room - magazine.items.len());
+        let more = magazine.next_room(bytes, in_haste).saturating_sub(magazine.room());
+        let more = more.min(usize::try_from(left).unwrap_or(usize::MAX));
+        magazine.set_room(magazine.room() + more);
         let has_room = !magazine.is_full();
         self.granted += more as u64 * bytes;
         if is_large {
@@ -409,18 +258,18 @@ impl Lanes {
     ) {
         for lane in &mut self.lanes {
             if let (Some(of), Some(magazines)) = (lane.of, lane.magazines()) {
-                magazines.for_each(from.get()..MAGAZINES, |magazine| {
+                magazines.for_each(from.number()..MAGAZINES, |magazine| {
                     if magazine.is_empty() {
                         return;
                     }
-                    let longest = magazine.items.first().and_then(|item| large(item.bytes()));
+                    let longest = magazine.items().first().and_then(|item| large(item.bytes()));
+                    let less = magazine.len();
+                    magazine.give_up_all(|item| each(of, item));
                     if let Some(longest) = longest {
-                        let less = magazine.items.len();
-                        magazine.room -= less;
+                        magazine.set_room(magazine.room() - less);
                         self.granted -= less as u64 * longest;
                         self.granted_large -= less as u64 * longest;
                     }
-                    magazine.items.drain(..).for_each(|item| each(of, item));
                 });
             }
         }
@@ -431,8 +280,8 @@ impl Lanes {
         (self.granted, self.granted_large) = (0, 0);
         for magazines in self.lanes.iter_mut().filter_map(Lane::magazines) {
             magazines.for_each(0..MAGAZINES, |magazine| {
-                debug_assert!(magazine.items.is_empty());
-                magazine.room = 0;
+                debug_assert!(magazine.is_empty());
+                magazine.set_room(0);
             });
         }
     }
@@ -441,9 +290,9 @@ impl Lanes {
     pub(super) fn held_below(&mut self, end: MagazineIndex, longest: impl Fn(u64) -> u64) -> u64 {
         let mut held = 0;
         for magazines in self.lanes.iter_mut().filter_map(Lane::magazines) {
-            magazines.for_each(0..end.get(), |magazine| {
-                let bytes = magazine.items.first().map_or(0, |item| longest(item.bytes()));
-                held += bytes * magazine.items.len() as u64;
+            magazines.for_each(0..end.number(), |magazine| {
+                let bytes = magazine.items().first().map_or(0, |item| longest(item.bytes()));
+                held += bytes * magazine.len() as u64;
             });
         }
         held
@@ -452,7 +301,7 @@ impl Lanes {
     /// Every block held.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Item> {
         let lanes = self.lanes.iter().filter_map(Lane::seen);
-        lanes.flat_map(|magazines| &magazines.all).flat_map(|magazine| &magazine.items)
+        lanes.flat_map(|magazines| &magazines.all).flat_map(Magazine::items)
     }
 
     /// Bytes that may be held.

@@ -32,6 +32,7 @@ mod depot;
 mod elsewhere;
 mod gate;
 mod lane;
+mod magazine;
 #[cfg(all(test, loom))]
 mod models;
 mod restocking;

@@ -16,7 +16,7 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread::{self, yield_now};
 
-use super::gate::{Gate, Inside};
+use super::gate::{Gate, Inside, Way};
 use super::sync::heavy_barrier;
 use crate::order::StreamKey;
 
@@ -35,6 +35,9 @@ struct Entry {
 /// One thread's cache.
 struct Cache {
     gate: Gate<()>,
+    /// `Tally::to_alloc` and `Tally::to_free`.
+    to_alloc: Way,
+    to_free: Way,
     owned: AtomicBool,
     blocks: UnsafeCell<Vec<usize>>,
     /// Whether the owner may cache blocks without the lock.
@@ -47,6 +50,8 @@ impl Cache {
     fn new() -> Self {
         Self {
             gate: Gate::new(),
+            to_alloc: Way::new(),
+            to_free: Way::new(),
             owned: AtomicBool::new(false),
             blocks: UnsafeCell::new(Vec::new()),
             has_room: UnsafeCell::new(false),
@@ -60,8 +65,23 @@ impl Cache {
         self.gate.open_door(STREAM, NonNull::dangling());
     }
 
-    fn enter<const WIDE: bool>(&self) -> Option<Inside<'_>> {
-        if WIDE { self.gate.enter_wide(0) } else { self.gate.enter(STREAM).map(|(_, inside)| inside) }
+    fn enter<'a, const WIDE: bool>(&self, way: &'a Way) -> Option<Inside<'a>> {
+        if WIDE {
+            self.gate.enter_wide(way, 0)
+        } else {
+            self.gate.enter(way, STREAM).map(|(_, inside)| inside)
+        }
+    }
+
+    /// Closes the gate to its owner, and waits until it is outside.
+    fn keep_out(&self) {
+        self.gate.close();
+        heavy_barrier();
+        self.wait_until_left();
+    }
+
+    fn wait_until_left(&self) {
+        Gate::<()>::wait_until_left([&self.to_alloc, &self.to_free]);
     }
 
     /// Reaches the blocks; loom sees whether another thread does at the same time.
@@ -117,9 +137,10 @@ impl<const THREADS: usize> Pool<THREADS> {
     /// `Caches::alloc`, else `Caches::restock`: a block is there.
     fn alloc<const WIDE: bool>(&self, index: usize) -> Option<usize> {
         let cache = &self.caches[index];
-        let fast = cache.enter::<WIDE>().and_then(|_inside| {
+        let fast = cache.enter::<WIDE>(&cache.to_alloc).and_then(|inside| {
             let block = cache.blocks(Vec::pop)?;
             self.make_live(block);
+            inside.pass();
             Some(block)
         });
         fast.or_else(|| {
@@ -148,8 +169,9 @@ impl<const THREADS: usize> Pool<THREADS> {
             entry.is_live.store(false, Ordering::Relaxed);
             cache.blocks(|blocks| blocks.push(block));
         };
-        if let Some(_inside) = cache.enter::<WIDE>() {
+        if let Some(inside) = cache.enter::<WIDE>(&cache.to_free) {
             put();
+            inside.pass();
             return;
         }
         let _depot = self.state.lock().unwrap();
@@ -163,7 +185,7 @@ impl<const THREADS: usize> Pool<THREADS> {
         self.caches.iter().for_each(|cache| cache.gate.close());
         heavy_barrier();
         for cache in &self.caches {
-            cache.gate.wait_until_left();
+            cache.wait_until_left();
             depot.extend(cache.blocks(take));
         }
         for cache in self.caches.iter().filter(|cache| cache.owned.load(Ordering::Relaxed)) {
@@ -180,10 +202,11 @@ impl<const THREADS: usize> Pool<THREADS> {
             self.entries[block].is_live.store(false, Ordering::Relaxed);
             cache.blocks(|blocks| blocks.push(block));
         };
-        if let Some(_inside) = cache.enter::<false>()
+        if let Some(inside) = cache.enter::<false>(&cache.to_free)
             && cache.has_room()
         {
             put();
+            inside.pass();
             return;
         }
         let _depot = self.state.lock().unwrap();
@@ -196,9 +219,7 @@ impl<const THREADS: usize> Pool<THREADS> {
     fn revoke_large(&self) {
         let mut depot = self.state.lock().unwrap();
         for cache in self.caches.iter().filter(|cache| cache.granted.load(Ordering::Relaxed)) {
-            cache.gate.close();
-            heavy_barrier();
-            cache.gate.wait_until_left();
+            cache.keep_out();
             depot.extend(cache.blocks(take));
             cache.set_room(false);
             cache.open();
@@ -258,13 +279,19 @@ fn gate_keeps_apart<const WIDE: bool>() {
         let owner = thread::spawn({
             let cache = cache.clone();
             move || {
-                let pass = || cache.enter::<WIDE>().map(|_inside| cache.blocks(|all| all.push(7)));
-                usize::from(pass().is_some()) + usize::from(pass().is_some())
+                let pass = |way| {
+                    let inside = cache.enter::<WIDE>(way)?;
+                    cache.blocks(|all| all.push(7));
+                    inside.pass();
+                    Some(())
+                };
+                let passed =
+                    [pass(&cache.to_alloc), pass(&cache.to_free)].map(|passed| u64::from(passed.is_some()));
+                assert_eq!(passed, [cache.to_alloc.passed(), cache.to_free.passed()], "counted wrong");
+                passed.iter().sum::<u64>() as usize
             }
         });
-        cache.gate.close();
-        heavy_barrier();
-        cache.gate.wait_until_left();
+        cache.keep_out();
         let taken = cache.blocks(take).len();
         cache.open();
         let pushed = owner.join().unwrap();
@@ -289,8 +316,11 @@ fn a_gate_lets_nobody_pass_to_lanes_that_are_not_there() {
         let owner = thread::spawn({
             let cache = cache.clone();
             move || {
-                assert!(cache.gate.enter_wide(1).is_none());
-                assert!(cache.gate.enter(OTHER).is_none(), "passed by another stream's door");
+                assert!(cache.gate.enter_wide(&cache.to_alloc, 1).is_none());
+                assert!(
+                    cache.gate.enter(&cache.to_alloc, OTHER).is_none(),
+                    "passed by another stream's door"
+                );
             }
         });
         cache.open();
@@ -376,7 +406,10 @@ fn a_thread_that_ends_leaves_its_place_to_another_while_a_third_revokes() {
             let pool = pool.clone();
             move || {
                 let Some(index) = pool.indices.lock().unwrap().pop() else { return };
-                assert!(pool.caches[index].enter::<false>().is_none(), "passed before it joined");
+                assert!(
+                    pool.caches[index].enter::<false>(&pool.caches[index].to_free).is_none(),
+                    "passed before it joined"
+                );
                 pool.join(index);
                 if let Some(block) = pool.alloc::<false>(index) {
                     pool.free::<false>(index, block, 20 + block as u64);

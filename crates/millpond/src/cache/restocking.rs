@@ -5,7 +5,8 @@ use std::sync::atomic::Ordering;
 
 use super::Locked;
 use super::caches::{Cached, Caches, Few};
-use super::lane::{Item, Lanes};
+use super::lane::Lanes;
+use super::magazine::Item;
 use super::sizes::MagazineIndex;
 use super::tally::Tally;
 use super::thread::ThreadCache;
@@ -153,7 +154,7 @@ impl Caches {
             return false;
         }
         entry.make_cached(entry.ptr(), timeline.now());
-        cache.tally.count_free(entry.requested(), size);
+        cache.tally.count_free_outside(entry.requested(), size);
         // SAFETY: it is not full.
         unsafe { magazine.push(Item::new(entry.ptr(), entry)) };
         true
@@ -172,15 +173,14 @@ impl Caches {
         let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
         if magazine.len() <= 2 {
             // Nearly always: one goes, if there is one.
-            let given_up = magazine.give_up_half().next();
+            let given_up = magazine.give_up_half().pop();
             match given_up {
                 Some(item) => each(Cached { item, of: timeline.id }),
                 None => self.grant(lanes, stream, (at, size), each),
             }
             return;
         }
-        let mut given_up = Few::new();
-        given_up.extend(magazine.give_up_half());
+        let given_up = magazine.give_up_half();
         self.put_away(timeline.id, given_up, each);
     }
 
@@ -218,12 +218,12 @@ impl Caches {
 
     /// Counts a block that the arena gave to the program, of which it asked for `requested` bytes.
     pub(crate) fn count_alloc(&self, lock: &mut Locked, requested: u64, bytes: u64) {
-        self.tally_slow(lock).count_alloc(requested, bytes);
+        self.tally_slow(lock).count_alloc_outside(requested, bytes);
     }
 
     /// Counts a block that the program freed to the arena.
     pub(crate) fn count_free(&self, lock: &mut Locked, requested: u64, bytes: u64) {
-        self.tally_slow(lock).count_free(requested, bytes);
+        self.tally_slow(lock).count_free_outside(requested, bytes);
     }
 
     /// The tally that the calling thread may write under the lock.

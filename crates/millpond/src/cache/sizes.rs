@@ -1,5 +1,6 @@
 //! Sizes in units, and the magazine that blocks of a size lie in.
 
+use super::magazine::STRIDE;
 use crate::arena::MOST_UNITS;
 
 /// How a pool rounds sizes. See the [module](super).
@@ -23,9 +24,12 @@ const LONGEST_IN_HASTE: u64 = 1 << 30;
 /// Magazines in a lane: one for each class of any size up to the most units that a block can have.
 pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
 
-/// Names a magazine of a lane. Always less than `MAGAZINES`.
+/// Names a magazine of a lane, by its distance from the first, in bytes: what is looked up is added as it is. Always less
+/// than `MAGAZINES` strides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct MagazineIndex(usize);
+
+const _: () = assert!(MAGAZINES * STRIDE <= 1 << u16::BITS, "places are looked up in tables of that width");
 
 impl MagazineIndex {
     /// The magazine for the shortest blocks.
@@ -35,31 +39,37 @@ impl MagazineIndex {
     #[inline]
     pub(super) fn of(units: u64) -> Self {
         assert!(units < MOST_UNITS, "an arena has no longer blocks");
-        Self(class_of(units))
+        Self(class_of(units) * STRIDE)
     }
 
-    /// The magazine with this number, which came from [`label`](Self::label).
+    /// The magazine with this label, which came from [`label`](Self::label).
     ///
     /// # Safety
     /// It did.
     #[inline]
     pub(super) unsafe fn from_label(label: u32) -> Self {
-        debug_assert!((label as usize) < MAGAZINES);
+        debug_assert!((label as usize) < MAGAZINES * STRIDE);
         Self(label as usize)
     }
 
     /// The magazines for longer blocks, from the next one on.
     pub(super) fn longer(self) -> impl Iterator<Item = Self> {
-        (self.0 + 1..MAGAZINES).map(Self)
+        (self.number() + 1..MAGAZINES).map(|number| Self(number * STRIDE))
     }
 
     pub(super) fn label(self) -> u32 {
         self.0 as u32
     }
 
+    /// Its distance from the first magazine, in bytes.
     #[inline]
-    pub(super) fn get(self) -> usize {
+    pub(super) fn place(self) -> usize {
         self.0
+    }
+
+    /// Magazines before it.
+    pub(super) fn number(self) -> usize {
+        self.0 / STRIDE
     }
 }
 
@@ -119,11 +129,11 @@ impl Sizes {
     pub(super) fn magazine_for_exact(self, bytes: u64) -> Option<MagazineIndex> {
         // Zero bytes wrap around.
         let units_less_one = bytes.wrapping_sub(1) >> self.unit_shift;
-        let class = match FINE.get(units_less_one as usize) {
-            Some(class) => class,
+        let place = match FINE.get(units_less_one as usize) {
+            Some(place) => place,
             None => COARSE.get((units_less_one >> COARSE_SHIFT) as usize)?,
         };
-        Some(MagazineIndex(usize::from(*class)))
+        Some(MagazineIndex(usize::from(*place)))
     }
 
     /// Whether blocks of this length are of exact sizes.
@@ -174,6 +184,11 @@ const fn class_of(units: u64) -> usize {
     ((doublings as usize) << CLASS_BITS) + (last >> doublings) as usize
 }
 
+/// The place of the class's magazine: see [`MagazineIndex`].
+const fn place_of(units: u64) -> u16 {
+    (class_of(units) * STRIDE) as u16
+}
+
 /// The longest length of the class.
 const fn rounded(units: u64) -> u64 {
     let last = units - 1;
@@ -187,13 +202,13 @@ const fn rounded(units: u64) -> u64 {
 /// Classes before the first doubling.
 const FIRST: u64 = 1 << CLASS_BITS;
 
-/// Classes of short lengths, by units less one: to look one up costs less than to find a leading bit, on some
+/// Places of the magazines for short lengths, by units less one: to look one up costs less than to find a leading bit, on some
 /// processors.
 static FINE: [u16; 4096] = {
     let mut classes = [0; 4096];
     let mut at = 0;
     while at < classes.len() {
-        classes[at] = class_of(at as u64 + 1) as u16;
+        classes[at] = place_of(at as u64 + 1);
         at += 1;
     }
     classes
@@ -202,12 +217,12 @@ static FINE: [u16; 4096] = {
 /// Bits of a length that are not looked at beyond `FINE`: classes are wider there.
 const COARSE_SHIFT: u32 = 8;
 
-/// Classes of lengths up to 2^20 units (512 MiB), by units less one in steps of 256.
+/// Places of the magazines for lengths up to 2^20 units (512 MiB), by units less one in steps of 256.
 static COARSE: [u16; 4096] = {
     let mut classes = [0; 4096];
     let mut at = 0;
     while at < classes.len() {
-        classes[at] = class_of(((at as u64) << COARSE_SHIFT) + 1) as u16;
+        classes[at] = place_of(((at as u64) << COARSE_SHIFT) + 1);
         at += 1;
     }
     classes

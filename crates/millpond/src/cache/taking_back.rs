@@ -4,7 +4,8 @@ use std::sync::atomic::Ordering;
 
 use super::Locked;
 use super::caches::{Cached, Caches, Few};
-use super::lane::{Counted, Item, Lanes};
+use super::lane::{Counted, Lanes};
+use super::magazine::Item;
 use super::sizes::MagazineIndex;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
@@ -188,7 +189,7 @@ impl Caches {
         // The calling thread is not inside, and needs no barrier to see its own writes.
         if caches.iter().any(|cache| !self.is_mine(cache)) {
             heavy_barrier();
-            caches.iter().for_each(|cache| cache.gate().wait_until_left());
+            caches.iter().for_each(|cache| cache.wait_until_left());
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
+use super::gate::{Inside, WAYS, Way};
 use crate::counters::{Counted, HighWater};
 use crate::stats::Level;
 
@@ -64,32 +65,107 @@ impl Part {
 }
 
 /// See the [module](self).
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tally {
     requested: Part,
     allocated: Part,
-    blocks: Part,
-    frees: AtomicU64,
-    /// What `frees` was when the thread's magazines were last emptied: while it is that, they are empty.
+    /// What the program got, and what it freed: counted by the marks at the thread's gate, so that a pair of both has
+    /// no stores for it.
+    to_alloc: Way,
+    to_free: Way,
+    /// Twice the most live blocks since that was last folded.
+    most_blocks: AtomicI64,
+    /// What `to_free` was when the thread's magazines were last emptied: while it is that, they are empty.
     emptied: AtomicU64,
 }
 
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            requested: Part::default(),
+            allocated: Part::default(),
+            to_alloc: Way::new(),
+            to_free: Way::new(),
+            most_blocks: AtomicI64::new(0),
+            emptied: AtomicU64::new(0),
+        }
+    }
+}
+
 impl Tally {
-    /// The program got a block of `bytes`, of which it asked for `requested`.
+    /// By which the owner goes to get a block.
     #[inline]
-    pub(super) fn count_alloc(&self, requested: u64, bytes: u64) {
-        self.requested.add(requested);
-        self.allocated.add(bytes);
-        self.blocks.add(1);
+    pub(super) fn to_alloc(&self) -> &Way {
+        &self.to_alloc
     }
 
-    /// The program freed such a block.
+    /// By which it goes to bring one back.
     #[inline]
-    pub(super) fn count_free(&self, requested: u64, bytes: u64) {
+    pub(super) fn to_free(&self) -> &Way {
+        &self.to_free
+    }
+
+    /// All ways of the owner.
+    pub(super) fn ways(&self) -> [&Way; WAYS] {
+        [&self.to_alloc, &self.to_free]
+    }
+
+    /// The program got a block of `bytes`, of which it asked for `requested`; the owner leaves.
+    #[inline]
+    pub(super) fn count_alloc(&self, inside: Inside<'_>, requested: u64, bytes: u64) {
+        self.requested.add(requested);
+        self.allocated.add(bytes);
+        self.note_blocks(inside.next_mark());
+        inside.pass();
+    }
+
+    /// The program freed such a block; the owner leaves.
+    #[inline]
+    pub(super) fn count_free(&self, inside: Inside<'_>, requested: u64, bytes: u64) {
         self.requested.sub(requested);
         self.allocated.sub(bytes);
-        self.blocks.sub(1);
-        self.frees.store(self.frees.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        inside.pass();
+    }
+
+    /// As [`count_alloc`](Self::count_alloc), by an owner that is not inside, or by who else counts here.
+    pub(super) fn count_alloc_outside(&self, requested: u64, bytes: u64) {
+        self.requested.add(requested);
+        self.allocated.add(bytes);
+        self.to_alloc.count();
+        self.note_blocks(self.to_alloc.mark());
+    }
+
+    /// As [`count_free`](Self::count_free), by an owner that is not inside, or by who else counts here.
+    pub(super) fn count_free_outside(&self, requested: u64, bytes: u64) {
+        self.requested.sub(requested);
+        self.allocated.sub(bytes);
+        self.to_free.count();
+    }
+
+    /// What the thread allocated less what it freed: fewer than none where it frees what others allocated.
+    fn blocks(&self) -> i64 {
+        self.to_alloc.passed().wrapping_sub(self.to_free.passed()) as i64
+    }
+
+    /// Where [`blocks`](Self::blocks) is now, and the highest.
+    fn read_blocks(&self) -> (i64, i64) {
+        let blocks = self.blocks();
+        // Relaxed: the mark may be raised already for a block that is not counted yet, which is as good.
+        (blocks, blocks.max(self.most_blocks.load(Ordering::Relaxed) / 2))
+    }
+
+    fn blocks_are_below_high(&self) -> bool {
+        let (blocks, most) = self.read_blocks();
+        blocks != most
+    }
+
+    /// There are more blocks now, with this mark of the allocations.
+    #[inline]
+    fn note_blocks(&self, allocs: u64) {
+        let twice = allocs.wrapping_sub(self.to_free.mark()) as i64;
+        if twice > self.most_blocks.load(Ordering::Relaxed) {
+            self.most_blocks.store(twice, Ordering::Relaxed);
+        }
     }
 
     /// Whether the thread's magazines may hold anything. A glance, from any thread.
@@ -109,11 +185,11 @@ impl Tally {
 
     /// Whether there is anything cached, or a high-water mark that is not folded yet. A glance from outside.
     pub(super) fn is_of_note(&self) -> bool {
-        self.may_hold() || self.requested.is_below_high() || self.blocks.is_below_high()
+        self.may_hold() || self.requested.is_below_high() || self.blocks_are_below_high()
     }
 
     pub(super) fn frees(&self) -> u64 {
-        self.frees.load(Ordering::Relaxed)
+        self.to_free.passed()
     }
 
     /// What this thread freed since its own highest, in bytes: by so much its part of a high-water mark may be off.
@@ -125,7 +201,7 @@ impl Tally {
     pub(super) fn reset_high(&self) {
         self.requested.reset_high();
         self.allocated.reset_high();
-        self.blocks.reset_high();
+        self.most_blocks.store(2 * self.blocks(), Ordering::Relaxed);
     }
 }
 
@@ -137,8 +213,8 @@ impl Tally {
 /// since that highest, at most what the thread freed since; and too low by what the others freed since, where threads
 /// peaked together. So a thread that frees much folds now and then ([`Tally::drift`]), which bounds both.
 pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally> + Clone, folded: &HighWater) -> Counted {
-    let level = |part: fn(&Tally) -> &Part, folded: &AtomicU64| {
-        let parts = tallies.clone().map(part).map(Part::read);
+    let level = |read: fn(&Tally) -> (i64, i64), folded: &AtomicU64| {
+        let parts = tallies.clone().map(read);
         let current: i64 = parts.clone().map(|(now, _)| now).sum();
         // Another thread's writes may be seen in part: never less than nothing.
         let current = current.max(0);
@@ -148,10 +224,10 @@ pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally> + Clone, folded: 
         Level { current: current as u64, high: folded.max(highest.max(current) as u64) }
     };
     let frees: u64 = tallies.clone().map(Tally::frees).sum();
-    let blocks = level(|tally| &tally.blocks, &folded.blocks);
+    let blocks = level(Tally::read_blocks, &folded.blocks);
     Counted {
-        requested: level(|tally| &tally.requested, &folded.requested),
-        allocated: level(|tally| &tally.allocated, &folded.allocated),
+        requested: level(|tally| tally.requested.read(), &folded.requested),
+        allocated: level(|tally| tally.allocated.read(), &folded.allocated),
         blocks,
         allocations: frees + blocks.current,
         frees,
@@ -165,11 +241,11 @@ mod tests {
     #[test]
     fn marks_are_exact_for_one_thread_and_sums_are_for_all() {
         let (a, b) = (Tally::default(), Tally::default());
-        a.count_alloc(100, 512);
-        a.count_alloc(1000, 1024);
-        a.count_free(100, 512);
+        a.count_alloc_outside(100, 512);
+        a.count_alloc_outside(1000, 1024);
+        a.count_free_outside(100, 512);
         // Another thread frees what this one allocated.
-        b.count_free(1000, 1024);
+        b.count_free_outside(1000, 1024);
         let counted = sum([&a, &b].into_iter(), &HighWater::default());
         assert_eq!((counted.requested.current, counted.allocated.current), (0, 0));
         assert_eq!((counted.blocks.current, counted.allocations, counted.frees), (0, 2, 2));
@@ -182,8 +258,8 @@ mod tests {
     #[test]
     fn a_mark_that_was_folded_stays_and_a_new_one_starts_from_now() {
         let (tally, folded) = (Tally::default(), HighWater::default());
-        tally.count_alloc(1000, 1024);
-        tally.count_free(1000, 1024);
+        tally.count_alloc_outside(1000, 1024);
+        tally.count_free_outside(1000, 1024);
         folded.raise(&sum([&tally].into_iter(), &folded));
         tally.reset_high();
         assert_eq!(sum([&tally].into_iter(), &folded).requested, Level { current: 0, high: 1000 });

@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::gate::{Gate, Inside};
+use super::gate::{Gate, Inside, Way};
 use super::lane::{Lanes, Magazines};
 use super::tally::Tally;
 use crate::order::StreamKey;
@@ -33,7 +33,7 @@ unsafe impl Sync for ThreadCache {}
 pub(super) struct Own<'a> {
     pub(super) lane: &'a mut Magazines,
     pub(super) tally: &'a Tally,
-    pub(super) _inside: Inside<'a>,
+    pub(super) inside: Inside<'a>,
 }
 
 impl ThreadCache {
@@ -49,25 +49,30 @@ impl ThreadCache {
         }
     }
 
-    /// Passes the gate to the lane of a stream; `None` where it is closed, or there is no such lane. With `WIDE` also
-    /// where the gate has no open door for it.
+    /// Passes the gate to the lane of a stream, by this way of the tally's; `None` where it is closed, or there is no
+    /// such lane. With `WIDE` also where the gate has no open door for it.
     ///
     /// # Safety
     /// The calling thread owns the cache, and is not inside.
     #[inline(always)]
-    pub(super) unsafe fn enter<const WIDE: bool>(&self, stream: StreamKey) -> Option<Own<'_>> {
+    pub(super) unsafe fn enter<const WIDE: bool>(
+        &self,
+        way: fn(&Tally) -> &Way,
+        stream: StreamKey,
+    ) -> Option<Own<'_>> {
+        let way = way(&self.tally);
         let (mut lane, inside) = if WIDE {
-            let inside = self.gate.enter_wide(stream.slot)?;
+            let inside = self.gate.enter_wide(way, stream.slot)?;
             // SAFETY: as below.
             (unsafe { &*self.lanes.get() }.of_stream(stream)?, inside)
         } else {
-            self.gate.enter(stream)?
+            self.gate.enter(way, stream)?
         };
         // SAFETY: the owner is inside. Others reach the lanes only after closing the gate and waiting until the
         // owner has left (`Caches::for_all`), which lasts until `inside` is dropped with what is returned here. A
         // lane's magazines stay as long as the cache (`Lanes`).
         let lane = unsafe { lane.as_mut() };
-        Some(Own { lane, tally: &self.tally, _inside: inside })
+        Some(Own { lane, tally: &self.tally, inside })
     }
 
     /// The lanes, for whoever holds the pool's lock.
@@ -129,6 +134,11 @@ impl ThreadCache {
     /// Bytes that the magazines of large blocks may hold. Without the lock a glance.
     pub(super) fn granted_large(&self) -> u64 {
         self.granted[1].load(Ordering::Relaxed)
+    }
+
+    /// Waits until the owner, whose gate is closed, has left.
+    pub(super) fn wait_until_left(&self) {
+        Gate::<Magazines>::wait_until_left(self.tally.ways());
     }
 
     pub(super) fn gate(&self) -> &Gate<Magazines> {

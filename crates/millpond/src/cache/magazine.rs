@@ -1,0 +1,272 @@
+//! A magazine: a stack of blocks of about one size.
+
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::ptr::NonNull;
+use std::slice;
+
+use super::caches::Few;
+use crate::arena::{Entry, EntryRef, Out};
+use crate::device::DevicePtr;
+
+/// A block in a magazine. The entry knows the address too, but an allocation need not wait for it: a free has found the
+/// entry in several loads, each of which needs the one before.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Item {
+    pub(super) ptr: DevicePtr,
+    entry: EntryRef,
+}
+
+impl Item {
+    #[inline]
+    pub(super) fn new(ptr: DevicePtr, entry: &Entry) -> Self {
+        Self { ptr, entry: EntryRef::new(entry) }
+    }
+
+    /// What is known of the block.
+    #[inline]
+    pub(super) fn entry(&self) -> &Entry {
+        // SAFETY: what is cached is out, and the caches do not outlive the pool.
+        unsafe { self.entry.get() }
+    }
+
+    #[inline]
+    pub(super) fn bytes(&self) -> u64 {
+        self.entry().bytes()
+    }
+
+    pub(super) fn out(&self) -> Out {
+        Out { ptr: self.ptr, entry: self.entry, bytes: self.bytes(), hit: true }
+    }
+}
+
+/// See the [module](self). The block freed last is on top.
+///
+/// A vector in parts: with the place above the top block, rather than a length, a pair of allocation and free takes six
+/// instructions less, and its chain of loads that wait for each other two steps.
+#[derive(Debug)]
+#[repr(align(32))]
+pub(super) struct Magazine {
+    /// Where the next block goes: above the one on top. From `start` to `limit`.
+    top: NonNull<Item>,
+    /// What `top` may reach; see [`Lanes::grant`](super::lane::Lanes::grant). Within the buffer, or at its end.
+    limit: NonNull<Item>,
+    /// The buffer, and the items that it has room for, of which those below `top` are there.
+    start: NonNull<Item>,
+    capacity: usize,
+}
+
+/// Bytes between two magazines of a lane.
+pub(super) const STRIDE: usize = size_of::<Magazine>();
+
+impl Default for Magazine {
+    fn default() -> Self {
+        let start = NonNull::dangling();
+        Self { top: start, limit: start, start, capacity: 0 }
+    }
+}
+
+impl Magazine {
+    // ---- the fast path ---------------------------------------------------------------------------
+
+    /// The block on top.
+    #[inline]
+    pub(super) fn top(&self) -> Option<&Item> {
+        if self.is_empty() {
+            return None;
+        }
+        // SAFETY: an item lies below `top`.
+        Some(unsafe { self.top.sub(1).as_ref() })
+    }
+
+    /// Takes the block off the top.
+    ///
+    /// # Safety
+    /// The magazine is not empty.
+    #[inline]
+    pub(super) unsafe fn drop_top(&mut self) {
+        debug_assert!(!self.is_empty(), "a magazine that is empty");
+        // SAFETY: the caller's promise: an item lies below `top`.
+        self.top = unsafe { self.top.sub(1) };
+    }
+
+    #[inline]
+    pub(super) fn is_full(&self) -> bool {
+        self.top >= self.limit
+    }
+
+    /// Adds a block.
+    ///
+    /// # Safety
+    /// The magazine is not full.
+    #[inline]
+    pub(super) unsafe fn push(&mut self, item: Item) {
+        debug_assert!(!self.is_full(), "a magazine that is full");
+        // SAFETY: the caller's promise: `top` lies below `limit`, and so within the buffer.
+        unsafe {
+            self.top.write(item);
+            self.top = self.top.add(1);
+        }
+    }
+
+    #[inline]
+    pub(super) fn is_empty(&self) -> bool {
+        self.top == self.start
+    }
+
+    // ---- the slow ways ---------------------------------------------------------------------------
+
+    /// The blocks, the youngest last.
+    pub(super) fn items(&self) -> &[Item] {
+        // SAFETY: the items from `start` to `top` are there, and borrowed with the magazine.
+        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len()) }
+    }
+
+    /// Blocks in it.
+    pub(super) fn len(&self) -> usize {
+        // SAFETY: both point into the buffer, `top` not below `start`.
+        unsafe { self.top.offset_from_unsigned(self.start) }
+    }
+
+    /// Blocks that it may hold.
+    pub(super) fn room(&self) -> usize {
+        // SAFETY: both point into the buffer, `limit` not below `start`.
+        unsafe { self.limit.offset_from_unsigned(self.start) }
+    }
+
+    /// Lets it hold so many blocks, no fewer than it holds.
+    pub(super) fn set_room(&mut self, room: usize) {
+        assert!(room >= self.len(), "a magazine holds no more than it may");
+        let mut items = self.as_vec();
+        let more = room - items.len();
+        items.reserve_exact(more);
+        drop(items);
+        // SAFETY: the buffer has room for so many.
+        self.limit = unsafe { self.start.add(room) };
+    }
+
+    /// The parts as the vector that they are, which may grow. What becomes of it is the magazine's when this is dropped.
+    fn as_vec(&mut self) -> AsVec<'_> {
+        // SAFETY: the parts are those of a vector of so many items, of that capacity; nobody uses them until they are
+        // written back, when the magazine, which is borrowed, can be used again.
+        let items = unsafe { Vec::from_raw_parts(self.start.as_ptr(), self.len(), self.capacity) };
+        AsVec { items: ManuallyDrop::new(items), room: self.room(), of: self }
+    }
+
+    /// Takes the youngest block of exactly this length out, if there is one.
+    pub(super) fn take_alike(&mut self, bytes: u64) -> Option<Item> {
+        if self.is_empty() || !self.bring_up(bytes) {
+            return None;
+        }
+        self.as_vec().pop()
+    }
+
+    /// Brings the youngest block of exactly this length to the top, if there is one.
+    #[inline(never)]
+    pub(super) fn bring_up(&mut self, bytes: u64) -> bool {
+        let Some(at) = self.items().iter().rposition(|item| item.bytes() == bytes) else { return false };
+        self.as_vec()[at..].rotate_left(1);
+        true
+    }
+
+    /// The blocks above the lowest `count`.
+    pub(super) fn above(&self, count: usize) -> &[Item] {
+        &self.items()[count..]
+    }
+
+    /// Blocks that a restock may bring: half of what it may hold.
+    pub(super) fn restock_by(&self) -> usize {
+        (self.room() / 2).saturating_sub(self.len())
+    }
+
+    /// The older half, rounded up.
+    pub(super) fn older_half(&self) -> &[Item] {
+        &self.items()[..self.len().div_ceil(2)]
+    }
+
+    /// Gives up the older half, rounded up.
+    pub(super) fn give_up_half(&mut self) -> Few<Item> {
+        let half = self.len().div_ceil(2);
+        self.as_vec().drain(..half).collect()
+    }
+
+    /// Gives up all blocks, the oldest first.
+    pub(super) fn give_up_all(&mut self, each: impl FnMut(Item)) {
+        self.as_vec().drain(..).for_each(each);
+    }
+
+    /// Whether it may hold as many blocks of this length as any magazine ever.
+    pub(super) fn is_at_most(&self, bytes: u64, in_haste: bool) -> bool {
+        self.room() >= most_of(bytes, in_haste)
+    }
+
+    /// Blocks of this length that it should be allowed next, where what it may hold is too little.
+    pub(super) fn next_room(&self, bytes: u64, in_haste: bool) -> usize {
+        let first = if bytes < LARGE { 4 } else { 1 };
+        (2 * self.room()).max(first).min(most_of(bytes, in_haste))
+    }
+
+    /// Writes to the entries of the `count` blocks on top, as they are: another thread wrote them last, and all
+    /// together they come to this processor's cache sooner than one by one when they are handed out.
+    pub(super) fn draw_near(&self, count: usize) {
+        let from = self.len().saturating_sub(count);
+        self.above(from).iter().for_each(|item| item.entry().set_label(item.entry().label()));
+    }
+}
+
+impl Drop for Magazine {
+    fn drop(&mut self) {
+        // SAFETY: the parts are those of a vector, and are used no more.
+        drop(unsafe { Vec::from_raw_parts(self.start.as_ptr(), self.len(), self.capacity) });
+    }
+}
+
+/// See [`Magazine::as_vec`].
+struct AsVec<'a> {
+    items: ManuallyDrop<Vec<Item>>,
+    /// Of the magazine.
+    room: usize,
+    of: &'a mut Magazine,
+}
+
+impl Deref for AsVec<'_> {
+    type Target = Vec<Item>;
+
+    fn deref(&self) -> &Vec<Item> {
+        &self.items
+    }
+}
+
+impl DerefMut for AsVec<'_> {
+    fn deref_mut(&mut self) -> &mut Vec<Item> {
+        &mut self.items
+    }
+}
+
+impl Drop for AsVec<'_> {
+    fn drop(&mut self) {
+        let (len, capacity) = (self.items.len(), self.items.capacity());
+        // SAFETY: a vector's buffer has an address, and room for its capacity, of which `len` items are there.
+        unsafe {
+            let start = NonNull::new_unchecked(self.items.as_mut_ptr());
+            self.of.top = start.add(len);
+            self.of.limit = start.add(self.room.min(capacity));
+            self.of.start = start;
+        }
+        self.of.capacity = capacity;
+    }
+}
+
+/// Blocks of this size that a magazine ever holds. Larger ones are fewer: a magazine is searched where it holds
+/// several sizes, and what it holds may be many bytes. In haste, few ways to the depot count for more.
+const fn most_of(bytes: u64, in_haste: bool) -> usize {
+    match bytes {
+        _ if in_haste => 64,
+        0..=0x8000 => 64,
+        0x8001..=0xF_FFFF => 32,
+        LARGE.. => 16,
+    }
+}
+
+/// Bytes from which on a magazine is short.
+const LARGE: u64 = 1 << 20;
