@@ -357,7 +357,7 @@ impl Caches {
     unsafe fn put<const WIDE: bool>(&self, thread: usize, ptr: DevicePtr, stream: &Stream) -> Option<u64> {
         // SAFETY: the caller's promise.
         let Own { lane, tally, inside } = unsafe { self.enter_as::<WIDE>(thread, Tally::to_free, stream) }?;
-        let entry = self.views.find(ptr)?;
+        let entry = if WIDE { self.views.find(ptr) } else { self.views.find_soon(ptr) }?;
         if !entry.is_plain(ptr) {
             return None;
         }
