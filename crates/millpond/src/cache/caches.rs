@@ -254,6 +254,9 @@ impl Caches {
         if !self.borrows.load(Ordering::Relaxed) || !self.sizes.is_rounded_in_haste(bytes) {
             return None;
         }
+        if !lane.ghost(index).may_borrow(tally.to_alloc().passed()) {
+            return None;
+        }
         Self::borrow(lane, index, bytes, (tally, inside)).map(|ptr| Found { ptr, is_narrow: false })
     }
 
