@@ -319,7 +319,8 @@ fn churn(device: &Context, pool: &Pool, disturb: impl Fn() + Sync) {
             // Relaxed: only ends the loop.
             while !done.load(Ordering::Relaxed) {
                 disturb();
-                std::thread::yield_now();
+                // Under Miri, which runs the threads by turns, the others would hardly get on.
+                (0..if cfg!(miri) { 200 } else { 1 }).for_each(|_| std::thread::yield_now());
             }
         });
         let results: Vec<_> = workers.into_iter().map(|worker| worker.join()).collect();
