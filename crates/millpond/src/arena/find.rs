@@ -146,6 +146,22 @@ impl Arena {
         best
     }
 
+    /// Calls `look` for each block that a search looks at, the best fit first, until that says no.
+    #[inline]
+    fn look_at_each(&self, want: &Want, mut look: impl FnMut(&Entry) -> bool) {
+        let mut left = CANDIDATES;
+        for run in self.free[want.zone as usize].runs_at_least(want.units) {
+            let looked_at = &run[..run.len().min(left)];
+            if !looked_at.iter().all(&mut look) {
+                return;
+            }
+            left -= looked_at.len();
+            if left == 0 {
+                return;
+            }
+        }
+    }
+
     /// What the best placement of `want` in a free block of at least its length wastes, and the unit where it
     /// starts; `None` where it does not fit.
     #[inline(always)]
@@ -177,9 +193,12 @@ impl Arena {
         if self.policies.opportunistic {
             // Each stream is asked once, however many of the blocks it freed.
             let mut all = Fence::empty();
-            for entry in self.candidates(want) {
-                all.join(&self.blocks[entry.id].fence);
-            }
+            self.look_at_each(want, |entry| {
+                if self.fits(entry, want) {
+                    all.join(&self.blocks[entry.id].fence);
+                }
+                true
+            });
             let learned = self.timelines.poll(&all)?;
             if learned && let found @ Some(_) = self.find_ready(want, stream) {
                 return Ok(found);
@@ -197,17 +216,17 @@ impl Arena {
 
     fn first_within_allowance(&self, want: &Want) -> Option<(BlockId, u64)> {
         let mut scale = self.scale(want);
-        let mut weighed =
-            self.candidates(want).filter_map(|entry| Some((entry.id, self.weigh(entry, want, &mut scale)?)));
-        weighed.find(|(_, (waste, _))| *waste <= want.waste).map(|(id, (_, at))| (id, at))
+        let mut found = None;
+        self.look_at_each(want, |entry| {
+            let weighed = self.weigh(entry, want, &mut scale);
+            found = weighed.filter(|(waste, _)| *waste <= want.waste).map(|(_, at)| (entry.id, at));
+            found.is_none()
+        });
+        found
     }
 
-    /// The blocks that a search looks at, as far as `want` fits into them.
-    fn candidates(&self, want: &Want) -> impl Iterator<Item = &Entry> + '_ {
-        let (runs, want) = (self.free[want.zone as usize].runs_at_least(want.units), *want);
-        let fits = move |id: BlockId| self.place_in(&self.blocks[id], &want).is_some();
-        let any = want.align <= self.layout.unit_bytes;
-        runs.flatten().take(CANDIDATES).filter(move |entry| any || fits(entry.id))
+    fn fits(&self, entry: &Entry, want: &Want) -> bool {
+        want.align <= self.layout.unit_bytes || self.place_in(&self.blocks[entry.id], want).is_some()
     }
 
     /// The first unit of the block at which `want` can start, if it fits there.

@@ -160,12 +160,13 @@ impl Arena {
                 block.start
             };
             let high = if last.1 > block.end() { last.0.max(low) } else { block.end() };
-            pinned = (low - block.start, block.end() - high);
+            let (below, above) = (low - block.start, block.end() - high);
             let piece = &Piece::from(block);
             edges = (
-                if pinned.0 == 0 { 0 } else { short(self.waste_on(piece, first, pinned.0)) },
-                if pinned.1 == 0 { 0 } else { short(self.waste_on(piece, last, pinned.1)) },
+                if below == 0 { 0 } else { short(self.waste_on(piece, first, below)) },
+                if above == 0 { 0 } else { short(self.waste_on(piece, last, above)) },
             );
+            pinned = (below as u32, above as u32);
         }
         let block = &mut self.blocks[id];
         (block.pinned, block.edges) = (pinned, edges);
