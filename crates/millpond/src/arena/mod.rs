@@ -50,8 +50,8 @@ mod trim;
 use std::sync::Arc;
 
 use backing::Means;
-pub(crate) use blocks::{BlockId, Zone};
 use blocks::{Block, Blocks, State};
+pub(crate) use blocks::{BlockId, Zone};
 use index::{FreeIndex, VoidIndex};
 use regions::Regions;
 pub(crate) use table::{Entry, EntryRef, MOST_UNITS, Views};

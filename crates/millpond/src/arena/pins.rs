@@ -107,7 +107,7 @@ impl Arena {
     #[inline]
     pub(super) fn scale(&self, want: &Want) -> Scale<'_> {
         let (units, is_small) = (want.units, want.zone == Zone::Small);
-        Scale { arena: self, units, is_small, region: u32::MAX, pages: &[] }
+        Scale { arena: self, units, is_small, region: u32::MAX, backing: Backing::default() }
     }
 
     /// What using any `window` of a free block wastes.
@@ -191,7 +191,7 @@ pub(super) struct Scale<'a> {
     /// The region asked about last.
     region: u32,
     /// What backs its slots.
-    pages: &'a [Backing],
+    backing: Backing<'a>,
 }
 
 impl Scale<'_> {
@@ -204,7 +204,7 @@ impl Scale<'_> {
             return (0, piece.start);
         }
         if piece.region != self.region {
-            (self.region, self.pages) = (piece.region, self.arena.regions.backing(piece.region));
+            (self.region, self.backing) = (piece.region, self.arena.regions.backing(piece.region));
         }
         let low = self.waste_below(piece, piece.start + self.units);
         if low <= 0 {
@@ -232,7 +232,7 @@ impl Scale<'_> {
 
     #[inline]
     fn page_bounds(&self, unit: u64) -> Option<Bounds> {
-        let (first, end) = self.pages.get(self.arena.layout.slot_of(unit) as usize)?.span()?;
+        let (first, end) = self.backing.span(self.arena.layout.slot_of(unit))?;
         let shift = self.arena.layout.slot_shift();
         Some((first << shift, end << shift))
     }

@@ -26,28 +26,36 @@ pub(super) struct Region {
     pub(super) zone: Zone,
     pub(super) source: Source,
     pub(super) head: BlockId,
-    /// Per slot: the page that backs it. As long as the highest slot ever backed.
-    pages: Vec<Backing>,
+    /// Per slot: the id + 1 of the page that backs it, 0 for none. As long as the highest slot ever backed.
+    pages: Vec<u32>,
     /// Where blocks that are out start.
     pub(super) table: Arc<Table>,
 }
 
-/// The page behind a slot. The page's place is kept here too, since every search asks for it.
+/// A page's first slot, and the first behind it.
+type Span = (u32, u32);
+
+/// What backs the slots of a region. Every search asks for it.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Backing {
-    /// The page's id + 1; 0 for none.
-    page: u32,
-    /// The page's first slot.
-    first: u32,
-    /// The first slot behind the page.
-    end: u32,
+pub(super) struct Backing<'a> {
+    /// See [`Region`].
+    pages: &'a [u32],
+    /// See [`Regions`].
+    spans: &'a [Span],
 }
 
-impl Backing {
-    /// The page's first slot, and the first behind it.
+impl Backing<'_> {
+    /// The page that backs a slot.
     #[inline]
-    pub(super) fn span(&self) -> Option<(u64, u64)> {
-        (self.page != 0).then(|| (u64::from(self.first), u64::from(self.end)))
+    fn page(self, slot: u64) -> Option<PageId> {
+        self.pages.get(slot as usize)?.checked_sub(1).map(PageId)
+    }
+
+    /// The first slot of the page that backs a slot, and the first behind the page.
+    #[inline]
+    pub(super) fn span(self, slot: u64) -> Option<(u64, u64)> {
+        let (first, end) = self.spans[self.page(slot)?.0 as usize];
+        Some((u64::from(first), u64::from(end)))
     }
 }
 
@@ -72,6 +80,9 @@ const FEW: usize = 4;
 #[derive(Debug, Default)]
 pub(super) struct Regions {
     table: Vec<Option<Region>>,
+    /// By page id: where each page that backs slots lies. Apart from the slots' own tables, so that those are short: they
+    /// are touched all over.
+    spans: Vec<Span>,
     by_base: BTreeMap<u64, u32>,
 }
 
@@ -143,21 +154,21 @@ impl Regions {
 
     // ---- pages -----------------------------------------------------------------------------------
 
+    /// The page that backs a slot.
     pub(super) fn page_at(&self, region: u32, slot: u64) -> Option<PageId> {
-        let backing = self.get(region).pages.get(slot as usize)?;
-        backing.page.checked_sub(1).map(PageId)
+        self.backing(region).page(slot)
     }
 
     /// The first slot of the page that backs a slot, and the first behind the page.
     #[inline]
     pub(super) fn page_span(&self, region: u32, slot: u64) -> Option<(u64, u64)> {
-        self.backing(region).get(slot as usize)?.span()
+        self.backing(region).span(slot)
     }
 
-    /// What backs each slot of a region, up to the highest that was ever backed.
+    /// What backs each slot of a region.
     #[inline]
-    pub(super) fn backing(&self, region: u32) -> &[Backing] {
-        &self.get(region).pages
+    pub(super) fn backing(&self, region: u32) -> Backing<'_> {
+        Backing { pages: &self.get(region).pages, spans: &self.spans }
     }
 
     /// The pages that lie wholly in `slot..end`, a range that is backed wholly or not at all: page, first slot,
@@ -168,11 +179,11 @@ impl Regions {
         mut slot: u64,
         end: u64,
     ) -> impl Iterator<Item = (PageId, u64, u32)> + '_ {
-        let pages = &self.get(region).pages;
+        let backing = self.backing(region);
         std::iter::from_fn(move || {
             while slot < end {
-                let Backing { page, first, end: page_end } = *pages.get(slot as usize)?;
-                let page = PageId(page.checked_sub(1)?);
+                let page = backing.page(slot)?;
+                let (first, page_end) = backing.spans[page.0 as usize];
                 let whole = u64::from(first) == slot && u64::from(page_end) <= end;
                 slot = u64::from(page_end);
                 if whole {
@@ -214,10 +225,16 @@ impl Regions {
             if pages.capacity() == 0 {
                 pages.reserve_exact(end.max(FIRST_SLOTS));
             }
-            pages.resize(end, Backing::default());
+            pages.resize(end, 0);
         }
-        let first = u32::try_from(first).expect("a region has fewer than 2^32 slots");
-        let backing = page.map(|page| Backing { page: page.0 + 1, first, end: first + slots });
-        pages[start..end].fill(backing.unwrap_or_default());
+        pages[start..end].fill(page.map_or(0, |page| page.0 + 1));
+        if let Some(PageId(page)) = page {
+            let page = page as usize;
+            if self.spans.len() <= page {
+                self.spans.resize(page + 1, (0, 0));
+            }
+            let first = u32::try_from(first).expect("a region has fewer than 2^32 slots");
+            self.spans[page] = (first, first + slots);
+        }
     }
 }
