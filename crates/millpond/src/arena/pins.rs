@@ -162,10 +162,12 @@ impl Arena {
             let high = if last.1 > block.end() { last.0.max(low) } else { block.end() };
             let (below, above) = (low - block.start, block.end() - high);
             let piece = &Piece::from(block);
-            edges = (
-                if below == 0 { 0 } else { short(self.waste_on(piece, first, below)) },
-                if above == 0 { 0 } else { short(self.waste_on(piece, last, above)) },
-            );
+            // Weighed whether it pins anything or not: that cannot be foreseen.
+            let edge = |page, units| {
+                let waste = self.waste_on(piece, page, units);
+                short(if units == 0 { 0 } else { waste })
+            };
+            edges = (edge(first, below), edge(last, above));
             pinned = (below as u32, above as u32);
         }
         let block = &mut self.blocks[id];
