@@ -232,7 +232,7 @@ impl Arena {
             policies,
             pages,
             keeps: false,
-            regions: Regions::default(),
+            regions: Regions::new(&layout),
             blocks: Blocks::default(),
             free: Default::default(),
             void: Default::default(),

@@ -9,7 +9,7 @@
 
 use super::blocks::{Block, Edges};
 use super::find::Want;
-use super::regions::Backing;
+use super::regions::{Backing, Span};
 use super::{Arena, BlockId, Zone};
 
 /// Free memory that may be pinned before placements become strict: this part of what is reserved. A pool that
@@ -32,9 +32,6 @@ const SHARES: u64 = 4;
 /// What it counts to share a page longer than a slot with live blocks: this part of the page. What such a
 /// placement takes was pinned already, but it keeps the page pinned when the others have died.
 const SHARING_PART: u64 = 64;
-
-/// First and last unit (not included) of a page.
-type Bounds = (u64, u64);
 
 /// A free block, as placements are weighed in it: its bounds in units, and what it wastes to use its ends.
 #[derive(Debug, Clone, Copy)]
@@ -137,7 +134,7 @@ impl Arena {
 
     /// What using `units` of a page, of which the free block has at least those, wastes.
     #[inline]
-    fn waste_on(&self, piece: &Piece, page: Bounds, units: u64) -> i64 {
+    fn waste_on(&self, piece: &Piece, page: Span, units: u64) -> i64 {
         let length = page.1 - page.0;
         // Both are known before either is chosen: searches weigh many blocks, and which it is cannot be foreseen.
         let is_whole = (piece.start <= page.0) & (page.1 <= piece.end);
@@ -176,10 +173,8 @@ impl Arena {
 
     /// The units of the page behind a unit of the region.
     #[inline]
-    fn page_bounds(&self, region: u32, unit: u64) -> Option<Bounds> {
-        let (first, end) = self.regions.page_span(region, self.layout.slot_of(unit))?;
-        let shift = self.layout.slot_shift();
-        Some((first << shift, end << shift))
+    fn page_bounds(&self, region: u32, unit: u64) -> Option<Span> {
+        self.regions.backing(region).span(self.layout.slot_of(unit))
     }
 }
 
@@ -233,10 +228,8 @@ impl Scale<'_> {
     }
 
     #[inline]
-    fn page_bounds(&self, unit: u64) -> Option<Bounds> {
-        let (first, end) = self.backing.span(self.arena.layout.slot_of(unit))?;
-        let shift = self.arena.layout.slot_shift();
-        Some((first << shift, end << shift))
+    fn page_bounds(&self, unit: u64) -> Option<Span> {
+        self.backing.span(self.arena.layout.slot_of(unit))
     }
 }
 

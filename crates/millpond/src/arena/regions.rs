@@ -32,8 +32,8 @@ pub(super) struct Region {
     pub(super) table: Arc<Table>,
 }
 
-/// A page's first slot, and the first behind it.
-type Span = (u32, u32);
+/// A page's first unit, and the first behind it.
+pub(super) type Span = (u64, u64);
 
 /// What backs the slots of a region. Every search asks for it.
 #[derive(Debug, Default, Clone, Copy)]
@@ -51,11 +51,10 @@ impl Backing<'_> {
         self.pages.get(slot as usize)?.checked_sub(1).map(PageId)
     }
 
-    /// The first slot of the page that backs a slot, and the first behind the page.
+    /// Where the page lies that backs a slot.
     #[inline]
-    pub(super) fn span(self, slot: u64) -> Option<(u64, u64)> {
-        let (first, end) = self.spans[self.page(slot)?.0 as usize];
-        Some((u64::from(first), u64::from(end)))
+    pub(super) fn span(self, slot: u64) -> Option<Span> {
+        Some(self.spans[self.page(slot)?.0 as usize])
     }
 }
 
@@ -73,25 +72,35 @@ pub(super) struct NewRegion {
 /// room that is not used is address space only.
 const FIRST_SLOTS: usize = 1 << 15;
 
+/// An index has so many bits for a region. Each is as long as all memory of the device, or a segment of its own.
+const MOST_REGIONS: u32 = 1 << 24;
+
 /// Regions that are looked through one by one.
 const FEW: usize = 4;
 
 /// All regions of one arena.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Regions {
     table: Vec<Option<Region>>,
     /// By page id: where each page that backs slots lies. Apart from the slots' own tables, so that those are short: they
     /// are touched all over.
     spans: Vec<Span>,
+    /// The binary logarithm of a slot's units.
+    slot_shift: u32,
     by_base: BTreeMap<u64, u32>,
 }
 
 impl Regions {
+    pub(super) fn new(layout: &Layout) -> Self {
+        let slot_shift = layout.slot_shift();
+        Self { table: Vec::new(), spans: Vec::new(), slot_shift, by_base: BTreeMap::new() }
+    }
+
     /// Enters a region. `head` makes its first block, given the region's id.
     pub(super) fn add(&mut self, new: NewRegion, head: impl FnOnce(u32) -> BlockId) -> u32 {
         let vacant = self.table.iter().position(Option::is_none);
         let at = vacant.unwrap_or(self.table.len());
-        let id = u32::try_from(at).expect("fewer than 2^32 regions");
+        let id = u32::try_from(at).ok().filter(|id| *id < MOST_REGIONS).expect("fewer than 2^24 regions");
         let head = head(id);
         let NewRegion { base, bytes, zone, source, table } = new;
         let region = Region { base, bytes, zone, source, head, pages: Vec::new(), table };
@@ -162,7 +171,11 @@ impl Regions {
     /// The first slot of the page that backs a slot, and the first behind the page.
     #[inline]
     pub(super) fn page_span(&self, region: u32, slot: u64) -> Option<(u64, u64)> {
-        self.backing(region).span(slot)
+        self.backing(region).span(slot).map(|span| self.in_slots(span))
+    }
+
+    fn in_slots(&self, (first, end): Span) -> (u64, u64) {
+        (first >> self.slot_shift, end >> self.slot_shift)
     }
 
     /// What backs each slot of a region.
@@ -183,11 +196,11 @@ impl Regions {
         std::iter::from_fn(move || {
             while slot < end {
                 let page = backing.page(slot)?;
-                let (first, page_end) = backing.spans[page.0 as usize];
-                let whole = u64::from(first) == slot && u64::from(page_end) <= end;
-                slot = u64::from(page_end);
+                let (first, page_end) = self.in_slots(backing.spans[page.0 as usize]);
+                let whole = first == slot && page_end <= end;
+                slot = page_end;
                 if whole {
-                    return Some((page, u64::from(first), page_end - first));
+                    return Some((page, first, (page_end - first) as u32));
                 }
             }
             None
@@ -233,8 +246,8 @@ impl Regions {
             if self.spans.len() <= page {
                 self.spans.resize(page + 1, (0, 0));
             }
-            let first = u32::try_from(first).expect("a region has fewer than 2^32 slots");
-            self.spans[page] = (first, first + slots);
+            let shift = self.slot_shift;
+            self.spans[page] = (first << shift, (first + u64::from(slots)) << shift);
         }
     }
 }
