@@ -45,22 +45,13 @@ impl Timelines {
         Reach::new(self, stream, policies)
     }
 
+    /// The last tick of `id` that later work on `stream` comes after, by what is known already; every tick of a
+    /// timeline that is gone.
     #[cold]
-    fn last_reached(&self, id: TimelineId, stream: &Timeline, policies: ReusePolicies) -> Tick {
-        self.last_reached_beyond(id, policies, || stream.ordered_after_tick(id))
-    }
-
-    /// The last tick of `id` that later work on a stream comes after, by what is known already; every tick of a
-    /// timeline that is gone. `ordered_after` is the one that the stream itself is ordered after.
-    pub(super) fn last_reached_beyond(
-        &self,
-        id: TimelineId,
-        policies: ReusePolicies,
-        ordered_after: impl FnOnce() -> Tick,
-    ) -> Tick {
+    pub(super) fn last_reached(&self, id: TimelineId, stream: &Timeline, policies: ReusePolicies) -> Tick {
         let follow = policies.follow_event_dependencies || policies.internal_dependencies;
         let Some(seen) = self.with(id, |other| other.over(policies)) else { return Tick::MAX };
-        if follow { seen.max(ordered_after()) } else { seen }
+        if follow { seen.max(stream.ordered_after_tick(id)) } else { seen }
     }
 
     /// Whether everything in `fence` is known to be complete, so that nobody needs it. No device call.
