@@ -2,7 +2,7 @@
 
 use super::bin::Entry;
 use super::blocks::Block;
-use super::pins::{Scale, signed};
+use super::pins::Scale;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::order::{Fence, Stream, StreamKey};
 
@@ -15,6 +15,8 @@ pub(super) struct Want {
     pub(super) align: u64,
     /// Units that the placement may waste (see `pins`).
     pub(super) waste: i64,
+    /// Units that a hit may waste that is taken without a look for less.
+    pub(super) little: i64,
 }
 
 /// What a search found that wastes too much to be taken before the caches were asked. The search need not be
@@ -32,9 +34,6 @@ pub(super) struct Looked {
 /// streams share a pool evenly, few enough that a search over another stream's blocks costs about as much as
 /// the event query that follows it.
 const CANDIDATES: usize = 16;
-
-/// What is wasted without a look for less: this part of the request's length.
-const LITTLE_PART: u64 = 64;
 
 impl Arena {
     /// A free block for `want` that later work on `stream` may use, and the unit in it to start at.
@@ -58,7 +57,7 @@ impl Arena {
     /// found for more is kept.
     pub(super) fn find_ready_for_little(&mut self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
         let (waste, found) = self.least_wasteful(want, stream).unzip();
-        if waste.is_some_and(|waste| waste <= self.little(want)) {
+        if waste.is_some_and(|waste| waste <= want.little) {
             return found;
         }
         self.looked = Some(Looked { want: *want, stream: stream.key(), changes: self.changes, found });
@@ -119,7 +118,7 @@ impl Arena {
         stream: &Stream,
         mut weigh: impl FnMut(&Entry) -> Option<(i64, u64)>,
     ) -> Option<(i64, (BlockId, u64))> {
-        let little = self.little(want).min(want.waste);
+        let little = want.little.min(want.waste);
         let mut reach = self.reach(stream);
         let mut best: Option<(i64, (BlockId, u64))> = None;
         // What is no better than this is passed over.
@@ -173,14 +172,6 @@ impl Arena {
         let block = &self.blocks[entry.id];
         let at = self.place_in(block, want)?;
         Some(self.least_waste(block, at, want))
-    }
-
-    /// What a hit may waste that is taken without a look for less, in units.
-    fn little(&self, want: &Want) -> i64 {
-        match want.zone {
-            Zone::Small => i64::MAX,
-            Zone::Large => signed((want.units / LITTLE_PART).max(self.layout.units_per_slot() / 8)),
-        }
     }
 
     /// The best fit that is ready after asking the device, or after making the stream wait.

@@ -351,8 +351,8 @@ impl Arena {
     fn want(&self, units: u64, align: u64) -> find::Want {
         debug_assert!(0 < units && units < MOST_UNITS);
         let zone = self.layout.zone_of(units);
-        let waste = self.allowance(zone, units);
-        find::Want { zone, units, align: align.max(self.layout.unit_bytes), waste }
+        let (waste, little) = (self.allowance(zone, units), self.little(zone, units));
+        find::Want { zone, units, align: align.max(self.layout.unit_bytes), waste, little }
     }
 
     /// Backs a place for `want`. Where memory is short for that, a free block will do whatever it wastes; pages

@@ -29,6 +29,17 @@ const WASTED_PART: u64 = 32;
 /// blocks, so that this many come to about one.
 const SHARES: u64 = 4;
 
+/// What a hit may waste that is taken without a look for less: this part of its length.
+const LITTLE_PART: u64 = 64;
+
+/// And this part of what may still be pinned: most requests of programs that pin little then take the first block that
+/// is looked at, or the second, where they went through all and through the caches for less. (With a 64th the four
+/// streams hold 2.2 % too much, with a 256th it gains little: docs/replay.md.)
+const LITTLE_OF_LEFT: u64 = 128;
+
+/// But at most this part of its length.
+const MOST_LITTLE_PART: u64 = 8;
+
 /// What it counts to share a page longer than a slot with live blocks: this part of the page. What such a
 /// placement takes was pinned already, but it keeps the page pinned when the others have died.
 const SHARING_PART: u64 = 64;
@@ -65,6 +76,16 @@ impl Arena {
         // Few blocks can afford the rest of a slot each; many cannot.
         let share = SHARES * most / self.out_blocks[Zone::Large as usize].max(1);
         signed(part.max(tail.min(share)).max(left))
+    }
+
+    /// How much a hit for `units` may waste that is taken without a look for less, in units.
+    pub(super) fn little(&self, zone: Zone, units: u64) -> i64 {
+        if zone == Zone::Small {
+            return i64::MAX;
+        }
+        let of_left = self.may_pin().saturating_sub(self.pinned) / LITTLE_OF_LEFT;
+        let of_length = (units / LITTLE_PART).max(self.layout.units_per_slot() / 8);
+        signed(of_left.min(units / MOST_LITTLE_PART).max(of_length))
     }
 
     /// Whether so much is pinned that placements are strict.
