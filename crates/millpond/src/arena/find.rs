@@ -53,7 +53,7 @@ impl Arena {
         self.find_by_policy_slow(want, stream)
     }
 
-    /// As [`find_ready`](Self::find_ready), but wasting next to nothing. Where there is no such block, what was
+    /// As [`find_ready`](Self::find_ready), but wasting little. Where there is no such block, what was
     /// found for more is kept.
     pub(super) fn find_ready_for_little(&mut self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
         let (waste, found) = self.least_wasteful(want, stream).unzip();
@@ -78,7 +78,7 @@ impl Arena {
         }
     }
 
-    /// Of the blocks that are ready by what is known already, the best fit that wastes next to nothing, else the
+    /// Of the blocks that are ready by what is known already, the best fit that wastes little, else the
     /// one that wastes least.
     pub(super) fn find_ready(&self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
         self.least_wasteful(want, stream).map(|(_, found)| found)
@@ -110,7 +110,7 @@ impl Arena {
         Some((0, (found.id, found.piece().start)))
     }
 
-    /// Of the blocks that are ready, that for which `weigh` says the least, or the first of which it says next to nothing.
+    /// Of the blocks that are ready, that for which `weigh` says the least, or the first of which it says little.
     #[inline(always)]
     fn least_of(
         &self,

@@ -32,12 +32,11 @@ const SHARES: u64 = 4;
 /// What a hit may waste that is taken without a look for less: this part of its length.
 const LITTLE_PART: u64 = 64;
 
-/// And this part of what may still be pinned: most requests of programs that pin little then take the first block that
-/// is looked at, or the second, where they went through all and through the caches for less. (With a 64th the four
-/// streams hold 2.2 % too much, with a 256th it gains little: docs/replay.md.)
+/// And this part of what may still be pinned: while that is much, most requests take one of the first blocks that are
+/// looked at, where they went through all of them, and through the caches, for less. (docs/replay.md has other parts.)
 const LITTLE_OF_LEFT: u64 = 128;
 
-/// But at most this part of its length.
+/// But at most this part of its length, or short blocks would pin as much as long ones.
 const MOST_LITTLE_PART: u64 = 8;
 
 /// What it counts to share a page longer than a slot with live blocks: this part of the page. What such a
