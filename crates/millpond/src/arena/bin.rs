@@ -7,11 +7,15 @@ use super::pins::Piece;
 pub(super) type Key = u128;
 
 pub(super) fn key(block: &Block) -> Key {
+    debug_assert!(block.start >> START_BITS == 0 && block.region < MOST_REGIONS);
     first_of(block.units) | u128::from(block.region) << START_BITS | u128::from(block.start)
 }
 
-/// Bits for a start. Regions have less than 2^37 units, and there are less than 2^24 of them.
+/// Bits for a start, which is more than a region has units: a tebibyte of the shortest, or one block and no more.
 const START_BITS: u32 = 40;
+
+/// What the other bits leave room for. A region is as long as all memory of the device, or a segment of its own.
+pub(super) const MOST_REGIONS: u32 = 1 << (64 - START_BITS);
 
 /// The least key of any block of this length.
 pub(super) fn first_of(units: u64) -> Key {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Layout;
+use super::bin::MOST_REGIONS;
 use super::blocks::{BlockId, Whole, Zone};
 use super::table::{Entry, Table};
 use crate::device::DevicePtr;
@@ -71,9 +72,6 @@ pub(super) struct NewRegion {
 /// Slots that a region's table has room for at first. To grow it is to copy it to memory that was never touched;
 /// room that is not used is address space only.
 const FIRST_SLOTS: usize = 1 << 15;
-
-/// An index has so many bits for a region. Each is as long as all memory of the device, or a segment of its own.
-const MOST_REGIONS: u32 = 1 << 24;
 
 /// Regions that are looked through one by one.
 const FEW: usize = 4;

@@ -59,7 +59,8 @@ impl Timelines {
         fence.iter().all(|(id, tick)| self.with(id, |timeline| timeline.observed() >= tick).unwrap_or(true))
     }
 
-    /// Drops from `fence` what nobody needs to wait for, by these policies.
+    /// Drops from `fence` what nobody needs to wait for, by these policies. It is complete, so that it may stay away when
+    /// they change.
     #[cold]
     pub(crate) fn prune(&self, fence: &mut Fence, policies: ReusePolicies) {
         fence.retain(|id, tick| self.with(id, |other| other.over(policies) < tick).unwrap_or(false));
