@@ -47,32 +47,39 @@ pub(super) struct Whole {
     pub(super) classes: u32,
 }
 
-/// A piece of a region.
+/// Units at the two ends of a free block that lie on pages which are not wholly in it. Each is less than a page, which has
+/// fewer than 2^32 units: else it would have 2 TiB.
+pub(super) type Pinned = (u32, u32);
+
+/// A piece of a region. In two cache lines, of which the first is what walks over blocks and most changes need: an
+/// allocation or a free comes by several blocks, which lie anywhere.
 #[derive(Debug)]
+#[repr(C, align(64))]
 pub(super) struct Block {
     pub(super) state: State,
-    pub(super) zone: Zone,
     pub(super) region: u32,
+    pub(super) zone: Zone,
+    /// Whether the id is in the arena's list of unmerged blocks. Stays with the id when the block goes.
+    listed: bool,
     /// First unit, counted from the region's start.
     pub(super) start: u64,
     /// Length in units, never 0.
     pub(super) units: u64,
     pub(super) prev: Option<BlockId>,
     pub(super) next: Option<BlockId>,
-    /// Free and stale blocks: the work to wait for. Blocks that are out: the streams of recorded uses.
-    pub(super) fence: Fence,
     /// Free blocks: the count of frees when the youngest part of it was freed.
     pub(super) freed: u64,
-    /// Free blocks of the large zone: the units at its start and at its end that lie on pages which are not
-    /// wholly in the block.
-    pub(super) pinned: (u64, u64),
-    /// What it wastes to use those of either end (see `pins`).
+    /// What it wastes to use those of either end that are `pinned` (see `pins`).
     pub(super) edges: Edges,
+    /// Free blocks of the large zone.
+    pub(super) pinned: Pinned,
     /// Free blocks: the pages that lie wholly in it, once a miss has asked (see `supply`).
     pub(super) whole: Option<Whole>,
-    /// Whether the id is in the arena's list of unmerged blocks. Stays with the id when the block goes.
-    listed: bool,
+    /// Free and stale blocks: the work to wait for. Blocks that are out: the streams of recorded uses.
+    pub(super) fence: Fence,
 }
+
+const _: () = assert!(size_of::<Block>() == 128, "a block has two cache lines");
 
 impl Block {
     /// The one block of a new region.
@@ -102,7 +109,7 @@ impl Block {
     /// Free blocks of the large zone: the units that lie on pages which are not wholly in the block.
     #[inline]
     pub(super) fn pinned_units(&self) -> u64 {
-        self.pinned.0 + self.pinned.1
+        u64::from(self.pinned.0) + u64::from(self.pinned.1)
     }
 }
 

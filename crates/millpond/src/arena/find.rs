@@ -2,7 +2,7 @@
 
 use super::bin::Entry;
 use super::blocks::Block;
-use super::pins::{Scale, signed};
+use super::pins::Scale;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::order::{Fence, Stream, StreamKey};
 
@@ -15,6 +15,8 @@ pub(super) struct Want {
     pub(super) align: u64,
     /// Units that the placement may waste (see `pins`).
     pub(super) waste: i64,
+    /// Units that a hit may waste that is taken without a look for less.
+    pub(super) little: i64,
 }
 
 /// What a search found that wastes too much to be taken before the caches were asked. The search need not be
@@ -32,9 +34,6 @@ pub(super) struct Looked {
 /// streams share a pool evenly, few enough that a search over another stream's blocks costs about as much as
 /// the event query that follows it.
 const CANDIDATES: usize = 16;
-
-/// What is wasted without a look for less: this part of the request's length.
-const LITTLE_PART: u64 = 64;
 
 impl Arena {
     /// A free block for `want` that later work on `stream` may use, and the unit in it to start at.
@@ -54,11 +53,11 @@ impl Arena {
         self.find_by_policy_slow(want, stream)
     }
 
-    /// As [`find_ready`](Self::find_ready), but wasting next to nothing. Where there is no such block, what was
+    /// As [`find_ready`](Self::find_ready), but wasting little. Where there is no such block, what was
     /// found for more is kept.
     pub(super) fn find_ready_for_little(&mut self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
         let (waste, found) = self.least_wasteful(want, stream).unzip();
-        if waste.is_some_and(|waste| waste <= self.little(want)) {
+        if waste.is_some_and(|waste| waste <= want.little) {
             return found;
         }
         self.looked = Some(Looked { want: *want, stream: stream.key(), changes: self.changes, found });
@@ -79,7 +78,7 @@ impl Arena {
         }
     }
 
-    /// Of the blocks that are ready by what is known already, the best fit that wastes next to nothing, else the
+    /// Of the blocks that are ready by what is known already, the best fit that wastes little, else the
     /// one that wastes least.
     pub(super) fn find_ready(&self, want: &Want, stream: &Stream) -> Option<(BlockId, u64)> {
         self.least_wasteful(want, stream).map(|(_, found)| found)
@@ -111,7 +110,7 @@ impl Arena {
         Some((0, (found.id, found.piece().start)))
     }
 
-    /// Of the blocks that are ready, that for which `weigh` says the least, or the first of which it says next to nothing.
+    /// Of the blocks that are ready, that for which `weigh` says the least, or the first of which it says little.
     #[inline(always)]
     fn least_of(
         &self,
@@ -119,7 +118,7 @@ impl Arena {
         stream: &Stream,
         mut weigh: impl FnMut(&Entry) -> Option<(i64, u64)>,
     ) -> Option<(i64, (BlockId, u64))> {
-        let little = self.little(want).min(want.waste);
+        let little = want.little.min(want.waste);
         let mut reach = self.reach(stream);
         let mut best: Option<(i64, (BlockId, u64))> = None;
         // What is no better than this is passed over.
@@ -146,6 +145,22 @@ impl Arena {
         best
     }
 
+    /// Calls `look` for each block that a search looks at, the best fit first, until that says no.
+    #[inline]
+    fn look_at_each(&self, want: &Want, mut look: impl FnMut(&Entry) -> bool) {
+        let mut left = CANDIDATES;
+        for run in self.free[want.zone as usize].runs_at_least(want.units) {
+            let looked_at = &run[..run.len().min(left)];
+            if !looked_at.iter().all(&mut look) {
+                return;
+            }
+            left -= looked_at.len();
+            if left == 0 {
+                return;
+            }
+        }
+    }
+
     /// What the best placement of `want` in a free block of at least its length wastes, and the unit where it
     /// starts; `None` where it does not fit.
     #[inline(always)]
@@ -159,14 +174,6 @@ impl Arena {
         Some(self.least_waste(block, at, want))
     }
 
-    /// What a hit may waste that is taken without a look for less, in units.
-    fn little(&self, want: &Want) -> i64 {
-        match want.zone {
-            Zone::Small => i64::MAX,
-            Zone::Large => signed((want.units / LITTLE_PART).max(self.layout.units_per_slot() / 8)),
-        }
-    }
-
     /// The best fit that is ready after asking the device, or after making the stream wait.
     #[cold]
     fn find_by_policy_slow(
@@ -177,9 +184,12 @@ impl Arena {
         if self.policies.opportunistic {
             // Each stream is asked once, however many of the blocks it freed.
             let mut all = Fence::empty();
-            for entry in self.candidates(want) {
-                all.join(&self.blocks[entry.id].fence);
-            }
+            self.look_at_each(want, |entry| {
+                if self.fits(entry, want) {
+                    all.join(&self.blocks[entry.id].fence);
+                }
+                true
+            });
             let learned = self.timelines.poll(&all)?;
             if learned && let found @ Some(_) = self.find_ready(want, stream) {
                 return Ok(found);
@@ -197,17 +207,17 @@ impl Arena {
 
     fn first_within_allowance(&self, want: &Want) -> Option<(BlockId, u64)> {
         let mut scale = self.scale(want);
-        let mut weighed =
-            self.candidates(want).filter_map(|entry| Some((entry.id, self.weigh(entry, want, &mut scale)?)));
-        weighed.find(|(_, (waste, _))| *waste <= want.waste).map(|(id, (_, at))| (id, at))
+        let mut found = None;
+        self.look_at_each(want, |entry| {
+            let weighed = self.weigh(entry, want, &mut scale);
+            found = weighed.filter(|(waste, _)| *waste <= want.waste).map(|(_, at)| (entry.id, at));
+            found.is_none()
+        });
+        found
     }
 
-    /// The blocks that a search looks at, as far as `want` fits into them.
-    fn candidates(&self, want: &Want) -> impl Iterator<Item = &Entry> + '_ {
-        let (runs, want) = (self.free[want.zone as usize].runs_at_least(want.units), *want);
-        let fits = move |id: BlockId| self.place_in(&self.blocks[id], &want).is_some();
-        let any = want.align <= self.layout.unit_bytes;
-        runs.flatten().take(CANDIDATES).filter(move |entry| any || fits(entry.id))
+    fn fits(&self, entry: &Entry, want: &Want) -> bool {
+        want.align <= self.layout.unit_bytes || self.place_in(&self.blocks[entry.id], want).is_some()
     }
 
     /// The first unit of the block at which `want` can start, if it fits there.

@@ -50,8 +50,8 @@ mod trim;
 use std::sync::Arc;
 
 use backing::Means;
+use blocks::{Block, Blocks, State};
 pub(crate) use blocks::{BlockId, Zone};
-use blocks::{Blocks, State};
 use index::{FreeIndex, VoidIndex};
 use regions::Regions;
 pub(crate) use table::{Entry, EntryRef, MOST_UNITS, Views};
@@ -232,7 +232,7 @@ impl Arena {
             policies,
             pages,
             keeps: false,
-            regions: Regions::default(),
+            regions: Regions::new(&layout),
             blocks: Blocks::default(),
             free: Default::default(),
             void: Default::default(),
@@ -351,8 +351,8 @@ impl Arena {
     fn want(&self, units: u64, align: u64) -> find::Want {
         debug_assert!(0 < units && units < MOST_UNITS);
         let zone = self.layout.zone_of(units);
-        let waste = self.allowance(zone, units);
-        find::Want { zone, units, align: align.max(self.layout.unit_bytes), waste }
+        let (waste, little) = (self.allowance(zone, units), self.little(zone, units));
+        find::Want { zone, units, align: align.max(self.layout.unit_bytes), waste, little }
     }
 
     /// Backs a place for `want`. Where memory is short for that, a free block will do whatever it wastes; pages
@@ -501,18 +501,23 @@ impl Arena {
     /// Enters a block that has just become free, joined with those of its neighbours that are free behind
     /// the same streams.
     fn insert_free(&mut self, id: BlockId) {
-        let mut id = id;
-        self.timelines.prune_if_long(&mut self.blocks[id].fence);
-        for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
-            if self.blocks.is(neighbour, State::Free)
-                && self.blocks[id].fence.same_streams(&self.blocks[neighbour].fence)
-            {
-                self.remove_free(neighbour);
-                id = self.blocks.join(id, neighbour);
-            }
-        }
+        self.timelines.prune_several(&mut self.blocks[id].fence, self.policies);
+        let Block { prev, next, .. } = self.blocks[id];
+        let id = self.join_if_alike(id, prev);
+        let id = self.join_if_alike(id, next);
         self.index_free(id);
         self.list_if_unmerged(id);
+    }
+
+    /// Joins a free block, which is on no index, with a neighbour that is free behind the same streams.
+    fn join_if_alike(&mut self, id: BlockId, neighbour: Option<BlockId>) -> BlockId {
+        let Some(neighbour) = neighbour.filter(|id| self.blocks.is(*id, State::Free)) else { return id };
+        self.timelines.prune_several(&mut self.blocks[neighbour].fence, self.policies);
+        if !self.blocks[id].fence.same_streams(&self.blocks[neighbour].fence) {
+            return id;
+        }
+        self.remove_free(neighbour);
+        self.blocks.join(id, neighbour)
     }
 
     /// Remembers a free block that has a free neighbour.
@@ -572,6 +577,7 @@ impl Arena {
             }
         }
         if joined {
+            self.timelines.prune_several(&mut self.blocks[whole].fence, self.policies);
             self.index_free(whole);
         }
         joined.then_some(whole)
@@ -583,7 +589,7 @@ impl Arena {
         }
         for id in [a, b] {
             let mut fence = std::mem::take(&mut self.blocks[id].fence);
-            self.timelines.prune(&mut fence);
+            self.timelines.prune(&mut fence, self.policies);
             self.blocks[id].fence = fence;
         }
         self.blocks[a].fence.same_streams(&self.blocks[b].fence)

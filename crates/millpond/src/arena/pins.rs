@@ -9,7 +9,7 @@
 
 use super::blocks::{Block, Edges};
 use super::find::Want;
-use super::regions::Backing;
+use super::regions::{Backing, Span};
 use super::{Arena, BlockId, Zone};
 
 /// Free memory that may be pinned before placements become strict: this part of what is reserved. A pool that
@@ -29,12 +29,19 @@ const WASTED_PART: u64 = 32;
 /// blocks, so that this many come to about one.
 const SHARES: u64 = 4;
 
+/// What a hit may waste that is taken without a look for less: this part of its length.
+const LITTLE_PART: u64 = 64;
+
+/// And this part of what may still be pinned: while that is much, most requests take one of the first blocks that are
+/// looked at, where they went through all of them, and through the caches, for less. (docs/replay.md has other parts.)
+const LITTLE_OF_LEFT: u64 = 128;
+
+/// But at most this part of its length, or short blocks would pin as much as long ones.
+const MOST_LITTLE_PART: u64 = 8;
+
 /// What it counts to share a page longer than a slot with live blocks: this part of the page. What such a
 /// placement takes was pinned already, but it keeps the page pinned when the others have died.
 const SHARING_PART: u64 = 64;
-
-/// First and last unit (not included) of a page.
-type Bounds = (u64, u64);
 
 /// A free block, as placements are weighed in it: its bounds in units, and what it wastes to use its ends.
 #[derive(Debug, Clone, Copy)]
@@ -68,6 +75,16 @@ impl Arena {
         // Few blocks can afford the rest of a slot each; many cannot.
         let share = SHARES * most / self.out_blocks[Zone::Large as usize].max(1);
         signed(part.max(tail.min(share)).max(left))
+    }
+
+    /// How much a hit for `units` may waste that is taken without a look for less, in units.
+    pub(super) fn little(&self, zone: Zone, units: u64) -> i64 {
+        if zone == Zone::Small {
+            return i64::MAX;
+        }
+        let of_left = self.may_pin().saturating_sub(self.pinned) / LITTLE_OF_LEFT;
+        let of_length = (units / LITTLE_PART).max(self.layout.units_per_slot() / 8);
+        signed(of_left.min(units / MOST_LITTLE_PART).max(of_length))
     }
 
     /// Whether so much is pinned that placements are strict.
@@ -107,7 +124,7 @@ impl Arena {
     #[inline]
     pub(super) fn scale(&self, want: &Want) -> Scale<'_> {
         let (units, is_small) = (want.units, want.zone == Zone::Small);
-        Scale { arena: self, units, is_small, region: u32::MAX, pages: &[] }
+        Scale { arena: self, units, is_small, region: u32::MAX, backing: Backing::default() }
     }
 
     /// What using any `window` of a free block wastes.
@@ -137,7 +154,7 @@ impl Arena {
 
     /// What using `units` of a page, of which the free block has at least those, wastes.
     #[inline]
-    fn waste_on(&self, piece: &Piece, page: Bounds, units: u64) -> i64 {
+    fn waste_on(&self, piece: &Piece, page: Span, units: u64) -> i64 {
         let length = page.1 - page.0;
         // Both are known before either is chosen: searches weigh many blocks, and which it is cannot be foreseen.
         let is_whole = (piece.start <= page.0) & (page.1 <= piece.end);
@@ -160,12 +177,15 @@ impl Arena {
                 block.start
             };
             let high = if last.1 > block.end() { last.0.max(low) } else { block.end() };
-            pinned = (low - block.start, block.end() - high);
+            let (below, above) = (low - block.start, block.end() - high);
             let piece = &Piece::from(block);
-            edges = (
-                if pinned.0 == 0 { 0 } else { short(self.waste_on(piece, first, pinned.0)) },
-                if pinned.1 == 0 { 0 } else { short(self.waste_on(piece, last, pinned.1)) },
-            );
+            // Weighed whether it pins anything or not: that cannot be foreseen.
+            let edge = |page, units| {
+                let waste = self.waste_on(piece, page, units);
+                short(if units == 0 { 0 } else { waste })
+            };
+            edges = (edge(first, below), edge(last, above));
+            pinned = (below as u32, above as u32);
         }
         let block = &mut self.blocks[id];
         (block.pinned, block.edges) = (pinned, edges);
@@ -173,10 +193,8 @@ impl Arena {
 
     /// The units of the page behind a unit of the region.
     #[inline]
-    fn page_bounds(&self, region: u32, unit: u64) -> Option<Bounds> {
-        let (first, end) = self.regions.page_span(region, self.layout.slot_of(unit))?;
-        let shift = self.layout.slot_shift();
-        Some((first << shift, end << shift))
+    fn page_bounds(&self, region: u32, unit: u64) -> Option<Span> {
+        self.regions.backing(region).span(self.layout.slot_of(unit))
     }
 }
 
@@ -190,7 +208,7 @@ pub(super) struct Scale<'a> {
     /// The region asked about last.
     region: u32,
     /// What backs its slots.
-    pages: &'a [Backing],
+    backing: Backing<'a>,
 }
 
 impl Scale<'_> {
@@ -203,7 +221,7 @@ impl Scale<'_> {
             return (0, piece.start);
         }
         if piece.region != self.region {
-            (self.region, self.pages) = (piece.region, self.arena.regions.backing(piece.region));
+            (self.region, self.backing) = (piece.region, self.arena.regions.backing(piece.region));
         }
         let low = self.waste_below(piece, piece.start + self.units);
         if low <= 0 {
@@ -230,10 +248,8 @@ impl Scale<'_> {
     }
 
     #[inline]
-    fn page_bounds(&self, unit: u64) -> Option<Bounds> {
-        let (first, end) = self.pages.get(self.arena.layout.slot_of(unit) as usize)?.span()?;
-        let shift = self.arena.layout.slot_shift();
-        Some((first << shift, end << shift))
+    fn page_bounds(&self, unit: u64) -> Option<Span> {
+        self.backing.span(self.arena.layout.slot_of(unit))
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Layout;
+use super::bin::MOST_REGIONS;
 use super::blocks::{BlockId, Whole, Zone};
 use super::table::{Entry, Table};
 use crate::device::DevicePtr;
@@ -26,28 +27,35 @@ pub(super) struct Region {
     pub(super) zone: Zone,
     pub(super) source: Source,
     pub(super) head: BlockId,
-    /// Per slot: the page that backs it. As long as the highest slot ever backed.
-    pages: Vec<Backing>,
+    /// Per slot: the id + 1 of the page that backs it, 0 for none. As long as the highest slot ever backed.
+    pages: Vec<u32>,
     /// Where blocks that are out start.
     pub(super) table: Arc<Table>,
 }
 
-/// The page behind a slot. The page's place is kept here too, since every search asks for it.
+/// A page's first unit, and the first behind it.
+pub(super) type Span = (u64, u64);
+
+/// What backs the slots of a region. Every search asks for it.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Backing {
-    /// The page's id + 1; 0 for none.
-    page: u32,
-    /// The page's first slot.
-    first: u32,
-    /// The first slot behind the page.
-    end: u32,
+pub(super) struct Backing<'a> {
+    /// See [`Region`].
+    pages: &'a [u32],
+    /// See [`Regions`].
+    spans: &'a [Span],
 }
 
-impl Backing {
-    /// The page's first slot, and the first behind it.
+impl Backing<'_> {
+    /// The page that backs a slot.
     #[inline]
-    pub(super) fn span(&self) -> Option<(u64, u64)> {
-        (self.page != 0).then(|| (u64::from(self.first), u64::from(self.end)))
+    fn page(self, slot: u64) -> Option<PageId> {
+        self.pages.get(slot as usize)?.checked_sub(1).map(PageId)
+    }
+
+    /// Where the page lies that backs a slot.
+    #[inline]
+    pub(super) fn span(self, slot: u64) -> Option<Span> {
+        Some(self.spans[self.page(slot)?.0 as usize])
     }
 }
 
@@ -69,18 +77,28 @@ const FIRST_SLOTS: usize = 1 << 15;
 const FEW: usize = 4;
 
 /// All regions of one arena.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Regions {
     table: Vec<Option<Region>>,
+    /// By page id: where each page that backs slots lies. Apart from the slots' own tables, so that those are short: they
+    /// are touched all over.
+    spans: Vec<Span>,
+    /// The binary logarithm of a slot's units.
+    slot_shift: u32,
     by_base: BTreeMap<u64, u32>,
 }
 
 impl Regions {
+    pub(super) fn new(layout: &Layout) -> Self {
+        let slot_shift = layout.slot_shift();
+        Self { table: Vec::new(), spans: Vec::new(), slot_shift, by_base: BTreeMap::new() }
+    }
+
     /// Enters a region. `head` makes its first block, given the region's id.
     pub(super) fn add(&mut self, new: NewRegion, head: impl FnOnce(u32) -> BlockId) -> u32 {
         let vacant = self.table.iter().position(Option::is_none);
         let at = vacant.unwrap_or(self.table.len());
-        let id = u32::try_from(at).expect("fewer than 2^32 regions");
+        let id = u32::try_from(at).ok().filter(|id| *id < MOST_REGIONS).expect("fewer than 2^24 regions");
         let head = head(id);
         let NewRegion { base, bytes, zone, source, table } = new;
         let region = Region { base, bytes, zone, source, head, pages: Vec::new(), table };
@@ -143,21 +161,25 @@ impl Regions {
 
     // ---- pages -----------------------------------------------------------------------------------
 
+    /// The page that backs a slot.
     pub(super) fn page_at(&self, region: u32, slot: u64) -> Option<PageId> {
-        let backing = self.get(region).pages.get(slot as usize)?;
-        backing.page.checked_sub(1).map(PageId)
+        self.backing(region).page(slot)
     }
 
     /// The first slot of the page that backs a slot, and the first behind the page.
     #[inline]
     pub(super) fn page_span(&self, region: u32, slot: u64) -> Option<(u64, u64)> {
-        self.backing(region).get(slot as usize)?.span()
+        self.backing(region).span(slot).map(|span| self.in_slots(span))
     }
 
-    /// What backs each slot of a region, up to the highest that was ever backed.
+    fn in_slots(&self, (first, end): Span) -> (u64, u64) {
+        (first >> self.slot_shift, end >> self.slot_shift)
+    }
+
+    /// What backs each slot of a region.
     #[inline]
-    pub(super) fn backing(&self, region: u32) -> &[Backing] {
-        &self.get(region).pages
+    pub(super) fn backing(&self, region: u32) -> Backing<'_> {
+        Backing { pages: &self.get(region).pages, spans: &self.spans }
     }
 
     /// The pages that lie wholly in `slot..end`, a range that is backed wholly or not at all: page, first slot,
@@ -168,15 +190,15 @@ impl Regions {
         mut slot: u64,
         end: u64,
     ) -> impl Iterator<Item = (PageId, u64, u32)> + '_ {
-        let pages = &self.get(region).pages;
+        let backing = self.backing(region);
         std::iter::from_fn(move || {
             while slot < end {
-                let Backing { page, first, end: page_end } = *pages.get(slot as usize)?;
-                let page = PageId(page.checked_sub(1)?);
-                let whole = u64::from(first) == slot && u64::from(page_end) <= end;
-                slot = u64::from(page_end);
+                let page = backing.page(slot)?;
+                let (first, page_end) = self.in_slots(backing.spans[page.0 as usize]);
+                let whole = first == slot && page_end <= end;
+                slot = page_end;
                 if whole {
-                    return Some((page, u64::from(first), page_end - first));
+                    return Some((page, first, (page_end - first) as u32));
                 }
             }
             None
@@ -214,10 +236,16 @@ impl Regions {
             if pages.capacity() == 0 {
                 pages.reserve_exact(end.max(FIRST_SLOTS));
             }
-            pages.resize(end, Backing::default());
+            pages.resize(end, 0);
         }
-        let first = u32::try_from(first).expect("a region has fewer than 2^32 slots");
-        let backing = page.map(|page| Backing { page: page.0 + 1, first, end: first + slots });
-        pages[start..end].fill(backing.unwrap_or_default());
+        pages[start..end].fill(page.map_or(0, |page| page.0 + 1));
+        if let Some(PageId(page)) = page {
+            let page = page as usize;
+            if self.spans.len() <= page {
+                self.spans.resize(page + 1, (0, 0));
+            }
+            let shift = self.slot_shift;
+            self.spans[page] = (first << shift, (first + u64::from(slots)) << shift);
+        }
     }
 }

@@ -115,7 +115,7 @@ impl Arena {
     pub(crate) fn fence_of_all_free(&self) -> Fence {
         let mut all = self.fence_of(&self.free_ids());
         all.join(&self.fence_of(&self.stale));
-        self.timelines.prune(&mut all);
+        self.timelines.prune(&mut all, self.policies);
         all
     }
 

@@ -15,6 +15,11 @@ use super::{DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageHandle};
 /// What the size of a segment is rounded up to, in bytes; `cuMemAlloc` aligns to at least as much.
 pub(super) const SEGMENT_ALIGNMENT: u64 = 512;
 
+/// Pages, mappings and granules of a range that there is room for at first. To grow a table is to copy it to memory that
+/// was never touched; room that is not used is address space only.
+const FIRST_PAGES: usize = 1 << 11;
+const FIRST_GRANULES: usize = 1 << 15;
+
 /// The records of one device.
 #[derive(Debug)]
 pub(super) struct Ledger {
@@ -108,8 +113,8 @@ impl Ledger {
             held: 0,
             next_offset: 0,
             reservations: Vec::new(),
-            pages: SlotMap::new(),
-            mappings: Slab::new(),
+            pages: SlotMap::with_capacity(FIRST_PAGES),
+            mappings: Slab::with_capacity(FIRST_PAGES),
             segments: BTreeMap::new(),
         }
     }
@@ -139,7 +144,8 @@ impl Ledger {
     pub(super) fn reserve(&mut self, at: DevicePtr, bytes: u64) {
         let place = self.reservations_up_to(at.raw());
         debug_assert!(self.reserved_at(at).is_none(), "{at} was reserved twice");
-        self.reservations.insert(place, Reservation { start: at.raw(), bytes, granules: Vec::new() });
+        let granules = Vec::with_capacity(FIRST_GRANULES.min((bytes >> self.shift) as usize));
+        self.reservations.insert(place, Reservation { start: at.raw(), bytes, granules });
     }
 
     /// Whether [`unreserve`](Self::unreserve) would do it.
@@ -222,10 +228,10 @@ impl Ledger {
                 format!("a page of {whole} bytes is mapped whole, not {bytes} bytes of it"),
             );
         }
-        self.check_vacant(CALL, at, bytes)?;
+        let place = self.check_vacant(CALL, at, bytes)?;
         let mapping = self.mappings.insert(Mapping { start: at.raw(), bytes, page: key, accessible: false });
         let number = u32::try_from(mapping + 1).expect("fewer than 2^32 mappings");
-        self.set_granules(at, bytes, number);
+        self.set_granules(place, at, bytes, number);
         let page = &mut self.pages[key];
         page.mappings += 1;
         Ok(Extent { offset: page.offset, bytes })
@@ -237,7 +243,7 @@ impl Ledger {
         let end = end_of(CALL, at, bytes)?;
         let mut next = at.raw();
         while next < end
-            && let Some(mapping) = self.mapping_from(next)
+            && let Some((_, mapping)) = self.mapping_from(next)
         {
             next += self.mappings[mapping].bytes;
         }
@@ -254,7 +260,7 @@ impl Ledger {
         bytes: u64,
         mut each: impl FnMut(u64),
     ) -> DeviceResult<()> {
-        if let Some(mapping) = self.mapping_from(at.raw()).map(|key| &mut self.mappings[key])
+        if let Some(mapping) = self.mapping_from(at.raw()).map(|(_, key)| &mut self.mappings[key])
             && mapping.bytes == bytes
         {
             // Nearly always.
@@ -265,7 +271,7 @@ impl Ledger {
         self.check_set_access(at, bytes)?;
         let mut next = at.raw();
         while next < at.raw() + bytes
-            && let Some(mapping) = self.mapping_from(next)
+            && let Some((_, mapping)) = self.mapping_from(next)
         {
             let mapping = &mut self.mappings[mapping];
             mapping.accessible = true;
@@ -280,46 +286,48 @@ impl Ledger {
         self.key_to_unmap(at, bytes).map(drop)
     }
 
-    fn key_to_unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<usize> {
-        let Some(key) = self.mapping_from(at.raw()) else {
+    /// Which range the mapping lies in, and its key.
+    fn key_to_unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<(usize, usize)> {
+        let Some((place, key)) = self.mapping_from(at.raw()) else {
             return invalid("unmap", format!("no mapping starts at {at}"));
         };
         self.mappings[key].check_unmap(at, bytes)?;
-        Ok(key)
+        Ok((place, key))
     }
 
     /// Removes a mapping; the page's memory if it was the last of a released page.
     pub(super) fn unmap(&mut self, at: DevicePtr, bytes: u64) -> DeviceResult<Option<Extent>> {
-        let key = self.key_to_unmap(at, bytes)?;
+        let (place, key) = self.key_to_unmap(at, bytes)?;
         let page = self.mappings.remove(key).page;
-        self.set_granules(at, bytes, 0);
+        self.set_granules(place, at, bytes, 0);
         self.pages[page].mappings -= 1;
         Ok(self.drop_page_if_unused(page))
     }
 
-    /// The reserved range that an address lies in.
+    /// Which reserved range an address lies in.
     #[inline]
-    fn reservation_of(&self, at: u64) -> Option<&Reservation> {
-        let reservation = &self.reservations[self.reservations_up_to(at).checked_sub(1)?];
-        (at - reservation.start < reservation.bytes).then_some(reservation)
+    fn reservation_of(&self, at: u64) -> Option<usize> {
+        let place = self.reservations_up_to(at).checked_sub(1)?;
+        let reservation = &self.reservations[place];
+        (at - reservation.start < reservation.bytes).then_some(place)
     }
 
-    /// The key of the mapping over an address.
-    fn mapping_over(&self, at: u64) -> Option<usize> {
-        let reservation = self.reservation_of(at)?;
+    /// Which range the mapping over an address lies in, and its key.
+    fn mapping_over(&self, at: u64) -> Option<(usize, usize)> {
+        let place = self.reservation_of(at)?;
+        let reservation = &self.reservations[place];
         let number = *reservation.granules.get(((at - reservation.start) >> self.shift) as usize)?;
-        (number as usize).checked_sub(1)
+        Some((place, (number as usize).checked_sub(1)?))
     }
 
-    /// The key of the mapping that starts at an address.
-    fn mapping_from(&self, at: u64) -> Option<usize> {
-        self.mapping_over(at).filter(|key| self.mappings[*key].start == at)
+    /// Likewise of the mapping that starts at an address.
+    fn mapping_from(&self, at: u64) -> Option<(usize, usize)> {
+        self.mapping_over(at).filter(|(_, key)| self.mappings[*key].start == at)
     }
 
     /// Notes what is mapped in a reserved range.
-    fn set_granules(&mut self, at: DevicePtr, bytes: u64, number: u32) {
-        let place = self.reservations_up_to(at.raw()).checked_sub(1);
-        let reservation = &mut self.reservations[place.expect("what is mapped lies in a reserved range")];
+    fn set_granules(&mut self, place: usize, at: DevicePtr, bytes: u64, number: u32) {
+        let reservation = &mut self.reservations[place];
         let first = ((at.raw() - reservation.start) >> self.shift) as usize;
         let end = first + (bytes >> self.shift) as usize;
         if reservation.granules.len() < end {
@@ -346,14 +354,16 @@ impl Ledger {
         }
     }
 
-    /// Whether the range is aligned, reserved, and has nothing mapped.
-    fn check_vacant(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+    /// Which reserved range it lies in, if it is aligned and has nothing mapped.
+    fn check_vacant(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<usize> {
         let end = end_of(call, at, bytes)?;
         if !self.is_aligned(at.raw()) {
             return invalid(call, format!("{at} is not aligned to the granularity, {}", self.granularity));
         }
-        let Some(reservation) =
-            self.reservation_of(at.raw()).filter(|range| end <= range.start + range.bytes)
+        let Some((place, reservation)) = self
+            .reservation_of(at.raw())
+            .map(|place| (place, &self.reservations[place]))
+            .filter(|(_, range)| end <= range.start + range.bytes)
         else {
             return invalid(call, format!("{at} and {bytes} bytes on do not lie in one reserved range"));
         };
@@ -367,7 +377,7 @@ impl Ledger {
                 let mapped = self.mappings[*key as usize - 1].start;
                 invalid(call, format!("the range overlaps the mapping at {mapped:#x}"))
             }
-            None => Ok(()),
+            None => Ok(place),
         }
     }
 
@@ -433,7 +443,7 @@ impl Ledger {
             return Ok(());
         }
         let mut next = at.raw();
-        while let Some(mapping) = self.mapping_over(next).map(|key| &self.mappings[key]) {
+        while let Some(mapping) = self.mapping_over(next).map(|(_, key)| &self.mappings[key]) {
             if !mapping.accessible {
                 break;
             }

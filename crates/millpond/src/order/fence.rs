@@ -9,7 +9,7 @@ use super::{Tick, TimelineId};
 pub(crate) struct Fence(SmallVec<[(TimelineId, Tick); INLINE]>);
 
 /// Streams that a fence names without memory of its own.
-const INLINE: usize = 6;
+const INLINE: usize = 2;
 
 impl Clone for Fence {
     #[inline]

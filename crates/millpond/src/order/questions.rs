@@ -1,10 +1,9 @@
 //! The questions a pool asks of the timelines: may memory behind a fence be used, and what makes it so?
 
+use std::sync::Arc;
+
 use super::{Fence, Reach, ReusePolicies, Tick, Timeline, TimelineId, Timelines};
 use crate::device::DeviceResult;
-
-/// Streams in a fence from which on it is worth asking which of them still matter.
-const LONG_FENCE: usize = 4;
 
 /// Whether a stream may use what is behind a fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,24 +45,13 @@ impl Timelines {
         Reach::new(self, stream, policies)
     }
 
+    /// The last tick of `id` that later work on `stream` comes after, by what is known already; every tick of a
+    /// timeline that is gone.
     #[cold]
-    fn last_reached(&self, id: TimelineId, stream: &Timeline, policies: ReusePolicies) -> Tick {
-        self.last_reached_beyond(id, policies, || stream.ordered_after_tick(id))
-    }
-
-    /// The last tick of `id` that later work on a stream comes after, by what is known already; every tick of a
-    /// timeline that is gone. `ordered_after` is the one that the stream itself is ordered after.
-    pub(super) fn last_reached_beyond(
-        &self,
-        id: TimelineId,
-        policies: ReusePolicies,
-        ordered_after: impl FnOnce() -> Tick,
-    ) -> Tick {
+    pub(super) fn last_reached(&self, id: TimelineId, stream: &Timeline, policies: ReusePolicies) -> Tick {
         let follow = policies.follow_event_dependencies || policies.internal_dependencies;
-        let seen = self
-            .with(id, |other| if policies.opportunistic { other.observed() } else { other.synchronized() });
-        let Some(seen) = seen else { return Tick::MAX };
-        if follow { seen.max(ordered_after()) } else { seen }
+        let Some(seen) = self.with(id, |other| other.over(policies)) else { return Tick::MAX };
+        if follow { seen.max(stream.ordered_after_tick(id)) } else { seen }
     }
 
     /// Whether everything in `fence` is known to be complete, so that nobody needs it. No device call.
@@ -71,16 +59,19 @@ impl Timelines {
         fence.iter().all(|(id, tick)| self.with(id, |timeline| timeline.observed() >= tick).unwrap_or(true))
     }
 
-    /// Drops from `fence` what the host has waited for: nobody will ever need it.
-    pub(crate) fn prune(&self, fence: &mut Fence) {
-        fence.retain(|id, tick| self.with(id, |timeline| timeline.synchronized() < tick).unwrap_or(false));
+    /// Drops from `fence` what nobody needs to wait for, by these policies. It is complete, so that it may stay away when
+    /// they change.
+    #[cold]
+    pub(crate) fn prune(&self, fence: &mut Fence, policies: ReusePolicies) {
+        fence.retain(|id, tick| self.with(id, |other| other.over(policies) < tick).unwrap_or(false));
     }
 
-    /// Prunes a fence that names many streams, as ranges that were joined often do.
+    /// Prunes a fence that names several streams, as those of ranges that were joined do. The fewer it names, the
+    /// more neighbours it is joined with at once, and the less there is to ask and to wait for.
     #[inline]
-    pub(crate) fn prune_if_long(&self, fence: &mut Fence) {
-        if fence.len() > LONG_FENCE {
-            self.prune(fence);
+    pub(crate) fn prune_several(&self, fence: &mut Fence, policies: ReusePolicies) {
+        if fence.len() > 1 {
+            self.prune(fence, policies);
         }
     }
 
@@ -107,10 +98,8 @@ impl Timelines {
     pub(crate) fn poll(&self, fence: &Fence) -> DeviceResult<bool> {
         let mut learned = false;
         for (id, tick) in fence.iter() {
-            let Some(timeline) = self.get(id) else { continue };
-            if timeline.observed() >= tick {
-                continue;
-            }
+            let pending = |timeline: &Arc<Timeline>| (timeline.observed() < tick).then(|| timeline.clone());
+            let Some(timeline) = self.with(id, pending).flatten() else { continue };
             learned |= timeline.poll(self.device().as_ref(), |event| self.let_go(event))?;
             if timeline.observed() < tick && !timeline.has_mark_for(tick) {
                 if timeline.poll_idle(self.device().as_ref())? {
@@ -168,5 +157,29 @@ impl Timelines {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::sim::{SimDevice, SimOptions};
+
+    #[test]
+    fn a_fence_forgets_what_was_seen_complete_where_the_policies_go_by_that() {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let timelines = Timelines::new(sim.clone());
+        let (idle, busy) = (timelines.create_stream().unwrap(), timelines.create_stream().unwrap());
+        let hold = sim.hold(busy.handle()).unwrap();
+        let pending = busy.fence();
+        let mut fence = idle.fence();
+        fence.join(&pending);
+        assert!(timelines.poll(&fence).unwrap());
+        let mut strict = fence.clone();
+        timelines.prune(&mut strict, ReusePolicies { opportunistic: false, ..ReusePolicies::ALL });
+        assert_eq!(strict, fence, "the host has waited for nothing");
+        timelines.prune_several(&mut fence, ReusePolicies::ALL);
+        assert_eq!(fence, pending);
+        sim.release(hold);
     }
 }

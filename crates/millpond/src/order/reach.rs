@@ -13,13 +13,11 @@ pub(crate) struct Reach<'a> {
     policies: ReusePolicies,
     /// The last tick of each stream that is reached, for the streams that were asked about.
     known: SmallVec<[(TimelineId, Tick); 8]>,
-    /// What later work on the stream is ordered after, once it was asked for.
-    after: Option<Fence>,
 }
 
 impl<'a> Reach<'a> {
     pub(super) fn new(timelines: &'a Timelines, stream: &'a Timeline, policies: ReusePolicies) -> Self {
-        Self { timelines, stream, policies, known: SmallVec::new(), after: None }
+        Self { timelines, stream, policies, known: SmallVec::new() }
     }
 
     /// Whether later work on the stream may use memory behind `fence`.
@@ -38,8 +36,7 @@ impl<'a> Reach<'a> {
 
     #[cold]
     fn look_slow(&mut self, id: TimelineId) -> Tick {
-        let after = self.after.get_or_insert_with(|| self.stream.ordered_after());
-        let tick = self.timelines.last_reached_beyond(id, self.policies, || after.tick_of(id));
+        let tick = self.timelines.last_reached(id, self.stream, self.policies);
         self.known.push((id, tick));
         tick
     }

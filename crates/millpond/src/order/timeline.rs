@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 
-use super::Fence;
+use super::{Fence, ReusePolicies};
 use crate::device::{Device, DeviceResult, EventHandle, StreamHandle, StreamId};
 
 /// A point on a timeline. Tick 0 is before everything.
@@ -120,6 +120,12 @@ impl Timeline {
     pub(crate) fn observed(&self) -> Tick {
         // Acquire: as for `synchronized`.
         self.observed.load(Ordering::Acquire).max(self.synchronized())
+    }
+
+    /// The highest tick that memory is ready for everybody after, by these policies.
+    #[inline]
+    pub(super) fn over(&self, policies: ReusePolicies) -> Tick {
+        if policies.opportunistic { self.observed() } else { self.synchronized() }
     }
 
     /// Notes that the host has waited for `tick`.

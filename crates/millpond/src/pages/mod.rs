@@ -58,6 +58,9 @@ pub(crate) enum MapFailure {
     Stuck(DeviceError),
 }
 
+/// Pages that there is room for at first: what is not used is address space only, and to grow is to copy.
+const FIRST_PAGES: usize = 1 << 10;
+
 /// All pages of one pool.
 #[derive(Debug)]
 pub(crate) struct Pages {
@@ -82,7 +85,7 @@ impl Pages {
             counters,
             limits,
             slot_bytes,
-            table: Vec::new(),
+            table: Vec::with_capacity(FIRST_PAGES),
             vacant: Vec::new(),
             parked: Vec::new(),
         }
