@@ -154,6 +154,12 @@ impl Arena {
             && !self.pins_more_than_strict()
     }
 
+    /// Whether a hit may pin whatever is free.
+    #[cfg(test)]
+    pub(crate) fn is_lenient(&self) -> bool {
+        self.gatherer.is_lenient
+    }
+
     /// Moves the free pages of the large zone that the stream may use to one place. To be called with the caches
     /// emptied. What was moved before an error stays there.
     #[cold]
@@ -216,5 +222,25 @@ impl Arena {
         let void = self.void[Zone::Large as usize].at_least(units).next();
         let first = void.map_or_else(|| self.add_region(Zone::Large, slots), Ok)?;
         Ok(Place::fresh(&self.blocks[first], first, units, slots))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Context;
+
+    #[test]
+    fn one_stream_leads_in_spite_of_strays_and_four_have_no_leader() {
+        let context = Context::host().unwrap();
+        let streams = [(); 4].map(|()| context.create_stream().unwrap().key());
+        let after = |asking: &mut dyn Iterator<Item = usize>| {
+            let mut gatherer = Gatherer::default();
+            asking.for_each(|stream| gatherer.note_stream(streams[stream]));
+            gatherer.lead >= ALONE
+        };
+        assert!(after(&mut (0..2000).map(|at| usize::from(at % 100 == 7))));
+        assert!(!after(&mut (0..2000).map(|at| at % 4)));
+        assert!(!after(&mut (0..2000).map(|at| at / 50 % 4)));
     }
 }

@@ -95,7 +95,7 @@ mod tests {
     fn waves_are_no_tides() {
         let mut tides = Tides::default();
         for _ in 0..100 {
-            [100, 300, 150, 340, 100].map(|level| tides.note(level, 1000));
+            [100, 300, 150, 340, 100].iter().for_each(|level| tides.note(*level, 1000));
         }
         assert!(!tides.is_low_water(100, 1000));
     }

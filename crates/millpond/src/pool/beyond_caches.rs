@@ -49,26 +49,6 @@ impl PoolInner {
         out
     }
 
-    /// Moves what is free to one place, where that is due before a large block is looked for. A pool in haste grows
-    /// rather than move.
-    #[inline]
-    pub(super) fn gather_if_due(&self, state: &mut State, units: u64, stream: &Stream) {
-        if state.arena.is_large(units) && state.arena.is_gathering_due(stream) && !state.haste.is_on() {
-            self.gather(state, stream);
-        }
-    }
-
-    #[cold]
-    fn gather(&self, state: &mut State, stream: &Stream) {
-        let device = self.timelines.device();
-        let began = device.now();
-        self.empty_caches(state);
-        if let Err(refusal) = state.arena.gather(stream) {
-            tracing::warn!(pool = self.name, ?refusal, "free pages could not all be moved to one place");
-        }
-        self.note_waste(state, device.now().saturating_sub(began));
-    }
-
     /// Gives the arena what threads cache, as far as that may serve a request of `units`; returns whether there was
     /// anything.
     fn empty_caches_for(&self, state: &mut State, units: u64) -> bool {
