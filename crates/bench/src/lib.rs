@@ -29,7 +29,7 @@ use std::time::Duration;
 
 pub use error::{Error, Result};
 pub use machine::Machine;
-pub use ratio::times;
+pub use ratio::{times, times_mark};
 pub use row::Row;
 pub use subject::{MIMALLOC, names};
 pub use suites::Suite;

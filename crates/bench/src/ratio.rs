@@ -13,10 +13,31 @@ pub fn times(row: &Row, other: &Row) -> Option<f64> {
     (long > 0.0 && short > 0.0).then(|| long / short)
 }
 
+/// How many times as long `row` takes as the host's `mark`: as it was measured by turns with the row, else once before
+/// all.
+pub fn times_mark(row: &Row, mark: &Row) -> Option<f64> {
+    match row.mark_p50_ns {
+        Some(beside) if row.threads == 1 => (row.p50_ns > 0.0 && beside > 0.0).then(|| row.p50_ns / beside),
+        _ => times(row, mark),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::Suite;
+
+    #[test]
+    fn the_mark_that_was_measured_beside_a_row_goes_before_the_one_before_all() {
+        let mark = Row::for_test(Suite::Latency, "pair", "mimalloc", 1);
+        let mut row = mark.clone();
+        (row.p50_ns, row.mark_p50_ns) = (30.0, Some(20.0));
+        assert_eq!(times_mark(&row, &mark), Some(1.5));
+        row.mark_p50_ns = None;
+        assert_eq!(times_mark(&row, &mark), Some(3.0));
+        row.mark_p50_ns = Some(0.0);
+        assert_eq!(times_mark(&row, &mark), None);
+    }
 
     #[test]
     fn one_thread_is_compared_by_the_median_and_several_by_what_they_do_together() {

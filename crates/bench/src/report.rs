@@ -9,7 +9,7 @@ use plotly::common::Mode;
 use plotly::layout::{Axis, AxisType};
 use plotly::{Bar, Layout, Plot, Scatter};
 
-use crate::ratio::times;
+use crate::ratio::{times, times_mark};
 use crate::{Machine, Row, Suite};
 
 /// Writes the report of rows, which are in the order in which they were measured.
@@ -97,7 +97,7 @@ fn figures(rows: &[&Row], mark: &Row, out: &mut dyn Write) -> io::Result<()> {
         write!(out, "<tr><td>{}<td>{}<td>{threads}<td>{allocator}", escaped(mode), HumanBytes(row.bytes))?;
         write!(out, "<td>{p50_ns:.1}<td>{p99_ns:.1}<td>{p999_ns:.1}<td>{mean_ns:.1}<td>{min_ns:.1}")?;
         let ours = ours.and_then(|ours| times(row, ours));
-        let [ours, marks] = [ours, times(row, mark)].map(|ratio| match ratio {
+        let [ours, marks] = [ours, times_mark(row, mark)].map(|ratio| match ratio {
             Some(ratio) => format!("{ratio:.2}"),
             None => "–".to_owned(),
         });

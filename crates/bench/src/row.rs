@@ -34,6 +34,10 @@ pub struct Row {
     pub p999_ns: f64,
     /// Pairs a second, of all threads together; calls a second where calls were timed.
     pub pairs_per_s: f64,
+    /// The median of what mimalloc's pair of 512 B took between these samples, where it was measured by turns with them.
+    /// Not in JSON, whose keys are promised.
+    #[serde(skip)]
+    pub mark_p50_ns: Option<f64>,
 }
 
 impl Row {
@@ -41,6 +45,12 @@ impl Row {
     pub fn same_case(&self, other: &Self) -> bool {
         let case = |row: &Self| (row.suite, row.bytes, row.threads);
         case(self) == case(other) && self.mode == other.mode
+    }
+
+    /// With what the host's mark took meanwhile.
+    pub(crate) fn beside(mut self, marks: Samples) -> Self {
+        self.mark_p50_ns = Some(rounded(marks.figures().p50));
+        self
     }
 
     /// Whether it is of the pool.
@@ -87,6 +97,7 @@ impl Case {
             p99_ns: rounded(figures.p99),
             p999_ns: rounded(figures.p999),
             pairs_per_s: pairs_per_s.unwrap_or(1e9 / figures.mean.max(1e-3)).round(),
+            mark_p50_ns: None,
         }
     }
 }
@@ -113,6 +124,7 @@ impl Row {
             p99_ns: 20.0,
             p999_ns: 40.0,
             pairs_per_s: 1e8,
+            mark_p50_ns: None,
         }
     }
 }

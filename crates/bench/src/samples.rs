@@ -51,6 +51,20 @@ impl Samples {
         }
     }
 
+    /// Times one batch.
+    fn time(
+        &mut self,
+        bench: &Bench,
+        batch: usize,
+        pairs: &mut impl FnMut(usize) -> Result<()>,
+    ) -> Result<()> {
+        let from = bench.clock.now();
+        pairs(batch)?;
+        let to = bench.clock.now();
+        self.push(bench.clock.work_between(from, to) / batch as f64);
+        Ok(())
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.ns.is_empty()
     }
@@ -87,20 +101,36 @@ pub(crate) fn warm_up(bench: &Bench, mut pairs: impl FnMut(usize) -> Result<()>)
 
 /// Times batches of pairs until `time` is over: nanoseconds a pair.
 pub(crate) fn batches(bench: &Bench, mut pairs: impl FnMut(usize) -> Result<()>) -> Result<Samples> {
-    let clock = &bench.clock;
     let batch = warm_up(bench, &mut pairs)?;
     let mut samples = Samples::with_room();
-    let began = clock.now();
-    while !samples.is_full() {
-        let from = clock.now();
-        pairs(batch)?;
-        let to = clock.now();
-        samples.push(clock.work_between(from, to) / batch as f64);
-        if bench.is_over(began, to) {
-            break;
-        }
+    let began = bench.clock.now();
+    while !samples.is_full() && !bench.is_over(began, bench.clock.now()) {
+        samples.time(bench, batch, &mut pairs)?;
     }
     Ok(samples)
+}
+
+/// Batches of one kind in a row, before it is the other's turn.
+const TURN: usize = 50;
+
+/// As [`batches`], of pairs of two kinds by turns: what changes the speed of the machine meanwhile changes both.
+pub(crate) fn batches_by_turns(
+    bench: &Bench,
+    mut pairs: impl FnMut(usize) -> Result<()>,
+    mut others: impl FnMut(usize) -> Result<()>,
+) -> Result<[Samples; 2]> {
+    let (batch, others_batch) = (warm_up(bench, &mut pairs)?, warm_up(bench, &mut others)?);
+    let (mut samples, mut others_samples) = (Samples::with_room(), Samples::with_room());
+    let began = bench.clock.now();
+    while !samples.is_full() && !bench.is_over(began, bench.clock.now()) {
+        for _ in 0..TURN {
+            samples.time(bench, batch, &mut pairs)?;
+        }
+        for _ in 0..TURN {
+            others_samples.time(bench, others_batch, &mut others)?;
+        }
+    }
+    Ok([samples, others_samples])
 }
 
 impl Bench {

@@ -1,7 +1,7 @@
 //! The tables of `millpond bench`: one a suite, allocators side by side, ratios beside the figures.
 
 use millpond::HumanBytes;
-use millpond_bench::{Row, Suite, times};
+use millpond_bench::{Row, Suite, times, times_mark};
 
 use crate::screen::table;
 
@@ -34,7 +34,7 @@ fn line(row: &Row, ours: Option<&Row>, mark: &Row) -> Vec<String> {
     line.extend(figures);
     line.push(format!("{:.2}", row.pairs_per_s / 1e6));
     line.push(ratio(ours.and_then(|ours| times(row, ours))));
-    line.push(ratio(times(row, mark)));
+    line.push(ratio(times_mark(row, mark)));
     line
 }
 

@@ -43,6 +43,22 @@ fn what_pytorch_reserved_is_read_from_its_segments() {
 }
 
 #[test]
+fn a_compressed_file_whose_check_sum_is_damaged_or_missing_is_refused() {
+    let bytes = std::fs::read(data("gnn_stacks.pickle.gz")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("damaged.pickle.gz");
+    // The last eight bytes are the check sum and the length.
+    std::fs::write(&path, &bytes[..bytes.len() - 8]).unwrap();
+    let error = read(&path, Limits::default()).unwrap_err().to_string();
+    assert!(error.contains("damaged.pickle.gz") && error.contains("cut off"), "{error}");
+    let mut damaged = bytes;
+    *damaged.iter_mut().nth_back(7).unwrap() ^= 1;
+    std::fs::write(&path, damaged).unwrap();
+    let error = read(&path, Limits::default()).unwrap_err().to_string();
+    assert!(error.contains("checksum"), "{error}");
+}
+
+#[test]
 fn zstd_and_plain_files_are_read_like_gzipped_ones() {
     let bytes = plain("gnn_stacks.pickle.gz");
     let folder = tempfile::tempdir().unwrap();

@@ -11,11 +11,11 @@ pub const MIMALLOC: &str = "mimalloc";
 
 /// mimalloc, called by its own names and not as the program's allocator.
 #[derive(Debug)]
-pub(super) struct Mimalloc;
+pub(crate) struct Mimalloc;
 
 /// A live block of host memory, known to nobody else.
 #[derive(Debug)]
-pub(super) struct HostBlock(NonNull<c_void>);
+pub(crate) struct HostBlock(NonNull<c_void>);
 
 // SAFETY: the block is owned, and mimalloc lets any thread free it.
 unsafe impl Send for HostBlock {}

@@ -14,7 +14,7 @@ use millpond_baselines::{
 use crate::target::{Opened, Target};
 use crate::{Error, Result};
 pub use mimalloc::MIMALLOC;
-use mimalloc::Mimalloc;
+pub(crate) use mimalloc::Mimalloc;
 use ordered::{Millpond, Ordered};
 
 /// An allocator under measurement.

@@ -1,11 +1,11 @@
-//! `latency`: one thread, one size: in pairs, and each call alone.
+//! `latency`: one thread, one size: in pairs, by turns with the host's mark, and each call alone.
 
 use std::hint::black_box;
 
 use super::{KIB, MIB, Suite, pair};
 use crate::row::Case;
-use crate::samples::{Samples, batches, warm_up};
-use crate::subject::Subject;
+use crate::samples::{Samples, batches_by_turns, warm_up};
+use crate::subject::{Mimalloc, Subject};
 use crate::{Bench, Result, Row};
 
 const SIZES: [u64; 6] = [512, 4 * KIB, 64 * KIB, MIB, 16 * MIB, 64 * MIB];
@@ -26,15 +26,15 @@ pub(super) fn mark<S: Subject>(bench: &Bench, subject: &S) -> Result<Row> {
 
 fn pairs<S: Subject>(bench: &Bench, subject: &S, bytes: u64) -> Result<Row> {
     let lane = subject.lane()?;
-    let samples = bench.cores.on_one(|| {
-        batches(bench, |count| {
-            for _ in 0..count {
-                pair(subject, bytes, &lane)?;
-            }
-            Ok(())
-        })
+    let [samples, marks] = bench.cores.on_one(|| {
+        batches_by_turns(
+            bench,
+            |count| (0..count).try_for_each(|_| pair(subject, bytes, &lane)),
+            |count| (0..count).try_for_each(|_| pair(&Mimalloc, SIZES[0], &())),
+        )
     })??;
-    Ok(Case::new(Suite::Latency, "pair", subject.name(), bytes).row(bench, samples))
+    let row = Case::new(Suite::Latency, "pair", subject.name(), bytes).row(bench, samples);
+    Ok(row.beside(marks))
 }
 
 /// Each call timed: `alone` are the allocations, `alone-free` the frees.

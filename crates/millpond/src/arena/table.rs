@@ -266,22 +266,19 @@ impl Views {
     }
 
     /// The entry for the granule that an address lies in; `None` outside of the ranges.
-    #[inline]
     pub(crate) fn find(&self, ptr: DevicePtr) -> Option<&Entry> {
-        // One after the other, and not in a loop: nearly all addresses lie in the first two.
-        let [first, second, ..] = &self.0;
-        if let Some(entry) = first.find(ptr) {
-            return Some(entry);
-        }
-        if let Some(entry) = second.find(ptr) {
-            return Some(entry);
-        }
-        self.find_slow(ptr)
+        self.0.iter().find_map(|view| view.find(ptr))
     }
 
-    #[cold]
-    fn find_slow(&self, ptr: DevicePtr) -> Option<&Entry> {
-        self.0[2..].iter().find_map(|view| view.find(ptr))
+    /// As [`find`](Self::find), in the first two ranges only, where nearly all addresses lie: no loop, and no call, for
+    /// which the fast path would have to put away what it has in registers.
+    #[inline(always)]
+    pub(crate) fn find_soon(&self, ptr: DevicePtr) -> Option<&Entry> {
+        let [first, second, ..] = &self.0;
+        match first.find(ptr) {
+            Some(entry) => Some(entry),
+            None => second.find(ptr),
+        }
     }
 }
 

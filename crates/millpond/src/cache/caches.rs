@@ -254,6 +254,9 @@ impl Caches {
         if !self.borrows.load(Ordering::Relaxed) || !self.sizes.is_rounded_in_haste(bytes) {
             return None;
         }
+        if !lane.ghost(index).may_borrow(tally.to_alloc().passed()) {
+            return None;
+        }
         Self::borrow(lane, index, bytes, (tally, inside)).map(|ptr| Found { ptr, is_narrow: false })
     }
 
@@ -357,7 +360,7 @@ impl Caches {
     unsafe fn put<const WIDE: bool>(&self, thread: usize, ptr: DevicePtr, stream: &Stream) -> Option<u64> {
         // SAFETY: the caller's promise.
         let Own { lane, tally, inside } = unsafe { self.enter_as::<WIDE>(thread, Tally::to_free, stream) }?;
-        let entry = self.views.find(ptr)?;
+        let entry = if WIDE { self.views.find(ptr) } else { self.views.find_soon(ptr) }?;
         if !entry.is_plain(ptr) {
             return None;
         }

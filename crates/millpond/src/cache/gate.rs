@@ -1,4 +1,5 @@
-//! A gate: lets its owner pass at the cost of two stores and a load, and another thread close it.
+//! A gate: lets its owner pass at the cost of two stores and a load, counts how often it did, and lets another thread
+//! close it.
 //!
 //! **The marks.** The owner's mark that it is inside is odd, and the next even number says that it has left: so its
 //! marks count its passages, which somebody wants to know anyway ([`Way`]). It has a way for each thing that is
@@ -21,7 +22,7 @@
 //! `membarrier`, both sides issue a full barrier: the doors stay closed, and owners come in by
 //! [`enter_wide`](Gate::enter_wide).
 //!
-//! **The data.** What lies behind the gate is passed on by the release stores of `inside` and of the doors and the
+//! **The data.** What lies behind the gate is passed on by the release stores of the marks and of the doors and the
 //! acquire loads of them on the other side.
 
 use std::mem::ManuallyDrop;
@@ -32,7 +33,7 @@ use crate::order::StreamKey;
 
 /// Streams that have a door of their own: as many as a byte tells apart, so that finding one takes no instruction.
 #[cfg(not(loom))]
-pub(super) const DOORS: usize = 256;
+pub(super) const DOORS: usize = if cfg!(miri) { 4 } else { 256 };
 /// A model tries what may happen at each of them.
 #[cfg(loom)]
 pub(super) const DOORS: usize = 1;

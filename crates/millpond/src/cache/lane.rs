@@ -7,19 +7,32 @@ use super::magazine::{Item, Magazine};
 use super::sizes::{MAGAZINES, MagazineIndex};
 use crate::order::{StreamKey, Timeline, TimelineId};
 
-/// What became of the last block that had no room in a magazine of exact sizes. A large block is better off in
-/// the arena, where it coalesces, unless just its size is wanted again soon: so such a magazine earns its room.
+/// What is remembered of blocks that a magazine did not have.
+///
+/// Of exact sizes: what became of the last one that had no room. A large block is better off in the arena, where it
+/// coalesces, unless just its size is wanted again soon: so such a magazine earns its room.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Ghost {
     /// The block's length in bytes.
     bytes: u64,
     /// Blocks of that length that had no room, one after the other.
     run: u32,
+    /// Blocks that were borrowed from longer classes in a row.
+    borrowed: u32,
+    /// What the thread had allocated by the last of them.
+    borrowed_at: u64,
 }
 
 /// Blocks of one length, freed one after the other, from which on it is worth keeping them: a thread that only
 /// frees brings them to the depot for those who allocate.
 const LONG_RUN: u32 = 32;
+
+/// Blocks that a class borrows in a row before it should have one of its own. A loop would go on borrowing: what is borrowed
+/// goes back to where it came from.
+const MOST_BORROWED: u32 = 64;
+
+/// Allocations, of whatever size, between two that are in a row.
+const IN_A_ROW: u64 = 4;
 
 impl Ghost {
     /// A block of this length found no room; returns whether there should be some.
@@ -29,10 +42,18 @@ impl Ghost {
         self.run >= LONG_RUN
     }
 
+    /// The class has no block, after so many allocations by the thread; returns whether it may borrow one.
+    pub(super) fn may_borrow(&mut self, allocations: u64) -> bool {
+        let is_in_a_row = allocations - self.borrowed_at <= IN_A_ROW;
+        self.borrowed = if is_in_a_row { self.borrowed + 1 } else { 1 };
+        self.borrowed_at = allocations;
+        self.borrowed <= MOST_BORROWED
+    }
+
     /// A block of this length was not found; returns whether the last that had no room would have been it.
     pub(super) fn note_alloc(&mut self, bytes: u64) -> bool {
         let regretted = self.bytes == bytes;
-        *self = Self::default();
+        (self.bytes, self.run) = (0, 0);
         regretted
     }
 }
@@ -41,7 +62,6 @@ impl Ghost {
 #[derive(Debug)]
 pub(super) struct Magazines {
     all: [Magazine; MAGAZINES],
-    /// For magazines of exact sizes.
     ghosts: [Ghost; MAGAZINES],
     /// A bit for each magazine that may hold blocks, so that taking all back need not look at the many others.
     with_room: [u64; MAGAZINES.div_ceil(64)],
@@ -63,7 +83,7 @@ impl Magazines {
         unsafe { first.byte_add(index.place()).as_mut() }
     }
 
-    /// What is remembered of the last block of the magazine that had no room.
+    /// What is remembered of blocks that the magazine did not have.
     #[inline]
     pub(super) fn ghost(&mut self, index: MagazineIndex) -> &mut Ghost {
         // SAFETY: as in `magazine`.
@@ -312,5 +332,18 @@ impl Lanes {
     /// The part of that in magazines of large blocks.
     pub(super) fn granted_large(&self) -> u64 {
         self.granted_large
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_class_that_is_empty_now_and_then_borrows_and_one_in_a_loop_gets_its_own() {
+        let mut ghost = Ghost::default();
+        assert!((1..1000).all(|step| ghost.may_borrow(step * 100)));
+        let mut in_a_loop = (100_000..).map(|allocations| ghost.may_borrow(allocations));
+        assert_eq!(in_a_loop.position(|may_borrow| !may_borrow), Some(MOST_BORROWED as usize));
     }
 }

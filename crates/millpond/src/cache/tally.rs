@@ -1,4 +1,5 @@
-//! What one thread allocated and freed: written by that thread alone, read by all.
+//! What one thread allocated and freed: written by that thread alone, read by all. Bytes are sums, and blocks are counted
+//! by the thread's passages through its gate.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 

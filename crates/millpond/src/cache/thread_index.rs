@@ -14,7 +14,7 @@ pub(crate) trait ThreadEnd: Send + Sync {
 }
 
 /// Threads that can have an index at the same time. The others allocate under the pool's lock.
-pub(crate) const MOST_THREADS: usize = 1024;
+pub(crate) const MOST_THREADS: usize = if cfg!(miri) { 16 } else { 1024 };
 
 /// The index of a thread that has none. Those of the others follow, up to `MOST_THREADS`.
 pub(super) const NO_THREAD: usize = 0;

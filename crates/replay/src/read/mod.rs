@@ -95,10 +95,16 @@ pub fn read(path: &Path, limits: Limits) -> Result<Vec<Trace>, ReadError> {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let traces = File::open(path).map_err(FormatError::from).and_then(|file| {
         let mut source = decompressed(file)?;
-        read_from(&mut *source, &name, limits)
+        let traces = read_from(&mut *source, &name, limits)?;
+        // A pickle ends before its file does: the check sum that follows says whether it was read as it was written.
+        io::copy(&mut source.take(MOST_AFTER), &mut io::sink())?;
+        Ok(traces)
     });
     traces.map_err(|what| ReadError { path: path.to_owned(), what })
 }
+
+/// Bytes behind the end of a pickle that are looked at.
+const MOST_AFTER: u64 = 1 << 20;
 
 /// Reads the traces of what is decompressed already, and names them.
 ///
