@@ -6,7 +6,7 @@
 //! range without gaps, best fit alone nearly always finds room (docs/pages.md has figures). So moving everything once
 //! spares moving a little at every step.
 //!
-//! *Due* it is when it costs no more than what was spent on moves since the last time, so that at worst it doubles
+//! It is due when it costs no more than what was spent on moves since the last time, so that at worst it doubles
 //! that; and only where what is out comes back to one low level again and again (`tides`), on one stream. From then on
 //! the pool is *lenient*: a hit may pin whatever is free, since moving a page for it would tear the first gap. That
 //! may cost memory. Where the pool comes to hold more than ever, by a 32nd of what is needed, leniency ends, and the
@@ -229,10 +229,11 @@ impl Arena {
 mod tests {
     use super::*;
     use crate::Context;
+    use crate::device::sim::{SimDevice, SimOptions};
 
     #[test]
     fn one_stream_leads_in_spite_of_strays_and_four_have_no_leader() {
-        let context = Context::host().unwrap();
+        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
         let streams = [(); 4].map(|()| context.create_stream().unwrap().key());
         let after = |asking: &mut dyn Iterator<Item = usize>| {
             let mut gatherer = Gatherer::default();
