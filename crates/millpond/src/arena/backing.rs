@@ -138,6 +138,9 @@ impl Arena {
         let mut slots = self.page_slots(want, room);
         let reserved = self.counters.reserved.level();
         let after = reserved.current + u64::from(slots) * self.layout.slot_bytes;
+        if after > reserved.high {
+            self.note_growth(after, want.units);
+        }
         // Free pages are left, if any, that are too long here: not a reason to hold more than ever before.
         self.exchange(after.saturating_sub(reserved.high), supply);
         loop {
@@ -167,7 +170,7 @@ impl Arena {
 
     /// Takes slots of a void off the indexes, to be backed one after the other. To be
     /// [closed](Self::close_stretch) whatever comes of it.
-    fn open_stretch(&mut self, void: BlockId, (slot, end): (u64, u64)) -> Stretch {
+    pub(super) fn open_stretch(&mut self, void: BlockId, (slot, end): (u64, u64)) -> Stretch {
         let (zone, region) = (self.blocks[void].zone as usize, self.blocks[void].region);
         self.void[zone].remove(&self.blocks[void]);
         let mut void = void;
@@ -181,7 +184,7 @@ impl Arena {
     }
 
     /// Puts on the indexes what was backed of a stretch, as one free block, and what is left of its void.
-    fn close_stretch(&mut self, stretch: &Stretch) {
+    pub(super) fn close_stretch(&mut self, stretch: &Stretch) {
         if let Some(void) = stretch.void {
             // Where nothing could be backed, what lies before it is void too.
             self.make_void(void);

@@ -92,6 +92,9 @@ impl Arena {
         if want.zone == Zone::Small {
             return self.first_ready(want, stream);
         }
+        if self.gatherer.is_lenient() {
+            return self.best_fit(want, stream);
+        }
         let mut scale = self.scale(want);
         self.least_of(want, stream, |entry| Some(scale.least_waste(&entry.piece())))
     }
@@ -108,6 +111,16 @@ impl Arena {
         let mut all = self.free[Zone::Small as usize].runs_at_least(want.units).flatten().take(CANDIDATES);
         let found = all.find(|entry| reach.covers(&self.blocks[entry.id].fence))?;
         Some((0, (found.id, found.piece().start)))
+    }
+
+    /// The best fit that is ready, at its start, whatever it wastes: where all lies in one range, what is left
+    /// over stays in one piece that way.
+    fn best_fit(&self, want: &Want, stream: &Stream) -> Option<(i64, (BlockId, u64))> {
+        let mut reach = self.reach(stream);
+        let all = self.free[want.zone as usize].runs_at_least(want.units).flatten();
+        let found = all.take(CANDIDATES).find(|entry| reach.covers(&self.blocks[entry.id].fence))?;
+        let waste = self.scale(want).least_waste(&found.piece()).0;
+        Some((waste, (found.id, found.piece().start)))
     }
 
     /// Of the blocks that are ready, that for which `weigh` says the least, or the first of which it says little.

@@ -21,7 +21,8 @@
 //!    would take more memory than ever before, free pages that are too long are given back for it first.
 //!
 //! Free blocks and places that would *pin* much, free memory on pages that they share, are passed over once
-//! much is pinned already (`pins`); then misses of one stream go side by side (`runs`).
+//! much is pinned already (`pins`); then misses of one stream go side by side (`runs`). Where pages go on moving,
+//! all that are free are moved to one place, once (`gather`).
 //!
 //! **How one free passes through** ([`Arena::free`]): the block, found through the region's `table`, becomes
 //! free behind the fence given, and coalesces with its neighbours.
@@ -35,6 +36,7 @@ mod blocks;
 mod check;
 mod entries;
 mod find;
+mod gather;
 mod index;
 mod pins;
 mod placing;
@@ -45,6 +47,7 @@ mod supply;
 mod table;
 #[cfg(test)]
 mod tests;
+mod tides;
 mod trim;
 
 use std::sync::Arc;
@@ -196,6 +199,7 @@ pub(crate) struct Arena {
     void: [VoidIndex; 2],
     /// Units of free blocks in the large zone that lie on pages which are not wholly free.
     pinned: u64,
+    gatherer: gather::Gatherer,
     runs: runs::Runs,
     /// Memory for the next miss.
     spare_supply: supply::Supply,
@@ -237,6 +241,7 @@ impl Arena {
             free: Default::default(),
             void: Default::default(),
             pinned: 0,
+            gatherer: gather::Gatherer::default(),
             runs: runs::Runs::default(),
             spare_supply: supply::Supply::default(),
             stale: Vec::new(),
@@ -376,6 +381,7 @@ impl Arena {
     ) -> Result<(BlockId, u64), Refusal> {
         let before = self.counters.reserved.current();
         self.back(want, stream, means).inspect_err(|_| {
+            self.regret_leniency();
             if let Err(error) = self.trim(before) {
                 tracing::warn!(%error, "pages for a request that failed could not be given back");
             }
@@ -463,12 +469,11 @@ impl Arena {
         let block = &mut self.blocks[out];
         block.state = State::Out;
         block.fence = Fence::empty();
-        let (region, zone) = (self.regions.get(block.region), block.zone);
-        let start = block.start * self.layout.unit_bytes;
+        let (region, zone, start) = (block.region, block.zone, block.start * self.layout.unit_bytes);
+        self.count_out(zone, units);
+        let region = self.regions.get(region);
         let bytes = units * self.layout.unit_bytes;
         let entry = region.table.open(start, out, bytes);
-        self.out_blocks[zone as usize] += 1;
-        self.out_units += units;
         Out { ptr: region.base.offset(start), entry, bytes, hit }
     }
 

@@ -19,6 +19,14 @@ pub(super) struct Place {
     missing: u64,
 }
 
+impl Place {
+    /// The first units of a void, none of whose slots are backed.
+    pub(super) fn fresh(void: &Block, first: BlockId, units: u64, slots: u64) -> Self {
+        let Block { region, start, .. } = *void;
+        Self { region, start, end: start + units, first, missing: slots }
+    }
+}
+
 /// Free blocks tried as one end of a place. The longest ones save the most pages; beyond a few the saving is
 /// less than a page.
 const GROWTH_CANDIDATES: usize = 8;
@@ -70,8 +78,7 @@ impl Arena {
             Some(void) => void,
             None => self.add_region(want.zone, slots)?,
         };
-        let Block { region, start, .. } = self.blocks[first];
-        Ok(Place { region, start, end: start + want.units, first, missing: slots })
+        Ok(Place::fresh(&self.blocks[first], first, want.units, slots))
     }
 
     /// The place with the fewest missing slots that begins or ends with one of the longest free blocks.

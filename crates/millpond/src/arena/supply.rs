@@ -74,6 +74,11 @@ impl Supply {
         (self.classes, self.best) = (0, None);
     }
 
+    /// Keeps what lies in the regions that `keep` accepts, told whether the stream may use it without waiting.
+    pub(super) fn retain(&mut self, keep: impl Fn(u32, bool) -> bool) {
+        self.sources.retain(|source| keep(source.region, source.merit >> 96 != 0));
+    }
+
     /// The longest page of at most `slots`.
     fn take_at_most(&mut self, slots: u32, regions: &Regions) -> Option<Victim> {
         let short = u32::MAX >> slots.leading_zeros();

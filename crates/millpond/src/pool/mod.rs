@@ -15,6 +15,7 @@ mod builder;
 mod capture;
 mod captured;
 mod context;
+mod gathering;
 mod haste;
 mod inner;
 mod pressure;

@@ -1,0 +1,109 @@
+//! Tides: whether what is out falls back to the same low level again and again, as it does between the steps of a
+//! training job.
+//!
+//! The level turns where it has come back from its last extreme by a good part of what the pool holds; smaller waves
+//! are no tides. Of the last low waters the level is kept.
+
+/// Low waters that are compared: by so many, a job has repeated itself.
+const LOWS: usize = 8;
+
+/// A tide is more than this part of what is reserved.
+const SWING_PART: u64 = 4;
+
+/// Low waters within this part of what is reserved are at the same level.
+const LEVEL_PART: u64 = 32;
+
+/// At low water no more than this part of what is reserved is out: what stays is little beside what comes and goes.
+const LOW_PART: u64 = 3;
+
+/// See the [module](self). Everything in units.
+#[derive(Debug, Default)]
+pub(super) struct Tides {
+    is_rising: bool,
+    /// The highest since the level began to rise, or the lowest since it began to fall.
+    extreme: u64,
+    /// The last low waters, in a ring.
+    lows: [u64; LOWS],
+    /// How many there were.
+    count: usize,
+}
+
+impl Tides {
+    /// Notes how much is out, of what is reserved.
+    #[inline]
+    pub(super) fn note(&mut self, out: u64, reserved: u64) {
+        let goes_on = if self.is_rising { out >= self.extreme } else { out <= self.extreme };
+        if goes_on {
+            self.extreme = out;
+        } else if out.abs_diff(self.extreme) > reserved / SWING_PART {
+            self.turn(out);
+        }
+    }
+
+    fn turn(&mut self, out: u64) {
+        if !self.is_rising {
+            self.lows[self.count % LOWS] = self.extreme;
+            self.count += 1;
+        }
+        (self.is_rising, self.extreme) = (!self.is_rising, out);
+    }
+
+    /// Whether the level, with so much out, is down where it comes back to.
+    pub(super) fn is_low_water(&self, out: u64, reserved: u64) -> bool {
+        let near = reserved / LEVEL_PART;
+        let least = self.lows.iter().copied().min().unwrap_or(0);
+        let most = self.lows.iter().copied().max().unwrap_or(0);
+        let has_level = self.count >= LOWS && most - least <= near && most <= reserved / LOW_PART;
+        has_level && !self.is_rising && out <= least + near / 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// After so many tides from `low` to 900 of 1000, and down to `low` again.
+    fn after(tides: impl IntoIterator<Item = u64>) -> Tides {
+        let mut all = Tides::default();
+        for low in tides {
+            for level in [low, 500, 900, 600, low] {
+                all.note(level, 1000);
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn eight_low_waters_at_one_level_are_a_habit() {
+        assert!(!after([100; 8]).is_low_water(100, 1000));
+        let tides = after([100, 110, 100, 105, 100, 110, 100, 100, 104]);
+        assert!(tides.is_low_water(100, 1000));
+        assert!(!tides.is_low_water(200, 1000), "it is not down yet");
+    }
+
+    #[test]
+    fn lows_that_rise_are_no_level() {
+        assert!(!after((0..20).map(|at| 20 * at)).is_low_water(380, 1000));
+    }
+
+    #[test]
+    fn where_much_stays_there_is_no_low_water() {
+        assert!(!after([500; 20]).is_low_water(500, 1000));
+    }
+
+    #[test]
+    fn waves_are_no_tides() {
+        let mut tides = Tides::default();
+        for _ in 0..100 {
+            [100, 300, 150, 340, 100].iter().for_each(|level| tides.note(*level, 1000));
+        }
+        assert!(!tides.is_low_water(100, 1000));
+    }
+
+    #[test]
+    fn what_was_long_ago_is_forgotten() {
+        let mut lows = vec![20; 10];
+        lows.extend([200; 9]);
+        assert!(after(lows).is_low_water(200, 1000));
+    }
+}

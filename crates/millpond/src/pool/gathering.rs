@@ -1,0 +1,281 @@
+//! When the free pages of a pool are gathered: before a large block is looked for in the arena, where that is due
+//! (see `arena/gather.rs`). Caches are emptied first, since what they hold would be left behind, in the way of all
+//! that is placed there later.
+
+use super::inner::{PoolInner, State};
+use crate::order::Stream;
+
+impl PoolInner {
+    /// Moves what is free to one place, if that is due. A pool in haste grows rather than move.
+    #[inline]
+    pub(super) fn gather_if_due(&self, state: &mut State, units: u64, stream: &Stream) {
+        if state.arena.is_large(units) && state.arena.is_gathering_due(stream) && !state.haste.is_on() {
+            self.gather(state, stream);
+        }
+    }
+
+    #[cold]
+    fn gather(&self, state: &mut State, stream: &Stream) {
+        let device = self.timelines.device();
+        let began = device.now();
+        self.empty_caches(state);
+        if let Err(refusal) = state.arena.gather(stream) {
+            tracing::warn!(pool = self.name, ?refusal, "not all free pages could be moved to one place");
+        }
+        self.note_waste(state, device.now().saturating_sub(began));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+
+    use crate::device::checker::{BlockId, CheckerDevice};
+    use crate::device::sim::{Call, SimDevice, SimOptions};
+    use crate::device::{DeviceError, DevicePtr};
+    use crate::{Context, Pool, Stream};
+
+    const MIB: u64 = 1 << 20;
+
+    /// A pool that is never in haste, whatever little its program computes.
+    fn bench() -> (Arc<SimDevice>, Pool, Stream) {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let context = Context::new(sim.clone());
+        let pool = Pool::builder(&context).spare(0).build().unwrap();
+        let stream = context.create_stream().unwrap();
+        (sim, pool, stream)
+    }
+
+    /// As if it were due.
+    fn gather(pool: &Pool, stream: &Stream) {
+        let inner = pool.inner();
+        inner.gather(&mut inner.state.lock(), stream);
+    }
+
+    fn free(pool: &Pool, stream: &Stream, blocks: impl IntoIterator<Item = DevicePtr>) {
+        blocks.into_iter().for_each(|ptr| pool.free(ptr, stream).unwrap());
+    }
+
+    // ---- jobs that repeat themselves -------------------------------------------------------------------
+
+    /// A small GPT of six layers, width 512, as a framework asks for it: four bytes a number.
+    struct Job {
+        pool: Pool,
+        stream: Stream,
+        gradients: Vec<DevicePtr>,
+    }
+
+    const WIDTH: u64 = 512;
+    const VOCABULARY: u64 = 8192;
+    const LAYERS: usize = 6;
+
+    impl Job {
+        fn new() -> Self {
+            let (_, pool, stream) = bench();
+            let job = Self { pool, stream, gradients: Vec::new() };
+            for _ in 0..LAYERS {
+                // Weights and two moments of the optimizer.
+                for factor in [3, 1, 4, 4] {
+                    (0..3).for_each(|_| _ = job.alloc(factor * WIDTH * WIDTH));
+                }
+            }
+            job
+        }
+
+        fn alloc(&self, numbers: u64) -> DevicePtr {
+            self.pool.alloc(numbers * 4, &self.stream).unwrap()
+        }
+
+        fn free(&self, blocks: impl IntoIterator<Item = DevicePtr>) {
+            free(&self.pool, &self.stream, blocks);
+        }
+
+        /// One step of training over so many tokens.
+        fn step(&mut self, tokens: u64) {
+            let old = std::mem::take(&mut self.gradients);
+            self.free(old);
+            let of_width = |factor: u64| factor * tokens * WIDTH;
+            let mut saved = Vec::new();
+            for _ in 0..LAYERS {
+                let kept = [1, 3, 1, 1, 1, 4, 4].map(|factor| self.alloc(of_width(factor)));
+                let passing = self.alloc(of_width(1));
+                self.free([passing]);
+                saved.push(kept);
+            }
+            let logits = [(); 3].map(|()| self.alloc(tokens * VOCABULARY));
+            self.gradients.push(self.alloc(VOCABULARY * WIDTH));
+            let mut gradient = self.alloc(of_width(1));
+            self.free(logits);
+            while let Some(kept) = saved.pop() {
+                for (block, factor) in kept.into_iter().rev().zip([4, 4, 1, 1, 1, 3, 1]) {
+                    let of_block = self.alloc(of_width(factor));
+                    self.free([gradient, block]);
+                    gradient = of_block;
+                }
+                self.gradients.extend([3, 1, 4, 4].map(|factor| self.alloc(factor * WIDTH * WIDTH)));
+            }
+            self.free([gradient]);
+        }
+
+        /// Runs a step for each, and returns the misses and the device's calls that it took.
+        fn pass(&mut self, steps: impl IntoIterator<Item = u64>) -> (u64, u64) {
+            let before = self.pool.stats();
+            steps.into_iter().for_each(|tokens| self.step(tokens));
+            let after = self.pool.stats();
+            (after.misses - before.misses, after.calls.memory() - before.calls.memory())
+        }
+
+        fn ratio(&self) -> f64 {
+            let stats = self.pool.stats();
+            stats.reserved.high as f64 / stats.requested.high as f64
+        }
+    }
+
+    /// Forty lengths, all different.
+    fn lengths() -> Vec<u64> {
+        (0..40).map(|at| 1024 + 331 * (at * 17 % 40)).collect()
+    }
+
+    /// Passes over all lengths, each with another stride.
+    fn assert_calls_end(strides: [u64; 4]) {
+        let mut job = Job::new();
+        let passes = strides.map(|stride| job.pass((0..40).map(|at| lengths()[(at * stride % 40) as usize])));
+        assert!(passes[0].0 > 100 && passes[1].0 < passes[0].0 / 10, "{passes:?}");
+        assert_eq!(passes[2..], [(0, 0); 2], "misses and calls");
+        let ratio = job.ratio();
+        assert!(ratio < 1.02, "{ratio}");
+        job.pool.check().unwrap();
+    }
+
+    #[test]
+    fn a_job_that_repeats_its_steps_stops_calling_the_device() {
+        assert_calls_end([1; 4]);
+    }
+
+    #[test]
+    fn so_does_one_whose_steps_come_in_another_order_each_time() {
+        assert_calls_end([1, 3, 7, 9]);
+    }
+
+    // ---- what is gathered --------------------------------------------------------------------------
+
+    #[test]
+    fn what_was_free_in_pieces_lies_in_one_and_nothing_more_is_held() {
+        let (_, pool, stream) = bench();
+        let blocks: Vec<_> = (0..64).map(|_| pool.alloc(32 * MIB, &stream).unwrap()).collect();
+        let (keep, give): (Vec<_>, Vec<_>) = blocks.into_iter().enumerate().partition(|(at, _)| at % 4 == 0);
+        free(&pool, &stream, give.into_iter().map(|(_, ptr)| ptr));
+        let reserved = pool.reserved().high;
+        gather(&pool, &stream);
+        pool.check().unwrap();
+        let misses = pool.stats().misses;
+        let whole = pool.alloc(48 * 32 * MIB, &stream).unwrap();
+        assert_eq!((pool.stats().misses, pool.reserved().high), (misses, reserved));
+        free(&pool, &stream, keep.into_iter().map(|(_, ptr)| ptr).chain([whole]));
+        pool.check().unwrap();
+    }
+
+    #[test]
+    fn a_call_that_fails_amid_gathering_loses_nothing() {
+        for nth in 1..12 {
+            let (sim, pool, stream) = bench();
+            let block = pool.alloc(512 * MIB, &stream).unwrap();
+            free(&pool, &stream, [block]);
+            let reserved = pool.reserved().current;
+            let call = "cuMemMap";
+            sim.fail_next(Call::Map, nth, DeviceError::OutOfMemory { call, requested: 32 * MIB });
+            gather(&pool, &stream);
+            pool.check().unwrap();
+            assert_eq!(pool.reserved().current, reserved);
+            let again = pool.alloc(512 * MIB, &stream).unwrap();
+            assert_eq!(pool.reserved().high, reserved);
+            free(&pool, &stream, [again]);
+        }
+    }
+
+    #[test]
+    fn leniency_ends_where_the_pool_grows_for_it() {
+        let (_, pool, stream) = bench();
+        let block = pool.alloc(1024 * MIB, &stream).unwrap();
+        free(&pool, &stream, [block]);
+        gather(&pool, &stream);
+        // Two blocks share each page of 32 MiB in the middle, and one of them stays.
+        let blocks: Vec<_> = (0..60).map(|_| pool.alloc(17 * MIB, &stream).unwrap()).collect();
+        let (keep, give): (Vec<_>, Vec<_>) = blocks.into_iter().enumerate().partition(|(at, _)| at % 2 == 0);
+        free(&pool, &stream, give.into_iter().map(|(_, ptr)| ptr));
+        let is_lenient = || pool.inner().state.lock().arena.is_lenient();
+        assert!(is_lenient());
+        let long = pool.alloc(500 * MIB, &stream).unwrap();
+        assert!(pool.reserved().high > 1056 * MIB);
+        assert!(!is_lenient());
+        free(&pool, &stream, keep.into_iter().map(|(_, ptr)| ptr).chain([long]));
+        pool.check().unwrap();
+    }
+
+    // ---- at any time ---------------------------------------------------------------------------------
+
+    #[derive(Debug, Clone, Copy)]
+    enum Step {
+        Alloc { units: u64, stream: usize },
+        Free { which: prop::sample::Index },
+        Gather { stream: usize },
+        Order,
+    }
+
+    fn steps() -> impl Strategy<Value = Vec<Step>> {
+        let step = prop_oneof![
+            6 => (1u64..200, 0usize..2).prop_map(|(units, stream)| Step::Alloc { units, stream }),
+            5 => any::<prop::sample::Index>().prop_map(|which| Step::Free { which }),
+            1 => (0usize..2).prop_map(|stream| Step::Gather { stream }),
+            1 => Just(Step::Order),
+        ];
+        prop::collection::vec(step, 1..120)
+    }
+
+    fn run(steps: &[Step]) {
+        let checker = CheckerDevice::new(SimDevice::new(SimOptions::default()).unwrap());
+        let context = Context::new(checker.clone());
+        let pool = Pool::builder(&context).build().unwrap();
+        let streams = [(); 2].map(|()| context.create_stream().unwrap());
+        let mut live: Vec<(DevicePtr, BlockId, usize)> = Vec::new();
+        let release = |(ptr, block, stream): (DevicePtr, BlockId, usize)| {
+            checker.used(block, streams[stream].handle());
+            _ = checker.freed(block, streams[stream].handle());
+            pool.free(ptr, &streams[stream]).unwrap();
+        };
+        for step in steps {
+            match *step {
+                Step::Alloc { units, stream } => {
+                    let bytes = units * 300_000;
+                    let ptr = pool.alloc(bytes, &streams[stream]).unwrap();
+                    let block = checker.allocated(ptr, bytes, streams[stream].handle());
+                    checker.used(block, streams[stream].handle());
+                    live.push((ptr, block, stream));
+                }
+                Step::Free { which } if !live.is_empty() => {
+                    release(live.swap_remove(which.index(live.len())));
+                }
+                Step::Free { .. } => {}
+                Step::Gather { stream } => gather(&pool, &streams[stream]),
+                Step::Order => streams[0].synchronize().unwrap(),
+            }
+            pool.check().unwrap();
+            checker.verify().unwrap();
+        }
+        live.drain(..).for_each(release);
+        context.synchronize().unwrap();
+        pool.destroy().unwrap();
+        checker.verify().unwrap();
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn pages_may_be_gathered_at_any_time(steps in steps()) {
+            run(&steps);
+        }
+    }
+}
