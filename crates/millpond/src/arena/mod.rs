@@ -38,6 +38,7 @@ mod entries;
 mod find;
 mod gather;
 mod index;
+mod joining;
 mod pins;
 mod placing;
 mod regions;
@@ -53,8 +54,8 @@ mod trim;
 use std::sync::Arc;
 
 use backing::Means;
-use blocks::{Block, Blocks, State};
 pub(crate) use blocks::{BlockId, Zone};
+use blocks::{Blocks, State};
 use index::{FreeIndex, VoidIndex};
 use regions::Regions;
 pub(crate) use table::{Entry, EntryRef, MOST_UNITS, Views};
@@ -481,122 +482,5 @@ impl Arena {
     pub(crate) fn iter_out(&self) -> impl Iterator<Item = (BlockId, &Entry)> {
         let out = self.blocks.iter().filter(|(_, block)| block.state == State::Out);
         out.filter_map(|(id, _)| Some((id, self.entry_of(id)?)))
-    }
-
-    // ---- the index of free blocks ------------------------------------------------------------------
-
-    fn index_free(&mut self, id: BlockId) {
-        self.changes += 1;
-        if self.blocks[id].zone == Zone::Large {
-            self.note_ends(id);
-            self.pinned += self.blocks[id].pinned_units();
-        }
-        let block = &mut self.blocks[id];
-        block.whole = None;
-        self.free[block.zone as usize].insert(block, id);
-    }
-
-    fn remove_free(&mut self, id: BlockId) {
-        self.changes += 1;
-        let block = &self.blocks[id];
-        self.pinned -= block.pinned_units();
-        self.free[block.zone as usize].remove(block);
-    }
-
-    /// Enters a block that has just become free, joined with those of its neighbours that are free behind
-    /// the same streams.
-    fn insert_free(&mut self, id: BlockId) {
-        self.timelines.prune_several(&mut self.blocks[id].fence, self.policies);
-        let Block { prev, next, .. } = self.blocks[id];
-        let id = self.join_if_alike(id, prev);
-        let id = self.join_if_alike(id, next);
-        self.index_free(id);
-        self.list_if_unmerged(id);
-    }
-
-    /// Joins a free block, which is on no index, with a neighbour that is free behind the same streams.
-    fn join_if_alike(&mut self, id: BlockId, neighbour: Option<BlockId>) -> BlockId {
-        let Some(neighbour) = neighbour.filter(|id| self.blocks.is(*id, State::Free)) else { return id };
-        self.timelines.prune_several(&mut self.blocks[neighbour].fence, self.policies);
-        if !self.blocks[id].fence.same_streams(&self.blocks[neighbour].fence) {
-            return id;
-        }
-        self.remove_free(neighbour);
-        self.blocks.join(id, neighbour)
-    }
-
-    /// Remembers a free block that has a free neighbour.
-    fn list_if_unmerged(&mut self, id: BlockId) {
-        if self.is_free(self.blocks[id].prev) || self.is_free(self.blocks[id].next) {
-            self.list_unmerged(id);
-        }
-    }
-
-    fn list_unmerged(&mut self, id: BlockId) {
-        if !self.blocks.set_listed(id, true) {
-            self.unmerged.push(id);
-        }
-    }
-
-    fn is_free(&self, neighbour: Option<BlockId>) -> bool {
-        neighbour.is_some_and(|id| self.blocks.is(id, State::Free))
-    }
-
-    /// Joins free neighbours that were kept apart because different streams freed them, where that costs no
-    /// stream its reuse: all of them where the pool may make streams wait, else those that are complete.
-    /// Returns whether any were joined.
-    fn join_unmerged(&mut self) -> bool {
-        let mut joined = false;
-        let mut kept = Vec::new();
-        while let Some(id) = self.unmerged.pop() {
-            self.blocks.set_listed(id, false);
-            if !self.blocks.is(id, State::Free) {
-                continue;
-            }
-            match self.join_around(id) {
-                // It has other neighbours now: look again.
-                Some(whole) => {
-                    self.list_if_unmerged(whole);
-                    joined = true;
-                }
-                None => kept.push(id),
-            }
-        }
-        for id in kept {
-            self.list_if_unmerged(id);
-        }
-        joined
-    }
-
-    /// Joins a free block with those free neighbours that it may be joined with. `None` where there are none.
-    fn join_around(&mut self, id: BlockId) -> Option<BlockId> {
-        let (mut whole, mut joined) = (id, false);
-        for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
-            if self.blocks.is(neighbour, State::Free) && self.may_join(whole, neighbour) {
-                if !joined {
-                    self.remove_free(whole);
-                }
-                self.remove_free(neighbour);
-                whole = self.blocks.join(whole, neighbour);
-                joined = true;
-            }
-        }
-        if joined {
-            self.timelines.prune_several(&mut self.blocks[whole].fence, self.policies);
-            self.index_free(whole);
-        }
-        joined.then_some(whole)
-    }
-
-    fn may_join(&mut self, a: BlockId, b: BlockId) -> bool {
-        if self.blocks[a].fence.same_streams(&self.blocks[b].fence) || self.policies.internal_dependencies {
-            return true;
-        }
-        for id in [a, b] {
-            let mut fence = std::mem::take(&mut self.blocks[id].fence);
-            self.timelines.prune(&mut fence, self.policies);
-            self.blocks[id].fence = fence;
-        }
-        self.blocks[a].fence.same_streams(&self.blocks[b].fence)
     }
 }
