@@ -79,7 +79,7 @@ impl Arena {
 
     /// How much a hit for `units` may waste that is taken without a look for less, in units.
     pub(super) fn little(&self, zone: Zone, units: u64) -> i64 {
-        if zone == Zone::Small || self.gatherer.is_lenient() {
+        if zone == Zone::Small {
             return i64::MAX;
         }
         let of_left = self.may_pin().saturating_sub(self.pinned) / LITTLE_OF_LEFT;
