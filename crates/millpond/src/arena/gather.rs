@@ -155,7 +155,6 @@ impl Arena {
     }
 
     /// Whether a hit may pin whatever is free.
-    #[cfg(test)]
     pub(crate) fn is_lenient(&self) -> bool {
         self.gatherer.is_lenient
     }
