@@ -149,6 +149,23 @@ impl Entry {
     }
 }
 
+#[cfg(test)]
+impl Entry {
+    /// The entry of a cached block at `ptr`.
+    pub(crate) fn for_test(ptr: DevicePtr, bytes: u64) -> Self {
+        let entry = Self {
+            key: AtomicU64::new(0),
+            requested: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            tick: AtomicU64::new(0),
+            label: AtomicU32::new(0),
+            id: AtomicU32::new(0),
+        };
+        entry.open(ptr, BlockId(0), bytes);
+        entry
+    }
+}
+
 /// Names an entry for as long as its block is out; see [`EntryRef::get`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EntryRef(NonNull<Entry>);

@@ -270,3 +270,86 @@ const fn most_of(bytes: u64, in_haste: bool) -> usize {
 
 /// Bytes from which on a magazine is short.
 const LARGE: u64 = 1 << 20;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Entries of `count` blocks, of 512 and 1024 bytes in turn.
+    fn entries(count: u64) -> Vec<Entry> {
+        (0..count).map(|at| Entry::for_test(DevicePtr::new((at + 1) << 20), 512 << (at % 2))).collect()
+    }
+
+    /// A magazine with room for so many blocks, and as many of these as it takes.
+    fn with(entries: &[Entry], room: usize) -> Magazine {
+        let mut magazine = Magazine::default();
+        magazine.set_room(room);
+        for entry in entries {
+            if !magazine.is_full() {
+                // SAFETY: just asked.
+                unsafe { magazine.push(Item::new(entry.ptr(), entry)) };
+            }
+        }
+        magazine
+    }
+
+    fn places(items: &[Item]) -> Vec<u64> {
+        items.iter().map(|item| item.ptr.raw() >> 20).collect()
+    }
+
+    #[test]
+    fn it_takes_as_many_as_it_has_room_for_and_gives_the_youngest_first() {
+        let entries = entries(6);
+        let mut magazine = with(&entries, 4);
+        assert!(magazine.is_full() && magazine.room() == 4);
+        for place in [4, 3, 2, 1] {
+            assert_eq!(magazine.top().map(|item| item.ptr.raw() >> 20), Some(place));
+            // SAFETY: there was one on top.
+            unsafe { magazine.drop_top() };
+        }
+        assert!(magazine.top().is_none() && magazine.is_empty() && !magazine.is_full());
+    }
+
+    #[test]
+    fn one_without_room_is_full_and_empty() {
+        let magazine = Magazine::default();
+        assert!(magazine.is_full() && magazine.is_empty() && magazine.items().is_empty());
+    }
+
+    #[test]
+    fn more_room_keeps_the_blocks_and_less_room_the_buffer() {
+        let entries = entries(40);
+        let mut magazine = with(&entries, 3);
+        magazine.set_room(40);
+        assert_eq!((places(magazine.items()), magazine.room()), (vec![1, 2, 3], 40));
+        magazine.set_room(3);
+        assert!(magazine.is_full());
+        magazine.set_room(4);
+        // SAFETY: there is room for one.
+        unsafe { magazine.push(Item::new(entries[9].ptr(), &entries[9])) };
+        assert_eq!(places(magazine.items()), [1, 2, 3, 10]);
+    }
+
+    #[test]
+    fn the_older_half_goes_and_then_all() {
+        let entries = entries(5);
+        let mut magazine = with(&entries, 8);
+        assert_eq!(places(magazine.older_half()), [1, 2, 3]);
+        assert_eq!(places(&magazine.give_up_half()), [1, 2, 3]);
+        assert_eq!((places(magazine.items()), magazine.room()), (vec![4, 5], 8));
+        let mut all = Vec::new();
+        magazine.give_up_all(|item| all.push(item));
+        assert_eq!((places(&all), magazine.len(), magazine.room()), (vec![4, 5], 0, 8));
+    }
+
+    #[test]
+    fn the_youngest_of_a_length_is_found_below_others() {
+        let entries = entries(5);
+        let mut magazine = with(&entries, 8);
+        assert!(magazine.bring_up(1024));
+        assert_eq!(places(magazine.items()), [1, 2, 3, 5, 4]);
+        assert_eq!(magazine.take_alike(512).map(|item| item.ptr.raw() >> 20), Some(5));
+        assert!(magazine.take_alike(2048).is_none());
+        assert_eq!(places(magazine.items()), [1, 2, 3, 4]);
+    }
+}
