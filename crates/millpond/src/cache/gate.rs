@@ -56,7 +56,7 @@ pub(super) struct Gate<Lane> {
 
 /// One of its owner's ways through a gate, and how often it passed there: twice that, and one more while it is inside.
 /// The owner alone writes it; or, while it is not inside, whoever else may count for it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Way(AtomicU64);
 
 /// The owner is inside as long as this lives. A passage that ends without [`pass`](Self::pass) does not count.
@@ -67,11 +67,6 @@ pub(super) struct Inside<'a> {
 }
 
 impl Way {
-    // Loom's atomics cannot be made in constants.
-    pub(super) fn new() -> Self {
-        Self(AtomicU64::new(0))
-    }
-
     /// Twice the passages so far, and one more while the owner is inside.
     #[inline]
     pub(super) fn mark(&self) -> u64 {

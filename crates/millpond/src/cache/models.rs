@@ -50,8 +50,8 @@ impl Cache {
     fn new() -> Self {
         Self {
             gate: Gate::new(),
-            to_alloc: Way::new(),
-            to_free: Way::new(),
+            to_alloc: Way::default(),
+            to_free: Way::default(),
             owned: AtomicBool::new(false),
             blocks: UnsafeCell::new(Vec::new()),
             has_room: UnsafeCell::new(false),

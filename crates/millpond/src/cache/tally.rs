@@ -66,7 +66,7 @@ impl Part {
 }
 
 /// See the [module](self).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Tally {
     requested: Part,
     allocated: Part,
@@ -78,19 +78,6 @@ pub(super) struct Tally {
     most_blocks: AtomicI64,
     /// What `to_free` was when the thread's magazines were last emptied: while it is that, they are empty.
     emptied: AtomicU64,
-}
-
-impl Default for Tally {
-    fn default() -> Self {
-        Self {
-            requested: Part::default(),
-            allocated: Part::default(),
-            to_alloc: Way::new(),
-            to_free: Way::new(),
-            most_blocks: AtomicI64::new(0),
-            emptied: AtomicU64::new(0),
-        }
-    }
 }
 
 impl Tally {

@@ -22,7 +22,7 @@ impl PoolInner {
         if let Err(refusal) = state.arena.gather(stream) {
             tracing::warn!(pool = self.name, ?refusal, "not all free pages could be moved to one place");
         }
-        self.caches.set_packs_large(state.arena.is_lenient());
+        self.adapt(state);
         self.note_waste(state, device.now().saturating_sub(began));
     }
 }
