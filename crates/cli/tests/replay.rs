@@ -114,6 +114,33 @@ fn a_run_writes_over_none_of_its_files() {
 }
 
 #[test]
+fn a_recording_that_the_environment_still_names_is_replayed_and_left_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run.mprec");
+    let millpond = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+        stdout(&command.args(args).env("MILLPOND_RECORD", &run).output().unwrap())
+    };
+    millpond(&["train", "--device", "host", "--epochs", "1", "--feat-dim", "8"]);
+    let recorded = std::fs::read(&run).unwrap();
+    let path = run.to_str().unwrap();
+    assert!(millpond(&["replay", path, "--allocator", "millpond"]).contains("1 stream"));
+    millpond(&[
+        "bench",
+        "--device",
+        "sim",
+        "--suite",
+        "throughput",
+        "--allocator",
+        "millpond",
+        "--time",
+        "1",
+    ]);
+    assert_eq!(std::fs::read(&run).unwrap(), recorded);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
 fn with_a_capacity_what_is_of_a_replay_without_a_limit_says_so() {
     let text = stdout(&replay(GNN, &["--capacity", "9.85GiB", "--allocator", "millpond,caching"]));
     assert!(text.contains("At the peak without a limit, reserved and not requested"), "{text}");
