@@ -1,6 +1,6 @@
 //! What a device must be able to do to train an MLP: seven operations, asynchronous and in stream order.
 //!
-//! The training loop ([`train`](crate::train)) is written once, against this trait; `host/` and `cuda/`
+//! The training loop ([`train`](crate::train())) is written once, against this trait; `host/` and `cuda/`
 //! implement it. The rules that hold for every implementation:
 //!
 //! - **Memory.** An operation takes its output, and whatever it needs in between, from

@@ -4,7 +4,7 @@
 //! them. Every weight, activation and gradient, the data set included, is a [`Tensor`] from the allocator under
 //! test.
 //!
-//! One step: [`train`] cuts a batch and asks the [`Model`] for its gradients; the model asks the [`Backend`] for
+//! One step: [`train()`] cuts a batch and asks the [`Model`] for its gradients; the model asks the [`Backend`] for
 //! one operation after another; each operation takes its output from [`Memory`], queues its work on the stream
 //! and returns; each tensor frees itself in stream order when the model drops it.
 

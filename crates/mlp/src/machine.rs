@@ -114,7 +114,7 @@ impl Machine {
     /// The operations of this device over this memory. `tf32` lets a GPU round factors to TF32.
     ///
     /// # Errors
-    /// [`Error::Library`](crate::Error::Library) where a library that they need is missing.
+    /// [`Error::Library`] where a library that they need is missing.
     pub fn backend(&self, memory: Memory, tf32: bool) -> Result<Box<dyn Backend>> {
         match &self.kind {
             Kind::Host(device) => Ok(Box::new(HostBackend::new(device.clone(), memory))),

@@ -1,6 +1,6 @@
 //! `export/`: a trace, or a replay of it, in files that other programs open.
 //!
-//! Uses `trace` and `replay`. [`snapshot`] writes what pytorch.org/memory_viz opens, [`chrome`] what
+//! Uses `trace` and `replay`. [`snapshot()`] writes what pytorch.org/memory_viz opens, [`chrome()`] what
 //! ui.perfetto.dev and chrome://tracing open. Both write as they go and hold no more than the trace.
 
 mod chrome;
