@@ -29,7 +29,7 @@ pub(crate) struct PoolInner {
     pub(super) registry: Weak<Registry>,
     pub(super) counters: Arc<Counters>,
     pub(super) recording: Recording,
-    pub(super) caches: Caches,
+    pub(crate) caches: Caches,
     pub(super) views: Arc<Views>,
     pub(super) routes: Routes,
     pub(super) state: Mutex<State>,
@@ -70,31 +70,6 @@ impl PoolInner {
             Some(ptr) => Ok(ptr),
             None => self.alloc_slow(bytes, 1, stream),
         }
-    }
-
-    /// The fast path of [`alloc`](Self::alloc) alone.
-    ///
-    /// # Safety
-    /// `thread` is the calling thread's index.
-    #[inline]
-    pub(crate) unsafe fn alloc_cached(
-        &self,
-        thread: usize,
-        bytes: u64,
-        stream: &Stream,
-    ) -> Option<DevicePtr> {
-        // SAFETY: the caller's promise.
-        unsafe { self.caches.alloc_as(thread, bytes, stream) }
-    }
-
-    /// The fast path of [`free`](Self::free) alone.
-    ///
-    /// # Safety
-    /// `thread` is the calling thread's index.
-    #[inline]
-    pub(crate) unsafe fn free_cached(&self, thread: usize, ptr: DevicePtr, stream: &Stream) -> bool {
-        // SAFETY: the caller's promise.
-        unsafe { self.caches.free_as(thread, ptr, stream) }
     }
 
     /// Allocates at a multiple of `align`, which may be what every block has.
