@@ -1,13 +1,12 @@
 //! One HTML file that shows a run's figures, works offline and fetches nothing.
 //!
-//! Charts are plotly's, whose script comes with its crate; `page.html` is the frame around them.
+//! Charts are plotly's, whose script comes with its crate, from its [JSON](https://plotly.com/javascript/reference/);
+//! `page.html` is the frame around them.
 
 use std::io::{self, Write};
 
 use millpond::HumanBytes;
-use plotly::common::Mode;
-use plotly::layout::{Axis, AxisType};
-use plotly::{Bar, Layout, Plot, Scatter};
+use serde_json::{Value, json};
 
 use crate::ratio::{times, times_mark};
 use crate::{Machine, Row, Suite};
@@ -37,14 +36,14 @@ fn section(suite: Suite, rows: &[&Row], mark: &Row, out: &mut dyn Write) -> io::
         let id = format!("{}-{number}", suite.name());
         writeln!(out, "<h3>{}</h3><div class=\"chart\" id=\"{id}\"></div>", escaped(&title))?;
         // No text in it can end the script.
-        writeln!(out, "<script>draw(\"{id}\", {})</script>", plot.to_json().replace('<', "\\u003c"))?;
+        writeln!(out, "<script>draw(\"{id}\", {})</script>", plot.to_string().replace('<', "\\u003c"))?;
     }
     figures(rows, mark, out)?;
     writeln!(out, "</section>")
 }
 
 /// Several threads as lines over their number; one thread as bars, on a logarithmic axis.
-fn charts(suite: Suite, rows: &[&Row]) -> Vec<(String, Plot)> {
+fn charts(suite: Suite, rows: &[&Row]) -> Vec<(String, Value)> {
     let modes = distinct(rows, |row| row.mode.clone());
     let of_mode = |mode: &str| rows.iter().copied().filter(|row| row.mode == mode).collect::<Vec<_>>();
     match suite {
@@ -61,27 +60,30 @@ fn charts(suite: Suite, rows: &[&Row]) -> Vec<(String, Plot)> {
     }
 }
 
-fn bars(rows: &[&Row], label: impl Fn(&Row) -> String) -> Plot {
-    let mut plot = Plot::new();
-    for allocator in distinct(rows, |row| row.allocator) {
-        let of = rows.iter().filter(|row| row.allocator == allocator);
-        let (x, y): (Vec<_>, Vec<_>) = of.map(|row| (label(row), row.p50_ns)).unzip();
-        plot.add_trace(Bar::new(x, y).name(allocator));
-    }
-    plot.set_layout(Layout::new().y_axis(Axis::new().title("ns".to_owned()).type_(AxisType::Log)));
-    plot
+fn bars(rows: &[&Row], label: impl Fn(&Row) -> String) -> Value {
+    let bars = by_allocator(rows, |allocator, of| {
+        let (x, y): (Vec<_>, Vec<_>) = of.iter().map(|row| (label(row), row.p50_ns)).unzip();
+        json!({ "type": "bar", "name": allocator, "x": x, "y": y })
+    });
+    json!({ "data": bars, "layout": { "yaxis": logarithmic("ns") } })
 }
 
-fn by_threads(rows: &[&Row]) -> Plot {
-    let mut plot = Plot::new();
-    for allocator in distinct(rows, |row| row.allocator) {
-        let of = rows.iter().filter(|row| row.allocator == allocator);
-        let (x, y): (Vec<_>, Vec<_>) = of.map(|row| (row.threads, row.pairs_per_s / 1e6)).unzip();
-        plot.add_trace(Scatter::new(x, y).name(allocator).mode(Mode::LinesMarkers));
-    }
-    let axis = |title: &str| Axis::new().title(title.to_owned()).type_(AxisType::Log);
-    plot.set_layout(Layout::new().x_axis(axis("threads")).y_axis(axis("million pairs a second")));
-    plot
+fn by_threads(rows: &[&Row]) -> Value {
+    let lines = by_allocator(rows, |allocator, of| {
+        let (x, y): (Vec<_>, Vec<_>) = of.iter().map(|row| (row.threads, row.pairs_per_s / 1e6)).unzip();
+        json!({ "type": "scatter", "mode": "lines+markers", "name": allocator, "x": x, "y": y })
+    });
+    let (x, y) = (logarithmic("threads"), logarithmic("million pairs a second"));
+    json!({ "data": lines, "layout": { "xaxis": x, "yaxis": y } })
+}
+
+fn by_allocator(rows: &[&Row], draw: impl Fn(&str, &[&Row]) -> Value) -> Vec<Value> {
+    let of = |allocator| rows.iter().copied().filter(|row| row.allocator == allocator).collect::<Vec<_>>();
+    distinct(rows, |row| row.allocator).into_iter().map(|allocator| draw(allocator, &of(allocator))).collect()
+}
+
+fn logarithmic(title: &str) -> Value {
+    json!({ "type": "log", "title": { "text": title } })
 }
 
 fn figures(rows: &[&Row], mark: &Row, out: &mut dyn Write) -> io::Result<()> {
@@ -120,7 +122,7 @@ fn distinct<T: PartialEq>(rows: &[&Row], of: impl Fn(&Row) -> T) -> Vec<T> {
 
 /// plotly's own script. The crate hands out MathJax with it, which nothing here uses.
 fn script() -> String {
-    let scripts = Plot::offline_js_sources();
+    let scripts = plotly::Plot::offline_js_sources();
     scripts.split_inclusive("</script>").next().unwrap_or_default().to_owned()
 }
 

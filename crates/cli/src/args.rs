@@ -39,6 +39,14 @@ pub(crate) enum Command {
     Fetch(FetchArgs),
 }
 
+impl Command {
+    /// Whether its pools are nobody's to be recorded: those of a replay would overwrite the very recording that
+    /// `MILLPOND_RECORD` names, and those of a bench would be slower.
+    pub(crate) fn builds_pools_of_its_own(&self) -> bool {
+        matches!(self, Self::Replay(_) | Self::Bench(_))
+    }
+}
+
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Flags override the file. A file has any of these keys: num_layers, feat_dim, learning_rate, batch_size, \

@@ -5,11 +5,12 @@ use millpond_bench::{Bench, MIMALLOC, Machine, Row, Suite, Target, report};
 use crate::bench_args::BenchArgs;
 use crate::bench_tables::of_suite;
 use crate::error::{Error, Result};
-use crate::outputs::Output;
+use crate::outputs::{Output, refuse_clashes};
 use crate::screen::{remark, say};
 
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    refuse_clashes(&[], &[args.json.as_deref(), args.report.as_deref()])?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
     let page = args.report.as_deref().map(Output::open).transpose()?;
     let (target, why_not_cuda) = Target::find(args.device)?;
@@ -25,6 +26,10 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     for suite in args.suites() {
         let measured: Vec<Row> =
             allocators.iter().flat_map(|&allocator| measure(&bench, suite, allocator)).collect();
+        if measured.is_empty() {
+            remark(&format!("{}: nothing measured; it is not for {}", suite.name(), allocators.join(", ")));
+            continue;
+        }
         say(&format!("\n{}", of_suite(suite, &measured, &mark)));
         rows.extend(measured);
     }

@@ -41,6 +41,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             return u8::try_from(usage.exit_code()).unwrap_or(2);
         }
     };
+    if args.command.builds_pools_of_its_own() {
+        millpond::record::ignore_environment();
+    }
     let result = match args.command {
         Command::Train(args) => train::run(&args),
         Command::Replay(args) => replay::run(&args),

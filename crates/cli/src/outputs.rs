@@ -1,8 +1,9 @@
 //! The files a run writes. They are opened before the work, so that a place that cannot be written is found then, and
 //! written at its end. What a run that failed did not write is not left behind empty.
 
-use std::fs::{File, OpenOptions, create_dir_all, metadata, remove_file};
+use std::fs::{File, OpenOptions, canonicalize, create_dir_all, metadata, remove_file};
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -71,6 +72,81 @@ impl Log {
     }
 }
 
+/// Refuses to write over what is read, and to write two things to one file.
+///
+/// # Errors
+/// [`Error::Usage`], which names the file.
+pub(crate) fn refuse_clashes(read: &[&Path], written: &[Option<&Path>]) -> Result<()> {
+    let mut taken: Vec<(Identity, &str)> = Vec::new();
+    taken.extend(read.iter().filter_map(|path| Some((Identity::of(path)?, "is read"))));
+    for path in written.iter().flatten() {
+        let Some(file) = Identity::of(path) else { continue };
+        if let Some((_, what_for)) = taken.iter().find(|(other, _)| *other == file) {
+            return Err(Error::Usage(format!("{}: {what_for}; name another file", path.display())));
+        }
+        taken.push((file, "is written to already"));
+    }
+    Ok(())
+}
+
+/// A file, whatever path leads to it.
+#[derive(Debug, PartialEq, Eq)]
+enum Identity {
+    /// By device and number.
+    There(u64, u64),
+    /// By its folder and name.
+    ToBeMade(PathBuf),
+}
+
+impl Identity {
+    /// `None` for what is no file: a terminal or a pipe takes whatever comes.
+    fn of(path: &Path) -> Option<Self> {
+        match metadata(path) {
+            Ok(file) => file.is_file().then(|| Self::There(file.dev(), file.ino())),
+            Err(_) => {
+                let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+                let folder = canonicalize(folder.unwrap_or(Path::new("."))).ok()?;
+                Some(Self::ToBeMade(folder.join(path.file_name()?)))
+            }
+        }
+    }
+}
+
 fn failed(path: &Path, action: &'static str, source: std::io::Error) -> Error {
     Error::Io { path: path.to_owned(), action, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_file_is_written_once_and_not_where_it_is_read_whatever_paths_lead_to_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        std::fs::write(at("trace"), "").unwrap();
+        std::os::unix::fs::symlink(at("trace"), at("link")).unwrap();
+        std::fs::hard_link(at("trace"), at("hard")).unwrap();
+        let said = |written: &[Option<&Path>]| {
+            refuse_clashes(&[&at("trace")], written).map_err(|error| error.to_string())
+        };
+        for name in ["trace", "link", "hard"] {
+            let error = said(&[None, Some(&at(name))]).unwrap_err();
+            assert!(error.ends_with(&format!("{name}: is read; name another file")), "{error}");
+        }
+        let (new, again) = (at("new"), dir.path().join(".").join("new"));
+        let error = said(&[Some(&new), None, Some(&again)]).unwrap_err();
+        assert!(error.ends_with("new: is written to already; name another file"), "{error}");
+        assert_eq!(said(&[Some(&new), Some(&at("other"))]), Ok(()));
+    }
+
+    #[test]
+    fn what_is_no_file_takes_whatever_comes() {
+        let null = Path::new("/dev/null");
+        assert!(refuse_clashes(&[null], &[Some(null), Some(null)]).is_ok());
+        assert!(
+            refuse_clashes(&[], &[Some(Path::new("/no/such/folder/a")); 2]).is_ok(),
+            "opening it says why"
+        );
+    }
 }

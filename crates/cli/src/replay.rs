@@ -1,5 +1,6 @@
 //! `millpond replay`: traces through allocators, on a simulated or a real device, and what they tell.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use millpond::device::Device;
@@ -14,7 +15,7 @@ use millpond_replay::trace::Trace;
 use millpond_replay::verdict::Verdict;
 
 use crate::error::{Error, Result};
-use crate::outputs::Output;
+use crate::outputs::{Output, refuse_clashes};
 use crate::replay_args::{On, ReplayArgs};
 use crate::replay_export;
 use crate::replay_tables::{account, calls, cards, room, wasted};
@@ -35,6 +36,8 @@ const HOST_CAPACITY: u64 = 1 << 40;
 /// Runs the command.
 pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     refuse_what_does_not_go_together(args)?;
+    let read: Vec<_> = args.traces.iter().map(PathBuf::as_path).collect();
+    refuse_clashes(&read, &args.written())?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
     let page = args.report.as_deref().map(Output::open).transpose()?;
     let (mut outcomes, mut sections) = (Vec::new(), Vec::new());
@@ -58,6 +61,16 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
 }
 
 fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> {
+    let names = args.allocators();
+    let for_nobody = |whose: &[&str]| !names.iter().any(|name| whose.contains(name));
+    if args.page_sizes.is_some() && for_nobody(&["millpond"]) {
+        return Err(Error::Usage("--page-sizes is for millpond: add --allocator millpond".to_owned()));
+    }
+    if args.alloc_conf.is_some() && for_nobody(&["caching", "expandable"]) {
+        return Err(Error::Usage(
+            "--alloc-conf is for PyTorch's allocator: add --allocator caching or expandable".to_owned(),
+        ));
+    }
     match (args.device, args.verify, args.capacity) {
         (On::Sim, true, _) => {
             Err(Error::Usage("--verify needs real memory: add --device host or --device cuda".to_owned()))
@@ -86,13 +99,15 @@ fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Resu
     say(&format!("\nDevice calls by kind\n{}", calls(&rows)));
     let mut verdict = Vec::new();
     if args.device == On::Sim {
-        say(&format!("\nAt the peak, reserved and not requested\n{}", wasted(&rows)));
+        // Whatever the capacity: where memory is short, allocators give back what they cache.
+        let limit = if args.capacity.is_some() { " without a limit" } else { "" };
+        say(&format!("\nAt the peak{limit}, reserved and not requested\n{}", wasted(&rows)));
         match args.capacity {
             Some(capacity) => say(&format!("\n{}", room(&rows, capacity))),
             None => say(&format!("\nCards that would do\n{}", cards(&rows, args.context))),
         }
         if ["millpond", "caching"].iter().all(|name| names.contains(name)) {
-            say("");
+            say(if args.capacity.is_some() { "\nWithout a limit:" } else { "" });
             verdict = Verdict::of(trace, &program, &args.choice())?.lines();
             verdict.iter().for_each(|line| say(line));
         }

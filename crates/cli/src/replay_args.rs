@@ -1,6 +1,6 @@
 //! What the command line may say to `millpond replay`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
@@ -42,10 +42,10 @@ pub(crate) struct ReplayArgs {
     free: Free,
     /// Smallest and largest page of millpond's pool, such as 2MiB..64MiB [default: 2MiB..32MiB]
     #[arg(long, value_name = "FROM..TO", value_parser = page_sizes)]
-    page_sizes: Option<(u64, u64)>,
+    pub(crate) page_sizes: Option<(u64, u64)>,
     /// Settings of caching and expandable, as in PYTORCH_CUDA_ALLOC_CONF
     #[arg(long, value_name = "SETTINGS")]
-    alloc_conf: Option<CachingOptions>,
+    pub(crate) alloc_conf: Option<CachingOptions>,
     /// What the driver's context and the libraries take of each card
     #[arg(long, value_name = "SIZE", value_parser = size_or_none, default_value_t = CONTEXT_BYTES, hide_default_value = true)]
     pub(crate) context: u64,
@@ -89,6 +89,11 @@ impl ReplayArgs {
     /// What the allocators are built with.
     pub(crate) fn choice(&self) -> Choice {
         Choice { page_sizes: self.page_sizes, pytorch: self.alloc_conf.clone() }
+    }
+
+    /// The files that are to be written.
+    pub(crate) fn written(&self) -> [Option<&Path>; 4] {
+        [&self.json, &self.report, &self.export_snapshot, &self.export_counters].map(Option::as_deref)
     }
 
     pub(crate) fn free(&self) -> FreeWhen {

@@ -3,6 +3,7 @@
 //! Nobody listening any more (`millpond train | head -1`) is no error: a command falls silent and finishes, since
 //! it may have files to write. Any other failure, such as a full disk, is one once the command is done.
 
+use std::borrow::Cow;
 use std::io::{Error, ErrorKind, Write};
 use std::sync::Mutex;
 
@@ -11,7 +12,7 @@ static LOST: Mutex<Option<Error>> = Mutex::new(None);
 
 /// Prints a line to stdout.
 pub(crate) fn say(line: &str) {
-    match writeln!(std::io::stdout().lock(), "{line}") {
+    match writeln!(std::io::stdout().lock(), "{}", tame(line)) {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             lost().get_or_insert(error);
         }
@@ -31,7 +32,17 @@ fn lost() -> std::sync::MutexGuard<'static, Option<Error>> {
 
 /// Prints a remark to stderr.
 pub(crate) fn remark(line: &str) {
-    let _ = writeln!(std::io::stderr().lock(), "{line}");
+    let _ = writeln!(std::io::stderr().lock(), "{}", tame(line));
+}
+
+/// Text from files may hold what commands a terminal: that is shown, not sent.
+fn tame(line: &str) -> Cow<'_, str> {
+    let commands = |c: char| c.is_control() && c != '\n';
+    if !line.contains(commands) {
+        return Cow::Borrowed(line);
+    }
+    let shown = |c: char| if commands(c) { c.escape_default().to_string() } else { c.to_string() };
+    line.chars().map(shown).collect::<String>().into()
 }
 
 /// Prints the error that ends the program to stderr.
@@ -76,6 +87,15 @@ mod tests {
     fn thousands_are_apart() {
         let shown = [0, 12, 999, 1000, 12_345, 1_234_567].map(thousands);
         assert_eq!(shown, ["0", "12", "999", "1,000", "12,345", "1,234,567"]);
+    }
+
+    #[test]
+    fn what_commands_a_terminal_is_shown_and_not_sent() {
+        assert_eq!(
+            tame("\u{1b}]0;mine\u{7}\ttwo\nlines\u{9b}2J"),
+            "\\u{1b}]0;mine\\u{7}\\ttwo\nlines\\u{9b}2J"
+        );
+        assert_eq!(tame("Größe 5 %"), "Größe 5 %");
     }
 
     #[test]

@@ -13,7 +13,7 @@ use crate::account;
 use crate::args::{ALL, TrainArgs, allocators};
 use crate::curves;
 use crate::error::{Error, Result};
-use crate::outputs::{Log, Output};
+use crate::outputs::{Log, Output, refuse_clashes};
 use crate::progress::Progress;
 use crate::screen::{remark, say, thousands};
 
@@ -50,6 +50,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     if args.record.is_some() && !names.contains(&NAMES[0]) {
         return Err(Error::Usage(format!("--record records the pool: add --allocator {}", NAMES[0])));
     }
+    let read: Vec<_> = args.config.iter().map(PathBuf::as_path).collect();
+    refuse_clashes(&read, &[args.json.as_deref(), args.record.as_deref()])?;
     let log = config.log_dir.as_deref().map(Log::open).transpose()?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
     let data = match &config.data {

@@ -71,3 +71,11 @@ fn names_that_do_not_exist_are_answered_with_those_that_do() {
         assert!(error.contains("fast") && error.contains(expected), "{error}");
     }
 }
+
+#[test]
+fn a_suite_that_is_for_none_of_the_allocators_says_so_instead_of_an_empty_table() {
+    let output = bench(&["--suite", "reuse", "--allocator", "mimalloc"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.contains("reuse: nothing measured; it is not for mimalloc"), "{said}");
+    assert!(!stdout(&output).contains("p50"));
+}

@@ -94,6 +94,60 @@ fn a_capacity_tells_who_fits_and_at_which_event_the_others_end() {
 }
 
 #[test]
+fn a_run_writes_over_none_of_its_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let copy = dir.path().join("copy.gz");
+    std::fs::copy(trace(GNN), &copy).unwrap();
+    let before = std::fs::read(&copy).unwrap();
+    let path = copy.to_str().unwrap();
+    for flag in ["--json", "--report", "--export-snapshot", "--export-counters"] {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_millpond")).args(["replay", path, flag, path]).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(stderr(&output), format!("millpond: {path}: is read; name another file\n"));
+        assert_eq!(std::fs::read(&copy).unwrap(), before, "{flag}");
+    }
+    let page = dir.path().join("page");
+    let page = page.to_str().unwrap();
+    let output = replay(GNN, &["--json", page, "--report", page]);
+    assert_eq!(stderr(&output), format!("millpond: {page}: is written to already; name another file\n"));
+}
+
+#[test]
+fn a_recording_that_the_environment_still_names_is_replayed_and_left_as_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run.mprec");
+    let millpond = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+        stdout(&command.args(args).env("MILLPOND_RECORD", &run).output().unwrap())
+    };
+    millpond(&["train", "--device", "host", "--epochs", "1", "--feat-dim", "8"]);
+    let recorded = std::fs::read(&run).unwrap();
+    let path = run.to_str().unwrap();
+    assert!(millpond(&["replay", path, "--allocator", "millpond"]).contains("1 stream"));
+    millpond(&[
+        "bench",
+        "--device",
+        "sim",
+        "--suite",
+        "throughput",
+        "--allocator",
+        "millpond",
+        "--time",
+        "1",
+    ]);
+    assert_eq!(std::fs::read(&run).unwrap(), recorded);
+    assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn with_a_capacity_what_is_of_a_replay_without_a_limit_says_so() {
+    let text = stdout(&replay(GNN, &["--capacity", "9.85GiB", "--allocator", "millpond,caching"]));
+    assert!(text.contains("At the peak without a limit, reserved and not requested"), "{text}");
+    assert!(text.contains("\nWithout a limit:\nPyTorch's allocator holds 10.86 GiB"), "{text}");
+}
+
+#[test]
 fn who_fits_is_said_in_whole_sentences() {
     let last = |capacity: &str| {
         let text = stdout(&replay(GNN, &["--capacity", capacity, "--allocator", "millpond,driver"]));
@@ -194,6 +248,8 @@ fn what_does_not_go_together_or_cannot_be_read_is_one_line() {
         text
     };
     assert!(said(&["--verify"]).contains("--verify needs real memory"));
+    assert!(said(&["--allocator", "binned", "--alloc-conf", "max_split_size_mb:64"]).contains("caching"));
+    assert!(said(&["--allocator", "caching", "--page-sizes", "2MiB..4MiB"]).contains("is for millpond"));
     assert!(said(&["--allocator", "millpond", "--page-sizes", "3MiB..4MiB"]).contains("power of two"));
     assert!(said(&["/no/such.pickle", "--allocator", "driver"]).contains("/no/such.pickle: cannot be read"));
     let wrong = replay(GNN, &["--alloc-conf", "splendid:1"]);

@@ -7,6 +7,7 @@ from typing import Any
 
 import millpond
 import pytest
+from millpond._options import Options
 
 MIB = 1 << 20
 
@@ -32,6 +33,12 @@ def test_every_option_is_taken(tmp_path: Path) -> None:
     assert pool.stats().reserved.current == 0
 
 
+def test_type_checkers_know_the_options_that_there_are() -> None:
+    with pytest.raises(TypeError, match="no option 'x'; it has (.*)$") as refused:
+        millpond.configure(x=1)  # type: ignore[call-arg]
+    assert str(refused.value).partition("it has ")[2].split(", ") == list(Options.__annotations__)
+
+
 def test_none_is_the_default() -> None:
     assert millpond.Pool("sim", name=None, hard_limit=None, reuse=None).name == "pool"
 
@@ -40,7 +47,7 @@ def test_a_name_that_is_no_option_lists_those_that_are() -> None:
     with pytest.raises(TypeError, match="no option 'hard_limt'; it has name, hard_limit, release_threshold"):
         millpond.Pool("sim", hard_limt=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="no option 'limit'"):
-        millpond.configure(limit=1)
+        millpond.configure(limit=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(

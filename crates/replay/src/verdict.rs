@@ -66,7 +66,7 @@ impl Verdict {
             HumanBytes(reserved),
             HumanBytes(requested)
         );
-        if wasted * 50 < reserved {
+        if wasted <= reserved / 50 {
             return format!("{held}: next to nothing is wasted.");
         }
         let parts = causes(&self.pytorch);
@@ -78,7 +78,7 @@ impl Verdict {
     fn about_settings(&self) -> String {
         let (setting, reserved) = self.best_setting;
         let saved = self.pytorch.reserved.saturating_sub(reserved);
-        let helped = if saved * 100 < self.pytorch.reserved {
+        let helped = if saved == 0 || saved < self.pytorch.reserved / 100 {
             "No setting of PyTorch's allocator that was tried would have saved as much as 1 %.".to_owned()
         } else {
             format!(
@@ -104,6 +104,7 @@ impl Verdict {
         let best = self.best_setting.1.min(self.pytorch.reserved);
         let over = percent(reserved.saturating_sub(self.peak_requested), self.peak_requested.max(1));
         let against = |other: u64, whom: &str| match other.checked_sub(reserved) {
+            Some(0) => format!("as much as {whom}"),
             Some(less) => format!("{} less than {whom}", HumanBytes(less)),
             None => format!("{} more than {whom}", HumanBytes(reserved - other)),
         };
@@ -176,6 +177,24 @@ mod tests {
         };
         assert!(verdict.lines()[0].ends_with("next to nothing is wasted."));
         assert!(verdict.lines()[1].starts_with("No setting"));
+        assert!(
+            verdict.lines()[2]
+                .ends_with("as much as PyTorch's allocator, 1.00 MiB more than the best of its settings.")
+        );
+    }
+
+    #[test]
+    fn a_job_that_asked_for_nothing_is_told_so_too() {
+        let verdict = Verdict {
+            peak_requested: 0,
+            pytorch: Waste::default(),
+            millpond: Waste::default(),
+            best_setting: ("expandable_segments:True", 0),
+        };
+        let lines = verdict.lines();
+        assert!(lines[0].ends_with("next to nothing is wasted."), "{lines:?}");
+        assert!(lines[1].starts_with("No setting"), "{lines:?}");
+        assert!(lines[2].contains("0.0 % more"), "{lines:?}");
     }
 
     #[test]

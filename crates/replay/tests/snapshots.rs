@@ -69,7 +69,9 @@ fn zstd_and_plain_files_are_read_like_gzipped_ones() {
     };
     let gzipped = only(&data("gnn_stacks.pickle.gz"));
     let zstd = zstd::encode_all(&bytes[..], 3).unwrap();
-    for trace in [write("a.pickle", &bytes), write("b", &zstd)] {
+    // As `pzstd` writes it: each frame behind one that is to be passed over.
+    let pzstd = [&[0x50, 0x2a, 0x4d, 0x18, 4, 0, 0, 0, 1, 2, 3, 4], &zstd[..]].concat();
+    for trace in [write("a.pickle", &bytes), write("b", &zstd), write("c", &pzstd)] {
         assert_eq!(trace.ops, gzipped.ops);
         assert_eq!(trace.blocks, gzipped.blocks);
     }

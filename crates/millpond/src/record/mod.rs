@@ -36,7 +36,7 @@ mod thread;
 pub use chunks::{ChunkError, Chunks, records};
 pub(crate) use clock::Moment;
 pub use labels::{Tagged, tag};
-pub use options::Options;
+pub use options::{Options, ignore_environment};
 pub use recorder::Status;
 pub(crate) use recording::{Introduction, Recording};
 

@@ -2,12 +2,24 @@
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The environment variable that names a file for every pool of the process.
 const PATH: &str = "MILLPOND_RECORD";
 
 /// The environment variable that lets such recordings hold call sites.
 const CALL_SITES: &str = "MILLPOND_RECORD_CALL_SITES";
+
+/// Whether the environment is not asked.
+static IGNORED: AtomicBool = AtomicBool::new(false);
+
+/// Lets pools that are built from now on record only where they are told to by themselves: `MILLPOND_RECORD` is not
+/// followed in this process any more. For programs that build pools which are not the user's own, as `millpond replay`
+/// does: the variable may well name the very recording that is replayed.
+pub fn ignore_environment() {
+    // Relaxed: a setting; nothing is concluded from when it is seen.
+    IGNORED.store(true, Ordering::Relaxed);
+}
 
 /// Where to record, and what beside the events. A path alone will do:
 /// `pool.start_recording("run.mprec")`.
@@ -38,6 +50,9 @@ impl Options {
     /// What the environment asks for: `MILLPOND_RECORD` is a path, as for [`new`](Self::new), for all pools
     /// until the process ends; with `MILLPOND_RECORD_CALL_SITES=1`, call sites are kept.
     pub(crate) fn from_environment() -> Option<Self> {
+        if IGNORED.load(Ordering::Relaxed) {
+            return None;
+        }
         let path = std::env::var_os(PATH).filter(|path| !path.is_empty())?;
         let call_sites = std::env::var_os(CALL_SITES).is_some_and(|value| !value.is_empty() && value != "0");
         Some(Self { path: path.into(), call_sites, keep: true })

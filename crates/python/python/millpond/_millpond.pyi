@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from typing import Any, Literal, Optional, Protocol, Union, final
+from typing import Literal, Optional, Protocol, Union, final
+
+from typing_extensions import Unpack
+
+from ._options import Options
 
 __version__: str
 
@@ -287,7 +291,7 @@ class tag:
     def __enter__(self) -> None: ...
     def __exit__(self, *exception: object) -> None: ...
 
-def configure(**options: Any) -> None:
+def configure(**options: Unpack[Options]) -> None:
     """Sets the options of the GPUs' shared pools, by the names of :class:`Pool`'s. Before the first of them is made."""
 
 def device_pool(ordinal: int) -> Pool:

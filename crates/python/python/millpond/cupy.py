@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _millpond, _shared
 from ._millpond import Pool
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import Options
 
 _pools: dict[int, Pool] = {}
 
@@ -26,7 +31,7 @@ def allocate(size: int) -> Any:
     return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(block.ptr, size, block, ordinal), 0)
 
 
-def enable(**options: Any) -> None:
+def enable(**options: Unpack[Options]) -> None:
     """Makes millpond CuPy's allocator, on all GPUs. The options are those of :class:`millpond.Pool`.
 
     What CuPy's own pool caches stays with it until ``cupy.get_default_memory_pool().free_all_blocks()``.

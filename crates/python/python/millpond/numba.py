@@ -7,10 +7,15 @@ of other libraries that do not wait for it (``cudaStreamNonBlocking``) must be s
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 from . import _millpond, _shared
 from ._millpond import Pool, Stream
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import Options
 
 
 class Freer:
@@ -77,7 +82,7 @@ def manager() -> Any:
     return Manager
 
 
-def enable(**options: Any) -> None:
+def enable(**options: Unpack[Options]) -> None:
     """Makes millpond Numba's allocator, on all GPUs. The options are those of :class:`millpond.Pool`."""
     from numba import cuda
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _millpond, _shared
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import Options
 
 
 def resource(device: Any = None) -> Any:
@@ -25,7 +30,7 @@ def resource(device: Any = None) -> Any:
     return rmm.mr.CallbackMemoryResource(allocate, deallocate)
 
 
-def enable(device: Any = None, **options: Any) -> None:
+def enable(device: Any = None, **options: Unpack[Options]) -> None:
     """Makes millpond RMM's resource for a GPU. The options are those of :class:`millpond.Pool`."""
     import rmm
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _millpond, _shared
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import Options
 
 _enabled = False
 
@@ -14,7 +19,7 @@ def is_enabled() -> bool:
     return _enabled
 
 
-def enable(**options: Any) -> None:
+def enable(**options: Unpack[Options]) -> None:
     """Makes millpond PyTorch's allocator, on all GPUs.
 
     Call it before the first use of CUDA: PyTorch does not change an allocator that was used. The options are those of
@@ -70,4 +75,4 @@ _plugged: Any = None
 
 #: Whether a failing allocation raises ``torch.OutOfMemoryError``. Else, with a PyTorch whose libraries have other
 #: names, it raises ``RuntimeError``.
-throws_out_of_memory = False
+throws_out_of_memory: bool = False

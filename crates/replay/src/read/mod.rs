@@ -111,6 +111,10 @@ const MOST_AFTER: u64 = 1 << 20;
 /// # Errors
 /// [`FormatError`], which names the place.
 pub fn read_from(source: &mut dyn BufRead, name: &str, limits: Limits) -> Result<Vec<Trace>, FormatError> {
+    // What spreadsheets write before a table.
+    if source.fill_buf()?.starts_with(b"\xef\xbb\xbfThread,") {
+        source.consume(3);
+    }
     let start = source.fill_buf()?;
     let (builder, advice) = match start {
         // Protocol 2 and later; `_dump_snapshot` writes 4.
@@ -136,7 +140,7 @@ fn decompressed(file: File) -> io::Result<Box<dyn BufRead>> {
     let start = source.fill_buf()?;
     Ok(if start.starts_with(&[0x1f, 0x8b]) {
         buffered(flate2::bufread::MultiGzDecoder::new(source))
-    } else if start.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+    } else if is_zstd(start) {
         let mut decoder = zstd::Decoder::with_buffer(source)?;
         // A frame may ask for a window of any size; zstd's own default for the command line is 2^27.
         decoder.window_log_max(27)?;
@@ -144,6 +148,11 @@ fn decompressed(file: File) -> io::Result<Box<dyn BufRead>> {
     } else {
         Box::new(source)
     })
+}
+
+/// Whether a file begins with a frame of zstd's, or with one to be passed over, as those of `pzstd` do.
+fn is_zstd(start: &[u8]) -> bool {
+    matches!(start, [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..])
 }
 
 fn buffered(source: impl Read + 'static) -> Box<dyn BufRead> {

@@ -115,13 +115,17 @@ struct Clock {
     last: u64,
 }
 
-const DAY_US: u64 = 24 * 3600 * 1_000_000;
+const MINUTE_US: u64 = 60 * 1_000_000;
+const DAY_US: u64 = 24 * 60 * MINUTE_US;
 
 impl Clock {
     /// Times are `HH:MM:SS.ffffff`, or with a colon before the fraction.
     fn microseconds(&mut self, text: &str) -> Result<u64, String> {
         let time = of_day(text).ok_or_else(|| format!("time '{text}'; expected HH:MM:SS.ffffff"))?;
-        // Threads may log a little out of order; half a day back is midnight.
+        // Threads may log a little out of order, around midnight too; half a day back is midnight.
+        if self.days > 0 && self.last < MINUTE_US && time >= DAY_US - MINUTE_US {
+            return Ok((self.days - 1) * DAY_US + time);
+        }
         if time + DAY_US / 2 < self.last {
             self.days += 1;
         }
@@ -187,6 +191,15 @@ mod tests {
     fn time_goes_on_over_midnight() {
         let log = "Thread,Time,Action,Pointer,Size,Stream\n1,23:59:59.9,allocate,0x10,8,0\n1,00:00:00.1,free,0x10,8,0\n";
         assert_eq!(one(log).unwrap().wall_us, 200_000);
+        let late = "2,23:59:59.95,allocate,0x20,8,0\n1,00:00:00.2,free,0x20,8,0\n";
+        assert_eq!(one(&format!("{log}{late}")).unwrap().wall_us, 300_000, "another thread was late");
+    }
+
+    #[test]
+    fn a_log_that_went_through_a_spreadsheet_is_read_as_it_was() {
+        let (plain, through) =
+            (one(LOG).unwrap(), one(&format!("\u{feff}{}", LOG.replace('\n', "\r\n"))).unwrap());
+        assert_eq!((plain.ops, plain.blocks, plain.wall_us), (through.ops, through.blocks, through.wall_us));
     }
 
     #[test]

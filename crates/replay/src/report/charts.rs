@@ -1,10 +1,11 @@
-//! The charts, as plotly's JSON.
+//! The charts, as [plotly's JSON](https://plotly.com/javascript/reference/).
+//!
+//! Of plotly's crate only the script is used: its types make the same JSON, and as much machine code as the rest of
+//! this crate.
 
 use std::ops::Range;
 
-use plotly::common::{Fill, Line, LineShape, Mode, Orientation};
-use plotly::layout::{Axis, AxisType};
-use plotly::{Bar, HeatMap, Layout, Plot, Scatter};
+use serde_json::{Value, json};
 
 use super::Shown;
 use super::sites::Sites;
@@ -18,39 +19,38 @@ const COLUMNS: usize = 160;
 
 /// plotly's own script. The crate hands out MathJax with it, which nothing here uses.
 pub(super) fn script() -> String {
-    let scripts = Plot::offline_js_sources();
+    let scripts = plotly::Plot::offline_js_sources();
     scripts.split_inclusive("</script>").next().unwrap_or_default().to_owned()
 }
 
-/// JSON that may stand in a script: no text in it can end the script.
-fn json(plot: &Plot) -> String {
-    plot.to_json().replace('<', "\\u003c")
+/// A plot as JSON that may stand in a script: no text in it can end the script.
+fn plot(data: &[Value], layout: &Value) -> String {
+    json!({ "data": data, "layout": layout }).to_string().replace('<', "\\u003c")
 }
 
 /// A chart, and for each of its lines the events at which its points are, to draw it over events as well.
 pub(super) fn over_time(allocators: &[Shown]) -> (String, String) {
-    let mut plot = Plot::new();
-    let mut events = Vec::new();
+    let (mut lines, mut events) = (Vec::new(), Vec::new());
     if let Some(first) = allocators.first() {
-        let (x, y) = points(first, |point| point.requested);
-        plot.add_trace(
-            Scatter::new(x, y).name("requested").mode(Mode::Lines).fill(Fill::ToZeroY).line(step()),
-        );
+        let mut requested = line("requested", first, |point| point.requested);
+        requested["fill"] = json!("tozeroy");
+        lines.push(requested);
         events.push(first);
     }
     for shown in allocators {
-        let (x, y) = points(shown, |point| point.reserved);
-        plot.add_trace(Scatter::new(x, y).name(&shown.outcome.allocator).mode(Mode::Lines).line(step()));
+        lines.push(line(&shown.outcome.allocator, shown, |point| point.reserved));
         events.push(shown);
     }
-    plot.set_layout(layout("seconds", "GiB"));
     let events: Vec<Vec<usize>> =
         events.iter().map(|shown| shown.points.iter().map(|point| point.event).collect()).collect();
-    (json(&plot), format!("{events:?}"))
+    (plot(&lines, &axes("seconds", "GiB")), format!("{events:?}"))
 }
 
-fn points(shown: &Shown, bytes: fn(&super::Point) -> u64) -> (Vec<f64>, Vec<f64>) {
-    shown.points.iter().map(|point| (point.time_us as f64 / 1e6, gib(bytes(point)))).unzip()
+/// Bytes over time, in steps.
+fn line(name: &str, shown: &Shown, bytes: fn(&super::Point) -> u64) -> Value {
+    let points = shown.points.iter().map(|point| (point.time_us as f64 / 1e6, gib(bytes(point))));
+    let (x, y): (Vec<f64>, Vec<f64>) = points.unzip();
+    json!({ "type": "scatter", "name": name, "mode": "lines", "line": { "shape": "hv" }, "x": x, "y": y })
 }
 
 /// To a hundred KiB, which is finer than a chart shows, so that the file has no digits for nothing.
@@ -58,12 +58,9 @@ fn gib(bytes: u64) -> f64 {
     (bytes as f64 / GIB * 1e4).round() / 1e4
 }
 
-fn step() -> Line {
-    Line::new().shape(LineShape::Hv)
-}
-
-fn layout(x: &str, y: &str) -> Layout {
-    Layout::new().x_axis(Axis::new().title(x.to_owned())).y_axis(Axis::new().title(y.to_owned()))
+/// A layout with titles at its axes.
+fn axes(x: &str, y: &str) -> Value {
+    json!({ "xaxis": { "title": { "text": x } }, "yaxis": { "title": { "text": y } } })
 }
 
 /// One cell of the memory map, in bytes.
@@ -112,13 +109,17 @@ pub(super) fn map(map: &Map) -> String {
         before += bytes;
     }
     let colours = cells.chunks(COLUMNS).map(|row| row.iter().map(|cell| cell.colour()).collect::<Vec<_>>());
-    let mut plot = Plot::new();
-    plot.add_trace(HeatMap::new_z(colours.collect()).zmin(0.0).zmax(3.0).show_scale(false));
-    let axis = || Axis::new().show_tick_labels(false).show_grid(false).zero_line(false);
-    let first_row_on_top = axis().range(vec![ROWS as f64 - 0.5, -0.5]);
     let caption = format!("{} a cell; by rising address, row by row", millpond::HumanBytes(each));
-    plot.set_layout(Layout::new().x_axis(axis().title(caption)).y_axis(first_row_on_top));
-    json(&plot)
+    let mut layout = axes(&caption, "");
+    for axis in ["xaxis", "yaxis"] {
+        for mark in ["showticklabels", "showgrid", "zeroline"] {
+            layout[axis][mark] = json!(false);
+        }
+    }
+    // The first row is on top.
+    layout["yaxis"]["range"] = json!([ROWS as f64 - 0.5, -0.5]);
+    let z: Vec<_> = colours.collect();
+    plot(&[json!({ "type": "heatmap", "z": z, "zmin": 0, "zmax": 3, "showscale": false })], &layout)
 }
 
 /// Adds a stretch of bytes to the cells that it lies in.
@@ -140,19 +141,15 @@ pub(super) fn by_site(sites: &Sites) -> Option<String> {
     let largest_last = sites.by_site.iter().rev();
     let (names, bytes): (Vec<_>, Vec<_>) =
         largest_last.map(|(name, bytes)| (name.clone(), gib(*bytes))).unzip();
-    let mut plot = Plot::new();
-    plot.add_trace(Bar::new(bytes, names).orientation(Orientation::Horizontal));
-    plot.set_layout(layout("GiB", ""));
-    Some(json(&plot))
+    let bars = json!({ "type": "bar", "orientation": "h", "x": bytes, "y": names });
+    Some(plot(&[bars], &axes("GiB", "")))
 }
 
 pub(super) fn by_size(sites: &Sites) -> String {
     let name = |&(power, _): &(u32, u64)| format!("≥ {}", millpond::HumanBytes(1 << power));
     let names: Vec<_> = sites.by_size.iter().map(name).collect();
     let bytes: Vec<_> = sites.by_size.iter().map(|(_, bytes)| gib(*bytes)).collect();
-    let mut plot = Plot::new();
-    plot.add_trace(Bar::new(names, bytes));
-    let x = Axis::new().title("block size".to_owned()).type_(AxisType::Category);
-    plot.set_layout(Layout::new().x_axis(x).y_axis(Axis::new().title("GiB".to_owned())));
-    json(&plot)
+    let mut layout = axes("block size", "GiB");
+    layout["xaxis"]["type"] = json!("category");
+    plot(&[json!({ "type": "bar", "x": names, "y": bytes })], &layout)
 }
