@@ -15,6 +15,7 @@ mod clock;
 mod cores;
 mod error;
 mod machine;
+mod opaque;
 mod ratio;
 pub mod report;
 mod row;
@@ -24,7 +25,6 @@ mod suites;
 mod target;
 mod work;
 
-use std::hint::black_box;
 use std::time::Duration;
 
 pub use error::{Error, Result};
@@ -37,6 +37,7 @@ pub use target::{On, Target};
 
 use clock::Clock;
 use cores::Cores;
+use opaque::Opaque;
 use subject::{Subject, Visit, with_subject};
 
 /// A run of suites on one device.
@@ -105,8 +106,8 @@ impl Visit for Repeat {
         let subject = build()?;
         let lane = subject.lane()?;
         for _ in 0..self.pairs {
-            let block = black_box(subject.allocate(black_box(self.bytes), &lane)?);
-            subject.free(block, &lane)?;
+            let block = subject.allocate(self.bytes.opaque(), &lane)?;
+            subject.free(block.opaque(), &lane)?;
         }
         Ok(())
     }

@@ -30,6 +30,7 @@ pub mod handle;
 pub mod in_use;
 pub mod memory;
 pub mod options;
+mod place;
 pub mod pool;
 pub mod recording;
 pub mod stats;

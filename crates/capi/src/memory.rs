@@ -3,7 +3,6 @@
 use std::ffi::c_void;
 use std::ptr;
 
-use millpond::bindings::{alloc_cached, free_cached};
 use millpond::device::DevicePtr;
 use millpond::{Pool, Stream};
 
@@ -34,10 +33,8 @@ pub unsafe extern "C" fn millpond_alloc(
     out: *mut *mut c_void,
 ) -> Status {
     if !out.is_null()
-        && let Some(ptr) = fast::call(pool, stream, |thread, pool, stream| {
-            // SAFETY: it is this thread's index.
-            unsafe { alloc_cached(pool, thread, bytes as u64, stream) }
-        })
+        // SAFETY: as `call` says.
+        && let Some(ptr) = fast::call(pool, stream, |shortcut| unsafe { shortcut.alloc(bytes as u64) })
     {
         // SAFETY: not null, and as the header asks of its caller.
         unsafe { out.write(to_c(ptr)) };
@@ -90,10 +87,8 @@ unsafe fn alloc_slow(
 /// cost. After a failure nothing changed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_free(pool: *mut PoolHandle, ptr: *mut c_void, stream: AnyStream) -> Status {
-    let freed = fast::call(pool, stream, |thread, pool, stream| {
-        // SAFETY: it is this thread's index.
-        unsafe { free_cached(pool, thread, from_c(ptr), stream) }.then_some(())
-    });
+    // SAFETY: as `call` says.
+    let freed = fast::call(pool, stream, |shortcut| unsafe { shortcut.free(from_c(ptr)) }.then_some(()));
     if freed.is_some() {
         return Status::Ok;
     }

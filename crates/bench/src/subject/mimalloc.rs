@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use super::Subject;
+use crate::opaque::Opaque;
 use crate::{Error, Result};
 
 /// The name by which the command knows it.
@@ -16,6 +17,13 @@ pub(crate) struct Mimalloc;
 /// A live block of host memory, known to nobody else.
 #[derive(Debug)]
 pub(crate) struct HostBlock(NonNull<c_void>);
+
+impl Opaque for HostBlock {
+    #[inline(always)]
+    fn opaque(self) -> Self {
+        Self(self.0.opaque())
+    }
+}
 
 // SAFETY: the block is owned, and mimalloc lets any thread free it.
 unsafe impl Send for HostBlock {}

@@ -11,6 +11,7 @@ use millpond_baselines::{
     Bfc, Binned, Caching, CachingOptions, ChoiceError, Driver, FirstFit, NAMES, StreamOrdered,
 };
 
+use crate::opaque::Opaque;
 use crate::target::{Opened, Target};
 use crate::{Error, Result};
 pub use mimalloc::MIMALLOC;
@@ -22,7 +23,7 @@ pub(crate) trait Subject: Sync {
     /// Where the work runs that a thread's blocks are for: a stream.
     type Lane: Send + Sync;
     /// A live block.
-    type Block: Send;
+    type Block: Send + Opaque;
 
     /// The name by which the command knows it.
     fn name(&self) -> &'static str;

@@ -4,7 +4,6 @@
 //! caches. The second thread frees on the stream of the allocation (`same-stream`), as where one thread only cleans
 //! up; or on a stream of its own (`own-stream`), where an allocator has to see to the order of the two.
 
-use std::hint::black_box;
 use std::sync::Barrier;
 use std::time::Duration;
 
@@ -12,6 +11,7 @@ use rtrb::{Consumer, Producer, RingBuffer};
 
 use super::{MIB, Suite};
 use crate::clock::Moment;
+use crate::opaque::Opaque;
 use crate::row::Case;
 use crate::samples::{Samples, WARM_UP};
 use crate::subject::Subject;
@@ -104,7 +104,7 @@ fn allocate<S: Subject>(
     while clock.between(began, ended) < time.as_nanos() as f64 && !to.is_abandoned() {
         let from = clock.now();
         for _ in 0..BATCH {
-            let block = subject.allocate(black_box(MIB), lane)?;
+            let block = subject.allocate(MIB.opaque(), lane)?;
             wait_until(|| !to.is_full() || to.is_abandoned());
             if let Err(rtrb::PushError::Full(block)) = to.push(block) {
                 // The other thread failed; its error is told.

@@ -1,8 +1,7 @@
 //! `latency`: one thread, one size: in pairs, by turns with the host's mark, and each call alone.
 
-use std::hint::black_box;
-
 use super::{KIB, MIB, Suite, pair};
+use crate::opaque::Opaque;
 use crate::row::Case;
 use crate::samples::{Samples, batches_by_turns, warm_up};
 use crate::subject::{Mimalloc, Subject};
@@ -57,7 +56,7 @@ fn each_call<S: Subject>(
     let began = clock.now();
     while !allocations.is_full() {
         let from = clock.now();
-        let block = black_box(subject.allocate(black_box(bytes), lane)?);
+        let block = subject.allocate(bytes.opaque(), lane)?.opaque();
         let between = clock.now();
         subject.free(block, lane)?;
         let to = clock.now();

@@ -11,8 +11,7 @@ mod streams;
 mod threads;
 mod throughput;
 
-use std::hint::black_box;
-
+use crate::opaque::Opaque;
 use crate::subject::{Subject, Visit};
 use crate::{Bench, Result, Row};
 
@@ -117,6 +116,6 @@ fn one(row: Row) -> Vec<Row> {
 /// Allocates and frees once. The size is not known to the compiler, and the block is not optimised away.
 #[inline(always)]
 fn pair<S: Subject>(subject: &S, bytes: u64, lane: &S::Lane) -> Result<()> {
-    let block = black_box(subject.allocate(black_box(bytes), lane)?);
-    subject.free(block, lane)
+    let block = subject.allocate(bytes.opaque(), lane)?;
+    subject.free(block.opaque(), lane)
 }

@@ -1,8 +1,7 @@
 //! `reuse`: a thousand allocations from an allocator that has nothing, against a thousand that it has seen before.
 
-use std::hint::black_box;
-
 use super::{MIB, Suite};
+use crate::opaque::Opaque;
 use crate::row::Case;
 use crate::samples::Samples;
 use crate::subject::Subject;
@@ -43,7 +42,7 @@ fn fill<S: Subject>(bench: &Bench, subject: &S, lane: &S::Lane, samples: &mut Sa
     let mut blocks = Vec::with_capacity(BLOCKS);
     for _ in 0..BLOCKS {
         let from = clock.now();
-        let block = subject.allocate(black_box(MIB), lane)?;
+        let block = subject.allocate(MIB.opaque(), lane)?;
         samples.push(clock.work_between(from, clock.now()));
         blocks.push(block);
     }

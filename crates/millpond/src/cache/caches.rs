@@ -16,7 +16,7 @@ use super::thread_index::{MOST_THREADS, NO_THREAD, ThreadEnd, thread_index};
 use crate::arena::{Entry, Views};
 use crate::counters::{Counted, HighWater};
 use crate::device::DevicePtr;
-use crate::order::{Fence, Stream, Tick, TimelineId};
+use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 
 /// See the [module](super).
 #[derive(Debug)]
@@ -122,18 +122,10 @@ impl Caches {
     // ---- the fast path ---------------------------------------------------------------------------
 
     /// The calling thread's cache, or nobody's.
-    #[inline]
-    pub(super) fn mine(&self) -> &ThreadCache {
-        // SAFETY: it is the thread's own.
-        unsafe { self.of_thread(thread_index()) }
-    }
-
-    /// # Safety
-    /// It is a thread's index.
     #[inline(always)]
-    unsafe fn of_thread(&self, thread: usize) -> &ThreadCache {
+    pub(super) fn mine(&self) -> &ThreadCache {
         // SAFETY: an index is at most `MOST_THREADS`.
-        let place = unsafe { self.threads.get_unchecked(thread) };
+        let place = unsafe { self.threads.get_unchecked(thread_index()) };
         // Acquire: pairs with the Release in `join_slow`; another thread with this index may have made it.
         // SAFETY: caches are dropped with the pool only.
         unsafe { &*place.load(Ordering::Acquire) }
@@ -145,55 +137,38 @@ impl Caches {
         way: fn(&Tally) -> &Way,
         stream: &Stream,
     ) -> Option<Own<'_>> {
-        // SAFETY: the index is this thread's.
-        unsafe { self.enter_as::<WIDE>(thread_index(), way, stream) }
-    }
-
-    /// # Safety
-    /// `thread` is the calling thread's index.
-    #[inline(always)]
-    unsafe fn enter_as<const WIDE: bool>(
-        &self,
-        thread: usize,
-        way: fn(&Tally) -> &Way,
-        stream: &Stream,
-    ) -> Option<Own<'_>> {
         // SAFETY: the cache under a thread's index is that thread's own, or its gate is closed until it is
         // (`join_slow`, `end_thread`). This function's callers leave before they return.
-        unsafe { self.of_thread(thread).enter::<WIDE>(way, stream.key()) }
+        unsafe { self.mine().enter::<WIDE>(way, stream.key()) }
     }
 
     /// A block for work on `stream` from the calling thread's magazines, if the first look finds one that fits.
     #[inline(always)]
     pub(crate) fn alloc(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-        // SAFETY: the index is this thread's.
-        unsafe { self.alloc_as(thread_index(), bytes, stream) }
+        // SAFETY: the cache is this thread's.
+        unsafe { self.get::<false>(self.mine(), bytes, stream.key()) }
     }
 
     /// As [`alloc`](Self::alloc), also where the doors are shut.
     #[cold]
     pub(crate) fn alloc_wide(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-        // SAFETY: the index is this thread's.
-        unsafe { self.get::<true>(thread_index(), bytes, stream) }
+        // SAFETY: the cache is this thread's.
+        unsafe { self.get::<true>(self.mine(), bytes, stream.key()) }
     }
 
     /// # Safety
-    /// `thread` is the calling thread's index.
-    #[inline(always)]
-    pub(crate) unsafe fn alloc_as(&self, thread: usize, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
-        // SAFETY: the caller's promise.
-        unsafe { self.get::<false>(thread, bytes, stream) }
-    }
-
-    /// # Safety
-    /// `thread` is the calling thread's index.
+    /// `mine` is the calling thread's cache here, or nobody's.
     // Always inlined: a call would have its caller keep in registers what only the slow way needs.
     #[inline(always)]
-    unsafe fn get<const WIDE: bool>(&self, thread: usize, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+    pub(super) unsafe fn get<const WIDE: bool>(
+        &self,
+        mine: &ThreadCache,
+        bytes: u64,
+        stream: StreamKey,
+    ) -> Option<DevicePtr> {
         if self.sizes.is_rounded(bytes) {
-            // SAFETY: the caller's promise.
-            let Own { lane, tally, inside } =
-                unsafe { self.enter_as::<WIDE>(thread, Tally::to_alloc, stream) }?;
+            // SAFETY: the caller's promise; nobody's gate is closed. All that return here leave.
+            let Own { lane, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_alloc, stream) }?;
             // SAFETY: asked above.
             let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
             let magazine = lane.magazine(index);
@@ -201,8 +176,8 @@ impl Caches {
             return Some(Self::take(magazine, item, bytes, (tally, inside)));
         }
         let index = self.sizes.magazine_for_exact(bytes)?;
-        // SAFETY: the caller's promise.
-        let Own { lane, tally, inside } = unsafe { self.enter_as::<WIDE>(thread, Tally::to_alloc, stream) }?;
+        // SAFETY: as above.
+        let Own { lane, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_alloc, stream) }?;
         let magazine = lane.magazine(index);
         let item = *magazine.top()?;
         // Relaxed: a setting; any value that it ever had is safe.
@@ -309,14 +284,14 @@ impl Caches {
     }
 
     /// Brings the older half of a magazine that is as large as it gets to the depot, if its blocks are alike.
-    fn hand_on(&self, magazine: &mut Magazine, tally: &Tally, stream: &Stream) -> bool {
+    fn hand_on(&self, magazine: &mut Magazine, tally: &Tally, of: TimelineId) -> bool {
         let half = magazine.older_half();
         let Some(bytes) = half.first().map(Item::bytes) else { return false };
         if half.len() < 2
             || !magazine.is_at_most(bytes, self.is_in_haste())
             || self.drifts(tally)
             || half.iter().any(|item| item.bytes() != bytes)
-            || !self.depot.put(stream.timeline().id, bytes, half, self.depot_limit.load(Ordering::Relaxed))
+            || !self.depot.put(of, bytes, half, self.depot_limit.load(Ordering::Relaxed))
         {
             return false;
         }
@@ -335,34 +310,33 @@ impl Caches {
     /// where there is no room, or it is not as simple as that.
     #[inline(always)]
     pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> bool {
-        // SAFETY: the index is this thread's.
-        unsafe { self.free_as(thread_index(), ptr, stream) }
-    }
-
-    /// # Safety
-    /// `thread` is the calling thread's index.
-    #[inline(always)]
-    pub(crate) unsafe fn free_as(&self, thread: usize, ptr: DevicePtr, stream: &Stream) -> bool {
-        // SAFETY: the caller's promise.
-        unsafe { self.put::<false>(thread, ptr, stream) }.is_some()
+        // SAFETY: the cache is this thread's.
+        unsafe { self.put::<false>(self.mine(), ptr, stream.key(), || stream.timeline()) }.is_some()
     }
 
     /// As [`free`](Self::free), also where the doors are shut, and where the depot has room. Returns the bytes that were
     /// asked for.
     #[cold]
     pub(crate) fn free_wide(&self, ptr: DevicePtr, stream: &Stream) -> Option<u64> {
-        // SAFETY: the index is this thread's.
-        unsafe { self.put::<true>(thread_index(), ptr, stream) }
+        // SAFETY: the cache is this thread's.
+        unsafe { self.put::<true>(self.mine(), ptr, stream.key(), || stream.timeline()) }
     }
 
-    /// Takes a block and returns the bytes that were asked for.
+    /// Takes a block and returns the bytes that were asked for. The timeline is the stream's, and is not looked at before
+    /// it is needed: registers are few.
     ///
     /// # Safety
-    /// `thread` is the calling thread's index.
+    /// `mine` is the calling thread's cache here, or nobody's.
     #[inline(always)]
-    unsafe fn put<const WIDE: bool>(&self, thread: usize, ptr: DevicePtr, stream: &Stream) -> Option<u64> {
-        // SAFETY: the caller's promise.
-        let Own { lane, tally, inside } = unsafe { self.enter_as::<WIDE>(thread, Tally::to_free, stream) }?;
+    pub(super) unsafe fn put<'t, const WIDE: bool>(
+        &self,
+        mine: &ThreadCache,
+        ptr: DevicePtr,
+        stream: StreamKey,
+        timeline: impl Fn() -> &'t Timeline,
+    ) -> Option<u64> {
+        // SAFETY: the caller's promise; nobody's gate is closed. All that return here leave.
+        let Own { lane, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_free, stream) }?;
         let entry = if WIDE { self.views.find(ptr) } else { self.views.find_soon(ptr) }?;
         if !entry.is_plain(ptr) {
             return None;
@@ -370,13 +344,13 @@ impl Caches {
         // SAFETY: a block that is live was labelled when it left the arena (`label`).
         let index = unsafe { MagazineIndex::from_label(entry.label()) };
         let magazine = lane.magazine(index);
-        if magazine.is_full() && !(WIDE && self.hand_on(magazine, tally, stream)) {
+        if magazine.is_full() && !(WIDE && self.hand_on(magazine, tally, timeline().id)) {
             return None;
         }
         // SAFETY: it is not full.
         unsafe { magazine.push(Item::new(ptr, entry)) };
         let requested = entry.requested();
-        entry.make_cached(ptr, stream.timeline().now());
+        entry.make_cached(ptr, timeline().now());
         tally.count_free(inside, requested, entry.bytes());
         Some(requested)
     }

@@ -2,12 +2,12 @@
 //!
 //! Uses `arena/` (the tables that lead from an address to its block) and `order/` (a stream's tick).
 //!
-//! **Who has what.** Each thread that uses a pool has a [`ThreadCache`] in it, found through the thread's
+//! **Who has what.** Each thread that uses a pool has a [`ThreadCache`](thread::ThreadCache) in it, found through the thread's
 //! index. In it lies a *lane* per stream, and in a lane a *magazine* per size class: a stack of blocks that
 //! this thread freed on this stream, so that work given to the stream later may use them at once. Sizes below
 //! the arena's small zone are rounded to eight classes a doubling (at most 1/8 is wasted, 1/16 on average);
 //! longer blocks keep their exact size and share a magazine with sizes near theirs. What a magazine has no
-//! room for goes to the pool's [depot](depot), where other threads find it, and what that has no room for to the
+//! room for goes to the pool's [depot], where other threads find it, and what that has no room for to the
 //! arena.
 //!
 //! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the
@@ -22,7 +22,7 @@
 //! `gate`. Whoever revokes holds the pool's lock; a thread that finds its gate closed goes the slow way and
 //! so waits for the lock. A thread that holds the lock may use its own cache without passing the gate.
 //!
-//! **Counting.** Each thread counts what it allocates and frees ([`Tally`]); the pool's figures are sums.
+//! **Counting.** Each thread counts what it allocates and frees ([`Tally`](tally::Tally)); the pool's figures are sums.
 //!
 //! Magazines and depot are Bonwick's (*Magazines and Vmem*, USENIX 2001); that the rare side pays for both,
 //! by a barrier in all threads at once, is the idea of asymmetric locks (Dice, Huang, Yang 2001).
@@ -36,18 +36,18 @@ mod magazine;
 #[cfg(all(test, loom))]
 mod models;
 mod restocking;
+mod shortcut;
 mod sizes;
 mod sync;
 mod taking_back;
 mod tally;
 mod thread;
 mod thread_index;
-mod thread_pointer;
 
 pub(crate) use caches::{Cached, Caches, Found};
+pub(crate) use shortcut::Shortcut;
 pub(crate) use sizes::Sizes;
-pub(crate) use thread_index::{MOST_THREADS, ThreadEnd};
-pub(crate) use thread_pointer::index_by_pointer;
+pub(crate) use thread_index::{ThreadEnd, on_thread_end};
 
 /// Lies in the pool's lock: who has it holds the lock.
 #[derive(Debug, Default)]

@@ -5,8 +5,6 @@ use std::sync::Weak;
 
 use parking_lot::Mutex;
 
-use super::thread_pointer;
-
 /// Who wants to know that a thread ended. Called on that thread, without locks held.
 pub(crate) trait ThreadEnd: Send + Sync {
     /// The thread with this index will not come back; another may get its index afterwards.
@@ -33,6 +31,18 @@ struct Indices {
 
 static INDICES: Mutex<Indices> = Mutex::new(Indices { back: Vec::new(), next: NO_THREAD + 1 });
 
+/// Who is told on each thread that ends, if it had an index.
+static TOLD: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
+
+/// Has `tell` called on each thread that ends and had an index, before another one may get that. Once, however often it
+/// is named here.
+pub(crate) fn on_thread_end(tell: fn()) {
+    let mut told = TOLD.lock();
+    if told.iter().all(|known| !std::ptr::fn_addr_eq(*known, tell)) {
+        told.push(tell);
+    }
+}
+
 /// The calling thread's index, at most `MOST_THREADS`; [`NO_THREAD`] where it has none.
 #[inline(always)]
 pub(crate) fn thread_index() -> usize {
@@ -53,7 +63,6 @@ pub(super) fn visit(pool: Weak<dyn ThreadEnd>) -> Option<usize> {
             let mut visits = visits.try_borrow_mut().ok()?;
             if INDEX.get() == NO_THREAD {
                 INDEX.set(take_index()?);
-                thread_pointer::enter(INDEX.get());
             }
             visits.pools.retain(|pool| pool.strong_count() > 0);
             visits.pools.push(pool);
@@ -78,8 +87,11 @@ fn take_index() -> Option<usize> {
 impl Drop for Visits {
     fn drop(&mut self) {
         let index = INDEX.replace(NO_THREAD);
-        // Before another thread may get the index.
-        thread_pointer::leave();
+        if index != NO_THREAD {
+            // Before another thread may get the index.
+            let told = TOLD.lock().clone();
+            told.into_iter().for_each(|tell| tell());
+        }
         for pool in std::mem::take(&mut self.pools) {
             if let Some(pool) = pool.upgrade() {
                 pool.thread_ended(index);
@@ -96,7 +108,6 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use super::super::thread_pointer::index_by_pointer;
     use super::*;
 
     #[derive(Default)]
@@ -108,6 +119,28 @@ mod tests {
         }
     }
 
+    thread_local! {
+        static IS_TOLD: Cell<bool> = const { Cell::new(false) };
+    }
+    static TOLD_IN_TIME: AtomicUsize = AtomicUsize::new(0);
+
+    struct AsksWhetherTold;
+
+    impl ThreadEnd for AsksWhetherTold {
+        fn thread_ended(&self, _: usize) {
+            TOLD_IN_TIME.fetch_add(usize::from(IS_TOLD.get()), Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn who_wants_to_know_of_a_threads_end_is_told_once_and_before_its_pools() {
+        (0..2).for_each(|_| on_thread_end(|| assert!(!IS_TOLD.replace(true), "once")));
+        let listener: Arc<dyn ThreadEnd> = Arc::new(AsksWhetherTold);
+        let weak = Arc::downgrade(&listener);
+        std::thread::spawn(move || visit(weak)).join().unwrap();
+        assert_eq!(TOLD_IN_TIME.load(Ordering::Relaxed), 1);
+    }
+
     #[test]
     fn ten_thousand_threads_one_after_the_other_use_few_indices_and_all_say_goodbye() {
         let pool = Arc::new(Goodbyes::default());
@@ -116,9 +149,9 @@ mod tests {
         for _ in 0..count {
             let listener = Arc::downgrade(&listener);
             let thread = std::thread::spawn(move || {
-                assert_eq!(index_by_pointer(), NO_THREAD, "a new thread has no index, whatever its pointer");
+                assert_eq!(thread_index(), NO_THREAD);
                 let index = visit(listener);
-                assert_eq!(Some(index_by_pointer()), index);
+                assert_eq!(Some(thread_index()), index);
                 index
             });
             let index = thread.join().unwrap();

@@ -9,7 +9,7 @@
 //! have: so it spends what takes effect and little more.
 //!
 //! It is a matter of the share of time, not of speed: of the time since it last looked, how much went to work
-//! that memory would have saved. Looking takes a clock, which is the device's ([`Device::now`]): virtual on the
+//! that memory would have saved. Looking takes a clock, which is the device's ([`Device::now`](crate::device::Device::now)): virtual on the
 //! simulated device, so that a replay decides by the trace's own time.
 //!
 //! Haste takes away the waste that it was begun for. So it goes on, too, as long as requests come so fast that they

@@ -10,15 +10,20 @@
 //! address, and makes room in the magazines or hands the block to the arena behind the stream's present tick. Synchronising a stream, an event or the device through
 //! millpond calls back here to apply the release threshold.
 
+mod allocating;
 mod beyond_caches;
 mod builder;
 mod capture;
 mod captured;
 mod context;
+mod freeing;
 mod gathering;
+mod giving_back;
 mod haste;
 mod inner;
 mod pressure;
+mod recorded;
+mod recounting;
 mod registry;
 mod routes;
 mod unlocked;

@@ -1,0 +1,284 @@
+//! Places: what the fast path (`fast`) knows of each thread, found by the *thread pointer*. A thread-local of a shared
+//! library is reached by a call of the loader, which takes 17 instructions and has all registers saved around it. This
+//! takes seven.
+//!
+//! The thread pointer is where the system keeps what belongs to a thread. No two living threads have the same one, and
+//! reading it is one instruction. A thread takes the place that its pointer leads to when it first has something to
+//! remember there, and gives it back when it ends. Where the pointers of two threads lead to one place, who came first has
+//! it, and the other one has none.
+
+use std::cell::UnsafeCell;
+use std::hint::cold_path;
+use std::mem::MaybeUninit;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+
+use millpond::bindings::{Shortcut, on_thread_end};
+
+use crate::pool::PoolHandle;
+use crate::stream::AnyStream;
+
+const PLACES: usize = 1 << 12;
+
+/// Pairs that a thread remembers; of those that fall on the same one, the one used last on the general path.
+const PAIRS: usize = 4;
+
+/// One thread's, on cache lines of its own. As long as a power of two, so that an address is soon computed.
+#[repr(align(512))]
+pub(crate) struct Place {
+    /// The thread pointer of the thread that has the place; 0 while none has.
+    owner: AtomicU64,
+    /// Whether the owner is inside, and so uses a pool and a stream.
+    pub(crate) inside: AtomicBool,
+    pub(crate) pairs: [Pair; PAIRS],
+}
+
+/// A pool and a stream by their handles, and the owner's way to its magazines for both. The owner writes it, while it is
+/// outside; another thread only ever takes the pair away. So while there is a pool, the rest belongs to it.
+#[repr(align(64))]
+pub(crate) struct Pair {
+    /// [`NO_POOL`] where there is none.
+    pool: AtomicPtr<PoolHandle>,
+    /// Null, or what else stands for it, for the default stream.
+    stream: AtomicU64,
+    /// The owner's alone.
+    shortcut: UnsafeCell<MaybeUninit<Shortcut>>,
+}
+
+/// What is no handle, and is asked for by nobody: null might be.
+const NO_POOL: *mut PoolHandle = ptr::without_provenance_mut(1);
+
+// SAFETY: everything else is made of atomics, and `shortcut` is reached by the owner alone.
+unsafe impl Sync for Pair {}
+
+static ALL: [Place; PLACES] = [const { Place::vacant() }; PLACES];
+
+/// By place, whether it ever had an owner.
+static USED: [AtomicU64; PLACES / 64] = [const { AtomicU64::new(0) }; PLACES / 64];
+
+/// A number that no other living thread has, and not 0.
+#[inline(always)]
+#[cfg(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"), not(miri)))]
+fn thread_pointer() -> u64 {
+    let pointer: u64;
+    // SAFETY: the ABI has the thread pointer there, on x86-64 as the first word of what it points at (ELF
+    // Handling for Thread-Local Storage, its part on x86-64). Reading it changes nothing.
+    unsafe {
+        #[cfg(target_arch = "x86_64")]
+        std::arch::asm!("mov {}, fs:[0]", out(reg) pointer, options(pure, readonly, nostack, preserves_flags));
+        #[cfg(target_arch = "aarch64")]
+        std::arch::asm!("mrs {}, tpidr_el0", out(reg) pointer, options(pure, nomem, nostack, preserves_flags));
+    }
+    pointer
+}
+
+/// Likewise, where nobody says where the thread pointer is: the address of something that each thread has.
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"), not(miri))))]
+fn thread_pointer() -> u64 {
+    use std::cell::Cell;
+    thread_local! {
+        static HERE: Cell<u8> = const { Cell::new(0) };
+    }
+    HERE.with(|here| here.as_ptr().addr() as u64)
+}
+
+/// Fibonacci hashing (Knuth, The Art of Computer Programming 3, 6.4) of the lower half: pointers differ by multiples
+/// of the threads' stacks.
+#[inline(always)]
+fn index_of(pointer: u64) -> usize {
+    let hash = (pointer as u32).wrapping_mul(0x9e37_79b9);
+    (hash >> (u32::BITS - PLACES.trailing_zeros())) as usize
+}
+
+impl Place {
+    const fn vacant() -> Self {
+        Self {
+            owner: AtomicU64::new(0),
+            inside: AtomicBool::new(false),
+            pairs: [const { Pair::none() }; PAIRS],
+        }
+    }
+
+    /// The calling thread's place, if it has one.
+    #[inline(always)]
+    pub(crate) fn mine() -> Option<&'static Self> {
+        let pointer = thread_pointer();
+        let place = &ALL[index_of(pointer)];
+        // Relaxed: only the thread itself writes its pointer.
+        if place.owner.load(Ordering::Relaxed) != pointer {
+            cold_path();
+            return None;
+        }
+        Some(place)
+    }
+
+    /// The calling thread's place, which it takes if it can. The thread must be one whose end is
+    /// [told](on_thread_end).
+    pub(crate) fn take() -> Option<&'static Self> {
+        if let Some(place) = Self::mine() {
+            return Some(place);
+        }
+        let pointer = thread_pointer();
+        let index = index_of(pointer);
+        let place = &ALL[index];
+        // Acquire: pairs with the Release of who left it.
+        place.owner.compare_exchange(0, pointer, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        place.pairs.iter().for_each(Pair::take_away);
+        // SeqCst: before any pair is written, in the one order that `all_used` looks in, too.
+        USED[index / 64].fetch_or(1 << (index % 64), Ordering::SeqCst);
+        on_thread_end(Self::leave);
+        Some(place)
+    }
+
+    /// The calling thread ends.
+    fn leave() {
+        if let Some(place) = Self::mine() {
+            place.pairs.iter().for_each(Pair::take_away);
+            // Release: see `take`.
+            place.owner.store(0, Ordering::Release);
+        }
+    }
+
+    /// Every place that may have an owner.
+    pub(crate) fn all_used() -> impl Iterator<Item = &'static Self> {
+        USED.iter().zip(ALL.as_chunks::<64>().0).flat_map(|(used, places)| {
+            let used = used.load(Ordering::SeqCst);
+            places.iter().enumerate().filter(move |(at, _)| used >> at & 1 == 1).map(|(_, place)| place)
+        })
+    }
+
+    /// Where this pool and stream are remembered. Handles end in small numbers, those of pools and those of streams.
+    #[inline(always)]
+    pub(crate) fn pair(&self, pool: *mut PoolHandle, stream: AnyStream) -> &Pair {
+        &self.pairs[(pool.addr() ^ stream.addr()) % PAIRS]
+    }
+}
+
+impl Pair {
+    const fn none() -> Self {
+        // All zero, so that places need no room in the file: no place has an owner yet.
+        Self {
+            pool: AtomicPtr::new(ptr::null_mut()),
+            stream: AtomicU64::new(0),
+            shortcut: UnsafeCell::new(MaybeUninit::uninit()),
+        }
+    }
+
+    /// The shortcut for this pool and stream, if it is here.
+    ///
+    /// # Safety
+    /// The calling thread has the place, and is inside as long as it uses what is returned.
+    #[inline(always)]
+    pub(crate) unsafe fn find(&self, pool: *mut PoolHandle, stream: AnyStream) -> Option<&Shortcut> {
+        // Relaxed, both: the thread's own; and that the pair was taken away is seen in time by the fence of who did it.
+        let is_here = self.pool.load(Ordering::Relaxed) == pool
+            && self.stream.load(Ordering::Relaxed) == stream.addr() as u64;
+        // SAFETY: the owner reads what it wrote with the pool's handle.
+        is_here.then(|| unsafe { (*self.shortcut.get()).assume_init_ref() })
+    }
+
+    /// Remembers a shortcut.
+    ///
+    /// # Safety
+    /// The calling thread has the place, and is outside.
+    pub(crate) unsafe fn set(&self, pool: *mut PoolHandle, stream: AnyStream, shortcut: Shortcut) {
+        // Relaxed, all: other threads read no more than the handles.
+        self.take_away();
+        self.stream.store(stream.addr() as u64, Ordering::Relaxed);
+        // SAFETY: only the owner looks at it, and only while it is inside.
+        unsafe { *self.shortcut.get() = MaybeUninit::new(shortcut) };
+        self.pool.store(pool, Ordering::Relaxed);
+    }
+
+    /// Whether one of its handles is this one. From any thread.
+    pub(crate) fn is_of(&self, handle: u64) -> bool {
+        // Relaxed, both: if the owner overwrites the pair meanwhile, nothing is lost but the new one.
+        self.pool.load(Ordering::Relaxed).addr() as u64 == handle
+            || self.stream.load(Ordering::Relaxed) == handle
+    }
+
+    /// From now on nothing is found here. From any thread.
+    pub(crate) fn take_away(&self) {
+        self.pool.store(NO_POOL, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millpond::device::sim::{SimDevice, SimOptions};
+    use millpond::{Context, Pool, Stream};
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    const POOL: *mut PoolHandle = ptr::without_provenance_mut(0x4400_0000_0000_0000);
+
+    /// Runs it on a thread of its own, while no other test's thread has a place.
+    fn on_a_thread<R: Send + 'static>(run: impl FnOnce() -> R + Send + 'static) -> R {
+        static ALONE: Mutex<()> = Mutex::new(());
+        let _alone = ALONE.lock();
+        std::thread::spawn(run).join().unwrap()
+    }
+
+    fn pool_and_stream() -> (Pool, Stream) {
+        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+        let (pool, stream) = (Pool::builder(&context).build().unwrap(), context.create_stream().unwrap());
+        let block = pool.alloc(512, &stream).unwrap();
+        pool.free(block, &stream).unwrap();
+        (pool, stream)
+    }
+
+    /// What the calling thread finds in its place, which it takes.
+    fn found_after_set() -> (u64, bool, bool) {
+        let (pool, stream) = pool_and_stream();
+        let shortcut = Shortcut::new(&pool, &stream).expect("the thread had a block");
+        let place = Place::take().expect("no other thread is there");
+        let pair = place.pair(POOL, ptr::null_mut());
+        // SAFETY: the place is this thread's, which uses nothing that it finds.
+        unsafe {
+            let before = pair.find(POOL, ptr::null_mut()).is_some();
+            pair.set(POOL, ptr::null_mut(), shortcut);
+            (thread_pointer(), before, pair.find(POOL, ptr::null_mut()).is_some())
+        }
+    }
+
+    #[test]
+    fn a_thread_finds_what_it_remembered_and_its_end_takes_that_away() {
+        let (pointer, before, after) = on_a_thread(found_after_set);
+        assert!(!before && after);
+        let place = &ALL[index_of(pointer)];
+        let is_used = Place::all_used().any(|used| ptr::eq(used, place));
+        assert!(is_used, "who releases a handle looks here");
+        assert_eq!(place.owner.load(Ordering::Relaxed), 0);
+        assert!(!place.pairs.iter().any(|pair| pair.is_of(POOL.addr() as u64)));
+    }
+
+    #[test]
+    fn a_pair_that_was_taken_away_is_not_found_and_null_is_no_pool() {
+        on_a_thread(|| {
+            found_after_set();
+            let place = Place::mine().unwrap();
+            let pair = place.pair(POOL, ptr::null_mut());
+            pair.take_away();
+            // SAFETY: as above.
+            unsafe {
+                assert!(pair.find(POOL, ptr::null_mut()).is_none());
+                assert!(pair.find(ptr::null_mut(), ptr::null_mut()).is_none());
+            }
+        });
+    }
+
+    #[test]
+    fn a_thread_whose_place_another_one_has_does_without() {
+        on_a_thread(|| {
+            let pointer = thread_pointer();
+            let place = &ALL[index_of(pointer)];
+            place.owner.compare_exchange(0, !pointer, Ordering::Acquire, Ordering::Relaxed).unwrap();
+            assert!(Place::take().is_none() && Place::mine().is_none());
+            place.owner.store(0, Ordering::Release);
+            assert!(Place::take().is_some());
+            Place::leave();
+            assert!(Place::mine().is_none());
+        });
+    }
+}

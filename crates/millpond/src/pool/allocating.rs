@@ -1,0 +1,157 @@
+//! How a pool allocates: from the thread's magazines, without a lock; or step by step under it.
+
+use super::beyond_caches::take_back;
+use super::haste::THROUGH_ARENA;
+use super::inner::{PoolInner, State};
+use crate::arena::{MOST_UNITS, Out, Refusal};
+use crate::device::DevicePtr;
+use crate::order::Stream;
+use crate::pages::Shortage;
+use crate::{Error, Result};
+
+/// More than any device can address: sizes beyond it come from arithmetic that overflowed.
+const LARGEST_REQUEST: u64 = 1 << 56;
+
+impl PoolInner {
+    /// Allocates without a wish for the address. The fast path is one call, which takes no lock; a pool that is
+    /// recorded has it closed.
+    #[inline]
+    pub(crate) fn alloc(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
+        match self.caches.alloc(bytes, stream) {
+            Some(ptr) => Ok(ptr),
+            None => self.alloc_slow(bytes, 1, stream),
+        }
+    }
+
+    /// Allocates at a multiple of `align`, which may be what every block has.
+    #[inline]
+    pub(crate) fn alloc_aligned(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
+        if align.is_power_of_two() && align <= self.caches.sizes().bytes(1) {
+            return self.alloc(bytes, stream);
+        }
+        self.alloc_slow(bytes, align, stream)
+    }
+
+    /// Allocates under the lock: from the depot or the arena, with what all caches hold, and under pressure.
+    #[cold]
+    pub(super) fn alloc_slow(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
+        if !self.caches.has_doors() {
+            if !self.recording.is_on() {
+                self.open_doors();
+            } else if align == 1
+                && let Some(ptr) = self.caches.alloc_wide(bytes, stream)
+            {
+                self.recording.alloc(ptr, bytes, stream);
+                return Ok(ptr);
+            }
+        }
+        if align == 1
+            && let Some(ptr) = self.alloc_unlocked(bytes, stream)
+        {
+            self.recording.alloc(ptr, bytes, stream);
+            return Ok(ptr);
+        }
+        self.check_stream(stream)?;
+        if bytes == 0 {
+            return Ok(DevicePtr::NULL);
+        }
+        if !align.is_power_of_two() || align > self.largest_align {
+            return Err(Error::BadAlignment { align, largest: self.largest_align });
+        }
+        if bytes > LARGEST_REQUEST {
+            return Err(Error::SizeOverflow { bytes, count: 1 });
+        }
+        let ptr = match self.try_alloc((bytes, align), stream)? {
+            Ok(ptr) => ptr,
+            Err(refusal) => self.alloc_under_pressure((bytes, align), stream, refusal)?,
+        };
+        self.recording.alloc(ptr, bytes, stream);
+        Ok(ptr)
+    }
+
+    /// One try to allocate, under the lock.
+    pub(super) fn try_alloc(
+        &self,
+        (bytes, align): (u64, u64),
+        stream: &Stream,
+    ) -> Result<std::result::Result<DevicePtr, Refusal>> {
+        let route = self.routes.of(stream);
+        let mut state = self.lock_noting_waits();
+        if state.destroyed {
+            return Err(Error::PoolDestroyed { pool: self.name.clone() });
+        }
+        if let Some(captured) = route.and_then(|to| state.captured(to)) {
+            return Ok(self.alloc_captured(&mut state, captured, (bytes, align), stream));
+        }
+        Ok(self.alloc_under_lock(&mut state, bytes, align, stream))
+    }
+
+    /// The steps of a slow allocation that need the lock, in the order of what they cost. Memory is mapped,
+    /// stolen or created only after every cache was emptied, or in [haste](super::haste).
+    fn alloc_under_lock(
+        &self,
+        state: &mut State,
+        bytes: u64,
+        align: u64,
+        stream: &Stream,
+    ) -> std::result::Result<DevicePtr, Refusal> {
+        let sizes = self.caches.sizes();
+        let mut out = None;
+        let in_haste = state.haste.is_on();
+        // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them
+        // must have the class's length.
+        let units = if in_haste { sizes.units_in_haste(bytes) } else { sizes.units(bytes) };
+        if units >= MOST_UNITS {
+            return Err(Refusal::Short { what: Shortage::Device, bytes });
+        }
+        // Caches promise no more than the minimum alignment, which is 1 here.
+        if align == 1 {
+            let State { arena, locked, .. } = &mut *state;
+            out = self.caches.restock(locked, units, stream, |cached| take_back(arena, cached));
+        }
+        let out = match out {
+            Some(out) => out,
+            None => self.alloc_from_arena(state, units, align, stream)?,
+        };
+        // SAFETY: the block is out, and the arena is this pool's.
+        let entry = unsafe { out.entry.get() };
+        self.caches.label(&mut state.locked, entry);
+        entry.make_live(out.ptr, bytes);
+        self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
+        if !out.hit {
+            self.counters.misses.add(1);
+        }
+        Ok(out.ptr)
+    }
+
+    /// A block that no magazine has.
+    fn alloc_from_arena(
+        &self,
+        state: &mut State,
+        units: u64,
+        align: u64,
+        stream: &Stream,
+    ) -> std::result::Result<Out, Refusal> {
+        self.gather_if_due(state, units, stream);
+        if let Some(out) = state.arena.alloc_ready(units, align, stream) {
+            self.note_waste(state, THROUGH_ARENA);
+            return Ok(out);
+        }
+        if state.haste.is_on() && self.may_spare(state, units) {
+            // Where that fails, what others have is asked for.
+            if let Ok(out) = state.arena.alloc_growing(units, align, stream) {
+                self.adapt(state);
+                return Ok(out);
+            }
+        }
+        let out = self.alloc_beyond_caches(state, units, align, stream)?;
+        self.adapt(state);
+        Ok(out)
+    }
+
+    /// Whether a pool in haste may hold so much more.
+    fn may_spare(&self, state: &State, units: u64) -> bool {
+        let bytes = self.caches.sizes().bytes(units);
+        self.counters.reserved.current() + bytes <= self.counted().allocated.high + state.haste.spare()
+    }
+}

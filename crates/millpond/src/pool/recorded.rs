@@ -1,0 +1,47 @@
+//! A pool that is recorded: its fast path is closed, so that every request comes by the functions that note it.
+
+use super::inner::PoolInner;
+use crate::Result;
+use crate::arena::Arena;
+use crate::device::Kind;
+use crate::record::{self, Introduction, Moment};
+
+impl PoolInner {
+    pub(super) fn start_recording(&self, options: &record::Options) -> Result<()> {
+        let device = self.timelines.device().as_ref();
+        let device_key = match device.properties().kind {
+            Kind::Cuda => device.properties().ordinal as u64,
+            // Devices made of software are as many as there are objects, none of which lies so low.
+            _ => std::ptr::from_ref(device).addr() as u64,
+        };
+        let introduction = Introduction { name: &self.name, device, device_key };
+        // The first one takes 20 ms, and others may need the lock.
+        Moment::now();
+        let mut state = self.state.lock();
+        // No thread is on the fast path from here on, so that what is noted once is noted until its end.
+        self.caches.set_doors(&mut state.locked, false);
+        let started = self.recording.start(options, &introduction);
+        if started.is_ok() {
+            self.recording.live(state.arenas().flat_map(Arena::live));
+        } else {
+            self.caches.set_doors(&mut state.locked, true);
+        }
+        started
+    }
+
+    pub(super) fn stop_recording(&self) -> Result<Option<record::Status>> {
+        let stopped = self.recording.stop();
+        self.open_doors();
+        stopped
+    }
+
+    /// Opens the fast path again, where recording has ended; another time where the lock is not free now.
+    #[cold]
+    pub(super) fn open_doors(&self) {
+        if let Some(mut state) = self.state.try_lock()
+            && !self.recording.is_on()
+        {
+            self.caches.set_doors(&mut state.locked, true);
+        }
+    }
+}

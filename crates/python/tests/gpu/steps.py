@@ -1,0 +1,148 @@
+"""Times training steps under PyTorch's own allocator and under millpond, side by side, on one GPU.
+
+    python steps.py [--rounds 40] [--steps 20] [--warm 150] [mlp] [conv] [gpt]
+
+Two processes train the same model with the same seeds. They take turns of a fraction of a second, so that what changes the
+speed of the machine meanwhile changes both; the shapes of a turn are the same for both. Prints, for each job, the median
+step, and the median of the turns' ratios with the interval in which that lies with 95 % confidence (from the order of the
+ratios, without assuming how they are distributed).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+JOBS = ("mlp", "conv", "gpt")
+ALLOCATORS = ("native", "millpond")
+# The first steps of a turn find the caches of processor and GPU as the other process left them.
+DISCARDED = 3
+
+
+def work(job: str, allocator: str) -> None:
+    """Trains as many steps as each line of the input says, from which on, and tells how long each took."""
+    pool: Any = None
+    if allocator == "millpond":
+        import millpond
+
+        millpond.torch.enable()
+        pool = millpond
+    import torch
+
+    import jobs
+
+    step = jobs.steps_of(job)
+
+    def counted() -> tuple[int, int]:
+        if pool is None or not torch.cuda.is_initialized():
+            return 0, 0
+        stats = pool.stats(0)
+        return stats.allocations, stats.misses
+
+    for line in sys.stdin:
+        first, count = map(int, line.split())
+        before, times = counted(), []
+        for number in range(first, first + count):
+            began = time.perf_counter()
+            step(number)
+            times.append(time.perf_counter() - began)
+        after = counted()
+        allocations, misses = (now - then for now, then in zip(after, before))
+        print(json.dumps({"ms": [1e3 * t for t in times], "allocations": allocations, "misses": misses}), flush=True)
+
+
+class Worker:
+    def __init__(self, job: str, allocator: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "--work", job, allocator],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.kept: list[float] = []
+        self.allocations = self.misses = self.steps = 0
+
+    def run(self, first: int, count: int) -> list[float]:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.write(f"{first} {count}\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            sys.exit(f"steps: a process ended early, with {self.process.wait()}; its message is above")
+        told = json.loads(answer)
+        self.allocations += told["allocations"]
+        self.misses += told["misses"]
+        self.steps += count
+        return list(told["ms"])
+
+    def forget(self) -> None:
+        self.kept = []
+        self.allocations = self.misses = self.steps = 0
+
+    def end(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def interval(sorted_values: list[float]) -> tuple[float, float]:
+    """Where the median lies with 95 % confidence: between the order statistics of the sign test."""
+    count = len(sorted_values)
+    away = round(0.98 * count**0.5 + 0.5)
+    middle = count // 2
+    return sorted_values[max(middle - away, 0)], sorted_values[min(middle + away, count - 1)]
+
+
+def compare(job: str, rounds: int, steps: int, warm: int) -> None:
+    workers = {allocator: Worker(job, allocator) for allocator in ALLOCATORS}
+    for worker in workers.values():
+        worker.run(0, warm)
+        worker.forget()
+    ratios = []
+    for turn in range(rounds):
+        took = {}
+        # Who goes first changes from turn to turn.
+        for allocator in ALLOCATORS[:: 1 if turn % 2 == 0 else -1]:
+            kept = workers[allocator].run(warm + turn * steps, steps)[DISCARDED:]
+            workers[allocator].kept += kept
+            took[allocator] = sum(kept)
+        ratios.append(took["millpond"] / took["native"])
+    for worker in workers.values():
+        worker.end()
+    native, millpond = (workers[allocator] for allocator in ALLOCATORS)
+    ratios.sort()
+    low, high = interval(ratios)
+    print(
+        f"{job}: native {statistics.median(native.kept):.3f} ms, millpond {statistics.median(millpond.kept):.3f} ms a step;"
+        f" ratio {statistics.median(ratios):.4f} ({low:.4f} to {high:.4f}), {rounds} turns of {steps} steps;"
+        f" {millpond.allocations / millpond.steps:.1f} allocations a step,"
+        f" {millpond.misses / millpond.steps:.3f} of them missed",
+        flush=True,
+    )
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--work"]:
+        work(*sys.argv[2:4])
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"of {', '.join(JOBS)}; all by default")
+    parser.add_argument("--rounds", type=int, default=40, help="turns of each process")
+    parser.add_argument("--steps", type=int, default=20, help=f"steps of a turn, of which {DISCARDED} are not counted")
+    parser.add_argument("--warm", type=int, default=150, help="steps before the first turn")
+    given = parser.parse_args()
+    if unknown := [job for job in given.jobs if job not in JOBS]:
+        parser.error(f"no job {unknown[0]!r}; there are {', '.join(JOBS)}")
+    if given.steps <= DISCARDED or given.rounds < 1 or given.warm < 0:
+        parser.error(f"at least one turn, and more than {DISCARDED} steps in each")
+    for job in given.jobs or JOBS:
+        compare(job, given.rounds, given.steps, given.warm)
+
+
+if __name__ == "__main__":
+    main()
