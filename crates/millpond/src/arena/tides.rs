@@ -2,10 +2,14 @@
 //! training job.
 //!
 //! The level turns where it has come back from its last extreme by a good part of what the pool holds; smaller waves
-//! are no tides. Of the last low waters the level is kept.
+//! are no tides. Of the last low waters the level is kept. Within one step there may be several, as where a layer takes
+//! much for a moment: what counts is the lowest level that enough of them fell to.
 
-/// Low waters that are compared: by so many, a job has repeated itself.
-const LOWS: usize = 8;
+/// Low waters that are kept.
+const KEPT: usize = 64;
+
+/// Of those, so many at one level are a habit: a job has repeated itself.
+const HABIT: usize = 8;
 
 /// A tide is more than this part of what is reserved.
 const SWING_PART: u64 = 4;
@@ -17,15 +21,21 @@ const LEVEL_PART: u64 = 32;
 const LOW_PART: u64 = 3;
 
 /// See the [module](self). Everything in units.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tides {
     is_rising: bool,
     /// The highest since the level began to rise, or the lowest since it began to fall.
     extreme: u64,
     /// The last low waters, in a ring.
-    lows: [u64; LOWS],
+    lows: [u64; KEPT],
     /// How many there were.
     count: usize,
+}
+
+impl Default for Tides {
+    fn default() -> Self {
+        Self { is_rising: false, extreme: 0, lows: [0; KEPT], count: 0 }
+    }
 }
 
 impl Tides {
@@ -42,7 +52,7 @@ impl Tides {
 
     fn turn(&mut self, out: u64) {
         if !self.is_rising {
-            self.lows[self.count % LOWS] = self.extreme;
+            self.lows[self.count % KEPT] = self.extreme;
             self.count += 1;
         }
         (self.is_rising, self.extreme) = (!self.is_rising, out);
@@ -51,10 +61,16 @@ impl Tides {
     /// Whether the level, with so much out, is down where it comes back to.
     pub(super) fn is_low_water(&self, out: u64, reserved: u64) -> bool {
         let near = reserved / LEVEL_PART;
-        let least = self.lows.iter().copied().min().unwrap_or(0);
-        let most = self.lows.iter().copied().max().unwrap_or(0);
-        let has_level = self.count >= LOWS && most - least <= near && most <= reserved / LOW_PART;
-        has_level && !self.is_rising && out <= least + near / 2
+        let is_down = |least: u64| least.max(out) <= reserved / LOW_PART && out <= least + near / 2;
+        !self.is_rising && self.habit(near).is_some_and(is_down)
+    }
+
+    /// The lowest level with as many low waters as make a habit, less than `near` apart.
+    fn habit(&self, near: u64) -> Option<u64> {
+        let mut lows = self.lows;
+        let lows = &mut lows[..self.count.min(KEPT)];
+        lows.sort_unstable();
+        lows.windows(HABIT).find(|lows| lows[HABIT - 1] - lows[0] <= near).map(|lows| lows[0])
     }
 }
 
@@ -101,9 +117,23 @@ mod tests {
     }
 
     #[test]
+    fn lows_within_a_step_are_passed_over() {
+        let step = [100, 640, 100, 70, 550];
+        let lows = || step.into_iter().cycle().take(KEPT);
+        assert!(after(lows().chain([70])).is_low_water(70, 1000));
+        assert!(!after(lows().chain([640])).is_low_water(640, 1000));
+    }
+
+    #[test]
+    fn a_few_low_waters_at_the_start_are_no_habit() {
+        let lows = [10; HABIT - 1].into_iter().chain([200; HABIT + 1]);
+        assert!(after(lows).is_low_water(200, 1000));
+    }
+
+    #[test]
     fn what_was_long_ago_is_forgotten() {
-        let mut lows = vec![20; 10];
-        lows.extend([200; 9]);
+        let mut lows = vec![20; KEPT];
+        lows.extend([200; KEPT + 1]);
         assert!(after(lows).is_low_water(200, 1000));
     }
 }
