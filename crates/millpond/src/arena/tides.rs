@@ -30,11 +30,13 @@ pub(super) struct Tides {
     lows: [u64; KEPT],
     /// How many there were.
     count: usize,
+    /// The level that the last low waters come back to, if there is one.
+    habit: Option<u64>,
 }
 
 impl Default for Tides {
     fn default() -> Self {
-        Self { is_rising: false, extreme: 0, lows: [0; KEPT], count: 0 }
+        Self { is_rising: false, extreme: 0, lows: [0; KEPT], count: 0, habit: None }
     }
 }
 
@@ -46,31 +48,34 @@ impl Tides {
         if goes_on {
             self.extreme = out;
         } else if out.abs_diff(self.extreme) > reserved / SWING_PART {
-            self.turn(out);
+            self.turn(out, reserved);
         }
     }
 
-    fn turn(&mut self, out: u64) {
+    #[cold]
+    fn turn(&mut self, out: u64, reserved: u64) {
         if !self.is_rising {
             self.lows[self.count % KEPT] = self.extreme;
             self.count += 1;
+            self.habit = self.find_habit(reserved / LEVEL_PART);
         }
         (self.is_rising, self.extreme) = (!self.is_rising, out);
+    }
+
+    /// The lowest level with as many low waters as make a habit, none further than `near` from another.
+    fn find_habit(&self, near: u64) -> Option<u64> {
+        let mut lows = self.lows;
+        let lows = &mut lows[..self.count.min(KEPT)];
+        lows.sort_unstable();
+        lows.windows(HABIT).find(|lows| lows[HABIT - 1] - lows[0] <= near).map(|lows| lows[0])
     }
 
     /// Whether the level, with so much out, is down where it comes back to.
     pub(super) fn is_low_water(&self, out: u64, reserved: u64) -> bool {
         let near = reserved / LEVEL_PART;
-        let is_down = |least: u64| least.max(out) <= reserved / LOW_PART && out <= least + near / 2;
-        !self.is_rising && self.habit(near).is_some_and(is_down)
-    }
-
-    /// The lowest level with as many low waters as make a habit, less than `near` apart.
-    fn habit(&self, near: u64) -> Option<u64> {
-        let mut lows = self.lows;
-        let lows = &mut lows[..self.count.min(KEPT)];
-        lows.sort_unstable();
-        lows.windows(HABIT).find(|lows| lows[HABIT - 1] - lows[0] <= near).map(|lows| lows[0])
+        !self.is_rising
+            && out <= reserved / LOW_PART
+            && self.habit.is_some_and(|level| out <= level + near / 2)
     }
 }
 
@@ -118,10 +123,10 @@ mod tests {
 
     #[test]
     fn lows_within_a_step_are_passed_over() {
-        let step = [100, 640, 100, 70, 550];
+        let step = [100, 320, 100, 70, 320];
         let lows = || step.into_iter().cycle().take(KEPT);
         assert!(after(lows().chain([70])).is_low_water(70, 1000));
-        assert!(!after(lows().chain([640])).is_low_water(640, 1000));
+        assert!(!after(lows().chain([320])).is_low_water(320, 1000));
     }
 
     #[test]
