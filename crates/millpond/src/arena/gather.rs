@@ -30,7 +30,7 @@ const BEYOND_PART: u64 = 16;
 
 /// What may be pinned at low water while the pool is lenient, in times what may be before placements are strict. Of jobs
 /// that repeat themselves it was less.
-const STAYING_PINS: u64 = 2;
+const STAYING_PINS: u64 = 3;
 
 /// The most that moves may have to come to before pages are gathered again, in pages for each that is free.
 const MOST_PATIENCE: u64 = 1 << 20;
