@@ -121,7 +121,7 @@ mod tests {
 
     #[test]
     fn lows_that_differ_are_no_habit() {
-        assert!(!after((0..20).map(|at| 100 + 40 * (at % 3))).is_low_water(100, 1000));
+        assert!(!after((0..15).map(|at| 100 + 40 * (at % 5))).is_low_water(100, 1000));
     }
 
     #[test]
