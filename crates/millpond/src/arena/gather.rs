@@ -9,8 +9,9 @@
 //! It is due when it costs no more than what was spent on moves since the last time, so that at worst it doubles
 //! that; and only where what is out comes back to one low level again and again (`tides`), on one stream. From then on
 //! the pool is *lenient*: a hit may pin whatever is free, since moving a page for it would tear the first gap. That
-//! may cost memory. Where the pool comes to hold more than ever, by a 32nd of what is needed, leniency ends, and the
-//! next time takes twice as many moves.
+//! may cost memory, where blocks that stay come to lie amid the range: so leniency ends once much is pinned at low
+//! water, when what comes and goes is gone; or where the pool comes to hold more than ever, by a 16th of what is
+//! needed. The next time takes twice as many moves then.
 
 use super::placing::Place;
 use super::supply::Supply;
@@ -18,17 +19,20 @@ use super::tides::Tides;
 use super::{Arena, Refusal, Zone};
 use crate::order::{Stream, StreamKey};
 
-/// Misses since the last time before pages are gathered. Few misses are for blocks so long that each moves many pages
-/// wherever they lie.
-const LEAST_MISSES: u64 = 128;
+/// Misses since the last time before pages are gathered: with fewer, what was moved may be for two or three long blocks.
+const LEAST_MISSES: u64 = 32;
 
 /// Pages moved since the last time before it is looked at whether it is due.
 const LEAST_MOVED: u64 = 64;
 
 /// What a lenient pool may hold beyond the most that was ever needed: this part of it.
-const BEYOND_PART: u64 = 32;
+const BEYOND_PART: u64 = 16;
 
-/// The most that moves may have to come to before pages are gathered again, in pages for each that the pool has.
+/// What may be pinned at low water while the pool is lenient, in times what may be before placements are strict. Of jobs
+/// that repeat themselves it was less.
+const STAYING_PINS: u64 = 3;
+
+/// The most that moves may have to come to before pages are gathered again, in pages for each that is free.
 const MOST_PATIENCE: u64 = 1 << 20;
 
 /// Requests that are forgiven one for another stream.
@@ -47,7 +51,7 @@ pub(super) struct Gatherer {
     stolen: u64,
     misses: u64,
     is_lenient: bool,
-    /// Pages to be moved for each that the pool has, before the next time.
+    /// Pages to be moved for each that is free, before the next time.
     patience: u64,
     /// The most units that were ever out.
     most_out: u64,
@@ -109,9 +113,19 @@ impl Arena {
         self.out_units += units;
         if zone == Zone::Large {
             let reserved = self.counters.reserved.current() >> self.layout.unit_shift();
-            self.gatherer.tides.note(before, reserved);
-            self.gatherer.tides.note(self.out_units, reserved);
+            for out in [before, self.out_units] {
+                if let Some(pinned) = self.gatherer.tides.note(out, reserved, self.pinned) {
+                    self.note_low_water(pinned);
+                }
+            }
             self.gatherer.most_out = self.gatherer.most_out.max(self.out_units);
+        }
+    }
+
+    /// Notes what was pinned at low water: by blocks that stay.
+    fn note_low_water(&mut self, pinned: u64) {
+        if pinned > STAYING_PINS * self.strict_pins() {
+            self.regret_leniency();
         }
     }
 
@@ -146,9 +160,11 @@ impl Arena {
     fn is_gathering_worth_it(&self) -> bool {
         let (gatherer, counters) = (&self.gatherer, &self.counters);
         let reserved = counters.reserved.current() >> self.layout.unit_shift();
+        // About so many would be moved.
+        let free_pages = self.pages.len() as u64 * reserved.saturating_sub(self.out_units) / reserved.max(1);
         !self.keeps
             && counters.misses.get() - gatherer.misses >= LEAST_MISSES
-            && counters.pages_stolen.get() - gatherer.stolen >= gatherer.patience * self.pages.len() as u64
+            && counters.pages_stolen.get() - gatherer.stolen >= gatherer.patience * free_pages
             && gatherer.lead >= ALONE
             && gatherer.tides.is_low_water(self.out_units, reserved)
             && !self.pins_more_than_strict()
@@ -166,7 +182,7 @@ impl Arena {
         self.reap();
         let slots = self.slots_to_gather(stream);
         let reserved = self.counters.reserved.current() >> self.layout.unit_shift();
-        let is_most = 2 * (slots << self.layout.slot_shift()) > reserved;
+        let is_most = 2 * (slots << self.layout.slot_shift()) > reserved.saturating_sub(self.out_units);
         let gathered = if is_most { self.gather_slots(slots, stream) } else { Ok(()) };
         if is_most && gathered.is_ok() {
             self.gatherer.is_lenient = true;

@@ -94,17 +94,21 @@ impl Arena {
 
     /// Units that may be pinned before placements become strict.
     fn may_pin(&self) -> u64 {
-        let reserved = self.counters.reserved.current();
         if self.gatherer.is_lenient() {
-            return (reserved >> self.layout.unit_shift()).saturating_sub(self.out_units);
+            let reserved = self.counters.reserved.current() >> self.layout.unit_shift();
+            return reserved.saturating_sub(self.out_units);
         }
-        (reserved / PINNED_PART).max(PINNED_LEAST) >> self.layout.unit_shift()
+        self.strict_pins()
     }
 
-    /// Whether more is pinned than may be where pages were not [gathered](Self::gather).
+    /// What [`may_pin`](Self::may_pin) says where pages were not [gathered](Self::gather).
+    pub(super) fn strict_pins(&self) -> u64 {
+        (self.counters.reserved.current() / PINNED_PART).max(PINNED_LEAST) >> self.layout.unit_shift()
+    }
+
+    /// Whether more is pinned than may be where pages were not gathered.
     pub(super) fn pins_more_than_strict(&self) -> bool {
-        let strict = (self.counters.reserved.current() / PINNED_PART).max(PINNED_LEAST);
-        self.pinned > strict >> self.layout.unit_shift()
+        self.pinned > self.strict_pins()
     }
 
     /// The rest of the last slot of a fresh place.

@@ -160,6 +160,78 @@ mod tests {
         assert_calls_end([1, 3, 7, 9]);
     }
 
+    // ---- jobs with large blocks of a moment, and with much that stays --------------------------------
+
+    /// Blocks of 32 MiB that stay, as cuBLAS and its like hold, and as many MiB of weights.
+    fn stay(pool: &Pool, stream: &Stream, weights: u64) {
+        let workspaces = [32 * MIB; 2];
+        let rest = (0..weights / 6).map(|_| 6 * MIB + 200_000);
+        workspaces.into_iter().chain(rest).for_each(|bytes| _ = pool.alloc(bytes, stream).unwrap());
+    }
+
+    /// One step of the convolutional net of `crates/python/tests/gpu`, as PyTorch asks for it, over 64 images of so
+    /// many pixels a side: to compute a layer takes a workspace for a moment, which is longer than what it keeps.
+    fn convolve(pool: &Pool, stream: &Stream, side: u64) {
+        let alloc = |bytes: u64| pool.alloc(bytes, stream).unwrap();
+        let work = |bytes: u64| free(pool, stream, [alloc(bytes + 300_000)]);
+        let images = 64 * 3 * 4 * side * side;
+        let layers = [16, 8, 4].map(|factor| 256 * factor * side * side);
+        let input = alloc(images);
+        let mut kept = Vec::new();
+        for (times, bytes) in (1..).zip(layers) {
+            let convolved = alloc(bytes);
+            if times > 1 {
+                work(times * bytes);
+            }
+            let normed = alloc(bytes);
+            kept.push([convolved, alloc(bytes)]);
+            free(pool, stream, [normed]);
+        }
+        let mut gradient = alloc(layers[2]);
+        for (at, [convolved, rectified]) in kept.into_iter().enumerate().rev() {
+            let of_rectified = alloc(layers[at]);
+            free(pool, stream, [gradient, rectified]);
+            let of_normed = alloc(layers[at]);
+            free(pool, stream, [of_rectified, convolved]);
+            let below = if at > 0 { layers[at - 1] } else { images };
+            gradient = alloc(below);
+            work(below + layers[at]);
+            work(below + layers[at] + 4 * MIB);
+            free(pool, stream, [of_normed]);
+        }
+        free(pool, stream, [gradient, input]);
+    }
+
+    /// Misses of each of so many rounds over the steps.
+    fn misses(pool: &Pool, rounds: usize, mut round: impl FnMut()) -> Vec<u64> {
+        let mut before = 0;
+        let mut of_round = || {
+            round();
+            let all = pool.stats().misses;
+            all - std::mem::replace(&mut before, all)
+        };
+        (0..rounds).map(|_| of_round()).collect()
+    }
+
+    #[test]
+    fn large_blocks_of_a_moment_hide_no_low_water() {
+        let (_, pool, stream) = bench();
+        stay(&pool, &stream, 0);
+        let rounds = misses(&pool, 80, || (0..5).for_each(|at| convolve(&pool, &stream, 128 + 32 * at)));
+        assert!(rounds[0] > 10, "{rounds:?}");
+        assert_eq!(rounds[12..].iter().sum::<u64>(), 0, "{rounds:?}");
+        pool.check().unwrap();
+    }
+
+    #[test]
+    fn a_job_of_which_most_stays_stops_calling_the_device_too() {
+        let (_, pool, stream) = bench();
+        stay(&pool, &stream, 2000);
+        let rounds = misses(&pool, 80, || (0..5).for_each(|at| convolve(&pool, &stream, 128 + 32 * at)));
+        assert_eq!(rounds[12..].iter().sum::<u64>(), 0, "{rounds:?}");
+        pool.check().unwrap();
+    }
+
     // ---- what is gathered --------------------------------------------------------------------------
 
     #[test]
@@ -212,6 +284,31 @@ mod tests {
         assert!(pool.reserved().high > 1056 * MIB);
         assert!(!is_lenient());
         free(&pool, &stream, keep.into_iter().map(|(_, ptr)| ptr).chain([long]));
+        pool.check().unwrap();
+    }
+
+    #[test]
+    fn leniency_ends_where_blocks_that_stay_pin_much() {
+        let (_, pool, stream) = bench();
+        let alloc = |mebibytes: u64| pool.alloc(mebibytes * MIB, &stream).unwrap();
+        let is_lenient = || pool.inner().state.lock().arena.is_lenient();
+        // Each of another length, so that no magazine has it.
+        let tide = |at: u64| free(&pool, &stream, [alloc(600 + at)]);
+        free(&pool, &stream, [alloc(1024)]);
+        (0..12).for_each(tide);
+        gather(&pool, &stream);
+        (12..14).for_each(tide);
+        assert!(is_lenient());
+        // One in three short blocks stays, amid long ones that go.
+        let pairs: Vec<_> = (0..30).map(|_| (alloc(1), alloc(31))).collect();
+        let stay: Vec<_> = pairs.iter().map(|pair| pair.0).step_by(3).collect();
+        let go = pairs.into_iter().flat_map(|(short, long)| [short, long]).filter(|ptr| !stay.contains(ptr));
+        free(&pool, &stream, go);
+        let reserved = pool.reserved().high;
+        tide(14);
+        assert!(!is_lenient());
+        assert_eq!(pool.reserved().high, reserved, "before it costs memory");
+        free(&pool, &stream, stay);
         pool.check().unwrap();
     }
 
