@@ -162,7 +162,7 @@ mod tests {
 
     // ---- jobs with large blocks of a moment, and with much that stays --------------------------------
 
-    /// Blocks of 32 MiB that stay, as cuBLAS and its like hold, and as many MiB of weights.
+    /// Blocks of 32 MiB that stay, as cuBLAS and its like hold, and so many MiB of weights.
     fn stay(pool: &Pool, stream: &Stream, weights: u64) {
         let workspaces = [32 * MIB; 2];
         let rest = (0..weights / 6).map(|_| 6 * MIB + 200_000);
