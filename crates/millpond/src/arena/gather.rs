@@ -1,4 +1,4 @@
-//! Gathering: once a job that repeats itself has moved about as many pages as the pool has, all pages that are free at
+//! Gathering: once a job that repeats itself has moved about as many pages as are free, all that are free at
 //! low water are moved to one place, side by side.
 //!
 //! Pages move where no free block of the right length is: each move leaves a gap in the addresses where the page was,

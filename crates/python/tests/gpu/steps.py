@@ -1,11 +1,15 @@
 """Times training steps under PyTorch's own allocator and under millpond, side by side, on one GPU.
 
-    python steps.py [--rounds 40] [--steps 20] [--warm 150] [mlp] [conv] [gpt]
+    python steps.py [--pairs 1] [--rounds 40] [--steps 20] [--warm 150] [--of millpond] [mlp] [conv] [gpt]
 
 Two processes train the same model with the same seeds. They take turns of a fraction of a second, so that what changes the
 speed of the machine meanwhile changes both; the shapes of a turn are the same for both. Prints, for each job, the median
 step, and the median of the turns' ratios with the interval in which that lies with 95 % confidence (from the order of the
 ratios, without assuming how they are distributed).
+
+A process that waits for its processor may be slower than another of the same kind for as long as it lives. ``--pairs``
+starts that many pairs, one after the other, and ``--of native`` measures PyTorch's own allocator against itself: how far
+that is from 1 says how far a ratio may be so by chance.
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import time
 from typing import Any
 
 JOBS = ("mlp", "conv", "gpt")
-ALLOCATORS = ("native", "millpond")
+ALLOCATORS = ("millpond", "native")
 # The first steps of a turn find the caches of processor and GPU as the other process left them.
 DISCARDED = 3
 
@@ -98,32 +102,36 @@ def interval(sorted_values: list[float]) -> tuple[float, float]:
     return sorted_values[max(middle - away, 0)], sorted_values[min(middle + away, count - 1)]
 
 
-def compare(job: str, rounds: int, steps: int, warm: int) -> None:
-    workers = {allocator: Worker(job, allocator) for allocator in ALLOCATORS}
-    for worker in workers.values():
-        worker.run(0, warm)
+def compare(job: str, of: str, given: argparse.Namespace) -> float:
+    """Prints what one pair of processes took; returns the ratio."""
+    workers = [Worker(job, "native"), Worker(job, of)]
+    for worker in workers:
+        worker.run(0, given.warm)
         worker.forget()
     ratios = []
-    for turn in range(rounds):
-        took = {}
+    for turn in range(given.rounds):
+        took = [0.0, 0.0]
         # Who goes first changes from turn to turn.
-        for allocator in ALLOCATORS[:: 1 if turn % 2 == 0 else -1]:
-            kept = workers[allocator].run(warm + turn * steps, steps)[DISCARDED:]
-            workers[allocator].kept += kept
-            took[allocator] = sum(kept)
-        ratios.append(took["millpond"] / took["native"])
-    for worker in workers.values():
+        for at in (0, 1) if turn % 2 == 0 else (1, 0):
+            kept = workers[at].run(given.warm + turn * given.steps, given.steps)[DISCARDED:]
+            workers[at].kept += kept
+            took[at] = sum(kept)
+        ratios.append(took[1] / took[0])
+    for worker in workers:
         worker.end()
-    native, millpond = (workers[allocator] for allocator in ALLOCATORS)
-    ratios.sort()
-    low, high = interval(ratios)
+    native, other = workers
+    ratio = statistics.median(ratios)
+    low, high = interval(sorted(ratios))
+    misses = ""
+    if of == "millpond":
+        each = other.allocations / other.steps, other.misses / other.steps
+        misses = f"; {each[0]:.1f} allocations a step, {each[1]:.3f} of them missed"
     print(
-        f"{job}: native {statistics.median(native.kept):.3f} ms, millpond {statistics.median(millpond.kept):.3f} ms a step;"
-        f" ratio {statistics.median(ratios):.4f} ({low:.4f} to {high:.4f}), {rounds} turns of {steps} steps;"
-        f" {millpond.allocations / millpond.steps:.1f} allocations a step,"
-        f" {millpond.misses / millpond.steps:.3f} of them missed",
+        f"{job}: native {statistics.median(native.kept):.3f} ms, {of} {statistics.median(other.kept):.3f} ms a step;"
+        f" ratio {ratio:.4f} ({low:.4f} to {high:.4f}), {given.rounds} turns of {given.steps} steps{misses}",
         flush=True,
     )
+    return ratio
 
 
 def main() -> None:
@@ -132,16 +140,20 @@ def main() -> None:
         return
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("jobs", nargs="*", metavar="JOB", help=f"of {', '.join(JOBS)}; all by default")
+    parser.add_argument("--of", choices=ALLOCATORS, default="millpond", help="what is held against native")
+    parser.add_argument("--pairs", type=int, default=1, help="pairs of processes, one after the other")
     parser.add_argument("--rounds", type=int, default=40, help="turns of each process")
     parser.add_argument("--steps", type=int, default=20, help=f"steps of a turn, of which {DISCARDED} are not counted")
     parser.add_argument("--warm", type=int, default=150, help="steps before the first turn")
     given = parser.parse_args()
     if unknown := [job for job in given.jobs if job not in JOBS]:
         parser.error(f"no job {unknown[0]!r}; there are {', '.join(JOBS)}")
-    if given.steps <= DISCARDED or given.rounds < 1 or given.warm < 0:
-        parser.error(f"at least one turn, and more than {DISCARDED} steps in each")
+    if given.steps <= DISCARDED or given.rounds < 1 or given.pairs < 1 or given.warm < 0:
+        parser.error(f"at least one pair and one turn, and more than {DISCARDED} steps in each")
     for job in given.jobs or JOBS:
-        compare(job, given.rounds, given.steps, given.warm)
+        ratios = sorted(compare(job, given.of, given) for _ in range(given.pairs))
+        if len(ratios) > 1:
+            print(f"{job}: {len(ratios)} pairs, ratio {statistics.median(ratios):.4f} ({ratios[0]:.4f} to {ratios[-1]:.4f})")
 
 
 if __name__ == "__main__":
