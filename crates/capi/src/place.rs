@@ -1,6 +1,6 @@
 //! Places: what the fast path (`fast`) knows of each thread, found by the *thread pointer*. A thread-local of a shared
 //! library is reached by a call of the loader, which takes 17 instructions and has all registers saved around it. This
-//! takes seven.
+//! takes nine.
 //!
 //! The thread pointer is where the system keeps what belongs to a thread. No two living threads have the same one, and
 //! reading it is one instruction. A thread takes the place that its pointer leads to when it first has something to
