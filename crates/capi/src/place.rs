@@ -37,16 +37,13 @@ pub(crate) struct Place {
 /// outside; another thread only ever takes the pair away. So while there is a pool, the rest belongs to it.
 #[repr(align(64))]
 pub(crate) struct Pair {
-    /// [`NO_POOL`] where there is none.
+    /// Null where there is none.
     pool: AtomicPtr<PoolHandle>,
     /// Null, or what else stands for it, for the default stream.
     stream: AtomicU64,
     /// The owner's alone.
     shortcut: UnsafeCell<MaybeUninit<Shortcut>>,
 }
-
-/// What is no handle, and is asked for by nobody: null might be.
-const NO_POOL: *mut PoolHandle = ptr::without_provenance_mut(1);
 
 // SAFETY: everything else is made of atomics, and `shortcut` is reached by the owner alone.
 unsafe impl Sync for Pair {}
@@ -123,7 +120,6 @@ impl Place {
         let place = &ALL[index];
         // Acquire: pairs with the Release of who left it.
         place.owner.compare_exchange(0, pointer, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        place.pairs.iter().for_each(Pair::take_away);
         // SeqCst: before any pair is written, in the one order that `all_used` looks in, too.
         USED[index / 64].fetch_or(1 << (index % 64), Ordering::SeqCst);
         on_thread_end(Self::leave);
@@ -156,7 +152,7 @@ impl Place {
 
 impl Pair {
     const fn none() -> Self {
-        // All zero, so that places need no room in the file: no place has an owner yet.
+        // All zero, so that places need no room in the file.
         Self {
             pool: AtomicPtr::new(ptr::null_mut()),
             stream: AtomicU64::new(0),
@@ -171,7 +167,8 @@ impl Pair {
     #[inline(always)]
     pub(crate) unsafe fn find(&self, pool: *mut PoolHandle, stream: AnyStream) -> Option<&Shortcut> {
         // Relaxed, both: the thread's own; and that the pair was taken away is seen in time by the fence of who did it.
-        let is_here = self.pool.load(Ordering::Relaxed) == pool
+        let is_here = !pool.is_null()
+            && self.pool.load(Ordering::Relaxed) == pool
             && self.stream.load(Ordering::Relaxed) == stream.addr() as u64;
         // SAFETY: the owner reads what it wrote with the pool's handle.
         is_here.then(|| unsafe { (*self.shortcut.get()).assume_init_ref() })
@@ -199,7 +196,7 @@ impl Pair {
 
     /// From now on nothing is found here. From any thread.
     pub(crate) fn take_away(&self) {
-        self.pool.store(NO_POOL, Ordering::Relaxed);
+        self.pool.store(ptr::null_mut(), Ordering::Relaxed);
     }
 }
 
@@ -263,7 +260,9 @@ mod tests {
             // SAFETY: as above.
             unsafe {
                 assert!(pair.find(POOL, ptr::null_mut()).is_none());
-                assert!(pair.find(ptr::null_mut(), ptr::null_mut()).is_none());
+                for no_pool in [0, 1, usize::MAX].map(ptr::without_provenance_mut) {
+                    assert!(pair.find(no_pool, ptr::null_mut()).is_none(), "whatever a program asks for");
+                }
             }
         });
     }

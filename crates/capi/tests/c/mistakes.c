@@ -75,6 +75,29 @@ static void released_handles(void) {
     FAILS(millpond_pool_release(gone), RELEASED_HANDLE, "pool");
 }
 
+/* Where a thread remembered pools that are gone, it finds none whatever it asks for. */
+static void garbage_where_pools_were(void) {
+    void *const garbage[] = {NULL, (void *)1, (void *)2, (void *)3, (void *)-1};
+    millpond_pool *gone[4];
+    void *block;
+    size_t index;
+    int round;
+
+    for (index = 0; index < sizeof gone / sizeof *gone; ++index) OK(millpond_pool_create(context, NULL, &gone[index]));
+    for (index = 0; index < sizeof gone / sizeof *gone; ++index) {
+        for (round = 0; round < 4; ++round) {
+            OK(millpond_alloc(gone[index], 512, NULL, &block));
+            OK(millpond_free(gone[index], block, NULL));
+        }
+    }
+    for (index = 0; index < sizeof gone / sizeof *gone; ++index) OK(millpond_pool_release(gone[index]));
+    for (index = 0; index < sizeof garbage / sizeof *garbage; ++index) {
+        CHECK(millpond_alloc(garbage[index], 512, NULL, &block) != MILLPOND_STATUS_OK);
+        CHECK(block == NULL);
+        CHECK(millpond_free(garbage[index], NULL, NULL) != MILLPOND_STATUS_OK);
+    }
+}
+
 /* Those that a thread used last it finds by a shorter way, which must see that they are gone, or another's. */
 static void handles_that_were_used_last(void) {
     millpond_stream *old, *next;
@@ -261,6 +284,7 @@ int main(void) {
     OK(millpond_stream_create(context, &stream));
     null_and_garbage();
     released_handles();
+    garbage_where_pools_were();
     handles_that_were_used_last();
     what_was_used_by_turns_and_released();
     pointers();
