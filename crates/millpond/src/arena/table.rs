@@ -259,7 +259,9 @@ struct View {
     /// 0 until the view is published.
     bytes: AtomicU64,
     granule_shift: AtomicU8,
-    first: AtomicPtr<Entry>,
+    /// Where the entry for address 0 would be, if there were one: from there an address leads to its entry without a
+    /// subtraction, for which the free of a block that was just allocated would wait.
+    zero: AtomicPtr<Entry>,
     /// Keeps the table.
     table: AtomicPtr<Table>,
 }
@@ -273,10 +275,13 @@ impl Views {
     pub(super) fn publish(&self, base: DevicePtr, bytes: u64, table: &Arc<Table>) {
         // Relaxed: only the holder of the lock writes.
         let Some(view) = self.0.iter().find(|view| view.bytes.load(Ordering::Relaxed) == 0) else { return };
-        debug_assert!(bytes.div_ceil(1 << table.granule_shift) <= table.count);
+        let granule_shift = table.granule_shift;
+        assert!(bytes.div_ceil(1 << granule_shift) <= table.count, "a table has an entry for each granule");
+        assert_eq!(base.raw() % (1 << granule_shift), 0, "ranges are aligned, and granules divide that");
         view.base.store(base.raw(), Ordering::Relaxed);
-        view.granule_shift.store(table.granule_shift as u8, Ordering::Relaxed);
-        view.first.store(table.entries.first().as_ptr(), Ordering::Relaxed);
+        view.granule_shift.store(granule_shift as u8, Ordering::Relaxed);
+        let zero = table.entries.first().as_ptr().wrapping_sub((base.raw() >> granule_shift) as usize);
+        view.zero.store(zero, Ordering::Relaxed);
         view.table.store(Arc::into_raw(table.clone()).cast_mut(), Ordering::Relaxed);
         // Release: who sees the length sees the rest, too.
         view.bytes.store(bytes, Ordering::Release);
@@ -292,28 +297,46 @@ impl Views {
     #[inline(always)]
     pub(crate) fn find_soon(&self, ptr: DevicePtr) -> Option<&Entry> {
         let [first, second, ..] = &self.0;
-        match first.find(ptr) {
-            Some(entry) => Some(entry),
-            None => second.find(ptr),
+        let mut view = first;
+        if !view.contains(ptr) {
+            view = second;
+            if !view.contains(ptr) {
+                return None;
+            }
         }
+        // SAFETY: just asked.
+        Some(unsafe { view.entry(ptr) })
     }
 }
 
 impl View {
-    #[inline(always)]
     fn find(&self, ptr: DevicePtr) -> Option<&Entry> {
+        // SAFETY: asked for.
+        self.contains(ptr).then(|| unsafe { self.entry(ptr) })
+    }
+
+    #[inline(always)]
+    fn contains(&self, ptr: DevicePtr) -> bool {
         // Acquire: see `publish`.
         let bytes = self.bytes.load(Ordering::Acquire);
-        let at = ptr.raw().wrapping_sub(self.base.load(Ordering::Relaxed));
-        if at >= bytes {
-            return None;
+        ptr.raw().wrapping_sub(self.base.load(Ordering::Relaxed)) < bytes
+    }
+
+    /// The entry for the granule that an address lies in.
+    ///
+    /// # Safety
+    /// The range [contains](Self::contains) it.
+    #[inline(always)]
+    unsafe fn entry(&self, ptr: DevicePtr) -> &Entry {
+        let granule = ptr.raw() >> self.granule_shift.load(Ordering::Relaxed);
+        let entry = self.zero.load(Ordering::Relaxed).wrapping_add(granule as usize);
+        // SAFETY: the range begins at a granule, so that this is the entry by as many granules from the first as the
+        // address is from the range's start. The table is kept by the view until the views are dropped, and has entries
+        // for the whole range. (That none lies at 0 the compiler would not know.)
+        unsafe {
+            std::hint::assert_unchecked(!entry.is_null());
+            &*entry
         }
-        let granule = at >> self.granule_shift.load(Ordering::Relaxed);
-        let first = self.first.load(Ordering::Relaxed);
-        // SAFETY: a view that has a length has a table.
-        unsafe { std::hint::assert_unchecked(!first.is_null()) };
-        // SAFETY: the table is kept by the view until the views are dropped, and has entries for all `bytes`.
-        Some(unsafe { &*first.add(granule as usize) })
     }
 }
 

@@ -176,14 +176,16 @@ impl Caches {
             return Some(Self::take(magazine, item, bytes, (tally, inside)));
         }
         let index = self.sizes.magazine_for_exact(bytes)?;
+        // Relaxed: a setting; any value that it ever had is safe. Read early, while there are registers.
+        let most_slack = self.most_slack.load(Ordering::Relaxed);
         // SAFETY: as above.
         let Own { lane, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_alloc, stream) }?;
         let magazine = lane.magazine(index);
-        let item = *magazine.top()?;
-        // Relaxed: a setting; any value that it ever had is safe.
-        if item.bytes().wrapping_sub(bytes) >= self.most_slack.load(Ordering::Relaxed) {
+        let top = magazine.top()?;
+        if top.bytes().wrapping_sub(bytes) >= most_slack {
             return None;
         }
+        let item = *top;
         Some(Self::take(magazine, item, bytes, (tally, inside)))
     }
 

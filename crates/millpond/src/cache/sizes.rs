@@ -9,6 +9,10 @@ pub(crate) struct Sizes {
     unit_shift: u32,
     /// Requests of at most so many bytes are rounded to a class.
     rounded_to: u64,
+    /// Where the magazine of a request that is not is looked up, and by what bits of it: the last ones do not matter,
+    /// since classes are wide there.
+    exact_places: &'static Places,
+    exact_shift: u32,
 }
 
 /// Bits of a size that its class keeps, besides the leading one: eight classes a doubling.
@@ -77,8 +81,12 @@ impl Sizes {
     /// For units of `unit_bytes` (a power of two); blocks of `exact_from` bytes and more are not rounded.
     pub(crate) fn new(unit_bytes: u64, exact_from: u64) -> Self {
         // A block of `exact_from` bytes is not rounded, nor is what becomes one in whole units.
-        let rounded_to = exact_from.min(FINE.len() as u64 * unit_bytes).saturating_sub(unit_bytes);
-        Self { unit_shift: unit_bytes.ilog2(), rounded_to }
+        let rounded_to = exact_from.min(LOOKED_UP as u64 * unit_bytes).saturating_sub(unit_bytes);
+        let unit_shift = unit_bytes.ilog2();
+        // From the next length on, classes are at least so wide.
+        let ignored_bits = ((rounded_to >> unit_shift) + 1).ilog2().saturating_sub(CLASS_BITS);
+        let exact_places = &PLACES[ignored_bits as usize];
+        Self { unit_shift, rounded_to, exact_places, exact_shift: unit_shift + ignored_bits }
     }
 
     /// Whether a request of this size is rounded to a class: any block of its magazine will do.
@@ -121,18 +129,14 @@ impl Sizes {
         debug_assert!(self.is_rounded(bytes));
         let units_less_one = ((bytes - 1) >> self.unit_shift) as usize;
         // SAFETY: `new` has no more rounded than the table has, and this request is.
-        MagazineIndex(usize::from(unsafe { *FINE.get_unchecked(units_less_one) }))
+        MagazineIndex(usize::from(unsafe { *PLACES[0].get_unchecked(units_less_one) }))
     }
 
-    /// The magazine with blocks for a request that is not rounded, if a table has it; not for 0 bytes.
+    /// The magazine with blocks for a request that is not rounded, if the table has it; not for 0 bytes.
     #[inline]
     pub(super) fn magazine_for_exact(self, bytes: u64) -> Option<MagazineIndex> {
         // Zero bytes wrap around.
-        let units_less_one = bytes.wrapping_sub(1) >> self.unit_shift;
-        let place = match FINE.get(units_less_one as usize) {
-            Some(place) => place,
-            None => COARSE.get((units_less_one >> COARSE_SHIFT) as usize)?,
-        };
+        let place = self.exact_places.get((bytes.wrapping_sub(1) >> self.exact_shift) as usize)?;
         Some(MagazineIndex(usize::from(*place)))
     }
 
@@ -202,30 +206,29 @@ const fn rounded(units: u64) -> u64 {
 /// Classes before the first doubling.
 const FIRST: u64 = 1 << CLASS_BITS;
 
-/// Places of the magazines for short lengths, by units less one: to look one up costs less than to find a leading bit, on some
-/// processors.
-static FINE: [u16; 4096] = {
-    let mut classes = [0; 4096];
-    let mut at = 0;
-    while at < classes.len() {
-        classes[at] = place_of(at as u64 + 1);
-        at += 1;
-    }
-    classes
-};
+/// Places of the magazines for so many lengths.
+type Places = [u16; LOOKED_UP];
 
-/// Bits of a length that are not looked at beyond `FINE`: classes are wider there.
-const COARSE_SHIFT: u32 = 8;
+const LOOKED_UP: usize = 4096;
 
-/// Places of the magazines for lengths up to 2^20 units (512 MiB), by units less one in steps of 256.
-static COARSE: [u16; 4096] = {
-    let mut classes = [0; 4096];
-    let mut at = 0;
-    while at < classes.len() {
-        classes[at] = place_of(((at as u64) << COARSE_SHIFT) + 1);
-        at += 1;
+/// Bits of a length that a table may leave out: classes of lengths that are not rounded are at most so wide at first.
+const IGNORED_BITS: usize = (LOOKED_UP.ilog2() - CLASS_BITS) as usize;
+
+/// By how many bits of a length do not matter; then by the others, of the length less one. To look a place up costs less
+/// than to find a leading bit, on some processors.
+static PLACES: [Places; IGNORED_BITS + 1] = {
+    let mut all = [[0; LOOKED_UP]; _];
+    let mut ignored = 0;
+    while ignored < all.len() {
+        let mut at = 0;
+        while at < LOOKED_UP {
+            // The longest of those lengths: the first class of any use may begin among them.
+            all[ignored][at] = place_of(((at + 1) as u64) << ignored);
+            at += 1;
+        }
+        ignored += 1;
     }
-    classes
+    all
 };
 
 #[cfg(test)]
@@ -262,20 +265,35 @@ mod tests {
 
     #[test]
     fn looking_a_class_up_finds_the_class_of_the_block() {
-        let sizes = Sizes::new(512, 1 << 20);
-        for bytes in (1..=1 << 20).step_by(113).chain((1 << 20..3 << 30).step_by(77_773)) {
-            let units = sizes.units(bytes);
-            let expected = MagazineIndex::of(units);
-            if sizes.is_rounded(bytes) {
-                // SAFETY: just asked.
-                assert_eq!(unsafe { sizes.magazine_for_rounded(bytes) }, expected, "{bytes}");
-            } else {
-                let in_table = units <= 1 << 20;
-                assert_eq!(sizes.magazine_for_exact(bytes), in_table.then_some(expected), "{bytes}");
+        // Bytes of the longest length in the table, by what a unit has and from where on sizes are exact.
+        for (unit, exact_from, longest) in [
+            (512, 1 << 20, 512 << 20),
+            (512, 32 << 10, 16 << 20),
+            (512, 48 << 10, 16 << 20),
+            (256, 3000, 1 << 20),
+            (4096, 32 << 20, 8 << 30),
+            (2 << 20, 1 << 20, 8 << 30),
+        ] {
+            let sizes = Sizes::new(unit, exact_from);
+            let around = |at: u64| [at - 1, at, at + 1, at + unit];
+            let edges =
+                (10..34).flat_map(|power| around(1 << power).into_iter().chain(around(3 << (power - 1))));
+            let spread = (1..=1 << 20).step_by(113).chain((1 << 20..3 << 30).step_by(77_773));
+            for bytes in spread.chain(edges).chain(around(exact_from)) {
+                let expected = MagazineIndex::of(sizes.units(bytes));
+                if sizes.is_rounded(bytes) {
+                    // SAFETY: just asked.
+                    let found = unsafe { sizes.magazine_for_rounded(bytes) };
+                    assert_eq!(found, expected, "{bytes} of {sizes:?}");
+                } else {
+                    let expected = (bytes <= longest).then_some(expected);
+                    assert_eq!(sizes.magazine_for_exact(bytes), expected, "{bytes} of {sizes:?}");
+                }
             }
+            assert_eq!(sizes.magazine_for_exact(0), None);
+            assert_eq!(sizes.magazine_for_exact(u64::MAX), None);
         }
-        assert_eq!(sizes.magazine_for_exact(0), None);
-        assert_eq!(sizes.magazine_for_exact(u64::MAX), None);
+        let sizes = Sizes::new(512, 1 << 20);
         assert!(sizes.is_cached(1) && sizes.is_cached(1 << 40));
         assert!(!sizes.is_cached(0) && !sizes.is_cached(2 << 40));
     }
