@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use super::growth::Growth;
 use super::magazine::{Item, Magazine};
 use super::sizes::{MAGAZINES, MagazineIndex};
 use crate::order::{StreamKey, Timeline, TimelineId};
@@ -63,6 +64,7 @@ impl Ghost {
 pub(super) struct Magazines {
     all: [Magazine; MAGAZINES],
     ghosts: [Ghost; MAGAZINES],
+    growths: [Growth; MAGAZINES],
     /// A bit for each magazine that may hold blocks, so that taking all back need not look at the many others.
     with_room: [u64; MAGAZINES.div_ceil(64)],
 }
@@ -72,6 +74,7 @@ impl Magazines {
         Self {
             all: std::array::from_fn(|_| Magazine::default()),
             ghosts: [Ghost::default(); _],
+            growths: [Growth::default(); _],
             with_room: [0; _],
         }
     }
@@ -88,6 +91,17 @@ impl Magazines {
     pub(super) fn ghost(&mut self, index: MagazineIndex) -> &mut Ghost {
         // SAFETY: as in `magazine`.
         unsafe { self.ghosts.get_unchecked_mut(index.number()) }
+    }
+
+    /// Whether the large blocks grow that one of so many bytes, which is asked for, would lie among.
+    pub(super) fn grows(&mut self, index: MagazineIndex, bytes: u64) -> bool {
+        let last = self.magazine(index).top().map(|item| item.entry().requested());
+        self.growths[index.number()].note_alloc(bytes, last)
+    }
+
+    /// A block of the magazine was freed, in which so many bytes were asked for.
+    pub(super) fn note_free(&mut self, index: MagazineIndex, requested: u64) {
+        self.growths[index.number()].note_free(requested);
     }
 
     fn note_room(&mut self, index: MagazineIndex) {
@@ -203,9 +217,9 @@ impl Lanes {
         self.lanes.len()
     }
 
-    /// The lane of a stream, if there is one.
-    fn of(&mut self, stream: StreamKey) -> Option<&mut Lane> {
-        self.lanes.get_mut(stream.slot).filter(|lane| lane.serial == stream.serial)
+    /// The magazines of a stream, if it has a lane.
+    pub(super) fn of(&mut self, stream: StreamKey) -> Option<&mut Magazines> {
+        self.lanes.get_mut(stream.slot).filter(|lane| lane.serial == stream.serial)?.magazines()
     }
 
     /// The magazines of a stream, if it has a lane, which they stay in as long as there are lanes.
@@ -254,7 +268,7 @@ impl Lanes {
     pub(super) fn grant(&mut self, stream: StreamKey, magazine: MagazineIndex, bounds: &Bounds) -> bool {
         let Bounds { longest: bytes, is_large, limit, in_haste } = *bounds;
         let left = limit.saturating_sub(self.granted) / bytes;
-        let Some(magazines) = self.of(stream).and_then(Lane::magazines) else { return false };
+        let Some(magazines) = self.of(stream) else { return false };
         magazines.note_room(magazine);
         let magazine = magazines.magazine(magazine);
         let more = magazine.next_room(bytes, in_haste).saturating_sub(magazine.room());

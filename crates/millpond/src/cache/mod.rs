@@ -6,7 +6,7 @@
 //! index. In it lies a *lane* per stream, and in a lane a *magazine* per size class: a stack of blocks that
 //! this thread freed on this stream, so that work given to the stream later may use them at once. Sizes below
 //! the arena's small zone are rounded to eight classes a doubling (at most 1/8 is wasted, 1/16 on average);
-//! longer blocks keep their exact size and share a magazine with sizes near theirs. What a magazine has no
+//! longer blocks keep their exact size, unless they seem to [grow](growth), and share a magazine with sizes near theirs. What a magazine has no
 //! room for goes to the pool's [depot], where other threads find it, and what that has no room for to the
 //! arena.
 //!
@@ -31,6 +31,7 @@ mod caches;
 mod depot;
 mod elsewhere;
 mod gate;
+mod growth;
 mod lane;
 mod magazine;
 #[cfg(all(test, loom))]

@@ -11,7 +11,7 @@ use super::sizes::MagazineIndex;
 use super::tally::Tally;
 use super::thread::ThreadCache;
 use super::thread_index::visit;
-use crate::arena::{Entry, Out};
+use crate::arena::{Entry, MOST_UNITS, Out};
 use crate::counters::HighWater;
 use crate::order::{Marking, Stream, Tick, TimelineId};
 
@@ -39,6 +39,28 @@ impl Caches {
         }
         self.mine().own();
         Some(self.mine())
+    }
+
+    /// The length of a block for a request of `bytes`, at least 1, in units: a little more than that takes where such blocks
+    /// [grow](super::growth).
+    #[inline]
+    pub(crate) fn units_slow(&self, lock: &mut Locked, bytes: u64, stream: &Stream) -> u64 {
+        let units = self.sizes.units(bytes);
+        if self.sizes.is_large(bytes) && self.grows(lock, units, bytes, stream) {
+            return self.sizes.units_of_growing(bytes);
+        }
+        units
+    }
+
+    /// Whether large blocks near this length grow, of those that this thread asks for and frees on this stream.
+    fn grows(&self, lock: &mut Locked, units: u64, bytes: u64, stream: &Stream) -> bool {
+        if units >= MOST_UNITS {
+            return false;
+        }
+        let Some(cache) = self.join_slow(lock) else { return false };
+        // SAFETY: as in `restock`.
+        let lanes = unsafe { cache.lanes_under_lock() };
+        lanes.of(stream.key()).is_some_and(|magazines| magazines.grows(MagazineIndex::of(units), bytes))
     }
 
     /// A block of `units` for work on `stream`, from the thread's magazines or the depot; brings more of the
@@ -138,6 +160,7 @@ impl Caches {
         let lanes = unsafe { cache.lanes_under_lock() };
         let at = MagazineIndex::of(self.sizes.exact_units(size));
         let magazines = lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
+        magazines.note_free(at, entry.requested());
         if magazines.magazine(at).is_full() {
             let may_grow = !bounds.is_large || bounds.in_haste || magazines.ghost(at).note_free(size);
             let may_grow = may_grow && self.may_earn_room(size);

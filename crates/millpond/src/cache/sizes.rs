@@ -18,6 +18,9 @@ pub(crate) struct Sizes {
 /// Bits of a size that its class keeps, besides the leading one: eight classes a doubling.
 const CLASS_BITS: u32 = 3;
 
+/// Bits that the length of a block that grows keeps, besides the leading one.
+const GROWING_BITS: u32 = 7;
+
 /// Units of the longest request that is ever served from a magazine: 1 TiB, in units of 512 bytes.
 const LONGEST_CACHED: u64 = 1 << 31;
 
@@ -112,6 +115,14 @@ impl Sizes {
     /// Whether a request of this size is rounded to a class in haste.
     pub(super) fn is_rounded_in_haste(self, bytes: u64) -> bool {
         bytes <= LONGEST_IN_HASTE
+    }
+
+    /// As [`units`](Self::units), for a large block that [grows](super::growth): 128 lengths a doubling, so that less than
+    /// a 128th is wasted. No more than `MOST_UNITS`, and of the same magazine.
+    pub(super) fn units_of_growing(self, bytes: u64) -> u64 {
+        let last = self.exact_units(bytes) - 1;
+        let ignored_bits = (last | 1).ilog2().saturating_sub(GROWING_BITS);
+        ((last >> ignored_bits) + 1) << ignored_bits
     }
 
     /// As [`units`](Self::units), for a block that is not of a class.
@@ -249,6 +260,21 @@ mod tests {
             }
         }
         assert!(sizes.is_rounded((1 << 20) - 512) && !sizes.is_rounded((1 << 20) - 511));
+    }
+
+    #[test]
+    fn what_grows_gets_less_than_a_128th_more_and_stays_in_its_magazine() {
+        let sizes = Sizes::new(512, 1 << 20);
+        for bytes in (1 << 20..100 << 20).step_by(40_009).chain([1 << 40, (1 << 44) - 5]) {
+            let (exact, growing) = (sizes.units(bytes), sizes.units_of_growing(bytes));
+            assert!(exact <= growing && (growing - exact) * 128 < exact, "{bytes} got {growing} units");
+            assert_eq!(
+                MagazineIndex::of(exact.min(MOST_UNITS - 1)),
+                MagazineIndex::of(growing.min(MOST_UNITS - 1))
+            );
+            assert_eq!(sizes.units_of_growing(sizes.bytes(growing)), growing);
+        }
+        assert_eq!(Sizes::new(2 << 20, 1 << 20).units_of_growing(1), 1);
     }
 
     #[test]

@@ -97,10 +97,13 @@ impl PoolInner {
     ) -> std::result::Result<DevicePtr, Refusal> {
         let sizes = self.caches.sizes();
         let mut out = None;
-        let in_haste = state.haste.is_on();
         // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them
         // must have the class's length.
-        let units = if in_haste { sizes.units_in_haste(bytes) } else { sizes.units(bytes) };
+        let units = if state.haste.is_on() {
+            sizes.units_in_haste(bytes)
+        } else {
+            self.caches.units_slow(&mut state.locked, bytes, stream)
+        };
         if units >= MOST_UNITS {
             return Err(Refusal::Short { what: Shortage::Device, bytes });
         }
@@ -111,7 +114,13 @@ impl PoolInner {
         }
         let out = match out {
             Some(out) => out,
-            None => self.alloc_from_arena(state, units, align, stream)?,
+            None => match self.alloc_from_arena(state, units, align, stream) {
+                // What was to spare for growth is not worth an error.
+                Err(Refusal::Short { .. }) if units > sizes.units(bytes) => {
+                    self.alloc_from_arena(state, sizes.units(bytes), align, stream)?
+                }
+                done => done?,
+            },
         };
         // SAFETY: the block is out, and the arena is this pool's.
         let entry = unsafe { out.entry.get() };
