@@ -1,7 +1,7 @@
 """Runs one of five jobs with PyTorch's own allocator, and writes what its memory did to a snapshot: traces of kinds of
 work that no setting of the pool was chosen by. `millpond replay` reads them.
 
-    python record.py lora|experts|generate|serve|diffuse FILE.pickle.gz [seconds]
+    python record.py lora|experts|generate|serve|diffuse FILE.pickle.gz [seconds [seed]]
 
 * `lora`: adapters of a frozen model of 1.4 billion parameters are trained, with checkpoints, on texts of any length.
 * `experts`: a language model with eight experts a layer, of which each token goes to two, is trained.
@@ -162,7 +162,10 @@ class Decoder(nn.Module):
                 (
                     Attention(width, 16),
                     nn.Sequential(
-                        nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+                        nn.LayerNorm(width),
+                        nn.Linear(width, 4 * width),
+                        nn.GELU(),
+                        nn.Linear(4 * width, width),
                     ),
                 )
             )
@@ -181,8 +184,8 @@ class Decoder(nn.Module):
         return [[] for _ in self.layers]
 
 
-@torch.inference_mode()
 def generate() -> Iterator[None]:
+    torch.set_grad_enabled(False)
     model = Decoder().to(DEVICE, HALF)
     while True:
         word = torch.randint(32_000, (random.randint(2, 24), random.randint(32, 900)), device=DEVICE)
@@ -194,8 +197,8 @@ def generate() -> Iterator[None]:
         del cache
 
 
-@torch.inference_mode()
 def serve() -> Iterator[None]:
+    torch.set_grad_enabled(False)
     model = Decoder().to(DEVICE, HALF)
     running: list[tuple[Any, list[list[Any]], int]] = []
     while True:
@@ -212,7 +215,8 @@ class Residual(nn.Module):
     def __init__(self, entries: int, outputs: int) -> None:
         super().__init__()
         self.before, self.between = nn.GroupNorm(32, entries), nn.GroupNorm(32, outputs)
-        self.first, self.second = nn.Conv2d(entries, outputs, 3, padding=1), nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.first = nn.Conv2d(entries, outputs, 3, padding=1)
+        self.second = nn.Conv2d(outputs, outputs, 3, padding=1)
         self.past = nn.Conv2d(entries, outputs, 1)
 
     def forward(self, x: Any) -> Any:
@@ -264,8 +268,8 @@ class UNet(nn.Module):
         return self.exit(x)
 
 
-@torch.inference_mode()
 def diffuse() -> Iterator[None]:
+    torch.set_grad_enabled(False)
     model = UNet().to(DEVICE, HALF)
     widths = (512, 512, 256, 128)
     parts: list[nn.Module] = [nn.Conv2d(4, 512, 3, padding=1)]
@@ -297,8 +301,9 @@ MOST_EVENTS = 150_000
 def main() -> None:
     name, path = sys.argv[1:3]
     seconds = float(sys.argv[3]) if len(sys.argv) > 3 else 20.0
-    random.seed(7)
-    torch.manual_seed(7)
+    seed = int(sys.argv[4]) if len(sys.argv) > 4 else 7
+    random.seed(seed)
+    torch.manual_seed(seed)
     torch.cuda.memory._record_memory_history("all", context=None, max_entries=2 * MOST_EVENTS)
     steps, start = 0, time.perf_counter()
     for _ in JOBS[name]():
