@@ -84,9 +84,7 @@ pub enum Error {
     },
     /// The pool was destroyed while blocks were live. It **is** destroyed: their memory goes back when the
     /// last of them is freed.
-    #[error(
-        "pool '{pool}' was destroyed with {blocks} live blocks of {bytes} bytes in all; its memory goes back when the last of them is freed"
-    )]
+    #[error("pool '{pool}' was destroyed with {}", left_behind(*.blocks, *.bytes))]
     LiveBlocks {
         /// The pool's name.
         pool: String,
@@ -148,3 +146,13 @@ pub enum Error {
 
 /// The result of asking a pool.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// What a destroyed pool still waits for.
+fn left_behind(blocks: u64, bytes: u64) -> String {
+    match blocks {
+        1 => format!("1 live block of {bytes} bytes; its memory goes back when that is freed"),
+        _ => format!(
+            "{blocks} live blocks of {bytes} bytes in all; its memory goes back when the last of them is freed"
+        ),
+    }
+}

@@ -239,6 +239,7 @@ fn a_destroyed_pool_allocates_no_more_and_frees_what_is_live() {
     let bench = Bench::new();
     let error = bench.pool.destroy().unwrap_err();
     assert_eq!(error, Error::LiveBlocks { pool: mine(), blocks: 1, bytes: 1000 });
+    assert!(error.to_string().contains("with 1 live block of 1000 bytes; its memory goes back"), "{error}");
     let expected = Error::PoolDestroyed { pool: mine() };
     assert_eq!(bench.refused(|| bench.pool.alloc(64, &bench.stream)), expected);
     assert_eq!(bench.refused(|| bench.pool.alloc_zeroed(64, &bench.stream)), expected);
@@ -319,4 +320,26 @@ fn nobody_is_told_to_free_more_than_there_could_be() {
     let live = small.alloc(64 * MIB, &stream).unwrap();
     assert!(advice(&small, 2 * MIB).starts_with("free 2.00 MiB of live blocks"));
     small.free(live, &stream).unwrap();
+}
+
+#[test]
+fn where_only_holes_are_free_nobody_is_told_to_free_nothing() {
+    let sim = SimDevice::new(SimOptions { capacity: 8 * MIB, ..SimOptions::default() }).unwrap();
+    let context = Context::new(sim);
+    let stream = context.create_stream().unwrap();
+    let pool = Pool::builder(&context).build().unwrap();
+    let blocks: Vec<_> = (0..16).map(|_| pool.alloc(MIB / 2, &stream).unwrap()).collect();
+    let (kept, freed): (Vec<_>, Vec<_>) = blocks.chunks_exact(2).map(|pair| (pair[0], pair[1])).unzip();
+    freed.iter().for_each(|&ptr| pool.free(ptr, &stream).unwrap());
+    let Err(Error::OutOfMemory(report)) = pool.alloc(MIB, &stream) else { panic!("there is no such room") };
+    assert!((report.cached, report.largest_free) == (4 * MIB, MIB / 2), "{report}");
+    assert!(
+        report.advice().starts_with("free live blocks that share a page with what is cached"),
+        "{report}"
+    );
+    assert!(report.to_string().contains("live in 8 blocks,"), "{report}");
+    kept[1..].iter().for_each(|&ptr| pool.free(ptr, &stream).unwrap());
+    let Err(Error::OutOfMemory(report)) = pool.alloc(8 * MIB, &stream) else { panic!("one is live") };
+    assert!(report.to_string().contains("live in 1 block,"), "{report}");
+    pool.free(kept[0], &stream).unwrap();
 }

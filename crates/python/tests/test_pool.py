@@ -84,7 +84,7 @@ def test_out_of_memory_tells_what_would_help() -> None:
     with pytest.raises(millpond.OutOfMemoryError) as caught:
         pool.allocate(4 * MIB)
     message = str(caught.value)
-    assert "4.00 MiB requested; 6.00 MiB live in 1 blocks" in message
+    assert "4.00 MiB requested; 6.00 MiB live in 1 block," in message
     assert "raise the pool's hard limit of 8.00 MiB" in message
     assert isinstance(caught.value, MemoryError) and isinstance(caught.value, millpond.Error)
     assert pool.stats().out_of_memory == 1
@@ -173,7 +173,7 @@ def test_threads_allocate_at_once(pool: millpond.Pool) -> None:
 
 def test_a_destroyed_pool_allocates_no_more(pool: millpond.Pool) -> None:
     block = pool.allocate(MIB)
-    with pytest.raises(millpond.MisuseError, match="was destroyed with 1 live blocks"):
+    with pytest.raises(millpond.MisuseError, match="was destroyed with 1 live block of"):
         pool.destroy()
     with pytest.raises(millpond.MisuseError, match="allocates no more"):
         pool.allocate(MIB)

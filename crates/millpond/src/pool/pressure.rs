@@ -93,7 +93,7 @@ pub struct OutOfMemory {
     pub requested: u64,
     /// What stood in the way of more memory.
     pub limit: Limit,
-    /// Bytes in live blocks of the pool, and how many blocks.
+    /// Bytes in live blocks of the pool.
     pub live: u64,
     /// Live blocks of the pool.
     pub blocks: u64,
@@ -132,7 +132,11 @@ pub enum Limit {
 impl OutOfMemory {
     /// What would have let the request succeed.
     pub fn advice(&self) -> String {
-        let lacking = self.requested.saturating_sub(self.cached);
+        let free_some = match self.requested.checked_sub(self.cached) {
+            Some(lacking @ 1..) => format!("free {} of live blocks", HumanBytes(lacking)),
+            // Whole pages would have been used, or given back.
+            _ => "free live blocks that share a page with what is cached".to_owned(),
+        };
         let ours = self.reserved + self.other_pools;
         let others = self.device_total.saturating_sub(self.device_free).saturating_sub(ours);
         match self.limit {
@@ -145,24 +149,19 @@ impl OutOfMemory {
                 HumanBytes(self.device_total),
                 HumanBytes(others)
             ),
-            Limit::HardLimit(limit) => format!(
-                "free {} of live blocks, or raise the pool's hard limit of {}",
-                HumanBytes(lacking),
-                HumanBytes(limit)
-            ),
+            Limit::HardLimit(limit) => {
+                format!("{free_some}, or raise the pool's hard limit of {}", HumanBytes(limit))
+            }
             Limit::Budget { limit, held } => format!(
                 "the pools of this budget hold {} of {}: trim or free in another of them, or raise the budget",
                 HumanBytes(held),
                 HumanBytes(limit)
             ),
-            Limit::Headroom(headroom) => format!(
-                "lower the pool's headroom of {}, or free {} of live blocks",
-                HumanBytes(headroom),
-                HumanBytes(lacking)
-            ),
+            Limit::Headroom(headroom) => {
+                format!("lower the pool's headroom of {}, or {free_some}", HumanBytes(headroom))
+            }
             Limit::Device => format!(
-                "free {} of live blocks; other allocators and processes hold {} of the device",
-                HumanBytes(lacking),
+                "{free_some}; other allocators and processes hold {} of the device",
                 HumanBytes(others)
             ),
         }
@@ -173,12 +172,13 @@ impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "out of memory in pool '{}': {} requested; {} live in {} blocks, {} cached, {} reserved, {} in other \
+            "out of memory in pool '{}': {} requested; {} live in {} block{}, {} cached, {} reserved, {} in other \
              pools; the longest free range has {}; the device has {} free of {}. What would help: {}",
             self.pool,
             HumanBytes(self.requested),
             HumanBytes(self.live),
             self.blocks,
+            if self.blocks == 1 { "" } else { "s" },
             HumanBytes(self.cached),
             HumanBytes(self.reserved),
             HumanBytes(self.other_pools),
