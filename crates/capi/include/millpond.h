@@ -450,8 +450,10 @@ millpond_status millpond_pool_on_reclaim(millpond_pool *pool,
                                          void *data,
                                          uint64_t *id);
 
-// Removes a callback that was registered through this handle. `BAD_OPTION` if it was removed before.
-millpond_status millpond_pool_remove_reclaim(millpond_pool *pool, uint64_t id);
+// Removes a callback that was registered through this handle, and waits for calls of it that other threads are in.
+// (Not from within a callback: its data must stay valid for them then.) `BAD_OPTION` if it was removed before.
+millpond_status millpond_pool_remove_reclaim(millpond_pool *pool,
+                                             uint64_t id);
 
 // Registers a callback that is told when memory ran out. `id` gets what `millpond_pool_remove_out_of_memory` takes.
 // The callback and its data must stay valid until it is removed, or the pool is gone.
@@ -460,8 +462,10 @@ millpond_status millpond_pool_on_out_of_memory(millpond_pool *pool,
                                                void *data,
                                                uint64_t *id);
 
-// Removes a callback that was registered through this handle. `BAD_OPTION` if it was removed before.
-millpond_status millpond_pool_remove_out_of_memory(millpond_pool *pool, uint64_t id);
+// Removes a callback that was registered through this handle, and waits for calls of it that other threads are in.
+// (Not from within a callback: its data must stay valid for them then.) `BAD_OPTION` if it was removed before.
+millpond_status millpond_pool_remove_out_of_memory(millpond_pool *pool,
+                                                   uint64_t id);
 
 // The account of this thread's last failure, if it was that memory ran out; else BAD_OPTION.
 millpond_status millpond_last_out_of_memory(millpond_out_of_memory *report);
@@ -486,8 +490,9 @@ millpond_status millpond_capture_begin_where(millpond_capture *capture,
                                              millpond_takes takes,
                                              void *data);
 
-// Lets allocations go their usual way again. Call it once the capture has ended, through the handle that began;
-// streams that are not registered, and were allocated on, must be alive until then. BAD_OPTION where nothing began.
+// Lets allocations go their usual way again, and waits for calls of `takes` that other threads are in. Call it once the
+// capture has ended, through the handle that began; streams that are not registered, and were allocated on, must be
+// alive until then. BAD_OPTION where nothing began.
 millpond_status millpond_capture_end(millpond_capture *capture);
 
 // Physical bytes that the memory holds, and bytes in live blocks of it. Each output may be null.
