@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use millpond::device::checker::CheckerDevice;
 use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::{Budget, Context, Error, Limit, Pool, ReusePolicies, Stream};
+use millpond::{Budget, Buffer, Context, Error, Limit, Pool, ReusePolicies, Stream};
 
 const MIB: u64 = 1 << 20;
 
@@ -160,6 +160,22 @@ fn reclaim_callbacks_are_asked_last_and_may_free() {
     assert!(pool.remove_reclaim(id));
     assert!(!pool.remove_reclaim(id));
     pool.free(block, &stream).unwrap();
+}
+
+#[test]
+fn a_pool_goes_with_its_last_handle_also_where_a_callback_holds_memory_of_it() {
+    let (_, device, stream) = sim(64 * MIB);
+    let pool = Pool::builder(&device).build().unwrap();
+    let cache = Buffer::<u8>::new(&pool, 8 << 20, &stream).unwrap();
+    pool.on_reclaim(move |_| cache.is_empty());
+    let told = Buffer::<u8>::new(&pool, 8 << 20, &stream).unwrap();
+    pool.on_out_of_memory(move |_| assert!(!told.is_empty()));
+    let other = pool.clone();
+    drop(pool);
+    assert_eq!(other.stats().blocks.current, 2, "the pool is still there");
+    drop(other);
+    device.synchronize().unwrap();
+    assert_eq!(device.memory_info().unwrap().free, 64 * MIB);
 }
 
 #[test]

@@ -232,6 +232,13 @@ fn a_full_workspace_says_what_is_left() {
     assert!(matches!(error, Error::SizeOverflow { .. }), "{error}");
     assert_eq!(workspace.used(), 1024);
     workspace.alloc::<u32>(256).unwrap();
+    let odd = Workspace::new(&bench.pool, 1000, &bench.stream).unwrap();
+    odd.alloc::<u8>(1000).unwrap();
+    assert_eq!(odd.alloc::<u8>(0).unwrap().len(), 0, "nothing is always left");
+    assert!(matches!(
+        odd.alloc::<u8>(1),
+        Err(Error::WorkspaceFull { requested: 1, left: 0, capacity: 1000 })
+    ));
 }
 
 #[test]

@@ -77,6 +77,7 @@ struct Handle(Arc<PoolInner>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        self.0.forget_callbacks();
         if let Err(error) = self.0.close() {
             tracing::warn!("{error}");
         }
@@ -229,7 +230,8 @@ impl Pool {
 
     /// Registers a callback that is asked when memory is short, after everything the pool can do itself: it
     /// gets the bytes wanted, may free and trim, and says whether trying again is worth it. It runs on the
-    /// allocating thread without locks held.
+    /// allocating thread without locks held. It goes with the pool, and what it holds (a cache of buffers, say) with it;
+    /// but one that holds a [`Pool`] keeps that: give it a [`Context`] or a [`Weak`](std::sync::Weak) instead.
     pub fn on_reclaim(&self, reclaim: impl Fn(u64) -> bool + Send + Sync + 'static) -> ReclaimId {
         self.inner.add_reclaimer(Arc::new(reclaim))
     }

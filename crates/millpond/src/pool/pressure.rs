@@ -60,6 +60,12 @@ impl<F: ?Sized> Callbacks<F> {
         all.len() < before
     }
 
+    /// Forgets all of them. What they hold is dropped without the lock.
+    fn clear(&self) {
+        let all = std::mem::take(&mut *self.all.lock());
+        drop(all);
+    }
+
     /// A copy, so that callbacks run without the lock and may register others.
     fn list(&self) -> Vec<Arc<F>> {
         self.all.lock().iter().map(|(_, callback)| callback.clone()).collect()
@@ -81,6 +87,13 @@ impl PoolInner {
 
     pub(super) fn remove_observer(&self, ObserverId(number): ObserverId) -> bool {
         self.observers.remove(number)
+    }
+
+    /// Lets go of all callbacks: nobody can allocate any more, and what they hold may be memory of this pool, which
+    /// would hold the pool.
+    pub(super) fn forget_callbacks(&self) {
+        self.reclaimers.clear();
+        self.observers.clear();
     }
 }
 
