@@ -182,7 +182,7 @@ impl<'a> Machine<'a> {
         if !(self.stack.len() - from).is_multiple_of(2) {
             return Err(InputError::Malformed("a dict's key has no value"));
         }
-        self.take(ROW_BYTES.max(grown::<Value>(self.stack.len() - from)))?;
+        let mut taken = grown::<Value>(self.stack.len() - from);
         let added = self.stack[from..].chunks_exact(2).map(|pair| (pair[0], pair[1]));
         let Dict::Pairs(pairs) = &mut self.heap.dicts[id as usize] else {
             return Err(InputError::Malformed("an entry is added to an event that was complete"));
@@ -191,14 +191,17 @@ impl<'a> Machine<'a> {
             // Most dicts get all their entries at once; those that are rows never get a vector of their own.
             let added: smallvec::SmallVec<[_; 16]> = added.collect();
             match self.fold.dict(&self.heap.texts, &added) {
-                Some(row) => self.heap.dicts[id as usize] = Dict::Row(row),
+                Some(row) => {
+                    self.heap.dicts[id as usize] = Dict::Row(row);
+                    taken = ROW_BYTES;
+                }
                 None => pairs.extend(added),
             }
         } else {
             pairs.extend(added);
         }
         self.stack.truncate(from);
-        Ok(())
+        self.take(taken)
     }
 
     fn memoize(&mut self, index: usize) -> Step<()> {

@@ -53,8 +53,8 @@ impl Default for Limits {
 
 impl Limits {
     /// These limits for a file of `bytes` bytes, compressed or not, which may take memory in proportion to them: 256
-    /// bytes for each, and 512 MiB. An event of a snapshot takes some 400 by this count, and 5 to 8 bytes of the
-    /// gzipped traces that were recorded.
+    /// bytes for each, and 512 MiB. By this count the gzipped traces that were recorded take 45 to 56 bytes for each of
+    /// theirs, and some 300 for each event.
     pub fn for_file_of(self, bytes: u64) -> Self {
         let memory = bytes.saturating_mul(256).saturating_add(512 << 20);
         Self { memory: self.memory.min(memory), ..self }
