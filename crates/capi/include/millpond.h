@@ -635,12 +635,13 @@ millpond_status millpond_alloc_zeroed(millpond_pool *pool,
                                       void **out);
 
 // Notes that work on `stream` uses the block, now or until it is freed: the free will wait for what `stream` was
-// given by then. The host never waits. (Of a `CUstream` that is not registered: only for what it was given by now.)
+// given by then. The host never waits. (Of a `CUstream` that is not registered: only for what it was given by now.) Of
+// null nothing is noted.
 millpond_status millpond_record_use(millpond_pool *pool,
                                     void *ptr,
                                     millpond_any_stream stream);
 
-// Bytes asked for in the live block that starts at `ptr`.
+// Bytes asked for in the live block that starts at `ptr`; 0 for null.
 millpond_status millpond_size_of(millpond_pool *pool, const void *ptr, size_t *out);
 
 // Fills a pool's options with the defaults. `size` is sizeof the struct.

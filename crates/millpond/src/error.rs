@@ -11,9 +11,7 @@ pub enum Error {
     #[error("{0}")]
     OutOfMemory(Box<crate::OutOfMemory>),
     /// The size overflows once rounded up, or is more than any device can address.
-    #[error(
-        "{bytes} bytes (of {count} elements) are more than can be addressed; check the size's arithmetic"
-    )]
+    #[error("{} are more than can be addressed; check the size's arithmetic", in_all(*.bytes, *.count))]
     SizeOverflow {
         /// Bytes asked for, saturated.
         bytes: u64,
@@ -146,6 +144,14 @@ pub enum Error {
 
 /// The result of asking a pool.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// A size as it was asked for.
+fn in_all(bytes: u64, count: u64) -> String {
+    match count {
+        1 => format!("{bytes} bytes"),
+        _ => format!("{bytes} bytes or more, of {count} elements,"),
+    }
+}
 
 /// What a destroyed pool still waits for.
 fn left_behind(blocks: u64, bytes: u64) -> String {

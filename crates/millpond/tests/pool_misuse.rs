@@ -115,18 +115,25 @@ fn a_pointer_of_another_pool_names_its_owner() {
 }
 
 #[test]
-fn null_is_freed_at_no_cost() {
+fn null_is_what_no_bytes_are_and_nothing_is_done_with_it() {
     let bench = Bench::new();
     let before = bench.pool.stats();
     assert_eq!(bench.pool.alloc(0, &bench.stream).unwrap(), DevicePtr::NULL);
     bench.pool.free(DevicePtr::NULL, &bench.stream).unwrap();
     bench.context.free(DevicePtr::NULL, &bench.stream).unwrap();
+    bench.pool.record_use(DevicePtr::NULL, &bench.stream).unwrap();
+    assert_eq!(bench.pool.size_of(DevicePtr::NULL), Ok(0));
     assert_eq!(bench.pool.stats(), before);
 }
 
 #[test]
 fn sizes_that_overflow_are_refused() {
     let bench = Bench::new();
+    let text = bench.refused(|| bench.pool.alloc(u64::MAX, &bench.stream)).to_string();
+    assert_eq!(
+        text,
+        "18446744073709551615 bytes are more than can be addressed; check the size's arithmetic"
+    );
     for bytes in [u64::MAX, u64::MAX - 511, 1 << 63, (1 << 56) + 1] {
         let error = bench.refused(|| bench.pool.alloc(bytes, &bench.stream));
         assert_eq!(error, Error::SizeOverflow { bytes, count: 1 });
@@ -327,6 +334,24 @@ fn nobody_is_told_to_free_more_than_there_could_be() {
     let live = small.alloc(64 * MIB, &stream).unwrap();
     assert!(advice(&small, 2 * MIB).starts_with("free 2.00 MiB of live blocks"));
     small.free(live, &stream).unwrap();
+    let tiny = Pool::builder(&context).hard_limit(MIB).build().unwrap();
+    assert!(
+        advice(&tiny, 512)
+            .starts_with("raise the pool's hard limit of 1.00 MiB: memory is taken in whole pages")
+    );
+    let budget = Budget::bytes(64 * MIB);
+    let shared = Pool::builder(&context).budget(&budget).build().unwrap();
+    assert!(advice(&shared, 65 * MIB).starts_with("ask for less, or raise the budget of 64.00 MiB"));
+    let most = pool.alloc(250 * MIB, &stream).unwrap();
+    assert!(
+        advice(&shared, 64 * MIB).starts_with("nothing of this pool is live; other pools hold 250.00 MiB")
+    );
+    let little = shared.alloc(4 * MIB, &stream).unwrap();
+    assert!(advice(&shared, 60 * MIB).starts_with("free what is live, which alone is not enough; other"));
+    shared.free(little, &stream).unwrap();
+    pool.free(most, &stream).unwrap();
+    let modest = Pool::builder(&context).headroom(256 * MIB).build().unwrap();
+    assert_eq!(advice(&modest, MIB), "lower the pool's headroom of 256.00 MiB");
 }
 
 #[test]

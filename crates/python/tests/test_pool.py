@@ -54,6 +54,18 @@ def test_memory_is_found_ready_the_second_time(pool: millpond.Pool) -> None:
     assert figures.calls.create == figures.calls.map > 0
 
 
+def test_a_freed_block_is_not_taken_for_the_next_one_at_its_address(pool: millpond.Pool) -> None:
+    stream = pool.create_stream()
+    block = pool.allocate(1000, stream)
+    block.free()
+    with pool.allocate(1000, stream) as successor:
+        assert successor.ptr == block.ptr
+        with pytest.raises(millpond.MisuseError, match="freed already"):
+            block.record_use(stream)
+    with pool.allocate(0, stream) as nothing:
+        nothing.record_use(stream)
+
+
 def test_addresses_can_be_kept_by_the_caller(pool: millpond.Pool) -> None:
     address = pool.allocate_address(1000)
     pool.free_address(address)

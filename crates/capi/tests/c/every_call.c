@@ -131,6 +131,8 @@ static void memory(void) {
 
     OK(millpond_alloc_aligned(pool, 100, 1 << 20, a, &block));
     CHECK((uintptr_t)block % (1 << 20) == 0);
+    OK(millpond_size_of(pool, NULL, &size));
+    CHECK(size == 0);
     OK(millpond_size_of(pool, block, &size));
     CHECK(size == 100);
     OK(millpond_free(pool, block, a));
@@ -148,6 +150,7 @@ static void memory(void) {
     CHECK(bytes[0] == 5 && bytes[255] == 5);
     OK(millpond_copy_to_host(context, NULL, block, 0, a));
     OK(millpond_record_use(pool, block, b));
+    OK(millpond_record_use(pool, NULL, b));
     OK(millpond_free(pool, block, a));
 
     /* The driver's own handle, the default stream and the thread's are taken as well. */

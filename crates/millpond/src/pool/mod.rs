@@ -152,19 +152,25 @@ impl Pool {
 
     /// Notes that work on `stream` uses the block, now or until it is freed: the free will wait for what
     /// `stream` was given by then, as with PyTorch's `record_stream`. The host never waits. (On a
-    /// [foreign stream](Context::foreign_stream) only for what it was given by now.)
+    /// [foreign stream](Context::foreign_stream) only for what it was given by now.) Of null nothing is noted.
     ///
     /// # Errors
     /// As for [`free`](Self::free).
     pub fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        if ptr.is_null() {
+            return Ok(());
+        }
         self.inner.record_use(ptr, stream)
     }
 
-    /// Bytes asked for in the live block that starts at `ptr`.
+    /// Bytes asked for in the live block that starts at `ptr`; 0 for null, which stands for no bytes.
     ///
     /// # Errors
     /// As for [`free`](Self::free).
     pub fn size_of(&self, ptr: DevicePtr) -> Result<u64> {
+        if ptr.is_null() {
+            return Ok(0);
+        }
         self.inner.with_live(ptr, |arena, id| arena.requested(id))
     }
 

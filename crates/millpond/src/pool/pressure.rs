@@ -145,38 +145,63 @@ pub enum Limit {
 impl OutOfMemory {
     /// What would have let the request succeed.
     pub fn advice(&self) -> String {
-        let free_some = match self.requested.checked_sub(self.cached) {
-            Some(lacking @ 1..) => format!("free {} of live blocks", HumanBytes(lacking)),
-            // Whole pages would have been used, or given back.
-            _ => "free live blocks that share a page with what is cached".to_owned(),
-        };
         let ours = self.reserved + self.other_pools;
         let others = self.device_total.saturating_sub(self.device_free).saturating_sub(ours);
-        match self.limit {
-            Limit::HardLimit(limit) if self.requested > limit => format!(
+        let free_some = self.what_to_free();
+        match (self.limit, free_some) {
+            (Limit::HardLimit(limit), _) if self.requested > limit => format!(
                 "ask for less, or raise the pool's hard limit of {}: no free makes that much room",
                 HumanBytes(limit)
             ),
-            Limit::Device if self.requested > self.device_total => format!(
+            (Limit::Budget { limit, .. }, _) if self.requested > limit => format!(
+                "ask for less, or raise the budget of {}: no free makes that much room",
+                HumanBytes(limit)
+            ),
+            (Limit::Device, _) if self.requested > self.device_total => format!(
                 "ask for less: the whole device has {}, of which other allocators and processes hold {}",
                 HumanBytes(self.device_total),
                 HumanBytes(others)
             ),
-            Limit::HardLimit(limit) => {
+            (Limit::HardLimit(limit), Some(free_some)) => {
                 format!("{free_some}, or raise the pool's hard limit of {}", HumanBytes(limit))
             }
-            Limit::Budget { limit, held } => format!(
-                "the pools of this budget hold {} of {}: trim or free in another of them, or raise the budget",
+            (Limit::HardLimit(limit), None) => format!(
+                "raise the pool's hard limit of {}: memory is taken in whole pages",
+                HumanBytes(limit)
+            ),
+            (Limit::Budget { limit, held }, _) => format!(
+                "the pools of this budget hold {} of {}: trim or free in any of them, or raise the budget",
                 HumanBytes(held),
                 HumanBytes(limit)
             ),
-            Limit::Headroom(headroom) => {
+            (Limit::Headroom(headroom), Some(free_some)) => {
                 format!("lower the pool's headroom of {}, or {free_some}", HumanBytes(headroom))
             }
-            Limit::Device => format!(
+            (Limit::Headroom(headroom), None) => {
+                format!("lower the pool's headroom of {}", HumanBytes(headroom))
+            }
+            (Limit::Device, Some(free_some)) => format!(
                 "{free_some}; other allocators and processes hold {} of the device",
                 HumanBytes(others)
             ),
+            (Limit::Device, None) => format!(
+                "nothing of this pool is live; other pools hold {}, and other allocators and processes {} of the device",
+                HumanBytes(self.other_pools),
+                HumanBytes(others)
+            ),
+        }
+    }
+
+    /// What frees in the pool would have to be of; `None` where nothing is live.
+    fn what_to_free(&self) -> Option<String> {
+        match self.requested.checked_sub(self.cached) {
+            _ if self.live == 0 => None,
+            Some(lacking @ 1..) if lacking <= self.live => {
+                Some(format!("free {} of live blocks", HumanBytes(lacking)))
+            }
+            Some(1..) => Some("free what is live, which alone is not enough".to_owned()),
+            // Whole pages would have been used, or given back.
+            _ => Some("free live blocks that share a page with what is cached".to_owned()),
         }
     }
 }
