@@ -207,7 +207,8 @@ typedef struct millpond_workspace millpond_workspace;
 
 // Asked when memory is short: frees what it can of what the program can do without, and answers whether trying
 // again is worth it (not 0). `bytes` are those wanted. Runs on the allocating thread without locks held, so it may
-// free, trim and allocate; it must not throw, nor release the pool or the stream of the allocation.
+// free, trim and allocate (for which no callback of the pool is asked again); it must not throw, nor release the pool
+// or the stream of the allocation.
 typedef int32_t (*millpond_reclaim)(size_t bytes, void *data);
 
 // Where the memory is when it ran out; sizes in bytes. Set `size` before the call.

@@ -13,7 +13,8 @@ use crate::status::Status;
 
 /// Asked when memory is short: frees what it can of what the program can do without, and answers whether trying
 /// again is worth it (not 0). `bytes` are those wanted. Runs on the allocating thread without locks held, so it may
-/// free, trim and allocate; it must not throw, nor release the pool or the stream of the allocation.
+/// free, trim and allocate (for which no callback of the pool is asked again); it must not throw, nor release the pool
+/// or the stream of the allocation.
 pub type Reclaim = Option<unsafe extern "C" fn(bytes: usize, data: *mut c_void) -> i32>;
 
 /// A callback with what it is called with.

@@ -1,5 +1,6 @@
 //! What happens when memory runs out: a conversation before an error.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,6 +34,21 @@ pub(super) struct Callbacks<F: ?Sized> {
     all: Mutex<Vec<(u64, Arc<F>)>>,
 }
 
+thread_local! {
+    /// The callbacks that this thread is inside of, by where they are kept.
+    static INSIDE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// As long as this lives, the thread is inside of a callback.
+struct Inside;
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        // Fails while the thread's variables are being destroyed: nothing is to be known by then.
+        let _ = INSIDE.try_with(|inside| inside.borrow_mut().pop());
+    }
+}
+
 impl<F: ?Sized> Default for Callbacks<F> {
     fn default() -> Self {
         Self { next: AtomicU64::new(0), all: Mutex::default() }
@@ -64,6 +80,22 @@ impl<F: ?Sized> Callbacks<F> {
     fn clear(&self) {
         let all = std::mem::take(&mut *self.all.lock());
         drop(all);
+    }
+
+    /// Before one of them is called; `None` where this thread is inside of one already. It would be asked for what it
+    /// asks for itself, without end.
+    fn enter(&self) -> Option<Inside> {
+        let at = std::ptr::from_ref(self).addr();
+        let entered = INSIDE.try_with(|inside| {
+            let mut inside = inside.borrow_mut();
+            let is_new = !inside.contains(&at);
+            if is_new {
+                inside.push(at);
+            }
+            is_new
+        });
+        // Not made where nothing was entered: its end leaves.
+        if entered.unwrap_or(false) { Some(Inside) } else { None }
     }
 
     /// A copy, so that callbacks run without the lock and may register others.
@@ -256,7 +288,9 @@ impl PoolInner {
         let report = self.out_of_memory(bytes, what);
         self.recording.out_of_memory(bytes, report.device_free, stream);
         tracing::warn!(%report, "out of memory");
-        self.observers.list().iter().for_each(|observer| observer(&report));
+        if let Some(_inside) = self.observers.enter() {
+            self.observers.list().iter().for_each(|observer| observer(&report));
+        }
         Err(Error::OutOfMemory(Box::new(report)))
     }
 
@@ -291,7 +325,7 @@ impl PoolInner {
             // whatever size.
             Step::ReleaseAll => self.trim(0).map(|_| true).map_err(Error::from),
             Step::TrimOthers => self.trim_others(),
-            Step::Reclaim(reclaimer) => Ok(reclaimer(request)),
+            Step::Reclaim(reclaimer) => Ok(self.reclaimers.enter().is_some_and(|_inside| reclaimer(request))),
         }
     }
 
