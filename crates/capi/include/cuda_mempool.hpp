@@ -4,7 +4,7 @@
 // ordered by its stream, so nothing has to be deferred; memory is not bound to the size class it was first cut for;
 // and the pool takes whole pages (2 MiB) from the device, which is what its figures count.
 //
-// The environment variable MILLPOND_DEVICE, set to "host" or "sim", takes that device instead of the GPU.
+// The environment variable MILLPOND_DEVICE, set to "host" or "sim", takes that device instead of the GPU ("cuda").
 #ifndef CUDA_MEMPOOL_HPP
 #define CUDA_MEMPOOL_HPP
 
@@ -14,7 +14,6 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdlib>
-#include <cstring>
 #include <limits>
 #include <mutex>
 #include <stdexcept>
@@ -155,9 +154,14 @@ private:
     }
 
     static millpond::Context open(int device_id) {
-        const char *device = std::getenv("MILLPOND_DEVICE");
-        if (device != nullptr && std::strcmp(device, "host") == 0) return millpond::Context::host();
-        if (device != nullptr && std::strcmp(device, "sim") == 0) return millpond::Context::sim();
+        const char *said = std::getenv("MILLPOND_DEVICE");
+        const std::string device = said == nullptr ? "" : said;
+        if (device == "host") return millpond::Context::host();
+        if (device == "sim") return millpond::Context::sim();
+        if (device != "" && device != "cuda") {
+            throw millpond::Error(MILLPOND_STATUS_BAD_OPTION,
+                                  "MILLPOND_DEVICE=" + device + ": it may be host, sim or cuda, or unset, for the GPU");
+        }
         try {
             return millpond::Context::cuda(device_id);
         } catch (const millpond::Error &error) {

@@ -207,7 +207,8 @@ typedef struct millpond_workspace millpond_workspace;
 
 // Asked when memory is short: frees what it can of what the program can do without, and answers whether trying
 // again is worth it (not 0). `bytes` are those wanted. Runs on the allocating thread without locks held, so it may
-// free, trim and allocate; it must not throw, nor release the pool or the stream of the allocation.
+// free, trim and allocate (for which no callback of the pool is asked again); it must not throw, nor release the pool
+// or the stream of the allocation.
 typedef int32_t (*millpond_reclaim)(size_t bytes, void *data);
 
 // Where the memory is when it ran out; sizes in bytes. Set `size` before the call.
@@ -450,8 +451,10 @@ millpond_status millpond_pool_on_reclaim(millpond_pool *pool,
                                          void *data,
                                          uint64_t *id);
 
-// Removes a callback that was registered through this handle. `BAD_OPTION` if it was removed before.
-millpond_status millpond_pool_remove_reclaim(millpond_pool *pool, uint64_t id);
+// Removes a callback that was registered through this handle, and waits for calls of it that other threads are in.
+// (Not from within a callback: its data must stay valid for them then.) `BAD_OPTION` if it was removed before.
+millpond_status millpond_pool_remove_reclaim(millpond_pool *pool,
+                                             uint64_t id);
 
 // Registers a callback that is told when memory ran out. `id` gets what `millpond_pool_remove_out_of_memory` takes.
 // The callback and its data must stay valid until it is removed, or the pool is gone.
@@ -460,8 +463,10 @@ millpond_status millpond_pool_on_out_of_memory(millpond_pool *pool,
                                                void *data,
                                                uint64_t *id);
 
-// Removes a callback that was registered through this handle. `BAD_OPTION` if it was removed before.
-millpond_status millpond_pool_remove_out_of_memory(millpond_pool *pool, uint64_t id);
+// Removes a callback that was registered through this handle, and waits for calls of it that other threads are in.
+// (Not from within a callback: its data must stay valid for them then.) `BAD_OPTION` if it was removed before.
+millpond_status millpond_pool_remove_out_of_memory(millpond_pool *pool,
+                                                   uint64_t id);
 
 // The account of this thread's last failure, if it was that memory ran out; else BAD_OPTION.
 millpond_status millpond_last_out_of_memory(millpond_out_of_memory *report);
@@ -486,8 +491,9 @@ millpond_status millpond_capture_begin_where(millpond_capture *capture,
                                              millpond_takes takes,
                                              void *data);
 
-// Lets allocations go their usual way again. Call it once the capture has ended, through the handle that began;
-// streams that are not registered, and were allocated on, must be alive until then. BAD_OPTION where nothing began.
+// Lets allocations go their usual way again, and waits for calls of `takes` that other threads are in. Call it once the
+// capture has ended, through the handle that began; streams that are not registered, and were allocated on, must be
+// alive until then. BAD_OPTION where nothing began.
 millpond_status millpond_capture_end(millpond_capture *capture);
 
 // Physical bytes that the memory holds, and bytes in live blocks of it. Each output may be null.
@@ -630,12 +636,13 @@ millpond_status millpond_alloc_zeroed(millpond_pool *pool,
                                       void **out);
 
 // Notes that work on `stream` uses the block, now or until it is freed: the free will wait for what `stream` was
-// given by then. The host never waits. (Of a `CUstream` that is not registered: only for what it was given by now.)
+// given by then. The host never waits. (Of a `CUstream` that is not registered: only for what it was given by now.) Of
+// null nothing is noted.
 millpond_status millpond_record_use(millpond_pool *pool,
                                     void *ptr,
                                     millpond_any_stream stream);
 
-// Bytes asked for in the live block that starts at `ptr`.
+// Bytes asked for in the live block that starts at `ptr`; 0 for null.
 millpond_status millpond_size_of(millpond_pool *pool, const void *ptr, size_t *out);
 
 // Fills a pool's options with the defaults. `size` is sizeof the struct.

@@ -498,7 +498,8 @@ private:
 };
 
 /// Asked when memory is short, as long as this lives: frees what it can, and says whether trying again is worth it.
-/// What it throws counts as no. It runs on the allocating thread, and must not let go of the pool.
+/// What it throws counts as no. It runs on the allocating thread, and must not let go of the pool. Its end waits for calls
+/// of it that other threads are in.
 class Reclaim {
 public:
     Reclaim(const Pool &pool, std::function<bool(std::size_t)> function)

@@ -1,24 +1,27 @@
 //! Callbacks: what the program is asked when memory is short, and told when it ran out.
 
 use std::ffi::{c_char, c_void};
+use std::sync::Arc;
 
 use millpond::{Limit, OutOfMemory};
 
 use crate::arguments::{Out, SizedStruct, fixed_text, write_struct};
 use crate::failure::{Failure, boundary, last_out_of_memory};
+use crate::gate::Gate;
 use crate::pool::{POOLS, PoolHandle};
 use crate::status::Status;
 
 /// Asked when memory is short: frees what it can of what the program can do without, and answers whether trying
 /// again is worth it (not 0). `bytes` are those wanted. Runs on the allocating thread without locks held, so it may
-/// free, trim and allocate; it must not throw, nor release the pool or the stream of the allocation.
+/// free, trim and allocate (for which no callback of the pool is asked again); it must not throw, nor release the pool
+/// or the stream of the allocation.
 pub type Reclaim = Option<unsafe extern "C" fn(bytes: usize, data: *mut c_void) -> i32>;
 
 /// A callback with what it is called with.
-#[derive(Clone, Copy)]
 struct Asked<F> {
     function: F,
     data: *mut c_void,
+    gate: Arc<Gate>,
 }
 
 // SAFETY: the header asks that callbacks may be called with their data from any thread, also at the same time.
@@ -28,8 +31,8 @@ unsafe impl<F> Sync for Asked<F> {}
 
 impl Asked<unsafe extern "C" fn(usize, *mut c_void) -> i32> {
     fn ask(&self, bytes: u64) -> bool {
-        // SAFETY: as above.
-        unsafe { (self.function)(bytes as usize, self.data) != 0 }
+        // SAFETY: as above; the data is valid until the gate is shut.
+        self.gate.pass(|| unsafe { (self.function)(bytes as usize, self.data) != 0 }).unwrap_or(false)
     }
 }
 
@@ -48,24 +51,29 @@ pub unsafe extern "C" fn millpond_pool_on_reclaim(
         let out = unsafe { Out::new(id, "id", 0) }?;
         let function = reclaim.ok_or(Failure::Null("reclaim"))?;
         let object = POOLS.get(me, pool)?;
-        let asked = Asked { function, data };
+        let gate = Arc::new(Gate::default());
+        let asked = Asked { function, data, gate: gate.clone() };
         let registered = object.pool.on_reclaim(move |bytes| asked.ask(bytes));
-        out.set(object.reclaims.add(registered));
+        out.set(object.reclaims.add((registered, gate)));
         Ok(())
     })
 }
 
-/// Removes a callback that was registered through this handle. `BAD_OPTION` if it was removed before.
+/// Removes a callback that was registered through this handle, and waits for calls of it that other threads are in.
+/// (Not from within a callback: its data must stay valid for them then.) `BAD_OPTION` if it was removed before.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_pool_remove_reclaim(pool: *mut PoolHandle, id: u64) -> Status {
     boundary(|me| {
         let object = POOLS.get(me, pool)?;
-        let registered = object.reclaims.remove(id);
-        if registered.is_some_and(|registered| object.pool.remove_reclaim(registered)) {
-            return Ok(());
-        }
-        Err(Failure::option("id", format!("{id}; no callback of this handle has it")))
+        let (registered, gate) = object.reclaims.remove(id).ok_or_else(|| no_callback(id))?;
+        object.pool.remove_reclaim(registered);
+        gate.shut();
+        Ok(())
     })
+}
+
+fn no_callback(id: u64) -> Failure {
+    Failure::option("id", format!("{id}; no callback of this handle has it"))
 }
 
 /// Told of each request for which there was no memory, before its caller gets the status. Runs on the allocating
@@ -76,7 +84,7 @@ impl Asked<unsafe extern "C" fn(*const OutOfMemoryReport, *mut c_void)> {
     fn tell(&self, report: &OutOfMemory) {
         let report = OutOfMemoryReport::from(report);
         // SAFETY: as above; the report lives until the callback returns.
-        unsafe { (self.function)(&report, self.data) }
+        self.gate.pass(|| unsafe { (self.function)(&report, self.data) });
     }
 }
 
@@ -94,23 +102,24 @@ pub unsafe extern "C" fn millpond_pool_on_out_of_memory(
         let out = unsafe { Out::new(id, "id", 0) }?;
         let function = observe.ok_or(Failure::Null("observe"))?;
         let object = POOLS.get(me, pool)?;
-        let asked = Asked { function, data };
+        let gate = Arc::new(Gate::default());
+        let asked = Asked { function, data, gate: gate.clone() };
         let registered = object.pool.on_out_of_memory(move |report| asked.tell(report));
-        out.set(object.observers.add(registered));
+        out.set(object.observers.add((registered, gate)));
         Ok(())
     })
 }
 
-/// Removes a callback that was registered through this handle. `BAD_OPTION` if it was removed before.
+/// Removes a callback that was registered through this handle, and waits for calls of it that other threads are in.
+/// (Not from within a callback: its data must stay valid for them then.) `BAD_OPTION` if it was removed before.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_pool_remove_out_of_memory(pool: *mut PoolHandle, id: u64) -> Status {
     boundary(|me| {
         let object = POOLS.get(me, pool)?;
-        let registered = object.observers.remove(id);
-        if registered.is_some_and(|registered| object.pool.remove_out_of_memory(registered)) {
-            return Ok(());
-        }
-        Err(Failure::option("id", format!("{id}; no callback of this handle has it")))
+        let (registered, gate) = object.observers.remove(id).ok_or_else(|| no_callback(id))?;
+        object.pool.remove_out_of_memory(registered);
+        gate.shut();
+        Ok(())
     })
 }
 

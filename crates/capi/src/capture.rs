@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::arguments::Out;
 use crate::context::ContextObject;
 use crate::failure::{Failure, boundary};
+use crate::gate::Gate;
 use crate::handle::{Kind, Table};
 use crate::pool::{POOLS, PoolHandle};
 use crate::status::Status;
@@ -24,8 +25,22 @@ pub struct CaptureHandle;
 pub(crate) struct CaptureObject {
     memory: CapturePool,
     /// While allocations are routed here through this handle.
-    under_way: Mutex<Option<Capturing>>,
+    under_way: Mutex<Option<UnderWay>>,
     context: Arc<ContextObject>,
+}
+
+/// Allocations are routed to the memory as long as this lives. Its end waits for filters that other threads are in.
+#[derive(Debug)]
+struct UnderWay {
+    capturing: Option<Capturing>,
+    gate: Arc<Gate>,
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        drop(self.capturing.take());
+        self.gate.shut();
+    }
 }
 
 pub(crate) static CAPTURES: Table<CaptureObject> = Table::new(Kind::Capture);
@@ -77,8 +92,8 @@ pub unsafe extern "C" fn millpond_capture_begin(capture: *mut CaptureHandle, str
         let object = CAPTURES.get(me, capture)?;
         // SAFETY: as the header asks of its caller.
         let stream = unsafe { find_stream(me, &object.context, stream) }?;
-        let capturing = object.memory.begin(&stream)?;
-        *object.under_way.lock() = Some(capturing);
+        let capturing = Some(object.memory.begin(&stream)?);
+        *object.under_way.lock() = Some(UnderWay { capturing, gate: Arc::default() });
         Ok(())
     })
 }
@@ -88,10 +103,10 @@ pub unsafe extern "C" fn millpond_capture_begin(capture: *mut CaptureHandle, str
 pub type Takes = Option<unsafe extern "C" fn(raw: *mut c_void, data: *mut c_void) -> i32>;
 
 /// A filter with what it is called with.
-#[derive(Clone, Copy)]
 struct Filter {
     takes: unsafe extern "C" fn(*mut c_void, *mut c_void) -> i32,
     data: *mut c_void,
+    gate: Arc<Gate>,
 }
 
 // SAFETY: the header asks that filters may be called with their data from any thread, also at the same time.
@@ -102,8 +117,8 @@ unsafe impl Sync for Filter {}
 impl Filter {
     fn ask(&self, stream: &Stream) -> bool {
         let raw = std::ptr::without_provenance_mut(stream.handle().raw() as usize);
-        // SAFETY: as above.
-        unsafe { (self.takes)(raw, self.data) != 0 }
+        // SAFETY: as above; the data is valid until the gate is shut.
+        self.gate.pass(|| unsafe { (self.takes)(raw, self.data) != 0 }).unwrap_or(false)
     }
 }
 
@@ -117,16 +132,18 @@ pub unsafe extern "C" fn millpond_capture_begin_where(
 ) -> Status {
     boundary(|me| {
         let takes = takes.ok_or(Failure::Null("takes"))?;
-        let filter = Filter { takes, data };
+        let gate = Arc::new(Gate::default());
+        let filter = Filter { takes, data, gate: gate.clone() };
         let object = CAPTURES.get(me, capture)?;
-        let capturing = object.memory.begin_where(move |stream| filter.ask(stream))?;
-        *object.under_way.lock() = Some(capturing);
+        let capturing = Some(object.memory.begin_where(move |stream| filter.ask(stream))?);
+        *object.under_way.lock() = Some(UnderWay { capturing, gate });
         Ok(())
     })
 }
 
-/// Lets allocations go their usual way again. Call it once the capture has ended, through the handle that began;
-/// streams that are not registered, and were allocated on, must be alive until then. BAD_OPTION where nothing began.
+/// Lets allocations go their usual way again, and waits for calls of `takes` that other threads are in. Call it once the
+/// capture has ended, through the handle that began; streams that are not registered, and were allocated on, must be
+/// alive until then. BAD_OPTION where nothing began.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_capture_end(capture: *mut CaptureHandle) -> Status {
     boundary(|me| {

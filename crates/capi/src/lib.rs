@@ -4,7 +4,7 @@
 //!
 //! **Handles.** What C programs hold are not addresses: a handle is a slot and a generation (`handle.rs`), so null,
 //! garbage, released handles and handles of another kind are told apart and answered with a status. `in_use.rs`
-//! keeps an object alive while any thread is inside a call with it.
+//! keeps an object alive while any thread is inside a call with it, and `gate.rs` what a callback is called with.
 //!
 //! **How one request passes through.** Each function is a closure given to `failure::boundary`, which catches
 //! panics, turns an error into a [`status::Status`] and keeps its message for `millpond_last_error`. Inside, the
@@ -26,6 +26,7 @@ pub mod copy;
 pub mod event;
 pub mod failure;
 pub mod fast;
+mod gate;
 pub mod handle;
 pub mod in_use;
 pub mod memory;

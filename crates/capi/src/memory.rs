@@ -147,7 +147,8 @@ pub unsafe extern "C" fn millpond_alloc_zeroed(
 }
 
 /// Notes that work on `stream` uses the block, now or until it is freed: the free will wait for what `stream` was
-/// given by then. The host never waits. (Of a `CUstream` that is not registered: only for what it was given by now.)
+/// given by then. The host never waits. (Of a `CUstream` that is not registered: only for what it was given by now.) Of
+/// null nothing is noted.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_record_use(
     pool: *mut PoolHandle,
@@ -162,7 +163,7 @@ pub unsafe extern "C" fn millpond_record_use(
     })
 }
 
-/// Bytes asked for in the live block that starts at `ptr`.
+/// Bytes asked for in the live block that starts at `ptr`; 0 for null.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_size_of(
     pool: *mut PoolHandle,

@@ -9,6 +9,7 @@ use parking_lot::Mutex;
 use crate::arguments::{Out, read_struct};
 use crate::context::{CONTEXTS, ContextHandle, ContextObject};
 use crate::failure::{Failure, boundary};
+use crate::gate::Gate;
 use crate::handle::{Kind, Table};
 use crate::options::{self, PoolOptions};
 use crate::status::Status;
@@ -23,8 +24,8 @@ pub(crate) struct PoolObject {
     pub(crate) pool: Pool,
     /// Where streams that are not registered are looked up.
     pub(crate) context: Arc<ContextObject>,
-    pub(crate) reclaims: Registered<ReclaimId>,
-    pub(crate) observers: Registered<ObserverId>,
+    pub(crate) reclaims: Registered<(ReclaimId, Arc<Gate>)>,
+    pub(crate) observers: Registered<(ObserverId, Arc<Gate>)>,
 }
 
 /// The callbacks that were registered through a handle, by the numbers that C programs hold.

@@ -21,6 +21,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let bench = Bench::new(target, args.time());
     let mark = bench.mark()?;
     introduce(&bench, &machine, &mark);
+    if cfg!(debug_assertions) {
+        remark(
+            "built with debug assertions, which take longer than what is measured: cargo run --release -- bench",
+        );
+    }
 
     let (allocators, mut rows) = (args.allocators(), Vec::new());
     for suite in args.suites() {

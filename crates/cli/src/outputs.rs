@@ -68,7 +68,15 @@ impl Log {
     /// Creates the folder if need be, and opens its files.
     pub(crate) fn open(dir: &Path) -> Result<Self> {
         create_dir_all(dir).map_err(|source| failed(dir, "create the log folder", source))?;
-        Ok(Self { csv: Output::open(&dir.join("curves.csv"))?, svg: Output::open(&dir.join("curves.svg"))? })
+        let [csv, svg] = Self::NAMES.map(|name| Output::open(&dir.join(name)));
+        Ok(Self { csv: csv?, svg: svg? })
+    }
+
+    const NAMES: [&str; 2] = ["curves.csv", "curves.svg"];
+
+    /// What [`open`](Self::open) would open.
+    pub(crate) fn files(dir: Option<&Path>) -> [Option<PathBuf>; 2] {
+        Self::NAMES.map(|name| Some(dir?.join(name)))
     }
 }
 
@@ -105,7 +113,9 @@ impl Identity {
             Ok(file) => file.is_file().then(|| Self::There(file.dev(), file.ino())),
             Err(_) => {
                 let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-                let folder = canonicalize(folder.unwrap_or(Path::new("."))).ok()?;
+                let folder = folder.unwrap_or(Path::new("."));
+                // The folder may have to be made, too.
+                let folder = canonicalize(folder).or_else(|_| std::path::absolute(folder)).ok()?;
                 Some(Self::ToBeMade(folder.join(path.file_name()?)))
             }
         }
@@ -144,9 +154,11 @@ mod tests {
     fn what_is_no_file_takes_whatever_comes() {
         let null = Path::new("/dev/null");
         assert!(refuse_clashes(&[null], &[Some(null), Some(null)]).is_ok());
-        assert!(
-            refuse_clashes(&[], &[Some(Path::new("/no/such/folder/a")); 2]).is_ok(),
-            "opening it says why"
-        );
+    }
+
+    #[test]
+    fn a_file_in_a_folder_that_is_not_there_yet_is_one_file() {
+        let error = refuse_clashes(&[], &[Some(Path::new("/no/such/folder/a")); 2]).unwrap_err();
+        assert!(error.to_string().starts_with("/no/such/folder/a: is written to already"), "{error}");
     }
 }

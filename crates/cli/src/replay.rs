@@ -71,6 +71,12 @@ fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> {
             "--alloc-conf is for PyTorch's allocator: add --allocator caching or expandable".to_owned(),
         ));
     }
+    if args.context.is_some() && (args.device != On::Sim || args.capacity.is_some()) {
+        return Err(Error::Usage(
+            "--context is for the table of cards, which is made on --device sim without --capacity"
+                .to_owned(),
+        ));
+    }
     match (args.device, args.verify, args.capacity) {
         (On::Sim, true, _) => {
             Err(Error::Usage("--verify needs real memory: add --device host or --device cuda".to_owned()))
@@ -104,19 +110,32 @@ fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Resu
         say(&format!("\nAt the peak{limit}, reserved and not requested\n{}", wasted(&rows)));
         match args.capacity {
             Some(capacity) => say(&format!("\n{}", room(&rows, capacity))),
-            None => say(&format!("\nCards that would do\n{}", cards(&rows, args.context))),
+            None => say(&format!("\nCards that would do\n{}", cards(&rows, args.context()))),
         }
-        if ["millpond", "caching"].iter().all(|name| names.contains(name)) {
-            say(if args.capacity.is_some() { "\nWithout a limit:" } else { "" });
-            verdict = Verdict::of(trace, &program, &args.choice())?.lines();
-            verdict.iter().for_each(|line| say(line));
-        }
+    }
+    if let Some(lacking) = lacking_for_a_verdict(args, &names) {
+        say(&format!("\n(no verdict: it compares millpond with caching on the simulated device; {lacking})"));
+    } else {
+        say(if args.capacity.is_some() { "\nWithout a limit:" } else { "" });
+        verdict = Verdict::of(trace, &program, &args.choice())?.lines();
+        verdict.iter().for_each(|line| say(line));
     }
     say("");
     if args.report.is_some() {
         sections.push(section(args, (trace, &program), verdict, &rows)?);
     }
     Ok(rows.into_iter().map(|row| row.outcome).collect())
+}
+
+/// What would have to be asked for differently for a verdict to be given.
+fn lacking_for_a_verdict(args: &ReplayArgs, names: &[&str]) -> Option<&'static str> {
+    match (args.device, ["millpond", "caching"].map(|name| names.contains(&name))) {
+        (On::Host | On::Cuda(_), _) => Some("leave --device out"),
+        (On::Sim, [true, true]) => None,
+        (On::Sim, [true, false]) => Some("add --allocator caching"),
+        (On::Sim, [false, true]) => Some("add --allocator millpond"),
+        (On::Sim, [false, false]) => Some("add --allocator millpond,caching"),
+    }
 }
 
 /// What the report shows of a trace. Charts are of replays on the simulated device.
@@ -126,7 +145,7 @@ fn section(
     verdict: Vec<String>,
     rows: &[Row],
 ) -> Result<Section> {
-    let mut section = Section::of(trace, program, verdict, args.context);
+    let mut section = Section::of(trace, program, verdict, args.context());
     let choice = args.choice();
     for Row { outcome, smallest, .. } in rows {
         let choose = |context: &Context| choice.build(&outcome.allocator, context);

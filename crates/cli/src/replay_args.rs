@@ -7,7 +7,7 @@ use clap::{Args, ValueEnum};
 use millpond_baselines::{CachingOptions, NAMES};
 use millpond_replay::choice::Choice;
 use millpond_replay::fit::CONTEXT_BYTES;
-use millpond_replay::replay::FreeWhen;
+use millpond_replay::replay::{FreeWhen, UNLIMITED};
 
 use crate::args::{ALL, allocators};
 
@@ -29,7 +29,7 @@ pub(crate) struct ReplayArgs {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = PossibleValuesParser::new(allocators()), hide_possible_values = true)]
     allocator: Vec<String>,
     /// Memory of the simulated device, such as 24GiB [default: no limit, and the smallest that fits is found]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = capacity)]
     pub(crate) capacity: Option<u64>,
     /// sim, or host, cuda or cuda:N to allocate for real
     #[arg(long, default_value = "sim", value_parser = device)]
@@ -46,9 +46,9 @@ pub(crate) struct ReplayArgs {
     /// Settings of caching and expandable, as in PYTORCH_CUDA_ALLOC_CONF
     #[arg(long, value_name = "SETTINGS")]
     pub(crate) alloc_conf: Option<CachingOptions>,
-    /// What the driver's context and the libraries take of each card
-    #[arg(long, value_name = "SIZE", value_parser = size_or_none, default_value_t = CONTEXT_BYTES, hide_default_value = true)]
-    pub(crate) context: u64,
+    /// What the driver's context and the libraries take of each card [default: 512MiB]
+    #[arg(long, value_name = "SIZE", value_parser = size_or_none)]
+    pub(crate) context: Option<u64>,
     /// Write the results to this file
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
@@ -91,6 +91,11 @@ impl ReplayArgs {
         Choice { page_sizes: self.page_sizes, pytorch: self.alloc_conf.clone() }
     }
 
+    /// Bytes of each card that are not the allocator's.
+    pub(crate) fn context(&self) -> u64 {
+        self.context.unwrap_or(CONTEXT_BYTES)
+    }
+
     /// The files that are to be written.
     pub(crate) fn written(&self) -> [Option<&Path>; 4] {
         [&self.json, &self.report, &self.export_snapshot, &self.export_counters].map(Option::as_deref)
@@ -118,6 +123,14 @@ fn device(text: &str) -> Result<On, String> {
 fn size(text: &str) -> Result<u64, String> {
     match size_or_none(text) {
         Ok(0) => Err(A_SIZE.to_owned()),
+        other => other,
+    }
+}
+
+/// No more than a device may claim to have: allocators reserve addresses in proportion to it.
+fn capacity(text: &str) -> Result<u64, String> {
+    match size(text) {
+        Ok(bytes) if bytes > UNLIMITED => Err("16TiB are the most that can be simulated".to_owned()),
         other => other,
     }
 }
@@ -153,6 +166,8 @@ mod tests {
         assert_eq!(size("1000"), Ok(1000));
         assert!(size("0").is_err());
         assert!(size("much").is_err());
+        assert_eq!(capacity("16TiB"), Ok(UNLIMITED));
+        assert!(capacity("17TiB").unwrap_err().starts_with("16TiB are the most"));
         assert_eq!(size_or_none("0"), Ok(0));
         assert_eq!(page_sizes("2M..64MiB"), Ok((2 << 20, 64 << 20)));
         assert!(page_sizes("2MiB").is_err());

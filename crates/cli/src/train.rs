@@ -50,8 +50,7 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     if args.record.is_some() && !names.contains(&NAMES[0]) {
         return Err(Error::Usage(format!("--record records the pool: add --allocator {}", NAMES[0])));
     }
-    let read: Vec<_> = args.config.iter().map(PathBuf::as_path).collect();
-    refuse_clashes(&read, &[args.json.as_deref(), args.record.as_deref()])?;
+    refuse_to_write_over(args, &config)?;
     let log = config.log_dir.as_deref().map(Log::open).transpose()?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
     let data = match &config.data {
@@ -80,6 +79,16 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
         Some(file) => write_json(file, &outcomes),
         None => Ok(()),
     }
+}
+
+/// Refuses to write over the settings or the data, and to write two things to one file.
+fn refuse_to_write_over(args: &TrainArgs, config: &Config) -> Result<()> {
+    let data = config.data.iter().flat_map(|folder| Dataset::files(folder));
+    let read: Vec<_> = args.config.iter().cloned().chain(data).collect();
+    let read: Vec<_> = read.iter().map(PathBuf::as_path).collect();
+    let [csv, svg] = Log::files(config.log_dir.as_deref());
+    let written = [args.json.as_deref(), args.record.as_deref(), csv.as_deref(), svg.as_deref()];
+    refuse_clashes(&read, &written)
 }
 
 /// The settings, and where they came from.

@@ -16,7 +16,10 @@ fn stdout(output: &Output) -> String {
 
 #[test]
 fn a_run_says_where_and_when_and_holds_allocators_against_the_pool_and_malloc() {
-    let text = stdout(&bench(&["--suite", "throughput,reuse", "--allocator", "millpond,binned,mimalloc"]));
+    let output = bench(&["--suite", "throughput,reuse", "--allocator", "millpond,binned,mimalloc"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said.contains("built with debug assertions"), cfg!(debug_assertions), "{said}");
+    let text = stdout(&output);
     for part in [
         "machine: ",
         "device: sim",

@@ -29,6 +29,26 @@ fn failure(output: &Output) -> String {
     text.trim_end().strip_prefix("millpond: ").expect("the error says who speaks").to_owned()
 }
 
+#[test]
+fn training_writes_over_none_of_its_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let refused = |args: &[&str], path: &str, why: &str| {
+        let said = failure(&train_small(&[&["--epochs", "1"], args].concat()));
+        assert_eq!(said, format!("{path}: {why}; name another file"));
+    };
+    let (logs, csv, svg) = (at("logs"), at("logs/curves.csv"), at("logs/curves.svg"));
+    refused(&["--log-dir", &logs, "--json", &csv], &csv, "is written to already");
+    refused(&["--log-dir", &logs, "--record", &svg], &svg, "is written to already");
+    assert!(!Path::new(&logs).exists(), "nothing is made before");
+    let data = at("data");
+    std::fs::create_dir(&data).unwrap();
+    let images = at("data/t10k-images-idx3-ubyte.gz");
+    std::fs::write(&images, "images").unwrap();
+    refused(&["--data", &data, "--json", &images], &images, "is read");
+    assert_eq!(std::fs::read(&images).unwrap(), b"images");
+}
+
 fn read_json(path: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }

@@ -148,10 +148,25 @@ fn with_a_capacity_what_is_of_a_replay_without_a_limit_says_so() {
 }
 
 #[test]
+fn where_there_is_no_verdict_it_says_why() {
+    let last = |args: &[&str]| {
+        let text = stdout(&replay(GNN, args));
+        text.trim_end().lines().last().unwrap().to_owned()
+    };
+    let alone = last(&["--allocator", "millpond"]);
+    assert!(alone.starts_with("(no verdict: ") && alone.ends_with("add --allocator caching)"), "{alone}");
+    assert!(last(&["--allocator", "bfc,caching"]).ends_with("add --allocator millpond)"));
+    assert!(
+        last(&["--allocator", "bfc", "--capacity", "20GiB"]).ends_with("add --allocator millpond,caching)")
+    );
+    assert!(last(&["--device", "host", "--allocator", "millpond,caching"]).ends_with("leave --device out)"));
+}
+
+#[test]
 fn who_fits_is_said_in_whole_sentences() {
     let last = |capacity: &str| {
         let text = stdout(&replay(GNN, &["--capacity", capacity, "--allocator", "millpond,driver"]));
-        text.trim_end().lines().last().unwrap().to_owned()
+        text.lines().find(|line| line.starts_with("in ")).unwrap().to_owned()
     };
     assert_eq!(last("20GiB"), "in 20.00 GiB: fits with millpond, driver");
     assert_eq!(last("5GiB"), "in 5.00 GiB: does not fit with millpond, driver");
@@ -251,7 +266,18 @@ fn what_does_not_go_together_or_cannot_be_read_is_one_line() {
     assert!(said(&["--allocator", "binned", "--alloc-conf", "max_split_size_mb:64"]).contains("caching"));
     assert!(said(&["--allocator", "caching", "--page-sizes", "2MiB..4MiB"]).contains("is for millpond"));
     assert!(said(&["--allocator", "millpond", "--page-sizes", "3MiB..4MiB"]).contains("power of two"));
+    for args in [["--capacity", "24GiB"], ["--device", "host"]] {
+        assert!(
+            said(&[&["--context", "1GiB"], &args[..]].concat())
+                .contains("--context is for the table of cards")
+        );
+    }
     assert!(said(&["/no/such.pickle", "--allocator", "driver"]).contains("/no/such.pickle: cannot be read"));
+    let wrong = replay(GNN, &["--capacity", "16EiB"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    let wrong = replay(GNN, &["--capacity", "18446744073709551615"]);
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(stderr(&wrong).contains("16TiB are the most that can be simulated"));
     let wrong = replay(GNN, &["--alloc-conf", "splendid:1"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(stderr(&wrong).contains("'splendid' is no option"));

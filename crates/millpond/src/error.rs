@@ -11,9 +11,7 @@ pub enum Error {
     #[error("{0}")]
     OutOfMemory(Box<crate::OutOfMemory>),
     /// The size overflows once rounded up, or is more than any device can address.
-    #[error(
-        "{bytes} bytes (of {count} elements) are more than can be addressed; check the size's arithmetic"
-    )]
+    #[error("{} are more than can be addressed; check the size's arithmetic", in_all(*.bytes, *.count))]
     SizeOverflow {
         /// Bytes asked for, saturated.
         bytes: u64,
@@ -84,9 +82,7 @@ pub enum Error {
     },
     /// The pool was destroyed while blocks were live. It **is** destroyed: their memory goes back when the
     /// last of them is freed.
-    #[error(
-        "pool '{pool}' was destroyed with {blocks} live blocks of {bytes} bytes in all; its memory goes back when the last of them is freed"
-    )]
+    #[error("pool '{pool}' was destroyed with {}", left_behind(*.blocks, *.bytes))]
     LiveBlocks {
         /// The pool's name.
         pool: String,
@@ -148,3 +144,21 @@ pub enum Error {
 
 /// The result of asking a pool.
 pub type Result<T> = std::result::Result<T, Error>;
+
+/// A size as it was asked for.
+fn in_all(bytes: u64, count: u64) -> String {
+    match count {
+        1 => format!("{bytes} bytes"),
+        _ => format!("{bytes} bytes or more, of {count} elements,"),
+    }
+}
+
+/// What a destroyed pool still waits for.
+fn left_behind(blocks: u64, bytes: u64) -> String {
+    match blocks {
+        1 => format!("1 live block of {bytes} bytes; its memory goes back when that is freed"),
+        _ => format!(
+            "{blocks} live blocks of {bytes} bytes in all; its memory goes back when the last of them is freed"
+        ),
+    }
+}

@@ -54,17 +54,18 @@ impl Workspace {
         Ok(Self { block, used: std::cell::Cell::new(0), high: 0, align: 512 })
     }
 
-    /// Hands out `len` elements with no defined content, for work on the workspace's stream.
+    /// Hands out `len` elements with no defined content, for work on the workspace's stream. No elements take
+    /// nothing, also of a workspace that is used up.
     ///
     /// # Errors
     /// [`Error::WorkspaceFull`] where less is left; nothing is handed out then.
     pub fn alloc<T: Pod>(&self, len: usize) -> Result<WorkspaceSlice<'_, T>> {
         let overflow = || Error::SizeOverflow { bytes: u64::MAX, count: len as u64 };
         let bytes = len.checked_mul(size_of::<T>()).ok_or_else(overflow)? as u64;
-        let start = self.used.get();
+        let start = self.used();
         let end = start.checked_add(bytes).ok_or_else(overflow)?;
         if end > self.capacity() {
-            let left = self.capacity().saturating_sub(start);
+            let left = self.capacity() - start;
             return Err(Error::WorkspaceFull { requested: bytes, left, capacity: self.capacity() });
         }
         // The next one's start; beyond the capacity where the block is used up.

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use parking_lot::Mutex;
+
 use millpond::device::checker::CheckerDevice;
 use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::{Budget, Context, Error, Limit, Pool, ReusePolicies, Stream};
+use millpond::{Budget, Buffer, Context, Error, Limit, Pool, ReusePolicies, Stream};
 
 const MIB: u64 = 1 << 20;
 
@@ -160,6 +162,59 @@ fn reclaim_callbacks_are_asked_last_and_may_free() {
     assert!(pool.remove_reclaim(id));
     assert!(!pool.remove_reclaim(id));
     pool.free(block, &stream).unwrap();
+}
+
+#[test]
+fn what_a_callback_asks_for_itself_is_not_asked_of_callbacks() {
+    let (_, device, stream) = sim(64 * MIB);
+    let pool = Pool::builder(&device).build().unwrap();
+    // Not the pool alone: it would hold itself.
+    let held = Arc::new(Mutex::new(Some(pool.clone())));
+    let ask = {
+        let (held, stream) = (held.clone(), stream.clone());
+        Arc::new(move || {
+            let pool = held.lock().clone().unwrap();
+            assert!(matches!(pool.alloc(48 * MIB, &stream), Err(Error::OutOfMemory(_))));
+        })
+    };
+    let (asked, told) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+    pool.on_reclaim({
+        let (asked, ask) = (asked.clone(), ask.clone());
+        move |_| {
+            asked.fetch_add(1, Ordering::Relaxed);
+            ask();
+            true
+        }
+    });
+    pool.on_out_of_memory({
+        let (told, ask) = (told.clone(), ask.clone());
+        move |_| {
+            told.fetch_add(1, Ordering::Relaxed);
+            ask();
+        }
+    });
+    let block = pool.alloc(48 * MIB, &stream).unwrap();
+    assert!(matches!(pool.alloc(48 * MIB, &stream), Err(Error::OutOfMemory(_))));
+    // Asked for this request, and for the one of the observer; told of this request, and of the one of the reclaimer.
+    assert_eq!((asked.load(Ordering::Relaxed), told.load(Ordering::Relaxed)), (2, 2));
+    pool.free(block, &stream).unwrap();
+    *held.lock() = None;
+}
+
+#[test]
+fn a_pool_goes_with_its_last_handle_also_where_a_callback_holds_memory_of_it() {
+    let (_, device, stream) = sim(64 * MIB);
+    let pool = Pool::builder(&device).build().unwrap();
+    let cache = Buffer::<u8>::new(&pool, 8 << 20, &stream).unwrap();
+    pool.on_reclaim(move |_| cache.is_empty());
+    let told = Buffer::<u8>::new(&pool, 8 << 20, &stream).unwrap();
+    pool.on_out_of_memory(move |_| assert!(!told.is_empty()));
+    let other = pool.clone();
+    drop(pool);
+    assert_eq!(other.stats().blocks.current, 2, "the pool is still there");
+    drop(other);
+    device.synchronize().unwrap();
+    assert_eq!(device.memory_info().unwrap().free, 64 * MIB);
 }
 
 #[test]

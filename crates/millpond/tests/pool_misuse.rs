@@ -115,18 +115,25 @@ fn a_pointer_of_another_pool_names_its_owner() {
 }
 
 #[test]
-fn null_is_freed_at_no_cost() {
+fn null_is_what_no_bytes_are_and_nothing_is_done_with_it() {
     let bench = Bench::new();
     let before = bench.pool.stats();
     assert_eq!(bench.pool.alloc(0, &bench.stream).unwrap(), DevicePtr::NULL);
     bench.pool.free(DevicePtr::NULL, &bench.stream).unwrap();
     bench.context.free(DevicePtr::NULL, &bench.stream).unwrap();
+    bench.pool.record_use(DevicePtr::NULL, &bench.stream).unwrap();
+    assert_eq!(bench.pool.size_of(DevicePtr::NULL), Ok(0));
     assert_eq!(bench.pool.stats(), before);
 }
 
 #[test]
 fn sizes_that_overflow_are_refused() {
     let bench = Bench::new();
+    let text = bench.refused(|| bench.pool.alloc(u64::MAX, &bench.stream)).to_string();
+    assert_eq!(
+        text,
+        "18446744073709551615 bytes are more than can be addressed; check the size's arithmetic"
+    );
     for bytes in [u64::MAX, u64::MAX - 511, 1 << 63, (1 << 56) + 1] {
         let error = bench.refused(|| bench.pool.alloc(bytes, &bench.stream));
         assert_eq!(error, Error::SizeOverflow { bytes, count: 1 });
@@ -232,6 +239,13 @@ fn a_full_workspace_says_what_is_left() {
     assert!(matches!(error, Error::SizeOverflow { .. }), "{error}");
     assert_eq!(workspace.used(), 1024);
     workspace.alloc::<u32>(256).unwrap();
+    let odd = Workspace::new(&bench.pool, 1000, &bench.stream).unwrap();
+    odd.alloc::<u8>(1000).unwrap();
+    assert_eq!(odd.alloc::<u8>(0).unwrap().len(), 0, "nothing is always left");
+    assert!(matches!(
+        odd.alloc::<u8>(1),
+        Err(Error::WorkspaceFull { requested: 1, left: 0, capacity: 1000 })
+    ));
 }
 
 #[test]
@@ -239,6 +253,7 @@ fn a_destroyed_pool_allocates_no_more_and_frees_what_is_live() {
     let bench = Bench::new();
     let error = bench.pool.destroy().unwrap_err();
     assert_eq!(error, Error::LiveBlocks { pool: mine(), blocks: 1, bytes: 1000 });
+    assert!(error.to_string().contains("with 1 live block of 1000 bytes; its memory goes back"), "{error}");
     let expected = Error::PoolDestroyed { pool: mine() };
     assert_eq!(bench.refused(|| bench.pool.alloc(64, &bench.stream)), expected);
     assert_eq!(bench.refused(|| bench.pool.alloc_zeroed(64, &bench.stream)), expected);
@@ -319,4 +334,44 @@ fn nobody_is_told_to_free_more_than_there_could_be() {
     let live = small.alloc(64 * MIB, &stream).unwrap();
     assert!(advice(&small, 2 * MIB).starts_with("free 2.00 MiB of live blocks"));
     small.free(live, &stream).unwrap();
+    let tiny = Pool::builder(&context).hard_limit(MIB).build().unwrap();
+    assert!(
+        advice(&tiny, 512)
+            .starts_with("raise the pool's hard limit of 1.00 MiB: memory is taken in whole pages")
+    );
+    let budget = Budget::bytes(64 * MIB);
+    let shared = Pool::builder(&context).budget(&budget).build().unwrap();
+    assert!(advice(&shared, 65 * MIB).starts_with("ask for less, or raise the budget of 64.00 MiB"));
+    let most = pool.alloc(250 * MIB, &stream).unwrap();
+    assert!(
+        advice(&shared, 64 * MIB).starts_with("nothing of this pool is live; other pools hold 250.00 MiB")
+    );
+    let little = shared.alloc(4 * MIB, &stream).unwrap();
+    assert!(advice(&shared, 60 * MIB).starts_with("free what is live, which alone is not enough; other"));
+    shared.free(little, &stream).unwrap();
+    pool.free(most, &stream).unwrap();
+    let modest = Pool::builder(&context).headroom(256 * MIB).build().unwrap();
+    assert_eq!(advice(&modest, MIB), "lower the pool's headroom of 256.00 MiB");
+}
+
+#[test]
+fn where_only_holes_are_free_nobody_is_told_to_free_nothing() {
+    let sim = SimDevice::new(SimOptions { capacity: 8 * MIB, ..SimOptions::default() }).unwrap();
+    let context = Context::new(sim);
+    let stream = context.create_stream().unwrap();
+    let pool = Pool::builder(&context).build().unwrap();
+    let blocks: Vec<_> = (0..16).map(|_| pool.alloc(MIB / 2, &stream).unwrap()).collect();
+    let (kept, freed): (Vec<_>, Vec<_>) = blocks.chunks_exact(2).map(|pair| (pair[0], pair[1])).unzip();
+    freed.iter().for_each(|&ptr| pool.free(ptr, &stream).unwrap());
+    let Err(Error::OutOfMemory(report)) = pool.alloc(MIB, &stream) else { panic!("there is no such room") };
+    assert!((report.cached, report.largest_free) == (4 * MIB, MIB / 2), "{report}");
+    assert!(
+        report.advice().starts_with("free live blocks that share a page with what is cached"),
+        "{report}"
+    );
+    assert!(report.to_string().contains("live in 8 blocks,"), "{report}");
+    kept[1..].iter().for_each(|&ptr| pool.free(ptr, &stream).unwrap());
+    let Err(Error::OutOfMemory(report)) = pool.alloc(8 * MIB, &stream) else { panic!("one is live") };
+    assert!(report.to_string().contains("live in 1 block,"), "{report}");
+    pool.free(kept[0], &stream).unwrap();
 }

@@ -80,7 +80,14 @@ impl Block {
     /// Notes that work on `stream` uses the block: the free will wait for it.
     fn record_use(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         let stream = StreamArgument::read(Some(stream))?.find(&self.context)?;
-        Ok(py.detach(|| self.pool.record_use(self.ptr, &stream)).map_err(Failure::from)?)
+        Ok(py.detach(|| {
+            // Held meanwhile: once the block is freed, another may lie at its address.
+            let own = self.stream.lock();
+            if own.is_none() {
+                return Err(Failure::FreedBlock);
+            }
+            Ok(self.pool.record_use(self.ptr, &stream)?)
+        })?)
     }
 
     fn __int__(&self) -> u64 {

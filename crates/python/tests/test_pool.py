@@ -54,6 +54,18 @@ def test_memory_is_found_ready_the_second_time(pool: millpond.Pool) -> None:
     assert figures.calls.create == figures.calls.map > 0
 
 
+def test_a_freed_block_is_not_taken_for_the_next_one_at_its_address(pool: millpond.Pool) -> None:
+    stream = pool.create_stream()
+    block = pool.allocate(1000, stream)
+    block.free()
+    with pool.allocate(1000, stream) as successor:
+        assert successor.ptr == block.ptr
+        with pytest.raises(millpond.MisuseError, match="freed already"):
+            block.record_use(stream)
+    with pool.allocate(0, stream) as nothing:
+        nothing.record_use(stream)
+
+
 def test_addresses_can_be_kept_by_the_caller(pool: millpond.Pool) -> None:
     address = pool.allocate_address(1000)
     pool.free_address(address)
@@ -84,7 +96,7 @@ def test_out_of_memory_tells_what_would_help() -> None:
     with pytest.raises(millpond.OutOfMemoryError) as caught:
         pool.allocate(4 * MIB)
     message = str(caught.value)
-    assert "4.00 MiB requested; 6.00 MiB live in 1 blocks" in message
+    assert "4.00 MiB requested; 6.00 MiB live in 1 block," in message
     assert "raise the pool's hard limit of 8.00 MiB" in message
     assert isinstance(caught.value, MemoryError) and isinstance(caught.value, millpond.Error)
     assert pool.stats().out_of_memory == 1
@@ -173,7 +185,7 @@ def test_threads_allocate_at_once(pool: millpond.Pool) -> None:
 
 def test_a_destroyed_pool_allocates_no_more(pool: millpond.Pool) -> None:
     block = pool.allocate(MIB)
-    with pytest.raises(millpond.MisuseError, match="was destroyed with 1 live blocks"):
+    with pytest.raises(millpond.MisuseError, match="was destroyed with 1 live block of"):
         pool.destroy()
     with pytest.raises(millpond.MisuseError, match="allocates no more"):
         pool.allocate(MIB)

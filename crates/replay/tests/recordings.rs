@@ -210,6 +210,12 @@ fn a_file_that_makes_no_sense_is_refused_with_the_reason() {
     assert!(said(&with_records(&[inside_itself])).contains("a tag inside one that is not defined"));
     let far = Record::Pool { pool: 1, name: "p", device: "d", ordinal: 1 << 30, device_key: 1 };
     assert!(said(&with_records(&[far, AT, ALLOC])).contains("device 1073741824"));
+    let last = Record::Pool { pool: 1, name: "p", device: "d", ordinal: u32::MAX, device_key: 1 };
+    assert!(said(&with_records(&[last, AT, ALLOC])).contains("device 4294967295"));
+    let many: Vec<_> = (0..300)
+        .map(|key| Record::Pool { pool: key, name: "p", device: "d", ordinal: 0, device_key: key.into() })
+        .collect();
+    assert!(said(&with_records(&many)).contains("more devices than any machine has"));
     assert!(said(&with_payload(&[250])).contains("a record that cannot be read"));
     // A list that claims 2^32 frames.
     assert!(said(&with_payload(&[4, 1, 0xff, 0xff, 0xff, 0xff, 0x0f])).contains("cannot be read"));

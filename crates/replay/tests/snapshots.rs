@@ -110,6 +110,35 @@ fn a_damaged_file_is_an_error_or_another_trace_and_never_a_panic() {
 }
 
 #[test]
+fn a_small_file_takes_no_more_memory_than_one_of_its_size_should() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("lists");
+    let mut file =
+        flate2::write::GzEncoder::new(std::fs::File::create(&path).unwrap(), flate2::Compression::fast());
+    file.write_all(b"\x80\x04").unwrap();
+    (0..100).for_each(|_| file.write_all(&[b']'; 120_000]).unwrap());
+    file.finish().unwrap();
+    // It says what was wrong with it, and not only that it ended.
+    let said = read(&path, Limits::default()).map(drop).unwrap_err().to_string();
+    assert!(said.contains("bytes of memory, more than a file of this size should"), "{said}");
+    assert_eq!(Limits::default().for_file_of(1000).memory, (512 << 20) + 256_000);
+    assert_eq!(Limits::default().for_file_of(1 << 40), Limits::default());
+}
+
+#[test]
+fn what_stands_in_a_file_again_and_again_takes_no_more_memory_than_may_be_taken() {
+    let limits = Limits { memory: 1 << 20, ..Limits::default() };
+    let said = |bytes: &[u8]| read_from(&mut &*bytes, "x", limits).map(drop).unwrap_err().to_string();
+    let header = b"Thread,Time,Action,Pointer,Size,Stream\n";
+    let log = [&header[..], &b"1,1:2:3,allocate,1,8,0\n".repeat(10_000)].concat();
+    assert!(said(&log).contains("more than 8192 events"), "{}", said(&log));
+    // One event, ten thousand times in its list.
+    let event = b"\x80\x04}(\x8c\x0ddevice_traces](](}\x94(\x8c\x06action\x8c\x05alloc\x8c\x04addrK\x01\x8c\x04sizeK\x01u";
+    let list = [&event[..], &b"h\x00".repeat(10_000), b"eeu."].concat();
+    assert!(said(&list).contains("more than 8192 events"), "{}", said(&list));
+}
+
+#[test]
 fn what_is_no_trace_is_refused_with_what_was_expected() {
     let said = |bytes: &[u8]| read_from(&mut &*bytes, "x", Limits::default()).unwrap_err().to_string();
     assert!(said(b"\x7fELF").contains("expected a PyTorch memory snapshot"));

@@ -30,7 +30,9 @@ impl Segment {
     pub(super) fn reserve(on: Counted<'_>, page_bytes: u64) -> DeviceResult<Self> {
         let properties = on.device.properties();
         let page_bytes = page_bytes.next_multiple_of(properties.granularity);
-        let bytes = (properties.total_memory + properties.total_memory / 8).next_multiple_of(page_bytes);
+        // A device may claim any size: what cannot be reserved, it refuses.
+        let bytes = properties.total_memory.saturating_add(properties.total_memory / 8);
+        let bytes = bytes.checked_next_multiple_of(page_bytes).unwrap_or(u64::MAX / page_bytes * page_bytes);
         let start = on.device.reserve(bytes)?;
         on.calls.reserve += 1;
         Ok(Self { start, bytes, page_bytes, pages: Vec::new() })
@@ -177,4 +179,20 @@ fn create_pages(on: &mut Counted<'_>, bytes: u64, count: usize) -> DeviceResult<
     }
     on.calls.create += count as u64;
     Ok(pages)
+}
+
+#[cfg(test)]
+mod tests {
+    use millpond::device::DeviceError;
+    use millpond::device::sim::{SimDevice, SimOptions};
+
+    use super::*;
+
+    #[test]
+    fn a_device_that_claims_to_have_everything_is_no_reason_to_panic() {
+        let device = SimDevice::new(SimOptions { capacity: u64::MAX, ..SimOptions::default() }).unwrap();
+        let mut calls = DeviceCalls::default();
+        let refused = Segment::reserve(Counted { device: &*device, calls: &mut calls }, 20 << 20);
+        assert!(matches!(refused, Err(DeviceError::OutOfMemory { call: "reserve", .. })), "{refused:?}");
+    }
 }

@@ -131,6 +131,8 @@ static void memory(void) {
 
     OK(millpond_alloc_aligned(pool, 100, 1 << 20, a, &block));
     CHECK((uintptr_t)block % (1 << 20) == 0);
+    OK(millpond_size_of(pool, NULL, &size));
+    CHECK(size == 0);
     OK(millpond_size_of(pool, block, &size));
     CHECK(size == 100);
     OK(millpond_free(pool, block, a));
@@ -148,6 +150,7 @@ static void memory(void) {
     CHECK(bytes[0] == 5 && bytes[255] == 5);
     OK(millpond_copy_to_host(context, NULL, block, 0, a));
     OK(millpond_record_use(pool, block, b));
+    OK(millpond_record_use(pool, NULL, b));
     OK(millpond_free(pool, block, a));
 
     /* The driver's own handle, the default stream and the thread's are taken as well. */
@@ -229,7 +232,7 @@ static void pools(void) {
     OK(millpond_context_current_pool(context, &second));
     OK(millpond_context_set_current_pool(context, NULL));
     OK(millpond_alloc(pool, 300, NULL, &block));
-    FAILS(millpond_pool_destroy(pool), LIVE_BLOCKS, "1 live blocks");
+    FAILS(millpond_pool_destroy(pool), LIVE_BLOCKS, "1 live block of");
     FAILS(millpond_alloc(second, 1, NULL, &block), POOL_DESTROYED, "allocates no more");
     CHECK(block == NULL);
     OK(millpond_pool_release(pool));

@@ -1,6 +1,10 @@
 /* When memory runs out the program is asked first; then the account says where the memory is. */
 #include "check.h"
 
+#include <pthread.h>
+#include <stdatomic.h>
+#include <time.h>
+
 struct cache {
     millpond_pool *pool;
     void *block;
@@ -24,6 +28,43 @@ static int32_t give_way(size_t bytes, void *data) {
 static void write_down(const millpond_out_of_memory *report, void *data) {
     CHECK(report->size == sizeof *report && strcmp(report->pool, "limited") == 0);
     *(uint64_t *)data += report->requested;
+}
+
+/* A callback that another thread removes while it runs. */
+struct visit {
+    atomic_int entered, left;
+    millpond_pool *pool;
+};
+
+static int32_t take_time(size_t bytes, void *data) {
+    struct visit *visit = data;
+    const struct timespec while_it_is_removed = {0, 50000000};
+    (void)bytes;
+    atomic_store(&visit->entered, 1);
+    nanosleep(&while_it_is_removed, NULL);
+    atomic_store(&visit->left, 1);
+    return 0;
+}
+
+static void *ask_for_too_much(void *data) {
+    void *none;
+    FAILS(millpond_alloc(((struct visit *)data)->pool, 80 << 20, NULL, &none), OUT_OF_MEMORY, "hard limit");
+    return NULL;
+}
+
+static void what_was_removed_is_not_called_any_more(millpond_pool *pool) {
+    struct visit *visit = calloc(1, sizeof *visit);
+    pthread_t thread;
+    uint64_t id;
+    visit->pool = pool;
+    OK(millpond_pool_on_reclaim(pool, take_time, visit, &id));
+    CHECK(pthread_create(&thread, NULL, ask_for_too_much, visit) == 0);
+    while (!atomic_load(&visit->entered)) {
+    }
+    OK(millpond_pool_remove_reclaim(pool, id));
+    CHECK(atomic_load(&visit->left));
+    CHECK(pthread_join(thread, NULL) == 0);
+    free(visit);
 }
 
 int main(void) {
@@ -60,6 +101,7 @@ int main(void) {
     OK(millpond_pool_remove_out_of_memory(cache.pool, observer));
     FAILS(millpond_pool_remove_out_of_memory(cache.pool, observer), BAD_OPTION, "no callback");
 
+    what_was_removed_is_not_called_any_more(cache.pool);
     OK(millpond_free(cache.pool, block, NULL));
     OK(millpond_pool_release(cache.pool));
     OK(millpond_context_release(context));

@@ -163,7 +163,7 @@ static void threads_share_a_pool() {
     assert(pool.pool().stats().blocks.current == 0 && pool.num_allocations() == 1600);
 }
 
-static void where_there_is_no_gpu_the_message_names_the_variable_that_does_without() {
+static void the_variable_that_chooses_the_device_is_named_where_there_is_no_gpu_and_where_it_is_wrong() {
     const std::string device = std::getenv("MILLPOND_DEVICE") == nullptr ? "" : std::getenv("MILLPOND_DEVICE");
     unsetenv("MILLPOND_DEVICE");
     bool is_there = true, is_refused = false;
@@ -179,6 +179,19 @@ static void where_there_is_no_gpu_the_message_names_the_variable_that_does_witho
         assert(std::string(error.what()).find("MILLPOND_DEVICE=host") != std::string::npos);
     }
     assert(is_refused == !is_there);
+
+    setenv("MILLPOND_DEVICE", "gpu", 1);
+    try {
+        CudaMemPool pool;
+        assert(false);
+    } catch (const CudaError &error) {
+        assert(error.status() == MILLPOND_STATUS_BAD_OPTION);
+        assert(std::string(error.what()).find("MILLPOND_DEVICE=gpu: it may be host, sim or cuda") == 0);
+    }
+    setenv("MILLPOND_DEVICE", "sim", 1);
+    CudaMemPool simulated;
+    assert(simulated.pool().context().properties().kind == MILLPOND_DEVICE_KIND_SIM);
+    unsetenv("MILLPOND_DEVICE");
     if (!device.empty()) setenv("MILLPOND_DEVICE", device.c_str(), 1);
 }
 
@@ -191,5 +204,5 @@ int main() {
     a_block_is_freed_on_the_stream_that_it_was_allocated_on();
     owners_move_and_free();
     threads_share_a_pool();
-    where_there_is_no_gpu_the_message_names_the_variable_that_does_without();
+    the_variable_that_chooses_the_device_is_named_where_there_is_no_gpu_and_where_it_is_wrong();
 }

@@ -77,6 +77,7 @@ struct Handle(Arc<PoolInner>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        self.0.forget_callbacks();
         if let Err(error) = self.0.close() {
             tracing::warn!("{error}");
         }
@@ -151,19 +152,25 @@ impl Pool {
 
     /// Notes that work on `stream` uses the block, now or until it is freed: the free will wait for what
     /// `stream` was given by then, as with PyTorch's `record_stream`. The host never waits. (On a
-    /// [foreign stream](Context::foreign_stream) only for what it was given by now.)
+    /// [foreign stream](Context::foreign_stream) only for what it was given by now.) Of null nothing is noted.
     ///
     /// # Errors
     /// As for [`free`](Self::free).
     pub fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        if ptr.is_null() {
+            return Ok(());
+        }
         self.inner.record_use(ptr, stream)
     }
 
-    /// Bytes asked for in the live block that starts at `ptr`.
+    /// Bytes asked for in the live block that starts at `ptr`; 0 for null, which stands for no bytes.
     ///
     /// # Errors
     /// As for [`free`](Self::free).
     pub fn size_of(&self, ptr: DevicePtr) -> Result<u64> {
+        if ptr.is_null() {
+            return Ok(0);
+        }
         self.inner.with_live(ptr, |arena, id| arena.requested(id))
     }
 
@@ -228,8 +235,9 @@ impl Pool {
     }
 
     /// Registers a callback that is asked when memory is short, after everything the pool can do itself: it
-    /// gets the bytes wanted, may free and trim, and says whether trying again is worth it. It runs on the
-    /// allocating thread without locks held.
+    /// gets the bytes wanted, may free, trim and allocate, and says whether trying again is worth it. For what it
+    /// allocates from this pool itself no callback is asked. It runs on the allocating thread without locks held. It goes with the pool, and what it holds (a cache of buffers, say) with it;
+    /// but one that holds a [`Pool`] keeps that: give it a [`Context`] or a [`Weak`](std::sync::Weak) instead.
     pub fn on_reclaim(&self, reclaim: impl Fn(u64) -> bool + Send + Sync + 'static) -> ReclaimId {
         self.inner.add_reclaimer(Arc::new(reclaim))
     }

@@ -1,5 +1,6 @@
 //! What happens when memory runs out: a conversation before an error.
 
+use std::cell::RefCell;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -33,6 +34,21 @@ pub(super) struct Callbacks<F: ?Sized> {
     all: Mutex<Vec<(u64, Arc<F>)>>,
 }
 
+thread_local! {
+    /// The callbacks that this thread is inside of, by where they are kept.
+    static INSIDE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+}
+
+/// As long as this lives, the thread is inside of a callback.
+struct Inside;
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        // Fails while the thread's variables are being destroyed: nothing is to be known by then.
+        let _ = INSIDE.try_with(|inside| inside.borrow_mut().pop());
+    }
+}
+
 impl<F: ?Sized> Default for Callbacks<F> {
     fn default() -> Self {
         Self { next: AtomicU64::new(0), all: Mutex::default() }
@@ -60,6 +76,28 @@ impl<F: ?Sized> Callbacks<F> {
         all.len() < before
     }
 
+    /// Forgets all of them. What they hold is dropped without the lock.
+    fn clear(&self) {
+        let all = std::mem::take(&mut *self.all.lock());
+        drop(all);
+    }
+
+    /// Before one of them is called; `None` where this thread is inside of one already. It would be asked for what it
+    /// asks for itself, without end.
+    fn enter(&self) -> Option<Inside> {
+        let at = std::ptr::from_ref(self).addr();
+        let entered = INSIDE.try_with(|inside| {
+            let mut inside = inside.borrow_mut();
+            let is_new = !inside.contains(&at);
+            if is_new {
+                inside.push(at);
+            }
+            is_new
+        });
+        // Not made where nothing was entered: its end leaves.
+        if entered.unwrap_or(false) { Some(Inside) } else { None }
+    }
+
     /// A copy, so that callbacks run without the lock and may register others.
     fn list(&self) -> Vec<Arc<F>> {
         self.all.lock().iter().map(|(_, callback)| callback.clone()).collect()
@@ -82,6 +120,13 @@ impl PoolInner {
     pub(super) fn remove_observer(&self, ObserverId(number): ObserverId) -> bool {
         self.observers.remove(number)
     }
+
+    /// Lets go of all callbacks: nobody can allocate any more, and what they hold may be memory of this pool, which
+    /// would hold the pool.
+    pub(super) fn forget_callbacks(&self) {
+        self.reclaimers.clear();
+        self.observers.clear();
+    }
 }
 
 /// An out-of-memory error's account of where the memory is. Bytes throughout.
@@ -93,7 +138,7 @@ pub struct OutOfMemory {
     pub requested: u64,
     /// What stood in the way of more memory.
     pub limit: Limit,
-    /// Bytes in live blocks of the pool, and how many blocks.
+    /// Bytes in live blocks of the pool.
     pub live: u64,
     /// Live blocks of the pool.
     pub blocks: u64,
@@ -132,39 +177,63 @@ pub enum Limit {
 impl OutOfMemory {
     /// What would have let the request succeed.
     pub fn advice(&self) -> String {
-        let lacking = self.requested.saturating_sub(self.cached);
         let ours = self.reserved + self.other_pools;
         let others = self.device_total.saturating_sub(self.device_free).saturating_sub(ours);
-        match self.limit {
-            Limit::HardLimit(limit) if self.requested > limit => format!(
+        let free_some = self.what_to_free();
+        match (self.limit, free_some) {
+            (Limit::HardLimit(limit), _) if self.requested > limit => format!(
                 "ask for less, or raise the pool's hard limit of {}: no free makes that much room",
                 HumanBytes(limit)
             ),
-            Limit::Device if self.requested > self.device_total => format!(
+            (Limit::Budget { limit, .. }, _) if self.requested > limit => format!(
+                "ask for less, or raise the budget of {}: no free makes that much room",
+                HumanBytes(limit)
+            ),
+            (Limit::Device, _) if self.requested > self.device_total => format!(
                 "ask for less: the whole device has {}, of which other allocators and processes hold {}",
                 HumanBytes(self.device_total),
                 HumanBytes(others)
             ),
-            Limit::HardLimit(limit) => format!(
-                "free {} of live blocks, or raise the pool's hard limit of {}",
-                HumanBytes(lacking),
+            (Limit::HardLimit(limit), Some(free_some)) => {
+                format!("{free_some}, or raise the pool's hard limit of {}", HumanBytes(limit))
+            }
+            (Limit::HardLimit(limit), None) => format!(
+                "raise the pool's hard limit of {}: memory is taken in whole pages",
                 HumanBytes(limit)
             ),
-            Limit::Budget { limit, held } => format!(
-                "the pools of this budget hold {} of {}: trim or free in another of them, or raise the budget",
+            (Limit::Budget { limit, held }, _) => format!(
+                "the pools of this budget hold {} of {}: trim or free in any of them, or raise the budget",
                 HumanBytes(held),
                 HumanBytes(limit)
             ),
-            Limit::Headroom(headroom) => format!(
-                "lower the pool's headroom of {}, or free {} of live blocks",
-                HumanBytes(headroom),
-                HumanBytes(lacking)
-            ),
-            Limit::Device => format!(
-                "free {} of live blocks; other allocators and processes hold {} of the device",
-                HumanBytes(lacking),
+            (Limit::Headroom(headroom), Some(free_some)) => {
+                format!("lower the pool's headroom of {}, or {free_some}", HumanBytes(headroom))
+            }
+            (Limit::Headroom(headroom), None) => {
+                format!("lower the pool's headroom of {}", HumanBytes(headroom))
+            }
+            (Limit::Device, Some(free_some)) => format!(
+                "{free_some}; other allocators and processes hold {} of the device",
                 HumanBytes(others)
             ),
+            (Limit::Device, None) => format!(
+                "nothing of this pool is live; other pools hold {}, and other allocators and processes {} of the device",
+                HumanBytes(self.other_pools),
+                HumanBytes(others)
+            ),
+        }
+    }
+
+    /// What frees in the pool would have to be of; `None` where nothing is live.
+    fn what_to_free(&self) -> Option<String> {
+        match self.requested.checked_sub(self.cached) {
+            _ if self.live == 0 => None,
+            Some(lacking @ 1..) if lacking <= self.live => {
+                Some(format!("free {} of live blocks", HumanBytes(lacking)))
+            }
+            Some(1..) => Some("free what is live, which alone is not enough".to_owned()),
+            // Whole pages would have been used, or given back.
+            _ => Some("free live blocks that share a page with what is cached".to_owned()),
         }
     }
 }
@@ -173,12 +242,13 @@ impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "out of memory in pool '{}': {} requested; {} live in {} blocks, {} cached, {} reserved, {} in other \
+            "out of memory in pool '{}': {} requested; {} live in {} block{}, {} cached, {} reserved, {} in other \
              pools; the longest free range has {}; the device has {} free of {}. What would help: {}",
             self.pool,
             HumanBytes(self.requested),
             HumanBytes(self.live),
             self.blocks,
+            if self.blocks == 1 { "" } else { "s" },
             HumanBytes(self.cached),
             HumanBytes(self.reserved),
             HumanBytes(self.other_pools),
@@ -218,7 +288,9 @@ impl PoolInner {
         let report = self.out_of_memory(bytes, what);
         self.recording.out_of_memory(bytes, report.device_free, stream);
         tracing::warn!(%report, "out of memory");
-        self.observers.list().iter().for_each(|observer| observer(&report));
+        if let Some(_inside) = self.observers.enter() {
+            self.observers.list().iter().for_each(|observer| observer(&report));
+        }
         Err(Error::OutOfMemory(Box::new(report)))
     }
 
@@ -253,7 +325,7 @@ impl PoolInner {
             // whatever size.
             Step::ReleaseAll => self.trim(0).map(|_| true).map_err(Error::from),
             Step::TrimOthers => self.trim_others(),
-            Step::Reclaim(reclaimer) => Ok(reclaimer(request)),
+            Step::Reclaim(reclaimer) => Ok(self.reclaimers.enter().is_some_and(|_inside| reclaimer(request))),
         }
     }
 

@@ -79,6 +79,11 @@ impl Dataset {
         Ok(Self { source: dir.display().to_string(), train: split(TRAIN)?, validation: split(VALIDATION)? })
     }
 
+    /// Which files [`from_dir`](Self::from_dir) would read, as far as they are there.
+    pub fn files(dir: &Path) -> Vec<PathBuf> {
+        [TRAIN, VALIDATION].as_flattened().iter().filter_map(|name| find(dir, name).ok()).collect()
+    }
+
     /// Pixels of an image.
     pub fn pixels(&self) -> usize {
         SIDE * SIDE

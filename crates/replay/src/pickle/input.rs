@@ -37,6 +37,14 @@ pub enum InputError {
         /// The limit.
         limit: usize,
     },
+    /// The pickle's values take more memory than the reader does.
+    #[error(
+        "the values take more than {limit} bytes of memory, more than a file of this size should; it is damaged, or made to fill memory. If you trust it, decompress it first"
+    )]
+    TooMuchMemory {
+        /// The limit in bytes.
+        limit: u64,
+    },
     /// The pickle names or calls Python code.
     #[error(
         "the pickle calls Python code (opcode {opcode:#04x}); a memory snapshot is plain data, so this is none, and loading it in Python may be dangerous"

@@ -3,38 +3,66 @@
 use std::cmp::Ordering;
 
 use super::input::{Input, InputError};
-use super::{Dict, Fold, Heap, Step, Value};
+use super::{Dict, Fold, Heap, Limits, Step, Text, Value};
 
 pub(super) struct Machine<'a> {
     heap: Heap,
     stack: Vec<Value>,
+    /// The longest that the stack was, for which memory was counted.
+    highest: usize,
     /// Where in the stack each open mark is.
     marks: Vec<usize>,
     memo: Vec<Value>,
     fold: &'a mut dyn Fold,
     /// Values that may still be made.
     left: usize,
-    limit: usize,
+    /// Bytes of memory that may still be taken.
+    memory: u64,
+    limits: Limits,
 }
 
+/// Bytes that `count` entries of a table are counted as: a table that grows has up to twice the room that it fills.
+fn grown<T>(count: usize) -> u64 {
+    2 * (count * size_of::<T>()) as u64
+}
+
+/// What a string takes beside its bytes: its count of owners, and its places in two tables.
+const TEXT_BYTES: u64 = 128;
+
+/// What a caller's row takes.
+const ROW_BYTES: u64 = 128;
+
 impl<'a> Machine<'a> {
-    pub(super) fn new(limit: usize, fold: &'a mut dyn Fold) -> Self {
-        let heap = Heap::default();
-        Self { heap, stack: Vec::new(), marks: Vec::new(), memo: Vec::new(), fold, left: limit, limit }
+    pub(super) fn new(limits: Limits, fold: &'a mut dyn Fold) -> Self {
+        let Limits { values: left, memory, .. } = limits;
+        let (heap, stack, marks, memo) = (Heap::default(), Vec::new(), Vec::new(), Vec::new());
+        Self { heap, stack, highest: 0, marks, memo, fold, left, memory, limits }
     }
 
     /// Runs to the end of the pickle.
     pub(super) fn run(mut self, input: &mut Input<'_>) -> Step<(Heap, Value)> {
         loop {
             // Every opcode adds at most one value to the stack, the memo and the heap.
-            self.left = self.left.checked_sub(1).ok_or(InputError::TooManyValues { limit: self.limit })?;
+            self.left =
+                self.left.checked_sub(1).ok_or(InputError::TooManyValues { limit: self.limits.values })?;
             let opcode = input.byte()?;
             if opcode == b'.' {
                 let value = self.pop()?;
                 return Ok((self.heap, value));
             }
             self.step(opcode, input)?;
+            if self.stack.len() > self.highest {
+                self.take(grown::<Value>(self.stack.len() - self.highest))?;
+                self.highest = self.stack.len();
+            }
         }
+    }
+
+    /// Counts memory that is about to be taken, or just was.
+    fn take(&mut self, bytes: u64) -> Step<()> {
+        let left = self.memory.checked_sub(bytes);
+        self.memory = left.ok_or(InputError::TooMuchMemory { limit: self.limits.memory })?;
+        Ok(())
     }
 
     fn step(&mut self, opcode: u8, input: &mut Input<'_>) -> Step<()> {
@@ -44,7 +72,7 @@ impl<'a> Machine<'a> {
             0x95 => input.array::<8>().map(drop),
             b'(' => {
                 self.marks.push(self.stack.len());
-                Ok(())
+                self.take(grown::<usize>(1))
             }
             b'0' => self.pop().map(drop),
             b'1' => self.close_mark().map(|from| self.stack.truncate(from)),
@@ -82,11 +110,11 @@ impl<'a> Machine<'a> {
             b'G' => Value::Float(f64::from_be_bytes(input.array()?)),
             0x8c => {
                 let bytes = u64::from(input.byte()?);
-                Value::Text(self.heap.texts.intern(input.text(bytes)?))
+                Value::Text(self.text(bytes, input)?)
             }
             b'X' => {
                 let bytes = u64::from(u32::from_le_bytes(input.array()?));
-                Value::Text(self.heap.texts.intern(input.text(bytes)?))
+                Value::Text(self.text(bytes, input)?)
             }
             b'C' => {
                 let bytes = u64::from(input.byte()?);
@@ -105,12 +133,19 @@ impl<'a> Machine<'a> {
                 self.items(from)?
             }
             b'}' => {
+                self.take(grown::<Dict>(1))?;
                 self.heap.dicts.push(Dict::Pairs(Vec::new()));
                 Value::Dict(number(self.heap.dicts.len())?)
             }
             0x8f => Value::Other,
             _ => return Err(InputError::Opcode { opcode }),
         })
+    }
+
+    fn text(&mut self, bytes: u64, input: &mut Input<'_>) -> Step<Text> {
+        let (text, is_new) = self.heap.texts.intern(input.text(bytes)?);
+        self.take(if is_new { bytes + TEXT_BYTES } else { 0 })?;
+        Ok(text)
     }
 
     fn tuple(&mut self, length: usize) -> Step<Value> {
@@ -120,7 +155,10 @@ impl<'a> Machine<'a> {
 
     /// A new list or tuple of what lies on the stack from there on.
     fn items(&mut self, from: usize) -> Step<Value> {
-        let items = self.stack.split_off(from);
+        self.take(grown::<Vec<Value>>(1) + grown::<Value>(self.stack.len() - from))?;
+        // Not split off: from the bottom that would leave a stack of the same room behind.
+        let items = self.stack[from..].to_vec();
+        self.stack.truncate(from);
         self.heap.items.push(items);
         Ok(Value::Items(number(self.heap.items.len())?))
     }
@@ -130,6 +168,7 @@ impl<'a> Machine<'a> {
         let Value::Items(list) = self.stack[below] else {
             return Err(InputError::Malformed("something is appended to what is no list"));
         };
+        self.take(grown::<Value>(self.stack.len() - from))?;
         self.heap.items[list as usize].extend_from_slice(&self.stack[from..]);
         self.stack.truncate(from);
         Ok(())
@@ -143,6 +182,7 @@ impl<'a> Machine<'a> {
         if !(self.stack.len() - from).is_multiple_of(2) {
             return Err(InputError::Malformed("a dict's key has no value"));
         }
+        let mut taken = grown::<Value>(self.stack.len() - from);
         let added = self.stack[from..].chunks_exact(2).map(|pair| (pair[0], pair[1]));
         let Dict::Pairs(pairs) = &mut self.heap.dicts[id as usize] else {
             return Err(InputError::Malformed("an entry is added to an event that was complete"));
@@ -151,14 +191,17 @@ impl<'a> Machine<'a> {
             // Most dicts get all their entries at once; those that are rows never get a vector of their own.
             let added: smallvec::SmallVec<[_; 16]> = added.collect();
             match self.fold.dict(&self.heap.texts, &added) {
-                Some(row) => self.heap.dicts[id as usize] = Dict::Row(row),
+                Some(row) => {
+                    self.heap.dicts[id as usize] = Dict::Row(row);
+                    taken = ROW_BYTES;
+                }
                 None => pairs.extend(added),
             }
         } else {
             pairs.extend(added);
         }
         self.stack.truncate(from);
-        Ok(())
+        self.take(taken)
     }
 
     fn memoize(&mut self, index: usize) -> Step<()> {
@@ -166,7 +209,10 @@ impl<'a> Machine<'a> {
         // Python numbers memo entries in order; a gap would be memory for nothing.
         match index.cmp(&self.memo.len()) {
             Ordering::Less => self.memo[index] = top,
-            Ordering::Equal => self.memo.push(top),
+            Ordering::Equal => {
+                self.take(grown::<Value>(1))?;
+                self.memo.push(top);
+            }
             Ordering::Greater => return Err(InputError::Malformed("a memo entry out of order")),
         }
         Ok(())

@@ -6,7 +6,8 @@
 //!
 //! **What a hostile file can do.** No opcode that names or calls anything is known: such a file is refused.
 //! Values are numbers into the heap, so nothing recurses, shared values stay shared and cycles do no harm.
-//! [`Limits`] bounds the bytes read and the number of values. Every error names the byte.
+//! [`Limits`] bounds the bytes read, the number of values and the memory that they take: a small file may be
+//! compressed well, and a byte of it may be a list. Every error names the byte.
 //!
 //! **Why not a crate.** `serde-pickle` 1.2.0, the best kept, does not hold up against a hostile file, and takes
 //! more of an honest one. Measured on 2026-11-21 on 2 cores of an AMD EPYC, which others used too, typed
@@ -36,14 +37,27 @@ pub use input::{InputError, PickleError};
 pub struct Limits {
     /// Bytes, after decompression.
     pub bytes: u64,
-    /// Lists, tuples, dicts, strings and references in a pickle.
+    /// Lists, tuples, dicts, strings, numbers and references in a pickle; events and labels in a recording.
     pub values: usize,
+    /// Bytes of memory that what is read may take, with the room that tables grow into.
+    pub memory: u64,
 }
 
 impl Default for Limits {
-    /// 8 GiB and 200 million values: some 30 million events.
+    /// 8 GiB, 200 million values (some 10 million events of a snapshot), and 32 GiB of memory, which honest files
+    /// of that many values do not come to.
     fn default() -> Self {
-        Self { bytes: 8 << 30, values: 200_000_000 }
+        Self { bytes: 8 << 30, values: 200_000_000, memory: 32 << 30 }
+    }
+}
+
+impl Limits {
+    /// These limits for a file of `bytes` bytes, compressed or not, which may take memory in proportion to them: 256
+    /// bytes for each, and 512 MiB. By this count the gzipped traces that were recorded take 45 to 56 bytes for each of
+    /// theirs, and some 300 for each event.
+    pub fn for_file_of(self, bytes: u64) -> Self {
+        let memory = bytes.saturating_mul(256).saturating_add(512 << 20);
+        Self { memory: self.memory.min(memory), ..self }
     }
 }
 
@@ -94,15 +108,16 @@ impl Texts {
         &self.all[text.0 as usize]
     }
 
-    fn intern(&mut self, text: &str) -> Text {
+    /// The text, and whether it is new.
+    fn intern(&mut self, text: &str) -> (Text, bool) {
         if let Some(&known) = self.index.get(text) {
-            return Text(known);
+            return (Text(known), false);
         }
         let text: std::rc::Rc<str> = text.into();
         let number = self.all.len() as u32;
         self.all.push(text.clone());
         self.index.insert(text, number);
-        Text(number)
+        (Text(number), true)
     }
 }
 
@@ -160,7 +175,7 @@ pub(crate) fn load(
     fold: &mut dyn Fold,
 ) -> Result<(Heap, Value), PickleError> {
     let mut input = Input::new(source, limits.bytes);
-    let result = machine::Machine::new(limits.values, fold).run(&mut input);
+    let result = machine::Machine::new(limits, fold).run(&mut input);
     result.map_err(|error| error.at(input.position()))
 }
 

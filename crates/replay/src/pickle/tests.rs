@@ -9,7 +9,7 @@ impl Fold for KeepAll {
 }
 
 fn read(bytes: &[u8]) -> Result<(Heap, Value), PickleError> {
-    load(&mut &*bytes, Limits { bytes: 64 << 20, values: 4_000_000 }, &mut KeepAll)
+    load(&mut &*bytes, Limits { bytes: 64 << 20, values: 4_000_000, memory: 1 << 30 }, &mut KeepAll)
 }
 
 fn message(bytes: &[u8]) -> String {
@@ -69,6 +69,33 @@ fn a_million_marks_or_nested_tuples_do_no_harm() {
 }
 
 #[test]
+fn whatever_a_byte_stands_for_takes_no_more_memory_than_may_be_taken() {
+    let limits = Limits { memory: 1 << 20, ..Limits::default() };
+    let of =
+        |bytes: &[u8]| load(&mut &*bytes, limits, &mut KeepAll).map(drop).map_err(|error| error.to_string());
+    let many = |start: &[u8], each: &[u8]| [start, &each.repeat(200_000), b"."].concat();
+    let hostile = [
+        many(b"", b"N"),      // the stack
+        many(b"", b"("),      // marks
+        many(b"", b"]"),      // lists
+        many(b"", b"}"),      // dicts
+        many(b"]", b"\x94"),  // the memo
+        many(b"]", b"Na"),    // one list
+        many(b"}", b"NNs"),   // one dict
+        many(b"", b"N\x850"), // tuples that are let go of
+    ];
+    for bytes in hostile {
+        let said = of(&bytes).unwrap_err();
+        assert!(said.contains("the values take more than 1048576 bytes of memory"), "{said}");
+    }
+    let texts: Vec<u8> =
+        (0..200u8).flat_map(|n| [&b"X\x00\x40\x00\x00"[..], &[n / 2; 1 << 14]].concat()).collect();
+    assert!(of(&texts).unwrap_err().contains("of memory"), "a hundred texts of 16 KiB");
+    assert!(of(&[&texts[..texts.len() / 4], b"."].concat()).is_ok(), "25 of them, each named twice");
+    assert!(of(&many(b"N", b"N0")).is_ok(), "one value at a time");
+}
+
+#[test]
 fn a_list_that_holds_itself_is_read() {
     let (heap, root) = read(b"\x80\x04]\x94h\x00a.").unwrap();
     assert_eq!(heap.items(root), Some(&[root][..]));
@@ -83,7 +110,7 @@ fn a_string_longer_than_the_file_is_no_reason_to_take_memory() {
 #[test]
 fn the_limits_hold() {
     let bytes = vec![b'N'; 1000];
-    let limits = |bytes, values| Limits { bytes, values };
+    let limits = |bytes, values| Limits { bytes, values, memory: 1 << 30 };
     let said = |limits| load(&mut &*bytes, limits, &mut KeepAll).unwrap_err().to_string();
     assert!(said(limits(100, 1 << 20)).contains("more than 100 bytes"));
     assert!(said(limits(1 << 20, 100)).contains("more than 100 values"));

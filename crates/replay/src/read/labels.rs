@@ -15,6 +15,8 @@ pub(super) struct Labels {
     sites: Vec<Vec<u32>>,
     /// Numbers in `sites`.
     lines: usize,
+    /// Bytes of all texts.
+    texts: usize,
     frame_ids: FxHashMap<u32, FrameId>,
     tag_ids: FxHashMap<u32, FrameId>,
     stacks: FxHashMap<(u32, u32), StackId>,
@@ -33,6 +35,14 @@ impl Labels {
         self.tags.len() + self.frames.len() + self.sites.len() + self.lines
     }
 
+    /// Bytes of memory that they take, about, with the room that tables grow into.
+    pub(super) fn bytes(&self) -> u64 {
+        let tables = self.tags.len() * size_of::<Tag>()
+            + self.frames.len() * size_of::<Frame>()
+            + self.sites.len() * size_of::<Vec<u32>>();
+        (2 * tables + self.lines * size_of::<u32>() + self.texts) as u64
+    }
+
     pub(super) fn tag(&mut self, tag: u32, inside: u32, text: &str) -> Result<(), &'static str> {
         next(tag, self.tags.len())?;
         let depth = match inside.checked_sub(1) {
@@ -42,6 +52,7 @@ impl Labels {
         if depth > DEEPEST {
             return Err("tags too deep inside each other");
         }
+        self.texts += text.len();
         self.tags.push(Tag { inside, depth, text: text.to_owned() });
         Ok(())
     }
@@ -54,6 +65,7 @@ impl Labels {
         line: u32,
     ) -> Result<(), &'static str> {
         next(frame, self.frames.len())?;
+        self.texts += name.len() + file.len();
         self.frames.push(Frame { name: name.to_owned(), file: file.to_owned(), line });
         Ok(())
     }

@@ -13,7 +13,7 @@ use rustc_hash::FxHashMap;
 use super::labels::Labels;
 use super::{FormatError, Limits};
 use crate::event::{Event, EventKind, StackId};
-use crate::trace::TraceBuilder;
+use crate::trace::{MAX_DEVICES, TraceBuilder};
 
 /// An event with everything told relative to others resolved.
 #[derive(Debug, Clone, Copy)]
@@ -36,6 +36,12 @@ enum Kind {
     Reserved,
     OutOfMemory,
 }
+
+/// What a row is counted as: the room that their table grows into, or that sorting takes, is as much again.
+const ROW_BYTES: u64 = 2 * size_of::<Row>() as u64;
+
+/// What a frame of a call stack is counted as.
+const STACK_LINE_BYTES: u64 = 8;
 
 /// What the next event is told relative to.
 #[derive(Debug, Default)]
@@ -106,8 +112,15 @@ impl Recording {
                 return wrong(at, "a chunk with a record that cannot be read");
             };
             self.record(record, &mut cursor).or_else(|what| wrong(at, what))?;
-            if self.rows.len() + self.labels.len() > limits.values {
+            let memory = (self.rows.len() + self.pools.len()) as u64 * ROW_BYTES + self.labels.bytes();
+            if self.rows.len() + self.labels.len() + self.pools.len() > limits.values {
                 return wrong(at, "more events than this reader takes; record a shorter stretch");
+            }
+            if memory > limits.memory {
+                return wrong(
+                    at,
+                    "more events than a file of this size should have; if you trust it, decompress it first",
+                );
             }
         }
         Ok(())
@@ -115,7 +128,7 @@ impl Recording {
 
     fn record(&mut self, record: Record<'_>, cursor: &mut Cursor) -> Result<(), &'static str> {
         match record {
-            Record::Pool { pool, ordinal, device_key, .. } => self.pool(pool, ordinal, device_key),
+            Record::Pool { pool, ordinal, device_key, .. } => return self.pool(pool, ordinal, device_key),
             Record::Tag { tag, inside, text } => return self.labels.tag(tag, inside, text),
             Record::Frame { frame, name, file, line } => return self.labels.frame(frame, name, file, line),
             Record::Site { site, frames } => return self.labels.site(site, frames),
@@ -147,13 +160,22 @@ impl Recording {
     }
 
     /// A pool's device has its driver's number, unless another device has that in this file.
-    fn pool(&mut self, pool: u32, ordinal: u32, key: u64) {
-        let taken: Vec<_> = self.devices.values().copied().collect();
-        let device = *self.devices.entry(key).or_insert_with(|| {
-            let free = (ordinal..).chain(0..ordinal).find(|number| !taken.contains(number));
-            free.unwrap_or(ordinal)
-        });
+    fn pool(&mut self, pool: u32, ordinal: u32, key: u64) -> Result<(), &'static str> {
+        let device = match self.devices.get(&key) {
+            Some(&known) => known,
+            None if self.devices.len() == MAX_DEVICES as usize => {
+                return Err("pools of more devices than any machine has");
+            }
+            // No device's number: the first event is refused.
+            None if ordinal >= MAX_DEVICES => ordinal,
+            None => {
+                let free = |number: &u32| self.devices.values().all(|taken| taken != number);
+                (ordinal..MAX_DEVICES).chain(0..ordinal).find(free).unwrap_or(ordinal)
+            }
+        };
+        self.devices.insert(key, device);
         self.pools.insert(pool, Pool { device, reserved: 0 });
+        Ok(())
     }
 
     fn block(&mut self, cursor: &mut Cursor, kind: Kind, (after, address, size): (u64, i64, u64)) {
@@ -167,9 +189,9 @@ impl Recording {
         // Where a clock is too coarse to tell, an address is freed before it is allocated anew. (One thread's
         // own times all differ.)
         self.rows.sort_by_key(|row| (row.time, row.kind != Kind::Free));
-        let mut builder = TraceBuilder::default();
+        let mut builder = TraceBuilder::within(limits.memory);
         let mut known = Known::default();
-        let mut left = limits.values;
+        let mut left = limits.values.min((limits.memory / STACK_LINE_BYTES) as usize);
         for row in std::mem::take(&mut self.rows) {
             let Some(pool) = self.pools.get_mut(&row.pool) else {
                 return wrong(0, "an event of a pool that is not defined");

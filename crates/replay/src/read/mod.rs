@@ -94,6 +94,9 @@ impl From<::millpond::record::ChunkError> for FormatError {
 pub fn read(path: &Path, limits: Limits) -> Result<Vec<Trace>, ReadError> {
     let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy();
     let traces = File::open(path).map_err(FormatError::from).and_then(|file| {
+        let there = file.metadata()?;
+        // A pipe does not say how much will come.
+        let limits = if there.is_file() { limits.for_file_of(there.len()) } else { limits };
         let mut source = decompressed(file)?;
         let traces = read_from(&mut *source, &name, limits)?;
         // A pickle ends before its file does: the check sum that follows says whether it was read as it was written.

@@ -78,7 +78,7 @@ pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuil
     let (heap, root) = pickle::load(source, limits, &mut rows)?;
     let reader =
         Reader { heap: &heap, rows: &rows.0, frames: FxHashMap::default(), stacks: FxHashMap::default() };
-    reader.read(root, limits.values)
+    reader.read(root, limits)
 }
 
 struct Reader<'a> {
@@ -90,8 +90,8 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    fn read(mut self, root: Value, limit: usize) -> Result<TraceBuilder, FormatError> {
-        let mut builder = TraceBuilder::default();
+    fn read(mut self, root: Value, limits: Limits) -> Result<TraceBuilder, FormatError> {
+        let mut builder = TraceBuilder::within(limits.memory);
         let Some(traces) = self.heap.look_up(root, "device_traces") else {
             return wrong(
                 "snapshot",
@@ -102,7 +102,7 @@ impl Reader<'_> {
             return wrong("snapshot['device_traces']", "expected a list of lists of events");
         };
         // One list may stand in a file many times: what it comes to is bounded, not only what it is.
-        let mut left = limit;
+        let mut left = limits.values;
         for (device, &trace) in traces.iter().enumerate() {
             let Some(events) = self.heap.items(trace) else {
                 return wrong(format!("device_traces[{device}]"), "expected a list of events");

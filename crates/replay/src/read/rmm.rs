@@ -22,7 +22,7 @@ pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuil
         let found = header.iter().collect::<Vec<_>>().join(",");
         return wrong(1, format!("the columns are {found}; expected {}", COLUMNS.join(",")));
     }
-    let mut builder = TraceBuilder::default();
+    let mut builder = TraceBuilder::within(limits.memory);
     let mut clock = Clock::default();
     let mut record = StringRecord::new();
     while log.read_record(&mut record).map_err(broken)? {

@@ -1,97 +1,20 @@
-//! A trace in memory: events with addresses resolved to dense block numbers, so that a replay hashes nothing.
+//! Events in, traces out: addresses become blocks, each let go of once and before it becomes reusable.
 
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
-use crate::event::{Event, EventKind, StackId, Stacks};
+use super::{Block, Op, OpKind, RecordedOom, Trace};
+use crate::event::{Event, EventKind, Stacks};
 use crate::segments::{Segment, SegmentKind, SegmentOp, Segments};
 
-/// A block of memory that the traced program held at some time.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Block {
-    /// Bytes requested.
-    pub size: u64,
-    /// Where the recorded allocator put it.
-    pub address: u64,
-    /// Who allocated it.
-    pub stack: StackId,
-    /// The stream it was allocated for, as an index into [`Trace::streams`].
-    pub stream: u16,
-}
-
-/// What an [`Op`] does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OpKind {
-    /// The block begins to live.
-    Alloc,
-    /// The program let go of the block.
-    FreeRequested,
-    /// The block became reusable.
-    FreeCompleted,
-}
-
-/// One step in the life of a block.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Op {
-    /// Microseconds since the trace began.
-    pub time_us: u64,
-    /// The block, as an index into [`Trace::blocks`].
-    pub block: u32,
-    /// The stream, as an index into [`Trace::streams`].
-    pub stream: u16,
-    /// What happens.
-    pub kind: OpKind,
-}
-
-/// A request that the recorded allocator could not serve.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RecordedOom {
-    /// How many ops of the trace came before it.
-    pub before_op: usize,
-    /// Bytes asked for.
-    pub size: u64,
-    /// Bytes that the device had free then.
-    pub device_free: u64,
-}
-
-/// What one device's memory did, as recorded.
-#[derive(Debug, Clone)]
-pub struct Trace {
-    /// The file's name, with the device's number where the file has several.
-    pub name: String,
-    /// The device's number in the file.
-    pub device: u32,
-    /// The streams, as the recorder named them.
-    pub streams: Vec<u64>,
-    /// Every block, in the order in which they were first seen.
-    pub blocks: Vec<Block>,
-    /// Blocks that were live before the recording began, by rising address.
-    pub live_before: Vec<u32>,
-    /// What happened to the blocks, in order.
-    pub ops: Vec<Op>,
-    /// Microseconds from the first event to the last.
-    pub wall_us: u64,
-    /// The most that the recorded allocator itself held at once, in bytes, where its segments were recorded.
-    pub recorded_reserved: Option<u64>,
-    /// What it held, where that was recorded.
-    pub segments: Segments,
-    /// Requests that the recorded allocator could not serve.
-    pub recorded_ooms: Vec<RecordedOom>,
-    /// The call stacks that [`Block::stack`] names.
-    pub stacks: Arc<Stacks>,
-    /// Frees of addresses that were allocated anew without a free between: the recording lost events.
-    pub lost_frees: u64,
-    /// The recorded allocator's settings, where the file has them.
-    pub settings: String,
-    /// What the reader of the file has to say about it: that its end is missing, or events in it.
-    pub remarks: Vec<String>,
-}
-
 /// Turns [`Event`]s into [`Trace`]s, one for each device.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct TraceBuilder {
     devices: Vec<Option<DeviceBuilder>>,
+    /// Events that may still come.
+    left: u64,
+    limit: u64,
     /// The call stacks that events name.
     pub stacks: Stacks,
     /// The recorded allocator's settings.
@@ -100,8 +23,21 @@ pub struct TraceBuilder {
     pub remarks: Vec<String>,
 }
 
+impl Default for TraceBuilder {
+    fn default() -> Self {
+        Self::within(u64::MAX)
+    }
+}
+
+/// Bytes that an event takes at most, on average: its op, its block, the address that it lives at, and the room that
+/// tables grow into.
+const EVENT_BYTES: u64 = 128;
+
 /// More devices than any machine has: a larger number is not a device's.
 pub const MAX_DEVICES: u32 = 256;
+
+/// More bytes than any device has, and few enough that sums of them do not overflow.
+const MOST_LIVE: u64 = 1 << 60;
 
 /// Why a trace cannot be built.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -119,6 +55,20 @@ pub enum TraceError {
         /// The device's number.
         device: u32,
     },
+    /// More events than the reader's limits allow, as of a file that says the same thing again and again.
+    #[error(
+        "more than {limit} events, more than a file of this size should have; it is damaged, or made to fill memory. If you trust it, decompress it first"
+    )]
+    TooManyEvents {
+        /// The limit.
+        limit: u64,
+    },
+    /// More bytes at once than any device has.
+    #[error("the blocks of device {device} come to more than any device has; the file is damaged")]
+    TooMuchLive {
+        /// The device's number.
+        device: u32,
+    },
     /// More blocks than can be numbered.
     #[error("device {device} has more than {} blocks; record a shorter stretch", u32::MAX)]
     TooManyBlocks {
@@ -131,10 +81,17 @@ pub enum TraceError {
 const MAX_STREAMS: usize = 4096;
 
 impl TraceBuilder {
+    /// A builder that takes no more events than fit into `memory` bytes.
+    pub fn within(memory: u64) -> Self {
+        let limit = memory / EVENT_BYTES;
+        let (devices, stacks) = (Vec::new(), Stacks::default());
+        Self { devices, left: limit, limit, stacks, settings: String::new(), remarks: Vec::new() }
+    }
+
     /// Adds the next event of its device.
     ///
     /// # Errors
-    /// [`TraceError`] where the event names more devices, streams or blocks than there can be.
+    /// [`TraceError`] where the event names more devices, streams or blocks than there can be, or is one too many.
     pub fn push(&mut self, event: Event) -> Result<(), TraceError> {
         self.device(event.device)?.push(event)
     }
@@ -190,12 +147,23 @@ impl TraceBuilder {
         if number >= MAX_DEVICES {
             return Err(TraceError::TooManyDevices { device: number });
         }
+        self.left = self.left.checked_sub(1).ok_or(TraceError::TooManyEvents { limit: self.limit })?;
         let index = number as usize;
         if self.devices.len() <= index {
             self.devices.resize_with(index + 1, || None);
         }
         Ok(self.devices[index].get_or_insert_with(|| DeviceBuilder { number, ..Default::default() }))
     }
+}
+
+/// A block that is not reusable yet.
+#[derive(Debug, Clone, Copy)]
+struct Live {
+    block: u32,
+    /// Whether it was live before the recording began.
+    before: bool,
+    /// Whether the program let go of it.
+    let_go: bool,
 }
 
 #[derive(Debug, Default)]
@@ -206,7 +174,9 @@ struct DeviceBuilder {
     blocks: Vec<Block>,
     live_before: Vec<u32>,
     /// The block at each address that is allocated or waits for its free to complete.
-    live: FxHashMap<u64, u32>,
+    live: FxHashMap<u64, Live>,
+    /// Bytes of these, and of all blocks that were live before.
+    live_bytes: u64,
     ops: Vec<Op>,
     first_us: Option<u64>,
     last_us: u64,
@@ -238,11 +208,11 @@ impl DeviceBuilder {
     }
 
     fn alloc(&mut self, event: Event) -> Result<(), TraceError> {
-        if let Some(lost) = self.live.remove(&event.address) {
+        if let Some(lost) = self.live.get(&event.address) {
             self.lost_frees += 1;
-            let stream = self.blocks[lost as usize].stream;
-            self.op(lost, stream, OpKind::FreeRequested);
-            self.op(lost, stream, OpKind::FreeCompleted);
+            let stream = self.blocks[lost.block as usize].stream;
+            self.let_go(event.address, stream);
+            self.complete(event.address, stream);
         }
         let block = self.begin(event, false)?;
         self.op(block, self.blocks[block as usize].stream, OpKind::Alloc);
@@ -251,16 +221,36 @@ impl DeviceBuilder {
 
     /// A free of an address that nobody allocated frees a block that was live before the recording began.
     fn free(&mut self, event: Event, kind: OpKind) -> Result<(), TraceError> {
-        let block = match self.live.get(&event.address) {
-            Some(&block) => block,
-            None => self.begin(event, true)?,
-        };
-        let stream = self.stream(event.stream)?;
-        if kind == OpKind::FreeCompleted {
-            self.live.remove(&event.address);
+        if !self.live.contains_key(&event.address) {
+            self.begin(event, true)?;
         }
-        self.op(block, stream, kind);
+        let stream = self.stream(event.stream)?;
+        // What became reusable was let go of, be it before the recording began.
+        self.let_go(event.address, stream);
+        if kind == OpKind::FreeCompleted {
+            self.complete(event.address, stream);
+        }
         Ok(())
+    }
+
+    /// The program lets go of the block at an address, once.
+    fn let_go(&mut self, address: u64, stream: u16) {
+        if let Some(live) = self.live.get_mut(&address).filter(|live| !live.let_go) {
+            live.let_go = true;
+            let block = live.block;
+            self.op(block, stream, OpKind::FreeRequested);
+        }
+    }
+
+    /// The block at an address becomes reusable.
+    fn complete(&mut self, address: u64, stream: u16) {
+        if let Some(live) = self.live.remove(&address) {
+            self.op(live.block, stream, OpKind::FreeCompleted);
+            // Those that were live before count to the end: how many were at once is not known here.
+            if !live.before {
+                self.live_bytes -= self.blocks[live.block as usize].size;
+            }
+        }
     }
 
     fn segment(&mut self, event: Event, kind: SegmentKind) -> Result<(), TraceError> {
@@ -276,8 +266,12 @@ impl DeviceBuilder {
             return Err(TraceError::TooManyBlocks { device: self.number });
         };
         let stream = self.stream(event.stream)?;
+        self.live_bytes += event.size;
+        if self.live_bytes > MOST_LIVE {
+            return Err(TraceError::TooMuchLive { device: self.number });
+        }
         self.blocks.push(Block { size: event.size, address: event.address, stack: event.stack, stream });
-        self.live.insert(event.address, block);
+        self.live.insert(event.address, Live { block, before, let_go: false });
         if before {
             self.live_before.push(block);
         }
@@ -325,6 +319,7 @@ impl DeviceBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::StackId;
 
     fn event(kind: EventKind, address: u64, size: u64) -> Event {
         Event { kind, device: 0, stream: 7, time_us: address, address, size, stack: StackId::NONE }
@@ -370,6 +365,23 @@ mod tests {
     }
 
     #[test]
+    fn a_block_is_let_go_of_once_and_before_it_becomes_reusable() {
+        let kinds = |kinds: &[EventKind]| {
+            let mut builder = TraceBuilder::default();
+            kinds.iter().for_each(|&kind| builder.push(event(kind, 64, 10)).unwrap());
+            only(builder).ops.iter().map(|op| op.kind).collect::<Vec<_>>()
+        };
+        use EventKind as E;
+        let whole = [OpKind::Alloc, OpKind::FreeRequested, OpKind::FreeCompleted];
+        assert_eq!(kinds(&[E::Alloc, E::FreeRequested, E::FreeRequested, E::FreeCompleted]), whole);
+        assert_eq!(kinds(&[E::Alloc, E::FreeCompleted]), whole);
+        // Let go of before the recording began.
+        assert_eq!(kinds(&[E::FreeCompleted]), whole[1..]);
+        // Its completion was lost, and the address allocated anew.
+        assert_eq!(kinds(&[E::Alloc, E::FreeRequested, E::Alloc]), [&whole[..], &[OpKind::Alloc]].concat());
+    }
+
+    #[test]
     fn what_the_recorder_held_at_most_counts_from_what_it_held_at_the_end() {
         let mut builder = TraceBuilder::default();
         builder.push(event(EventKind::Alloc, 1, 1)).unwrap();
@@ -377,6 +389,31 @@ mod tests {
         builder.push(event(EventKind::SegmentFree, 64, 100)).unwrap();
         builder.segment_at_end(0, Segment { address: 256, bytes: 20, stream: 7 }).unwrap();
         assert_eq!(only(builder).recorded_reserved, Some(120));
+    }
+
+    #[test]
+    fn no_more_events_are_taken_than_fit_into_the_memory() {
+        let mut builder = TraceBuilder::within(3 * EVENT_BYTES);
+        for address in [64, 128, 192] {
+            builder.push(event(EventKind::Alloc, address, 10)).unwrap();
+        }
+        let refused = TraceError::TooManyEvents { limit: 3 };
+        assert_eq!(builder.push(event(EventKind::FreeRequested, 64, 10)), Err(refused.clone()));
+        assert_eq!(builder.live_at_end(event(EventKind::Alloc, 32, 20)), Err(refused));
+    }
+
+    #[test]
+    fn more_live_bytes_than_any_device_has_are_refused_before_sums_overflow() {
+        let mut builder = TraceBuilder::default();
+        for _ in 0..3 * 4096 {
+            builder.push(event(EventKind::Alloc, 64, 1 << 48)).unwrap();
+            builder.push(event(EventKind::FreeCompleted, 64, 1 << 48)).unwrap();
+        }
+        for address in 1..=4096 {
+            builder.push(event(EventKind::Alloc, 64 * address, 1 << 48)).unwrap();
+        }
+        let refused = TraceError::TooMuchLive { device: 0 };
+        assert_eq!(builder.push(event(EventKind::FreeCompleted, 1, 1)), Err(refused));
     }
 
     #[test]
