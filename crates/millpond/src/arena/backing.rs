@@ -34,12 +34,17 @@ pub(super) struct Stretch {
     slot: u64,
     end: u64,
     /// What is backed already.
-    backed: Option<BlockId>,
+    pub(super) backed: Option<BlockId>,
     /// The void from `slot` on, if there is any.
-    void: Option<BlockId>,
+    pub(super) void: Option<BlockId>,
 }
 
 impl Stretch {
+    /// Slots that are all of a void, which is on no index.
+    pub(super) fn over(region: u32, (slot, end): (u64, u64), void: BlockId) -> Self {
+        Self { region, slot, end, backed: None, void: Some(void) }
+    }
+
     /// Slots that are still to be backed.
     pub(super) fn room(&self) -> u32 {
         u32::try_from(self.end - self.slot).unwrap_or(u32::MAX)
@@ -123,10 +128,10 @@ impl Arena {
         while stretch.slot < stretch.end {
             let room = stretch.room();
             if let Some(page) = self.pages.take_parked(room) {
-                self.attach_unmapped(page, stretch)?;
+                self.attach_unmapped(page, stretch, (Fence::empty(), self.frees))?;
             } else if !self.steal(stretch, supply, stream)? {
                 let page = self.create(want, room, supply)?;
-                self.attach_unmapped(page, stretch)?;
+                self.attach_unmapped(page, stretch, (Fence::empty(), self.frees))?;
             }
         }
         Ok(())
@@ -180,7 +185,7 @@ impl Arena {
             self.void[zone].insert(&self.blocks[void], void);
             void = rest;
         }
-        Stretch { region, slot, end, backed: None, void: Some(void) }
+        Stretch::over(region, (slot, end), void)
     }
 
     /// Puts on the indexes what was backed of a stretch, as one free block, and what is left of its void.
@@ -197,12 +202,17 @@ impl Arena {
     }
 
     /// Maps a page that is mapped nowhere at the stretch's next slots; it is parked again if that fails.
-    fn attach_unmapped(&mut self, page: PageId, stretch: &mut Stretch) -> Result<(), Refusal> {
+    pub(super) fn attach_unmapped(
+        &mut self,
+        page: PageId,
+        stretch: &mut Stretch,
+        (fence, freed): (Fence, u64),
+    ) -> Result<(), Refusal> {
         if let Err(error) = self.map_page(page, stretch) {
             self.pages.park(page);
             return Err(error);
         }
-        self.attach(page, stretch, Fence::empty(), self.frees);
+        self.attach(page, stretch, fence, freed);
         Ok(())
     }
 

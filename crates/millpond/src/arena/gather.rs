@@ -1,5 +1,5 @@
 //! Gathering: once a job that repeats itself has moved about as many pages as are free, all that are free at
-//! low water are moved to one place, side by side.
+//! low water are brought to one place, side by side: where most of them lie already, if they do.
 //!
 //! Pages move where no free block of the right length is: each move leaves a gap in the addresses where the page was,
 //! and the more gaps there are, the fewer free blocks are long. Where all that a job takes and gives back lies in one
@@ -13,9 +13,11 @@
 //! water, when what comes and goes is gone; or where the pool comes to hold more than ever, by a 16th of what is
 //! needed. The next time takes twice as many moves then.
 
+use super::blocks::State;
+use super::find::Want;
 use super::placing::Place;
 use super::supply::Supply;
-use super::tides::Tides;
+use super::tides::{Tides, Turn};
 use super::{Arena, Refusal, Zone};
 use crate::order::{Stream, StreamKey};
 
@@ -114,8 +116,10 @@ impl Arena {
         if zone == Zone::Large {
             let reserved = self.counters.reserved.current() >> self.layout.unit_shift();
             for out in [before, self.out_units] {
-                if let Some(pinned) = self.gatherer.tides.note(out, reserved, self.pinned) {
-                    self.note_low_water(pinned);
+                match self.gatherer.tides.note(out, reserved, self.pinned) {
+                    Some(Turn::Low(pinned)) => self.note_low_water(pinned),
+                    Some(Turn::High(pinned)) => self.note_high_water(pinned),
+                    None => {}
                 }
             }
             self.gatherer.most_out = self.gatherer.most_out.max(self.out_units);
@@ -166,8 +170,14 @@ impl Arena {
             && counters.misses.get() - gatherer.misses >= LEAST_MISSES
             && counters.pages_stolen.get() - gatherer.stolen >= gatherer.patience * free_pages
             && gatherer.lead >= ALONE
-            && gatherer.tides.is_low_water(self.out_units, reserved)
+            && self.is_low_water()
             && !self.pins_more_than_strict()
+    }
+
+    /// Whether the level is down where it comes back to.
+    pub(super) fn is_low_water(&self) -> bool {
+        let reserved = self.counters.reserved.current() >> self.layout.unit_shift();
+        self.gatherer.tides.is_low_water(self.out_units, reserved)
     }
 
     /// Whether a hit may pin whatever is free.
@@ -205,25 +215,55 @@ impl Arena {
         ready.flat_map(|id| self.whole_pages(id)).map(|(_, _, slots)| u64::from(slots)).sum()
     }
 
-    /// Moves free pages to a fresh place of so many slots, the longest first.
+    /// Moves free pages to one place of so many slots, the longest first.
     fn gather_slots(&mut self, slots: u64, stream: &Stream) -> Result<(), Refusal> {
-        let place = self.void_place(slots)?;
+        if self.free[Zone::Large as usize].longest() >= slots << self.layout.slot_shift() {
+            // They are in one place.
+            return Ok(());
+        }
+        let place = self.place_to_gather(slots, stream)?;
         let mut supply = self.supply(&place, stream);
         self.keep_ready_large(&mut supply);
-        let first = self.layout.slot_of(place.start);
-        let mut stretch = self.open_stretch(place.first, (first, first + slots));
-        let mut moved = Ok(true);
-        while let Ok(true) = moved
-            && stretch.room() > 0
-        {
-            moved = self.steal(&mut stretch, &mut supply, stream);
-        }
-        self.close_stretch(&stretch);
+        let moved = self.fill_with_free(&place, &mut supply, stream);
         self.close_robbed(&mut supply);
         supply.clear();
         self.spare_supply = supply;
+        self.join_unmerged();
         tracing::debug!(bytes = slots * self.layout.slot_bytes, "free pages were gathered");
-        moved.map(|_| ())
+        moved
+    }
+
+    /// A place of so many slots that has most of its pages, if there is one: what was gathered before has gaps now, and
+    /// is not moved anew for them. Else a fresh one.
+    fn place_to_gather(&mut self, slots: u64, stream: &Stream) -> Result<Place, Refusal> {
+        let (units, align) = (slots << self.layout.slot_shift(), self.layout.unit_bytes);
+        let want = Want { zone: Zone::Large, units, align, waste: i64::MAX, little: i64::MAX };
+        let grown = self.best_growth(&want, stream).filter(|grown| 2 * grown.missing < slots);
+        grown.map_or_else(|| self.void_place(slots), Ok)
+    }
+
+    /// Puts free pages from elsewhere behind the voids of a place, as far as there are any.
+    fn fill_with_free(&mut self, place: &Place, supply: &mut Supply, stream: &Stream) -> Result<(), Refusal> {
+        let mut at = Some(place.first);
+        while let Some(id) = at.filter(|id| self.blocks[*id].start < place.end) {
+            at = self.blocks[id].next;
+            if self.blocks[id].state != State::Void {
+                continue;
+            }
+            let slots = self.void_slots(id, (place.start, place.end));
+            let mut stretch = self.open_stretch(id, slots);
+            let mut moved = Ok(true);
+            while let Ok(true) = moved
+                && stretch.room() > 0
+            {
+                moved = self.steal(&mut stretch, supply, stream);
+            }
+            self.close_stretch(&stretch);
+            if !moved? {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// Small blocks are better off with their pages where they are; and no stream should wait for this.

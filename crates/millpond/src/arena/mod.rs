@@ -22,7 +22,7 @@
 //!
 //! Free blocks and places that would *pin* much, free memory on pages that they share, are passed over once
 //! much is pinned already (`pins`); then misses of one stream go side by side (`runs`). Where pages go on moving,
-//! all that are free are moved to one place, once (`gather`).
+//! all that are free are moved to one place, once (`gather`), and long pages there give way to short ones where that saves memory (`shorten`).
 //!
 //! **How one free passes through** ([`Arena::free`]): the block, found through the region's `table`, becomes
 //! free behind the fence given, and coalesces with its neighbours.
@@ -44,6 +44,7 @@ mod placing;
 mod regions;
 mod runs;
 mod segments;
+mod shorten;
 mod supply;
 mod table;
 #[cfg(test)]
@@ -201,6 +202,7 @@ pub(crate) struct Arena {
     /// Units of free blocks in the large zone that lie on pages which are not wholly free.
     pinned: u64,
     gatherer: gather::Gatherer,
+    shortener: shorten::Shortener,
     runs: runs::Runs,
     /// Memory for the next miss.
     spare_supply: supply::Supply,
@@ -229,6 +231,7 @@ impl Arena {
         policies: ReusePolicies,
         pages: Pages,
     ) -> Self {
+        let shortener = shorten::Shortener::new(timelines.device().now());
         Self {
             device: timelines.device().clone(),
             timelines,
@@ -243,6 +246,7 @@ impl Arena {
             void: Default::default(),
             pinned: 0,
             gatherer: gather::Gatherer::default(),
+            shortener,
             runs: runs::Runs::default(),
             spare_supply: supply::Supply::default(),
             stale: Vec::new(),

@@ -16,7 +16,7 @@ pub(super) struct Place {
     /// The block that holds `start`.
     pub(super) first: BlockId,
     /// Slots in `start..end` with no page.
-    missing: u64,
+    pub(super) missing: u64,
 }
 
 impl Place {
@@ -82,7 +82,7 @@ impl Arena {
     }
 
     /// The place with the fewest missing slots that begins or ends with one of the longest free blocks.
-    fn best_growth(&self, want: &Want, stream: &Stream) -> Option<Place> {
+    pub(super) fn best_growth(&self, want: &Want, stream: &Stream) -> Option<Place> {
         let mut best: Option<Place> = None;
         let looked_at = self.free[want.zone as usize].below(want.units).take(GROWTH_LOOKS);
         for id in looked_at.filter(|id| self.may_grow(*id)).take(GROWTH_CANDIDATES) {

@@ -22,6 +22,15 @@ const LEVEL_PART: u64 = 128;
 /// not then.
 const DOWN_PART: u64 = 64;
 
+/// That the level has turned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// It has left high water, where so much was pinned.
+    High(u64),
+    /// It has left the low water that it comes back to, where so much was pinned.
+    Low(u64),
+}
+
 /// See the [module](self). Everything in units.
 #[derive(Debug)]
 pub(super) struct Tides {
@@ -45,10 +54,10 @@ impl Default for Tides {
 }
 
 impl Tides {
-    /// Notes how much is out, of what is reserved, and pinned, of what is free. Where the level turns out to have left
-    /// the low water that it comes back to: what was pinned there.
+    /// Notes how much is out, of what is reserved, and pinned, of what is free. Returns where the level turns out to
+    /// have turned, but for low waters that it does not come back to.
     #[inline]
-    pub(super) fn note(&mut self, out: u64, reserved: u64, pinned: u64) -> Option<u64> {
+    pub(super) fn note(&mut self, out: u64, reserved: u64, pinned: u64) -> Option<Turn> {
         let goes_on = if self.is_rising { out >= self.extreme } else { out <= self.extreme };
         if goes_on {
             (self.extreme, self.pinned) = (out, pinned);
@@ -61,16 +70,16 @@ impl Tides {
     }
 
     #[cold]
-    fn turn(&mut self, out: u64, reserved: u64, pinned: u64) -> Option<u64> {
+    fn turn(&mut self, out: u64, reserved: u64, pinned: u64) -> Option<Turn> {
         let (was_rising, last, last_pinned) = (self.is_rising, self.extreme, self.pinned);
         (self.is_rising, self.extreme, self.pinned) = (!was_rising, out, pinned);
         if was_rising {
-            return None;
+            return Some(Turn::High(last_pinned));
         }
         self.lows[self.count % KEPT] = last;
         self.count += 1;
         self.habit = self.find_habit(reserved / LEVEL_PART);
-        self.is_down(last, reserved).then_some(last_pinned)
+        self.is_down(last, reserved).then_some(Turn::Low(last_pinned))
     }
 
     /// The lowest level with as many low waters as make a habit, none further than `near` from another.
@@ -130,12 +139,12 @@ mod tests {
     }
 
     #[test]
-    fn leaving_low_water_tells_what_was_pinned_there() {
+    fn leaving_high_or_low_water_tells_what_was_pinned_there() {
         let mut tides = after([100; 2 * HABIT]);
         assert_eq!(tides.note(90, 1000, 17), None, "it may fall further");
         assert_eq!(tides.note(150, 1000, 18), None, "no more than a wave");
-        assert_eq!(tides.note(900, 1000, 19), Some(17));
-        assert_eq!(tides.note(500, 1000, 20), None);
+        assert_eq!(tides.note(900, 1000, 19), Some(Turn::Low(17)));
+        assert_eq!(tides.note(500, 1000, 20), Some(Turn::High(19)));
         assert_eq!(tides.note(900, 1000, 21), None, "that was not down there");
     }
 

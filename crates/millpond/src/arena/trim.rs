@@ -87,7 +87,7 @@ impl Arena {
     }
 
     /// The fence of all these blocks.
-    fn fence_of<'a>(&self, ids: impl IntoIterator<Item = &'a BlockId>) -> Fence {
+    pub(super) fn fence_of<'a>(&self, ids: impl IntoIterator<Item = &'a BlockId>) -> Fence {
         let mut all = Fence::empty();
         let mut last = None;
         for id in ids {

@@ -1,21 +1,26 @@
 //! When the free pages of a pool are gathered: before a large block is looked for in the arena, where that is due
 //! (see `arena/gather.rs`). Caches are emptied first, since what they hold would be left behind, in the way of all
-//! that is placed there later.
+//! that is placed there later. There, too, long pages are exchanged for short ones ([`shortening`](super::shortening)).
 
 use super::inner::{PoolInner, State};
 use crate::order::Stream;
 
 impl PoolInner {
-    /// Moves what is free to one place, if that is due. A pool in haste grows rather than move.
+    /// Moves what is free to one place, or shortens its pages, if that is due. A pool in haste grows rather than move.
     #[inline]
     pub(super) fn gather_if_due(&self, state: &mut State, units: u64, stream: &Stream) {
-        if state.arena.is_large(units) && state.arena.is_gathering_due(stream) && !state.haste.is_on() {
+        if !state.arena.is_large(units) {
+            return;
+        }
+        if state.arena.is_gathering_due(stream) && !state.haste.is_on() {
             self.gather(state, stream);
+        } else if state.arena.is_shortening_due() && !state.haste.is_on() {
+            self.shorten(state);
         }
     }
 
     #[cold]
-    fn gather(&self, state: &mut State, stream: &Stream) {
+    pub(super) fn gather(&self, state: &mut State, stream: &Stream) {
         let device = self.timelines.device();
         let began = device.now();
         self.empty_caches(state);
@@ -30,6 +35,7 @@ impl PoolInner {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use proptest::prelude::*;
 
@@ -254,8 +260,10 @@ mod tests {
     fn a_call_that_fails_amid_gathering_loses_nothing() {
         for nth in 1..12 {
             let (sim, pool, stream) = bench();
-            let block = pool.alloc(512 * MIB, &stream).unwrap();
-            free(&pool, &stream, [block]);
+            // Free in two pieces.
+            let [low, kept, high] =
+                [256, 2, 256].map(|mebibytes| pool.alloc(mebibytes * MIB, &stream).unwrap());
+            free(&pool, &stream, [low, high]);
             let reserved = pool.reserved().current;
             let call = "cuMemMap";
             sim.fail_next(Call::Map, nth, DeviceError::OutOfMemory { call, requested: 32 * MIB });
@@ -264,8 +272,23 @@ mod tests {
             assert_eq!(pool.reserved().current, reserved);
             let again = pool.alloc(512 * MIB, &stream).unwrap();
             assert_eq!(pool.reserved().high, reserved);
-            free(&pool, &stream, [again]);
+            free(&pool, &stream, [again, kept]);
         }
+    }
+
+    #[test]
+    fn what_lies_in_one_place_already_is_not_moved() {
+        let (_, pool, stream) = bench();
+        let [rest, kept, most] = [64, 2, 512].map(|mebibytes| pool.alloc(mebibytes * MIB, &stream).unwrap());
+        free(&pool, &stream, [most, rest]);
+        let moved = || pool.stats().pages_stolen;
+        gather(&pool, &stream);
+        let first = moved();
+        assert!((1..=7).contains(&first), "the pages of the shorter one: {first}");
+        gather(&pool, &stream);
+        assert_eq!(moved(), first);
+        free(&pool, &stream, [kept]);
+        pool.check().unwrap();
     }
 
     #[test]
@@ -319,6 +342,7 @@ mod tests {
         Alloc { units: u64, stream: usize },
         Free { which: prop::sample::Index },
         Gather { stream: usize },
+        Shorten,
         Order,
     }
 
@@ -327,13 +351,15 @@ mod tests {
             6 => (1u64..200, 0usize..2).prop_map(|(units, stream)| Step::Alloc { units, stream }),
             5 => any::<prop::sample::Index>().prop_map(|which| Step::Free { which }),
             1 => (0usize..2).prop_map(|stream| Step::Gather { stream }),
+            1 => Just(Step::Shorten),
             1 => Just(Step::Order),
         ];
         prop::collection::vec(step, 1..120)
     }
 
     fn run(steps: &[Step]) {
-        let checker = CheckerDevice::new(SimDevice::new(SimOptions::default()).unwrap());
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let checker = CheckerDevice::new(sim.clone());
         let context = Context::new(checker.clone());
         let pool = Pool::builder(&context).build().unwrap();
         let streams = [(); 2].map(|()| context.create_stream().unwrap());
@@ -357,6 +383,10 @@ mod tests {
                 }
                 Step::Free { .. } => {}
                 Step::Gather { stream } => gather(&pool, &streams[stream]),
+                Step::Shorten => {
+                    sim.advance_to(sim.now() + Duration::from_secs(10));
+                    pool.inner().shorten(&mut pool.inner().state.lock());
+                }
                 Step::Order => streams[0].synchronize().unwrap(),
             }
             pool.check().unwrap();
@@ -372,7 +402,7 @@ mod tests {
         #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
 
         #[test]
-        fn pages_may_be_gathered_at_any_time(steps in steps()) {
+        fn pages_may_be_gathered_and_shortened_at_any_time(steps in steps()) {
             run(&steps);
         }
     }

@@ -26,6 +26,7 @@ mod recorded;
 mod recounting;
 mod registry;
 mod routes;
+mod shortening;
 mod unlocked;
 mod waste;
 
