@@ -22,7 +22,8 @@
 //!
 //! Free blocks and places that would *pin* much, free memory on pages that they share, are passed over once
 //! much is pinned already (`pins`); then misses of one stream go side by side (`runs`). Where pages go on moving,
-//! all that are free are moved to one place, once (`gather`), and long pages there give way to short ones where that saves memory (`shorten`).
+//! all that are free are moved to one place, once (`gather`), and long pages there give way to short ones where that
+//! saves memory (`shorten`).
 //!
 //! **How one free passes through** ([`Arena::free`]): the block, found through the region's `table`, becomes
 //! free behind the fence given, and coalesces with its neighbours.

@@ -2,7 +2,7 @@
 //!
 //! Each region has a [`Table`] with one [`Entry`] for every place where a block may start: every unit in the
 //! small zone; in the large zone, whose blocks are never shorter than a granule, one per granule. The tables
-//! of address ranges are published in [`Views`], so that a free finds its block with two subtractions and a
+//! of address ranges are published in [`Views`], so that a free finds its block with a comparison and a
 //! shift. Entries take memory where blocks started ([`Entries`]).
 //!
 //! A block that has left the arena is *out*. It is *live* while the program holds it and *cached* while it

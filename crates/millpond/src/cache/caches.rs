@@ -176,7 +176,7 @@ impl Caches {
             return Some(Self::take(magazine, item, bytes, (tally, inside)));
         }
         let index = self.sizes.magazine_for_exact(bytes)?;
-        // Relaxed: a setting; any value that it ever had is safe. Read early, while there are registers.
+        // Relaxed: a setting; any value that it ever had is safe.
         let most_slack = self.most_slack.load(Ordering::Relaxed);
         // SAFETY: as above.
         let Own { lane, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_alloc, stream) }?;

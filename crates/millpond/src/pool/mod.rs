@@ -237,8 +237,8 @@ impl Pool {
 
     /// Registers a callback that is asked when memory is short, after everything the pool can do itself: it
     /// gets the bytes wanted, may free, trim and allocate, and says whether trying again is worth it. For what it
-    /// allocates from this pool itself no callback is asked. It runs on the allocating thread without locks held. It goes with the pool, and what it holds (a cache of buffers, say) with it;
-    /// but one that holds a [`Pool`] keeps that: give it a [`Context`] or a [`Weak`](std::sync::Weak) instead.
+    /// allocates from this pool itself no callback is asked. It runs on the allocating thread without locks held. It goes
+    /// with the pool, and what it holds (a cache of buffers, say) with it; but one that holds a [`Pool`] keeps that: give it a [`Context`] or a [`Weak`](std::sync::Weak) instead.
     pub fn on_reclaim(&self, reclaim: impl Fn(u64) -> bool + Send + Sync + 'static) -> ReclaimId {
         self.inner.add_reclaimer(Arc::new(reclaim))
     }

@@ -1,5 +1,5 @@
-"""Runs one of five jobs with PyTorch's own allocator, and writes what its memory did to a snapshot: traces of kinds of
-work that no setting of the pool was chosen by. `millpond replay` reads them.
+"""Runs one of five jobs with PyTorch's own allocator, and writes what its memory did to a snapshot: work of
+kinds that the four recorded traces do not have. `millpond replay` reads it.
 
     python record.py lora|experts|generate|serve|diffuse FILE.pickle.gz [seconds [seed]]
 
