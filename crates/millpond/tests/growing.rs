@@ -67,10 +67,9 @@ fn texts_that_are_generated_seldom_move_pages() {
     // In haste it would be another thing: memory would be spent.
     let pool = Pool::builder(&device).spare(0).build().unwrap();
     let stats = texts(&pool, &stream);
-    // One in 22. Where lengths stay exact, one in 6 misses, and 44,000 pages move.
-    assert!(stats.misses < stats.allocations / 15, "{stats:?}");
-    assert!(stats.pages_stolen < 16_000, "{stats:?}");
-    assert!(stats.reserved.high < stats.requested.high * 110 / 100, "{stats:?}");
+    assert!(stats.misses < stats.allocations / 120, "{stats:?}");
+    assert!(stats.pages_stolen < 1_200, "{stats:?}");
+    assert!(stats.reserved.high < stats.requested.high * 113 / 100, "{stats:?}");
     assert!(stats.allocated.high < stats.requested.high * 101 / 100, "{stats:?}");
 }
 
@@ -80,9 +79,9 @@ fn what_is_to_spare_for_growth_is_not_worth_a_refusal() {
     let by = 6 * MIB;
     let last = (1 << 30) + 99 * by;
     // Just what the last takes as it is, beside the one before with what that has to spare: lengths of between one and
-    // two gigabytes that grow are multiples of 8 MiB.
-    let before = (last - by).next_multiple_of(8 * MIB);
-    assert!(before > last - by && !last.is_multiple_of(8 * MIB), "both would get more than they ask for");
+    // two gigabytes that grow are multiples of 16 MiB.
+    let before = (last - by).next_multiple_of(16 * MIB);
+    assert!(before > last - by && !last.is_multiple_of(16 * MIB), "both would get more than they ask for");
     let pool = Pool::builder(&device).spare(0).hard_limit(last + before).build().unwrap();
     let mut block = pool.alloc(1 << 30, &stream).unwrap();
     for bytes in ((1 << 30) + by..=last).step_by(by as usize) {

@@ -16,6 +16,13 @@ use crate::pages::{MapFailure, NoPage, PageId, Shortage};
 /// Bytes of the first region of small blocks.
 const FIRST_SMALL: u64 = if cfg!(miri) { 1 << 26 } else { 1 << 33 };
 
+/// Pages that are enough for a large block.
+const PAGES_IN_BLOCK: u64 = 8;
+
+/// Pages that are enough for all that is held, while there is time and when there is none.
+const MANY_PAGES: u64 = 512;
+const FEW_PAGES: u64 = 256;
+
 /// Where pages for a place may come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Means {
@@ -52,7 +59,8 @@ impl Stretch {
 }
 
 impl Arena {
-    /// Backs a place for `want`; returns the free block there and the unit in it to start at.
+    /// Backs a place for `want`; returns the free block there and the unit in it to start at. What that takes is paid out
+    /// of the [purse](super::purse).
     #[cold]
     pub(super) fn back(
         &mut self,
@@ -63,6 +71,18 @@ impl Arena {
         if !self.device.properties().virtual_memory {
             return self.back_by_segment(want);
         }
+        let began = self.device.now();
+        let backed = self.back_with_pages(want, stream, means);
+        self.purse.pay(self.device.now().saturating_sub(began));
+        backed
+    }
+
+    fn back_with_pages(
+        &mut self,
+        want: &Want,
+        stream: &Stream,
+        means: Means,
+    ) -> Result<(BlockId, u64), Refusal> {
         self.reap();
         let place = self.choose_place(want, stream)?;
         let mut supply = match means {
@@ -78,9 +98,7 @@ impl Arena {
         }
         supply.clear();
         self.spare_supply = supply;
-        let whole = whole?;
-        self.note_run(want, stream, &place);
-        Ok((whole, place.start))
+        Ok((whole?, place.start))
     }
 
     /// Puts pages behind every slot of the place. On an error, what was backed so far is free memory.
@@ -161,14 +179,23 @@ impl Arena {
         }
     }
 
-    /// How long a new page should be where `room` slots of a large block are still to be backed: half of
-    /// them, so that pages get shorter towards the block's end. A long block costs few mappings, and when a
-    /// somewhat shorter one takes its place later, only short pages are left over or shared.
+    /// How long a new page should be where `room` slots of a large block are still to be backed: as long as fits, but at
+    /// most an eighth of the block, or of what is held the part that leaves enough pages, if that is more. About one page is
+    /// pinned at the ends of a hole, and blocks leave one hole for several of them.
     fn page_slots(&self, want: &Want, room: u32) -> u32 {
-        match want.zone {
-            Zone::Small => 1,
-            Zone::Large => room.div_ceil(2).next_power_of_two().min(self.layout.largest_page).min(room),
+        if want.zone == Zone::Small {
+            return 1;
         }
+        let longest = room.min(self.layout.largest_page);
+        let short = self.short_slots(want);
+        1 << longest.min(short).ilog2()
+    }
+
+    fn short_slots(&self, want: &Want) -> u32 {
+        let enough = if self.purse.has_credit(self.device.now()) { MANY_PAGES } else { FEW_PAGES };
+        let of_block = (want.units >> self.layout.slot_shift()) / PAGES_IN_BLOCK;
+        let of_held = self.counters.reserved.current() / self.layout.slot_bytes / enough;
+        u32::try_from(of_block.max(of_held).max(1)).unwrap_or(u32::MAX)
     }
 
     // ---- moving pages ----------------------------------------------------------------------------

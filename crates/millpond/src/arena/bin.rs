@@ -1,7 +1,6 @@
 //! A bin of an index: entries in order, in short sorted runs.
 
-use super::blocks::{Block, BlockId, Edges};
-use super::pins::Piece;
+use super::blocks::{Block, BlockId};
 
 /// Length, region and start in one number, which is compared faster than three: sorts by best fit, then by address.
 pub(super) type Key = u128;
@@ -27,18 +26,16 @@ pub(super) fn units_of(key: Key) -> u64 {
     (key >> 64) as u64
 }
 
-/// A block in a bin, with all that a search weighs it by: most of the blocks that are looked at are not taken, and
-/// their records lie elsewhere.
+/// A block in a bin, and where it lies: its record is elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Entry {
     key: Key,
     pub(super) id: BlockId,
-    edges: Edges,
 }
 
 impl Entry {
     pub(super) fn new(block: &Block, id: BlockId) -> Self {
-        Self { key: key(block), id, edges: block.edges }
+        Self { key: key(block), id }
     }
 
     /// The block's length.
@@ -47,13 +44,11 @@ impl Entry {
         units_of(self.key)
     }
 
-    /// Where the block lies, and what it wastes to use its ends.
+    /// The block's region and first unit.
     #[inline]
-    pub(super) fn piece(&self) -> Piece {
+    pub(super) fn place(&self) -> (u32, u64) {
         let place = self.key as u64;
-        let start = place & ((1 << START_BITS) - 1);
-        let (region, end) = ((place >> START_BITS) as u32, start + self.units());
-        Piece { region, start, end, edges: self.edges }
+        ((place >> START_BITS) as u32, place & ((1 << START_BITS) - 1))
     }
 }
 

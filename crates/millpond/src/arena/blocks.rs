@@ -35,10 +35,6 @@ pub(super) enum State {
     Unused,
 }
 
-/// Units that it wastes to use the ends of a free block, each of which lies on one page. Short numbers, since an index
-/// keeps them beside each block: a page of 2^31 units, half a TiB at least, or more counts as one of so many.
-pub(super) type Edges = (i32, i32);
-
 /// The pages that lie wholly in a block.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Whole {
@@ -46,10 +42,6 @@ pub(super) struct Whole {
     /// For each length that one of them has in slots, the bit of its binary logarithm.
     pub(super) classes: u32,
 }
-
-/// Units at the two ends of a free block that lie on pages which are not wholly in it. Each is less than a page, which has
-/// fewer than 2^32 units: else it would have 2 TiB.
-pub(super) type Pinned = (u32, u32);
 
 /// A piece of a region. In two cache lines, of which the first is what walks over blocks and most changes need: an
 /// allocation or a free comes by several blocks, which lie anywhere.
@@ -69,10 +61,6 @@ pub(super) struct Block {
     pub(super) next: Option<BlockId>,
     /// Free blocks: the count of frees when the youngest part of it was freed.
     pub(super) freed: u64,
-    /// What it wastes to use those of either end that are `pinned` (see `pins`).
-    pub(super) edges: Edges,
-    /// Free blocks of the large zone.
-    pub(super) pinned: Pinned,
     /// Free blocks: the pages that lie wholly in it, once a miss has asked (see `supply`).
     pub(super) whole: Option<Whole>,
     /// Free and stale blocks: the work to wait for. Blocks that are out: the streams of recorded uses.
@@ -94,8 +82,6 @@ impl Block {
             next: None,
             fence: Fence::empty(),
             freed: 0,
-            pinned: (0, 0),
-            edges: (0, 0),
             whole: None,
             listed: false,
         }
@@ -104,12 +90,6 @@ impl Block {
     #[inline]
     pub(super) fn end(&self) -> u64 {
         self.start + self.units
-    }
-
-    /// Free blocks of the large zone: the units that lie on pages which are not wholly in the block.
-    #[inline]
-    pub(super) fn pinned_units(&self) -> u64 {
-        u64::from(self.pinned.0) + u64::from(self.pinned.1)
     }
 }
 
@@ -178,7 +158,7 @@ impl Blocks {
         (right.prev, right.next) = (Some(id), left.next);
         right.fence.clone_from(&left.fence);
         right.freed = left.freed;
-        (right.pinned, right.edges, right.whole) = ((0, 0), (0, 0), None);
+        right.whole = None;
         left.units = at - left.start;
         let next = left.next.replace(new);
         if let Some(next) = next {

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::blocks::State;
 use super::regions::{Region, Source};
-use super::{Arena, BlockId, Zone};
+use super::{Arena, BlockId};
 
 /// Fails with a sentence unless `holds`.
 macro_rules! ensure {
@@ -25,7 +25,6 @@ struct Recount {
     void: usize,
     stale: usize,
     segment_bytes: u64,
-    pinned: u64,
     seen: HashSet<BlockId>,
 }
 
@@ -46,7 +45,6 @@ impl Arena {
         let indexed = |zones: &[super::index::FreeIndex; 2]| zones.iter().map(|z| z.len()).sum::<usize>();
         ensure!(count.free == indexed(&self.free), "the free index has other blocks than the regions");
         ensure!(count.void == indexed(&self.void), "the void index has other blocks than the regions");
-        ensure!(count.pinned == self.pinned, "{} pinned units were counted", count.pinned);
         let listed: HashSet<_> = self.stale.iter().collect();
         ensure!(listed.len() == self.stale.len(), "a stale block is listed twice");
         ensure!(count.stale == self.stale.len(), "a stale block is not listed");
@@ -84,9 +82,6 @@ impl Arena {
             }
             State::Free => {
                 count.free += 1;
-                let pinned = self.recount_pinned(id);
-                ensure!(pinned == block.pinned_units(), "{id:?}: {pinned} pinned units were counted");
-                count.pinned += pinned;
                 ensure!(self.free[zone].contains(block, id), "free block {id:?} is not indexed");
                 let slots = (self.layout.slots_for(block.start), self.layout.slot_of(block.end()));
                 let whole = self.regions.whole_within(block.region, slots, |_| true);
@@ -114,16 +109,6 @@ impl Arena {
             State::Unused => return Err(format!("unused block {id:?} is linked")),
         }
         self.check_backing(id, region)
-    }
-
-    /// The units of a free block that are on none of its whole pages, page by page.
-    fn recount_pinned(&self, id: BlockId) -> u64 {
-        let block = &self.blocks[id];
-        if block.zone == Zone::Small || self.regions.get(block.region).source == Source::Segment {
-            return 0;
-        }
-        let whole: u64 = self.whole_pages(id).map(|(_, _, slots)| u64::from(slots)).sum();
-        block.units - whole * self.layout.units_per_slot()
     }
 
     /// Live and free blocks are backed in every slot they touch; void and stale ones in none.

@@ -1,50 +1,59 @@
 //! Free blocks: on and off the index, and joined with their neighbours.
 //!
-//! A block that becomes free is joined at once with neighbours that the same streams freed. Those that other streams freed
-//! stay apart, and listed as unmerged, until that would cost no stream its reuse.
+//! A block that becomes free is joined at once with neighbours that the same streams freed, or whose work is complete.
+//! Others stay apart, and listed as unmerged, until that would cost no stream its reuse.
 
 use super::blocks::{Block, State};
-use super::{Arena, BlockId, Zone};
+use super::{Arena, BlockId};
 
 impl Arena {
     pub(super) fn index_free(&mut self, id: BlockId) {
-        self.changes += 1;
-        if self.blocks[id].zone == Zone::Large {
-            self.note_ends(id);
-            self.pinned += self.blocks[id].pinned_units();
-        }
         let block = &mut self.blocks[id];
         block.whole = None;
         self.free[block.zone as usize].insert(block, id);
     }
 
     pub(super) fn remove_free(&mut self, id: BlockId) {
-        self.changes += 1;
         let block = &self.blocks[id];
-        self.pinned -= block.pinned_units();
         self.free[block.zone as usize].remove(block);
     }
 
     /// Enters a block that has just become free, joined with those of its neighbours that are free behind
-    /// the same streams.
+    /// the same streams, or for anybody.
     pub(super) fn insert_free(&mut self, id: BlockId) {
         self.timelines.prune_several(&mut self.blocks[id].fence, self.policies);
         let Block { prev, next, .. } = self.blocks[id];
-        let id = self.join_if_alike(id, prev);
-        let id = self.join_if_alike(id, next);
+        let id = self.join_if_ready(id, prev);
+        let id = self.join_if_ready(id, next);
         self.index_free(id);
         self.list_if_unmerged(id);
     }
 
-    /// Joins a free block, which is on no index, with a neighbour that is free behind the same streams.
-    fn join_if_alike(&mut self, id: BlockId, neighbour: Option<BlockId>) -> BlockId {
+    /// Joins a free block, which is on no index, with a neighbour that is free behind the same streams, or for anybody.
+    fn join_if_ready(&mut self, id: BlockId, neighbour: Option<BlockId>) -> BlockId {
         let Some(neighbour) = neighbour.filter(|id| self.blocks.is(*id, State::Free)) else { return id };
         self.timelines.prune_several(&mut self.blocks[neighbour].fence, self.policies);
-        if !self.blocks[id].fence.same_streams(&self.blocks[neighbour].fence) {
+        if !self.blocks[id].fence.same_streams(&self.blocks[neighbour].fence)
+            && !self.is_free_for_all_slow(neighbour)
+        {
             return id;
         }
         self.remove_free(neighbour);
         self.blocks.join(id, neighbour)
+    }
+
+    /// Whether a free block's work is complete, by what the device says now. Apart, neighbours that different streams
+    /// freed serve nothing that is longer than either of them, and there would be more and more of them.
+    #[cold]
+    fn is_free_for_all_slow(&mut self, id: BlockId) -> bool {
+        let mut fence = std::mem::take(&mut self.blocks[id].fence);
+        if self.policies.opportunistic {
+            self.poll_quietly(&fence);
+        }
+        self.timelines.prune(&mut fence, self.policies);
+        let is_complete = fence.is_empty();
+        self.blocks[id].fence = fence;
+        is_complete
     }
 
     /// Remembers a free block that has a free neighbour.

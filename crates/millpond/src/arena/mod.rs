@@ -12,18 +12,18 @@
 //! freely between the zones.
 //!
 //! **How one allocation passes through** ([`Arena::alloc`]):
-//! 1. best fit among the free blocks that the stream may use by what is known already;
-//! 2. the same after a look at the device (*opportunistic*), then by making the stream wait (*internal
-//!    dependencies*);
+//! 1. best fit among the free blocks that the stream may use, by what is known already or, where one that fits better
+//!    might be ready by now, by a look at the device (*opportunistic*);
+//! 2. the same by making the stream wait (*internal dependencies*);
 //! 3. the same after joining neighbours that were kept apart because different streams freed them;
 //! 4. a *miss* (`backing`): choose the place that lacks the fewest pages (`placing`), back it with parked
 //!    pages, with pages stolen from free blocks elsewhere (`supply`), and only then with new ones; where that
 //!    would take more memory than ever before, free pages that are too long are given back for it first.
 //!
-//! Free blocks and places that would *pin* much, free memory on pages that they share, are passed over once
-//! much is pinned already (`pins`); then misses of one stream go side by side (`runs`). Where pages go on moving,
-//! all that are free are moved to one place, once (`gather`), and long pages there give way to short ones where that
-//! saves memory (`shorten`).
+//! Blocks lie close together: a miss grows what is free already rather than to begin elsewhere, so that best fit finds
+//! room for most of what comes. What is free on a page that a live block shares is *pinned*: it can be neither moved nor
+//! given back. Short pages pin less and take more calls; how short they are depends on the time there is (`purse`), and
+//! long ones give way to short ones where that saves memory (`shorten`).
 //!
 //! **How one free passes through** ([`Arena::free`]): the block, found through the region's `table`, becomes
 //! free behind the fence given, and coalesces with its neighbours.
@@ -37,20 +37,17 @@ mod blocks;
 mod check;
 mod entries;
 mod find;
-mod gather;
 mod index;
 mod joining;
-mod pins;
 mod placing;
+mod purse;
 mod regions;
-mod runs;
 mod segments;
 mod shorten;
 mod supply;
 mod table;
 #[cfg(test)]
 mod tests;
-mod tides;
 mod trim;
 
 use std::sync::Arc;
@@ -200,11 +197,8 @@ pub(crate) struct Arena {
     blocks: Blocks,
     free: [FreeIndex; 2],
     void: [VoidIndex; 2],
-    /// Units of free blocks in the large zone that lie on pages which are not wholly free.
-    pinned: u64,
-    gatherer: gather::Gatherer,
+    purse: purse::Purse,
     shortener: shorten::Shortener,
-    runs: runs::Runs,
     /// Memory for the next miss.
     spare_supply: supply::Supply,
     /// Stale blocks, in no order.
@@ -214,10 +208,6 @@ pub(crate) struct Arena {
     unmerged: Vec<BlockId>,
     /// Counts frees, to tell old free blocks from young ones.
     frees: u64,
-    /// Counts changes to the free blocks.
-    changes: u64,
-    /// What the last search came to, for the next.
-    looked: Option<find::Looked>,
     /// Blocks that are out, by zone, and their units.
     out_blocks: [u64; 2],
     out_units: u64,
@@ -232,7 +222,7 @@ impl Arena {
         policies: ReusePolicies,
         pages: Pages,
     ) -> Self {
-        let shortener = shorten::Shortener::new(timelines.device().now());
+        let purse = purse::Purse::new(timelines.device().now());
         Self {
             device: timelines.device().clone(),
             timelines,
@@ -245,16 +235,12 @@ impl Arena {
             blocks: Blocks::default(),
             free: Default::default(),
             void: Default::default(),
-            pinned: 0,
-            gatherer: gather::Gatherer::default(),
-            shortener,
-            runs: runs::Runs::default(),
+            purse,
+            shortener: shorten::Shortener::default(),
             spare_supply: supply::Supply::default(),
             stale: Vec::new(),
             unmerged: Vec::new(),
             frees: 0,
-            changes: 0,
-            looked: None,
             out_blocks: [0; 2],
             out_units: 0,
             views: Arc::default(),
@@ -274,8 +260,6 @@ impl Arena {
 
     pub(crate) fn set_policies(&mut self, policies: ReusePolicies) {
         self.policies = policies;
-        // What was looked for in vain may be found now.
-        self.changes += 1;
     }
 
     /// From now on what is free may go back to the device, as in any arena.
@@ -308,12 +292,16 @@ impl Arena {
     }
 
     /// Lets out a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a
-    /// slot), for work on `stream`, if one is ready by what is known already: the first step only.
-    pub(crate) fn alloc_ready(&mut self, units: u64, align: u64, stream: &Stream) -> Option<Out> {
-        // What wastes more can wait: what the caches hold may offer something better.
-        let want = self.want(units, align);
-        let (free, at) = self.find_ready_for_little(&want, stream)?;
-        Some(self.carve(free, at, units, true))
+    /// slot), for work on `stream`, if one that fits closely is ready: the first step only. Where none does, what the
+    /// caches hold may fit better than what there is.
+    pub(crate) fn alloc_ready(
+        &mut self,
+        units: u64,
+        align: u64,
+        stream: &Stream,
+    ) -> Result<Option<Out>, Refusal> {
+        let found = self.find_close(&self.want(units, align), stream)?;
+        Ok(found.map(|(free, at)| self.carve(free, at, units, true)))
     }
 
     /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, by all steps.
@@ -339,15 +327,15 @@ impl Arena {
     /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, where pages are put for it.
     pub(crate) fn alloc_backed(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
         let want = self.want(units, align);
-        let (free, at) = self.back_or_find_slow(&want, stream)?;
+        let (free, at) = self.back_or_undo(&want, stream, Means::All)?;
         Ok(self.carve(free, at, units, false))
     }
 
     /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, wherever it lies, or else from new pages: nothing
     /// is taken from anybody.
     pub(crate) fn alloc_growing(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
-        let want = find::Want { waste: i64::MAX, ..self.want(units, align) };
-        if let Some((free, at)) = self.find_ready(&want, stream) {
+        let want = self.want(units, align);
+        if let Some((free, at)) = self.find_ready(&want, stream)? {
             return Ok(self.carve(free, at, units, true));
         }
         let (free, at) = self.back_or_undo(&want, stream, Means::Growth)?;
@@ -362,20 +350,7 @@ impl Arena {
     fn want(&self, units: u64, align: u64) -> find::Want {
         debug_assert!(0 < units && units < MOST_UNITS);
         let zone = self.layout.zone_of(units);
-        let (waste, little) = (self.allowance(zone, units), self.little(zone, units));
-        find::Want { zone, units, align: align.max(self.layout.unit_bytes), waste, little }
-    }
-
-    /// Backs a place for `want`. Where memory is short for that, a free block will do whatever it wastes; pages
-    /// may have moved before that was known, so it counts as a miss.
-    #[cold]
-    fn back_or_find_slow(&mut self, want: &find::Want, stream: &Stream) -> Result<(BlockId, u64), Refusal> {
-        let refusal = match self.back_or_undo(want, stream, Means::All) {
-            Err(refusal @ Refusal::Short { .. }) => refusal,
-            backed_or_broken => return backed_or_broken,
-        };
-        let anywhere = find::Want { waste: i64::MAX, ..*want };
-        self.find(&anywhere, stream)?.ok_or(refusal)
+        find::Want { zone, units, align: align.max(self.layout.unit_bytes) }
     }
 
     /// Backs a place for `want`, or gives back what was created for it before it failed.
@@ -387,7 +362,6 @@ impl Arena {
     ) -> Result<(BlockId, u64), Refusal> {
         let before = self.counters.reserved.current();
         self.back(want, stream, means).inspect_err(|_| {
-            self.regret_leniency();
             if let Err(error) = self.trim(before) {
                 tracing::warn!(%error, "pages for a request that failed could not be given back");
             }
@@ -476,7 +450,8 @@ impl Arena {
         block.state = State::Out;
         block.fence = Fence::empty();
         let (region, zone, start) = (block.region, block.zone, block.start * self.layout.unit_bytes);
-        self.count_out(zone, units);
+        self.out_blocks[zone as usize] += 1;
+        self.out_units += units;
         let region = self.regions.get(region);
         let bytes = units * self.layout.unit_bytes;
         let entry = region.table.open(start, out, bytes);

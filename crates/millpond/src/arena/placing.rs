@@ -2,8 +2,7 @@
 
 use super::blocks::{Block, State};
 use super::find::Want;
-use super::pins::signed;
-use super::{Arena, BlockId, Refusal, Zone};
+use super::{Arena, BlockId, Refusal};
 use crate::order::{Reach, Stream};
 
 /// A place for an allocation that is not wholly backed yet.
@@ -27,62 +26,36 @@ impl Place {
     }
 }
 
-/// Free blocks tried as one end of a place. The longest ones save the most pages; beyond a few the saving is
-/// less than a page.
-const GROWTH_CANDIDATES: usize = 8;
+/// Free blocks tried as one end of a place. The longest ones save the most pages.
+const GROWTH_CANDIDATES: usize = 64;
 
 /// Free blocks looked at for those: most holes just shorter than what is asked for lie between two blocks that
 /// are out.
 const GROWTH_LOOKS: usize = 256;
 
-/// Slots that a void should have beyond what is placed first in it, where more is to follow (see `runs`).
-const ROOM_TO_RUN: u64 = 64;
-
 impl Arena {
-    /// The place for `want` that lacks the fewest pages, ready for `stream` but for those. Once much is pinned,
-    /// it is rather beside what the stream placed last than elsewhere.
+    /// The place for `want` that lacks the fewest pages, ready for `stream` but for those. At a tie it is beside what is
+    /// free already: what lies in one piece stays in one.
     pub(super) fn choose_place(&mut self, want: &Want, stream: &Stream) -> Result<Place, Refusal> {
-        let runs = want.zone == Zone::Large && self.pins_much();
-        let grown = self.best_growth(want, stream);
-        if runs
-            && let Some(next) = self.next_of_run(want, stream)
-            && grown.is_none_or(|grown| next.missing <= grown.missing)
-            && self.make_ready(&next, stream)?
-        {
-            return Ok(next);
-        }
-        let fresh = self.fresh_place(want, if runs { ROOM_TO_RUN } else { 0 })?;
-        let Some(grown) = grown else { return Ok(fresh) };
-        if self.prefer_growth(want, &grown, &fresh) && self.make_ready(&grown, stream)? {
-            Ok(grown)
-        } else {
-            Ok(fresh)
-        }
-    }
-
-    /// At a tie, a large block starts on pages of its own, so that they can be stolen whole when it is freed,
-    /// unless it only fills what its neighbours left; a small one always does that.
-    fn prefer_growth(&self, want: &Want, grown: &Place, fresh: &Place) -> bool {
-        let first = &self.blocks[grown.first];
-        let fills =
-            want.zone == Zone::Small || (first.state == State::Free && first.pinned_units() == first.units);
-        grown.missing < fresh.missing || (fills && grown.missing == fresh.missing)
-    }
-
-    /// A place in the void that fits best of those with `room` slots to spare, if there are such.
-    fn fresh_place(&mut self, want: &Want, room: u64) -> Result<Place, Refusal> {
         let slots = self.layout.slots_for(want.units);
-        let best_fit =
-            |slots: u64| self.void[want.zone as usize].at_least(slots << self.layout.slot_shift()).next();
-        let first = match best_fit(slots + room).or_else(|| best_fit(slots)) {
-            Some(void) => void,
-            None => self.add_region(want.zone, slots)?,
-        };
+        if let Some(grown) = self.best_growth(want, stream)
+            && grown.missing <= slots
+            && self.make_ready(&grown, stream)?
+        {
+            return Ok(grown);
+        }
+        self.fresh_place(want, slots)
+    }
+
+    /// A place in the void that fits best, of which all slots are missing.
+    fn fresh_place(&mut self, want: &Want, slots: u64) -> Result<Place, Refusal> {
+        let void = self.void[want.zone as usize].at_least(slots << self.layout.slot_shift()).next();
+        let first = void.map_or_else(|| self.add_region(want.zone, slots), Ok)?;
         Ok(Place::fresh(&self.blocks[first], first, want.units, slots))
     }
 
     /// The place with the fewest missing slots that begins or ends with one of the longest free blocks.
-    pub(super) fn best_growth(&self, want: &Want, stream: &Stream) -> Option<Place> {
+    fn best_growth(&self, want: &Want, stream: &Stream) -> Option<Place> {
         let mut best: Option<Place> = None;
         let looked_at = self.free[want.zone as usize].below(want.units).take(GROWTH_LOOKS);
         for id in looked_at.filter(|id| self.may_grow(*id)).take(GROWTH_CANDIDATES) {
@@ -91,10 +64,7 @@ impl Arena {
             }
             for grow in [Self::grow_up, Self::grow_down] {
                 let better_than = best.map_or(u64::MAX, |best| best.missing);
-                // What it wastes is asked last: to weigh a place is to walk it again.
-                best = grow(self, id, want, stream, better_than)
-                    .filter(|place| want.waste == i64::MAX || self.waste_of(place) <= want.waste)
-                    .or(best);
+                best = grow(self, id, want, stream, better_than).or(best);
             }
         }
         best
@@ -105,21 +75,6 @@ impl Arena {
         let is_open = |id| matches!(self.blocks[id].state, State::Void | State::Free);
         let block = &self.blocks[id];
         block.next.is_some_and(is_open) || block.prev.is_some_and(is_open)
-    }
-
-    /// The place that starts where a block does, up to which everything is out, if there is room.
-    pub(super) fn place_from(&self, first: BlockId, want: &Want, stream: &Stream) -> Option<Place> {
-        let Block { region, start, .. } = self.blocks[first];
-        let end = start + want.units;
-        if self.align_up(region, start, want.align) != start {
-            return None;
-        }
-        let (mut at, mut missing) = (first, self.missing_in(first, (start, end), stream)?);
-        while self.blocks[at].end() < end {
-            at = self.blocks[at].next?;
-            missing += self.missing_in(at, (start, end), stream)?;
-        }
-        Some(Place { region, start, end, first, missing })
     }
 
     /// The place that starts with a free block, if it lacks fewer slots than `better_than`.
@@ -180,24 +135,6 @@ impl Arena {
     pub(super) fn void_slots(&self, id: BlockId, window: (u64, u64)) -> (u64, u64) {
         let block = &self.blocks[id];
         (self.layout.slot_of(block.start.max(window.0)), self.layout.slots_for(block.end().min(window.1)))
-    }
-
-    /// What the place wastes once it is backed (see `pins`).
-    fn waste_of(&self, place: &Place) -> i64 {
-        let mut waste = 0;
-        let mut at = Some(place.first);
-        while let Some(id) = at.filter(|id| self.blocks[*id].start < place.end) {
-            let block = &self.blocks[id];
-            let window = (block.start.max(place.start), block.end().min(place.end));
-            waste += if block.state == State::Free {
-                self.waste_in(block, window)
-            } else {
-                let (first, end) = self.void_slots(id, window);
-                signed((end - first) * self.layout.units_per_slot() - (window.1 - window.0))
-            };
-            at = block.next;
-        }
-        waste
     }
 
     /// Whether the stream may use the free block now, or could be made to wait for it.

@@ -26,9 +26,9 @@ impl Arena {
             Err(Refusal::Short { .. }) if ample > exact => self.add_segment(want.zone, exact)?,
             other => other?,
         };
-        let at = self
-            .place_in(&self.blocks[id], want)
-            .expect("a segment is allocated with room for the alignment");
+        let Block { region, start, .. } = self.blocks[id];
+        let at = self.align_up(region, start, want.align);
+        debug_assert!(at + want.units <= self.blocks[id].end(), "there is room for the alignment");
         Ok((id, at))
     }
 

@@ -1,17 +1,15 @@
 //! Shortening: free pages that are long are exchanged for short ones of the same bytes, in their place, where long ones
 //! cost the pool memory.
 //!
-//! Where pages were gathered, blocks lie anywhere in the range, whatever pages are under it. Holes between them that are
-//! shorter than a page are pinned, and at the highest water that is what the pool lacks: it grows by what is pinned more
-//! than ever before. Short pages pin less, and cost more calls each time that they move. So pages are shortened only
-//! while the pool is lenient; after a high water at which much was pinned; of what is free at low water; and in a small
-//! part of the pool's time.
+//! Holes between blocks that are shorter than a page are pinned, and where most is needed at once that is what the pool
+//! lacks: it grows by what is pinned more than ever before. Short pages pin less, and cost more calls each time that they
+//! move. So pages are shortened once the pool had to grow while much was free, for a quarter of what it holds then; and
+//! with what the [purse](super::purse) has saved. Where nothing grows any more, that ends soon.
 //!
 //! A page is given back before short ones are created for it: what is reserved never rises. So the work on it must be
 //! complete then, for which nobody waits.
 
 use std::cmp::Reverse;
-use std::time::Duration;
 
 use super::backing::Stretch;
 use super::blocks::State;
@@ -19,27 +17,28 @@ use super::{Arena, BlockId, Refusal, Zone};
 use crate::order::Fence;
 use crate::pages::PageId;
 
-/// A short page is this part of the longest. (docs/pages.md has what others give.)
-const SHORT_PART: u32 = 4;
+/// Slots of a short page. One of two slots pins nearly as little as one of one, and is moved twice as far by a call.
+const SHORT: u32 = 2;
 
-/// The part of the pool's time that goes into it, at most.
-const TIME_PART: u32 = 512;
+/// This part of what is held, or more, is much to be free while the pool grows.
+const MUCH_PART: u64 = 256;
 
-/// Pages that are exchanged at once, at most: what takes about 12 ms on an H200.
+/// The part of what is held that is shortened each time.
+const SHORTENED_PART: u64 = 4;
+
+/// Pages that are exchanged at once, at most: what takes about 30 ms on an H200.
 const AT_ONCE: usize = 64;
 
-/// Frees until it is looked again, at the same low water, for long pages that became free.
+/// Frees until it is looked again for long pages that became free.
 const LOOK_AFTER: u64 = 16;
 
 /// See the [module](self).
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Shortener {
-    /// The count of frees from which on it is due at low water, after a high water at which much was pinned.
-    due: Option<u64>,
-    /// When the pool was made, by the device's clock.
-    made: Duration,
-    /// Time that went into it.
-    spent: Duration,
+    /// Slots of long pages that are still to be exchanged.
+    left: u64,
+    /// The count of frees from which on it is looked for them.
+    due: u64,
 }
 
 /// A page that is free as a whole.
@@ -53,63 +52,53 @@ struct Long {
     slots: u32,
 }
 
-impl Shortener {
-    pub(super) fn new(now: Duration) -> Self {
-        Self { due: None, made: now, spent: Duration::ZERO }
-    }
-
-    fn has_time(&self, now: Duration) -> bool {
-        self.spent * TIME_PART <= now.saturating_sub(self.made)
-    }
-}
-
 impl Arena {
-    /// Notes what was pinned at the last high water.
-    pub(super) fn note_high_water(&mut self, pinned: u64) {
-        let is_much = self.is_lenient() && pinned > self.strict_pins();
-        self.shortener.due = is_much.then_some(0);
+    /// Notes that the pool is about to hold more than ever, `after` bytes, for a block of `units`.
+    pub(super) fn note_growth(&mut self, after: u64, units: u64) {
+        let held = after >> self.layout.unit_shift();
+        let free = held.saturating_sub(self.out_units + units);
+        if free >= held / MUCH_PART {
+            self.shortener.left = after / self.layout.slot_bytes / SHORTENED_PART;
+        }
     }
 
-    /// Whether long pages should be exchanged for [short](Self::shorten) ones now.
+    /// Whether long pages should be exchanged for [short](Self::shorten) ones now, if there is time.
     #[inline]
     pub(crate) fn is_shortening_due(&self) -> bool {
-        self.shortener.due.is_some_and(|due| due <= self.frees) && self.is_lenient() && self.is_low_water()
+        self.shortener.left > 0 && self.shortener.due <= self.frees && !self.keeps
     }
 
-    /// Exchanges free pages of the large zone whose work is complete for short ones, the longest first. What cannot be
-    /// created anew is void.
+    /// Exchanges free pages of the large zone whose work is complete for short ones, the longest first, as far as there is
+    /// time. What cannot be created anew is void. Returns whether any was exchanged.
     #[cold]
-    pub(crate) fn shorten(&mut self) {
-        self.shortener.due = Some(self.frees + LOOK_AFTER);
-        let mut now = self.device.now();
-        if !self.shortener.has_time(now) {
-            return;
+    pub(crate) fn shorten(&mut self) -> bool {
+        self.shortener.due = self.frees + LOOK_AFTER;
+        if !self.purse.has_savings(self.device.now()) {
+            return false;
         }
-        // What was gathered is mapped where it was, too, until somebody looks.
         self.reap();
         let mut long = self.long_free_pages();
         long.sort_unstable_by_key(|long| (Reverse(long.slots), long.region, long.slot));
+        let mut any = false;
         for long in long.iter().take(AT_ONCE) {
+            let began = self.device.now();
+            if self.shortener.left == 0 || !self.purse.has_savings(began) {
+                break;
+            }
             let exchanged = self.exchange_in_place(long);
-            let began = std::mem::replace(&mut now, self.device.now());
-            self.shortener.spent += now.saturating_sub(began);
+            self.purse.pay(self.device.now().saturating_sub(began));
+            self.shortener.left = self.shortener.left.saturating_sub(u64::from(long.slots));
+            any = true;
             if let Err(refusal) = exchanged {
                 tracing::warn!(?refusal, "a long page could not be exchanged for short ones");
-                return;
-            }
-            if !self.shortener.has_time(now) {
-                return;
+                break;
             }
         }
-    }
-
-    fn short_slots(&self) -> u32 {
-        (self.layout.largest_page / SHORT_PART).max(1)
+        any
     }
 
     fn long_free_pages(&self) -> Vec<Long> {
-        let short = self.short_slots();
-        let units = (u64::from(short) + 1) << self.layout.slot_shift();
+        let units = (u64::from(SHORT) + 1) << self.layout.slot_shift();
         let blocks: Vec<_> = self.free[Zone::Large as usize].at_least(units).collect();
         self.poll_quietly(&self.fence_of(&blocks));
         let complete = blocks.into_iter().filter(|id| self.timelines.is_complete(&self.blocks[*id].fence));
@@ -119,7 +108,7 @@ impl Arena {
             pages.map(move |(page, slot, slots)| Long { block, page, region, slot, slots })
         });
         // Of some an old mapping is left, which waits for its work.
-        pages.filter(|long| long.slots > short && self.pages.mappings(long.page) == 1).collect()
+        pages.filter(|long| long.slots > SHORT && self.pages.mappings(long.page) == 1).collect()
     }
 
     /// Exchanges one page. Blocks keep their bounds and ids, unless memory is lost to others meanwhile.
@@ -153,7 +142,7 @@ impl Arena {
 
     fn back_with_short(&mut self, stretch: &mut Stretch, fence: &Fence, freed: u64) -> Result<(), Refusal> {
         while stretch.room() > 0 {
-            let slots = self.short_slots().min(stretch.room());
+            let slots = SHORT.min(stretch.room());
             let bytes = u64::from(slots) * self.layout.slot_bytes;
             let page = self.pages.create(slots).map_err(|error| Refusal::of_page(error, bytes))?;
             self.attach_unmapped(page, stretch, (fence.clone(), freed))?;

@@ -74,11 +74,6 @@ impl Supply {
         (self.classes, self.best) = (0, None);
     }
 
-    /// Keeps what lies in the regions that `keep` accepts, told whether the stream may use it without waiting.
-    pub(super) fn retain(&mut self, keep: impl Fn(u32, bool) -> bool) {
-        self.sources.retain(|source| keep(source.region, source.merit >> 96 != 0));
-    }
-
     /// The longest page of at most `slots`.
     fn take_at_most(&mut self, slots: u32, regions: &Regions) -> Option<Victim> {
         let short = u32::MAX >> slots.leading_zeros();
@@ -171,9 +166,6 @@ impl Arena {
         for zone in Zone::BOTH {
             for id in self.free[zone as usize].at_least(self.layout.units_per_slot()) {
                 let block = &mut self.blocks[id];
-                if block.pinned_units() == block.units {
-                    continue;
-                }
                 let ready = reach.covers(&block.fence);
                 if !ready && !self.policies.internal_dependencies {
                     continue;

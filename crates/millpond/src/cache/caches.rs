@@ -37,8 +37,6 @@ pub(crate) struct Caches {
     most_slack: AtomicU64,
     /// Whether a request of a class that has no block may have one of a longer class.
     borrows: AtomicBool,
-    /// Whether large blocks earn no room: each that lies here would break up what the arena has in one range.
-    packs_large: AtomicBool,
     /// Whether requests may take the fast path. Written under the pool's lock.
     pub(super) has_doors: AtomicBool,
     /// Entries of `threads` that may be in use.
@@ -109,7 +107,6 @@ impl Caches {
             depot_limit: AtomicU64::new(LEAST_LIMIT),
             most_slack: AtomicU64::new(sizes.bytes(1)),
             borrows: AtomicBool::new(false),
-            packs_large: AtomicBool::new(false),
             has_doors: AtomicBool::new(true),
             used: AtomicUsize::new(0),
             others: Tally::default(),
@@ -385,17 +382,6 @@ impl Caches {
         let most_slack = if spare > 0 { SLACK_IN_HASTE } else { self.sizes.bytes(1) };
         self.most_slack.store(most_slack, Ordering::Relaxed);
         self.borrows.store(is_scarce, Ordering::Relaxed);
-    }
-
-    /// From now on large blocks earn no room here, or do again. What has room keeps it until it is taken back.
-    pub(crate) fn set_packs_large(&self, packs: bool) {
-        // Relaxed: a setting.
-        self.packs_large.store(packs, Ordering::Relaxed);
-    }
-
-    /// Whether a magazine for blocks of `size` bytes may earn room.
-    pub(super) fn may_earn_room(&self, size: u64) -> bool {
-        !self.sizes.is_large(size) || self.is_in_haste() || !self.packs_large.load(Ordering::Relaxed)
     }
 
     /// What bounds the room of a magazine for blocks of `size` bytes.

@@ -93,7 +93,7 @@ impl Caches {
         let regretted = earned || (is_large && self.is_in_haste() && !has_room);
         // What other threads free again and again is worth room, too.
         let wants_room = regretted || (!has_room && self.depot.has(timeline.id, size));
-        if wants_room && self.may_earn_room(size) {
+        if wants_room {
             self.grant(lanes, stream, (at, size), &mut each);
             cache.note_granted(lanes);
         }
@@ -163,7 +163,6 @@ impl Caches {
         magazines.note_free(at, entry.requested());
         if magazines.magazine(at).is_full() {
             let may_grow = !bounds.is_large || bounds.in_haste || magazines.ghost(at).note_free(size);
-            let may_grow = may_grow && self.may_earn_room(size);
             if !may_grow && magazines.magazine(at).is_empty() {
                 // Nearly always, of large blocks, while a program does not repeat itself.
                 return false;

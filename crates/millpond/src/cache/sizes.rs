@@ -19,7 +19,7 @@ pub(crate) struct Sizes {
 const CLASS_BITS: u32 = 3;
 
 /// Bits that the length of a block that grows keeps, besides the leading one.
-const GROWING_BITS: u32 = 7;
+const GROWING_BITS: u32 = 6;
 
 /// Units of the longest request that is ever served from a magazine: 1 TiB, in units of 512 bytes.
 const LONGEST_CACHED: u64 = 1 << 31;
@@ -117,8 +117,8 @@ impl Sizes {
         bytes <= LONGEST_IN_HASTE
     }
 
-    /// As [`units`](Self::units), for a large block that [grows](super::growth): 128 lengths a doubling, so that less than
-    /// a 128th is wasted. No more than `MOST_UNITS`, and of the same magazine.
+    /// As [`units`](Self::units), for a large block that [grows](super::growth): 64 lengths a doubling, so that less than
+    /// a 64th is wasted. No more than `MOST_UNITS`, and of the same magazine.
     pub(super) fn units_of_growing(self, bytes: u64) -> u64 {
         let last = self.exact_units(bytes) - 1;
         let ignored_bits = (last | 1).ilog2().saturating_sub(GROWING_BITS);
@@ -263,11 +263,11 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_gets_less_than_a_128th_more_and_stays_in_its_magazine() {
+    fn what_grows_gets_less_than_a_64th_more_and_stays_in_its_magazine() {
         let sizes = Sizes::new(512, 1 << 20);
         for bytes in (1 << 20..100 << 20).step_by(40_009).chain([1 << 40, (1 << 44) - 5]) {
             let (exact, growing) = (sizes.units(bytes), sizes.units_of_growing(bytes));
-            assert!(exact <= growing && (growing - exact) * 128 < exact, "{bytes} got {growing} units");
+            assert!(exact <= growing && (growing - exact) * 64 < exact, "{bytes} got {growing} units");
             assert_eq!(
                 MagazineIndex::of(exact.min(MOST_UNITS - 1)),
                 MagazineIndex::of(growing.min(MOST_UNITS - 1))

@@ -104,11 +104,6 @@ impl Pages {
         self.table.iter().zip(0..).filter_map(|(page, id)| Some((PageId(id), page.as_ref()?)))
     }
 
-    /// How many pages are held.
-    pub(crate) fn len(&self) -> usize {
-        self.table.len() - self.vacant.len()
-    }
-
     /// Pages mapped nowhere.
     pub(crate) fn parked(&self) -> &[PageId] {
         &self.parked

@@ -141,8 +141,8 @@ impl PoolInner {
         align: u64,
         stream: &Stream,
     ) -> std::result::Result<Out, Refusal> {
-        self.gather_if_due(state, units, stream);
-        if let Some(out) = state.arena.alloc_ready(units, align, stream) {
+        self.shorten_if_due(state, units);
+        if let Some(out) = state.arena.alloc_ready(units, align, stream)? {
             self.note_waste(state, THROUGH_ARENA);
             return Ok(out);
         }

@@ -17,7 +17,6 @@ mod capture;
 mod captured;
 mod context;
 mod freeing;
-mod gathering;
 mod giving_back;
 mod haste;
 mod inner;

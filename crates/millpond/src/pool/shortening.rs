@@ -1,15 +1,24 @@
 //! When long pages of a pool are exchanged for short ones: before a large block is looked for in the arena, where that is
-//! due (see `arena/shorten.rs`). What threads cache stays there: while the pool is lenient, that is no large block.
+//! due (see `arena/shorten.rs`). What threads cache stays there: it is few large blocks.
 
 use super::inner::{PoolInner, State};
 
 impl PoolInner {
+    /// A pool in haste has no time for it.
+    #[inline]
+    pub(super) fn shorten_if_due(&self, state: &mut State, units: u64) {
+        if state.arena.is_shortening_due() && state.arena.is_large(units) && !state.haste.is_on() {
+            self.shorten(state);
+        }
+    }
+
     #[cold]
-    pub(super) fn shorten(&self, state: &mut State) {
+    fn shorten(&self, state: &mut State) {
         let device = self.timelines.device();
         let began = device.now();
-        state.arena.shorten();
-        self.note_waste(state, device.now().saturating_sub(began));
+        if state.arena.shorten() {
+            self.note_waste(state, device.now().saturating_sub(began));
+        }
     }
 }
 
@@ -33,7 +42,7 @@ mod tests {
     }
 
     impl Job {
-        /// In a pool that holds a gigabyte, gathered.
+        /// In a pool that holds a gigabyte, in pages of 32 MiB.
         fn new() -> Self {
             let sim = SimDevice::new(SimOptions::default()).unwrap();
             let context = Context::new(sim.clone());
@@ -43,10 +52,6 @@ mod tests {
             let mut job = Self { sim, pool, stream, lengths: 0 };
             let whole = job.alloc(1023);
             job.free([whole]);
-            (0..12).for_each(|_| job.tide());
-            let inner = job.pool.inner();
-            inner.gather(&mut inner.state.lock(), &job.stream);
-            job.tide();
             job
         }
 
@@ -59,20 +64,20 @@ mod tests {
             blocks.into_iter().for_each(|ptr| self.pool.free(ptr, &self.stream).unwrap());
         }
 
-        fn tide(&mut self) {
-            let block = self.alloc(600);
-            self.free([block]);
-        }
-
-        /// Holes of 16 MiB, and then, at high water, one block of so many. Then low water.
+        /// Holes of 16 MiB on long pages, and then, at high water, one block of so many. Then low water.
         fn high_water(&mut self, long: u64) {
             let pairs: Vec<_> = (0..7).map(|_| (self.alloc(20), self.alloc(16))).collect();
             let (stay, go): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
             self.free(go);
             let long = self.alloc(long);
             self.free(stay.into_iter().chain([long]));
-            for _ in 0..3 {
-                let short = self.alloc(2);
+        }
+
+        /// Asks for blocks while nothing else is out.
+        fn low_water(&mut self) {
+            for at in 0..20 {
+                // No two in a row near each other, or they would seem to grow.
+                let short = self.alloc(2 + at % 3);
                 self.free([short]);
             }
         }
@@ -85,59 +90,83 @@ mod tests {
             let calls = self.pool.stats().calls;
             calls.create - calls.release
         }
+
+        fn shorten(&self) {
+            let inner = self.pool.inner();
+            inner.shorten(&mut inner.state.lock());
+        }
     }
 
     #[test]
     fn what_long_pages_pinned_at_high_water_is_not_lacking_at_a_higher_one() {
-        let mut job = Job::new();
-        job.pass_time(60);
-        let (reserved, pages) = (job.pool.reserved().high, job.pages());
-        job.high_water(500);
-        assert!(job.pages() > pages, "short ones in place of long ones");
-        job.pool.check().unwrap();
-        job.high_water(800);
-        assert_eq!(job.pool.reserved().high, reserved);
-        job.pool.check().unwrap();
+        let grown_at_the_second = |seconds| {
+            let mut job = Job::new();
+            // It must grow, with all holes free.
+            job.high_water(800);
+            job.pass_time(seconds);
+            job.low_water();
+            job.pool.check().unwrap();
+            let reserved = job.pool.reserved().high;
+            job.high_water(860);
+            job.pool.check().unwrap();
+            job.pool.reserved().high - reserved
+        };
+        assert_eq!(grown_at_the_second(60), 0);
+        assert!(grown_at_the_second(0) >= 32 * MIB, "where there is no time for it");
     }
 
     #[test]
     fn pages_stay_long_where_they_pin_little() {
         let mut job = Job::new();
+        let longer = job.alloc(1100);
+        job.free([longer]);
         job.pass_time(60);
         let pages = job.pages();
-        (0..8).for_each(|_| job.tide());
+        job.low_water();
         assert_eq!(job.pages(), pages);
+    }
+
+    #[test]
+    fn a_quarter_of_what_is_held_is_shortened_for_each_growth() {
+        let mut job = Job::new();
+        job.high_water(800);
+        job.pass_time(600);
+        let (pages, held) = (job.pages(), job.pool.reserved().current);
+        (0..20).for_each(|_| job.low_water());
+        // Eight short pages for each long one.
+        let shortened = (job.pages() - pages) / 7 * 32 * MIB;
+        assert!(shortened.abs_diff(held / 4) <= 32 * MIB, "{shortened} of {held}");
+        assert_eq!(job.pool.reserved().current, held);
     }
 
     #[test]
     fn it_takes_a_small_part_of_the_time() {
         let mut job = Job::new();
-        let shortened = |job: &mut Job| {
-            let before = job.pages();
-            job.high_water(500);
-            job.pages() - before
-        };
-        // One is exchanged in any case, for four.
-        assert_eq!(shortened(&mut job), 3);
-        assert_eq!(shortened(&mut job), 0);
+        job.high_water(800);
+        let pages = job.pages();
+        job.low_water();
+        assert_eq!(job.pages(), pages, "what there is was just created");
         job.pass_time(1);
-        let in_a_second = shortened(&mut job);
-        assert!((3..60).contains(&in_a_second), "{in_a_second}");
+        let before = job.sim.time_spent().total();
+        job.low_water();
+        assert!(job.pages() > pages);
+        let spent = job.sim.time_spent().total() - before;
+        assert!(spent < Duration::from_micros(5_500), "{spent:?}");
     }
 
     #[test]
     fn a_page_that_work_still_uses_stays() {
         let mut job = Job::new();
-        job.pass_time(60);
+        job.high_water(800);
+        let block = job.alloc(1023);
         let pages = job.pages();
-        let block = job.alloc(1000);
         job.sim.launch(job.stream.handle(), Duration::from_secs(100)).unwrap();
         job.free([block]);
-        let inner = job.pool.inner();
-        inner.shorten(&mut inner.state.lock());
+        job.pass_time(60);
+        job.shorten();
         assert_eq!(job.pages(), pages);
         job.pass_time(200);
-        inner.shorten(&mut inner.state.lock());
+        job.shorten();
         assert!(job.pages() > pages);
     }
 
@@ -146,12 +175,12 @@ mod tests {
         for call in [Call::Unmap, Call::ReleasePage, Call::CreatePage, Call::Map, Call::SetAccess] {
             for nth in 1..6 {
                 let mut job = Job::new();
+                job.high_water(800);
                 job.pass_time(60);
                 let reserved = job.pool.reserved().current;
                 let name = "cuMem";
                 job.sim.fail_next(call, nth, DeviceError::OutOfMemory { call: name, requested: 8 * MIB });
-                let inner = job.pool.inner();
-                inner.shorten(&mut inner.state.lock());
+                job.shorten();
                 job.pool.check().unwrap();
                 assert!(job.pool.reserved().current <= reserved);
                 let whole = job.alloc(1000);

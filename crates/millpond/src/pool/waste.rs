@@ -46,8 +46,6 @@ impl PoolInner {
         let is_scarce = spare > 0 && reserved > self.counted().allocated.high + spare / 2;
         // What may be cached, by contrast, takes no memory: the pool grows by what is spare now only.
         self.caches.adapt(reserved, state.haste.most_spare(), is_scarce);
-        // It may have ended: see `arena/gather.rs`.
-        self.caches.set_packs_large(state.arena.is_lenient());
     }
 }
 

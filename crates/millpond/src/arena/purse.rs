@@ -1,0 +1,64 @@
+//! The purse: device time that the pool may spend to hold less memory.
+//!
+//! Short pages pin less than long ones where blocks share them, and cost as much each. How short pages can be depends on how
+//! fast the program is: a job that computes for a second between two allocations could have pages of 2 MiB, one that takes
+//! 15 GiB in its first seconds and ends should have long ones. So the pool earns a small part of the time that passes, and
+//! pays for its pages out of it: while there is something in the purse, new pages are [short](super::backing), and long
+//! ones that are free are [shortened](super::shorten).
+
+use std::time::Duration;
+
+/// What may be spent before anything is earned: a program begins with taking what it needs, and its pages are for long.
+/// A fifth of what it takes to make a CUDA context (a guess: it takes some tenths of a second).
+const ADVANCE: Duration = Duration::from_millis(40);
+
+/// The part of the time that is earned. Half of what all device calls may take, 1 %, since misses have to be paid too.
+const EARNED_PART: u32 = 200;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Purse {
+    /// When the pool was made, by the device's clock.
+    made: Duration,
+    /// Time that its pages took so far.
+    spent: Duration,
+}
+
+impl Purse {
+    pub(super) fn new(now: Duration) -> Self {
+        Self { made: now, spent: Duration::ZERO }
+    }
+
+    pub(super) fn pay(&mut self, time: Duration) {
+        self.spent += time;
+    }
+
+    fn earned(&self, now: Duration) -> Duration {
+        now.saturating_sub(self.made) / EARNED_PART
+    }
+
+    /// Whether less was spent than was earned.
+    pub(super) fn has_savings(&self, now: Duration) -> bool {
+        self.spent < self.earned(now)
+    }
+
+    /// Whether less was spent than was earned and advanced.
+    pub(super) fn has_credit(&self, now: Duration) -> bool {
+        self.spent < self.earned(now) + ADVANCE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_begins_with_an_advance_and_earns_a_two_hundredth() {
+        let seconds = Duration::from_secs;
+        let mut purse = Purse::new(seconds(100));
+        assert!(purse.has_credit(seconds(100)) && !purse.has_savings(seconds(100)));
+        purse.pay(Duration::from_millis(50));
+        assert!(!purse.has_credit(seconds(102)) && purse.has_credit(seconds(103)));
+        assert!(!purse.has_savings(seconds(110)) && purse.has_savings(seconds(111)));
+    }
+}
