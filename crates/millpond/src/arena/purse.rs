@@ -37,9 +37,9 @@ impl Purse {
         now.saturating_sub(self.made) / EARNED_PART
     }
 
-    /// Whether less was spent than was earned.
-    pub(super) fn has_savings(&self, now: Duration) -> bool {
-        self.spent < self.earned(now)
+    /// What was earned and not spent.
+    pub(super) fn savings(&self, now: Duration) -> Duration {
+        self.earned(now).saturating_sub(self.spent)
     }
 
     /// Whether less was spent than was earned and advanced.
@@ -56,9 +56,9 @@ mod tests {
     fn it_begins_with_an_advance_and_earns_a_two_hundredth() {
         let seconds = Duration::from_secs;
         let mut purse = Purse::new(seconds(100));
-        assert!(purse.has_credit(seconds(100)) && !purse.has_savings(seconds(100)));
+        assert!(purse.has_credit(seconds(100)) && purse.savings(seconds(100)).is_zero());
         purse.pay(Duration::from_millis(50));
         assert!(!purse.has_credit(seconds(102)) && purse.has_credit(seconds(103)));
-        assert!(!purse.has_savings(seconds(110)) && purse.has_savings(seconds(111)));
+        assert_eq!([110, 111].map(|now| purse.savings(seconds(now)).as_millis()), [0, 5]);
     }
 }

@@ -10,6 +10,7 @@
 //! complete then, for which nobody waits.
 
 use std::cmp::Reverse;
+use std::time::Duration;
 
 use super::backing::Stretch;
 use super::blocks::State;
@@ -26,8 +27,12 @@ const MUCH_PART: u64 = 256;
 /// The part of what is held that is shortened each time.
 const SHORTENED_PART: u64 = 4;
 
-/// Pages that are exchanged at once, at most: what takes about 30 ms on an H200.
+/// Pages that are exchanged at once, at most: what takes about 20 ms on an H200.
 const AT_ONCE: usize = 64;
+
+/// What must be saved before it is looked for long pages, and is spent then: enough for some six of them on an H200. To look
+/// takes longer, the more is free.
+const BATCH: Duration = Duration::from_millis(2);
 
 /// Frees until it is looked again for long pages that became free.
 const LOOK_AFTER: u64 = 16;
@@ -73,7 +78,7 @@ impl Arena {
     #[cold]
     pub(crate) fn shorten(&mut self) -> bool {
         self.shortener.due = self.frees + LOOK_AFTER;
-        if !self.purse.has_savings(self.device.now()) {
+        if self.purse.savings(self.device.now()) < BATCH {
             return false;
         }
         self.reap();
@@ -82,7 +87,7 @@ impl Arena {
         let mut any = false;
         for long in long.iter().take(AT_ONCE) {
             let began = self.device.now();
-            if self.shortener.left == 0 || !self.purse.has_savings(began) {
+            if self.shortener.left == 0 || self.purse.savings(began).is_zero() {
                 break;
             }
             let exchanged = self.exchange_in_place(long);
