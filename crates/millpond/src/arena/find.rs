@@ -4,7 +4,6 @@
 //! recorded jobs that pages seldom have to move: docs/pages.md.)
 
 use super::bin::Entry;
-use super::blocks::Block;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::order::{Fence, Stream};
 
@@ -52,14 +51,10 @@ impl Arena {
         self.find_by_waiting_slow(want, stream)
     }
 
-    /// As [`find_ready`](Self::find_ready), but only a block that is not much longer.
-    pub(super) fn find_close(&self, want: &Want, stream: &Stream) -> Result<Option<(BlockId, u64)>, Refusal> {
-        let found = self.find_ready(want, stream)?;
-        Ok(found.filter(|(id, _)| want.zone == Zone::Small || self.is_close(want, &self.blocks[*id])))
-    }
-
-    fn is_close(&self, want: &Want, block: &Block) -> bool {
-        block.units - want.units <= want.units.max(self.layout.units_per_slot()) / CLOSE_PART
+    /// Whether the block is not much longer than what is wanted. Of small ones that does not matter.
+    pub(super) fn is_close(&self, want: &Want, id: BlockId) -> bool {
+        let rest = self.blocks[id].units - want.units;
+        want.zone == Zone::Small || rest <= want.units.max(self.layout.units_per_slot()) / CLOSE_PART
     }
 
     /// The best fit that is ready, by what is known or by what the device says. It is asked where a large block that fits

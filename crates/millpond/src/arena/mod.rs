@@ -292,15 +292,18 @@ impl Arena {
     }
 
     /// Lets out a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a
-    /// slot), for work on `stream`, if one that fits closely is ready: the first step only. Where none does, what the
-    /// caches hold may fit better than what there is.
+    /// slot), for work on `stream`, if one is ready: the first step only. With `closely`, only one that is not much longer:
+    /// what the caches hold may fit better.
     pub(crate) fn alloc_ready(
         &mut self,
         units: u64,
         align: u64,
         stream: &Stream,
+        closely: bool,
     ) -> Result<Option<Out>, Refusal> {
-        let found = self.find_close(&self.want(units, align), stream)?;
+        let want = self.want(units, align);
+        let found = self.find_ready(&want, stream)?;
+        let found = found.filter(|(free, _)| !closely || self.is_close(&want, *free));
         Ok(found.map(|(free, at)| self.carve(free, at, units, true)))
     }
 

@@ -30,9 +30,9 @@ const SHORTENED_PART: u64 = 4;
 /// Pages that are exchanged at once, at most: what takes about 20 ms on an H200.
 const AT_ONCE: usize = 64;
 
-/// What must be saved before it is looked for long pages, and is spent then: enough for some six of them on an H200. To look
-/// takes longer, the more is free.
-const BATCH: Duration = Duration::from_millis(2);
+/// What must be saved before it is looked for long pages, and is spent then: enough for some twelve of them on an H200. To
+/// look takes longer, the more is free.
+const BATCH: Duration = Duration::from_millis(4);
 
 /// Frees until it is looked again for long pages that became free.
 const LOOK_AFTER: u64 = 16;

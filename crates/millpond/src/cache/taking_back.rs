@@ -30,8 +30,8 @@ impl Caches {
     /// Takes back the large blocks that any thread caches, or the depot: gives them to `each`. Returns whether there
     /// may have been any.
     #[cold]
-    pub(crate) fn revoke_large(&self, _lock: &mut Locked, mut each: impl FnMut(Cached)) -> bool {
-        if !self.may_hold_large() {
+    pub(crate) fn revoke_large(&self, lock: &mut Locked, mut each: impl FnMut(Cached)) -> bool {
+        if !self.may_hold_large(lock) {
             return false;
         }
         let closed = self.close_depot(self.sizes.large_from(), &mut each);
@@ -41,7 +41,7 @@ impl Caches {
         others.extend(self.all().filter(is_concerned));
         self.keep_out(&others);
         for cache in others.iter().copied().chain([self.mine()]) {
-            // SAFETY: the lock is held (`_lock`); other owners are kept out, and the calling one is not inside.
+            // SAFETY: the lock is held (`lock`); other owners are kept out, and the calling one is not inside.
             let lanes = unsafe { cache.lanes_under_lock() };
             self.drain(lanes, self.sizes.first_large(), &mut each);
             cache.note_granted(lanes);
@@ -53,8 +53,8 @@ impl Caches {
         true
     }
 
-    /// Whether there may be large blocks in any magazine, or in the depot. Under the lock.
-    fn may_hold_large(&self) -> bool {
+    /// Whether there may be large blocks in any magazine, or in the depot.
+    pub(crate) fn may_hold_large(&self, _lock: &Locked) -> bool {
         // No magazine gets room but under the lock.
         let mut some = self.all().filter(|cache| cache.granted_large() > 0);
         some.any(|cache| cache.tally.may_hold()) || self.depot.held_large() > 0

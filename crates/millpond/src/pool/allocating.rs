@@ -142,7 +142,8 @@ impl PoolInner {
         stream: &Stream,
     ) -> std::result::Result<Out, Refusal> {
         self.shorten_if_due(state, units);
-        if let Some(out) = state.arena.alloc_ready(units, align, stream)? {
+        let closely = self.caches.may_hold_large(&state.locked);
+        if let Some(out) = state.arena.alloc_ready(units, align, stream, closely)? {
             self.note_waste(state, THROUGH_ARENA);
             return Ok(out);
         }
