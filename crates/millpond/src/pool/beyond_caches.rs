@@ -104,28 +104,52 @@ mod tests {
         assert!(pool.inner().caches.holds_any());
     }
 
-    /// What is cut from the midst of a long page wastes the rest of it, so that the caches are asked first.
-    fn alloc_wasteful(pool: &Pool, stream: &Stream) {
+    /// Has a large block cached: a pair that is repeated keeps it.
+    fn cache_large(pool: &Pool, stream: &Stream, bytes: u64) {
+        (0..40).for_each(|_| free(pool, stream, pool.alloc(bytes, stream).unwrap()));
+        assert!(holds_large(pool));
+    }
+
+    fn holds_large(pool: &Pool) -> bool {
+        let inner = pool.inner();
+        let state = inner.state.lock();
+        inner.caches.may_hold_large(&state.locked)
+    }
+
+    /// What is free is much longer, so that the caches are asked first, if they have large blocks.
+    fn alloc_from_what_is_free(pool: &Pool, stream: &Stream) {
         let misses = pool.stats().misses;
         pool.alloc(3 * MIB, stream).unwrap();
         assert_eq!(pool.stats().misses, misses, "nothing was mapped");
     }
 
     #[test]
-    fn a_large_block_from_what_is_free_leaves_few_small_ones_cached() {
+    fn a_large_block_from_what_is_free_takes_large_ones_back_and_leaves_few_small_ones() {
         let (pool, stream) = pool();
         cache_small(&pool, &stream, 4, 4096);
-        alloc_wasteful(&pool, &stream);
-        assert!(pool.inner().caches.holds_any());
+        cache_large(&pool, &stream, 5 * MIB);
+        alloc_from_what_is_free(&pool, &stream);
+        assert!(pool.inner().caches.holds_any() && !holds_large(&pool));
         pool.check().unwrap();
     }
 
     #[test]
-    fn a_large_block_from_what_is_free_takes_many_small_ones_back() {
+    fn many_small_blocks_are_taken_back_for_a_large_one_and_few_are_not() {
+        for (count, bytes, are_left) in [(4, 4096, true), (16, MIB / 2, false)] {
+            let (pool, stream) = pool();
+            cache_small(&pool, &stream, count, bytes);
+            let inner = pool.inner();
+            inner.empty_caches_for(&mut inner.state.lock(), 3 * MIB / 512);
+            assert_eq!(inner.caches.holds_any(), are_left, "{count} of {bytes} bytes");
+        }
+    }
+
+    #[test]
+    fn where_no_large_block_is_cached_one_from_what_is_free_takes_nothing_back() {
         let (pool, stream) = pool();
         cache_small(&pool, &stream, 16, MIB / 2);
-        alloc_wasteful(&pool, &stream);
-        assert!(!pool.inner().caches.holds_any());
+        alloc_from_what_is_free(&pool, &stream);
+        assert!(pool.inner().caches.holds_any());
         pool.check().unwrap();
     }
 
