@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::device::sim::{Call, SimDevice, SimOptions};
-use crate::device::{Device, DevicePtr};
+use crate::device::{Device, DeviceError, DevicePtr};
 use crate::{Context, Pool, PoolBuilder, ReusePolicies, Stream};
 
 const MIB: u64 = 1 << 20;
@@ -235,4 +235,22 @@ fn without_the_policy_the_device_is_not_asked() {
     assert!(asked_about_another_stream(ReusePolicies::ALL) > 0);
     assert_eq!(asked_about_another_stream(ReusePolicies { opportunistic: false, ..ReusePolicies::ALL }), 0);
     assert_eq!(asked_about_another_stream(ReusePolicies::NONE), 0);
+}
+
+#[test]
+fn where_the_device_cannot_be_asked_the_next_best_will_do() {
+    let (bench, other) = two_streams(ReusePolicies::ALL);
+    let [better, _, longer] = [4 * MIB, 4 * MIB, 56 * MIB].map(|bytes| bench.alloc(bytes));
+    let hold = bench.sim.hold(other.handle()).unwrap();
+    bench.pool.free(better, &other).unwrap();
+    bench.free(longer);
+    let fails = [Call::QueryEvent, Call::StreamIsIdle, Call::RecordEvent];
+    for call in fails {
+        let what = "a test asked for it".to_owned();
+        bench.sim.fail_next(call, 1, DeviceError::Invalid { call: call.name(), what });
+    }
+    assert_eq!(bench.alloc(4 * MIB), longer);
+    bench.sim.fail_no_more();
+    bench.sim.release(hold);
+    assert_eq!(bench.alloc(4 * MIB), better);
 }
