@@ -59,6 +59,18 @@ impl Timelines {
         fence.iter().all(|(id, tick)| self.with(id, |timeline| timeline.observed() >= tick).unwrap_or(true))
     }
 
+    /// Whether everything in `fence` is complete or can be waited for: what was given to a stream that is being captured
+    /// cannot, until that has ended.
+    #[cold]
+    pub(crate) fn can_be_reached(&self, fence: &Fence) -> bool {
+        let device = self.device().as_ref();
+        fence.iter().all(|(id, tick)| {
+            self.get(id).is_none_or(|timeline| {
+                timeline.observed() >= tick || timeline.has_mark_for(tick) || timeline.can_be_marked(device)
+            })
+        })
+    }
+
     /// Drops from `fence` what nobody needs to wait for, by these policies. It is complete, so that it may stay away when
     /// they change.
     #[cold]

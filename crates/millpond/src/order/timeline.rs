@@ -170,6 +170,13 @@ impl Timeline {
         handle.map_or(Ok(false), |handle| Ok(device.capture_of(handle)?.is_some()))
     }
 
+    /// Whether a mark could be recorded now, by whoever does not present the stream.
+    pub(crate) fn can_be_marked(&self, device: &dyn Device) -> bool {
+        let handle = self.state.lock().handle;
+        self.marking == Marking::WhenNeeded
+            && handle.is_some_and(|handle| matches!(device.capture_of(handle), Ok(None)))
+    }
+
     /// Records `event` on the stream for its owner; returns the stream's clock there, with the tick that the
     /// event closes. An event of a capture orders nothing but the nodes of the graph: its clock is empty.
     pub(crate) fn record(&self, device: &dyn Device, event: EventHandle) -> DeviceResult<Fence> {
