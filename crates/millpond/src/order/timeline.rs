@@ -266,6 +266,11 @@ impl Timeline {
         self.state.lock().marks.back().is_some_and(|mark| mark.tick >= tick)
     }
 
+    /// Marks that were not yet seen complete.
+    pub(crate) fn marks(&self) -> usize {
+        self.state.lock().marks.len()
+    }
+
     /// Asks the stream itself whether everything given to it is complete; if so, so is every tick so far.
     pub(crate) fn poll_idle(&self, device: &dyn Device) -> DeviceResult<bool> {
         if self.marking == Marking::AtOnce {
