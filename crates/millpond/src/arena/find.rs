@@ -42,7 +42,7 @@ impl Arena {
         if let found @ Some(_) = self.find_by_waiting_slow(want, stream)? {
             return Ok(found);
         }
-        if self.unmerged.is_empty() || !self.join_unmerged() {
+        if self.unmerged.is_empty() || !self.join_what_is_complete() {
             return Ok(None);
         }
         if let found @ Some(_) = self.find_ready(want, stream)? {

@@ -84,6 +84,18 @@ impl Arena {
         neighbour.is_some_and(|id| self.blocks.is(id, State::Free))
     }
 
+    /// As [`join_unmerged`](Self::join_unmerged), by what the device says now where that matters.
+    #[cold]
+    pub(super) fn join_what_is_complete(&mut self) -> bool {
+        if self.policies.opportunistic && !self.policies.internal_dependencies {
+            let free = self.unmerged.iter().filter(|id| self.blocks.is(**id, State::Free));
+            let around = free.flat_map(|id| [self.blocks[*id].prev, Some(*id), self.blocks[*id].next]);
+            let around: Vec<_> = around.flatten().filter(|id| self.blocks.is(*id, State::Free)).collect();
+            self.poll_quietly(&self.fence_of(&around));
+        }
+        self.join_unmerged()
+    }
+
     /// Joins free neighbours that were kept apart because different streams freed them, where that costs no
     /// stream its reuse: all of them where the pool may make streams wait, else those that are complete.
     /// Returns whether any were joined.
