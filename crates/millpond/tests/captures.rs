@@ -182,6 +182,37 @@ fn other_streams_of_the_pool_go_on_while_one_is_captured() {
 }
 
 #[test]
+fn what_is_freed_on_a_stream_that_is_being_captured_takes_nothing_else_from_others() {
+    let rig = Rig::new();
+    // Long since complete, and freed by the other stream, or by the one that is captured then.
+    for freed_on in [&rig.other, &rig.stream] {
+        let memory = rig.pool.capture_pool();
+        let long = rig.pool.alloc(150 * MIB, &rig.stream).unwrap();
+        let mine = rig.pool.alloc(20 * MIB, &rig.stream).unwrap();
+        assert_eq!(mine, long.offset(150 * MIB));
+        rig.pool.free(long, freed_on).unwrap();
+        rig.context.synchronize().unwrap();
+        let _graph = rig.capture(&memory, || {
+            rig.pool.free(mine, &rig.stream).unwrap();
+            let again = rig.pool.alloc(150 * MIB, &rig.other).unwrap();
+            assert_eq!(again, long);
+            rig.pool.free(again, &rig.other).unwrap();
+            // Before it is refused, what lies apart is joined as far as it may be.
+            assert!(rig.pool.alloc(CAPACITY, &rig.other).is_err());
+            let again = rig.pool.alloc(150 * MIB, &rig.other).unwrap();
+            rig.pool.free(again, &rig.other).unwrap();
+            rig.check();
+        });
+        rig.context.synchronize().unwrap();
+        let both = rig.pool.alloc(170 * MIB, &rig.other).unwrap();
+        rig.pool.free(both, &rig.other).unwrap();
+        rig.context.synchronize().unwrap();
+        rig.pool.trim_to(0).unwrap();
+    }
+    rig.check();
+}
+
+#[test]
 fn streams_that_join_a_capture_share_its_memory_but_not_their_frees() {
     let rig = Rig::new();
     let memory = rig.pool.capture_pool();

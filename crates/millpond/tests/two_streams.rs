@@ -231,6 +231,50 @@ fn complete_memory_is_seen_to_be_complete(bench: &impl Bench) {
     assert_eq!(pool.stats().stream_waits, 0);
 }
 
+/// A block of `parts` blocks' length, and behind it one that stays.
+fn part(pool: &Pool, parts: u64, stream: &Stream) -> DevicePtr {
+    let part = pool.alloc(parts * BLOCK, stream).unwrap();
+    pool.alloc(BLOCK, stream).unwrap();
+    part
+}
+
+fn a_better_fit_of_another_stream_is_taken_once_its_work_is_complete_and_the_next_best_until_then(
+    bench: &impl Bench,
+) {
+    let (context, pool, first, second) = two_streams(bench, ReusePolicies::ALL);
+    let (better, longer) = (part(&pool, 1, &first), part(&pool, 3, &second));
+    let hold = bench.hold(first.handle());
+    pool.free(better, &first).unwrap();
+    pool.free(longer, &second).unwrap();
+    let one = next(&pool, &second);
+    assert_eq!(one.ptr(), longer, "rather than to wait");
+    bench.release(hold);
+    // Not through the context, so that the pool has to look for itself.
+    context.device().synchronize().unwrap();
+    let other = next(&pool, &second);
+    assert_eq!(other.ptr(), better, "rather than to cut up what is left of the longer one");
+    assert_eq!(pool.stats().stream_waits, 0);
+}
+
+fn neighbours_of_two_streams_that_are_complete_by_now_are_one_before_the_pool_grows(bench: &impl Bench) {
+    let (context, pool, first, second) = two_streams(bench, only_opportunistic());
+    let whole = pool.alloc(2 * BLOCK, &first).unwrap();
+    pool.free(whole, &first).unwrap();
+    context.synchronize().unwrap();
+    let streams = [&first, &second];
+    let parts = streams.map(|stream| pool.alloc(BLOCK, stream).unwrap());
+    assert_eq!(parts, [whole, whole.offset(BLOCK)]);
+    let holds = streams.map(|stream| bench.hold(stream.handle()));
+    streams.iter().zip(parts).for_each(|(stream, part)| pool.free(part, stream).unwrap());
+    holds.into_iter().for_each(|hold| bench.release(hold));
+    // Not through the context, so that the pool has to look for itself.
+    context.device().synchronize().unwrap();
+    let both = pool.alloc(2 * BLOCK, &second).unwrap();
+    assert_eq!((both, pool.stats().misses), (whole, 1));
+    pool.free(both, &second).unwrap();
+    pool.check().unwrap();
+}
+
 fn the_pool_makes_the_other_stream_wait(bench: &impl Bench) {
     let (context, pool, first, second) = two_streams(bench, only_internal());
     let hold = bench.hold(first.handle());
@@ -388,6 +432,8 @@ on_each_device! {
     policies_change_from_one_request_to_the_next
     an_event_recorded_before_the_free_is_no_dependency
     complete_memory_is_seen_to_be_complete
+    a_better_fit_of_another_stream_is_taken_once_its_work_is_complete_and_the_next_best_until_then
+    neighbours_of_two_streams_that_are_complete_by_now_are_one_before_the_pool_grows
     the_pool_makes_the_other_stream_wait
     a_recorded_use_holds_the_block_back
     bytes_are_read_before_the_next_owner_writes_them

@@ -162,7 +162,7 @@ impl Arena {
         let reserved = self.counters.reserved.level();
         let after = reserved.current + u64::from(slots) * self.layout.slot_bytes;
         if after > reserved.high {
-            self.note_growth(after, want.units);
+            self.note_growth(self.pages.slots() + u64::from(slots), want.units);
         }
         // Free pages are left, if any, that are too long here: not a reason to hold more than ever before.
         self.exchange(after.saturating_sub(reserved.high), supply);

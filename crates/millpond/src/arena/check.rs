@@ -40,6 +40,8 @@ impl Arena {
         ensure!(count.seen.len() == self.blocks.iter().count(), "a block is linked in no region");
         ensure!(count.blocks == self.out_blocks, "{:?} blocks that are out were counted", count.blocks);
         ensure!(count.units == self.out_units, "units that are out: recount {}", count.units);
+        let slots = self.pages.iter().map(|(_, page)| u64::from(page.slots)).sum::<u64>();
+        ensure!(slots == self.pages.slots(), "slots of pages: recount {slots}");
         let recount = count.segment_bytes + self.pages.recount_bytes();
         ensure!(recount == reserved, "reserved: recount {recount}, counted {reserved}");
         let indexed = |zones: &[super::index::FreeIndex; 2]| zones.iter().map(|z| z.len()).sum::<usize>();

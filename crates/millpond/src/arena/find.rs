@@ -42,7 +42,7 @@ impl Arena {
         if let found @ Some(_) = self.find_by_waiting_slow(want, stream)? {
             return Ok(found);
         }
-        if self.unmerged.is_empty() || !self.join_unmerged() {
+        if self.unmerged.is_empty() || !self.join_what_is_complete() {
             return Ok(None);
         }
         if let found @ Some(_) = self.find_ready(want, stream)? {
@@ -107,15 +107,23 @@ impl Arena {
         found: Option<(BlockId, u64)>,
     ) -> Result<Option<(BlockId, u64)>, Refusal> {
         let found_id = found.map(|(id, _)| id);
-        // Each stream is asked once, however many of the blocks it freed.
         let mut all = Fence::empty();
         for entry in self.candidates(want).take_while(|entry| Some(entry.id) != found_id) {
             if self.fitting(entry, want).is_some() {
                 all.join(&self.blocks[entry.id].fence);
             }
         }
-        let learned = self.timelines.poll(&all)?;
-        Ok(if learned { self.look(want, stream).found } else { found })
+        // Each stream is asked once, however many of the blocks it freed; this one comes after its own work anyway.
+        all.retain(|id, _| id != stream.timeline().id);
+        match self.timelines.poll(&all) {
+            Ok(true) => Ok(self.look(want, stream).found),
+            Ok(false) => Ok(found),
+            Err(error) if found.is_some() => {
+                tracing::warn!(%error, "the device could not be asked what is complete; the next best will do");
+                Ok(found)
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 
     /// The best fit, for whose fence the stream is made to wait.

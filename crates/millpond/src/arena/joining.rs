@@ -1,7 +1,8 @@
 //! Free blocks: on and off the index, and joined with their neighbours.
 //!
 //! A block that becomes free is joined at once with neighbours that the same streams freed, or whose work is complete.
-//! Others stay apart, and listed as unmerged, until that would cost no stream its reuse.
+//! Others stay apart, and listed as unmerged, until that would cost no stream its reuse. So does what a stream frees
+//! while it is being captured: nobody else can have that before the capture has ended, nor what it was joined with.
 
 use super::blocks::{Block, State};
 use super::{Arena, BlockId};
@@ -33,27 +34,37 @@ impl Arena {
     fn join_if_ready(&mut self, id: BlockId, neighbour: Option<BlockId>) -> BlockId {
         let Some(neighbour) = neighbour.filter(|id| self.blocks.is(*id, State::Free)) else { return id };
         self.timelines.prune_several(&mut self.blocks[neighbour].fence, self.policies);
-        if !self.blocks[id].fence.same_streams(&self.blocks[neighbour].fence)
-            && !self.is_free_for_all_slow(neighbour)
-        {
+        let is_alike = self.are_alike(id, neighbour) || self.is_alike_or_complete_slow(id, neighbour);
+        if !is_alike || self.is_one_of_a_capture(id, neighbour) {
             return id;
         }
         self.remove_free(neighbour);
         self.blocks.join(id, neighbour)
     }
 
-    /// Whether a free block's work is complete, by what the device says now. Apart, neighbours that different streams
-    /// freed serve nothing that is longer than either of them, and there would be more and more of them.
+    /// Whether the same streams freed both.
+    #[inline]
+    fn are_alike(&self, a: BlockId, b: BlockId) -> bool {
+        self.blocks[a].fence.same_streams(&self.blocks[b].fence)
+    }
+
+    /// Whether a neighbour's work is complete, by what the device says now, or what is left of it is of the same streams.
+    /// Apart, neighbours that different streams freed serve nothing that is longer than either of them, and there would
+    /// be more and more of them.
     #[cold]
-    fn is_free_for_all_slow(&mut self, id: BlockId) -> bool {
-        let mut fence = std::mem::take(&mut self.blocks[id].fence);
+    fn is_alike_or_complete_slow(&mut self, id: BlockId, neighbour: BlockId) -> bool {
         if self.policies.opportunistic {
-            self.poll_quietly(&fence);
+            self.poll_quietly(&self.blocks[neighbour].fence);
         }
-        self.timelines.prune(&mut fence, self.policies);
-        let is_complete = fence.is_empty();
-        self.blocks[id].fence = fence;
-        is_complete
+        self.timelines.prune(&mut self.blocks[neighbour].fence, self.policies);
+        self.blocks[neighbour].fence.is_empty() || self.are_alike(id, neighbour)
+    }
+
+    /// Whether a stream that is being captured freed one of two blocks, and not the other.
+    #[inline]
+    fn is_one_of_a_capture(&self, a: BlockId, b: BlockId) -> bool {
+        let can_be_reached = |id: BlockId| self.timelines.can_be_reached(&self.blocks[id].fence);
+        self.timelines.is_capturing() && can_be_reached(a) != can_be_reached(b)
     }
 
     /// Remembers a free block that has a free neighbour.
@@ -71,6 +82,18 @@ impl Arena {
 
     pub(super) fn is_free(&self, neighbour: Option<BlockId>) -> bool {
         neighbour.is_some_and(|id| self.blocks.is(id, State::Free))
+    }
+
+    /// As [`join_unmerged`](Self::join_unmerged), by what the device says now where that matters.
+    #[cold]
+    pub(super) fn join_what_is_complete(&mut self) -> bool {
+        if self.policies.opportunistic && !self.policies.internal_dependencies {
+            let free = self.unmerged.iter().filter(|id| self.blocks.is(**id, State::Free));
+            let around = free.flat_map(|id| [self.blocks[*id].prev, Some(*id), self.blocks[*id].next]);
+            let around: Vec<_> = around.flatten().filter(|id| self.blocks.is(*id, State::Free)).collect();
+            self.poll_quietly(&self.fence_of(&around));
+        }
+        self.join_unmerged()
     }
 
     /// Joins free neighbours that were kept apart because different streams freed them, where that costs no
@@ -120,7 +143,10 @@ impl Arena {
     }
 
     fn may_join(&mut self, a: BlockId, b: BlockId) -> bool {
-        if self.blocks[a].fence.same_streams(&self.blocks[b].fence) || self.policies.internal_dependencies {
+        if self.is_one_of_a_capture(a, b) {
+            return false;
+        }
+        if self.are_alike(a, b) || self.policies.internal_dependencies {
             return true;
         }
         for id in [a, b] {
@@ -128,6 +154,6 @@ impl Arena {
             self.timelines.prune(&mut fence, self.policies);
             self.blocks[id].fence = fence;
         }
-        self.blocks[a].fence.same_streams(&self.blocks[b].fence)
+        self.are_alike(a, b)
     }
 }

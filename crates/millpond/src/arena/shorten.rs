@@ -58,12 +58,13 @@ struct Long {
 }
 
 impl Arena {
-    /// Notes that the pool is about to hold more than ever, `after` bytes, for a block of `units`.
+    /// Notes that the pool is about to hold more than ever, `after` slots here, for a block of `units`. (What captures hold
+    /// is theirs, and not free here.)
     pub(super) fn note_growth(&mut self, after: u64, units: u64) {
-        let held = after >> self.layout.unit_shift();
+        let held = after << self.layout.slot_shift();
         let free = held.saturating_sub(self.out_units + units);
         if free >= held / MUCH_PART {
-            self.shortener.left = after / self.layout.slot_bytes / SHORTENED_PART;
+            self.shortener.left = after / SHORTENED_PART;
         }
     }
 
@@ -78,12 +79,15 @@ impl Arena {
     #[cold]
     pub(crate) fn shorten(&mut self) -> bool {
         self.shortener.due = self.frees + LOOK_AFTER;
-        if self.purse.savings(self.device.now()) < BATCH {
+        let began = self.device.now();
+        if self.purse.savings(began) < BATCH {
             return false;
         }
         self.reap();
         let mut long = self.long_free_pages();
         long.sort_unstable_by_key(|long| (Reverse(long.slots), long.region, long.slot));
+        // Also where there are none: to look takes time, and is done again soon.
+        self.purse.pay(self.device.now().saturating_sub(began));
         let mut any = false;
         for long in long.iter().take(AT_ONCE) {
             let began = self.device.now();

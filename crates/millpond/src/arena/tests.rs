@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::device::Device;
-use crate::device::sim::{SimDevice, SimOptions};
-use crate::{Context, Pool, PoolBuilder, Stream};
+use crate::device::sim::{Call, SimDevice, SimOptions};
+use crate::device::{Device, DeviceError, DevicePtr};
+use crate::{Context, Pool, PoolBuilder, ReusePolicies, Stream};
 
 const MIB: u64 = 1 << 20;
 
 struct Bench {
     sim: Arc<SimDevice>,
+    context: Context,
     pool: Pool,
     stream: Stream,
 }
@@ -20,17 +21,18 @@ fn bench(options: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Bench {
     assert_eq!(sim.properties().granularity, 2 * MIB);
     let context = Context::new(sim.clone());
     let stream = context.create_stream().unwrap();
-    Bench { sim, pool: options(Pool::builder(&context)).build().unwrap(), stream }
+    let pool = options(Pool::builder(&context)).build().unwrap();
+    Bench { sim, context, pool, stream }
 }
 
 impl Bench {
-    fn alloc(&self, bytes: u64) -> crate::device::DevicePtr {
+    fn alloc(&self, bytes: u64) -> DevicePtr {
         let ptr = self.pool.alloc(bytes, &self.stream).unwrap();
         self.check();
         ptr
     }
 
-    fn free(&self, ptr: crate::device::DevicePtr) {
+    fn free(&self, ptr: DevicePtr) {
         self.pool.free(ptr, &self.stream).unwrap();
         self.check();
     }
@@ -40,6 +42,10 @@ impl Bench {
         if !cfg!(miri) {
             self.pool.check().unwrap();
         }
+    }
+
+    fn largest_free_mib(&self) -> u64 {
+        self.pool.inner().largest_free() / MIB
     }
 
     fn reserved_mib(&self) -> u64 {
@@ -166,4 +172,85 @@ fn misses_lie_side_by_side() {
     for pair in blocks.windows(2) {
         assert_eq!(pair[1], pair[0].offset(5 * MIB));
     }
+}
+
+// ---- what different streams freed ------------------------------------------------------------------
+
+/// Two streams of a pool that holds 64 MiB, of which nothing is live.
+fn two_streams(reuse: ReusePolicies) -> (Bench, Stream) {
+    let bench = bench(|builder| builder.reuse(reuse));
+    let other = bench.context.create_stream().unwrap();
+    let whole = bench.alloc(64 * MIB);
+    bench.free(whole);
+    (bench, other)
+}
+
+#[test]
+fn neighbours_that_two_streams_freed_are_one_at_once_if_one_is_complete_and_stay_apart_until_then() {
+    let (bench, other) = two_streams(ReusePolicies::ALL);
+    let [below, above, rest] = [10 * MIB, 10 * MIB, 44 * MIB].map(|bytes| bench.alloc(bytes));
+    let hold = bench.sim.hold(bench.stream.handle()).unwrap();
+    let others_hold = bench.sim.hold(other.handle()).unwrap();
+    bench.free(below);
+    bench.pool.free(above, &other).unwrap();
+    bench.check();
+    assert_eq!(bench.largest_free_mib(), 10, "both are pending");
+    bench.sim.release(hold);
+    // Freed on the stream that still has work, beside what has none.
+    bench.pool.free(rest, &other).unwrap();
+    bench.check();
+    assert_eq!(bench.largest_free_mib(), 54, "the same stream freed those");
+    let again = bench.pool.alloc(54 * MIB, &other).unwrap();
+    assert_eq!(again, above);
+    bench.pool.free(again, &other).unwrap();
+    assert_eq!(bench.largest_free_mib(), 64, "the lowest is complete");
+    bench.sim.release(others_hold);
+}
+
+/// How often the device was asked, or given an event to be asked about.
+fn asked(sim: &SimDevice) -> u64 {
+    let calls = sim.calls();
+    [Call::QueryEvent, Call::StreamIsIdle, Call::RecordEvent].map(|call| calls[call]).iter().sum()
+}
+
+/// Frees what lies side by side on two streams that are busy, and asks on one of them for what would fit best into
+/// what the other one freed. Returns how often the device was asked.
+fn asked_about_another_stream(reuse: ReusePolicies) -> u64 {
+    let (bench, other) = two_streams(reuse);
+    let [small, _, side, long] = [4 * MIB, 4 * MIB, 16 * MIB, 40 * MIB].map(|bytes| bench.alloc(bytes));
+    let holds = [&bench.stream, &other].map(|stream| bench.sim.hold(stream.handle()).unwrap());
+    let before = asked(&bench.sim);
+    bench.pool.free(small, &other).unwrap();
+    bench.pool.free(side, &other).unwrap();
+    bench.free(long);
+    assert_eq!(bench.alloc(4 * MIB), long, "what the other one freed is pending");
+    assert_eq!(bench.pool.stats().misses, 1);
+    let asked = asked(&bench.sim) - before;
+    holds.into_iter().for_each(|hold| bench.sim.release(hold));
+    asked
+}
+
+#[test]
+fn without_the_policy_the_device_is_not_asked() {
+    assert!(asked_about_another_stream(ReusePolicies::ALL) > 0);
+    assert_eq!(asked_about_another_stream(ReusePolicies { opportunistic: false, ..ReusePolicies::ALL }), 0);
+    assert_eq!(asked_about_another_stream(ReusePolicies::NONE), 0);
+}
+
+#[test]
+fn where_the_device_cannot_be_asked_the_next_best_will_do() {
+    let (bench, other) = two_streams(ReusePolicies::ALL);
+    let [better, _, longer] = [4 * MIB, 4 * MIB, 56 * MIB].map(|bytes| bench.alloc(bytes));
+    let hold = bench.sim.hold(other.handle()).unwrap();
+    bench.pool.free(better, &other).unwrap();
+    bench.free(longer);
+    let fails = [Call::QueryEvent, Call::StreamIsIdle, Call::RecordEvent];
+    for call in fails {
+        let what = "a test asked for it".to_owned();
+        bench.sim.fail_next(call, 1, DeviceError::Invalid { call: call.name(), what });
+    }
+    assert_eq!(bench.alloc(4 * MIB), longer);
+    bench.sim.fail_no_more();
+    bench.sim.release(hold);
+    assert_eq!(bench.alloc(4 * MIB), better);
 }

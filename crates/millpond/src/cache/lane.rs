@@ -33,7 +33,7 @@ const LONG_RUN: u32 = 32;
 /// Requests in a row that had to ask the arena for what they had just given it, from which on it is worth keeping. Each
 /// block that lies in a magazine breaks up what the arena has in one piece: with room for whatever is missed twice,
 /// recorded jobs hold 0.3 % more (docs/pages.md).
-const MANY_REGRETS: u32 = 16;
+pub(super) const MANY_REGRETS: u32 = 16;
 
 /// Blocks that a class borrows in a row before it should have one of its own. A loop would go on borrowing: what is borrowed
 /// goes back to where it came from.

@@ -17,9 +17,9 @@
 //! lock.
 //!
 //! **Taking back.** Before the pool grows (unless it is in haste, `pool/haste.rs`), steals, trims or reports that
-//! memory ran out, it takes back what every thread caches, idle ones included ([`Caches::revoke`]); before it takes a
-//! free block that wastes much, what they cache of large blocks ([`Caches::revoke_large`]). A thread's *gate* makes that safe: see
-//! `gate`. Whoever revokes holds the pool's lock; a thread that finds its gate closed goes the slow way and
+//! memory ran out, it takes back what every thread caches, idle ones included ([`Caches::revoke`]); before it cuts up a
+//! free block that is much longer, what they cache of large blocks ([`Caches::revoke_large`]). A thread's *gate* makes
+//! that safe: see `gate`. Whoever revokes holds the pool's lock; a thread that finds its gate closed goes the slow way and
 //! so waits for the lock. A thread that holds the lock may use its own cache without passing the gate.
 //!
 //! **Counting.** Each thread counts what it allocates and frees ([`Tally`](tally::Tally)); the pool's figures are sums.

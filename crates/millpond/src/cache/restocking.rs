@@ -255,3 +255,51 @@ impl Caches {
         self.join_slow(lock).map_or(&self.others, |cache| &cache.tally)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::lane::MANY_REGRETS;
+    use crate::device::sim::{SimDevice, SimOptions};
+    use crate::{Context, Pool, Stream};
+
+    const MIB: u64 = 1 << 20;
+
+    fn pool() -> (Pool, Stream) {
+        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+        // Never in haste, where every large block would have room.
+        let pool = Pool::builder(&context).spare(0).build().unwrap();
+        let stream = context.create_stream().unwrap();
+        (pool, stream)
+    }
+
+    /// Pairs of so many bytes, and after each: whether the block is cached, so that the arena has none that is as long.
+    fn pairs((pool, stream): &(Pool, Stream), bytes: u64, count: u32) -> Vec<bool> {
+        let pair = |_| {
+            pool.free(pool.alloc(bytes, stream).unwrap(), stream).unwrap();
+            pool.inner().largest_free() < bytes
+        };
+        (0..count).map(pair).collect()
+    }
+
+    #[test]
+    fn a_pair_of_a_large_block_that_is_repeated_comes_from_a_magazine() {
+        let bench = pool();
+        let is_cached = pairs(&bench, 20 * MIB, MANY_REGRETS + 5);
+        // The first pair has nothing to regret.
+        assert_eq!(is_cached.iter().position(|cached| *cached), Some(MANY_REGRETS as usize));
+        assert!(is_cached.ends_with(&[true; 5]));
+        bench.0.check().unwrap();
+    }
+
+    #[test]
+    fn a_large_block_that_is_wanted_again_a_few_times_stays_in_the_arena() {
+        let bench = pool();
+        for _ in 0..10 {
+            let is_cached = pairs(&bench, 20 * MIB, MANY_REGRETS);
+            assert!(is_cached.iter().all(|cached| !cached), "{is_cached:?}");
+            // Another length of the same magazine comes between: it begins anew.
+            assert_eq!(pairs(&bench, 20 * MIB - 512, 1), [false]);
+        }
+        bench.0.check().unwrap();
+    }
+}

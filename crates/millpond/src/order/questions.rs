@@ -16,6 +16,10 @@ pub(crate) enum Admission {
     Refused,
 }
 
+/// Marks of a stream, all pending, from which on a look records no more: each is an event of its own, and where the stream
+/// is that far behind, what came last is not complete soon. Half of the events that are kept spare.
+const MOST_MARKS: usize = 32;
+
 impl Timelines {
     /// Sees to it that later work on `stream` may use what is behind `fence`, as far as the policies go: by what is
     /// known, or what the device says, or by making the stream wait.
@@ -59,6 +63,18 @@ impl Timelines {
         fence.iter().all(|(id, tick)| self.with(id, |timeline| timeline.observed() >= tick).unwrap_or(true))
     }
 
+    /// Whether everything in `fence` is complete or can be waited for: what was given to a stream that is being captured
+    /// cannot, until that has ended.
+    #[cold]
+    pub(crate) fn can_be_reached(&self, fence: &Fence) -> bool {
+        let device = self.device().as_ref();
+        fence.iter().all(|(id, tick)| {
+            self.get(id).is_none_or(|timeline| {
+                timeline.observed() >= tick || timeline.has_mark_for(tick) || timeline.can_be_marked(device)
+            })
+        })
+    }
+
     /// Drops from `fence` what nobody needs to wait for, by these policies. It is complete, so that it may stay away when
     /// they change.
     #[cold]
@@ -94,19 +110,22 @@ impl Timelines {
     }
 
     /// Looks whether the work in `fence` is complete. Records a mark where there is none, so that a later
-    /// look can tell. Returns whether anything new was learned.
+    /// look can tell, unless the stream is far behind. Returns whether anything new was learned.
     pub(crate) fn poll(&self, fence: &Fence) -> DeviceResult<bool> {
         let mut learned = false;
         for (id, tick) in fence.iter() {
             let pending = |timeline: &Arc<Timeline>| (timeline.observed() < tick).then(|| timeline.clone());
             let Some(timeline) = self.with(id, pending).flatten() else { continue };
             learned |= timeline.poll(self.device().as_ref(), |event| self.let_go(event))?;
-            if timeline.observed() < tick && !timeline.has_mark_for(tick) {
-                if timeline.poll_idle(self.device().as_ref())? {
-                    learned = true;
-                } else {
-                    self.close(&timeline, tick, false)?;
-                }
+            if timeline.observed() >= tick || timeline.has_mark_for(tick) {
+                continue;
+            }
+            // A stream with a mark that is pending is not idle.
+            let marks = timeline.marks();
+            if marks == 0 && timeline.poll_idle(self.device().as_ref())? {
+                learned = true;
+            } else if marks < MOST_MARKS {
+                self.close(&timeline, tick, false)?;
             }
         }
         Ok(learned)
@@ -163,7 +182,7 @@ impl Timelines {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::sim::{SimDevice, SimOptions};
+    use crate::device::sim::{Call, SimDevice, SimOptions};
 
     #[test]
     fn a_fence_forgets_what_was_seen_complete_where_the_policies_go_by_that() {
@@ -181,5 +200,25 @@ mod tests {
         timelines.prune_several(&mut fence, ReusePolicies::ALL);
         assert_eq!(fence, pending);
         sim.release(hold);
+    }
+
+    #[test]
+    fn a_stream_that_is_far_behind_is_marked_a_few_times_and_is_seen_to_be_complete_all_the_same() {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let timelines = Timelines::new(sim.clone());
+        let busy = timelines.create_stream().unwrap();
+        let hold = sim.hold(busy.handle()).unwrap();
+        let looks = 100 * MOST_MARKS as u64;
+        for _ in 0..looks {
+            assert!(!timelines.poll(&busy.fence()).unwrap());
+        }
+        let calls = sim.calls();
+        assert_eq!(calls[Call::RecordEvent], MOST_MARKS as u64);
+        assert_eq!(calls[Call::StreamIsIdle], 1, "it had no mark then");
+        assert_eq!(calls[Call::QueryEvent], looks - 1, "one for each look");
+        let last = busy.fence();
+        sim.release(hold);
+        assert!(timelines.poll(&last).unwrap());
+        assert!(timelines.is_complete(&last));
     }
 }

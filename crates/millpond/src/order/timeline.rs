@@ -170,6 +170,13 @@ impl Timeline {
         handle.map_or(Ok(false), |handle| Ok(device.capture_of(handle)?.is_some()))
     }
 
+    /// Whether a mark could be recorded now, by whoever does not present the stream.
+    pub(crate) fn can_be_marked(&self, device: &dyn Device) -> bool {
+        let handle = self.state.lock().handle;
+        self.marking == Marking::WhenNeeded
+            && handle.is_some_and(|handle| matches!(device.capture_of(handle), Ok(None)))
+    }
+
     /// Records `event` on the stream for its owner; returns the stream's clock there, with the tick that the
     /// event closes. An event of a capture orders nothing but the nodes of the graph: its clock is empty.
     pub(crate) fn record(&self, device: &dyn Device, event: EventHandle) -> DeviceResult<Fence> {
@@ -257,6 +264,11 @@ impl Timeline {
     /// Whether a recorded mark, complete or not, closes `tick`.
     pub(crate) fn has_mark_for(&self, tick: Tick) -> bool {
         self.state.lock().marks.back().is_some_and(|mark| mark.tick >= tick)
+    }
+
+    /// Marks that were not yet seen complete.
+    pub(crate) fn marks(&self) -> usize {
+        self.state.lock().marks.len()
     }
 
     /// Asks the stream itself whether everything given to it is complete; if so, so is every tick so far.

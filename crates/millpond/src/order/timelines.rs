@@ -1,6 +1,7 @@
 //! All timelines of one device: the table, and streams coming and going. What a pool asks of it is in `questions`.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
@@ -42,6 +43,8 @@ pub(crate) struct Timelines {
     /// Captures under way that pools were told of. Locked while the device is synchronised for a pool's own sake,
     /// which would end a capture.
     captures: Mutex<usize>,
+    /// Whether there are any.
+    is_capturing: AtomicBool,
 }
 
 impl std::fmt::Debug for Timelines {
@@ -62,6 +65,7 @@ impl Timelines {
             spare_events: Mutex::default(),
             listeners: Mutex::default(),
             captures: Mutex::default(),
+            is_capturing: AtomicBool::new(false),
         })
     }
 
@@ -274,13 +278,25 @@ impl Timelines {
 
     /// A pool was told that a stream is about to be captured. Waits while the device is synchronised.
     pub(crate) fn begin_capture(&self) {
-        *self.captures.lock() += 1;
+        let mut captures = self.captures.lock();
+        *captures += 1;
+        // Relaxed: as for `is_capturing`.
+        self.is_capturing.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether a capture is under way that a pool was told of.
+    #[inline]
+    pub(crate) fn is_capturing(&self) -> bool {
+        // Relaxed: whoever gives something to a stream that is being captured knows that the capture began.
+        self.is_capturing.load(Ordering::Relaxed)
     }
 
     /// A capture that [began](Self::begin_capture) has ended; whether it was the last.
     pub(crate) fn end_capture(&self) -> bool {
         let mut captures = self.captures.lock();
         *captures -= 1;
+        // Relaxed: as for `is_capturing`.
+        self.is_capturing.store(*captures > 0, Ordering::Relaxed);
         *captures == 0
     }
 

@@ -71,6 +71,8 @@ pub(crate) struct Pages {
     table: Vec<Option<Page>>,
     vacant: Vec<u32>,
     parked: Vec<PageId>,
+    /// Slots of all pages.
+    slots: u64,
 }
 
 impl Pages {
@@ -88,6 +90,7 @@ impl Pages {
             table: Vec::with_capacity(FIRST_PAGES),
             vacant: Vec::new(),
             parked: Vec::new(),
+            slots: 0,
         }
     }
 
@@ -97,6 +100,11 @@ impl Pages {
 
     pub(crate) fn get_mut(&mut self, id: PageId) -> &mut Page {
         self.table[id.0 as usize].as_mut().expect("a page id in use names a page")
+    }
+
+    /// Slots of all pages that are held.
+    pub(crate) fn slots(&self) -> u64 {
+        self.slots
     }
 
     /// Every page that is held, for recounts.
@@ -143,6 +151,7 @@ impl Pages {
         };
         self.limits.count(bytes, &self.counters);
         self.counters.calls.create.add(1);
+        self.slots += u64::from(slots);
         let page = Page { handle, slots, home: None, mappings: 0 };
         Ok(match self.vacant.pop() {
             Some(id) => {
@@ -191,7 +200,8 @@ impl Pages {
     pub(crate) fn release(&mut self, id: PageId) -> DeviceResult<u64> {
         let page = self.get(id);
         debug_assert_eq!(page.mappings, 0, "a page is released only once it is mapped nowhere");
-        let (handle, bytes) = (page.handle, self.bytes(page.slots));
+        let (handle, slots) = (page.handle, page.slots);
+        let bytes = self.bytes(slots);
         // SAFETY: the page leaves the table below, and with it every trace of the handle.
         if let Err(error) = unsafe { self.device.release_page(handle) } {
             self.park(id);
@@ -199,6 +209,7 @@ impl Pages {
         }
         self.counters.calls.release.add(1);
         self.limits.withdraw(bytes, &self.counters);
+        self.slots -= u64::from(slots);
         self.table[id.0 as usize] = None;
         self.vacant.push(id.0);
         Ok(bytes)

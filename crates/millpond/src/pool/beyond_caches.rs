@@ -173,16 +173,17 @@ mod tests {
             scope.spawn(move || {
                 cache_small(pool, stream, 2, 4096);
                 // A pair that is repeated keeps its block.
-                for _ in 0..3 {
-                    free(pool, stream, pool.alloc(1000 * MIB, stream).unwrap());
+                for _ in 0..20 {
+                    free(pool, stream, pool.alloc(500 * MIB, stream).unwrap());
                 }
                 cached.send(()).unwrap();
                 wait.recv().unwrap();
             });
             is_cached.recv().unwrap();
+            assert!(pool.inner().largest_free() <= 524 * MIB, "the large one is cached, too");
             let held = pool.stats().reserved.current;
             // Only fits where the cached block lies.
-            free(pool, stream, pool.alloc(999 * MIB, stream).unwrap());
+            free(pool, stream, pool.alloc(990 * MIB, stream).unwrap());
             assert_eq!(pool.stats().reserved.current, held);
             assert!(pool.inner().caches.holds_any(), "the small blocks");
             pool.check().unwrap();

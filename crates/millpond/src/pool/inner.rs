@@ -115,6 +115,12 @@ impl PoolInner {
         self.state.lock().look_up(ptr) != Pointer::Foreign
     }
 
+    /// Bytes of the longest free block.
+    #[cfg(test)]
+    pub(crate) fn largest_free(&self) -> u64 {
+        self.state.lock().arena.largest_free()
+    }
+
     pub(super) fn holds_nothing(&self) -> bool {
         self.counters.reserved.current() == 0 && self.counted().blocks.current == 0
     }

@@ -127,6 +127,44 @@ mod tests {
     }
 
     #[test]
+    fn what_captures_hold_is_not_taken_for_free() {
+        let mut job = Job::new();
+        let memory = job.pool.capture_pool();
+        let capturing = memory.begin(&job.stream).unwrap();
+        let captured = job.alloc(100);
+        drop(capturing);
+        // All that is the pool's own, and more.
+        let longer = job.alloc(1100);
+        job.free([longer]);
+        job.pass_time(60);
+        let pages = job.pages();
+        job.low_water();
+        assert_eq!(job.pages(), pages);
+        job.free([captured]);
+    }
+
+    #[test]
+    fn to_look_in_vain_takes_a_small_part_of_the_time_too() {
+        let mut job = Job::new();
+        job.high_water(800);
+        let block = job.alloc(1023);
+        job.sim.launch(job.stream.handle(), Duration::from_secs(100)).unwrap();
+        job.free([block]);
+        let asked = |job: &Job| {
+            let calls = job.sim.calls();
+            calls[Call::QueryEvent] + calls[Call::StreamIsIdle]
+        };
+        let before = asked(&job);
+        while asked(&job) == before {
+            job.sim.advance_to(job.sim.now() + Duration::from_millis(1));
+            job.shorten();
+        }
+        // It just had the time for it: of the last millisecond 5 µs are left, at 157 ns a question.
+        (0..1000).for_each(|_| job.shorten());
+        assert!(asked(&job) - before < 40, "{}", asked(&job) - before);
+    }
+
+    #[test]
     fn a_quarter_of_what_is_held_is_shortened_for_each_growth() {
         let mut job = Job::new();
         job.high_water(800);

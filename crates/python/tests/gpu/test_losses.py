@@ -28,7 +28,7 @@ def test_losses_are_the_native_allocators(job: str) -> None:
         print({name: value for name, value in result.items() if name != "losses"})
     assert ours["losses"] == native["losses"]
     # As the driver sees it: the most by which its free memory fell. What the pool says it reserved at most is compared
-    # loosely: a small pool may pin 32 MiB before it minds (docs/pages.md), and no two runs place blocks alike.
+    # loosely: of a small pool a page more is much, and no two runs place blocks alike.
     assert ours["driver_over_requested"] <= 1.05
     assert ours["reserved_over_requested"] <= 1.08 + 32 / ours["requested_mib"]
 
