@@ -84,10 +84,15 @@ impl Arena {
         looked
     }
 
-    /// What a search looks at, the best fit first.
+    /// What a search looks at, the best fit first. Where the address matters, those that want fits into wherever they lie
+    /// come last: the others may all be too short.
     #[inline]
     fn candidates(&self, want: &Want) -> impl Iterator<Item = &Entry> {
-        self.free[want.zone as usize].runs_at_least(want.units).flatten().take(CANDIDATES)
+        let at_least = |units| self.free[want.zone as usize].runs_at_least(units).flatten().take(CANDIDATES);
+        let is_aligned = want.align > self.layout.unit_bytes;
+        let wherever =
+            is_aligned.then(|| at_least(want.units + (want.align >> self.layout.unit_shift()) - 1));
+        at_least(want.units).chain(wherever.into_iter().flatten())
     }
 
     /// The unit of a free block of at least the length wanted at which `want` can start, if it fits there.

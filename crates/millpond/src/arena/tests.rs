@@ -174,6 +174,31 @@ fn misses_lie_side_by_side() {
     }
 }
 
+#[test]
+fn an_aligned_block_is_found_behind_any_number_that_lie_badly() {
+    for virtual_memory in [true, false] {
+        let sim = SimDevice::new(SimOptions { virtual_memory, ..SimOptions::default() }).unwrap();
+        let context = Context::new(sim);
+        let stream = context.create_stream().unwrap();
+        let pool = Pool::builder(&context).hard_limit(256 * MIB).build().unwrap();
+        let alloc = |bytes| pool.alloc(bytes, &stream).unwrap();
+        let free = |ptr| pool.free(ptr, &stream).unwrap();
+        free(alloc(250 * MIB));
+        // Long enough, but a multiple of two mebibytes lies in the midst of each.
+        let pairs: Vec<_> = (0..40).map(|_| (alloc(MIB + 1536), alloc(2 * MIB + 3584))).collect();
+        let [_, long, _] = [MIB, 7 * MIB, MIB].map(alloc);
+        // All the rest.
+        for bytes in [64 * MIB, 16 * MIB, 4 * MIB, MIB] {
+            while pool.alloc(bytes, &stream).is_ok() {}
+        }
+        pairs.into_iter().for_each(|(_, hole)| free(hole));
+        free(long);
+        let aligned = pool.alloc_aligned(2 * MIB + 512, 2 * MIB, &stream).unwrap();
+        assert_eq!(aligned.raw(), long.raw().next_multiple_of(2 * MIB));
+        pool.check().unwrap();
+    }
+}
+
 // ---- what different streams freed ------------------------------------------------------------------
 
 /// Two streams of a pool that holds 64 MiB, of which nothing is live.
