@@ -50,14 +50,23 @@ impl Arena {
 
     /// Whether a neighbour's work is complete, by what the device says now, or what is left of it is of the same streams.
     /// Apart, neighbours that different streams freed serve nothing that is longer than either of them, and there would
-    /// be more and more of them.
+    /// be more and more of them. But what is free for anybody is not to wait for something shorter, unless that is
+    /// complete too.
     #[cold]
     fn is_alike_or_complete_slow(&mut self, id: BlockId, neighbour: BlockId) -> bool {
-        if self.policies.opportunistic {
-            self.poll_quietly(&self.blocks[neighbour].fence);
+        if !self.is_free_for_all(neighbour) {
+            return self.are_alike(id, neighbour);
         }
-        self.timelines.prune(&mut self.blocks[neighbour].fence, self.policies);
-        self.blocks[neighbour].fence.is_empty() || self.are_alike(id, neighbour)
+        self.blocks[neighbour].units <= self.blocks[id].units || self.is_free_for_all(id)
+    }
+
+    /// Whether a free block's work is complete, by what the device says now.
+    fn is_free_for_all(&mut self, id: BlockId) -> bool {
+        if self.policies.opportunistic {
+            self.poll_quietly(&self.blocks[id].fence);
+        }
+        self.timelines.prune(&mut self.blocks[id].fence, self.policies);
+        self.blocks[id].fence.is_empty()
     }
 
     /// Whether a stream that is being captured freed one of two blocks, and not the other.

@@ -35,11 +35,11 @@ const GROWTH_LOOKS: usize = 256;
 
 impl Arena {
     /// The place for `want` that lacks the fewest pages, ready for `stream` but for those. At a tie it is beside what is
-    /// free already: what lies in one piece stays in one.
+    /// free already, unless the stream would have to wait for that: what lies in one piece stays in one.
     pub(super) fn choose_place(&mut self, want: &Want, stream: &Stream) -> Result<Place, Refusal> {
         let slots = self.layout.slots_for(want.units);
         if let Some(grown) = self.best_growth(want, stream)
-            && grown.missing <= slots
+            && (grown.missing < slots || (grown.missing == slots && self.is_place_ready(&grown, stream)))
             && self.make_ready(&grown, stream)?
         {
             return Ok(grown);
@@ -150,6 +150,13 @@ impl Arena {
     /// Whether the stream may use the free block, by what is known already.
     pub(super) fn is_ready(&self, id: BlockId, stream: &Stream) -> bool {
         self.timelines.is_ready(&self.blocks[id].fence, stream.timeline(), self.policies)
+    }
+
+    /// Whether the stream may use what is free in a place, by what is known already.
+    fn is_place_ready(&self, place: &Place, stream: &Stream) -> bool {
+        let mut blocks = std::iter::successors(Some(place.first), |id| self.blocks[*id].next)
+            .take_while(|id| self.blocks[*id].start < place.end);
+        blocks.all(|id| self.blocks[id].state != State::Free || self.is_ready(id, stream))
     }
 
     /// Makes the stream wait for the free blocks in a place, where it must.

@@ -232,6 +232,18 @@ fn neighbours_that_two_streams_freed_are_one_at_once_if_one_is_complete_and_stay
     bench.sim.release(others_hold);
 }
 
+#[test]
+fn what_is_free_for_anybody_does_not_wait_for_something_shorter() {
+    let (bench, other) = two_streams(ReusePolicies::ALL);
+    let [long, short, _last] = [100 * MIB, 2 * MIB, 2 * MIB].map(|bytes| bench.alloc(bytes));
+    bench.free(long);
+    let hold = bench.sim.hold(other.handle()).unwrap();
+    bench.pool.free(short, &other).unwrap();
+    assert_eq!(bench.alloc(100 * MIB), long);
+    assert_eq!(bench.pool.stats().stream_waits, 0);
+    bench.sim.release(hold);
+}
+
 /// How often the device was asked, or given an event to be asked about.
 fn asked(sim: &SimDevice) -> u64 {
     let calls = sim.calls();
