@@ -109,6 +109,15 @@ impl Stage {
         Ok(Self { watched: Some(watched), ..Self::new(program, context)? })
     }
 
+    /// A simulated device of `capacity` bytes that is watched: what lies where. Its clock is that of [`sim`](Self::sim).
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn watched_sim(program: &Program, capacity: u64) -> Result<Self, ReplayError> {
+        let sim = SimDevice::new(SimOptions { capacity, ..SimOptions::default() })?;
+        Ok(Self { sim: Some(sim.clone()), ..Self::watched(program, sim)? })
+    }
+
     /// Any device.
     ///
     /// # Errors

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use millpond::device::DevicePtr;
-use millpond::device::sim::{SimDevice, SimOptions};
 use serde::Serialize;
 
 use super::watch::Backing;
@@ -58,7 +57,7 @@ pub fn map_at_peak(program: &Program, choose: &Choose<'_>) -> Result<(Waste, Map
     let peak = peak_step(program, choose)?;
     let steps = &program.steps[..program.steps.len().min(peak + 1)];
     let Some(grown) = steps.last() else { return Ok(Default::default()) };
-    let stage = Stage::watched(program, sim()?)?;
+    let stage = Stage::watched_sim(program, UNLIMITED)?;
     let allocator = choose(stage.context())?;
     let mut blocks = vec![DevicePtr::NULL; program.blocks];
     let mut freed = Vec::new();
@@ -97,10 +96,6 @@ pub fn map_at_peak(program: &Program, choose: &Choose<'_>) -> Result<(Waste, Map
         live: live.values().map(|span| (span.address, span.bytes)).collect(),
     };
     Ok((waste, map))
-}
-
-fn sim() -> Result<std::sync::Arc<SimDevice>, ReplayError> {
-    Ok(SimDevice::new(SimOptions { capacity: UNLIMITED, ..SimOptions::default() })?)
 }
 
 /// The step after which the allocator first holds as much as it ever does.
