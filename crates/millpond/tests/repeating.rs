@@ -176,7 +176,7 @@ fn misses(pool: &Pool, rounds: usize, mut round: impl FnMut()) -> Vec<u64> {
 }
 
 #[test]
-fn large_blocks_of_a_moment_hide_no_low_water() {
+fn a_job_with_large_blocks_of_a_moment_stops_calling_the_device() {
     let (_, pool, stream) = bench();
     stay(&pool, &stream, 0);
     let rounds = misses(&pool, 80, || (0..5).for_each(|at| convolve(&pool, &stream, 128 + 32 * at)));
