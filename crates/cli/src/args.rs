@@ -94,7 +94,7 @@ pub(crate) struct TrainArgs {
     /// Write curves.csv and curves.svg to this folder
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
-    /// Write the results to this file
+    /// Write the results to this file; to stdout for -
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Record what the pool does to this file, for `millpond replay`

@@ -31,7 +31,7 @@ pub(crate) struct BenchArgs {
     /// Milliseconds that each figure is measured
     #[arg(long, value_name = "MS", default_value = "200", value_parser = clap::value_parser!(u64).range(1..))]
     time: u64,
-    /// Write the figures to this file
+    /// Write the figures to this file; to stdout for -
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Write a page with charts to this file

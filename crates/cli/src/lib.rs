@@ -33,24 +33,33 @@ use error::Error;
 /// Runs the command with its arguments, of which the first is the program's name, and returns its exit status: 0
 /// where all went well, 1 after an error, 2 for wrong usage. What it says is on stdout and stderr.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
+    screen::begin();
     let args = match Args::try_parse_from(arguments) {
         Ok(args) => args,
         Err(usage) => {
-            // Help and version come this way too, on stdout. A write fails where nobody listens; see `screen`.
-            usage.print().ok();
+            let printed = usage.print();
+            // Help and version come this way too, on stdout.
+            if !usage.use_stderr() {
+                screen::note_lost(printed);
+                return status(Ok(()));
+            }
             return u8::try_from(usage.exit_code()).unwrap_or(2);
         }
     };
     if args.command.builds_pools_of_its_own() {
         millpond::record::ignore_environment();
     }
-    let result = match args.command {
+    status(match args.command {
         Command::Train(args) => train::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Info(args) => info::run(args.json),
         Command::Fetch(args) => fetch::run(&args),
-    };
+    })
+}
+
+/// The exit status of a command that came to this; says what went wrong.
+fn status(result: error::Result<()>) -> u8 {
     let result = result.and_then(|()| match screen::take_lost() {
         None => Ok(()),
         Some(source) => Err(Error::Io { path: "stdout".into(), action: "write to it", source }),

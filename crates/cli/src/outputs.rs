@@ -1,18 +1,22 @@
 //! The files a run writes. They are opened before the work, so that a place that cannot be written is found then, and
 //! written at its end. What a run that failed did not write is not left behind empty.
+//!
+//! `-` is stdout, as other tools have it; a file of that name is `./-`.
 
 use std::fs::{File, OpenOptions, canonicalize, create_dir_all, metadata, remove_file};
-use std::io::{ErrorKind, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+use crate::screen::{Stdout, give_stdout_away, say};
 
 /// A file to be written later.
 #[derive(Debug)]
 pub(crate) struct Output {
     path: PathBuf,
-    file: File,
+    /// `None` for stdout.
+    file: Option<File>,
     /// Made by [`open`](Self::open), and not written yet.
     is_new: bool,
 }
@@ -27,8 +31,13 @@ impl Drop for Output {
 }
 
 impl Output {
-    /// Opens or creates the file; what is in it stays until [`write`](Self::write).
+    /// Opens or creates the file; what is in it stays until it is written. What goes to stdout has it for itself from
+    /// now on.
     pub(crate) fn open(path: &Path) -> Result<Self> {
+        if is_stdout(path) {
+            give_stdout_away();
+            return Ok(Self { path: path.to_owned(), file: None, is_new: false });
+        }
         let mut options = OpenOptions::new();
         options.append(true);
         let (opened, is_new) = match options.clone().create_new(true).open(path) {
@@ -38,16 +47,34 @@ impl Output {
             made => (made, true),
         };
         let file = opened.map_err(|source| failed(path, "write it", source))?;
-        Ok(Self { path: path.to_owned(), file, is_new })
+        Ok(Self { path: path.to_owned(), file: Some(file), is_new })
     }
 
     /// Replaces what is in the file.
-    pub(crate) fn write(mut self, contents: &str) -> Result<()> {
+    pub(crate) fn write(self, contents: &str) -> Result<()> {
+        let path = self.path.clone();
+        let written = self.write_with(|out| out.write_all(contents.as_bytes()));
+        written.map_err(|source| failed(&path, "write it", source))
+    }
+
+    /// Replaces what is in the file by what `write` writes, piece by piece.
+    pub(crate) fn write_with<E: From<std::io::Error>>(
+        mut self,
+        write: impl FnOnce(&mut dyn Write) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        let Some(file) = &mut self.file else {
+            let mut out = BufWriter::new(Stdout);
+            write(&mut out)?;
+            return Ok(out.flush()?);
+        };
         // A terminal or a pipe (`--json /dev/stdout`) cannot be cut short, and need not be.
-        let is_file = metadata(&self.path).is_ok_and(|metadata| metadata.is_file());
-        let cut = if is_file { self.file.set_len(0) } else { Ok(()) };
-        cut.and_then(|()| self.file.write_all(contents.as_bytes()))
-            .map_err(|source| failed(&self.path, "write it", source))?;
+        if file.metadata()?.is_file() {
+            file.set_len(0)?;
+        }
+        let mut out = BufWriter::new(file);
+        write(&mut out)?;
+        out.flush()?;
+        drop(out);
         self.is_new = false;
         Ok(())
     }
@@ -80,6 +107,30 @@ impl Log {
     }
 }
 
+fn is_stdout(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// Says where something was written, unless that was to stdout.
+pub(crate) fn say_written(path: &Path) {
+    if !is_stdout(path) {
+        say(&format!("wrote {}", path.display()));
+    }
+}
+
+/// Refuses `-` where only a file or a folder will do.
+///
+/// # Errors
+/// [`Error::Usage`], which names the flag.
+pub(crate) fn refuse_stdout(flag: &str, path: Option<&Path>, why: &str) -> Result<()> {
+    match path {
+        Some(path) if is_stdout(path) => {
+            Err(Error::Usage(format!("{flag} -: {why}; for one of the name '-' say ./-")))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Refuses to write over what is read, and to write two things to one file.
 ///
 /// # Errors
@@ -88,9 +139,12 @@ pub(crate) fn refuse_clashes(read: &[&Path], written: &[Option<&Path>]) -> Resul
     let mut taken: Vec<(Identity, &str)> = Vec::new();
     taken.extend(read.iter().filter_map(|path| Some((Identity::of(path)?, "is read"))));
     for path in written.iter().flatten() {
-        let Some(file) = Identity::of(path) else { continue };
+        let file = if is_stdout(path) { Some(Identity::Stdout) } else { Identity::of(path) };
+        let Some(file) = file else { continue };
         if let Some((_, what_for)) = taken.iter().find(|(other, _)| *other == file) {
-            return Err(Error::Usage(format!("{}: {what_for}; name another file", path.display())));
+            let name =
+                if file == Identity::Stdout { "- (standard output)".into() } else { path.to_string_lossy() };
+            return Err(Error::Usage(format!("{name}: {what_for}; name another file")));
         }
         taken.push((file, "is written to already"));
     }
@@ -104,6 +158,7 @@ enum Identity {
     There(u64, u64),
     /// By its folder and name.
     ToBeMade(PathBuf),
+    Stdout,
 }
 
 impl Identity {

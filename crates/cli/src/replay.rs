@@ -17,9 +17,9 @@ use millpond_replay::verdict::Verdict;
 use crate::error::{Error, Result};
 use crate::outputs::{Output, refuse_clashes};
 use crate::replay_args::{On, ReplayArgs};
-use crate::replay_export;
+use crate::replay_export::{self, Exports};
 use crate::replay_tables::{account, calls, cards, room, wasted};
-use crate::screen::{remark, say, thousands};
+use crate::screen::{count, remark, say};
 
 /// One trace with one allocator.
 pub(crate) struct Row {
@@ -40,13 +40,14 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     refuse_clashes(&read, &args.written())?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
     let page = args.report.as_deref().map(Output::open).transpose()?;
+    let mut exports = Some(Exports::open(args)?);
     let (mut outcomes, mut sections) = (Vec::new(), Vec::new());
     for path in &args.traces {
         let traces = read::read(path, Limits::default())?;
         for trace in &traces {
-            if outcomes.is_empty() {
+            if let Some(exports) = exports.take() {
                 let others = args.traces.len() > 1 || traces.len() > 1;
-                replay_export::write(args, trace, others)?;
+                exports.write(args, trace, others)?;
             }
             outcomes.extend(replay(args, trace, &mut sections)?);
         }
@@ -184,7 +185,7 @@ fn for_real(
     };
     let (outcome, marks) = on_device(trace, program, &choose, device, args.verify)?;
     if args.verify {
-        say(&format!("{name}: {} marks found where they were written", thousands(marks)));
+        say(&format!("{name}: {} found as written", count(marks, "mark")));
     }
     if let Some(driver) = outcome.driver {
         compare_with_driver(&outcome, driver);
@@ -211,13 +212,11 @@ fn compare_with_driver(outcome: &Outcome, driver: DriverMemory) {
 }
 
 fn introduce(trace: &Trace, program: &Program) {
-    let count =
-        |n: usize, what: &str| format!("{} {what}{}", thousands(n as u64), if n == 1 { "" } else { "s" });
     let mut line = format!(
         "{}: {}, {}, {:.1} s; requested at most {}",
         trace.name,
-        count(program.blocks, "block"),
-        count(program.streams, "stream"),
+        count(program.blocks as u64, "block"),
+        count(program.streams as u64, "stream"),
         trace.wall_us as f64 / 1e6,
         HumanBytes(program.peak_requested().0),
     );
@@ -228,7 +227,7 @@ fn introduce(trace: &Trace, program: &Program) {
     if !trace.live_before.is_empty() {
         let (before, were) =
             (trace.live_before.len(), if trace.live_before.len() == 1 { "was" } else { "were" });
-        say(&format!("{} {were} live before the recording began", count(before, "block")));
+        say(&format!("{} {were} live before the recording began", count(before as u64, "block")));
     }
     if !trace.settings.is_empty() {
         say(&format!("recorded with PYTORCH_CUDA_ALLOC_CONF={}", trace.settings));
@@ -241,8 +240,9 @@ fn introduce(trace: &Trace, program: &Program) {
     }
     if trace.lost_frees > 0 {
         remark(&format!(
-            "{}: {} addresses were allocated twice without a free between: the recording lost events",
-            trace.name, trace.lost_frees
+            "{}: an address was allocated twice without a free between, {}: the recording lost events",
+            trace.name,
+            count(trace.lost_frees, "time")
         ));
     }
 }

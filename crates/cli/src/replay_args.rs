@@ -49,7 +49,7 @@ pub(crate) struct ReplayArgs {
     /// What the driver's context and the libraries take of each card [default: 512MiB]
     #[arg(long, value_name = "SIZE", value_parser = size_or_none)]
     pub(crate) context: Option<u64>,
-    /// Write the results to this file
+    /// Write the results to this file; this and the following to stdout for -
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Write a page with charts to this file: memory over time, the map at the peak, who held it

@@ -2,17 +2,45 @@
 //!
 //! Nobody listening any more (`millpond train | head -1`) is no error: a command falls silent and finishes, since
 //! it may have files to write. Any other failure, such as a full disk, is one once the command is done.
+//!
+//! A file that goes to stdout (`--json -`) has it for itself: then all that is said is on stderr.
 
 use std::borrow::Cow;
-use std::io::{Error, ErrorKind, Write};
+use std::io::{Error, ErrorKind, Result, Write};
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Why a line that was said first did not arrive.
 static LOST: Mutex<Option<Error>> = Mutex::new(None);
 
-/// Prints a line to stdout.
+/// Whether stdout is a file's.
+static GIVEN_AWAY: AtomicBool = AtomicBool::new(false);
+
+/// Forgets what an earlier command in this process did to stdout.
+pub(crate) fn begin() {
+    // Relaxed: one thread runs a command.
+    GIVEN_AWAY.store(false, Ordering::Relaxed);
+    take_lost();
+}
+
+/// From now on stdout is for [`Stdout`] alone.
+pub(crate) fn give_stdout_away() {
+    // Relaxed: as in `begin`.
+    GIVEN_AWAY.store(true, Ordering::Relaxed);
+}
+
+/// Prints a line to stdout, or to stderr where stdout is a file's.
 pub(crate) fn say(line: &str) {
-    match writeln!(std::io::stdout().lock(), "{}", tame(line)) {
+    // Relaxed: as in `begin`.
+    if GIVEN_AWAY.load(Ordering::Relaxed) {
+        return remark(line);
+    }
+    note_lost(writeln!(std::io::stdout().lock(), "{}", tame(line)));
+}
+
+/// Notes why something did not arrive on stdout, unless nobody listens.
+pub(crate) fn note_lost(written: Result<()>) {
+    match written {
         Err(error) if error.kind() != ErrorKind::BrokenPipe => {
             lost().get_or_insert(error);
         }
@@ -23,6 +51,22 @@ pub(crate) fn say(line: &str) {
 /// Why something that was said since the last time did not arrive, if so.
 pub(crate) fn take_lost() -> Option<Error> {
     lost().take()
+}
+
+/// Stdout as a file that is written to its end; what does not arrive is noted.
+#[derive(Debug)]
+pub(crate) struct Stdout;
+
+impl Write for Stdout {
+    fn write(&mut self, bytes: &[u8]) -> Result<usize> {
+        note_lost(std::io::stdout().lock().write_all(bytes));
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> Result<()> {
+        note_lost(std::io::stdout().lock().flush());
+        Ok(())
+    }
 }
 
 fn lost() -> std::sync::MutexGuard<'static, Option<Error>> {
@@ -66,6 +110,11 @@ pub(crate) fn table(rows: &[Vec<String>]) -> String {
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
+/// So many of what is named in the singular: `1 event`, `1,234 events`.
+pub(crate) fn count(number: u64, what: &str) -> String {
+    format!("{} {what}{}", thousands(number), if number == 1 { "" } else { "s" })
+}
+
 /// A number with its thousands apart: `1,234,567`.
 pub(crate) fn thousands(number: u64) -> String {
     let digits = number.to_string();
@@ -87,6 +136,12 @@ mod tests {
     fn thousands_are_apart() {
         let shown = [0, 12, 999, 1000, 12_345, 1_234_567].map(thousands);
         assert_eq!(shown, ["0", "12", "999", "1,000", "12,345", "1,234,567"]);
+    }
+
+    #[test]
+    fn one_is_not_many() {
+        let shown = [0, 1, 2, 1000].map(|number| count(number, "device call"));
+        assert_eq!(shown, ["0 device calls", "1 device call", "2 device calls", "1,000 device calls"]);
     }
 
     #[test]

@@ -13,9 +13,9 @@ use crate::account;
 use crate::args::{ALL, TrainArgs, allocators};
 use crate::curves;
 use crate::error::{Error, Result};
-use crate::outputs::{Log, Output, refuse_clashes};
+use crate::outputs::{Log, Output, refuse_clashes, refuse_stdout};
 use crate::progress::Progress;
-use crate::screen::{remark, say, thousands};
+use crate::screen::{count, remark, say, thousands};
 
 /// What one allocator gave, as `--json` has it.
 #[derive(Debug, Serialize)]
@@ -86,6 +86,8 @@ fn refuse_to_write_over(args: &TrainArgs, config: &Config) -> Result<()> {
     let data = config.data.iter().flat_map(|folder| Dataset::files(folder));
     let read: Vec<_> = args.config.iter().cloned().chain(data).collect();
     let read: Vec<_> = read.iter().map(PathBuf::as_path).collect();
+    refuse_stdout("--record", args.record.as_deref(), "a recording needs a file")?;
+    refuse_stdout("--log-dir", config.log_dir.as_deref(), "curves need a folder")?;
     let [csv, svg] = Log::files(config.log_dir.as_deref());
     let written = [args.json.as_deref(), args.record.as_deref(), csv.as_deref(), svg.as_deref()];
     refuse_clashes(&read, &written)
@@ -145,8 +147,8 @@ impl Run {
             None => account::of_baseline(&usage),
         });
         if let Some(recorded) = pool.as_ref().map(Pool::stop_recording).transpose()?.flatten() {
-            let events = thousands(recorded.events);
-            say(&format!("recorded {events} events: millpond replay {}", recorded.path.display()));
+            let events = count(recorded.events, "event");
+            say(&format!("recorded {events}: millpond replay {}", recorded.path.display()));
         }
         Ok(outcome(&machine, name, epochs, usage))
     }
@@ -163,9 +165,9 @@ impl Run {
         let Hyper { num_layers, feat_dim, learning_rate, batch_size, epochs, seed } = self.hyper;
         say(&format!("device: {} ({})", machine.name(), machine.describe()));
         say(&format!(
-            "data: {}, {} images to train on and {} to validate with",
+            "data: {}, {} to train on and {} to validate with",
             self.data.source,
-            thousands(self.data.train.labels.len() as u64),
+            count(self.data.train.labels.len() as u64, "image"),
             thousands(self.data.validation.labels.len() as u64)
         ));
         say(&format!(

@@ -55,6 +55,14 @@ fn json_is_an_array_of_rows_with_the_mark_in_it_whatever_was_asked_for() {
 }
 
 #[test]
+fn json_goes_to_stdout_alone_where_it_is_named_by_a_dash() {
+    let output = bench(&["--suite", "throughput", "--allocator", "millpond", "--json", "-"]);
+    let json: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(json.as_array().unwrap().len(), 2);
+    assert!(String::from_utf8(output.stderr).unwrap().contains("mark: mimalloc"));
+}
+
+#[test]
 fn a_report_is_one_page() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("bench.html");

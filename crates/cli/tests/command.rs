@@ -49,6 +49,46 @@ fn training_writes_over_none_of_its_files() {
     assert_eq!(std::fs::read(&images).unwrap(), b"images");
 }
 
+#[test]
+fn json_to_stdout_is_all_there_and_what_people_read_is_on_stderr() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+        command.args(["train", "--epochs", "1"]).args(SMALL).args(args).current_dir(&dir).output().unwrap()
+    };
+    let output = run(&["--json", "-"]);
+    let json: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(json["epochs"].as_array().unwrap().len(), 1);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(said.contains("what the pool did") && said.contains("epoch  1/1"), "{said}");
+    for (flag, why) in [("--record", "a recording needs a file"), ("--log-dir", "curves need a folder")] {
+        let said = failure(&run(&[flag, "-"]));
+        assert_eq!(said, format!("{flag} -: {why}; for one of the name '-' say ./-"));
+    }
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
+}
+
+#[test]
+fn one_device_call_is_not_called_many() {
+    let text = stdout(&train_small(&["--epochs", "1", "--allocator", "first-fit"]));
+    let epoch = text.lines().find(|line| line.starts_with("epoch")).unwrap();
+    assert!(epoch.ends_with("  1 device call"), "{epoch}");
+}
+
+#[test]
+fn help_to_a_full_disk_is_an_error_and_to_nobody_is_none() {
+    for args in [&["--help"][..], &["--version"], &["train", "--help"], &["help", "replay"], &["info"]] {
+        let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+        let said = failure(&command.args(args).stdout(full).output().unwrap());
+        assert!(said.starts_with("stdout: cannot write to it: No space left"), "{args:?}: {said}");
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = command.stdout(writer).output().unwrap();
+        assert!(output.status.success() && output.stderr.is_empty(), "{args:?}: {output:?}");
+    }
+}
+
 fn read_json(path: &Path) -> Value {
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
 }

@@ -204,6 +204,39 @@ fn files_that_were_asked_for_are_written() {
 }
 
 #[test]
+fn a_file_named_by_a_dash_is_all_that_is_on_stdout() {
+    let dir = tempfile::tempdir().unwrap();
+    let replayed = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+        let command = command.arg("replay").arg(trace(GNN)).args(["--allocator", "driver"]).args(args);
+        let output = command.current_dir(&dir).output().unwrap();
+        assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "no file is made");
+        output
+    };
+    let output = replayed(&["--json", "-"]);
+    let rows: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    assert_eq!(rows[0]["allocator"], "driver");
+    assert!(stderr(&output).contains("Device calls by kind"), "{}", stderr(&output));
+
+    let page = stdout(&replayed(&["--report", "-"]));
+    assert!(page.starts_with("<!doctype html>") && page.trim_end().ends_with("</html>"));
+    assert!(!page.contains("wrote -"));
+
+    let counters = stdout(&replayed(&["--export-counters", "-"]));
+    assert!(serde_json::from_str::<Value>(&counters).unwrap()["traceEvents"].is_array());
+
+    let there = tempfile::NamedTempFile::new().unwrap();
+    replayed(&["--export-snapshot", there.path().to_str().unwrap()]);
+    let snapshot = replayed(&["--export-snapshot", "-"]);
+    assert!(snapshot.status.success());
+    assert_eq!(snapshot.stdout, std::fs::read(there.path()).unwrap());
+
+    let both = replayed(&["--json", "-", "--report", "-"]);
+    assert_eq!((both.status.code(), both.stdout.len()), (Some(1), 0));
+    assert_eq!(stderr(&both), "millpond: - (standard output): is written to already; name another file\n");
+}
+
+#[test]
 fn device_calls_are_told_by_kind() {
     let text = stdout(&replay(GNN, &["--allocator", "millpond,driver", "--capacity", "100GiB"]));
     let table: Vec<&str> =
@@ -232,10 +265,12 @@ fn a_file_that_cannot_be_written_is_found_before_the_replay_and_none_is_left_emp
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("out.json");
     let args = ["--allocator", "driver", "--json", json.to_str().unwrap()];
-    let output = replay(GNN, &[&args[..], &["--report", "/no/such/page.html"]].concat());
-    assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "nothing was replayed");
-    assert!(stderr(&output).starts_with("millpond: /no/such/page.html: cannot write it"));
-    assert!(!json.exists());
+    for flag in ["--report", "--export-snapshot", "--export-counters"] {
+        let output = replay(GNN, &[&args[..], &[flag, "/no/such/page.html"]].concat());
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(1), 0), "nothing was replayed");
+        assert!(stderr(&output).starts_with("millpond: /no/such/page.html: cannot write it"));
+        assert!(!json.exists());
+    }
     std::fs::write(&json, "what was there").unwrap();
     assert_eq!(replay("nosuch", &args).status.code(), Some(1));
     assert_eq!(std::fs::read_to_string(&json).unwrap(), "what was there");
@@ -246,11 +281,16 @@ fn a_file_that_cannot_be_written_is_found_before_the_replay_and_none_is_left_emp
 #[test]
 fn what_was_said_to_a_full_disk_is_an_error() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
-    let output =
-        command.arg("replay").arg(trace(GNN)).args(["--allocator", "driver"]).stdout(full).output().unwrap();
-    assert_eq!(output.status.code(), Some(1));
-    assert!(stderr(&output).starts_with("millpond: stdout: cannot write to it"), "{}", stderr(&output));
+    // A snapshot does not end in a newline, so that its end waits to be flushed.
+    for args in [&[][..], &["--json", "-"], &["--export-snapshot", "-"]] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+        let command = command.arg("replay").arg(trace(GNN)).args(["--allocator", "driver"]).args(args);
+        let output = command.stdout(full.try_clone().unwrap()).output().unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        let said = stderr(&output);
+        let last = said.lines().last().unwrap();
+        assert!(last.starts_with("millpond: stdout: cannot write to it"), "{said}");
+    }
 }
 
 #[test]
