@@ -4,7 +4,7 @@ use millpond::{DeviceCalls, HumanBytes, Stats};
 use millpond_baselines::Usage;
 use millpond_mlp::Epoch;
 
-use crate::screen::{table, thousands};
+use crate::screen::{count, table, thousands};
 use crate::train::Outcome;
 
 /// The account of the pool.
@@ -58,9 +58,10 @@ pub(crate) fn of_pool(stats: &Stats, epochs: &[Epoch]) -> String {
             "under pressure",
             thousands(stats.retries),
             &format!(
-                "retries; {} pages stolen, {} waits between streams, {} out of memory",
-                thousands(stats.pages_stolen),
-                thousands(stats.stream_waits),
+                "{}; {} stolen, {} between streams, {} out of memory",
+                if stats.retries == 1 { "retry" } else { "retries" },
+                count(stats.pages_stolen, "page"),
+                count(stats.stream_waits, "wait"),
                 thousands(stats.out_of_memory)
             ),
         ),
@@ -161,4 +162,20 @@ fn percent(part: u64, whole: u64) -> f64 {
 /// 1 − requested/reserved, both at their peaks, in percent.
 fn fragmentation(requested: u64, reserved: u64) -> f64 {
     (100.0 - percent(requested, reserved)).max(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_page_and_one_wait_are_not_many() {
+        let mut stats = Stats::default();
+        (stats.retries, stats.pages_stolen, stats.stream_waits) = (1, 1, 1);
+        let account = of_pool(&stats, &[]);
+        assert!(
+            account.ends_with("1  retry; 1 page stolen, 1 wait between streams, 0 out of memory"),
+            "{account}"
+        );
+    }
 }

@@ -65,7 +65,7 @@ impl Observer for Progress {
     fn epoch(&mut self, epoch: &Epoch) {
         self.steps = 0;
         let line = format!(
-            "epoch {:>2}/{}  train loss {:.4}  validation loss {:.4}  accuracy {:6.2} %  {:>8.0} ms  {:>6} device calls",
+            "epoch {:>2}/{}  train loss {:.4}  validation loss {:.4}  accuracy {:6.2} %  {:>8.0} ms  {:>6} device call{}",
             epoch.epoch,
             self.epochs,
             epoch.train_loss,
@@ -73,6 +73,7 @@ impl Observer for Progress {
             epoch.val_accuracy * 100.0,
             epoch.wall_ms,
             thousands(epoch.device_calls),
+            if epoch.device_calls == 1 { "" } else { "s" },
         );
         self.bar.suspend(|| say(&line));
     }

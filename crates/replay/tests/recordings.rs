@@ -234,6 +234,20 @@ fn a_file_that_makes_no_sense_is_refused_with_the_reason() {
 }
 
 #[test]
+fn what_was_dropped_is_said_be_it_one_event_or_many() {
+    const POOL: Record<'_> = Record::Pool { pool: 1, name: "p", device: "d", ordinal: 0, device_key: 1 };
+    const AT: Record<'_> = Record::At { pool: 1, stream: 1 };
+    const ALLOC: Record<'_> = Record::Alloc { after: 1, address: 512, size: 1 };
+    let remarks = |events| {
+        let file = with_records(&[POOL, AT, ALLOC, Record::Dropped { events }, Record::End]);
+        read_from(&mut &file[..], "x", Limits::default()).unwrap().remove(0).remarks
+    };
+    let rest = "dropped while recording: more waited for the disk than may";
+    assert_eq!(remarks(1), [format!("1 event was {rest}")]);
+    assert_eq!(remarks(2), [format!("2 events were {rest}")]);
+}
+
+#[test]
 fn any_payload_with_a_right_checksum_is_a_trace_or_an_error() {
     let whole = small();
     let payload = &whole[20..];

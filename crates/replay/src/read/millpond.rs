@@ -94,8 +94,9 @@ pub(super) fn read(source: &mut dyn BufRead, limits: Limits) -> Result<TraceBuil
     }
     if recording.dropped > 0 {
         remarks.push(format!(
-            "{} events were dropped while recording: more waited for the disk than may",
-            recording.dropped
+            "{} event{} dropped while recording: more waited for the disk than may",
+            recording.dropped,
+            if recording.dropped == 1 { " was" } else { "s were" }
         ));
     }
     let mut builder = recording.in_order(limits)?;

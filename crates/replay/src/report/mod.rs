@@ -112,10 +112,11 @@ impl Section {
         for (at, shown) in self.allocators.iter().filter(|shown| !shown.map.backing.is_empty()).enumerate() {
             writeln!(
                 out,
-                "<h3>{}: {} in {} pages or segments</h3>",
+                "<h3>{}: {} in {} {}</h3>",
                 escaped(&shown.outcome.allocator),
                 HumanBytes(shown.waste.reserved),
-                shown.map.backing.len()
+                shown.map.backing.len(),
+                if shown.map.backing.len() == 1 { "page or segment" } else { "pages or segments" }
             )?;
             chart(out, &format!("map-{at}-{number}"), " map", &charts::map(&shown.map))?;
         }

@@ -14,14 +14,17 @@ fn report(names: &[&str]) -> String {
 /// A report of replays within a capacity; what is needed was looked for where there was no limit.
 fn report_within(names: &[&str], capacity: u64) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/gnn_stacks.pickle.gz");
-    let trace = read::read(&path, Limits::default()).unwrap().remove(0);
-    let program = Program::new(&trace, FreeWhen::Completed);
-    let mut section = Section::of(&trace, &program, vec!["a < b".to_owned()], 512 << 20);
+    report_of(&read::read(&path, Limits::default()).unwrap()[0], names, capacity)
+}
+
+fn report_of(trace: &Trace, names: &[&str], capacity: u64) -> String {
+    let program = Program::new(trace, FreeWhen::Completed);
+    let mut section = Section::of(trace, &program, vec!["a < b".to_owned()], 512 << 20);
     for &name in names {
         let choose = |context: &millpond::Context| millpond_baselines::by_name(name, context);
-        let outcome = on_sim(&trace, &program, &choose, capacity).unwrap();
+        let outcome = on_sim(trace, &program, &choose, capacity).unwrap();
         let smallest = (capacity == UNLIMITED).then_some(outcome.peak_reserved);
-        section.add((&trace, &program), &choose, outcome, smallest).unwrap();
+        section.add((trace, &program), &choose, outcome, smallest).unwrap();
     }
     let mut file = Vec::new();
     write(&[section], &mut file).unwrap();
@@ -36,6 +39,15 @@ fn a_report_holds_its_figures_and_fetches_nothing() {
     let own = page.split("</script>").filter(|part| part.len() < 1_000_000).collect::<String>();
     assert!(!own.contains("http"), "nothing but the charts' own script names an address");
     assert!(!own.contains("src="));
+}
+
+#[test]
+fn one_segment_is_not_called_many() {
+    let log = "Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00.000000,allocate,0x200,512,0x0\n";
+    let trace = read::read_from(&mut log.as_bytes(), "log", Limits::default()).unwrap().remove(0);
+    assert!(
+        report_of(&trace, &["driver"], UNLIMITED).contains("<h3>driver: 512 B in 1 page or segment</h3>")
+    );
 }
 
 #[test]
