@@ -11,6 +11,7 @@ use std::cell::UnsafeCell;
 use std::hint::cold_path;
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use millpond::bindings::{Shortcut, on_thread_end};
@@ -122,7 +123,8 @@ impl Place {
         place.owner.compare_exchange(0, pointer, Ordering::Acquire, Ordering::Relaxed).ok()?;
         // SeqCst: before any pair is written, in the one order that `all_used` looks in, too.
         USED[index / 64].fetch_or(1 << (index % 64), Ordering::SeqCst);
-        on_thread_end(Self::leave);
+        static TOLD: Once = Once::new();
+        TOLD.call_once(|| on_thread_end(Self::leave));
         Some(place)
     }
 

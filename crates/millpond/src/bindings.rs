@@ -44,8 +44,8 @@ impl Shortcut {
     }
 }
 
-/// Has `tell` called on each thread that ends after it could make a [`Shortcut`]; from then on it makes none. The same
-/// function is called once, however often it is named here.
+/// Has `tell` called on each thread that ends after it could make a [`Shortcut`]; from then on it makes none. It is called
+/// as often as it is named here.
 pub fn on_thread_end(tell: fn()) {
     cache::on_thread_end(tell);
 }
