@@ -480,8 +480,8 @@ millpond_status millpond_capture_share(millpond_capture *capture,
                                        millpond_capture **out);
 
 // From now on, until `millpond_capture_end`, the pool's allocations for work on `stream`, and on streams that are part
-// of the same capture, come from this memory. Call it before the capture begins, or after. CAPTURE_UNDER_WAY where it
-// was called before without an end, through any handle of the memory.
+// of the same capture, come from this memory. Call it before the capture begins; after will do where no other thread
+// uses pools meanwhile. CAPTURE_UNDER_WAY where it was called before without an end, through any handle of the memory.
 millpond_status millpond_capture_begin(millpond_capture *capture,
                                        millpond_any_stream stream);
 

@@ -84,8 +84,8 @@ pub unsafe extern "C" fn millpond_capture_share(
 }
 
 /// From now on, until `millpond_capture_end`, the pool's allocations for work on `stream`, and on streams that are part
-/// of the same capture, come from this memory. Call it before the capture begins, or after. CAPTURE_UNDER_WAY where it
-/// was called before without an end, through any handle of the memory.
+/// of the same capture, come from this memory. Call it before the capture begins; after will do where no other thread
+/// uses pools meanwhile. CAPTURE_UNDER_WAY where it was called before without an end, through any handle of the memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_capture_begin(capture: *mut CaptureHandle, stream: AnyStream) -> Status {
     boundary(|me| {

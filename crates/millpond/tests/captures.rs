@@ -213,6 +213,28 @@ fn what_is_freed_on_a_stream_that_is_being_captured_takes_nothing_else_from_othe
 }
 
 #[test]
+fn a_capture_that_begins_while_another_thread_looks_for_memory_ends_well_and_so_does_the_look() {
+    for pending in [false, true] {
+        let rig = Rig::new();
+        let memory = rig.pool.capture_pool();
+        let large = rig.pool.alloc(150 * MIB, &rig.stream).unwrap();
+        let held = pending.then(|| rig.hold(rig.stream.handle()));
+        rig.pool.free(large, &rig.stream).unwrap();
+        let capturing = memory.begin(&rig.stream).unwrap();
+        // There is room only where the other stream's memory lies, which is asked about.
+        rig.device.begin_capture_unseen(rig.stream.handle());
+        let looked = rig.pool.alloc(150 * MIB, &rig.other);
+        assert!(matches!(looked, Err(Error::OutOfMemory(_))), "{looked:?}");
+        let ended = rig.device.end_capture(rig.stream.handle());
+        assert!(ended.is_ok(), "{ended:?}");
+        drop((capturing, held));
+        let again = rig.pool.alloc(150 * MIB, &rig.other).unwrap();
+        rig.pool.free(again, &rig.other).unwrap();
+        rig.check();
+    }
+}
+
+#[test]
 fn streams_that_join_a_capture_share_its_memory_but_not_their_frees() {
     let rig = Rig::new();
     let memory = rig.pool.capture_pool();

@@ -236,6 +236,29 @@ fn other_threads_grow_trim_and_hand_over_memory_during_a_capture() {
     rig.pool.check().unwrap();
 }
 
+/// What the pool does where a capture begins between its question and its event (docs/graphs.md, "Threads").
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn an_event_of_another_thread_that_comes_into_a_capture_and_is_destroyed_does_not_hurt_it() {
+    let rig = Rig::new();
+    let memory = rig.pool.capture_pool();
+    let block = rig.pool.alloc(MIB, &rig.stream).unwrap();
+    let graph = rig.capture(&memory, || {
+        rig.fill(block, 5, MIB, &rig.stream);
+        let (device, stream) = (rig.device.clone(), rig.stream.handle());
+        let other = std::thread::spawn(move || {
+            let event = device.create_event().unwrap();
+            device.record_event(event, stream).unwrap();
+            // SAFETY: the event is not used again.
+            unsafe { device.destroy_event(event) }.unwrap();
+        });
+        other.join().unwrap();
+    });
+    rig.replay(&graph, &rig.stream);
+    rig.assert_filled(block, 5, MIB, &rig.stream);
+    rig.pool.free(block, &rig.stream).unwrap();
+}
+
 #[test]
 #[ignore = "needs a CUDA GPU"]
 fn the_driver_says_which_capture_a_stream_is_part_of() {

@@ -226,10 +226,14 @@ impl Timeline {
             }
             let event = spare()?;
             let closed = self.turn();
-            if let Err(error) = device.record_event(event, handle) {
+            let recorded = device.record_event(event, handle);
+            // Whoever has the stream in hand may have begun a capture since. The event is then of the capture, which
+            // that does not hurt, but to ask or to wait for it would.
+            let is_captured = !presented && !matches!(device.capture_of(handle), Ok(None));
+            if recorded.is_err() || is_captured {
                 // SAFETY: the event was taken for this mark and nobody else knows it.
                 unsafe { device.destroy_event(event) }.ok();
-                return Err(error);
+                return if is_captured { Ok(None) } else { recorded.map(|()| None) };
             }
             let mut clock = state.ordered_after.clone();
             clock.raise(self.id, closed);
@@ -271,23 +275,42 @@ impl Timeline {
         self.state.lock().marks.len()
     }
 
-    /// Asks the stream itself whether everything given to it is complete; if so, so is every tick so far.
-    pub(crate) fn poll_idle(&self, device: &dyn Device) -> DeviceResult<bool> {
+    /// Asks the stream itself whether everything given to it is complete; if so, so is every tick so far. Where
+    /// captures are known of, which may begin on any stream at any time, it is not asked, since that would end its
+    /// capture; an event can tell instead.
+    pub(crate) fn poll_idle(
+        &self,
+        device: &dyn Device,
+        is_capturing: impl FnOnce() -> bool,
+    ) -> DeviceResult<bool> {
         if self.marking == Marking::AtOnce {
             return Ok(false);
         }
         let state = self.state.lock();
         let Ok(handle) = self.usable_handle(device, &state) else { return Ok(false) };
-        // To ask would end the capture.
-        if device.capture_of(handle)?.is_some() {
+        // Within the lock: see `let_calls_end`.
+        if is_capturing() || device.capture_of(handle)?.is_some() {
             return Ok(false);
         }
         let tick = self.turn();
-        let idle = device.stream_is_idle(handle)?;
-        if idle {
-            self.note_observed(tick);
+        match device.stream_is_idle(handle) {
+            Ok(true) => {
+                self.note_observed(tick);
+                Ok(true)
+            }
+            // It began since, and nobody told the pools before.
+            Err(error) if matches!(device.capture_of(handle), Ok(Some(_))) => {
+                tracing::warn!(%error, "a capture was ended by a question to its stream; tell the pool before it begins");
+                Ok(false)
+            }
+            other => other,
         }
-        Ok(idle)
+    }
+
+    /// Returns once no other thread asks the stream anything any more that it began to ask before this call. What it
+    /// asks later, it asks with all that the caller did before in view.
+    pub(super) fn let_calls_end(&self) {
+        drop(self.state.lock());
     }
 
     /// The stream will not be used again and may be destroyed after this call. What closes its last tick is
@@ -320,4 +343,27 @@ impl Timeline {
 #[cold]
 fn gone(what: &str) -> crate::device::DeviceError {
     crate::device::DeviceError::Invalid { call: "stream", what: what.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::device::sim::{SimDevice, SimOptions};
+    use crate::order::Timelines;
+
+    #[test]
+    fn a_capture_waits_until_no_stream_is_being_asked() {
+        let timelines = Timelines::new(SimDevice::new(SimOptions::default()).unwrap());
+        let stream = timelines.create_stream().unwrap();
+        let asking = stream.timeline().state.lock();
+        std::thread::scope(|threads| {
+            let begins = threads.spawn(|| timelines.begin_capture());
+            while !timelines.is_capturing() {
+                std::thread::yield_now();
+            }
+            (0..1000).for_each(|_| std::thread::yield_now());
+            assert!(!begins.is_finished());
+            drop(asking);
+        });
+        timelines.end_capture();
+    }
 }

@@ -138,7 +138,7 @@ impl Timelines {
             }
         }
         if timeline.marking == Marking::WhenNeeded {
-            let closed = match timeline.poll_idle(self.device.as_ref()) {
+            let closed = match timeline.poll_idle(self.device.as_ref(), || self.is_capturing()) {
                 Ok(true) => Ok(true),
                 _ => self.close(timeline, timeline.now(), false),
             };
@@ -191,6 +191,10 @@ impl Timelines {
 
     pub(super) fn get(&self, id: TimelineId) -> Option<Arc<Timeline>> {
         self.with(id, Arc::clone)
+    }
+
+    fn all(&self) -> Vec<Arc<Timeline>> {
+        self.table.read().slots.iter().filter_map(|slot| slot.timeline.clone()).collect()
     }
 
     // ---- marks -----------------------------------------------------------------------------------
@@ -264,8 +268,7 @@ impl Timelines {
 
     /// Waits on the host for all work on the device, and notes it.
     pub(crate) fn synchronize_device(&self) -> DeviceResult<()> {
-        let timelines: Vec<_> =
-            self.table.read().slots.iter().filter_map(|slot| slot.timeline.clone()).collect();
+        let timelines = self.all();
         let ticks: Vec<_> = timelines.iter().map(|timeline| timeline.turn()).collect();
         self.device.synchronize()?;
         for (timeline, tick) in timelines.iter().zip(ticks) {
@@ -276,18 +279,24 @@ impl Timelines {
 
     // ---- captures --------------------------------------------------------------------------------------
 
-    /// A pool was told that a stream is about to be captured. Waits while the device is synchronised.
+    /// A pool was told that a stream is about to be captured. Waits while the device is synchronised, and while a
+    /// stream is asked whether it is idle: once this has returned, neither is done until the capture has ended.
     pub(crate) fn begin_capture(&self) {
-        let mut captures = self.captures.lock();
-        *captures += 1;
-        // Relaxed: as for `is_capturing`.
-        self.is_capturing.store(true, Ordering::Relaxed);
+        {
+            let mut captures = self.captures.lock();
+            *captures += 1;
+            // Relaxed: as for `is_capturing`.
+            self.is_capturing.store(true, Ordering::Relaxed);
+        }
+        // Who adds a timeline after this look sees the store above, through the table's lock.
+        self.all().iter().for_each(|timeline| timeline.let_calls_end());
     }
 
     /// Whether a capture is under way that a pool was told of.
     #[inline]
     pub(crate) fn is_capturing(&self) -> bool {
-        // Relaxed: whoever gives something to a stream that is being captured knows that the capture began.
+        // Relaxed: whoever gives something to a stream that is being captured knows that the capture began. Who asks
+        // a stream of another thread's looks within the timeline's lock, through which it sees the store.
         self.is_capturing.load(Ordering::Relaxed)
     }
 

@@ -52,9 +52,10 @@ impl CapturePool {
     }
 
     /// From now on, until the guard is dropped, the pool's allocations for work on `stream` come from this memory,
-    /// and those on streams that are part of the same capture. Call it before the capture begins, or after, on any
-    /// thread. Meanwhile all other requests of the pool take its lock, and what is freed on the streams that are being
-    /// captured can be had on other streams only once the capture has ended.
+    /// and those on streams that are part of the same capture. Call it before the capture begins, on any thread: once
+    /// it has returned, no other thread's request asks the device what would end the capture. After will do where no
+    /// other thread uses pools of the context. Meanwhile all other requests of the pool take its lock, and what is freed
+    /// on the streams that are being captured can be had on other streams only once the capture has ended.
     ///
     /// # Errors
     /// [`Error::CaptureUnderWay`] where a guard of this memory lives; [`Error::WrongDevice`], or

@@ -46,6 +46,8 @@ struct State {
     /// Events that were last recorded in a capture.
     events: HashMap<EventHandle, CaptureId>,
     graphs: Vec<Weak<Vec<Node>>>,
+    /// Streams whose capture begins once it was asked of them whether there is one.
+    unseen: Vec<StreamHandle>,
     /// Memory that was to be taken from a graph.
     taken: Vec<DeviceError>,
 }
@@ -79,6 +81,14 @@ impl Node {
 impl State {
     fn capture_of(&mut self, stream: StreamHandle) -> Option<&mut Capture> {
         self.captures.iter_mut().find(|capture| capture.streams.contains(&stream))
+    }
+
+    fn begin_capture(&mut self, stream: StreamHandle) -> CaptureId {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // Relaxed: only uniqueness matters.
+        let id = CaptureId(NEXT.fetch_add(1, Ordering::Relaxed));
+        self.captures.push(Capture { id, streams: vec![stream], nodes: Vec::new(), broken: None });
+        id
     }
 
     /// Refuses a call on a stream that is being captured; that ends the capture.
@@ -136,13 +146,15 @@ impl CapturingDevice {
     /// # Errors
     /// [`DeviceError::Invalid`] where it is being captured.
     pub fn begin_capture(&self, stream: StreamHandle) -> DeviceResult<CaptureId> {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
         let mut state = self.state.lock();
         state.refuse_if_captured("begin_capture", stream)?;
-        // Relaxed: only uniqueness matters.
-        let id = CaptureId(NEXT.fetch_add(1, Ordering::Relaxed));
-        state.captures.push(Capture { id, streams: vec![stream], nodes: Vec::new(), broken: None });
-        Ok(id)
+        Ok(state.begin_capture(stream))
+    }
+
+    /// The next time that somebody asks whether the stream is being captured, the answer is no, and a capture begins
+    /// right after it: as where another thread begins one between that question and the call that it was asked for.
+    pub fn begin_capture_unseen(&self, stream: StreamHandle) {
+        self.state.lock().unseen.push(stream);
     }
 
     /// Ends the capture that began on the stream. Streams that joined it are free again.
@@ -294,7 +306,13 @@ impl Device for CapturingDevice {
     }
 
     fn capture_of(&self, stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
-        Ok(self.state.lock().capture_of(stream).map(|capture| capture.id))
+        let mut state = self.state.lock();
+        if let Some(at) = state.unseen.iter().position(|unseen| *unseen == stream) {
+            state.unseen.swap_remove(at);
+            state.begin_capture(stream);
+            return Ok(None);
+        }
+        Ok(state.capture_of(stream).map(|capture| capture.id))
     }
 
     fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
