@@ -357,6 +357,7 @@ fn threads_that_churn_keep_their_blocks_while_another_trims() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a recount takes seconds, which the threads wait for")]
 fn the_recount_holds_while_threads_churn() {
     let device = sim(8 << 30);
     let pool = pool(&device);
