@@ -62,10 +62,11 @@ impl Arena {
 
     /// Whether a free block's work is complete, by what the device says now.
     fn is_free_for_all(&mut self, id: BlockId) -> bool {
-        if self.policies.opportunistic {
-            self.poll_quietly(&self.blocks[id].fence);
-        }
         self.timelines.prune(&mut self.blocks[id].fence, self.policies);
+        if !self.blocks[id].fence.is_empty() && self.policies.opportunistic {
+            self.poll_quietly(&self.blocks[id].fence);
+            self.timelines.prune(&mut self.blocks[id].fence, self.policies);
+        }
         self.blocks[id].fence.is_empty()
     }
 
