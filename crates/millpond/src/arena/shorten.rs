@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use super::backing::Stretch;
-use super::blocks::State;
+use super::blocks::{Block, State};
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::order::Fence;
 use crate::pages::PageId;
@@ -84,12 +84,11 @@ impl Arena {
             return false;
         }
         self.reap();
-        let mut long = self.long_free_pages();
-        long.sort_unstable_by_key(|long| (Reverse(long.slots), long.region, long.slot));
+        let long = self.longest_free_pages();
         // Also where there are none: to look takes time, and is done again soon.
         self.purse.pay(self.device.now().saturating_sub(began));
         let mut any = false;
-        for long in long.iter().take(AT_ONCE) {
+        for long in &long {
             let began = self.device.now();
             if self.shortener.left == 0 || self.purse.savings(began).is_zero() {
                 break;
@@ -106,18 +105,36 @@ impl Arena {
         any
     }
 
+    /// As many long pages as are exchanged at once, the longest first.
+    fn longest_free_pages(&self) -> Vec<Long> {
+        let mut long = self.long_free_pages();
+        let order = |long: &Long| (Reverse(long.slots), long.region, long.slot);
+        if long.len() > AT_ONCE {
+            long.select_nth_unstable_by_key(AT_ONCE, order);
+            long.truncate(AT_ONCE);
+        }
+        long.sort_unstable_by_key(order);
+        long
+    }
+
     fn long_free_pages(&self) -> Vec<Long> {
         let units = (u64::from(SHORT) + 1) << self.layout.slot_shift();
         let blocks: Vec<_> = self.free[Zone::Large as usize].at_least(units).collect();
         self.poll_quietly(&self.fence_of(&blocks));
-        let complete = blocks.into_iter().filter(|id| self.timelines.is_complete(&self.blocks[*id].fence));
-        let pages = complete.flat_map(|block| {
-            let region = self.blocks[block].region;
-            let pages = self.whole_pages(block);
-            pages.map(move |(page, slot, slots)| Long { block, page, region, slot, slots })
-        });
-        // Of some an old mapping is left, which waits for its work.
-        pages.filter(|long| long.slots > SHORT && self.pages.mappings(long.page) == 1).collect()
+        let mut long = Vec::new();
+        for id in blocks {
+            let Block { region, ref fence, .. } = self.blocks[id];
+            if !self.timelines.is_complete(fence) {
+                continue;
+            }
+            self.regions.for_each_whole(region, self.slots_within(id), |page, slot, slots| {
+                // Of some an old mapping is left, which waits for its work.
+                if slots > SHORT && self.pages.mappings(page) == 1 {
+                    long.push(Long { block: id, page, region, slot, slots });
+                }
+            });
+        }
+        long
     }
 
     /// Exchanges one page. Blocks keep their bounds and ids, unless memory is lost to others meanwhile.
@@ -154,7 +171,7 @@ impl Arena {
             let slots = SHORT.min(stretch.room());
             let bytes = u64::from(slots) * self.layout.slot_bytes;
             let page = self.pages.create(slots).map_err(|error| Refusal::of_page(error, bytes))?;
-            self.attach_unmapped(page, stretch, (fence.clone(), freed))?;
+            self.attach_unmapped(page, stretch, fence, freed)?;
         }
         Ok(())
     }
