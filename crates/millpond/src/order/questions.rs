@@ -43,7 +43,6 @@ impl Timelines {
         Reach::new(self, stream, policies)
     }
 
-    #[cold]
     fn is_reached(&self, id: TimelineId, tick: Tick, stream: &Timeline, policies: ReusePolicies) -> bool {
         let over = self.with(id, |timeline| timeline.over(policies)).unwrap_or(Tick::MAX);
         over >= tick || (policies.follows() && stream.is_ordered_after(id, tick))
@@ -51,6 +50,9 @@ impl Timelines {
 
     /// Whether everything in `fence` is known to be complete, so that nobody needs it. No device call.
     pub(crate) fn is_complete(&self, fence: &Fence) -> bool {
+        if fence.is_empty() {
+            return true;
+        }
         let all = self.all();
         fence.iter().all(|(id, tick)| all.get(id).is_none_or(|timeline| timeline.observed() >= tick))
     }
@@ -69,8 +71,10 @@ impl Timelines {
 
     /// Drops from `fence` what nobody needs to wait for, by these policies. It is complete, so that it may stay away when
     /// they change.
-    #[cold]
     pub(crate) fn prune(&self, fence: &mut Fence, policies: ReusePolicies) {
+        if fence.is_empty() {
+            return;
+        }
         let all = self.all();
         fence.retain(|id, tick| all.get(id).is_some_and(|other| other.over(policies) < tick));
     }
@@ -105,6 +109,9 @@ impl Timelines {
     /// Looks whether the work in `fence` is complete. Records a mark where there is none, so that a later
     /// look can tell, unless the stream is far behind. Returns whether anything new was learned.
     pub(crate) fn poll(&self, fence: &Fence) -> DeviceResult<bool> {
+        if fence.is_empty() {
+            return Ok(false);
+        }
         let device = self.device().as_ref();
         let mut learned = false;
         let mut all = self.all();

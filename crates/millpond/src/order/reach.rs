@@ -29,6 +29,10 @@ impl<'a> Reach<'a> {
     /// Whether later work on the stream may use memory behind `fence`.
     #[inline]
     pub(crate) fn covers(&mut self, fence: &Fence) -> bool {
+        fence.is_only_of(self.stream.id) || self.covers_several(fence)
+    }
+
+    fn covers_several(&mut self, fence: &Fence) -> bool {
         fence.iter().all(|(id, tick)| id == self.stream.id || self.is_reached(id, tick))
     }
 
