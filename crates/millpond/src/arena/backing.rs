@@ -146,10 +146,10 @@ impl Arena {
         while stretch.slot < stretch.end {
             let room = stretch.room();
             if let Some(page) = self.pages.take_parked(room) {
-                self.attach_unmapped(page, stretch, (Fence::empty(), self.frees))?;
+                self.attach_unmapped(page, stretch, &Fence::empty(), self.frees)?;
             } else if !self.steal(stretch, supply, stream)? {
                 let page = self.create(want, room, supply)?;
-                self.attach_unmapped(page, stretch, (Fence::empty(), self.frees))?;
+                self.attach_unmapped(page, stretch, &Fence::empty(), self.frees)?;
             }
         }
         Ok(())
@@ -233,7 +233,8 @@ impl Arena {
         &mut self,
         page: PageId,
         stretch: &mut Stretch,
-        (fence, freed): (Fence, u64),
+        fence: &Fence,
+        freed: u64,
     ) -> Result<(), Refusal> {
         if let Err(error) = self.map_page(page, stretch) {
             self.pages.park(page);
@@ -260,7 +261,7 @@ impl Arena {
     }
 
     /// Notes that a page, mapped already, now backs the stretch's next slots: they are free.
-    pub(super) fn attach(&mut self, page: PageId, stretch: &mut Stretch, fence: Fence, freed: u64) {
+    pub(super) fn attach(&mut self, page: PageId, stretch: &mut Stretch, fence: &Fence, freed: u64) {
         let (slot, slots) = (stretch.slot, self.pages.get(page).slots);
         let first = u32::try_from(slot).expect("a region has fewer than 2^32 slots");
         self.pages.get_mut(page).home = Some((stretch.region, first));
@@ -272,14 +273,14 @@ impl Arena {
                 self.blocks.move_bound(backed, void, units);
                 let block = &mut self.blocks[backed];
                 block.freed = block.freed.max(freed);
-                block.fence.join(&fence);
+                block.fence.join(fence);
                 return;
             }
         }
         let new = self.cut_void(stretch, slots);
         let block = &mut self.blocks[new];
         block.state = State::Free;
-        block.fence = fence;
+        block.fence.clone_from(fence);
         block.freed = freed;
         stretch.backed = Some(match stretch.backed {
             Some(backed) => self.blocks.join(backed, new),

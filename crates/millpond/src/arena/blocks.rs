@@ -167,6 +167,29 @@ impl Blocks {
         new
     }
 
+    /// Cuts the first units off a block, which is longer than that, as a block without a fence, and returns it. The id keeps
+    /// what is left, with its fence: a free block that others are cut from stays the same. Indexes and the region's first
+    /// block are the caller's.
+    pub(super) fn split_front(&mut self, id: BlockId, units: u64) -> BlockId {
+        let new = self.vacant_record();
+        let [front, rest] = self.both(new, id);
+        debug_assert!(0 < units && units < rest.units);
+        (front.state, front.zone, front.region) = (rest.state, rest.zone, rest.region);
+        (front.start, front.units) = (rest.start, units);
+        front.next = Some(id);
+        front.fence = Fence::empty();
+        front.freed = rest.freed;
+        front.whole = None;
+        rest.start += units;
+        rest.units -= units;
+        let prev = rest.prev.replace(new);
+        front.prev = prev;
+        if let Some(prev) = prev {
+            self[prev].next = Some(new);
+        }
+        new
+    }
+
     /// Moves the bound between a block and its next, which is longer than that, up by so many units. Indexes are the
     /// caller's.
     pub(super) fn move_bound(&mut self, left: BlockId, right: BlockId, units: u64) {

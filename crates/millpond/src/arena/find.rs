@@ -72,27 +72,52 @@ impl Arena {
     #[inline]
     fn look(&self, want: &Want, stream: &Stream) -> Looked {
         let mut reach = self.reach(stream);
-        let mut looked = Looked::default();
-        for entry in self.candidates(want) {
-            let Some(at) = self.fitting(entry, want) else { continue };
-            if reach.covers(&self.blocks[entry.id].fence) {
-                looked.found = Some((entry.id, at));
-                break;
-            }
-            looked.passed_over = true;
-        }
-        looked
+        let mut passed_over = false;
+        let found = self.search(want, |id, at| {
+            let is_ready = reach.covers(&self.blocks[id].fence);
+            passed_over |= !is_ready;
+            is_ready.then_some((id, at))
+        });
+        Looked { found, passed_over }
     }
 
-    /// What a search looks at, the best fit first. Where the address matters, those that want fits into wherever they lie
-    /// come last: the others may all be too short.
+    /// Shows `each` the blocks that `want` fits into, and the unit in them to start at, until it has found something: the
+    /// best fit first, and no more than a search looks at. Where the address matters, those that want fits into wherever
+    /// they lie come last: the others may all be too short.
     #[inline]
-    fn candidates(&self, want: &Want) -> impl Iterator<Item = &Entry> {
-        let at_least = |units| self.free[want.zone as usize].runs_at_least(units).flatten().take(CANDIDATES);
-        let is_aligned = want.align > self.layout.unit_bytes;
-        let wherever =
-            is_aligned.then(|| at_least(want.units + (want.align >> self.layout.unit_shift()) - 1));
-        at_least(want.units).chain(wherever.into_iter().flatten())
+    fn search<R>(&self, want: &Want, mut each: impl FnMut(BlockId, u64) -> Option<R>) -> Option<R> {
+        let found = self.search_from(want.units, want, &mut each);
+        if found.is_some() || want.align <= self.layout.unit_bytes {
+            return found;
+        }
+        let wherever = want.units + (want.align >> self.layout.unit_shift()) - 1;
+        self.search_from(wherever, want, &mut each)
+    }
+
+    /// A loop rather than a chain of iterators, which would be copied: a search looks at two or three blocks as a rule.
+    #[inline]
+    fn search_from<R>(
+        &self,
+        units: u64,
+        want: &Want,
+        each: &mut impl FnMut(BlockId, u64) -> Option<R>,
+    ) -> Option<R> {
+        let mut left = CANDIDATES;
+        for run in self.free[want.zone as usize].runs_at_least(units) {
+            let looked_at = &run[..left.min(run.len())];
+            for entry in looked_at {
+                if let Some(at) = self.fitting(entry, want)
+                    && let found @ Some(_) = each(entry.id, at)
+                {
+                    return found;
+                }
+            }
+            left -= looked_at.len();
+            if left == 0 {
+                return None;
+            }
+        }
+        None
     }
 
     /// The unit of a free block of at least the length wanted at which `want` can start, if it fits there.
@@ -111,13 +136,14 @@ impl Arena {
         stream: &Stream,
         found: Option<(BlockId, u64)>,
     ) -> Result<Option<(BlockId, u64)>, Refusal> {
-        let found_id = found.map(|(id, _)| id);
         let mut all = Fence::empty();
-        for entry in self.candidates(want).take_while(|entry| Some(entry.id) != found_id) {
-            if self.fitting(entry, want).is_some() {
-                all.join(&self.blocks[entry.id].fence);
+        self.search(want, |id, at| {
+            if Some((id, at)) == found {
+                return Some(());
             }
-        }
+            all.join(&self.blocks[id].fence);
+            None
+        });
         // Each stream is asked once, however many of the blocks it freed; this one comes after its own work anyway.
         all.retain(|id, _| id != stream.timeline().id);
         match self.timelines.poll(&all) {
@@ -141,8 +167,7 @@ impl Arena {
         if !self.policies.internal_dependencies {
             return Ok(None);
         }
-        let fits = |entry: &Entry| self.fitting(entry, want).map(|at| (entry.id, at));
-        let Some((id, at)) = self.candidates(want).find_map(fits) else { return Ok(None) };
+        let Some((id, at)) = self.search(want, |id, at| Some((id, at))) else { return Ok(None) };
         if !self.timelines.make_wait(&self.blocks[id].fence, stream.timeline())? {
             return Ok(None);
         }

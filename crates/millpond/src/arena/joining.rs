@@ -31,8 +31,15 @@ impl Arena {
     }
 
     /// Joins a free block, which is on no index, with a neighbour that is free behind the same streams, or for anybody.
+    #[inline]
     fn join_if_ready(&mut self, id: BlockId, neighbour: Option<BlockId>) -> BlockId {
-        let Some(neighbour) = neighbour.filter(|id| self.blocks.is(*id, State::Free)) else { return id };
+        match neighbour {
+            Some(neighbour) if self.blocks.is(neighbour, State::Free) => self.join_if_alike(id, neighbour),
+            _ => id,
+        }
+    }
+
+    fn join_if_alike(&mut self, id: BlockId, neighbour: BlockId) -> BlockId {
         self.timelines.prune_several(&mut self.blocks[neighbour].fence, self.policies);
         let is_alike = self.are_alike(id, neighbour) || self.is_alike_or_complete_slow(id, neighbour);
         if !is_alike || self.is_one_of_a_capture(id, neighbour) {
@@ -62,10 +69,11 @@ impl Arena {
 
     /// Whether a free block's work is complete, by what the device says now.
     fn is_free_for_all(&mut self, id: BlockId) -> bool {
-        if self.policies.opportunistic {
-            self.poll_quietly(&self.blocks[id].fence);
-        }
         self.timelines.prune(&mut self.blocks[id].fence, self.policies);
+        if !self.blocks[id].fence.is_empty() && self.policies.opportunistic {
+            self.poll_quietly(&self.blocks[id].fence);
+            self.timelines.prune(&mut self.blocks[id].fence, self.policies);
+        }
         self.blocks[id].fence.is_empty()
     }
 

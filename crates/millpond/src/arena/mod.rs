@@ -448,7 +448,13 @@ impl Arena {
 
     /// Cuts `units` at `at` out of a free block, and lets them out. What is left stays free.
     fn carve(&mut self, id: BlockId, at: u64, units: u64, hit: bool) -> Out {
-        let out = self.cut_free(id, at, at + units);
+        let block = &self.blocks[id];
+        let out = if block.start == at && units < block.units {
+            // Nearly always.
+            self.cut_front(id, units)
+        } else {
+            self.cut_free(id, at, at + units)
+        };
         let block = &mut self.blocks[out];
         block.state = State::Out;
         block.fence = Fence::empty();

@@ -130,6 +130,11 @@ impl Regions {
         self.table.iter().zip(0..).filter_map(|(region, id)| Some((id, region.as_ref()?)))
     }
 
+    /// Notes that another block is the region's first.
+    pub(super) fn set_head(&mut self, id: u32, head: BlockId) {
+        self.get_mut(id).head = head;
+    }
+
     pub(super) fn head(&self, id: u32) -> Option<BlockId> {
         Some(self.get(id).head)
     }
@@ -214,13 +219,34 @@ impl Regions {
         wanted: impl Fn((u64, u64)) -> bool,
     ) -> Whole {
         let mut whole = Whole::default();
-        for (_, first, length) in self.pages_within(region, slots.0, slots.1) {
+        self.for_each_whole(region, slots, |_, first, length| {
             if wanted((first, first + u64::from(length))) {
                 whole.count += 1;
                 whole.classes |= 1 << length.ilog2();
             }
-        }
+        });
         whole
+    }
+
+    /// Calls `each` with what [`pages_within`](Self::pages_within) goes through: a loop, for whoever looks at all that is
+    /// free.
+    #[inline]
+    pub(super) fn for_each_whole(
+        &self,
+        region: u32,
+        (mut slot, end): (u64, u64),
+        mut each: impl FnMut(PageId, u64, u32),
+    ) {
+        let backing = self.backing(region);
+        while slot < end
+            && let Some(page) = backing.page(slot)
+        {
+            let (first, page_end) = self.in_slots(backing.spans[page.0 as usize]);
+            if first == slot && page_end <= end {
+                each(page, first, (page_end - first) as u32);
+            }
+            slot = page_end;
+        }
     }
 
     /// Slots that the page table covers; none beyond them was ever backed.

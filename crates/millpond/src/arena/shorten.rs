@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use super::backing::Stretch;
-use super::blocks::State;
+use super::blocks::{Block, State};
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::order::Fence;
 use crate::pages::PageId;
@@ -29,6 +29,9 @@ const SHORTENED_PART: u64 = 4;
 
 /// Pages that are exchanged at once, at most: what takes about 20 ms on an H200.
 const AT_ONCE: usize = 64;
+
+/// Pages that a look has in hand, at most: there may be thousands, of which it needs the longest.
+const KEPT: usize = 4 * AT_ONCE;
 
 /// What must be saved before it is looked for long pages, and is spent then: enough for some twelve of them on an H200. To
 /// look takes longer, the more is free.
@@ -55,6 +58,21 @@ struct Long {
     region: u32,
     slot: u64,
     slots: u32,
+}
+
+impl Long {
+    /// The longest comes first; of those that are as long, the one at the lowest address.
+    fn rank(&self) -> (Reverse<u32>, u32, u64) {
+        (Reverse(self.slots), self.region, self.slot)
+    }
+}
+
+/// Keeps as many pages as are exchanged at once, in no order.
+fn keep_longest(pages: &mut Vec<Long>) {
+    if pages.len() > AT_ONCE {
+        pages.select_nth_unstable_by_key(AT_ONCE, Long::rank);
+        pages.truncate(AT_ONCE);
+    }
 }
 
 impl Arena {
@@ -84,12 +102,11 @@ impl Arena {
             return false;
         }
         self.reap();
-        let mut long = self.long_free_pages();
-        long.sort_unstable_by_key(|long| (Reverse(long.slots), long.region, long.slot));
+        let long = self.longest_free_pages();
         // Also where there are none: to look takes time, and is done again soon.
         self.purse.pay(self.device.now().saturating_sub(began));
         let mut any = false;
-        for long in long.iter().take(AT_ONCE) {
+        for long in &long {
             let began = self.device.now();
             if self.shortener.left == 0 || self.purse.savings(began).is_zero() {
                 break;
@@ -106,18 +123,30 @@ impl Arena {
         any
     }
 
-    fn long_free_pages(&self) -> Vec<Long> {
+    /// As many long pages as are exchanged at once, the longest first.
+    fn longest_free_pages(&self) -> Vec<Long> {
         let units = (u64::from(SHORT) + 1) << self.layout.slot_shift();
         let blocks: Vec<_> = self.free[Zone::Large as usize].at_least(units).collect();
         self.poll_quietly(&self.fence_of(&blocks));
-        let complete = blocks.into_iter().filter(|id| self.timelines.is_complete(&self.blocks[*id].fence));
-        let pages = complete.flat_map(|block| {
-            let region = self.blocks[block].region;
-            let pages = self.whole_pages(block);
-            pages.map(move |(page, slot, slots)| Long { block, page, region, slot, slots })
-        });
-        // Of some an old mapping is left, which waits for its work.
-        pages.filter(|long| long.slots > SHORT && self.pages.mappings(long.page) == 1).collect()
+        let mut longest = Vec::with_capacity(KEPT);
+        for id in blocks {
+            let Block { region, ref fence, .. } = self.blocks[id];
+            if !self.timelines.is_complete(fence) {
+                continue;
+            }
+            self.regions.for_each_whole(region, self.slots_within(id), |page, slot, slots| {
+                // Of some an old mapping is left, which waits for its work.
+                if slots > SHORT && self.pages.mappings(page) == 1 {
+                    if longest.len() == KEPT {
+                        keep_longest(&mut longest);
+                    }
+                    longest.push(Long { block: id, page, region, slot, slots });
+                }
+            });
+        }
+        keep_longest(&mut longest);
+        longest.sort_unstable_by_key(Long::rank);
+        longest
     }
 
     /// Exchanges one page. Blocks keep their bounds and ids, unless memory is lost to others meanwhile.
@@ -154,7 +183,7 @@ impl Arena {
             let slots = SHORT.min(stretch.room());
             let bytes = u64::from(slots) * self.layout.slot_bytes;
             let page = self.pages.create(slots).map_err(|error| Refusal::of_page(error, bytes))?;
-            self.attach_unmapped(page, stretch, (fence.clone(), freed))?;
+            self.attach_unmapped(page, stretch, fence, freed)?;
         }
         Ok(())
     }
@@ -177,5 +206,32 @@ impl Arena {
     fn index_piece(&mut self, id: BlockId) {
         self.index_free(id);
         self.list_if_unmerged(id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_many_pages_the_longest_are_kept_and_of_equal_ones_those_at_low_addresses() {
+        let page = |number: u64| {
+            let slots = 4 << (number % 3);
+            Long { block: BlockId(0), page: PageId(0), region: 0, slot: number * 7919 % 5003, slots }
+        };
+        let all = (0..1000).map(page);
+        let mut kept = Vec::new();
+        for page in all.clone() {
+            kept.push(page);
+            if kept.len() == KEPT {
+                keep_longest(&mut kept);
+            }
+        }
+        keep_longest(&mut kept);
+        kept.sort_by_key(Long::rank);
+        let mut sorted: Vec<_> = all.collect();
+        sorted.sort_by_key(Long::rank);
+        let slots = |pages: &[Long]| pages.iter().map(|page| (page.slots, page.slot)).collect::<Vec<_>>();
+        assert_eq!(slots(&kept), slots(&sorted[..AT_ONCE]));
     }
 }

@@ -195,9 +195,14 @@ impl Arena {
 
     /// The pages that lie wholly in a block: page, first slot, slots.
     pub(super) fn whole_pages(&self, id: BlockId) -> impl Iterator<Item = (PageId, u64, u32)> + '_ {
+        let (slot, end) = self.slots_within(id);
+        self.regions.pages_within(self.blocks[id].region, slot, end)
+    }
+
+    /// The slots that lie wholly in a block: the first, and the first behind them.
+    pub(super) fn slots_within(&self, id: BlockId) -> (u64, u64) {
         let block = &self.blocks[id];
-        let (slot, end) = (self.layout.slots_for(block.start), self.layout.slot_of(block.end()));
-        self.regions.pages_within(block.region, slot, end)
+        (self.layout.slots_for(block.start), self.layout.slot_of(block.end()))
     }
 
     /// Maps the largest page that fits from a free block elsewhere to the stretch; its old mapping becomes stale.
@@ -218,7 +223,7 @@ impl Arena {
             self.map_page(victim.page, stretch)?;
             let stale = self.cut_page(from, home, victim.page, supply);
             self.stale.push(stale);
-            self.attach(victim.page, stretch, fence, freed);
+            self.attach(victim.page, stretch, &fence, freed);
             self.counters.pages_stolen.add(1);
             return Ok(true);
         }

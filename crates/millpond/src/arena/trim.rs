@@ -1,6 +1,6 @@
 //! Giving memory back: stale mappings, pages that hold no live byte, and at the end the address space.
 
-use super::blocks::State;
+use super::blocks::{Block, State};
 use super::regions::Source;
 use super::{Arena, BlockId, Zone};
 use crate::device::DeviceError;
@@ -234,6 +234,22 @@ impl Arena {
         }
         if end < self.blocks[cut].end() {
             self.index_rest(cut, end);
+        }
+        cut
+    }
+
+    /// Cuts the first units off a free block, which stays free. What is cut is on no index.
+    pub(super) fn cut_front(&mut self, id: BlockId, units: u64) -> BlockId {
+        self.remove_free(id);
+        let cut = self.blocks.split_front(id, units);
+        let Block { region, prev, .. } = self.blocks[cut];
+        if prev.is_none() {
+            self.regions.set_head(region, cut);
+        }
+        self.index_free(id);
+        // If the two before it were listed as unmerged, it and its next may not be.
+        if self.is_free(self.blocks[id].next) {
+            self.list_unmerged(id);
         }
         cut
     }

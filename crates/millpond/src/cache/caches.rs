@@ -239,7 +239,8 @@ impl Caches {
 
     /// Whether the thread's magazines or the depot may have a block for such a request, by a glance. Who is told that
     /// they have none goes the slow way, and looks there.
-    fn may_have(&self, bytes: u64) -> bool {
+    #[inline]
+    pub(crate) fn may_have(&self, bytes: u64) -> bool {
         !self.sizes.is_large(bytes) || self.mine().granted_large() > 0 || self.depot.held_large() > 0
     }
 
@@ -283,7 +284,12 @@ impl Caches {
     }
 
     /// Brings the older half of a magazine that is as large as it gets to the depot, if its blocks are alike.
+    #[inline]
     fn hand_on(&self, magazine: &mut Magazine, tally: &Tally, of: TimelineId) -> bool {
+        if magazine.is_empty() {
+            // Nearly always, of large blocks.
+            return false;
+        }
         let half = magazine.older_half();
         let Some(bytes) = half.first().map(Item::bytes) else { return false };
         if half.len() < 2

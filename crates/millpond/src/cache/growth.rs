@@ -26,6 +26,8 @@ const STEPS: u32 = 4;
 const MOST_STEPS: u32 = 16;
 
 impl Growth {
+    pub(super) const NEW: Self = Self { last: 0, steps: 0 };
+
     /// A block was freed, of which so many bytes were asked for.
     pub(super) fn note_free(&mut self, requested: u64) {
         self.last = requested;

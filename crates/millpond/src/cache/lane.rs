@@ -43,6 +43,8 @@ const MOST_BORROWED: u32 = 64;
 const IN_A_ROW: u64 = 4;
 
 impl Ghost {
+    const NEW: Self = Self { bytes: 0, run: 0, regrets: 0, borrowed: 0, borrowed_at: 0 };
+
     /// A block of this length found no room; returns whether there should be some.
     pub(super) fn note_free(&mut self, bytes: u64) -> bool {
         self.run = if self.bytes == bytes { self.run + 1 } else { 1 };
@@ -79,14 +81,13 @@ pub(super) struct Magazines {
 }
 
 impl Magazines {
-    fn new() -> Self {
-        Self {
-            all: std::array::from_fn(|_| Magazine::default()),
-            ghosts: [Ghost::default(); _],
-            growths: [Growth::default(); _],
-            with_room: [0; _],
-        }
-    }
+    /// A constant, since it is long: what is computed is put together elsewhere, and copied.
+    const NEW: Self = Self {
+        all: [const { Magazine::NEW }; _],
+        ghosts: [Ghost::NEW; _],
+        growths: [Growth::NEW; _],
+        with_room: [0; _],
+    };
 
     #[inline]
     pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
@@ -268,7 +269,7 @@ impl Lanes {
         }
         let lane = &mut self.lanes[slot];
         lane.drain(each);
-        lane.magazines.get_or_insert_with(|| NonNull::from(Box::leak(Box::new(Magazines::new()))));
+        lane.magazines.get_or_insert_with(|| NonNull::from(Box::leak(Box::new(Magazines::NEW))));
         (lane.serial, lane.of) = (timeline.serial, Some(timeline.id));
     }
 

@@ -61,12 +61,17 @@ pub(super) const STRIDE: usize = size_of::<Magazine>();
 
 impl Default for Magazine {
     fn default() -> Self {
-        let start = NonNull::dangling();
-        Self { top: start, limit: start, start, capacity: 0 }
+        Self::NEW
     }
 }
 
 impl Magazine {
+    /// One without room.
+    pub(super) const NEW: Self = {
+        let start = NonNull::dangling();
+        Self { top: start, limit: start, start, capacity: 0 }
+    };
+
     // ---- the fast path ---------------------------------------------------------------------------
 
     /// The block on top.

@@ -65,7 +65,6 @@ impl Caches {
 
     /// A block of `units` for work on `stream`, from the thread's magazines or the depot; brings more of the
     /// same from there. Blocks of streams that are gone are given to `each`.
-    #[cold]
     pub(crate) fn restock(
         &self,
         lock: &mut Locked,
@@ -136,7 +135,6 @@ impl Caches {
     /// Takes a live block without recorded uses into the thread's magazines, and makes room for it: what has
     /// none goes to the depot, or is given to `each`. `false`, and nothing done, where the thread can have no
     /// magazine for it. A high-water mark that drifted is folded into `folded`.
-    #[cold]
     pub(crate) fn put_slow(
         &self,
         lock: &mut Locked,

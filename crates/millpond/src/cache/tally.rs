@@ -203,10 +203,11 @@ impl Tally {
 pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally> + Clone, folded: &HighWater) -> Counted {
     let level = |read: fn(&Tally) -> (i64, i64), folded: &AtomicU64| {
         let parts = tallies.clone().map(read);
-        let current: i64 = parts.clone().map(|(now, _)| now).sum();
+        let (current, above) =
+            parts.fold((0_i64, 0), |(sum, most), (now, high)| (sum + now, most.max(high - now)));
         // Another thread's writes may be seen in part: never less than nothing.
         let current = current.max(0);
-        let highest = parts.map(|(now, high)| current - now + high).max().unwrap_or(0);
+        let highest = current + above;
         // After the parts: see `reset_high`.
         let folded = folded.load(Ordering::Relaxed);
         Level { current: current as u64, high: folded.max(highest.max(current) as u64) }

@@ -17,7 +17,7 @@ pub(super) const SEGMENT_ALIGNMENT: u64 = 512;
 
 /// Pages, mappings and granules of a range that there is room for at first. To grow a table is to copy it to memory that
 /// was never touched; room that is not used is address space only.
-const FIRST_PAGES: usize = 1 << 11;
+const FIRST_PAGES: usize = 1 << 12;
 const FIRST_GRANULES: usize = 1 << 15;
 
 /// The records of one device.

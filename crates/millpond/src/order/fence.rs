@@ -53,6 +53,12 @@ impl Fence {
         self.0.is_empty()
     }
 
+    /// Whether it names this timeline, and no other.
+    #[inline]
+    pub(crate) fn is_only_of(&self, timeline: TimelineId) -> bool {
+        matches!(self.0[..], [(of, _)] if of == timeline)
+    }
+
     /// How many streams it names.
     pub(crate) fn len(&self) -> usize {
         self.0.len()

@@ -63,6 +63,11 @@ impl ReusePolicies {
     pub const NONE: Self =
         Self { follow_event_dependencies: false, opportunistic: false, internal_dependencies: false };
 
+    /// Whether what a stream has waited for, by whoever's doing, is ready for it.
+    fn follows(self) -> bool {
+        self.follow_event_dependencies || self.internal_dependencies
+    }
+
     fn bits(self) -> u8 {
         let Self { follow_event_dependencies, opportunistic, internal_dependencies } = self;
         u8::from(follow_event_dependencies)

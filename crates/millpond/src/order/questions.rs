@@ -1,7 +1,5 @@
 //! The questions a pool asks of the timelines: may memory behind a fence be used, and what makes it so?
 
-use std::sync::Arc;
-
 use super::{Fence, Reach, ReusePolicies, Tick, Timeline, TimelineId, Timelines};
 use crate::device::DeviceResult;
 
@@ -15,10 +13,6 @@ pub(crate) enum Admission {
     /// Not by these policies, or the device cannot be told to.
     Refused,
 }
-
-/// Marks of a stream, all pending, from which on a look records no more: each is an event of its own, and where the stream
-/// is that far behind, what came last is not complete soon. Half of the events that are kept spare.
-const MOST_MARKS: usize = 32;
 
 impl Timelines {
     /// Sees to it that later work on `stream` may use what is behind `fence`, as far as the policies go: by what is
@@ -41,7 +35,7 @@ impl Timelines {
     /// device call.
     #[inline]
     pub(crate) fn is_ready(&self, fence: &Fence, stream: &Timeline, policies: ReusePolicies) -> bool {
-        fence.iter().all(|(id, tick)| id == stream.id || self.last_reached(id, stream, policies) >= tick)
+        fence.iter().all(|(id, tick)| id == stream.id || self.is_reached(id, tick, stream, policies))
     }
 
     /// As [`is_ready`](Self::is_ready), for many fences.
@@ -49,18 +43,18 @@ impl Timelines {
         Reach::new(self, stream, policies)
     }
 
-    /// The last tick of `id` that later work on `stream` comes after, by what is known already; every tick of a
-    /// timeline that is gone.
-    #[cold]
-    pub(super) fn last_reached(&self, id: TimelineId, stream: &Timeline, policies: ReusePolicies) -> Tick {
-        let follow = policies.follow_event_dependencies || policies.internal_dependencies;
-        let Some(seen) = self.with(id, |other| other.over(policies)) else { return Tick::MAX };
-        if follow { seen.max(stream.ordered_after_tick(id)) } else { seen }
+    fn is_reached(&self, id: TimelineId, tick: Tick, stream: &Timeline, policies: ReusePolicies) -> bool {
+        let over = self.with(id, |timeline| timeline.over(policies)).unwrap_or(Tick::MAX);
+        over >= tick || (policies.follows() && stream.is_ordered_after(id, tick))
     }
 
     /// Whether everything in `fence` is known to be complete, so that nobody needs it. No device call.
     pub(crate) fn is_complete(&self, fence: &Fence) -> bool {
-        fence.iter().all(|(id, tick)| self.with(id, |timeline| timeline.observed() >= tick).unwrap_or(true))
+        if fence.is_empty() {
+            return true;
+        }
+        let all = self.all();
+        fence.iter().all(|(id, tick)| all.get(id).is_none_or(|timeline| timeline.observed() >= tick))
     }
 
     /// Whether everything in `fence` is complete or can be waited for: what was given to a stream that is being captured
@@ -77,9 +71,12 @@ impl Timelines {
 
     /// Drops from `fence` what nobody needs to wait for, by these policies. It is complete, so that it may stay away when
     /// they change.
-    #[cold]
     pub(crate) fn prune(&self, fence: &mut Fence, policies: ReusePolicies) {
-        fence.retain(|id, tick| self.with(id, |other| other.over(policies) < tick).unwrap_or(false));
+        if fence.is_empty() {
+            return;
+        }
+        let all = self.all();
+        fence.retain(|id, tick| all.get(id).is_some_and(|other| other.over(policies) < tick));
     }
 
     /// Prunes a fence that names several streams, as those of ranges that were joined do. The fewer it names, the
@@ -112,21 +109,24 @@ impl Timelines {
     /// Looks whether the work in `fence` is complete. Records a mark where there is none, so that a later
     /// look can tell, unless the stream is far behind. Returns whether anything new was learned.
     pub(crate) fn poll(&self, fence: &Fence) -> DeviceResult<bool> {
+        if fence.is_empty() {
+            return Ok(false);
+        }
+        let device = self.device().as_ref();
         let mut learned = false;
+        let mut all = self.all();
         for (id, tick) in fence.iter() {
-            let pending = |timeline: &Arc<Timeline>| (timeline.observed() < tick).then(|| timeline.clone());
-            let Some(timeline) = self.with(id, pending).flatten() else { continue };
-            learned |= timeline.poll(self.device().as_ref(), |event| self.let_go(event))?;
-            if timeline.observed() >= tick || timeline.has_mark_for(tick) {
-                continue;
-            }
-            // A stream with a mark that is pending is not idle.
-            let marks = timeline.marks();
-            if marks == 0 && timeline.poll_idle(self.device().as_ref(), || self.is_capturing())? {
-                learned = true;
-            } else if marks < MOST_MARKS && self.close(&timeline, tick, false)? && self.is_capturing() {
-                // The stream could not be asked, but this can.
-                learned |= timeline.poll(self.device().as_ref(), |event| self.let_go(event))?;
+            let Some(timeline) = all.get(id) else { continue };
+            let looked = timeline.look(device, tick, || self.is_capturing(), |event| self.let_go(event))?;
+            learned |= looked.learned;
+            if looked.wants_mark {
+                let timeline = timeline.clone();
+                drop(all);
+                if self.close(&timeline, tick, false)? && self.is_capturing() {
+                    // The stream could not be asked, but this can.
+                    learned |= timeline.poll(device, |event| self.let_go(event))?;
+                }
+                all = self.all();
             }
         }
         Ok(learned)
@@ -182,6 +182,9 @@ impl Timelines {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use super::super::timeline::MOST_MARKS;
     use super::*;
     use crate::device::Device;
     use crate::device::capturing::CapturingDevice;

@@ -50,6 +50,25 @@ struct State {
     ordered_after: Fence,
 }
 
+impl State {
+    fn has_mark_for(&self, tick: Tick) -> bool {
+        self.marks.back().is_some_and(|mark| mark.tick >= tick)
+    }
+}
+
+/// What a [look](Timeline::look) came to.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Looked {
+    /// Whether anything new was learned.
+    pub(super) learned: bool,
+    /// Whether a mark should close the tick, so that a later look can tell.
+    pub(super) wants_mark: bool,
+}
+
+/// Marks of a stream, all pending, from which on a look records no more: each is an event of its own, and where the stream
+/// is that far behind, what came last is not complete soon. Half of the events that are kept spare.
+pub(super) const MOST_MARKS: usize = 32;
+
 /// See the [module](super).
 #[derive(Debug)]
 pub(crate) struct Timeline {
@@ -152,12 +171,7 @@ impl Timeline {
 
     /// Whether later work on this stream is ordered after `tick` of `other`.
     pub(crate) fn is_ordered_after(&self, other: TimelineId, tick: Tick) -> bool {
-        self.ordered_after_tick(other) >= tick
-    }
-
-    /// The tick of `other` that later work on this stream is ordered after, or 0.
-    pub(super) fn ordered_after_tick(&self, other: TimelineId) -> Tick {
-        self.state.lock().ordered_after.tick_of(other)
+        self.state.lock().ordered_after.tick_of(other) >= tick
     }
 
     /// Whether the stream is being captured: then work given to it does not run, so that no event on it says
@@ -250,7 +264,15 @@ impl Timeline {
         device: &dyn Device,
         mut let_go: impl FnMut(Arc<EventHandle>),
     ) -> DeviceResult<bool> {
-        let mut state = self.state.lock();
+        self.take_complete(&mut self.state.lock(), device, &mut let_go)
+    }
+
+    fn take_complete(
+        &self,
+        state: &mut State,
+        device: &dyn Device,
+        let_go: &mut impl FnMut(Arc<EventHandle>),
+    ) -> DeviceResult<bool> {
         let mut learned = false;
         while let Some(mark) = state.marks.front() {
             if mark.tick > self.synchronized() && !device.query_event(*mark.event)? {
@@ -265,14 +287,33 @@ impl Timeline {
         Ok(learned)
     }
 
-    /// Whether a recorded mark, complete or not, closes `tick`.
-    pub(crate) fn has_mark_for(&self, tick: Tick) -> bool {
-        self.state.lock().marks.back().is_some_and(|mark| mark.tick >= tick)
+    /// Looks whether `tick` is complete: at the marks, and where there are none at the stream itself. As
+    /// [`poll`](Self::poll) otherwise.
+    pub(super) fn look(
+        &self,
+        device: &dyn Device,
+        tick: Tick,
+        is_capturing: impl FnOnce() -> bool,
+        mut let_go: impl FnMut(Arc<EventHandle>),
+    ) -> DeviceResult<Looked> {
+        if self.observed() >= tick {
+            return Ok(Looked::default());
+        }
+        let mut state = self.state.lock();
+        let learned = self.take_complete(&mut state, device, &mut let_go)?;
+        if self.observed() >= tick || state.has_mark_for(tick) {
+            return Ok(Looked { learned, wants_mark: false });
+        }
+        // A stream with a mark that is pending is not idle.
+        if state.marks.is_empty() && self.is_idle(&state, device, is_capturing)? {
+            return Ok(Looked { learned: true, wants_mark: false });
+        }
+        Ok(Looked { learned, wants_mark: state.marks.len() < MOST_MARKS })
     }
 
-    /// Marks that were not yet seen complete.
-    pub(crate) fn marks(&self) -> usize {
-        self.state.lock().marks.len()
+    /// Whether a recorded mark, complete or not, closes `tick`.
+    pub(crate) fn has_mark_for(&self, tick: Tick) -> bool {
+        self.state.lock().has_mark_for(tick)
     }
 
     /// Asks the stream itself whether everything given to it is complete; if so, so is every tick so far. Where
@@ -283,11 +324,19 @@ impl Timeline {
         device: &dyn Device,
         is_capturing: impl FnOnce() -> bool,
     ) -> DeviceResult<bool> {
+        self.is_idle(&self.state.lock(), device, is_capturing)
+    }
+
+    fn is_idle(
+        &self,
+        state: &State,
+        device: &dyn Device,
+        is_capturing: impl FnOnce() -> bool,
+    ) -> DeviceResult<bool> {
         if self.marking == Marking::AtOnce {
             return Ok(false);
         }
-        let state = self.state.lock();
-        let Ok(handle) = self.usable_handle(device, &state) else { return Ok(false) };
+        let Ok(handle) = self.usable_handle(device, state) else { return Ok(false) };
         // Within the lock: see `let_calls_end`.
         if is_capturing() || device.capture_of(handle)?.is_some() {
             return Ok(false);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 
 use super::stream::Inner;
 use super::timeline::{Mark, Marking};
@@ -24,11 +24,20 @@ struct Slot {
 }
 
 #[derive(Debug, Default)]
-struct Table {
+pub(super) struct Table {
     slots: Vec<Slot>,
     free: Vec<u32>,
     /// Slots of retired timelines whose last mark is not yet complete.
     retired: Vec<u32>,
+}
+
+impl Table {
+    /// The timeline, unless it is gone: then all of it is reached.
+    #[inline]
+    pub(super) fn get(&self, id: TimelineId) -> Option<&Arc<Timeline>> {
+        let slot = self.slots.get(id.slot as usize)?;
+        if slot.generation == id.generation { slot.timeline.as_ref() } else { None }
+    }
 }
 
 /// See the [module](super).
@@ -182,18 +191,22 @@ impl Timelines {
         }
     }
 
+    /// All timelines, for several questions. To be dropped before any other is asked: streams that come or go wait.
+    pub(super) fn all(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read()
+    }
+
     /// What `look` says of the timeline, or `None` where it is gone: then all of it is reached.
     pub(super) fn with<R>(&self, id: TimelineId, look: impl FnOnce(&Arc<Timeline>) -> R) -> Option<R> {
-        let table = self.table.read();
-        let slot = table.slots.get(id.slot as usize)?;
-        if slot.generation == id.generation { slot.timeline.as_ref().map(look) } else { None }
+        self.all().get(id).map(look)
     }
 
     pub(super) fn get(&self, id: TimelineId) -> Option<Arc<Timeline>> {
         self.with(id, Arc::clone)
     }
 
-    fn all(&self) -> Vec<Arc<Timeline>> {
+    /// All timelines that there are now.
+    fn each(&self) -> Vec<Arc<Timeline>> {
         self.table.read().slots.iter().filter_map(|slot| slot.timeline.clone()).collect()
     }
 
@@ -268,7 +281,7 @@ impl Timelines {
 
     /// Waits on the host for all work on the device, and notes it.
     pub(crate) fn synchronize_device(&self) -> DeviceResult<()> {
-        let timelines = self.all();
+        let timelines = self.each();
         let ticks: Vec<_> = timelines.iter().map(|timeline| timeline.turn()).collect();
         self.device.synchronize()?;
         for (timeline, tick) in timelines.iter().zip(ticks) {
@@ -289,7 +302,7 @@ impl Timelines {
             self.is_capturing.store(true, Ordering::Relaxed);
         }
         // Who adds a timeline after this look sees the store above, through the table's lock.
-        self.all().iter().for_each(|timeline| timeline.let_calls_end());
+        self.each().iter().for_each(|timeline| timeline.let_calls_end());
     }
 
     /// Whether a capture is under way that a pool was told of.

@@ -59,7 +59,7 @@ pub(crate) enum MapFailure {
 }
 
 /// Pages that there is room for at first: what is not used is address space only, and to grow is to copy.
-const FIRST_PAGES: usize = 1 << 10;
+const FIRST_PAGES: usize = 1 << 12;
 
 /// All pages of one pool.
 #[derive(Debug)]

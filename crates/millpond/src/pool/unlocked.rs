@@ -7,7 +7,11 @@ use crate::order::{Admission, Stream};
 
 impl PoolInner {
     /// A block from the thread's magazines, where they have to be searched, or from the depot.
+    #[inline]
     pub(super) fn alloc_unlocked(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+        if !self.caches.may_have(bytes) && !self.caches.is_in_haste() {
+            return None;
+        }
         let found = self.caches.alloc_searching(bytes, stream);
         let elsewhere = || if self.caches.is_in_haste() { self.alloc_elsewhere(bytes, stream) } else { None };
         let Found { ptr, is_narrow } = found.or_else(elsewhere)?;

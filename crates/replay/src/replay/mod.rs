@@ -182,7 +182,7 @@ impl Stage {
         for (at, step) in steps.iter().enumerate() {
             if time_us != Some(step.time_us) {
                 time_us = Some(step.time_us);
-                self.set_time(Duration::from_micros(step.time_us));
+                self.set_time(step.time_us);
             }
             let stream = &self.streams[usize::from(step.stream)];
             let block = &mut blocks[step.block as usize];
@@ -199,12 +199,13 @@ impl Stage {
     }
 
     /// What the allocator sees of time is the trace's own, to which the device's calls add what they take.
-    fn set_time(&self, time: Duration) {
+    #[inline]
+    fn set_time(&self, time_us: u64) {
         if let Some(sim) = &self.sim {
-            sim.advance_to(time);
+            sim.advance_to_nanoseconds(time_us.saturating_mul(1000));
         }
         if let Some(watched) = &self.watched {
-            watched.set_now(time);
+            watched.set_now(Duration::from_micros(time_us));
         }
     }
 

@@ -27,6 +27,12 @@ fn line(from: (u64, u64), to: (u64, u64), bytes: u64) -> u64 {
     if from.1 == to.1 {
         return from.1;
     }
+    // Nearly always: to divide numbers of 128 bits is a call.
+    if let Some(product) =
+        to.1.checked_sub(from.1).zip(bytes.checked_sub(from.0)).and_then(|(a, b)| a.checked_mul(b))
+    {
+        return from.1.saturating_add(product / (to.0 - from.0));
+    }
     let rise = i128::from(to.1) - i128::from(from.1);
     let run = i128::from(to.0) - i128::from(from.0);
     let cost = i128::from(from.1) + rise * (i128::from(bytes) - i128::from(from.0)) / run;

@@ -125,9 +125,16 @@ impl SimDevice {
     }
 
     /// Moves the clock to `time`, if it is not there or beyond already.
+    #[inline]
     pub fn advance_to(&self, time: Duration) {
+        self.advance_to_nanoseconds(nanoseconds(time));
+    }
+
+    /// As [`advance_to`](Self::advance_to), for a time in nanoseconds: a [`Duration`] is put together by a division.
+    #[inline]
+    pub fn advance_to_nanoseconds(&self, time: u64) {
         // Relaxed: whoever was told of it sees it, since that ordered the two threads.
-        self.advanced.fetch_max(nanoseconds(time), Ordering::Relaxed);
+        self.advanced.fetch_max(time, Ordering::Relaxed);
     }
 
     /// The state, by the present time.
@@ -196,6 +203,9 @@ impl SimDevice {
     }
 }
 
+#[inline]
 fn nanoseconds(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+    // As `as_nanos` has it, without numbers of 128 bits.
+    let whole = duration.as_secs().saturating_mul(1_000_000_000);
+    whole.saturating_add(u64::from(duration.subsec_nanos()))
 }
