@@ -295,7 +295,9 @@ JOBS: dict[str, Callable[[], Iterator[None]]] = {
     "serve": serve,
     "diffuse": diffuse,
 }
-MOST_EVENTS = 150_000
+# Enough for half a minute of each. A recording that is longer than its buffer loses its beginning: what was live then
+# comes to lie in a replay as PyTorch had laid it, all at once.
+MOST_EVENTS = 3_000_000
 
 
 def main() -> None:
@@ -304,14 +306,11 @@ def main() -> None:
     seed = int(sys.argv[4]) if len(sys.argv) > 4 else 7
     random.seed(seed)
     torch.manual_seed(seed)
-    torch.cuda.memory._record_memory_history("all", context=None, max_entries=2 * MOST_EVENTS)
+    torch.cuda.memory._record_memory_history("all", context=None, max_entries=MOST_EVENTS)
     steps, start = 0, time.perf_counter()
     for _ in JOBS[name]():
         steps += 1
         if time.perf_counter() - start > seconds:
-            break
-        # What is recorded is counted now and then: it is copied for that.
-        if steps % 50 == 0 and torch.cuda.memory_stats()["allocation.all.allocated"] > MOST_EVENTS / 2:
             break
     took = time.perf_counter() - start
     torch.cuda.synchronize()
@@ -321,6 +320,8 @@ def main() -> None:
         pickle.dump(snapshot, file, protocol=4)
     stats = torch.cuda.memory_stats()
     events = sum(len(trace) for trace in snapshot["device_traces"])
+    if events >= MOST_EVENTS:
+        sys.exit(f"{name}: more than {MOST_EVENTS} events; record fewer seconds")
     peaks = (stats[f"{what}_bytes.all.peak"] >> 20 for what in ("requested", "reserved"))
     print(f"{name}: {steps} steps, {events} events in {took:.1f} s; peaks", *peaks, "MiB requested, reserved")
 
