@@ -17,11 +17,15 @@ use crate::pages::{MapFailure, NoPage, PageId, Shortage};
 const FIRST_SMALL: u64 = if cfg!(miri) { 1 << 26 } else { 1 << 33 };
 
 /// Pages that are enough for a large block.
-const PAGES_IN_BLOCK: u64 = 8;
+const PAGES_IN_BLOCK: u64 = 12;
 
 /// Pages that are enough for all that is held, while there is time and when there is none.
 const MANY_PAGES: u64 = 512;
-const FEW_PAGES: u64 = 256;
+const FEW_PAGES: u64 = 192;
+
+/// However much is held, a page that is longer than so many slots is at most this part of its block.
+const LONG_SLOTS: u64 = 8;
+const LONG_PAGES_IN_BLOCK: u64 = 3;
 
 /// Where pages for a place may come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,7 +184,7 @@ impl Arena {
     }
 
     /// How long a new page should be where `room` slots of a large block are still to be backed: as long as fits, but at
-    /// most an eighth of the block, or of what is held the part that leaves enough pages, if that is more. About one page is
+    /// most a twelfth of the block, or of what is held the part that leaves enough pages, if that is more. About one page is
     /// pinned at the ends of a hole, and blocks leave one hole for several of them.
     fn page_slots(&self, want: &Want, room: u32) -> u32 {
         if want.zone == Zone::Small {
@@ -193,9 +197,11 @@ impl Arena {
 
     fn short_slots(&self, want: &Want) -> u32 {
         let enough = if self.purse.has_credit(self.device.now()) { MANY_PAGES } else { FEW_PAGES };
-        let of_block = (want.units >> self.layout.slot_shift()) / PAGES_IN_BLOCK;
+        let block = want.units >> self.layout.slot_shift();
         let of_held = self.counters.reserved.current() / self.layout.slot_bytes / enough;
-        u32::try_from(of_block.max(of_held).max(1)).unwrap_or(u32::MAX)
+        let at_most = LONG_SLOTS.max(block / LONG_PAGES_IN_BLOCK);
+        let short = of_held.min(at_most).max(block / PAGES_IN_BLOCK).max(1);
+        u32::try_from(short).unwrap_or(u32::MAX)
     }
 
     // ---- moving pages ----------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 //! Finding a free block that the stream may use: the hit path of an allocation, in three steps of rising cost.
 //!
-//! It is the best fit, at its start, whatever pages lie under it. (Knuth's best fit with coalescing leaves so little over on
-//! recorded jobs that pages seldom have to move: docs/pages.md.)
+//! It is the best fit if that leaves next to nothing over, and else the free block with the lowest address, at its start,
+//! whatever pages lie under it. One or the other leaves so little over on recorded jobs that pages seldom have to move:
+//! docs/pages.md.
 
 use super::bin::Entry;
 use super::{Arena, BlockId, Refusal, Zone};
@@ -57,15 +58,43 @@ impl Arena {
         want.zone == Zone::Small || rest <= want.units.max(self.layout.units_per_slot()) / CLOSE_PART
     }
 
-    /// The best fit that is ready, by what is known or by what the device says. It is asked where a large block that fits
+    /// A block that is ready, by what is known or by what the device says. It is asked where a large block that fits
     /// better might be complete by now: the next best would be cut up for nothing.
     pub(super) fn find_ready(&self, want: &Want, stream: &Stream) -> Result<Option<(BlockId, u64)>, Refusal> {
+        let found = self.find_best_ready(want, stream)?;
+        Ok(found.map(|found| if self.is_snug(want, found.0) { found } else { self.lowest_ready(want, stream, found) }))
+    }
+
+    /// The best fit that is ready.
+    pub(super) fn find_best_ready(&self, want: &Want, stream: &Stream) -> Result<Option<(BlockId, u64)>, Refusal> {
         let Looked { found, passed_over } = self.look(want, stream);
         let is_worth_asking = passed_over && (found.is_none() || want.zone == Zone::Large);
         if is_worth_asking && self.policies.opportunistic {
             return self.find_by_asking_slow(want, stream, found);
         }
         Ok(found)
+    }
+
+    /// Whether a large block leaves so little over that no page of it could serve elsewhere.
+    #[inline]
+    fn is_snug(&self, want: &Want, id: BlockId) -> bool {
+        want.zone == Zone::Small || self.blocks[id].units - want.units <= self.layout.units_per_slot()
+    }
+
+    /// The block with the lowest address of those that are ready, by what is known, and that `want` fits into. `found` is one.
+    /// One that leaves much over is cut up whichever it is: so blocks come to lie together, and what is free too.
+    fn lowest_ready(&self, want: &Want, stream: &Stream, found: (BlockId, u64)) -> (BlockId, u64) {
+        let mut reach = self.reach(stream);
+        let (mut lowest, mut place) = (found, (self.blocks[found.0].region, self.blocks[found.0].start));
+        for entry in self.free[want.zone as usize].runs_at_least(want.units).flatten() {
+            if entry.place() < place
+                && let Some(at) = self.fitting(entry, want)
+                && reach.covers(&self.blocks[entry.id].fence)
+            {
+                (lowest, place) = ((entry.id, at), entry.place());
+            }
+        }
+        lowest
     }
 
     /// The best fit of the blocks that are ready by what is known already. No device call.

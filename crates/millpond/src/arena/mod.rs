@@ -302,8 +302,10 @@ impl Arena {
         closely: bool,
     ) -> Result<Option<Out>, Refusal> {
         let want = self.want(units, align);
-        let found = self.find_ready(&want, stream)?;
-        let found = found.filter(|(free, _)| !closely || self.is_close(&want, *free));
+        let found = match closely {
+            true => self.find_best_ready(&want, stream)?.filter(|(free, _)| self.is_close(&want, *free)),
+            false => self.find_ready(&want, stream)?,
+        };
         Ok(found.map(|(free, at)| self.carve(free, at, units, true)))
     }
 
