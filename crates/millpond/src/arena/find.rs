@@ -22,6 +22,9 @@ pub(super) struct Want {
 /// the event query that follows it.
 const CANDIDATES: usize = 16;
 
+/// Free blocks of which the lowest is taken, at most, the best fits. Recorded jobs have some hundreds of free blocks at once.
+const LOWEST_OF: usize = 1024;
+
 /// A close fit leaves over at most this part of the request, or of a slot.
 const CLOSE_PART: u64 = 8;
 
@@ -62,11 +65,17 @@ impl Arena {
     /// better might be complete by now: the next best would be cut up for nothing.
     pub(super) fn find_ready(&self, want: &Want, stream: &Stream) -> Result<Option<(BlockId, u64)>, Refusal> {
         let found = self.find_best_ready(want, stream)?;
-        Ok(found.map(|found| if self.is_snug(want, found.0) { found } else { self.lowest_ready(want, stream, found) }))
+        Ok(found.map(|found| {
+            if self.is_snug(want, found.0) { found } else { self.lowest_ready(want, stream, found) }
+        }))
     }
 
     /// The best fit that is ready.
-    pub(super) fn find_best_ready(&self, want: &Want, stream: &Stream) -> Result<Option<(BlockId, u64)>, Refusal> {
+    pub(super) fn find_best_ready(
+        &self,
+        want: &Want,
+        stream: &Stream,
+    ) -> Result<Option<(BlockId, u64)>, Refusal> {
         let Looked { found, passed_over } = self.look(want, stream);
         let is_worth_asking = passed_over && (found.is_none() || want.zone == Zone::Large);
         if is_worth_asking && self.policies.opportunistic {
@@ -85,15 +94,14 @@ impl Arena {
     /// One that leaves much over is cut up whichever it is: so blocks come to lie together, and what is free too.
     fn lowest_ready(&self, want: &Want, stream: &Stream, found: (BlockId, u64)) -> (BlockId, u64) {
         let mut reach = self.reach(stream);
-        let (mut lowest, mut place) = (found, (self.blocks[found.0].region, self.blocks[found.0].start));
-        for entry in self.free[want.zone as usize].runs_at_least(want.units).flatten() {
-            if entry.place() < place
-                && let Some(at) = self.fitting(entry, want)
-                && reach.covers(&self.blocks[entry.id].fence)
-            {
+        let place_of = |id| (self.blocks[id].region, self.blocks[id].start);
+        let (mut lowest, mut place) = (found, place_of(found.0));
+        self.search_from(want.units, want, LOWEST_OF, &mut |entry, at| {
+            if entry.place() < place && reach.covers(&self.blocks[entry.id].fence) {
                 (lowest, place) = ((entry.id, at), entry.place());
             }
-        }
+            None::<()>
+        });
         lowest
     }
 
@@ -102,10 +110,10 @@ impl Arena {
     fn look(&self, want: &Want, stream: &Stream) -> Looked {
         let mut reach = self.reach(stream);
         let mut passed_over = false;
-        let found = self.search(want, |id, at| {
-            let is_ready = reach.covers(&self.blocks[id].fence);
+        let found = self.search(want, |entry, at| {
+            let is_ready = reach.covers(&self.blocks[entry.id].fence);
             passed_over |= !is_ready;
-            is_ready.then_some((id, at))
+            is_ready.then_some((entry.id, at))
         });
         Looked { found, passed_over }
     }
@@ -114,13 +122,13 @@ impl Arena {
     /// best fit first, and no more than a search looks at. Where the address matters, those that want fits into wherever
     /// they lie come last: the others may all be too short.
     #[inline]
-    fn search<R>(&self, want: &Want, mut each: impl FnMut(BlockId, u64) -> Option<R>) -> Option<R> {
-        let found = self.search_from(want.units, want, &mut each);
+    fn search<R>(&self, want: &Want, mut each: impl FnMut(&Entry, u64) -> Option<R>) -> Option<R> {
+        let found = self.search_from(want.units, want, CANDIDATES, &mut each);
         if found.is_some() || want.align <= self.layout.unit_bytes {
             return found;
         }
         let wherever = want.units + (want.align >> self.layout.unit_shift()) - 1;
-        self.search_from(wherever, want, &mut each)
+        self.search_from(wherever, want, CANDIDATES, &mut each)
     }
 
     /// A loop rather than a chain of iterators, which would be copied: a search looks at two or three blocks as a rule.
@@ -129,14 +137,15 @@ impl Arena {
         &self,
         units: u64,
         want: &Want,
-        each: &mut impl FnMut(BlockId, u64) -> Option<R>,
+        most: usize,
+        each: &mut impl FnMut(&Entry, u64) -> Option<R>,
     ) -> Option<R> {
-        let mut left = CANDIDATES;
+        let mut left = most;
         for run in self.free[want.zone as usize].runs_at_least(units) {
             let looked_at = &run[..left.min(run.len())];
             for entry in looked_at {
                 if let Some(at) = self.fitting(entry, want)
-                    && let found @ Some(_) = each(entry.id, at)
+                    && let found @ Some(_) = each(entry, at)
                 {
                     return found;
                 }
@@ -166,11 +175,11 @@ impl Arena {
         found: Option<(BlockId, u64)>,
     ) -> Result<Option<(BlockId, u64)>, Refusal> {
         let mut all = Fence::empty();
-        self.search(want, |id, at| {
-            if Some((id, at)) == found {
+        self.search(want, |entry, at| {
+            if Some((entry.id, at)) == found {
                 return Some(());
             }
-            all.join(&self.blocks[id].fence);
+            all.join(&self.blocks[entry.id].fence);
             None
         });
         // Each stream is asked once, however many of the blocks it freed; this one comes after its own work anyway.
@@ -196,7 +205,7 @@ impl Arena {
         if !self.policies.internal_dependencies {
             return Ok(None);
         }
-        let Some((id, at)) = self.search(want, |id, at| Some((id, at))) else { return Ok(None) };
+        let Some((id, at)) = self.search(want, |entry, at| Some((entry.id, at))) else { return Ok(None) };
         if !self.timelines.make_wait(&self.blocks[id].fence, stream.timeline())? {
             return Ok(None);
         }
