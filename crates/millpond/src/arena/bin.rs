@@ -44,10 +44,16 @@ impl Entry {
         units_of(self.key)
     }
 
+    /// The block's region and first unit in one number, which sorts as its address does.
+    #[inline]
+    pub(super) fn place_bits(&self) -> u64 {
+        self.key as u64
+    }
+
     /// The block's region and first unit.
     #[inline]
     pub(super) fn place(&self) -> (u32, u64) {
-        let place = self.key as u64;
+        let place = self.place_bits();
         ((place >> START_BITS) as u32, place & ((1 << START_BITS) - 1))
     }
 }

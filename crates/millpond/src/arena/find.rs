@@ -6,7 +6,7 @@
 
 use super::bin::Entry;
 use super::{Arena, BlockId, Refusal, Zone};
-use crate::order::{Fence, Stream};
+use crate::order::{Fence, Reach, Stream};
 
 /// What an allocation needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,10 +64,14 @@ impl Arena {
     /// A block that is ready, by what is known or by what the device says. It is asked where a large block that fits
     /// better might be complete by now: the next best would be cut up for nothing.
     pub(super) fn find_ready(&self, want: &Want, stream: &Stream) -> Result<Option<(BlockId, u64)>, Refusal> {
-        let found = self.find_best_ready(want, stream)?;
-        Ok(found.map(|found| {
-            if self.is_snug(want, found.0) { found } else { self.lowest_ready(want, stream, found) }
-        }))
+        let mut reach = self.reach(stream);
+        let looked = self.look(want, &mut reach);
+        if !self.is_worth_asking(want, &looked) {
+            return Ok(looked.found.map(|found| self.snug_or_lowest(want, found, &mut reach)));
+        }
+        drop(reach);
+        let found = self.find_by_asking_slow(want, stream, looked.found)?;
+        Ok(found.map(|found| self.snug_or_lowest(want, found, &mut self.reach(stream))))
     }
 
     /// The best fit that is ready.
@@ -76,44 +80,60 @@ impl Arena {
         want: &Want,
         stream: &Stream,
     ) -> Result<Option<(BlockId, u64)>, Refusal> {
-        let Looked { found, passed_over } = self.look(want, stream);
-        let is_worth_asking = passed_over && (found.is_none() || want.zone == Zone::Large);
-        if is_worth_asking && self.policies.opportunistic {
-            return self.find_by_asking_slow(want, stream, found);
+        let looked = self.look(want, &mut self.reach(stream));
+        if self.is_worth_asking(want, &looked) {
+            return self.find_by_asking_slow(want, stream, looked.found);
         }
-        Ok(found)
+        Ok(looked.found)
     }
 
-    /// Whether a large block leaves so little over that no page of it could serve elsewhere.
+    fn is_worth_asking(&self, want: &Want, looked: &Looked) -> bool {
+        let may_matter = looked.found.is_none() || want.zone == Zone::Large;
+        looked.passed_over && may_matter && self.policies.opportunistic
+    }
+
+    /// The best fit, if it leaves so little over that no page of it could serve elsewhere; else the lowest. Of small blocks
+    /// all are snug.
     #[inline]
-    fn is_snug(&self, want: &Want, id: BlockId) -> bool {
-        want.zone == Zone::Small || self.blocks[id].units - want.units <= self.layout.units_per_slot()
+    fn snug_or_lowest(&self, want: &Want, found: (BlockId, u64), reach: &mut Reach<'_>) -> (BlockId, u64) {
+        let rest = self.blocks[found.0].units - want.units;
+        if want.zone == Zone::Small || rest <= self.layout.units_per_slot() {
+            return found;
+        }
+        self.lowest_ready(want, found, reach)
     }
 
     /// The block with the lowest address of those that are ready, by what is known, and that `want` fits into. `found` is one.
     /// One that leaves much over is cut up whichever it is: so blocks come to lie together, and what is free too.
-    fn lowest_ready(&self, want: &Want, stream: &Stream, found: (BlockId, u64)) -> (BlockId, u64) {
-        let mut reach = self.reach(stream);
-        let place_of = |id| (self.blocks[id].region, self.blocks[id].start);
-        let (mut lowest, mut place) = (found, place_of(found.0));
-        self.search_from(want.units, want, LOWEST_OF, &mut |entry, at| {
-            if entry.place() < place && reach.covers(&self.blocks[entry.id].fence) {
-                (lowest, place) = ((entry.id, at), entry.place());
+    fn lowest_ready(&self, want: &Want, found: (BlockId, u64), reach: &mut Reach<'_>) -> (BlockId, u64) {
+        let (mut lowest, mut place) = (found, Entry::new(&self.blocks[found.0], found.0).place_bits());
+        let mut left = LOWEST_OF;
+        for run in self.free[want.zone as usize].runs_at_least(want.units) {
+            let looked_at = &run[..left.min(run.len())];
+            for entry in looked_at {
+                if entry.place_bits() < place
+                    && let Some(at) = self.fitting(entry, want)
+                    && reach.covers(&self.blocks[entry.id].fence)
+                {
+                    (lowest, place) = ((entry.id, at), entry.place_bits());
+                }
             }
-            None::<()>
-        });
+            left -= looked_at.len();
+            if left == 0 {
+                break;
+            }
+        }
         lowest
     }
 
     /// The best fit of the blocks that are ready by what is known already. No device call.
     #[inline]
-    fn look(&self, want: &Want, stream: &Stream) -> Looked {
-        let mut reach = self.reach(stream);
+    fn look(&self, want: &Want, reach: &mut Reach<'_>) -> Looked {
         let mut passed_over = false;
-        let found = self.search(want, |entry, at| {
-            let is_ready = reach.covers(&self.blocks[entry.id].fence);
+        let found = self.search(want, |id, at| {
+            let is_ready = reach.covers(&self.blocks[id].fence);
             passed_over |= !is_ready;
-            is_ready.then_some((entry.id, at))
+            is_ready.then_some((id, at))
         });
         Looked { found, passed_over }
     }
@@ -122,13 +142,13 @@ impl Arena {
     /// best fit first, and no more than a search looks at. Where the address matters, those that want fits into wherever
     /// they lie come last: the others may all be too short.
     #[inline]
-    fn search<R>(&self, want: &Want, mut each: impl FnMut(&Entry, u64) -> Option<R>) -> Option<R> {
-        let found = self.search_from(want.units, want, CANDIDATES, &mut each);
+    fn search<R>(&self, want: &Want, mut each: impl FnMut(BlockId, u64) -> Option<R>) -> Option<R> {
+        let found = self.search_from(want.units, want, &mut each);
         if found.is_some() || want.align <= self.layout.unit_bytes {
             return found;
         }
         let wherever = want.units + (want.align >> self.layout.unit_shift()) - 1;
-        self.search_from(wherever, want, CANDIDATES, &mut each)
+        self.search_from(wherever, want, &mut each)
     }
 
     /// A loop rather than a chain of iterators, which would be copied: a search looks at two or three blocks as a rule.
@@ -137,15 +157,14 @@ impl Arena {
         &self,
         units: u64,
         want: &Want,
-        most: usize,
-        each: &mut impl FnMut(&Entry, u64) -> Option<R>,
+        each: &mut impl FnMut(BlockId, u64) -> Option<R>,
     ) -> Option<R> {
-        let mut left = most;
+        let mut left = CANDIDATES;
         for run in self.free[want.zone as usize].runs_at_least(units) {
             let looked_at = &run[..left.min(run.len())];
             for entry in looked_at {
                 if let Some(at) = self.fitting(entry, want)
-                    && let found @ Some(_) = each(entry, at)
+                    && let found @ Some(_) = each(entry.id, at)
                 {
                     return found;
                 }
@@ -175,17 +194,17 @@ impl Arena {
         found: Option<(BlockId, u64)>,
     ) -> Result<Option<(BlockId, u64)>, Refusal> {
         let mut all = Fence::empty();
-        self.search(want, |entry, at| {
-            if Some((entry.id, at)) == found {
+        self.search(want, |id, at| {
+            if Some((id, at)) == found {
                 return Some(());
             }
-            all.join(&self.blocks[entry.id].fence);
+            all.join(&self.blocks[id].fence);
             None
         });
         // Each stream is asked once, however many of the blocks it freed; this one comes after its own work anyway.
         all.retain(|id, _| id != stream.timeline().id);
         match self.timelines.poll(&all) {
-            Ok(true) => Ok(self.look(want, stream).found),
+            Ok(true) => Ok(self.look(want, &mut self.reach(stream)).found),
             Ok(false) => Ok(found),
             Err(error) if found.is_some() => {
                 tracing::warn!(%error, "the device could not be asked what is complete; the next best will do");
@@ -205,7 +224,7 @@ impl Arena {
         if !self.policies.internal_dependencies {
             return Ok(None);
         }
-        let Some((id, at)) = self.search(want, |entry, at| Some((entry.id, at))) else { return Ok(None) };
+        let Some((id, at)) = self.search(want, |id, at| Some((id, at))) else { return Ok(None) };
         if !self.timelines.make_wait(&self.blocks[id].fence, stream.timeline())? {
             return Ok(None);
         }
