@@ -22,7 +22,8 @@ pub(super) struct Want {
 /// the event query that follows it.
 const CANDIDATES: usize = 16;
 
-/// Free blocks of which the lowest is taken, at most, the best fits. Recorded jobs have some hundreds of free blocks at once.
+/// Free blocks of which the lowest is taken, at most, the best fits: so that a search ends. Without it no recorded job
+/// held more or less.
 const LOWEST_OF: usize = 1024;
 
 /// A close fit leaves over at most this part of the request, or of a slot.
@@ -61,35 +62,39 @@ impl Arena {
         want.zone == Zone::Small || rest <= want.units.max(self.layout.units_per_slot()) / CLOSE_PART
     }
 
-    /// A block that is ready, by what is known or by what the device says. It is asked where a large block that fits
-    /// better might be complete by now: the next best would be cut up for nothing.
+    /// A block that is ready: the [best fit](Self::find_best_ready) if that is snug, else the lowest.
     pub(super) fn find_ready(&self, want: &Want, stream: &Stream) -> Result<Option<(BlockId, u64)>, Refusal> {
         let mut reach = self.reach(stream);
-        let looked = self.look(want, &mut reach);
-        if !self.is_worth_asking(want, &looked) {
-            return Ok(looked.found.map(|found| self.snug_or_lowest(want, found, &mut reach)));
-        }
-        drop(reach);
-        let found = self.find_by_asking_slow(want, stream, looked.found)?;
-        Ok(found.map(|found| self.snug_or_lowest(want, found, &mut self.reach(stream))))
+        let found = self.best_ready(want, stream, &mut reach)?;
+        Ok(found.map(|found| self.snug_or_lowest(want, found, &mut reach)))
     }
 
-    /// The best fit that is ready.
+    /// The best fit that is ready, by what is known or by what the device says. It is asked where a large block that fits
+    /// better might be complete by now: the next best would be cut up for nothing.
     pub(super) fn find_best_ready(
         &self,
         want: &Want,
         stream: &Stream,
     ) -> Result<Option<(BlockId, u64)>, Refusal> {
-        let looked = self.look(want, &mut self.reach(stream));
-        if self.is_worth_asking(want, &looked) {
-            return self.find_by_asking_slow(want, stream, looked.found);
-        }
-        Ok(looked.found)
+        self.best_ready(want, stream, &mut self.reach(stream))
     }
 
-    fn is_worth_asking(&self, want: &Want, looked: &Looked) -> bool {
-        let may_matter = looked.found.is_none() || want.zone == Zone::Large;
-        looked.passed_over && may_matter && self.policies.opportunistic
+    /// As [`find_best_ready`](Self::find_best_ready); `reach` is the stream's, and up to date afterwards.
+    #[inline]
+    fn best_ready<'a>(
+        &'a self,
+        want: &Want,
+        stream: &'a Stream,
+        reach: &mut Reach<'a>,
+    ) -> Result<Option<(BlockId, u64)>, Refusal> {
+        let Looked { found, passed_over } = self.look(want, reach);
+        let is_worth_asking = passed_over && (found.is_none() || want.zone == Zone::Large);
+        if !is_worth_asking || !self.policies.opportunistic {
+            return Ok(found);
+        }
+        // The old one must be gone before the device is asked, and does not know the answer.
+        *reach = self.reach(stream);
+        self.find_by_asking_slow(want, stream, found)
     }
 
     /// The best fit, if it leaves so little over that no page of it could serve elsewhere; else the lowest. Of small blocks
@@ -107,22 +112,15 @@ impl Arena {
     /// One that leaves much over is cut up whichever it is: so blocks come to lie together, and what is free too.
     fn lowest_ready(&self, want: &Want, found: (BlockId, u64), reach: &mut Reach<'_>) -> (BlockId, u64) {
         let (mut lowest, mut place) = (found, Entry::new(&self.blocks[found.0], found.0).place_bits());
-        let mut left = LOWEST_OF;
-        for run in self.free[want.zone as usize].runs_at_least(want.units) {
-            let looked_at = &run[..left.min(run.len())];
-            for entry in looked_at {
-                if entry.place_bits() < place
-                    && let Some(at) = self.fitting(entry, want)
-                    && reach.covers(&self.blocks[entry.id].fence)
-                {
-                    (lowest, place) = ((entry.id, at), entry.place_bits());
-                }
+        self.look_from(want.units, want.zone, LOWEST_OF, |entry| {
+            if entry.place_bits() < place
+                && let Some(at) = self.fitting(entry, want)
+                && reach.covers(&self.blocks[entry.id].fence)
+            {
+                (lowest, place) = ((entry.id, at), entry.place_bits());
             }
-            left -= looked_at.len();
-            if left == 0 {
-                break;
-            }
-        }
+            None::<()>
+        });
         lowest
     }
 
@@ -143,29 +141,30 @@ impl Arena {
     /// they lie come last: the others may all be too short.
     #[inline]
     fn search<R>(&self, want: &Want, mut each: impl FnMut(BlockId, u64) -> Option<R>) -> Option<R> {
-        let found = self.search_from(want.units, want, &mut each);
+        let mut fitting = |entry: &Entry| each(entry.id, self.fitting(entry, want)?);
+        let found = self.look_from(want.units, want.zone, CANDIDATES, &mut fitting);
         if found.is_some() || want.align <= self.layout.unit_bytes {
             return found;
         }
         let wherever = want.units + (want.align >> self.layout.unit_shift()) - 1;
-        self.search_from(wherever, want, &mut each)
+        self.look_from(wherever, want.zone, CANDIDATES, fitting)
     }
 
-    /// A loop rather than a chain of iterators, which would be copied: a search looks at two or three blocks as a rule.
+    /// Shows `each` at most so many free blocks of at least `units`, the shortest first, until it has found something. A
+    /// loop rather than a chain of iterators, which would be copied: a search looks at two or three blocks as a rule.
     #[inline]
-    fn search_from<R>(
+    fn look_from<R>(
         &self,
         units: u64,
-        want: &Want,
-        each: &mut impl FnMut(BlockId, u64) -> Option<R>,
+        zone: Zone,
+        most: usize,
+        mut each: impl FnMut(&Entry) -> Option<R>,
     ) -> Option<R> {
-        let mut left = CANDIDATES;
-        for run in self.free[want.zone as usize].runs_at_least(units) {
+        let mut left = most;
+        for run in self.free[zone as usize].runs_at_least(units) {
             let looked_at = &run[..left.min(run.len())];
             for entry in looked_at {
-                if let Some(at) = self.fitting(entry, want)
-                    && let found @ Some(_) = each(entry.id, at)
-                {
+                if let found @ Some(_) = each(entry) {
                     return found;
                 }
             }

@@ -12,8 +12,8 @@
 //! freely between the zones.
 //!
 //! **How one allocation passes through** ([`Arena::alloc`]):
-//! 1. best fit among the free blocks that the stream may use, by what is known already or, where one that fits better
-//!    might be ready by now, by a look at the device (*opportunistic*);
+//! 1. the best fit among the free blocks that the stream may use, by what is known already or, where one that fits better
+//!    might be ready by now, by a look at the device (*opportunistic*); where it leaves much over, the lowest instead;
 //! 2. the same by making the stream wait (*internal dependencies*);
 //! 3. the same after joining neighbours that were kept apart because different streams freed them;
 //! 4. a *miss* (`backing`): choose the place that lacks the fewest pages (`placing`), back it with parked
@@ -302,9 +302,10 @@ impl Arena {
         closely: bool,
     ) -> Result<Option<Out>, Refusal> {
         let want = self.want(units, align);
-        let found = match closely {
-            true => self.find_best_ready(&want, stream)?.filter(|(free, _)| self.is_close(&want, *free)),
-            false => self.find_ready(&want, stream)?,
+        let found = if closely {
+            self.find_best_ready(&want, stream)?.filter(|(free, _)| self.is_close(&want, *free))
+        } else {
+            self.find_ready(&want, stream)?
         };
         Ok(found.map(|(free, at)| self.carve(free, at, units, true)))
     }

@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 /// What may be spent before anything is earned: a program begins with taking what it needs, and its pages are for long.
-/// With 40 ms jobs whose recording begins with 10 GiB came to 0.1 % more of their time, and nothing held less.
+/// What others than these 20 ms give, docs/pages.md has: 40 ms hold next to nothing less.
 const ADVANCE: Duration = Duration::from_millis(20);
 
 /// The part of the time that is earned. Five eighths of what all device calls may take, 1 %: a program that misses much spends

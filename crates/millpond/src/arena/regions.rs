@@ -187,29 +187,6 @@ impl Regions {
         Backing { pages: &self.get(region).pages, spans: &self.spans }
     }
 
-    /// The pages that lie wholly in `slot..end`, a range that is backed wholly or not at all: page, first slot,
-    /// slots.
-    pub(super) fn pages_within(
-        &self,
-        region: u32,
-        mut slot: u64,
-        end: u64,
-    ) -> impl Iterator<Item = (PageId, u64, u32)> + '_ {
-        let backing = self.backing(region);
-        std::iter::from_fn(move || {
-            while slot < end {
-                let page = backing.page(slot)?;
-                let (first, page_end) = self.in_slots(backing.spans[page.0 as usize]);
-                let whole = first == slot && page_end <= end;
-                slot = page_end;
-                if whole {
-                    return Some((page, first, (page_end - first) as u32));
-                }
-            }
-            None
-        })
-    }
-
     /// What is to be known of those pages that lie wholly in `slots`, a range that is backed wholly or not at all, and are
     /// `wanted` by the slots that they have.
     pub(super) fn whole_within(
@@ -228,8 +205,8 @@ impl Regions {
         whole
     }
 
-    /// Calls `each` with what [`pages_within`](Self::pages_within) goes through: a loop, for whoever looks at all that is
-    /// free.
+    /// Shows `each` the pages that lie wholly in a range of slots that is backed wholly or not at all: page, first slot,
+    /// slots. A loop and no iterator, for whoever looks at all that is free.
     #[inline]
     pub(super) fn for_each_whole(
         &self,

@@ -194,9 +194,13 @@ impl Arena {
     }
 
     /// The pages that lie wholly in a block: page, first slot, slots.
-    pub(super) fn whole_pages(&self, id: BlockId) -> impl Iterator<Item = (PageId, u64, u32)> + '_ {
-        let (slot, end) = self.slots_within(id);
-        self.regions.pages_within(self.blocks[id].region, slot, end)
+    pub(super) fn whole_pages(&self, id: BlockId) -> Vec<(PageId, u64, u32)> {
+        let mut pages = Vec::new();
+        let region = self.blocks[id].region;
+        self.regions.for_each_whole(region, self.slots_within(id), |page, slot, slots| {
+            pages.push((page, slot, slots));
+        });
+        pages
     }
 
     /// The slots that lie wholly in a block: the first, and the first behind them.

@@ -193,7 +193,7 @@ impl Arena {
     }
 
     fn trim_block(&mut self, id: BlockId, keep: u64) -> Result<(), DeviceError> {
-        let pages: Vec<_> = self.whole_pages(id).collect();
+        let pages = self.whole_pages(id);
         let mut result = Ok(());
         // From the end, so that `id` keeps naming the part that is left.
         for (page, slot, slots) in pages.into_iter().rev() {

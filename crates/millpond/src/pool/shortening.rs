@@ -91,6 +91,16 @@ mod tests {
             calls.create - calls.release
         }
 
+        /// One block of a gibibyte and more, and then time, in which the pages stay as long as they are.
+        fn grows_and_keeps_its_pages(&mut self) {
+            let longer = self.alloc(1100);
+            self.free([longer]);
+            self.pass_time(60);
+            let pages = self.pages();
+            self.low_water();
+            assert_eq!(self.pages(), pages);
+        }
+
         fn shorten(&self) {
             let inner = self.pool.inner();
             inner.shorten(&mut inner.state.lock());
@@ -118,12 +128,7 @@ mod tests {
     #[test]
     fn pages_stay_long_where_they_pin_little() {
         let mut job = Job::new();
-        let longer = job.alloc(1100);
-        job.free([longer]);
-        job.pass_time(60);
-        let pages = job.pages();
-        job.low_water();
-        assert_eq!(job.pages(), pages);
+        job.grows_and_keeps_its_pages();
     }
 
     #[test]
@@ -133,13 +138,8 @@ mod tests {
         let capturing = memory.begin(&job.stream).unwrap();
         let captured = job.alloc(100);
         drop(capturing);
-        // All that is the pool's own, and more.
-        let longer = job.alloc(1100);
-        job.free([longer]);
-        job.pass_time(60);
-        let pages = job.pages();
-        job.low_water();
-        assert_eq!(job.pages(), pages);
+        // What it takes then is all that is the pool's own, and more.
+        job.grows_and_keeps_its_pages();
         job.free([captured]);
     }
 
