@@ -21,11 +21,7 @@ const PAGES_IN_BLOCK: u64 = 12;
 
 /// Pages that are enough for all that is held, while there is time and when there is none.
 const MANY_PAGES: u64 = 512;
-const FEW_PAGES: u64 = 192;
-
-/// However much is held, a page that is longer than so many slots is at most this part of its block.
-const LONG_SLOTS: u64 = 8;
-const LONG_PAGES_IN_BLOCK: u64 = 3;
+const FEW_PAGES: u64 = 96;
 
 /// Where pages for a place may come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -199,8 +195,7 @@ impl Arena {
         let enough = if self.purse.has_credit(self.device.now()) { MANY_PAGES } else { FEW_PAGES };
         let block = want.units >> self.layout.slot_shift();
         let of_held = self.counters.reserved.current() / self.layout.slot_bytes / enough;
-        let at_most = LONG_SLOTS.max(block / LONG_PAGES_IN_BLOCK);
-        let short = of_held.min(at_most).max(block / PAGES_IN_BLOCK).max(1);
+        let short = of_held.max(block / PAGES_IN_BLOCK).max(1);
         u32::try_from(short).unwrap_or(u32::MAX)
     }
 

@@ -8,13 +8,13 @@
 
 use std::time::Duration;
 
-/// What may be spent before anything is earned: a program begins with taking what it needs, and its pages are for long.
-/// What others than these 20 ms give, docs/pages.md has: 40 ms hold next to nothing less.
-const ADVANCE: Duration = Duration::from_millis(20);
+/// What may be spent before anything is earned. Little: what a program takes first costs time in any case, and holds no less
+/// for pages that are shorter (docs/pages.md).
+const ADVANCE: Duration = Duration::from_millis(10);
 
-/// The part of the time that is earned. Five eighths of what all device calls may take, 1 %: a program that misses much spends
-/// more than it earns.
-const EARNED_PART: u32 = 160;
+/// The part of the time that is earned. A little more than half of what all device calls may take, 1 %: a program that
+/// misses much spends more than it earns.
+const EARNED_PART: u32 = 180;
 
 /// See the [module](self).
 #[derive(Debug)]
@@ -59,8 +59,8 @@ mod tests {
         let mut purse = Purse::new(seconds(100));
         assert!(purse.has_credit(seconds(100)) && purse.savings(seconds(100)).is_zero());
         purse.pay(Duration::from_millis(50));
-        // It earns 6.25 ms a second.
-        assert!(!purse.has_credit(seconds(104)) && purse.has_credit(seconds(105)));
-        assert_eq!([108, 110].map(|now| purse.savings(seconds(now)).as_micros()), [0, 12_500]);
+        // It earns 50 ms in nine seconds.
+        assert!(!purse.has_credit(seconds(107)) && purse.has_credit(seconds(108)));
+        assert_eq!([109, 118].map(|now| purse.savings(seconds(now)).as_micros()), [0, 50_000]);
     }
 }

@@ -59,8 +59,8 @@ pub(super) struct Supply {
     robbed: Option<BlockId>,
 }
 
-/// Pages considered in one miss. Bounds the miss where very much is free in pieces.
-const VICTIMS: u32 = 4096;
+/// Pages considered in one miss that lacks no more slots than that. Bounds the miss where very much is free in pieces.
+const VICTIMS: u64 = 4096;
 
 /// Pages whose work is not complete that an exchange looks at before it gives up: where the device is behind,
 /// the others are hardly complete either.
@@ -161,6 +161,8 @@ impl Arena {
             return supply;
         }
         supply.place = (place.region, (self.layout.slot_of(place.start), self.layout.slots_for(place.end)));
+        // Of the shortest pages, too, there must be enough, or the pool would grow with free pages left.
+        let enough = VICTIMS.max(place.missing);
         let mut count = 0;
         let mut reach = self.timelines.reach(stream.timeline(), self.policies);
         for zone in Zone::BOTH {
@@ -185,7 +187,7 @@ impl Arena {
                     let (classes, next) = (whole.classes, (u32::MAX, 0));
                     supply.sources.push(Source { merit, block: id, region, slots, classes, next });
                 }
-                if count >= VICTIMS {
+                if u64::from(count) >= enough {
                     return supply;
                 }
             }
