@@ -9,7 +9,7 @@ use super::regions::{NewRegion, Source};
 use super::supply::Supply;
 use super::table::Table;
 use super::{Arena, BlockId, Refusal, Zone};
-use crate::device::DeviceError;
+use crate::device::{DeviceError, DevicePtr};
 use crate::order::{Fence, Stream};
 use crate::pages::{MapFailure, NoPage, PageId, Shortage};
 
@@ -242,36 +242,52 @@ impl Arena {
         fence: &Fence,
         freed: u64,
     ) -> Result<(), Refusal> {
-        if let Err(error) = self.map_page(page, stretch) {
-            self.pages.park(page);
-            return Err(error);
+        let at = self.next_address(stretch);
+        if let Err(failure) = self.pages.map(page, at) {
+            return Err(self.park_unmapped(page, stretch, failure));
         }
         self.attach(page, stretch, fence, freed);
         Ok(())
     }
 
-    /// Maps a page at the stretch's next slots. A mapping that failed and could not be undone makes them stale.
-    pub(super) fn map_page(&mut self, page: PageId, stretch: &mut Stretch) -> Result<(), Refusal> {
-        let unit = stretch.slot * self.layout.units_per_slot();
-        let at = self.regions.address(stretch.region, unit, &self.layout);
-        match self.pages.map(page, at) {
-            Ok(()) => Ok(()),
-            Err(MapFailure::Clean(error)) => Err(map_refusal(error)),
-            Err(MapFailure::Stuck(error)) => {
+    /// Where the stretch's next slots lie.
+    pub(super) fn next_address(&self, stretch: &Stretch) -> DevicePtr {
+        self.regions.address(stretch.region, stretch.slot * self.layout.units_per_slot(), &self.layout)
+    }
+
+    /// Parks a page that could not be mapped at the stretch's next slots.
+    #[cold]
+    pub(super) fn park_unmapped(
+        &mut self,
+        page: PageId,
+        stretch: &mut Stretch,
+        failure: MapFailure,
+    ) -> Refusal {
+        let refusal = self.unmapped(page, stretch, failure);
+        self.pages.park(page);
+        refusal
+    }
+
+    /// Notes that a page could not be mapped at the stretch's next slots. A mapping that could not be undone makes them
+    /// stale.
+    #[cold]
+    pub(super) fn unmapped(&mut self, page: PageId, stretch: &mut Stretch, failure: MapFailure) -> Refusal {
+        let error = match failure {
+            MapFailure::Clean(error) => error,
+            MapFailure::Stuck(error) => {
                 let stuck = self.cut_void(stretch, self.pages.get(page).slots);
                 self.blocks[stuck].state = State::Stale(page);
                 self.stale.push(stuck);
-                Err(map_refusal(error))
+                error
             }
-        }
+        };
+        map_refusal(error)
     }
 
     /// Notes that a page, mapped already, now backs the stretch's next slots: they are free.
     pub(super) fn attach(&mut self, page: PageId, stretch: &mut Stretch, fence: &Fence, freed: u64) {
         let (slot, slots) = (stretch.slot, self.pages.get(page).slots);
-        let first = u32::try_from(slot).expect("a region has fewer than 2^32 slots");
-        self.pages.get_mut(page).home = Some((stretch.region, first));
-        self.regions.set_page(stretch.region, slot, slots, Some(page));
+        self.move_in(page, stretch.region, slot);
         if let Some((backed, void)) = stretch.backed.zip(stretch.void) {
             let units = u64::from(slots) << self.layout.slot_shift();
             if units < self.blocks[void].units {
@@ -292,6 +308,14 @@ impl Arena {
             Some(backed) => self.blocks.join(backed, new),
             None => new,
         });
+    }
+
+    /// Notes that a page backs the slots from `slot` on.
+    pub(super) fn move_in(&mut self, page: PageId, region: u32, slot: u64) {
+        let first = u32::try_from(slot).expect("a region has fewer than 2^32 slots");
+        let known = self.pages.get_mut(page);
+        known.home = Some((region, first));
+        self.regions.set_page(region, slot, known.slots, Some(page));
     }
 
     /// Cuts the next slots off a stretch's void.
