@@ -1,20 +1,13 @@
 //! The miss path: where no free block fits, choose a place in address space and put pages behind it.
 
-use std::sync::Arc;
-
-use super::blocks::{Block, State};
+use super::blocks::State;
 use super::find::Want;
 use super::placing::Place;
-use super::regions::{NewRegion, Source};
 use super::supply::Supply;
-use super::table::Table;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
 use crate::order::{Fence, Stream};
 use crate::pages::{MapFailure, NoPage, PageId, Shortage};
-
-/// Bytes of the first region of small blocks.
-const FIRST_SMALL: u64 = if cfg!(miri) { 1 << 26 } else { 1 << 33 };
 
 /// Pages that are enough for a large block.
 const PAGES_IN_BLOCK: u64 = 12;
@@ -348,50 +341,6 @@ impl Arena {
         }
         self.index_free(whole);
         whole
-    }
-
-    // ---- address space -----------------------------------------------------------------------------
-
-    /// Reserves a region of at least `slots`; returns the void that fills it.
-    pub(super) fn add_region(&mut self, zone: Zone, slots: u64) -> Result<BlockId, Refusal> {
-        let least = slots * self.layout.slot_bytes;
-        // Far more than the device has: address space is free, and voids should not be scarce. Arenas that keep
-        // their pages may be hundreds, and grow little.
-        let total = if self.keeps { 0 } else { self.device.properties().total_memory };
-        let is_first = self.regions.iter().all(|(_, region)| region.zone != zone);
-        let (least_wanted, most) = match zone {
-            // Tables of the small zone are long, and most programs have little there.
-            Zone::Small if is_first => (FIRST_SMALL, FIRST_SMALL),
-            Zone::Small => (1 << 36, 1 << 36),
-            Zone::Large => (1 << 36, 1 << 40),
-        };
-        let mut bytes = total.saturating_mul(8).clamp(least_wanted, most).max(least);
-        bytes = bytes.checked_next_multiple_of(self.layout.slot_bytes).unwrap_or(least);
-        let granule = self.layout.granule(zone);
-        let (base, entries) = loop {
-            // Arenas that keep their pages may be hundreds, and have little each.
-            let on_huge_pages = !self.keeps;
-            let entries = Table::entries(bytes, granule, on_huge_pages)
-                .ok_or(DeviceError::OutOfMemory { call: "mmap of the blocks' table", requested: bytes });
-            match entries.and_then(|entries| Ok((self.device.reserve(bytes)?, entries))) {
-                Ok(both) => break both,
-                Err(_) if bytes / 2 >= least => {
-                    bytes = (bytes / 2).next_multiple_of(self.layout.slot_bytes);
-                }
-                Err(error) => return Err(error.into()),
-            }
-        };
-        self.counters.calls.reserve.add(1);
-        let units = bytes / self.layout.unit_bytes;
-        let table = Arc::new(Table::new(base, bytes, granule, entries));
-        self.views.publish(base, bytes, &table);
-        let blocks = &mut self.blocks;
-        let new = NewRegion { base, bytes, zone, source: Source::Reserved, table };
-        let region =
-            self.regions.add(new, |region| blocks.add(Block::whole(region, zone, units, State::Void)));
-        let void = self.regions.get(region).head;
-        self.void[zone as usize].insert(&self.blocks[void], void);
-        Ok(void)
     }
 }
 

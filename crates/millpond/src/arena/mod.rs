@@ -42,6 +42,7 @@ mod joining;
 mod placing;
 mod purse;
 mod regions;
+mod reserving;
 mod segments;
 mod shorten;
 mod supply;
@@ -212,6 +213,8 @@ pub(crate) struct Arena {
     out_blocks: [u64; 2],
     out_units: u64,
     views: Arc<Views>,
+    /// By zone: the entries for its first region of at most so many bytes, until there is one.
+    prepared: [Option<(u64, entries::Entries)>; 2],
 }
 
 impl Arena {
@@ -244,6 +247,7 @@ impl Arena {
             out_blocks: [0; 2],
             out_units: 0,
             views: Arc::default(),
+            prepared: Default::default(),
         }
     }
 
