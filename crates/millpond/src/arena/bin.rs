@@ -155,7 +155,7 @@ impl Bin {
 
     /// All blocks, in order, likewise.
     #[inline]
-    pub(super) fn all(&self) -> (&[Entry], std::slice::Iter<'_, Vec<Entry>>) {
+    pub(super) fn all(&self) -> (&Vec<Entry>, std::slice::Iter<'_, Vec<Entry>>) {
         (&self.first, self.more.iter())
     }
 
