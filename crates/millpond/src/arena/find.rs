@@ -134,7 +134,7 @@ impl Arena {
     }
 
     /// The best fit of the blocks that are ready by what is known already. No device call.
-    #[inline]
+    #[inline(always)]
     fn look<'a>(&'a self, want: &Want, reach: &mut Reach<'_>) -> Looked<'a> {
         let mut passed_over = false;
         let (found, longer) = self.search(want, |id, at| {
@@ -148,7 +148,7 @@ impl Arena {
     /// Shows `each` the blocks that `want` fits into, and the unit in them to start at, until it has found something: the
     /// best fit first, and no more than a search looks at. Where the address matters, those that want fits into wherever
     /// they lie come last: the others may all be too short. Returns those that were not looked at, too.
-    #[inline]
+    #[inline(always)]
     fn search<R>(
         &self,
         want: &Want,

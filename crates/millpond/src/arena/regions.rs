@@ -265,16 +265,13 @@ impl Regions {
 
     /// Notes that `page` backs `slots` slots from `first` on, or that nothing does: all that one page backed, or its end.
     pub(super) fn set_page(&mut self, region: u32, first: u64, slots: u32, page: Option<PageId>) {
-        let Region { pages, long, .. } = self.get_mut(region);
         let (start, end) = (first as usize, first as usize + slots as usize);
-        if pages.len() < end {
-            if pages.capacity() == 0 {
-                pages.reserve_exact(end.max(FIRST_SLOTS));
-            }
-            pages.resize(end, 0);
-            long.resize(end.div_ceil(64), 0);
+        if self.get(region).pages.len() < end {
+            self.lengthen_slow(region, end);
         }
-        pages[start..end].fill(page.map_or(0, |page| page.0 + 1));
+        let Region { pages, long, .. } = self.get_mut(region);
+        let number = page.map_or(0, |page| page.0 + 1);
+        pages[start..end].iter_mut().for_each(|slot| *slot = number);
         let (word, bit) = (&mut long[start / 64], 1 << (start % 64));
         *word = if page.is_some() && slots > SHORT { *word | bit } else { *word & !bit };
         if let Some(PageId(page)) = page {
@@ -285,5 +282,15 @@ impl Regions {
             let shift = self.slot_shift;
             self.spans[page] = (first << shift, (first + u64::from(slots)) << shift);
         }
+    }
+
+    #[cold]
+    fn lengthen_slow(&mut self, region: u32, slots: usize) {
+        let Region { pages, long, .. } = self.get_mut(region);
+        if pages.capacity() == 0 {
+            pages.reserve_exact(slots.max(FIRST_SLOTS));
+        }
+        pages.resize(slots, 0);
+        long.resize(slots.div_ceil(64), 0);
     }
 }
