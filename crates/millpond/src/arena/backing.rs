@@ -1,20 +1,13 @@
 //! The miss path: where no free block fits, choose a place in address space and put pages behind it.
 
-use std::sync::Arc;
-
-use super::blocks::{Block, State};
+use super::blocks::State;
 use super::find::Want;
 use super::placing::Place;
-use super::regions::{NewRegion, Source};
 use super::supply::Supply;
-use super::table::Table;
 use super::{Arena, BlockId, Refusal, Zone};
-use crate::device::DeviceError;
+use crate::device::{DeviceError, DevicePtr};
 use crate::order::{Fence, Stream};
 use crate::pages::{MapFailure, NoPage, PageId, Shortage};
-
-/// Bytes of the first region of small blocks.
-const FIRST_SMALL: u64 = if cfg!(miri) { 1 << 26 } else { 1 << 33 };
 
 /// Pages that are enough for a large block.
 const PAGES_IN_BLOCK: u64 = 12;
@@ -237,36 +230,52 @@ impl Arena {
         fence: &Fence,
         freed: u64,
     ) -> Result<(), Refusal> {
-        if let Err(error) = self.map_page(page, stretch) {
-            self.pages.park(page);
-            return Err(error);
+        let at = self.next_address(stretch);
+        if let Err(failure) = self.pages.map(page, at) {
+            return Err(self.park_unmapped(page, stretch, failure));
         }
         self.attach(page, stretch, fence, freed);
         Ok(())
     }
 
-    /// Maps a page at the stretch's next slots. A mapping that failed and could not be undone makes them stale.
-    pub(super) fn map_page(&mut self, page: PageId, stretch: &mut Stretch) -> Result<(), Refusal> {
-        let unit = stretch.slot * self.layout.units_per_slot();
-        let at = self.regions.address(stretch.region, unit, &self.layout);
-        match self.pages.map(page, at) {
-            Ok(()) => Ok(()),
-            Err(MapFailure::Clean(error)) => Err(map_refusal(error)),
-            Err(MapFailure::Stuck(error)) => {
+    /// Where the stretch's next slots lie.
+    pub(super) fn next_address(&self, stretch: &Stretch) -> DevicePtr {
+        self.regions.address(stretch.region, stretch.slot * self.layout.units_per_slot(), &self.layout)
+    }
+
+    /// Parks a page that could not be mapped at the stretch's next slots.
+    #[cold]
+    pub(super) fn park_unmapped(
+        &mut self,
+        page: PageId,
+        stretch: &mut Stretch,
+        failure: MapFailure,
+    ) -> Refusal {
+        let refusal = self.unmapped(page, stretch, failure);
+        self.pages.park(page);
+        refusal
+    }
+
+    /// Notes that a page could not be mapped at the stretch's next slots. A mapping that could not be undone makes them
+    /// stale.
+    #[cold]
+    pub(super) fn unmapped(&mut self, page: PageId, stretch: &mut Stretch, failure: MapFailure) -> Refusal {
+        let error = match failure {
+            MapFailure::Clean(error) => error,
+            MapFailure::Stuck(error) => {
                 let stuck = self.cut_void(stretch, self.pages.get(page).slots);
                 self.blocks[stuck].state = State::Stale(page);
                 self.stale.push(stuck);
-                Err(map_refusal(error))
+                error
             }
-        }
+        };
+        map_refusal(error)
     }
 
     /// Notes that a page, mapped already, now backs the stretch's next slots: they are free.
     pub(super) fn attach(&mut self, page: PageId, stretch: &mut Stretch, fence: &Fence, freed: u64) {
         let (slot, slots) = (stretch.slot, self.pages.get(page).slots);
-        let first = u32::try_from(slot).expect("a region has fewer than 2^32 slots");
-        self.pages.get_mut(page).home = Some((stretch.region, first));
-        self.regions.set_page(stretch.region, slot, slots, Some(page));
+        self.move_in(page, stretch.region, slot);
         if let Some((backed, void)) = stretch.backed.zip(stretch.void) {
             let units = u64::from(slots) << self.layout.slot_shift();
             if units < self.blocks[void].units {
@@ -287,6 +296,14 @@ impl Arena {
             Some(backed) => self.blocks.join(backed, new),
             None => new,
         });
+    }
+
+    /// Notes that a page backs the slots from `slot` on.
+    pub(super) fn move_in(&mut self, page: PageId, region: u32, slot: u64) {
+        let first = u32::try_from(slot).expect("a region has fewer than 2^32 slots");
+        let known = self.pages.get_mut(page);
+        known.home = Some((region, first));
+        self.regions.set_page(region, slot, known.slots, Some(page));
     }
 
     /// Cuts the next slots off a stretch's void.
@@ -319,50 +336,6 @@ impl Arena {
         }
         self.index_free(whole);
         whole
-    }
-
-    // ---- address space -----------------------------------------------------------------------------
-
-    /// Reserves a region of at least `slots`; returns the void that fills it.
-    pub(super) fn add_region(&mut self, zone: Zone, slots: u64) -> Result<BlockId, Refusal> {
-        let least = slots * self.layout.slot_bytes;
-        // Far more than the device has: address space is free, and voids should not be scarce. Arenas that keep
-        // their pages may be hundreds, and grow little.
-        let total = if self.keeps { 0 } else { self.device.properties().total_memory };
-        let is_first = self.regions.iter().all(|(_, region)| region.zone != zone);
-        let (least_wanted, most) = match zone {
-            // Tables of the small zone are long, and most programs have little there.
-            Zone::Small if is_first => (FIRST_SMALL, FIRST_SMALL),
-            Zone::Small => (1 << 36, 1 << 36),
-            Zone::Large => (1 << 36, 1 << 40),
-        };
-        let mut bytes = total.saturating_mul(8).clamp(least_wanted, most).max(least);
-        bytes = bytes.checked_next_multiple_of(self.layout.slot_bytes).unwrap_or(least);
-        let granule = self.layout.granule(zone);
-        let (base, entries) = loop {
-            // Arenas that keep their pages may be hundreds, and have little each.
-            let on_huge_pages = !self.keeps;
-            let entries = Table::entries(bytes, granule, on_huge_pages)
-                .ok_or(DeviceError::OutOfMemory { call: "mmap of the blocks' table", requested: bytes });
-            match entries.and_then(|entries| Ok((self.device.reserve(bytes)?, entries))) {
-                Ok(both) => break both,
-                Err(_) if bytes / 2 >= least => {
-                    bytes = (bytes / 2).next_multiple_of(self.layout.slot_bytes);
-                }
-                Err(error) => return Err(error.into()),
-            }
-        };
-        self.counters.calls.reserve.add(1);
-        let units = bytes / self.layout.unit_bytes;
-        let table = Arc::new(Table::new(base, bytes, granule, entries));
-        self.views.publish(base, bytes, &table);
-        let blocks = &mut self.blocks;
-        let new = NewRegion { base, bytes, zone, source: Source::Reserved, table };
-        let region =
-            self.regions.add(new, |region| blocks.add(Block::whole(region, zone, units, State::Void)));
-        let void = self.regions.get(region).head;
-        self.void[zone as usize].insert(&self.blocks[void], void);
-        Ok(void)
     }
 }
 

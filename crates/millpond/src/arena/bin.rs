@@ -115,7 +115,8 @@ impl Bin {
         let number = self.run_of(key);
         let run = self.run_mut(number);
         if run.len() <= SHORT {
-            let Some(at) = run.iter().position(|entry| entry.key == key) else { return false };
+            // Two blocks do not start at one place: half of a key tells which it is.
+            let Some(at) = run.iter().position(|entry| entry.key as u64 == key as u64) else { return false };
             for at in at + 1..run.len() {
                 run[at - 1] = run[at];
             }
@@ -155,7 +156,7 @@ impl Bin {
 
     /// All blocks, in order, likewise.
     #[inline]
-    pub(super) fn all(&self) -> (&[Entry], std::slice::Iter<'_, Vec<Entry>>) {
+    pub(super) fn all(&self) -> (&Vec<Entry>, std::slice::Iter<'_, Vec<Entry>>) {
         (&self.first, self.more.iter())
     }
 

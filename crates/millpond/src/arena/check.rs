@@ -4,6 +4,7 @@ use std::collections::HashSet;
 
 use super::blocks::State;
 use super::regions::{Region, Source};
+use super::shorten::SHORT;
 use super::{Arena, BlockId};
 
 /// Fails with a sentence unless `holds`.
@@ -140,6 +141,12 @@ impl Arena {
                 let whole = home.map(|(_, first)| (first, first + u64::from(page.slots)));
                 ensure!(span == whole, "slot {slot} of {id:?}: its page spans {span:?}, not {whole:?}");
             }
+            let starts = page.and_then(|page| self.pages.get(page).home) == Some((block.region, slot as u32));
+            let is_long = starts && page.is_some_and(|page| self.pages.get(page).slots > SHORT);
+            ensure!(
+                self.regions.is_long_from(block.region, slot) == is_long,
+                "slot {slot} of {id:?}: {page:?} is not noted for as long as it is"
+            );
         }
         if backed {
             let end = block.end().div_ceil(per_slot);

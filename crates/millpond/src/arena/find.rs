@@ -5,6 +5,7 @@
 //! docs/pages.md.
 
 use super::bin::Entry;
+use super::index::Rising;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::order::{Fence, Reach, Stream};
 
@@ -30,12 +31,14 @@ const LOWEST_OF: usize = 1024;
 const CLOSE_PART: u64 = 8;
 
 /// What a look over the free blocks came to.
-#[derive(Debug, Default)]
-struct Looked {
+#[derive(Debug)]
+struct Looked<'a> {
     /// The best fit of those that are ready, and the unit in it to start at.
     found: Option<(BlockId, u64)>,
     /// Whether one that fits better, or as well, was passed over since it is not.
     passed_over: bool,
+    /// Those that come after it.
+    longer: Rising<'a>,
 }
 
 impl Arena {
@@ -65,8 +68,24 @@ impl Arena {
     /// A block that is ready: the [best fit](Self::find_best_ready) if that is snug, else the lowest.
     pub(super) fn find_ready(&self, want: &Want, stream: &Stream) -> Result<Option<(BlockId, u64)>, Refusal> {
         let mut reach = self.reach(stream);
-        let found = self.best_ready(want, stream, &mut reach)?;
-        Ok(found.map(|found| self.snug_or_lowest(want, found, &mut reach)))
+        let Looked { found, passed_over, mut longer } = self.look(want, &mut reach);
+        let is_asked = self.is_worth_asking(want, found, passed_over);
+        let found = if is_asked {
+            // The old one must be gone before the device is asked, and does not know the answer.
+            reach = self.reach(stream);
+            self.find_by_asking_slow(want, stream, found)?
+        } else {
+            found
+        };
+        let Some(found) = found else { return Ok(None) };
+        if self.is_snug(want, found) {
+            return Ok(Some(found));
+        }
+        if is_asked || want.align > self.layout.unit_bytes {
+            // Shorter ones may be ready now, or fit where they lie.
+            longer = self.free[want.zone as usize].rising(want.units);
+        }
+        Ok(Some(self.lowest_ready(want, found, longer, &mut reach)))
     }
 
     /// The best fit that is ready, by what is known or by what the device says. It is asked where a large block that fits
@@ -76,104 +95,81 @@ impl Arena {
         want: &Want,
         stream: &Stream,
     ) -> Result<Option<(BlockId, u64)>, Refusal> {
-        self.best_ready(want, stream, &mut self.reach(stream))
+        let Looked { found, passed_over, .. } = self.look(want, &mut self.reach(stream));
+        if self.is_worth_asking(want, found, passed_over) {
+            return self.find_by_asking_slow(want, stream, found);
+        }
+        Ok(found)
     }
 
-    /// As [`find_best_ready`](Self::find_best_ready); `reach` is the stream's, and up to date afterwards.
-    #[inline]
-    fn best_ready<'a>(
-        &'a self,
+    fn is_worth_asking(&self, want: &Want, found: Option<(BlockId, u64)>, passed_over: bool) -> bool {
+        passed_over && (found.is_none() || want.zone == Zone::Large) && self.policies.opportunistic
+    }
+
+    /// Whether a block leaves so little over that no page of it could serve elsewhere. Of small blocks all are snug.
+    fn is_snug(&self, want: &Want, (id, _): (BlockId, u64)) -> bool {
+        want.zone == Zone::Small || self.blocks[id].units - want.units <= self.layout.units_per_slot()
+    }
+
+    /// The block with the lowest address of those that are ready, by what is known, and that `want` fits into: `found`, or
+    /// one of the `others`. One that leaves much over is cut up whichever it is: so blocks come to lie together, and what is
+    /// free too.
+    fn lowest_ready(
+        &self,
         want: &Want,
-        stream: &'a Stream,
-        reach: &mut Reach<'a>,
-    ) -> Result<Option<(BlockId, u64)>, Refusal> {
-        let Looked { found, passed_over } = self.look(want, reach);
-        let is_worth_asking = passed_over && (found.is_none() || want.zone == Zone::Large);
-        if !is_worth_asking || !self.policies.opportunistic {
-            return Ok(found);
-        }
-        // The old one must be gone before the device is asked, and does not know the answer.
-        *reach = self.reach(stream);
-        self.find_by_asking_slow(want, stream, found)
-    }
-
-    /// The best fit, if it leaves so little over that no page of it could serve elsewhere; else the lowest. Of small blocks
-    /// all are snug.
-    #[inline]
-    fn snug_or_lowest(&self, want: &Want, found: (BlockId, u64), reach: &mut Reach<'_>) -> (BlockId, u64) {
-        let rest = self.blocks[found.0].units - want.units;
-        if want.zone == Zone::Small || rest <= self.layout.units_per_slot() {
-            return found;
-        }
-        self.lowest_ready(want, found, reach)
-    }
-
-    /// The block with the lowest address of those that are ready, by what is known, and that `want` fits into. `found` is one.
-    /// One that leaves much over is cut up whichever it is: so blocks come to lie together, and what is free too.
-    fn lowest_ready(&self, want: &Want, found: (BlockId, u64), reach: &mut Reach<'_>) -> (BlockId, u64) {
+        found: (BlockId, u64),
+        others: Rising<'_>,
+        reach: &mut Reach<'_>,
+    ) -> (BlockId, u64) {
         let (mut lowest, mut place) = (found, Entry::new(&self.blocks[found.0], found.0).place_bits());
-        self.look_from(want.units, want.zone, LOWEST_OF, |entry| {
+        for entry in others.take(LOWEST_OF) {
             if entry.place_bits() < place
                 && let Some(at) = self.fitting(entry, want)
                 && reach.covers(&self.blocks[entry.id].fence)
             {
                 (lowest, place) = ((entry.id, at), entry.place_bits());
             }
-            None::<()>
-        });
+        }
         lowest
     }
 
     /// The best fit of the blocks that are ready by what is known already. No device call.
-    #[inline]
-    fn look(&self, want: &Want, reach: &mut Reach<'_>) -> Looked {
+    #[inline(always)]
+    fn look<'a>(&'a self, want: &Want, reach: &mut Reach<'_>) -> Looked<'a> {
         let mut passed_over = false;
-        let found = self.search(want, |id, at| {
+        let (found, longer) = self.search(want, |id, at| {
             let is_ready = reach.covers(&self.blocks[id].fence);
             passed_over |= !is_ready;
             is_ready.then_some((id, at))
         });
-        Looked { found, passed_over }
+        Looked { found, passed_over, longer }
     }
 
     /// Shows `each` the blocks that `want` fits into, and the unit in them to start at, until it has found something: the
     /// best fit first, and no more than a search looks at. Where the address matters, those that want fits into wherever
-    /// they lie come last: the others may all be too short.
-    #[inline]
-    fn search<R>(&self, want: &Want, mut each: impl FnMut(BlockId, u64) -> Option<R>) -> Option<R> {
-        let mut fitting = |entry: &Entry| each(entry.id, self.fitting(entry, want)?);
-        let found = self.look_from(want.units, want.zone, CANDIDATES, &mut fitting);
-        if found.is_some() || want.align <= self.layout.unit_bytes {
-            return found;
-        }
-        let wherever = want.units + (want.align >> self.layout.unit_shift()) - 1;
-        self.look_from(wherever, want.zone, CANDIDATES, fitting)
-    }
-
-    /// Shows `each` at most so many free blocks of at least `units`, the shortest first, until it has found something. A
-    /// loop rather than a chain of iterators, which would be copied: a search looks at two or three blocks as a rule.
-    #[inline]
-    fn look_from<R>(
+    /// they lie come last: the others may all be too short. Returns those that were not looked at, too.
+    #[inline(always)]
+    fn search<R>(
         &self,
-        units: u64,
-        zone: Zone,
-        most: usize,
-        mut each: impl FnMut(&Entry) -> Option<R>,
-    ) -> Option<R> {
-        let mut left = most;
-        for run in self.free[zone as usize].runs_at_least(units) {
-            let looked_at = &run[..left.min(run.len())];
-            for entry in looked_at {
-                if let found @ Some(_) = each(entry) {
-                    return found;
+        want: &Want,
+        mut each: impl FnMut(BlockId, u64) -> Option<R>,
+    ) -> (Option<R>, Rising<'_>) {
+        let wherever = want.units + (want.align >> self.layout.unit_shift()) - 1;
+        let mut units = want.units;
+        loop {
+            let mut rising = self.free[want.zone as usize].rising(units);
+            for entry in rising.by_ref().take(CANDIDATES) {
+                if let Some(at) = self.fitting(entry, want)
+                    && let found @ Some(_) = each(entry.id, at)
+                {
+                    return (found, rising);
                 }
             }
-            left -= looked_at.len();
-            if left == 0 {
-                return None;
+            if units == wherever {
+                return (None, rising);
             }
+            units = wherever;
         }
-        None
     }
 
     /// The unit of a free block of at least the length wanted at which `want` can start, if it fits there.
@@ -223,7 +219,7 @@ impl Arena {
         if !self.policies.internal_dependencies {
             return Ok(None);
         }
-        let Some((id, at)) = self.search(want, |id, at| Some((id, at))) else { return Ok(None) };
+        let Some((id, at)) = self.search(want, |id, at| Some((id, at))).0 else { return Ok(None) };
         if !self.timelines.make_wait(&self.blocks[id].fence, stream.timeline())? {
             return Ok(None);
         }

@@ -8,30 +8,42 @@
 use super::bin::{Bin, Entry, Key, first_of, key};
 use super::blocks::{Block, BlockId};
 
-/// Blocks by rising length, one run after the other.
+/// Entries of blocks by rising length.
 #[derive(Debug)]
 pub(super) struct Rising<'a> {
     index: &'a FreeIndex,
-    first: &'a [Entry],
+    run: std::slice::Iter<'a, Entry>,
     more: std::slice::Iter<'a, Vec<Entry>>,
     next_bin: usize,
 }
 
 impl<'a> Iterator for Rising<'a> {
-    type Item = &'a [Entry];
+    type Item = &'a Entry;
+
     #[inline]
-    fn next(&mut self) -> Option<&'a [Entry]> {
-        if !self.first.is_empty() {
-            return Some(std::mem::take(&mut self.first));
+    fn next(&mut self) -> Option<&'a Entry> {
+        match self.run.next() {
+            Some(entry) => Some(entry),
+            None => self.next_run(),
         }
-        if let Some(run) = self.more.next() {
-            return Some(run);
-        }
-        let bin = self.index.first_filled(self.next_bin)?;
-        self.next_bin = bin + 1;
-        let (first, more) = self.index.bins[bin].all();
-        self.more = more;
-        Some(first)
+    }
+}
+
+impl<'a> Rising<'a> {
+    /// The first entry of the next run, which is not empty.
+    fn next_run(&mut self) -> Option<&'a Entry> {
+        let run = match self.more.next() {
+            Some(run) => run,
+            None => {
+                let bin = self.index.first_filled(self.next_bin)?;
+                self.next_bin = bin + 1;
+                let (first, more) = self.index.bins[bin].all();
+                self.more = more;
+                first
+            }
+        };
+        self.run = run.iter();
+        self.run.next()
     }
 }
 
@@ -79,15 +91,15 @@ impl FreeIndex {
 
     /// Blocks of at least `units`, the best fit first.
     pub(super) fn at_least(&self, units: u64) -> impl Iterator<Item = BlockId> + '_ {
-        self.runs_at_least(units).flatten().map(|entry| entry.id)
+        self.rising(units).map(|entry| entry.id)
     }
 
-    /// The entries of blocks of at least `units`, the best fit first, run by run.
+    /// The entries of blocks of at least `units`, the best fit first.
     #[inline]
-    pub(super) fn runs_at_least(&self, units: u64) -> Rising<'_> {
+    pub(super) fn rising(&self, units: u64) -> Rising<'_> {
         let bin = bin_of(units);
         let (first, more) = self.bins[bin].from(first_of(units));
-        Rising { index: self, first, more, next_bin: bin + 1 }
+        Rising { index: self, run: first.iter(), more, next_bin: bin + 1 }
     }
 
     /// Blocks of less than `units`, the longest first.

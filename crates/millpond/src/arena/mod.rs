@@ -42,6 +42,7 @@ mod joining;
 mod placing;
 mod purse;
 mod regions;
+mod reserving;
 mod segments;
 mod shorten;
 mod supply;
@@ -164,8 +165,8 @@ pub(crate) struct Out {
     pub(crate) ptr: DevicePtr,
     pub(crate) entry: EntryRef,
     pub(crate) bytes: u64,
-    /// Whether memory was ready: nothing had to be mapped.
-    pub(crate) hit: bool,
+    /// 1 where something had to be mapped, else 0: a number, since to pass on a truth value is to copy the bytes beside it.
+    pub(crate) misses: u64,
 }
 
 /// What a pointer is to an arena.
@@ -212,6 +213,8 @@ pub(crate) struct Arena {
     out_blocks: [u64; 2],
     out_units: u64,
     views: Arc<Views>,
+    /// By zone: the entries for its first region of at most so many bytes, until there is one.
+    prepared: [Option<(u64, entries::Entries)>; 2],
 }
 
 impl Arena {
@@ -244,6 +247,7 @@ impl Arena {
             out_blocks: [0; 2],
             out_units: 0,
             views: Arc::default(),
+            prepared: Default::default(),
         }
     }
 
@@ -307,7 +311,7 @@ impl Arena {
         } else {
             self.find_ready(&want, stream)?
         };
-        Ok(found.map(|(free, at)| self.carve(free, at, units, true)))
+        Ok(found.map(|(free, at)| self.carve(free, at, units, 0)))
     }
 
     /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, by all steps.
@@ -327,14 +331,14 @@ impl Arena {
     ) -> Result<Option<Out>, Refusal> {
         let want = self.want(units, align);
         let found = self.find(&want, stream)?;
-        Ok(found.map(|(free, at)| self.carve(free, at, units, true)))
+        Ok(found.map(|(free, at)| self.carve(free, at, units, 0)))
     }
 
     /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, where pages are put for it.
     pub(crate) fn alloc_backed(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
         let want = self.want(units, align);
         let (free, at) = self.back_or_undo(&want, stream, Means::All)?;
-        Ok(self.carve(free, at, units, false))
+        Ok(self.carve(free, at, units, 1))
     }
 
     /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, wherever it lies, or else from new pages: nothing
@@ -342,10 +346,10 @@ impl Arena {
     pub(crate) fn alloc_growing(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
         let want = self.want(units, align);
         if let Some((free, at)) = self.find_ready(&want, stream)? {
-            return Ok(self.carve(free, at, units, true));
+            return Ok(self.carve(free, at, units, 0));
         }
         let (free, at) = self.back_or_undo(&want, stream, Means::Growth)?;
-        Ok(self.carve(free, at, units, false))
+        Ok(self.carve(free, at, units, 1))
     }
 
     /// Whether blocks of this length lie in the large zone.
@@ -450,7 +454,7 @@ impl Arena {
     }
 
     /// Cuts `units` at `at` out of a free block, and lets them out. What is left stays free.
-    fn carve(&mut self, id: BlockId, at: u64, units: u64, hit: bool) -> Out {
+    fn carve(&mut self, id: BlockId, at: u64, units: u64, misses: u64) -> Out {
         let block = &self.blocks[id];
         let out = if block.start == at && units < block.units {
             // Nearly always.
@@ -467,7 +471,7 @@ impl Arena {
         let region = self.regions.get(region);
         let bytes = units * self.layout.unit_bytes;
         let entry = region.table.open(start, out, bytes);
-        Out { ptr: region.base.offset(start), entry, bytes, hit }
+        Out { ptr: region.base.offset(start), entry, bytes, misses }
     }
 
     /// Every block that is out: its entry.

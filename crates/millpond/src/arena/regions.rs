@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::Layout;
 use super::bin::MOST_REGIONS;
 use super::blocks::{BlockId, Whole, Zone};
+use super::shorten::SHORT;
 use super::table::{Entry, Table};
 use crate::device::DevicePtr;
 use crate::pages::PageId;
@@ -29,6 +30,9 @@ pub(super) struct Region {
     pub(super) head: BlockId,
     /// Per slot: the id + 1 of the page that backs it, 0 for none. As long as the highest slot ever backed.
     pages: Vec<u32>,
+    /// Per slot a bit: whether a page begins there that is longer than a [short](SHORT) one. So those are found without
+    /// a look at all that lies between them.
+    long: Vec<u64>,
     /// Where blocks that are out start.
     pub(super) table: Arc<Table>,
 }
@@ -101,7 +105,7 @@ impl Regions {
         let id = u32::try_from(at).ok().filter(|id| *id < MOST_REGIONS).expect("fewer than 2^24 regions");
         let head = head(id);
         let NewRegion { base, bytes, zone, source, table } = new;
-        let region = Region { base, bytes, zone, source, head, pages: Vec::new(), table };
+        let region = Region { base, bytes, zone, source, head, pages: Vec::new(), long: Vec::new(), table };
         if vacant.is_some() {
             self.table[at] = Some(region);
         } else {
@@ -226,22 +230,50 @@ impl Regions {
         }
     }
 
+    /// Shows `each` the pages that lie wholly in a range of slots, and are longer than a short one: page, first slot, slots.
+    pub(super) fn for_each_long(
+        &self,
+        region: u32,
+        (start, end): (u64, u64),
+        mut each: impl FnMut(PageId, u64, u32),
+    ) {
+        let (backing, long) = (self.backing(region), &self.get(region).long);
+        for word in start / 64..end.div_ceil(64).min(long.len() as u64) {
+            let mut bits = long[word as usize] & (u64::MAX << start.saturating_sub(word * 64));
+            while bits != 0 {
+                let slot = word * 64 + u64::from(bits.trailing_zeros());
+                bits &= bits - 1;
+                if let Some((page, (first, page_end))) = backing.page(slot).zip(self.page_span(region, slot))
+                    && page_end <= end
+                {
+                    each(page, first, (page_end - first) as u32);
+                }
+            }
+        }
+    }
+
+    /// Whether a page begins at a slot that is longer than a short one, as [`for_each_long`](Self::for_each_long) has it.
+    pub(super) fn is_long_from(&self, region: u32, slot: u64) -> bool {
+        let word = self.get(region).long.get((slot / 64) as usize);
+        word.is_some_and(|word| word >> (slot % 64) & 1 != 0)
+    }
+
     /// Slots that the page table covers; none beyond them was ever backed.
     pub(super) fn table_len(&self, region: u32) -> u64 {
         self.get(region).pages.len() as u64
     }
 
-    /// Notes that `page` backs `slots` slots from `first` on, or that nothing does.
+    /// Notes that `page` backs `slots` slots from `first` on, or that nothing does: all that one page backed, or its end.
     pub(super) fn set_page(&mut self, region: u32, first: u64, slots: u32, page: Option<PageId>) {
-        let pages = &mut self.get_mut(region).pages;
         let (start, end) = (first as usize, first as usize + slots as usize);
-        if pages.len() < end {
-            if pages.capacity() == 0 {
-                pages.reserve_exact(end.max(FIRST_SLOTS));
-            }
-            pages.resize(end, 0);
+        if self.get(region).pages.len() < end {
+            self.lengthen_slow(region, end);
         }
-        pages[start..end].fill(page.map_or(0, |page| page.0 + 1));
+        let Region { pages, long, .. } = self.get_mut(region);
+        let number = page.map_or(0, |page| page.0 + 1);
+        pages[start..end].iter_mut().for_each(|slot| *slot = number);
+        let (word, bit) = (&mut long[start / 64], 1 << (start % 64));
+        *word = if page.is_some() && slots > SHORT { *word | bit } else { *word & !bit };
         if let Some(PageId(page)) = page {
             let page = page as usize;
             if self.spans.len() <= page {
@@ -250,5 +282,15 @@ impl Regions {
             let shift = self.slot_shift;
             self.spans[page] = (first << shift, (first + u64::from(slots)) << shift);
         }
+    }
+
+    #[cold]
+    fn lengthen_slow(&mut self, region: u32, slots: usize) {
+        let Region { pages, long, .. } = self.get_mut(region);
+        if pages.capacity() == 0 {
+            pages.reserve_exact(slots.max(FIRST_SLOTS));
+        }
+        pages.resize(slots, 0);
+        long.resize(slots.div_ceil(64), 0);
     }
 }

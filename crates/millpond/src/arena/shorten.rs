@@ -10,16 +10,16 @@
 //! complete then, for which nobody waits.
 
 use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use super::backing::Stretch;
 use super::blocks::{Block, State};
 use super::{Arena, BlockId, Refusal, Zone};
-use crate::order::Fence;
 use crate::pages::PageId;
 
 /// Slots of a short page. One of two slots pins nearly as little as one of one, and is moved twice as far by a call.
-const SHORT: u32 = 2;
+pub(super) const SHORT: u32 = 2;
 
 /// This part of what is held, or more, is much to be free while the pool grows.
 const MUCH_PART: u64 = 256;
@@ -29,9 +29,6 @@ const SHORTENED_PART: u64 = 4;
 
 /// Pages that are exchanged at once, at most: what takes about 20 ms on an H200.
 const AT_ONCE: usize = 64;
-
-/// Pages that a look has in hand, at most: there may be thousands, of which it needs the longest.
-const KEPT: usize = 4 * AT_ONCE;
 
 /// What must be saved before it is looked for long pages, and is spent then: enough for some twelve of them on an H200. To
 /// look takes longer, the more is free.
@@ -49,30 +46,15 @@ pub(super) struct Shortener {
     due: u64,
 }
 
-/// A page that is free as a whole.
-#[derive(Debug, Clone, Copy)]
+/// A page that is free as a whole. The greatest is the longest; of those that are as long, the one at the lowest address.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Long {
+    slots: u32,
+    region: Reverse<u32>,
+    slot: Reverse<u64>,
+    page: PageId,
     /// The block that it lies in.
     block: BlockId,
-    page: PageId,
-    region: u32,
-    slot: u64,
-    slots: u32,
-}
-
-impl Long {
-    /// The longest comes first; of those that are as long, the one at the lowest address.
-    fn rank(&self) -> (Reverse<u32>, u32, u64) {
-        (Reverse(self.slots), self.region, self.slot)
-    }
-}
-
-/// Keeps as many pages as are exchanged at once, in no order.
-fn keep_longest(pages: &mut Vec<Long>) {
-    if pages.len() > AT_ONCE {
-        pages.select_nth_unstable_by_key(AT_ONCE, Long::rank);
-        pages.truncate(AT_ONCE);
-    }
 }
 
 impl Arena {
@@ -102,16 +84,17 @@ impl Arena {
             return false;
         }
         self.reap();
-        let long = self.longest_free_pages();
+        let mut all = self.long_free_pages();
         // Also where there are none: to look takes time, and is done again soon.
         self.purse.pay(self.device.now().saturating_sub(began));
         let mut any = false;
-        for long in &long {
+        for _ in 0..AT_ONCE {
             let began = self.device.now();
             if self.shortener.left == 0 || self.purse.savings(began).is_zero() {
                 break;
             }
-            let exchanged = self.exchange_in_place(long);
+            let Some(long) = all.pop() else { break };
+            let exchanged = self.exchange_in_place(&long);
             self.purse.pay(self.device.now().saturating_sub(began));
             self.shortener.left = self.shortener.left.saturating_sub(u64::from(long.slots));
             any = true;
@@ -123,89 +106,81 @@ impl Arena {
         any
     }
 
-    /// As many long pages as are exchanged at once, the longest first.
-    fn longest_free_pages(&self) -> Vec<Long> {
+    /// The long pages that are free, whose work is complete. A heap, since of thousands only the longest few are exchanged.
+    fn long_free_pages(&self) -> BinaryHeap<Long> {
         let units = (u64::from(SHORT) + 1) << self.layout.slot_shift();
         let blocks: Vec<_> = self.free[Zone::Large as usize].at_least(units).collect();
         self.poll_quietly(&self.fence_of(&blocks));
-        let mut longest = Vec::with_capacity(KEPT);
-        for id in blocks {
-            let Block { region, ref fence, .. } = self.blocks[id];
+        let mut all = Vec::new();
+        for block in blocks {
+            let Block { region, ref fence, .. } = self.blocks[block];
             if !self.timelines.is_complete(fence) {
                 continue;
             }
-            self.regions.for_each_whole(region, self.slots_within(id), |page, slot, slots| {
+            self.regions.for_each_long(region, self.slots_within(block), |page, slot, slots| {
                 // Of some an old mapping is left, which waits for its work.
-                if slots > SHORT && self.pages.mappings(page) == 1 {
-                    if longest.len() == KEPT {
-                        keep_longest(&mut longest);
-                    }
-                    longest.push(Long { block: id, page, region, slot, slots });
+                if self.pages.mappings(page) == 1 {
+                    all.push(Long { slots, region: Reverse(region), slot: Reverse(slot), page, block });
                 }
             });
         }
-        keep_longest(&mut longest);
-        longest.sort_unstable_by_key(Long::rank);
-        longest
+        all.into()
     }
 
-    /// Exchanges one page. Blocks keep their bounds and ids, unless memory is lost to others meanwhile.
+    /// Exchanges one page. Its block stays as it is, unless memory is lost to others meanwhile.
     fn exchange_in_place(&mut self, long: &Long) -> Result<(), Refusal> {
-        let Long { block, page, region, slot, slots } = *long;
-        let per_slot = self.layout.units_per_slot();
-        let at = self.regions.address(region, slot * per_slot, &self.layout);
+        let Long { region: Reverse(region), slot: Reverse(slot), page, .. } = *long;
+        let at = self.regions.address(region, slot * self.layout.units_per_slot(), &self.layout);
         // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
         // program holds no pointer into it.
         unsafe { self.pages.unmap(page, at) }?;
-        self.remove_free(block);
-        self.regions.set_page(region, slot, slots, None);
-        let (fence, freed) = (self.blocks[block].fence.clone(), self.blocks[block].freed);
-        let (start, end) = (slot * per_slot, (slot + u64::from(slots)) * per_slot);
-        let (mut below, mut void) = (None, block);
-        if self.blocks[block].start < start {
-            (below, void) = (Some(block), self.blocks.split(block, start));
+        if let Err(error) = self.pages.release(page) {
+            // It is parked, for the next miss.
+            let bare = self.make_bare(long, slot);
+            self.close_stretch(&bare);
+            return Err(error.into());
         }
-        let above = (end < self.blocks[void].end()).then(|| self.blocks.split(void, end));
-        self.blocks[void].state = State::Void;
-        let mut stretch = Stretch::over(region, (slot, slot + u64::from(slots)), void);
-        // A page that is not given back is parked, for the next miss.
-        let released = self.pages.release(page).map_err(Refusal::from);
-        let backed = released.and_then(|_| self.back_with_short(&mut stretch, &fence, freed));
-        self.join_again([below, stretch.backed, above]);
-        if let Some(void) = stretch.void {
-            self.make_void(void);
-        }
-        backed
+        self.blocks[long.block].whole = None;
+        self.back_with_short(long)
     }
 
-    fn back_with_short(&mut self, stretch: &mut Stretch, fence: &Fence, freed: u64) -> Result<(), Refusal> {
-        while stretch.room() > 0 {
-            let slots = SHORT.min(stretch.room());
-            let bytes = u64::from(slots) * self.layout.slot_bytes;
-            let page = self.pages.create(slots).map_err(|error| Refusal::of_page(error, bytes))?;
-            self.attach_unmapped(page, stretch, fence, freed)?;
+    /// Puts short pages where a long one was.
+    fn back_with_short(&mut self, long: &Long) -> Result<(), Refusal> {
+        let Long { region: Reverse(region), slot: Reverse(mut slot), slots, .. } = *long;
+        let mut left = slots;
+        while left > 0 {
+            let slots = SHORT.min(left);
+            let page = match self.pages.create(slots) {
+                Ok(page) => page,
+                Err(error) => {
+                    let bare = self.make_bare(long, slot);
+                    self.close_stretch(&bare);
+                    return Err(Refusal::of_page(error, u64::from(slots) * self.layout.slot_bytes));
+                }
+            };
+            let at = self.regions.address(region, slot * self.layout.units_per_slot(), &self.layout);
+            if let Err(failure) = self.pages.map(page, at) {
+                let mut bare = self.make_bare(long, slot);
+                let refusal = self.park_unmapped(page, &mut bare, failure);
+                self.close_stretch(&bare);
+                return Err(refusal);
+            }
+            self.move_in(page, region, slot);
+            (slot, left) = (slot + u64::from(slots), left - slots);
         }
         Ok(())
     }
 
-    /// Puts pieces of what was one free block on the index, as one where they still lie side by side.
-    fn join_again(&mut self, pieces: [Option<BlockId>; 3]) {
-        let mut whole: Option<BlockId> = None;
-        for piece in pieces.into_iter().flatten() {
-            whole = Some(match whole {
-                Some(before) if self.blocks[before].next == Some(piece) => self.blocks.join(before, piece),
-                before => {
-                    before.into_iter().for_each(|id| self.index_piece(id));
-                    piece
-                }
-            });
-        }
-        whole.into_iter().for_each(|id| self.index_piece(id));
-    }
-
-    fn index_piece(&mut self, id: BlockId) {
-        self.index_free(id);
-        self.list_if_unmerged(id);
+    /// Cuts the slots from `slot` on, that have no page any more, out of the block of what was a long page.
+    #[cold]
+    fn make_bare(&mut self, long: &Long, slot: u64) -> Stretch {
+        let Long { region: Reverse(region), slot: Reverse(first), slots, block, .. } = *long;
+        let end = first + u64::from(slots);
+        let per_slot = self.layout.units_per_slot();
+        let void = self.cut_free(block, slot * per_slot, end * per_slot);
+        self.blocks[void].state = State::Void;
+        self.regions.set_page(region, slot, (end - slot) as u32, None);
+        Stretch::over(region, (slot, end), void)
     }
 }
 
@@ -214,24 +189,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_many_pages_the_longest_are_kept_and_of_equal_ones_those_at_low_addresses() {
+    fn the_longest_come_first_and_of_equal_ones_those_at_low_addresses() {
         let page = |number: u64| {
-            let slots = 4 << (number % 3);
-            Long { block: BlockId(0), page: PageId(0), region: 0, slot: number * 7919 % 5003, slots }
+            let (slots, slot) = (4 << (number % 3), Reverse(number * 7919 % 5003));
+            Long { slots, region: Reverse(0), slot, page: PageId(0), block: BlockId(0) }
         };
-        let all = (0..1000).map(page);
-        let mut kept = Vec::new();
-        for page in all.clone() {
-            kept.push(page);
-            if kept.len() == KEPT {
-                keep_longest(&mut kept);
-            }
-        }
-        keep_longest(&mut kept);
-        kept.sort_by_key(Long::rank);
-        let mut sorted: Vec<_> = all.collect();
-        sorted.sort_by_key(Long::rank);
-        let slots = |pages: &[Long]| pages.iter().map(|page| (page.slots, page.slot)).collect::<Vec<_>>();
-        assert_eq!(slots(&kept), slots(&sorted[..AT_ONCE]));
+        let mut heap: BinaryHeap<_> = (0..1000).map(page).collect();
+        let came: Vec<_> = std::iter::from_fn(|| heap.pop()).map(|page| (page.slots, page.slot.0)).collect();
+        assert!(came.is_sorted_by_key(|(slots, slot)| (Reverse(*slots), *slot)));
     }
 }

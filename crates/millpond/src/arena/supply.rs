@@ -226,7 +226,10 @@ impl Arena {
             }
             let fence = self.blocks[from].fence.clone();
             let freed = self.blocks[from].freed;
-            self.map_page(victim.page, stretch)?;
+            let at = self.next_address(stretch);
+            self.pages
+                .map(victim.page, at)
+                .map_err(|failure| self.unmapped(victim.page, stretch, failure))?;
             let stale = self.cut_page(from, home, victim.page, supply);
             self.stale.push(stale);
             self.attach(victim.page, stretch, &fence, freed);

@@ -62,7 +62,7 @@ impl Entry {
     }
 
     /// The block is the arena's again.
-    fn close(&self) {
+    pub(super) fn close(&self) {
         self.key.store(0, Ordering::Relaxed);
     }
 

@@ -244,6 +244,13 @@ impl Caches {
         !self.sizes.is_large(bytes) || self.mine().granted_large() > 0 || self.depot.held_large() > 0
     }
 
+    /// Whether a block of so many bytes may find room in the thread's magazines, by a glance, as for
+    /// [`may_have`](Self::may_have).
+    #[inline]
+    pub(crate) fn may_take(&self, bytes: u64) -> bool {
+        !self.sizes.is_large(bytes) || self.mine().granted_large() > 0
+    }
+
     /// A block of one of the next longer classes: what it wastes is less than what another block would take, and a
     /// class seldom lacks blocks at the same time as those beside it.
     fn borrow(

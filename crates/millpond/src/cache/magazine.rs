@@ -36,7 +36,7 @@ impl Item {
     }
 
     pub(super) fn out(&self) -> Out {
-        Out { ptr: self.ptr, entry: self.entry, bytes: self.bytes(), hit: true }
+        Out { ptr: self.ptr, entry: self.entry, bytes: self.bytes(), misses: 0 }
     }
 }
 

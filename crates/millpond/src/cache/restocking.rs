@@ -126,9 +126,10 @@ impl Caches {
         cache.note_granted(lanes);
     }
 
-    /// Labels a block that has just left the arena with its magazine.
-    pub(crate) fn label(&self, _lock: &mut Locked, entry: &Entry) {
-        let units = self.sizes.exact_units(entry.bytes());
+    /// Labels a block of so many bytes that has just left the arena with its magazine. Its entry is only written: to read
+    /// it is to wait for it.
+    pub(crate) fn label(&self, _lock: &mut Locked, entry: &Entry, bytes: u64) {
+        let units = self.sizes.exact_units(bytes);
         entry.set_label(MagazineIndex::of(units).label());
     }
 

@@ -56,6 +56,13 @@ struct Reservation {
     granules: Vec<u32>,
 }
 
+impl Reservation {
+    #[cold]
+    fn lengthen_slow(&mut self, granules: usize) {
+        self.granules.resize(granules, 0);
+    }
+}
+
 #[derive(Debug)]
 struct Mapping {
     start: u64,
@@ -178,7 +185,8 @@ impl Ledger {
     /// How many ranges start at or before an address.
     #[inline]
     fn reservations_up_to(&self, at: u64) -> usize {
-        self.reservations.partition_point(|reservation| reservation.start <= at)
+        // From the end, one by one: there are few.
+        self.reservations.iter().rposition(|reservation| reservation.start <= at).map_or(0, |last| last + 1)
     }
 
     /// Which range starts at an address.
@@ -331,9 +339,9 @@ impl Ledger {
         let first = ((at.raw() - reservation.start) >> self.shift) as usize;
         let end = first + (bytes >> self.shift) as usize;
         if reservation.granules.len() < end {
-            reservation.granules.resize(end, 0);
+            reservation.lengthen_slow(end);
         }
-        reservation.granules[first..end].fill(number);
+        reservation.granules[first..end].iter_mut().for_each(|granule| *granule = number);
     }
 
     fn drop_page_if_unused(&mut self, key: DefaultKey) -> Option<Extent> {

@@ -124,12 +124,10 @@ impl PoolInner {
         };
         // SAFETY: the block is out, and the arena is this pool's.
         let entry = unsafe { out.entry.get() };
-        self.caches.label(&mut state.locked, entry);
+        self.caches.label(&mut state.locked, entry, out.bytes);
         entry.make_live(out.ptr, bytes);
         self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
-        if !out.hit {
-            self.counters.misses.add(1);
-        }
+        self.counters.misses.add(out.misses);
         Ok(out.ptr)
     }
 

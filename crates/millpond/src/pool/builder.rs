@@ -136,7 +136,8 @@ impl PoolBuilder {
         self
     }
 
-    /// Builds the pool. No memory is taken yet.
+    /// Builds the pool. No memory of the device is taken yet; of the host's 4 MiB are, for where blocks lie, and zeroed, which is
+    /// most of what it takes.
     ///
     /// # Errors
     /// [`Error::BadOption`] for an option that makes no sense, naming it. [`Error::Recording`] if the file
@@ -153,7 +154,8 @@ impl PoolBuilder {
         let counters = Arc::new(Counters::default());
         let limits = Limits { hard_limit: self.hard_limit, headroom: self.headroom, budget: self.budget };
         let pages = Pages::new(device, counters.clone(), limits, layout.slot_bytes);
-        let arena = Arena::new(timelines.clone(), counters.clone(), layout, self.reuse, pages);
+        let mut arena = Arena::new(timelines.clone(), counters.clone(), layout, self.reuse, pages);
+        arena.prepare_tables();
         let views = arena.views().clone();
         let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
         let inner = Arc::new_cyclic(|pool: &Weak<PoolInner>| PoolInner {

@@ -107,9 +107,7 @@ impl PoolInner {
         // SAFETY: the block is out, and the arena is this pool's.
         unsafe { out.entry.get() }.make_live(out.ptr, bytes);
         self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
-        if !out.hit {
-            self.counters.misses.add(1);
-        }
+        self.counters.misses.add(out.misses);
         Ok(out.ptr)
     }
 

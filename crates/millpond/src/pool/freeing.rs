@@ -57,7 +57,11 @@ impl PoolInner {
     /// Frees under the lock: what has no room in the thread's magazines, is used by other streams, or is no
     /// live block at all.
     fn free_unrecorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        if self.caches.free_wide(ptr, stream).is_some() {
+        let entry = self.views.find(ptr).filter(|entry| entry.is_plain(ptr));
+        // Nearly always of a large block, while a program does not repeat itself, there is no room.
+        if entry.is_some_and(|entry| self.caches.may_take(entry.bytes()))
+            && self.caches.free_wide(ptr, stream).is_some()
+        {
             return Ok(());
         }
         self.check_stream(stream)?;
@@ -66,7 +70,8 @@ impl PoolInner {
         }
         let last_of_destroyed = {
             let mut state = self.lock_noting_waits();
-            let plain = self.views.find(ptr).filter(|entry| entry.is_plain(ptr));
+            // Another thread may have freed it just now, which would be a mistake.
+            let plain = entry.filter(|entry| entry.is_plain(ptr));
             match plain.filter(|_| state.captured.is_empty() && !state.destroyed) {
                 // Nearly always: what has no room in a magazine.
                 Some(entry) => self.free_plain(&mut state, entry, stream),

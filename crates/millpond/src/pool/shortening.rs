@@ -208,25 +208,36 @@ mod tests {
         assert!(job.pages() > pages);
     }
 
+    /// Shortens while the calls of these kinds with these numbers fail: what was held is held no more than before, or less.
+    fn shorten_while_failing(calls: &[(Call, u64)]) {
+        let mut job = Job::new();
+        job.high_water(800);
+        job.pass_time(60);
+        let reserved = job.pool.reserved().current;
+        let name = "cuMem";
+        for (call, nth) in calls {
+            job.sim.fail_next(*call, *nth, DeviceError::OutOfMemory { call: name, requested: 8 * MIB });
+        }
+        job.shorten();
+        job.pool.check().unwrap();
+        assert!(job.pool.reserved().current <= reserved);
+        let whole = job.alloc(1000);
+        // A page that could not be given back may be too long for what is missing.
+        assert!(job.pool.reserved().high <= reserved + 32 * MIB, "{calls:?}");
+        job.free([whole]);
+        job.pool.check().unwrap();
+    }
+
     #[test]
     fn a_call_that_fails_amid_it_loses_nothing() {
         for call in [Call::Unmap, Call::ReleasePage, Call::CreatePage, Call::Map, Call::SetAccess] {
-            for nth in 1..6 {
-                let mut job = Job::new();
-                job.high_water(800);
-                job.pass_time(60);
-                let reserved = job.pool.reserved().current;
-                let name = "cuMem";
-                job.sim.fail_next(call, nth, DeviceError::OutOfMemory { call: name, requested: 8 * MIB });
-                job.shorten();
-                job.pool.check().unwrap();
-                assert!(job.pool.reserved().current <= reserved);
-                let whole = job.alloc(1000);
-                // A page that could not be given back may be too long for what is missing.
-                assert!(job.pool.reserved().high <= reserved + 32 * MIB, "{call:?} {nth}");
-                job.free([whole]);
-                job.pool.check().unwrap();
-            }
+            (1..6).for_each(|nth| shorten_while_failing(&[(call, nth)]));
         }
+    }
+
+    #[test]
+    fn a_mapping_amid_it_that_cannot_be_undone_is_removed_later() {
+        // The first `unmap` is the long page's.
+        (1..6).for_each(|nth| shorten_while_failing(&[(Call::SetAccess, nth), (Call::Unmap, 2)]));
     }
 }
