@@ -1,5 +1,7 @@
 //! The miss path: where no free block fits, choose a place in address space and put pages behind it.
 
+use std::time::Duration;
+
 use super::blocks::State;
 use super::find::Want;
 use super::placing::Place;
@@ -9,8 +11,12 @@ use crate::device::{DeviceError, DevicePtr};
 use crate::order::{Fence, Stream};
 use crate::pages::{MapFailure, NoPage, PageId, Shortage};
 
-/// Pages that are enough for a large block.
+/// Pages that are enough for a large block, and where much was saved.
 const PAGES_IN_BLOCK: u64 = 12;
+const MORE_PAGES_IN_BLOCK: u64 = 24;
+
+/// What is much: some five hundred pages on an H200.
+const MUCH_SAVED: Duration = Duration::from_millis(20);
 
 /// Pages that are enough for all that is held, while there is time and when there is none.
 const MANY_PAGES: u64 = 512;
@@ -173,8 +179,9 @@ impl Arena {
     }
 
     /// How long a new page should be where `room` slots of a large block are still to be backed: as long as fits, but at
-    /// most a twelfth of the block, or of what is held the part that leaves enough pages, if that is more. About one page is
-    /// pinned at the ends of a hole, and blocks leave one hole for several of them.
+    /// most a twelfth of the block, or of what is held the part that leaves enough pages, if that is more; where much was
+    /// saved, a 24th of the block. About one page is pinned at the ends of a hole, and blocks leave one hole for several of
+    /// them.
     fn page_slots(&self, want: &Want, room: u32) -> u32 {
         if want.zone == Zone::Small {
             return 1;
@@ -185,11 +192,16 @@ impl Arena {
     }
 
     fn short_slots(&self, want: &Want) -> u32 {
-        let enough = if self.purse.has_credit(self.device.now()) { MANY_PAGES } else { FEW_PAGES };
+        let now = self.device.now();
         let block = want.units >> self.layout.slot_shift();
-        let of_held = self.counters.reserved.current() / self.layout.slot_bytes / enough;
-        let short = of_held.max(block / PAGES_IN_BLOCK).max(1);
-        u32::try_from(short).unwrap_or(u32::MAX)
+        let short = if self.purse.savings(now) >= MUCH_SAVED {
+            block / MORE_PAGES_IN_BLOCK
+        } else {
+            let enough = if self.purse.has_credit(now) { MANY_PAGES } else { FEW_PAGES };
+            let held = self.counters.reserved.current() / self.layout.slot_bytes;
+            (block / PAGES_IN_BLOCK).max(held / enough)
+        };
+        u32::try_from(short.max(1)).unwrap_or(u32::MAX)
     }
 
     // ---- moving pages ----------------------------------------------------------------------------

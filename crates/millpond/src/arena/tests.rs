@@ -128,7 +128,7 @@ fn a_long_block_takes_more_pages_than_a_short_miss_looks_at() {
 }
 
 #[test]
-fn once_the_advance_is_spent_pages_are_as_long_as_all_that_is_held_allows() {
+fn how_long_pages_are_depends_on_what_is_in_the_purse() {
     let bench = bench(|builder| builder);
     // 10 ms, at 35.8 µs a page.
     let blocks: Vec<_> = (0..600).map(|_| bench.pool.alloc(2 * MIB, &bench.stream).unwrap()).collect();
@@ -140,9 +140,12 @@ fn once_the_advance_is_spent_pages_are_as_long_as_all_that_is_held_allows() {
     };
     // Of 1.2 GiB an 80th, and down to a power of two.
     assert_eq!(created(16 * MIB), 2);
-    // Ten seconds later there is time again.
-    bench.sim.advance_to(bench.sim.now() + std::time::Duration::from_secs(10));
-    assert_eq!(created(16 * MIB), 8);
+    // Three seconds later there is time again, and ten later much of it.
+    let later = |seconds| bench.sim.advance_to(bench.sim.now() + std::time::Duration::from_secs(seconds));
+    later(3);
+    assert_eq!([16 * MIB, 160 * MIB].map(created), [8, 20]);
+    later(10);
+    assert_eq!(created(160 * MIB), 40);
     blocks.into_iter().for_each(|ptr| bench.pool.free(ptr, &bench.stream).unwrap());
 }
 
