@@ -95,7 +95,7 @@ impl FreeIndex {
     }
 
     /// The entries of blocks of at least `units`, the best fit first.
-    #[inline]
+    #[inline(always)]
     pub(super) fn rising(&self, units: u64) -> Rising<'_> {
         let bin = bin_of(units);
         let (first, more) = self.bins[bin].from(first_of(units));

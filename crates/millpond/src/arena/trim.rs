@@ -238,20 +238,23 @@ impl Arena {
         cut
     }
 
-    /// Cuts the first units off a free block, which stays free. What is cut is on no index.
+    /// Cuts the first units off a free block, which is on no index. Nor is what is cut.
     pub(super) fn cut_front(&mut self, id: BlockId, units: u64) -> BlockId {
-        self.remove_free(id);
         let cut = self.blocks.split_front(id, units);
         let Block { region, prev, .. } = self.blocks[cut];
         if prev.is_none() {
             self.regions.set_head(region, cut);
         }
+        cut
+    }
+
+    /// Puts on the index what is left of a block that the first units were [cut off](Self::cut_front).
+    pub(super) fn index_front_rest(&mut self, id: BlockId) {
         self.index_free(id);
         // If the two before it were listed as unmerged, it and its next may not be.
         if self.is_free(self.blocks[id].next) {
             self.list_unmerged(id);
         }
-        cut
     }
 
     /// Cuts what lies behind `end` off a block that was free, as a free block.

@@ -61,9 +61,10 @@ impl PoolInner {
         if bytes > LARGEST_REQUEST {
             return Err(Error::SizeOverflow { bytes, count: 1 });
         }
-        let ptr = match self.try_alloc((bytes, align), stream)? {
-            Ok(ptr) => ptr,
-            Err(refusal) => self.alloc_under_pressure((bytes, align), stream, refusal)?,
+        let ptr = match self.try_alloc((bytes, align), stream) {
+            Ok(Ok(ptr)) => ptr,
+            Ok(Err(refusal)) => self.alloc_under_pressure((bytes, align), stream, refusal)?,
+            Err(error) => return Err(error),
         };
         self.recording.alloc(ptr, bytes, stream);
         Ok(ptr)
@@ -115,11 +116,12 @@ impl PoolInner {
         let out = match out {
             Some(out) => out,
             None => match self.alloc_from_arena(state, units, align, stream) {
+                Ok(out) => out,
                 // What was to spare for growth is not worth an error.
                 Err(Refusal::Short { .. }) if units > sizes.units(bytes) => {
                     self.alloc_from_arena(state, sizes.units(bytes), align, stream)?
                 }
-                done => done?,
+                Err(refusal) => return Err(refusal),
             },
         };
         // SAFETY: the block is out, and the arena is this pool's.
