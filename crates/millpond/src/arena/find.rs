@@ -154,7 +154,6 @@ impl Arena {
         want: &Want,
         mut each: impl FnMut(BlockId, u64) -> Option<R>,
     ) -> (Option<R>, Rising<'_>) {
-        let wherever = want.units + (want.align >> self.layout.unit_shift()) - 1;
         let mut units = want.units;
         loop {
             let mut rising = self.free[want.zone as usize].rising(units);
@@ -165,6 +164,7 @@ impl Arena {
                     return (found, rising);
                 }
             }
+            let wherever = want.units + (want.align >> self.layout.unit_shift()) - 1;
             if units == wherever {
                 return (None, rising);
             }

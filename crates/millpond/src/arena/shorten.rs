@@ -109,9 +109,11 @@ impl Arena {
     /// The long pages that are free, whose work is complete. A heap, since of thousands only the longest few are exchanged.
     fn long_free_pages(&self) -> BinaryHeap<Long> {
         let units = (u64::from(SHORT) + 1) << self.layout.slot_shift();
-        let blocks: Vec<_> = self.free[Zone::Large as usize].at_least(units).collect();
+        let free = &self.free[Zone::Large as usize];
+        let mut blocks = Vec::with_capacity(free.len());
+        blocks.extend(free.at_least(units));
         self.poll_quietly(&self.fence_of(&blocks));
-        let mut all = Vec::new();
+        let mut all = Vec::with_capacity(4 * AT_ONCE);
         for block in blocks {
             let Block { region, ref fence, .. } = self.blocks[block];
             if !self.timelines.is_complete(fence) {
