@@ -39,6 +39,7 @@ mod order;
 mod pages;
 mod pool;
 pub mod record;
+mod room;
 mod stats;
 mod workspace;
 
