@@ -60,13 +60,6 @@ impl Entries {
         }
     }
 
-    /// Has the first part backed, and given memory by the system, which it is when it is written to first.
-    pub(super) fn touch(&self) {
-        self.back(0);
-        // SAFETY: there is at least one, and its part was just backed.
-        unsafe { self.first.as_ref() }.close();
-    }
-
     #[cold]
     fn back_slow(&self, part: usize) {
         self.memory.back(part, self.on_huge_pages);

@@ -42,8 +42,7 @@ impl Arena {
         self.regions.touch();
         for zone in Zone::BOTH {
             let bytes = self.region_bytes(zone, 0);
-            let entries = Table::entries(bytes, self.layout.granule(zone), true);
-            entries.iter().for_each(Entries::touch);
+            let entries = Table::touched_entries(bytes, self.layout.granule(zone));
             self.prepared[zone as usize] = entries.map(|entries| (bytes, entries));
         }
     }
@@ -112,13 +111,12 @@ mod tests {
         let mut arena = Arena::new(timelines, counters, layout, ReusePolicies::default(), pages);
         arena.prepare_tables();
         let prepared = |arena: &Arena, zone: Zone| {
-            arena.prepared[zone as usize].as_ref().map(|(_, entries)| entries.first())
+            arena.prepared[zone as usize].as_ref().map(|(_, entries)| EntryRef::first_of(entries))
         };
         let firsts = Zone::BOTH.map(|zone| prepared(&arena, zone).expect("there are addresses"));
         for (first, units) in firsts.into_iter().zip([1, 4096]) {
             let out = arena.alloc(units, 512, &stream).unwrap();
-            // SAFETY: a table's first entry, which the arena keeps.
-            assert_eq!(out.entry, EntryRef::new(unsafe { first.as_ref() }));
+            assert_eq!(out.entry, first);
         }
         assert!(Zone::BOTH.iter().all(|zone| prepared(&arena, *zone).is_none()), "used once");
     }

@@ -62,7 +62,7 @@ impl Entry {
     }
 
     /// The block is the arena's again.
-    pub(super) fn close(&self) {
+    fn close(&self) {
         self.key.store(0, Ordering::Relaxed);
     }
 
@@ -150,6 +150,13 @@ impl Entry {
 }
 
 #[cfg(test)]
+impl EntryRef {
+    pub(super) fn first_of(entries: &Entries) -> Self {
+        Self(entries.first())
+    }
+}
+
+#[cfg(test)]
 impl Entry {
     /// The entry of a cached block at `ptr`.
     pub(crate) fn for_test(ptr: DevicePtr, bytes: u64) -> Self {
@@ -205,6 +212,15 @@ impl Table {
     /// where the process has not enough addresses left.
     pub(super) fn entries(bytes: u64, granule: u64, on_huge_pages: bool) -> Option<Entries> {
         Entries::new(usize::try_from(bytes.div_ceil(granule)).ok()?, on_huge_pages)
+    }
+
+    /// The same, on huge pages, of which the first has memory of the system's already: it gives that when something is
+    /// written there first.
+    pub(super) fn touched_entries(bytes: u64, granule: u64) -> Option<Entries> {
+        let nowhere = Self::new(DevicePtr::NULL, bytes, granule, Self::entries(bytes, granule, true)?);
+        nowhere.entries.back(0);
+        nowhere.close(0);
+        Some(nowhere.entries)
     }
 
     /// A table of these entries, for the region at `base`.
