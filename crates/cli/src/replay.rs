@@ -9,7 +9,9 @@ use millpond::device::host::{HostDevice, HostOptions};
 use millpond::{Context, HumanBytes};
 use millpond_replay::fit;
 use millpond_replay::read::{self, Limits};
-use millpond_replay::replay::{DriverMemory, Outcome, Program, UNLIMITED, Waste, at_peak, on_device, on_sim};
+use millpond_replay::replay::{
+    DriverMemory, Outcome, Program, UNLIMITED, Waste, at_peak, on_device, on_sim_timed,
+};
 use millpond_replay::report::Section;
 use millpond_replay::trace::Trace;
 use millpond_replay::verdict::Verdict;
@@ -158,7 +160,7 @@ fn section(
 fn simulated(args: &ReplayArgs, trace: &Trace, program: &Program, name: &'static str) -> Result<Row> {
     let choice = args.choice();
     let choose = move |context: &Context| choice.build(name, context);
-    let outcome = on_sim(trace, program, &choose, args.capacity.unwrap_or(UNLIMITED))?;
+    let outcome = on_sim_timed(trace, program, &choose, args.capacity.unwrap_or(UNLIMITED))?;
     let smallest = match args.capacity {
         Some(_) => None,
         None => fit::smallest_capacity(trace, program, &choose, &outcome)?,

@@ -247,6 +247,34 @@ pub fn on_sim(
     Ok(stage.run(trace, program, choose, false)?.0)
 }
 
+/// A replay that is over sooner is mostly a process's first touch of code and tables.
+const SOON: Duration = Duration::from_millis(20);
+
+/// How often such a replay is played for its time.
+const PLAYS: usize = 9;
+
+/// What [`on_sim`] does, for those who want to know how long the replay takes: one of less than 20 ms is played nine times,
+/// each on a device and through an allocator of its own, and the fastest counts.
+///
+/// # Errors
+/// Those of [`on_sim`].
+pub fn on_sim_timed(
+    trace: &Trace,
+    program: &Program,
+    choose: &Choose<'_>,
+    capacity: u64,
+) -> Result<Outcome, ReplayError> {
+    let mut outcome = on_sim(trace, program, choose, capacity)?;
+    for _ in 1..PLAYS {
+        if outcome.replay_s >= SOON.as_secs_f64() {
+            break;
+        }
+        let again = on_sim(trace, program, choose, capacity)?;
+        outcome.replay_s = outcome.replay_s.min(again.replay_s);
+    }
+    Ok(outcome)
+}
+
 /// Replays a trace through an allocator on any device, for real. With `verify`, every block is marked and its
 /// marks are looked for when it is freed; returns how many were found.
 ///

@@ -32,7 +32,7 @@ pub struct Outcome {
     pub device_us: Option<f64>,
     /// Microseconds from the trace's first event to its last.
     pub trace_wall_us: u64,
-    /// Seconds that the replay took.
+    /// Seconds that the replay took, or the fastest of [several](super::on_sim_timed).
     pub replay_s: f64,
     /// The request that found no memory, where one did: the replay ended there.
     pub oom: Option<Oom>,

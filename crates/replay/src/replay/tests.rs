@@ -26,6 +26,24 @@ fn a_trace_is_replayed_through_every_allocator() {
 }
 
 #[test]
+fn a_short_replay_is_played_several_times_for_its_time_and_comes_to_the_same() {
+    let trace = trace("gnn_stacks.pickle.gz");
+    let program = Program::new(&trace, FreeWhen::Completed);
+    let plays = std::cell::RefCell::new(Vec::new());
+    let choose = |context: &Context| {
+        plays.borrow_mut().push(context.device().now());
+        named("millpond")(context)
+    };
+    let once = on_sim(&trace, &program, &choose, UNLIMITED).unwrap();
+    let timed = on_sim_timed(&trace, &program, &choose, UNLIMITED).unwrap();
+    assert!(timed.replay_s > 0.0);
+    assert_eq!(format!("{:?}", Outcome { replay_s: once.replay_s, ..timed }), format!("{once:?}"));
+    let plays = plays.into_inner();
+    assert!((2..=1 + PLAYS).contains(&plays.len()), "{}", plays.len());
+    assert!(plays.windows(2).all(|pair| pair[0] == pair[1]), "each on a device of its own");
+}
+
+#[test]
 fn a_block_that_other_streams_use_lives_until_its_free_is_complete() {
     let trace = trace("pipeline_streams_stacks.pickle.gz");
     let completed = Program::new(&trace, FreeWhen::Completed).peak_requested().0;
