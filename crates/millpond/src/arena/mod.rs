@@ -39,6 +39,8 @@ mod entries;
 mod find;
 mod index;
 mod joining;
+mod layout;
+mod looking_up;
 mod placing;
 mod purse;
 mod regions;
@@ -57,6 +59,8 @@ use backing::Means;
 pub(crate) use blocks::{BlockId, Zone};
 use blocks::{Blocks, State};
 use index::{FreeIndex, VoidIndex};
+pub(crate) use layout::Layout;
+pub(crate) use looking_up::Pointer;
 use regions::Regions;
 pub(crate) use table::{Entry, EntryRef, MOST_UNITS, Views};
 
@@ -64,71 +68,6 @@ use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
 use crate::order::{Fence, ReusePolicies, Stream, Timelines};
 use crate::pages::{Limits, NoPage, Pages, Shortage};
-
-/// Sizes that an arena is built with. All are powers of two, and each divides the next.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Layout {
-    /// Bytes in a unit: the pool's minimum alignment.
-    pub(crate) unit_bytes: u64,
-    /// Bytes in a slot: the smallest page.
-    pub(crate) slot_bytes: u64,
-    /// Slots in the largest page.
-    pub(crate) largest_page: u32,
-    /// Blocks of fewer bytes than this go to the small zone.
-    pub(crate) small_below: u64,
-    /// Binary logarithms of a unit's bytes and of a slot's units. Every search asks for lengths in other units: a
-    /// shift costs much less than a division, and a known one less than one to be found.
-    unit_shift: u32,
-    slot_shift: u32,
-}
-
-impl Layout {
-    /// All sizes are in bytes, and powers of two; `unit` divides `slot`, which divides `largest_page`.
-    pub(crate) fn new(unit: u64, slot: u64, largest_page: u64, small_below: u64) -> Self {
-        Self {
-            unit_bytes: unit,
-            slot_bytes: slot,
-            largest_page: u32::try_from(largest_page / slot).unwrap_or(u32::MAX),
-            small_below,
-            unit_shift: unit.ilog2(),
-            slot_shift: slot.ilog2() - unit.ilog2(),
-        }
-    }
-
-    fn unit_shift(&self) -> u32 {
-        self.unit_shift
-    }
-
-    fn slot_shift(&self) -> u32 {
-        self.slot_shift
-    }
-
-    pub(crate) fn units_per_slot(&self) -> u64 {
-        1 << self.slot_shift()
-    }
-
-    /// The slot that holds a unit.
-    fn slot_of(&self, unit: u64) -> u64 {
-        unit >> self.slot_shift()
-    }
-
-    /// Slots that so many units need; also the first slot that starts at or behind a unit.
-    fn slots_for(&self, units: u64) -> u64 {
-        (units + self.units_per_slot() - 1) >> self.slot_shift()
-    }
-
-    /// Bytes that blocks of the zone start apart, at least.
-    fn granule(&self, zone: Zone) -> u64 {
-        match zone {
-            Zone::Small => self.unit_bytes,
-            Zone::Large => self.small_below.max(self.unit_bytes),
-        }
-    }
-
-    fn zone_of(&self, units: u64) -> Zone {
-        if units * self.unit_bytes < self.small_below { Zone::Small } else { Zone::Large }
-    }
-}
 
 /// Why an allocation was refused.
 #[derive(Debug)]
@@ -167,19 +106,6 @@ pub(crate) struct Out {
     pub(crate) bytes: u64,
     /// 1 where something had to be mapped, else 0: a number, since to pass on a truth value is to copy the bytes beside it.
     pub(crate) misses: u64,
-}
-
-/// What a pointer is to an arena.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Pointer {
-    /// The start of a live block.
-    Live(BlockId),
-    /// Inside the live block that starts at the address.
-    Inside(DevicePtr),
-    /// In the arena's address space, but in no live block.
-    NotLive,
-    /// Elsewhere.
-    Foreign,
 }
 
 /// The address space of one pool. See the [module](self).
@@ -273,17 +199,6 @@ impl Arena {
 
     pub(crate) fn keeps(&self) -> bool {
         self.keeps
-    }
-
-    /// Physical bytes held, by recount.
-    pub(crate) fn held(&self) -> u64 {
-        let segments = self.regions.iter().filter(|(_, region)| region.source == regions::Source::Segment);
-        self.pages.recount_bytes() + segments.map(|(_, region)| region.bytes).sum::<u64>()
-    }
-
-    /// Blocks that are out, and the bytes in them.
-    pub(crate) fn out(&self) -> (u64, u64) {
-        (self.out_blocks.iter().sum(), self.out_units * self.layout.unit_bytes)
     }
 
     /// The tables that lead from an address to its block without the lock.
@@ -401,58 +316,6 @@ impl Arena {
         }
     }
 
-    fn entry_of(&self, id: BlockId) -> Option<&Entry> {
-        let block = &self.blocks[id];
-        self.regions.out_at(block.region, block.start * self.layout.unit_bytes)
-    }
-
-    /// Bytes asked for in a live block.
-    pub(crate) fn requested(&self, id: BlockId) -> u64 {
-        let bytes = self.bytes(id);
-        self.entry_of(id).map_or(bytes, Entry::requested)
-    }
-
-    /// Length of a block in bytes.
-    pub(crate) fn bytes(&self, id: BlockId) -> u64 {
-        self.blocks[id].units * self.layout.unit_bytes
-    }
-
-    /// Every live block, as its start and the bytes asked for.
-    pub(crate) fn live(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
-        let live = self.iter_out().filter(|(_, entry)| entry.is_live());
-        live.map(|(id, _)| (self.address_of(id), self.requested(id)))
-    }
-
-    /// What the pointer is.
-    pub(crate) fn look_up(&self, ptr: DevicePtr) -> Pointer {
-        let Some((region, at)) = self.regions.find(ptr) else { return Pointer::Foreign };
-        match self.regions.out_at(region, at) {
-            Some(entry) if entry.is_live() => Pointer::Live(entry.id()),
-            Some(_) => Pointer::NotLive,
-            None => self.look_inside(region, at >> self.layout.unit_shift()),
-        }
-    }
-
-    /// The slow half of [`look_up`](Self::look_up), for errors only: walks the region.
-    #[cold]
-    fn look_inside(&self, region: u32, unit: u64) -> Pointer {
-        let mut at = self.regions.head(region);
-        while let Some(id) = at {
-            let block = &self.blocks[id];
-            if unit < block.start + block.units {
-                let live = self.entry_of(id).is_some_and(Entry::is_live);
-                return if live { Pointer::Inside(self.address_of(id)) } else { Pointer::NotLive };
-            }
-            at = block.next;
-        }
-        Pointer::NotLive
-    }
-
-    fn address_of(&self, id: BlockId) -> DevicePtr {
-        let block = &self.blocks[id];
-        self.regions.address(block.region, block.start, &self.layout)
-    }
-
     /// Cuts `units` at `at` out of a free block, and lets them out. What is left stays free.
     // Inlined: what is put together here is copied in other pieces where it is passed on, and each waits for the last store.
     #[inline(always)]
@@ -488,11 +351,5 @@ impl Arena {
         let (start, bytes) = (block.start * self.layout.unit_bytes, block.units * self.layout.unit_bytes);
         let region = self.regions.get(region);
         (region.base.offset(start), region.table.open(start, out, bytes))
-    }
-
-    /// Every block that is out: its entry.
-    pub(crate) fn iter_out(&self) -> impl Iterator<Item = (BlockId, &Entry)> {
-        let out = self.blocks.iter().filter(|(_, block)| block.state == State::Out);
-        out.filter_map(|(id, _)| Some((id, self.entry_of(id)?)))
     }
 }

@@ -1,0 +1,69 @@
+//! The sizes that an arena is built with, and what follows from them: lengths in bytes, units and slots, and which zone a
+//! block lies in.
+
+use super::blocks::Zone;
+
+/// Sizes that an arena is built with. All are powers of two, and each divides the next.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layout {
+    /// Bytes in a unit: the pool's minimum alignment.
+    pub(crate) unit_bytes: u64,
+    /// Bytes in a slot: the smallest page.
+    pub(crate) slot_bytes: u64,
+    /// Slots in the largest page.
+    pub(crate) largest_page: u32,
+    /// Blocks of fewer bytes than this go to the small zone.
+    pub(crate) small_below: u64,
+    /// Binary logarithms of a unit's bytes and of a slot's units. Every search asks for lengths in other units: a
+    /// shift costs much less than a division, and a known one less than one to be found.
+    unit_shift: u32,
+    slot_shift: u32,
+}
+
+impl Layout {
+    /// All sizes are in bytes, and powers of two; `unit` divides `slot`, which divides `largest_page`.
+    pub(crate) fn new(unit: u64, slot: u64, largest_page: u64, small_below: u64) -> Self {
+        Self {
+            unit_bytes: unit,
+            slot_bytes: slot,
+            largest_page: u32::try_from(largest_page / slot).unwrap_or(u32::MAX),
+            small_below,
+            unit_shift: unit.ilog2(),
+            slot_shift: slot.ilog2() - unit.ilog2(),
+        }
+    }
+
+    pub(super) fn unit_shift(&self) -> u32 {
+        self.unit_shift
+    }
+
+    pub(super) fn slot_shift(&self) -> u32 {
+        self.slot_shift
+    }
+
+    pub(crate) fn units_per_slot(&self) -> u64 {
+        1 << self.slot_shift()
+    }
+
+    /// The slot that holds a unit.
+    pub(super) fn slot_of(&self, unit: u64) -> u64 {
+        unit >> self.slot_shift()
+    }
+
+    /// Slots that so many units need; also the first slot that starts at or behind a unit.
+    pub(super) fn slots_for(&self, units: u64) -> u64 {
+        (units + self.units_per_slot() - 1) >> self.slot_shift()
+    }
+
+    /// Bytes that blocks of the zone start apart, at least.
+    pub(super) fn granule(&self, zone: Zone) -> u64 {
+        match zone {
+            Zone::Small => self.unit_bytes,
+            Zone::Large => self.small_below.max(self.unit_bytes),
+        }
+    }
+
+    pub(super) fn zone_of(&self, units: u64) -> Zone {
+        if units * self.unit_bytes < self.small_below { Zone::Small } else { Zone::Large }
+    }
+}

@@ -1,0 +1,91 @@
+//! What an arena says of its blocks: what a pointer is, what is out, and how much is held.
+
+use super::Arena;
+use super::blocks::{BlockId, State};
+use super::regions::Source;
+use super::table::Entry;
+use crate::device::DevicePtr;
+
+/// What a pointer is to an arena.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pointer {
+    /// The start of a live block.
+    Live(BlockId),
+    /// Inside the live block that starts at the address.
+    Inside(DevicePtr),
+    /// In the arena's address space, but in no live block.
+    NotLive,
+    /// Elsewhere.
+    Foreign,
+}
+
+impl Arena {
+    /// Physical bytes held, by recount.
+    pub(crate) fn held(&self) -> u64 {
+        let segments = self.regions.iter().filter(|(_, region)| region.source == Source::Segment);
+        self.pages.recount_bytes() + segments.map(|(_, region)| region.bytes).sum::<u64>()
+    }
+
+    /// Blocks that are out, and the bytes in them.
+    pub(crate) fn out(&self) -> (u64, u64) {
+        (self.out_blocks.iter().sum(), self.out_units * self.layout.unit_bytes)
+    }
+
+    pub(super) fn entry_of(&self, id: BlockId) -> Option<&Entry> {
+        let block = &self.blocks[id];
+        self.regions.out_at(block.region, block.start * self.layout.unit_bytes)
+    }
+
+    /// Bytes asked for in a live block.
+    pub(crate) fn requested(&self, id: BlockId) -> u64 {
+        let bytes = self.bytes(id);
+        self.entry_of(id).map_or(bytes, Entry::requested)
+    }
+
+    /// Length of a block in bytes.
+    pub(crate) fn bytes(&self, id: BlockId) -> u64 {
+        self.blocks[id].units * self.layout.unit_bytes
+    }
+
+    /// Every live block, as its start and the bytes asked for.
+    pub(crate) fn live(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
+        let live = self.iter_out().filter(|(_, entry)| entry.is_live());
+        live.map(|(id, _)| (self.address_of(id), self.requested(id)))
+    }
+
+    /// What the pointer is.
+    pub(crate) fn look_up(&self, ptr: DevicePtr) -> Pointer {
+        let Some((region, at)) = self.regions.find(ptr) else { return Pointer::Foreign };
+        match self.regions.out_at(region, at) {
+            Some(entry) if entry.is_live() => Pointer::Live(entry.id()),
+            Some(_) => Pointer::NotLive,
+            None => self.look_inside(region, at >> self.layout.unit_shift()),
+        }
+    }
+
+    /// The slow half of [`look_up`](Self::look_up), for errors only: walks the region.
+    #[cold]
+    fn look_inside(&self, region: u32, unit: u64) -> Pointer {
+        let mut at = self.regions.head(region);
+        while let Some(id) = at {
+            let block = &self.blocks[id];
+            if unit < block.start + block.units {
+                let live = self.entry_of(id).is_some_and(Entry::is_live);
+                return if live { Pointer::Inside(self.address_of(id)) } else { Pointer::NotLive };
+            }
+            at = block.next;
+        }
+        Pointer::NotLive
+    }
+
+    pub(super) fn address_of(&self, id: BlockId) -> DevicePtr {
+        let block = &self.blocks[id];
+        self.regions.address(block.region, block.start, &self.layout)
+    }
+
+    /// Every block that is out: its entry.
+    pub(crate) fn iter_out(&self) -> impl Iterator<Item = (BlockId, &Entry)> {
+        let out = self.blocks.iter().filter(|(_, block)| block.state == State::Out);
+        out.filter_map(|(id, _)| Some((id, self.entry_of(id)?)))
+    }
+}
