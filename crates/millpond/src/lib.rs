@@ -39,7 +39,6 @@ mod order;
 mod pages;
 mod pool;
 pub mod record;
-mod room;
 mod stats;
 mod workspace;
 

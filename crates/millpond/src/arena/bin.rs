@@ -116,7 +116,9 @@ impl Bin {
         let run = self.run_mut(number);
         if run.len() <= SHORT {
             // Two blocks do not start at one place: half of a key tells which it is.
-            let Some(at) = run.iter().position(|entry| entry.key as u64 == key as u64) else { return false };
+            let Some(at) = run.iter().position(|entry| entry.place_bits() == key as u64) else {
+                return false;
+            };
             for at in at + 1..run.len() {
                 run[at - 1] = run[at];
             }

@@ -4,7 +4,6 @@ use std::ops::{Index, IndexMut};
 
 use crate::order::Fence;
 use crate::pages::PageId;
-use crate::room::touch;
 
 /// Names a block of one arena. Recycled when the block is joined with another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -113,12 +112,6 @@ impl Blocks {
         *record = block;
         record.listed = listed;
         id
-    }
-
-    /// Has memory for the first records, before there are any.
-    pub(super) fn touch(&mut self) {
-        self.records.reserve_exact(FIRST_RECORDS);
-        touch(&mut self.records, || Block::whole(0, Zone::Small, 0, State::Unused));
     }
 
     /// A record that is unused.

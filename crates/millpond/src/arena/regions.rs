@@ -10,7 +10,6 @@ use super::shorten::SHORT;
 use super::table::{Entry, Table};
 use crate::device::DevicePtr;
 use crate::pages::PageId;
-use crate::room::touch;
 
 /// Where a region's address space came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,9 +77,6 @@ pub(super) struct NewRegion {
 /// room that is not used is address space only.
 const FIRST_SLOTS: usize = 1 << 15;
 
-/// Pages that there is room for at first.
-const FIRST_SPANS: usize = 1 << 12;
-
 /// Regions that are looked through one by one.
 const FEW: usize = 4;
 
@@ -100,12 +96,6 @@ impl Regions {
     pub(super) fn new(layout: &Layout) -> Self {
         let slot_shift = layout.slot_shift();
         Self { table: Vec::new(), spans: Vec::new(), slot_shift, by_base: BTreeMap::new() }
-    }
-
-    /// Has memory for what is noted of the first pages, before there are any.
-    pub(super) fn touch(&mut self) {
-        self.spans.reserve_exact(FIRST_SPANS);
-        touch(&mut self.spans, || (0, 0));
     }
 
     /// Enters a region. `head` makes its first block, given the region's id.

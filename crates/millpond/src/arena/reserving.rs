@@ -32,14 +32,11 @@ impl Arena {
 
     /// Makes the tables of the first regions, which nothing is reserved for yet, and has the system give memory for where
     /// blocks will start: it is zeroed for that, which takes as long as hundreds of allocations, so that the first ones
-    /// would wait for it. The same for the records of the first blocks and pages.
+    /// would wait for it.
     pub(crate) fn prepare_tables(&mut self) {
         if cfg!(miri) || !self.device.properties().virtual_memory {
             return;
         }
-        self.blocks.touch();
-        self.pages.touch();
-        self.regions.touch();
         for zone in Zone::BOTH {
             let bytes = self.region_bytes(zone, 0);
             let entries = Table::touched_entries(bytes, self.layout.granule(zone));

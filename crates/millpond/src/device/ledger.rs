@@ -111,26 +111,6 @@ pub(super) fn invalid<T>(call: &'static str, what: impl Into<String>) -> DeviceR
     Err(DeviceError::Invalid { call, what: what.into() })
 }
 
-/// No page, and memory for the first ones: the system gives it when it is written to first, which takes longer than a call.
-fn touched_pages() -> SlotMap<DefaultKey, Page> {
-    let mut pages = SlotMap::with_capacity(FIRST_PAGES);
-    for _ in 0..FIRST_PAGES {
-        pages.insert(Page { bytes: 0, offset: 0, mappings: 0, released: true });
-    }
-    pages.clear();
-    pages
-}
-
-/// The same for mappings.
-fn touched_mappings() -> Slab<Mapping> {
-    let mut mappings = Slab::with_capacity(FIRST_PAGES);
-    for _ in 0..FIRST_PAGES {
-        mappings.insert(Mapping { start: 0, bytes: 0, page: DefaultKey::null(), accessible: false });
-    }
-    mappings.clear();
-    mappings
-}
-
 impl Ledger {
     pub(super) fn new(granularity: u64, capacity: u64) -> Self {
         Self {
@@ -140,8 +120,8 @@ impl Ledger {
             held: 0,
             next_offset: 0,
             reservations: Vec::new(),
-            pages: touched_pages(),
-            mappings: touched_mappings(),
+            pages: SlotMap::with_capacity(FIRST_PAGES),
+            mappings: Slab::with_capacity(FIRST_PAGES),
             segments: BTreeMap::new(),
         }
     }

@@ -22,7 +22,6 @@ pub(crate) use limits::{Limits, Shortage};
 
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PageHandle};
-use crate::room::touch;
 
 /// Names a page of one pool. Recycled when the page is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -93,11 +92,6 @@ impl Pages {
             parked: Vec::new(),
             slots: 0,
         }
-    }
-
-    /// Has memory for the first pages' records, before there are any.
-    pub(crate) fn touch(&mut self) {
-        touch(&mut self.table, || None);
     }
 
     pub(crate) fn get(&self, id: PageId) -> &Page {

@@ -136,7 +136,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Builds the pool. No memory of the device is taken yet; of the host's 4.5 MiB are, for where blocks lie, and zeroed, which is
+    /// Builds the pool. No memory of the device is taken yet; of the host's 4 MiB are, for where blocks lie, and zeroed, which is
     /// most of what it takes.
     ///
     /// # Errors
