@@ -9,12 +9,12 @@ use super::depot::Depot;
 use super::gate::{Inside, Way};
 use super::lane::{Bounds, Magazines};
 use super::magazine::{Item, Magazine};
+use super::settling::Peaks;
 use super::sizes::{MagazineIndex, Sizes};
-use super::tally::{Tally, sum};
+use super::tally::Tally;
 use super::thread::{Own, ThreadCache};
 use super::thread_index::{MOST_THREADS, NO_THREAD, ThreadEnd, thread_index};
 use crate::arena::{Entry, Views};
-use crate::counters::{Counted, HighWater};
 use crate::device::DevicePtr;
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 
@@ -43,6 +43,7 @@ pub(crate) struct Caches {
     pub(super) used: AtomicUsize,
     /// What threads without a cache count. Written under the pool's lock.
     pub(super) others: Tally,
+    pub(super) peaks: Peaks,
     pub(super) pool: Weak<dyn ThreadEnd>,
     /// Whether nothing is cached any more. Written under the pool's lock.
     pub(super) is_shut: AtomicBool,
@@ -69,11 +70,10 @@ impl Cached {
     }
 }
 
-/// The part of what the pool may cache, by which one thread's part of a high-water mark may be off. (Of all marks the
-/// highest counts, so that what is too high is one thread's error; what is too low may be several threads'.)
+/// The part of what the pool may cache, that a thread may have freed since its own highest.
 const MOST_DRIFT: u64 = 16;
 
-/// Bytes by which it may be off in any pool.
+/// Bytes that it may have freed in any pool.
 const LEAST_DRIFT: u64 = 8 << 20;
 
 /// Bytes that a thread may cache in a pool that is small; in a larger one it is a share of what is reserved.
@@ -110,6 +110,7 @@ impl Caches {
             has_doors: AtomicBool::new(true),
             used: AtomicUsize::new(0),
             others: Tally::default(),
+            peaks: Peaks::default(),
             pool,
             is_shut: AtomicBool::new(false),
             is_paused: AtomicBool::new(false),
@@ -170,7 +171,7 @@ impl Caches {
             let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
             let magazine = lane.magazine(index);
             let item = *magazine.top()?;
-            return Some(Self::take(magazine, item, bytes, (tally, inside)));
+            return Self::take(magazine, item, bytes, (tally, inside));
         }
         let index = self.sizes.magazine_for_exact(bytes)?;
         // Relaxed: a setting; any value that it ever had is safe.
@@ -183,22 +184,42 @@ impl Caches {
             return None;
         }
         let item = *top;
-        Some(Self::take(magazine, item, bytes, (tally, inside)))
+        Self::take(magazine, item, bytes, (tally, inside))
     }
 
-    /// Hands out the block on top of the magazine: `item`, for a request of so many bytes; and leaves.
+    /// The block that [`get`](Self::get) would hand out, under the lock.
+    pub(super) fn pop(&self, lane: &mut Magazines, bytes: u64) -> Option<Item> {
+        let at = if self.sizes.is_rounded(bytes) {
+            // SAFETY: just asked.
+            unsafe { self.sizes.magazine_for_rounded(bytes) }
+        } else {
+            self.sizes.magazine_for_exact(bytes)?
+        };
+        let magazine = lane.magazine(at);
+        // Relaxed: as in `get`.
+        let most_slack = self.most_slack.load(Ordering::Relaxed);
+        let fits = |top: &&Item| self.sizes.is_rounded(bytes) || top.bytes().wrapping_sub(bytes) < most_slack;
+        let item = *magazine.top().filter(fits)?;
+        // SAFETY: there is one on top.
+        unsafe { magazine.drop_top() };
+        Some(item)
+    }
+
+    /// Hands out the block on top of the magazine: `item`, for a request of so many bytes; and leaves. `None`, and nothing
+    /// done, where the thread has to [ask](super::settling) before.
     #[inline(always)]
     pub(super) fn take(
         magazine: &mut Magazine,
         item: Item,
         requested: u64,
         (tally, inside): (&Tally, Inside<'_>),
-    ) -> DevicePtr {
+    ) -> Option<DevicePtr> {
+        let risen = tally.risen(&inside, requested, item.bytes())?;
         // SAFETY: the item is on top of it.
         unsafe { magazine.drop_top() };
         item.entry().make_live(item.ptr, requested);
-        tally.count_alloc(inside, requested, item.bytes());
-        item.ptr
+        tally.count_alloc(inside, risen);
+        Some(item.ptr)
     }
 
     // ---- the way between: no lock but a part of the depot's ----------------------------------------------
@@ -224,7 +245,7 @@ impl Caches {
             is_narrow = self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
         }
         if let Some(item) = magazine.top().copied().filter(|item| item.bytes() == size) {
-            let ptr = Self::take(magazine, item, bytes, (tally, inside));
+            let ptr = Self::take(magazine, item, bytes, (tally, inside))?;
             return Some(Found { ptr, is_narrow });
         }
         // Relaxed: a setting.
@@ -261,7 +282,7 @@ impl Caches {
     ) -> Option<DevicePtr> {
         let longer = index.longer().take(CLASSES_TO_BORROW_FROM);
         let (index, item) = longer.filter_map(|at| Some((at, *lane.magazine(at).top()?))).next()?;
-        Some(Self::take(lane.magazine(index), item, bytes, own))
+        Self::take(lane.magazine(index), item, bytes, own)
     }
 
     /// Brings blocks of this length, freed on a stream up to a tick, from the depot to the thread's magazine, up to
@@ -311,8 +332,8 @@ impl Caches {
         true
     }
 
-    /// Whether it is time to fold the thread's high-water mark: reads what all other threads write all the time, so
-    /// that a thread which only frees should do it seldom.
+    /// Whether it is time for a thread that frees to give up the room that it got by that, for those who allocate: reads
+    /// what all other threads write all the time, so that it should do it seldom.
     pub(super) fn drifts(&self, tally: &Tally) -> bool {
         // Relaxed: a setting.
         tally.drift() > (self.depot_limit.load(Ordering::Relaxed) / MOST_DRIFT).max(LEAST_DRIFT)
@@ -417,11 +438,6 @@ impl Caches {
 
     pub(crate) fn sizes(&self) -> Sizes {
         self.sizes
-    }
-
-    /// What all threads counted.
-    pub(crate) fn counted(&self, folded: &HighWater) -> Counted {
-        sum(self.all().map(|cache| &cache.tally).chain(std::iter::once(&self.others)), folded)
     }
 }
 

@@ -60,7 +60,7 @@ impl Caches {
             item.entry().make_cached(item.ptr, now);
         }
         let item = *magazine.top().filter(|item| item.bytes() == size)?;
-        let ptr = Self::take(magazine, item, bytes, (tally, inside));
+        let ptr = Self::take(magazine, item, bytes, (tally, inside))?;
         Some(Found { ptr, is_narrow })
     }
 }

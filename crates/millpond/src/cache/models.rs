@@ -21,7 +21,7 @@ use super::sync::heavy_barrier;
 use crate::order::StreamKey;
 
 /// The stream that has a lane, and one that would have the same door.
-const STREAM: StreamKey = StreamKey { serial: 1, slot: 0 };
+pub(super) const STREAM: StreamKey = StreamKey { serial: 1, slot: 0 };
 const OTHER: StreamKey = StreamKey { serial: 2, slot: 1 };
 
 /// What is known of a block.

@@ -1,10 +1,10 @@
 //! Atomics and barriers of the gate: the real ones, or loom's.
 
 #[cfg(not(loom))]
-pub(super) use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+pub(super) use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 
 #[cfg(loom)]
-pub(super) use loom::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+pub(super) use loom::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
 
 #[cfg(not(loom))]
 pub(super) use real::{full_barrier, heavy_barrier, is_asymmetric, light_barrier, yield_now};

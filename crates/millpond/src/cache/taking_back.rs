@@ -9,15 +9,13 @@ use super::magazine::Item;
 use super::sizes::MagazineIndex;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
-use crate::counters::HighWater;
 
 impl Caches {
-    /// Takes back everything that any thread caches, and the depot: gives it to `each`. The high-water marks
-    /// are folded into `folded`.
+    /// Takes back everything that any thread caches, and the depot: gives it to `each`.
     #[cold]
-    pub(crate) fn revoke(&self, lock: &mut Locked, folded: &HighWater, mut each: impl FnMut(Cached)) {
+    pub(crate) fn revoke(&self, lock: &mut Locked, mut each: impl FnMut(Cached)) {
         let closed = self.close_depot(0, &mut each);
-        self.for_all(lock, folded, |cache, lanes| {
+        self.for_all(lock, |cache, lanes| {
             self.drain(lanes, MagazineIndex::FIRST, &mut each);
             cache.note_granted(lanes);
             cache.tally.note_emptied();
@@ -105,17 +103,17 @@ impl Caches {
     }
 
     /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
-    pub(crate) fn shut(&self, lock: &mut Locked, folded: &HighWater, each: impl FnMut(Cached)) {
+    pub(crate) fn shut(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
         // Relaxed: under the lock.
         self.is_shut.store(true, Ordering::Relaxed);
-        self.close_all(lock, folded, each);
+        self.close_all(lock, each);
     }
 
     /// As [`shut`](Self::shut), until [`resume`](Self::resume): every request goes the slow way.
-    pub(crate) fn pause(&self, lock: &mut Locked, folded: &HighWater, each: impl FnMut(Cached)) {
+    pub(crate) fn pause(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
         // Relaxed: under the lock.
         self.is_paused.store(true, Ordering::Relaxed);
-        self.close_all(lock, folded, each);
+        self.close_all(lock, each);
     }
 
     /// Caches again: a thread's gate opens when it next goes the slow way.
@@ -145,36 +143,24 @@ impl Caches {
         self.is_shut.load(Ordering::Relaxed) || self.is_paused.load(Ordering::Relaxed)
     }
 
-    fn close_all(&self, lock: &mut Locked, folded: &HighWater, each: impl FnMut(Cached)) {
+    fn close_all(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
         // Also those that look empty: they stay closed.
         self.all().for_each(|cache| cache.tally.note_filled());
-        self.revoke(lock, folded, each);
+        self.revoke(lock, each);
     }
 
-    /// Notes the high-water marks so far in `folded`, and lets them start again from now.
-    pub(crate) fn fold(&self, lock: &mut Locked, folded: &HighWater) {
-        self.for_all(lock, folded, |_, _| ());
-    }
-
-    /// Calls `each` with the lanes of every cache that has something in it or to tell, while all their owners are
-    /// kept out; and [folds](Self::fold).
-    fn for_all(
-        &self,
-        _lock: &mut Locked,
-        folded: &HighWater,
-        mut each: impl FnMut(&ThreadCache, &mut Lanes),
-    ) {
-        let is_concerned = |cache: &&ThreadCache| self.is_mine(cache) || cache.tally.is_of_note();
+    /// Calls `each` with the lanes of every cache that may have something in it, while all their owners are kept out.
+    fn for_all(&self, lock: &mut Locked, mut each: impl FnMut(&ThreadCache, &mut Lanes)) {
+        let is_concerned = |cache: &&ThreadCache| self.is_mine(cache) || cache.tally.may_hold();
         let concerned: Few<_> = self.all().filter(is_concerned).collect();
         self.keep_out(&concerned);
-        folded.raise(&self.counted(folded));
-        self.others.reset_high();
         for cache in &concerned {
             // SAFETY: the lock is held (`lock`), and owners are kept out.
             let lanes = unsafe { cache.lanes_under_lock() };
             each(cache, lanes);
-            cache.tally.reset_high();
         }
+        // Whoever revokes will allocate, and would have to keep them out again.
+        self.give_up_room(lock, &concerned);
         self.let_in(&concerned);
     }
 
@@ -184,7 +170,7 @@ impl Caches {
     }
 
     /// Closes the caches to their owners, and waits until none is inside. Under the lock.
-    fn keep_out(&self, caches: &[&ThreadCache]) {
+    pub(super) fn keep_out(&self, caches: &[&ThreadCache]) {
         caches.iter().for_each(|cache| cache.gate().close());
         // The calling thread is not inside, and needs no barrier to see its own writes.
         if caches.iter().any(|cache| !self.is_mine(cache)) {
@@ -194,7 +180,7 @@ impl Caches {
     }
 
     /// Opens caches that [`keep_out`](Self::keep_out) closed; those without an owner stay closed.
-    fn let_in(&self, caches: &[&ThreadCache]) {
+    pub(super) fn let_in(&self, caches: &[&ThreadCache]) {
         if self.is_closed() {
             return;
         }
@@ -209,15 +195,8 @@ impl Caches {
         self.depot.held() > 0 || self.all().any(|cache| cache.tally.may_hold())
     }
 
-    /// The thread with this index, the calling one, ends: takes back what it caches. Its high-water mark is noted
-    /// in `folded`: kept, it would be added to what threads that come later allocate.
-    pub(crate) fn end_thread(
-        &self,
-        _lock: &mut Locked,
-        index: usize,
-        folded: &HighWater,
-        mut each: impl FnMut(Cached),
-    ) {
+    /// The thread with this index, the calling one, ends: takes back what it caches.
+    pub(crate) fn end_thread(&self, lock: &mut Locked, index: usize, mut each: impl FnMut(Cached)) {
         // Relaxed: under the lock, where it was written.
         // SAFETY: as in `mine`.
         let cache = unsafe { &*self.threads[index].load(Ordering::Relaxed) };
@@ -228,8 +207,7 @@ impl Caches {
         lanes.revoke_grants();
         cache.note_granted(lanes);
         cache.tally.note_emptied();
-        folded.raise(&self.counted(folded));
-        cache.tally.reset_high();
+        self.note_no_owner(lock, cache);
     }
 
     /// Recounts what the caches hold, and calls `recount` with the number of blocks in them while every owner is

@@ -112,7 +112,7 @@ impl PoolInner {
     fn free_plain(&self, state: &mut State, entry: &Entry, stream: &Stream) {
         let State { arena, locked, .. } = state;
         let each = |cached| take_back(arena, cached);
-        if self.caches.put_slow(locked, entry, stream, &self.counters.high, each) {
+        if self.caches.put_slow(locked, entry, stream, each) {
             return;
         }
         let (requested, size) = (entry.requested(), entry.bytes());

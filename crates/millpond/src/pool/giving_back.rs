@@ -57,7 +57,7 @@ impl PoolInner {
                 return Ok(());
             }
             let State { arena, locked, .. } = &mut *state;
-            self.caches.shut(locked, &self.counters.high, |cached| take_back(arena, cached));
+            self.caches.shut(locked, |cached| take_back(arena, cached));
             let counted = self.counted();
             let (blocks, bytes) = (counted.blocks.current, counted.requested.current);
             if blocks == 0 {
@@ -96,14 +96,14 @@ impl ThreadEnd for PoolInner {
     fn thread_ended(&self, index: usize) {
         let mut state = self.state.lock();
         let State { arena, locked, .. } = &mut *state;
-        self.caches.end_thread(locked, index, &self.counters.high, |cached| take_back(arena, cached));
+        self.caches.end_thread(locked, index, |cached| take_back(arena, cached));
     }
 }
 
 impl Drop for PoolInner {
     fn drop(&mut self) {
         let State { arena, locked, captured, .. } = self.state.get_mut();
-        self.caches.revoke(locked, &self.counters.high, |cached| take_back(arena, cached));
+        self.caches.revoke(locked, |cached| take_back(arena, cached));
         // Nobody holds a claim on it, nor the pool.
         captured.iter_mut().for_each(|captured| captured.tear_down(&self.name));
         if let Err(error) = self.state.get_mut().arena.tear_down() {
