@@ -88,6 +88,10 @@ impl Escrow {
     }
 
     fn grant(&mut self, tally: &Tally, more: Figures) {
+        if more == [0; 3] {
+            // It stays frozen.
+            return;
+        }
         tally.grant(more);
         self.ceilings = combine(self.ceilings, more, |ceilings, more| ceilings + more);
     }
@@ -390,8 +394,9 @@ impl Caches {
     /// Notes the peaks and what is there now, and takes all room back: ceilings are where the figures are. Other threads
     /// than the calling one and those that `moved`, who are kept out, have none.
     fn take_stock(&self, lock: &mut Locked, moved: &[&ThreadCache]) {
+        let highest = self.high();
         self.peaks.change(|| {
-            self.peaks.raise(self.high());
+            self.peaks.raise(highest);
             let settled = moved.iter().copied().chain([self.mine()]).map(|cache| &cache.tally);
             settled.chain([&self.others]).for_each(Tally::settle);
         });
@@ -399,8 +404,8 @@ impl Caches {
         let escrow = &mut lock.escrow;
         escrow.raise_reached(now);
         if escrow.is_alone {
-            // Then all highest together are the peak.
-            escrow.raise_reached(self.peaks.figures());
+            // Only one thread moved: all were at their highest at one time.
+            escrow.raise_reached(highest);
         }
         (escrow.ceilings, escrow.is_alone) = (now, false);
     }
