@@ -214,11 +214,13 @@ impl Caches {
         requested: u64,
         (tally, inside): (&Tally, Inside<'_>),
     ) -> Option<DevicePtr> {
-        let risen = tally.risen(&inside, requested, item.bytes())?;
+        if !tally.rise(&inside, requested, item.bytes()) {
+            return None;
+        }
         // SAFETY: the item is on top of it.
         unsafe { magazine.drop_top() };
         item.entry().make_live(item.ptr, requested);
-        tally.count_alloc(inside, risen);
+        inside.pass();
         Some(item.ptr)
     }
 

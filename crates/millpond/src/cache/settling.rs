@@ -25,7 +25,7 @@
 //! allocate and free at once all the time, they would ask all the time. So what keeps others out takes at
 //! most 1 % of the time that passes ([`Credit`]). Where that is spent, a thread that asks gets an *overdraft*: point 2 does
 //! not hold until all is settled again, and R may be higher than P, by what threads have freed since their own highest:
-//! for each thread no more than its room, [`overdraft`] and some (`Caches::drifts`). It is never lower.
+//! as far as they did not give that up yet (`Caches::drifts`). It is never lower.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -45,11 +45,12 @@ const TOLERANCE: i64 = 1024;
 /// ask for.
 const RECENT: u64 = 8;
 
-/// The part of a peak that a thread may have beyond what is there to be granted, where nobody is to be kept out.
-const OVERDRAFT: i64 = 16;
+/// The part of a peak that a thread may have beyond what is there to be granted, where nobody is to be kept out. What it does
+/// not use changes nothing that is reported.
+const OVERDRAFT: i64 = 2;
 
 /// An overdraft in any pool: two sums of bytes, and blocks.
-const LEAST_OVERDRAFT: Figures = [8 << 20, 8 << 20, 16 << 10];
+const LEAST_OVERDRAFT: Figures = [64 << 20, 64 << 20, 128 << 10];
 
 /// The part of the time that may go to keeping others out.
 const SHARE: u32 = 100;
@@ -57,8 +58,8 @@ const SHARE: u32 = 100;
 /// What may be saved up for that: thousands of settlements, as many as a job makes while it grows.
 const MOST_CREDIT: Duration = Duration::from_millis(20);
 
-/// What one settlement counts for at most. Beyond that, the clock counts what other programs did.
-const MOST_COST: Duration = Duration::from_millis(1);
+/// What keeping out one thread costs at least, about: a barrier, and its next request goes the slow way.
+const LEAST_COST: Duration = Duration::from_micros(2);
 
 /// What is known of all ceilings together. Under the pool's lock.
 #[derive(Debug, Default)]
@@ -123,7 +124,7 @@ impl Credit {
     }
 
     fn spend(&mut self, took: Duration) {
-        self.left = self.left.saturating_sub(took.min(MOST_COST));
+        self.left = self.left.saturating_sub(took);
     }
 }
 
@@ -308,8 +309,10 @@ impl Caches {
         }
         let beyond = combine(escrow.room(), missing, |room, missing| room - missing);
         if beyond.iter().all(|beyond| *beyond >= 0) {
-            let some = combine(missing, beyond, |missing, beyond| missing + beyond / 2);
-            return escrow.grant(tally, some);
+            // Half of much, and all of what is little: so that nobody asks often.
+            let some =
+                combine(beyond, escrow.overdraft(), |beyond, little| (beyond / 2).max(beyond.min(little)));
+            return escrow.grant(tally, combine(missing, some, |missing, some| missing + some));
         }
         self.settle(lock, tally, more);
     }
@@ -346,7 +349,8 @@ impl Caches {
                 );
             return lock.escrow.grant(tally, some);
         }
-        let began = must_wait.then(Instant::now);
+        // Who is inside may be suspended. Where nobody is, the clock would count what other programs do.
+        let began = self.moved().any(|cache| cache.tally.is_inside()).then(Instant::now);
         let moved = self.keep_out_moved(lock);
         self.take_stock(lock, &moved);
         let escrow = &mut lock.escrow;
@@ -363,9 +367,8 @@ impl Caches {
         escrow.settled += 1;
         tally.note_asked(escrow.settled);
         self.let_in(&moved);
-        if let Some(began) = began {
-            lock.escrow.credit.spend(began.elapsed());
-        }
+        let least = LEAST_COST * moved.len() as u32;
+        lock.escrow.credit.spend(began.map_or(least, |began| began.elapsed().max(least)));
     }
 
     /// Other threads whose figures may be others than when they were settled, or may rise.

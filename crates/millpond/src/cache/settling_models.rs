@@ -48,9 +48,9 @@ impl Pool {
     fn alloc(&self, index: usize) {
         let cache = &self.caches[index];
         if let Some(inside) = cache.gate.enter_wide(cache.tally.to_alloc(), 0)
-            && let Some(risen) = cache.tally.risen(&inside, 1, 1)
+            && cache.tally.rise(&inside, 1, 1)
         {
-            cache.tally.count_alloc(inside, risen);
+            inside.pass();
             return;
         }
         let mut state = self.state.lock().unwrap();

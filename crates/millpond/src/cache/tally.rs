@@ -70,13 +70,6 @@ impl Part {
     }
 }
 
-/// What a tally will say once a block is allocated that it has room for.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Risen {
-    requested: i64,
-    allocated: i64,
-}
-
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct Tally {
@@ -117,15 +110,16 @@ impl Tally {
         [&self.to_alloc, &self.to_free]
     }
 
-    /// What the tally would say with one more block of `bytes`, of which the program asked for `requested`. `None` where
-    /// the thread has to ask before. By the owner inside, who has changed nothing else yet.
+    /// Counts a block of `bytes` that the program is about to get, of which it asked for `requested`; the block itself
+    /// is counted once the owner leaves. `false`, and nothing done, where the thread has to ask before. By the owner
+    /// inside, who then hands the block out.
     #[inline(always)]
-    pub(super) fn risen(&self, inside: &Inside<'_>, requested: u64, bytes: u64) -> Option<Risen> {
-        self.risen_to(inside.next_mark(), requested, bytes)
+    pub(super) fn rise(&self, inside: &Inside<'_>, requested: u64, bytes: u64) -> bool {
+        self.rise_to(inside.next_mark(), requested, bytes)
     }
 
     #[inline(always)]
-    fn risen_to(&self, allocs: u64, requested: u64, bytes: u64) -> Option<Risen> {
+    fn rise_to(&self, allocs: u64, requested: u64, bytes: u64) -> bool {
         let (requested, allocated) = (self.requested.below_with(requested), self.allocated.below_with(bytes));
         let blocks =
             self.most_blocks.load(Ordering::Relaxed) - allocs.wrapping_sub(self.to_free.mark()) as i64;
@@ -133,18 +127,20 @@ impl Tally {
         if requested | allocated | blocks < 0 {
             return self.raise([requested, allocated, blocks / 2]);
         }
-        Some(Risen { requested, allocated })
+        self.requested.set_below(requested);
+        self.allocated.set_below(allocated);
+        true
     }
 
     /// Figures are to be so far below their highest: where that is less than nothing, the highest rises, if the
-    /// allowance has that.
+    /// allowance has that. `false`, and nothing done, if it has not.
     #[cold]
     #[inline(never)]
-    fn raise(&self, below: Figures) -> Option<Risen> {
+    fn raise(&self, below: Figures) -> bool {
         let by = below.map(|below| (-below).max(0));
         let left = combine(self.allowance(), by, |allowance, by| allowance - by);
         if left.iter().any(|left| *left < 0) {
-            return None;
+            return false;
         }
         self.set_allowance(left);
         // Relaxed, and no read-modify-write: one thread writes.
@@ -154,20 +150,9 @@ impl Tally {
         raise(&self.most_blocks, 2 * by[2]);
         // So that whoever sees what the owner stores after this sees the new highest: `Part::now`, `read`.
         fence(Ordering::Release);
-        Some(Risen { requested: below[0].max(0), allocated: below[1].max(0) })
-    }
-
-    /// The program got the block for which the tally had room; the owner leaves.
-    #[inline(always)]
-    pub(super) fn count_alloc(&self, inside: Inside<'_>, risen: Risen) {
-        self.note(risen);
-        inside.pass();
-    }
-
-    #[inline(always)]
-    fn note(&self, risen: Risen) {
-        self.requested.set_below(risen.requested);
-        self.allocated.set_below(risen.allocated);
+        self.requested.set_below(below[0].max(0));
+        self.allocated.set_below(below[1].max(0));
+        true
     }
 
     /// The program freed such a block; the owner leaves.
@@ -178,14 +163,14 @@ impl Tally {
         inside.pass();
     }
 
-    /// As [`count_alloc`](Self::count_alloc), by an owner that is not inside, or by who else counts here. `false`, and
-    /// nothing done, where it has to ask before.
+    /// As [`rise`](Self::rise), by an owner that is not inside, or by who else counts here; counts the block too.
     #[must_use]
     pub(super) fn count_alloc_outside(&self, requested: u64, bytes: u64) -> bool {
-        let Some(risen) = self.risen_to(self.to_alloc.mark() + 2, requested, bytes) else { return false };
-        self.note(risen);
-        self.to_alloc.count();
-        true
+        let may_rise = self.rise_to(self.to_alloc.mark() + 2, requested, bytes);
+        if may_rise {
+            self.to_alloc.count();
+        }
+        may_rise
     }
 
     /// As [`count_free`](Self::count_free), by an owner that is not inside, or by who else counts here.
@@ -261,6 +246,11 @@ impl Tally {
     pub(super) fn is_frozen(&self) -> bool {
         // Marks only go up, but for those of a passage that counts nothing: so the same sum means the same marks.
         self.frozen_at.load(Ordering::Relaxed) == self.marks()
+    }
+
+    /// Whether the owner is inside. A glance, from any thread.
+    pub(super) fn is_inside(&self) -> bool {
+        self.ways().iter().any(|way| way.mark() % 2 == 1)
     }
 
     fn marks(&self) -> u64 {
