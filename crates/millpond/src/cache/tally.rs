@@ -70,8 +70,11 @@ impl Part {
     }
 }
 
+/// What a passage adds to a mark.
+const ONE_BLOCK: i64 = 2;
+
 /// See the [module](self).
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tally {
     requested: Part,
     allocated: Part,
@@ -79,8 +82,9 @@ pub(super) struct Tally {
     /// no stores for it.
     to_alloc: Way,
     to_free: Way,
-    /// Twice the most live blocks since that was last settled.
-    most_blocks: AtomicI64,
+    /// Twice the most live blocks since that was last settled, less [`ONE_BLOCK`]: by so much the mark of allocations may be
+    /// ahead of that of frees before the next one.
+    most_before: AtomicI64,
     /// What `to_free` was when the thread's magazines were last emptied: while it is that, they are empty.
     emptied: AtomicU64,
     /// By how much the highest may rise. Written by the owner, and by who holds the lock while the owner is kept out.
@@ -90,6 +94,22 @@ pub(super) struct Tally {
     frozen_at: AtomicU64,
     /// When the thread last asked for more, in settlements. Written under the pool's lock.
     asked_at: AtomicU64,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            requested: Part::default(),
+            allocated: Part::default(),
+            to_alloc: Way::default(),
+            to_free: Way::default(),
+            most_before: AtomicI64::new(-ONE_BLOCK),
+            emptied: AtomicU64::default(),
+            allowance: Default::default(),
+            frozen_at: AtomicU64::default(),
+            asked_at: AtomicU64::default(),
+        }
+    }
 }
 
 impl Tally {
@@ -115,17 +135,19 @@ impl Tally {
     /// inside, who then hands the block out.
     #[inline(always)]
     pub(super) fn rise(&self, inside: &Inside<'_>, requested: u64, bytes: u64) -> bool {
-        self.rise_to(inside.next_mark(), requested, bytes)
+        self.rise_from(inside.before(), requested, bytes)
     }
 
+    /// The same, where that is the mark of the allocations so far.
     #[inline(always)]
-    fn rise_to(&self, allocs: u64, requested: u64, bytes: u64) -> bool {
+    fn rise_from(&self, allocs: u64, requested: u64, bytes: u64) -> bool {
         let (requested, allocated) = (self.requested.below_with(requested), self.allocated.below_with(bytes));
-        let blocks =
-            self.most_blocks.load(Ordering::Relaxed) - allocs.wrapping_sub(self.to_free.mark()) as i64;
+        // In this order: registers are few.
+        let most = self.most_before.load(Ordering::Relaxed).wrapping_add(self.to_free.mark() as i64);
+        let blocks = most.wrapping_sub(allocs as i64);
         // One test for the signs of all.
         if requested | allocated | blocks < 0 {
-            return self.raise([requested, allocated, blocks / 2]);
+            return self.raise([requested, allocated, blocks / ONE_BLOCK]);
         }
         self.requested.set_below(requested);
         self.allocated.set_below(allocated);
@@ -147,7 +169,7 @@ impl Tally {
         let raise = |high: &AtomicI64, by| high.store(high.load(Ordering::Relaxed) + by, Ordering::Relaxed);
         raise(&self.requested.high, by[0]);
         raise(&self.allocated.high, by[1]);
-        raise(&self.most_blocks, 2 * by[2]);
+        raise(&self.most_before, ONE_BLOCK * by[2]);
         // So that whoever sees what the owner stores after this sees the new highest: `Part::now`, `read`.
         fence(Ordering::Release);
         self.requested.set_below(below[0].max(0));
@@ -166,7 +188,7 @@ impl Tally {
     /// As [`rise`](Self::rise), by an owner that is not inside, or by who else counts here; counts the block too.
     #[must_use]
     pub(super) fn count_alloc_outside(&self, requested: u64, bytes: u64) -> bool {
-        let may_rise = self.rise_to(self.to_alloc.mark() + 2, requested, bytes);
+        let may_rise = self.rise_from(self.to_alloc.mark(), requested, bytes);
         if may_rise {
             self.to_alloc.count();
         }
@@ -182,7 +204,7 @@ impl Tally {
 
     /// The highest since it was last settled.
     pub(super) fn high(&self) -> Figures {
-        let blocks = self.most_blocks.load(Ordering::Relaxed) / 2;
+        let blocks = (self.most_before.load(Ordering::Relaxed) + ONE_BLOCK) / ONE_BLOCK;
         [self.requested.high.load(Ordering::Relaxed), self.allocated.high.load(Ordering::Relaxed), blocks]
     }
 
@@ -236,7 +258,7 @@ impl Tally {
         self.allocated.set_below(0);
         self.requested.high.store(now[0], Ordering::Relaxed);
         self.allocated.high.store(now[1], Ordering::Relaxed);
-        self.most_blocks.store(2 * now[2], Ordering::Relaxed);
+        self.most_before.store(ONE_BLOCK * (now[2] - 1), Ordering::Relaxed);
         self.set_allowance([0; 3]);
         self.frozen_at.store(self.marks(), Ordering::Relaxed);
     }
