@@ -223,7 +223,8 @@ pub(crate) fn byte_len<T>(len: usize) -> Result<u64> {
 
 impl<T: Pod> Drop for Buffer<T> {
     fn drop(&mut self) {
-        if let Err(error) = self.pool.free(self.ptr, &self.stream) {
+        // SAFETY: the block is the buffer's alone, and work that others gave is ordered by who gave it.
+        if let Err(error) = unsafe { self.pool.free(self.ptr, &self.stream) } {
             tracing::error!(%error, "a buffer could not be freed");
         }
     }

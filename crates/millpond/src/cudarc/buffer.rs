@@ -112,7 +112,8 @@ impl<T: DeviceRepr> Buffer<T> {
         let uses = match unsafe { stream.uses().take(ptr, bytes as usize, stream.cuda()) } {
             Ok(uses) => ManuallyDrop::new(uses),
             Err(error) => {
-                pool.free(ptr, stream.millpond())?;
+                // SAFETY: nobody else knows the block.
+                unsafe { pool.free(ptr, stream.millpond()) }?;
                 return Err(error.into());
             }
         };
@@ -203,7 +204,8 @@ impl<T> Drop for Buffer<T> {
         // Its drop would record a write. It owns nothing.
         std::mem::forget(write);
         self.stream.uses().keep(self.ptr, uses);
-        if let Err(error) = self.pool.free(self.ptr, self.stream.millpond()) {
+        // SAFETY: the block is the buffer's alone, and the stream waits for all that cudarc knows of.
+        if let Err(error) = unsafe { self.pool.free(self.ptr, self.stream.millpond()) } {
             tracing::error!(%error, "a buffer could not be freed");
         }
     }

@@ -41,7 +41,8 @@ impl Event {
     /// # Errors
     /// The device's own.
     pub fn query(&self) -> DeviceResult<bool> {
-        let complete = self.timelines.device().query_event(self.handle)?;
+        // SAFETY: the event is this object's, and lives as long.
+        let complete = unsafe { self.timelines.device().query_event(self.handle) }?;
         if complete {
             self.timelines.note_synchronized(&self.clock);
         }
@@ -54,7 +55,8 @@ impl Event {
     /// # Errors
     /// The device's own.
     pub fn synchronize(&self) -> DeviceResult<()> {
-        self.timelines.device().synchronize_event(self.handle)?;
+        // SAFETY: as in `query`.
+        unsafe { self.timelines.device().synchronize_event(self.handle) }?;
         self.timelines.note_synchronized(&self.clock);
         self.timelines.after_sync();
         Ok(())

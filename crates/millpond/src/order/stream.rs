@@ -102,7 +102,8 @@ impl Stream {
         let timelines = &self.inner.timelines;
         let device = timelines.device();
         let handle = device.create_event()?;
-        match self.inner.timeline.record(device.as_ref(), handle) {
+        // SAFETY: the event was created above, by this device.
+        match unsafe { self.inner.timeline.record(device.as_ref(), handle) } {
             Ok(clock) => Ok(Event::new(timelines.clone(), handle, clock)),
             Err(error) => {
                 // SAFETY: nobody else knows the event.
@@ -123,7 +124,8 @@ impl Stream {
                 what: "the event is another device's; record and wait on streams of one context".to_owned(),
             });
         }
-        self.inner.timeline.wait(self.device().as_ref(), event.handle(), event.clock())
+        // SAFETY: the event is borrowed, so it lives, and of this device, as was seen above.
+        unsafe { self.inner.timeline.wait(self.device().as_ref(), event.handle(), event.clock()) }
     }
 
     /// Makes later work on this stream wait for all work given to `other` so far.
@@ -142,7 +144,8 @@ impl Stream {
     pub fn synchronize(&self) -> DeviceResult<()> {
         let mut complete = self.inner.timeline.ordered_after();
         complete.raise(self.inner.timeline.id, self.inner.timeline.turn());
-        self.device().synchronize_stream(self.handle())?;
+        // SAFETY: the handle is valid as long as this lives, or by the promise of who adopted it.
+        unsafe { self.device().synchronize_stream(self.handle()) }?;
         self.inner.timelines.note_synchronized(&complete);
         self.inner.timelines.after_sync();
         Ok(())
@@ -153,7 +156,8 @@ impl Stream {
     /// # Errors
     /// The device's own.
     pub fn is_idle(&self) -> DeviceResult<bool> {
-        self.device().stream_is_idle(self.handle())
+        // SAFETY: as in `synchronize`.
+        unsafe { self.device().stream_is_idle(self.handle()) }
     }
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {

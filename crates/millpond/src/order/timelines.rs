@@ -87,7 +87,8 @@ impl Timelines {
     /// Creates a stream of our own.
     pub(crate) fn create_stream(self: &Arc<Self>) -> DeviceResult<Stream> {
         let handle = self.device.create_stream()?;
-        match self.device.stream_id(handle) {
+        // SAFETY: the stream was created above.
+        match unsafe { self.device.stream_id(handle) } {
             Ok(id) => Ok(self.register(handle, id, Marking::WhenNeeded, true)),
             Err(error) => {
                 // SAFETY: the stream was created above and nobody else knows it.
@@ -97,14 +98,18 @@ impl Timelines {
         }
     }
 
-    /// The stream behind a handle that somebody else made. With [`Marking::WhenNeeded`] the handle must be
-    /// valid until the last clone of the returned stream is gone.
-    pub(crate) fn adopt_stream(
+    /// The stream behind a handle that somebody else made.
+    ///
+    /// # Safety
+    /// The handle is valid until the last clone of the returned stream is gone; with [`Marking::AtOnce`], now and in
+    /// each later call that is given the returned stream.
+    pub(crate) unsafe fn adopt_stream(
         self: &Arc<Self>,
         handle: StreamHandle,
         marking: Marking,
     ) -> DeviceResult<Stream> {
-        let id = self.device.stream_id(handle)?;
+        // SAFETY: the caller's promise.
+        let id = unsafe { self.device.stream_id(handle) }?;
         if let Some(inner) = self.alive.lock().get(&id).and_then(Weak::upgrade) {
             return Ok(Stream::from_inner(inner));
         }

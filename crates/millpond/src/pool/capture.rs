@@ -64,7 +64,9 @@ impl CapturePool {
         self.claim.pool.check_stream(stream)?;
         let first = stream.clone();
         self.begin_where(move |other| {
-            let capture_of = |stream: &Stream| stream.device().capture_of(stream.handle()).ok().flatten();
+            // SAFETY: `other` is presented by who allocates, and `first` is kept, or valid until the capture has ended.
+            let capture_of =
+                |stream: &Stream| unsafe { stream.device().capture_of(stream.handle()) }.ok().flatten();
             other.id() == first.id() || capture_of(other).is_some_and(|one| capture_of(&first) == Some(one))
         })
     }

@@ -57,7 +57,8 @@ use crate::{Error, Result};
 /// let stream = device.create_stream()?;
 /// let block = pool.alloc(1 << 20, &stream)?;
 /// // … give work that uses the block to the stream …
-/// pool.free(block, &stream)?;
+/// // SAFETY: nobody else has the block, and all work on it was given to this stream.
+/// unsafe { pool.free(block, &stream) }?;
 /// assert_eq!(pool.used().current, 0);
 /// # Ok::<(), millpond::Error>(())
 /// ```
@@ -128,7 +129,8 @@ impl Pool {
         }
         // SAFETY: the block was allocated above for work on this stream.
         if let Err(error) = unsafe { self.device().memset(ptr, 0, bytes, stream.handle()) } {
-            self.free(ptr, stream)?;
+            // SAFETY: nobody else knows the block.
+            unsafe { self.free(ptr, stream) }?;
             return Err(error.into());
         }
         Ok(ptr)
@@ -145,9 +147,32 @@ impl Pool {
     /// # Errors
     /// [`Error::DoubleFree`], [`Error::InteriorPointer`], [`Error::WrongPool`], [`Error::ForeignPointer`] or
     /// [`Error::WrongDevice`]; nothing changed then.
+    ///
+    /// # Safety
+    /// A live block that starts at `ptr` is the caller's: no [`Buffer`](crate::Buffer), [`Workspace`](crate::Workspace) or
+    /// other owner of it is left, and nobody uses it for work that is given later. Work that uses it is ordered as above.
+    ///
+    /// ```compile_fail,E0133
+    /// # let device = millpond::Context::host()?;
+    /// # let pool = millpond::Pool::builder(&device).build()?;
+    /// # let stream = device.create_stream()?;
+    /// let buffer = millpond::Buffer::<u8>::zeroed(&pool, 100, &stream)?;
+    /// pool.free(buffer.ptr(), &stream)?; // error: call to unsafe method
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    /// ```
+    /// # let device = millpond::Context::host()?;
+    /// # let pool = millpond::Pool::builder(&device).build()?;
+    /// # let stream = device.create_stream()?;
+    /// let buffer = millpond::Buffer::<u8>::zeroed(&pool, 100, &stream)?;
+    /// // SAFETY: the buffer gave the block up.
+    /// unsafe { pool.free(buffer.into_raw(), &stream) }?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     #[inline]
-    pub fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        self.inner.free(ptr, stream)
+    pub unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.free(ptr, stream) }
     }
 
     /// Notes that work on `stream` uses the block, now or until it is freed: the free will wait for what
@@ -270,7 +295,8 @@ impl Pool {
     /// // … begin capturing the stream …
     /// let scratch = pool.alloc(1 << 20, &stream)?; // comes from `memory`
     /// // … give the stream work that uses it …
-    /// pool.free(scratch, &stream)?; // for later work of the capture
+    /// // SAFETY: nobody else has the block, and all work on it was given to this stream.
+    /// unsafe { pool.free(scratch, &stream) }?; // for later work of the capture
     /// // … end the capture …
     /// drop(capturing);
     /// // … replay the graph, any number of times, destroy it …
