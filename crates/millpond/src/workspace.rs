@@ -1,5 +1,6 @@
 //! Workspaces: one block taken in advance, for a program that needs the same scratch memory every step.
 
+use std::fmt;
 use std::marker::PhantomData;
 
 use bytemuck::Pod;
@@ -27,12 +28,21 @@ use crate::{Error, Result};
 /// }
 /// # Ok::<(), millpond::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct Workspace {
     block: Buffer<u8>,
     used: std::cell::Cell<u64>,
     high: u64,
     align: u64,
+}
+
+impl fmt::Debug for Workspace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Workspace")
+            .field("ptr", &self.block.ptr())
+            .field("used", &self.used())
+            .field("capacity", &self.capacity())
+            .finish_non_exhaustive()
+    }
 }
 
 /// Memory of a [`Workspace`], until its next [reset](Workspace::reset).

@@ -15,6 +15,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -50,12 +51,17 @@ impl Default for HostOptions {
 /// A [`Device`] made of the CPU and its memory. See the [module](self).
 ///
 /// Dropping it lets all work run that was given to its streams, and then gives its memory back.
-#[derive(Debug)]
 pub struct HostDevice {
     properties: Properties,
     events: Mutex<SlotMap<DefaultKey, Option<Moment>>>,
     streams: Streams,
     memory: Arc<Memory>,
+}
+
+impl fmt::Debug for HostDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostDevice").field("memory", &self.memory.info()).finish_non_exhaustive()
+    }
 }
 
 impl HostDevice {
