@@ -85,6 +85,25 @@ impl Workspace {
 
     /// Takes everything back. Slices handed out before cannot be used after, as the borrow shows; work that
     /// uses them needs no waiting for, since what is handed out next is for later work on the same stream.
+    ///
+    /// ```compile_fail,E0502
+    /// # let device = millpond::Context::host()?;
+    /// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+    /// let mut workspace = millpond::Workspace::new(&pool, 1 << 20, &stream)?;
+    /// let before = workspace.alloc::<f32>(1024)?;
+    /// workspace.reset(); // error: `before` is used below
+    /// println!("{}", before.ptr());
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    /// ```
+    /// # let device = millpond::Context::host()?;
+    /// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+    /// let mut workspace = millpond::Workspace::new(&pool, 1 << 20, &stream)?;
+    /// let before = workspace.alloc::<f32>(1024)?;
+    /// println!("{}", before.ptr());
+    /// workspace.reset();
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     pub fn reset(&mut self) {
         self.high = self.high_water();
         self.used.set(0);

@@ -17,6 +17,9 @@ use crate::{Error, Result};
 /// one as long as the graph. Several captures may share it, one after the other, if their graphs are replayed in the
 /// order of the captures and never at the same time, as with PyTorch's shared pools.
 ///
+/// To drop the last clone is to say that no graph which uses the memory is launched again: a launch is an unsafe call of
+/// the driver's, and who makes it promises that the graph's memory is there.
+///
 /// When the last clone goes, the host waits for the device (a replay may be under way on any stream), and what is free
 /// goes back; blocks that are still live stay valid until they are freed. While another capture is under way, that is
 /// put off until it ends.

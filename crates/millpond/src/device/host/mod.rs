@@ -336,6 +336,13 @@ unsafe impl Device for HostDevice {
         if bytes == 0 {
             return Ok(());
         }
+        if stream::on_stream_thread() {
+            // Whoever has the bytes could not wait until they are written.
+            return invalid(
+                "copy_to_host",
+                "work on a stream must not wait for the device, nor for its bytes",
+            );
+        }
         self.memory.check_access("copy_to_host", from, bytes)?;
         let to = to.expose_provenance();
         self.submit("copy_to_host", stream, move || {
