@@ -16,6 +16,25 @@ use freeing::Freeing;
 const MIB: u64 = 1 << 20;
 const CAPACITY: u64 = 256 * MIB;
 
+#[test]
+fn work_cannot_read_bytes_that_it_could_not_wait_for() {
+    let Rig { host, pool, stream, other, .. } = Rig::new();
+    let sevens = Buffer::from_slice(&pool, &[7_u8; 512], &other).unwrap();
+    let (release, released) = mpsc::channel::<()>();
+    host.launch(other.handle(), move || _ = released.recv()).unwrap();
+    let (give, given) = mpsc::channel();
+    let read = move || {
+        let mut bytes = vec![0; 512];
+        let refused = sevens.copy_to_slice(&mut bytes).is_err();
+        give.send((bytes, refused)).unwrap();
+    };
+    host.launch(stream.handle(), read).unwrap();
+    let (bytes, refused) = given.recv().unwrap();
+    drop(release);
+    other.synchronize().unwrap();
+    assert_eq!((bytes, refused), (vec![0; 512], true), "written after the call had returned");
+}
+
 /// A pool over the host device, with captures, and two streams.
 struct Rig {
     host: Arc<HostDevice>,

@@ -65,7 +65,8 @@ pub use types::{
 /// # Safety
 /// A pool hands out memory on the word of its device. So, as long as its callers keep their promises: address ranges,
 /// pages and segments that are out do not overlap; what is mapped is there until it is unmapped; and work is called
-/// complete only when it is, with all that it was ordered after.
+/// complete only when it is, with all that it was ordered after. Once a wait for a stream has returned, with an error too,
+/// nothing that was given to it before is copied to the host any more.
 pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// What the device is and can do. Constant for the life of the device.
     fn properties(&self) -> &Properties;
@@ -263,7 +264,7 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     ) -> DeviceResult<()>;
 
     /// Copies from the device to host memory in stream order. `to` has been written once the stream is
-    /// synchronised, and may be written at any time before.
+    /// synchronised, and may be written at any time before. Refused on a thread that may not wait for the stream.
     ///
     /// # Safety
     /// `to` is writable for `bytes`, and neither touched nor freed until then; the source is mapped and

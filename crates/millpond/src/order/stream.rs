@@ -1,5 +1,6 @@
 //! Streams as the program holds them.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::{Event, Fence, Marking, Tick, Timeline, Timelines};
@@ -10,11 +11,18 @@ use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 /// A stream made by millpond is destroyed with its last clone; work already given to it still runs. Waiting
 /// through [`wait`](Self::wait) and [`synchronize`](Self::synchronize) tells the pools what is ordered after
 /// what; waiting behind their back is safe too, but they cannot use the knowledge.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Stream {
     inner: Arc<Inner>,
     /// What tells it from others: looked at on every allocation and free.
     key: StreamKey,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.device().properties().short();
+        f.debug_struct("Stream").field("id", &self.id().0).field("device", &device).finish_non_exhaustive()
+    }
 }
 
 /// What tells a stream from all others without a look at its timeline.

@@ -1,5 +1,6 @@
 //! A device as programs hold it: its streams and its pools.
 
+use std::fmt;
 use std::sync::{Arc, OnceLock, Weak};
 
 use parking_lot::Mutex;
@@ -12,9 +13,15 @@ use crate::{Error, Result, device};
 /// A device with its streams and its pools. Clones are the same context.
 ///
 /// Pools and streams of one context know of each other; what belongs to another context is refused.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Context").field(self.device()).finish()
+    }
 }
 
 #[derive(Debug)]

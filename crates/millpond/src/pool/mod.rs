@@ -29,6 +29,7 @@ mod shortening;
 mod unlocked;
 mod waste;
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -66,11 +67,22 @@ use crate::{Error, Result};
 /// When the last handle of a pool goes, the host waits for pending work on its memory and gives it back. If
 /// blocks are still live then, the pool lives on until the last of them is freed
 /// ([`Context::free`], or a [`Buffer`](crate::Buffer)'s drop).
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Pool {
     inner: Arc<PoolInner>,
     /// Counts the program's handles; buffers hold the inner pool only.
     _handle: Arc<Handle>,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("name", &self.name())
+            .field("device", &self.device().properties().short())
+            .field("reserved", &self.reserved().current)
+            .field("allocated", &self.used().current)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]

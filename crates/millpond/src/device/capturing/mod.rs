@@ -15,6 +15,7 @@
 mod tests;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -28,16 +29,27 @@ use super::{
 };
 
 /// A [`Device`] with stream capture. See the [module](self).
-#[derive(Debug)]
 pub struct CapturingDevice {
     inner: Arc<dyn Device>,
     state: Mutex<State>,
 }
 
+impl fmt::Debug for CapturingDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CapturingDevice").field(&self.inner).finish()
+    }
+}
+
 /// Work that was captured. The memory that it uses must stay as long as this lives.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Graph {
     nodes: Arc<Vec<Node>>,
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph").field("nodes", &self.nodes.len()).finish()
+    }
 }
 
 #[derive(Debug, Default)]

@@ -15,6 +15,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -50,12 +51,17 @@ impl Default for HostOptions {
 /// A [`Device`] made of the CPU and its memory. See the [module](self).
 ///
 /// Dropping it lets all work run that was given to its streams, and then gives its memory back.
-#[derive(Debug)]
 pub struct HostDevice {
     properties: Properties,
     events: Mutex<SlotMap<DefaultKey, Option<Moment>>>,
     streams: Streams,
     memory: Arc<Memory>,
+}
+
+impl fmt::Debug for HostDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostDevice").field("memory", &self.memory.info()).finish_non_exhaustive()
+    }
 }
 
 impl HostDevice {
@@ -329,6 +335,13 @@ unsafe impl Device for HostDevice {
     ) -> DeviceResult<()> {
         if bytes == 0 {
             return Ok(());
+        }
+        if stream::on_stream_thread() {
+            // Whoever has the bytes could not wait until they are written.
+            return invalid(
+                "copy_to_host",
+                "work on a stream must not wait for the device, nor for its bytes",
+            );
         }
         self.memory.check_access("copy_to_host", from, bytes)?;
         let to = to.expose_provenance();
