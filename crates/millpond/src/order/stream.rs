@@ -76,10 +76,23 @@ impl Stream {
         self.inner.owner.set(owner).ok();
     }
 
-    /// The driver's handle (`CUstream`), valid as long as a clone of this stream lives.
+    /// The driver's handle (`CUstream`), valid as long as a clone of this stream lives. That of a
+    /// [thread's default stream](crate::Context::per_thread_stream) means another stream on each thread: see
+    /// [`handle_here`](Self::handle_here).
     #[inline]
     pub fn handle(&self) -> StreamHandle {
         self.inner.handle
+    }
+
+    /// The driver's handle, for calls on this thread: it means this stream here.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for another thread's default stream, and for a foreign stream whose handle was
+    /// recycled; or the device's own.
+    #[inline]
+    pub fn handle_here(&self) -> DeviceResult<StreamHandle> {
+        self.inner.timeline.check_usable(self.device().as_ref(), self.inner.handle)?;
+        Ok(self.inner.handle)
     }
 
     /// The stream's identity, which the device never gives to another.
@@ -96,8 +109,7 @@ impl Stream {
     /// orders nodes of the graph, and teaches the pools nothing.
     ///
     /// # Errors
-    /// The device's own, and [`DeviceError::Invalid`] for a stream whose handle was recycled, or another
-    /// thread's default stream.
+    /// As for [`handle_here`](Self::handle_here).
     pub fn record(&self) -> DeviceResult<Event> {
         let timelines = &self.inner.timelines;
         let device = timelines.device();
@@ -123,7 +135,7 @@ impl Stream {
                 what: "the event is another device's; record and wait on streams of one context".to_owned(),
             });
         }
-        self.inner.timeline.wait(self.device().as_ref(), event.handle(), event.clock())
+        self.inner.timelines.wait(&self.inner.timeline, event.handle(), event.clock())
     }
 
     /// Makes later work on this stream wait for all work given to `other` so far.
@@ -138,11 +150,12 @@ impl Stream {
     /// back what lies above their release thresholds.
     ///
     /// # Errors
-    /// The device's own.
+    /// As for [`handle_here`](Self::handle_here).
     pub fn synchronize(&self) -> DeviceResult<()> {
+        let handle = self.handle_here()?;
         let mut complete = self.inner.timeline.ordered_after();
         complete.raise(self.inner.timeline.id, self.inner.timeline.turn());
-        self.device().synchronize_stream(self.handle())?;
+        self.device().synchronize_stream(handle)?;
         self.inner.timelines.note_synchronized(&complete);
         self.inner.timelines.after_sync();
         Ok(())
@@ -151,9 +164,9 @@ impl Stream {
     /// Whether all work given to the stream so far is complete. Does not wait.
     ///
     /// # Errors
-    /// The device's own.
+    /// As for [`handle_here`](Self::handle_here).
     pub fn is_idle(&self) -> DeviceResult<bool> {
-        self.device().stream_is_idle(self.handle())
+        self.device().stream_is_idle(self.handle_here()?)
     }
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {

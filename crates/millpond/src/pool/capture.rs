@@ -64,7 +64,9 @@ impl CapturePool {
         self.claim.pool.check_stream(stream)?;
         let first = stream.clone();
         self.begin_where(move |other| {
-            let capture_of = |stream: &Stream| stream.device().capture_of(stream.handle()).ok().flatten();
+            // Of a thread's default stream, only that thread can tell.
+            let capture_of =
+                |stream: &Stream| stream.device().capture_of(stream.handle_here().ok()?).ok().flatten();
             other.id() == first.id() || capture_of(other).is_some_and(|one| capture_of(&first) == Some(one))
         })
     }
