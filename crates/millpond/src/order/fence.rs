@@ -106,6 +106,7 @@ impl Fence {
 
     /// As [`join`](Self::join), in time linear in both lengths.
     fn merge(&mut self, theirs: &[(TimelineId, Tick)]) {
+        note_looks(self.len() + theirs.len());
         let mut mine = self.0.iter().map(|entry| entry.0).peekable();
         let is_new = |entry: &&(TimelineId, Tick)| {
             while mine.next_if(|id| *id < entry.0).is_some() {}
@@ -144,8 +145,21 @@ impl Fence {
 
     /// Keeps only the entries for which `keep` holds.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(TimelineId, Tick) -> bool) {
+        note_looks(self.len());
         self.0.retain(|entry| keep(entry.0, entry.1));
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Entries that this thread looked at one after the other: what fences of many streams cost.
+    pub(crate) static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+#[inline]
+fn note_looks(_entries: usize) {
+    #[cfg(test)]
+    LOOKS.set(LOOKS.get() + _entries);
 }
 
 fn same_streams(mine: &[(TimelineId, Tick)], theirs: &[(TimelineId, Tick)]) -> bool {
