@@ -499,12 +499,16 @@ fn two_threads_default_streams_are_captured_apart() {
         let each = graphs.each_ref().map(|(memory, bytes)| {
             let (rig, turn) = (&rig, &turn);
             threads.spawn(move || {
-                let capturing = memory.begin(&rig.context.per_thread_stream().unwrap()).unwrap();
-                rig.device.begin_capture(StreamHandle::PER_THREAD).unwrap();
+                let capturing = memory.begin(&rig.context.per_thread_stream().unwrap());
+                let begun = rig.device.begin_capture(StreamHandle::PER_THREAD);
+                // Nothing panics before the other thread was met for the last time.
                 turn.wait();
-                let stream = rig.context.per_thread_stream().unwrap();
-                let at = rig.pool.alloc(*bytes, &stream).unwrap();
+                let stream = rig.context.per_thread_stream();
+                let at =
+                    stream.clone().map_err(Error::from).and_then(|stream| rig.pool.alloc(*bytes, &stream));
                 turn.wait();
+                begun.unwrap();
+                let (capturing, stream, at) = (capturing.unwrap(), stream.unwrap(), at.unwrap());
                 rig.device.end_capture(StreamHandle::PER_THREAD).expect("no rule was broken");
                 drop(capturing);
                 let used = memory.used();
