@@ -541,7 +541,7 @@ public:
         : Buffer(pool, count, StreamRef(stream), stream) {}
 
     Buffer(const Pool &pool, std::size_t count, StreamRef stream = nullptr)
-        : Buffer(pool, count, stream, std::nullopt) {}
+        : Buffer(pool, count, stream, kept_if_of_thread(pool, stream)) {}
 
     Buffer(Buffer &&other) noexcept { swap(other); }
 
@@ -611,11 +611,17 @@ public:
 
 private:
     Buffer(const Pool &pool, std::size_t count, StreamRef stream, std::optional<Stream> kept)
-        : pool_(pool), kept_(std::move(kept)), stream_(stream), count_(count) {
+        : pool_(pool), kept_(std::move(kept)), stream_(kept_ ? StreamRef(*kept_) : stream), count_(count) {
         if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
             throw Error(MILLPOND_STATUS_SIZE_OVERFLOW, "a buffer of more bytes than can be addressed");
         }
         data_ = static_cast<T *>(pool.allocate(size_bytes(), stream));
+    }
+
+    /// The raw handle of a thread's default stream means another stream on each thread. Registered, it does not.
+    static std::optional<Stream> kept_if_of_thread(const Pool &pool, StreamRef stream) {
+        if (reinterpret_cast<std::uintptr_t>(stream.get()) != 2) return std::nullopt;
+        return Stream(pool.context(), static_cast<CUstream_st *>(stream.get()));
     }
 
     /// A buffer made without arguments has no pool.

@@ -512,3 +512,51 @@ fn many_threads_allocate_while_captures_come_and_go() {
     rig.check();
     assert_eq!(rig.pool.stats().blocks.current, 0);
 }
+
+#[test]
+fn two_threads_default_streams_are_captured_apart() {
+    let rig = Rig::new();
+    let graphs = [MIB, 2 * MIB].map(|bytes| (rig.pool.capture_pool(), bytes));
+    let turn = std::sync::Barrier::new(2);
+    let places = std::thread::scope(|threads| {
+        let each = graphs.each_ref().map(|(memory, bytes)| {
+            let (rig, turn) = (&rig, &turn);
+            threads.spawn(move || {
+                let capturing = memory.begin(&rig.context.per_thread_stream().unwrap());
+                let begun = rig.device.begin_capture(StreamHandle::PER_THREAD);
+                // Nothing panics before the other thread was met for the last time.
+                turn.wait();
+                let stream = rig.context.per_thread_stream();
+                let at =
+                    stream.clone().map_err(Error::from).and_then(|stream| rig.pool.alloc(*bytes, &stream));
+                turn.wait();
+                begun.unwrap();
+                let (capturing, stream, at) = (capturing.unwrap(), stream.unwrap(), at.unwrap());
+                rig.device.end_capture(StreamHandle::PER_THREAD).expect("no rule was broken");
+                drop(capturing);
+                let used = memory.used();
+                // SAFETY: the block is the test's, and is not used again.
+                unsafe { rig.pool.free(at, &rig.stream) }.unwrap();
+                (used, stream.id())
+            })
+        });
+        each.map(|thread| thread.join().unwrap())
+    });
+    assert_eq!(places.map(|(used, _)| used), [MIB, 2 * MIB], "each in its own memory");
+    assert_ne!(places[0].1, places[1].1);
+}
+
+#[test]
+fn a_foreign_stream_is_known_by_its_handle_while_captured() {
+    let rig = Rig::new();
+    let handle = rig.device.create_stream().unwrap();
+    // SAFETY: the stream is destroyed at the end.
+    let foreign = unsafe { rig.context.foreign_stream(handle) }.unwrap();
+    let mut buffer = Buffer::<u8>::zeroed(&rig.pool, 512, &foreign).unwrap();
+    rig.device.begin_capture(handle).unwrap();
+    buffer.set_zero().expect("it becomes a node of the graph");
+    rig.device.end_capture(handle).expect("no rule was broken");
+    drop((buffer, foreign));
+    // SAFETY: nobody uses it any more.
+    unsafe { rig.device.destroy_stream(handle) }.unwrap();
+}

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::device::sim::{Call, SimDevice, SimOptions};
 use crate::device::{Device, DeviceError, DevicePtr};
+use crate::order::LOOKS;
 use crate::{Context, Pool, PoolBuilder, ReusePolicies, Stream};
 
 const MIB: u64 = 1 << 20;
@@ -329,4 +330,34 @@ fn where_the_device_cannot_be_asked_the_next_best_will_do() {
     bench.sim.fail_no_more();
     bench.sim.release(hold);
     assert_eq!(bench.alloc(4 * MIB), better);
+}
+
+#[test]
+fn a_block_of_many_streams_costs_each_of_them_the_same() {
+    let looks = |streams: u64| {
+        let bench = bench(|pool| pool.spare(0));
+        let whole = bench.pool.alloc(streams * 2 * MIB, &bench.stream).unwrap();
+        // SAFETY: the block is the test's, and is not used again.
+        unsafe { bench.pool.free(whole, &bench.stream) }.unwrap();
+        bench.stream.synchronize().unwrap();
+        let streams: Vec<_> = (0..streams).map(|_| bench.context.create_stream().unwrap()).collect();
+        let blocks: Vec<_> =
+            streams.iter().map(|stream| bench.pool.alloc(2 * MIB, stream).unwrap()).collect();
+        for (stream, block) in streams.iter().zip(blocks) {
+            bench.sim.launch(stream.handle(), std::time::Duration::from_secs(100)).unwrap();
+            // SAFETY: the block is the test's, and is not used again.
+            unsafe { bench.pool.free(block, stream) }.unwrap();
+        }
+        let before = LOOKS.get();
+        let again = bench.pool.alloc(whole_of(&streams), &bench.stream).unwrap();
+        assert_eq!(again, whole, "of what they freed");
+        assert_eq!(bench.sim.calls()[Call::WaitEvent], streams.len() as u64);
+        (LOOKS.get() - before) / streams.len()
+    };
+    let (few, many) = if cfg!(miri) { (4, 16) } else { (32, 2000) };
+    assert!(looks(many) <= looks(few) + 8, "{} and {}", looks(many), looks(few));
+}
+
+fn whole_of(streams: &[Stream]) -> u64 {
+    streams.len() as u64 * 2 * MIB
 }

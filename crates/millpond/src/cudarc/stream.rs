@@ -49,7 +49,7 @@ impl Stream {
     /// A stream of millpond's, wrapped for cudarc.
     ///
     /// # Errors
-    /// [`DeviceError::Invalid`] for a stream of another GPU than cudarc's context.
+    /// [`DeviceError::Invalid`] for a stream of another GPU than cudarc's context, or another thread's default stream.
     ///
     /// # Safety
     /// No clone of [`cuda`](Self::cuda)'s `Arc`, and nothing that holds one (a `CudaBlas`, say), is used once
@@ -59,7 +59,7 @@ impl Stream {
         check(stream.device().as_ref(), context, "Stream::wrap")?;
         // SAFETY: the handle is of the primary context's GPU, and alive as long as `stream`'s clone beside it;
         // what is beyond that the caller promises.
-        let cuda = unsafe { context.wrap_borrowed_stream(stream.handle().raw() as _) };
+        let cuda = unsafe { context.wrap_borrowed_stream(stream.handle_here()?.raw() as _) };
         Ok(Self::of(stream.clone(), cuda))
     }
 

@@ -53,6 +53,7 @@ pub mod trusted;
 mod types;
 
 pub use error::{DeviceError, DeviceResult};
+pub(crate) use types::calling_thread;
 pub use types::{
     AsyncUsage, CaptureId, DevicePtr, EventHandle, Kind, MemoryInfo, PageHandle, Properties, StreamHandle,
     StreamId,

@@ -84,10 +84,23 @@ impl Stream {
         self.inner.owner.set(owner).ok();
     }
 
-    /// The driver's handle (`CUstream`), valid as long as a clone of this stream lives.
+    /// The driver's handle (`CUstream`), valid as long as a clone of this stream lives. That of a
+    /// [thread's default stream](crate::Context::per_thread_stream) means another stream on each thread: see
+    /// [`handle_here`](Self::handle_here).
     #[inline]
     pub fn handle(&self) -> StreamHandle {
         self.inner.handle
+    }
+
+    /// The driver's handle, for calls on this thread: it means this stream here.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for another thread's default stream, and for a foreign stream whose handle was
+    /// recycled; or the device's own.
+    #[inline]
+    pub fn handle_here(&self) -> DeviceResult<StreamHandle> {
+        self.inner.timeline.check_usable(self.device().as_ref(), self.inner.handle)?;
+        Ok(self.inner.handle)
     }
 
     /// The stream's identity, which the device never gives to another.
@@ -104,8 +117,7 @@ impl Stream {
     /// orders nodes of the graph, and teaches the pools nothing.
     ///
     /// # Errors
-    /// The device's own, and [`DeviceError::Invalid`] for a stream whose handle was recycled, or another
-    /// thread's default stream.
+    /// As for [`handle_here`](Self::handle_here).
     pub fn record(&self) -> DeviceResult<Event> {
         let timelines = &self.inner.timelines;
         let device = timelines.device();
@@ -133,7 +145,7 @@ impl Stream {
             });
         }
         // SAFETY: the event is borrowed, so it lives, and of this device, as was seen above.
-        unsafe { self.inner.timeline.wait(self.device().as_ref(), event.handle(), event.clock()) }
+        unsafe { self.inner.timelines.wait(&self.inner.timeline, event.handle(), event.clock()) }
     }
 
     /// Makes later work on this stream wait for all work given to `other` so far.
@@ -148,12 +160,13 @@ impl Stream {
     /// back what lies above their release thresholds.
     ///
     /// # Errors
-    /// The device's own.
+    /// As for [`handle_here`](Self::handle_here).
     pub fn synchronize(&self) -> DeviceResult<()> {
+        let handle = self.handle_here()?;
         let mut complete = self.inner.timeline.ordered_after();
         complete.raise(self.inner.timeline.id, self.inner.timeline.turn());
         // SAFETY: the handle is valid as long as this lives, or by the promise of who adopted it.
-        unsafe { self.device().synchronize_stream(self.handle()) }?;
+        unsafe { self.device().synchronize_stream(handle) }?;
         self.inner.timelines.note_synchronized(&complete);
         self.inner.timelines.after_sync();
         Ok(())
@@ -162,10 +175,11 @@ impl Stream {
     /// Whether all work given to the stream so far is complete. Does not wait.
     ///
     /// # Errors
-    /// The device's own.
+    /// As for [`handle_here`](Self::handle_here).
     pub fn is_idle(&self) -> DeviceResult<bool> {
+        let handle = self.handle_here()?;
         // SAFETY: as in `synchronize`.
-        unsafe { self.device().stream_is_idle(self.handle()) }
+        unsafe { self.device().stream_is_idle(handle) }
     }
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {

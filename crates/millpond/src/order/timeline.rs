@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use parking_lot::Mutex;
 
 use super::{Fence, ReusePolicies};
-use crate::device::{Device, DeviceResult, EventHandle, StreamHandle, StreamId};
+use crate::device::{Device, DeviceResult, EventHandle, StreamHandle, StreamId, calling_thread};
 
 /// A point on a timeline. Tick 0 is before everything.
 pub(crate) type Tick = u64;
@@ -20,7 +20,7 @@ pub(crate) struct TimelineId {
 }
 
 /// How marks can be recorded on a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Marking {
     /// At any time: the stream's handle is valid until the timeline is retired.
     WhenNeeded,
@@ -49,7 +49,12 @@ struct State {
     marks: VecDeque<Mark>,
     /// The ticks of other streams that later work on this one is ordered after.
     ordered_after: Fence,
+    /// How many streams `ordered_after` may name before it is pruned.
+    most_named: usize,
 }
+
+/// Streams that another is known to come after, up to which nothing is pruned.
+const FEW_NAMED: usize = 8;
 
 impl State {
     fn has_mark_for(&self, tick: Tick) -> bool {
@@ -78,6 +83,8 @@ pub(crate) struct Timeline {
     pub(crate) serial: u64,
     pub(crate) stream: StreamId,
     pub(crate) marking: Marking,
+    /// The thread whose default stream it is: to others, its handle means a stream of their own.
+    of_thread: Option<u64>,
     /// The tick that work given now belongs to.
     now: AtomicU64,
     /// The highest tick that was seen complete by asking.
@@ -96,6 +103,7 @@ impl Timeline {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             stream,
             marking,
+            of_thread: (handle == StreamHandle::PER_THREAD).then(calling_thread),
             now: AtomicU64::new(1),
             observed: AtomicU64::new(0),
             synchronized: AtomicU64::new(0),
@@ -103,6 +111,7 @@ impl Timeline {
                 handle: Some(handle),
                 marks: VecDeque::new(),
                 ordered_after: Fence::empty(),
+                most_named: FEW_NAMED,
             }),
         }
     }
@@ -181,9 +190,21 @@ impl Timeline {
         if self.marking == Marking::AtOnce && !presented {
             return Ok(false);
         }
-        let state = self.state.lock();
-        // SAFETY: valid, within the lock; who does not present the stream was sent away above.
-        state.handle.map_or(Ok(false), |handle| Ok(unsafe { device.capture_of(handle) }?.is_some()))
+        match self.usable_handle(device, &self.state.lock()) {
+            // SAFETY: valid, within the lock; who does not present the stream was sent away above.
+            Ok(handle) => Ok(unsafe { device.capture_of(handle) }?.is_some()),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Whether the calling thread, which presents the stream, could make it wait for work on others now. A capture must
+    /// not wait for work outside of it.
+    pub(super) fn can_wait(&self, device: &dyn Device) -> DeviceResult<bool> {
+        match self.usable_handle(device, &self.state.lock()) {
+            // SAFETY: valid, within the lock, since the caller presents the stream.
+            Ok(handle) => Ok(unsafe { device.capture_of(handle) }?.is_none()),
+            Err(_) => Ok(false),
+        }
     }
 
     /// Whether a mark could be recorded now, by whoever does not present the stream.
@@ -218,22 +239,31 @@ impl Timeline {
         Ok(clock)
     }
 
-    /// Makes later work on this stream wait for `event`, which stands for the ticks in `after`.
+    /// Makes later work on this stream wait for `event`, which stands for the ticks in `after`. Returns whether so many
+    /// streams are known to come before it that they should be [pruned](Self::prune_ordered_after).
     ///
     /// # Safety
     /// The event is valid on this device.
-    pub(crate) unsafe fn wait(
+    pub(super) unsafe fn wait(
         &self,
         device: &dyn Device,
         event: EventHandle,
         after: &Fence,
-    ) -> DeviceResult<()> {
+    ) -> DeviceResult<bool> {
         let mut state = self.state.lock();
         let handle = self.usable_handle(device, &state)?;
         // SAFETY: the stream is valid, as in `record`; the event is the caller's promise.
         unsafe { device.wait_event(handle, event) }?;
         state.ordered_after.join(after);
-        Ok(())
+        Ok(state.ordered_after.len() > state.most_named)
+    }
+
+    /// Forgets that the stream comes after a tick, where `matters` says that this answers no question.
+    pub(super) fn prune_ordered_after(&self, matters: impl Fn(TimelineId, Tick) -> bool) {
+        let mut state = self.state.lock();
+        state.ordered_after.retain(|id, tick| id != self.id && matters(id, tick));
+        // Twice what is left: so pruning costs each wait a constant.
+        state.most_named = (2 * state.ordered_after.len()).max(FEW_NAMED);
     }
 
     /// The mark that closes `tick`: the one that is there already, or one recorded now. `None` where there is
@@ -401,17 +431,33 @@ impl Timeline {
     /// The stream's handle, if it is still this stream's and the calling thread may use it.
     fn usable_handle(&self, device: &dyn Device, state: &State) -> DeviceResult<StreamHandle> {
         let handle = state.handle.ok_or_else(|| gone("the stream was destroyed"))?;
-        // Only a per-thread default stream changes its meaning with the caller; foreign streams are
-        // presented by callers who promise that they are alive, but may have been recycled in between. (One that was
-        // met in a capture is kept by the capture's route until its end, and is known by its handle.)
-        if self.marking == Marking::AtOnce
-            && !self.stream.is_in_capture()
-            // SAFETY: presented by the caller, so valid.
-            && unsafe { device.stream_id(handle) }? != self.stream
-        {
-            return Err(gone("the handle is another stream's now, or another thread's default stream"));
-        }
+        self.check_usable(device, handle)?;
         Ok(handle)
+    }
+
+    /// Refuses a handle that means another stream to the calling thread. All calls that give the device the stream's
+    /// handle are to ask here first: else they concern another stream than the ticks that they teach.
+    pub(super) fn check_usable(&self, device: &dyn Device, handle: StreamHandle) -> DeviceResult<()> {
+        if let Some(thread) = self.of_thread {
+            return if thread == calling_thread() {
+                Ok(())
+            } else {
+                Err(gone(
+                    "it is another thread's default stream; use it on that thread, or synchronise the device",
+                ))
+            };
+        }
+        // Foreign streams are presented by callers who promise that they are alive, but may have been recycled in
+        // between. (One that was met in a capture is kept by the capture's route until its end, and is known by its
+        // handle. So is one that is being captured now, which the driver does not identify.)
+        if self.marking == Marking::AtOnce && !self.stream.is_in_capture() {
+            // SAFETY: presented by the caller, so valid.
+            let id = unsafe { device.stream_id(handle) }?;
+            if id != self.stream && !id.is_in_capture() {
+                return Err(gone("the handle is another stream's now"));
+            }
+        }
+        Ok(())
     }
 }
 

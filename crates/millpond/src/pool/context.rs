@@ -107,8 +107,9 @@ impl Context {
         unsafe { self.inner.timelines.adopt_stream(StreamHandle::LEGACY, Marking::WhenNeeded) }
     }
 
-    /// The calling thread's default stream. Used on another thread, the stream returned here frees safely but
-    /// late: only once the device is synchronised.
+    /// The calling thread's default stream. On another thread, the stream returned here frees safely but late: only
+    /// once the device is synchronised. What would give it work there, or ask or wait for it, is an error: to the
+    /// device its handle means the other thread's own.
     ///
     /// # Errors
     /// The device's own.

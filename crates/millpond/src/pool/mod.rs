@@ -135,12 +135,14 @@ impl Pool {
     /// # Errors
     /// Those of [`alloc`](Self::alloc).
     pub fn alloc_zeroed(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
+        // Before anything is allocated for it.
+        let handle = stream.handle_here()?;
         let ptr = self.alloc(bytes, stream)?;
         if ptr.is_null() {
             return Ok(ptr);
         }
         // SAFETY: the block was allocated above for work on this stream.
-        if let Err(error) = unsafe { self.device().memset(ptr, 0, bytes, stream.handle()) } {
+        if let Err(error) = unsafe { self.device().memset(ptr, 0, bytes, handle) } {
             // SAFETY: nobody else knows the block.
             unsafe { self.free(ptr, stream) }?;
             return Err(error.into());

@@ -25,7 +25,7 @@ use parking_lot::Mutex;
 use super::ledger::invalid;
 use super::{
     AsyncUsage, CaptureId, Device, DeviceError, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle,
-    Properties, StreamHandle, StreamId,
+    Properties, StreamHandle, StreamId, calling_thread,
 };
 
 /// A [`Device`] with stream capture. See the [module](self).
@@ -59,16 +59,23 @@ struct State {
     events: HashMap<EventHandle, CaptureId>,
     graphs: Vec<Weak<Vec<Node>>>,
     /// Streams whose capture begins once it was asked of them whether there is one.
-    unseen: Vec<StreamHandle>,
+    unseen: Vec<Named>,
     /// Memory that was to be taken from a graph.
     taken: Vec<DeviceError>,
+}
+
+/// A stream's handle, with the thread that it means a stream of.
+type Named = (StreamHandle, Option<u64>);
+
+fn named(stream: StreamHandle) -> Named {
+    (stream, (stream == StreamHandle::PER_THREAD).then(calling_thread))
 }
 
 #[derive(Debug)]
 struct Capture {
     id: CaptureId,
     /// The first is the one that the capture began with.
-    streams: Vec<StreamHandle>,
+    streams: Vec<Named>,
     nodes: Vec<Node>,
     broken: Option<DeviceError>,
 }
@@ -92,14 +99,14 @@ impl Node {
 
 impl State {
     fn capture_of(&mut self, stream: StreamHandle) -> Option<&mut Capture> {
-        self.captures.iter_mut().find(|capture| capture.streams.contains(&stream))
+        self.captures.iter_mut().find(|capture| capture.streams.contains(&named(stream)))
     }
 
     fn begin_capture(&mut self, stream: StreamHandle) -> CaptureId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
         let id = CaptureId(NEXT.fetch_add(1, Ordering::Relaxed));
-        self.captures.push(Capture { id, streams: vec![stream], nodes: Vec::new(), broken: None });
+        self.captures.push(Capture { id, streams: vec![named(stream)], nodes: Vec::new(), broken: None });
         id
     }
 
@@ -166,7 +173,7 @@ impl CapturingDevice {
     /// The next time that somebody asks whether the stream is being captured, the answer is no, and a capture begins
     /// right after it: as where another thread begins one between that question and the call that it was asked for.
     pub fn begin_capture_unseen(&self, stream: StreamHandle) {
-        self.state.lock().unseen.push(stream);
+        self.state.lock().unseen.push(named(stream));
     }
 
     /// Ends the capture that began on the stream. Streams that joined it are free again.
@@ -175,7 +182,7 @@ impl CapturingDevice {
     /// [`DeviceError::Invalid`] where no capture began there; else what ended the capture before.
     pub fn end_capture(&self, stream: StreamHandle) -> DeviceResult<Graph> {
         let mut state = self.state.lock();
-        let Some(at) = state.captures.iter().position(|capture| capture.streams[0] == stream) else {
+        let Some(at) = state.captures.iter().position(|capture| capture.streams[0] == named(stream)) else {
             return invalid("end_capture", "no capture began on this stream");
         };
         let capture = state.captures.remove(at);
@@ -325,7 +332,7 @@ unsafe impl Device for CapturingDevice {
 
     unsafe fn capture_of(&self, stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
         let mut state = self.state.lock();
-        if let Some(at) = state.unseen.iter().position(|unseen| *unseen == stream) {
+        if let Some(at) = state.unseen.iter().position(|unseen| *unseen == named(stream)) {
             state.unseen.swap_remove(at);
             state.begin_capture(stream);
             return Ok(None);
@@ -386,7 +393,7 @@ unsafe impl Device for CapturingDevice {
         let Some(capture) = state.captures.iter_mut().find(|capture| capture.id == id) else {
             return invalid(CALL, "the event is of a capture that has ended");
         };
-        capture.streams.push(stream);
+        capture.streams.push(named(stream));
         Ok(())
     }
 
