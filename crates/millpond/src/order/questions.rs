@@ -265,6 +265,18 @@ mod tests {
         assert!(timelines.is_complete(&last));
     }
 
+    #[test]
+    fn a_stream_that_others_wait_for_keeps_few_events() {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let timelines = Timelines::new(sim.clone());
+        let (first, second) = (timelines.create_stream().unwrap(), timelines.create_stream().unwrap());
+        for _ in 0..1000 {
+            assert!(timelines.make_wait(&first.fence(), second.timeline()).unwrap());
+        }
+        assert_eq!(sim.calls()[Call::WaitEvent], 1000, "each waited for what came since");
+        assert!(sim.calls()[Call::CreateEvent] <= MOST_MARKS as u64 + 1);
+    }
+
     /// A stream of a device with captures, which is asked about while another thread begins to capture it.
     struct Race {
         device: Arc<CapturingDevice>,

@@ -363,6 +363,12 @@ impl Timeline {
         Ok(Looked { learned, wants_mark: state.marks.len() < MOST_MARKS })
     }
 
+    /// Whether there are so many marks that those which are complete should be looked for before another is recorded:
+    /// who goes by waiting alone never looks.
+    pub(super) fn has_many_marks(&self) -> bool {
+        self.state.lock().marks.len() >= MOST_MARKS
+    }
+
     /// Whether a recorded mark, complete or not, closes `tick`.
     pub(crate) fn has_mark_for(&self, tick: Tick) -> bool {
         self.state.lock().has_mark_for(tick)

@@ -281,6 +281,11 @@ impl Timelines {
         tick: Tick,
         presented: bool,
     ) -> DeviceResult<Option<Mark>> {
+        if timeline.has_many_marks()
+            && let Err(error) = timeline.poll(self.device.as_ref(), |event| self.let_go(event))
+        {
+            tracing::warn!(%error, "a stream's events could not be queried");
+        }
         timeline.mark(self.device.as_ref(), || self.spare_event(), tick, presented)
     }
 
