@@ -90,6 +90,7 @@ impl<T: Pod> Buffer<T> {
     /// The device's own.
     pub fn set_zero(&mut self) -> Result<()> {
         if self.byte_len() > 0 {
+            self.pool.check_process()?;
             // SAFETY: the buffer owns the block, which is valid on its stream until it is freed there.
             unsafe { self.stream.device().memset(self.ptr, 0, self.byte_len(), self.stream.handle()) }?;
         }
@@ -105,6 +106,7 @@ impl<T: Pod> Buffer<T> {
             return Err(Pool::length_mismatch("Buffer::copy_from_slice", from.len(), self.len));
         }
         if self.byte_len() > 0 {
+            self.pool.check_process()?;
             let (stream, bytes) = (&self.stream, self.byte_len());
             // SAFETY: the slice is readable for its length, which is the buffer's, and has been read when
             // the call returns; the block as in `set_zero`.
@@ -124,6 +126,7 @@ impl<T: Pod> Buffer<T> {
             return Err(Pool::length_mismatch("Buffer::copy_to_slice", to.len(), self.len));
         }
         if self.byte_len() > 0 {
+            self.pool.check_process()?;
             let (stream, bytes) = (&self.stream, self.byte_len());
             // SAFETY: the slice is writable for its length, and borrowed until the stream is synchronised
             // below; any bytes are a valid `T`. The block as in `set_zero`.
@@ -158,6 +161,7 @@ impl<T: Pod> Buffer<T> {
         if self.byte_len() == 0 {
             return Ok(());
         }
+        from.pool.check_process()?;
         from.pool.check_stream(&self.stream)?;
         let elsewhere = from.stream.id() != self.stream.id();
         if elsewhere {
@@ -223,7 +227,10 @@ pub(crate) fn byte_len<T>(len: usize) -> Result<u64> {
 
 impl<T: Pod> Drop for Buffer<T> {
     fn drop(&mut self) {
-        if let Err(error) = self.pool.free(self.ptr, &self.stream) {
+        // In a forked child the block is the parent's.
+        if let Err(error) = self.pool.free(self.ptr, &self.stream)
+            && error != Error::Forked
+        {
             tracing::error!(%error, "a buffer could not be freed");
         }
     }

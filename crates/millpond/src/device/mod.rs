@@ -16,8 +16,9 @@
 //! call that returned it until the `unsafe` call that destroys it; who destroys it promises that nobody
 //! uses it afterwards. That is why the calls that only *use* a handle are safe.
 
-use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
 
 pub mod capturing;
 pub mod checker;
@@ -49,8 +50,8 @@ pub trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// The time on a clock that only goes forward, by which a pool judges what its slow paths cost the program.
     /// The host's own, unless the device keeps a time of its own or replays one.
     fn now(&self) -> Duration {
-        static START: OnceLock<Instant> = OnceLock::new();
-        START.get_or_init(Instant::now).elapsed()
+        let now = clock_gettime(ClockId::Monotonic);
+        Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
     }
 
     // ---- addresses -------------------------------------------------------------------------------

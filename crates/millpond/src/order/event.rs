@@ -41,6 +41,7 @@ impl Event {
     /// # Errors
     /// The device's own.
     pub fn query(&self) -> DeviceResult<bool> {
+        self.timelines.check_process()?;
         let complete = self.timelines.device().query_event(self.handle)?;
         if complete {
             self.timelines.note_synchronized(&self.clock);
@@ -54,6 +55,7 @@ impl Event {
     /// # Errors
     /// The device's own.
     pub fn synchronize(&self) -> DeviceResult<()> {
+        self.timelines.check_process()?;
         self.timelines.device().synchronize_event(self.handle)?;
         self.timelines.note_synchronized(&self.clock);
         self.timelines.after_sync();
@@ -63,6 +65,10 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if !self.timelines.is_here() {
+            // The event is the parent's.
+            return;
+        }
         // The handle was handed out by `handle()`, so it is not reused for marks; a pending destroy is fine.
         // SAFETY: the event is this object's alone and goes with it.
         if let Err(error) = unsafe { self.timelines.device().destroy_event(self.handle) } {

@@ -100,6 +100,7 @@ impl Stream {
     /// thread's default stream.
     pub fn record(&self) -> DeviceResult<Event> {
         let timelines = &self.inner.timelines;
+        timelines.check_process()?;
         let device = timelines.device();
         let handle = device.create_event()?;
         match self.inner.timeline.record(device.as_ref(), handle) {
@@ -123,6 +124,7 @@ impl Stream {
                 what: "the event is another device's; record and wait on streams of one context".to_owned(),
             });
         }
+        self.inner.timelines.check_process()?;
         self.inner.timeline.wait(self.device().as_ref(), event.handle(), event.clock())
     }
 
@@ -140,6 +142,7 @@ impl Stream {
     /// # Errors
     /// The device's own.
     pub fn synchronize(&self) -> DeviceResult<()> {
+        self.inner.timelines.check_process()?;
         let mut complete = self.inner.timeline.ordered_after();
         complete.raise(self.inner.timeline.id, self.inner.timeline.turn());
         self.device().synchronize_stream(self.handle())?;
@@ -153,6 +156,7 @@ impl Stream {
     /// # Errors
     /// The device's own.
     pub fn is_idle(&self) -> DeviceResult<bool> {
+        self.inner.timelines.check_process()?;
         self.device().stream_is_idle(self.handle())
     }
 

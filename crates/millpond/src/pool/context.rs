@@ -1,12 +1,13 @@
 //! A device as programs hold it: its streams and its pools.
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::{Pool, registry::Registry};
 use crate::device::{Device, DeviceResult, MemoryInfo, StreamHandle};
 use crate::order::{Marking, Stream, Timelines};
+use crate::process::PerProcess;
 use crate::{Error, Result, device};
 
 /// A device with its streams and its pools. Clones are the same context.
@@ -41,8 +42,8 @@ impl Context {
     /// [`DeviceError::Unavailable`](crate::device::DeviceError::Unavailable) without a driver or such a GPU.
     #[cfg(feature = "cuda")]
     pub fn cuda(ordinal: usize) -> Result<Self> {
-        static CONTEXTS: Mutex<Vec<(usize, Weak<Inner>)>> = Mutex::new(Vec::new());
-        let mut contexts = CONTEXTS.lock();
+        static CONTEXTS: PerProcess<Mutex<Vec<(usize, Weak<Inner>)>>> = PerProcess::new();
+        let mut contexts = CONTEXTS.get().lock();
         contexts.retain(|(_, context)| context.strong_count() > 0);
         let known = contexts.iter().find(|(of, _)| *of == ordinal).and_then(|(_, known)| known.upgrade());
         if let Some(inner) = known {
@@ -58,8 +59,8 @@ impl Context {
     /// # Errors
     /// The operating system's, where it refuses memory or threads.
     pub fn host() -> Result<Self> {
-        static CONTEXT: OnceLock<Mutex<Weak<Inner>>> = OnceLock::new();
-        let mut known = CONTEXT.get_or_init(Mutex::default).lock();
+        static CONTEXT: PerProcess<Mutex<Weak<Inner>>> = PerProcess::new();
+        let mut known = CONTEXT.get().lock();
         if let Some(inner) = known.upgrade() {
             return Ok(Self { inner });
         }
@@ -78,6 +79,7 @@ impl Context {
     /// # Errors
     /// The device's own.
     pub fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+        self.inner.timelines.check_process()?;
         self.device().memory_info()
     }
 
@@ -152,6 +154,7 @@ impl Context {
     /// # Errors
     /// Those of building a pool.
     pub fn default_pool(&self) -> Result<Pool> {
+        self.inner.timelines.check_process()?;
         self.inner.registry.default_pool(|| Pool::builder(self).name("default").build())
     }
 
@@ -161,6 +164,7 @@ impl Context {
     /// # Errors
     /// Those of building a pool.
     pub fn current_pool(&self) -> Result<Pool> {
+        self.inner.timelines.check_process()?;
         match self.inner.registry.current_pool() {
             Some(pool) => Ok(pool),
             None => self.default_pool(),
@@ -178,6 +182,7 @@ impl Context {
         {
             return Err(Error::WrongDevice { what: "current pool", pool: pool.name().to_owned() });
         }
+        self.inner.timelines.check_process()?;
         Ok(self.inner.registry.set_current_pool(pool.cloned()))
     }
 
@@ -189,6 +194,7 @@ impl Context {
         if ptr.is_null() {
             return Ok(());
         }
+        self.inner.timelines.check_process()?;
         match self.inner.registry.owner_of(ptr) {
             Some(owner) => owner.free(ptr, stream),
             None => Err(Error::ForeignPointer { ptr, pool: "any".to_owned() }),

@@ -20,7 +20,7 @@ impl Device for CudaDevice {
     }
 
     fn memory_info(&self) -> DeviceResult<MemoryInfo> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         let (mut free, mut total) = (0_usize, 0_usize);
         // SAFETY: both are writable.
@@ -31,7 +31,7 @@ impl Device for CudaDevice {
     // ---- addresses -------------------------------------------------------------------------------
 
     fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         self.needs_virtual_memory()?;
         let mut at = 0;
         // SAFETY: `at` is writable. An alignment of 0 is the granularity.
@@ -42,7 +42,7 @@ impl Device for CudaDevice {
     }
 
     unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         // SAFETY: the caller's promise: a whole reserved range with nothing mapped.
         Ok(unsafe { self.api().cuMemAddressFree(at.raw(), bytes as usize) }?)
     }
@@ -50,7 +50,7 @@ impl Device for CudaDevice {
     // ---- pages -----------------------------------------------------------------------------------
 
     fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         self.needs_virtual_memory()?;
         let mut page = 0;
         // SAFETY: `page` is writable and the properties are readable.
@@ -61,7 +61,7 @@ impl Device for CudaDevice {
     }
 
     fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         // SAFETY: a live page, by the rule for handles. The driver refuses ranges that are not reserved or
         // are mapped already.
         unsafe { self.api().cuMemMap(at.raw(), bytes as usize, 0, page.raw(), 0) }
@@ -69,7 +69,7 @@ impl Device for CudaDevice {
     }
 
     fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let access = CUmemAccessDesc {
             location: location(self.raw_device()),
             flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
@@ -80,13 +80,13 @@ impl Device for CudaDevice {
     }
 
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         // SAFETY: the caller's promise: one whole mapping that no work uses.
         Ok(unsafe { self.api().cuMemUnmap(at.raw(), bytes as usize) }?)
     }
 
     unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         // SAFETY: the caller's promise: the handle is not used again.
         Ok(unsafe { self.api().cuMemRelease(page.raw()) }?)
     }
@@ -94,7 +94,7 @@ impl Device for CudaDevice {
     // ---- whole segments --------------------------------------------------------------------------
 
     fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         let mut at = 0;
         // SAFETY: `at` is writable.
@@ -104,7 +104,7 @@ impl Device for CudaDevice {
     }
 
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: a segment that is not used again.
         Ok(unsafe { self.api().cuMemFree_v2(at.raw()) }?)
@@ -134,7 +134,7 @@ impl Device for CudaDevice {
     // ---- streams ---------------------------------------------------------------------------------
 
     fn create_stream(&self) -> DeviceResult<StreamHandle> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         let mut raw = ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
@@ -145,7 +145,7 @@ impl Device for CudaDevice {
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: a stream of ours that is not used again.
         Ok(unsafe { self.api().cuStreamDestroy_v2(stream_of(stream)) }?)
@@ -165,7 +165,7 @@ impl Device for CudaDevice {
     }
 
     fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter_for(stream)?;
         // SAFETY: the stream lives by the rule for handles.
         is_ready(unsafe { self.api().cuStreamQuery(stream_of(stream)) })
@@ -201,7 +201,7 @@ impl Device for CudaDevice {
     }
 
     fn synchronize(&self) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         // SAFETY: our context is current.
         Ok(unsafe { self.api().cuCtxSynchronize() }?)
@@ -210,7 +210,7 @@ impl Device for CudaDevice {
     // ---- events ----------------------------------------------------------------------------------
 
     fn create_event(&self) -> DeviceResult<EventHandle> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         let mut raw = ptr::null_mut();
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
@@ -221,7 +221,7 @@ impl Device for CudaDevice {
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: an event of ours that is not used again.
         Ok(unsafe { self.api().cuEventDestroy_v2(event_of(event)) }?)
@@ -234,7 +234,7 @@ impl Device for CudaDevice {
     }
 
     fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         // SAFETY: the event lives by the rule for handles.
         is_ready(unsafe { self.api().cuEventQuery(event_of(event)) })
     }
@@ -246,7 +246,7 @@ impl Device for CudaDevice {
     }
 
     fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         // SAFETY: the event lives by the rule for handles.
         Ok(unsafe { self.api().cuEventSynchronize(event_of(event)) }?)
     }
