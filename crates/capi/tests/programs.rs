@@ -102,6 +102,17 @@ fn check(source: &str, watch: Watch) {
     }
 }
 
+/// Without valgrind, and without a look for leaks: a forked child leaves alone what its parent had.
+#[test]
+fn forked_children_are_answered_at_once() {
+    for watch in [Watch::Nothing, Watch::Sanitizers] {
+        if has("gcc") {
+            let program = build("c/forks.c", watch);
+            run(Command::new(program).env("ASAN_OPTIONS", "detect_leaks=0"));
+        }
+    }
+}
+
 macro_rules! programs {
     ($($name:ident: $source:literal),* $(,)?) => {$(
         mod $name {
