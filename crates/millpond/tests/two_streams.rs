@@ -91,7 +91,8 @@ mod gpu {
 
     impl Cuda {
         pub(crate) fn new(virtual_memory: bool) -> Self {
-            let options = CudaOptions { virtual_memory: (!virtual_memory).then_some(false) };
+            let options =
+                CudaOptions { virtual_memory: (!virtual_memory).then_some(false), ..Default::default() };
             Self(CudaDevice::with_options(0, options).unwrap())
         }
     }

@@ -3,12 +3,11 @@
 use std::ffi::{c_uint, c_void};
 use std::ptr;
 
-use cudarc::driver::sys::{
-    CUevent, CUevent_flags, CUmemAccess_flags, CUmemAccessDesc, CUpointer_attribute, CUstream_flags,
-};
+use cudarc::driver::sys::{CUevent, CUevent_flags, CUpointer_attribute, CUstream_flags};
 
 use super::api::{CaptureStatus, Code, is_ready};
-use super::device::{CudaDevice, location, page_props, stream_of};
+use super::device::{CudaDevice, stream_of};
+use super::structures::page_props;
 use crate::device::{
     AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle, Properties,
     StreamHandle, StreamId,
@@ -33,6 +32,7 @@ impl Device for CudaDevice {
     fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
         let _relaxed = self.relax()?;
         self.needs_virtual_memory()?;
+        self.peers.join()?;
         let mut at = 0;
         // SAFETY: `at` is writable. An alignment of 0 is the granularity.
         unsafe { self.api().cuMemAddressReserve(&mut at, bytes as usize, 0, 0, 0) }
@@ -70,17 +70,12 @@ impl Device for CudaDevice {
 
     fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let _relaxed = self.relax()?;
-        let access = CUmemAccessDesc {
-            location: location(self.raw_device()),
-            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        // SAFETY: one readable description. The driver refuses ranges that are not mapped.
-        unsafe { self.api().cuMemSetAccess(at.raw(), bytes as usize, &access, 1) }
-            .map_err(|failure| failure.asking(bytes))
+        self.peers.give_access(at, bytes).map_err(|failure| failure.asking(bytes))
     }
 
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let _relaxed = self.relax()?;
+        self.peers.forget(at);
         // SAFETY: the caller's promise: one whole mapping that no work uses.
         Ok(unsafe { self.api().cuMemUnmap(at.raw(), bytes as usize) }?)
     }
@@ -95,6 +90,7 @@ impl Device for CudaDevice {
 
     fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
         let _relaxed = self.relax()?;
+        self.peers.join()?;
         let _entered = self.enter()?;
         let mut at = 0;
         // SAFETY: `at` is writable.
