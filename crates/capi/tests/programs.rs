@@ -102,15 +102,11 @@ fn check(source: &str, watch: Watch) {
     }
 }
 
-/// Without valgrind, and without a look for leaks: a forked child leaves alone what its parent had.
+/// Plain only: a forked child leaves alone what its parent had, which valgrind calls a leak; and the allocator of GCC 12's
+/// AddressSanitizer has locks that a fork does not let go of.
 #[test]
 fn forked_children_are_answered_at_once() {
-    for watch in [Watch::Nothing, Watch::Sanitizers] {
-        if has("gcc") {
-            let program = build("c/forks.c", watch);
-            run(Command::new(program).env("ASAN_OPTIONS", "detect_leaks=0"));
-        }
-    }
+    check("c/forks.c", Watch::Nothing);
 }
 
 macro_rules! programs {
