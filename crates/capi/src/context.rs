@@ -165,7 +165,8 @@ unsafe fn hand_out(
 /// streams made from one may be used with the other.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_context_cuda(ordinal: i32, out: *mut *mut ContextHandle) -> Status {
-    static OPENED: PerProcess<Mutex<Vec<(usize, Weak<ContextObject>)>>> = PerProcess::new();
+    type ByOrdinal = Mutex<Vec<(usize, Weak<ContextObject>)>>;
+    static OPENED: PerProcess<ByOrdinal> = PerProcess::new();
     let open = || {
         let ordinal = usize::try_from(ordinal)
             .map_err(|_| Failure::option("ordinal", format!("{ordinal}; devices are numbered from 0")))?;

@@ -42,7 +42,8 @@ impl Context {
     /// [`DeviceError::Unavailable`](crate::device::DeviceError::Unavailable) without a driver or such a GPU.
     #[cfg(feature = "cuda")]
     pub fn cuda(ordinal: usize) -> Result<Self> {
-        static CONTEXTS: PerProcess<Mutex<Vec<(usize, Weak<Inner>)>>> = PerProcess::new();
+        type ByOrdinal = Mutex<Vec<(usize, Weak<Inner>)>>;
+        static CONTEXTS: PerProcess<ByOrdinal> = PerProcess::new();
         let mut contexts = CONTEXTS.get().lock();
         contexts.retain(|(_, context)| context.strong_count() > 0);
         let known = contexts.iter().find(|(of, _)| *of == ordinal).and_then(|(_, known)| known.upgrade());
