@@ -74,6 +74,8 @@ enum millpond_status
     MILLPOND_STATUS_CAPTURE_UNDER_WAY = 14,
     // A recording cannot be written.
     MILLPOND_STATUS_RECORDING = 15,
+    // The object was made in the process that this one was forked from. Nothing was done.
+    MILLPOND_STATUS_FORKED = 16,
     // The device has too little memory.
     MILLPOND_STATUS_DEVICE_OUT_OF_MEMORY = 20,
     // The device or its driver cannot do this.

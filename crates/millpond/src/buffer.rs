@@ -104,6 +104,7 @@ impl<T: Pod> Buffer<T> {
     /// The device's own.
     pub fn set_zero(&mut self) -> Result<()> {
         if self.byte_len() > 0 {
+            self.pool.check_process()?;
             let handle = self.stream.handle_here()?;
             // SAFETY: the buffer owns the block, which is valid on its stream until it is freed there.
             unsafe { self.stream.device().memset(self.ptr, 0, self.byte_len(), handle) }?;
@@ -120,6 +121,7 @@ impl<T: Pod> Buffer<T> {
             return Err(Pool::length_mismatch("Buffer::copy_from_slice", from.len(), self.len));
         }
         if self.byte_len() > 0 {
+            self.pool.check_process()?;
             let (device, handle) = (self.stream.device(), self.stream.handle_here()?);
             // SAFETY: the slice is readable for its length, which is the buffer's, and has been read when
             // the call returns; the block as in `set_zero`.
@@ -137,6 +139,7 @@ impl<T: Pod> Buffer<T> {
             return Err(Pool::length_mismatch("Buffer::copy_to_slice", to.len(), self.len));
         }
         if self.byte_len() > 0 {
+            self.pool.check_process()?;
             let (stream, handle) = (&self.stream, self.stream.handle_here()?);
             // SAFETY: the slice is writable for its length, and borrowed until the stream is synchronised
             // below; any bytes are a valid `T`. The block as in `set_zero`.
@@ -171,6 +174,7 @@ impl<T: Pod> Buffer<T> {
         if self.byte_len() == 0 {
             return Ok(());
         }
+        from.pool.check_process()?;
         from.pool.check_stream(&self.stream)?;
         let handle = self.stream.handle_here()?;
         let elsewhere = from.stream.id() != self.stream.id();
@@ -238,7 +242,11 @@ pub(crate) fn byte_len<T>(len: usize) -> Result<u64> {
 impl<T: Pod> Drop for Buffer<T> {
     fn drop(&mut self) {
         // SAFETY: the block is the buffer's alone, and work that others gave is ordered by who gave it.
-        if let Err(error) = unsafe { self.pool.free(self.ptr, &self.stream) } {
+        let freed = unsafe { self.pool.free(self.ptr, &self.stream) };
+        // In a forked child the block is the parent's.
+        if let Err(error) = freed
+            && error != Error::Forked
+        {
             tracing::error!(%error, "a buffer could not be freed");
         }
     }

@@ -137,9 +137,21 @@ pub enum Error {
         /// What the operating system said.
         what: String,
     },
+    /// The pool, stream or buffer was made in the process that this one was forked from.
+    #[error("{}", DeviceError::Forked)]
+    Forked,
     /// The device refused a call.
     #[error(transparent)]
-    Device(#[from] DeviceError),
+    Device(DeviceError),
+}
+
+impl From<DeviceError> for Error {
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::Forked => Self::Forked,
+            error => Self::Device(error),
+        }
+    }
 }
 
 /// The result of asking a pool.

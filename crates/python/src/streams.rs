@@ -8,9 +8,9 @@
 use std::cell::Cell;
 use std::ops::Deref;
 
+use millpond::bindings::RwLock;
 use millpond::device::StreamHandle;
 use millpond::{Context, Stream};
-use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 
 use crate::devices;

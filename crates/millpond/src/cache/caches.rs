@@ -1,7 +1,7 @@
 //! The caches of all threads in one pool, and the ways to them that take no lock of the pool.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
@@ -12,7 +12,7 @@ use super::magazine::{Item, Magazine};
 use super::sizes::{MagazineIndex, Sizes};
 use super::tally::{Tally, sum};
 use super::thread::{Own, ThreadCache};
-use super::thread_index::{MOST_THREADS, NO_THREAD, ThreadEnd, thread_index};
+use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index};
 use crate::arena::{Entry, Views};
 use crate::counters::{Counted, HighWater};
 use crate::device::DevicePtr;
@@ -43,7 +43,8 @@ pub(crate) struct Caches {
     pub(super) used: AtomicUsize,
     /// What threads without a cache count. Written under the pool's lock.
     pub(super) others: Tally,
-    pub(super) pool: Weak<dyn ThreadEnd>,
+    /// Notes of threads that ended, whose caches are still open.
+    pub(super) ended: Arc<Ended>,
     /// Whether nothing is cached any more. Written under the pool's lock.
     pub(super) is_shut: AtomicBool,
     /// Whether nothing is cached for the time being. Written under the pool's lock.
@@ -96,7 +97,7 @@ pub(crate) struct Found {
 }
 
 impl Caches {
-    pub(crate) fn new(views: Arc<Views>, sizes: Sizes, pool: Weak<dyn ThreadEnd>) -> Self {
+    pub(crate) fn new(views: Arc<Views>, sizes: Sizes) -> Self {
         let nobody = Box::into_raw(Box::new(ThreadCache::new()));
         Self {
             threads: std::array::from_fn(|_| AtomicPtr::new(nobody)),
@@ -110,7 +111,7 @@ impl Caches {
             has_doors: AtomicBool::new(true),
             used: AtomicUsize::new(0),
             others: Tally::default(),
-            pool,
+            ended: Arc::default(),
             is_shut: AtomicBool::new(false),
             is_paused: AtomicBool::new(false),
         }
@@ -135,7 +136,7 @@ impl Caches {
         stream: &Stream,
     ) -> Option<Own<'_>> {
         // SAFETY: the cache under a thread's index is that thread's own, or its gate is closed until it is
-        // (`join_slow`, `end_thread`). This function's callers leave before they return.
+        // (`join_slow`), or was left to it by one that ended (`collect_ended`). Callers leave before they return.
         unsafe { self.mine().enter::<WIDE>(way, stream.key()) }
     }
 

@@ -48,7 +48,7 @@ mod thread_index;
 pub(crate) use caches::{Cached, Caches, Found};
 pub(crate) use shortcut::Shortcut;
 pub(crate) use sizes::Sizes;
-pub(crate) use thread_index::{ThreadEnd, on_thread_end};
+pub(crate) use thread_index::on_thread_end;
 
 /// Lies in the pool's lock: who has it holds the lock.
 #[derive(Debug, Default)]

@@ -39,6 +39,8 @@ struct Cache {
     to_alloc: Way,
     to_free: Way,
     owned: AtomicBool,
+    /// `Ended`: whether its thread ended since this was looked at.
+    ended: AtomicBool,
     blocks: UnsafeCell<Vec<usize>>,
     /// Whether the owner may cache blocks without the lock.
     has_room: UnsafeCell<bool>,
@@ -53,6 +55,7 @@ impl Cache {
             to_alloc: Way::default(),
             to_free: Way::default(),
             owned: AtomicBool::new(false),
+            ended: AtomicBool::new(false),
             blocks: UnsafeCell::new(Vec::new()),
             has_room: UnsafeCell::new(false),
             granted: AtomicBool::new(false),
@@ -127,11 +130,29 @@ impl<const THREADS: usize> Pool<THREADS> {
     }
 
     fn join(&self, index: usize) {
-        let _state = self.state.lock().unwrap();
+        let mut depot = self.state.lock().unwrap();
+        self.collect_ended(&mut depot);
+        self.join_locked(index);
+    }
+
+    /// `Caches::join_slow`. Under the lock.
+    fn join_locked(&self, index: usize) {
         let cache = &self.caches[index];
-        assert!(!cache.owned.load(Ordering::Relaxed), "two threads have one index");
-        cache.owned.store(true, Ordering::Relaxed);
+        if !cache.owned.swap(true, Ordering::Relaxed) {
+            // `Ended::forget`.
+            cache.ended.store(false, Ordering::Relaxed);
+        }
         cache.open();
+    }
+
+    /// `Caches::collect_ended`. Under the lock.
+    fn collect_ended(&self, depot: &mut Vec<usize>) {
+        for cache in self.caches.iter().filter(|cache| cache.ended.swap(false, Ordering::Acquire)) {
+            // Another thread may have the index by now, and be inside.
+            cache.keep_out();
+            cache.owned.store(false, Ordering::Relaxed);
+            depot.extend(cache.blocks(take));
+        }
     }
 
     /// `Caches::alloc`, else `Caches::restock`: a block is there.
@@ -145,7 +166,8 @@ impl<const THREADS: usize> Pool<THREADS> {
         });
         fast.or_else(|| {
             let mut depot = self.state.lock().unwrap();
-            cache.open();
+            self.collect_ended(&mut depot);
+            self.join_locked(index);
             let block = cache.blocks(Vec::pop).or_else(|| depot.pop())?;
             self.make_live(block);
             Some(block)
@@ -174,14 +196,16 @@ impl<const THREADS: usize> Pool<THREADS> {
             inside.pass();
             return;
         }
-        let _depot = self.state.lock().unwrap();
-        cache.open();
+        let mut depot = self.state.lock().unwrap();
+        self.collect_ended(&mut depot);
+        self.join_locked(index);
         put();
     }
 
     /// `Caches::revoke`, by somebody who has no cache: brings everything to the depot.
     fn revoke(&self) {
         let mut depot = self.state.lock().unwrap();
+        self.collect_ended(&mut depot);
         self.caches.iter().for_each(|cache| cache.gate.close());
         heavy_barrier();
         for cache in &self.caches {
@@ -241,15 +265,9 @@ impl<const THREADS: usize> Pool<THREADS> {
         }
     }
 
-    /// `Caches::end_thread`, and the index is given back.
+    /// The end of a thread, which takes no lock of the pool's: `Ended::note`, and the index is given back.
     fn end(&self, index: usize) {
-        {
-            let mut depot = self.state.lock().unwrap();
-            let cache = &self.caches[index];
-            cache.owned.store(false, Ordering::Relaxed);
-            cache.gate.close();
-            depot.extend(cache.blocks(take));
-        }
+        self.caches[index].ended.store(true, Ordering::Release);
         self.indices.lock().unwrap().push(index);
     }
 
@@ -406,11 +424,7 @@ fn a_thread_that_ends_leaves_its_place_to_another_while_a_third_revokes() {
             let pool = pool.clone();
             move || {
                 let Some(index) = pool.indices.lock().unwrap().pop() else { return };
-                assert!(
-                    pool.caches[index].enter::<false>(&pool.caches[index].to_free).is_none(),
-                    "passed before it joined"
-                );
-                pool.join(index);
+                // Until it is collected, what the first one left is this one's.
                 if let Some(block) = pool.alloc::<false>(index) {
                     pool.free::<false>(index, block, 20 + block as u64);
                 }

@@ -29,7 +29,9 @@ impl Caches {
     /// Makes the calling thread the owner of a cache. Under the lock.
     #[cold]
     fn join_anew(&self) -> Option<&ThreadCache> {
-        let index = visit(self.pool.clone())?;
+        let index = visit(&self.ended)?;
+        // What the index's last owner cached is this thread's from now on.
+        self.ended.forget(index);
         let place = &self.threads[index];
         // Relaxed: written under the lock.
         if place.load(Ordering::Relaxed) == self.nobody() {

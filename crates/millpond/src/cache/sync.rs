@@ -14,13 +14,23 @@ pub(super) use modelled::{full_barrier, heavy_barrier, is_asymmetric, light_barr
 
 #[cfg(not(loom))]
 mod real {
-    use std::sync::OnceLock;
-    use std::sync::atomic::{Ordering, compiler_fence, fence};
+    use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
 
     /// Whether the kernel issues barriers in all threads for us.
     pub(crate) fn is_asymmetric() -> bool {
-        static REGISTERED: OnceLock<bool> = OnceLock::new();
-        *REGISTERED.get_or_init(register)
+        const UNKNOWN: u8 = 2;
+        // No `OnceLock`: a fork may come in between, and the child would wait for ever. A child is registered as its
+        // parent was.
+        static REGISTERED: AtomicU8 = AtomicU8::new(UNKNOWN);
+        // Relaxed: the answer is always the same, and nothing else is concluded from it.
+        match REGISTERED.load(Ordering::Relaxed) {
+            UNKNOWN => {
+                let registered = register();
+                REGISTERED.store(u8::from(registered), Ordering::Relaxed);
+                registered
+            }
+            known => known == 1,
+        }
     }
 
     #[cfg(all(target_os = "linux", not(miri)))]

@@ -209,27 +209,33 @@ impl Caches {
         self.depot.held() > 0 || self.all().any(|cache| cache.tally.may_hold())
     }
 
-    /// The thread with this index, the calling one, ends: takes back what it caches. Its high-water mark is noted
-    /// in `folded`: kept, it would be added to what threads that come later allocate.
-    pub(crate) fn end_thread(
-        &self,
-        _lock: &mut Locked,
-        index: usize,
-        folded: &HighWater,
-        mut each: impl FnMut(Cached),
-    ) {
+    /// Whether threads ended whose caches were not collected. A glance.
+    #[inline]
+    pub(crate) fn any_ended(&self) -> bool {
+        self.ended.any()
+    }
+
+    /// Takes back what threads that ended cached. Their high-water marks are noted in `folded`: kept, they would be added
+    /// to what threads that come later allocate.
+    #[cold]
+    pub(crate) fn collect_ended(&self, _lock: &mut Locked, folded: &HighWater, mut each: impl FnMut(Cached)) {
+        let mut ended = Few::new();
         // Relaxed: under the lock, where it was written.
         // SAFETY: as in `mine`.
-        let cache = unsafe { &*self.threads[index].load(Ordering::Relaxed) };
-        cache.disown();
-        // SAFETY: the calling thread owned the cache, is not inside, and holds the lock.
-        let lanes = unsafe { cache.lanes_under_lock() };
-        self.drain(lanes, MagazineIndex::FIRST, &mut each);
-        lanes.revoke_grants();
-        cache.note_granted(lanes);
-        cache.tally.note_emptied();
+        self.ended.take(|index| ended.push(unsafe { &*self.threads[index].load(Ordering::Relaxed) }));
+        // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
+        self.keep_out(&ended);
         folded.raise(&self.counted(folded));
-        cache.tally.reset_high();
+        for cache in &ended {
+            cache.disown();
+            // SAFETY: the lock is held (`_lock`), and owners are kept out.
+            let lanes = unsafe { cache.lanes_under_lock() };
+            self.drain(lanes, MagazineIndex::FIRST, &mut each);
+            lanes.revoke_grants();
+            cache.note_granted(lanes);
+            cache.tally.note_emptied();
+            cache.tally.reset_high();
+        }
     }
 
     /// Recounts what the caches hold, and calls `recount` with the number of blocks in them while every owner is

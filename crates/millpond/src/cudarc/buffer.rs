@@ -202,6 +202,11 @@ impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
         // SAFETY: the field is not used after this.
         let mut uses = unsafe { ManuallyDrop::take(&mut self.uses) };
+        if !self.pool.is_here() {
+            // The block and the events are the parent's.
+            std::mem::forget(uses);
+            return;
+        }
         // The stream waits for every read and write, as in the drop of cudarc's own slices, so that the free,
         // which comes after the work given to it, does too.
         let (_, write) = uses.device_ptr_mut(self.stream.cuda());

@@ -36,8 +36,9 @@
 //! # Ok::<(), millpond::device::DeviceError>(())
 //! ```
 
-use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
 
 pub mod capturing;
 pub mod checker;
@@ -78,8 +79,8 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// The time on a clock that only goes forward, by which a pool judges what its slow paths cost the program.
     /// The host's own, unless the device keeps a time of its own or replays one.
     fn now(&self) -> Duration {
-        static START: OnceLock<Instant> = OnceLock::new();
-        START.get_or_init(Instant::now).elapsed()
+        let now = clock_gettime(ClockId::Monotonic);
+        Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
     }
 
     // ---- addresses -------------------------------------------------------------------------------

@@ -51,6 +51,7 @@ impl Event {
     /// # Errors
     /// The device's own.
     pub fn query(&self) -> DeviceResult<bool> {
+        self.timelines.check_process()?;
         // SAFETY: the event is this object's, and lives as long.
         let complete = unsafe { self.timelines.device().query_event(self.handle) }?;
         if complete {
@@ -65,6 +66,7 @@ impl Event {
     /// # Errors
     /// The device's own.
     pub fn synchronize(&self) -> DeviceResult<()> {
+        self.timelines.check_process()?;
         // SAFETY: as in `query`.
         unsafe { self.timelines.device().synchronize_event(self.handle) }?;
         self.timelines.note_synchronized(&self.clock);
@@ -75,6 +77,10 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if !self.timelines.is_here() {
+            // The event is the parent's.
+            return;
+        }
         // The handle was handed out by `handle()`, so it is not reused for marks; a pending destroy is fine.
         // SAFETY: the event is this object's alone and goes with it.
         if let Err(error) = unsafe { self.timelines.device().destroy_event(self.handle) } {

@@ -120,6 +120,7 @@ impl Stream {
     /// As for [`handle_here`](Self::handle_here).
     pub fn record(&self) -> DeviceResult<Event> {
         let timelines = &self.inner.timelines;
+        timelines.check_process()?;
         let device = timelines.device();
         let handle = device.create_event()?;
         // SAFETY: the event was created above, by this device.
@@ -144,6 +145,7 @@ impl Stream {
                 what: "the event is another device's; record and wait on streams of one context".to_owned(),
             });
         }
+        self.inner.timelines.check_process()?;
         // SAFETY: the event is borrowed, so it lives, and of this device, as was seen above.
         unsafe { self.inner.timelines.wait(&self.inner.timeline, event.handle(), event.clock()) }
     }
@@ -162,6 +164,7 @@ impl Stream {
     /// # Errors
     /// As for [`handle_here`](Self::handle_here).
     pub fn synchronize(&self) -> DeviceResult<()> {
+        self.inner.timelines.check_process()?;
         let handle = self.handle_here()?;
         let mut complete = self.inner.timeline.ordered_after();
         complete.raise(self.inner.timeline.id, self.inner.timeline.turn());
@@ -177,6 +180,7 @@ impl Stream {
     /// # Errors
     /// As for [`handle_here`](Self::handle_here).
     pub fn is_idle(&self) -> DeviceResult<bool> {
+        self.inner.timelines.check_process()?;
         let handle = self.handle_here()?;
         // SAFETY: as in `synchronize`.
         unsafe { self.device().stream_is_idle(handle) }

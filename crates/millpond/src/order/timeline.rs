@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::{Fence, ReusePolicies};
 use crate::device::{Device, DeviceResult, EventHandle, StreamHandle, StreamId, calling_thread};

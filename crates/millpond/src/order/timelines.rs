@@ -4,12 +4,13 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use crate::lock::{Mutex, RwLock, RwLockReadGuard};
 
 use super::stream::Inner;
 use super::timeline::{Mark, Marking};
 use super::{Fence, Stream, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceResult, EventHandle, StreamHandle, StreamId};
+use crate::process::{OfProcess, Process};
 
 /// Who wants to know that the host has waited for the device. Called without locks held.
 pub(crate) trait AfterSync: Send + Sync {
@@ -57,15 +58,16 @@ struct Alive {
 /// See the [module](super).
 pub(crate) struct Timelines {
     device: Arc<dyn Device>,
-    table: RwLock<Table>,
+    process: Process,
+    table: OfProcess<RwLock<Table>>,
     /// Retired timelines that are not known to be complete. Those at the back were asked last.
-    retired: Mutex<VecDeque<Arc<Timeline>>>,
+    retired: OfProcess<Mutex<VecDeque<Arc<Timeline>>>>,
     /// Streams alive now, so that one stream has one timeline however often it is presented. Where one caller promises
     /// that it stays and another does not, it has two: each promise ends with the streams that were returned for it.
-    alive: Mutex<HashMap<(StreamId, Marking), Alive>>,
+    alive: OfProcess<Mutex<HashMap<(StreamId, Marking), Alive>>>,
     /// Events that stand for nothing, ready to be recorded.
-    spare_events: Mutex<Vec<EventHandle>>,
-    listeners: Mutex<Vec<Weak<dyn AfterSync>>>,
+    spare_events: OfProcess<Mutex<Vec<EventHandle>>>,
+    listeners: OfProcess<Mutex<Vec<Weak<dyn AfterSync>>>>,
     /// Captures under way that pools were told of. Locked while the device is synchronised for a pool's own sake,
     /// which would end a capture.
     captures: Mutex<usize>,
@@ -89,11 +91,12 @@ impl Timelines {
     pub(crate) fn new(device: Arc<dyn Device>) -> Arc<Self> {
         Arc::new(Self {
             device,
-            table: RwLock::default(),
-            retired: Mutex::default(),
-            alive: Mutex::default(),
-            spare_events: Mutex::default(),
-            listeners: Mutex::default(),
+            process: Process::here(),
+            table: OfProcess::default(),
+            retired: OfProcess::default(),
+            alive: OfProcess::default(),
+            spare_events: OfProcess::default(),
+            listeners: OfProcess::default(),
             captures: Mutex::default(),
             is_capturing: AtomicBool::new(false),
         })
@@ -103,10 +106,23 @@ impl Timelines {
         &self.device
     }
 
+    /// Asked before anything is locked, waited for, or asked of the device.
+    #[inline]
+    pub(crate) fn check_process(&self) -> DeviceResult<()> {
+        Ok(self.process.check()?)
+    }
+
+    /// Whether this process made them, and was not forked from the one that did.
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        self.process.is_here()
+    }
+
     // ---- streams ---------------------------------------------------------------------------------
 
     /// Creates a stream of our own.
     pub(crate) fn create_stream(self: &Arc<Self>) -> DeviceResult<Stream> {
+        self.check_process()?;
         let handle = self.device.create_stream()?;
         // SAFETY: the stream was created above.
         match unsafe { self.device.stream_id(handle) } {
@@ -129,6 +145,7 @@ impl Timelines {
         handle: StreamHandle,
         marking: Marking,
     ) -> DeviceResult<Stream> {
+        self.check_process()?;
         let marking = match handle {
             StreamHandle::PER_THREAD => Marking::AtOnce,
             _ if is_legacy(handle) => Marking::WhenNeeded,
@@ -179,6 +196,10 @@ impl Timelines {
     /// The last clone of a stream is gone: closes its last tick while the handle is still valid, destroys
     /// the stream if it is ours, and leaves the timeline to [`sweep_retired`](Self::sweep_retired).
     pub(super) fn retire(&self, timeline: &Arc<Timeline>, handle: StreamHandle, owned: bool) {
+        if !self.is_here() {
+            // The stream is the parent's.
+            return;
+        }
         {
             let mut alive = self.alive.lock();
             // The same stream may have been presented again since: then the entry is the newcomer's.
@@ -324,6 +345,7 @@ impl Timelines {
 
     /// Waits on the host for all work on the device, and notes it.
     pub(crate) fn synchronize_device(&self) -> DeviceResult<()> {
+        self.check_process()?;
         let timelines = self.each();
         let ticks: Vec<_> = timelines.iter().map(|timeline| timeline.turn()).collect();
         self.device.synchronize()?;
@@ -411,6 +433,10 @@ fn is_legacy(handle: StreamHandle) -> bool {
 
 impl Drop for Timelines {
     fn drop(&mut self) {
+        if !self.is_here() {
+            // The events are the parent's.
+            return;
+        }
         // Streams hold this table, so none is left: every timeline is retired.
         let slots = std::mem::take(&mut self.table.get_mut().slots);
         let marks =

@@ -35,6 +35,7 @@ impl PoolInner {
     /// Allocates under the lock: from the depot or the arena, with what all caches hold, and under pressure.
     #[cold]
     pub(super) fn alloc_slow(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
+        self.check_process()?;
         if !self.caches.has_doors() {
             if !self.recording.is_on() {
                 self.open_doors();
@@ -77,6 +78,8 @@ impl PoolInner {
         stream: &Stream,
     ) -> Result<std::result::Result<DevicePtr, Refusal>> {
         let route = self.routes.of(stream);
+        // A filter or a callback of the program may have forked.
+        self.check_process()?;
         let mut state = self.lock_noting_waits();
         if state.destroyed {
             return Err(Error::PoolDestroyed { pool: self.name.clone() });

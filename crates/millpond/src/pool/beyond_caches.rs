@@ -62,6 +62,9 @@ impl PoolInner {
 
     /// Gives the arena what every thread caches; returns whether there was anything.
     pub(super) fn empty_caches(&self, state: &mut State) -> bool {
+        if self.caches.any_ended() {
+            self.collect_ended(state);
+        }
         let State { arena, locked, .. } = state;
         let any = self.caches.holds_any();
         if any {

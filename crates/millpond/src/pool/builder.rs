@@ -1,10 +1,10 @@
 //! Building a pool: its options, and what makes sense of them.
 
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::haste::Haste;
 use super::inner::{PoolInner, State};
@@ -16,6 +16,7 @@ use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;
 use crate::order::{AfterSync, Reuse, ReusePolicies};
 use crate::pages::{Budget, Limits, Pages};
+use crate::process::OfProcess;
 use crate::record::{self, Recording};
 use crate::{Error, Result};
 
@@ -156,6 +157,7 @@ impl PoolBuilder {
     pub fn build(self) -> Result<Pool> {
         let layout = self.layout()?;
         let timelines = self.context.timelines().clone();
+        timelines.check_process()?;
         let registry = self.context.registry();
         let device = timelines.device().clone();
         let spare = self.spare.unwrap_or((device.properties().total_memory / SPARE_PART).min(MOST_SPARE));
@@ -168,22 +170,22 @@ impl PoolBuilder {
         arena.prepare_tables();
         let views = arena.views().clone();
         let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
-        let inner = Arc::new_cyclic(|pool: &Weak<PoolInner>| PoolInner {
+        let inner = Arc::new(PoolInner {
             name: self.name,
             timelines: timelines.clone(),
             registry: Arc::downgrade(registry),
             recording: Recording::new(counters.clone()),
             counters,
-            caches: Caches::new(views.clone(), sizes, pool.clone()),
+            caches: OfProcess::new(Caches::new(views.clone(), sizes)),
             views,
             routes: Routes::default(),
-            state: Mutex::new(State {
+            state: OfProcess::new(Mutex::new(State {
                 arena,
                 locked: Locked::default(),
                 haste,
                 captured: Vec::new(),
                 destroyed: false,
-            }),
+            })),
             release_threshold: AtomicU64::new(self.release_threshold),
             reclaimers: Callbacks::default(),
             observers: Callbacks::default(),

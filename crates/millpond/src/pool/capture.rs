@@ -55,9 +55,11 @@ impl CapturePool {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
         let id = MemoryId(NEXT.fetch_add(1, Ordering::Relaxed));
-        let mut state = pool.state.lock();
-        let arena = state.arena.that_keeps();
-        state.captured.push(Captured { id, arena, is_released: false });
+        if pool.is_here() {
+            let mut state = pool.state.lock();
+            let arena = state.arena.that_keeps();
+            state.captured.push(Captured { id, arena, is_released: false });
+        }
         Self { claim: Arc::new(Claim { pool: pool.clone(), id }) }
     }
 
@@ -96,6 +98,7 @@ impl CapturePool {
 
     fn begin_filtered(&self, takes: Arc<Filter>) -> Result<Capturing> {
         let Claim { pool, id } = &*self.claim;
+        pool.check_process()?;
         if pool.state.lock().destroyed {
             return Err(Error::PoolDestroyed { pool: pool.name.clone() });
         }
@@ -118,6 +121,9 @@ impl CapturePool {
     }
 
     fn with(&self, look: impl FnOnce(&Captured) -> u64) -> u64 {
+        if !self.claim.pool.is_here() {
+            return 0;
+        }
         let state = self.claim.pool.state.lock();
         state.captured(self.claim.id).map_or(0, |at| look(&state.captured[at]))
     }
@@ -125,6 +131,9 @@ impl CapturePool {
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        if !self.pool.is_here() {
+            return;
+        }
         {
             let mut state = self.pool.state.lock();
             if let Some(at) = state.captured(self.id) {
@@ -138,6 +147,9 @@ impl Drop for Claim {
 impl Drop for Capturing {
     fn drop(&mut self) {
         let Claim { pool, id } = &*self.memory.claim;
+        if !pool.is_here() {
+            return;
+        }
         if let Some(route) = pool.end_route(*id) {
             route.close_ticks();
         }

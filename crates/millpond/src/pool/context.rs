@@ -1,13 +1,14 @@
 //! A device as programs hold it: its streams and its pools.
 
 use std::fmt;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::{Pool, registry::Registry};
 use crate::device::{Device, DeviceResult, MemoryInfo, StreamHandle};
 use crate::order::{Marking, Stream, Timelines};
+use crate::process::PerProcess;
 use crate::{Error, Result, device};
 
 /// A device with its streams and its pools. Clones are the same context.
@@ -48,8 +49,9 @@ impl Context {
     /// [`DeviceError::Unavailable`](crate::device::DeviceError::Unavailable) without a driver or such a GPU.
     #[cfg(feature = "cuda")]
     pub fn cuda(ordinal: usize) -> Result<Self> {
-        static CONTEXTS: Mutex<Vec<(usize, Weak<Inner>)>> = Mutex::new(Vec::new());
-        let mut contexts = CONTEXTS.lock();
+        type ByOrdinal = Mutex<Vec<(usize, Weak<Inner>)>>;
+        static CONTEXTS: PerProcess<ByOrdinal> = PerProcess::new();
+        let mut contexts = CONTEXTS.get().lock();
         contexts.retain(|(_, context)| context.strong_count() > 0);
         let known = contexts.iter().find(|(of, _)| *of == ordinal).and_then(|(_, known)| known.upgrade());
         if let Some(inner) = known {
@@ -65,8 +67,8 @@ impl Context {
     /// # Errors
     /// The operating system's, where it refuses memory or threads.
     pub fn host() -> Result<Self> {
-        static CONTEXT: OnceLock<Mutex<Weak<Inner>>> = OnceLock::new();
-        let mut known = CONTEXT.get_or_init(Mutex::default).lock();
+        static CONTEXT: PerProcess<Mutex<Weak<Inner>>> = PerProcess::new();
+        let mut known = CONTEXT.get().lock();
         if let Some(inner) = known.upgrade() {
             return Ok(Self { inner });
         }
@@ -85,6 +87,7 @@ impl Context {
     /// # Errors
     /// The device's own.
     pub fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+        self.inner.timelines.check_process()?;
         self.device().memory_info()
     }
 
@@ -164,6 +167,7 @@ impl Context {
     /// # Errors
     /// Those of building a pool.
     pub fn default_pool(&self) -> Result<Pool> {
+        self.inner.timelines.check_process()?;
         self.inner.registry.default_pool(|| Pool::builder(self).name("default").build())
     }
 
@@ -173,6 +177,7 @@ impl Context {
     /// # Errors
     /// Those of building a pool.
     pub fn current_pool(&self) -> Result<Pool> {
+        self.inner.timelines.check_process()?;
         match self.inner.registry.current_pool() {
             Some(pool) => Ok(pool),
             None => self.default_pool(),
@@ -190,6 +195,7 @@ impl Context {
         {
             return Err(Error::WrongDevice { what: "current pool", pool: pool.name().to_owned() });
         }
+        self.inner.timelines.check_process()?;
         Ok(self.inner.registry.set_current_pool(pool.cloned()))
     }
 
@@ -220,6 +226,7 @@ impl Context {
         if ptr.is_null() {
             return Ok(());
         }
+        self.inner.timelines.check_process()?;
         match self.inner.registry.owner_of(ptr) {
             // SAFETY: the caller's promise.
             Some(owner) => unsafe { owner.free(ptr, stream) },

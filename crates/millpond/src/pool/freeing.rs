@@ -21,6 +21,7 @@ impl PoolInner {
 
     #[cold]
     fn free_slow(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        self.check_process()?;
         if self.recording.is_on() {
             self.free_recorded(ptr, stream)
         } else {
@@ -124,6 +125,7 @@ impl PoolInner {
     }
 
     pub(crate) fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        self.check_process()?;
         self.check_stream(stream)?;
         self.with_live(ptr, |arena, id| {
             arena.record_use(id, stream);

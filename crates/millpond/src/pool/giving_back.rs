@@ -5,18 +5,21 @@ use std::sync::atomic::Ordering;
 
 use super::beyond_caches::take_back;
 use super::inner::{PoolInner, State};
-use crate::cache::ThreadEnd;
 use crate::device::DeviceResult;
 use crate::order::{AfterSync, Fence};
 use crate::{Error, Result};
 
 impl PoolInner {
     pub(super) fn trim(&self, keep: u64) -> DeviceResult<u64> {
+        self.timelines.check_process()?;
         let mut state = self.state.lock();
         self.trim_under_lock(&mut state, keep)
     }
 
     fn trim_under_lock(&self, state: &mut State, keep: u64) -> DeviceResult<u64> {
+        if self.caches.any_ended() {
+            self.collect_ended(state);
+        }
         state.trim_released();
         if self.counters.reserved.current() <= keep {
             return Ok(0);
@@ -50,6 +53,7 @@ impl PoolInner {
 
     /// The last handle of the pool is gone, or it was destroyed.
     pub(super) fn close(self: &Arc<Self>) -> Result<()> {
+        self.check_process()?;
         self.recording.flush();
         let (blocks, bytes) = {
             let mut state = self.state.lock();
@@ -92,16 +96,31 @@ impl AfterSync for PoolInner {
     }
 }
 
-impl ThreadEnd for PoolInner {
-    fn thread_ended(&self, index: usize) {
-        let mut state = self.state.lock();
-        let State { arena, locked, .. } = &mut *state;
-        self.caches.end_thread(locked, index, &self.counters.high, |cached| take_back(arena, cached));
+impl PoolInner {
+    /// Gives the arena what threads that ended cached.
+    #[cold]
+    pub(super) fn collect_ended(&self, state: &mut State) {
+        let State { arena, locked, .. } = state;
+        self.caches.collect_ended(locked, &self.counters.high, |cached| take_back(arena, cached));
+    }
+
+    /// As [`collect_ended`](Self::collect_ended), if there is anything, and nobody has the lock.
+    pub(super) fn collect_ended_if_free(&self) {
+        if self.caches.any_ended()
+            && self.is_here()
+            && let Some(mut state) = self.state.try_lock()
+        {
+            self.collect_ended(&mut state);
+        }
     }
 }
 
 impl Drop for PoolInner {
     fn drop(&mut self) {
+        if !self.is_here() {
+            // The memory is the parent's.
+            return;
+        }
         let State { arena, locked, captured, .. } = self.state.get_mut();
         self.caches.revoke(locked, &self.counters.high, |cached| take_back(arena, cached));
         // Nobody holds a claim on it, nor the pool.

@@ -3,7 +3,7 @@
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::captured::Captured;
 use super::haste::Haste;
@@ -15,6 +15,7 @@ use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::DevicePtr;
 use crate::order::{Reuse, Stream, Timelines};
+use crate::process::OfProcess;
 use crate::record::Recording;
 use crate::stats::Stats;
 use crate::{Error, Result};
@@ -27,10 +28,10 @@ pub(crate) struct PoolInner {
     pub(super) registry: Weak<Registry>,
     pub(super) counters: Arc<Counters>,
     pub(super) recording: Recording,
-    pub(crate) caches: Caches,
+    pub(crate) caches: OfProcess<Caches>,
     pub(super) views: Arc<Views>,
     pub(super) routes: Routes,
-    pub(super) state: Mutex<State>,
+    pub(super) state: OfProcess<Mutex<State>>,
     pub(super) release_threshold: AtomicU64,
     pub(super) reclaimers: Callbacks<Reclaimer>,
     pub(super) observers: Callbacks<Observer>,
@@ -52,6 +53,19 @@ pub(super) struct State {
 }
 
 impl PoolInner {
+    /// Asked by every slow way before it locks, waits, or calls the device: in a forked child an error. There the fast path
+    /// finds nothing (`cache/thread_index.rs`), so that all requests come this way.
+    #[inline]
+    pub(crate) fn check_process(&self) -> Result<()> {
+        Ok(self.timelines.check_process()?)
+    }
+
+    /// Whether this process made the pool, and was not forked from the one that did.
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        self.timelines.is_here()
+    }
+
     #[inline]
     pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {
         if Arc::ptr_eq(stream.timelines(), &self.timelines) {
@@ -65,6 +79,7 @@ impl PoolInner {
         ptr: DevicePtr,
         look: impl FnOnce(&mut Arena, BlockId) -> R,
     ) -> Result<R> {
+        self.check_process()?;
         let mut state = self.state.lock();
         match state.look_up(ptr) {
             Pointer::Live(id) => Ok(look(state.arena_of(ptr), id)),
@@ -85,10 +100,14 @@ impl PoolInner {
     }
 
     pub(super) fn stats(&self) -> Stats {
+        self.collect_ended_if_free();
         self.counters.stats(self.counted())
     }
 
     pub(super) fn reset_high_water(&self) {
+        if !self.is_here() {
+            return;
+        }
         let mut state = self.state.lock();
         self.counters.reset_high_water();
         self.caches.fold(&mut state.locked, &self.counters.high);

@@ -67,6 +67,10 @@ use crate::{Error, Result};
 /// When the last handle of a pool goes, the host waits for pending work on its memory and gives it back. If
 /// blocks are still live then, the pool lives on until the last of them is freed
 /// ([`Context::free`], or a [`Buffer`](crate::Buffer)'s drop).
+///
+/// In a process that was forked, the parent's pools, streams, events and buffers answer each call at once: with
+/// [`Error::Forked`], or by doing nothing where there is no error to return. Dropping them there does nothing. Contexts that
+/// the child makes itself work, but for a GPU's: CUDA does not work after a fork.
 #[derive(Clone)]
 pub struct Pool {
     inner: Arc<PoolInner>,
@@ -90,6 +94,10 @@ struct Handle(Arc<PoolInner>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if !self.0.is_here() {
+            // The pool is the parent's.
+            return;
+        }
         self.0.forget_callbacks();
         if let Err(error) = self.0.close() {
             tracing::warn!("{error}");
@@ -224,6 +232,9 @@ impl Pool {
 
     /// Changes the [reuse policies](PoolBuilder::reuse), for requests from now on; captures that have begun keep theirs.
     pub fn set_reuse(&self, policies: ReusePolicies) {
+        if !self.inner.is_here() {
+            return;
+        }
         let mut state = self.inner.state.lock();
         state.arena.set_policies(policies);
         self.inner.reuse.set(policies);
@@ -245,7 +256,7 @@ impl Pool {
         self.inner.release_threshold.load(Ordering::Relaxed)
     }
 
-    /// What the pool did and holds. Takes no lock.
+    /// What the pool did and holds. Waits for no lock.
     pub fn stats(&self) -> Stats {
         self.inner.stats()
     }
@@ -270,6 +281,7 @@ impl Pool {
     /// # Errors
     /// The device's own.
     pub fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+        self.timelines().check_process()?;
         self.device().memory_info()
     }
 
@@ -348,11 +360,17 @@ impl Pool {
     ///
     /// [`Status::failure`]: record::Status::failure
     pub fn flush_recording(&self) {
+        if !self.inner.is_here() {
+            return;
+        }
         self.inner.recording.flush();
     }
 
     /// The recording that runs; `None` where none does.
     pub fn recording(&self) -> Option<record::Status> {
+        if !self.inner.is_here() {
+            return None;
+        }
         self.inner.recording.status()
     }
 
@@ -381,6 +399,7 @@ impl Pool {
     /// # Errors
     /// A sentence that says what is wrong.
     pub fn check(&self) -> std::result::Result<(), String> {
+        self.inner.check_process().map_err(|error| error.to_string())?;
         self.inner.check()
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::inner::PoolInner;
 use crate::arena::Refusal;
@@ -62,10 +62,13 @@ impl<F: ?Sized> fmt::Debug for Callbacks<F> {
 }
 
 impl<F: ?Sized> Callbacks<F> {
-    fn add(&self, callback: Arc<F>) -> u64 {
+    /// Adds a callback, if the pool is this process's, and names it.
+    fn add(&self, callback: Arc<F>, is_here: bool) -> u64 {
         // Relaxed: only uniqueness matters.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.all.lock().push((number, callback));
+        if is_here {
+            self.all.lock().push((number, callback));
+        }
         number
     }
 
@@ -106,19 +109,19 @@ impl<F: ?Sized> Callbacks<F> {
 
 impl PoolInner {
     pub(super) fn add_reclaimer(&self, reclaimer: Arc<Reclaimer>) -> ReclaimId {
-        ReclaimId(self.reclaimers.add(reclaimer))
+        ReclaimId(self.reclaimers.add(reclaimer, self.is_here()))
     }
 
     pub(super) fn remove_reclaimer(&self, ReclaimId(number): ReclaimId) -> bool {
-        self.reclaimers.remove(number)
+        self.is_here() && self.reclaimers.remove(number)
     }
 
     pub(super) fn add_observer(&self, observer: Arc<Observer>) -> ObserverId {
-        ObserverId(self.observers.add(observer))
+        ObserverId(self.observers.add(observer, self.is_here()))
     }
 
     pub(super) fn remove_observer(&self, ObserverId(number): ObserverId) -> bool {
-        self.observers.remove(number)
+        self.is_here() && self.observers.remove(number)
     }
 
     /// Lets go of all callbacks: nobody can allocate any more, and what they hold may be memory of this pool, which
@@ -276,7 +279,10 @@ impl PoolInner {
         let reclaim = reclaimers.iter().map(|reclaimer| Step::Reclaim(reclaimer.clone()));
         let steps = [Step::WaitForFences, Step::ReleaseSome, Step::ReleaseAll, Step::TrimOthers];
         for step in steps.into_iter().chain(reclaim) {
-            if !self.take_step(&step, request)? {
+            let may_have_made_room = self.take_step(&step, request)?;
+            // A callback may have forked: the child is as new, and the lock may be another thread's that is gone.
+            self.check_process()?;
+            if !may_have_made_room {
                 continue;
             }
             self.count_retry();

@@ -2,18 +2,19 @@
 
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::Pool;
 use super::inner::PoolInner;
 use crate::Result;
 use crate::device::DevicePtr;
+use crate::process::OfProcess;
 
 /// See the [module](self). Holds the default and the current pool, and the pools that outlive their last
 /// handle because blocks of theirs are live or work on them is pending.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
-    state: Mutex<State>,
+    state: OfProcess<Mutex<State>>,
 }
 
 #[derive(Debug, Default)]

@@ -89,6 +89,10 @@ pub(crate) unsafe extern "C" fn millpond_torch_free(
 pub(super) fn report(result: Result<()>) {
     if let Err(failure) = result {
         note(&failure);
+        // A forked child drops its parent's tensors, which is no mistake of its own.
+        if failure.is_forked() {
+            return;
+        }
         // Where that is closed, there is nobody to be told.
         writeln!(std::io::stderr(), "millpond: {failure}").ok();
     }

@@ -37,7 +37,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
-        let mut state = self.note("reserve", [bytes, 0, 0]);
+        let mut state = self.note_call("reserve", [bytes, 0, 0])?;
         let at = self.inner.reserve(bytes);
         let at = state.judge(at)?;
         state.memory.reserve(at, bytes);
@@ -45,7 +45,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let mut state = self.note("unreserve", [at.raw(), bytes, 0]);
+        let mut state = self.note_call("unreserve", [at.raw(), bytes, 0])?;
         let checked = state.memory.check_unreserve(at, bytes);
         state.require("unreserve", checked)?;
         // SAFETY: the caller's promise, and checked above.
@@ -55,7 +55,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
-        let mut state = self.note("create_page", [bytes, 0, 0]);
+        let mut state = self.note_call("create_page", [bytes, 0, 0])?;
         let page = self.inner.create_page(bytes);
         let page = state.judge(page)?;
         state.memory.create_page(page, bytes);
@@ -63,7 +63,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
-        let mut state = self.note("map", [at.raw(), bytes, page.raw()]);
+        let mut state = self.note_call("map", [at.raw(), bytes, page.raw()])?;
         let checked = state.memory.check_map(at, bytes, page);
         state.require("map", checked)?;
         // SAFETY: the caller's promise.
@@ -74,7 +74,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let mut state = self.note("set_access", [at.raw(), bytes, 0]);
+        let mut state = self.note_call("set_access", [at.raw(), bytes, 0])?;
         let checked = state.memory.check_set_access(at, bytes);
         state.require("set_access", checked)?;
         // SAFETY: the caller's promise.
@@ -85,7 +85,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let mut state = self.note("unmap", [at.raw(), bytes, 0]);
+        let mut state = self.note_call("unmap", [at.raw(), bytes, 0])?;
         state.check_unmap(at, bytes)?;
         // SAFETY: the caller's promise, and checked above.
         let done = unsafe { self.inner.unmap(at, bytes) };
@@ -94,7 +94,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
-        let mut state = self.note("release_page", [page.raw(), 0, 0]);
+        let mut state = self.note_call("release_page", [page.raw(), 0, 0])?;
         let checked = state.memory.check_page(page);
         state.require("release_page", checked)?;
         // SAFETY: the caller's promise, and checked above.
@@ -104,7 +104,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
-        let mut state = self.note("alloc_segment", [bytes, 0, 0]);
+        let mut state = self.note_call("alloc_segment", [bytes, 0, 0])?;
         let at = self.inner.alloc_segment(bytes);
         let at = state.judge(at)?;
         state.memory.add_segment(at, bytes, Origin::Segment);
@@ -114,7 +114,7 @@ unsafe impl Device for CheckerDevice {
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
         // Taken out before the call: the address may be another thread's segment by the time it returns.
         let (segment, all_work) = {
-            let mut state = self.note("free_segment", [at.raw(), 0, 0]);
+            let mut state = self.note_call("free_segment", [at.raw(), 0, 0])?;
             let taken = state.memory.take_segment(at, Origin::Segment);
             let segment = state.require("free_segment", taken)?;
             state.report_live_in("free_segment", at, segment.bytes);
@@ -131,7 +131,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
-        let mut state = self.note("alloc_async", [bytes, stream.raw(), 0]);
+        let mut state = self.note_call("alloc_async", [bytes, stream.raw(), 0])?;
         state.stream("alloc_async", stream)?;
         // SAFETY: the caller's promise.
         let at = unsafe { self.inner.alloc_async(bytes, stream) };
@@ -141,7 +141,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
-        let mut state = self.note("free_async", [at.raw(), stream.raw(), 0]);
+        let mut state = self.note_call("free_async", [at.raw(), stream.raw(), 0])?;
         state.stream("free_async", stream)?;
         let taken = state.memory.take_segment(at, Origin::DriverPool);
         let segment = state.require("free_async", taken)?;
@@ -160,7 +160,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     fn create_stream(&self) -> DeviceResult<StreamHandle> {
-        let mut state = self.note("create_stream", [0; 3]);
+        let mut state = self.note_call("create_stream", [0; 3])?;
         let stream = self.inner.create_stream();
         let stream = state.judge(stream)?;
         state.order.add_stream(stream);
@@ -168,7 +168,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
-        let mut state = self.note("destroy_stream", [stream.raw(), 0, 0]);
+        let mut state = self.note_call("destroy_stream", [stream.raw(), 0, 0])?;
         state.stream("destroy_stream", stream)?;
         // SAFETY: the caller's promise, and checked above.
         let done = unsafe { self.inner.destroy_stream(stream) };
@@ -180,7 +180,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     unsafe fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
-        let mut state = self.note("stream_id", [stream.raw(), 0, 0]);
+        let mut state = self.note_call("stream_id", [stream.raw(), 0, 0])?;
         state.stream("stream_id", stream)?;
         // SAFETY: the caller's promise.
         let id = unsafe { self.inner.stream_id(stream) };
@@ -188,7 +188,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     unsafe fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
-        let mut state = self.note("stream_is_idle", [stream.raw(), 0, 0]);
+        let mut state = self.note_call("stream_is_idle", [stream.raw(), 0, 0])?;
         let key = state.stream("stream_is_idle", stream)?;
         // SAFETY: the caller's promise.
         let idle = unsafe { self.inner.stream_is_idle(stream) };
@@ -207,7 +207,7 @@ unsafe impl Device for CheckerDevice {
 
     unsafe fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
         let teaches = {
-            let mut state = self.note("synchronize_stream", [stream.raw(), 0, 0]);
+            let mut state = self.note_call("synchronize_stream", [stream.raw(), 0, 0])?;
             let key = state.stream("synchronize_stream", stream)?;
             state.order.stream_clock(key)
         };
@@ -216,12 +216,12 @@ unsafe impl Device for CheckerDevice {
     }
 
     fn synchronize(&self) -> DeviceResult<()> {
-        let teaches = self.note("synchronize", [0; 3]).order.all_work();
+        let teaches = self.note_call("synchronize", [0; 3])?.order.all_work();
         self.wait(teaches, || self.inner.synchronize())
     }
 
     fn create_event(&self) -> DeviceResult<EventHandle> {
-        let mut state = self.note("create_event", [0; 3]);
+        let mut state = self.note_call("create_event", [0; 3])?;
         let event = self.inner.create_event();
         let event = state.judge(event)?;
         state.order.add_event(event);
@@ -229,7 +229,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()> {
-        let mut state = self.note("destroy_event", [event.raw(), 0, 0]);
+        let mut state = self.note_call("destroy_event", [event.raw(), 0, 0])?;
         state.event("destroy_event", event)?;
         // SAFETY: the caller's promise, and checked above.
         let done = unsafe { self.inner.destroy_event(event) };
@@ -241,7 +241,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
-        let mut state = self.note("record_event", [event.raw(), stream.raw(), 0]);
+        let mut state = self.note_call("record_event", [event.raw(), stream.raw(), 0])?;
         state.event("record_event", event)?;
         let key = state.stream("record_event", stream)?;
         // SAFETY: the caller's promise.
@@ -252,7 +252,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
-        let mut state = self.note("query_event", [event.raw(), 0, 0]);
+        let mut state = self.note_call("query_event", [event.raw(), 0, 0])?;
         state.event("query_event", event)?;
         // SAFETY: the caller's promise.
         let complete = unsafe { self.inner.query_event(event) };
@@ -265,7 +265,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     unsafe fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
-        let mut state = self.note("wait_event", [stream.raw(), event.raw(), 0]);
+        let mut state = self.note_call("wait_event", [stream.raw(), event.raw(), 0])?;
         let key = state.stream("wait_event", stream)?;
         state.event("wait_event", event)?;
         // SAFETY: the caller's promise.
@@ -277,7 +277,7 @@ unsafe impl Device for CheckerDevice {
 
     unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
         let teaches = {
-            let mut state = self.note("synchronize_event", [event.raw(), 0, 0]);
+            let mut state = self.note_call("synchronize_event", [event.raw(), 0, 0])?;
             state.event("synchronize_event", event)?;
             state.order.event_clock(event)
         };
@@ -286,7 +286,7 @@ unsafe impl Device for CheckerDevice {
     }
 
     unsafe fn memset(&self, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()> {
-        let mut state = self.note("memset", [at.raw(), bytes, stream.raw()]);
+        let mut state = self.note_call("memset", [at.raw(), bytes, stream.raw()])?;
         let key = state.stream("memset", stream)?;
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.memset(at, value, bytes, stream) };
@@ -302,8 +302,9 @@ unsafe impl Device for CheckerDevice {
         bytes: u64,
         stream: StreamHandle,
     ) -> DeviceResult<()> {
-        let key =
-            self.note("copy_from_host", [to.raw(), bytes, stream.raw()]).stream("copy_from_host", stream)?;
+        let key = self
+            .note_call("copy_from_host", [to.raw(), bytes, stream.raw()])?
+            .stream("copy_from_host", stream)?;
         // Not under the lock: it may wait for the stream.
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.copy_from_host(to, from, bytes, stream) };
@@ -320,8 +321,9 @@ unsafe impl Device for CheckerDevice {
         bytes: u64,
         stream: StreamHandle,
     ) -> DeviceResult<()> {
-        let key =
-            self.note("copy_to_host", [from.raw(), bytes, stream.raw()]).stream("copy_to_host", stream)?;
+        let key = self
+            .note_call("copy_to_host", [from.raw(), bytes, stream.raw()])?
+            .stream("copy_to_host", stream)?;
         // Not under the lock: it may wait for the stream.
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.copy_to_host(to, from, bytes, stream) };
@@ -338,7 +340,7 @@ unsafe impl Device for CheckerDevice {
         bytes: u64,
         stream: StreamHandle,
     ) -> DeviceResult<()> {
-        let mut state = self.note("copy", [to.raw(), from.raw(), bytes]);
+        let mut state = self.note_call("copy", [to.raw(), from.raw(), bytes])?;
         let key = state.stream("copy", stream)?;
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.copy(to, from, bytes, stream) };

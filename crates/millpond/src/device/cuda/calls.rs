@@ -20,7 +20,7 @@ unsafe impl Device for CudaDevice {
     }
 
     fn memory_info(&self) -> DeviceResult<MemoryInfo> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         let (mut free, mut total) = (0_usize, 0_usize);
         // SAFETY: both are writable.
@@ -31,7 +31,7 @@ unsafe impl Device for CudaDevice {
     // ---- addresses -------------------------------------------------------------------------------
 
     fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         self.needs_virtual_memory()?;
         self.peers.join()?;
         let mut at = 0;
@@ -43,7 +43,7 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         // SAFETY: the caller's promise: a whole reserved range with nothing mapped.
         Ok(unsafe { self.api().cuMemAddressFree(at.raw(), bytes as usize) }?)
     }
@@ -51,7 +51,7 @@ unsafe impl Device for CudaDevice {
     // ---- pages -----------------------------------------------------------------------------------
 
     fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         self.needs_virtual_memory()?;
         let mut page = 0;
         // SAFETY: `page` is writable and the properties are readable.
@@ -62,27 +62,27 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         // SAFETY: the caller's promise: a page and a range of its own.
         unsafe { self.api().cuMemMap(at.raw(), bytes as usize, 0, page.raw(), 0) }
             .map_err(|failure| failure.asking(bytes))
     }
 
     unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         // SAFETY: the caller's promise: a mapping of its own.
         unsafe { self.peers.give_access(at, bytes) }.map_err(|failure| failure.asking(bytes))
     }
 
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         self.peers.forget(at);
         // SAFETY: the caller's promise: one whole mapping that no work uses.
         Ok(unsafe { self.api().cuMemUnmap(at.raw(), bytes as usize) }?)
     }
 
     unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         // SAFETY: the caller's promise: the handle is not used again.
         Ok(unsafe { self.api().cuMemRelease(page.raw()) }?)
     }
@@ -90,7 +90,7 @@ unsafe impl Device for CudaDevice {
     // ---- whole segments --------------------------------------------------------------------------
 
     fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         self.peers.join()?;
         let _entered = self.enter()?;
         let mut at = 0;
@@ -101,7 +101,7 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: a segment that is not used again.
         Ok(unsafe { self.api().cuMemFree_v2(at.raw()) }?)
@@ -131,7 +131,7 @@ unsafe impl Device for CudaDevice {
     // ---- streams ---------------------------------------------------------------------------------
 
     fn create_stream(&self) -> DeviceResult<StreamHandle> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         let mut raw = ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
@@ -142,7 +142,7 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: a stream of ours that is not used again.
         Ok(unsafe { self.api().cuStreamDestroy_v2(stream_of(stream)) }?)
@@ -163,7 +163,7 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter_for(stream)?;
         // SAFETY: the stream lives by the caller's promise.
         is_ready(unsafe { self.api().cuStreamQuery(stream_of(stream)) })
@@ -199,7 +199,7 @@ unsafe impl Device for CudaDevice {
     }
 
     fn synchronize(&self) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         // SAFETY: our context is current.
         Ok(unsafe { self.api().cuCtxSynchronize() }?)
@@ -208,7 +208,7 @@ unsafe impl Device for CudaDevice {
     // ---- events ----------------------------------------------------------------------------------
 
     fn create_event(&self) -> DeviceResult<EventHandle> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         let mut raw = ptr::null_mut();
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
@@ -219,7 +219,7 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: an event of ours that is not used again.
         Ok(unsafe { self.api().cuEventDestroy_v2(event_of(event)) }?)
@@ -232,7 +232,7 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         // SAFETY: the event lives by the caller's promise.
         is_ready(unsafe { self.api().cuEventQuery(event_of(event)) })
     }
@@ -244,7 +244,7 @@ unsafe impl Device for CudaDevice {
     }
 
     unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         // SAFETY: the event lives by the caller's promise.
         Ok(unsafe { self.api().cuEventSynchronize(event_of(event)) }?)
     }

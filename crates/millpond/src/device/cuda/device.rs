@@ -173,17 +173,20 @@ impl CudaDevice {
     /// Makes the context current for a call on `stream`, if the stream does not name its context itself: the
     /// two default streams (and the null handle, which stands for the first) are those of the current one.
     pub(super) fn enter_for(&self, stream: StreamHandle) -> DeviceResult<Option<Entered>> {
+        self.context.check_process()?;
         if stream.raw() <= StreamHandle::PER_THREAD.raw() { self.enter().map(Some) } else { Ok(None) }
     }
 
     /// Lets the calling thread make calls that a capture, its own or one of another thread, would forbid it, until the
     /// guard goes.
-    pub(super) fn relax(&self) -> Relaxed {
-        Relaxed::enter(self.api)
+    pub(super) fn relax(&self) -> DeviceResult<Relaxed> {
+        self.context.check_process()?;
+        Ok(Relaxed::enter(self.api))
     }
 
     /// The driver's own pool, made at its first use.
     pub(super) fn async_pool(&self) -> DeviceResult<&AsyncPool> {
+        self.context.check_process()?;
         if let Some(pool) = self.async_pool.get() {
             return Ok(pool);
         }

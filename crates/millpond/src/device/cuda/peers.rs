@@ -13,13 +13,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::{CUdevice, CUmemAccess_flags, CUmemAccessDesc};
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 
 use super::api::{Api, Code, Failure};
 use super::context::Context;
 use super::structures::location;
 use crate::device::{DevicePtr, DeviceResult};
+use crate::lock::Mutex;
+use crate::process::OfProcess;
 
 /// The GPUs of this process that share their memory.
 static OPENED: Mutex<Vec<Weak<Peers>>> = Mutex::new(Vec::new());
@@ -37,7 +38,7 @@ pub(super) struct Peers {
     has_pages: bool,
     is_shared: bool,
     has_joined: AtomicBool,
-    mapped: Mutex<Mapped>,
+    mapped: OfProcess<Mutex<Mapped>>,
 }
 
 #[derive(Debug, Default)]
@@ -73,7 +74,7 @@ impl Peers {
             has_pages,
             is_shared: shared,
             has_joined: AtomicBool::new(false),
-            mapped: Mutex::default(),
+            mapped: OfProcess::default(),
         });
         if shared {
             OPENED.lock().push(Arc::downgrade(&this));
@@ -150,6 +151,10 @@ impl Peers {
 impl Drop for Peers {
     /// What others map from now on is not for a GPU that is not open any more.
     fn drop(&mut self) {
+        if self.context.check_process().is_err() {
+            // The GPUs are the parent's.
+            return;
+        }
         let remaining = opened();
         if remaining.iter().all(|other| other.device != self.device) {
             remaining.iter().for_each(|other| other.mapped.lock().peers.retain(|peer| *peer != self.device));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use parking_lot::MutexGuard;
+use crate::lock::MutexGuard;
 use slotmap::Key;
 
 use super::SimDevice;
@@ -21,6 +21,7 @@ impl SimDevice {
     // Inlined, since it is half of most calls.
     #[inline(always)]
     fn enter(&self, call: Call) -> DeviceResult<MutexGuard<'_, State>> {
+        self.process.check()?;
         let mut state = self.state();
         state.calls[call] += 1;
         state.faults.check(call)?;

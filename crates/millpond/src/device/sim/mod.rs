@@ -28,13 +28,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use crate::lock::{Mutex, MutexGuard};
 
 pub use self::call::{Call, PerCall};
 pub use self::costs::{BySize, CostTable};
 use self::state::State;
 use super::ledger::invalid;
 use super::{DeviceError, DeviceResult, Kind, Properties, StreamHandle};
+use crate::process::{OfProcess, Process};
 
 /// How a [`SimDevice`] is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,7 +71,8 @@ pub struct SimDevice {
     /// The time that the clock was last advanced to, in nanoseconds. A replay does that at every event, and most
     /// events make no call: so it takes no lock.
     advanced: AtomicU64,
-    state: Mutex<State>,
+    pub(super) process: Process,
+    state: OfProcess<Mutex<State>>,
 }
 
 impl fmt::Debug for SimDevice {
@@ -120,7 +122,12 @@ impl SimDevice {
             virtual_memory: options.virtual_memory,
             memory_pools: options.memory_pools,
         };
-        Ok(Arc::new(Self { properties, advanced: AtomicU64::new(0), state: Mutex::new(State::new(options)) }))
+        Ok(Arc::new(Self {
+            properties,
+            advanced: AtomicU64::new(0),
+            process: Process::here(),
+            state: OfProcess::new(Mutex::new(State::new(options))),
+        }))
     }
 
     // ---- time ------------------------------------------------------------------------------------
