@@ -1,5 +1,7 @@
 //! Whichever call of the device fails, and however often it was made before: nothing is lost, and the error says so.
 
+mod freeing;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +9,8 @@ use millpond::device::capturing::CapturingDevice;
 use millpond::device::sim::{Call, SimDevice, SimOptions};
 use millpond::device::{Device, DeviceError, DevicePtr};
 use millpond::{Context, Error, Pool, Stream};
+
+use freeing::Freeing;
 
 const MIB: u64 = 1 << 20;
 const TOTAL: u64 = 256 * MIB;
@@ -55,7 +59,7 @@ impl World {
     fn free(&mut self, step: usize, stream: usize) {
         for (at, block) in std::mem::take(&mut self.live).into_iter().enumerate() {
             if at % step == 0 {
-                self.context.free(block, &self.streams[stream]).unwrap();
+                self.context.free_block(block, &self.streams[stream]).unwrap();
             } else {
                 self.live.push(block);
             }
@@ -122,7 +126,7 @@ impl World {
         let Some(pool) = self.expect(Pool::builder(&self.context).build()) else { return };
         if let Some(block) = self.expect(pool.alloc(7 * MIB, &stream)) {
             self.sim.launch(stream.handle(), Duration::from_millis(50)).unwrap();
-            pool.free(block, &stream).unwrap();
+            pool.free_block(block, &stream).unwrap();
         }
         drop(stream);
         self.expect(pool.destroy());

@@ -122,8 +122,10 @@ mod tests {
         let (done, is_done) = mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let freed = context.free(blocks[9], &stream);
-                let unknown = context.free(crate::device::DevicePtr::new(64), &stream);
+                // SAFETY: no work uses the block, or it is none.
+                let freed = unsafe { context.free(blocks[9], &stream) };
+                // SAFETY: no work uses the block, or it is none.
+                let unknown = unsafe { context.free(crate::device::DevicePtr::new(64), &stream) };
                 done.send((freed, unknown)).unwrap();
             });
             let freed = is_done.recv_timeout(Duration::from_secs(20));
@@ -134,8 +136,10 @@ mod tests {
         });
         assert_eq!(last.stats().blocks.current, 0);
         for (pool, block) in others.iter().zip(blocks) {
-            assert!(matches!(last.free(block, &stream), Err(Error::WrongPool { .. })));
-            context.free(block, &stream).unwrap();
+            // SAFETY: no work uses the block, or it is none.
+            assert!(matches!(unsafe { last.free(block, &stream) }, Err(Error::WrongPool { .. })));
+            // SAFETY: no work uses the block, or it is none.
+            unsafe { context.free(block, &stream) }.unwrap();
             assert_eq!(pool.stats().blocks.current, 0);
         }
     }
@@ -147,14 +151,18 @@ mod tests {
         let gone = {
             let pool = Pool::builder(&context).build().unwrap();
             let block = pool.alloc(3 << 20, &stream).unwrap();
-            pool.free(block, &stream).unwrap();
-            assert!(matches!(context.free(block, &stream), Err(Error::DoubleFree { .. })));
+            // SAFETY: no work uses the block, or it is none.
+            unsafe { pool.free(block, &stream) }.unwrap();
+            // SAFETY: no work uses the block, or it is none.
+            assert!(matches!(unsafe { context.free(block, &stream) }, Err(Error::DoubleFree { .. })));
             block
         };
-        assert!(matches!(context.free(gone, &stream), Err(Error::ForeignPointer { .. })));
+        // SAFETY: no work uses the block, or it is none.
+        assert!(matches!(unsafe { context.free(gone, &stream) }, Err(Error::ForeignPointer { .. })));
         let next = Pool::builder(&context).build().unwrap();
         assert_eq!(next.alloc(3 << 20, &stream), Ok(gone), "the same addresses");
-        context.free(gone, &stream).unwrap();
+        // SAFETY: no work uses the block, or it is none.
+        unsafe { context.free(gone, &stream) }.unwrap();
         assert_eq!(context.registry().pools().len(), 1);
     }
 }
