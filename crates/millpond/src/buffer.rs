@@ -47,6 +47,12 @@ impl<T: Pod> Buffer<T> {
         Ok(Self { pool: pool.inner().clone(), ptr, len, stream: stream.clone(), element: PhantomData })
     }
 
+    /// As [`new`](Self::new), at a multiple of `align` bytes, as [`Pool::alloc_aligned`] has it.
+    pub(crate) fn aligned(pool: &Pool, len: usize, align: u64, stream: &Stream) -> Result<Self> {
+        let ptr = pool.alloc_aligned(byte_len::<T>(len)?, align, stream)?;
+        Ok(Self { pool: pool.inner().clone(), ptr, len, stream: stream.clone(), element: PhantomData })
+    }
+
     /// A buffer of `len` elements, all bytes zero, set in stream order.
     ///
     /// # Errors

@@ -91,6 +91,18 @@ pub enum Error {
         /// Bytes in them.
         bytes: u64,
     },
+    /// The pool was destroyed, and some of its memory could not be given back yet: a stream that is being captured may use
+    /// it, which cannot be waited for. It **is** destroyed: the memory goes back when the host next synchronises, once
+    /// the capture has ended.
+    #[error(
+        "pool '{pool}' was destroyed, and {bytes} bytes of it may still be in use, by a stream that is being captured; they go back when the host next synchronises after that"
+    )]
+    MemoryInUse {
+        /// The pool's name.
+        pool: String,
+        /// Bytes that the pool still holds.
+        bytes: u64,
+    },
     /// Allocations go to this memory of a capture already.
     #[error(
         "a capture into this memory of pool '{pool}' is under way; end it first, or make another CapturePool for the second"

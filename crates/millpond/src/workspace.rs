@@ -32,8 +32,10 @@ pub struct Workspace {
     block: Buffer<u8>,
     used: std::cell::Cell<u64>,
     high: u64,
-    align: u64,
 }
+
+/// What a workspace hands out starts at a multiple of so many bytes, whatever the pool's minimum.
+const ALIGNMENT: u64 = 512;
 
 impl fmt::Debug for Workspace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -60,8 +62,8 @@ impl Workspace {
     /// Those of [`Pool::alloc`].
     pub fn new(pool: &Pool, bytes: u64, stream: &Stream) -> Result<Self> {
         let len = usize::try_from(bytes).map_err(|_| Error::SizeOverflow { bytes, count: 1 })?;
-        let block = Buffer::new(pool, len, stream)?;
-        Ok(Self { block, used: std::cell::Cell::new(0), high: 0, align: 512 })
+        let block = Buffer::aligned(pool, len, ALIGNMENT, stream)?;
+        Ok(Self { block, used: std::cell::Cell::new(0), high: 0 })
     }
 
     /// Hands out `len` elements with no defined content, for work on the workspace's stream. No elements take
@@ -79,7 +81,7 @@ impl Workspace {
             return Err(Error::WorkspaceFull { requested: bytes, left, capacity: self.capacity() });
         }
         // The next one's start; beyond the capacity where the block is used up.
-        self.used.set(end.next_multiple_of(self.align));
+        self.used.set(end.next_multiple_of(ALIGNMENT));
         Ok(WorkspaceSlice { ptr: self.block.ptr().offset(start), len, of: PhantomData })
     }
 
@@ -144,5 +146,26 @@ impl<T> WorkspaceSlice<'_, T> {
     /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Context;
+    use crate::device::sim::{SimDevice, SimOptions};
+
+    #[test]
+    fn what_a_workspace_hands_out_is_aligned_whatever_the_pool_promises() {
+        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+        let stream = context.create_stream().unwrap();
+        let pool = Pool::builder(&context).min_alignment(256).build().unwrap();
+        // So that the next block would start at an odd multiple of 256 bytes.
+        let _before = pool.alloc(256, &stream).unwrap();
+        let workspace = Workspace::new(&pool, 4096, &stream).unwrap();
+        for _ in 0..3 {
+            let slice = workspace.alloc::<u8>(100).unwrap();
+            assert_eq!(slice.ptr().raw() % 512, 0);
+        }
     }
 }

@@ -8,8 +8,9 @@ use std::sync::{Arc, mpsc};
 
 use millpond::device::capturing::{CapturingDevice, Graph};
 use millpond::device::host::{HostDevice, HostOptions};
-use millpond::device::{Device, DevicePtr, StreamHandle};
-use millpond::{Buffer, CapturePool, Context, Error, Pool, Stream};
+use millpond::device::sim::{Call, SimDevice, SimOptions};
+use millpond::device::{Device, DeviceError, DevicePtr, StreamHandle};
+use millpond::{Budget, Buffer, CapturePool, Context, Error, Pool, PoolBuilder, Stream};
 
 use freeing::Freeing;
 
@@ -191,9 +192,12 @@ fn other_streams_of_the_pool_go_on_while_one_is_captured() {
         // Blocks from outside can be freed in the capture, and on the other stream, too.
         rig.pool.free_block(mine, &rig.stream).unwrap();
         rig.pool.free_block(beside, &rig.other).unwrap();
-        // Memory pressure must not wait for the stream that is being captured.
+        // Memory pressure must not wait for the stream that is being captured. With a callback that might help, it is
+        // not refused before that.
+        let callback = rig.pool.on_reclaim(|_| false);
         let too_much = rig.pool.alloc(CAPACITY, &rig.other).unwrap_err();
         assert!(matches!(too_much, Error::OutOfMemory(_)), "{too_much}");
+        assert!(rig.pool.remove_reclaim(callback));
         rig.pool.trim_to(0).unwrap();
         rig.pool.free_block(captured, &rig.stream).unwrap();
         rig.check();
@@ -221,7 +225,9 @@ fn what_is_freed_on_a_stream_that_is_being_captured_takes_nothing_else_from_othe
             assert_eq!(again, long);
             rig.pool.free_block(again, &rig.other).unwrap();
             // Before it is refused, what lies apart is joined as far as it may be.
+            let callback = rig.pool.on_reclaim(|_| false);
             assert!(rig.pool.alloc(CAPACITY, &rig.other).is_err());
+            assert!(rig.pool.remove_reclaim(callback));
             let again = rig.pool.alloc(150 * MIB, &rig.other).unwrap();
             rig.pool.free_block(again, &rig.other).unwrap();
             rig.check();
@@ -511,6 +517,155 @@ fn many_threads_allocate_while_captures_come_and_go() {
     rig.context.synchronize().unwrap();
     rig.check();
     assert_eq!(rig.pool.stats().blocks.current, 0);
+}
+
+// ---- failures, over a simulated device ---------------------------------------------------------------
+
+/// A pool of a simulated device with captures, which has this much memory.
+struct Sim {
+    sim: Arc<SimDevice>,
+    device: Arc<CapturingDevice>,
+    context: Context,
+    pool: Pool,
+    stream: Stream,
+}
+
+impl Sim {
+    fn new(capacity: u64, options: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
+        let sim = SimDevice::new(SimOptions { capacity, ..SimOptions::default() }).unwrap();
+        let device = CapturingDevice::new(sim.clone());
+        let context = Context::new(device.clone());
+        let pool = options(Pool::builder(&context)).build().unwrap();
+        let stream = context.create_stream().unwrap();
+        Self { sim, device, context, pool, stream }
+    }
+
+    fn free(&self) -> u64 {
+        self.sim.memory_info().unwrap().free
+    }
+
+    fn fail(&self, call: Call, nth: u64) {
+        let (name, text) = ("TEST".to_owned(), "a test asked for it".to_owned());
+        self.sim.fail_next(call, nth, DeviceError::Driver { call: call.name(), code: 1, name, text });
+    }
+
+    /// Memory of a capture that has ended, all of it free.
+    fn captured(&self, bytes: u64) -> CapturePool {
+        let memory = self.pool.capture_pool();
+        let capturing = memory.begin(&self.stream).unwrap();
+        let block = self.pool.alloc(bytes, &self.stream).unwrap();
+        self.pool.free_block(block, &self.stream).unwrap();
+        drop(capturing);
+        memory
+    }
+}
+
+#[test]
+fn a_request_that_fails_in_a_capture_leaves_its_memory_as_it_was() {
+    let budget = Budget::bytes(130 << 30);
+    let rig = Sim::new(140 << 30, |builder| builder.budget(&budget));
+    // Another allocator's, of which the pool knows nothing.
+    let foreign = rig.sim.create_page(60 << 30).unwrap();
+    let memory = rig.pool.capture_pool();
+    let capturing = memory.begin(&rig.stream).unwrap();
+    let kept = rig.pool.alloc(8 * MIB, &rig.stream).unwrap();
+    let scratch = rig.pool.alloc(20 * MIB, &rig.stream).unwrap();
+    rig.pool.free_block(scratch, &rig.stream).unwrap();
+    let state = || (rig.pool.reserved().current, memory.reserved(), memory.used(), budget.held(), rig.free());
+    let before = state();
+    for bytes in [4 << 40, 120 << 30, 81 << 30] {
+        let error = rig.pool.alloc(bytes, &rig.stream).unwrap_err();
+        assert!(matches!(error, Error::OutOfMemory(_)), "{error}");
+        assert_eq!(state(), before, "{bytes} bytes");
+        rig.pool.check().unwrap();
+    }
+    for call in [Call::CreatePage, Call::Map, Call::SetAccess] {
+        for nth in [1, 2, 5] {
+            rig.fail(call, nth);
+            let error = rig.pool.alloc(400 * MIB, &rig.stream).unwrap_err();
+            assert!(matches!(error, Error::Device(_)), "{error}");
+            assert_eq!(state(), before, "{call:?} {nth}");
+            rig.pool.check().unwrap();
+        }
+    }
+    // A mapping that could not be undone either is undone later.
+    rig.fail(Call::SetAccess, 2);
+    rig.sim.fail_randomly(Call::Unmap, 1.0);
+    assert!(rig.pool.alloc(400 * MIB, &rig.stream).is_err());
+    rig.sim.fail_no_more();
+    rig.pool.check().unwrap();
+    let largest = rig.pool.alloc(400 * MIB, &rig.stream).unwrap();
+    rig.pool.free_block(largest, &rig.stream).unwrap();
+    rig.pool.free_block(kept, &rig.stream).unwrap();
+    drop((capturing, memory));
+    assert_eq!((rig.pool.reserved().current, budget.held(), rig.free()), (0, 0, 80 << 30));
+    // SAFETY: mapped nowhere, and not used again.
+    unsafe { rig.sim.release_page(foreign) }.unwrap();
+}
+
+#[test]
+fn a_capture_whose_end_could_not_wait_for_the_device_goes_at_the_next_synchronise() {
+    let rig = Sim::new(4 << 30, |builder| builder);
+    let memory = rig.captured(1 << 30);
+    rig.fail(Call::Synchronize, 1);
+    drop(memory);
+    assert_eq!(rig.pool.reserved().current, 1 << 30, "a replay may be under way");
+    rig.context.synchronize().unwrap();
+    rig.pool.trim_to(0).unwrap();
+    assert_eq!((rig.pool.reserved().current, rig.free()), (0, 4 << 30));
+}
+
+#[test]
+fn a_capture_whose_end_could_not_wait_for_the_device_goes_when_memory_is_short() {
+    for from_another_pool in [false, true] {
+        let rig = Sim::new(4 << 30, |builder| builder);
+        let another = Pool::builder(&rig.context).build().unwrap();
+        let memory = rig.captured(1 << 30);
+        rig.fail(Call::Synchronize, 1);
+        drop(memory);
+        assert_eq!(rig.pool.reserved().current, 1 << 30);
+        let pool = if from_another_pool { &another } else { &rig.pool };
+        let all = pool.alloc(4 << 30, &rig.stream).unwrap();
+        pool.free_block(all, &rig.stream).unwrap();
+    }
+}
+
+#[test]
+fn the_end_of_a_pool_takes_no_memory_from_replays_that_it_could_not_wait_for() {
+    let rig = Sim::new(4 << 30, |builder| builder);
+    let memory = rig.captured(1 << 30);
+    let Sim { sim, context, pool, stream, .. } = rig;
+    let call = Call::Synchronize;
+    let error = DeviceError::Driver { call: call.name(), code: 1, name: String::new(), text: String::new() };
+    sim.fail_next(call, 1, error.clone());
+    sim.fail_next(call, 2, error);
+    drop(pool);
+    drop(memory);
+    assert_eq!(sim.memory_info().unwrap().free, 3 << 30);
+    context.synchronize().unwrap_err();
+    context.synchronize().unwrap();
+    assert_eq!(sim.memory_info().unwrap().free, 4 << 30);
+    drop(stream);
+}
+
+#[test]
+fn a_pool_destroyed_while_a_stream_is_captured_says_what_stays_and_gives_it_back_later() {
+    for by_drop in [false, true] {
+        let Sim { sim, device, context, pool, stream } = Sim::new(1 << 30, |builder| builder.name("early"));
+        let block = pool.alloc(8 * MIB, &stream).unwrap();
+        device.begin_capture(stream.handle()).unwrap();
+        pool.free_block(block, &stream).unwrap();
+        if !by_drop {
+            let expected = Error::MemoryInUse { pool: "early".into(), bytes: 8 * MIB };
+            assert_eq!(pool.destroy(), Err(expected));
+            assert_eq!(pool.destroy(), Ok(()));
+        }
+        drop(pool);
+        assert_eq!(sim.memory_info().unwrap().free, (1 << 30) - 8 * MIB);
+        device.end_capture(stream.handle()).expect("no rule was broken");
+        context.synchronize().unwrap();
+        assert_eq!(sim.memory_info().unwrap().free, 1 << 30);
+    }
 }
 
 #[test]

@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use millpond::device::Device;
 use millpond::device::checker::CheckerDevice;
+use millpond::device::host::HostDevice;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Budget, Buffer, Context, Error, Limit, Pool, ReusePolicies, Stream};
 
@@ -203,6 +205,114 @@ fn what_a_callback_asks_for_itself_is_not_asked_of_callbacks() {
     assert_eq!((asked.load(Ordering::Relaxed), told.load(Ordering::Relaxed)), (2, 2));
     pool.free_block(block, &stream).unwrap();
     *held.lock() = None;
+}
+
+/// Calls a function when it goes.
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// What `work` returns, on a thread of its own; fails where it hangs.
+fn in_time<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(work()));
+    is_done.recv_timeout(Duration::from_secs(30)).expect("it hangs")
+}
+
+#[test]
+fn what_a_removed_callback_holds_may_remove_others_as_it_goes() {
+    let (_, device, _) = sim(64 * MIB);
+    let pool = Pool::builder(&device).build().unwrap();
+    let other = pool.on_reclaim(|_| false);
+    let told = pool.on_out_of_memory(|_| ());
+    let theirs = pool.clone();
+    let held = OnDrop(move || {
+        assert!(theirs.remove_reclaim(other));
+        assert!(theirs.remove_out_of_memory(told));
+    });
+    let first = pool.on_reclaim(move |_| size_of_val(&held) == 0);
+    assert!(in_time(move || pool.remove_reclaim(first)));
+}
+
+#[test]
+fn callbacks_that_wait_for_threads_that_need_memory_nest_a_few_times_only() {
+    let (_, device, stream) = sim(64 * MIB);
+    let pool = Pool::builder(&device).build().unwrap();
+    // Not the pool alone: it would hold itself.
+    let held = Arc::new(Mutex::new(Some(pool.clone())));
+    let (asked, nested) = (Arc::new(AtomicU64::new(0)), held.clone());
+    let (counted, on) = (asked.clone(), stream.clone());
+    pool.on_reclaim(move |_| {
+        let theirs = nested.lock().clone().unwrap();
+        if counted.fetch_add(1, Ordering::Relaxed) < 100 {
+            let on = on.clone();
+            let looked = std::thread::spawn(move || theirs.alloc(60 * MIB, &on));
+            assert!(matches!(looked.join().unwrap(), Err(Error::OutOfMemory(_))));
+        }
+        true
+    });
+    let kept = pool.alloc(40 * MIB, &stream).unwrap();
+    let refused = pool.alloc(60 * MIB, &stream);
+    assert!(matches!(refused, Err(Error::OutOfMemory(_))), "{refused:?}");
+    assert_eq!(asked.load(Ordering::Relaxed), 4);
+    pool.free_block(kept, &stream).unwrap();
+    // One after the other they are asked as before.
+    let kept = pool.alloc(40 * MIB, &stream).unwrap();
+    assert!(pool.alloc(60 * MIB, &stream).is_err());
+    assert_eq!(asked.load(Ordering::Relaxed), 8);
+    pool.free_block(kept, &stream).unwrap();
+    *held.lock() = None;
+}
+
+#[test]
+fn a_function_of_the_host_may_use_the_pool_while_its_end_waits_for_it() {
+    let host = HostDevice::new().unwrap();
+    let context = Context::new(host.clone());
+    let stream = context.create_stream().unwrap();
+    let pool = Pool::builder(&context).build().unwrap();
+    let block = pool.alloc(4 * MIB, &stream).unwrap();
+    let (theirs, on) = (pool.clone(), stream.clone());
+    let (began, has_begun) = std::sync::mpsc::channel();
+    host.launch(stream.handle(), move || {
+        began.send(()).unwrap();
+        // Once it is destroyed, the other thread is about to wait for this function.
+        while !matches!(theirs.alloc(1 << 50, &on), Err(Error::PoolDestroyed { .. })) {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(theirs.free_block(block, &on).is_err());
+    })
+    .unwrap();
+    has_begun.recv().unwrap();
+    pool.free_block(block, &stream).unwrap();
+    assert_eq!(in_time(move || pool.destroy()), Ok(()));
+    drop(context);
+    drop(stream);
+}
+
+#[test]
+fn a_request_that_fails_gives_back_what_it_created_also_beside_pages_in_use() {
+    let (sim, device, stream) = sim(1 << 30);
+    let other = device.create_stream().unwrap();
+    // Another allocator's.
+    let foreign = sim.create_page(300 * MIB).unwrap();
+    let pool = Pool::builder(&device).build().unwrap();
+    let block = pool.alloc(200 * MIB, &stream).unwrap();
+    let hold = sim.hold(stream.handle()).unwrap();
+    pool.free_block(block, &stream).unwrap();
+    // It takes those pages, and creates more until there is no more memory. Nothing can be waited for.
+    assert!(pool.alloc(900 * MIB, &other).is_err());
+    pool.check().unwrap();
+    assert_eq!(pool.reserved().current, 200 * MIB);
+    sim.release(hold);
+    // SAFETY: mapped nowhere, and not used again.
+    unsafe { sim.release_page(foreign) }.unwrap();
+    let all = pool.alloc(1 << 30, &other).unwrap();
+    pool.free_block(all, &other).unwrap();
 }
 
 #[test]

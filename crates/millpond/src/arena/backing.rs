@@ -167,7 +167,10 @@ impl Arena {
         self.exchange(after.saturating_sub(reserved.high), supply);
         loop {
             match self.pages.create(slots) {
-                Ok(page) => return Ok(page),
+                Ok(page) => {
+                    self.created.push(page);
+                    return Ok(page);
+                }
                 Err(NoPage::Short(what)) if slots > 1 && what != Shortage::Headroom => slots /= 2,
                 Err(NoPage::Short(_)) if self.exchange(u64::from(slots) * self.layout.slot_bytes, supply) => {
                 }

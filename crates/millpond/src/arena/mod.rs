@@ -43,6 +43,7 @@ mod layout;
 mod looking_up;
 mod placing;
 mod purse;
+mod ranges;
 mod regions;
 mod reserving;
 mod segments;
@@ -60,14 +61,17 @@ pub(crate) use blocks::{BlockId, Zone};
 use blocks::{Blocks, State};
 use index::{FreeIndex, VoidIndex};
 pub(crate) use layout::Layout;
+#[cfg(test)]
+pub(crate) use looking_up::LOOKS;
 pub(crate) use looking_up::Pointer;
+pub(crate) use ranges::{Owner, Ranges};
 use regions::Regions;
 pub(crate) use table::{Entry, EntryRef, MOST_UNITS, Views};
 
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
 use crate::order::{Fence, ReusePolicies, Stream, Timelines};
-use crate::pages::{Limits, NoPage, Pages, Shortage};
+use crate::pages::{NoPage, PageId, Pages, Shortage};
 
 /// Why an allocation was refused.
 #[derive(Debug)]
@@ -128,6 +132,8 @@ pub(crate) struct Arena {
     shortener: shorten::Shortener,
     /// Memory for the next miss.
     spare_supply: supply::Supply,
+    /// Pages that the request under way created, to be given back if it fails.
+    created: Vec<PageId>,
     /// Stale blocks, in no order.
     stale: Vec<BlockId>,
     /// Free blocks with a free neighbour behind another fence: of each such pair at least one. Each id once;
@@ -167,6 +173,7 @@ impl Arena {
             purse,
             shortener: shorten::Shortener::default(),
             spare_supply: supply::Supply::default(),
+            created: Vec::new(),
             stale: Vec::new(),
             unmerged: Vec::new(),
             frees: 0,
@@ -188,6 +195,16 @@ impl Arena {
         Self { keeps: true, ..new }
     }
 
+    /// From now on, the addresses of this arena, which has none yet, can be looked up in `ranges` as those of `owner`.
+    pub(crate) fn publish(&mut self, ranges: &Arc<Ranges>, owner: Owner) {
+        self.regions.publish(ranges, owner);
+    }
+
+    /// Whose an address is, of all that are published where this arena's are.
+    pub(crate) fn owner_of(&self, ptr: DevicePtr) -> Option<Owner> {
+        self.regions.owner_of(ptr)
+    }
+
     pub(crate) fn set_policies(&mut self, policies: ReusePolicies) {
         self.policies = policies;
     }
@@ -204,10 +221,6 @@ impl Arena {
     /// The tables that lead from an address to its block without the lock.
     pub(crate) fn views(&self) -> &Arc<Views> {
         &self.views
-    }
-
-    pub(crate) fn limits(&self) -> &Limits {
-        &self.pages.limits
     }
 
     /// Lets out a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a
@@ -285,9 +298,9 @@ impl Arena {
         stream: &Stream,
         means: Means,
     ) -> Result<(BlockId, u64), Refusal> {
-        let before = self.counters.reserved.current();
+        self.created.clear();
         self.back(want, stream, means).inspect_err(|_| {
-            if let Err(error) = self.trim(before) {
+            if let Err(error) = self.undo_created() {
                 tracing::warn!(%error, "pages for a request that failed could not be given back");
             }
         })

@@ -102,7 +102,7 @@ mod tests {
     fn the_first_blocks_of_both_zones_have_their_entries_in_the_tables_that_were_prepared() {
         let timelines = Timelines::new(SimDevice::new(SimOptions::default()).unwrap());
         let (stream, counters) = (timelines.create_stream().unwrap(), Arc::new(Counters::default()));
-        let limits = Limits { hard_limit: u64::MAX, headroom: 0, budget: None };
+        let limits = Limits { hard_limit: u64::MAX, headroom: 0, budget: None, together: Arc::default() };
         let pages = Pages::new(timelines.device().clone(), counters.clone(), limits, 2 << 20);
         let layout = Layout::new(512, 2 << 20, 32 << 20, 1 << 20);
         let mut arena = Arena::new(timelines, counters, layout, ReusePolicies::default(), pages);

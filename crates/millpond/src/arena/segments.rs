@@ -93,9 +93,14 @@ impl Arena {
             let region = self.regions.get(id);
             (region.base, region.bytes, region.head)
         };
+        // Before: another pool may get the addresses at once.
+        self.regions.hide(id);
         // SAFETY: the segment is one free block whose fence is complete: no pending work uses it, and no
         // program holds a pointer into it. The region goes below.
-        unsafe { self.device.free_segment(base) }?;
+        if let Err(error) = unsafe { self.device.free_segment(base) } {
+            self.regions.show(id);
+            return Err(error);
+        }
         self.counters.calls.free.add(1);
         self.pages.limits.withdraw(bytes, &self.counters);
         self.remove_free(head);

@@ -76,6 +76,11 @@ impl Budget {
         self.inner.held.load(Ordering::Relaxed)
     }
 
+    /// Whether the two are the same budget.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
     /// Takes `bytes` of what is left, or nothing.
     pub(super) fn take(&self, bytes: u64) -> bool {
         let limit = self.limit();

@@ -220,6 +220,12 @@ impl Pages {
         Ok(bytes)
     }
 
+    /// Takes this page, if it is parked.
+    pub(crate) fn unpark(&mut self, id: PageId) -> bool {
+        let at = self.parked.iter().position(|parked| *parked == id);
+        at.map(|at| self.parked.remove(at)).is_some()
+    }
+
     /// Takes a parked page of any size, for release.
     pub(crate) fn pop_parked(&mut self) -> Option<PageId> {
         self.parked.pop()

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::lock::Mutex;
 
@@ -11,7 +11,7 @@ use super::inner::{PoolInner, State};
 use super::pressure::Callbacks;
 use super::routes::Routes;
 use super::{Context, Pool};
-use crate::arena::{Arena, Layout};
+use crate::arena::{Arena, Layout, Owner};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;
 use crate::order::{AfterSync, Reuse, ReusePolicies};
@@ -164,17 +164,25 @@ impl PoolBuilder {
         let haste = Haste::new(spare, device.now());
         let largest_align = device.properties().granularity.min(layout.slot_bytes);
         let counters = Arc::new(Counters::default());
-        let limits = Limits { hard_limit: self.hard_limit, headroom: self.headroom, budget: self.budget };
-        let pages = Pages::new(device, counters.clone(), limits, layout.slot_bytes);
+        let (hard_limit, headroom, together) = (self.hard_limit, self.headroom, registry.together().clone());
+        let limits = Limits { hard_limit, headroom, budget: self.budget, together };
+        let pages = Pages::new(device, counters.clone(), limits.clone(), layout.slot_bytes);
         let mut arena = Arena::new(timelines.clone(), counters.clone(), layout, self.reuse, pages);
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // Relaxed: only uniqueness matters.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        arena.publish(registry.ranges(), Owner { pool: number, memory: None });
         arena.prepare_tables();
         let views = arena.views().clone();
         let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
         let inner = Arc::new(PoolInner {
             name: self.name,
+            number,
             timelines: timelines.clone(),
             registry: Arc::downgrade(registry),
+            ranges: registry.ranges().clone(),
             recording: Recording::new(counters.clone()),
+            limits,
             counters,
             caches: OfProcess::new(Caches::new(views.clone(), sizes)),
             views,

@@ -8,6 +8,7 @@ use super::beyond_caches::take_back;
 use super::captured::{Captured, MemoryId};
 use super::inner::{PoolInner, State};
 use super::routes::{Filter, Route};
+use crate::arena::Owner;
 use crate::order::Stream;
 use crate::{Error, Result};
 
@@ -48,18 +49,51 @@ struct Claim {
 #[must_use = "allocations go to the capture's memory only while this lives"]
 pub struct Capturing {
     memory: CapturePool,
+    /// Dropped after the route has ended.
+    _under_way: UnderWay,
+}
+
+/// As long as one of them lives, no pool waits for the device. The end of the last one makes up for that.
+#[derive(Debug)]
+struct UnderWay {
+    pool: Arc<PoolInner>,
+}
+
+impl UnderWay {
+    fn begin(pool: &Arc<PoolInner>) -> Self {
+        pool.timelines.begin_capture();
+        Self { pool: pool.clone() }
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        if self.pool.timelines.end_capture() {
+            let all = self.pool.registry.upgrade().map(|registry| registry.pools()).unwrap_or_default();
+            // This one also where the context is gone.
+            self.pool.let_go_of_released();
+            all.iter().for_each(|pool| _ = pool.let_go_of_released());
+            self.pool.bury();
+        }
+    }
 }
 
 impl CapturePool {
     pub(super) fn new(pool: &Arc<PoolInner>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        // Relaxed: only uniqueness matters.
-        let id = MemoryId(NEXT.fetch_add(1, Ordering::Relaxed));
-        if pool.is_here() {
+        // Under the lock, so that the list stays in order. Relaxed: what orders them there is the lock.
+        let next = || MemoryId(NEXT.fetch_add(1, Ordering::Relaxed));
+        // In a forked child the pool is the parent's, which has no such memory.
+        let id = if pool.is_here() {
             let mut state = pool.state.lock();
-            let arena = state.arena.that_keeps();
+            let id = next();
+            let mut arena = state.arena.that_keeps();
+            arena.publish(&pool.ranges, Owner { pool: pool.number, memory: Some(id.0) });
             state.captured.push(Captured { id, arena, is_released: false });
-        }
+            id
+        } else {
+            next()
+        };
         Self { claim: Arc::new(Claim { pool: pool.clone(), id }) }
     }
 
@@ -102,12 +136,11 @@ impl CapturePool {
         if pool.state.lock().destroyed {
             return Err(Error::PoolDestroyed { pool: pool.name.clone() });
         }
-        pool.timelines.begin_capture();
+        let under_way = UnderWay::begin(pool);
         if !pool.begin_route(*id, &takes) {
-            pool.timelines.end_capture();
             return Err(Error::CaptureUnderWay { pool: pool.name.clone() });
         }
-        Ok(Capturing { memory: self.clone() })
+        Ok(Capturing { memory: self.clone(), _under_way: under_way })
     }
 
     /// Physical bytes that the memory holds.
@@ -141,6 +174,8 @@ impl Drop for Claim {
             }
         }
         self.pool.let_go_of_released();
+        // What could not be let go must not be taken from a replay by the end of the pool.
+        self.pool.outlive_if_needed();
     }
 }
 
@@ -152,10 +187,6 @@ impl Drop for Capturing {
         }
         if let Some(route) = pool.end_route(*id) {
             route.close_ticks();
-        }
-        if pool.timelines.end_capture() {
-            let all = pool.registry.upgrade().map(|registry| registry.pools()).unwrap_or_default();
-            all.iter().for_each(|pool| pool.let_go_of_released());
         }
     }
 }
@@ -180,5 +211,30 @@ impl PoolInner {
             self.caches.resume(&mut state.locked);
         }
         route
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::sim::{SimDevice, SimOptions};
+    use crate::{Context, Pool};
+
+    #[test]
+    fn a_capture_that_could_not_begin_makes_up_for_the_last_one() {
+        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+        let stream = context.create_stream().unwrap();
+        let pool = Pool::builder(&context).build().unwrap();
+        let memory = pool.capture_pool();
+        let capturing = memory.begin(&stream).unwrap();
+        let block = pool.alloc(1 << 20, &stream).unwrap();
+        // SAFETY: no work uses the block, or it is none.
+        unsafe { pool.free(block, &stream) }.unwrap();
+        // It is about to find the route taken while the other one ends.
+        let refused = UnderWay::begin(pool.inner());
+        drop((capturing, memory));
+        assert_eq!(pool.reserved().current, 2 << 20, "the device cannot be waited for yet");
+        drop(refused);
+        assert_eq!(pool.reserved().current, 0);
     }
 }

@@ -10,11 +10,12 @@ use super::haste::Haste;
 use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use super::routes::Routes;
-use crate::arena::{Arena, BlockId, Pointer, Views};
+use crate::arena::{Arena, BlockId, Pointer, Ranges, Views};
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::DevicePtr;
 use crate::order::{Reuse, Stream, Timelines};
+use crate::pages::Limits;
 use crate::process::OfProcess;
 use crate::record::Recording;
 use crate::stats::Stats;
@@ -24,8 +25,14 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(crate) struct PoolInner {
     pub(super) name: String,
+    /// Unlike any other pool's.
+    pub(super) number: u64,
     pub(super) timelines: Arc<Timelines>,
     pub(super) registry: Weak<Registry>,
+    /// Whose addresses are whose, of all pools of the context.
+    pub(super) ranges: Arc<Ranges>,
+    /// As the arena has them, for who has not the lock.
+    pub(super) limits: Limits,
     pub(super) counters: Arc<Counters>,
     pub(super) recording: Recording,
     pub(crate) caches: OfProcess<Caches>,
@@ -47,7 +54,7 @@ pub(super) struct State {
     pub(super) arena: Arena,
     pub(super) locked: Locked,
     pub(super) haste: Haste,
-    /// The memory of captures.
+    /// The memory of captures, in the order of their ids.
     pub(super) captured: Vec<Captured>,
     pub(super) destroyed: bool,
 }
@@ -128,10 +135,6 @@ impl PoolInner {
                 None => Error::ForeignPointer { ptr, pool },
             },
         }
-    }
-
-    pub(super) fn knows(&self, ptr: DevicePtr) -> bool {
-        self.state.lock().look_up(ptr) != Pointer::Foreign
     }
 
     /// Bytes of the longest free block.

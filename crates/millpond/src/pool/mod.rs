@@ -19,6 +19,7 @@ mod context;
 mod freeing;
 mod giving_back;
 mod haste;
+mod impossible;
 mod inner;
 mod pressure;
 mod recorded;
@@ -378,7 +379,9 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::LiveBlocks`] where blocks are live: the pool is destroyed all the same, and their memory goes
-    /// back when the last of them is freed. The device's own otherwise.
+    /// back when the last of them is freed. [`Error::MemoryInUse`] where a stream that is being captured uses memory of
+    /// it, which goes back when the host synchronises after that. The device's own otherwise: what was not given back is,
+    /// when the host next synchronises.
     pub fn destroy(&self) -> Result<()> {
         self.inner.close()
     }
