@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::ptr::NonNull;
 
+use super::gate::Behind;
 use super::growth::Growth;
 use super::magazine::{Item, Magazine};
 use super::sizes::{MAGAZINES, MagazineIndex};
@@ -72,7 +73,10 @@ impl Ghost {
 
 /// The magazines of a lane.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Magazines {
+    /// [`Timeline::serial`] of the stream. The first field, since the sentinel has no other.
+    serial: u64,
     all: [Magazine; MAGAZINES],
     ghosts: [Ghost; MAGAZINES],
     growths: [Growth; MAGAZINES],
@@ -80,9 +84,25 @@ pub(super) struct Magazines {
     with_room: [u64; MAGAZINES.div_ceil(64)],
 }
 
+/// The serial number of [`Magazines::closed`].
+static NO_STREAM: u64 = 0;
+
+impl Behind for Magazines {
+    #[inline]
+    unsafe fn serial(lane: NonNull<Self>) -> u64 {
+        // SAFETY: the caller's promise. Both a lane and the sentinel begin with the number.
+        unsafe { lane.cast::<u64>().read() }
+    }
+
+    fn closed() -> NonNull<Self> {
+        NonNull::from(&NO_STREAM).cast()
+    }
+}
+
 impl Magazines {
     /// A constant, since it is long: what is computed is put together elsewhere, and copied.
     const NEW: Self = Self {
+        serial: 0,
         all: [const { Magazine::NEW }; _],
         ghosts: [Ghost::NEW; _],
         growths: [Growth::NEW; _],
@@ -223,10 +243,6 @@ pub(super) struct Bounds {
 }
 
 impl Lanes {
-    pub(super) fn len(&self) -> usize {
-        self.lanes.len()
-    }
-
     /// The magazines of a stream, if it has a lane.
     pub(super) fn of(&mut self, stream: StreamKey) -> Option<&mut Magazines> {
         self.lanes.get_mut(stream.slot).filter(|lane| lane.serial == stream.serial)?.magazines()
@@ -271,6 +287,8 @@ impl Lanes {
         lane.drain(each);
         lane.magazines.get_or_insert_with(|| NonNull::from(Box::leak(Box::new(Magazines::NEW))));
         (lane.serial, lane.of) = (timeline.serial, Some(timeline.id));
+        // A door may lead to it: that of the calling thread, which is outside.
+        lane.magazines().expect("just made").serial = timeline.serial;
     }
 
     /// Lets a full magazine of a lane that is there hold more blocks, if that may be. Returns whether there is room

@@ -62,7 +62,7 @@ impl ThreadCache {
     ) -> Option<Own<'_>> {
         let way = way(&self.tally);
         let (mut lane, inside) = if WIDE {
-            let inside = self.gate.enter_wide(way, stream.slot)?;
+            let inside = self.gate.enter_wide(way)?;
             // SAFETY: as below.
             (unsafe { &*self.lanes.get() }.of_stream(stream)?, inside)
         } else {
@@ -99,7 +99,7 @@ impl ThreadCache {
     /// Lets the owner pass to the lane of this stream, by its door too if there are `doors`. Under the pool's lock, with
     /// the lanes.
     pub(super) fn open(&self, lanes: &Lanes, stream: StreamKey, doors: bool) {
-        self.gate.open(lanes.len());
+        self.gate.open();
         if let Some(lane) = lanes.of_stream(stream).filter(|_| doors) {
             self.gate.open_door(stream, lane);
         }
@@ -107,7 +107,7 @@ impl ThreadCache {
 
     /// Lets the owner pass to all its lanes, as [`open`](Self::open) does to one.
     pub(super) fn open_all(&self, lanes: &Lanes, doors: bool) {
-        self.gate.open(lanes.len());
+        self.gate.open();
         if doors {
             lanes.all().for_each(|(stream, lane)| self.gate.open_door(stream, lane));
         }
