@@ -103,32 +103,36 @@ fn a_stream_at_rest_takes_little_for_each_thread() {
     let _alone = alone();
     let (context, pool) = bench();
     let streams: Vec<_> = (0..65).map(|_| context.create_stream().unwrap()).collect();
-    // What all have in common, and what the timelines of streams that are used take.
-    streams.iter().for_each(|stream| use_pool(&pool, stream));
-    rest(&context, &pool);
-    let on_one = held();
     const THREADS: isize = 4;
     let pairs = THREADS * streams.len() as isize;
     let barrier = std::sync::Barrier::new(THREADS as usize + 1);
-    std::thread::scope(|scope| {
-        let work = || {
-            streams.iter().for_each(|stream| use_pool(&pool, stream));
+    // What is held while so many threads work, when the pool is at rest, and when the threads have ended.
+    let round = || {
+        std::thread::scope(|scope| {
+            let work = || {
+                streams.iter().for_each(|stream| use_pool(&pool, stream));
+                barrier.wait();
+                barrier.wait();
+            };
+            let workers: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
             barrier.wait();
+            let working = held();
+            rest(&context, &pool);
+            let at_rest = held();
             barrier.wait();
-        };
-        let workers: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
-        barrier.wait();
-        let working = held() - on_one;
-        assert!(working / pairs < 8 * KIB, "{working} bytes for {pairs} pairs");
-        rest(&context, &pool);
-        let at_rest = held() - on_one;
-        assert!(at_rest / pairs < KIB, "{at_rest} bytes for {pairs} pairs");
-        barrier.wait();
-        // A scope alone would not wait until a thread has said goodbye.
-        workers.into_iter().for_each(|worker| worker.join().unwrap());
-    });
-    let ended = held() - on_one;
-    assert!(ended / THREADS < 4 * KIB, "{ended} bytes for {THREADS} threads that ended");
+            // A scope alone would not wait until a thread has said goodbye.
+            workers.into_iter().for_each(|worker| worker.join().unwrap());
+            rest(&context, &pool);
+            (working, at_rest, held())
+        })
+    };
+    // What the arena and the timelines take for so much stays.
+    let (.., before) = round();
+    let (working, at_rest, ended) = round();
+    let each = |held: isize| (held - before) / pairs;
+    assert!(each(working) < 8 * KIB, "{} bytes for each pair of a thread and a stream", each(working));
+    assert!(each(at_rest) < KIB, "{} bytes for each pair of a thread and a stream at rest", each(at_rest));
+    assert!(each(ended) < KIB / 64, "{} bytes after threads ended", ended - before);
 }
 
 #[test]
