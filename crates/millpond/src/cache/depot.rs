@@ -110,8 +110,17 @@ impl Depot {
             return false;
         }
         let Some(mut shelves) = self.shelves(Self::part_of(of, bytes)) else { return false };
+        if shelves.try_reserve(1).is_err() {
+            return false;
+        }
+        let shelf = shelves.entry((bytes, of)).or_default();
+        if shelf.try_reserve(items.len()).is_err() {
+            // No shelf is empty.
+            shelves.retain(|_, shelf| !shelf.is_empty());
+            return false;
+        }
         let shelved = items.iter().map(|&item| Shelved { item, tick: item.entry().tick() });
-        shelves.entry((bytes, of)).or_default().extend(shelved);
+        shelf.extend(shelved);
         self.count_put(bytes, more);
         true
     }
@@ -168,8 +177,8 @@ impl Depot {
         // Relaxed: every lock is taken after this and before anything else is done under the pool's lock.
         self.is_closed.store(true, Ordering::Relaxed);
         for part in &self.parts {
-            let shelves: Vec<_> = part.0.lock().extract_if(|(bytes, _), _| *bytes >= from).collect();
-            for ((bytes, of), shelf) in shelves {
+            // Under the part's lock, so that no memory is needed: who waits for it would find the depot closed.
+            for ((bytes, of), shelf) in part.0.lock().extract_if(|(bytes, _), _| *bytes >= from) {
                 self.count_taken(bytes, bytes * shelf.len() as u64);
                 shelf.into_iter().for_each(|shelved| each(of, shelved.item));
             }
@@ -180,6 +189,13 @@ impl Depot {
     pub(super) fn open(&self) {
         // Relaxed: who sees it late goes the slow way.
         self.is_closed.store(false, Ordering::Relaxed);
+    }
+
+    /// Gives back host memory that what it holds has no need of. Under the pool's lock.
+    pub(super) fn give_back(&self) {
+        for part in &self.parts {
+            part.0.lock().shrink_to_fit();
+        }
     }
 
     /// What it holds.

@@ -4,8 +4,9 @@
 use std::sync::atomic::Ordering;
 
 use super::Locked;
+use super::boxed::try_box;
 use super::caches::{Cached, Caches, Few};
-use super::lane::Lanes;
+use super::lane::{Known, Lanes};
 use super::magazine::Item;
 use super::sizes::MagazineIndex;
 use super::tally::Tally;
@@ -35,8 +36,10 @@ impl Caches {
         let place = &self.threads[index];
         // Relaxed: written under the lock.
         if place.load(Ordering::Relaxed) == self.nobody() {
+            // Without memory for it, the thread goes on as nobody.
+            let cache = try_box(ThreadCache::new())?;
             // Release: see `mine`.
-            place.store(Box::into_raw(Box::new(ThreadCache::new())), Ordering::Release);
+            place.store(cache.as_ptr(), Ordering::Release);
             self.used.fetch_max(index + 1, Ordering::Relaxed);
         }
         self.mine().own();
@@ -62,7 +65,11 @@ impl Caches {
         let Some(cache) = self.join_slow(lock) else { return false };
         // SAFETY: as in `restock`.
         let lanes = unsafe { cache.lanes_under_lock() };
-        lanes.of(stream.key()).is_some_and(|magazines| magazines.grows(MagazineIndex::of(units), bytes))
+        let known = lanes.of(stream.key()).and_then(|magazines| magazines.known(MagazineIndex::of(units)));
+        known.is_some_and(|known| {
+            let last = known.magazine.top().map(|item| item.entry().requested());
+            known.growth.note_alloc(bytes, last)
+        })
     }
 
     /// A block of `units` for work on `stream`, from the thread's magazines or the depot; brings more of the
@@ -81,16 +88,17 @@ impl Caches {
         let cache = self.join_slow(lock)?;
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let lanes = unsafe { cache.lanes_under_lock() };
-        lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
+        lanes.of_or_add(timeline, |of, item| each(Cached { item, of }))?;
         cache.open(lanes, stream.key(), self.has_doors());
         let (at, size) = (MagazineIndex::of(units), self.sizes.bytes(units));
-        let magazines = lanes.of_or_add(timeline, |_, _| ());
-        if let Some(found) = magazines.magazine(at).take_alike(size) {
+        let Known { mut magazine, ghost, .. } = lanes.of(stream.key())?.known(at)?;
+        if let Some(found) = magazine.take_alike(size) {
             return Some(found.out());
         }
         let is_large = self.sizes.is_large(size);
-        let earned = is_large && magazines.ghost(at).note_alloc(size);
-        let has_room = magazines.magazine(at).restock_by() > 0;
+        let earned = is_large && ghost.note_alloc(size);
+        magazine.unstow();
+        let has_room = magazine.restock_by() > 0;
         let regretted = earned || (is_large && self.is_in_haste() && !has_room);
         // What other threads free again and again is worth room, too.
         let wants_room = regretted || (!has_room && self.depot.has(timeline.id, size));
@@ -101,7 +109,7 @@ impl Caches {
         if self.depot.held() == 0 {
             return None;
         }
-        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
+        let Known { mut magazine, .. } = lanes.of(stream.key())?.known(at)?;
         let (mut first, mut count) = (None, 0);
         let most = 1 + magazine.restock_by();
         self.depot.take((timeline.id, Tick::MAX), size, most, |item| match first {
@@ -121,8 +129,10 @@ impl Caches {
     #[cold]
     pub(crate) fn widen(&self, _lock: &mut Locked, units: u64, stream: &Stream) {
         let cache = self.mine();
-        // SAFETY: the calling thread owns the cache, or it is nobody's, which has no lanes; it is not inside, and
-        // holds the lock.
+        if !cache.is_owned() {
+            return;
+        }
+        // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let lanes = unsafe { cache.lanes_under_lock() };
         lanes.grant(stream.key(), MagazineIndex::of(units), &self.bounds(self.sizes.bytes(units)));
         cache.note_granted(lanes);
@@ -161,10 +171,13 @@ impl Caches {
         let lanes = unsafe { cache.lanes_under_lock() };
         let at = MagazineIndex::of(self.sizes.exact_units(size));
         let magazines = lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
-        magazines.note_free(at, entry.requested());
-        if magazines.magazine(at).is_full() {
-            let may_grow = !bounds.is_large || bounds.in_haste || magazines.ghost(at).note_free(size);
-            if !may_grow && magazines.magazine(at).is_empty() {
+        let Some(known) = magazines.and_then(|magazines| magazines.known(at)) else { return false };
+        let mut magazine = known.magazine;
+        known.growth.note_free(entry.requested());
+        magazine.unstow();
+        if magazine.is_full() {
+            let may_grow = !bounds.is_large || bounds.in_haste || known.ghost.note_free(size);
+            if !may_grow && magazine.is_empty() {
                 // Nearly always, of large blocks, while a program does not repeat itself.
                 return false;
             }
@@ -174,14 +187,14 @@ impl Caches {
             cache.note_granted(lanes);
         }
         cache.open(lanes, stream.key(), self.has_doors());
-        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
-        if magazine.is_full() {
+        let Some(magazines) = lanes.of(stream.key()) else { return false };
+        if magazines.magazine(at).is_full() {
             return false;
         }
         entry.make_cached(entry.ptr(), timeline.now());
         cache.tally.count_free_outside(entry.requested(), size);
         // SAFETY: it is not full.
-        unsafe { magazine.push(Item::new(entry.ptr(), entry)) };
+        unsafe { magazines.magazine(at).push(Item::new(entry.ptr(), entry)) };
         true
     }
 
@@ -195,7 +208,8 @@ impl Caches {
         each: &mut impl FnMut(Cached),
     ) {
         let timeline = stream.timeline();
-        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
+        let known = lanes.of(stream.key()).and_then(|magazines| magazines.known(at));
+        let Some(Known { mut magazine, .. }) = known else { return };
         if magazine.len() <= 2 {
             // Nearly always: one goes, if there is one.
             let given_up = magazine.give_up_half().pop();

@@ -3,22 +3,51 @@
 use std::sync::atomic::Ordering;
 
 use super::Locked;
-use super::caches::{Cached, Caches, Few};
+use super::caches::{Cached, Caches};
 use super::lane::{Counted, Lanes};
 use super::magazine::Item;
 use super::sizes::MagazineIndex;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
 use crate::counters::HighWater;
+use crate::order::TimelineId;
 
 impl Caches {
     /// Takes back everything that any thread caches, and the depot: gives it to `each`. The high-water marks
     /// are folded into `folded`.
     #[cold]
-    pub(crate) fn revoke(&self, lock: &mut Locked, folded: &HighWater, mut each: impl FnMut(Cached)) {
+    pub(crate) fn revoke(&self, lock: &mut Locked, folded: &HighWater, each: impl FnMut(Cached)) {
+        self.revoke_and(lock, folded, each, |_| ());
+    }
+
+    /// As [`revoke`](Self::revoke), and gives back what host memory the caches do not need at rest: the lanes of streams
+    /// that are gone, and of the others all but what is known of the program.
+    #[cold]
+    pub(crate) fn give_back(
+        &self,
+        lock: &mut Locked,
+        folded: &HighWater,
+        is_gone: impl Fn(TimelineId) -> bool,
+        each: impl FnMut(Cached),
+    ) {
+        // Also those that look empty.
+        self.all().for_each(|cache| cache.tally.note_filled());
+        self.revoke_and(lock, folded, each, |lanes| lanes.give_back(&is_gone));
+        self.depot.give_back();
+    }
+
+    /// Takes back everything, and calls `and` with the lanes of each cache that had something.
+    fn revoke_and(
+        &self,
+        lock: &mut Locked,
+        folded: &HighWater,
+        mut each: impl FnMut(Cached),
+        mut and: impl FnMut(&mut Lanes),
+    ) {
         let closed = self.close_depot(0, &mut each);
         self.for_all(lock, folded, |cache, lanes| {
             self.drain(lanes, MagazineIndex::FIRST, &mut each);
+            and(lanes);
             cache.note_granted(lanes);
             cache.tally.note_emptied();
         });
@@ -36,17 +65,16 @@ impl Caches {
         }
         let closed = self.close_depot(self.sizes.large_from(), &mut each);
         // The calling thread is not inside, and need not be kept out.
-        let is_concerned = |cache: &&ThreadCache| cache.granted_large() > 0 && !self.is_mine(cache);
-        let mut others = Few::new();
-        others.extend(self.all().filter(is_concerned));
-        self.keep_out(&others);
-        for cache in others.iter().copied().chain([self.mine()]) {
+        let is_concerned = |cache: &ThreadCache| cache.granted_large() > 0 && !self.is_mine(cache);
+        self.keep_out(is_concerned);
+        let mine = Some(self.mine()).filter(|cache| cache.is_owned());
+        for cache in self.kept_out().chain(mine) {
             // SAFETY: the lock is held (`lock`); other owners are kept out, and the calling one is not inside.
             let lanes = unsafe { cache.lanes_under_lock() };
             self.drain(lanes, self.sizes.first_large(), &mut each);
             cache.note_granted(lanes);
         }
-        self.let_in(&others);
+        self.let_in();
         if closed {
             self.depot.open();
         }
@@ -73,8 +101,8 @@ impl Caches {
         if in_depot + others > most {
             return false;
         }
-        // SAFETY: the calling thread owns the cache, or it is nobody's, which has no lanes; it is not inside, and
-        // holds the lock.
+        // SAFETY: the calling thread owns the cache, for nobody's was granted nothing; it is not inside, and holds the
+        // lock.
         let lanes = unsafe { mine.lanes_under_lock() };
         let frees = mine.tally.frees();
         // Since it was counted last, no more came than was freed; but for what came from the depot, which was counted there.
@@ -101,7 +129,7 @@ impl Caches {
 
     /// Empties the magazines from `from` on.
     pub(super) fn drain(&self, lanes: &mut Lanes, from: MagazineIndex, each: &mut impl FnMut(Cached)) {
-        lanes.drain(from, |size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
+        lanes.drain(from, |size| self.sizes.is_large(size), |of, item| each(Cached { item, of }));
     }
 
     /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
@@ -130,9 +158,8 @@ impl Caches {
     pub(crate) fn set_doors(&self, _lock: &mut Locked, open: bool) {
         // Relaxed: for owners it is a hint; what counts is written under the lock.
         self.has_doors.store(open, Ordering::Relaxed);
-        let all: Few<_> = self.all().collect();
-        self.keep_out(&all);
-        self.let_in(&all);
+        self.keep_out(|_| true);
+        self.let_in();
     }
 
     /// Whether threads come in by doors.
@@ -164,18 +191,16 @@ impl Caches {
         folded: &HighWater,
         mut each: impl FnMut(&ThreadCache, &mut Lanes),
     ) {
-        let is_concerned = |cache: &&ThreadCache| self.is_mine(cache) || cache.tally.is_of_note();
-        let concerned: Few<_> = self.all().filter(is_concerned).collect();
-        self.keep_out(&concerned);
+        self.keep_out(|cache| self.is_mine(cache) || cache.tally.is_of_note());
         folded.raise(&self.counted(folded));
         self.others.reset_high();
-        for cache in &concerned {
+        for cache in self.kept_out() {
             // SAFETY: the lock is held (`lock`), and owners are kept out.
             let lanes = unsafe { cache.lanes_under_lock() };
             each(cache, lanes);
             cache.tally.reset_high();
         }
-        self.let_in(&concerned);
+        self.let_in();
     }
 
     /// Whether the cache is the calling thread's own.
@@ -183,24 +208,34 @@ impl Caches {
         std::ptr::eq(cache, self.mine())
     }
 
-    /// Closes the caches to their owners, and waits until none is inside. Under the lock.
-    fn keep_out(&self, caches: &[&ThreadCache]) {
-        caches.iter().for_each(|cache| cache.gate().close());
+    /// Closes these caches to their owners, and waits until none is inside. Under the lock.
+    fn keep_out(&self, is_concerned: impl Fn(&ThreadCache) -> bool) {
+        self.all().filter(|cache| is_concerned(cache)).for_each(ThreadCache::close);
+        self.wait_for_kept_out();
+    }
+
+    /// Waits until no owner is inside a cache that was closed.
+    fn wait_for_kept_out(&self) {
         // The calling thread is not inside, and needs no barrier to see its own writes.
-        if caches.iter().any(|cache| !self.is_mine(cache)) {
+        if self.kept_out().any(|cache| !self.is_mine(cache)) {
             heavy_barrier();
-            caches.iter().for_each(|cache| cache.wait_until_left());
+            self.kept_out().for_each(ThreadCache::wait_until_left);
         }
     }
 
-    /// Opens caches that [`keep_out`](Self::keep_out) closed; those without an owner stay closed.
-    fn let_in(&self, caches: &[&ThreadCache]) {
-        if self.is_closed() {
-            return;
-        }
-        for cache in caches.iter().filter(|cache| cache.is_owned()) {
-            // SAFETY: the lock is held, and owners are kept out until here.
-            cache.open_all(unsafe { cache.lanes_under_lock() }, self.has_doors());
+    /// The caches whose owners are kept out.
+    fn kept_out(&self) -> impl Iterator<Item = &ThreadCache> {
+        self.all().filter(|cache| cache.is_kept_out())
+    }
+
+    /// Opens the caches that [`keep_out`](Self::keep_out) closed; those without an owner stay closed.
+    fn let_in(&self) {
+        for cache in self.kept_out() {
+            cache.let_in();
+            if cache.is_owned() && !self.is_closed() {
+                // SAFETY: the lock is held, and owners are kept out until here.
+                cache.open_all(unsafe { cache.lanes_under_lock() }, self.has_doors());
+            }
         }
     }
 
@@ -219,22 +254,28 @@ impl Caches {
     /// to what threads that come later allocate.
     #[cold]
     pub(crate) fn collect_ended(&self, _lock: &mut Locked, folded: &HighWater, mut each: impl FnMut(Cached)) {
-        let mut ended = Few::new();
-        // Relaxed: under the lock, where it was written.
-        // SAFETY: as in `mine`.
-        self.ended.take(|index| ended.push(unsafe { &*self.threads[index].load(Ordering::Relaxed) }));
+        self.ended.take(|index| {
+            // Relaxed: under the lock, where it was written.
+            let cache = self.threads[index].load(Ordering::Relaxed);
+            // Where the host had no memory for a cache, there is nobody's, which is all pools'.
+            if cache != self.nobody() {
+                // SAFETY: as in `mine`.
+                unsafe { &*cache }.close();
+            }
+        });
         // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
-        self.keep_out(&ended);
+        self.wait_for_kept_out();
         folded.raise(&self.counted(folded));
-        for cache in &ended {
+        for cache in self.kept_out() {
             cache.disown();
             // SAFETY: the lock is held (`_lock`), and owners are kept out.
             let lanes = unsafe { cache.lanes_under_lock() };
             self.drain(lanes, MagazineIndex::FIRST, &mut each);
-            lanes.revoke_grants();
+            lanes.clear();
             cache.note_granted(lanes);
             cache.tally.note_emptied();
             cache.tally.reset_high();
+            cache.let_in();
         }
     }
 
@@ -245,22 +286,21 @@ impl Caches {
         lock: &mut Locked,
         recount: impl FnOnce(u64) -> Result<(), String>,
     ) -> Result<(), String> {
-        let all: Few<_> = self.all().collect();
-        self.keep_out(&all);
-        let result = self.check_kept_out(lock, &all).and_then(recount);
-        self.let_in(&all);
+        self.keep_out(|_| true);
+        let result = self.check_kept_out(lock).and_then(recount);
+        self.let_in();
         result
     }
 
     /// Recounts what caches whose owners are kept out hold: returns the number of blocks in them and the depot.
-    fn check_kept_out(&self, _lock: &mut Locked, caches: &[&ThreadCache]) -> Result<u64, String> {
+    fn check_kept_out(&self, _lock: &mut Locked) -> Result<u64, String> {
         let bytes = |items: &[Item]| items.iter().map(Item::bytes).sum::<u64>();
         let mut items = self.depot.items();
         let held = self.depot.held();
         if bytes(&items) != held {
             return Err(format!("the depot has {} bytes and counted {held}", bytes(&items)));
         }
-        for cache in caches {
+        for cache in self.kept_out() {
             // SAFETY: the lock is held (`lock`), and owners are kept out.
             let lanes = unsafe { cache.lanes_under_lock() };
             let held: Vec<_> = lanes.iter().copied().collect();

@@ -14,7 +14,13 @@ impl PoolInner {
     pub(super) fn trim(&self, keep: u64) -> DeviceResult<u64> {
         self.timelines.check_process()?;
         let mut state = self.state.lock();
-        self.trim_under_lock(&mut state, keep)
+        let released = self.trim_under_lock(&mut state, keep)?;
+        if !self.caches.holds_any() {
+            let State { arena, locked, .. } = &mut *state;
+            let is_gone = |id| self.timelines.is_gone(id);
+            self.caches.give_back(locked, &self.counters.high, is_gone, |cached| take_back(arena, cached));
+        }
+        Ok(released)
     }
 
     fn trim_under_lock(&self, state: &mut State, keep: u64) -> DeviceResult<u64> {
