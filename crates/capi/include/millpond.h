@@ -1,4 +1,4 @@
-/* Millpond: a GPU memory pool. https://github.com/millpond/millpond
+/* Millpond: a GPU memory pool.
  *
  * Every call that can fail answers a millpond_status; millpond_last_error() has the full message. After a failure
  * nothing has changed, and outputs are null or zero.

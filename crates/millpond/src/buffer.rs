@@ -15,6 +15,20 @@ use crate::{Error, Result};
 /// `len` elements of device memory on one stream. Moves but does not copy; dropped, it is freed after the
 /// work given to its stream by then. It keeps its pool's memory alive, also when the pool's last handle is
 /// gone.
+///
+/// Elements are plain bytes ([`Pod`]), so that whatever a device wrote there is one:
+/// ```compile_fail,E0277
+/// # let device = millpond::Context::host()?;
+/// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+/// let flags = millpond::Buffer::<bool>::new(&pool, 100, &stream)?; // error: `bool` is not `Pod`
+/// # Ok::<(), millpond::Error>(())
+/// ```
+/// ```
+/// # let device = millpond::Context::host()?;
+/// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+/// let flags = millpond::Buffer::<u8>::new(&pool, 100, &stream)?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
 pub struct Buffer<T: Pod> {
     pool: Arc<PoolInner>,
     ptr: DevicePtr,
@@ -129,7 +143,7 @@ impl<T: Pod> Buffer<T> {
             let copied = unsafe {
                 stream.device().copy_to_host(to.as_mut_ptr().cast(), self.ptr, self.byte_len(), handle)
             };
-            // Also after an error: part of the copy may be under way.
+            // Also after an error: part of the copy may be under way. After an error here it is not, as a device promises.
             stream.synchronize().and(copied)?;
         }
         Ok(())
@@ -223,7 +237,8 @@ pub(crate) fn byte_len<T>(len: usize) -> Result<u64> {
 
 impl<T: Pod> Drop for Buffer<T> {
     fn drop(&mut self) {
-        if let Err(error) = self.pool.free(self.ptr, &self.stream) {
+        // SAFETY: the block is the buffer's alone, and work that others gave is ordered by who gave it.
+        if let Err(error) = unsafe { self.pool.free(self.ptr, &self.stream) } {
             tracing::error!(%error, "a buffer could not be freed");
         }
     }

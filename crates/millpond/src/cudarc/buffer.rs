@@ -116,7 +116,8 @@ impl<T: DeviceRepr> Buffer<T> {
         let uses = match unsafe { stream.uses().take(ptr, bytes as usize, stream.cuda()) } {
             Ok(uses) => ManuallyDrop::new(uses),
             Err(error) => {
-                pool.free(ptr, stream.millpond())?;
+                // SAFETY: nobody else knows the block.
+                unsafe { pool.free(ptr, stream.millpond()) }?;
                 return Err(error.into());
             }
         };
@@ -207,9 +208,10 @@ impl<T> Drop for Buffer<T> {
         // Its drop would record a write. It owns nothing.
         std::mem::forget(write);
         self.stream.uses().keep(self.ptr, uses);
-        if let Err(error) =
-            self.note_who_waited().and_then(|()| self.pool.free(self.ptr, self.stream.millpond()))
-        {
+        let noted = self.note_who_waited();
+        // SAFETY: the block is the buffer's alone, and the stream waits for all that cudarc knows of.
+        let freed = noted.and_then(|()| unsafe { self.pool.free(self.ptr, self.stream.millpond()) });
+        if let Err(error) = freed {
             tracing::error!(%error, "a buffer could not be freed");
         }
     }
@@ -223,7 +225,8 @@ impl<T> Buffer<T> {
         if self.ptr.is_null() || stream.handle() != StreamHandle::PER_THREAD || stream.handle_here().is_ok() {
             return Ok(());
         }
-        let here = stream.timelines().adopt_stream(StreamHandle::PER_THREAD, Marking::AtOnce)?;
+        // SAFETY: every thread has a default stream as long as it runs.
+        let here = unsafe { stream.timelines().adopt_stream(StreamHandle::PER_THREAD, Marking::AtOnce) }?;
         self.pool.record_use(self.ptr, &here)
     }
 }

@@ -1,5 +1,6 @@
 //! A stream of cudarc's that a pool knows too.
 
+use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
@@ -12,9 +13,15 @@ use crate::{Context, Result};
 ///
 /// Launches, copies and libraries go by cudarc's side ([`cuda`](Self::cuda)), which the caller has at hand
 /// anyway; allocations go by millpond's ([`millpond`](Self::millpond)).
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Stream {
     sides: Arc<Sides>,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Stream").field(self.millpond()).finish()
+    }
 }
 
 #[derive(Debug)]

@@ -186,6 +186,19 @@ pub struct Properties {
     pub memory_pools: bool,
 }
 
+impl Properties {
+    /// The device in a word, as `cuda:0`.
+    pub(crate) fn short(&self) -> impl fmt::Debug {
+        struct Short(Kind, usize);
+        impl fmt::Debug for Short {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}:{}", self.0, self.1)
+            }
+        }
+        Short(self.kind, self.ordinal)
+    }
+}
+
 /// Free and total memory of a device, in bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct MemoryInfo {

@@ -148,8 +148,17 @@ impl Timelines {
     }
 
     /// Makes later work on `stream` wait for `event`, which stands for the ticks in `after`.
-    pub(super) fn wait(&self, stream: &Timeline, event: EventHandle, after: &Fence) -> DeviceResult<()> {
-        if stream.wait(self.device().as_ref(), event, after)? {
+    ///
+    /// # Safety
+    /// The event is valid on this device.
+    pub(super) unsafe fn wait(
+        &self,
+        stream: &Timeline,
+        event: EventHandle,
+        after: &Fence,
+    ) -> DeviceResult<()> {
+        // SAFETY: the caller's promise.
+        if unsafe { stream.wait(self.device().as_ref(), event, after) }? {
             let all = self.all();
             // Of those that are gone, and of what the host has waited for, everything is reached anyway.
             stream
@@ -175,7 +184,8 @@ impl Timelines {
             }
             asked = true;
             let Some(mark) = self.mark(&other, tick, false)? else { return Ok(false) };
-            let waited = self.wait(stream, *mark.event, &mark.clock);
+            // SAFETY: the mark keeps its event.
+            let waited = unsafe { self.wait(stream, *mark.event, &mark.clock) };
             self.let_go(mark.event);
             waited?;
         }
@@ -192,7 +202,8 @@ impl Timelines {
             }
             match self.mark(&timeline, tick, false)? {
                 Some(mark) => {
-                    let waited = self.device().synchronize_event(*mark.event);
+                    // SAFETY: the mark keeps its event.
+                    let waited = unsafe { self.device().synchronize_event(*mark.event) };
                     self.let_go(mark.event);
                     waited?;
                     self.note_synchronized(&mark.clock);
@@ -292,8 +303,10 @@ mod tests {
         let fence = stream.fence();
         device.begin_capture_unseen(stream.handle());
         assert!(!timelines.make_wait(&fence, waiting.timeline()).unwrap());
-        assert!(device.capture_of(stream.handle()).unwrap().is_some(), "it began just then");
-        assert_eq!(device.capture_of(waiting.handle()), Ok(None));
+        // SAFETY: the stream lives.
+        let capture_of = |stream: &Stream| unsafe { device.capture_of(stream.handle()) };
+        assert!(capture_of(&stream).unwrap().is_some(), "it began just then");
+        assert_eq!(capture_of(&waiting), Ok(None));
         sim.release(hold);
         timelines.poll(&fence).unwrap();
         device.end_capture(stream.handle()).expect("no rule was broken");

@@ -1,5 +1,6 @@
 //! Streams as the program holds them.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::{Event, Fence, Marking, Tick, Timeline, Timelines};
@@ -10,11 +11,18 @@ use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 /// A stream made by millpond is destroyed with its last clone; work already given to it still runs. Waiting
 /// through [`wait`](Self::wait) and [`synchronize`](Self::synchronize) tells the pools what is ordered after
 /// what; waiting behind their back is safe too, but they cannot use the knowledge.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Stream {
     inner: Arc<Inner>,
     /// What tells it from others: looked at on every allocation and free.
     key: StreamKey,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.device().properties().short();
+        f.debug_struct("Stream").field("id", &self.id().0).field("device", &device).finish_non_exhaustive()
+    }
 }
 
 /// What tells a stream from all others without a look at its timeline.
@@ -114,7 +122,8 @@ impl Stream {
         let timelines = &self.inner.timelines;
         let device = timelines.device();
         let handle = device.create_event()?;
-        match self.inner.timeline.record(device.as_ref(), handle) {
+        // SAFETY: the event was created above, by this device.
+        match unsafe { self.inner.timeline.record(device.as_ref(), handle) } {
             Ok(clock) => Ok(Event::new(timelines.clone(), handle, clock)),
             Err(error) => {
                 // SAFETY: nobody else knows the event.
@@ -135,7 +144,8 @@ impl Stream {
                 what: "the event is another device's; record and wait on streams of one context".to_owned(),
             });
         }
-        self.inner.timelines.wait(&self.inner.timeline, event.handle(), event.clock())
+        // SAFETY: the event is borrowed, so it lives, and of this device, as was seen above.
+        unsafe { self.inner.timelines.wait(&self.inner.timeline, event.handle(), event.clock()) }
     }
 
     /// Makes later work on this stream wait for all work given to `other` so far.
@@ -155,7 +165,8 @@ impl Stream {
         let handle = self.handle_here()?;
         let mut complete = self.inner.timeline.ordered_after();
         complete.raise(self.inner.timeline.id, self.inner.timeline.turn());
-        self.device().synchronize_stream(handle)?;
+        // SAFETY: the handle is valid as long as this lives, or by the promise of who adopted it.
+        unsafe { self.device().synchronize_stream(handle) }?;
         self.inner.timelines.note_synchronized(&complete);
         self.inner.timelines.after_sync();
         Ok(())
@@ -166,7 +177,9 @@ impl Stream {
     /// # Errors
     /// As for [`handle_here`](Self::handle_here).
     pub fn is_idle(&self) -> DeviceResult<bool> {
-        self.device().stream_is_idle(self.handle_here()?)
+        let handle = self.handle_here()?;
+        // SAFETY: as in `synchronize`.
+        unsafe { self.device().stream_is_idle(handle) }
     }
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {

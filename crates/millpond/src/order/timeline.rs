@@ -42,9 +42,10 @@ pub(crate) struct Mark {
 
 #[derive(Debug)]
 struct State {
-    /// `None` once the timeline is retired: the stream may be gone.
+    /// `None` once the timeline is retired: the stream may be gone. Before that it is *valid*: for whoever holds this
+    /// lock, and under [`Marking::AtOnce`] only for who presents the stream.
     handle: Option<StreamHandle>,
-    /// Marks not yet seen complete, in the order of their ticks.
+    /// Marks not yet seen complete, in the order of their ticks. Each keeps its event.
     marks: VecDeque<Mark>,
     /// The ticks of other streams that later work on this one is ordered after.
     ordered_after: Fence,
@@ -190,7 +191,8 @@ impl Timeline {
             return Ok(false);
         }
         match self.usable_handle(device, &self.state.lock()) {
-            Ok(handle) => Ok(device.capture_of(handle)?.is_some()),
+            // SAFETY: valid, within the lock; who does not present the stream was sent away above.
+            Ok(handle) => Ok(unsafe { device.capture_of(handle) }?.is_some()),
             Err(_) => Ok(false),
         }
     }
@@ -199,31 +201,39 @@ impl Timeline {
     /// not wait for work outside of it.
     pub(super) fn can_wait(&self, device: &dyn Device) -> DeviceResult<bool> {
         match self.usable_handle(device, &self.state.lock()) {
-            Ok(handle) => Ok(device.capture_of(handle)?.is_none()),
+            // SAFETY: valid, within the lock, and presented.
+            Ok(handle) => Ok(unsafe { device.capture_of(handle) }?.is_none()),
             Err(_) => Ok(false),
         }
     }
 
     /// Whether a mark could be recorded now, by whoever does not present the stream.
     pub(crate) fn can_be_marked(&self, device: &dyn Device) -> bool {
-        let handle = self.state.lock().handle;
+        let state = self.state.lock();
         self.marking == Marking::WhenNeeded
-            && handle.is_some_and(|handle| matches!(device.capture_of(handle), Ok(None)))
+            // SAFETY: valid, within the lock.
+            && state.handle.is_some_and(|handle| matches!(unsafe { device.capture_of(handle) }, Ok(None)))
     }
 
     /// Records `event` on the stream for its owner; returns the stream's clock there, with the tick that the
     /// event closes. An event of a capture orders nothing but the nodes of the graph: its clock is empty.
-    pub(crate) fn record(&self, device: &dyn Device, event: EventHandle) -> DeviceResult<Fence> {
+    ///
+    /// # Safety
+    /// The event is valid on this device.
+    pub(crate) unsafe fn record(&self, device: &dyn Device, event: EventHandle) -> DeviceResult<Fence> {
         let state = self.state.lock();
         let handle = self.usable_handle(device, &state)?;
-        if device.capture_of(handle)?.is_some() {
-            device.record_event(event, handle)?;
+        // SAFETY: the stream is valid, since `usable_handle` says so within the lock.
+        if unsafe { device.capture_of(handle) }?.is_some() {
+            // SAFETY: as above; the event is the caller's promise.
+            unsafe { device.record_event(event, handle) }?;
             return Ok(Fence::empty());
         }
         // The raise comes before the record: see `now`. If the record fails the tick is not closed, and a
         // later mark closes it too.
         let tick = self.turn();
-        device.record_event(event, handle)?;
+        // SAFETY: as above.
+        unsafe { device.record_event(event, handle) }?;
         let mut clock = state.ordered_after.clone();
         clock.raise(self.id, tick);
         Ok(clock)
@@ -231,10 +241,19 @@ impl Timeline {
 
     /// Makes later work on this stream wait for `event`, which stands for the ticks in `after`. Returns whether so many
     /// streams are known to come before it that they should be [pruned](Self::prune_ordered_after).
-    pub(super) fn wait(&self, device: &dyn Device, event: EventHandle, after: &Fence) -> DeviceResult<bool> {
+    ///
+    /// # Safety
+    /// The event is valid on this device.
+    pub(super) unsafe fn wait(
+        &self,
+        device: &dyn Device,
+        event: EventHandle,
+        after: &Fence,
+    ) -> DeviceResult<bool> {
         let mut state = self.state.lock();
         let handle = self.usable_handle(device, &state)?;
-        device.wait_event(handle, event)?;
+        // SAFETY: the stream is valid, as in `record`; the event is the caller's promise.
+        unsafe { device.wait_event(handle, event) }?;
         state.ordered_after.join(after);
         Ok(state.ordered_after.len() > state.most_named)
     }
@@ -264,15 +283,18 @@ impl Timeline {
             }
             let Ok(handle) = self.usable_handle(device, &state) else { return Ok(None) };
             // The mark would be a node of the graph, and whoever waited for it part of the capture.
-            if device.capture_of(handle)?.is_some() {
+            // SAFETY: valid, as in `record`.
+            if unsafe { device.capture_of(handle) }?.is_some() {
                 return Ok(None);
             }
             let event = spare()?;
             let closed = self.turn();
-            let recorded = device.record_event(event, handle);
+            // SAFETY: the stream is valid, as in `record`, and the event this mark's alone.
+            let recorded = unsafe { device.record_event(event, handle) };
             // Whoever has the stream in hand may have begun a capture since. The event is then of the capture, which
             // that does not hurt, but to ask or to wait for it would.
-            let is_captured = !presented && !matches!(device.capture_of(handle), Ok(None));
+            // SAFETY: valid, as in `record`.
+            let is_captured = !presented && !matches!(unsafe { device.capture_of(handle) }, Ok(None));
             if recorded.is_err() || is_captured {
                 // SAFETY: the event was taken for this mark and nobody else knows it.
                 unsafe { device.destroy_event(event) }.ok();
@@ -304,7 +326,8 @@ impl Timeline {
     ) -> DeviceResult<bool> {
         let mut learned = false;
         while let Some(mark) = state.marks.front() {
-            if mark.tick > self.synchronized() && !device.query_event(*mark.event)? {
+            // SAFETY: the mark keeps its event.
+            if mark.tick > self.synchronized() && !unsafe { device.query_event(*mark.event) }? {
                 break;
             }
             self.note_observed(mark.tick);
@@ -373,17 +396,20 @@ impl Timeline {
         }
         let Ok(handle) = self.usable_handle(device, state) else { return Ok(false) };
         // Within the lock: see `let_calls_end`.
-        if is_capturing() || device.capture_of(handle)?.is_some() {
+        // SAFETY: valid, as in `record`, here and below.
+        if is_capturing() || unsafe { device.capture_of(handle) }?.is_some() {
             return Ok(false);
         }
         let tick = self.turn();
-        match device.stream_is_idle(handle) {
+        // SAFETY: as above.
+        match unsafe { device.stream_is_idle(handle) } {
             Ok(true) => {
                 self.note_observed(tick);
                 Ok(true)
             }
             // It began since, and nobody told the pools before.
-            Err(error) if matches!(device.capture_of(handle), Ok(Some(_))) => {
+            // SAFETY: as above.
+            Err(error) if matches!(unsafe { device.capture_of(handle) }, Ok(Some(_))) => {
                 tracing::warn!(%error, "a capture was ended by a question to its stream; tell the pool before it begins");
                 Ok(false)
             }
@@ -431,7 +457,8 @@ impl Timeline {
         // between. (One that was met in a capture is kept by the capture's route until its end, and is known by its
         // handle. So is one that is being captured now, which the driver does not identify.)
         if self.marking == Marking::AtOnce && !self.stream.is_in_capture() {
-            let id = device.stream_id(handle)?;
+            // SAFETY: presented by the caller, so valid.
+            let id = unsafe { device.stream_id(handle) }?;
             if id != self.stream && !id.is_in_capture() {
                 return Err(gone("the handle is another stream's now"));
             }

@@ -108,7 +108,8 @@ impl Timelines {
     /// Creates a stream of our own.
     pub(crate) fn create_stream(self: &Arc<Self>) -> DeviceResult<Stream> {
         let handle = self.device.create_stream()?;
-        match self.device.stream_id(handle) {
+        // SAFETY: the stream was created above.
+        match unsafe { self.device.stream_id(handle) } {
             Ok(id) => Ok(self.register(handle, id, Marking::WhenNeeded, true)),
             Err(error) => {
                 // SAFETY: the stream was created above and nobody else knows it.
@@ -118,9 +119,12 @@ impl Timelines {
         }
     }
 
-    /// The stream behind a handle that somebody else made. With [`Marking::WhenNeeded`] the handle must be
-    /// valid until the last clone of the returned stream is gone. (A default stream is marked as it can be.)
-    pub(crate) fn adopt_stream(
+    /// The stream behind a handle that somebody else made. (A default stream is marked as it can be.)
+    ///
+    /// # Safety
+    /// The handle is valid until the last clone of the returned stream is gone; with [`Marking::AtOnce`], now and in
+    /// each later call that is given the returned stream.
+    pub(crate) unsafe fn adopt_stream(
         self: &Arc<Self>,
         handle: StreamHandle,
         marking: Marking,
@@ -130,7 +134,8 @@ impl Timelines {
             _ if is_legacy(handle) => Marking::WhenNeeded,
             _ => marking,
         };
-        let id = self.device.stream_id(handle)?;
+        // SAFETY: the caller's promise.
+        let id = unsafe { self.device.stream_id(handle) }?;
         match self.find_alive(id, marking) {
             Some(inner) => Ok(Stream::from_inner(inner)),
             None => Ok(self.register(handle, id, marking, false)),
@@ -430,6 +435,11 @@ mod tests {
         (sim.clone(), Timelines::new(sim))
     }
 
+    fn adopt(timelines: &Arc<Timelines>, handle: StreamHandle, marking: Marking) -> Stream {
+        // SAFETY: on a simulated device a handle that is gone is an error.
+        unsafe { timelines.adopt_stream(handle, marking) }.unwrap()
+    }
+
     fn failure() -> DeviceError {
         DeviceError::Driver { call: "planned", code: 1, name: "PLANNED".to_owned(), text: String::new() }
     }
@@ -450,7 +460,7 @@ mod tests {
         for _ in 0..3 {
             let before = sim.calls()[Call::QueryEvent];
             for _ in 0..200 {
-                timelines.adopt_stream(handle, Marking::AtOnce).unwrap().tick();
+                adopt(&timelines, handle, Marking::AtOnce).tick();
             }
             asked.push(sim.calls()[Call::QueryEvent] - before);
         }
@@ -470,7 +480,7 @@ mod tests {
         drop(busy);
         for _ in 0..100 {
             let handle = sim.create_stream().unwrap();
-            timelines.adopt_stream(handle, Marking::AtOnce).unwrap().tick();
+            adopt(&timelines, handle, Marking::AtOnce).tick();
         }
         assert!(timelines.count() <= 1 + MOST_PENDING, "{}", timelines.count());
         sim.release(hold);
@@ -512,10 +522,10 @@ mod tests {
     fn each_promise_about_a_handle_ends_with_its_own_streams() {
         let (sim, timelines) = sim();
         let handle = sim.create_stream().unwrap();
-        let kept = timelines.adopt_stream(handle, Marking::WhenNeeded).unwrap();
-        let foreign = timelines.adopt_stream(handle, Marking::AtOnce).unwrap();
+        let kept = adopt(&timelines, handle, Marking::WhenNeeded);
+        let foreign = adopt(&timelines, handle, Marking::AtOnce);
         assert_eq!(foreign.timeline().marking, Marking::AtOnce);
-        let again = timelines.adopt_stream(handle, Marking::WhenNeeded).unwrap();
+        let again = adopt(&timelines, handle, Marking::WhenNeeded);
         assert_eq!(again.key(), kept.key(), "the same promise, the same timeline");
         let fence = foreign.fence();
         drop((kept, again));
@@ -531,8 +541,8 @@ mod tests {
     fn a_promise_is_not_weakened_by_who_came_first() {
         let (sim, timelines) = sim();
         let handle = sim.create_stream().unwrap();
-        let foreign = timelines.adopt_stream(handle, Marking::AtOnce).unwrap();
-        let kept = timelines.adopt_stream(handle, Marking::WhenNeeded).unwrap();
+        let foreign = adopt(&timelines, handle, Marking::AtOnce);
+        let kept = adopt(&timelines, handle, Marking::WhenNeeded);
         let mut uses = Fence::empty();
         timelines.add_use(&mut uses, &kept);
         let hold = sim.hold(handle).unwrap();
@@ -552,11 +562,11 @@ mod tests {
     fn a_stream_of_ours_stays_for_whoever_presents_it() {
         let (sim, timelines) = sim();
         let (ours, legacy) = (timelines.create_stream().unwrap(), StreamHandle::LEGACY);
-        let presented = timelines.adopt_stream(ours.handle(), Marking::AtOnce).unwrap();
+        let presented = adopt(&timelines, ours.handle(), Marking::AtOnce);
         assert_eq!(presented.key(), ours.key());
         drop(ours);
         presented.synchronize().expect("it lives as long as anybody holds it");
-        let default = timelines.adopt_stream(legacy, Marking::AtOnce).unwrap();
+        let default = adopt(&timelines, legacy, Marking::AtOnce);
         assert_eq!(default.timeline().marking, Marking::WhenNeeded, "it is always there");
         drop(presented);
         assert_eq!(sim.calls()[Call::DestroyStream], 1);

@@ -11,8 +11,11 @@ use crate::record::Moment;
 
 impl PoolInner {
     /// Frees a block. The fast path is one call, which takes no lock.
+    ///
+    /// # Safety
+    /// As for [`Pool::free`](crate::Pool::free).
     #[inline]
-    pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    pub(crate) unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         if self.caches.free(ptr, stream) { Ok(()) } else { self.free_slow(ptr, stream) }
     }
 

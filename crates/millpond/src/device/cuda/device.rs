@@ -215,7 +215,8 @@ impl CudaDevice {
 
 impl fmt::Debug for CudaDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaDevice").field("properties", &self.properties).finish_non_exhaustive()
+        let Properties { ordinal, name, .. } = &self.properties;
+        f.debug_struct("CudaDevice").field("ordinal", ordinal).field("name", name).finish_non_exhaustive()
     }
 }
 

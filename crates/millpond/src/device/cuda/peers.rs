@@ -128,11 +128,14 @@ impl Peers {
     }
 
     /// Gives the GPU and its peers access to a mapping of its.
-    pub(super) fn give_access(&self, at: DevicePtr, bytes: u64) -> Result<(), Failure> {
+    ///
+    /// # Safety
+    /// As for [`Device::set_access`](crate::device::Device::set_access).
+    pub(super) unsafe fn give_access(&self, at: DevicePtr, bytes: u64) -> Result<(), Failure> {
         let mut mapped = self.mapped.lock();
         let all = std::iter::once(self.device).chain(mapped.peers.iter().copied());
         let access: SmallVec<[_; 8]> = all.map(access_of).collect();
-        // SAFETY: readable descriptions. The driver refuses ranges that are not mapped.
+        // SAFETY: readable descriptions, and the caller's promise.
         unsafe { self.api.cuMemSetAccess(at.raw(), bytes as usize, access.as_ptr(), access.len()) }?;
         mapped.bytes.insert(at.raw(), bytes);
         Ok(())
