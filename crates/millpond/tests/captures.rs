@@ -690,7 +690,7 @@ fn two_threads_default_streams_are_captured_apart() {
                 rig.device.end_capture(StreamHandle::PER_THREAD).expect("no rule was broken");
                 drop(capturing);
                 let used = memory.used();
-                // SAFETY: the block is the test's, and is not used again.
+                // SAFETY: the block is live, and nothing was given to its stream.
                 unsafe { rig.pool.free(at, &rig.stream) }.unwrap();
                 (used, stream.id())
             })

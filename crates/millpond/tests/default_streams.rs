@@ -45,7 +45,7 @@ fn another_threads_synchronize_frees_nothing_that_is_in_use() {
         let used = pool.alloc(4 << 20, &stream).unwrap();
         let block = checker.allocated(used, 4 << 20, stream.handle());
         let _freed = checker.freed(block, stream.handle());
-        // SAFETY: the block is the test's, and is not used again.
+        // SAFETY: the block is live, and nobody else frees it.
         unsafe { pool.free(used, &stream) }.unwrap();
         elsewhere(|| {
             let clone = stream.clone();
@@ -99,7 +99,7 @@ fn memory_for_another_threads_stream_is_had_without_its_waiting() {
     let block = checker.allocated(used, 4 << 20, busy.handle());
     let hold = sim.hold(busy.handle()).unwrap();
     let _freed = checker.freed(block, busy.handle());
-    // SAFETY: the block is the test's, and is not used again.
+    // SAFETY: the block is live, and nobody else frees it.
     unsafe { pool.free(used, &busy) }.unwrap();
     let got = elsewhere(|| pool.alloc(4 << 20, &stream)).expect("there is other memory");
     checker.allocated(got, 4 << 20, stream.handle());
@@ -116,7 +116,7 @@ fn the_default_streams_handle_is_no_stream_to_keep() {
     let block = checker.allocated(used, 4 << 20, kept.handle());
     let hold = sim.hold(kept.handle()).unwrap();
     let _freed = checker.freed(block, kept.handle());
-    // SAFETY: the block is the test's, and is not used again.
+    // SAFETY: the block is live, and nobody else frees it.
     unsafe { pool.free(used, &kept) }.unwrap();
     elsewhere(|| {
         pool.trim_to(0).unwrap();

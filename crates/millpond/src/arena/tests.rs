@@ -337,7 +337,7 @@ fn a_block_of_many_streams_costs_each_of_them_the_same() {
     let looks = |streams: u64| {
         let bench = bench(|pool| pool.spare(0));
         let whole = bench.pool.alloc(streams * 2 * MIB, &bench.stream).unwrap();
-        // SAFETY: the block is the test's, and is not used again.
+        // SAFETY: the block is live, and nobody else frees it.
         unsafe { bench.pool.free(whole, &bench.stream) }.unwrap();
         bench.stream.synchronize().unwrap();
         let streams: Vec<_> = (0..streams).map(|_| bench.context.create_stream().unwrap()).collect();
@@ -345,7 +345,7 @@ fn a_block_of_many_streams_costs_each_of_them_the_same() {
             streams.iter().map(|stream| bench.pool.alloc(2 * MIB, stream).unwrap()).collect();
         for (stream, block) in streams.iter().zip(blocks) {
             bench.sim.launch(stream.handle(), std::time::Duration::from_secs(100)).unwrap();
-            // SAFETY: the block is the test's, and is not used again.
+            // SAFETY: the block is live, and nobody else frees it.
             unsafe { bench.pool.free(block, stream) }.unwrap();
         }
         let before = LOOKS.get();

@@ -213,9 +213,10 @@ impl<T> Drop for Buffer<T> {
         // Its drop would record a write. It owns nothing.
         std::mem::forget(write);
         self.stream.uses().keep(self.ptr, uses);
+        let noted = self.note_who_waited();
         // SAFETY: the block is the buffer's alone, and the stream waits for all that cudarc knows of.
-        let free = || unsafe { self.pool.free(self.ptr, self.stream.millpond()) };
-        if let Err(error) = self.note_who_waited().and_then(|()| free()) {
+        let freed = noted.and_then(|()| unsafe { self.pool.free(self.ptr, self.stream.millpond()) });
+        if let Err(error) = freed {
             tracing::error!(%error, "a buffer could not be freed");
         }
     }
@@ -229,7 +230,7 @@ impl<T> Buffer<T> {
         if self.ptr.is_null() || stream.handle() != StreamHandle::PER_THREAD || stream.handle_here().is_ok() {
             return Ok(());
         }
-        // SAFETY: this handle is always valid.
+        // SAFETY: every thread has a default stream as long as it runs.
         let here = unsafe { stream.timelines().adopt_stream(StreamHandle::PER_THREAD, Marking::AtOnce) }?;
         self.pool.record_use(self.ptr, &here)
     }

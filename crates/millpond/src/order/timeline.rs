@@ -201,7 +201,7 @@ impl Timeline {
     /// not wait for work outside of it.
     pub(super) fn can_wait(&self, device: &dyn Device) -> DeviceResult<bool> {
         match self.usable_handle(device, &self.state.lock()) {
-            // SAFETY: valid, within the lock, since the caller presents the stream.
+            // SAFETY: valid, within the lock, and presented.
             Ok(handle) => Ok(unsafe { device.capture_of(handle) }?.is_none()),
             Err(_) => Ok(false),
         }

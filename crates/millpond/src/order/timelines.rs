@@ -135,7 +135,7 @@ impl Timelines {
         }
     }
 
-    /// The stream behind a handle that somebody else made. A default stream is marked as it can be.
+    /// The stream behind a handle that somebody else made. (A default stream is marked as it can be.)
     ///
     /// # Safety
     /// The handle is valid until the last clone of the returned stream is gone; with [`Marking::AtOnce`], now and in
@@ -466,6 +466,11 @@ mod tests {
         (sim.clone(), Timelines::new(sim))
     }
 
+    fn adopt(timelines: &Arc<Timelines>, handle: StreamHandle, marking: Marking) -> Stream {
+        // SAFETY: on a simulated device a handle that is gone is an error.
+        unsafe { timelines.adopt_stream(handle, marking) }.unwrap()
+    }
+
     fn failure() -> DeviceError {
         DeviceError::Driver { call: "planned", code: 1, name: "PLANNED".to_owned(), text: String::new() }
     }
@@ -486,8 +491,7 @@ mod tests {
         for _ in 0..3 {
             let before = sim.calls()[Call::QueryEvent];
             for _ in 0..200 {
-                // SAFETY: the handle is live, as the test makes sure.
-                unsafe { timelines.adopt_stream(handle, Marking::AtOnce) }.unwrap().tick();
+                adopt(&timelines, handle, Marking::AtOnce).tick();
             }
             asked.push(sim.calls()[Call::QueryEvent] - before);
         }
@@ -507,8 +511,7 @@ mod tests {
         drop(busy);
         for _ in 0..100 {
             let handle = sim.create_stream().unwrap();
-            // SAFETY: the handle is live, as the test makes sure.
-            unsafe { timelines.adopt_stream(handle, Marking::AtOnce) }.unwrap().tick();
+            adopt(&timelines, handle, Marking::AtOnce).tick();
         }
         assert!(timelines.count() <= 1 + MOST_PENDING, "{}", timelines.count());
         sim.release(hold);
@@ -550,13 +553,10 @@ mod tests {
     fn each_promise_about_a_handle_ends_with_its_own_streams() {
         let (sim, timelines) = sim();
         let handle = sim.create_stream().unwrap();
-        // SAFETY: the handle is live, as the test makes sure.
-        let kept = unsafe { timelines.adopt_stream(handle, Marking::WhenNeeded) }.unwrap();
-        // SAFETY: the handle is live, as the test makes sure.
-        let foreign = unsafe { timelines.adopt_stream(handle, Marking::AtOnce) }.unwrap();
+        let kept = adopt(&timelines, handle, Marking::WhenNeeded);
+        let foreign = adopt(&timelines, handle, Marking::AtOnce);
         assert_eq!(foreign.timeline().marking, Marking::AtOnce);
-        // SAFETY: the handle is live, as the test makes sure.
-        let again = unsafe { timelines.adopt_stream(handle, Marking::WhenNeeded) }.unwrap();
+        let again = adopt(&timelines, handle, Marking::WhenNeeded);
         assert_eq!(again.key(), kept.key(), "the same promise, the same timeline");
         let fence = foreign.fence();
         drop((kept, again));
@@ -572,10 +572,8 @@ mod tests {
     fn a_promise_is_not_weakened_by_who_came_first() {
         let (sim, timelines) = sim();
         let handle = sim.create_stream().unwrap();
-        // SAFETY: the handle is live, as the test makes sure.
-        let foreign = unsafe { timelines.adopt_stream(handle, Marking::AtOnce) }.unwrap();
-        // SAFETY: the handle is live, as the test makes sure.
-        let kept = unsafe { timelines.adopt_stream(handle, Marking::WhenNeeded) }.unwrap();
+        let foreign = adopt(&timelines, handle, Marking::AtOnce);
+        let kept = adopt(&timelines, handle, Marking::WhenNeeded);
         let mut uses = Fence::empty();
         timelines.add_use(&mut uses, &kept);
         let hold = sim.hold(handle).unwrap();
@@ -595,13 +593,11 @@ mod tests {
     fn a_stream_of_ours_stays_for_whoever_presents_it() {
         let (sim, timelines) = sim();
         let (ours, legacy) = (timelines.create_stream().unwrap(), StreamHandle::LEGACY);
-        // SAFETY: the handle is live, as the test makes sure.
-        let presented = unsafe { timelines.adopt_stream(ours.handle(), Marking::AtOnce) }.unwrap();
+        let presented = adopt(&timelines, ours.handle(), Marking::AtOnce);
         assert_eq!(presented.key(), ours.key());
         drop(ours);
         presented.synchronize().expect("it lives as long as anybody holds it");
-        // SAFETY: the handle is live, as the test makes sure.
-        let default = unsafe { timelines.adopt_stream(legacy, Marking::AtOnce) }.unwrap();
+        let default = adopt(&timelines, legacy, Marking::AtOnce);
         assert_eq!(default.timeline().marking, Marking::WhenNeeded, "it is always there");
         drop(presented);
         assert_eq!(sim.calls()[Call::DestroyStream], 1);

@@ -113,8 +113,7 @@ impl CapturePool {
             // Of a thread's default stream, only that thread can tell.
             let capture_of = |stream: &Stream| {
                 let handle = stream.handle_here().ok()?;
-                // SAFETY: `other` is presented by who allocates, and `first` is kept, or valid until the capture has
-                // ended.
+                // SAFETY: `other` is presented by who allocates, and `first` is kept, or valid until the capture has ended.
                 unsafe { stream.device().capture_of(handle) }.ok().flatten()
             };
             other.id() == first.id() || capture_of(other).is_some_and(|one| capture_of(&first) == Some(one))
