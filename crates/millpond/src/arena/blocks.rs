@@ -136,6 +136,11 @@ impl Blocks {
         both.expect("two blocks have two records, and ids in use name records")
     }
 
+    /// The block with this name; `None` where no block ever had it.
+    pub(super) fn get(&self, id: BlockId) -> Option<&Block> {
+        self.records.get(id.0 as usize)
+    }
+
     /// Whether the id names a block in this state now.
     pub(super) fn is(&self, id: BlockId, state: State) -> bool {
         self[id].state == state

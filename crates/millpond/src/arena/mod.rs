@@ -62,7 +62,7 @@ use index::{FreeIndex, VoidIndex};
 pub(crate) use layout::Layout;
 pub(crate) use looking_up::Pointer;
 use regions::Regions;
-pub(crate) use table::{Entry, EntryRef, MOST_UNITS, Views};
+pub(crate) use table::{Entry, EntryRef, GONE, MOST_UNITS, Place, Views};
 
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
@@ -79,11 +79,22 @@ pub(crate) enum Refusal {
         /// Bytes that were asked of the device.
         bytes: u64,
     },
+    /// The host has no memory, or no addresses, left for what describes the device's.
+    Host {
+        /// What it is needed for, or the call that failed.
+        what: &'static str,
+        /// Bytes that were asked of the host.
+        bytes: u64,
+    },
     /// The device refused for another reason.
     Device(DeviceError),
 }
 
 impl Refusal {
+    fn of_host(what: &'static str, bytes: u64) -> Self {
+        Self::Host { what, bytes }
+    }
+
     fn of_page(error: NoPage, bytes: u64) -> Self {
         match error {
             NoPage::Short(what) => Self::Short { what, bytes },
@@ -139,8 +150,6 @@ pub(crate) struct Arena {
     out_blocks: [u64; 2],
     out_units: u64,
     views: Arc<Views>,
-    /// By zone: the entries for its first region of at most so many bytes, until there is one.
-    prepared: [Option<(u64, entries::Entries)>; 2],
 }
 
 impl Arena {
@@ -173,7 +182,6 @@ impl Arena {
             out_blocks: [0; 2],
             out_units: 0,
             views: Arc::default(),
-            prepared: Default::default(),
         }
     }
 
@@ -293,11 +301,23 @@ impl Arena {
         })
     }
 
+    /// Takes back the block of an entry, which nobody holds any more ([`Place::BETWEEN`]), as [`free`](Self::free) does.
+    /// `false`, and nothing changed, where the entry is not that of a block that is out, or somebody holds it: then it
+    /// was freed twice.
+    #[must_use]
+    pub(crate) fn take_back(&mut self, entry: &Entry, fence: Fence) -> bool {
+        let id = entry.id();
+        entry.is_in(Place::BETWEEN) && self.is_out_at(id, entry.ptr()) && self.free(id, fence)
+    }
+
     /// Takes back a block that is out, to be used after the work that `fence` names and the uses that were
-    /// recorded.
-    pub(crate) fn free(&mut self, id: BlockId, mut fence: Fence) {
+    /// recorded. `false`, and nothing changed, where it is not out.
+    #[must_use]
+    pub(crate) fn free(&mut self, id: BlockId, mut fence: Fence) -> bool {
         let block = &mut self.blocks[id];
-        debug_assert_eq!(block.state, State::Out);
+        if block.state != State::Out {
+            return false;
+        }
         self.timelines.add_uses(&mut fence, &block.fence);
         self.frees += 1;
         (block.state, block.freed, block.fence) = (State::Free, self.frees, fence);
@@ -305,6 +325,7 @@ impl Arena {
         self.out_units -= block.units;
         self.regions.get(block.region).table.close(block.start * self.layout.unit_bytes);
         self.insert_free(id);
+        true
     }
 
     /// Notes that the stream uses a live block, so that its free waits for the stream's work too.

@@ -10,10 +10,11 @@ use super::gate::{Inside, Way};
 use super::lane::{Bounds, Magazines};
 use super::magazine::{Item, Magazine};
 use super::sizes::{MagazineIndex, Sizes};
+use super::strays::Strays;
 use super::tally::{Tally, sum};
 use super::thread::{Own, ThreadCache};
 use super::thread_index::{MOST_THREADS, NO_THREAD, ThreadEnd, thread_index};
-use crate::arena::{Entry, Views};
+use crate::arena::{Entry, GONE, Views};
 use crate::counters::{Counted, HighWater};
 use crate::device::DevicePtr;
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
@@ -43,6 +44,7 @@ pub(crate) struct Caches {
     pub(super) used: AtomicUsize,
     /// What threads without a cache count. Written under the pool's lock.
     pub(super) others: Tally,
+    pub(super) strays: Arc<Strays>,
     pub(super) pool: Weak<dyn ThreadEnd>,
     /// Whether nothing is cached any more. Written under the pool's lock.
     pub(super) is_shut: AtomicBool,
@@ -97,7 +99,8 @@ pub(crate) struct Found {
 
 impl Caches {
     pub(crate) fn new(views: Arc<Views>, sizes: Sizes, pool: Weak<dyn ThreadEnd>) -> Self {
-        let nobody = Box::into_raw(Box::new(ThreadCache::new()));
+        let strays = Arc::<Strays>::default();
+        let nobody = Box::into_raw(Box::new(ThreadCache::new(strays.clone())));
         Self {
             threads: std::array::from_fn(|_| AtomicPtr::new(nobody)),
             views,
@@ -110,6 +113,7 @@ impl Caches {
             has_doors: AtomicBool::new(true),
             used: AtomicUsize::new(0),
             others: Tally::default(),
+            strays,
             pool,
             is_shut: AtomicBool::new(false),
             is_paused: AtomicBool::new(false),
@@ -170,7 +174,7 @@ impl Caches {
             let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
             let magazine = lane.magazine(index);
             let item = *magazine.top()?;
-            return Some(Self::take(magazine, item, bytes, (tally, inside)));
+            return Self::take(magazine, item, bytes, (tally, inside));
         }
         let index = self.sizes.magazine_for_exact(bytes)?;
         // Relaxed: a setting; any value that it ever had is safe.
@@ -183,22 +187,27 @@ impl Caches {
             return None;
         }
         let item = *top;
-        Some(Self::take(magazine, item, bytes, (tally, inside)))
+        Self::take(magazine, item, bytes, (tally, inside))
     }
 
-    /// Hands out the block on top of the magazine: `item`, for a request of so many bytes; and leaves.
+    /// Hands out the block on top of the magazine: `item`, for a request of so many bytes; and leaves. `None`, and nothing
+    /// changed, if it is a stray.
     #[inline(always)]
     pub(super) fn take(
         magazine: &mut Magazine,
         item: Item,
         requested: u64,
         (tally, inside): (&Tally, Inside<'_>),
-    ) -> DevicePtr {
+    ) -> Option<DevicePtr> {
+        // Both before anything changes. The sum of bytes refuses what went back to the arena while it was freed here.
+        if !item.entry().is_in(magazine.place()) || !tally.may_add(item.bytes()) {
+            return None;
+        }
         // SAFETY: the item is on top of it.
         unsafe { magazine.drop_top() };
         item.entry().make_live(item.ptr, requested);
         tally.count_alloc(inside, requested, item.bytes());
-        item.ptr
+        Some(item.ptr)
     }
 
     // ---- the way between: no lock but a part of the depot's ----------------------------------------------
@@ -220,11 +229,12 @@ impl Caches {
             // Nearly always: there is nowhere to look.
             return None;
         }
+        self.drop_strays_on_top(magazine);
         if !magazine.bring_up(size) {
             is_narrow = self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
         }
         if let Some(item) = magazine.top().copied().filter(|item| item.bytes() == size) {
-            let ptr = Self::take(magazine, item, bytes, (tally, inside));
+            let ptr = Self::take(magazine, item, bytes, (tally, inside))?;
             return Some(Found { ptr, is_narrow });
         }
         // Relaxed: a setting.
@@ -261,7 +271,7 @@ impl Caches {
     ) -> Option<DevicePtr> {
         let longer = index.longer().take(CLASSES_TO_BORROW_FROM);
         let (index, item) = longer.filter_map(|at| Some((at, *lane.magazine(at).top()?))).next()?;
-        Some(Self::take(lane.magazine(index), item, bytes, own))
+        Self::take(lane.magazine(index), item, bytes, own)
     }
 
     /// Brings blocks of this length, freed on a stream up to a tick, from the depot to the thread's magazine, up to
@@ -290,7 +300,8 @@ impl Caches {
         are_more && self.is_in_haste() && !magazine.is_at_most(size, true)
     }
 
-    /// Brings the older half of a magazine that is as large as it gets to the depot, if its blocks are alike.
+    /// Brings the older half of a magazine that is as large as it gets to the depot, if its blocks are alike. Returns
+    /// whether there is room now.
     #[inline]
     fn hand_on(&self, magazine: &mut Magazine, tally: &Tally, of: TimelineId) -> bool {
         if magazine.is_empty() {
@@ -303,12 +314,31 @@ impl Caches {
             || !magazine.is_at_most(bytes, self.is_in_haste())
             || self.drifts(tally)
             || half.iter().any(|item| item.bytes() != bytes)
-            || !self.depot.put(of, bytes, half, self.depot_limit.load(Ordering::Relaxed))
         {
+            return false;
+        }
+        let place = magazine.place();
+        let limit = self.depot_limit.load(Ordering::Relaxed);
+        let left = half.iter().take_while(|item| item.entry().leave(place)).count();
+        // Strays are sorted out under the lock (`make_room`).
+        if left < half.len() || !self.depot.put(of, bytes, half, limit) {
+            half[..left].iter().for_each(|item| item.entry().move_to(place));
             return false;
         }
         drop(magazine.give_up_half());
         true
+    }
+
+    /// Drops the strays that are in the way of the others.
+    #[inline]
+    pub(super) fn drop_strays_on_top(&self, magazine: &mut Magazine) {
+        let place = magazine.place();
+        let is_stray = |item: &Item| !item.entry().is_in(place) || item.bytes() & GONE != 0;
+        while let Some(item) = magazine.top().copied().filter(is_stray) {
+            self.strays.sort_out(item, place, |_| ());
+            // SAFETY: there is one on top.
+            unsafe { magazine.drop_top() };
+        }
     }
 
     /// Whether it is time to fold the thread's high-water mark: reads what all other threads write all the time, so
@@ -350,6 +380,7 @@ impl Caches {
         // SAFETY: the caller's promise; nobody's gate is closed. All that return here leave.
         let Own { lane, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_free, stream) }?;
         let entry = if WIDE { self.views.find(ptr) } else { self.views.find_soon(ptr) }?;
+        let bytes = entry.bytes_of_live();
         if !entry.is_plain(ptr) {
             return None;
         }
@@ -362,8 +393,8 @@ impl Caches {
         // SAFETY: it is not full.
         unsafe { magazine.push(Item::new(ptr, entry)) };
         let requested = entry.requested();
-        entry.make_cached(ptr, timeline().now());
-        tally.count_free(inside, requested, entry.bytes());
+        entry.make_cached(magazine.place(), timeline().now());
+        tally.count_free(inside, requested, bytes);
         Some(requested)
     }
 
@@ -421,7 +452,27 @@ impl Caches {
 
     /// What all threads counted.
     pub(crate) fn counted(&self, folded: &HighWater) -> Counted {
-        sum(self.all().map(|cache| &cache.tally).chain(std::iter::once(&self.others)), folded)
+        let of_all = [&self.others, self.strays.tally()].into_iter();
+        let mut counted = sum(self.all().map(|cache| &cache.tally).chain(of_all), folded);
+        self.strays.correct(&mut counted);
+        counted
+    }
+
+    /// Threads that have a cache here.
+    #[cfg(test)]
+    pub(crate) fn threads_inside(&self) -> usize {
+        self.all().filter(|cache| cache.is_owned()).count()
+    }
+
+    /// Blocks that were found to have been freed twice at once.
+    pub(crate) fn freed_twice(&self) -> u64 {
+        self.strays.count()
+    }
+
+    /// As [`freed_twice`](Self::freed_twice), if there are more since this was called last.
+    #[inline]
+    pub(crate) fn freed_twice_since(&self) -> Option<u64> {
+        self.strays.to_report()
     }
 }
 

@@ -56,11 +56,14 @@ impl Caches {
         let is_narrow = self.fetch(magazine, tally, (seen.of, seen.until), size);
         let now = stream.timeline().now();
         // From here on it is as if this stream had freed them, now.
+        let place = magazine.place();
         for item in magazine.above(before) {
-            item.entry().make_cached(item.ptr, now);
+            if item.entry().is_in(place) {
+                item.entry().make_cached(place, now);
+            }
         }
         let item = *magazine.top().filter(|item| item.bytes() == size)?;
-        let ptr = Self::take(magazine, item, bytes, (tally, inside));
+        let ptr = Self::take(magazine, item, bytes, (tally, inside))?;
         Some(Found { ptr, is_narrow })
     }
 }

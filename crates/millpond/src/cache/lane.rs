@@ -2,10 +2,13 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use super::growth::Growth;
 use super::magazine::{Item, Magazine};
 use super::sizes::{MAGAZINES, MagazineIndex};
+use super::strays::Strays;
+use crate::arena::Place;
 use crate::order::{StreamKey, Timeline, TimelineId};
 
 /// What is remembered of blocks that a magazine did not have.
@@ -176,9 +179,12 @@ impl Lane {
     }
 
     /// Empties the magazines.
-    fn drain(&mut self, mut each: impl FnMut(TimelineId, Item)) {
+    fn drain(&mut self, strays: &Strays, mut each: impl FnMut(TimelineId, Item)) {
         let (Some(of), Some(magazines)) = (self.of, self.magazines()) else { return };
-        magazines.for_each(0..MAGAZINES, |magazine| magazine.give_up_all(|item| each(of, item)));
+        magazines.for_each(0..MAGAZINES, |magazine| {
+            let place = magazine.place();
+            magazine.give_up_all(|item| strays.sort_out(item, place, |item| each(of, item)));
+        });
     }
 }
 
@@ -192,9 +198,10 @@ impl Drop for Lane {
 }
 
 /// The lanes of one thread in one pool, by the timelines' slots.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lanes {
     lanes: Vec<Lane>,
+    strays: Arc<Strays>,
     /// Bytes that the magazines may hold together, if each holds as many blocks as it may.
     granted: u64,
     /// The part of that in magazines of large blocks.
@@ -223,6 +230,10 @@ pub(super) struct Bounds {
 }
 
 impl Lanes {
+    pub(super) fn new(strays: Arc<Strays>) -> Self {
+        Self { lanes: Vec::new(), strays, granted: 0, granted_large: 0, small: Counted::default() }
+    }
+
     pub(super) fn len(&self) -> usize {
         self.lanes.len()
     }
@@ -268,7 +279,7 @@ impl Lanes {
             self.lanes.resize_with(slot + 1, Lane::default);
         }
         let lane = &mut self.lanes[slot];
-        lane.drain(each);
+        lane.drain(&self.strays, each);
         lane.magazines.get_or_insert_with(|| NonNull::from(Box::leak(Box::new(Magazines::NEW))));
         (lane.serial, lane.of) = (timeline.serial, Some(timeline.id));
     }
@@ -306,9 +317,11 @@ impl Lanes {
                     if magazine.is_empty() {
                         return;
                     }
-                    let longest = magazine.items().first().and_then(|item| large(item.bytes()));
+                    let place = magazine.place();
+                    let is_here = |item: &&Item| item.entry().is_in(place);
+                    let longest = magazine.items().iter().find(is_here).and_then(|item| large(item.bytes()));
                     let less = magazine.len();
-                    magazine.give_up_all(|item| each(of, item));
+                    magazine.give_up_all(|item| self.strays.sort_out(item, place, |item| each(of, item)));
                     if let Some(longest) = longest {
                         magazine.set_room(magazine.room() - less);
                         self.granted -= less as u64 * longest;
@@ -342,10 +355,10 @@ impl Lanes {
         held
     }
 
-    /// Every block held.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Item> {
-        let lanes = self.lanes.iter().filter_map(Lane::seen);
-        lanes.flat_map(|magazines| &magazines.all).flat_map(Magazine::items)
+    /// Every block held, and where.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Place, &Item)> {
+        let magazines = self.lanes.iter().filter_map(Lane::seen).flat_map(|magazines| &magazines.all);
+        magazines.flat_map(|magazine| magazine.items().iter().map(|item| (magazine.place(), item)))
     }
 
     /// Bytes that may be held.

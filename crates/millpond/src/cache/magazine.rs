@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::slice;
 
 use super::caches::Few;
-use crate::arena::{Entry, EntryRef, Out};
+use crate::arena::{Entry, EntryRef, Out, Place};
 use crate::device::DevicePtr;
 
 /// A block in a magazine. The entry knows the address too, but an allocation need not wait for it: a free has found the
@@ -119,6 +119,13 @@ impl Magazine {
         self.top == self.start
     }
 
+    /// What the entries of its blocks say: that they are here. Where one says something else, the block was freed twice at
+    /// once, and its copy here is a *stray* (see `arena/table.rs`).
+    #[inline]
+    pub(super) fn place(&self) -> Place {
+        Place::of(self)
+    }
+
     // ---- the slow ways ---------------------------------------------------------------------------
 
     /// The blocks, the youngest last.
@@ -158,18 +165,21 @@ impl Magazine {
         AsVec { items: ManuallyDrop::new(items), room: self.room(), of: self }
     }
 
-    /// Takes the youngest block of exactly this length out, if there is one.
+    /// Takes the youngest block of exactly this length out, if there is one. Its entry says that it left.
     pub(super) fn take_alike(&mut self, bytes: u64) -> Option<Item> {
         if self.is_empty() || !self.bring_up(bytes) {
             return None;
         }
-        self.as_vec().pop()
+        let place = self.place();
+        self.as_vec().pop().filter(|item| item.entry().leave(place))
     }
 
-    /// Brings the youngest block of exactly this length to the top, if there is one.
+    /// Brings the youngest block of exactly this length to the top, if there is one that is no stray.
     #[inline(never)]
     pub(super) fn bring_up(&mut self, bytes: u64) -> bool {
-        let Some(at) = self.items().iter().rposition(|item| item.bytes() == bytes) else { return false };
+        let place = self.place();
+        let is_wanted = |item: &Item| item.bytes() == bytes && item.entry().is_in(place);
+        let Some(at) = self.items().iter().rposition(is_wanted) else { return false };
         self.as_vec()[at..].rotate_left(1);
         true
     }
@@ -211,11 +221,16 @@ impl Magazine {
         (2 * self.room()).max(first).min(most_of(bytes, in_haste))
     }
 
-    /// Writes to the entries of the `count` blocks on top, as they are: another thread wrote them last, and all
-    /// together they come to this processor's cache sooner than one by one when they are handed out.
+    /// Writes to the entries of the `count` blocks on top, which came from the depot, that they are here: another thread
+    /// wrote them last, and all together they come to this processor's cache sooner than one by one when they are
+    /// handed out. Those that were no longer in the depot are strays here.
     pub(super) fn draw_near(&self, count: usize) {
-        let from = self.len().saturating_sub(count);
-        self.above(from).iter().for_each(|item| item.entry().set_label(item.entry().label()));
+        let (from, place) = (self.len().saturating_sub(count), self.place());
+        for item in self.above(from) {
+            if item.entry().leave(Place::BETWEEN) {
+                item.entry().move_to(place);
+            }
+        }
     }
 }
 
@@ -286,13 +301,14 @@ mod tests {
     }
 
     /// A magazine with room for so many blocks, and as many of these as it takes.
-    fn with(entries: &[Entry], room: usize) -> Magazine {
-        let mut magazine = Magazine::default();
+    fn with(entries: &[Entry], room: usize) -> Box<Magazine> {
+        let mut magazine = Box::<Magazine>::default();
         magazine.set_room(room);
         for entry in entries {
             if !magazine.is_full() {
                 // SAFETY: just asked.
                 unsafe { magazine.push(Item::new(entry.ptr(), entry)) };
+                entry.move_to(magazine.place());
             }
         }
         magazine
@@ -356,5 +372,8 @@ mod tests {
         assert_eq!(magazine.take_alike(512).map(|item| item.ptr.raw() >> 20), Some(5));
         assert!(magazine.take_alike(2048).is_none());
         assert_eq!(places(magazine.items()), [1, 2, 3, 4]);
+        // A copy of a block that lies elsewhere.
+        entries[3].move_to(Place::BETWEEN);
+        assert_eq!(magazine.take_alike(1024).map(|item| item.ptr.raw() >> 20), Some(2));
     }
 }

@@ -39,6 +39,7 @@ mod models;
 mod restocking;
 mod shortcut;
 mod sizes;
+mod strays;
 mod sync;
 mod taking_back;
 mod tally;

@@ -1,6 +1,6 @@
 //! Building a pool: its options, and what makes sense of them.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -136,8 +136,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Builds the pool. No memory of the device is taken yet; of the host's 4 MiB are, for where blocks lie, and zeroed, which is
-    /// most of what it takes.
+    /// Builds the pool. No memory of the device is taken yet, and little of the host's.
     ///
     /// # Errors
     /// [`Error::BadOption`] for an option that makes no sense, naming it. [`Error::Recording`] if the file
@@ -154,8 +153,7 @@ impl PoolBuilder {
         let counters = Arc::new(Counters::default());
         let limits = Limits { hard_limit: self.hard_limit, headroom: self.headroom, budget: self.budget };
         let pages = Pages::new(device, counters.clone(), limits, layout.slot_bytes);
-        let mut arena = Arena::new(timelines.clone(), counters.clone(), layout, self.reuse, pages);
-        arena.prepare_tables();
+        let arena = Arena::new(timelines.clone(), counters.clone(), layout, self.reuse, pages);
         let views = arena.views().clone();
         let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
         let inner = Arc::new_cyclic(|pool: &Weak<PoolInner>| PoolInner {
@@ -179,6 +177,7 @@ impl PoolBuilder {
             observers: Callbacks::default(),
             largest_align,
             reuse: Reuse::new(self.reuse),
+            has_said_freed_twice: AtomicBool::new(false),
         });
         match (self.record, record::Options::from_environment()) {
             (Some(asked), _) => inner.start_recording(&asked)?,

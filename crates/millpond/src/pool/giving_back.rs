@@ -12,8 +12,9 @@ use crate::{Error, Result};
 
 impl PoolInner {
     pub(super) fn trim(&self, keep: u64) -> DeviceResult<u64> {
-        let mut state = self.state.lock();
-        self.trim_under_lock(&mut state, keep)
+        let released = self.trim_under_lock(&mut self.state.lock(), keep);
+        self.report_freed_twice();
+        released
     }
 
     fn trim_under_lock(&self, state: &mut State, keep: u64) -> DeviceResult<u64> {
@@ -109,6 +110,7 @@ impl Drop for PoolInner {
         if let Err(error) = self.state.get_mut().arena.tear_down() {
             tracing::error!(%error, pool = self.name, "a pool could not give back all its memory");
         }
+        self.report_freed_twice();
         if let Err(error) = self.recording.stop() {
             tracing::warn!(%error, pool = self.name, "the end of a recording is missing");
         }
