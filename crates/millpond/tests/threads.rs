@@ -510,7 +510,7 @@ fn blocks_that_two_threads_free_at_once_stay_one_each() {
     let stream = context.create_stream().unwrap();
     let (begin, freed, begun) = (Barrier::new(2), Barrier::new(2), AtomicUsize::new(0));
     let mut dropped = 0;
-    for round in 0..count(300) {
+    for round in 0..count(40) {
         let bytes = [512, 4 * KIB, 100 * KIB, MIB][round % 4];
         let blocks: Vec<_> = (0..60).map(|_| pool.alloc(bytes, &stream).unwrap()).collect();
         begun.store(0, Ordering::Relaxed);
@@ -518,12 +518,18 @@ fn blocks_that_two_threads_free_at_once_stay_one_each() {
             // Leaves room in the magazines, and a cache for the thread.
             cache(&pool, &stream, bytes, 8);
             begin.wait();
-            begun.fetch_add(1, Ordering::AcqRel);
-            while begun.load(Ordering::Acquire) < 2 {
-                std::hint::spin_loop();
-            }
             let mut accepted = 0;
-            for block in &blocks {
+            for (at, block) in blocks.iter().enumerate() {
+                // Both at once, block by block: who comes second by more than a few nanoseconds gets an error.
+                begun.fetch_add(1, Ordering::AcqRel);
+                for spins in 0.. {
+                    if begun.load(Ordering::Acquire) >= 2 * (at + 1) {
+                        break;
+                    }
+                    if spins % 1000 == 999 {
+                        std::thread::yield_now();
+                    }
+                }
                 match pool.free(*block, &stream) {
                     Ok(()) => accepted += 1,
                     Err(Error::DoubleFree { ptr, .. }) => assert_eq!(ptr, *block),

@@ -55,9 +55,8 @@ pub(crate) struct Entry {
 /// Other streams' uses of the live block are recorded, so that its free is the arena's.
 const USES: u64 = 1 << 62;
 
-/// Added to the length in the entry of a block that is the arena's again. More than any block has, and a length that
-/// the thread's sum of bytes refuses (`Tally`).
-pub(crate) const GONE: u64 = 1 << 62;
+/// Added to the length in the entry of a block that is the arena's again: more than any block has.
+pub(crate) const GONE: u64 = 1 << 63;
 
 /// Where a block is that is out and not live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -174,6 +174,10 @@ impl Caches {
             let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
             let magazine = lane.magazine(index);
             let item = *magazine.top()?;
+            // It went back to the arena while it was freed here. Of exact sizes the length below tells.
+            if item.bytes() & GONE != 0 {
+                return None;
+            }
             return Self::take(magazine, item, bytes, (tally, inside));
         }
         let index = self.sizes.magazine_for_exact(bytes)?;
@@ -199,8 +203,7 @@ impl Caches {
         requested: u64,
         (tally, inside): (&Tally, Inside<'_>),
     ) -> Option<DevicePtr> {
-        // Both before anything changes. The sum of bytes refuses what went back to the arena while it was freed here.
-        if !item.entry().is_in(magazine.place()) || !tally.may_add(item.bytes()) {
+        if !item.entry().is_in(magazine.place()) {
             return None;
         }
         // SAFETY: the item is on top of it.
@@ -271,6 +274,9 @@ impl Caches {
     ) -> Option<DevicePtr> {
         let longer = index.longer().take(CLASSES_TO_BORROW_FROM);
         let (index, item) = longer.filter_map(|at| Some((at, *lane.magazine(at).top()?))).next()?;
+        if item.bytes() & GONE != 0 {
+            return None;
+        }
         Self::take(lane.magazine(index), item, bytes, own)
     }
 

@@ -4,7 +4,6 @@
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use super::gate::{Inside, WAYS, Way};
-use crate::arena::GONE;
 use crate::counters::{Counted, HighWater};
 use crate::stats::Level;
 
@@ -34,14 +33,6 @@ impl Part {
         self.below.store(0, Ordering::Relaxed);
         // Release: see `read`.
         self.high.store(self.high.load(Ordering::Relaxed).wrapping_sub(below), Ordering::Release);
-    }
-
-    /// Whether so much may be added: not a length that no block has ([`GONE`]). Nothing is computed for it that
-    /// [`add`](Self::add) does not compute.
-    #[inline]
-    fn may_add(&self, by: u64) -> bool {
-        let below = self.below.load(Ordering::Relaxed).wrapping_sub(by as i64);
-        below >= 0 || by < GONE
     }
 
     #[inline]
@@ -105,12 +96,6 @@ impl Tally {
     /// All ways of the owner.
     pub(super) fn ways(&self) -> [&Way; WAYS] {
         [&self.to_alloc, &self.to_free]
-    }
-
-    /// Whether the program may get a block of `bytes`, which is the length of one that is out.
-    #[inline]
-    pub(super) fn may_add(&self, bytes: u64) -> bool {
-        self.allocated.may_add(bytes)
     }
 
     /// The program got a block of `bytes`, of which it asked for `requested`; the owner leaves.
