@@ -124,9 +124,12 @@ impl Arena {
     }
 
     /// Lets blocks start wherever pages are about to be put. While nothing has changed: it takes memory of the host's.
-    fn back_entries(&self, place: &Place) -> Result<(), Refusal> {
-        let first = self.layout.slot_of(place.start) * self.layout.slot_bytes;
-        let end = self.layout.slots_for(place.end) * self.layout.slot_bytes;
+    fn back_entries(&mut self, place: &Place) -> Result<(), Refusal> {
+        let slots = (self.layout.slot_of(place.start), self.layout.slots_for(place.end));
+        if !self.regions.make_room(place.region, slots, self.pages.records()) {
+            return Err(Refusal::of_host("a list of pages", 16 * slots.1));
+        }
+        let (first, end) = (slots.0 * self.layout.slot_bytes, slots.1 * self.layout.slot_bytes);
         let Region { zone, ref table, .. } = *self.regions.get(place.region);
         if table.back(first..end) {
             return Ok(());

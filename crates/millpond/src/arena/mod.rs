@@ -98,6 +98,7 @@ impl Refusal {
     fn of_page(error: NoPage, bytes: u64) -> Self {
         match error {
             NoPage::Short(what) => Self::Short { what, bytes },
+            NoPage::Host(bytes) => Self::of_host("a list of pages", bytes),
             NoPage::Device(error) => Self::Device(error),
         }
     }
@@ -108,6 +109,9 @@ impl From<DeviceError> for Refusal {
         Self::Device(error)
     }
 }
+
+/// Blocks that there is room for before anything is asked for: to cut one out of another makes two.
+const ROOM: usize = 4;
 
 /// A block that the arena lets out.
 #[derive(Debug, Clone, Copy)]
@@ -228,7 +232,7 @@ impl Arena {
         stream: &Stream,
         closely: bool,
     ) -> Result<Option<Out>, Refusal> {
-        let want = self.want(units, align);
+        let want = self.want(units, align)?;
         let found = if closely {
             self.find_best_ready(&want, stream)?.filter(|(free, _)| self.is_close(&want, *free))
         } else {
@@ -252,14 +256,14 @@ impl Arena {
         align: u64,
         stream: &Stream,
     ) -> Result<Option<Out>, Refusal> {
-        let want = self.want(units, align);
+        let want = self.want(units, align)?;
         let found = self.find(&want, stream)?;
         Ok(found.map(|(free, at)| self.carve(free, at, units, 0)))
     }
 
     /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, where pages are put for it.
     pub(crate) fn alloc_backed(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
-        let want = self.want(units, align);
+        let want = self.want(units, align)?;
         let (free, at) = self.back_or_undo(&want, stream, Means::All)?;
         Ok(self.carve(free, at, units, 1))
     }
@@ -267,7 +271,7 @@ impl Arena {
     /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, wherever it lies, or else from new pages: nothing
     /// is taken from anybody.
     pub(crate) fn alloc_growing(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
-        let want = self.want(units, align);
+        let want = self.want(units, align)?;
         if let Some((free, at)) = self.find_ready(&want, stream)? {
             return Ok(self.carve(free, at, units, 0));
         }
@@ -280,10 +284,28 @@ impl Arena {
         self.layout.zone_of(units) == Zone::Large
     }
 
-    fn want(&self, units: u64, align: u64) -> find::Want {
+    /// What is asked for; and what the host must have for it to be cut, and freed again, while nothing has changed.
+    fn want(&mut self, units: u64, align: u64) -> Result<find::Want, Refusal> {
         debug_assert!(0 < units && units < MOST_UNITS);
+        if !self.blocks.make_room(ROOM) || !self.make_room_beside_blocks() {
+            return Err(Refusal::of_host(
+                "a list of blocks",
+                (self.blocks.capacity() * size_of::<blocks::Block>()) as u64,
+            ));
+        }
         let zone = self.layout.zone_of(units);
-        find::Want { zone, units, align: align.max(self.layout.unit_bytes) }
+        Ok(find::Want { zone, units, align: align.max(self.layout.unit_bytes) })
+    }
+
+    /// What a free may need: room in the list of unmerged blocks, and spare memory for the indexes.
+    #[inline]
+    fn make_room_beside_blocks(&mut self) -> bool {
+        let more = self.blocks.capacity() - self.unmerged.len();
+        // Nearly always there is.
+        self.unmerged.capacity() >= self.blocks.capacity()
+            && self.free.iter().chain(&self.void).all(FreeIndex::has_spare)
+            || self.unmerged.try_reserve_exact(more).is_ok()
+                && self.free.iter_mut().chain(&mut self.void).all(FreeIndex::make_spare)
     }
 
     /// Backs a place for `want`, or gives back what was created for it before it failed.
