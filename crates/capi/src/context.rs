@@ -382,6 +382,7 @@ pub unsafe extern "C" fn millpond_context_free(
         let object = CONTEXTS.get(me, context)?;
         // SAFETY: as the header asks of its caller.
         let stream = unsafe { find_stream(me, &object, stream) }?;
-        Ok(object.context.free(DevicePtr::new(ptr.addr() as u64), &stream)?)
+        // SAFETY: the block is the caller's, as the header asks.
+        Ok(unsafe { object.context.free(DevicePtr::new(ptr.addr() as u64), &stream) }?)
     })
 }

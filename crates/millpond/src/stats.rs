@@ -101,6 +101,49 @@ impl Stats {
     }
 }
 
+/// For people: what is held and used now and at most, and what the pool did.
+///
+/// ```
+/// let stats = millpond::Stats::default().to_string();
+/// assert!(stats.starts_with("reserved 0 B (at most 0 B), allocated 0 B (0 B), requested 0 B (0 B)"));
+/// ```
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let now = |level: Level| HumanBytes(level.current);
+        let most = |level: Level| HumanBytes(level.high);
+        let Self { requested, allocated, reserved, blocks, .. } = *self;
+        writeln!(
+            f,
+            "reserved {} (at most {}), allocated {} ({}), requested {} ({})",
+            now(reserved),
+            most(reserved),
+            now(allocated),
+            most(allocated),
+            now(requested),
+            most(requested)
+        )?;
+        writeln!(
+            f,
+            "{} blocks (at most {}); {} allocations, {} frees, {} misses; fragmentation {:.1} %",
+            blocks.current,
+            blocks.high,
+            self.allocations,
+            self.frees,
+            self.misses,
+            100.0 * self.fragmentation()
+        )?;
+        write!(
+            f,
+            "{} device calls, {} stream waits, {} pages stolen, {} retries, {} out of memory",
+            self.calls.all(),
+            self.stream_waits,
+            self.pages_stolen,
+            self.retries,
+            self.out_of_memory
+        )
+    }
+}
+
 /// Bytes for people, in binary units: `1.50 GiB`.
 ///
 /// ```

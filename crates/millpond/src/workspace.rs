@@ -1,5 +1,6 @@
 //! Workspaces: one block taken in advance, for a program that needs the same scratch memory every step.
 
+use std::fmt;
 use std::marker::PhantomData;
 
 use bytemuck::Pod;
@@ -27,12 +28,21 @@ use crate::{Error, Result};
 /// }
 /// # Ok::<(), millpond::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct Workspace {
     block: Buffer<u8>,
     used: std::cell::Cell<u64>,
     high: u64,
     align: u64,
+}
+
+impl fmt::Debug for Workspace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Workspace")
+            .field("ptr", &self.block.ptr())
+            .field("used", &self.used())
+            .field("capacity", &self.capacity())
+            .finish_non_exhaustive()
+    }
 }
 
 /// Memory of a [`Workspace`], until its next [reset](Workspace::reset).
@@ -75,6 +85,25 @@ impl Workspace {
 
     /// Takes everything back. Slices handed out before cannot be used after, as the borrow shows; work that
     /// uses them needs no waiting for, since what is handed out next is for later work on the same stream.
+    ///
+    /// ```compile_fail,E0502
+    /// # let device = millpond::Context::host()?;
+    /// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+    /// let mut workspace = millpond::Workspace::new(&pool, 1 << 20, &stream)?;
+    /// let before = workspace.alloc::<f32>(1024)?;
+    /// workspace.reset(); // error: `before` is used below
+    /// println!("{}", before.ptr());
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    /// ```
+    /// # let device = millpond::Context::host()?;
+    /// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+    /// let mut workspace = millpond::Workspace::new(&pool, 1 << 20, &stream)?;
+    /// let before = workspace.alloc::<f32>(1024)?;
+    /// println!("{}", before.ptr());
+    /// workspace.reset();
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     pub fn reset(&mut self) {
         self.high = self.high_water();
         self.used.set(0);

@@ -7,6 +7,7 @@ use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::process::{Command, exit};
 
+use millpond::device::DevicePtr;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Context, Error, Pool, Stream};
 
@@ -53,22 +54,22 @@ const MIB: u64 = 1 << 20;
 
 /// What is done while an allocation is refused, and what must be an error then rather than the end of the process.
 const CALLS: [(&str, fn(&Bench)); 4] = [
-    ("a free of a large block", |bench| bench.pool.free(bench.large[0], &bench.stream).unwrap()),
+    ("a free of a large block", |bench| bench.free(bench.large[0])),
     ("a hundred frees in no order", |bench| {
         // Every other one, so that nothing can be joined.
-        bench.large.iter().step_by(2).for_each(|ptr| bench.pool.free(*ptr, &bench.stream).unwrap());
+        bench.large.iter().step_by(2).for_each(|ptr| bench.free(*ptr));
     }),
     ("the statistics", |bench| assert!(bench.pool.stats().allocations > 0)),
     ("a pair from a magazine", |bench| {
         let ptr = bench.pool.alloc(512, &bench.stream).unwrap();
-        bench.pool.free(ptr, &bench.stream).unwrap();
+        bench.free(ptr);
     }),
 ];
 
 struct Bench {
     pool: Pool,
     stream: Stream,
-    large: Vec<millpond::device::DevicePtr>,
+    large: Vec<DevicePtr>,
 }
 
 impl Bench {
@@ -77,8 +78,14 @@ impl Bench {
         let pool = Pool::builder(&context).build().unwrap();
         let stream = context.create_stream().unwrap();
         let large = (0..200).map(|at| pool.alloc((3 + at % 7) * MIB, &stream).unwrap()).collect();
-        (0..3).for_each(|_| pool.free(pool.alloc(512, &stream).unwrap(), &stream).unwrap());
-        Self { pool, stream, large }
+        let bench = Self { pool, stream, large };
+        (0..3).for_each(|_| bench.free(bench.pool.alloc(512, &bench.stream).unwrap()));
+        bench
+    }
+
+    fn free(&self, ptr: DevicePtr) {
+        // SAFETY: nothing uses the blocks.
+        unsafe { self.pool.free(ptr, &self.stream) }.unwrap();
     }
 }
 
@@ -146,9 +153,11 @@ fn a_limit_of_the_host_is_not_reported_as_the_devices() {
     assert!(blocks.len() > 10_000, "{}", blocks.len());
     // Nothing changed: what was freed is had again.
     let last = blocks.pop().unwrap();
-    pool.free(last, &stream).unwrap();
+    // SAFETY: nothing uses the blocks.
+    unsafe { pool.free(last, &stream) }.unwrap();
     blocks.push(pool.alloc(600_000, &stream).unwrap());
-    blocks.into_iter().for_each(|ptr| pool.free(ptr, &stream).unwrap());
+    // SAFETY: as above.
+    blocks.into_iter().for_each(|ptr| unsafe { pool.free(ptr, &stream) }.unwrap());
     pool.trim_to(0).unwrap();
     pool.check().unwrap();
 }

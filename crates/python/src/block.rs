@@ -38,7 +38,8 @@ impl Block {
 
     fn free_on(&self, other: Option<millpond::Stream>) -> Result<()> {
         let own = self.stream.lock().take().ok_or(Failure::FreedBlock)?;
-        let freed = self.pool.free(self.ptr, other.as_ref().unwrap_or(&own));
+        // SAFETY: the block is this object's, which gave its stream up above; the order of its work is Python's promise.
+        let freed = unsafe { self.pool.free(self.ptr, other.as_ref().unwrap_or(&own)) };
         if let Err(error) = freed {
             *self.stream.lock() = Some(own);
             return Err(error.into());

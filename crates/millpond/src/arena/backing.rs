@@ -261,7 +261,8 @@ impl Arena {
         freed: u64,
     ) -> Result<(), Refusal> {
         let at = self.next_address(stretch);
-        if let Err(failure) = self.pages.map(page, at) {
+        // SAFETY: the arena reserved the range, and the block there says that nothing is mapped.
+        if let Err(failure) = unsafe { self.pages.map(page, at) } {
             return Err(self.park_unmapped(page, stretch, failure));
         }
         self.attach(page, stretch, fence, freed);

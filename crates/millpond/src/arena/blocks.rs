@@ -237,6 +237,9 @@ impl Blocks {
         kept.units += gone.units;
         kept.next = gone.next;
         kept.freed = kept.freed.max(gone.freed);
+        if kept.fence.len() < gone.fence.len() {
+            std::mem::swap(&mut kept.fence, &mut gone.fence);
+        }
         // The fence of a record that is unused stays where it is, and is written over.
         kept.fence.join(&gone.fence);
         let next = kept.next;

@@ -352,8 +352,7 @@ impl Arena {
 
     /// Notes that the stream uses a live block, so that its free waits for the stream's work too.
     pub(crate) fn record_use(&mut self, id: BlockId, stream: &Stream) {
-        let tick = stream.tick();
-        self.blocks[id].fence.raise(stream.timeline().id, tick);
+        self.timelines.add_use(&mut self.blocks[id].fence, stream);
         if let Some(entry) = self.entry_of(id) {
             entry.note_uses();
         }

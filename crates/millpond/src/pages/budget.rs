@@ -1,5 +1,6 @@
 //! A limit that several pools share.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,15 +18,20 @@ use crate::{Error, Result};
 /// let stream = device.create_stream()?;
 /// let kept = activations.alloc(40 << 20, &stream)?;
 /// assert!(weights.alloc(40 << 20, &stream).is_err());
-/// # activations.free(kept, &stream)?;
+/// # unsafe { activations.free(kept, &stream) }?;
 /// # Ok::<(), millpond::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Budget {
     inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
+impl fmt::Debug for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Budget").field("limit", &self.limit()).field("held", &self.held()).finish()
+    }
+}
+
 struct Inner {
     limit: AtomicU64,
     held: AtomicU64,

@@ -191,12 +191,17 @@ impl Pages {
     }
 
     /// Maps the page at `at` and makes it accessible there.
-    pub(crate) fn map(&mut self, id: PageId, at: DevicePtr) -> Result<(), MapFailure> {
+    ///
+    /// # Safety
+    /// The range is the caller's, reserved from this device, and nothing is mapped there.
+    pub(crate) unsafe fn map(&mut self, id: PageId, at: DevicePtr) -> Result<(), MapFailure> {
         let (handle, bytes) = (self.get(id).handle, self.bytes(self.get(id).slots));
-        self.device.map(at, bytes, handle).map_err(MapFailure::Clean)?;
+        // SAFETY: the page is in the table, so not released; the range is the caller's promise.
+        unsafe { self.device.map(at, bytes, handle) }.map_err(MapFailure::Clean)?;
         self.counters.calls.map.add(1);
         self.get_mut(id).mappings += 1;
-        if let Err(error) = self.device.set_access(at, bytes) {
+        // SAFETY: just this range was mapped above.
+        if let Err(error) = unsafe { self.device.set_access(at, bytes) } {
             // SAFETY: the mapping was made above, and nobody was told of it.
             return Err(match unsafe { self.unmap(id, at) } {
                 Ok(()) => MapFailure::Clean(error),

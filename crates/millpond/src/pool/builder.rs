@@ -1,5 +1,6 @@
 //! Building a pool: its options, and what makes sense of them.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
@@ -19,7 +20,7 @@ use crate::record::{self, Recording};
 use crate::{Error, Result};
 
 /// The options of a pool. Made by [`Pool::builder`]; sizes in bytes.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct PoolBuilder {
     context: Context,
@@ -33,6 +34,15 @@ pub struct PoolBuilder {
     spare: Option<u64>,
     budget: Option<Budget>,
     record: Option<record::Options>,
+}
+
+impl fmt::Debug for PoolBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolBuilder")
+            .field("name", &self.name)
+            .field("device", &self.context.device().properties().short())
+            .finish_non_exhaustive()
+    }
 }
 
 /// The largest page by default. Larger pages cost fewer device calls and hold more memory; see docs/pages.md.

@@ -1,5 +1,6 @@
 //! Captures as programs hold them: whose memory it is, and while it is allocated from.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -16,16 +17,25 @@ use crate::{Error, Result};
 /// one as long as the graph. Several captures may share it, one after the other, if their graphs are replayed in the
 /// order of the captures and never at the same time, as with PyTorch's shared pools.
 ///
+/// To drop the last clone is to say that no graph which uses the memory is launched again: a launch is an unsafe call of
+/// the driver's, and who makes it promises that the graph's memory is there.
+///
 /// When the last clone goes, the host waits for the device (a replay may be under way on any stream), and what is free
 /// goes back; blocks that are still live stay valid until they are freed. While another capture is under way, that is
 /// put off until it ends.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct CapturePool {
     claim: Arc<Claim>,
 }
 
+impl fmt::Debug for CapturePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Claim { pool, id } = &*self.claim;
+        f.debug_struct("CapturePool").field("pool", &pool.name).field("id", &id.0).finish()
+    }
+}
+
 /// The right to find the memory as it was left.
-#[derive(Debug)]
 struct Claim {
     pool: Arc<PoolInner>,
     id: MemoryId,
@@ -64,7 +74,13 @@ impl CapturePool {
         self.claim.pool.check_stream(stream)?;
         let first = stream.clone();
         self.begin_where(move |other| {
-            let capture_of = |stream: &Stream| stream.device().capture_of(stream.handle()).ok().flatten();
+            // Of a thread's default stream, only that thread can tell.
+            let capture_of = |stream: &Stream| {
+                let handle = stream.handle_here().ok()?;
+                // SAFETY: `other` is presented by who allocates, and `first` is kept, or valid until the capture has
+                // ended.
+                unsafe { stream.device().capture_of(handle) }.ok().flatten()
+            };
             other.id() == first.id() || capture_of(other).is_some_and(|one| capture_of(&first) == Some(one))
         })
     }

@@ -13,8 +13,11 @@ use crate::record::Moment;
 
 impl PoolInner {
     /// Frees a block. The fast path is one call, which takes no lock.
+    ///
+    /// # Safety
+    /// As for [`Pool::free`](crate::Pool::free).
     #[inline]
-    pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    pub(crate) unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         if self.caches.free(ptr, stream) { Ok(()) } else { self.free_slow(ptr, stream) }
     }
 
@@ -232,7 +235,8 @@ mod tests {
         }
 
         fn free(&self, ptr: DevicePtr) {
-            self.pool.free(ptr, &self.stream).unwrap();
+            // SAFETY: nothing uses the blocks of these tests.
+            unsafe { self.pool.free(ptr, &self.stream) }.unwrap();
         }
 
         fn there<R: Send + 'static>(&self, step: impl FnOnce(&Pool, &Stream) -> R + Send + 'static) -> R {
@@ -247,7 +251,8 @@ mod tests {
         }
 
         fn free_there(&self, ptr: DevicePtr) {
-            self.there(move |pool, stream| pool.free(ptr, stream).unwrap());
+            // SAFETY: as in `free`.
+            self.there(move |pool, stream| unsafe { pool.free(ptr, stream) }.unwrap());
         }
 
         fn entry(&self, ptr: DevicePtr) -> &Entry {
@@ -272,7 +277,8 @@ mod tests {
             let theirs = self.there(move |pool, stream| {
                 // Where the thread's next block of this length goes is where the copy lies.
                 let other = pool.alloc_aligned(BYTES, 8192, stream).unwrap();
-                pool.free(other, stream).unwrap();
+                // SAFETY: as in `free`.
+                unsafe { pool.free(other, stream) }.unwrap();
                 pool.inner().views.find(other).expect("an address of the pool").place()
             });
             assert_ne!(mine, theirs);
@@ -348,7 +354,9 @@ mod tests {
             let bench = Bench::new(scope);
             let ptr = bench.alloc(1)[0];
             bench.free_twice(ptr, false);
-            assert!(matches!(bench.pool.free(ptr, &bench.stream), Err(Error::DoubleFree { .. })));
+            // SAFETY: as in `free`.
+            let again = unsafe { bench.pool.free(ptr, &bench.stream) };
+            assert!(matches!(again, Err(Error::DoubleFree { .. })));
             bench.assert_sound(0, false);
         });
     }

@@ -29,6 +29,7 @@ mod shortening;
 mod unlocked;
 mod waste;
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -57,7 +58,8 @@ use crate::{Error, Result};
 /// let stream = device.create_stream()?;
 /// let block = pool.alloc(1 << 20, &stream)?;
 /// // … give work that uses the block to the stream …
-/// pool.free(block, &stream)?;
+/// // SAFETY: nobody else has the block, and all work on it was given to this stream.
+/// unsafe { pool.free(block, &stream) }?;
 /// assert_eq!(pool.used().current, 0);
 /// # Ok::<(), millpond::Error>(())
 /// ```
@@ -65,11 +67,22 @@ use crate::{Error, Result};
 /// When the last handle of a pool goes, the host waits for pending work on its memory and gives it back. If
 /// blocks are still live then, the pool lives on until the last of them is freed
 /// ([`Context::free`], or a [`Buffer`](crate::Buffer)'s drop).
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Pool {
     inner: Arc<PoolInner>,
     /// Counts the program's handles; buffers hold the inner pool only.
     _handle: Arc<Handle>,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("name", &self.name())
+            .field("device", &self.device().properties().short())
+            .field("reserved", &self.reserved().current)
+            .field("allocated", &self.used().current)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -122,13 +135,16 @@ impl Pool {
     /// # Errors
     /// Those of [`alloc`](Self::alloc).
     pub fn alloc_zeroed(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
+        // Before anything is allocated for it.
+        let handle = stream.handle_here()?;
         let ptr = self.alloc(bytes, stream)?;
         if ptr.is_null() {
             return Ok(ptr);
         }
         // SAFETY: the block was allocated above for work on this stream.
-        if let Err(error) = unsafe { self.device().memset(ptr, 0, bytes, stream.handle()) } {
-            self.free(ptr, stream)?;
+        if let Err(error) = unsafe { self.device().memset(ptr, 0, bytes, handle) } {
+            // SAFETY: nobody else knows the block.
+            unsafe { self.free(ptr, stream) }?;
             return Err(error.into());
         }
         Ok(ptr)
@@ -145,9 +161,32 @@ impl Pool {
     /// # Errors
     /// [`Error::DoubleFree`], [`Error::InteriorPointer`], [`Error::WrongPool`], [`Error::ForeignPointer`] or
     /// [`Error::WrongDevice`]; nothing changed then.
+    ///
+    /// # Safety
+    /// A live block that starts at `ptr` is the caller's: no [`Buffer`](crate::Buffer), [`Workspace`](crate::Workspace) or
+    /// other owner of it is left, and nobody uses it for work that is given later. Work that uses it is ordered as above.
+    ///
+    /// ```compile_fail,E0133
+    /// # let device = millpond::Context::host()?;
+    /// # let pool = millpond::Pool::builder(&device).build()?;
+    /// # let stream = device.create_stream()?;
+    /// let buffer = millpond::Buffer::<u8>::zeroed(&pool, 100, &stream)?;
+    /// pool.free(buffer.ptr(), &stream)?; // error: call to unsafe method
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    /// ```
+    /// # let device = millpond::Context::host()?;
+    /// # let pool = millpond::Pool::builder(&device).build()?;
+    /// # let stream = device.create_stream()?;
+    /// let buffer = millpond::Buffer::<u8>::zeroed(&pool, 100, &stream)?;
+    /// // SAFETY: the buffer gave the block up.
+    /// unsafe { pool.free(buffer.into_raw(), &stream) }?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     #[inline]
-    pub fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        self.inner.free(ptr, stream)
+    pub unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.free(ptr, stream) }
     }
 
     /// Notes that work on `stream` uses the block, now or until it is freed: the free will wait for what
@@ -270,7 +309,8 @@ impl Pool {
     /// // … begin capturing the stream …
     /// let scratch = pool.alloc(1 << 20, &stream)?; // comes from `memory`
     /// // … give the stream work that uses it …
-    /// pool.free(scratch, &stream)?; // for later work of the capture
+    /// // SAFETY: nobody else has the block, and all work on it was given to this stream.
+    /// unsafe { pool.free(scratch, &stream) }?; // for later work of the capture
     /// // … end the capture …
     /// drop(capturing);
     /// // … replay the graph, any number of times, destroy it …

@@ -22,7 +22,8 @@ impl CheckerDevice {
     }
 }
 
-impl Device for CheckerDevice {
+// SAFETY: it passes every call on or refuses it, and changes no answer.
+unsafe impl Device for CheckerDevice {
     fn properties(&self) -> &Properties {
         self.inner.properties()
     }
@@ -61,21 +62,23 @@ impl Device for CheckerDevice {
         Ok(page)
     }
 
-    fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
+    unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
         let mut state = self.note("map", [at.raw(), bytes, page.raw()]);
         let checked = state.memory.check_map(at, bytes, page);
         state.require("map", checked)?;
-        let done = self.inner.map(at, bytes, page);
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.inner.map(at, bytes, page) };
         state.judge(done)?;
         state.memory.map(at, bytes, page);
         Ok(())
     }
 
-    fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+    unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let mut state = self.note("set_access", [at.raw(), bytes, 0]);
         let checked = state.memory.check_set_access(at, bytes);
         state.require("set_access", checked)?;
-        let done = self.inner.set_access(at, bytes);
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.inner.set_access(at, bytes) };
         state.judge(done)?;
         state.memory.set_access(at, bytes);
         Ok(())
@@ -127,10 +130,11 @@ impl Device for CheckerDevice {
         done
     }
 
-    fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
         let mut state = self.note("alloc_async", [bytes, stream.raw(), 0]);
         state.stream("alloc_async", stream)?;
-        let at = self.inner.alloc_async(bytes, stream);
+        // SAFETY: the caller's promise.
+        let at = unsafe { self.inner.alloc_async(bytes, stream) };
         let at = state.judge(at)?;
         state.memory.add_segment(at, bytes, Origin::DriverPool);
         Ok(at)
@@ -175,17 +179,19 @@ impl Device for CheckerDevice {
         state.judge(done)
     }
 
-    fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
+    unsafe fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
         let mut state = self.note("stream_id", [stream.raw(), 0, 0]);
         state.stream("stream_id", stream)?;
-        let id = self.inner.stream_id(stream);
+        // SAFETY: the caller's promise.
+        let id = unsafe { self.inner.stream_id(stream) };
         state.judge(id)
     }
 
-    fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
+    unsafe fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
         let mut state = self.note("stream_is_idle", [stream.raw(), 0, 0]);
         let key = state.stream("stream_is_idle", stream)?;
-        let idle = self.inner.stream_is_idle(stream);
+        // SAFETY: the caller's promise.
+        let idle = unsafe { self.inner.stream_is_idle(stream) };
         let idle = state.judge(idle)?;
         if idle {
             let clock = state.order.stream_clock(key);
@@ -194,17 +200,19 @@ impl Device for CheckerDevice {
         Ok(idle)
     }
 
-    fn capture_of(&self, stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
-        self.inner.capture_of(stream)
+    unsafe fn capture_of(&self, stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.capture_of(stream) }
     }
 
-    fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+    unsafe fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
         let teaches = {
             let mut state = self.note("synchronize_stream", [stream.raw(), 0, 0]);
             let key = state.stream("synchronize_stream", stream)?;
             state.order.stream_clock(key)
         };
-        self.wait(teaches, || self.inner.synchronize_stream(stream))
+        // SAFETY: the caller's promise.
+        self.wait(teaches, || unsafe { self.inner.synchronize_stream(stream) })
     }
 
     fn synchronize(&self) -> DeviceResult<()> {
@@ -232,20 +240,22 @@ impl Device for CheckerDevice {
         state.judge(done)
     }
 
-    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
+    unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
         let mut state = self.note("record_event", [event.raw(), stream.raw(), 0]);
         state.event("record_event", event)?;
         let key = state.stream("record_event", stream)?;
-        let done = self.inner.record_event(event, stream);
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.inner.record_event(event, stream) };
         state.judge(done)?;
         state.order.record(event, key);
         Ok(())
     }
 
-    fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+    unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
         let mut state = self.note("query_event", [event.raw(), 0, 0]);
         state.event("query_event", event)?;
-        let complete = self.inner.query_event(event);
+        // SAFETY: the caller's promise.
+        let complete = unsafe { self.inner.query_event(event) };
         let complete = state.judge(complete)?;
         if complete {
             let clock = state.order.event_clock(event);
@@ -254,23 +264,25 @@ impl Device for CheckerDevice {
         Ok(complete)
     }
 
-    fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
+    unsafe fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
         let mut state = self.note("wait_event", [stream.raw(), event.raw(), 0]);
         let key = state.stream("wait_event", stream)?;
         state.event("wait_event", event)?;
-        let done = self.inner.wait_event(stream, event);
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.inner.wait_event(stream, event) };
         state.judge(done)?;
         state.order.wait(key, event);
         Ok(())
     }
 
-    fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
+    unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
         let teaches = {
             let mut state = self.note("synchronize_event", [event.raw(), 0, 0]);
             state.event("synchronize_event", event)?;
             state.order.event_clock(event)
         };
-        self.wait(teaches, || self.inner.synchronize_event(event))
+        // SAFETY: the caller's promise.
+        self.wait(teaches, || unsafe { self.inner.synchronize_event(event) })
     }
 
     unsafe fn memset(&self, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()> {

@@ -39,6 +39,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
@@ -51,10 +52,15 @@ pub use self::blocks::{BlockId, Freeing};
 pub use self::report::{Report, Rule, Violation};
 
 /// A device that checks how an allocator uses another one. See the [module](self).
-#[derive(Debug)]
 pub struct CheckerDevice {
     inner: Arc<dyn Device>,
     state: Mutex<State>,
+}
+
+impl fmt::Debug for CheckerDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CheckerDevice").field(&self.inner).finish()
+    }
 }
 
 impl CheckerDevice {

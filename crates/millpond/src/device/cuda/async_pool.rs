@@ -6,7 +6,7 @@ use std::ptr;
 use cudarc::driver::sys::{CUdevice, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool};
 
 use super::api::Api;
-use super::device::{NO_SHARING, PINNED, location};
+use super::structures::{NO_SHARING, PINNED, location};
 use crate::device::{AsyncUsage, DeviceResult};
 
 /// A pool of our own rather than the device's default one: its threshold and its counters are ours alone.

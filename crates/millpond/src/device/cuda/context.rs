@@ -30,6 +30,11 @@ impl Context {
         Ok(Self { api, device, raw })
     }
 
+    /// The GPU that it is of.
+    pub(super) fn device(&self) -> CUdevice {
+        self.device
+    }
+
     pub(super) fn raw(&self) -> CUcontext {
         self.raw
     }

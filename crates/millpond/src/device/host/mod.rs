@@ -15,6 +15,7 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -50,12 +51,17 @@ impl Default for HostOptions {
 /// A [`Device`] made of the CPU and its memory. See the [module](self).
 ///
 /// Dropping it lets all work run that was given to its streams, and then gives its memory back.
-#[derive(Debug)]
 pub struct HostDevice {
     properties: Properties,
     events: Mutex<SlotMap<DefaultKey, Option<Moment>>>,
     streams: Streams,
     memory: Arc<Memory>,
+}
+
+impl fmt::Debug for HostDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostDevice").field("memory", &self.memory.info()).finish_non_exhaustive()
+    }
 }
 
 impl HostDevice {
@@ -154,7 +160,8 @@ fn unknown_event<T>(call: &'static str, event: EventHandle) -> DeviceResult<T> {
     invalid(call, format!("{:#x} is no event, or was destroyed", event.raw()))
 }
 
-impl Device for HostDevice {
+// SAFETY: the operating system maps what the ledger has checked, and each stream is a thread that works in order.
+unsafe impl Device for HostDevice {
     fn properties(&self) -> &Properties {
         &self.properties
     }
@@ -178,11 +185,11 @@ impl Device for HostDevice {
         self.memory.create_page(bytes)
     }
 
-    fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
+    unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
         self.memory.map(at, bytes, page)
     }
 
-    fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+    unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         self.memory.set_access(at, bytes)
     }
 
@@ -206,7 +213,7 @@ impl Device for HostDevice {
         unsafe { self.memory.free_segment(at) }
     }
 
-    fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
         self.memory.alloc_async(bytes, &self.stream("alloc_async", stream)?)
     }
 
@@ -226,15 +233,15 @@ impl Device for HostDevice {
         self.streams.destroy(stream)
     }
 
-    fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
+    unsafe fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
         Ok(self.stream("stream_id", stream)?.id())
     }
 
-    fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
+    unsafe fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
         Ok(self.stream("stream_is_idle", stream)?.now().is_reached())
     }
 
-    fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+    unsafe fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
         const CALL: &str = "synchronize_stream";
         self.stream(CALL, stream)?.now().wait(CALL)
     }
@@ -257,7 +264,7 @@ impl Device for HostDevice {
         }
     }
 
-    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
+    unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
         const CALL: &str = "record_event";
         let moment = self.stream(CALL, stream)?.now();
         match self.events.lock().get_mut(event_key(event)) {
@@ -267,11 +274,11 @@ impl Device for HostDevice {
         Ok(())
     }
 
-    fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+    unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
         Ok(self.moment("query_event", event)?.is_none_or(|moment| moment.is_reached()))
     }
 
-    fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
+    unsafe fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
         const CALL: &str = "wait_event";
         let stream = self.stream(CALL, stream)?;
         match self.moment(CALL, event)? {
@@ -280,7 +287,7 @@ impl Device for HostDevice {
         }
     }
 
-    fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
+    unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
         const CALL: &str = "synchronize_event";
         match self.moment(CALL, event)? {
             Some(moment) => moment.wait(CALL),
@@ -328,6 +335,13 @@ impl Device for HostDevice {
     ) -> DeviceResult<()> {
         if bytes == 0 {
             return Ok(());
+        }
+        if stream::on_stream_thread() {
+            // Whoever has the bytes could not wait until they are written.
+            return invalid(
+                "copy_to_host",
+                "work on a stream must not wait for the device, nor for its bytes",
+            );
         }
         self.memory.check_access("copy_to_host", from, bytes)?;
         let to = to.expose_provenance();

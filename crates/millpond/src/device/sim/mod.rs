@@ -23,6 +23,7 @@ mod state;
 mod tests;
 mod when;
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -64,13 +65,18 @@ impl Default for SimOptions {
 }
 
 /// A simulated [`Device`](super::Device). See the [module](self).
-#[derive(Debug)]
 pub struct SimDevice {
     properties: Properties,
     /// The time that the clock was last advanced to, in nanoseconds. A replay does that at every event, and most
     /// events make no call: so it takes no lock.
     advanced: AtomicU64,
     state: Mutex<State>,
+}
+
+impl fmt::Debug for SimDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimDevice").field("memory", &self.properties.total_memory).finish_non_exhaustive()
+    }
 }
 
 /// A stream whose work does not complete, from [`SimDevice::hold`] to [`SimDevice::release`].
