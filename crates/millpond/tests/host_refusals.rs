@@ -52,8 +52,10 @@ static ALLOCATOR: Refusing = Refusing;
 
 const MIB: u64 = 1 << 20;
 
+type Call = fn(&Bench);
+
 /// What is done while an allocation is refused, and what must be an error then rather than the end of the process.
-const CALLS: [(&str, fn(&Bench)); 4] = [
+const CALLS: [(&str, Call); 4] = [
     ("a free of a large block", |bench| bench.free(bench.large[0])),
     ("a hundred frees in no order", |bench| {
         // Every other one, so that nothing can be joined.
