@@ -10,6 +10,18 @@ pub enum Error {
     /// There is no memory for the request, after everything that could be given back was given back.
     #[error("{0}")]
     OutOfMemory(Box<crate::OutOfMemory>),
+    /// The host refused memory, or addresses, that describe the device's: a limit of this process, not the device's.
+    #[error(
+        "pool '{pool}': the host refused {bytes} bytes ({what}); the device may have memory left. Free or trim what is not needed, or raise the process's limits (ulimit -v, the container's memory)"
+    )]
+    HostMemory {
+        /// What it is needed for, or the call that failed.
+        what: &'static str,
+        /// Bytes that were asked of the host.
+        bytes: u64,
+        /// The pool's name.
+        pool: String,
+    },
     /// The size overflows once rounded up, or is more than any device can address.
     #[error("{} are more than can be addressed; check the size's arithmetic", in_all(*.bytes, *.count))]
     SizeOverflow {

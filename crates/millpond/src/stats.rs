@@ -79,6 +79,9 @@ pub struct Stats {
     pub retries: u64,
     /// Requests that ended in an out-of-memory error.
     pub out_of_memory: u64,
+    /// Blocks that two threads freed at once, so that neither got an error: one of the two frees was dropped. A mistake
+    /// of the program.
+    pub double_frees: u64,
     /// Device calls by kind.
     pub calls: DeviceCalls,
 }

@@ -5,7 +5,7 @@
 mod freeing;
 
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::thread::{scope, spawn};
 
@@ -503,4 +503,63 @@ fn a_stream_that_takes_the_place_of_another_gets_none_of_its_magazines() {
     pool.check().unwrap();
     before.dedup();
     assert_eq!(before.len(), count(300));
+}
+
+/// Two threads free the same blocks at the same time, in the same order. Whatever comes of each: one of the two got an
+/// error, or its free was dropped and counted, and no block is handed out twice or lost.
+#[test]
+fn blocks_that_two_threads_free_at_once_stay_one_each() {
+    let context = sim(8 << 30);
+    let pool = pool(&context);
+    let stream = context.create_stream().unwrap();
+    let (begin, freed, begun) = (Barrier::new(2), Barrier::new(2), AtomicUsize::new(0));
+    let mut dropped = 0;
+    for round in 0..count(40) {
+        let bytes = [512, 4 * KIB, 100 * KIB, MIB][round % 4];
+        let blocks: Vec<_> = (0..60).map(|_| pool.alloc(bytes, &stream).unwrap()).collect();
+        begun.store(0, Ordering::Relaxed);
+        let go = || {
+            // Leaves room in the magazines, and a cache for the thread.
+            cache(&pool, &stream, bytes, 8);
+            begin.wait();
+            let mut accepted = 0;
+            for (at, block) in blocks.iter().enumerate() {
+                // Both at once, block by block: who comes second by more than a few nanoseconds gets an error.
+                begun.fetch_add(1, Ordering::AcqRel);
+                for spins in 0.. {
+                    if begun.load(Ordering::Acquire) >= 2 * (at + 1) {
+                        break;
+                    }
+                    if spins % 1000 == 999 {
+                        std::thread::yield_now();
+                    }
+                }
+                // SAFETY: nothing uses the block.
+                match unsafe { pool.free(*block, &stream) } {
+                    Ok(()) => accepted += 1,
+                    Err(Error::DoubleFree { ptr, .. }) => assert_eq!(ptr, *block),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            freed.wait();
+            let live: Vec<_> = (0..60).map(|_| pool.alloc(bytes, &stream).unwrap()).collect();
+            (accepted, live)
+        };
+        let results = scope(|scope| {
+            let both = [scope.spawn(go), scope.spawn(go)];
+            both.map(|thread| thread.join().unwrap())
+        });
+        let mut live: Vec<_> = results.iter().flat_map(|(_, live)| live.iter().copied()).collect();
+        live.sort_unstable();
+        assert!(live.windows(2).all(|two| two[0].raw() + bytes <= two[1].raw()), "round {round}: {live:?}");
+        // SAFETY: as above.
+        live.into_iter().for_each(|block| unsafe { pool.free(block, &stream) }.unwrap());
+        let accepted: u64 = results.iter().map(|(accepted, _)| accepted).sum();
+        pool.trim_to(0).unwrap();
+        let stats = pool.stats();
+        assert_eq!(stats.double_frees - dropped, accepted - 60, "round {round}");
+        dropped = stats.double_frees;
+        assert_eq!((stats.blocks.current, stats.reserved.current), (0, 0));
+    }
+    println!("{dropped} frees were dropped");
 }

@@ -86,6 +86,11 @@ impl Arena {
         Pointer::NotLive
     }
 
+    /// Whether a block with this name is out, and starts there.
+    pub(super) fn is_out_at(&self, id: BlockId, ptr: DevicePtr) -> bool {
+        self.blocks.get(id).is_some_and(|block| block.state == State::Out) && self.address_of(id) == ptr
+    }
+
     pub(super) fn address_of(&self, id: BlockId) -> DevicePtr {
         let block = &self.blocks[id];
         self.regions.address(block.region, block.start, &self.layout)

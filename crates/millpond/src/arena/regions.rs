@@ -314,6 +314,18 @@ impl Regions {
         }
     }
 
+    /// Sees to it that pages behind the slots below `end` can be noted without memory of the host's, of which there are so
+    /// many in all, and as many more as slots from `first` on. `false` where the host refuses it.
+    pub(super) fn make_room(&mut self, region: u32, (first, end): (u64, u64), pages: usize) -> bool {
+        let more = (pages + (end - first) as usize).saturating_sub(self.spans.len());
+        let Region { pages, long, .. } = self.get_mut(region);
+        let end = end as usize;
+        let slots = if pages.capacity() == 0 { end.max(FIRST_SLOTS) } else { end };
+        pages.try_reserve(slots.saturating_sub(pages.len())).is_ok()
+            && long.try_reserve(slots.div_ceil(64).saturating_sub(long.len())).is_ok()
+            && self.spans.try_reserve(more).is_ok()
+    }
+
     #[cold]
     fn lengthen_slow(&mut self, region: u32, slots: usize) {
         let Region { pages, long, .. } = self.get_mut(region);

@@ -143,8 +143,21 @@ impl Arena {
         let parked = self.release_parked(keep);
         let pages = self.trim_pages(keep);
         let segments = self.trim_segments(keep);
+        let released = before - self.counters.reserved.current();
+        if released > 0 {
+            self.let_go_of_entries();
+        }
         parked.and(pages).and(segments)?;
-        Ok(before - self.counters.reserved.current())
+        Ok(released)
+    }
+
+    /// Gives back the host's memory for where blocks lie, wherever nothing is mapped any more.
+    fn let_go_of_entries(&self) {
+        for id in self.void.iter().flat_map(|void| void.at_least(1)) {
+            let block = &self.blocks[id];
+            let bytes = block.start * self.layout.unit_bytes..block.end() * self.layout.unit_bytes;
+            self.regions.get(block.region).table.let_go(bytes);
+        }
     }
 
     /// Gives back the pages that a request created before it failed. Nobody had them, whatever work the blocks that they are

@@ -11,10 +11,11 @@ use super::gate::{Inside, Way};
 use super::lane::{Bounds, Known, Magazines};
 use super::magazine::{Item, Open};
 use super::sizes::{MagazineIndex, Sizes};
+use super::strays::Strays;
 use super::tally::{Tally, sum};
 use super::thread::{Own, ThreadCache};
 use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index};
-use crate::arena::{Entry, Views};
+use crate::arena::{Entry, GONE, Views};
 use crate::counters::{Counted, HighWater};
 use crate::device::DevicePtr;
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
@@ -45,6 +46,7 @@ pub(crate) struct Caches {
     pub(super) others: Tally,
     /// Notes of threads that ended, whose caches are still open.
     pub(super) ended: Arc<Ended>,
+    pub(super) strays: Arc<Strays>,
     /// Whether nothing is cached any more. Written under the pool's lock.
     pub(super) is_shut: AtomicBool,
     /// Whether nothing is cached for the time being. Written under the pool's lock.
@@ -63,7 +65,7 @@ fn nobody() -> *mut ThreadCache {
     if !there.is_null() {
         return there;
     }
-    let fresh = Box::into_raw(Box::new(ThreadCache::new()));
+    let fresh = Box::into_raw(Box::new(ThreadCache::new(Arc::default())));
     // Release: who reads it sees what it points to. Acquire: another thread may have been first.
     match NOBODY.compare_exchange(there, fresh, Ordering::Release, Ordering::Acquire) {
         Ok(_) => fresh,
@@ -136,6 +138,7 @@ impl Caches {
             used: AtomicUsize::new(0),
             others: Tally::default(),
             ended: Arc::default(),
+            strays: Arc::default(),
             is_shut: AtomicBool::new(false),
             is_paused: AtomicBool::new(false),
         }
@@ -195,6 +198,10 @@ impl Caches {
             let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
             let magazine = lane.magazine(index);
             let item = *magazine.top()?;
+            // It went back to the arena while it was freed here. Of exact sizes the length below tells.
+            if item.bytes() & GONE != 0 || !item.entry().is_in(magazine.place()) {
+                return None;
+            }
             // SAFETY: just seen.
             unsafe { magazine.drop_top() };
             return Some(Self::hand_out(item, bytes, (tally, inside)));
@@ -210,6 +217,9 @@ impl Caches {
             return None;
         }
         let item = *top;
+        if !item.entry().is_in(magazine.place()) {
+            return None;
+        }
         // SAFETY: just seen.
         unsafe { magazine.drop_top() };
         Some(Self::hand_out(item, bytes, (tally, inside)))
@@ -244,6 +254,7 @@ impl Caches {
         }
         let mut known = lane.known(index)?;
         let magazine = &mut known.magazine;
+        self.drop_strays_on_top(magazine);
         if !magazine.bring_up(size) {
             is_narrow = self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
         }
@@ -282,6 +293,9 @@ impl Caches {
         index.longer().take(CLASSES_TO_BORROW_FROM).find_map(|longer| {
             let magazine = lane.magazine(longer);
             let item = *magazine.top()?;
+            if item.bytes() & GONE != 0 || !item.entry().is_in(magazine.place()) {
+                return None;
+            }
             // SAFETY: just seen.
             unsafe { magazine.drop_top() };
             Some(item)
@@ -314,7 +328,8 @@ impl Caches {
         are_more && self.is_in_haste() && !magazine.is_at_most(size, true)
     }
 
-    /// Brings the older half of a magazine that is as large as it gets to the depot, if its blocks are alike.
+    /// Brings the older half of a magazine that is as large as it gets to the depot, if its blocks are alike. Returns
+    /// whether there is room now.
     #[inline]
     fn hand_on(&self, lane: &mut Magazines, index: MagazineIndex, tally: &Tally, of: TimelineId) -> bool {
         if lane.magazine(index).is_empty() {
@@ -328,12 +343,31 @@ impl Caches {
             || !magazine.is_at_most(bytes, self.is_in_haste())
             || self.drifts(tally)
             || half.iter().any(|item| item.bytes() != bytes)
-            || !self.depot.put(of, bytes, half, self.depot_limit.load(Ordering::Relaxed))
         {
+            return false;
+        }
+        let place = magazine.place();
+        let limit = self.depot_limit.load(Ordering::Relaxed);
+        let left = half.iter().take_while(|item| item.entry().leave(place)).count();
+        // Strays are sorted out under the lock (`make_room`).
+        if left < half.len() || !self.depot.put(of, bytes, half, limit) {
+            half[..left].iter().for_each(|item| item.entry().move_to(place));
             return false;
         }
         drop(magazine.give_up_half());
         true
+    }
+
+    /// Drops the strays that are in the way of the others.
+    #[inline]
+    pub(super) fn drop_strays_on_top(&self, magazine: &mut Open<'_>) {
+        let place = magazine.place();
+        let is_stray = |item: &Item| !item.entry().is_in(place) || item.bytes() & GONE != 0;
+        while let Some(item) = magazine.top().copied().filter(is_stray) {
+            self.strays.sort_out(item, place, |_| ());
+            // SAFETY: there is one on top.
+            unsafe { magazine.drop_top() };
+        }
     }
 
     /// Whether it is time to fold the thread's high-water mark: reads what all other threads write all the time, so
@@ -375,6 +409,7 @@ impl Caches {
         // SAFETY: the caller's promise; nobody's gate is closed. All that return here leave.
         let Own { lane, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_free, stream) }?;
         let entry = if WIDE { self.views.find(ptr) } else { self.views.find_soon(ptr) }?;
+        let bytes = entry.bytes_of_live();
         if !entry.is_plain(ptr) {
             return None;
         }
@@ -386,8 +421,8 @@ impl Caches {
         // SAFETY: it is not full.
         unsafe { lane.magazine(index).push(Item::new(ptr, entry)) };
         let requested = entry.requested();
-        entry.make_cached(ptr, timeline().now());
-        tally.count_free(inside, requested, entry.bytes());
+        entry.make_cached(lane.magazine(index).place(), timeline().now());
+        tally.count_free(inside, requested, bytes);
         Some(requested)
     }
 
@@ -445,7 +480,27 @@ impl Caches {
 
     /// What all threads counted.
     pub(crate) fn counted(&self, folded: &HighWater) -> Counted {
-        sum(self.all().map(|cache| &cache.tally).chain(std::iter::once(&self.others)), folded)
+        let of_all = [&self.others, self.strays.tally()].into_iter();
+        let mut counted = sum(self.all().map(|cache| &cache.tally).chain(of_all), folded);
+        self.strays.correct(&mut counted);
+        counted
+    }
+
+    /// Threads that have a cache here.
+    #[cfg(test)]
+    pub(crate) fn threads_inside(&self) -> usize {
+        self.all().filter(|cache| cache.is_owned()).count()
+    }
+
+    /// Blocks that were found to have been freed twice at once.
+    pub(crate) fn freed_twice(&self) -> u64 {
+        self.strays.count()
+    }
+
+    /// As [`freed_twice`](Self::freed_twice), if there are more since this was called last.
+    #[inline]
+    pub(crate) fn freed_twice_since(&self) -> Option<u64> {
+        self.strays.to_report()
     }
 }
 

@@ -100,7 +100,7 @@ impl Depot {
         (!self.is_closed.load(Ordering::Relaxed)).then_some(shelves)
     }
 
-    /// Puts blocks of this stream and length on their shelf; `false`, and nothing done, where the depot would hold
+    /// Puts blocks of this stream and length, which have left their magazine, on their shelf; `false`, and nothing done, where the depot would hold
     /// more than `limit` bytes then, or is closed.
     pub(super) fn put(&self, of: TimelineId, bytes: u64, items: &[Item], limit: u64) -> bool {
         debug_assert!(!items.is_empty() && items.iter().all(|item| item.bytes() == bytes));

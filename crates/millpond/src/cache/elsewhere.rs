@@ -57,8 +57,11 @@ impl Caches {
         let is_narrow = self.fetch(&mut magazine, tally, (seen.of, seen.until), size);
         let now = stream.timeline().now();
         // From here on it is as if this stream had freed them, now.
+        let place = magazine.place();
         for item in magazine.above(before) {
-            item.entry().make_cached(item.ptr, now);
+            if item.entry().is_in(place) {
+                item.entry().make_cached(place, now);
+            }
         }
         let item = magazine.take_top(size)?;
         let ptr = Self::hand_out(item, bytes, (tally, inside));

@@ -2,12 +2,15 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 use super::boxed::try_box;
 use super::gate::Behind;
 use super::growth::Growth;
 use super::magazine::{Buffer, Item, Magazine, Open};
 use super::sizes::{MAGAZINES, MagazineIndex};
+use super::strays::Strays;
+use crate::arena::Place;
 use crate::order::{StreamKey, Timeline, TimelineId};
 
 /// What is remembered of blocks that a magazine did not have.
@@ -159,10 +162,14 @@ impl Magazines {
         }
     }
 
-    /// Every block held.
-    fn items(&self) -> impl Iterator<Item = &Item> {
-        // SAFETY: each buffer is the magazine's with the record's number.
-        self.records.iter().flat_map(|record| unsafe { record.buffer.items(&self.all[record.number]) })
+    /// Every block held, and where.
+    fn items(&self) -> impl Iterator<Item = (Place, &Item)> {
+        self.records.iter().flat_map(|record| {
+            let magazine = &self.all[record.number];
+            // SAFETY: the buffer is the magazine's with the record's number.
+            let items = unsafe { record.buffer.items(magazine) };
+            items.iter().map(|item| (magazine.place(), item))
+        })
     }
 }
 
@@ -224,10 +231,13 @@ impl Lane {
     }
 
     /// Empties the magazines.
-    fn drain(&mut self, mut each: impl FnMut(TimelineId, Item)) {
+    fn drain(&mut self, strays: &Strays, mut each: impl FnMut(TimelineId, Item)) {
         let of = self.of;
         if let Some(magazines) = self.magazines() {
-            magazines.for_each(0..MAGAZINES, |mut known| known.magazine.give_up_all(|item| each(of, item)));
+            magazines.for_each(0..MAGAZINES, |mut known| {
+                let place = known.magazine.place();
+                known.magazine.give_up_all(|item| strays.sort_out(item, place, |item| each(of, item)));
+            });
         }
     }
 
@@ -274,10 +284,11 @@ impl Drop for Lane {
 }
 
 /// The lanes of one thread in one pool.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Lanes {
     /// By the timelines' slots.
     lanes: Vec<Lane>,
+    strays: Arc<Strays>,
     /// Bytes that the magazines may hold together, if each holds as many blocks as it may.
     granted: u64,
     /// The part of that in magazines of large blocks.
@@ -306,6 +317,10 @@ pub(super) struct Bounds {
 }
 
 impl Lanes {
+    pub(super) fn new(strays: Arc<Strays>) -> Self {
+        Self { lanes: Vec::new(), strays, granted: 0, granted_large: 0, small: Counted::default() }
+    }
+
     fn place_of(&self, slot: usize) -> Result<usize, usize> {
         self.lanes.binary_search_by_key(&slot, |lane| lane.slot)
     }
@@ -361,7 +376,7 @@ impl Lanes {
             }
         };
         let lane = &mut self.lanes[place];
-        lane.drain(each);
+        lane.drain(&self.strays, each);
         (lane.serial, lane.of) = (serial, of);
         Some(place)
     }
@@ -402,9 +417,10 @@ impl Lanes {
             let Some(magazines) = lane.magazines() else { continue };
             magazines.for_each(from.number()..MAGAZINES, |known| {
                 let mut magazine = known.magazine;
-                let less = magazine.len();
-                let large = magazine.top().is_some_and(|item| is_large(item.bytes()));
-                magazine.give_up_all(|item| each(of, item));
+                let (place, less) = (magazine.place(), magazine.len());
+                let is_here = |item: &&Item| item.entry().is_in(place);
+                let large = magazine.items().iter().find(is_here).is_some_and(|item| is_large(item.bytes()));
+                magazine.give_up_all(|item| self.strays.sort_out(item, place, |item| each(of, item)));
                 if large {
                     // Less room takes no memory.
                     magazine.set_room(magazine.room() - less);
@@ -454,8 +470,8 @@ impl Lanes {
         held
     }
 
-    /// Every block held.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Item> {
+    /// Every block held, and where.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Place, &Item)> {
         self.lanes.iter().filter_map(Lane::seen).flat_map(Magazines::items)
     }
 

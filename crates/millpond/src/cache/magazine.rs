@@ -5,7 +5,7 @@ use std::ptr::NonNull;
 use std::slice;
 
 use super::caches::Few;
-use crate::arena::{Entry, EntryRef, Out};
+use crate::arena::{Entry, EntryRef, Out, Place};
 use crate::device::DevicePtr;
 
 /// A block in a magazine. The entry knows the address too, but an allocation need not wait for it: a free has found the
@@ -140,6 +140,13 @@ impl Magazine {
         // SAFETY: `top` is above the lower end of the buffer.
         unsafe { (*self.top.as_ptr().sub(1)).ptr.is_null() }
     }
+
+    /// What the entries of its blocks say: that they are here. Where one says something else, the block was freed twice at
+    /// once, and its copy here is a *stray* (see `arena/table.rs`).
+    #[inline]
+    pub(super) fn place(&self) -> Place {
+        Place::of(self)
+    }
 }
 
 /// Where the blocks of a magazine lie, and how many may. The magazine's `top` lies in it.
@@ -234,6 +241,20 @@ impl<'a> Open<'a> {
         self.magazine.top()
     }
 
+    /// As [`Magazine::place`].
+    pub(super) fn place(&self) -> Place {
+        self.magazine.place()
+    }
+
+    /// As [`Magazine::drop_top`].
+    ///
+    /// # Safety
+    /// The magazine is not empty.
+    pub(super) unsafe fn drop_top(&mut self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.magazine.drop_top() };
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.magazine.is_empty()
     }
@@ -308,24 +329,32 @@ impl<'a> Open<'a> {
         }
     }
 
-    /// Takes the youngest block of exactly this length out, if there is one.
+    /// Takes the youngest block of exactly this length out, if there is one. Its entry says that it left.
     pub(super) fn take_alike(&mut self, bytes: u64) -> Option<Item> {
-        if self.bring_up(bytes) { self.take_top(bytes) } else { None }
+        let place = self.place();
+        if self.bring_up(bytes) {
+            self.take_top(bytes).filter(|item| item.entry().leave(place))
+        } else {
+            None
+        }
     }
 
-    /// Takes the block on top out, if it is of exactly this length.
+    /// Takes the block on top out, if it is of exactly this length, and no stray.
     pub(super) fn take_top(&mut self, bytes: u64) -> Option<Item> {
-        let item = *self.top().filter(|item| item.bytes() == bytes)?;
+        let place = self.place();
+        let item = *self.top().filter(|item| item.bytes() == bytes && item.entry().is_in(place))?;
         // SAFETY: there is one on top.
         unsafe { self.magazine.drop_top() };
         Some(item)
     }
 
-    /// Brings the youngest block of exactly this length to the top, if there is one.
+    /// Brings the youngest block of exactly this length to the top, if there is one that is no stray.
     #[inline(never)]
     pub(super) fn bring_up(&mut self, bytes: u64) -> bool {
+        let place = self.place();
+        let is_wanted = |item: &Item| item.bytes() == bytes && item.entry().is_in(place);
         let items = self.items_mut();
-        let Some(at) = items.iter().rposition(|item| item.bytes() == bytes) else { return false };
+        let Some(at) = items.iter().rposition(is_wanted) else { return false };
         items[at..].rotate_left(1);
         true
     }
@@ -376,11 +405,16 @@ impl<'a> Open<'a> {
         (2 * self.room()).max(first).min(most_of(bytes, in_haste))
     }
 
-    /// Writes to the entries of the `count` blocks on top, as they are: another thread wrote them last, and all
-    /// together they come to this processor's cache sooner than one by one when they are handed out.
+    /// Writes to the entries of the `count` blocks on top, which came from the depot, that they are here: another thread
+    /// wrote them last, and all together they come to this processor's cache sooner than one by one when they are
+    /// handed out. Those that were no longer in the depot are strays here.
     pub(super) fn draw_near(&self, count: usize) {
-        let from = self.len().saturating_sub(count);
-        self.above(from).iter().for_each(|item| item.entry().set_label(item.entry().label()));
+        let (from, place) = (self.len().saturating_sub(count), self.place());
+        for item in self.above(from) {
+            if item.entry().leave(Place::BETWEEN) {
+                item.entry().move_to(place);
+            }
+        }
     }
 }
 
@@ -426,6 +460,7 @@ mod tests {
             if !magazine.is_full() {
                 // SAFETY: just asked.
                 unsafe { magazine.push(Item::new(entry.ptr(), entry)) };
+                entry.move_to(magazine.place());
             }
         }
         alone
@@ -518,5 +553,8 @@ mod tests {
         assert_eq!(magazine.take_alike(512).map(|item| item.ptr.raw() >> 20), Some(5));
         assert!(magazine.take_alike(2048).is_none());
         assert_eq!(places(magazine.items()), [1, 2, 3, 4]);
+        // A copy of a block that lies elsewhere.
+        entries[3].move_to(Place::BETWEEN);
+        assert_eq!(magazine.take_alike(1024).map(|item| item.ptr.raw() >> 20), Some(2));
     }
 }

@@ -40,6 +40,7 @@ mod models;
 mod restocking;
 mod shortcut;
 mod sizes;
+mod strays;
 mod sync;
 mod taking_back;
 mod tally;

@@ -100,7 +100,7 @@ impl Cache {
             to_free: Way::default(),
             owned: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-                    lane: Lane::new(STREAM),
+            lane: Lane::new(STREAM),
             has_room: UnsafeCell::new(false),
             granted: AtomicBool::new(false),
         }

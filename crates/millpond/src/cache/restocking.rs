@@ -12,7 +12,7 @@ use super::sizes::MagazineIndex;
 use super::tally::Tally;
 use super::thread::ThreadCache;
 use super::thread_index::visit;
-use crate::arena::{Entry, MOST_UNITS, Out};
+use crate::arena::{Entry, MOST_UNITS, Out, Place};
 use crate::counters::HighWater;
 use crate::order::{Marking, Stream, Tick, TimelineId};
 
@@ -37,7 +37,7 @@ impl Caches {
         // Relaxed: written under the lock.
         if place.load(Ordering::Relaxed) == self.nobody() {
             // Without memory for it, the thread goes on as nobody.
-            let cache = try_box(ThreadCache::new())?;
+            let cache = try_box(ThreadCache::new(self.strays.clone()))?;
             // Release: see `mine`.
             place.store(cache.as_ptr(), Ordering::Release);
             self.used.fetch_max(index + 1, Ordering::Relaxed);
@@ -122,7 +122,11 @@ impl Caches {
             }
         });
         magazine.draw_near(count);
-        first.map(|item| item.out())
+        let mut out = None;
+        if let Some(item) = first {
+            self.strays.sort_out(item, Place::BETWEEN, |item| out = Some(item.out()));
+        }
+        out
     }
 
     /// Lets the thread's magazine for blocks of `units` hold more, if it may.
@@ -145,7 +149,8 @@ impl Caches {
         entry.set_label(MagazineIndex::of(units).label());
     }
 
-    /// Takes a live block without recorded uses into the thread's magazines, and makes room for it: what has
+    /// Takes a block without recorded uses, which the program has just freed and nobody has now, into the thread's
+    /// magazines, and makes room for it: what has
     /// none goes to the depot, or is given to `each`. `false`, and nothing done, where the thread can have no
     /// magazine for it. A high-water mark that drifted is folded into `folded`.
     pub(crate) fn put_slow(
@@ -191,7 +196,7 @@ impl Caches {
         if magazines.magazine(at).is_full() {
             return false;
         }
-        entry.make_cached(entry.ptr(), timeline.now());
+        entry.make_cached(magazines.magazine(at).place(), timeline.now());
         cache.tally.count_free_outside(entry.requested(), size);
         // SAFETY: it is not full.
         unsafe { magazines.magazine(at).push(Item::new(entry.ptr(), entry)) };
@@ -212,14 +217,21 @@ impl Caches {
         let Some(Known { mut magazine, .. }) = known else { return };
         if magazine.len() <= 2 {
             // Nearly always: one goes, if there is one.
-            let given_up = magazine.give_up_half().pop();
+            let (place, given_up) = (magazine.place(), magazine.give_up_half().pop());
             match given_up {
-                Some(item) => each(Cached { item, of: timeline.id }),
+                Some(item) => {
+                    self.strays.sort_out(item, place, |item| each(Cached { item, of: timeline.id }))
+                }
                 None => self.grant(lanes, stream, (at, size), each),
             }
             return;
         }
-        let given_up = magazine.give_up_half();
+        let (place, mut given_up) = (magazine.place(), magazine.give_up_half());
+        given_up.retain(|item| {
+            let mut is_here = false;
+            self.strays.sort_out(*item, place, |_| is_here = true);
+            is_here
+        });
         self.put_away(timeline.id, given_up, each);
     }
 

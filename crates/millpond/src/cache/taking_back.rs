@@ -9,6 +9,7 @@ use super::magazine::Item;
 use super::sizes::MagazineIndex;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
+use crate::arena::Place;
 use crate::counters::HighWater;
 use crate::order::TimelineId;
 
@@ -122,7 +123,9 @@ impl Caches {
         let held = if from == 0 { self.depot.held() } else { self.depot.held_large() };
         let must_close = held > 0 || !self.all().all(|cache| self.is_mine(cache));
         if must_close {
-            self.depot.close(from, |of, item| each(Cached { item, of }));
+            self.depot.close(from, |of, item| {
+                self.strays.sort_out(item, Place::BETWEEN, |item| each(Cached { item, of }));
+            });
         }
         must_close
     }
@@ -296,6 +299,7 @@ impl Caches {
     fn check_kept_out(&self, _lock: &mut Locked) -> Result<u64, String> {
         let bytes = |items: &[Item]| items.iter().map(Item::bytes).sum::<u64>();
         let mut items = self.depot.items();
+        let mut is_elsewhere = items.iter().find(|item| !item.entry().is_in(Place::BETWEEN)).copied();
         let held = self.depot.held();
         if bytes(&items) != held {
             return Err(format!("the depot has {} bytes and counted {held}", bytes(&items)));
@@ -303,7 +307,9 @@ impl Caches {
         for cache in self.kept_out() {
             // SAFETY: the lock is held (`lock`), and owners are kept out.
             let lanes = unsafe { cache.lanes_under_lock() };
-            let held: Vec<_> = lanes.iter().copied().collect();
+            let held: Vec<_> = lanes.iter().map(|(_, item)| *item).collect();
+            let stray = lanes.iter().find(|(place, item)| !item.entry().is_in(*place));
+            is_elsewhere = is_elsewhere.or(stray.map(|(_, item)| *item));
             if bytes(&held) > lanes.granted() {
                 return Err(format!("a thread caches {}, more than {}", bytes(&held), lanes.granted()));
             }
@@ -317,7 +323,7 @@ impl Caches {
             }
             items.extend(held);
         }
-        if let Some(item) = items.iter().find(|item| item.entry().is_live()) {
+        if let Some(item) = is_elsewhere {
             return Err(format!("{} is cached, and is {:?}", item.ptr, item.entry()));
         }
         let blocks = items.len();

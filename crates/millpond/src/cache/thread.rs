@@ -1,10 +1,12 @@
 //! The cache of one thread in one pool.
 
 use std::cell::UnsafeCell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::gate::{Gate, Inside, Way};
 use super::lane::{Lanes, Magazines};
+use super::strays::Strays;
 use super::tally::Tally;
 use crate::order::StreamKey;
 
@@ -41,7 +43,7 @@ pub(super) struct Own<'a> {
 
 impl ThreadCache {
     /// A cache without an owner: its gate is closed.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(strays: Arc<Strays>) -> Self {
         let (gate, tally) = (Gate::new(), Tally::default());
         Self {
             gate,
@@ -49,7 +51,7 @@ impl ThreadCache {
             owned: AtomicBool::new(false),
             is_kept_out: AtomicBool::new(false),
             granted: Default::default(),
-            lanes: UnsafeCell::default(),
+            lanes: UnsafeCell::new(Lanes::new(strays)),
         }
     }
 

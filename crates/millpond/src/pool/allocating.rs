@@ -47,9 +47,9 @@ impl PoolInner {
                 return Ok(ptr);
             }
         }
-        if align == 1
-            && let Some(ptr) = self.alloc_unlocked(bytes, stream)
-        {
+        let unlocked = if align == 1 { self.alloc_unlocked(bytes, stream) } else { None };
+        self.report_freed_twice();
+        if let Some(ptr) = unlocked {
             self.recording.alloc(ptr, bytes, stream);
             return Ok(ptr);
         }

@@ -76,7 +76,9 @@ impl PoolInner {
 
 /// A block that a cache gave up goes back to the arena.
 pub(super) fn take_back(arena: &mut Arena, cached: Cached) {
-    arena.free(cached.entry().id(), cached.fence());
+    if !arena.take_back(cached.entry(), cached.fence()) {
+        tracing::error!(entry = ?cached.entry(), "a cache gave up a block that is not out; it is dropped");
+    }
 }
 
 #[cfg(test)]

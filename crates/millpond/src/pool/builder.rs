@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::lock::Mutex;
 
@@ -147,8 +147,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Builds the pool. No memory of the device is taken yet; of the host's 4 MiB are, for where blocks lie, and zeroed, which is
-    /// most of what it takes.
+    /// Builds the pool. No memory of the device is taken yet, and little of the host's.
     ///
     /// # Errors
     /// [`Error::BadOption`] for an option that makes no sense, naming it. [`Error::Recording`] if the file
@@ -172,7 +171,6 @@ impl PoolBuilder {
         // Relaxed: only uniqueness matters.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         arena.publish(registry.ranges(), Owner { pool: number, memory: None });
-        arena.prepare_tables();
         let views = arena.views().clone();
         let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
         let inner = Arc::new(PoolInner {
@@ -199,6 +197,7 @@ impl PoolBuilder {
             observers: Callbacks::default(),
             largest_align,
             reuse: Reuse::new(self.reuse),
+            has_said_freed_twice: AtomicBool::new(false),
         });
         match (self.record, record::Options::from_environment()) {
             (Some(asked), _) => inner.start_recording(&asked)?,

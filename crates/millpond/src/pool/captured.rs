@@ -111,15 +111,19 @@ impl PoolInner {
     }
 
     /// Frees a live block of the memory of a capture.
-    pub(super) fn free_captured(&self, state: &mut State, at: usize, id: BlockId, stream: &Stream) {
+    /// `false`, and nothing done, where it is none.
+    pub(super) fn free_captured(&self, state: &mut State, at: usize, id: BlockId, stream: &Stream) -> bool {
         let arena = &mut state.captured[at].arena;
         let (requested, size) = (arena.requested(id), arena.bytes(id));
-        arena.free(id, stream.fence());
+        if !arena.free(id, stream.fence()) {
+            return false;
+        }
         let last_of_released = !arena.keeps() && arena.out().0 == 0;
         self.caches.count_free(&mut state.locked, requested, size);
         if last_of_released {
             state.trim_released();
         }
+        true
     }
 
     /// Lets go of the memory of captures that nobody claims any more, once the work that was under way when the last

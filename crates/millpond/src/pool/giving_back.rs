@@ -20,6 +20,8 @@ impl PoolInner {
             let is_gone = |id| self.timelines.is_gone(id);
             self.caches.give_back(locked, &self.counters.high, is_gone, |cached| take_back(arena, cached));
         }
+        drop(state);
+        self.report_freed_twice();
         Ok(released)
     }
 
@@ -186,6 +188,7 @@ impl Drop for PoolInner {
                 "memory of a pool is lost: its end could not wait until it was free"
             );
         }
+        self.report_freed_twice();
         if let Err(error) = self.recording.stop() {
             tracing::warn!(%error, pool = self.name, "the end of a recording is missing");
         }

@@ -1,6 +1,6 @@
 //! What the handles of a pool share: the threads' caches, the arena behind its lock, the counters beside it.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
 use crate::lock::Mutex;
@@ -44,6 +44,8 @@ pub(crate) struct PoolInner {
     pub(super) observers: Callbacks<Observer>,
     pub(super) largest_align: u64,
     pub(super) reuse: Reuse,
+    /// Whether a block that was freed twice at once was reported.
+    pub(super) has_said_freed_twice: AtomicBool,
 }
 
 /// What the pool's lock guards. Apart from what threads read on the fast path: whoever takes the lock writes to its
@@ -108,7 +110,7 @@ impl PoolInner {
 
     pub(super) fn stats(&self) -> Stats {
         self.collect_ended_if_free();
-        self.counters.stats(self.counted())
+        Stats { double_frees: self.caches.freed_twice(), ..self.counters.stats(self.counted()) }
     }
 
     pub(super) fn reset_high_water(&self) {

@@ -354,6 +354,7 @@ impl PoolInner {
                 tracing::debug!(pool = self.name, ?what, bytes, "short of memory");
                 Ok(what)
             }
+            Refusal::Host { what, bytes } => Err(Error::HostMemory { what, bytes, pool: self.name.clone() }),
             Refusal::Device(error) => Err(error.into()),
         }
     }
