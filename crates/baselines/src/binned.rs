@@ -166,7 +166,7 @@ impl Allocator for Binned {
         Ok(ptr)
     }
 
-    fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         if ptr.is_null() {
             return Ok(());
         }

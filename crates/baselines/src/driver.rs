@@ -46,7 +46,7 @@ impl Allocator for Driver {
         Ok(ptr)
     }
 
-    fn free(&self, ptr: DevicePtr, _stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, ptr: DevicePtr, _stream: &Stream) -> Result<()> {
         if ptr.is_null() {
             return Ok(());
         }

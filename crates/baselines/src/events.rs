@@ -13,7 +13,8 @@ pub(crate) struct Recorded {
     event: EventHandle,
 }
 
-/// Records events and reuses them once they are complete.
+/// Records events and reuses them once they are complete. They are destroyed when it is dropped, so they are valid in
+/// every call of it.
 #[derive(Debug)]
 pub(crate) struct Events {
     device: Arc<dyn Device>,
@@ -43,7 +44,8 @@ impl Events {
     fn record(&self, stream: &Stream) -> DeviceResult<Recorded> {
         let handle = stream.handle();
         // The handle of a thread's default stream names another stream on another thread.
-        if self.device.stream_id(handle)? != stream.id() {
+        // SAFETY: the stream is borrowed, so its handle is valid.
+        if unsafe { self.device.stream_id(handle) }? != stream.id() {
             let what =
                 "the stream is another thread's default stream; free on a stream of this thread".to_owned();
             return Err(DeviceError::Invalid { call: "free", what });
@@ -53,7 +55,8 @@ impl Events {
             Some(event) => event,
             None => self.device.create_event()?,
         };
-        if let Err(error) = self.device.record_event(event, handle) {
+        // SAFETY: as above; the event is one of these.
+        if let Err(error) = unsafe { self.device.record_event(event, handle) } {
             self.spare.lock().push(event);
             return Err(error);
         }
@@ -61,12 +64,14 @@ impl Events {
     }
 
     pub(crate) fn is_complete(&self, recorded: &Recorded) -> DeviceResult<bool> {
-        self.device.query_event(recorded.event)
+        // SAFETY: the event is one of these.
+        unsafe { self.device.query_event(recorded.event) }
     }
 
     /// **Waits** until the event is complete.
     pub(crate) fn wait(&self, recorded: &Recorded) -> DeviceResult<()> {
-        self.device.synchronize_event(recorded.event)
+        // SAFETY: the event is one of these.
+        unsafe { self.device.synchronize_event(recorded.event) }
     }
 
     /// Keeps events for reuse that nobody will ask about any more.

@@ -99,7 +99,10 @@ pub trait Allocator: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// For a pointer that is not a live block of this allocator.
-    fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()>;
+    ///
+    /// # Safety
+    /// As for [`Pool::free`]: a live block that starts at `ptr` is the caller's, and work that uses it is ordered.
+    unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()>;
 
     /// Notes that work on `stream` uses the block, so that its free waits for that work too.
     ///

@@ -17,8 +17,9 @@ impl Allocator for Pool {
         self.alloc(bytes, stream)
     }
 
-    fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        Pool::free(self, ptr, stream)
+    unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { Pool::free(self, ptr, stream) }
     }
 
     fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {

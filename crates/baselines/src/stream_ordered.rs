@@ -59,14 +59,15 @@ impl Allocator for StreamOrdered {
         if bytes == 0 {
             return Ok(DevicePtr::NULL);
         }
-        let ptr = self.device.alloc_async(bytes, stream.handle())?;
+        // SAFETY: the stream is borrowed, so its handle is valid.
+        let ptr = unsafe { self.device.alloc_async(bytes, stream.handle()) }?;
         let mut books = self.books.lock();
         books.usage.calls.alloc += 1;
         books.open(ptr, bytes, ());
         Ok(ptr)
     }
 
-    fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         if ptr.is_null() {
             return Ok(());
         }

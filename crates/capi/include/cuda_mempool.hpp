@@ -13,11 +13,14 @@
 #include <algorithm>
 #include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -79,14 +82,14 @@ public:
         return found;
     }
 
-    /// Frees after the work given to the stream of the allocation. Throws for a pointer that is not of this pool,
-    /// or was freed; null does nothing.
+    /// Frees after the work given to the stream of the allocation, which must be there: see forget_stream. Throws for
+    /// a pointer that is not of this pool, or was freed; null does nothing.
     void deallocate(void *ptr) {
         if (ptr == nullptr) return;
         // Before the free: after it, another thread may get the same address, and remember it.
-        const cudaStream_t stream = take_stream(ptr);
-        const millpond_status status = free_on(ptr, stream);
-        if (status != MILLPOND_STATUS_OK && stream != nullptr) remember(ptr, stream);
+        const AllocatedOn on = take_stream(ptr);
+        const millpond_status status = free_on(ptr, on);
+        if (status != MILLPOND_STATUS_OK && on.stream != nullptr) put_back(ptr, on);
         check(status);
     }
 
@@ -95,10 +98,22 @@ public:
     /// Frees after the work given to this stream. Work on others must be ordered before that.
     void deallocate_async(void *ptr, cudaStream_t stream) {
         if (ptr == nullptr) return;
-        const cudaStream_t allocated_on = take_stream(ptr);
+        const AllocatedOn on = take_stream(ptr);
         const millpond_status status = millpond_free(pool_.get(), ptr, stream);
-        if (status != MILLPOND_STATUS_OK && allocated_on != nullptr) remember(ptr, allocated_on);
+        if (status != MILLPOND_STATUS_OK && on.stream != nullptr) put_back(ptr, on);
         check(status);
+    }
+
+    /// To be called before a stream is destroyed that blocks of this pool were allocated on: waits for its work. Those
+    /// blocks are freed on the default stream from then on. (No call can ask the driver about a stream that is gone.)
+    void forget_stream(cudaStream_t stream) {
+        if (stream == nullptr) return;
+        check(millpond_stream_synchronize(pool_.context().get(), stream));
+        const std::lock_guard<std::mutex> lock(mutex_);
+        for (auto it = streams_.begin(); it != streams_.end();) {
+            it = it->second.stream == stream && it->second.is_here() ? streams_.erase(it) : std::next(it);
+        }
+        remembered_.store(streams_.size(), std::memory_order_relaxed);
     }
 
     /// Does nothing: no free is deferred.
@@ -215,30 +230,41 @@ private:
         }
     }
 
-    void remember(void *ptr, cudaStream_t stream) {
+    /// The stream that a block was allocated on.
+    struct AllocatedOn {
+        cudaStream_t stream = nullptr;
+        std::thread::id thread{};
+
+        /// Whether the handle means the same stream to this thread: 2 is each thread's own default stream.
+        bool is_here() const {
+            return reinterpret_cast<std::uintptr_t>(stream) != 2 || thread == std::this_thread::get_id();
+        }
+    };
+
+    void remember(void *ptr, cudaStream_t stream) { put_back(ptr, {stream, std::this_thread::get_id()}); }
+
+    void put_back(void *ptr, AllocatedOn on) {
         const std::lock_guard<std::mutex> lock(mutex_);
-        streams_[ptr] = stream;
+        streams_[ptr] = on;
         // Relaxed, here and below: who frees a block has it from who allocated it, so sees it counted.
         remembered_.store(streams_.size(), std::memory_order_relaxed);
     }
 
     /// The stream that the block was allocated on, which is forgotten.
-    cudaStream_t take_stream(void *ptr) {
-        if (remembered_.load(std::memory_order_relaxed) == 0) return nullptr;
+    AllocatedOn take_stream(void *ptr) {
+        if (remembered_.load(std::memory_order_relaxed) == 0) return {};
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto known = streams_.find(ptr);
-        if (known == streams_.end()) return nullptr;
-        const cudaStream_t stream = known->second;
+        if (known == streams_.end()) return {};
+        const AllocatedOn on = known->second;
         streams_.erase(known);
         remembered_.store(streams_.size(), std::memory_order_relaxed);
-        return stream;
+        return on;
     }
 
-    /// Frees on the stream, or, where that was destroyed, once all its work is complete.
-    millpond_status free_on(void *ptr, cudaStream_t stream) {
-        const millpond_status status = millpond_free(pool_.get(), ptr, stream);
-        const bool stream_is_gone = status == MILLPOND_STATUS_DEVICE_INVALID || status == MILLPOND_STATUS_DEVICE_FAILED;
-        if (stream == nullptr || !stream_is_gone) return status;
+    /// Frees on the stream, or, where that is another thread's default stream, once all its work is complete.
+    millpond_status free_on(void *ptr, const AllocatedOn &on) {
+        if (on.is_here()) return millpond_free(pool_.get(), ptr, on.stream);
         const millpond_status waited = millpond_context_synchronize(pool_.context().get());
         return waited == MILLPOND_STATUS_OK ? millpond_free(pool_.get(), ptr, nullptr) : waited;
     }
@@ -246,7 +272,7 @@ private:
     PoolConfig config_;
     millpond::Pool pool_;
     /// Streams of the blocks that were not allocated on the default stream.
-    std::unordered_map<void *, cudaStream_t> streams_;
+    std::unordered_map<void *, AllocatedOn> streams_;
     std::mutex mutex_;
     std::atomic<std::size_t> remembered_{0};
 };

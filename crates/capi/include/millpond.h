@@ -1,4 +1,4 @@
-/* Millpond: a GPU memory pool. https://github.com/millpond/millpond
+/* Millpond: a GPU memory pool.
  *
  * Every call that can fail answers a millpond_status; millpond_last_error() has the full message. After a failure
  * nothing has changed, and outputs are null or zero.
@@ -74,6 +74,8 @@ enum millpond_status
     MILLPOND_STATUS_CAPTURE_UNDER_WAY = 14,
     // A recording cannot be written.
     MILLPOND_STATUS_RECORDING = 15,
+    // The object was made in the process that this one was forked from. Nothing was done.
+    MILLPOND_STATUS_FORKED = 16,
     // The device has too little memory.
     MILLPOND_STATUS_DEVICE_OUT_OF_MEMORY = 20,
     // The device or its driver cannot do this.
@@ -718,7 +720,8 @@ const char *millpond_version(void);
 millpond_status millpond_stream_create(millpond_context *context, millpond_stream **out);
 
 // Registers a `CUstream` of the device (null or 1: the legacy default stream) for the fast path. The stream must
-// not be destroyed before the handle, and all workspaces made on it, are released.
+// not be destroyed before the handle, and all workspaces made on it, are released. 2 is the calling thread's default
+// stream: on another thread its handle frees late but safely, and other calls with it are DEVICE_INVALID.
 millpond_status millpond_stream_register(millpond_context *context,
                                          void *raw,
                                          millpond_stream **out);

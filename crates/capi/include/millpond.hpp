@@ -527,6 +527,16 @@ private:
 
 // ---- memory that frees itself -----------------------------------------------------------------------
 
+namespace detail {
+
+/// The raw handle of a thread's default stream means another stream on each thread. Registered, it does not.
+inline std::optional<Stream> kept_if_of_thread(const Pool &pool, StreamRef stream) {
+    if (reinterpret_cast<std::uintptr_t>(stream.get()) != 2) return std::nullopt;
+    return Stream(pool.context(), stream.get());
+}
+
+} // namespace detail
+
 /// `count` elements of device memory on one stream, freed after the work given to it by then. A stream that is
 /// passed raw must live as long as the buffer; a Stream is kept.
 template <class T>
@@ -541,7 +551,7 @@ public:
         : Buffer(pool, count, StreamRef(stream), stream) {}
 
     Buffer(const Pool &pool, std::size_t count, StreamRef stream = nullptr)
-        : Buffer(pool, count, stream, std::nullopt) {}
+        : Buffer(pool, count, stream, detail::kept_if_of_thread(pool, stream)) {}
 
     Buffer(Buffer &&other) noexcept { swap(other); }
 
@@ -611,7 +621,7 @@ public:
 
 private:
     Buffer(const Pool &pool, std::size_t count, StreamRef stream, std::optional<Stream> kept)
-        : pool_(pool), kept_(std::move(kept)), stream_(stream), count_(count) {
+        : pool_(pool), kept_(std::move(kept)), stream_(kept_ ? StreamRef(*kept_) : stream), count_(count) {
         if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {
             throw Error(MILLPOND_STATUS_SIZE_OVERFLOW, "a buffer of more bytes than can be addressed");
         }

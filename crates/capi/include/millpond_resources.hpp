@@ -29,7 +29,8 @@ public:
     explicit MemoryResource(const Pool &pool) : pool_(pool) {}
     MemoryResource(const Pool &pool, const Stream &stream)
         : pool_(pool), kept_(stream), stream_(stream) {}
-    MemoryResource(const Pool &pool, StreamRef stream) : pool_(pool), stream_(stream) {}
+    MemoryResource(const Pool &pool, StreamRef stream)
+        : pool_(pool), kept_(detail::kept_if_of_thread(pool, stream)), stream_(kept_ ? StreamRef(*kept_) : stream) {}
 
     const Pool &pool() const noexcept { return pool_; }
 

@@ -51,6 +51,7 @@ pub unsafe extern "C" fn millpond_pool_on_reclaim(
         let out = unsafe { Out::new(id, "id", 0) }?;
         let function = reclaim.ok_or(Failure::Null("reclaim"))?;
         let object = POOLS.get(me, pool)?;
+        object.process.check()?;
         let gate = Arc::new(Gate::default());
         let asked = Asked { function, data, gate: gate.clone() };
         let registered = object.pool.on_reclaim(move |bytes| asked.ask(bytes));
@@ -65,6 +66,7 @@ pub unsafe extern "C" fn millpond_pool_on_reclaim(
 pub extern "C" fn millpond_pool_remove_reclaim(pool: *mut PoolHandle, id: u64) -> Status {
     boundary(|me| {
         let object = POOLS.get(me, pool)?;
+        object.process.check()?;
         let (registered, gate) = object.reclaims.remove(id).ok_or_else(|| no_callback(id))?;
         object.pool.remove_reclaim(registered);
         gate.shut();
@@ -102,6 +104,7 @@ pub unsafe extern "C" fn millpond_pool_on_out_of_memory(
         let out = unsafe { Out::new(id, "id", 0) }?;
         let function = observe.ok_or(Failure::Null("observe"))?;
         let object = POOLS.get(me, pool)?;
+        object.process.check()?;
         let gate = Arc::new(Gate::default());
         let asked = Asked { function, data, gate: gate.clone() };
         let registered = object.pool.on_out_of_memory(move |report| asked.tell(report));
@@ -116,6 +119,7 @@ pub unsafe extern "C" fn millpond_pool_on_out_of_memory(
 pub extern "C" fn millpond_pool_remove_out_of_memory(pool: *mut PoolHandle, id: u64) -> Status {
     boundary(|me| {
         let object = POOLS.get(me, pool)?;
+        object.process.check()?;
         let (registered, gate) = object.observers.remove(id).ok_or_else(|| no_callback(id))?;
         object.pool.remove_out_of_memory(registered);
         gate.shut();

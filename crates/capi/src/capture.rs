@@ -3,8 +3,9 @@
 use std::ffi::c_void;
 use std::sync::Arc;
 
+use millpond::bindings::Mutex;
+use millpond::bindings::Process;
 use millpond::{CapturePool, Capturing, Stream};
-use parking_lot::Mutex;
 
 use crate::arguments::Out;
 use crate::context::ContextObject;
@@ -24,6 +25,8 @@ pub struct CaptureHandle;
 #[derive(Debug)]
 pub(crate) struct CaptureObject {
     memory: CapturePool,
+    /// Asked before the lock is taken.
+    process: Process,
     /// While allocations are routed here through this handle.
     under_way: Mutex<Option<UnderWay>>,
     context: Arc<ContextObject>,
@@ -47,7 +50,7 @@ pub(crate) static CAPTURES: Table<CaptureObject> = Table::new(Kind::Capture);
 
 impl CaptureObject {
     fn new(memory: CapturePool, context: Arc<ContextObject>) -> Self {
-        Self { memory, under_way: Mutex::new(None), context }
+        Self { memory, process: Process::here(), under_way: Mutex::new(None), context }
     }
 }
 
@@ -148,6 +151,7 @@ pub unsafe extern "C" fn millpond_capture_begin_where(
 pub extern "C" fn millpond_capture_end(capture: *mut CaptureHandle) -> Status {
     boundary(|me| {
         let object = CAPTURES.get(me, capture)?;
+        object.process.check()?;
         let under_way = object.under_way.lock().take();
         if under_way.is_none() {
             return Err(Failure::option("capture", "nothing began through this handle"));

@@ -3,11 +3,12 @@
 use std::ffi::{c_char, c_void};
 use std::sync::{Arc, OnceLock, Weak};
 
+use millpond::bindings::Mutex;
+use millpond::bindings::PerProcess;
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::device::{DevicePtr, Kind as DeviceKind, MemoryInfo};
 use millpond::{Context, Stream};
-use parking_lot::Mutex;
 
 use crate::arguments::{Out, SizedStruct, fixed_text, read_struct, write_struct};
 use crate::failure::{Failure, boundary};
@@ -164,11 +165,12 @@ unsafe fn hand_out(
 /// streams made from one may be used with the other.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_context_cuda(ordinal: i32, out: *mut *mut ContextHandle) -> Status {
-    static OPENED: Mutex<Vec<(usize, Weak<ContextObject>)>> = Mutex::new(Vec::new());
+    type ByOrdinal = Mutex<Vec<(usize, Weak<ContextObject>)>>;
+    static OPENED: PerProcess<ByOrdinal> = PerProcess::new();
     let open = || {
         let ordinal = usize::try_from(ordinal)
             .map_err(|_| Failure::option("ordinal", format!("{ordinal}; devices are numbered from 0")))?;
-        let mut opened = OPENED.lock();
+        let mut opened = OPENED.get().lock();
         opened.retain(|(_, context)| context.strong_count() > 0);
         let known = opened.iter().find(|(of, _)| *of == ordinal).and_then(|(_, known)| known.upgrade());
         if let Some(known) = known {
@@ -186,9 +188,9 @@ pub unsafe extern "C" fn millpond_context_cuda(ordinal: i32, out: *mut *mut Cont
 /// process is the same device.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_context_host(out: *mut *mut ContextHandle) -> Status {
-    static OPENED: Mutex<Weak<ContextObject>> = Mutex::new(Weak::new());
+    static OPENED: PerProcess<Mutex<Weak<ContextObject>>> = PerProcess::new();
     let open = || {
-        let mut opened = OPENED.lock();
+        let mut opened = OPENED.get().lock();
         if let Some(known) = opened.upgrade() {
             return Ok(known);
         }
@@ -382,6 +384,7 @@ pub unsafe extern "C" fn millpond_context_free(
         let object = CONTEXTS.get(me, context)?;
         // SAFETY: as the header asks of its caller.
         let stream = unsafe { find_stream(me, &object, stream) }?;
-        Ok(object.context.free(DevicePtr::new(ptr.addr() as u64), &stream)?)
+        // SAFETY: the block is the caller's, as the header asks.
+        Ok(unsafe { object.context.free(DevicePtr::new(ptr.addr() as u64), &stream) }?)
     })
 }

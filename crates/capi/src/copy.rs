@@ -43,7 +43,7 @@ pub unsafe extern "C" fn millpond_memset(
 ) -> Status {
     let give = |device: &dyn Device, stream: &Stream| {
         // SAFETY: the memory is a live block's, as the header asks of its caller.
-        Ok(unsafe { device.memset(from_c(at), value as u8, bytes as u64, stream.handle()) }?)
+        Ok(unsafe { device.memset(from_c(at), value as u8, bytes as u64, stream.handle_here()?) }?)
     };
     // SAFETY: as the header asks of its caller.
     unsafe { in_stream_order(context, bytes, stream, give) }
@@ -63,7 +63,7 @@ pub unsafe extern "C" fn millpond_copy_from_host(
             return Err(Failure::Null("from"));
         }
         // SAFETY: `from` is readable and `to` is a live block's, as the header asks of its caller.
-        Ok(unsafe { device.copy_from_host(from_c(to), from.cast(), bytes as u64, stream.handle()) }?)
+        Ok(unsafe { device.copy_from_host(from_c(to), from.cast(), bytes as u64, stream.handle_here()?) }?)
     };
     // SAFETY: as the header asks of its caller.
     unsafe { in_stream_order(context, bytes, stream, give) }
@@ -82,9 +82,10 @@ pub unsafe extern "C" fn millpond_copy_to_host(
         if to.is_null() {
             return Err(Failure::Null("to"));
         }
+        let handle = stream.handle_here()?;
         // SAFETY: `to` is writable and `from` is a live block's, as the header asks of its caller; the stream is
         // synchronised before `to` is the caller's again.
-        let copied = unsafe { device.copy_to_host(to.cast(), from_c(from), bytes as u64, stream.handle()) };
+        let copied = unsafe { device.copy_to_host(to.cast(), from_c(from), bytes as u64, handle) };
         // Also after an error: part of the copy may be under way.
         Ok(stream.synchronize().and(copied)?)
     };
@@ -103,7 +104,7 @@ pub unsafe extern "C" fn millpond_copy(
 ) -> Status {
     let give = |device: &dyn Device, stream: &Stream| {
         // SAFETY: both ranges are of live blocks, as the header asks of its caller.
-        Ok(unsafe { device.copy(from_c(to), from_c(from), bytes as u64, stream.handle()) }?)
+        Ok(unsafe { device.copy(from_c(to), from_c(from), bytes as u64, stream.handle_here()?) }?)
     };
     // SAFETY: as the header asks of its caller.
     unsafe { in_stream_order(context, bytes, stream, give) }
@@ -144,6 +145,6 @@ pub unsafe extern "C" fn millpond_host_launch(
         // SAFETY: as the header asks of its caller.
         let stream = unsafe { find_stream(me, &object, stream) }?;
         let job = Job { work, data };
-        Ok(host.launch(stream.handle(), move || job.run())?)
+        Ok(host.launch(stream.handle_here()?, move || job.run())?)
     })
 }

@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::ffi::{CString, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use millpond::bindings::Forked;
 use millpond::device::DeviceError;
 use millpond::{Context, Error, OutOfMemory};
 
@@ -83,6 +84,12 @@ pub enum Failure {
 impl From<DeviceError> for Failure {
     fn from(error: DeviceError) -> Self {
         Self::Pool(error.into())
+    }
+}
+
+impl From<Forked> for Failure {
+    fn from(_: Forked) -> Self {
+        Self::Pool(Error::Forked)
     }
 }
 

@@ -1,16 +1,18 @@
 //! The way into a callback of the program's, which is shut when the callback is removed.
 //!
-//! Uses nothing of ours. A pool calls what was registered when memory ran short, also when that is removed meanwhile: in
+//! A pool calls what was registered when memory ran short, also when that is removed meanwhile: in
 //! Rust the closure lives on for so long, but what a C program's `data` points to does not. So a call passes the gate,
 //! and who shuts the gate waits until those that passed have left.
 
 use std::cell::Cell;
 
-use parking_lot::{Condvar, Mutex};
+use millpond::bindings::Process;
+use millpond::bindings::{Condvar, Mutex};
 
 /// Open until [`shut`](Self::shut).
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
+    process: Process,
     state: Mutex<State>,
     left: Condvar,
 }
@@ -33,6 +35,10 @@ struct Passed<'a>(&'a Gate);
 impl Drop for Passed<'_> {
     fn drop(&mut self) {
         INSIDE.set(INSIDE.get() - 1);
+        if !self.0.process.is_here() {
+            // The callback forked. Who else was inside is gone, and may have the lock.
+            return;
+        }
         self.0.state.lock().inside -= 1;
         self.0.left.notify_all();
     }
@@ -55,10 +61,13 @@ impl Gate {
     /// Lets no call pass from now on, and waits for those that passed: not from within a callback, which might be
     /// what another thread's callback waits for.
     pub(crate) fn shut(&self) {
+        if !self.process.is_here() {
+            return;
+        }
         let mut state = self.state.lock();
         state.is_shut = true;
         if INSIDE.get() == 0 {
-            self.left.wait_while(&mut state, |state| state.inside > 0);
+            drop(self.left.wait_while(state, |state| state.inside > 0));
         }
     }
 }

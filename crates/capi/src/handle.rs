@@ -11,7 +11,8 @@ use std::ops::Deref;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::{fmt, ptr, thread};
 
-use parking_lot::Mutex;
+use millpond::bindings::Mutex;
+use millpond::bindings::PerProcess;
 
 use crate::failure::Failure;
 use crate::fast;
@@ -83,14 +84,15 @@ impl fmt::Display for Kind {
 pub(crate) struct Table<T: 'static> {
     kind: Kind,
     chunks: [AtomicPtr<[Slot<T>; CHUNK]>; CHUNKS],
-    vacant: Mutex<Vacant>,
+    /// Slots handed out so far.
+    used: AtomicU64,
+    /// A forked child does without the vacant slots of its parent, whose lock may be held for ever.
+    vacant: PerProcess<Mutex<Vacant>>,
 }
 
 #[derive(Default)]
 struct Vacant {
     slots: Vec<u64>,
-    /// Slots handed out so far.
-    used: u64,
     /// Released from within a callback while another thread was inside a call with them. Their objects go with
     /// the next release or creation.
     dying: Vec<u64>,
@@ -140,8 +142,8 @@ impl<T> Slot<T> {
 
 impl<T: Send + Sync> Table<T> {
     pub(crate) const fn new(kind: Kind) -> Self {
-        let vacant = Vacant { slots: Vec::new(), used: 0, dying: Vec::new() };
-        Self { kind, chunks: [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS], vacant: Mutex::new(vacant) }
+        let chunks = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
+        Self { kind, chunks, used: AtomicU64::new(0), vacant: PerProcess::new() }
     }
 
     /// Keeps an object and names it.
@@ -163,21 +165,30 @@ impl<T: Send + Sync> Table<T> {
     }
 
     fn take_vacant(&self) -> Result<u64, Failure> {
-        let mut vacant = self.vacant.lock();
-        if let Some(index) = vacant.slots.pop() {
+        if let Some(index) = self.vacant().lock().slots.pop() {
             return Ok(index);
         }
-        let index = vacant.used;
+        // Relaxed: only that no slot is handed out twice matters.
+        let index = self.used.fetch_add(1, Ordering::Relaxed);
         let Some(chunk) = self.chunks.get(index as usize / CHUNK) else {
             return Err(Failure::TooManyHandles(self.kind));
         };
-        if (index as usize).is_multiple_of(CHUNK) {
+        // Acquire: as in `slot`. Whoever needs the chunk makes it: who came first may be gone, in a forked child.
+        if chunk.load(Ordering::Acquire).is_null() {
             let slots: Box<[Slot<T>; CHUNK]> = Box::new(std::array::from_fn(|_| Slot::vacant()));
+            let slots = Box::into_raw(slots);
             // Release: whoever sees the chunk sees its slots.
-            chunk.store(Box::into_raw(slots), Ordering::Release);
+            let made = chunk.compare_exchange(ptr::null_mut(), slots, Ordering::Release, Ordering::Relaxed);
+            if made.is_err() {
+                // SAFETY: nobody else knows it.
+                drop(unsafe { Box::from_raw(slots) });
+            }
         }
-        vacant.used += 1;
         Ok(index)
+    }
+
+    fn vacant(&self) -> &'static Mutex<Vacant> {
+        self.vacant.get()
     }
 
     /// The slot that a handle names, valid or not.
@@ -246,7 +257,7 @@ impl<T: Send + Sync> Table<T> {
         }
         {
             // Of two threads that release one handle, the lock lets the first; the second finds it released.
-            let _alone = self.vacant.lock();
+            let _alone = self.vacant().lock();
             let Some(slot) = self.valid_slot(bits) else { return Err(self.refuse(bits)) };
             // Relaxed: the fences that follow come before each look at other threads.
             slot.handle.store(NO_HANDLE, Ordering::Relaxed);
@@ -256,7 +267,7 @@ impl<T: Send + Sync> Table<T> {
         fast::wait_for_calls();
         while in_use::is_used_by_anyone(bits) {
             if me.is_busy() {
-                self.vacant.lock().dying.push(bits);
+                self.vacant().lock().dying.push(bits);
                 return Ok(());
             }
             thread::yield_now();
@@ -275,7 +286,7 @@ impl<T: Send + Sync> Table<T> {
             unsafe { ((*slot.object.get()).assume_init_read(), *slot.generation.get()) };
         // A slot whose generations are used up is not handed out again.
         if generation < GENERATIONS - 1 {
-            self.vacant.lock().slots.push(bits & INDEX_MASK);
+            self.vacant().lock().slots.push(bits & INDEX_MASK);
         }
         // Without the lock: the end of a pool may call back.
         drop(object);
@@ -284,7 +295,7 @@ impl<T: Send + Sync> Table<T> {
     /// Ends the objects whose release could not wait.
     fn bury(&'static self) {
         let dead: Vec<u64> = {
-            let dying = &mut self.vacant.lock().dying;
+            let dying = &mut self.vacant().lock().dying;
             if dying.is_empty() {
                 return;
             }

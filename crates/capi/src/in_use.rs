@@ -9,8 +9,9 @@
 
 use std::cell::Cell;
 use std::ptr;
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, compiler_fence, fence};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering, compiler_fence, fence};
+
+use millpond::bindings::on_fork;
 
 use crate::failure::Failure;
 
@@ -31,7 +32,8 @@ pub(crate) struct Record {
     next: AtomicPtr<Record>,
 }
 
-// SAFETY: the cells are touched only by the thread that holds the record (`taken`); the rest is atomic.
+// SAFETY: the cells are touched only by the thread that holds the record (`taken`), or by the only
+// thread of a forked child; the rest is atomic.
 unsafe impl Sync for Record {}
 
 /// All records, linked by `next`. Only grows.
@@ -62,8 +64,25 @@ pub(crate) fn this_thread() -> &'static Record {
     }
 }
 
+/// In a forked child: the other threads are gone, and use nothing any more.
+fn forget_others() {
+    let mine = MINE.get();
+    for record in records().filter(|record| mine.is_none_or(|mine| !ptr::eq(mine, *record))) {
+        // Relaxed: there is one thread.
+        record.handles.iter().for_each(|place| place.store(0, Ordering::Relaxed));
+        record.depth.set(0);
+        record.taken.store(false, Ordering::Relaxed);
+    }
+}
+
 #[cold]
 fn take_record_slow() -> &'static Record {
+    static IS_TOLD: AtomicBool = AtomicBool::new(false);
+    // Relaxed: to be told twice does no harm.
+    if !IS_TOLD.load(Ordering::Relaxed) {
+        on_fork(forget_others);
+        IS_TOLD.store(true, Ordering::Relaxed);
+    }
     let record = records().find(|record| record.take()).unwrap_or_else(new_record);
     // Fails while the thread's variables are being destroyed: destructors of C++ may still free memory then.
     record.until_exit.set(EXIT.try_with(|_| ()).is_ok());
@@ -184,8 +203,19 @@ pub(crate) fn is_used_by_anyone(handle: u64) -> bool {
 
 /// Whether `membarrier` fences this process's threads. Registered with the first record; the answer never changes.
 pub(crate) fn has_membarrier() -> bool {
-    static HAS: OnceLock<bool> = OnceLock::new();
-    *HAS.get_or_init(register_membarrier)
+    const UNKNOWN: u8 = 2;
+    // No `OnceLock`: a fork may come in between, and the child would wait for ever. A child is registered as its parent
+    // was.
+    static HAS: AtomicU8 = AtomicU8::new(UNKNOWN);
+    // Relaxed: the answer is always the same, and nothing else is concluded from it.
+    match HAS.load(Ordering::Relaxed) {
+        UNKNOWN => {
+            let has = register_membarrier();
+            HAS.store(u8::from(has), Ordering::Relaxed);
+            has
+        }
+        known => known == 1,
+    }
 }
 
 #[cfg(all(target_os = "linux", not(miri)))]

@@ -105,7 +105,8 @@ unsafe extern "C" fn free_slow(pool: *mut PoolHandle, ptr: *mut c_void, stream: 
         let object = POOLS.get(me, pool)?;
         // SAFETY: as the header asks of its caller.
         let found = unsafe { find_stream(me, &object.context, stream) }?;
-        object.pool.free(from_c(ptr), &found)?;
+        // SAFETY: the block is the caller's, as the header asks.
+        unsafe { object.pool.free(from_c(ptr), &found) }?;
         fast::remember(pool, stream, &object.pool, &found);
         Ok(())
     })

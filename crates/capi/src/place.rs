@@ -11,10 +11,9 @@ use std::cell::UnsafeCell;
 use std::hint::cold_path;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
-use millpond::bindings::{Shortcut, on_thread_end};
+use millpond::bindings::{Shortcut, on_fork, on_thread_end};
 
 use crate::pool::PoolHandle;
 use crate::stream::AnyStream;
@@ -123,9 +122,25 @@ impl Place {
         place.owner.compare_exchange(0, pointer, Ordering::Acquire, Ordering::Relaxed).ok()?;
         // SeqCst: before any pair is written, in the one order that `all_used` looks in, too.
         USED[index / 64].fetch_or(1 << (index % 64), Ordering::SeqCst);
-        static TOLD: Once = Once::new();
-        TOLD.call_once(|| on_thread_end(Self::leave));
+        static IS_TOLD: AtomicBool = AtomicBool::new(false);
+        // No `Once`: a fork may come in between. To be told twice does no harm.
+        // Acquire and Release: who finds it done is told, too.
+        if !IS_TOLD.load(Ordering::Acquire) {
+            on_thread_end(Self::leave);
+            on_fork(Self::forget_all);
+            IS_TOLD.store(true, Ordering::Release);
+        }
         Some(place)
+    }
+
+    /// In a forked child: the other threads are gone, and what this one remembers is its parent's.
+    fn forget_all() {
+        for place in Self::all_used() {
+            place.pairs.iter().for_each(Pair::take_away);
+            // Relaxed, both: there is one thread.
+            place.inside.store(false, Ordering::Relaxed);
+            place.owner.store(0, Ordering::Relaxed);
+        }
     }
 
     /// The calling thread ends.
@@ -204,9 +219,9 @@ impl Pair {
 
 #[cfg(test)]
 mod tests {
+    use millpond::bindings::Mutex;
     use millpond::device::sim::{SimDevice, SimOptions};
     use millpond::{Context, Pool, Stream};
-    use parking_lot::Mutex;
 
     use super::*;
 
@@ -223,7 +238,8 @@ mod tests {
         let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
         let (pool, stream) = (Pool::builder(&context).build().unwrap(), context.create_stream().unwrap());
         let block = pool.alloc(512, &stream).unwrap();
-        pool.free(block, &stream).unwrap();
+        // SAFETY: nobody else has the block, and there is no work on it.
+        unsafe { pool.free(block, &stream) }.unwrap();
         (pool, stream)
     }
 

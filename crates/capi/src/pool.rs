@@ -3,8 +3,9 @@
 use std::ffi::c_char;
 use std::sync::Arc;
 
+use millpond::bindings::Mutex;
+use millpond::bindings::Process;
 use millpond::{ObserverId, Pool, ReclaimId};
-use parking_lot::Mutex;
 
 use crate::arguments::{Out, read_struct};
 use crate::context::{CONTEXTS, ContextHandle, ContextObject};
@@ -24,6 +25,8 @@ pub(crate) struct PoolObject {
     pub(crate) pool: Pool,
     /// Where streams that are not registered are looked up.
     pub(crate) context: Arc<ContextObject>,
+    /// Asked before a lock of this crate's is taken.
+    pub(crate) process: Process,
     pub(crate) reclaims: Registered<(ReclaimId, Arc<Gate>)>,
     pub(crate) observers: Registered<(ObserverId, Arc<Gate>)>,
 }
@@ -59,7 +62,8 @@ pub(crate) static POOLS: Table<PoolObject> = Table::new(Kind::Pool);
 
 impl PoolObject {
     pub(crate) fn new(pool: Pool, context: Arc<ContextObject>) -> Self {
-        Self { pool, context, reclaims: Registered::default(), observers: Registered::default() }
+        let (reclaims, observers) = Default::default();
+        Self { pool, context, process: Process::here(), reclaims, observers }
     }
 }
 

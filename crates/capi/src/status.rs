@@ -42,6 +42,8 @@ pub enum Status {
     CaptureUnderWay = 14,
     /// A recording cannot be written.
     Recording = 15,
+    /// The object was made in the process that this one was forked from. Nothing was done.
+    Forked = 16,
     /// The device has too little memory.
     DeviceOutOfMemory = 20,
     /// The device or its driver cannot do this.
@@ -71,7 +73,7 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [(Self, &'static CStr); 29] = [
+    const ALL: [(Self, &'static CStr); 30] = [
         (Self::Ok, c"ok"),
         (Self::OutOfMemory, c"out of memory"),
         (Self::SizeOverflow, c"size overflow"),
@@ -88,6 +90,7 @@ impl Status {
         (Self::BadOption, c"bad option"),
         (Self::CaptureUnderWay, c"capture under way"),
         (Self::Recording, c"recording failed"),
+        (Self::Forked, c"forked"),
         (Self::DeviceOutOfMemory, c"device out of memory"),
         (Self::DeviceUnsupported, c"not supported by the device"),
         (Self::DeviceUnavailable, c"no such device"),
@@ -122,6 +125,7 @@ impl From<&Error> for Status {
             Error::BadOption { .. } => Self::BadOption,
             Error::CaptureUnderWay { .. } => Self::CaptureUnderWay,
             Error::Recording { .. } => Self::Recording,
+            Error::Forked => Self::Forked,
             Error::Device(error) => error.into(),
             _ => Self::Other,
         }
@@ -135,6 +139,7 @@ impl From<&DeviceError> for Status {
             DeviceError::Unsupported { .. } => Self::DeviceUnsupported,
             DeviceError::Unavailable(_) => Self::DeviceUnavailable,
             DeviceError::Invalid { .. } => Self::DeviceInvalid,
+            DeviceError::Forked => Self::Forked,
             DeviceError::Driver { .. } => Self::DeviceFailed,
             _ => Self::Other,
         }

@@ -123,7 +123,8 @@ pub unsafe extern "C" fn millpond_stream_create(
 }
 
 /// Registers a `CUstream` of the device (null or 1: the legacy default stream) for the fast path. The stream must
-/// not be destroyed before the handle, and all workspaces made on it, are released.
+/// not be destroyed before the handle, and all workspaces made on it, are released. 2 is the calling thread's default
+/// stream: on another thread its handle frees late but safely, and other calls with it are DEVICE_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_stream_register(
     context: *mut ContextHandle,

@@ -4,10 +4,11 @@ use std::ffi::c_void;
 use std::ptr;
 
 use millpond::Workspace;
-use parking_lot::Mutex;
+use millpond::bindings::Process;
+use millpond::bindings::{Mutex, MutexGuard};
 
 use crate::arguments::Out;
-use crate::failure::boundary;
+use crate::failure::{Failure, boundary};
 use crate::handle::{Kind, Table};
 use crate::pool::{POOLS, PoolHandle};
 use crate::status::Status;
@@ -17,7 +18,21 @@ use crate::stream::{AnyStream, find_stream};
 #[derive(Debug)]
 pub struct WorkspaceHandle;
 
-pub(crate) static WORKSPACES: Table<Mutex<Workspace>> = Table::new(Kind::Workspace);
+/// What a workspace's handle stands for.
+#[derive(Debug)]
+pub(crate) struct WorkspaceObject {
+    process: Process,
+    workspace: Mutex<Workspace>,
+}
+
+impl WorkspaceObject {
+    fn lock(&self) -> Result<MutexGuard<'_, Workspace>, Failure> {
+        self.process.check()?;
+        Ok(self.workspace.lock())
+    }
+}
+
+pub(crate) static WORKSPACES: Table<WorkspaceObject> = Table::new(Kind::Workspace);
 
 /// Takes a block of `bytes` from the pool. What it hands out is aligned to 512 bytes.
 #[unsafe(no_mangle)]
@@ -34,7 +49,10 @@ pub unsafe extern "C" fn millpond_workspace_create(
         // SAFETY: likewise.
         let stream = unsafe { find_stream(me, &object.context, stream) }?;
         let workspace = Workspace::new(&object.pool, bytes as u64, &stream)?;
-        out.set(WORKSPACES.insert(Mutex::new(workspace))?);
+        out.set(
+            WORKSPACES
+                .insert(WorkspaceObject { process: Process::here(), workspace: Mutex::new(workspace) })?,
+        );
         Ok(())
     })
 }
@@ -50,7 +68,7 @@ pub unsafe extern "C" fn millpond_workspace_alloc(
         // SAFETY: as the header asks of its caller.
         let out = unsafe { Out::pointer(out, "out") }?;
         let workspace = WORKSPACES.get(me, workspace)?;
-        let at = workspace.lock().alloc::<u8>(bytes)?.ptr().raw();
+        let at = workspace.lock()?.alloc::<u8>(bytes)?.ptr().raw();
         out.set(ptr::without_provenance_mut(at as usize));
         Ok(())
     })
@@ -60,7 +78,7 @@ pub unsafe extern "C" fn millpond_workspace_alloc(
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_workspace_reset(workspace: *mut WorkspaceHandle) -> Status {
     boundary(|me| {
-        WORKSPACES.get(me, workspace)?.lock().reset();
+        WORKSPACES.get(me, workspace)?.lock()?.reset();
         Ok(())
     })
 }
@@ -76,7 +94,7 @@ pub unsafe extern "C" fn millpond_workspace_read(
 ) -> Status {
     boundary(|me| {
         let object = WORKSPACES.get(me, workspace)?;
-        let workspace = object.lock();
+        let workspace = object.lock()?;
         let figures = [
             (capacity, workspace.capacity()),
             (used, workspace.used()),

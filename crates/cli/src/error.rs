@@ -25,6 +25,8 @@ pub(crate) enum Error {
     Memory(#[from] millpond::Error),
     #[error(transparent)]
     Device(#[from] millpond::device::DeviceError),
+    #[error("out of memory: {0}")]
+    OutOfMemory(String),
     #[error("with allocator {allocator}: {error}")]
     Trial { allocator: String, error: Box<Error> },
     #[error("{}: cannot {action}: {source}", path.display())]

@@ -1,6 +1,6 @@
 //! `millpond replay`: traces through allocators, on a simulated or a real device, and what they tell.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use millpond::device::Device;
@@ -13,15 +13,17 @@ use millpond_replay::replay::{
     DriverMemory, Outcome, Program, UNLIMITED, Waste, at_peak, on_device, on_sim_timed,
 };
 use millpond_replay::report::Section;
+use millpond_replay::sites::{Site, Sites};
 use millpond_replay::trace::Trace;
 use millpond_replay::verdict::Verdict;
+use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::outputs::{Output, refuse_clashes};
 use crate::replay_args::{On, ReplayArgs};
 use crate::replay_export::{self, Exports};
-use crate::replay_tables::{account, calls, cards, room, wasted};
-use crate::screen::{count, remark, say};
+use crate::replay_tables::{account, calls, kept, room, wasted, which_cards};
+use crate::screen::{complain, count, remark, say};
 
 /// One trace with one allocator.
 pub(crate) struct Row {
@@ -32,35 +34,97 @@ pub(crate) struct Row {
     pub(crate) waste: Option<Waste>,
 }
 
+/// What is told of one trace, in the shape that `--json` writes.
+#[derive(Serialize)]
+struct Told {
+    trace: String,
+    /// `None` where there is no verdict.
+    verdict: Option<ToldVerdict>,
+    live_at_peak: Vec<Site>,
+    live_at_end: Vec<Site>,
+    allocators: Vec<ToldRow>,
+}
+
+#[derive(Serialize)]
+struct ToldVerdict {
+    lines: Vec<String>,
+    #[serde(flatten)]
+    figures: Verdict,
+}
+
+#[derive(Serialize)]
+struct ToldRow {
+    #[serde(flatten)]
+    outcome: Outcome,
+    /// Bytes.
+    needs: Option<u64>,
+    /// Names of the cards that would do; `None` where that was not asked.
+    cards: Option<Vec<String>>,
+    at_peak: Option<Waste>,
+}
+
 /// Memory of the host device where no capacity was asked for. Replays touch little of what they allocate.
 const HOST_CAPACITY: u64 = 1 << 40;
 
 /// Runs the command.
 pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     refuse_what_does_not_go_together(args)?;
-    let read: Vec<_> = args.traces.iter().map(PathBuf::as_path).collect();
+    let read: Vec<_> = args.traces.iter().map(PathBuf::as_path).filter(|path| !is_stdin(path)).collect();
     refuse_clashes(&read, &args.written())?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
     let page = args.report.as_deref().map(Output::open).transpose()?;
     let mut exports = Some(Exports::open(args)?);
-    let (mut outcomes, mut sections) = (Vec::new(), Vec::new());
+    let (mut all, mut sections, mut unread) = (Vec::new(), Vec::new(), Vec::new());
     for path in &args.traces {
-        let traces = read::read(path, Limits::default())?;
+        let read = if is_stdin(path) {
+            read::read_stdin(Limits::default())
+        } else {
+            read::read(path, Limits::default())
+        };
+        let traces = match read {
+            Ok(traces) => traces,
+            Err(error) => {
+                unread.push(error);
+                continue;
+            }
+        };
         for trace in &traces {
             if let Some(exports) = exports.take() {
                 let others = args.traces.len() > 1 || traces.len() > 1;
                 exports.write(args, trace, others)?;
             }
-            outcomes.extend(replay(args, trace, &mut sections)?);
+            all.push(replay(args, trace, &mut sections)?);
         }
     }
-    if let Some(page) = page {
-        replay_export::report(page, &sections)?;
+    // Of several traces one that cannot be read does not cost the others.
+    let last = unread.pop();
+    unread.iter().for_each(|error| complain(&error.to_string()));
+    if !all.is_empty() {
+        if let Some(page) = page {
+            replay_export::report(page, &sections)?;
+        }
+        json.map_or(Ok(()), |file| write_json(file, &all))?;
     }
-    match json {
-        Some(file) => write_json(file, &outcomes),
-        None => Ok(()),
+    if let Some(error) = last {
+        return Err(error.into());
     }
+    if args.fail_if_oom { refuse_oom(&all) } else { Ok(()) }
+}
+
+/// `-`, as other tools have it; a file of that name is `./-`.
+fn is_stdin(path: &Path) -> bool {
+    path == Path::new("-")
+}
+
+/// For `--fail-if-oom`.
+fn refuse_oom(all: &[Told]) -> Result<()> {
+    let of = |told: &Told| {
+        let rows = told.allocators.iter().filter(|row| row.outcome.oom.is_some());
+        let names: Vec<_> = rows.map(|row| row.outcome.allocator.as_str()).collect();
+        (!names.is_empty()).then(|| format!("{} with {}", told.trace, names.join(", ")))
+    };
+    let without: Vec<_> = all.iter().filter_map(of).collect();
+    if without.is_empty() { Ok(()) } else { Err(Error::OutOfMemory(without.join("; "))) }
 }
 
 fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> {
@@ -74,11 +138,13 @@ fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> {
             "--alloc-conf is for PyTorch's allocator: add --allocator caching or expandable".to_owned(),
         ));
     }
-    if args.context.is_some() && (args.device != On::Sim || args.capacity.is_some()) {
-        return Err(Error::Usage(
-            "--context is for the table of cards, which is made on --device sim without --capacity"
-                .to_owned(),
-        ));
+    let for_cards = [("--context", args.context.is_some()), ("--card", !args.card.is_empty())];
+    if (args.device != On::Sim || args.capacity.is_some())
+        && let Some((flag, _)) = for_cards.into_iter().find(|(_, is_given)| *is_given)
+    {
+        return Err(Error::Usage(format!(
+            "{flag} is for the table of cards, which is made on --device sim without --capacity"
+        )));
     }
     match (args.device, args.verify, args.capacity) {
         (On::Sim, true, _) => {
@@ -92,7 +158,7 @@ fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> {
 }
 
 /// Replays one trace with every allocator asked for, and says what came of it.
-fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Result<Vec<Outcome>> {
+fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Result<Told> {
     let program = Program::new(trace, args.free());
     introduce(trace, &program);
     let names = args.allocators();
@@ -106,28 +172,49 @@ fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Resu
     }
     say(&account(&rows));
     say(&format!("\nDevice calls by kind\n{}", calls(&rows)));
-    let mut verdict = Vec::new();
+    let (mut verdict, cards) = (None, args.cards());
     if args.device == On::Sim {
         // Whatever the capacity: where memory is short, allocators give back what they cache.
         let limit = if args.capacity.is_some() { " without a limit" } else { "" };
         say(&format!("\nAt the peak{limit}, reserved and not requested\n{}", wasted(&rows)));
         match args.capacity {
             Some(capacity) => say(&format!("\n{}", room(&rows, capacity))),
-            None => say(&format!("\nCards that would do\n{}", cards(&rows, args.context()))),
+            None => {
+                say(&format!("\nCards that would do\n{}", which_cards(&rows, &cards, args.context())));
+            }
         }
+    }
+    let (at_peak, at_end) = (Sites::at_peak(trace, &program), Sites::at_end(trace, &program));
+    if !at_end.by_site.is_empty() {
+        say(&format!("\nLive at the end\n{}", kept(&at_end.by_site)));
     }
     if let Some(lacking) = lacking_for_a_verdict(args, &names) {
         say(&format!("\n(no verdict: it compares millpond with caching on the simulated device; {lacking})"));
     } else {
         say(if args.capacity.is_some() { "\nWithout a limit:" } else { "" });
-        verdict = Verdict::of(trace, &program, &args.choice())?.lines();
-        verdict.iter().for_each(|line| say(line));
+        let known = |name: &str| rows.iter().find(|row| row.outcome.allocator == name)?.smallest;
+        let figures = Verdict::of(trace, &program, &args.choice(), known)?;
+        let lines = figures.lines();
+        lines.iter().for_each(|line| say(line));
+        verdict = Some(ToldVerdict { lines, figures });
     }
     say("");
     if args.report.is_some() {
-        sections.push(section(args, (trace, &program), verdict, &rows)?);
+        let lines = verdict.as_ref().map(|verdict| verdict.lines.clone()).unwrap_or_default();
+        sections.push(section(args, (trace, &program), lines, &rows)?);
     }
-    Ok(rows.into_iter().map(|row| row.outcome).collect())
+    let told = |Row { outcome, smallest, waste }| {
+        let fit = |bytes| cards.iter().filter(move |card| card.fits(bytes, args.context()));
+        let names = |bytes| fit(bytes).map(|card| card.name.clone()).collect();
+        ToldRow { outcome, needs: smallest, cards: smallest.map(names), at_peak: waste }
+    };
+    Ok(Told {
+        trace: trace.name.clone(),
+        verdict,
+        live_at_peak: at_peak.by_site,
+        live_at_end: at_end.by_site,
+        allocators: rows.into_iter().map(told).collect(),
+    })
 }
 
 /// What would have to be asked for differently for a verdict to be given.
@@ -148,7 +235,7 @@ fn section(
     verdict: Vec<String>,
     rows: &[Row],
 ) -> Result<Section> {
-    let mut section = Section::of(trace, program, verdict, args.context());
+    let mut section = Section::of(trace, program, verdict, (args.cards(), args.context()));
     let choice = args.choice();
     for Row { outcome, smallest, .. } in rows {
         let choose = |context: &Context| choice.build(&outcome.allocator, context);
@@ -249,9 +336,9 @@ fn introduce(trace: &Trace, program: &Program) {
     }
 }
 
-fn write_json(file: Output, outcomes: &[Outcome]) -> Result<()> {
+fn write_json(file: Output, all: &[Told]) -> Result<()> {
     let path = file.path().to_owned();
-    let text = serde_json::to_string_pretty(outcomes).map_err(|error| Error::Io {
+    let text = serde_json::to_string_pretty(all).map_err(|error| Error::Io {
         path,
         action: "write the results to it",
         source: error.into(),

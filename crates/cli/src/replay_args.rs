@@ -6,7 +6,7 @@ use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use millpond_baselines::{CachingOptions, NAMES};
 use millpond_replay::choice::Choice;
-use millpond_replay::fit::CONTEXT_BYTES;
+use millpond_replay::fit::{CONTEXT_BYTES, Card};
 use millpond_replay::replay::{FreeWhen, UNLIMITED};
 
 use crate::args::{ALL, allocators};
@@ -19,10 +19,11 @@ A trace is a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot), an RMM 
 Examples:
   millpond replay snapshot.pickle                        every allocator, and which cards would do
   millpond replay *.pickle.gz --allocator millpond,caching --json out.json
-  millpond replay run.mprec --capacity 24GiB             would it fit there?
+  millpond replay run.mprec --card 4090,A100-40          would it fit there?
+  millpond replay run.mprec --capacity 24GiB --fail-if-oom   exit status 1 if not, for CI
   millpond replay snapshot.pickle --device cuda --verify --allocator millpond")]
 pub(crate) struct ReplayArgs {
-    /// Traces to replay
+    /// Traces to replay; - is standard input
     #[arg(value_name = "TRACE", required = true)]
     pub(crate) traces: Vec<PathBuf>,
     /// Allocators, with commas between, or all
@@ -31,6 +32,12 @@ pub(crate) struct ReplayArgs {
     /// Memory of the simulated device, such as 24GiB [default: no limit, and the smallest that fits is found]
     #[arg(long, value_name = "SIZE", value_parser = capacity)]
     pub(crate) capacity: Option<u64>,
+    /// Cards to look at, by name or memory, such as 4090,A100-40,24GiB [default: the sizes that there are]
+    #[arg(long, value_name = "CARDS", value_delimiter = ',')]
+    pub(crate) card: Vec<Card>,
+    /// Fail with status 1 where an allocator finds no memory
+    #[arg(long)]
+    pub(crate) fail_if_oom: bool,
     /// sim, or host, cuda or cuda:N to allocate for real
     #[arg(long, default_value = "sim", value_parser = device)]
     pub(crate) device: On,
@@ -94,6 +101,11 @@ impl ReplayArgs {
     /// Bytes of each card that are not the allocator's.
     pub(crate) fn context(&self) -> u64 {
         self.context.unwrap_or(CONTEXT_BYTES)
+    }
+
+    /// The cards to look at.
+    pub(crate) fn cards(&self) -> Vec<Card> {
+        if self.card.is_empty() { Card::all() } else { self.card.clone() }
     }
 
     /// The files that are to be written.

@@ -1,7 +1,8 @@
 //! What `millpond replay` tells people: tables of what each allocator did.
 
 use millpond::HumanBytes;
-use millpond_replay::fit::{self, CARDS_GIB};
+use millpond_replay::fit::Card;
+use millpond_replay::sites::Site;
 
 use crate::replay::Row;
 use crate::screen::{table, thousands};
@@ -67,24 +68,36 @@ pub(crate) fn wasted(rows: &[Row]) -> String {
 }
 
 /// Which cards would do, for each allocator.
-pub(crate) fn cards(rows: &[Row], context: u64) -> String {
+pub(crate) fn which_cards(rows: &[Row], cards: &[Card], context: u64) -> String {
     let mut titles = vec!["allocator".to_owned(), "needs".to_owned()];
-    titles.extend(CARDS_GIB.map(|gib| format!("{gib}")));
+    titles.extend(cards.iter().map(|card| card.name.clone()));
     let mut lines = vec![titles];
     for Row { outcome, smallest, .. } in rows {
         let mut line = vec![outcome.allocator.clone()];
         line.push(smallest.map_or_else(|| "-".to_owned(), |bytes| HumanBytes(bytes).to_string()));
-        let mark =
-            |gib| if smallest.is_some_and(|bytes| fit::fits(bytes, gib, context)) { "yes" } else { "no" };
-        line.extend(CARDS_GIB.map(|gib| mark(gib).to_owned()));
+        let fits = |card: &Card| smallest.is_some_and(|bytes| card.fits(bytes, context));
+        line.extend(cards.iter().map(|card| if fits(card) { "yes" } else { "no" }.to_owned()));
         lines.push(line);
     }
     format!(
-        "{}\n(cards in GiB; {} of each are left to the driver's context and libraries: --context says how much)",
+        "{}\n({}{} of each are left to the driver's context and libraries: --context says how much)",
         table(&lines),
+        if cards.iter().any(|card| card.name == card.gib.to_string()) { "cards in GiB; " } else { "" },
         HumanBytes(context)
     )
 }
+
+/// Call sites of what is live at the end.
+pub(crate) fn kept(sites: &[Site]) -> String {
+    let mut lines = vec![["bytes", "blocks", "call site"].map(str::to_owned).to_vec()];
+    for Site { name, bytes, blocks } in sites.iter().take(MOST_KEPT) {
+        lines.push(vec![HumanBytes(*bytes).to_string(), thousands(*blocks), name.clone()]);
+    }
+    table(&lines)
+}
+
+/// Call sites that are shown of what is live at the end.
+const MOST_KEPT: usize = 8;
 
 /// Who fits in the capacity asked for.
 pub(crate) fn room(rows: &[Row], capacity: u64) -> String {

@@ -287,8 +287,8 @@ fn a_training_that_was_recorded_can_be_replayed() {
     assert!(said.contains(&format!("millpond replay {path}")), "{said}");
     stdout(&millpond(&["replay", path, "--allocator", "millpond", "--json", json_path]));
     let replayed = read_json(&json);
-    assert!(replayed[0]["events"].as_u64().unwrap() > 100, "{replayed}");
-    assert!(replayed[0]["peak_requested"].as_u64().unwrap() > 0);
+    assert!(replayed[0]["allocators"][0]["events"].as_u64().unwrap() > 100, "{replayed}");
+    assert!(replayed[0]["allocators"][0]["peak_requested"].as_u64().unwrap() > 0);
     let error = failure(&train_small(&["--allocator", "driver", "--record", path]));
     assert!(error.contains("--record records the pool"), "{error}");
 }

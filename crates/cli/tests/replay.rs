@@ -35,8 +35,9 @@ fn a_replay_tells_what_was_held_wasted_and_needed_and_ends_with_a_verdict() {
         "other streams",
         "Cards that would do",
         "left to the driver's context and libraries",
-        "PyTorch's allocator holds 11.17 GiB",
-        "Millpond would hold",
+        "The job requests 5.75 GiB at most. To run, PyTorch's allocator needs",
+        "Without a limit PyTorch's allocator holds up to 11.17 GiB",
+        "are cache that it gives back when memory is short",
         "garbage_collection_threshold does nothing unless",
     ] {
         assert!(text.contains(part), "{part}: {text}");
@@ -46,22 +47,31 @@ fn a_replay_tells_what_was_held_wasted_and_needed_and_ends_with_a_verdict() {
     }
 }
 
+/// The keys of an object, and of the first object in its list `within`.
+fn keys(object: &Value) -> Vec<&str> {
+    object.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
 #[test]
-fn json_is_an_array_of_objects_with_exactly_these_keys() {
+fn json_has_all_that_is_printed() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out.json");
-    let rows = |args: &[&str]| {
-        stdout(&replay(GNN, &[&["--json", file.to_str().unwrap()], args].concat()));
-        let rows: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
-        rows.as_array().unwrap().clone()
+    let told = |args: &[&str]| {
+        let text = stdout(&replay(GNN, &[&["--json", file.to_str().unwrap()], args].concat()));
+        let all: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        assert_eq!(all.as_array().unwrap().len(), 1);
+        assert_eq!(keys(&all[0]), ["allocators", "live_at_end", "live_at_peak", "trace", "verdict"]);
+        (text, all[0].clone())
     };
-    let keys = |row: &Value| row.as_object().unwrap().keys().cloned().collect::<Vec<_>>();
     let of_every_device = [
         "allocator",
+        "at_peak",
+        "cards",
         "device",
         "device_calls",
         "device_us",
         "events",
+        "needs",
         "oom",
         "peak_requested",
         "peak_reserved",
@@ -70,20 +80,76 @@ fn json_is_an_array_of_objects_with_exactly_these_keys() {
         "trace",
         "trace_wall_us",
     ];
-    let simulated = rows(&["--allocator", "millpond,driver"]);
-    assert_eq!(simulated.len(), 2);
-    for row in &simulated {
+    let (text, simulated) = told(&["--allocator", "millpond,caching", "--card", "3080,4090"]);
+    let rows = simulated["allocators"].as_array().unwrap();
+    assert_eq!(rows.len(), 2);
+    for row in rows {
         assert_eq!(keys(row), of_every_device);
         assert_eq!(row["peak_requested"].as_u64(), Some(10_499_491_208));
         assert!(row["oom"].is_null() && row["device"] == "sim");
+        assert!(row["needs"].as_u64() >= row["peak_requested"].as_u64());
+        assert_eq!(row["cards"], serde_json::json!(["4090"]));
+        assert_eq!(row["at_peak"]["reserved"], row["peak_reserved"]);
     }
-    let real = &rows(&["--allocator", "caching", "--device", "host", "--verify"])[0];
+    let lines = simulated["verdict"]["lines"].as_array().unwrap();
+    assert!(lines.len() >= 3 && lines.iter().all(|line| text.contains(line.as_str().unwrap())));
+    assert_eq!(simulated["verdict"]["millpond"]["bytes"], rows[0]["needs"]);
+    let sum = |sites: &Value| {
+        sites.as_array().unwrap().iter().map(|site| site["bytes"].as_u64().unwrap()).sum::<u64>()
+    };
+    assert!(sum(&simulated["live_at_peak"]) <= 10_499_491_208 && sum(&simulated["live_at_peak"]) > 9 << 30);
+    assert!(text.contains("Live at the end"), "{text}");
+    assert!(text.contains(simulated["live_at_end"][0]["name"].as_str().unwrap()));
+
+    let (_, real) = told(&["--allocator", "caching", "--device", "host", "--verify"]);
+    assert!(real["verdict"].is_null());
+    let real = &real["allocators"][0];
     let of_real_devices = ["driver_free_before", "driver_used_after", "driver_used_peak"];
     let mut both = [&of_every_device[..], &of_real_devices].concat();
     both.sort_unstable();
     assert_eq!(keys(real), both);
     assert_eq!(real["driver_used_peak"], real["peak_reserved"]);
     assert!(real["device_us"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn out_of_memory_fails_where_that_was_asked_for() {
+    let small = ["--capacity", "5GiB", "--allocator", "millpond,driver"];
+    assert!(replay(GNN, &small).status.success());
+    let output = replay(GNN, &[&small[..], &["--fail-if-oom"]].concat());
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(stderr(&output), format!("millpond: out of memory: {GNN} with millpond, driver\n"));
+    stdout(&replay(GNN, &["--capacity", "20GiB", "--allocator", "millpond", "--fail-if-oom"]));
+}
+
+#[test]
+fn a_trace_comes_from_standard_input() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+    let command = command.args(["replay", "-", "--allocator", "driver"]);
+    let output = command.stdin(std::fs::File::open(trace(GNN)).unwrap()).output().unwrap();
+    assert!(stdout(&output).starts_with("-: "), "{}", stdout(&output));
+    let output = command.stdin(std::process::Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).starts_with("millpond: -: not a trace"), "{}", stderr(&output));
+}
+
+#[test]
+fn of_several_traces_a_bad_one_does_not_cost_the_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let bad = dir.path().join("bad.pickle");
+    std::fs::write(&bad, "no trace").unwrap();
+    let json = dir.path().join("out.json");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+    let command = command.arg("replay").arg(&bad).arg(trace(GNN)).arg("/no/such.pickle");
+    let output = command.args(["--allocator", "driver", "--json"]).arg(&json).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    let said = stderr(&output);
+    assert!(
+        said.contains("bad.pickle: not a trace") && said.contains("/no/such.pickle: cannot be read"),
+        "{said}"
+    );
+    let all: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    assert_eq!(all[0]["trace"], GNN);
 }
 
 #[test]
@@ -144,7 +210,7 @@ fn a_recording_that_the_environment_still_names_is_replayed_and_left_as_it_is() 
 fn with_a_capacity_what_is_of_a_replay_without_a_limit_says_so() {
     let text = stdout(&replay(GNN, &["--capacity", "9.85GiB", "--allocator", "millpond,caching"]));
     assert!(text.contains("At the peak without a limit, reserved and not requested"), "{text}");
-    assert!(text.contains("\nWithout a limit:\nPyTorch's allocator holds 10.86 GiB"), "{text}");
+    assert!(text.contains("\nWithout a limit:\nThe job requests 9.78 GiB at most."), "{text}");
 }
 
 #[test]
@@ -215,7 +281,7 @@ fn a_file_named_by_a_dash_is_all_that_is_on_stdout() {
     };
     let output = replayed(&["--json", "-"]);
     let rows: Value = serde_json::from_str(&stdout(&output)).unwrap();
-    assert_eq!(rows[0]["allocator"], "driver");
+    assert_eq!(rows[0]["allocators"][0]["allocator"], "driver");
     assert!(stderr(&output).contains("Device calls by kind"), "{}", stderr(&output));
 
     let page = stdout(&replayed(&["--report", "-"]));
@@ -307,12 +373,11 @@ fn what_does_not_go_together_or_cannot_be_read_is_one_line() {
     assert!(said(&["--allocator", "caching", "--page-sizes", "2MiB..4MiB"]).contains("is for millpond"));
     assert!(said(&["--allocator", "millpond", "--page-sizes", "3MiB..4MiB"]).contains("power of two"));
     for args in [["--capacity", "24GiB"], ["--device", "host"]] {
-        assert!(
-            said(&[&["--context", "1GiB"], &args[..]].concat())
-                .contains("--context is for the table of cards")
-        );
+        for flag in [["--context", "1GiB"], ["--card", "H100"]] {
+            let wanted = format!("{} is for the table of cards", flag[0]);
+            assert!(said(&[&flag, &args[..]].concat()).contains(&wanted));
+        }
     }
-    assert!(said(&["/no/such.pickle", "--allocator", "driver"]).contains("/no/such.pickle: cannot be read"));
     let wrong = replay(GNN, &["--capacity", "16EiB"]);
     assert_eq!(wrong.status.code(), Some(2));
     let wrong = replay(GNN, &["--capacity", "18446744073709551615"]);

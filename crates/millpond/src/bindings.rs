@@ -6,8 +6,10 @@
 
 use crate::cache;
 use crate::device::DevicePtr;
+pub use crate::lock::{Condvar, Mutex, MutexGuard, RwLock};
 use crate::order::Stream;
 use crate::pool::Pool;
+pub use crate::process::{Forked, PerProcess, Process, on_fork};
 
 /// The way of one thread to the blocks that it has ready in a pool for work on a stream. It keeps neither alive.
 #[derive(Debug, Clone, Copy)]
@@ -45,7 +47,7 @@ impl Shortcut {
 }
 
 /// Has `tell` called on each thread that ends after it could make a [`Shortcut`]; from then on it makes none. It is called
-/// as often as it is named here.
+/// as often as it is named here. It must not lock: see `cache/thread_index.rs`.
 pub fn on_thread_end(tell: fn()) {
     cache::on_thread_end(tell);
 }

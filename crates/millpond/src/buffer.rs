@@ -15,6 +15,20 @@ use crate::{Error, Result};
 /// `len` elements of device memory on one stream. Moves but does not copy; dropped, it is freed after the
 /// work given to its stream by then. It keeps its pool's memory alive, also when the pool's last handle is
 /// gone.
+///
+/// Elements are plain bytes ([`Pod`]), so that whatever a device wrote there is one:
+/// ```compile_fail,E0277
+/// # let device = millpond::Context::host()?;
+/// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+/// let flags = millpond::Buffer::<bool>::new(&pool, 100, &stream)?; // error: `bool` is not `Pod`
+/// # Ok::<(), millpond::Error>(())
+/// ```
+/// ```
+/// # let device = millpond::Context::host()?;
+/// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+/// let flags = millpond::Buffer::<u8>::new(&pool, 100, &stream)?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
 pub struct Buffer<T: Pod> {
     pool: Arc<PoolInner>,
     ptr: DevicePtr,
@@ -30,6 +44,12 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::SizeOverflow`], and those of [`Pool::alloc`].
     pub fn new(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
         let ptr = pool.alloc(byte_len::<T>(len)?, stream)?;
+        Ok(Self { pool: pool.inner().clone(), ptr, len, stream: stream.clone(), element: PhantomData })
+    }
+
+    /// As [`new`](Self::new), at a multiple of `align` bytes, as [`Pool::alloc_aligned`] has it.
+    pub(crate) fn aligned(pool: &Pool, len: usize, align: u64, stream: &Stream) -> Result<Self> {
+        let ptr = pool.alloc_aligned(byte_len::<T>(len)?, align, stream)?;
         Ok(Self { pool: pool.inner().clone(), ptr, len, stream: stream.clone(), element: PhantomData })
     }
 
@@ -90,8 +110,10 @@ impl<T: Pod> Buffer<T> {
     /// The device's own.
     pub fn set_zero(&mut self) -> Result<()> {
         if self.byte_len() > 0 {
+            self.pool.check_process()?;
+            let handle = self.stream.handle_here()?;
             // SAFETY: the buffer owns the block, which is valid on its stream until it is freed there.
-            unsafe { self.stream.device().memset(self.ptr, 0, self.byte_len(), self.stream.handle()) }?;
+            unsafe { self.stream.device().memset(self.ptr, 0, self.byte_len(), handle) }?;
         }
         Ok(())
     }
@@ -105,12 +127,11 @@ impl<T: Pod> Buffer<T> {
             return Err(Pool::length_mismatch("Buffer::copy_from_slice", from.len(), self.len));
         }
         if self.byte_len() > 0 {
-            let (stream, bytes) = (&self.stream, self.byte_len());
+            self.pool.check_process()?;
+            let (device, handle) = (self.stream.device(), self.stream.handle_here()?);
             // SAFETY: the slice is readable for its length, which is the buffer's, and has been read when
             // the call returns; the block as in `set_zero`.
-            unsafe {
-                stream.device().copy_from_host(self.ptr, from.as_ptr().cast(), bytes, stream.handle())
-            }?;
+            unsafe { device.copy_from_host(self.ptr, from.as_ptr().cast(), self.byte_len(), handle) }?;
         }
         Ok(())
     }
@@ -124,13 +145,14 @@ impl<T: Pod> Buffer<T> {
             return Err(Pool::length_mismatch("Buffer::copy_to_slice", to.len(), self.len));
         }
         if self.byte_len() > 0 {
-            let (stream, bytes) = (&self.stream, self.byte_len());
+            self.pool.check_process()?;
+            let (stream, handle) = (&self.stream, self.stream.handle_here()?);
             // SAFETY: the slice is writable for its length, and borrowed until the stream is synchronised
             // below; any bytes are a valid `T`. The block as in `set_zero`.
             let copied = unsafe {
-                stream.device().copy_to_host(to.as_mut_ptr().cast(), self.ptr, bytes, stream.handle())
+                stream.device().copy_to_host(to.as_mut_ptr().cast(), self.ptr, self.byte_len(), handle)
             };
-            // Also after an error: part of the copy may be under way.
+            // Also after an error: part of the copy may be under way. After an error here it is not, as a device promises.
             stream.synchronize().and(copied)?;
         }
         Ok(())
@@ -158,7 +180,9 @@ impl<T: Pod> Buffer<T> {
         if self.byte_len() == 0 {
             return Ok(());
         }
+        from.pool.check_process()?;
         from.pool.check_stream(&self.stream)?;
+        let handle = self.stream.handle_here()?;
         let elsewhere = from.stream.id() != self.stream.id();
         if elsewhere {
             self.stream.wait_for(&from.stream)?;
@@ -166,7 +190,7 @@ impl<T: Pod> Buffer<T> {
         // SAFETY: two live blocks do not overlap; both are valid on this stream, which waits for the other's
         // writes, and whose use of it is recorded before anyone can free it.
         unsafe {
-            self.stream.device().copy(self.ptr, from.ptr, self.byte_len(), self.stream.handle())?;
+            self.stream.device().copy(self.ptr, from.ptr, self.byte_len(), handle)?;
         }
         // After the copy: of a thread's default stream, a recorded use covers only what was given before.
         if elsewhere { from.record_use(&self.stream) } else { Ok(()) }
@@ -223,7 +247,12 @@ pub(crate) fn byte_len<T>(len: usize) -> Result<u64> {
 
 impl<T: Pod> Drop for Buffer<T> {
     fn drop(&mut self) {
-        if let Err(error) = self.pool.free(self.ptr, &self.stream) {
+        // SAFETY: the block is the buffer's alone, and work that others gave is ordered by who gave it.
+        let freed = unsafe { self.pool.free(self.ptr, &self.stream) };
+        // In a forked child the block is the parent's.
+        if let Err(error) = freed
+            && error != Error::Forked
+        {
             tracing::error!(%error, "a buffer could not be freed");
         }
     }

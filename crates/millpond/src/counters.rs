@@ -129,6 +129,7 @@ impl Counters {
             pages_stolen: self.pages_stolen.get(),
             retries: self.retries.get(),
             out_of_memory: self.out_of_memory.get(),
+            double_frees: 0,
             calls: DeviceCalls {
                 reserve: calls.reserve.get(),
                 unreserve: calls.unreserve.get(),

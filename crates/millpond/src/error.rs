@@ -10,6 +10,18 @@ pub enum Error {
     /// There is no memory for the request, after everything that could be given back was given back.
     #[error("{0}")]
     OutOfMemory(Box<crate::OutOfMemory>),
+    /// The host refused memory, or addresses, that describe the device's: a limit of this process, not the device's.
+    #[error(
+        "pool '{pool}': the host refused {bytes} bytes ({what}); the device may have memory left. Free or trim what is not needed, or raise the process's limits (ulimit -v, the container's memory)"
+    )]
+    HostMemory {
+        /// What it is needed for, or the call that failed.
+        what: &'static str,
+        /// Bytes that were asked of the host.
+        bytes: u64,
+        /// The pool's name.
+        pool: String,
+    },
     /// The size overflows once rounded up, or is more than any device can address.
     #[error("{} are more than can be addressed; check the size's arithmetic", in_all(*.bytes, *.count))]
     SizeOverflow {
@@ -91,6 +103,18 @@ pub enum Error {
         /// Bytes in them.
         bytes: u64,
     },
+    /// The pool was destroyed, and some of its memory could not be given back yet: a stream that is being captured may use
+    /// it, which cannot be waited for. It **is** destroyed: the memory goes back when the host next synchronises, once
+    /// the capture has ended.
+    #[error(
+        "pool '{pool}' was destroyed, and {bytes} bytes of it may still be in use, by a stream that is being captured; they go back when the host next synchronises after that"
+    )]
+    MemoryInUse {
+        /// The pool's name.
+        pool: String,
+        /// Bytes that the pool still holds.
+        bytes: u64,
+    },
     /// Allocations go to this memory of a capture already.
     #[error(
         "a capture into this memory of pool '{pool}' is under way; end it first, or make another CapturePool for the second"
@@ -137,9 +161,21 @@ pub enum Error {
         /// What the operating system said.
         what: String,
     },
+    /// The pool, stream or buffer was made in the process that this one was forked from.
+    #[error("{}", DeviceError::Forked)]
+    Forked,
     /// The device refused a call.
     #[error(transparent)]
-    Device(#[from] DeviceError),
+    Device(DeviceError),
+}
+
+impl From<DeviceError> for Error {
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::Forked => Self::Forked,
+            error => Self::Device(error),
+        }
+    }
 }
 
 /// The result of asking a pool.

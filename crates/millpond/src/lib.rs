@@ -10,7 +10,7 @@
 //! buffer.copy_from_slice(&[1.0; 1024])?;
 //! assert_eq!(buffer.to_vec()?, [1.0; 1024]);
 //! drop(buffer); // freed in stream order
-//! println!("{:?}", pool.stats());
+//! println!("{}", pool.stats());
 //! # Ok::<(), millpond::Error>(())
 //! ```
 //!
@@ -35,9 +35,11 @@ mod counters;
 pub mod cudarc;
 pub mod device;
 mod error;
+mod lock;
 mod order;
 mod pages;
 mod pool;
+mod process;
 pub mod record;
 mod stats;
 mod workspace;

@@ -82,6 +82,9 @@ pub struct Stats {
     pub retries: u64,
     /// Requests that ended in an out-of-memory error.
     pub out_of_memory: u64,
+    /// Blocks that two threads freed at once, so that neither got an error: one of the two frees was dropped. A mistake
+    /// of the program.
+    pub double_frees: u64,
     /// Device calls by kind.
     pub calls: DeviceCalls,
 }
@@ -98,6 +101,49 @@ impl Stats {
             return 0.0;
         }
         1.0 - self.requested.current as f64 / self.reserved.current as f64
+    }
+}
+
+/// For people: what is held and used now and at most, and what the pool did.
+///
+/// ```
+/// let stats = millpond::Stats::default().to_string();
+/// assert!(stats.starts_with("reserved 0 B (at most 0 B), allocated 0 B (0 B), requested 0 B (0 B)"));
+/// ```
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let now = |level: Level| HumanBytes(level.current);
+        let most = |level: Level| HumanBytes(level.high);
+        let Self { requested, allocated, reserved, blocks, .. } = *self;
+        writeln!(
+            f,
+            "reserved {} (at most {}), allocated {} ({}), requested {} ({})",
+            now(reserved),
+            most(reserved),
+            now(allocated),
+            most(allocated),
+            now(requested),
+            most(requested)
+        )?;
+        writeln!(
+            f,
+            "{} blocks (at most {}); {} allocations, {} frees, {} misses; fragmentation {:.1} %",
+            blocks.current,
+            blocks.high,
+            self.allocations,
+            self.frees,
+            self.misses,
+            100.0 * self.fragmentation()
+        )?;
+        write!(
+            f,
+            "{} device calls, {} stream waits, {} pages stolen, {} retries, {} out of memory",
+            self.calls.all(),
+            self.stream_waits,
+            self.pages_stolen,
+            self.retries,
+            self.out_of_memory
+        )
     }
 }
 

@@ -1,5 +1,6 @@
 //! Workspaces: one block taken in advance, for a program that needs the same scratch memory every step.
 
+use std::fmt;
 use std::marker::PhantomData;
 
 use bytemuck::Pod;
@@ -27,12 +28,23 @@ use crate::{Error, Result};
 /// }
 /// # Ok::<(), millpond::Error>(())
 /// ```
-#[derive(Debug)]
 pub struct Workspace {
     block: Buffer<u8>,
     used: std::cell::Cell<u64>,
     high: u64,
-    align: u64,
+}
+
+/// What a workspace hands out starts at a multiple of so many bytes, whatever the pool's minimum.
+const ALIGNMENT: u64 = 512;
+
+impl fmt::Debug for Workspace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Workspace")
+            .field("ptr", &self.block.ptr())
+            .field("used", &self.used())
+            .field("capacity", &self.capacity())
+            .finish_non_exhaustive()
+    }
 }
 
 /// Memory of a [`Workspace`], until its next [reset](Workspace::reset).
@@ -50,8 +62,8 @@ impl Workspace {
     /// Those of [`Pool::alloc`].
     pub fn new(pool: &Pool, bytes: u64, stream: &Stream) -> Result<Self> {
         let len = usize::try_from(bytes).map_err(|_| Error::SizeOverflow { bytes, count: 1 })?;
-        let block = Buffer::new(pool, len, stream)?;
-        Ok(Self { block, used: std::cell::Cell::new(0), high: 0, align: 512 })
+        let block = Buffer::aligned(pool, len, ALIGNMENT, stream)?;
+        Ok(Self { block, used: std::cell::Cell::new(0), high: 0 })
     }
 
     /// Hands out `len` elements with no defined content, for work on the workspace's stream. No elements take
@@ -69,12 +81,31 @@ impl Workspace {
             return Err(Error::WorkspaceFull { requested: bytes, left, capacity: self.capacity() });
         }
         // The next one's start; beyond the capacity where the block is used up.
-        self.used.set(end.next_multiple_of(self.align));
+        self.used.set(end.next_multiple_of(ALIGNMENT));
         Ok(WorkspaceSlice { ptr: self.block.ptr().offset(start), len, of: PhantomData })
     }
 
     /// Takes everything back. Slices handed out before cannot be used after, as the borrow shows; work that
     /// uses them needs no waiting for, since what is handed out next is for later work on the same stream.
+    ///
+    /// ```compile_fail,E0502
+    /// # let device = millpond::Context::host()?;
+    /// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+    /// let mut workspace = millpond::Workspace::new(&pool, 1 << 20, &stream)?;
+    /// let before = workspace.alloc::<f32>(1024)?;
+    /// workspace.reset(); // error: `before` is used below
+    /// println!("{}", before.ptr());
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    /// ```
+    /// # let device = millpond::Context::host()?;
+    /// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
+    /// let mut workspace = millpond::Workspace::new(&pool, 1 << 20, &stream)?;
+    /// let before = workspace.alloc::<f32>(1024)?;
+    /// println!("{}", before.ptr());
+    /// workspace.reset();
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     pub fn reset(&mut self) {
         self.high = self.high_water();
         self.used.set(0);
@@ -115,5 +146,26 @@ impl<T> WorkspaceSlice<'_, T> {
     /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.len == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Context;
+    use crate::device::sim::{SimDevice, SimOptions};
+
+    #[test]
+    fn what_a_workspace_hands_out_is_aligned_whatever_the_pool_promises() {
+        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+        let stream = context.create_stream().unwrap();
+        let pool = Pool::builder(&context).min_alignment(256).build().unwrap();
+        // So that the next block would start at an odd multiple of 256 bytes.
+        let _before = pool.alloc(256, &stream).unwrap();
+        let workspace = Workspace::new(&pool, 4096, &stream).unwrap();
+        for _ in 0..3 {
+            let slice = workspace.alloc::<u8>(100).unwrap();
+            assert_eq!(slice.ptr().raw() % 512, 0);
+        }
     }
 }

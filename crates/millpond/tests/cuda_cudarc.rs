@@ -5,6 +5,8 @@
 //! system's loader (LD_LIBRARY_PATH).
 #![cfg(feature = "cudarc")]
 
+mod freeing;
+
 use std::sync::{Arc, mpsc};
 
 use cudarc::cublas::{CudaBlas, Gemm, GemmConfig, sys::cublasOperation_t};
@@ -16,6 +18,8 @@ use millpond::cudarc::{Buffer, Stream};
 use millpond::device::DeviceError;
 use millpond::device::cuda::CudaDevice;
 use millpond::{Context, Error, Pool};
+
+use freeing::Freeing;
 
 const ELEMENTS: usize = 1 << 20;
 
@@ -112,10 +116,10 @@ fn launch(on: &CudaStream, kernel: &CudaFunction, to: &mut Buffer<f32>, from: &B
 /// Keeps a stream busy until the sender is dropped.
 fn hold(stream: &Stream) -> Result<mpsc::Sender<()>, Box<dyn std::error::Error>> {
     let (release, held) = mpsc::channel::<()>();
-    CudaDevice::new(0)?.launch_host(stream.millpond().handle(), move || {
-        // An error means that the sender is gone, which is the sign to go on.
-        let _ = held.recv();
-    })?;
+    // An error means that the sender is gone, which is the sign to go on.
+    let wait = move || _ = held.recv();
+    // SAFETY: the stream lives, and there are no captures.
+    unsafe { CudaDevice::new(0)?.launch_host(stream.millpond().handle(), wait) }?;
     Ok(release)
 }
 
@@ -375,7 +379,7 @@ fn pairs_of_buffers_and_slices_are_timed_with_and_without_event_tracking() -> Ou
         })?;
         let own = on.millpond();
         each(&format!("{mode}: Pool::alloc, free"), &mut || {
-            Ok(pool.free(pool.alloc(ELEMENTS as u64 * 4, own)?, own)?)
+            Ok(pool.free_block(pool.alloc(ELEMENTS as u64 * 4, own)?, own)?)
         })?;
         cuda.synchronize()?;
     }

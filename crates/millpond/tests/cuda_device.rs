@@ -9,12 +9,14 @@ use std::sync::{Arc, mpsc};
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, DevicePtrMut};
 use millpond::device::cuda::{self, CudaDevice, CudaOptions};
+use millpond::device::trusted::Trusted;
 use millpond::device::{Device, DeviceError, DevicePtr, DeviceResult, StreamHandle};
 
 const PAGE: u64 = 2 << 20;
 
-fn gpu() -> Arc<CudaDevice> {
-    CudaDevice::new(0).expect("a GPU")
+fn gpu() -> Trusted<Arc<CudaDevice>> {
+    // SAFETY: the tests use handles and ranges of their own, until they destroy them.
+    unsafe { Trusted::new(CudaDevice::new(0).expect("a GPU")) }
 }
 
 /// The context that is current on this thread, or null.
@@ -26,16 +28,21 @@ fn current_context() -> sys::CUcontext {
 }
 
 /// Keeps a stream busy until the sender is dropped.
-fn hold(gpu: &CudaDevice, stream: StreamHandle) -> DeviceResult<mpsc::Sender<()>> {
+fn hold(gpu: &Trusted<Arc<CudaDevice>>, stream: StreamHandle) -> DeviceResult<mpsc::Sender<()>> {
     let (release, held) = mpsc::channel::<()>();
-    gpu.launch_host(stream, move || {
-        // An error means that the sender is gone, which is the sign to go on.
-        let _ = held.recv();
-    })?;
+    // An error means that the sender is gone, which is the sign to go on.
+    let wait = move || _ = held.recv();
+    // SAFETY: the stream is the test's, and there are no captures.
+    unsafe { gpu.launch_host(stream, wait) }?;
     Ok(release)
 }
 
-fn read(gpu: &CudaDevice, at: DevicePtr, bytes: usize, stream: StreamHandle) -> DeviceResult<Vec<u8>> {
+fn read(
+    gpu: &Trusted<Arc<CudaDevice>>,
+    at: DevicePtr,
+    bytes: usize,
+    stream: StreamHandle,
+) -> DeviceResult<Vec<u8>> {
     let mut to = vec![0_u8; bytes];
     // SAFETY: `to` is neither touched nor freed before the synchronise.
     unsafe { gpu.copy_to_host(to.as_mut_ptr(), at, bytes as u64, stream) }?;
@@ -92,7 +99,7 @@ fn calls_need_no_current_context_and_leave_none_behind() {
     .unwrap();
 }
 
-fn every_call(gpu: &CudaDevice) -> DeviceResult<()> {
+fn every_call(gpu: &Trusted<Arc<CudaDevice>>) -> DeviceResult<()> {
     let own = gpu.create_stream()?;
     for stream in [own, StreamHandle::LEGACY, StreamHandle::PER_THREAD] {
         let event = gpu.create_event()?;
@@ -117,7 +124,8 @@ fn every_call(gpu: &CudaDevice) -> DeviceResult<()> {
         gpu.synchronize_event(event)?;
         assert!(gpu.query_event(event)? && gpu.stream_is_idle(stream)?);
         gpu.stream_id(stream)?;
-        gpu.launch_host(stream, || ())?;
+        // SAFETY: as in `hold`.
+        unsafe { gpu.launch_host(stream, || ()) }?;
         gpu.synchronize()?;
         gpu.async_usage()?;
         // SAFETY: the device is idle and nothing is used again.
@@ -137,7 +145,7 @@ fn every_call(gpu: &CudaDevice) -> DeviceResult<()> {
 #[test]
 #[ignore = "needs a CUDA GPU"]
 fn without_virtual_memory_pages_are_unsupported_and_segments_work() {
-    let options = CudaOptions { virtual_memory: Some(false) };
+    let options = CudaOptions { virtual_memory: Some(false), ..Default::default() };
     let gpu = CudaDevice::with_options(0, options).unwrap();
     assert!(!gpu.properties().virtual_memory);
     assert!(matches!(gpu.reserve(PAGE), Err(DeviceError::Unsupported { .. })));
@@ -236,9 +244,11 @@ fn host_functions_run_in_stream_order_and_a_panic_stays_inside() {
     let stream = gpu.create_stream().unwrap();
     let ran = Arc::new(AtomicBool::new(false));
     let release = hold(&gpu, stream).unwrap();
-    gpu.launch_host(stream, || panic!("expected by the test")).unwrap();
+    // SAFETY: as in `hold`, here and below.
+    unsafe { gpu.launch_host(stream, || panic!("expected by the test")) }.unwrap();
     let seen = Arc::clone(&ran);
-    gpu.launch_host(stream, move || seen.store(true, Ordering::Release)).unwrap();
+    // SAFETY: as above.
+    unsafe { gpu.launch_host(stream, move || seen.store(true, Ordering::Release)) }.unwrap();
     assert!(!ran.load(Ordering::Acquire) && !gpu.stream_is_idle(stream).unwrap());
     drop(release);
     gpu.synchronize_stream(stream).unwrap();
@@ -251,14 +261,11 @@ fn host_functions_run_in_stream_order_and_a_panic_stays_inside() {
 #[ignore = "needs a CUDA GPU"]
 fn each_thread_has_a_default_stream_of_its_own_and_all_share_the_legacy_one() {
     let gpu = gpu();
-    let ids = |gpu: &CudaDevice| {
+    let ids = |gpu: &Trusted<Arc<CudaDevice>>| {
         [StreamHandle::LEGACY, StreamHandle::PER_THREAD].map(|stream| gpu.stream_id(stream).unwrap())
     };
     let here = ids(&gpu);
-    let there = {
-        let gpu = Arc::clone(&gpu);
-        std::thread::spawn(move || ids(&gpu)).join().unwrap()
-    };
+    let there = { std::thread::scope(|threads| threads.spawn(|| ids(&gpu)).join().unwrap()) };
     assert_eq!(here[0], there[0]);
     assert_ne!(here[1], there[1]);
     assert_ne!(here[0], here[1]);

@@ -3,6 +3,8 @@
 //! `cargo test -p millpond --test cuda_graphs -- --ignored --test-threads=1`, or `scripts/gpu-test graphs`.
 #![cfg(feature = "cuda")]
 
+mod freeing;
+
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -10,6 +12,8 @@ use cudarc::driver::sys::{self, CUresult, CUstream, CUstreamCaptureMode};
 use millpond::device::cuda::{CudaDevice, CudaOptions};
 use millpond::device::{Device, DevicePtr};
 use millpond::{Buffer, CapturePool, Context, Pool, Stream};
+
+use freeing::Freeing;
 
 const MIB: u64 = 1 << 20;
 
@@ -93,7 +97,8 @@ impl Rig {
         let mut found = vec![!value; bytes as usize];
         // SAFETY: `found` is neither touched nor freed before the synchronise.
         unsafe { self.device.copy_to_host(found.as_mut_ptr(), at, bytes, stream.handle()) }.unwrap();
-        self.device.synchronize_stream(stream.handle()).unwrap();
+        // SAFETY: the stream lives.
+        unsafe { self.device.synchronize_stream(stream.handle()) }.unwrap();
         assert!(found.iter().all(|byte| *byte == value), "{at} does not hold {value}");
     }
 
@@ -104,7 +109,7 @@ impl Rig {
             let blocks: Vec<_> =
                 sizes.map(|bytes| (bytes, self.pool.alloc(bytes, stream).unwrap())).collect();
             blocks.iter().for_each(|(bytes, at)| self.fill(*at, 0xE0 + round as u8, *bytes, stream));
-            blocks.iter().for_each(|(_, at)| self.pool.free(*at, stream).unwrap());
+            blocks.iter().for_each(|(_, at)| self.pool.free_block(*at, stream).unwrap());
         }
         self.pool.trim_to(0).unwrap();
     }
@@ -114,7 +119,7 @@ impl Rig {
 #[ignore = "needs a CUDA GPU"]
 fn a_graph_replays_correctly_a_hundred_times_while_the_pool_works_and_its_memory_goes_back() {
     for virtual_memory in [true, false] {
-        let rig = Rig::with(CudaOptions { virtual_memory: Some(virtual_memory) });
+        let rig = Rig::with(CudaOptions { virtual_memory: Some(virtual_memory), ..Default::default() });
         let bytes = 24 * MIB;
         let memory = rig.pool.capture_pool();
         let input = rig.pool.alloc(bytes, &rig.stream).unwrap();
@@ -125,13 +130,13 @@ fn a_graph_replays_correctly_a_hundred_times_while_the_pool_works_and_its_memory
             rig.copy(first, input, bytes, &rig.stream);
             let second = rig.pool.alloc(bytes, &rig.stream).unwrap();
             rig.copy(second, first, bytes, &rig.stream);
-            rig.pool.free(first, &rig.stream).unwrap();
+            rig.pool.free_block(first, &rig.stream).unwrap();
             let third = rig.pool.alloc(bytes, &rig.stream).unwrap();
             assert_eq!(third, first);
             rig.fill(third, 0xAA, bytes, &rig.stream);
             rig.copy(output, second, bytes, &rig.stream);
-            rig.pool.free(second, &rig.stream).unwrap();
-            rig.pool.free(third, &rig.stream).unwrap();
+            rig.pool.free_block(second, &rig.stream).unwrap();
+            rig.pool.free_block(third, &rig.stream).unwrap();
         });
         let held = memory.reserved();
         assert!(held >= 2 * bytes && memory.used() == 0, "{held}");
@@ -146,8 +151,8 @@ fn a_graph_replays_correctly_a_hundred_times_while_the_pool_works_and_its_memory
         rig.replay(&graph, &rig.other);
         drop(graph);
         drop(memory);
-        rig.pool.free(input, &rig.stream).unwrap();
-        rig.pool.free(output, &rig.stream).unwrap();
+        rig.pool.free_block(input, &rig.stream).unwrap();
+        rig.pool.free_block(output, &rig.stream).unwrap();
         rig.context.synchronize().unwrap();
         rig.pool.trim_to(0).unwrap();
         assert_eq!(rig.pool.reserved().current, 0);
@@ -172,7 +177,7 @@ fn streams_that_join_a_capture_allocate_from_its_memory() {
         rig.copy(beside, mine.ptr(), bytes, &rig.other);
         mine.record_use(&rig.other).unwrap();
         rig.copy(right, beside, bytes, &rig.other);
-        rig.pool.free(beside, &rig.other).unwrap();
+        rig.pool.free_block(beside, &rig.other).unwrap();
         rig.copy(left, mine.ptr(), bytes, &rig.stream);
         drop(mine);
         rig.stream.wait_for(&rig.other).unwrap();
@@ -185,8 +190,8 @@ fn streams_that_join_a_capture_allocate_from_its_memory() {
         rig.assert_filled(right, 1, bytes, &rig.stream);
         rig.other_traffic();
     }
-    rig.pool.free(left, &rig.stream).unwrap();
-    rig.pool.free(right, &rig.stream).unwrap();
+    rig.pool.free_block(left, &rig.stream).unwrap();
+    rig.pool.free_block(right, &rig.stream).unwrap();
     rig.pool.check().unwrap();
 }
 
@@ -200,7 +205,7 @@ fn other_threads_grow_trim_and_hand_over_memory_during_a_capture() {
     // Freed by the stream before its capture: others may ask for it, and must not ask the stream.
     let before = rig.pool.alloc(64 * MIB, &rig.stream).unwrap();
     rig.fill(before, 1, 64 * MIB, &rig.stream);
-    rig.pool.free(before, &rig.stream).unwrap();
+    rig.pool.free_block(before, &rig.stream).unwrap();
     let graph = rig.capture(&memory, || {
         let block = rig.pool.alloc(32 * MIB, &rig.stream).unwrap();
         rig.fill(block, 2, 32 * MIB, &rig.stream);
@@ -217,11 +222,11 @@ fn other_threads_grow_trim_and_hand_over_memory_during_a_capture() {
                     let first = pool.alloc(bytes, &a).unwrap();
                     // SAFETY: the block is live, and the stream is ordered after the allocation.
                     unsafe { device.memset(first, 3, bytes, a.handle()) }.unwrap();
-                    pool.free(first, &a).unwrap();
+                    pool.free_block(first, &a).unwrap();
                     let second = pool.alloc(bytes, &b).unwrap();
                     // SAFETY: as above.
                     unsafe { device.memset(second, 4, bytes, b.handle()) }.unwrap();
-                    pool.free(second, &b).unwrap();
+                    pool.free_block(second, &b).unwrap();
                     pool.trim_to(0).unwrap();
                 }
                 pool.check().unwrap();
@@ -229,7 +234,7 @@ fn other_threads_grow_trim_and_hand_over_memory_during_a_capture() {
             .join()
             .unwrap();
         }
-        rig.pool.free(block, &rig.stream).unwrap();
+        rig.pool.free_block(block, &rig.stream).unwrap();
     });
     rig.replay(&graph, &rig.stream);
     rig.context.synchronize().unwrap();
@@ -248,7 +253,8 @@ fn an_event_of_another_thread_that_comes_into_a_capture_and_is_destroyed_does_no
         let (device, stream) = (rig.device.clone(), rig.stream.handle());
         let other = std::thread::spawn(move || {
             let event = device.create_event().unwrap();
-            device.record_event(event, stream).unwrap();
+            // SAFETY: both live.
+            unsafe { device.record_event(event, stream) }.unwrap();
             // SAFETY: the event is not used again.
             unsafe { device.destroy_event(event) }.unwrap();
         });
@@ -256,20 +262,22 @@ fn an_event_of_another_thread_that_comes_into_a_capture_and_is_destroyed_does_no
     });
     rig.replay(&graph, &rig.stream);
     rig.assert_filled(block, 5, MIB, &rig.stream);
-    rig.pool.free(block, &rig.stream).unwrap();
+    rig.pool.free_block(block, &rig.stream).unwrap();
 }
 
 #[test]
 #[ignore = "needs a CUDA GPU"]
 fn the_driver_says_which_capture_a_stream_is_part_of() {
     let rig = Rig::new();
-    let capture_of = |stream: &Stream| rig.device.capture_of(stream.handle()).unwrap();
+    // SAFETY: the stream lives, here and below.
+    let capture_of = |stream: &Stream| unsafe { rig.device.capture_of(stream.handle()) }.unwrap();
     let legacy = rig.context.default_stream().unwrap();
     assert_eq!([&rig.stream, &rig.other, &legacy].map(capture_of), [None; 3]);
     let memory = rig.pool.capture_pool();
     let _graph = rig.capture(&memory, || {
         assert!(capture_of(&rig.stream).is_some());
-        let id = rig.device.stream_id(rig.stream.handle()).unwrap();
+        // SAFETY: as above.
+        let id = unsafe { rig.device.stream_id(rig.stream.handle()) }.unwrap();
         assert!(id.is_in_capture() && id != rig.stream.id());
         assert_eq!(capture_of(&rig.other), None);
         rig.other.wait_for(&rig.stream).unwrap();
@@ -285,15 +293,18 @@ fn the_driver_says_which_capture_a_stream_is_part_of() {
 fn questions_about_captures_are_timed_and_cheap() {
     let rig = Rig::new();
     let event = rig.device.create_event().unwrap();
-    rig.device.record_event(event, rig.stream.handle()).unwrap();
+    // SAFETY: both live, here and below.
+    unsafe { rig.device.record_event(event, rig.stream.handle()) }.unwrap();
     rig.context.synchronize().unwrap();
     let nanoseconds = |call: &dyn Fn()| {
         let start = Instant::now();
         (0..10_000).for_each(|_| call());
         start.elapsed().as_nanos() as f64 / 10_000.0
     };
-    let asked = nanoseconds(&|| _ = rig.device.capture_of(rig.stream.handle()).unwrap());
-    let queried = nanoseconds(&|| _ = rig.device.query_event(event).unwrap());
+    // SAFETY: as above.
+    let asked = nanoseconds(&|| _ = unsafe { rig.device.capture_of(rig.stream.handle()) }.unwrap());
+    // SAFETY: as above.
+    let queried = nanoseconds(&|| _ = unsafe { rig.device.query_event(event) }.unwrap());
     let plain = nanoseconds(&|| {
         // SAFETY: the event is alive.
         ok(unsafe { sys::cuEventQuery(event.raw() as sys::CUevent) });

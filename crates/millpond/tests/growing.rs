@@ -1,9 +1,13 @@
 //! Blocks that grow a little each time, as keys and values of a text do while it is generated: each is copied to a longer
 //! one and freed.
 
+mod freeing;
+
 use millpond::device::DevicePtr;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Context, Pool, Stats, Stream};
+
+use freeing::Freeing;
 
 const MIB: u64 = 1 << 20;
 /// Bytes that a word adds to a block.
@@ -33,12 +37,12 @@ impl Text {
         self.words += 1;
         for block in &mut self.blocks {
             let longer = pool.alloc(self.words * WORD, stream).unwrap();
-            pool.free(std::mem::replace(block, longer), stream).unwrap();
+            pool.free_block(std::mem::replace(block, longer), stream).unwrap();
         }
     }
 
     fn end(self, pool: &Pool, stream: &Stream) {
-        self.blocks.into_iter().for_each(|block| pool.free(block, stream).unwrap());
+        self.blocks.into_iter().for_each(|block| pool.free_block(block, stream).unwrap());
     }
 }
 
@@ -89,9 +93,9 @@ fn what_is_to_spare_for_growth_is_not_worth_a_refusal() {
         if bytes == last {
             assert_eq!(pool.stats().allocated.current, last + before);
         }
-        pool.free(std::mem::replace(&mut block, longer), &stream).unwrap();
+        pool.free_block(std::mem::replace(&mut block, longer), &stream).unwrap();
     }
     assert!(pool.alloc(last, &stream).is_err(), "the limit was not reached");
-    pool.free(block, &stream).unwrap();
+    pool.free_block(block, &stream).unwrap();
     pool.check().unwrap();
 }

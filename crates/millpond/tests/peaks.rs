@@ -112,7 +112,10 @@ impl<'a> Bench<'a> {
 
     fn free(&self, worker: &Worker<'a>, block: Block) {
         let (pool, stream) = (self.pool, self.stream);
-        worker.run(move || pool.free(block.ptr, stream).unwrap());
+        worker.run(move || {
+            // SAFETY: the block is live, and there is no work on it.
+            unsafe { pool.free(block.ptr, stream) }.unwrap();
+        });
         self.model.borrow_mut().free(block);
     }
 
@@ -333,7 +336,8 @@ fn marks_of_threads_that_run_at_once_lie_between_the_bounds() {
                         if live.len() < 8 && random.below(2) == 0 {
                             live.push(pool.alloc(64 * KIB * (1 + random.below(4)), &stream).unwrap());
                         } else if let Some(block) = live.pop() {
-                            pool.free(block, &stream).unwrap();
+                            // SAFETY: the block is this thread's, and there is no work on it.
+                            unsafe { pool.free(block, &stream) }.unwrap();
                         }
                         if random.below(64) == 0 {
                             let stats = pool.stats();
@@ -342,7 +346,10 @@ fn marks_of_threads_that_run_at_once_lie_between_the_bounds() {
                             assert!(stats.blocks.high <= THREADS * 8, "{stats:?}");
                         }
                     }
-                    live.into_iter().for_each(|block| pool.free(block, &stream).unwrap());
+                    for block in live {
+                        // SAFETY: as above.
+                        unsafe { pool.free(block, &stream) }.unwrap();
+                    }
                 });
             }
         });

@@ -1,5 +1,7 @@
 //! What a pool promises, on the simulated device: placement, stealing, limits, pressure, giving back.
 
+mod freeing;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,9 +9,13 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 
+use millpond::device::Device;
 use millpond::device::checker::CheckerDevice;
+use millpond::device::host::HostDevice;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Budget, Buffer, Context, Error, Limit, Pool, ReusePolicies, Stream};
+
+use freeing::Freeing;
 
 const MIB: u64 = 1 << 20;
 
@@ -25,12 +31,12 @@ fn a_block_freed_is_the_next_block_of_its_size() {
     let (_, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).build().unwrap();
     let first = pool.alloc(3 * MIB, &stream).unwrap();
-    pool.free(first, &stream).unwrap();
+    pool.free_block(first, &stream).unwrap();
     let calls = pool.stats().calls;
     let second = pool.alloc(3 * MIB, &stream).unwrap();
     assert_eq!(first, second);
     assert_eq!(pool.stats().calls, calls);
-    pool.free(second, &stream).unwrap();
+    pool.free_block(second, &stream).unwrap();
     pool.check().unwrap();
 }
 
@@ -58,15 +64,15 @@ fn pages_of_free_blocks_back_a_larger_block_before_new_ones_are_created() {
     let reserved = pool.reserved().current;
     assert_eq!(reserved, 64 * MIB);
     for block in blocks.iter().step_by(2) {
-        pool.free(*block, &stream).unwrap();
+        pool.free_block(*block, &stream).unwrap();
     }
     let large = pool.alloc(32 * MIB, &stream).unwrap();
     pool.check().unwrap();
     assert_eq!(pool.reserved().current, reserved, "nothing was created");
     assert!(pool.stats().pages_stolen >= 8);
-    pool.free(large, &stream).unwrap();
+    pool.free_block(large, &stream).unwrap();
     for block in blocks.iter().skip(1).step_by(2) {
-        pool.free(*block, &stream).unwrap();
+        pool.free_block(*block, &stream).unwrap();
     }
     stream.synchronize().unwrap();
     assert_eq!(pool.trim_to(0).unwrap(), reserved);
@@ -80,8 +86,8 @@ fn a_stolen_page_stays_mapped_at_its_old_place_until_the_work_there_is_done() {
     let pool = Pool::builder(&device).build().unwrap();
     let blocks: Vec<_> = (0..4).map(|_| pool.alloc(4 * MIB, &stream).unwrap()).collect();
     let hold = sim.hold(stream.handle()).unwrap();
-    pool.free(blocks[0], &stream).unwrap();
-    pool.free(blocks[2], &stream).unwrap();
+    pool.free_block(blocks[0], &stream).unwrap();
+    pool.free_block(blocks[2], &stream).unwrap();
     let large = pool.alloc(8 * MIB, &stream).unwrap();
     assert!(pool.stats().pages_stolen > 0);
     assert_eq!(pool.stats().calls.unmap, 0);
@@ -92,7 +98,7 @@ fn a_stolen_page_stays_mapped_at_its_old_place_until_the_work_there_is_done() {
     assert!(pool.stats().calls.unmap > 0);
     pool.check().unwrap();
     for block in [blocks[1], blocks[3], large] {
-        pool.free(block, &stream).unwrap();
+        pool.free_block(block, &stream).unwrap();
     }
 }
 
@@ -101,12 +107,12 @@ fn small_blocks_do_not_hold_the_pages_of_large_ones() {
     let (_, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).build().unwrap();
     let large = pool.alloc(16 * MIB, &stream).unwrap();
-    pool.free(large, &stream).unwrap();
+    pool.free_block(large, &stream).unwrap();
     let small = pool.alloc(512, &stream).unwrap();
     stream.synchronize().unwrap();
     pool.trim_to(0).unwrap();
     assert_eq!(pool.reserved().current, 2 * MIB, "one small page is all that one small block holds");
-    pool.free(small, &stream).unwrap();
+    pool.free_block(small, &stream).unwrap();
 }
 
 #[test]
@@ -121,10 +127,10 @@ fn a_pool_stays_below_its_hard_limit_and_says_what_would_help() {
     assert!(report.to_string().contains("raise the pool's hard limit of 64.00 MiB"), "{report}");
     assert_eq!(pool.stats().out_of_memory, 1);
     pool.check().unwrap();
-    pool.free(kept, &stream).unwrap();
+    pool.free_block(kept, &stream).unwrap();
     let fits = pool.alloc(60 * MIB, &stream).unwrap();
     assert!(pool.reserved().high <= 64 * MIB);
-    pool.free(fits, &stream).unwrap();
+    pool.free_block(fits, &stream).unwrap();
 }
 
 #[test]
@@ -132,18 +138,18 @@ fn a_shortage_is_relieved_by_pages_of_other_sizes_and_by_other_pools() {
     let (_, device, stream) = sim(64 * MIB);
     let other = Pool::builder(&device).name("other").build().unwrap();
     let theirs = other.alloc(30 * MIB, &stream).unwrap();
-    other.free(theirs, &stream).unwrap();
+    other.free_block(theirs, &stream).unwrap();
     assert_eq!(other.reserved().current, 30 * MIB);
     let pool = Pool::builder(&device).build().unwrap();
     let small: Vec<_> = (0..8).map(|_| pool.alloc(4 * MIB, &stream).unwrap()).collect();
     for block in small {
-        pool.free(block, &stream).unwrap();
+        pool.free_block(block, &stream).unwrap();
     }
     let large = pool.alloc(60 * MIB, &stream).unwrap();
     assert_eq!(other.reserved().current, 0);
     assert!(pool.stats().retries > 0);
     pool.check().unwrap();
-    pool.free(large, &stream).unwrap();
+    pool.free_block(large, &stream).unwrap();
 }
 
 #[test]
@@ -155,13 +161,13 @@ fn reclaim_callbacks_are_asked_last_and_may_free() {
     let (theirs, on, seen) = (pool.clone(), stream.clone(), asked.clone());
     let id = pool.on_reclaim(move |bytes| {
         seen.store(bytes, Ordering::Relaxed);
-        theirs.free(kept, &on).is_ok()
+        theirs.free_block(kept, &on).is_ok()
     });
     let block = pool.alloc(50 * MIB, &stream).unwrap();
     assert_eq!(asked.load(Ordering::Relaxed), 50 * MIB);
     assert!(pool.remove_reclaim(id));
     assert!(!pool.remove_reclaim(id));
-    pool.free(block, &stream).unwrap();
+    pool.free_block(block, &stream).unwrap();
 }
 
 #[test]
@@ -197,8 +203,116 @@ fn what_a_callback_asks_for_itself_is_not_asked_of_callbacks() {
     assert!(matches!(pool.alloc(48 * MIB, &stream), Err(Error::OutOfMemory(_))));
     // Asked for this request, and for the one of the observer; told of this request, and of the one of the reclaimer.
     assert_eq!((asked.load(Ordering::Relaxed), told.load(Ordering::Relaxed)), (2, 2));
-    pool.free(block, &stream).unwrap();
+    pool.free_block(block, &stream).unwrap();
     *held.lock() = None;
+}
+
+/// Calls a function when it goes.
+struct OnDrop<F: FnMut()>(F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
+/// What `work` returns, on a thread of its own; fails where it hangs.
+fn in_time<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
+    let (done, is_done) = std::sync::mpsc::channel();
+    std::thread::spawn(move || done.send(work()));
+    is_done.recv_timeout(Duration::from_secs(30)).expect("it hangs")
+}
+
+#[test]
+fn what_a_removed_callback_holds_may_remove_others_as_it_goes() {
+    let (_, device, _) = sim(64 * MIB);
+    let pool = Pool::builder(&device).build().unwrap();
+    let other = pool.on_reclaim(|_| false);
+    let told = pool.on_out_of_memory(|_| ());
+    let theirs = pool.clone();
+    let held = OnDrop(move || {
+        assert!(theirs.remove_reclaim(other));
+        assert!(theirs.remove_out_of_memory(told));
+    });
+    let first = pool.on_reclaim(move |_| size_of_val(&held) == 0);
+    assert!(in_time(move || pool.remove_reclaim(first)));
+}
+
+#[test]
+fn callbacks_that_wait_for_threads_that_need_memory_nest_a_few_times_only() {
+    let (_, device, stream) = sim(64 * MIB);
+    let pool = Pool::builder(&device).build().unwrap();
+    // Not the pool alone: it would hold itself.
+    let held = Arc::new(Mutex::new(Some(pool.clone())));
+    let (asked, nested) = (Arc::new(AtomicU64::new(0)), held.clone());
+    let (counted, on) = (asked.clone(), stream.clone());
+    pool.on_reclaim(move |_| {
+        let theirs = nested.lock().clone().unwrap();
+        if counted.fetch_add(1, Ordering::Relaxed) < 100 {
+            let on = on.clone();
+            let looked = std::thread::spawn(move || theirs.alloc(60 * MIB, &on));
+            assert!(matches!(looked.join().unwrap(), Err(Error::OutOfMemory(_))));
+        }
+        true
+    });
+    let kept = pool.alloc(40 * MIB, &stream).unwrap();
+    let refused = pool.alloc(60 * MIB, &stream);
+    assert!(matches!(refused, Err(Error::OutOfMemory(_))), "{refused:?}");
+    assert_eq!(asked.load(Ordering::Relaxed), 4);
+    pool.free_block(kept, &stream).unwrap();
+    // One after the other they are asked as before.
+    let kept = pool.alloc(40 * MIB, &stream).unwrap();
+    assert!(pool.alloc(60 * MIB, &stream).is_err());
+    assert_eq!(asked.load(Ordering::Relaxed), 8);
+    pool.free_block(kept, &stream).unwrap();
+    *held.lock() = None;
+}
+
+#[test]
+fn a_function_of_the_host_may_use_the_pool_while_its_end_waits_for_it() {
+    let host = HostDevice::new().unwrap();
+    let context = Context::new(host.clone());
+    let stream = context.create_stream().unwrap();
+    let pool = Pool::builder(&context).build().unwrap();
+    let block = pool.alloc(4 * MIB, &stream).unwrap();
+    let (theirs, on) = (pool.clone(), stream.clone());
+    let (began, has_begun) = std::sync::mpsc::channel();
+    host.launch(stream.handle(), move || {
+        began.send(()).unwrap();
+        // Once it is destroyed, the other thread is about to wait for this function.
+        while !matches!(theirs.alloc(1 << 50, &on), Err(Error::PoolDestroyed { .. })) {
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(theirs.free_block(block, &on).is_err());
+    })
+    .unwrap();
+    has_begun.recv().unwrap();
+    pool.free_block(block, &stream).unwrap();
+    assert_eq!(in_time(move || pool.destroy()), Ok(()));
+    drop(context);
+    drop(stream);
+}
+
+#[test]
+fn a_request_that_fails_gives_back_what_it_created_also_beside_pages_in_use() {
+    let (sim, device, stream) = sim(1 << 30);
+    let other = device.create_stream().unwrap();
+    // Another allocator's.
+    let foreign = sim.create_page(300 * MIB).unwrap();
+    let pool = Pool::builder(&device).build().unwrap();
+    let block = pool.alloc(200 * MIB, &stream).unwrap();
+    let hold = sim.hold(stream.handle()).unwrap();
+    pool.free_block(block, &stream).unwrap();
+    // It takes those pages, and creates more until there is no more memory. Nothing can be waited for.
+    assert!(pool.alloc(900 * MIB, &other).is_err());
+    pool.check().unwrap();
+    assert_eq!(pool.reserved().current, 200 * MIB);
+    sim.release(hold);
+    // SAFETY: mapped nowhere, and not used again.
+    unsafe { sim.release_page(foreign) }.unwrap();
+    let all = pool.alloc(1 << 30, &other).unwrap();
+    pool.free_block(all, &other).unwrap();
 }
 
 #[test]
@@ -244,11 +358,11 @@ fn pools_of_one_budget_stay_below_it_together() {
     let kept = a.alloc(40 * MIB, &stream).unwrap();
     assert!(matches!(b.alloc(40 * MIB, &stream), Err(Error::OutOfMemory(_))));
     assert_eq!(budget.held(), 40 * MIB);
-    a.free(kept, &stream).unwrap();
+    a.free_block(kept, &stream).unwrap();
     // What `a` caches is given back for `b`.
     let theirs = b.alloc(40 * MIB, &stream).unwrap();
     assert!(budget.held() <= budget.limit());
-    b.free(theirs, &stream).unwrap();
+    b.free_block(theirs, &stream).unwrap();
     drop((a, b));
     assert_eq!(budget.held(), 0);
 }
@@ -264,8 +378,8 @@ fn a_budgets_limit_can_change_and_takes_nothing_back() {
     assert!(matches!(pool.alloc(2 * MIB, &stream), Err(Error::OutOfMemory(_))));
     budget.set_limit(128 * MIB);
     let more = pool.alloc(80 * MIB, &stream).unwrap();
-    pool.free(kept, &stream).unwrap();
-    pool.free(more, &stream).unwrap();
+    pool.free_block(kept, &stream).unwrap();
+    pool.free_block(more, &stream).unwrap();
 }
 
 #[test]
@@ -276,7 +390,7 @@ fn headroom_stays_free_on_the_device() {
     let Err(Error::OutOfMemory(report)) = pool.alloc(20 * MIB, &stream) else { panic!("no error") };
     assert_eq!(report.limit, Limit::Headroom(50 * MIB));
     assert!(device.memory_info().unwrap().free >= 50 * MIB);
-    pool.free(block, &stream).unwrap();
+    pool.free_block(block, &stream).unwrap();
 }
 
 #[test]
@@ -285,7 +399,7 @@ fn synchronising_through_us_applies_the_release_threshold() {
     let pool = Pool::builder(&device).release_threshold(16 * MIB).build().unwrap();
     let blocks: Vec<_> = (0..10).map(|_| pool.alloc(8 * MIB, &stream).unwrap()).collect();
     for block in blocks {
-        pool.free(block, &stream).unwrap();
+        pool.free_block(block, &stream).unwrap();
     }
     assert_eq!(pool.reserved().current, 80 * MIB);
     stream.synchronize().unwrap();
@@ -306,10 +420,10 @@ fn a_pool_destroyed_with_live_blocks_gives_back_their_memory_with_the_last_of_th
     assert_eq!(pool.alloc(1, &stream), Err(Error::PoolDestroyed { pool: "gone".into() }));
     drop(pool);
     assert_eq!(device.memory_info().unwrap().free, (1 << 30) - 8 * MIB);
-    device.free(block, &stream).unwrap();
+    device.free_block(block, &stream).unwrap();
     device.synchronize().unwrap();
     assert_eq!(device.memory_info().unwrap().free, 1 << 30);
-    assert!(matches!(device.free(block, &stream), Err(Error::ForeignPointer { .. })));
+    assert!(matches!(device.free_block(block, &stream), Err(Error::ForeignPointer { .. })));
 }
 
 #[test]
@@ -319,10 +433,10 @@ fn ten_thousand_short_lived_streams_leave_nothing_behind() {
     for _ in 0..10_000 {
         let short = device.create_stream().unwrap();
         let block = pool.alloc(4 * MIB, &short).unwrap();
-        pool.free(block, &short).unwrap();
+        pool.free_block(block, &short).unwrap();
     }
     let block = pool.alloc(4 * MIB, &stream).unwrap();
-    pool.free(block, &stream).unwrap();
+    pool.free_block(block, &stream).unwrap();
     assert!(pool.reserved().high <= 4 * MIB, "{:?}", pool.stats());
     pool.check().unwrap();
 }
@@ -336,7 +450,7 @@ fn any_number_of_streams_have_magazines() {
         .iter()
         .map(|stream| {
             let block = pool.alloc(512, stream).unwrap();
-            pool.free(block, stream).unwrap();
+            pool.free_block(block, stream).unwrap();
             block
         })
         .collect();
@@ -348,7 +462,7 @@ fn any_number_of_streams_have_magazines() {
                 *block,
                 "another stream's block, or none of a magazine"
             );
-            pool.free(*block, stream).unwrap();
+            pool.free_block(*block, stream).unwrap();
         }
     }
     assert_eq!((pool.stats().calls, pool.stats().misses), (before.calls, before.misses));
@@ -362,7 +476,7 @@ fn with_all_policies_off_only_a_streams_own_frees_and_synchronised_ones_are_reus
     let other = device.create_stream().unwrap();
     let block = pool.alloc(4 * MIB, &stream).unwrap();
     let hold = sim.hold(stream.handle()).unwrap();
-    pool.free(block, &stream).unwrap();
+    pool.free_block(block, &stream).unwrap();
     let theirs = pool.alloc(4 * MIB, &other).unwrap();
     assert_ne!(block, theirs);
     sim.release(hold);
@@ -379,7 +493,7 @@ fn a_page_that_the_device_refused_leaves_no_high_water_mark() {
     let block = pool.alloc(60 * MIB, &stream).unwrap();
     assert!(matches!(pool.alloc(20 * MIB, &stream), Err(Error::OutOfMemory(_))));
     assert!(pool.reserved().high <= 64 * MIB, "{:?}", pool.reserved());
-    pool.free(block, &stream).unwrap();
+    pool.free_block(block, &stream).unwrap();
 }
 
 #[test]
@@ -389,13 +503,13 @@ fn a_block_that_was_aligned_serves_no_longer_request_later() {
     for units in 1..100 {
         // Nine units aligned, for one, are of the class of ten.
         let aligned = pool.alloc_aligned(units * 512, 4096, &stream).unwrap();
-        pool.free(aligned, &stream).unwrap();
+        pool.free_block(aligned, &stream).unwrap();
         let blocks: Vec<_> = (1..100).map(|units| pool.alloc(units * 512, &stream).unwrap()).collect();
         let mut ends: Vec<_> = blocks.iter().zip(1..100).map(|(at, units)| (at.raw(), units * 512)).collect();
         ends.sort_unstable();
         assert!(ends.windows(2).all(|two| two[0].0 + two[0].1 <= two[1].0), "blocks overlap");
         pool.check().unwrap();
-        blocks.into_iter().for_each(|block| pool.free(block, &stream).unwrap());
+        blocks.into_iter().for_each(|block| pool.free_block(block, &stream).unwrap());
     }
 }
 
@@ -413,7 +527,7 @@ fn a_pool_destroyed_while_memory_is_short_allocates_no_more() {
     let error = pool.alloc(20 * MIB, &stream).expect_err("the pool was destroyed");
     assert!(matches!(error, Error::PoolDestroyed { .. }), "{error}");
     assert_eq!(pool.reserved().current, 0);
-    filler.free(filled, &stream).unwrap();
+    filler.free_block(filled, &stream).unwrap();
 }
 
 const STEPS: u64 = 150_000;
@@ -436,10 +550,10 @@ fn churn_of((live, most): (u64, u64), pool: &Pool, stream: &Stream, mut before: 
         blocks.push(pool.alloc(MIB + draw(most - MIB), stream).unwrap());
         if blocks.len() as u64 > live {
             let at = draw(live) as usize;
-            pool.free(blocks.swap_remove(at), stream).unwrap();
+            pool.free_block(blocks.swap_remove(at), stream).unwrap();
         }
     }
-    blocks.into_iter().for_each(|block| pool.free(block, stream).unwrap());
+    blocks.into_iter().for_each(|block| pool.free_block(block, stream).unwrap());
     pool.check().unwrap();
 }
 
@@ -488,7 +602,7 @@ fn in_haste_a_stream_gets_what_another_freed_once_it_waits_for_it() {
     let free = |(at, block), stream: &Stream| {
         checker.used(block, stream.handle());
         _ = checker.freed(block, stream.handle());
-        pool.free(at, stream).unwrap();
+        pool.free_block(at, stream).unwrap();
     };
     let theirs: Vec<_> = (0..300).map(|_| alloc(&freeing)).collect();
     let addresses: HashSet<_> = theirs.iter().map(|(at, _)| *at).collect();

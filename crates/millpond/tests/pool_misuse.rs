@@ -1,11 +1,15 @@
 //! Every misuse is a typed error that says what is wrong, and changes nothing.
 
+mod freeing;
+
 use std::sync::Arc;
 
 use millpond::device::DevicePtr;
 use millpond::device::checker::CheckerDevice;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Budget, Buffer, Context, Error, Pool, Result, Stream, Workspace};
+
+use freeing::Freeing;
 
 const MIB: u64 = 1 << 20;
 
@@ -28,7 +32,7 @@ impl Bench {
         let pool = Pool::builder(&context).name("mine").build().unwrap();
         let live = pool.alloc(1000, &stream).unwrap();
         let freed = pool.alloc(3 * MIB, &stream).unwrap();
-        pool.free(freed, &stream).unwrap();
+        pool.free_block(freed, &stream).unwrap();
         Self { checker, context, stream, pool, live, freed }
     }
 
@@ -45,7 +49,7 @@ impl Bench {
 
     /// What a pointer gives that is no live block: the same whatever is asked of it.
     fn refused_pointer(&self, ptr: DevicePtr) -> Error {
-        let error = self.refused(|| self.pool.free(ptr, &self.stream));
+        let error = self.refused(|| self.pool.free_block(ptr, &self.stream));
         assert_eq!(self.refused(|| self.pool.record_use(ptr, &self.stream)), error);
         assert_eq!(self.refused(|| self.pool.size_of(ptr)), error);
         // SAFETY: the pointer is refused, so that nothing is made of it.
@@ -70,7 +74,7 @@ fn a_block_cannot_be_freed_twice() {
     let bench = Bench::new();
     let error = bench.refused_pointer(bench.freed);
     assert_eq!(error, Error::DoubleFree { ptr: bench.freed, pool: mine() });
-    assert_eq!(bench.refused(|| bench.context.free(bench.freed, &bench.stream)), error);
+    assert_eq!(bench.refused(|| bench.context.free_block(bench.freed, &bench.stream)), error);
 }
 
 #[test]
@@ -96,7 +100,7 @@ fn a_foreign_pointer_is_nobodys() {
     for raw in [1, 4096, u64::MAX, u64::MAX - 511] {
         let ptr = DevicePtr::new(raw);
         assert_eq!(bench.refused_pointer(ptr), Error::ForeignPointer { ptr, pool: mine() });
-        let error = bench.refused(|| bench.context.free(ptr, &bench.stream));
+        let error = bench.refused(|| bench.context.free_block(ptr, &bench.stream));
         assert!(matches!(error, Error::ForeignPointer { .. }), "{error}");
     }
 }
@@ -111,7 +115,7 @@ fn a_pointer_of_another_pool_names_its_owner() {
     assert_eq!(error, Error::WrongPool { ptr, pool: mine(), owner: "other".to_owned() });
     assert_eq!(other.stats(), before);
     other.check().unwrap();
-    bench.context.free(ptr, &bench.stream).unwrap();
+    bench.context.free_block(ptr, &bench.stream).unwrap();
 }
 
 #[test]
@@ -119,8 +123,8 @@ fn null_is_what_no_bytes_are_and_nothing_is_done_with_it() {
     let bench = Bench::new();
     let before = bench.pool.stats();
     assert_eq!(bench.pool.alloc(0, &bench.stream).unwrap(), DevicePtr::NULL);
-    bench.pool.free(DevicePtr::NULL, &bench.stream).unwrap();
-    bench.context.free(DevicePtr::NULL, &bench.stream).unwrap();
+    bench.pool.free_block(DevicePtr::NULL, &bench.stream).unwrap();
+    bench.context.free_block(DevicePtr::NULL, &bench.stream).unwrap();
     bench.pool.record_use(DevicePtr::NULL, &bench.stream).unwrap();
     assert_eq!(bench.pool.size_of(DevicePtr::NULL), Ok(0));
     assert_eq!(bench.pool.stats(), before);
@@ -184,7 +188,7 @@ fn streams_of_another_context_are_refused() {
     assert_eq!(bench.refused(|| bench.pool.alloc(0, &theirs)), expected);
     assert_eq!(bench.refused(|| bench.pool.alloc_aligned(64, 512, &theirs)), expected);
     assert_eq!(bench.refused(|| bench.pool.alloc_zeroed(64, &theirs)), expected);
-    assert_eq!(bench.refused(|| bench.pool.free(bench.live, &theirs)), expected);
+    assert_eq!(bench.refused(|| bench.pool.free_block(bench.live, &theirs)), expected);
     assert_eq!(bench.refused(|| bench.pool.record_use(bench.live, &theirs)), expected);
     assert_eq!(bench.refused(|| Buffer::<u8>::new(&bench.pool, 1, &theirs)), expected);
     assert_eq!(bench.refused(|| Workspace::new(&bench.pool, 1, &theirs)), expected);
@@ -259,7 +263,7 @@ fn a_destroyed_pool_allocates_no_more_and_frees_what_is_live() {
     assert_eq!(bench.refused(|| bench.pool.alloc_zeroed(64, &bench.stream)), expected);
     assert_eq!(bench.refused(|| Buffer::<u8>::new(&bench.pool, 1, &bench.stream)), expected);
     bench.pool.record_use(bench.live, &bench.stream).unwrap();
-    bench.pool.free(bench.live, &bench.stream).unwrap();
+    bench.pool.free_block(bench.live, &bench.stream).unwrap();
     bench.context.synchronize().unwrap();
     assert_eq!(bench.pool.reserved().current, 0, "its memory went with the last block");
     let Bench { checker, context, stream, pool, .. } = bench;
@@ -271,11 +275,11 @@ fn a_destroyed_pool_allocates_no_more_and_frees_what_is_live() {
 fn a_pool_dropped_with_live_blocks_lives_until_the_last_is_freed() {
     let Bench { checker, context, stream, pool, live, freed } = Bench::new();
     drop(pool);
-    let twice = context.free(freed, &stream).unwrap_err();
+    let twice = context.free_block(freed, &stream).unwrap_err();
     assert!(matches!(twice, Error::DoubleFree { .. }), "{twice}");
-    context.free(live, &stream).unwrap();
+    context.free_block(live, &stream).unwrap();
     context.synchronize().unwrap();
-    let gone = context.free(live, &stream).unwrap_err();
+    let gone = context.free_block(live, &stream).unwrap_err();
     assert!(matches!(gone, Error::ForeignPointer { .. }), "{gone}");
     drop((context, stream));
     checker.verify_nothing_left().unwrap();
@@ -308,12 +312,12 @@ fn every_error_says_which_pool_and_what_to_do() {
     let other = Pool::builder(&bench.context).name("other").build().unwrap();
     let theirs = other.alloc(64, &bench.stream).unwrap();
     for ptr in [bench.freed, bench.live.offset(8), DevicePtr::new(4096), theirs] {
-        let text = bench.refused(|| bench.pool.free(ptr, &bench.stream)).to_string();
+        let text = bench.refused(|| bench.pool.free_block(ptr, &bench.stream)).to_string();
         assert!(text.contains("'mine'") && text.contains(&ptr.to_string()), "{text}");
     }
     let text = bench.pool.alloc(1 << 40, &bench.stream).unwrap_err().to_string();
     assert!(text.contains("'mine'") && text.contains("What would help"), "{text}");
-    other.free(theirs, &bench.stream).unwrap();
+    other.free_block(theirs, &bench.stream).unwrap();
 }
 
 #[test]
@@ -333,7 +337,7 @@ fn nobody_is_told_to_free_more_than_there_could_be() {
     );
     let live = small.alloc(64 * MIB, &stream).unwrap();
     assert!(advice(&small, 2 * MIB).starts_with("free 2.00 MiB of live blocks"));
-    small.free(live, &stream).unwrap();
+    small.free_block(live, &stream).unwrap();
     let tiny = Pool::builder(&context).hard_limit(MIB).build().unwrap();
     assert!(
         advice(&tiny, 512)
@@ -348,8 +352,8 @@ fn nobody_is_told_to_free_more_than_there_could_be() {
     );
     let little = shared.alloc(4 * MIB, &stream).unwrap();
     assert!(advice(&shared, 60 * MIB).starts_with("free what is live, which alone is not enough; other"));
-    shared.free(little, &stream).unwrap();
-    pool.free(most, &stream).unwrap();
+    shared.free_block(little, &stream).unwrap();
+    pool.free_block(most, &stream).unwrap();
     let modest = Pool::builder(&context).headroom(256 * MIB).build().unwrap();
     assert_eq!(advice(&modest, MIB), "lower the pool's headroom of 256.00 MiB");
 }
@@ -362,7 +366,7 @@ fn where_only_holes_are_free_nobody_is_told_to_free_nothing() {
     let pool = Pool::builder(&context).build().unwrap();
     let blocks: Vec<_> = (0..16).map(|_| pool.alloc(MIB / 2, &stream).unwrap()).collect();
     let (kept, freed): (Vec<_>, Vec<_>) = blocks.chunks_exact(2).map(|pair| (pair[0], pair[1])).unzip();
-    freed.iter().for_each(|&ptr| pool.free(ptr, &stream).unwrap());
+    freed.iter().for_each(|&ptr| pool.free_block(ptr, &stream).unwrap());
     let Err(Error::OutOfMemory(report)) = pool.alloc(MIB, &stream) else { panic!("there is no such room") };
     assert!((report.cached, report.largest_free) == (4 * MIB, MIB / 2), "{report}");
     assert!(
@@ -370,8 +374,8 @@ fn where_only_holes_are_free_nobody_is_told_to_free_nothing() {
         "{report}"
     );
     assert!(report.to_string().contains("live in 8 blocks,"), "{report}");
-    kept[1..].iter().for_each(|&ptr| pool.free(ptr, &stream).unwrap());
+    kept[1..].iter().for_each(|&ptr| pool.free_block(ptr, &stream).unwrap());
     let Err(Error::OutOfMemory(report)) = pool.alloc(8 * MIB, &stream) else { panic!("one is live") };
     assert!(report.to_string().contains("live in 1 block,"), "{report}");
-    pool.free(kept[0], &stream).unwrap();
+    pool.free_block(kept[0], &stream).unwrap();
 }

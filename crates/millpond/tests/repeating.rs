@@ -1,10 +1,14 @@
 //! Jobs that repeat themselves stop calling the device.
 
+mod freeing;
+
 use std::sync::Arc;
 
 use millpond::device::DevicePtr;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Context, Pool, Stream};
+
+use freeing::Freeing;
 
 const MIB: u64 = 1 << 20;
 
@@ -18,7 +22,7 @@ fn bench() -> (Arc<SimDevice>, Pool, Stream) {
 }
 
 fn free(pool: &Pool, stream: &Stream, blocks: impl IntoIterator<Item = DevicePtr>) {
-    blocks.into_iter().for_each(|ptr| pool.free(ptr, stream).unwrap());
+    blocks.into_iter().for_each(|ptr| pool.free_block(ptr, stream).unwrap());
 }
 
 // ---- jobs that repeat themselves -------------------------------------------------------------------

@@ -2,14 +2,18 @@
 //! and misuse is seen also where the block lies in a magazine. On the simulated device, and where bytes or
 //! timing matter on the host's.
 
+mod freeing;
+
 use std::cell::RefCell;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Barrier, mpsc};
 use std::thread::{scope, spawn};
 
 use millpond::device::DevicePtr;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Buffer, Context, Error, Pool, Stream};
+
+use freeing::Freeing;
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
@@ -30,7 +34,7 @@ fn pool(context: &Context) -> Pool {
 /// Leaves `blocks` of `bytes` each in the calling thread's magazines.
 fn cache(pool: &Pool, stream: &Stream, bytes: u64, blocks: usize) {
     let held: Vec<_> = (0..blocks).map(|_| pool.alloc(bytes, stream).unwrap()).collect();
-    held.into_iter().for_each(|block| pool.free(block, stream).unwrap());
+    held.into_iter().for_each(|block| pool.free_block(block, stream).unwrap());
 }
 
 /// Runs `look` while `threads` threads are idle that did `fill` before.
@@ -84,7 +88,7 @@ fn what_an_idle_thread_caches_serves_another_before_the_pool_grows() {
             // Longer than any one block that the other thread caches.
             let block = pool.alloc(16 * MIB, &stream).unwrap();
             assert_eq!(pool.reserved().current, held, "grew, though all of it was cached");
-            pool.free(block, &stream).unwrap();
+            pool.free_block(block, &stream).unwrap();
         },
     );
     pool.check().unwrap();
@@ -100,9 +104,9 @@ fn what_an_idle_thread_caches_serves_another_before_memory_is_out() {
         |_| cache(&pool, &stream, 5 * MIB, 5),
         || {
             let block = other.alloc(60 * MIB, &stream).expect("the other pool's caches give way");
-            other.free(block, &stream).unwrap();
+            other.free_block(block, &stream).unwrap();
             let block = pool.alloc(60 * MIB, &stream).expect("this pool's caches give way");
-            pool.free(block, &stream).unwrap();
+            pool.free_block(block, &stream).unwrap();
         },
     );
     pool.check().unwrap();
@@ -158,7 +162,7 @@ fn marks_of_threads_that_ended_are_not_added_to_those_that_follow() {
     // The main thread's own mark of 32 MiB may lie on top of what was live beside it, which was nothing by the
     // end of each thread.
     assert!(pool.used().high <= 96 * MIB, "{:?}", pool.used());
-    pool.free(block, &stream).unwrap();
+    pool.free_block(block, &stream).unwrap();
 }
 
 #[test]
@@ -217,7 +221,7 @@ fn threads_that_allocate_while_their_pool_is_destroyed_get_an_error_and_lose_not
                     let error = loop {
                         match pool.alloc(512 * (1 + thread), stream) {
                             // Also of a pool that was destroyed in between.
-                            Ok(block) => pool.free(block, stream).unwrap(),
+                            Ok(block) => pool.free_block(block, stream).unwrap(),
                             Err(error) => break error,
                         }
                     };
@@ -272,7 +276,7 @@ fn one_thread_frees_what_another_allocates() {
         scope.spawn(move || {
             for (block, bytes) in take {
                 assert_eq!(pool.size_of(block).unwrap(), bytes);
-                pool.free(block, stream).unwrap();
+                pool.free_block(block, stream).unwrap();
             }
         });
     });
@@ -306,12 +310,12 @@ fn churn(device: &Context, pool: &Pool, disturb: impl Fn() + Sync) {
                         if held.len() > 20 {
                             let (block, stream) = held.swap_remove((step % 20) as usize);
                             taken.lock().remove(&block.raw());
-                            pool.free(block, stream).unwrap();
+                            pool.free_block(block, stream).unwrap();
                         }
                     }
                     for (block, stream) in held {
                         taken.lock().remove(&block.raw());
-                        pool.free(block, stream).unwrap();
+                        pool.free_block(block, stream).unwrap();
                     }
                 })
             })
@@ -442,8 +446,8 @@ fn a_block_in_a_magazine_cannot_be_freed_again_by_any_thread() {
     let stream = device.create_stream().unwrap();
     cache(&pool, &stream, 5000, 2);
     let block = pool.alloc(5000, &stream).unwrap();
-    pool.free(block, &stream).unwrap();
-    let again = || pool.free(block, &stream).expect_err("it is free");
+    pool.free_block(block, &stream).unwrap();
+    let again = || pool.free_block(block, &stream).expect_err("it is free");
     let expected = Error::DoubleFree { ptr: block, pool: "shared".to_owned() };
     assert_eq!(again(), expected);
     assert_eq!(scope(|scope| scope.spawn(again).join().unwrap()), expected);
@@ -451,13 +455,13 @@ fn a_block_in_a_magazine_cannot_be_freed_again_by_any_thread() {
     assert_eq!(pool.record_use(block, &stream).unwrap_err(), expected);
     // Inside of a block that is cached, nothing is live either.
     let inside = block.offset(512);
-    let error = pool.free(inside, &stream).unwrap_err();
+    let error = pool.free_block(inside, &stream).unwrap_err();
     assert_eq!(error, Error::DoubleFree { ptr: inside, pool: "shared".to_owned() });
     pool.check().unwrap();
     assert_eq!(pool.alloc(5000, &stream).unwrap(), block);
-    let error = pool.free(inside, &stream).unwrap_err();
+    let error = pool.free_block(inside, &stream).unwrap_err();
     assert!(matches!(error, Error::InteriorPointer { start, .. } if start == block), "{error}");
-    pool.free(block, &stream).unwrap();
+    pool.free_block(block, &stream).unwrap();
 }
 
 #[test]
@@ -470,15 +474,15 @@ fn a_block_with_recorded_uses_waits_for_them_though_threads_cache() {
     let block = pool.alloc(3 * MIB, &stream).unwrap();
     let hold = sim.hold(user.handle()).unwrap();
     pool.record_use(block, &user).unwrap();
-    pool.free(block, &stream).unwrap();
+    pool.free_block(block, &stream).unwrap();
     // Neither from a magazine nor from the arena.
     let other = pool.alloc(3 * MIB, &stream).unwrap();
     assert_ne!(other, block);
     sim.release(hold);
     user.synchronize().unwrap();
     assert_eq!(pool.alloc(3 * MIB, &stream).unwrap(), block);
-    pool.free(block, &stream).unwrap();
-    pool.free(other, &stream).unwrap();
+    pool.free_block(block, &stream).unwrap();
+    pool.free_block(other, &stream).unwrap();
     pool.check().unwrap();
 }
 
@@ -491,7 +495,7 @@ fn a_stream_that_takes_the_place_of_another_gets_none_of_its_magazines() {
     for _ in 0..count(300) {
         let stream = device.create_stream().unwrap();
         let block = pool.alloc(3 * MIB, &stream).unwrap();
-        pool.free(block, &stream).unwrap();
+        pool.free_block(block, &stream).unwrap();
         before.push(stream.id());
     }
     // The places were used again, and what lay there went back to the arena.
@@ -499,4 +503,63 @@ fn a_stream_that_takes_the_place_of_another_gets_none_of_its_magazines() {
     pool.check().unwrap();
     before.dedup();
     assert_eq!(before.len(), count(300));
+}
+
+/// Two threads free the same blocks at the same time, in the same order. Whatever comes of each: one of the two got an
+/// error, or its free was dropped and counted, and no block is handed out twice or lost.
+#[test]
+fn blocks_that_two_threads_free_at_once_stay_one_each() {
+    let context = sim(8 << 30);
+    let pool = pool(&context);
+    let stream = context.create_stream().unwrap();
+    let (begin, freed, begun) = (Barrier::new(2), Barrier::new(2), AtomicUsize::new(0));
+    let mut dropped = 0;
+    for round in 0..count(40) {
+        let bytes = [512, 4 * KIB, 100 * KIB, MIB][round % 4];
+        let blocks: Vec<_> = (0..60).map(|_| pool.alloc(bytes, &stream).unwrap()).collect();
+        begun.store(0, Ordering::Relaxed);
+        let go = || {
+            // Leaves room in the magazines, and a cache for the thread.
+            cache(&pool, &stream, bytes, 8);
+            begin.wait();
+            let mut accepted = 0;
+            for (at, block) in blocks.iter().enumerate() {
+                // Both at once, block by block: who comes second by more than a few nanoseconds gets an error.
+                begun.fetch_add(1, Ordering::AcqRel);
+                for spins in 0.. {
+                    if begun.load(Ordering::Acquire) >= 2 * (at + 1) {
+                        break;
+                    }
+                    if spins % 1000 == 999 {
+                        std::thread::yield_now();
+                    }
+                }
+                // SAFETY: nothing uses the block.
+                match unsafe { pool.free(*block, &stream) } {
+                    Ok(()) => accepted += 1,
+                    Err(Error::DoubleFree { ptr, .. }) => assert_eq!(ptr, *block),
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            freed.wait();
+            let live: Vec<_> = (0..60).map(|_| pool.alloc(bytes, &stream).unwrap()).collect();
+            (accepted, live)
+        };
+        let results = scope(|scope| {
+            let both = [scope.spawn(go), scope.spawn(go)];
+            both.map(|thread| thread.join().unwrap())
+        });
+        let mut live: Vec<_> = results.iter().flat_map(|(_, live)| live.iter().copied()).collect();
+        live.sort_unstable();
+        assert!(live.windows(2).all(|two| two[0].raw() + bytes <= two[1].raw()), "round {round}: {live:?}");
+        // SAFETY: as above.
+        live.into_iter().for_each(|block| unsafe { pool.free(block, &stream) }.unwrap());
+        let accepted: u64 = results.iter().map(|(accepted, _)| accepted).sum();
+        pool.trim_to(0).unwrap();
+        let stats = pool.stats();
+        assert_eq!(stats.double_frees - dropped, accepted - 60, "round {round}");
+        dropped = stats.double_frees;
+        assert_eq!((stats.blocks.current, stats.reserved.current), (0, 0));
+    }
+    println!("{dropped} frees were dropped");
 }

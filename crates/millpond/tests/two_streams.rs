@@ -5,12 +5,16 @@
 //! The streams are *held*: work on them is pending until the test releases it. On a GPU:
 //! `cargo test --test two_streams -- --ignored --test-threads=1`.
 
+mod freeing;
+
 use std::sync::{Arc, mpsc};
 
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{Hold, SimDevice, SimOptions};
 use millpond::device::{Device, DevicePtr, StreamHandle};
 use millpond::{Buffer, Context, Pool, ReusePolicies, Stream};
+
+use freeing::Freeing;
 
 /// A device under test.
 trait Bench {
@@ -91,7 +95,8 @@ mod gpu {
 
     impl Cuda {
         pub(crate) fn new(virtual_memory: bool) -> Self {
-            let options = CudaOptions { virtual_memory: (!virtual_memory).then_some(false) };
+            let options =
+                CudaOptions { virtual_memory: (!virtual_memory).then_some(false), ..Default::default() };
             Self(CudaDevice::with_options(0, options).unwrap())
         }
     }
@@ -106,7 +111,8 @@ mod gpu {
 
         fn hold(&self, stream: StreamHandle) -> Self::Hold {
             let (release, released) = mpsc::channel();
-            self.0.launch_host(stream, move || _ = released.recv()).unwrap();
+            // SAFETY: the stream lives, and there are no captures.
+            unsafe { self.0.launch_host(stream, move || _ = released.recv()) }.unwrap();
             release
         }
 
@@ -146,7 +152,7 @@ fn only_internal() -> ReusePolicies {
 /// Allocates and frees a block on `stream`.
 fn freed_block(pool: &Pool, stream: &Stream) -> DevicePtr {
     let freed = pool.alloc(BLOCK, stream).unwrap();
-    pool.free(freed, stream).unwrap();
+    pool.free_block(freed, stream).unwrap();
     freed
 }
 
@@ -166,8 +172,8 @@ fn small_blocks_of_two_streams_share_a_page(bench: &impl Bench) {
     let other = pool.alloc(576, &second).unwrap();
     assert_eq!(pool.reserved().current, reserved, "one page is enough for both");
     assert_eq!(reserved, bench.device().properties().granularity);
-    pool.free(one, &first).unwrap();
-    pool.free(other, &second).unwrap();
+    pool.free_block(one, &first).unwrap();
+    pool.free_block(other, &second).unwrap();
 }
 
 fn a_stream_gets_what_it_freed_itself_while_it_is_pending(bench: &impl Bench) {
@@ -211,7 +217,7 @@ fn an_event_recorded_before_the_free_is_no_dependency(bench: &impl Bench) {
     let hold = bench.hold(first.handle());
     let block = pool.alloc(BLOCK, &first).unwrap();
     let early = first.record().unwrap();
-    pool.free(block, &first).unwrap();
+    pool.free_block(block, &first).unwrap();
     second.wait(&early).unwrap();
     let other = next(&pool, &second);
     assert_ne!(other.ptr(), block);
@@ -244,8 +250,8 @@ fn a_better_fit_of_another_stream_is_taken_once_its_work_is_complete_and_the_nex
     let (context, pool, first, second) = two_streams(bench, ReusePolicies::ALL);
     let (better, longer) = (part(&pool, 1, &first), part(&pool, 3, &second));
     let hold = bench.hold(first.handle());
-    pool.free(better, &first).unwrap();
-    pool.free(longer, &second).unwrap();
+    pool.free_block(better, &first).unwrap();
+    pool.free_block(longer, &second).unwrap();
     let one = next(&pool, &second);
     assert_eq!(one.ptr(), longer, "rather than to wait");
     bench.release(hold);
@@ -259,19 +265,19 @@ fn a_better_fit_of_another_stream_is_taken_once_its_work_is_complete_and_the_nex
 fn neighbours_of_two_streams_that_are_complete_by_now_are_one_before_the_pool_grows(bench: &impl Bench) {
     let (context, pool, first, second) = two_streams(bench, only_opportunistic());
     let whole = pool.alloc(2 * BLOCK, &first).unwrap();
-    pool.free(whole, &first).unwrap();
+    pool.free_block(whole, &first).unwrap();
     context.synchronize().unwrap();
     let streams = [&first, &second];
     let parts = streams.map(|stream| pool.alloc(BLOCK, stream).unwrap());
     assert_eq!(parts, [whole, whole.offset(BLOCK)]);
     let holds = streams.map(|stream| bench.hold(stream.handle()));
-    streams.iter().zip(parts).for_each(|(stream, part)| pool.free(part, stream).unwrap());
+    streams.iter().zip(parts).for_each(|(stream, part)| pool.free_block(part, stream).unwrap());
     holds.into_iter().for_each(|hold| bench.release(hold));
     // Not through the context, so that the pool has to look for itself.
     context.device().synchronize().unwrap();
     let both = pool.alloc(2 * BLOCK, &second).unwrap();
     assert_eq!((both, pool.stats().misses), (whole, 1));
-    pool.free(both, &second).unwrap();
+    pool.free_block(both, &second).unwrap();
     pool.check().unwrap();
 }
 
@@ -312,7 +318,7 @@ fn a_recorded_use_holds_the_block_back(bench: &impl Bench) {
     let hold = bench.hold(second.handle());
     let block = pool.alloc(BLOCK, &first).unwrap();
     pool.record_use(block, &second).unwrap();
-    pool.free(block, &first).unwrap();
+    pool.free_block(block, &first).unwrap();
     let other = next(&pool, &first);
     assert_ne!(other.ptr(), block, "the other stream may still use it");
     bench.release(hold);
@@ -327,15 +333,15 @@ fn bytes_are_read_before_the_next_owner_writes_them(bench: &impl Bench) {
     let block = pool.alloc(BLOCK, &first).unwrap();
     fill(&context, block, 1, BLOCK, &first);
     copy(&context, kept, block, BLOCK, &first);
-    pool.free(block, &first).unwrap();
+    pool.free_block(block, &first).unwrap();
     let next = pool.alloc(BLOCK, &second).unwrap();
     assert_eq!(next, block);
     fill(&context, next, 2, BLOCK, &second);
     bench.release(hold);
     expect(bench, &context, kept, 1, BLOCK, &first);
     expect(bench, &context, next, 2, BLOCK, &second);
-    pool.free(kept, &first).unwrap();
-    pool.free(next, &second).unwrap();
+    pool.free_block(kept, &first).unwrap();
+    pool.free_block(next, &second).unwrap();
 }
 
 /// The same where the memory goes to the next owner by remapping: no address is shared, but pages are.
@@ -356,8 +362,8 @@ fn bytes_are_read_before_their_page_is_written_at_another_address(bench: &impl B
     fill(&context, blocks[2], 1, PAGE, &first);
     copy(&context, kept, blocks[0], PAGE / 2, &first);
     copy(&context, kept.offset(PAGE / 2), blocks[2], PAGE / 2, &first);
-    pool.free(blocks[0], &first).unwrap();
-    pool.free(blocks[2], &first).unwrap();
+    pool.free_block(blocks[0], &first).unwrap();
+    pool.free_block(blocks[2], &first).unwrap();
     let next = pool.alloc(2 * PAGE, &second).unwrap();
     pool.check().unwrap();
     assert!(pool.stats().pages_stolen >= 1, "{:?}", pool.stats());
@@ -366,7 +372,7 @@ fn bytes_are_read_before_their_page_is_written_at_another_address(bench: &impl B
     expect(bench, &context, kept, 1, PAGE, &first);
     expect(bench, &context, next, 2, 2 * PAGE, &second);
     for (block, stream) in [(kept, &first), (blocks[1], &first), (filler, &first), (next, &second)] {
-        pool.free(block, stream).unwrap();
+        pool.free_block(block, stream).unwrap();
     }
     context.synchronize().unwrap();
     pool.trim_to(0).unwrap();

@@ -203,8 +203,10 @@ impl<T: Pod> Tensor<T> {
 
 impl<T: Pod> Drop for Tensor<T> {
     fn drop(&mut self) {
-        if let Err(error) = self.memory.inner.allocator.free(self.ptr, &self.memory.inner.stream) {
-            self.memory.inner.refused.lock().get_or_insert(error);
+        let memory = &self.memory.inner;
+        // SAFETY: the block is the tensor's alone, and work of other streams was recorded by who gave it.
+        if let Err(error) = unsafe { memory.allocator.free(self.ptr, &memory.stream) } {
+            memory.refused.lock().get_or_insert(error);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! A block of a pool that is freed with the last Python reference to it.
 
+use millpond::bindings::{Mutex, Process};
 use millpond::device::DevicePtr;
-use parking_lot::Mutex;
 use pyo3::prelude::*;
 
 use crate::failure::{Failure, Result};
@@ -14,6 +14,7 @@ pub(crate) struct Block {
     bytes: u64,
     context: millpond::Context,
     pool: millpond::Pool,
+    process: Process,
     /// The stream that it is freed on by default; `None` once it is freed.
     stream: Mutex<Option<millpond::Stream>>,
     /// Another library's stream object, so that the stream lives until the block is freed on it.
@@ -33,12 +34,16 @@ impl Block {
             Some(align) => pool.alloc_aligned(bytes, align, &stream)?,
         };
         let (pool, context) = (pool.clone(), context.clone());
-        Ok(Self { ptr, bytes, context, pool, stream: Mutex::new(Some(stream)), _keeps: keeps })
+        let (process, stream) = (Process::here(), Mutex::new(Some(stream)));
+        Ok(Self { ptr, bytes, context, pool, process, stream, _keeps: keeps })
     }
 
     fn free_on(&self, other: Option<millpond::Stream>) -> Result<()> {
+        // Before the lock, which a thread of the parent may have had.
+        self.process.check()?;
         let own = self.stream.lock().take().ok_or(Failure::FreedBlock)?;
-        let freed = self.pool.free(self.ptr, other.as_ref().unwrap_or(&own));
+        // SAFETY: the block is this object's, which gave its stream up above; the order of its work is Python's promise.
+        let freed = unsafe { self.pool.free(self.ptr, other.as_ref().unwrap_or(&own)) };
         if let Err(error) = freed {
             *self.stream.lock() = Some(own);
             return Err(error.into());
@@ -64,7 +69,8 @@ impl Block {
     /// Whether the block was freed.
     #[getter]
     fn freed(&self) -> bool {
-        self.stream.lock().is_none()
+        // In a forked child the block is its parent's.
+        self.process.is_here() && self.stream.lock().is_none()
     }
 
     /// Frees the block after the work given so far to `stream`, which is the allocation's by default.
@@ -81,6 +87,7 @@ impl Block {
     fn record_use(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         let stream = StreamArgument::read(Some(stream))?.find(&self.context)?;
         Ok(py.detach(|| {
+            self.process.check()?;
             // Held meanwhile: once the block is freed, another may lie at its address.
             let own = self.stream.lock();
             if own.is_none() {
@@ -104,7 +111,7 @@ impl Block {
 
     #[pyo3(signature = (*_exception))]
     fn __exit__(&self, py: Python<'_>, _exception: &Bound<'_, PyAny>) -> PyResult<()> {
-        if self.freed() { Ok(()) } else { self.free(py, None) }
+        if self.freed() || !self.process.is_here() { Ok(()) } else { self.free(py, None) }
     }
 
     fn __repr__(&self) -> String {
@@ -115,7 +122,8 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        if self.stream.get_mut().is_some()
+        if self.process.is_here()
+            && self.stream.get_mut().is_some()
             && let Err(failure) = self.free_on(None)
         {
             Python::attach(|py| PyErr::from(failure).write_unraisable(py, None));

@@ -2,10 +2,11 @@
 //!
 //! A pool is never dropped: tensors of it may be freed until the process ends.
 
-use std::sync::OnceLock;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
+use millpond::bindings::{Mutex, PerProcess, on_fork};
 use millpond::{Budget, Context};
-use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -27,16 +28,49 @@ pub(crate) struct Device {
     pub(crate) streams: Streams,
 }
 
-static DEVICES: [OnceLock<Device>; MOST_DEVICES] = [const { OnceLock::new() }; MOST_DEVICES];
+/// Leaked; null where there is none yet.
+static DEVICES: [AtomicPtr<Device>; MOST_DEVICES] = [const { AtomicPtr::new(ptr::null_mut()) }; MOST_DEVICES];
+
+/// By device, whether the parent of this process had a pool there.
+static FORKED: [AtomicBool; MOST_DEVICES] = [const { AtomicBool::new(false) }; MOST_DEVICES];
 
 /// The options of pools that are not made yet. Held while a pool is made.
-static OPTIONS: Mutex<Option<Options>> = Mutex::new(None);
+static OPTIONS: PerProcess<Mutex<Option<Options>>> = PerProcess::new();
+
+/// In a forked child: the pools are its parent's, and the fast way to them ends here.
+fn forget() {
+    for (device, forked) in DEVICES.iter().zip(&FORKED) {
+        // Relaxed, all: there is one thread.
+        let had = !device.swap(ptr::null_mut(), Ordering::Relaxed).is_null();
+        forked.store(had || forked.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+}
+
+/// Publishes a device. The caller holds the lock of `OPTIONS`.
+fn publish(ordinal: usize, device: Device) -> &'static Device {
+    static IS_TOLD: AtomicBool = AtomicBool::new(false);
+    // Relaxed: under the lock.
+    if !IS_TOLD.swap(true, Ordering::Relaxed) {
+        on_fork(forget);
+    }
+    let device = Box::leak(Box::new(device));
+    // Release: whoever sees the device sees what is in it.
+    DEVICES[ordinal].store(device, Ordering::Release);
+    device
+}
+
+#[inline]
+fn known(device: &AtomicPtr<Device>) -> Option<&'static Device> {
+    // Acquire: pairs with the Release of `publish`.
+    // SAFETY: null, or leaked there.
+    unsafe { device.load(Ordering::Acquire).as_ref() }
+}
 
 /// The device with this number, with its pool.
 #[inline]
 pub(crate) fn device(number: i64) -> Result<&'static Device> {
     let at = usize::try_from(number).ok().and_then(|ordinal| DEVICES.get(ordinal));
-    match at.and_then(OnceLock::get) {
+    match at.and_then(known) {
         Some(device) => Ok(device),
         None => make_slow(number),
     }
@@ -44,15 +78,19 @@ pub(crate) fn device(number: i64) -> Result<&'static Device> {
 
 /// The devices that have a pool.
 pub(crate) fn present() -> impl Iterator<Item = (usize, &'static Device)> {
-    DEVICES.iter().enumerate().filter_map(|(ordinal, device)| Some((ordinal, device.get()?)))
+    DEVICES.iter().enumerate().filter_map(|(ordinal, device)| Some((ordinal, known(device)?)))
 }
 
 #[cold]
 fn make_slow(number: i64) -> Result<&'static Device> {
     let ordinal = usize::try_from(number).ok().filter(|ordinal| *ordinal < MOST_DEVICES);
     let ordinal = ordinal.ok_or(Failure::NoSuchDevice(number))?;
-    let options = OPTIONS.lock();
-    if let Some(device) = DEVICES[ordinal].get() {
+    // Relaxed: written in a child before its only thread goes on.
+    if FORKED[ordinal].load(Ordering::Relaxed) {
+        return Err(millpond::Error::Forked.into());
+    }
+    let options = OPTIONS.get().lock();
+    if let Some(device) = known(&DEVICES[ordinal]) {
         return Ok(device);
     }
     let context = Context::cuda(ordinal)?;
@@ -61,7 +99,7 @@ fn make_slow(number: i64) -> Result<&'static Device> {
     let builder = options.as_ref().unwrap_or(&default).builder(&context, &format!("cuda:{ordinal}"));
     let pool = builder.budget(&budget).build()?;
     let streams = Streams::new(&context)?;
-    Ok(DEVICES[ordinal].get_or_init(|| Device { pool, context, budget, streams }))
+    Ok(publish(ordinal, Device { pool, context, budget, streams }))
 }
 
 /// Sets the options of the pools. Only before the first of them is made.
@@ -69,7 +107,7 @@ fn make_slow(number: i64) -> Result<&'static Device> {
 #[pyo3(signature = (**options))]
 fn configure(options: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
     let options = Options::from_keywords(options)?;
-    let mut present_options = OPTIONS.lock();
+    let mut present_options = OPTIONS.get().lock();
     if let Some((ordinal, _)) = present().next() {
         return Err(Failure::InUse(ordinal).into());
     }
@@ -96,10 +134,13 @@ fn stand_in(ordinal: usize, pool: &Bound<'_, Pool>) -> PyResult<()> {
     let Pool { pool, context } = pool.get();
     let streams = Streams::new(context)?;
     let slot = DEVICES.get(ordinal).ok_or(Failure::NoSuchDevice(ordinal as i64))?;
-    let _making = OPTIONS.lock();
+    let _making = OPTIONS.get().lock();
+    if known(slot).is_some() {
+        return Err(Failure::InUse(ordinal).into());
+    }
     let device =
         Device { pool: pool.clone(), context: context.clone(), budget: Budget::bytes(u64::MAX), streams };
-    slot.set(device).map_err(|_| Failure::InUse(ordinal))?;
+    publish(ordinal, device);
     Ok(())
 }
 

@@ -1,5 +1,6 @@
 //! What went wrong, and the Python exception that says so.
 
+use millpond::bindings::Forked;
 use millpond::device::DeviceError;
 use pyo3::PyErr;
 use pyo3::exceptions::{PyOverflowError, PyValueError};
@@ -11,6 +12,7 @@ mod exceptions {
     import_exception!(millpond._errors, OutOfMemoryError);
     import_exception!(millpond._errors, MisuseError);
     import_exception!(millpond._errors, DeviceError);
+    import_exception!(millpond._errors, ForkedError);
     import_exception!(millpond._errors, RecordingError);
 }
 
@@ -43,6 +45,12 @@ pub(crate) enum Failure {
     Temporary(#[source] std::io::Error),
 }
 
+impl From<Forked> for Failure {
+    fn from(_: Forked) -> Self {
+        Self::Pool(millpond::Error::Forked)
+    }
+}
+
 impl From<DeviceError> for Failure {
     fn from(error: DeviceError) -> Self {
         Self::Pool(error.into())
@@ -50,6 +58,11 @@ impl From<DeviceError> for Failure {
 }
 
 impl Failure {
+    /// Whether this process was forked from the one that made the pool.
+    pub(crate) fn is_forked(&self) -> bool {
+        matches!(self, Self::Pool(millpond::Error::Forked))
+    }
+
     /// Whether memory ran out.
     pub(crate) fn is_out_of_memory(&self) -> bool {
         matches!(self, Self::Pool(millpond::Error::OutOfMemory(_)))
@@ -75,6 +88,7 @@ impl From<Failure> for PyErr {
                 | E::PoolDestroyed { .. }
                 | E::LiveBlocks { .. } => exceptions::MisuseError::new_err(text),
                 E::Recording { .. } => exceptions::RecordingError::new_err(text),
+                E::Forked => exceptions::ForkedError::new_err(text),
                 E::Device(_) => exceptions::DeviceError::new_err(text),
                 _ => exceptions::Error::new_err(text),
             },

@@ -145,7 +145,10 @@ impl Pool {
     #[pyo3(signature = (address, stream=None))]
     fn free_address(&self, py: Python<'_>, address: u64, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let stream = self.stream(stream)?;
-        Ok(py.detach(|| self.pool.free(DevicePtr::new(address), &stream)).map_err(Failure::from)?)
+        // SAFETY: whoever frees an address got it from the pool and owns the block: Python cannot promise more.
+        Ok(py
+            .detach(|| unsafe { self.pool.free(DevicePtr::new(address), &stream) })
+            .map_err(Failure::from)?)
     }
 
     fn create_stream(&self) -> PyResult<Stream> {

@@ -8,9 +8,9 @@
 use std::cell::Cell;
 use std::ops::Deref;
 
+use millpond::bindings::RwLock;
 use millpond::device::StreamHandle;
 use millpond::{Context, Stream};
-use parking_lot::RwLock;
 use rustc_hash::FxHashMap;
 
 use crate::devices;
@@ -80,7 +80,8 @@ impl Streams {
     /// Whether the handle is the same stream's as when it was registered. A stream that is being captured cannot be
     /// identified; whoever captures it has it still, as PyTorch has its streams for good.
     fn is_still(&self, stream: &Stream) -> bool {
-        let id = self.context.device().stream_id(stream.handle());
+        // SAFETY: the handle is the one that was presented, and live by the promise of `find`.
+        let id = unsafe { self.context.device().stream_id(stream.handle()) };
         id.is_ok_and(|id| id == stream.id() || id.is_in_capture())
     }
 
@@ -135,7 +136,8 @@ impl Streams {
         let device = self.context.device();
         let may_be = devices::present().nth(1).is_some();
         // No event that we record in a capture tells us anything; captures of other GPUs' streams are not looked for.
-        if !may_be || device.capture_of(stream.handle())?.is_some() {
+        // SAFETY: the stream was registered just now.
+        if !may_be || unsafe { device.capture_of(stream.handle()) }?.is_some() {
             return Ok(());
         }
         match stream.record() {

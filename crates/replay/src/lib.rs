@@ -17,6 +17,7 @@ pub mod read;
 pub mod replay;
 pub mod report;
 pub mod segments;
+pub mod sites;
 pub mod trace;
 pub mod verdict;
 

@@ -122,7 +122,7 @@ impl millpond_baselines::Allocator for Nothing {
         let next = self.0.fetch_add(512, std::sync::atomic::Ordering::Relaxed);
         Ok(millpond::device::DevicePtr::NULL.offset(next + 512))
     }
-    fn free(&self, _: millpond::device::DevicePtr, _: &millpond::Stream) -> millpond::Result<()> {
+    unsafe fn free(&self, _: millpond::device::DevicePtr, _: &millpond::Stream) -> millpond::Result<()> {
         Ok(())
     }
     fn record_use(&self, _: millpond::device::DevicePtr, _: &millpond::Stream) -> millpond::Result<()> {

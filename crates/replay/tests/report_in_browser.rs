@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 
 use millpond::Context;
 use millpond_replay::choice::Choice;
+use millpond_replay::fit::Card;
 use millpond_replay::read::{self, Limits};
 use millpond_replay::replay::{FreeWhen, Program, UNLIMITED, on_sim};
 use millpond_replay::report::{Section, write};
@@ -33,9 +34,9 @@ fn report() -> (String, Vec<String>) {
     let trace = read::read(&path, Limits::default()).unwrap().remove(0);
     let program = Program::new(&trace, FreeWhen::Completed);
     let choice = Choice::default();
-    let verdict = Verdict::of(&trace, &program, &choice).unwrap().lines();
+    let verdict = Verdict::of(&trace, &program, &choice, |_| None).unwrap().lines();
     let mut figures = verdict.clone();
-    let mut section = Section::of(&trace, &program, verdict, 512 << 20);
+    let mut section = Section::of(&trace, &program, verdict, (Card::all(), 512 << 20));
     for name in ALLOCATORS {
         let choose = |context: &Context| choice.build(name, context);
         let outcome = on_sim(&trace, &program, &choose, UNLIMITED).unwrap();

@@ -183,7 +183,7 @@ impl Allocator for Bfc {
         Ok(taken.start)
     }
 
-    fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         if ptr.is_null() {
             return Ok(());
         }

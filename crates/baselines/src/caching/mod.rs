@@ -229,7 +229,7 @@ impl Allocator for Caching {
         Ok(start)
     }
 
-    fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         if ptr.is_null() {
             return Ok(());
         }

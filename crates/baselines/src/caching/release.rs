@@ -91,8 +91,10 @@ impl Caching {
 
     fn synchronize(&self, stream: &Stream) -> DeviceResult<()> {
         // The handle of a thread's default stream names another stream on another thread.
-        if self.device.stream_id(stream.handle())? == stream.id() {
-            self.device.synchronize_stream(stream.handle())
+        // SAFETY: the stream is borrowed, so its handle is valid.
+        if unsafe { self.device.stream_id(stream.handle()) }? == stream.id() {
+            // SAFETY: as above.
+            unsafe { self.device.synchronize_stream(stream.handle()) }
         } else {
             self.device.synchronize()
         }

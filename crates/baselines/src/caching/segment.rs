@@ -69,13 +69,15 @@ impl Segment {
         let pages = create_pages(&mut on, self.page_bytes, count)?;
         let mut mapped = 0;
         let done = pages.iter().enumerate().try_for_each(|(i, &page)| {
-            on.device.map(self.address(first + i), self.page_bytes, page)?;
+            // SAFETY: the segment reserved the range, where none is mapped, and the page is new.
+            unsafe { on.device.map(self.address(first + i), self.page_bytes, page) }?;
             on.calls.map += 1;
             mapped += 1;
             Ok(())
         });
         let bytes = count as u64 * self.page_bytes;
-        let done = done.and_then(|()| on.device.set_access(at, bytes));
+        // SAFETY: what was mapped above, if all of it was.
+        let done = done.and_then(|()| unsafe { on.device.set_access(at, bytes) });
         self.pages.resize(self.pages.len().max(first + count), None);
         for (place, page) in self.pages[first..].iter_mut().zip(&pages) {
             *place = Some(*page);

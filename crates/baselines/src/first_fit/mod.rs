@@ -116,7 +116,7 @@ impl Allocator for FirstFit {
         Ok(taken.start)
     }
 
-    fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         if ptr.is_null() {
             return Ok(());
         }

@@ -157,15 +157,15 @@ pub(crate) fn misuse_is_a_typed_error_and_changes_nothing(rig: Rig) {
     let before = rig.allocator.usage();
     let (inside, foreign) = (ptr.offset(256), DevicePtr::new(0x1000));
     let interior = |error| matches!(error, Error::InteriorPointer { offset: 256, .. });
-    assert!(interior(error_of(rig.allocator.free(inside, &stream))));
+    assert!(interior(error_of(rig.try_free(inside, &stream))));
     assert!(interior(error_of(rig.allocator.record_use(inside, &stream))));
     let unknown = |error| matches!(error, Error::ForeignPointer { .. });
-    assert!(unknown(error_of(rig.allocator.free(foreign, &stream))));
+    assert!(unknown(error_of(rig.try_free(foreign, &stream))));
     assert!(unknown(error_of(rig.allocator.record_use(foreign, &stream))));
     assert_eq!(rig.allocator.usage(), before);
     rig.free(ptr, &stream);
     let after = rig.allocator.usage();
-    assert!(matches!(error_of(rig.allocator.free(ptr, &stream)), Error::DoubleFree { .. }));
+    assert!(matches!(error_of(rig.try_free(ptr, &stream)), Error::DoubleFree { .. }));
     assert_eq!(rig.allocator.usage(), after);
 }
 

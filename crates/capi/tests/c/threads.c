@@ -73,6 +73,35 @@ static void *release_under_them(void *unused) {
     return NULL;
 }
 
+/* To another thread than its own, a default stream's handle would mean that thread's. */
+static void *use_anothers_default_stream(void *stream) {
+    char byte = 1;
+    int32_t answer;
+    millpond_event *event;
+    void *block;
+
+    OK(millpond_alloc(pool, 1, stream, &block));
+    FAILS(millpond_stream_synchronize(context, stream), DEVICE_INVALID, "another thread's default stream");
+    FAILS(millpond_stream_is_idle(context, stream, &answer), DEVICE_INVALID, "another thread's");
+    FAILS(millpond_stream_record(context, stream, &event), DEVICE_INVALID, "another thread's");
+    FAILS(millpond_memset(context, block, 0, 1, stream), DEVICE_INVALID, "another thread's");
+    FAILS(millpond_copy_from_host(context, block, &byte, 1, stream), DEVICE_INVALID, "another thread's");
+    FAILS(millpond_copy_to_host(context, &byte, block, 1, stream), DEVICE_INVALID, "another thread's");
+    OK(millpond_free(pool, block, stream));
+    return NULL;
+}
+
+static void share_a_default_stream(void) {
+    millpond_stream *stream;
+    pthread_t thread;
+
+    OK(millpond_stream_register(context, (void *)2, &stream));
+    CHECK(pthread_create(&thread, NULL, use_anothers_default_stream, stream) == 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    OK(millpond_stream_synchronize(context, stream));
+    OK(millpond_stream_release(stream));
+}
+
 int main(void) {
     pthread_t threads[4];
     millpond_stats stats = {.size = sizeof stats};
@@ -91,6 +120,7 @@ int main(void) {
     OK(millpond_pool_stats(pool, &stats));
     CHECK(stats.allocations == 8000 && stats.frees == 8000 && stats.blocks.current == 0);
     OK(millpond_pool_check(pool));
+    share_a_default_stream();
 
     OK(millpond_pool_create(context, NULL, &first));
     OK(millpond_stream_create(context, &stream));

@@ -1,6 +1,8 @@
 // A program written against the simple pool's interface compiles unchanged, and gets what the interface promises.
 #include <cuda_mempool.hpp>
 
+#include <atomic>
+#include <cstdint>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -120,9 +122,31 @@ static void a_block_is_freed_on_the_stream_that_it_was_allocated_on() {
     pool.deallocate(pool.allocate(1000, stream));
     pool.deallocate_async(pool.allocate_async(1000, stream), stream);
     void *late = pool.allocate(1000, stream);
-    // Its stream is destroyed before it is freed.
+    // Its stream is destroyed before it is freed, and no call is given the handle after that.
+    pool.forget_stream(stream);
     assert(millpond_stream_release(made) == MILLPOND_STATUS_OK);
-    if (std::getenv("MILLPOND_DEVICE") != nullptr) pool.deallocate(late);
+    pool.deallocate(late);
+    assert(pool.pool().stats().blocks.current == 0);
+}
+
+static void a_block_of_a_default_stream_is_freed_after_its_own_threads_work() {
+    CudaMemPool pool;
+    const cudaStream_t per_thread = reinterpret_cast<cudaStream_t>(2);
+    static std::atomic<bool> go{false}, done{false};
+    const auto work = [](void *) {
+        while (!go.load()) std::this_thread::yield();
+        done.store(true);
+    };
+    void *block = pool.allocate(1000, per_thread);
+    millpond::Buffer<char> buffer(pool.pool(), 1000, per_thread);
+    const millpond_status given = millpond_host_launch(pool.pool().context().get(), per_thread, work, nullptr);
+    assert(given == MILLPOND_STATUS_OK || std::getenv("MILLPOND_DEVICE") == nullptr);
+    std::thread([&] { millpond::Buffer<char>(std::move(buffer)); }).join();
+    std::thread opens([&] { go.store(true); });
+    std::thread([&] { pool.deallocate(block); }).join();
+    assert(done.load() || given != MILLPOND_STATUS_OK);
+    opens.join();
+    assert(pool.pool().stats().blocks.current == 0);
 }
 
 static void owners_move_and_free() {
@@ -202,6 +226,7 @@ int main() {
     the_limit_holds();
     options_that_the_pool_cannot_take_are_rounded();
     a_block_is_freed_on_the_stream_that_it_was_allocated_on();
+    a_block_of_a_default_stream_is_freed_after_its_own_threads_work();
     owners_move_and_free();
     threads_share_a_pool();
     the_variable_that_chooses_the_device_is_named_where_there_is_no_gpu_and_where_it_is_wrong();

@@ -5,7 +5,9 @@ use std::time::Duration;
 use super::blocks::State;
 use super::find::Want;
 use super::placing::Place;
+use super::regions::Region;
 use super::supply::Supply;
+use super::table::Table;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
 use crate::order::{Fence, Stream};
@@ -108,6 +110,7 @@ impl Arena {
         supply: &mut Supply,
         stream: &Stream,
     ) -> Result<(), Refusal> {
+        self.back_entries(place)?;
         let mut at = Some(place.first);
         while let Some(id) = at.filter(|id| self.blocks[*id].start < place.end) {
             let next = self.blocks[id].next;
@@ -118,6 +121,21 @@ impl Arena {
             at = next;
         }
         Ok(())
+    }
+
+    /// Lets blocks start wherever pages are about to be put. While nothing has changed: it takes memory of the host's.
+    fn back_entries(&mut self, place: &Place) -> Result<(), Refusal> {
+        let slots = (self.layout.slot_of(place.start), self.layout.slots_for(place.end));
+        if !self.regions.make_room(place.region, slots, self.pages.records()) {
+            return Err(Refusal::of_host("a list of pages", 16 * slots.1));
+        }
+        let (first, end) = (slots.0 * self.layout.slot_bytes, slots.1 * self.layout.slot_bytes);
+        let Region { zone, ref table, .. } = *self.regions.get(place.region);
+        if table.back(first..end) {
+            return Ok(());
+        }
+        let bytes = Table::bytes_of_entries(end - first, self.layout.granule(zone));
+        Err(Refusal::of_host("memory for where blocks lie", bytes))
     }
 
     /// Backs the slots `slots.0..slots.1`, which lie in the void block `void`.
@@ -167,7 +185,10 @@ impl Arena {
         self.exchange(after.saturating_sub(reserved.high), supply);
         loop {
             match self.pages.create(slots) {
-                Ok(page) => return Ok(page),
+                Ok(page) => {
+                    self.created.push(page);
+                    return Ok(page);
+                }
                 Err(NoPage::Short(what)) if slots > 1 && what != Shortage::Headroom => slots /= 2,
                 Err(NoPage::Short(_)) if self.exchange(u64::from(slots) * self.layout.slot_bytes, supply) => {
                 }
@@ -243,7 +264,8 @@ impl Arena {
         freed: u64,
     ) -> Result<(), Refusal> {
         let at = self.next_address(stretch);
-        if let Err(failure) = self.pages.map(page, at) {
+        // SAFETY: the arena reserved the range, and the block there says that nothing is mapped.
+        if let Err(failure) = unsafe { self.pages.map(page, at) } {
             return Err(self.park_unmapped(page, stretch, failure));
         }
         self.attach(page, stretch, fence, freed);

@@ -88,9 +88,14 @@ impl Bin {
         if number == 0 { &mut self.first } else { &mut self.more[number - 1] }
     }
 
-    pub(super) fn insert(&mut self, entry: Entry) {
+    /// `false`, and nothing done, where the host has no memory for it.
+    #[must_use]
+    pub(super) fn insert(&mut self, entry: Entry) -> bool {
         let number = self.run_of(entry.key);
         let run = self.run_mut(number);
+        if run.len() == run.capacity() && run.try_reserve(1).is_err() {
+            return false;
+        }
         if run.len() <= SHORT {
             // Nearly always. To move a few is done before a place is found and room is made for it.
             run.push(entry);
@@ -100,14 +105,25 @@ impl Bin {
                 at -= 1;
             }
             run[at] = entry;
-            return;
+            return true;
         }
         let at = place_in(run, entry.key);
         run.insert(at, entry);
         if run.len() > LONG {
-            let second = run.split_off(LONG / 2);
-            self.more.insert(number, second);
+            self.cut_in_two(number);
         }
+        true
+    }
+
+    /// Cuts a long run in two, if the host has memory for that: else it goes on growing.
+    fn cut_in_two(&mut self, number: usize) {
+        let mut second = Vec::new();
+        let half = self.run(number).len() - LONG / 2;
+        if self.more.try_reserve(1).is_err() || second.try_reserve(half).is_err() {
+            return;
+        }
+        second.extend(self.run_mut(number).drain(LONG / 2..));
+        self.more.insert(number, second);
     }
 
     /// Removes a key; returns whether it was there.

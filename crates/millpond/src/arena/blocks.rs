@@ -114,6 +114,28 @@ impl Blocks {
         id
     }
 
+    /// Sees to it that so many blocks more need no memory of the host's, nor does it when any of all are joined. `false`
+    /// where the host refuses it.
+    #[inline]
+    pub(super) fn make_room(&mut self, more: usize) -> bool {
+        self.vacant.len() >= more || self.make_room_slow(more)
+    }
+
+    #[cold]
+    fn make_room_slow(&mut self, more: usize) -> bool {
+        if self.records.capacity() == 0 && self.records.try_reserve_exact(FIRST_RECORDS).is_err() {
+            return false;
+        }
+        // One joined block is vacant at a time, but all may come to be.
+        self.records.try_reserve(more).is_ok()
+            && self.vacant.try_reserve(self.records.capacity() - self.vacant.len()).is_ok()
+    }
+
+    /// Records that there is room for.
+    pub(super) fn capacity(&self) -> usize {
+        self.records.capacity()
+    }
+
     /// A record that is unused.
     #[inline]
     fn vacant_record(&mut self) -> BlockId {
@@ -134,6 +156,11 @@ impl Blocks {
     fn both(&mut self, a: BlockId, b: BlockId) -> [&mut Block; 2] {
         let both = self.records.get_disjoint_mut([a.0 as usize, b.0 as usize]);
         both.expect("two blocks have two records, and ids in use name records")
+    }
+
+    /// The block with this name; `None` where no block ever had it.
+    pub(super) fn get(&self, id: BlockId) -> Option<&Block> {
+        self.records.get(id.0 as usize)
     }
 
     /// Whether the id names a block in this state now.
@@ -210,6 +237,9 @@ impl Blocks {
         kept.units += gone.units;
         kept.next = gone.next;
         kept.freed = kept.freed.max(gone.freed);
+        if kept.fence.len() < gone.fence.len() {
+            std::mem::swap(&mut kept.fence, &mut gone.fence);
+        }
         // The fence of a record that is unused stays where it is, and is written over.
         kept.fence.join(&gone.fence);
         let next = kept.next;

@@ -139,24 +139,30 @@ impl Arena {
         joined
     }
 
-    /// Joins a free block with those free neighbours that it may be joined with. `None` where there are none.
+    /// Joins a free block with all free neighbours, one after the other, that it may be joined with. `None` where there
+    /// are none.
     fn join_around(&mut self, id: BlockId) -> Option<BlockId> {
         let (mut whole, mut joined) = (id, false);
-        for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
-            if self.blocks.is(neighbour, State::Free) && self.may_join(whole, neighbour) {
-                if !joined {
-                    self.remove_free(whole);
-                }
-                self.remove_free(neighbour);
-                whole = self.blocks.join(whole, neighbour);
-                joined = true;
+        while let Some(neighbour) = self.joinable(whole) {
+            if !joined {
+                self.remove_free(whole);
             }
+            self.remove_free(neighbour);
+            whole = self.blocks.join(whole, neighbour);
+            joined = true;
         }
         if joined {
+            // Once for all of them: of many streams' blocks, each join would look at every stream again.
             self.timelines.prune_several(&mut self.blocks[whole].fence, self.policies);
             self.index_free(whole);
         }
         joined.then_some(whole)
+    }
+
+    /// A free neighbour that the block may be joined with.
+    fn joinable(&mut self, id: BlockId) -> Option<BlockId> {
+        let neighbours = [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten();
+        neighbours.into_iter().find(|other| self.blocks.is(*other, State::Free) && self.may_join(id, *other))
     }
 
     fn may_join(&mut self, a: BlockId, b: BlockId) -> bool {

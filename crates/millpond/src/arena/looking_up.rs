@@ -6,6 +6,12 @@ use super::regions::Source;
 use super::table::Entry;
 use crate::device::DevicePtr;
 
+#[cfg(test)]
+thread_local! {
+    /// How many arenas were asked by this thread what a pointer is.
+    pub(crate) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
 /// What a pointer is to an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pointer {
@@ -55,6 +61,8 @@ impl Arena {
 
     /// What the pointer is.
     pub(crate) fn look_up(&self, ptr: DevicePtr) -> Pointer {
+        #[cfg(test)]
+        LOOKS.with(|looks| looks.set(looks.get() + 1));
         let Some((region, at)) = self.regions.find(ptr) else { return Pointer::Foreign };
         match self.regions.out_at(region, at) {
             Some(entry) if entry.is_live() => Pointer::Live(entry.id()),
@@ -76,6 +84,11 @@ impl Arena {
             at = block.next;
         }
         Pointer::NotLive
+    }
+
+    /// Whether a block with this name is out, and starts there.
+    pub(super) fn is_out_at(&self, id: BlockId, ptr: DevicePtr) -> bool {
+        self.blocks.get(id).is_some_and(|block| block.state == State::Out) && self.address_of(id) == ptr
     }
 
     pub(super) fn address_of(&self, id: BlockId) -> DevicePtr {

@@ -43,6 +43,7 @@ mod layout;
 mod looking_up;
 mod placing;
 mod purse;
+mod ranges;
 mod regions;
 mod reserving;
 mod segments;
@@ -60,14 +61,17 @@ pub(crate) use blocks::{BlockId, Zone};
 use blocks::{Blocks, State};
 use index::{FreeIndex, VoidIndex};
 pub(crate) use layout::Layout;
+#[cfg(test)]
+pub(crate) use looking_up::LOOKS;
 pub(crate) use looking_up::Pointer;
+pub(crate) use ranges::{Owner, Ranges};
 use regions::Regions;
-pub(crate) use table::{Entry, EntryRef, MOST_UNITS, Views};
+pub(crate) use table::{Entry, EntryRef, GONE, MOST_UNITS, Place, Views};
 
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
 use crate::order::{Fence, ReusePolicies, Stream, Timelines};
-use crate::pages::{Limits, NoPage, Pages, Shortage};
+use crate::pages::{NoPage, PageId, Pages, Shortage};
 
 /// Why an allocation was refused.
 #[derive(Debug)]
@@ -79,14 +83,26 @@ pub(crate) enum Refusal {
         /// Bytes that were asked of the device.
         bytes: u64,
     },
+    /// The host has no memory, or no addresses, left for what describes the device's.
+    Host {
+        /// What it is needed for, or the call that failed.
+        what: &'static str,
+        /// Bytes that were asked of the host.
+        bytes: u64,
+    },
     /// The device refused for another reason.
     Device(DeviceError),
 }
 
 impl Refusal {
+    fn of_host(what: &'static str, bytes: u64) -> Self {
+        Self::Host { what, bytes }
+    }
+
     fn of_page(error: NoPage, bytes: u64) -> Self {
         match error {
             NoPage::Short(what) => Self::Short { what, bytes },
+            NoPage::Host(bytes) => Self::of_host("a list of pages", bytes),
             NoPage::Device(error) => Self::Device(error),
         }
     }
@@ -97,6 +113,9 @@ impl From<DeviceError> for Refusal {
         Self::Device(error)
     }
 }
+
+/// Blocks that there is room for before anything is asked for: to cut one out of another makes two.
+const ROOM: usize = 4;
 
 /// A block that the arena lets out.
 #[derive(Debug, Clone, Copy)]
@@ -128,6 +147,8 @@ pub(crate) struct Arena {
     shortener: shorten::Shortener,
     /// Memory for the next miss.
     spare_supply: supply::Supply,
+    /// Pages that the request under way created, to be given back if it fails.
+    created: Vec<PageId>,
     /// Stale blocks, in no order.
     stale: Vec<BlockId>,
     /// Free blocks with a free neighbour behind another fence: of each such pair at least one. Each id once;
@@ -139,8 +160,6 @@ pub(crate) struct Arena {
     out_blocks: [u64; 2],
     out_units: u64,
     views: Arc<Views>,
-    /// By zone: the entries for its first region of at most so many bytes, until there is one.
-    prepared: [Option<(u64, entries::Entries)>; 2],
 }
 
 impl Arena {
@@ -167,13 +186,13 @@ impl Arena {
             purse,
             shortener: shorten::Shortener::default(),
             spare_supply: supply::Supply::default(),
+            created: Vec::new(),
             stale: Vec::new(),
             unmerged: Vec::new(),
             frees: 0,
             out_blocks: [0; 2],
             out_units: 0,
             views: Arc::default(),
-            prepared: Default::default(),
         }
     }
 
@@ -186,6 +205,16 @@ impl Arena {
         let pages = Pages::new(device, self.counters.clone(), limits, self.layout.slot_bytes);
         let new = Self::new(self.timelines.clone(), self.counters.clone(), self.layout, policies, pages);
         Self { keeps: true, ..new }
+    }
+
+    /// From now on, the addresses of this arena, which has none yet, can be looked up in `ranges` as those of `owner`.
+    pub(crate) fn publish(&mut self, ranges: &Arc<Ranges>, owner: Owner) {
+        self.regions.publish(ranges, owner);
+    }
+
+    /// Whose an address is, of all that are published where this arena's are.
+    pub(crate) fn owner_of(&self, ptr: DevicePtr) -> Option<Owner> {
+        self.regions.owner_of(ptr)
     }
 
     pub(crate) fn set_policies(&mut self, policies: ReusePolicies) {
@@ -206,10 +235,6 @@ impl Arena {
         &self.views
     }
 
-    pub(crate) fn limits(&self) -> &Limits {
-        &self.pages.limits
-    }
-
     /// Lets out a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a
     /// slot), for work on `stream`, if one is ready: the first step only. With `closely`, only one that is not much longer:
     /// what the caches hold may fit better.
@@ -220,7 +245,7 @@ impl Arena {
         stream: &Stream,
         closely: bool,
     ) -> Result<Option<Out>, Refusal> {
-        let want = self.want(units, align);
+        let want = self.want(units, align)?;
         let found = if closely {
             self.find_best_ready(&want, stream)?.filter(|(free, _)| self.is_close(&want, *free))
         } else {
@@ -244,14 +269,14 @@ impl Arena {
         align: u64,
         stream: &Stream,
     ) -> Result<Option<Out>, Refusal> {
-        let want = self.want(units, align);
+        let want = self.want(units, align)?;
         let found = self.find(&want, stream)?;
         Ok(found.map(|(free, at)| self.carve(free, at, units, 0)))
     }
 
     /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, where pages are put for it.
     pub(crate) fn alloc_backed(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
-        let want = self.want(units, align);
+        let want = self.want(units, align)?;
         let (free, at) = self.back_or_undo(&want, stream, Means::All)?;
         Ok(self.carve(free, at, units, 1))
     }
@@ -259,7 +284,7 @@ impl Arena {
     /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, wherever it lies, or else from new pages: nothing
     /// is taken from anybody.
     pub(crate) fn alloc_growing(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
-        let want = self.want(units, align);
+        let want = self.want(units, align)?;
         if let Some((free, at)) = self.find_ready(&want, stream)? {
             return Ok(self.carve(free, at, units, 0));
         }
@@ -272,10 +297,28 @@ impl Arena {
         self.layout.zone_of(units) == Zone::Large
     }
 
-    fn want(&self, units: u64, align: u64) -> find::Want {
+    /// What is asked for; and what the host must have for it to be cut, and freed again, while nothing has changed.
+    fn want(&mut self, units: u64, align: u64) -> Result<find::Want, Refusal> {
         debug_assert!(0 < units && units < MOST_UNITS);
+        if !self.blocks.make_room(ROOM) || !self.make_room_beside_blocks() {
+            return Err(Refusal::of_host(
+                "a list of blocks",
+                (self.blocks.capacity() * size_of::<blocks::Block>()) as u64,
+            ));
+        }
         let zone = self.layout.zone_of(units);
-        find::Want { zone, units, align: align.max(self.layout.unit_bytes) }
+        Ok(find::Want { zone, units, align: align.max(self.layout.unit_bytes) })
+    }
+
+    /// What a free may need: room in the list of unmerged blocks, and spare memory for the indexes.
+    #[inline]
+    fn make_room_beside_blocks(&mut self) -> bool {
+        let more = self.blocks.capacity() - self.unmerged.len();
+        // Nearly always there is.
+        self.unmerged.capacity() >= self.blocks.capacity()
+            && self.free.iter().chain(&self.void).all(FreeIndex::has_spare)
+            || self.unmerged.try_reserve_exact(more).is_ok()
+                && self.free.iter_mut().chain(&mut self.void).all(FreeIndex::make_spare)
     }
 
     /// Backs a place for `want`, or gives back what was created for it before it failed.
@@ -285,19 +328,31 @@ impl Arena {
         stream: &Stream,
         means: Means,
     ) -> Result<(BlockId, u64), Refusal> {
-        let before = self.counters.reserved.current();
+        self.created.clear();
         self.back(want, stream, means).inspect_err(|_| {
-            if let Err(error) = self.trim(before) {
+            if let Err(error) = self.undo_created() {
                 tracing::warn!(%error, "pages for a request that failed could not be given back");
             }
         })
     }
 
+    /// Takes back the block of an entry, which nobody holds any more ([`Place::BETWEEN`]), as [`free`](Self::free) does.
+    /// `false`, and nothing changed, where the entry is not that of a block that is out, or somebody holds it: then it
+    /// was freed twice.
+    #[must_use]
+    pub(crate) fn take_back(&mut self, entry: &Entry, fence: Fence) -> bool {
+        let id = entry.id();
+        entry.is_in(Place::BETWEEN) && self.is_out_at(id, entry.ptr()) && self.free(id, fence)
+    }
+
     /// Takes back a block that is out, to be used after the work that `fence` names and the uses that were
-    /// recorded.
-    pub(crate) fn free(&mut self, id: BlockId, mut fence: Fence) {
+    /// recorded. `false`, and nothing changed, where it is not out.
+    #[must_use]
+    pub(crate) fn free(&mut self, id: BlockId, mut fence: Fence) -> bool {
         let block = &mut self.blocks[id];
-        debug_assert_eq!(block.state, State::Out);
+        if block.state != State::Out {
+            return false;
+        }
         self.timelines.add_uses(&mut fence, &block.fence);
         self.frees += 1;
         (block.state, block.freed, block.fence) = (State::Free, self.frees, fence);
@@ -305,12 +360,12 @@ impl Arena {
         self.out_units -= block.units;
         self.regions.get(block.region).table.close(block.start * self.layout.unit_bytes);
         self.insert_free(id);
+        true
     }
 
     /// Notes that the stream uses a live block, so that its free waits for the stream's work too.
     pub(crate) fn record_use(&mut self, id: BlockId, stream: &Stream) {
-        let tick = stream.tick();
-        self.blocks[id].fence.raise(stream.timeline().id, tick);
+        self.timelines.add_use(&mut self.blocks[id].fence, stream);
         if let Some(entry) = self.entry_of(id) {
             entry.note_uses();
         }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::Layout;
 use super::bin::MOST_REGIONS;
 use super::blocks::{BlockId, Whole, Zone};
+use super::ranges::{Owner, Published, Ranges};
 use super::shorten::SHORT;
 use super::table::{Entry, Table};
 use crate::device::DevicePtr;
@@ -90,12 +91,40 @@ pub(super) struct Regions {
     /// The binary logarithm of a slot's units.
     slot_shift: u32,
     by_base: BTreeMap<u64, u32>,
+    published: Option<Published>,
 }
 
 impl Regions {
     pub(super) fn new(layout: &Layout) -> Self {
         let slot_shift = layout.slot_shift();
-        Self { table: Vec::new(), spans: Vec::new(), slot_shift, by_base: BTreeMap::new() }
+        Self { table: Vec::new(), spans: Vec::new(), slot_shift, by_base: BTreeMap::new(), published: None }
+    }
+
+    /// Publishes the ranges of all regions to come.
+    pub(super) fn publish(&mut self, ranges: &Arc<Ranges>, owner: Owner) {
+        debug_assert!(self.by_base.is_empty(), "there are regions already");
+        self.published = Some(Published::new(ranges.clone(), owner));
+    }
+
+    /// Whose the address is, of all that are published where these regions are.
+    pub(super) fn owner_of(&self, ptr: DevicePtr) -> Option<Owner> {
+        self.published.as_ref()?.owner_of(ptr)
+    }
+
+    /// Publishes a region.
+    pub(super) fn show(&mut self, id: u32) {
+        let Region { base, bytes, .. } = *self.get(id);
+        if let Some(published) = &mut self.published {
+            published.enter(base, bytes);
+        }
+    }
+
+    /// Takes back what [`show`](Self::show) published: before the device gets the addresses.
+    pub(super) fn hide(&mut self, id: u32) {
+        let base = self.get(id).base;
+        if let Some(published) = &mut self.published {
+            published.leave(base);
+        }
     }
 
     /// Enters a region. `head` makes its first block, given the region's id.
@@ -112,6 +141,7 @@ impl Regions {
             self.table.push(Some(region));
         }
         self.by_base.insert(base.raw(), id);
+        self.show(id);
         id
     }
 
@@ -282,6 +312,18 @@ impl Regions {
             let shift = self.slot_shift;
             self.spans[page] = (first << shift, (first + u64::from(slots)) << shift);
         }
+    }
+
+    /// Sees to it that pages behind the slots below `end` can be noted without memory of the host's, of which there are so
+    /// many in all, and as many more as slots from `first` on. `false` where the host refuses it.
+    pub(super) fn make_room(&mut self, region: u32, (first, end): (u64, u64), pages: usize) -> bool {
+        let more = (pages + (end - first) as usize).saturating_sub(self.spans.len());
+        let Region { pages, long, .. } = self.get_mut(region);
+        let end = end as usize;
+        let slots = if pages.capacity() == 0 { end.max(FIRST_SLOTS) } else { end };
+        pages.try_reserve(slots.saturating_sub(pages.len())).is_ok()
+            && long.try_reserve(slots.div_ceil(64).saturating_sub(long.len())).is_ok()
+            && self.spans.try_reserve(more).is_ok()
     }
 
     #[cold]

@@ -3,11 +3,10 @@
 use std::sync::Arc;
 
 use super::blocks::{Block, State};
-use super::entries::Entries;
 use super::regions::{NewRegion, Source};
 use super::table::Table;
 use super::{Arena, BlockId, Refusal, Zone};
-use crate::device::DeviceError;
+use crate::device::{DeviceError, DevicePtr};
 
 /// Bytes of the first region of small blocks.
 const FIRST_SMALL: u64 = if cfg!(miri) { 1 << 26 } else { 1 << 33 };
@@ -30,30 +29,12 @@ impl Arena {
         bytes.checked_next_multiple_of(self.layout.slot_bytes).unwrap_or(least)
     }
 
-    /// Makes the tables of the first regions, which nothing is reserved for yet, and has the system give memory for where
-    /// blocks will start: it is zeroed for that, which takes as long as hundreds of allocations, so that the first ones
-    /// would wait for it.
-    pub(crate) fn prepare_tables(&mut self) {
-        if cfg!(miri) || !self.device.properties().virtual_memory {
-            return;
-        }
-        for zone in Zone::BOTH {
-            let bytes = self.region_bytes(zone, 0);
-            let entries = Table::touched_entries(bytes, self.layout.granule(zone));
-            self.prepared[zone as usize] = entries.map(|entries| (bytes, entries));
-        }
-    }
-
-    /// Entries for a region of so many bytes.
-    fn entries(&mut self, zone: Zone, bytes: u64) -> Result<Entries, DeviceError> {
-        let prepared = self.prepared[zone as usize].take();
-        if let Some((_, entries)) = prepared.filter(|(room, _)| *room >= bytes) {
-            return Ok(entries);
-        }
-        // Arenas that keep their pages may be hundreds, and have little each.
-        let on_huge_pages = !self.keeps;
-        let entries = Table::entries(bytes, self.layout.granule(zone), on_huge_pages);
-        entries.ok_or(DeviceError::OutOfMemory { call: "mmap of the blocks' table", requested: bytes })
+    /// Reserves address space. It is the process's that runs out, not memory of the device's.
+    fn reserve_addresses(&self, bytes: u64) -> Result<DevicePtr, Refusal> {
+        self.device.reserve(bytes).map_err(|error| match error {
+            DeviceError::OutOfMemory { call, requested } => Refusal::of_host(call, requested),
+            other => other.into(),
+        })
     }
 
     /// Reserves a region of at least `slots`; returns the void that fills it.
@@ -62,14 +43,16 @@ impl Arena {
         let mut bytes = self.region_bytes(zone, slots);
         let granule = self.layout.granule(zone);
         let (base, entries) = loop {
-            let both =
-                self.entries(zone, bytes).and_then(|entries| Ok((self.device.reserve(bytes)?, entries)));
-            match both {
+            let no_table = || {
+                Refusal::of_host("addresses for where blocks lie", Table::bytes_of_entries(bytes, granule))
+            };
+            let entries = Table::entries(bytes, granule).ok_or_else(no_table);
+            match entries.and_then(|entries| Ok((self.reserve_addresses(bytes)?, entries))) {
                 Ok(both) => break both,
                 Err(_) if bytes / 2 >= least => {
                     bytes = (bytes / 2).next_multiple_of(self.layout.slot_bytes);
                 }
-                Err(error) => return Err(error.into()),
+                Err(refusal) => return Err(refusal),
             }
         };
         self.counters.calls.reserve.add(1);
@@ -83,38 +66,5 @@ impl Arena {
         let void = self.regions.get(region).head;
         self.void[zone as usize].insert(&self.blocks[void], void);
         Ok(void)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use super::*;
-    use crate::arena::{EntryRef, Layout};
-    use crate::counters::Counters;
-    use crate::device::sim::{SimDevice, SimOptions};
-    use crate::order::{ReusePolicies, Timelines};
-    use crate::pages::{Limits, Pages};
-
-    #[test]
-    #[cfg_attr(miri, ignore = "prepares nothing")]
-    fn the_first_blocks_of_both_zones_have_their_entries_in_the_tables_that_were_prepared() {
-        let timelines = Timelines::new(SimDevice::new(SimOptions::default()).unwrap());
-        let (stream, counters) = (timelines.create_stream().unwrap(), Arc::new(Counters::default()));
-        let limits = Limits { hard_limit: u64::MAX, headroom: 0, budget: None };
-        let pages = Pages::new(timelines.device().clone(), counters.clone(), limits, 2 << 20);
-        let layout = Layout::new(512, 2 << 20, 32 << 20, 1 << 20);
-        let mut arena = Arena::new(timelines, counters, layout, ReusePolicies::default(), pages);
-        arena.prepare_tables();
-        let prepared = |arena: &Arena, zone: Zone| {
-            arena.prepared[zone as usize].as_ref().map(|(_, entries)| EntryRef::first_of(entries))
-        };
-        let firsts = Zone::BOTH.map(|zone| prepared(&arena, zone).expect("there are addresses"));
-        for (first, units) in firsts.into_iter().zip([1, 4096]) {
-            let out = arena.alloc(units, 512, &stream).unwrap();
-            assert_eq!(out.entry, first);
-        }
-        assert!(Zone::BOTH.iter().all(|zone| prepared(&arena, *zone).is_none()), "used once");
     }
 }

@@ -36,7 +36,11 @@ impl Arena {
         let short = |what| Refusal::Short { what, bytes };
         let granule = self.layout.granule(zone);
         // First, since nothing is held yet that would have to be given back.
-        let entries = Table::entries(bytes, granule, false).ok_or_else(|| short(Shortage::Device))?;
+        let no_table = || Refusal::of_host("where blocks lie", Table::bytes_of_entries(bytes, granule));
+        let entries = Table::entries(bytes, granule).ok_or_else(no_table)?;
+        if !entries.back(0..bytes.div_ceil(granule) as usize) {
+            return Err(no_table());
+        }
         let limits = &self.pages.limits;
         limits.admit(bytes, self.device.as_ref(), &self.counters).map_err(short)?;
         let base = match self.device.alloc_segment(bytes) {
@@ -93,9 +97,14 @@ impl Arena {
             let region = self.regions.get(id);
             (region.base, region.bytes, region.head)
         };
+        // Before: another pool may get the addresses at once.
+        self.regions.hide(id);
         // SAFETY: the segment is one free block whose fence is complete: no pending work uses it, and no
         // program holds a pointer into it. The region goes below.
-        unsafe { self.device.free_segment(base) }?;
+        if let Err(error) = unsafe { self.device.free_segment(base) } {
+            self.regions.show(id);
+            return Err(error);
+        }
         self.counters.calls.free.add(1);
         self.pages.limits.withdraw(bytes, &self.counters);
         self.remove_free(head);

@@ -161,7 +161,8 @@ impl Arena {
                 }
             };
             let at = self.regions.address(region, slot * self.layout.units_per_slot(), &self.layout);
-            if let Err(failure) = self.pages.map(page, at) {
+            // SAFETY: the arena reserved the range, and what was mapped there is gone.
+            if let Err(failure) = unsafe { self.pages.map(page, at) } {
                 let mut bare = self.make_bare(long, slot);
                 let refusal = self.park_unmapped(page, &mut bare, failure);
                 self.close_stretch(&bare);

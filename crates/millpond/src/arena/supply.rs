@@ -227,8 +227,8 @@ impl Arena {
             let fence = self.blocks[from].fence.clone();
             let freed = self.blocks[from].freed;
             let at = self.next_address(stretch);
-            self.pages
-                .map(victim.page, at)
+            // SAFETY: the arena reserved the range, and the block there says that nothing is mapped.
+            unsafe { self.pages.map(victim.page, at) }
                 .map_err(|failure| self.unmapped(victim.page, stretch, failure))?;
             let stale = self.cut_page(from, home, victim.page, supply);
             self.stale.push(stale);

@@ -3,12 +3,22 @@
 //! Each region has a [`Table`] with one [`Entry`] for every place where a block may start: every unit in the
 //! small zone; in the large zone, whose blocks are never shorter than a granule, one per granule. The tables
 //! of address ranges are published in [`Views`], so that a free finds its block with a comparison and a
-//! shift. Entries take memory where blocks started ([`Entries`]).
+//! shift. Entries take memory of the host's where blocks started ([`Entries`]).
 //!
 //! A block that has left the arena is *out*. It is *live* while the program holds it and *cached* while it
 //! lies in a thread's magazine; who has it writes its entry, so that needs no atomic read-modify-write. Only
 //! the pool's lock lets blocks out and takes them back.
+//!
+//! **Freed twice at once.** Two threads that free one block within the same nanoseconds both find it live, and each
+//! puts it into a magazine. The entry then names one of the two magazines: the last that wrote it. Whoever takes a
+//! block out of a magazine, to hand it out or to give it back, first looks whether the entry names this magazine
+//! ([`Entry::is_in`]). The other copy is a *stray*: it is dropped, counted and reported. So a block is never handed
+//! out twice, and the arena never takes back what is live or somebody else's. An entry whose block went back to the
+//! arena has a length that no block has ([`GONE`]), so that a copy whose free was still under way then is not
+//! handed out either. One order is not seen, since the free would need an atomic read-modify-write for it: a thread
+//! that is stopped inside its free, after it found the block live, until the same block was handed out again.
 
+use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
@@ -24,15 +34,17 @@ use crate::order::Tick;
 #[repr(align(64))]
 pub(crate) struct Entry {
     /// The address of the live block, so that a free compares it with what it was given and knows all it must. With
-    /// [`USES`] added for a block that other streams use, and the complement for one that is cached, it is no address
-    /// that a device has ([`Device::reserve`]). 0 for no block.
+    /// [`USES`] added for a block that other streams use it is no address that a device has ([`Device::reserve`]). For
+    /// a block that is not live, the [place](Place) where it is. 0 for no block.
     ///
     /// [`Device::reserve`]: crate::device::Device::reserve
     key: AtomicU64,
     /// Bytes of a live block that were asked for.
     requested: AtomicU64,
-    /// Length in bytes. Constant while the block is out.
+    /// Length in bytes. Constant while the block is out. Afterwards [`GONE`] is added.
     bytes: AtomicU64,
+    /// Where the block starts. Constant while it is out, and 0 afterwards.
+    start: AtomicU64,
     /// The stream's tick when the block was last freed to a magazine.
     tick: AtomicU64,
     /// Constant while the block is out, as is `id`.
@@ -42,14 +54,32 @@ pub(crate) struct Entry {
 
 /// Other streams' uses of the live block are recorded, so that its free is the arena's.
 const USES: u64 = 1 << 62;
-/// The bit that every complement of an address has.
-const CACHED: u64 = 1 << 63;
+
+/// Added to the length in the entry of a block that is the arena's again: more than any block has.
+pub(crate) const GONE: u64 = 1 << 63;
+
+/// Where a block is that is out and not live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place(u64);
+
+impl Place {
+    /// Between two places, in the depot, or in the hands of whoever has the pool's lock.
+    pub(crate) const BETWEEN: Self = Self(1);
+
+    /// In this magazine, which does not move while it holds blocks. Its address in the host's memory is not where a
+    /// block starts: a host and its devices share one range of addresses, and simulated ones begin far below the heap.
+    #[inline]
+    pub(crate) fn of<M>(magazine: &M) -> Self {
+        const { assert!(align_of::<M>() > 1, "its address is another place than `BETWEEN`") };
+        Self(std::ptr::from_ref(magazine).addr() as u64)
+    }
+}
 
 /// Blocks are shorter than this, in units: 16 TiB in the smallest units.
 pub(crate) const MOST_UNITS: u64 = 1 << 36;
 
 impl Entry {
-    /// A block leaves the arena, and is cached for now.
+    /// A block leaves the arena, and is nobody's for now.
     fn open(&self, ptr: DevicePtr, id: BlockId, bytes: u64) {
         debug_assert!(ptr.raw() < USES, "a device with addresses beyond 2^62");
         // Relaxed, here and where nothing else is said: whoever reads an entry that matters to him got the block's
@@ -57,13 +87,18 @@ impl Entry {
         // pointer) any value seen is a value that was there, and none of them says more than that.
         self.id.store(id.0, Ordering::Relaxed);
         self.label.store(0, Ordering::Relaxed);
-        self.bytes.store(bytes, Ordering::Relaxed);
-        self.key.store(!ptr.raw(), Ordering::Relaxed);
+        self.start.store(ptr.raw(), Ordering::Relaxed);
+        self.key.store(Place::BETWEEN.0, Ordering::Relaxed);
+        // Release: who reads this length with Acquire sees what comes before it (`bytes_of_live`).
+        self.bytes.store(bytes, Ordering::Release);
     }
 
     /// The block is the arena's again.
     fn close(&self) {
+        self.start.store(0, Ordering::Relaxed);
         self.key.store(0, Ordering::Relaxed);
+        // Release: as in `open`.
+        self.bytes.store(self.bytes() | GONE, Ordering::Release);
     }
 
     /// The program gets the block at `ptr`, of which it asked for so many bytes.
@@ -75,26 +110,57 @@ impl Entry {
         self.key.store(ptr.raw(), Ordering::Release);
     }
 
-    /// The program gave the block at `ptr` back to a magazine, at `tick` of the stream that freed it.
+    /// The program gave the block back to the magazine at `place`, at `tick` of the stream that freed it.
     #[inline]
-    pub(crate) fn make_cached(&self, ptr: DevicePtr, tick: Tick) {
+    pub(crate) fn make_cached(&self, place: Place, tick: Tick) {
         // Most often it is what it was: a load costs less than a store.
         if self.tick.load(Ordering::Relaxed) != tick {
             self.tick.store(tick, Ordering::Relaxed);
         }
-        self.key.store(!ptr.raw(), Ordering::Relaxed);
+        self.move_to(place);
+    }
+
+    /// The block that is out and not live lies elsewhere now.
+    #[inline]
+    pub(crate) fn move_to(&self, place: Place) {
+        self.key.store(place.0, Ordering::Relaxed);
+    }
+
+    /// Whether the block is there. By whoever has a copy of it in that place.
+    #[inline]
+    pub(crate) fn is_in(&self, place: Place) -> bool {
+        self.key.load(Ordering::Relaxed) == place.0
+    }
+
+    /// Takes the block out of the hands of whoever has it at `place`; `false`, and nothing changed, where it is not
+    /// there, or was the arena's already.
+    pub(crate) fn leave(&self, place: Place) -> bool {
+        let is_there = self.is_in(place) && self.bytes() & GONE == 0;
+        if is_there {
+            self.move_to(Place::BETWEEN);
+        }
+        is_there
+    }
+
+    /// Takes the live block at `ptr`, which has no recorded uses, out of the program's hands; `false`, and nothing
+    /// changed, where another thread was first. Under the pool's lock.
+    pub(crate) fn claim(&self, ptr: DevicePtr) -> bool {
+        // Acquire: as in `is_plain`.
+        let order = (Ordering::Acquire, Ordering::Relaxed);
+        self.key.compare_exchange(ptr.raw(), Place::BETWEEN.0, order.0, order.1).is_ok()
     }
 
     /// Where the block that is out starts.
     pub(crate) fn ptr(&self) -> DevicePtr {
-        let key = self.key.load(Ordering::Relaxed);
-        DevicePtr::new(if key & CACHED != 0 { !key } else { key & !USES })
+        DevicePtr::new(self.start.load(Ordering::Relaxed))
     }
 
     /// Notes that other streams use the live block.
     pub(super) fn note_uses(&self) {
-        // A read-modify-write: the program may use the block on several threads at once.
-        self.key.fetch_or(USES, Ordering::Relaxed);
+        let live = self.start.load(Ordering::Relaxed);
+        // A read-modify-write: another thread may free the block meanwhile, which would be a mistake. Where it is not
+        // live, or noted already, nothing is to be done.
+        let _ = self.key.compare_exchange(live, live | USES, Ordering::Relaxed, Ordering::Relaxed);
     }
 
     /// Whether a live block without recorded uses starts at `ptr`, an address for which the entry was
@@ -111,8 +177,8 @@ impl Entry {
 
     /// Whether the program holds the block.
     pub(crate) fn is_live(&self) -> bool {
-        let key = self.key.load(Ordering::Relaxed);
-        key != 0 && key & CACHED == 0
+        let start = self.ptr().raw();
+        start != 0 && self.key.load(Ordering::Relaxed) & !USES == start
     }
 
     /// Bytes of a live block that were asked for.
@@ -121,10 +187,24 @@ impl Entry {
         self.requested.load(Ordering::Relaxed)
     }
 
-    /// Length of a block that is out.
+    /// Length of a block that is out; [`GONE`] and more of one that is not.
     #[inline]
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// What [`bytes`](Self::bytes) is before [`is_plain`](Self::is_plain) is asked: if it answers yes, the length is
+    /// that of the block, also where it goes back to the arena meanwhile.
+    #[inline]
+    pub(crate) fn bytes_of_live(&self) -> u64 {
+        // Acquire: comes before the look at the key.
+        self.bytes.load(Ordering::Acquire)
+    }
+
+    /// What was counted when a copy of the block was freed, as far as that is still known: bytes asked for, and its
+    /// length.
+    pub(crate) fn last_counted(&self) -> (u64, u64) {
+        (self.requested(), self.bytes() & !GONE)
     }
 
     /// The tick at which a cached block was freed.
@@ -150,20 +230,19 @@ impl Entry {
 }
 
 #[cfg(test)]
-impl EntryRef {
-    pub(super) fn first_of(entries: &Entries) -> Self {
-        Self(entries.first())
-    }
-}
-
-#[cfg(test)]
 impl Entry {
+    /// Where the block is, of one that is not live.
+    pub(crate) fn place(&self) -> Place {
+        Place(self.key.load(Ordering::Relaxed))
+    }
+
     /// The entry of a cached block at `ptr`.
     pub(crate) fn for_test(ptr: DevicePtr, bytes: u64) -> Self {
         let entry = Self {
             key: AtomicU64::new(0),
             requested: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
+            start: AtomicU64::new(0),
             tick: AtomicU64::new(0),
             label: AtomicU32::new(0),
             id: AtomicU32::new(0),
@@ -210,22 +289,34 @@ pub(crate) struct Table {
 impl Table {
     /// Entries for a region of `bytes`, in which blocks start at least `granule` bytes (a power of two) apart. `None`
     /// where the process has not enough addresses left.
-    pub(super) fn entries(bytes: u64, granule: u64, on_huge_pages: bool) -> Option<Entries> {
-        Entries::new(usize::try_from(bytes.div_ceil(granule)).ok()?, on_huge_pages)
+    pub(super) fn entries(bytes: u64, granule: u64) -> Option<Entries> {
+        Entries::new(usize::try_from(bytes.div_ceil(granule)).ok()?)
     }
 
-    /// The same, on huge pages, of which the first has memory of the system's already: it gives that when something is
-    /// written there first.
-    pub(super) fn touched_entries(bytes: u64, granule: u64) -> Option<Entries> {
-        let nowhere = Self::new(DevicePtr::NULL, bytes, granule, Self::entries(bytes, granule, true)?);
-        nowhere.entries.back(0);
-        nowhere.close(0);
-        Some(nowhere.entries)
+    /// The host's memory that such entries may take.
+    pub(super) fn bytes_of_entries(bytes: u64, granule: u64) -> u64 {
+        bytes.div_ceil(granule).saturating_mul(size_of::<Entry>() as u64)
     }
 
     /// A table of these entries, for the region at `base`.
     pub(super) fn new(base: DevicePtr, bytes: u64, granule: u64, entries: Entries) -> Self {
         Self { base, granule_shift: granule.ilog2(), count: bytes.div_ceil(granule), entries }
+    }
+
+    /// Lets blocks start in these bytes of the region from now on; `false` where the host has no memory for that. Under
+    /// the pool's lock.
+    pub(super) fn back(&self, bytes: Range<u64>) -> bool {
+        self.entries.back(self.number(bytes.start)..self.number(bytes.end - 1) + 1)
+    }
+
+    /// Gives back what entries take of the host's memory in these bytes of the region, in which no block is out. Under
+    /// the pool's lock.
+    pub(super) fn let_go(&self, bytes: Range<u64>) {
+        let mask = (1 << self.granule_shift) - 1;
+        let (first, end) = (self.number(bytes.start + mask), self.number(bytes.end));
+        if first < end {
+            self.entries.let_go(first..end);
+        }
     }
 
     /// The number of the entry for byte `at` of the region.
@@ -240,11 +331,11 @@ impl Table {
         ((number as u64) < self.count).then(|| unsafe { self.entries.first().add(number).as_ref() })
     }
 
-    /// Lets a block out that starts at byte `at` of the region. Under the pool's lock.
+    /// Lets a block out that starts at byte `at` of the region, where one [may](Self::back). Under the pool's lock.
     pub(super) fn open(&self, at: u64, id: BlockId, bytes: u64) -> EntryRef {
         let number = self.number(at);
-        // Panics where there are fewer entries.
-        self.entries.back(number);
+        // Panics where there are fewer entries, or it may not be written.
+        self.entries.note_used(number);
         // SAFETY: as in `entry`: there is a part for it.
         let entry = unsafe { self.entries.first().add(number).as_ref() };
         entry.open(self.base.offset(at), id, bytes);
@@ -373,8 +464,10 @@ mod tests {
     use super::*;
 
     fn table(base: DevicePtr, bytes: u64, granule: u64) -> Arc<Table> {
-        let entries = Table::entries(bytes, granule, false).expect("there are addresses");
-        Arc::new(Table::new(base, bytes, granule, entries))
+        let entries = Table::entries(bytes, granule).expect("there are addresses");
+        let table = Table::new(base, bytes, granule, entries);
+        assert!(table.back(0..bytes));
+        Arc::new(table)
     }
 
     #[test]
@@ -399,11 +492,29 @@ mod tests {
         entry.note_uses();
         assert!(entry.is_live() && !entry.is_plain(ptr));
         entry.set_label(9);
-        entry.make_cached(ptr, 3);
+        let here = Place::of(&entry);
+        entry.make_cached(here, 3);
         assert_eq!((entry.id(), entry.label(), entry.tick()), (BlockId(7), 9, 3));
         assert!(!entry.is_live() && table.out_at((5 << 20) + 512).is_some());
         table.close((5 << 20) + 512);
         assert!(table.out_at((5 << 20) + 512).is_none());
+    }
+
+    #[test]
+    fn a_block_leaves_one_place_once() {
+        let ptr = DevicePtr::new(7 << 40);
+        let (entry, magazines) = (Entry::for_test(ptr, 512), [1_u64, 2]);
+        let [here, there] = [Place::of(&magazines[0]), Place::of(&magazines[1])];
+        entry.make_live(ptr, 300);
+        assert!(entry.claim(ptr) && !entry.claim(ptr), "the second free comes too late");
+        entry.make_cached(here, 1);
+        entry.make_cached(there, 1);
+        assert!(!entry.leave(here) && entry.leave(there) && !entry.leave(there));
+        entry.close();
+        // A free that was under way.
+        entry.make_cached(here, 1);
+        assert!(entry.is_in(here) && !entry.leave(here) && !entry.is_live());
+        assert_eq!(entry.last_counted(), (300, 512));
     }
 
     #[test]
@@ -415,7 +526,7 @@ mod tests {
         let ptr = base.offset(512);
         table.open(512, BlockId(1), 512);
         // What the entry holds now, and would hold with uses, read as addresses.
-        for made_up in [!ptr.raw(), ptr.raw() | USES, 0, u64::MAX] {
+        for made_up in [Place::BETWEEN.0, ptr.raw() | USES, 0, u64::MAX] {
             assert!(views.find(DevicePtr::new(made_up)).is_none());
         }
         // Neither does an address within the block.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::device::sim::{Call, SimDevice, SimOptions};
 use crate::device::{Device, DeviceError, DevicePtr};
+use crate::order::LOOKS;
 use crate::{Context, Pool, PoolBuilder, ReusePolicies, Stream};
 
 const MIB: u64 = 1 << 20;
@@ -33,8 +34,13 @@ impl Bench {
     }
 
     fn free(&self, ptr: DevicePtr) {
-        self.pool.free(ptr, &self.stream).unwrap();
+        self.free_on(ptr, &self.stream);
         self.check();
+    }
+
+    fn free_on(&self, ptr: DevicePtr, stream: &Stream) {
+        // SAFETY: the tests free blocks of their own, and give them no work.
+        unsafe { self.pool.free(ptr, stream) }.unwrap();
     }
 
     /// Recounts everything. Under Miri, which takes seconds for it, only at the end.
@@ -119,12 +125,12 @@ fn a_long_block_takes_more_pages_than_a_short_miss_looks_at() {
     // Not checked one by one: there are ten thousand.
     let blocks: Vec<_> = (0..10_000).map(|_| bench.pool.alloc(2 * MIB, &bench.stream).unwrap()).collect();
     let (stay, go): (Vec<_>, Vec<_>) = blocks.chunks(2).map(|pair| (pair[0], pair[1])).unzip();
-    go.into_iter().for_each(|ptr| bench.pool.free(ptr, &bench.stream).unwrap());
+    go.into_iter().for_each(|ptr| bench.free_on(ptr, &bench.stream));
     let reserved = bench.reserved_mib();
     let long = bench.alloc(9_900 * MIB);
     // It ends in the last of the holes, which has one.
     assert_eq!((bench.reserved_mib(), bench.pool.stats().pages_stolen), (reserved, 4_949));
-    stay.into_iter().chain([long]).for_each(|ptr| bench.pool.free(ptr, &bench.stream).unwrap());
+    stay.into_iter().chain([long]).for_each(|ptr| bench.free_on(ptr, &bench.stream));
 }
 
 #[test]
@@ -146,7 +152,7 @@ fn how_long_pages_are_depends_on_what_is_in_the_purse() {
     assert_eq!([16 * MIB, 160 * MIB].map(created), [8, 20]);
     later(10);
     assert_eq!(created(160 * MIB), 40);
-    blocks.into_iter().for_each(|ptr| bench.pool.free(ptr, &bench.stream).unwrap());
+    blocks.into_iter().for_each(|ptr| bench.free_on(ptr, &bench.stream));
 }
 
 #[test]
@@ -215,7 +221,8 @@ fn an_aligned_block_is_found_behind_any_number_that_lie_badly() {
         let stream = context.create_stream().unwrap();
         let pool = Pool::builder(&context).hard_limit(256 * MIB).build().unwrap();
         let alloc = |bytes| pool.alloc(bytes, &stream).unwrap();
-        let free = |ptr| pool.free(ptr, &stream).unwrap();
+        // SAFETY: as in `Bench::free_on`.
+        let free = |ptr| unsafe { pool.free(ptr, &stream) }.unwrap();
         free(alloc(250 * MIB));
         // Long enough, but a multiple of two mebibytes lies in the midst of each.
         let pairs: Vec<_> = (0..40).map(|_| (alloc(MIB + 1536), alloc(2 * MIB + 3584))).collect();
@@ -250,17 +257,17 @@ fn neighbours_that_two_streams_freed_are_one_at_once_if_one_is_complete_and_stay
     let hold = bench.sim.hold(bench.stream.handle()).unwrap();
     let others_hold = bench.sim.hold(other.handle()).unwrap();
     bench.free(below);
-    bench.pool.free(above, &other).unwrap();
+    bench.free_on(above, &other);
     bench.check();
     assert_eq!(bench.largest_free_mib(), 10, "both are pending");
     bench.sim.release(hold);
     // Freed on the stream that still has work, beside what has none.
-    bench.pool.free(rest, &other).unwrap();
+    bench.free_on(rest, &other);
     bench.check();
     assert_eq!(bench.largest_free_mib(), 54, "the same stream freed those");
     let again = bench.pool.alloc(54 * MIB, &other).unwrap();
     assert_eq!(again, above);
-    bench.pool.free(again, &other).unwrap();
+    bench.free_on(again, &other);
     assert_eq!(bench.largest_free_mib(), 64, "the lowest is complete");
     bench.sim.release(others_hold);
 }
@@ -271,7 +278,7 @@ fn what_is_free_for_anybody_does_not_wait_for_something_shorter() {
     let [long, short, _last] = [100 * MIB, 2 * MIB, 2 * MIB].map(|bytes| bench.alloc(bytes));
     bench.free(long);
     let hold = bench.sim.hold(other.handle()).unwrap();
-    bench.pool.free(short, &other).unwrap();
+    bench.free_on(short, &other);
     assert_eq!(bench.alloc(100 * MIB), long);
     assert_eq!(bench.pool.stats().stream_waits, 0);
     bench.sim.release(hold);
@@ -290,8 +297,8 @@ fn asked_about_another_stream(reuse: ReusePolicies) -> u64 {
     let [small, _, side, long] = [4 * MIB, 4 * MIB, 16 * MIB, 40 * MIB].map(|bytes| bench.alloc(bytes));
     let holds = [&bench.stream, &other].map(|stream| bench.sim.hold(stream.handle()).unwrap());
     let before = asked(&bench.sim);
-    bench.pool.free(small, &other).unwrap();
-    bench.pool.free(side, &other).unwrap();
+    bench.free_on(small, &other);
+    bench.free_on(side, &other);
     bench.free(long);
     assert_eq!(bench.alloc(4 * MIB), long, "what the other one freed is pending");
     assert_eq!(bench.pool.stats().misses, 1);
@@ -312,7 +319,7 @@ fn where_the_device_cannot_be_asked_the_next_best_will_do() {
     let (bench, other) = two_streams(ReusePolicies::ALL);
     let [better, _, longer] = [4 * MIB, 4 * MIB, 56 * MIB].map(|bytes| bench.alloc(bytes));
     let hold = bench.sim.hold(other.handle()).unwrap();
-    bench.pool.free(better, &other).unwrap();
+    bench.free_on(better, &other);
     bench.free(longer);
     let fails = [Call::QueryEvent, Call::StreamIsIdle, Call::RecordEvent];
     for call in fails {
@@ -323,4 +330,34 @@ fn where_the_device_cannot_be_asked_the_next_best_will_do() {
     bench.sim.fail_no_more();
     bench.sim.release(hold);
     assert_eq!(bench.alloc(4 * MIB), better);
+}
+
+#[test]
+fn a_block_of_many_streams_costs_each_of_them_the_same() {
+    let looks = |streams: u64| {
+        let bench = bench(|pool| pool.spare(0));
+        let whole = bench.pool.alloc(streams * 2 * MIB, &bench.stream).unwrap();
+        // SAFETY: the block is live, and nobody else frees it.
+        unsafe { bench.pool.free(whole, &bench.stream) }.unwrap();
+        bench.stream.synchronize().unwrap();
+        let streams: Vec<_> = (0..streams).map(|_| bench.context.create_stream().unwrap()).collect();
+        let blocks: Vec<_> =
+            streams.iter().map(|stream| bench.pool.alloc(2 * MIB, stream).unwrap()).collect();
+        for (stream, block) in streams.iter().zip(blocks) {
+            bench.sim.launch(stream.handle(), std::time::Duration::from_secs(100)).unwrap();
+            // SAFETY: the block is live, and nobody else frees it.
+            unsafe { bench.pool.free(block, stream) }.unwrap();
+        }
+        let before = LOOKS.get();
+        let again = bench.pool.alloc(whole_of(&streams), &bench.stream).unwrap();
+        assert_eq!(again, whole, "of what they freed");
+        assert_eq!(bench.sim.calls()[Call::WaitEvent], streams.len() as u64);
+        (LOOKS.get() - before) / streams.len()
+    };
+    let (few, many) = if cfg!(miri) { (4, 16) } else { (32, 2000) };
+    assert!(looks(many) <= looks(few) + 8, "{} and {}", looks(many), looks(few));
+}
+
+fn whole_of(streams: &[Stream]) -> u64 {
+    streams.len() as u64 * 2 * MIB
 }

@@ -1,5 +1,7 @@
 //! Giving memory back: stale mappings, pages that hold no live byte, and at the end the address space.
 
+use std::collections::HashSet;
+
 use super::blocks::{Block, State};
 use super::regions::Source;
 use super::{Arena, BlockId, Zone};
@@ -124,8 +126,14 @@ impl Arena {
     /// driver's free does). Returns the bytes given back.
     pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, DeviceError> {
         let before = self.counters.reserved.current();
-        if before <= keep || self.keeps {
+        if before <= keep {
             return Ok(0);
+        }
+        if self.keeps {
+            // What is mapped nowhere is no graph's.
+            self.reap();
+            self.release_parked(keep)?;
+            return Ok(before - self.counters.reserved.current());
         }
         self.poll_quietly(&self.fence_of_all_free());
         self.reap();
@@ -135,8 +143,50 @@ impl Arena {
         let parked = self.release_parked(keep);
         let pages = self.trim_pages(keep);
         let segments = self.trim_segments(keep);
+        let released = before - self.counters.reserved.current();
+        if released > 0 {
+            self.let_go_of_entries();
+        }
         parked.and(pages).and(segments)?;
-        Ok(before - self.counters.reserved.current())
+        Ok(released)
+    }
+
+    /// Gives back the host's memory for where blocks lie, wherever nothing is mapped any more.
+    fn let_go_of_entries(&self) {
+        for id in self.void.iter().flat_map(|void| void.at_least(1)) {
+            let block = &self.blocks[id];
+            let bytes = block.start * self.layout.unit_bytes..block.end() * self.layout.unit_bytes;
+            self.regions.get(block.region).table.let_go(bytes);
+        }
+    }
+
+    /// Gives back the pages that a request created before it failed. Nobody had them, whatever work the blocks that they are
+    /// part of now wait for. One that cannot be given back stays, as free memory.
+    #[cold]
+    pub(super) fn undo_created(&mut self) -> Result<(), DeviceError> {
+        let mut created: HashSet<_> = self.created.drain(..).collect();
+        if created.is_empty() {
+            return Ok(());
+        }
+        // Those that could not be mapped.
+        self.reap();
+        let mut result = Ok(());
+        created.retain(|page| {
+            let is_bare = self.pages.mappings(*page) == 0;
+            if is_bare && self.pages.unpark(*page) {
+                result = std::mem::replace(&mut result, Ok(())).and(self.pages.release(*page).map(drop));
+            }
+            !is_bare
+        });
+        for id in self.free_ids() {
+            // From the end, as in `trim_block`.
+            for (page, slot, slots) in self.whole_pages(id).into_iter().rev() {
+                if created.contains(&page) {
+                    result = result.and(self.trim_page(id, page, (slot, slots)));
+                }
+            }
+        }
+        result
     }
 
     /// Joins complete neighbours that the policies keep apart, so that pages across them can go.
@@ -267,11 +317,11 @@ impl Arena {
         }
     }
 
-    /// Gives everything back, for an arena without live blocks that will not be used again: waits for all
-    /// work on it first.
+    /// Gives everything back whose work is complete, addresses too, for an arena that will not be used again. Does not
+    /// wait, so that it can be called under the pool's lock: wait for [all that is free](Self::fence_of_all_free) before.
+    /// What cannot be given back stays, and [`held`](Self::held) says so.
     pub(crate) fn tear_down(&mut self) -> Result<(), DeviceError> {
-        self.timelines.wait_on_host(&self.fence_of_all_free())?;
-        self.trim(0)?;
+        let trimmed = self.trim(0).map(drop);
         let reserved: Vec<_> = self
             .regions
             .iter()
@@ -281,15 +331,20 @@ impl Arena {
             .map(|(id, _)| id)
             .collect();
         // One range that stays is no reason to keep the others.
-        reserved.into_iter().map(|id| self.unreserve(id)).fold(Ok(()), Result::and)
+        reserved.into_iter().map(|id| self.unreserve(id)).fold(trimmed, Result::and)
     }
 
     fn unreserve(&mut self, id: u32) -> Result<(), DeviceError> {
         let region = self.regions.get(id);
+        let (base, bytes, head) = (region.base, region.bytes, region.head);
+        // Before: another pool may get the addresses at once.
+        self.regions.hide(id);
         // SAFETY: the region is one void: nothing is mapped in it, and the arena forgets it below.
-        unsafe { self.device.unreserve(region.base, region.bytes) }?;
+        if let Err(error) = unsafe { self.device.unreserve(base, bytes) } {
+            self.regions.show(id);
+            return Err(error);
+        }
         self.counters.calls.unreserve.add(1);
-        let head = region.head;
         self.void[self.blocks[head].zone as usize].remove(&self.blocks[head]);
         self.blocks.remove_alone(head);
         self.regions.remove(id);

@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
+use crate::lock::{Mutex, MutexGuard};
 use rustc_hash::FxHashMap;
 
 use super::magazine::Item;
@@ -100,7 +100,7 @@ impl Depot {
         (!self.is_closed.load(Ordering::Relaxed)).then_some(shelves)
     }
 
-    /// Puts blocks of this stream and length on their shelf; `false`, and nothing done, where the depot would hold
+    /// Puts blocks of this stream and length, which have left their magazine, on their shelf; `false`, and nothing done, where the depot would hold
     /// more than `limit` bytes then, or is closed.
     pub(super) fn put(&self, of: TimelineId, bytes: u64, items: &[Item], limit: u64) -> bool {
         debug_assert!(!items.is_empty() && items.iter().all(|item| item.bytes() == bytes));
@@ -110,8 +110,17 @@ impl Depot {
             return false;
         }
         let Some(mut shelves) = self.shelves(Self::part_of(of, bytes)) else { return false };
+        if shelves.try_reserve(1).is_err() {
+            return false;
+        }
+        let shelf = shelves.entry((bytes, of)).or_default();
+        if shelf.try_reserve(items.len()).is_err() {
+            // No shelf is empty.
+            shelves.retain(|_, shelf| !shelf.is_empty());
+            return false;
+        }
         let shelved = items.iter().map(|&item| Shelved { item, tick: item.entry().tick() });
-        shelves.entry((bytes, of)).or_default().extend(shelved);
+        shelf.extend(shelved);
         self.count_put(bytes, more);
         true
     }
@@ -168,8 +177,8 @@ impl Depot {
         // Relaxed: every lock is taken after this and before anything else is done under the pool's lock.
         self.is_closed.store(true, Ordering::Relaxed);
         for part in &self.parts {
-            let shelves: Vec<_> = part.0.lock().extract_if(|(bytes, _), _| *bytes >= from).collect();
-            for ((bytes, of), shelf) in shelves {
+            // Under the part's lock, so that no memory is needed: who waits for it would find the depot closed.
+            for ((bytes, of), shelf) in part.0.lock().extract_if(|(bytes, _), _| *bytes >= from) {
                 self.count_taken(bytes, bytes * shelf.len() as u64);
                 shelf.into_iter().for_each(|shelved| each(of, shelved.item));
             }
@@ -180,6 +189,13 @@ impl Depot {
     pub(super) fn open(&self) {
         // Relaxed: who sees it late goes the slow way.
         self.is_closed.store(false, Ordering::Relaxed);
+    }
+
+    /// Gives back host memory that what it holds has no need of. Under the pool's lock.
+    pub(super) fn give_back(&self) {
+        for part in &self.parts {
+            part.0.lock().shrink_to_fit();
+        }
     }
 
     /// What it holds.

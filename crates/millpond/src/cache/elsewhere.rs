@@ -5,6 +5,7 @@
 //! [fence](Elsewhere::fence) of what was seen, it takes what is behind that fence, be it the same blocks or others.
 
 use super::caches::{Caches, Found};
+use super::lane::Known;
 use super::sizes::MagazineIndex;
 use super::tally::Tally;
 use super::thread::Own;
@@ -38,7 +39,7 @@ impl Caches {
         // A gate that is closed may mean that the stream is being captured.
         let Own { lane, tally: _, inside: _inside } = self.enter::<true>(Tally::to_alloc, stream)?;
         let units = self.sizes.units_in_haste(bytes);
-        if lane.magazine(MagazineIndex::of(units)).restock_by() == 0 {
+        if lane.known(MagazineIndex::of(units))?.magazine.restock_by() == 0 {
             return None;
         }
         let bytes = self.sizes.bytes(units);
@@ -51,16 +52,21 @@ impl Caches {
     pub(crate) fn alloc_elsewhere(&self, bytes: u64, stream: &Stream, seen: Elsewhere) -> Option<Found> {
         let Own { lane, tally, inside } = self.enter::<true>(Tally::to_alloc, stream)?;
         let size = seen.bytes;
-        let magazine = lane.magazine(MagazineIndex::of(self.sizes.exact_units(size)));
+        let Known { mut magazine, .. } = lane.known(MagazineIndex::of(self.sizes.exact_units(size)))?;
         let before = magazine.len();
-        let is_narrow = self.fetch(magazine, tally, (seen.of, seen.until), size);
+        let is_narrow = self.fetch(&mut magazine, tally, (seen.of, seen.until), size);
         let now = stream.timeline().now();
         // From here on it is as if this stream had freed them, now.
+        let place = magazine.place();
         for item in magazine.above(before) {
-            item.entry().make_cached(item.ptr, now);
+            if item.entry().is_in(place) {
+                item.entry().make_cached(place, now);
+            }
         }
-        let item = *magazine.top().filter(|item| item.bytes() == size)?;
-        let ptr = Self::take(magazine, item, bytes, (tally, inside))?;
+        if !magazine.has_on_top(size) || !tally.rise(&inside, bytes, size) {
+            return None;
+        }
+        let ptr = Self::hand_out(magazine.take_top(size)?, bytes, inside);
         Some(Found { ptr, is_narrow })
     }
 }

@@ -5,15 +5,20 @@
 //! marks count its passages, which somebody wants to know anyway ([`Way`]). It has a way for each thing that is
 //! counted.
 //!
-//! **The protocol.** The gate has a row of *doors*, each to the lane of one stream. A door shows the serial number of
-//! the stream whose lane is behind it, and is closed while it shows 0. The owner notes that it is inside, then looks
-//! whether the door that it wants shows its stream: one comparison says that it is open, and where it leads. The
-//! other side closes every door, then looks whether the owner is inside, and waits until it has left. Each side
-//! writes one place and reads the other (Dekker's algorithm), so that at least one of them must see the other, if
-//! neither's read comes before its own write.
+//! **The protocol.** The gate has a row of *doors*, each of which leads to the lane of one stream, or, while it is
+//! closed, to a sentinel lane that is no stream's. A lane has its stream's serial number. The owner notes that it is
+//! inside, then reads the door that it wants, and looks whether the lane behind it is the stream's: one comparison
+//! says that the door is open, and that it leads to this stream. The other side closes every door, then looks whether
+//! the owner is inside, and waits until it has left. Each side writes one place and reads the other (Dekker's
+//! algorithm), so that at least one of them must see the other, if neither's read comes before its own write.
 //!
 //! A stream has its door by the slot of its timeline. Streams whose slots are [`DOORS`] apart have the same one,
-//! which is that one's for which it was opened last; the other ones pass by [`enter_wide`](Gate::enter_wide).
+//! which is that one's for which it was opened last; the other ones pass by [`enter_wide`](Gate::enter_wide). A door
+//! is one pointer, so that it may be opened for another stream while the owner passes: the owner sees one lane or the
+//! other, and which it is.
+//!
+//! **Lanes that go.** An owner that read a lane from a door is inside until it has left, also where the lane is not
+//! the one that it wants. So who has closed the gate and waited may free lanes, or give them to other streams.
 //!
 //! **The barriers.** To keep a read behind a write takes a full barrier, which costs more than the whole of
 //! the fast path. The owner has only a barrier for the compiler; the other side, which is rare, issues a full
@@ -26,9 +31,9 @@
 //! acquire loads of them on the other side.
 
 use std::mem::ManuallyDrop;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 
-use super::sync::{self, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use super::sync::{self, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, Patience};
 use crate::order::StreamKey;
 
 /// Streams that have a door of their own: as many as a byte tells apart, so that finding one takes no instruction.
@@ -41,17 +46,30 @@ pub(super) const DOORS: usize = 1;
 /// Ways that an owner has.
 pub(super) const WAYS: usize = 2;
 
+/// What lies behind a door.
+pub(super) trait Behind: Sized {
+    /// Of a lane behind a door that is open, or of [`closed`](Self::closed): [`StreamKey::serial`] of its stream, or 0
+    /// for the sentinel, which no stream has.
+    ///
+    /// # Safety
+    /// The lane is there, and nobody gives it to another stream meanwhile.
+    unsafe fn serial(lane: NonNull<Self>) -> u64;
+
+    /// The sentinel. Nothing is read of it but its serial number, and nothing is written.
+    fn closed() -> NonNull<Self>;
+}
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Gate<Lane> {
     is_fenced: bool,
-    /// For an owner that takes no door: as many lanes as there are, or 0 while the gate is closed.
-    width: AtomicUsize,
-    /// For an owner that issues no barrier, by door: [`StreamKey::serial`] of the stream, or 0 while the door is
-    /// closed, which no stream has. Never open where the kernel issues no barriers for the other side.
-    doors: [AtomicU64; DOORS],
-    /// What the owner finds behind each door. Written before the door is opened.
-    lanes: [AtomicPtr<Lane>; DOORS],
+    /// For an owner that takes no door: whether the gate is open.
+    is_open: AtomicBool,
+    /// Doors up to the last one that may be open. Written under the pool's lock.
+    used: AtomicUsize,
+    /// For an owner that issues no barrier: the lane that each door leads to. All lead to the sentinel where the kernel
+    /// issues no barriers for the other side.
+    doors: [AtomicPtr<Lane>; DOORS],
 }
 
 /// One of its owner's ways through a gate, and how often it passed there: twice that, and one more while it is inside.
@@ -101,37 +119,34 @@ impl Way {
     }
 }
 
-impl<Lane> Gate<Lane> {
+impl<Lane: Behind> Gate<Lane> {
     /// A gate that is closed.
     pub(super) fn new() -> Self {
         Self {
             is_fenced: !sync::is_asymmetric(),
-            width: AtomicUsize::new(0),
-            doors: std::array::from_fn(|_| AtomicU64::new(0)),
-            lanes: std::array::from_fn(|_| AtomicPtr::new(ptr::null_mut())),
+            is_open: AtomicBool::new(false),
+            used: AtomicUsize::new(0),
+            doors: std::array::from_fn(|_| AtomicPtr::new(Lane::closed().as_ptr())),
         }
     }
 
-    /// The owner's side: goes by one of its ways for the lane of this stream, as it was [opened](Self::open). `None`
-    /// where its door is closed, or another stream's. Not to be nested.
+    /// The owner's side: goes by one of its ways for the lane of this stream, as it was [opened](Self::open_door).
+    /// `None` where its door is closed, or another stream's. Not to be nested.
     #[inline]
     pub(super) fn enter<'a>(&self, way: &'a Way, stream: StreamKey) -> Option<(NonNull<Lane>, Inside<'a>)> {
         let inside = way.enter();
         sync::light_barrier();
-        let door = stream.slot % DOORS;
         // Acquire: pairs with the Release in `open_door`, so that what was done while it was closed is seen.
-        if self.doors[door].load(Ordering::Acquire) != stream.serial {
-            return None;
-        }
-        // Relaxed: written before the door, which was read with Acquire.
-        let lane = self.lanes[door].load(Ordering::Relaxed);
-        // SAFETY: a door that is open was opened, with a lane that is there (`open_door`).
-        Some((unsafe { NonNull::new_unchecked(lane) }, inside))
+        let lane = self.doors[stream.slot % DOORS].load(Ordering::Acquire);
+        // SAFETY: a door leads to the sentinel, or to a lane that is there (`open_door`).
+        let lane = unsafe { NonNull::new_unchecked(lane) };
+        // SAFETY: the sentinel never changes. Any other lane was read while the door was open, and so stays as it is
+        // until the owner has left: see the module.
+        (unsafe { Lane::serial(lane) } == stream.serial).then_some((lane, inside))
     }
 
-    /// As [`enter`](Self::enter), without a door, and also where the kernel issues no barriers for the other side: for
-    /// the lane with the number `lane`, if there are more.
-    pub(super) fn enter_wide<'a>(&self, way: &'a Way, lane: usize) -> Option<Inside<'a>> {
+    /// As [`enter`](Self::enter), without a door, and also where the kernel issues no barriers for the other side.
+    pub(super) fn enter_wide<'a>(&self, way: &'a Way) -> Option<Inside<'a>> {
         let inside = way.enter();
         if self.is_fenced {
             sync::full_barrier();
@@ -139,17 +154,18 @@ impl<Lane> Gate<Lane> {
             sync::light_barrier();
         }
         // Acquire: as in `enter`.
-        (lane < self.width.load(Ordering::Acquire)).then_some(inside)
+        self.is_open.load(Ordering::Acquire).then_some(inside)
     }
 
     /// Closes the gate to its owner, once a [`heavy_barrier`](super::sync::heavy_barrier) was issued and the owner
     /// [has left](Self::wait_until_left). One thread at a time.
     pub(super) fn close(&self) {
         // Relaxed, all: the heavy barrier orders this before the load in `wait_until_left`.
-        let lanes = self.width.load(Ordering::Relaxed);
-        self.width.store(0, Ordering::Relaxed);
-        for door in self.doors.iter().take(lanes) {
-            door.store(0, Ordering::Relaxed);
+        self.is_open.store(false, Ordering::Relaxed);
+        let used = self.used.load(Ordering::Relaxed);
+        self.used.store(0, Ordering::Relaxed);
+        for door in self.doors.iter().take(used) {
+            door.store(Lane::closed().as_ptr(), Ordering::Relaxed);
         }
     }
 
@@ -157,29 +173,31 @@ impl<Lane> Gate<Lane> {
     /// suspended. One way after the other will do, since it comes in by none of them any more.
     pub(super) fn wait_until_left(ways: [&Way; WAYS]) {
         for way in ways {
+            let mut patience = Patience::default();
             while way.is_inside() {
-                sync::yield_now();
+                patience.wait();
             }
         }
     }
 
-    /// Lets the owner pass to its first `lanes` lanes. Before [`open_door`](Self::open_door).
-    pub(super) fn open(&self, lanes: usize) {
+    /// Lets the owner pass where it takes no door.
+    pub(super) fn open(&self) {
         // Release: see `enter_wide`.
-        self.width.store(lanes, Ordering::Release);
+        self.is_open.store(true, Ordering::Release);
     }
 
-    /// Lets the owner pass to the lane of this stream, one of those for which the gate is [open](Self::open). Whoever
-    /// enters by the door gets this pointer.
+    /// Lets the owner pass to the lane of this stream by its door, which then is no other stream's. Under the pool's
+    /// lock. The lane stays, and stays this stream's, until the gate is closed and the owner has left, or until its
+    /// owner itself, outside, gives it to another stream.
     pub(super) fn open_door(&self, stream: StreamKey, lane: NonNull<Lane>) {
         if self.is_fenced {
             return;
         }
         let door = stream.slot % DOORS;
-        // Relaxed: the owner is outside, and reads it only after it has read the door.
-        self.lanes[door].store(lane.as_ptr(), Ordering::Relaxed);
+        // Relaxed: read under the lock, as it is written.
+        self.used.store(self.used.load(Ordering::Relaxed).max(door + 1), Ordering::Relaxed);
         // Release: see `enter`.
-        self.doors[door].store(stream.serial, Ordering::Release);
+        self.doors[door].store(lane.as_ptr(), Ordering::Release);
     }
 }
 

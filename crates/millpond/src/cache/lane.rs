@@ -2,17 +2,22 @@
 
 use std::ops::Range;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
+use super::boxed::try_box;
+use super::gate::Behind;
 use super::growth::Growth;
-use super::magazine::{Item, Magazine};
+use super::magazine::{Buffer, Item, Magazine, Open};
 use super::sizes::{MAGAZINES, MagazineIndex};
+use super::strays::Strays;
+use crate::arena::Place;
 use crate::order::{StreamKey, Timeline, TimelineId};
 
 /// What is remembered of blocks that a magazine did not have.
 ///
 /// Of exact sizes: what became of the last one that had no room. A large block is better off in the arena, where it
 /// coalesces, unless just its size is wanted again soon: so such a magazine earns its room.
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Clone, Copy)]
 pub(super) struct Ghost {
     /// The block's length in bytes.
     bytes: u64,
@@ -71,23 +76,63 @@ impl Ghost {
 }
 
 /// The magazines of a lane.
+///
+/// What the fast path reads comes first, and is as short as can be; what else there is to know of a magazine has a
+/// record, once it is asked for.
 #[derive(Debug)]
+#[repr(C)]
 pub(super) struct Magazines {
+    /// [`Timeline::serial`] of the stream. The first field, since the sentinel has no other.
+    serial: u64,
     all: [Magazine; MAGAZINES],
-    ghosts: [Ghost; MAGAZINES],
-    growths: [Growth; MAGAZINES],
-    /// A bit for each magazine that may hold blocks, so that taking all back need not look at the many others.
-    with_room: [u64; MAGAZINES.div_ceil(64)],
+    /// By the magazines' numbers. A magazine that has none is without room.
+    records: Vec<Record>,
+}
+
+/// What else there is to know of a magazine.
+#[derive(Debug)]
+struct Record {
+    number: usize,
+    buffer: Buffer,
+    /// Bytes of the longest block that the magazine may hold; 0 as long as it had no room.
+    longest: u64,
+    /// Whether that is a large one.
+    is_large: bool,
+    ghost: Ghost,
+    growth: Growth,
+}
+
+/// A magazine with all that is known of it.
+#[derive(Debug)]
+pub(super) struct Known<'a> {
+    /// Itself.
+    pub(super) magazine: Open<'a>,
+    /// What is remembered of blocks that it did not have.
+    pub(super) ghost: &'a mut Ghost,
+    pub(super) growth: &'a mut Growth,
+    longest: &'a mut u64,
+    is_large: &'a mut bool,
+}
+
+/// The serial number of [`Magazines::closed`].
+static NO_STREAM: u64 = 0;
+
+impl Behind for Magazines {
+    #[inline]
+    unsafe fn serial(lane: NonNull<Self>) -> u64 {
+        // SAFETY: the caller's promise. Both a lane and the sentinel begin with the number.
+        unsafe { lane.cast::<u64>().read() }
+    }
+
+    fn closed() -> NonNull<Self> {
+        NonNull::from(&NO_STREAM).cast()
+    }
 }
 
 impl Magazines {
-    /// A constant, since it is long: what is computed is put together elsewhere, and copied.
-    const NEW: Self = Self {
-        all: [const { Magazine::NEW }; _],
-        ghosts: [Ghost::NEW; _],
-        growths: [Growth::NEW; _],
-        with_room: [0; _],
-    };
+    /// Of no stream, and without room. A constant, since it is long: what is computed is put together elsewhere, and
+    /// copied.
+    const NEW: Self = Self { serial: 0, all: [const { Magazine::NEW }; _], records: Vec::new() };
 
     #[inline]
     pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
@@ -96,74 +141,79 @@ impl Magazines {
         unsafe { first.byte_add(index.place()).as_mut() }
     }
 
-    /// What is remembered of blocks that the magazine did not have.
-    #[inline]
-    pub(super) fn ghost(&mut self, index: MagazineIndex) -> &mut Ghost {
-        // SAFETY: as in `magazine`.
-        unsafe { self.ghosts.get_unchecked_mut(index.number()) }
-    }
-
-    /// Whether the large blocks grow that one of so many bytes, which is asked for, would lie among.
-    pub(super) fn grows(&mut self, index: MagazineIndex, bytes: u64) -> bool {
-        let last = self.magazine(index).top().map(|item| item.entry().requested());
-        self.growths[index.number()].note_alloc(bytes, last)
-    }
-
-    /// A block of the magazine was freed, in which so many bytes were asked for.
-    pub(super) fn note_free(&mut self, index: MagazineIndex, requested: u64) {
-        self.growths[index.number()].note_free(requested);
-    }
-
-    fn note_room(&mut self, index: MagazineIndex) {
-        self.with_room[index.number() / 64] |= 1 << (index.number() % 64);
-    }
-
-    /// Calls `each` with every magazine whose number is in the range and that may hold blocks.
-    fn for_each(&mut self, range: Range<usize>, mut each: impl FnMut(&mut Magazine)) {
-        for (number, word) in self.with_room.iter_mut().enumerate().skip(range.start / 64) {
-            if *word == 0 {
-                continue;
+    /// The magazine with all that is known of it; `None` where the host has no memory to note that.
+    pub(super) fn known(&mut self, index: MagazineIndex) -> Option<Known<'_>> {
+        let number = index.number();
+        let place = match self.records.binary_search_by_key(&number, |record| record.number) {
+            Ok(place) => place,
+            Err(place) => {
+                self.records.try_reserve(1).ok()?;
+                self.records.insert(place, Record::new(number));
+                place
             }
-            let mut rest = *word & bits_of(number, &range);
-            while rest != 0 {
-                let bit = rest.trailing_zeros();
-                rest &= rest - 1;
-                let magazine = &mut self.all[number * 64 + bit as usize];
-                each(magazine);
-                if magazine.room() == 0 {
-                    *word &= !(1 << bit);
-                }
-            }
+        };
+        Some(self.records[place].with(&mut self.all))
+    }
+
+    /// Calls `each` with every magazine whose number is in the range and that was ever asked for.
+    fn for_each(&mut self, range: Range<usize>, mut each: impl FnMut(Known<'_>)) {
+        for record in self.records.iter_mut().filter(|record| range.contains(&record.number)) {
+            each(record.with(&mut self.all));
         }
+    }
+
+    /// Every block held, and where.
+    fn items(&self) -> impl Iterator<Item = (Place, &Item)> {
+        self.records.iter().flat_map(|record| {
+            let magazine = &self.all[record.number];
+            // SAFETY: the buffer is the magazine's with the record's number.
+            let items = unsafe { record.buffer.items(magazine) };
+            items.iter().map(|item| (magazine.place(), item))
+        })
     }
 }
 
-/// Those bits of a word, of many in a row, that stand for numbers in the range.
-fn bits_of(word: usize, range: &Range<usize>) -> u64 {
-    let below = |end: usize| match end.saturating_sub(word * 64) {
-        count @ 0..64 => (1 << count) - 1,
-        _ => u64::MAX,
-    };
-    below(range.end) & !below(range.start)
+impl Record {
+    fn new(number: usize) -> Self {
+        let (ghost, growth) = (Ghost::NEW, Growth::NEW);
+        Self { number, buffer: Buffer::NEW, longest: 0, is_large: false, ghost, growth }
+    }
+
+    /// The magazine, one of these, and what is known of it.
+    fn with<'a>(&'a mut self, all: &'a mut [Magazine; MAGAZINES]) -> Known<'a> {
+        // SAFETY: the buffer was made for it, or is that of no room at all, as a magazine's is at first.
+        let magazine = unsafe { Open::new(&mut all[self.number], &mut self.buffer) };
+        let Self { longest, is_large, ghost, growth, .. } = self;
+        Known { magazine, ghost, growth, longest, is_large }
+    }
+
+    /// Bytes that the magazine may hold.
+    fn granted(&self) -> u64 {
+        self.buffer.room() as u64 * self.longest
+    }
 }
 
 /// What one thread caches of one stream: a magazine per size class.
-#[derive(Debug, Default)]
-pub(super) struct Lane {
-    /// [`Timeline::serial`] of the stream; 0 for none.
+#[derive(Debug)]
+struct Lane {
+    /// The timeline's.
+    slot: usize,
+    /// [`Timeline::serial`] of the stream.
     serial: u64,
-    /// There where there is a stream. A raw pointer owns them, since the gate knows it too, and a `Box` would claim
-    /// that there is no other way to them.
-    magazines: Option<NonNull<Magazines>>,
     /// What the stream's timeline is called.
-    of: Option<TimelineId>,
+    of: TimelineId,
+    /// There while the lane is in use. A raw pointer owns them, since the gate knows it too, and a `Box` would claim that
+    /// there is no other way to them.
+    magazines: Option<NonNull<Magazines>>,
+    /// What is known of the magazines, which are empty, while they are not there.
+    parked: Vec<Record>,
 }
 
 // SAFETY: a lane owns its magazines, of which nothing is bound to a thread.
 unsafe impl Send for Lane {}
 
 impl Lane {
-    /// The magazines, of a lane that has a stream.
+    /// The magazines, while the lane is in use.
     fn magazines(&mut self) -> Option<&mut Magazines> {
         // SAFETY: the lane's own, until it is dropped. Who has the lane has them: the gate leads to one of the two.
         self.magazines.map(|mut magazines| unsafe { magazines.as_mut() })
@@ -175,26 +225,70 @@ impl Lane {
         self.magazines.map(|magazines| unsafe { magazines.as_ref() })
     }
 
-    /// Empties the magazines.
-    fn drain(&mut self, mut each: impl FnMut(TimelineId, Item)) {
-        let (Some(of), Some(magazines)) = (self.of, self.magazines()) else { return };
-        magazines.for_each(0..MAGAZINES, |magazine| magazine.give_up_all(|item| each(of, item)));
+    /// The records, wherever they are.
+    fn records(&self) -> &[Record] {
+        self.seen().map_or(&self.parked, |magazines| &magazines.records)
     }
-}
 
-impl Drop for Lane {
-    fn drop(&mut self) {
-        if let Some(magazines) = self.magazines {
-            // SAFETY: the pointer came from `Box::into_raw` (`add_slow`), and is given up here only.
+    /// Empties the magazines.
+    fn drain(&mut self, strays: &Strays, mut each: impl FnMut(TimelineId, Item)) {
+        let of = self.of;
+        if let Some(magazines) = self.magazines() {
+            magazines.for_each(0..MAGAZINES, |mut known| {
+                let place = known.magazine.place();
+                known.magazine.give_up_all(|item| strays.sort_out(item, place, |item| each(of, item)));
+            });
+        }
+    }
+
+    /// The magazines, with what was known of them if they are not there; `None` where the host has no memory for them.
+    fn unpark(&mut self) -> Option<&mut Magazines> {
+        if self.magazines.is_none() {
+            let records = std::mem::take(&mut self.parked);
+            self.magazines = try_box(Magazines::NEW);
+            match self.magazines() {
+                Some(magazines) => magazines.records = records,
+                None => self.parked = records,
+            }
+        }
+        let serial = self.serial;
+        let magazines = self.magazines()?;
+        // A door may lead to them: that of the calling thread, which is outside.
+        magazines.serial = serial;
+        Some(magazines)
+    }
+
+    /// Gives back the memory of the magazines, which are empty, but for what is known of them.
+    fn park(&mut self) {
+        let Some(magazines) = self.magazines() else { return };
+        magazines.for_each(0..MAGAZINES, |mut known| known.magazine.stow());
+        let mut records = std::mem::take(&mut magazines.records);
+        records.shrink_to_fit();
+        self.parked = records;
+        self.free();
+    }
+
+    fn free(&mut self) {
+        if let Some(magazines) = self.magazines.take() {
+            // SAFETY: the pointer came from `try_box` (`unpark`), and is given up here only. No owner has it: it is
+            // outside, and its doors are closed, or it is the calling thread.
             drop(unsafe { Box::from_raw(magazines.as_ptr()) });
         }
     }
 }
 
-/// The lanes of one thread in one pool, by the timelines' slots.
-#[derive(Debug, Default)]
+impl Drop for Lane {
+    fn drop(&mut self) {
+        self.free();
+    }
+}
+
+/// The lanes of one thread in one pool.
+#[derive(Debug)]
 pub(super) struct Lanes {
+    /// By the timelines' slots.
     lanes: Vec<Lane>,
+    strays: Arc<Strays>,
     /// Bytes that the magazines may hold together, if each holds as many blocks as it may.
     granted: u64,
     /// The part of that in magazines of large blocks.
@@ -223,54 +317,68 @@ pub(super) struct Bounds {
 }
 
 impl Lanes {
-    pub(super) fn len(&self) -> usize {
-        self.lanes.len()
+    pub(super) fn new(strays: Arc<Strays>) -> Self {
+        Self { lanes: Vec::new(), strays, granted: 0, granted_large: 0, small: Counted::default() }
     }
 
-    /// The magazines of a stream, if it has a lane.
+    fn place_of(&self, slot: usize) -> Result<usize, usize> {
+        self.lanes.binary_search_by_key(&slot, |lane| lane.slot)
+    }
+
+    /// The magazines of a stream, if it has a lane. By the owner.
     pub(super) fn of(&mut self, stream: StreamKey) -> Option<&mut Magazines> {
-        self.lanes.get_mut(stream.slot).filter(|lane| lane.serial == stream.serial)?.magazines()
+        let place = self.place_of(stream.slot).ok()?;
+        let lane = &mut self.lanes[place];
+        if lane.serial == stream.serial { lane.unpark() } else { None }
     }
 
-    /// The magazines of a stream, if it has a lane, which they stay in as long as there are lanes.
+    /// The magazines of a stream, if it has a lane in use. They stay until the lane is taken in hand: by
+    /// [`of_or_add`](Self::of_or_add) for another stream, [`give_back`](Self::give_back) or [`clear`](Self::clear).
     pub(super) fn of_stream(&self, stream: StreamKey) -> Option<NonNull<Magazines>> {
-        let lane = self.lanes.get(stream.slot)?;
+        let lane = &self.lanes[self.place_of(stream.slot).ok()?];
         if lane.serial == stream.serial { lane.magazines } else { None }
     }
 
     /// The magazines of every lane, and which stream's they are.
     pub(super) fn all(&self) -> impl Iterator<Item = (StreamKey, NonNull<Magazines>)> {
-        self.lanes
-            .iter()
-            .zip(0..)
-            .filter_map(|(lane, slot)| Some((StreamKey { serial: lane.serial, slot }, lane.magazines?)))
+        let of = |lane: &Lane| {
+            let (serial, slot) = (lane.serial, lane.slot);
+            Some((StreamKey { serial, slot }, lane.magazines?))
+        };
+        self.lanes.iter().filter_map(of)
     }
 
-    /// The magazines of a stream, made if need be. A lane of a stream that is gone and had the same slot is
-    /// emptied: its blocks are given to `each`.
+    /// The magazines of a stream, made if need be; `None` where the host has no memory for them. A lane of a stream that
+    /// is gone and had the same slot is emptied: its blocks are given to `each`.
     #[inline]
     pub(super) fn of_or_add(
         &mut self,
         timeline: &Timeline,
         each: impl FnMut(TimelineId, Item),
-    ) -> &mut Magazines {
-        let slot = timeline.id.slot as usize;
-        if self.lanes.get(slot).is_none_or(|lane| lane.serial != timeline.serial) {
-            self.add_slow(timeline, each);
-        }
-        self.lanes[slot].magazines().expect("a lane of a stream has magazines")
+    ) -> Option<&mut Magazines> {
+        let place = match self.place_of(timeline.id.slot as usize) {
+            Ok(place) if self.lanes[place].serial == timeline.serial => place,
+            _ => self.add_slow(timeline, each)?,
+        };
+        self.lanes[place].unpark()
     }
 
     #[cold]
-    fn add_slow(&mut self, timeline: &Timeline, each: impl FnMut(TimelineId, Item)) {
+    fn add_slow(&mut self, timeline: &Timeline, each: impl FnMut(TimelineId, Item)) -> Option<usize> {
         let slot = timeline.id.slot as usize;
-        if self.lanes.len() <= slot {
-            self.lanes.resize_with(slot + 1, Lane::default);
-        }
-        let lane = &mut self.lanes[slot];
-        lane.drain(each);
-        lane.magazines.get_or_insert_with(|| NonNull::from(Box::leak(Box::new(Magazines::NEW))));
-        (lane.serial, lane.of) = (timeline.serial, Some(timeline.id));
+        let (serial, of) = (timeline.serial, timeline.id);
+        let place = match self.place_of(slot) {
+            Ok(place) => place,
+            Err(place) => {
+                self.lanes.try_reserve(1).ok()?;
+                self.lanes.insert(place, Lane { slot, serial, of, magazines: None, parked: Vec::new() });
+                place
+            }
+        };
+        let lane = &mut self.lanes[place];
+        lane.drain(&self.strays, each);
+        (lane.serial, lane.of) = (serial, of);
+        Some(place)
     }
 
     /// Lets a full magazine of a lane that is there hold more blocks, if that may be. Returns whether there is room
@@ -278,12 +386,16 @@ impl Lanes {
     pub(super) fn grant(&mut self, stream: StreamKey, magazine: MagazineIndex, bounds: &Bounds) -> bool {
         let Bounds { longest: bytes, is_large, limit, in_haste } = *bounds;
         let left = limit.saturating_sub(self.granted) / bytes;
-        let Some(magazines) = self.of(stream) else { return false };
-        magazines.note_room(magazine);
-        let magazine = magazines.magazine(magazine);
+        let Some(known) = self.of(stream).and_then(|magazines| magazines.known(magazine)) else {
+            return false;
+        };
+        let mut magazine = known.magazine;
         let more = magazine.next_room(bytes, in_haste).saturating_sub(magazine.room());
         let more = more.min(usize::try_from(left).unwrap_or(usize::MAX));
-        magazine.set_room(magazine.room() + more);
+        if !magazine.set_room(magazine.room() + more) {
+            return false;
+        }
+        (*known.longest, *known.is_large) = (bytes, is_large);
         let has_room = !magazine.is_full();
         self.granted += more as u64 * bytes;
         if is_large {
@@ -293,48 +405,64 @@ impl Lanes {
     }
 
     /// Empties the magazines from `from` on of every lane. What those of large blocks held in vain, they may hold no
-    /// more. `large` gives the longest length in the magazine of a large block, and `None` for a small one.
+    /// more. `is_large` says whether a block of so many bytes is one.
     pub(super) fn drain(
         &mut self,
         from: MagazineIndex,
-        large: impl Fn(u64) -> Option<u64>,
+        is_large: impl Fn(u64) -> bool,
         mut each: impl FnMut(TimelineId, Item),
     ) {
         for lane in &mut self.lanes {
-            if let (Some(of), Some(magazines)) = (lane.of, lane.magazines()) {
-                magazines.for_each(from.number()..MAGAZINES, |magazine| {
-                    if magazine.is_empty() {
-                        return;
-                    }
-                    let longest = magazine.items().first().and_then(|item| large(item.bytes()));
-                    let less = magazine.len();
-                    magazine.give_up_all(|item| each(of, item));
-                    if let Some(longest) = longest {
-                        magazine.set_room(magazine.room() - less);
-                        self.granted -= less as u64 * longest;
-                        self.granted_large -= less as u64 * longest;
-                    }
-                });
-            }
+            let of = lane.of;
+            let Some(magazines) = lane.magazines() else { continue };
+            magazines.for_each(from.number()..MAGAZINES, |known| {
+                let mut magazine = known.magazine;
+                let (place, less) = (magazine.place(), magazine.len());
+                let is_here = |item: &&Item| item.entry().is_in(place);
+                let large = magazine.items().iter().find(is_here).is_some_and(|item| is_large(item.bytes()));
+                magazine.give_up_all(|item| self.strays.sort_out(item, place, |item| each(of, item)));
+                if large {
+                    // Less room takes no memory.
+                    magazine.set_room(magazine.room() - less);
+                    self.granted -= less as u64 * *known.longest;
+                    self.granted_large -= less as u64 * *known.longest;
+                }
+            });
         }
     }
 
     /// Takes back every grant; the lanes are empty.
     pub(super) fn revoke_grants(&mut self) {
         (self.granted, self.granted_large) = (0, 0);
-        for magazines in self.lanes.iter_mut().filter_map(Lane::magazines) {
-            magazines.for_each(0..MAGAZINES, |magazine| {
-                debug_assert!(magazine.is_empty());
-                magazine.set_room(0);
-            });
+        for lane in &mut self.lanes {
+            if let Some(magazines) = lane.magazines() {
+                magazines.for_each(0..MAGAZINES, |mut known| _ = known.magazine.set_room(0));
+            }
+            lane.parked.iter_mut().for_each(|record| record.buffer = Buffer::NEW);
         }
+    }
+
+    /// Gives back what host memory is not needed at rest; the lanes are empty. Those of streams that are gone go.
+    pub(super) fn give_back(&mut self, is_gone: impl Fn(TimelineId) -> bool) {
+        self.lanes.retain(|lane| !is_gone(lane.of));
+        self.lanes.iter_mut().for_each(Lane::park);
+        self.lanes.shrink_to_fit();
+        let records = || self.lanes.iter().flat_map(Lane::records);
+        self.granted = records().map(Record::granted).sum();
+        self.granted_large = records().filter(|record| record.is_large).map(Record::granted).sum();
+    }
+
+    /// Gives up all lanes, which are empty.
+    pub(super) fn clear(&mut self) {
+        (self.granted, self.granted_large) = (0, 0);
+        self.lanes = Vec::new();
     }
 
     /// Bytes that the magazines before `end` hold, if the blocks of each are as long as they can be beside its first.
     pub(super) fn held_below(&mut self, end: MagazineIndex, longest: impl Fn(u64) -> u64) -> u64 {
         let mut held = 0;
         for magazines in self.lanes.iter_mut().filter_map(Lane::magazines) {
-            magazines.for_each(0..end.number(), |magazine| {
+            magazines.for_each(0..end.number(), |Known { magazine, .. }| {
                 let bytes = magazine.items().first().map_or(0, |item| longest(item.bytes()));
                 held += bytes * magazine.len() as u64;
             });
@@ -342,10 +470,9 @@ impl Lanes {
         held
     }
 
-    /// Every block held.
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Item> {
-        let lanes = self.lanes.iter().filter_map(Lane::seen);
-        lanes.flat_map(|magazines| &magazines.all).flat_map(Magazine::items)
+    /// Every block held, and where.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (Place, &Item)> {
+        self.lanes.iter().filter_map(Lane::seen).flat_map(Magazines::items)
     }
 
     /// Bytes that may be held.
@@ -365,7 +492,7 @@ mod tests {
 
     #[test]
     fn a_class_that_is_empty_now_and_then_borrows_and_one_in_a_loop_gets_its_own() {
-        let mut ghost = Ghost::default();
+        let mut ghost = Ghost::NEW;
         assert!((1..1000).all(|step| ghost.may_borrow(step * 100)));
         let mut in_a_loop = (100_000..).map(|allocations| ghost.may_borrow(allocations));
         assert_eq!(in_a_loop.position(|may_borrow| !may_borrow), Some(MOST_BORROWED as usize));

@@ -1,17 +1,17 @@
 //! A magazine: a stack of blocks of about one size.
 
-use std::mem::ManuallyDrop;
-use std::ops::{Deref, DerefMut};
+use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::NonNull;
 use std::slice;
 
 use super::caches::Few;
-use crate::arena::{Entry, EntryRef, Out};
+use crate::arena::{Entry, EntryRef, Out, Place};
 use crate::device::DevicePtr;
 
 /// A block in a magazine. The entry knows the address too, but an allocation need not wait for it: a free has found the
 /// entry in several loads, each of which needs the one before.
 #[derive(Debug, Clone, Copy)]
+#[repr(C)]
 pub(super) struct Item {
     pub(super) ptr: DevicePtr,
     entry: EntryRef,
@@ -40,39 +40,58 @@ impl Item {
     }
 }
 
-/// See the [module](self). The block freed last is on top.
+/// A place for an item in a buffer. Laid out as an [`Item`], and one where a block is there.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+struct Slot {
+    ptr: DevicePtr,
+    entry: MaybeUninit<EntryRef>,
+}
+
+impl Slot {
+    /// Below the first block, and where the last one that may be there would have the next one above it.
+    const END: Self = Self { ptr: DevicePtr::NULL, entry: MaybeUninit::uninit() };
+
+    /// A place that is free: any but the ends has an address.
+    const FREE: Self = Self { ptr: DevicePtr::new(1), entry: MaybeUninit::uninit() };
+}
+
+/// The buffer of all magazines without room.
+struct NoRoom([Slot; 2]);
+
+// SAFETY: nobody writes to it.
+unsafe impl Sync for NoRoom {}
+
+static NO_ROOM: NoRoom = NoRoom([Slot::END; ENDS]);
+
+/// Places at the ends of a buffer.
+const ENDS: usize = 2;
+
+/// Where [`NO_ROOM`] starts.
+const NO_START: NonNull<Slot> = {
+    let start = NonNull::new((&raw const NO_ROOM.0).cast::<Slot>().cast_mut());
+    start.expect("a static has an address")
+};
+
+/// What the fast path knows of a magazine. The block freed last is on top.
 ///
-/// A vector in parts: with the place above the top block, rather than a length, the fast path finds an item without
-/// arithmetic. docs/speed.md has what that gives.
+/// All else is in a [`Buffer`]: a lane has so many magazines, most of which are never used, that a word more for each
+/// counts. An address of 0 marks both ends of the buffer, so that whether a magazine is empty, or full, is seen where
+/// the fast path reads or writes anyway.
 #[derive(Debug)]
-#[repr(align(32))]
+#[repr(transparent)]
 pub(super) struct Magazine {
-    /// Where the next block goes: above the one on top. From `start` to `limit`.
-    top: NonNull<Item>,
-    /// What `top` may reach; see [`Lanes::grant`](super::lane::Lanes::grant). Within the buffer, or at its end.
-    limit: NonNull<Item>,
-    /// The buffer, and the items that it has room for, of which those below `top` are there.
-    start: NonNull<Item>,
-    capacity: usize,
+    /// Where the next block goes: above the one on top.
+    top: NonNull<Slot>,
 }
 
 /// Bytes between two magazines of a lane.
 pub(super) const STRIDE: usize = size_of::<Magazine>();
 
-impl Default for Magazine {
-    fn default() -> Self {
-        Self::NEW
-    }
-}
-
 impl Magazine {
     /// One without room.
-    pub(super) const NEW: Self = {
-        let start = NonNull::dangling();
-        Self { top: start, limit: start, start, capacity: 0 }
-    };
-
-    // ---- the fast path ---------------------------------------------------------------------------
+    // SAFETY: a buffer has two ends at least.
+    pub(super) const NEW: Self = Self { top: unsafe { NO_START.add(1) } };
 
     /// The block on top.
     #[inline]
@@ -81,7 +100,7 @@ impl Magazine {
             return None;
         }
         // SAFETY: an item lies below `top`.
-        Some(unsafe { self.top.sub(1).as_ref() })
+        Some(unsafe { self.top.sub(1).cast().as_ref() })
     }
 
     /// Takes the block off the top.
@@ -97,7 +116,8 @@ impl Magazine {
 
     #[inline]
     pub(super) fn is_full(&self) -> bool {
-        self.top >= self.limit
+        // SAFETY: `top` is at most at the upper end of the buffer.
+        unsafe { (*self.top.as_ptr()).ptr.is_null() }
     }
 
     /// Adds a block.
@@ -107,70 +127,243 @@ impl Magazine {
     #[inline]
     pub(super) unsafe fn push(&mut self, item: Item) {
         debug_assert!(!self.is_full(), "a magazine that is full");
-        // SAFETY: the caller's promise: `top` lies below `limit`, and so within the buffer.
+        debug_assert!(!item.ptr.is_null(), "a block has an address");
+        // SAFETY: the caller's promise: `top` lies below the upper end.
         unsafe {
-            self.top.write(item);
+            self.top.cast().write(item);
             self.top = self.top.add(1);
         }
     }
 
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
-        self.top == self.start
+        // SAFETY: `top` is above the lower end of the buffer.
+        unsafe { (*self.top.as_ptr().sub(1)).ptr.is_null() }
     }
 
-    // ---- the slow ways ---------------------------------------------------------------------------
+    /// What the entries of its blocks say: that they are here. Where one says something else, the block was freed twice at
+    /// once, and its copy here is a *stray* (see `arena/table.rs`).
+    #[inline]
+    pub(super) fn place(&self) -> Place {
+        Place::of(self)
+    }
+}
+
+/// Where the blocks of a magazine lie, and how many may. The magazine's `top` lies in it.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    /// The lower end, then `room` places, then the upper end. [`NO_ROOM`], or the buffer's own.
+    start: NonNull<Slot>,
+    /// Places that were allocated, both ends among them; 0 for [`NO_ROOM`].
+    capacity: usize,
+    /// Blocks that the magazine may hold; see [`Lanes::grant`](super::lane::Lanes::grant). While the buffer is
+    /// [stowed](Open::stow) it holds none.
+    room: usize,
+}
+
+// SAFETY: a buffer owns its places, of which nothing is bound to a thread.
+unsafe impl Send for Buffer {}
+
+impl Buffer {
+    pub(super) const NEW: Self = Self { start: NO_START, capacity: 0, room: 0 };
+
+    /// Where the first block lies.
+    fn first(&self) -> NonNull<Slot> {
+        // SAFETY: a buffer has two ends at least.
+        unsafe { self.start.add(1) }
+    }
+
+    /// Blocks that the magazine may hold.
+    pub(super) fn room(&self) -> usize {
+        self.room
+    }
+
+    /// The blocks of the magazine whose buffer it is, the youngest last.
+    ///
+    /// # Safety
+    /// It is the magazine's.
+    pub(super) unsafe fn items<'a>(&'a self, magazine: &'a Magazine) -> &'a [Item] {
+        let first = self.first();
+        // SAFETY: the places from the first one to `top` have items, which are borrowed with both.
+        unsafe {
+            let len = magazine.top.offset_from_unsigned(first);
+            slice::from_raw_parts(first.cast().as_ptr(), len)
+        }
+    }
+}
+
+impl Drop for Buffer {
+    fn drop(&mut self) {
+        if self.capacity > 0 {
+            // SAFETY: the parts are those of a vector (`with_room`), and are used no more.
+            drop(unsafe { Vec::from_raw_parts(self.start.as_ptr(), 0, self.capacity) });
+        }
+    }
+}
+
+/// A magazine with its buffer: what the slow ways do.
+#[derive(Debug)]
+pub(super) struct Open<'a> {
+    magazine: &'a mut Magazine,
+    buffer: &'a mut Buffer,
+}
+
+impl<'a> Open<'a> {
+    /// # Safety
+    /// The buffer is the magazine's.
+    pub(super) unsafe fn new(magazine: &'a mut Magazine, buffer: &'a mut Buffer) -> Self {
+        Self { magazine, buffer }
+    }
 
     /// The blocks, the youngest last.
     pub(super) fn items(&self) -> &[Item] {
-        // SAFETY: the items from `start` to `top` are there, and borrowed with the magazine.
-        unsafe { slice::from_raw_parts(self.start.as_ptr(), self.len()) }
+        // SAFETY: as `new` was promised.
+        unsafe { self.buffer.items(self.magazine) }
+    }
+
+    fn items_mut(&mut self) -> &mut [Item] {
+        let len = self.len();
+        // SAFETY: so many places have items; both are borrowed.
+        unsafe { slice::from_raw_parts_mut(self.buffer.first().cast().as_ptr(), len) }
     }
 
     /// Blocks in it.
     pub(super) fn len(&self) -> usize {
-        // SAFETY: both point into the buffer, `top` not below `start`.
-        unsafe { self.top.offset_from_unsigned(self.start) }
+        self.items().len()
     }
 
     /// Blocks that it may hold.
     pub(super) fn room(&self) -> usize {
-        // SAFETY: both point into the buffer, `limit` not below `start`.
-        unsafe { self.limit.offset_from_unsigned(self.start) }
+        self.buffer.room
     }
 
-    /// Lets it hold so many blocks, no fewer than it holds.
-    pub(super) fn set_room(&mut self, room: usize) {
-        assert!(room >= self.len(), "a magazine holds no more than it may");
-        let mut items = self.as_vec();
-        let more = room - items.len();
-        items.reserve_exact(more);
-        drop(items);
-        // SAFETY: the buffer has room for so many.
-        self.limit = unsafe { self.start.add(room) };
+    pub(super) fn top(&self) -> Option<&Item> {
+        self.magazine.top()
     }
 
-    /// The parts as the vector that they are, which may grow. What becomes of it is the magazine's when this is dropped.
-    fn as_vec(&mut self) -> AsVec<'_> {
-        // SAFETY: the parts are those of a vector of so many items, of that capacity; nobody uses them until they are
-        // written back, when the magazine, which is borrowed, can be used again.
-        let items = unsafe { Vec::from_raw_parts(self.start.as_ptr(), self.len(), self.capacity) };
-        AsVec { items: ManuallyDrop::new(items), room: self.room(), of: self }
+    /// As [`Magazine::place`].
+    pub(super) fn place(&self) -> Place {
+        self.magazine.place()
     }
 
-    /// Takes the youngest block of exactly this length out, if there is one.
+    /// As [`Magazine::drop_top`].
+    ///
+    /// # Safety
+    /// The magazine is not empty.
+    pub(super) unsafe fn drop_top(&mut self) {
+        // SAFETY: the caller's promise.
+        unsafe { self.magazine.drop_top() };
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.magazine.is_empty()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.magazine.is_full()
+    }
+
+    /// As [`Magazine::push`].
+    ///
+    /// # Safety
+    /// It is not full.
+    pub(super) unsafe fn push(&mut self, item: Item) {
+        // SAFETY: the caller's promise.
+        unsafe { self.magazine.push(item) };
+    }
+
+    /// The lowest `len` places have items, and the magazine those.
+    fn set_len(&mut self, len: usize) {
+        // SAFETY: so many places there are.
+        self.magazine.top = unsafe { self.buffer.first().add(len) };
+    }
+
+    /// Lets it hold so many blocks, no fewer than it holds. `false`, and nothing done, where the host has no memory for
+    /// them.
+    pub(super) fn set_room(&mut self, room: usize) -> bool {
+        let len = self.len();
+        assert!(room >= len, "a magazine holds no more than it may");
+        if room + ENDS > self.buffer.capacity && room > 0 {
+            let Some(wider) = Self::with_room(room) else { return false };
+            // SAFETY: both have so many places; the new buffer is another one.
+            unsafe { wider.first().copy_from_nonoverlapping(self.buffer.first(), len) };
+            *self.buffer = wider;
+            self.set_len(len);
+        } else if self.buffer.capacity > 0 {
+            // SAFETY: the buffer has room for so many, and its ends. What lies above the items is nothing.
+            unsafe {
+                let first = self.buffer.first();
+                (len..self.buffer.capacity - 1).for_each(|place| first.add(place).write(Slot::FREE));
+                first.add(room).write(Slot::END);
+            }
+        }
+        self.buffer.room = room;
+        true
+    }
+
+    /// An empty buffer for so many blocks.
+    fn with_room(room: usize) -> Option<Buffer> {
+        let mut slots = Vec::new();
+        slots.try_reserve_exact(room + ENDS).ok()?;
+        slots.push(Slot::END);
+        slots.resize(room + 1, Slot::FREE);
+        slots.push(Slot::END);
+        let mut slots = ManuallyDrop::new(slots);
+        let start = NonNull::new(slots.as_mut_ptr())?;
+        Some(Buffer { start, capacity: slots.capacity(), room })
+    }
+
+    /// Gives the memory of an empty magazine back, which keeps its room for when it is [needed](Self::unstow).
+    pub(super) fn stow(&mut self) {
+        debug_assert!(self.is_empty(), "a magazine with blocks");
+        let room = self.buffer.room;
+        *self.buffer = Buffer::NEW;
+        self.buffer.room = room;
+        self.set_len(0);
+    }
+
+    /// Has places again for as many blocks as it may hold, if the host has memory.
+    pub(super) fn unstow(&mut self) {
+        if self.buffer.capacity == 0 {
+            self.set_room(self.buffer.room);
+        }
+    }
+
+    /// Takes the youngest block of exactly this length out, if there is one. Its entry says that it left.
     pub(super) fn take_alike(&mut self, bytes: u64) -> Option<Item> {
-        if self.is_empty() || !self.bring_up(bytes) {
+        let place = self.place();
+        if self.bring_up(bytes) {
+            self.take_top(bytes).filter(|item| item.entry().leave(place))
+        } else {
+            None
+        }
+    }
+
+    /// Whether the block on top is of exactly this length, and no stray.
+    pub(super) fn has_on_top(&self, bytes: u64) -> bool {
+        let place = self.place();
+        self.top().is_some_and(|item| item.bytes() == bytes && item.entry().is_in(place))
+    }
+
+    /// Takes the block on top out, if it is of exactly this length, and no stray.
+    pub(super) fn take_top(&mut self, bytes: u64) -> Option<Item> {
+        if !self.has_on_top(bytes) {
             return None;
         }
-        self.as_vec().pop()
+        let item = *self.top()?;
+        // SAFETY: there is one on top.
+        unsafe { self.magazine.drop_top() };
+        Some(item)
     }
 
-    /// Brings the youngest block of exactly this length to the top, if there is one.
+    /// Brings the youngest block of exactly this length to the top, if there is one that is no stray.
     #[inline(never)]
     pub(super) fn bring_up(&mut self, bytes: u64) -> bool {
-        let Some(at) = self.items().iter().rposition(|item| item.bytes() == bytes) else { return false };
-        self.as_vec()[at..].rotate_left(1);
+        let place = self.place();
+        let is_wanted = |item: &Item| item.bytes() == bytes && item.entry().is_in(place);
+        let items = self.items_mut();
+        let Some(at) = items.iter().rposition(is_wanted) else { return false };
+        items[at..].rotate_left(1);
         true
     }
 
@@ -181,7 +374,8 @@ impl Magazine {
 
     /// Blocks that a restock may bring: half of what it may hold.
     pub(super) fn restock_by(&self) -> usize {
-        (self.room() / 2).saturating_sub(self.len())
+        let room = if self.buffer.capacity > 0 { self.room() } else { 0 };
+        (room / 2).saturating_sub(self.len())
     }
 
     /// The older half, rounded up.
@@ -191,13 +385,21 @@ impl Magazine {
 
     /// Gives up the older half, rounded up.
     pub(super) fn give_up_half(&mut self) -> Few<Item> {
-        let half = self.len().div_ceil(2);
-        self.as_vec().drain(..half).collect()
+        let half = Few::from_slice(self.older_half());
+        let len = self.len();
+        self.items_mut().copy_within(half.len().., 0);
+        self.set_len(len - half.len());
+        half
     }
 
     /// Gives up all blocks, the oldest first.
-    pub(super) fn give_up_all(&mut self, each: impl FnMut(Item)) {
-        self.as_vec().drain(..).for_each(each);
+    pub(super) fn give_up_all(&mut self, mut each: impl FnMut(Item)) {
+        let len = self.len();
+        self.set_len(0);
+        for place in 0..len {
+            // SAFETY: the items are still there: what lies above `top` is not written.
+            each(unsafe { self.buffer.first().add(place).cast().read() });
+        }
     }
 
     /// Whether it may hold as many blocks of this length as any magazine ever.
@@ -211,54 +413,16 @@ impl Magazine {
         (2 * self.room()).max(first).min(most_of(bytes, in_haste))
     }
 
-    /// Writes to the entries of the `count` blocks on top, as they are: another thread wrote them last, and all
-    /// together they come to this processor's cache sooner than one by one when they are handed out.
+    /// Writes to the entries of the `count` blocks on top, which came from the depot, that they are here: another thread
+    /// wrote them last, and all together they come to this processor's cache sooner than one by one when they are
+    /// handed out. Those that were no longer in the depot are strays here.
     pub(super) fn draw_near(&self, count: usize) {
-        let from = self.len().saturating_sub(count);
-        self.above(from).iter().for_each(|item| item.entry().set_label(item.entry().label()));
-    }
-}
-
-impl Drop for Magazine {
-    fn drop(&mut self) {
-        // SAFETY: the parts are those of a vector, and are used no more.
-        drop(unsafe { Vec::from_raw_parts(self.start.as_ptr(), self.len(), self.capacity) });
-    }
-}
-
-/// See [`Magazine::as_vec`].
-struct AsVec<'a> {
-    items: ManuallyDrop<Vec<Item>>,
-    /// Of the magazine.
-    room: usize,
-    of: &'a mut Magazine,
-}
-
-impl Deref for AsVec<'_> {
-    type Target = Vec<Item>;
-
-    fn deref(&self) -> &Vec<Item> {
-        &self.items
-    }
-}
-
-impl DerefMut for AsVec<'_> {
-    fn deref_mut(&mut self) -> &mut Vec<Item> {
-        &mut self.items
-    }
-}
-
-impl Drop for AsVec<'_> {
-    fn drop(&mut self) {
-        let (len, capacity) = (self.items.len(), self.items.capacity());
-        // SAFETY: a vector's buffer has an address, and room for its capacity, of which `len` items are there.
-        unsafe {
-            let start = NonNull::new_unchecked(self.items.as_mut_ptr());
-            self.of.top = start.add(len);
-            self.of.limit = start.add(self.room.min(capacity));
-            self.of.start = start;
+        let (from, place) = (self.len().saturating_sub(count), self.place());
+        for item in self.above(from) {
+            if item.entry().leave(Place::BETWEEN) {
+                item.entry().move_to(place);
+            }
         }
-        self.of.capacity = capacity;
     }
 }
 
@@ -285,17 +449,29 @@ mod tests {
         (0..count).map(|at| Entry::for_test(DevicePtr::new((at + 1) << 20), 512 << (at % 2))).collect()
     }
 
+    /// A magazine of its own.
+    struct Alone(Magazine, Buffer);
+
+    impl Alone {
+        fn open(&mut self) -> Open<'_> {
+            // SAFETY: the two belong together.
+            unsafe { Open::new(&mut self.0, &mut self.1) }
+        }
+    }
+
     /// A magazine with room for so many blocks, and as many of these as it takes.
-    fn with(entries: &[Entry], room: usize) -> Magazine {
-        let mut magazine = Magazine::default();
-        magazine.set_room(room);
+    fn with(entries: &[Entry], room: usize) -> Alone {
+        let mut alone = Alone(Magazine::NEW, Buffer::NEW);
+        let mut magazine = alone.open();
+        assert!(magazine.set_room(room));
         for entry in entries {
             if !magazine.is_full() {
                 // SAFETY: just asked.
                 unsafe { magazine.push(Item::new(entry.ptr(), entry)) };
+                entry.move_to(magazine.place());
             }
         }
-        magazine
+        alone
     }
 
     fn places(items: &[Item]) -> Vec<u64> {
@@ -305,8 +481,9 @@ mod tests {
     #[test]
     fn it_takes_as_many_as_it_has_room_for_and_gives_the_youngest_first() {
         let entries = entries(6);
-        let mut magazine = with(&entries, 4);
-        assert!(magazine.is_full() && magazine.room() == 4);
+        let mut alone = with(&entries, 4);
+        assert!(alone.open().is_full() && alone.open().room() == 4);
+        let magazine = &mut alone.0;
         for place in [4, 3, 2, 1] {
             assert_eq!(magazine.top().map(|item| item.ptr.raw() >> 20), Some(place));
             // SAFETY: there was one on top.
@@ -317,14 +494,18 @@ mod tests {
 
     #[test]
     fn one_without_room_is_full_and_empty() {
-        let magazine = Magazine::default();
-        assert!(magazine.is_full() && magazine.is_empty() && magazine.items().is_empty());
+        let mut alone = Alone(Magazine::NEW, Buffer::NEW);
+        assert!(alone.0.is_full() && alone.0.is_empty() && alone.0.top().is_none());
+        let mut magazine = alone.open();
+        assert!(magazine.items().is_empty() && magazine.take_alike(512).is_none());
+        assert!(magazine.set_room(0) && magazine.is_full());
     }
 
     #[test]
     fn more_room_keeps_the_blocks_and_less_room_the_buffer() {
         let entries = entries(40);
-        let mut magazine = with(&entries, 3);
+        let mut alone = with(&entries, 3);
+        let mut magazine = alone.open();
         magazine.set_room(40);
         assert_eq!((places(magazine.items()), magazine.room()), (vec![1, 2, 3], 40));
         magazine.set_room(3);
@@ -333,28 +514,55 @@ mod tests {
         // SAFETY: there is room for one.
         unsafe { magazine.push(Item::new(entries[9].ptr(), &entries[9])) };
         assert_eq!(places(magazine.items()), [1, 2, 3, 10]);
+        assert!(magazine.is_full());
+    }
+
+    #[test]
+    fn one_that_is_stowed_takes_nothing_and_has_its_room_again_later() {
+        let entries = entries(9);
+        let mut alone = with(&entries, 8);
+        let mut magazine = alone.open();
+        magazine.give_up_all(|_| ());
+        magazine.stow();
+        assert!(magazine.is_full() && magazine.is_empty() && magazine.restock_by() == 0);
+        assert_eq!((magazine.room(), alone.1.capacity), (8, 0));
+        let mut magazine = alone.open();
+        magazine.unstow();
+        assert_eq!((magazine.restock_by(), magazine.room()), (4, 8));
+        for entry in &entries[1..] {
+            assert!(!magazine.is_full());
+            // SAFETY: just asked.
+            unsafe { magazine.push(Item::new(entry.ptr(), entry)) };
+        }
+        assert!(magazine.is_full() && places(magazine.items()) == [2, 3, 4, 5, 6, 7, 8, 9]);
     }
 
     #[test]
     fn the_older_half_goes_and_then_all() {
         let entries = entries(5);
-        let mut magazine = with(&entries, 8);
+        let mut alone = with(&entries, 8);
+        let mut magazine = alone.open();
         assert_eq!(places(magazine.older_half()), [1, 2, 3]);
         assert_eq!(places(&magazine.give_up_half()), [1, 2, 3]);
         assert_eq!((places(magazine.items()), magazine.room()), (vec![4, 5], 8));
         let mut all = Vec::new();
         magazine.give_up_all(|item| all.push(item));
         assert_eq!((places(&all), magazine.len(), magazine.room()), (vec![4, 5], 0, 8));
+        assert!(!magazine.is_full());
     }
 
     #[test]
     fn the_youngest_of_a_length_is_found_below_others() {
         let entries = entries(5);
-        let mut magazine = with(&entries, 8);
+        let mut alone = with(&entries, 8);
+        let mut magazine = alone.open();
         assert!(magazine.bring_up(1024));
         assert_eq!(places(magazine.items()), [1, 2, 3, 5, 4]);
         assert_eq!(magazine.take_alike(512).map(|item| item.ptr.raw() >> 20), Some(5));
         assert!(magazine.take_alike(2048).is_none());
         assert_eq!(places(magazine.items()), [1, 2, 3, 4]);
+        // A copy of a block that lies elsewhere.
+        entries[3].move_to(Place::BETWEEN);
+        assert_eq!(magazine.take_alike(1024).map(|item| item.ptr.raw() >> 20), Some(2));
     }
 }

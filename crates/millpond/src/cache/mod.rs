@@ -28,6 +28,7 @@
 //! Magazines and depot are Bonwick's (*Magazines and Vmem*, USENIX 2001); that the rare side pays for both,
 //! by a barrier in all threads at once, is the idea of asymmetric locks (Dice, Huang, Yang 2001).
 
+mod boxed;
 mod caches;
 mod depot;
 mod elsewhere;
@@ -43,6 +44,7 @@ mod settling;
 mod settling_models;
 mod shortcut;
 mod sizes;
+mod strays;
 mod sync;
 mod taking_back;
 mod tally;
@@ -52,7 +54,7 @@ mod thread_index;
 pub(crate) use caches::{Cached, Caches, Found};
 pub(crate) use shortcut::Shortcut;
 pub(crate) use sizes::Sizes;
-pub(crate) use thread_index::{ThreadEnd, on_thread_end};
+pub(crate) use thread_index::on_thread_end;
 
 /// Lies in the pool's lock: who has it holds the lock.
 #[derive(Debug, Default)]

@@ -2,11 +2,11 @@
 //! run, and every value that a load may see. `scripts/check-concurrency loom` runs them.
 //!
 //! **What is real** is the gate. **What is modelled**: the kernel's barrier in all threads is a `SeqCst` fence on
-//! either side (`sync`), which is what the two amount to together, not how they come about; a thread's lanes are a
-//! stack of block numbers, in a cell that sees when two threads reach it at once; a block's entry in the arena's
-//! table has its state and its tick, with the orderings of `arena/table.rs`; the pool's lock is loom's. **Not
-//! modelled**: several lanes, and tallies; grants in one model only, where room is there or not. An owner comes in by
-//! the stream's door, or, `WIDE`, without.
+//! either side (`sync`), which is what the two amount to together, not how they come about; a lane is a stack of block
+//! numbers and its stream's serial number, in cells that see when two threads reach them at once; a block's entry in
+//! the arena's table has its state and its tick, with the orderings of `arena/table.rs`; the pool's lock is loom's.
+//! **Not modelled**: tallies; grants in one model only, where room is there or not, and several lanes in those at the
+//! end. An owner comes in by the stream's door, of which there is only one, or, `WIDE`, without.
 
 use std::mem::take;
 use std::ptr::NonNull;
@@ -16,13 +16,15 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread::{self, yield_now};
 
-use super::gate::{Gate, Inside, Way};
+use super::gate::{Behind, Gate, Inside, Way};
 use super::sync::heavy_barrier;
 use crate::order::StreamKey;
 
-/// The stream that has a lane, and one that would have the same door.
-pub(super) const STREAM: StreamKey = StreamKey { serial: 1, slot: 0 };
+/// The stream that has a lane, and others that have the same door: one that has a lane only in some models, and one that
+/// comes once that is gone, with its slot.
+const STREAM: StreamKey = StreamKey { serial: 1, slot: 0 };
 const OTHER: StreamKey = StreamKey { serial: 2, slot: 1 };
+const NEWCOMER: StreamKey = StreamKey { serial: 3, slot: 1 };
 
 /// What is known of a block.
 #[derive(Default)]
@@ -32,14 +34,58 @@ struct Entry {
     tick: AtomicU64,
 }
 
+/// `Magazines`.
+struct Lane {
+    serial: UnsafeCell<u64>,
+    blocks: UnsafeCell<Vec<usize>>,
+}
+
+static CLOSED: u64 = 0;
+
+impl Behind for Lane {
+    unsafe fn serial(lane: NonNull<Self>) -> u64 {
+        if lane == Self::closed() {
+            return CLOSED;
+        }
+        // SAFETY: the caller's promise, which the cell checks.
+        unsafe { lane.as_ref().serial.with(|serial| *serial) }
+    }
+
+    fn closed() -> NonNull<Self> {
+        NonNull::from(&CLOSED).cast()
+    }
+}
+
+impl Lane {
+    /// Of this stream, and empty.
+    fn new(of: StreamKey) -> Box<Self> {
+        Box::new(Self { serial: UnsafeCell::new(of.serial), blocks: UnsafeCell::default() })
+    }
+
+    /// Reaches the blocks; loom sees whether another thread does at the same time.
+    fn blocks<R>(&self, reach: impl FnOnce(&mut Vec<usize>) -> R) -> R {
+        // SAFETY: what the models are there to prove: one thread at a time.
+        self.blocks.with_mut(|blocks| reach(unsafe { &mut *blocks }))
+    }
+
+    /// Gives the lane to another stream, or, as none is named, to none: it is freed.
+    fn give_to(&self, stream: Option<StreamKey>) {
+        // SAFETY: as in `blocks`.
+        self.serial.with_mut(|serial| unsafe { *serial = stream.map_or(u64::MAX, |stream| stream.serial) });
+    }
+}
+
 /// One thread's cache.
 struct Cache {
-    gate: Gate<()>,
+    gate: Gate<Lane>,
     /// `Tally::to_alloc` and `Tally::to_free`.
     to_alloc: Way,
     to_free: Way,
     owned: AtomicBool,
-    blocks: UnsafeCell<Vec<usize>>,
+    /// `Ended`: whether its thread ended since this was looked at.
+    ended: AtomicBool,
+    /// In a box, as a lane is: it stays where it is.
+    lane: Box<Lane>,
     /// Whether the owner may cache blocks without the lock.
     has_room: UnsafeCell<bool>,
     /// The same, for others: `ThreadCache::note_granted`.
@@ -53,7 +99,8 @@ impl Cache {
             to_alloc: Way::default(),
             to_free: Way::default(),
             owned: AtomicBool::new(false),
-            blocks: UnsafeCell::new(Vec::new()),
+            ended: AtomicBool::new(false),
+            lane: Lane::new(STREAM),
             has_room: UnsafeCell::new(false),
             granted: AtomicBool::new(false),
         }
@@ -61,16 +108,12 @@ impl Cache {
 
     /// Lets the owner pass to its one lane.
     fn open(&self) {
-        self.gate.open(1);
-        self.gate.open_door(STREAM, NonNull::dangling());
+        self.gate.open();
+        self.gate.open_door(STREAM, NonNull::from(&*self.lane));
     }
 
     fn enter<'a, const WIDE: bool>(&self, way: &'a Way) -> Option<Inside<'a>> {
-        if WIDE {
-            self.gate.enter_wide(way, 0)
-        } else {
-            self.gate.enter(way, STREAM).map(|(_, inside)| inside)
-        }
+        if WIDE { self.gate.enter_wide(way) } else { self.gate.enter(way, STREAM).map(|(_, inside)| inside) }
     }
 
     /// Closes the gate to its owner, and waits until it is outside.
@@ -81,17 +124,14 @@ impl Cache {
     }
 
     fn wait_until_left(&self) {
-        Gate::<()>::wait_until_left([&self.to_alloc, &self.to_free]);
+        Gate::<Lane>::wait_until_left([&self.to_alloc, &self.to_free]);
     }
 
-    /// Reaches the blocks; loom sees whether another thread does at the same time.
+    /// Reaches the blocks of its one lane.
     fn blocks<R>(&self, reach: impl FnOnce(&mut Vec<usize>) -> R) -> R {
-        // SAFETY: what the models are there to prove: one thread at a time.
-        self.blocks.with_mut(|blocks| reach(unsafe { &mut *blocks }))
+        self.lane.blocks(reach)
     }
-}
 
-impl Cache {
     fn has_room(&self) -> bool {
         // SAFETY: as in `blocks`.
         self.has_room.with(|room| unsafe { *room })
@@ -127,11 +167,29 @@ impl<const THREADS: usize> Pool<THREADS> {
     }
 
     fn join(&self, index: usize) {
-        let _state = self.state.lock().unwrap();
+        let mut depot = self.state.lock().unwrap();
+        self.collect_ended(&mut depot);
+        self.join_locked(index);
+    }
+
+    /// `Caches::join_slow`. Under the lock.
+    fn join_locked(&self, index: usize) {
         let cache = &self.caches[index];
-        assert!(!cache.owned.load(Ordering::Relaxed), "two threads have one index");
-        cache.owned.store(true, Ordering::Relaxed);
+        if !cache.owned.swap(true, Ordering::Relaxed) {
+            // `Ended::forget`.
+            cache.ended.store(false, Ordering::Relaxed);
+        }
         cache.open();
+    }
+
+    /// `Caches::collect_ended`. Under the lock.
+    fn collect_ended(&self, depot: &mut Vec<usize>) {
+        for cache in self.caches.iter().filter(|cache| cache.ended.swap(false, Ordering::Acquire)) {
+            // Another thread may have the index by now, and be inside.
+            cache.keep_out();
+            cache.owned.store(false, Ordering::Relaxed);
+            depot.extend(cache.blocks(take));
+        }
     }
 
     /// `Caches::alloc`, else `Caches::restock`: a block is there.
@@ -145,7 +203,8 @@ impl<const THREADS: usize> Pool<THREADS> {
         });
         fast.or_else(|| {
             let mut depot = self.state.lock().unwrap();
-            cache.open();
+            self.collect_ended(&mut depot);
+            self.join_locked(index);
             let block = cache.blocks(Vec::pop).or_else(|| depot.pop())?;
             self.make_live(block);
             Some(block)
@@ -174,14 +233,16 @@ impl<const THREADS: usize> Pool<THREADS> {
             inside.pass();
             return;
         }
-        let _depot = self.state.lock().unwrap();
-        cache.open();
+        let mut depot = self.state.lock().unwrap();
+        self.collect_ended(&mut depot);
+        self.join_locked(index);
         put();
     }
 
     /// `Caches::revoke`, by somebody who has no cache: brings everything to the depot.
     fn revoke(&self) {
         let mut depot = self.state.lock().unwrap();
+        self.collect_ended(&mut depot);
         self.caches.iter().for_each(|cache| cache.gate.close());
         heavy_barrier();
         for cache in &self.caches {
@@ -241,15 +302,9 @@ impl<const THREADS: usize> Pool<THREADS> {
         }
     }
 
-    /// `Caches::end_thread`, and the index is given back.
+    /// The end of a thread, which takes no lock of the pool's: `Ended::note`, and the index is given back.
     fn end(&self, index: usize) {
-        {
-            let mut depot = self.state.lock().unwrap();
-            let cache = &self.caches[index];
-            cache.owned.store(false, Ordering::Relaxed);
-            cache.gate.close();
-            depot.extend(cache.blocks(take));
-        }
+        self.caches[index].ended.store(true, Ordering::Release);
         self.indices.lock().unwrap().push(index);
     }
 
@@ -310,13 +365,12 @@ fn an_owner_without_a_door_and_whoever_revokes_are_never_inside_together() {
 }
 
 #[test]
-fn a_gate_lets_nobody_pass_to_lanes_that_are_not_there() {
+fn a_gate_lets_nobody_pass_to_another_streams_lane() {
     loom::model(|| {
         let cache = Arc::new(Cache::new());
         let owner = thread::spawn({
             let cache = cache.clone();
             move || {
-                assert!(cache.gate.enter_wide(&cache.to_alloc, 1).is_none());
                 assert!(
                     cache.gate.enter(&cache.to_alloc, OTHER).is_none(),
                     "passed by another stream's door"
@@ -406,11 +460,7 @@ fn a_thread_that_ends_leaves_its_place_to_another_while_a_third_revokes() {
             let pool = pool.clone();
             move || {
                 let Some(index) = pool.indices.lock().unwrap().pop() else { return };
-                assert!(
-                    pool.caches[index].enter::<false>(&pool.caches[index].to_free).is_none(),
-                    "passed before it joined"
-                );
-                pool.join(index);
+                // Until it is collected, what the first one left is this one's.
                 if let Some(block) = pool.alloc::<false>(index) {
                     pool.free::<false>(index, block, 20 + block as u64);
                 }
@@ -439,5 +489,121 @@ fn who_has_no_room_need_not_be_kept_out() {
         workers.into_iter().for_each(|worker| worker.join().unwrap());
         pool.revoke_large();
         pool.verify(2);
+    });
+}
+
+/// A cache with two lanes, whose streams have one door: one slot of the table each.
+struct Lanes {
+    cache: Cache,
+    /// The pool's lock.
+    lock: Mutex<()>,
+    other: Box<Lane>,
+}
+
+impl Lanes {
+    fn new() -> Arc<Self> {
+        let lanes = Self { cache: Cache::new(), lock: Mutex::default(), other: Lane::new(OTHER) };
+        lanes.open_all(OTHER);
+        Arc::new(lanes)
+    }
+
+    /// `ThreadCache::open_all`, where the stream of the second lane is known.
+    fn open_all(&self, other: StreamKey) {
+        self.cache.open();
+        self.cache.gate.open_door(other, NonNull::from(&*self.other));
+    }
+
+    /// The owner frees a block for this stream, if it finds the stream's door open: a block of that number.
+    fn free(&self, stream: StreamKey) -> bool {
+        let Some((lane, inside)) = self.cache.gate.enter(&self.cache.to_free, stream) else { return false };
+        // SAFETY: the gate leads to lanes that are there, as long as the owner is inside.
+        unsafe { lane.as_ref() }.blocks(|blocks| blocks.push(stream.serial as usize));
+        inside.pass();
+        true
+    }
+
+    /// Takes back what a lane has, all of it freed for these streams; returns how many blocks.
+    fn take_from(lane: &Lane, of: &[StreamKey]) -> usize {
+        let blocks = lane.blocks(take);
+        let is_of = |block: &usize| of.iter().any(|stream| stream.serial as usize == *block);
+        assert!(blocks.iter().all(is_of), "a stream got another one's lane");
+        blocks.len()
+    }
+}
+
+#[test]
+fn streams_behind_one_door_never_get_each_others_lane() {
+    model(4, || {
+        let lanes = Lanes::new();
+        let owner = thread::spawn({
+            let lanes = lanes.clone();
+            move || [STREAM, OTHER, STREAM].into_iter().filter(|stream| lanes.free(*stream)).count()
+        });
+        // `Caches::revoke`.
+        let taken = {
+            let _lock = lanes.lock.lock().unwrap();
+            lanes.cache.keep_out();
+            let taken =
+                Lanes::take_from(&lanes.cache.lane, &[STREAM]) + Lanes::take_from(&lanes.other, &[OTHER]);
+            lanes.open_all(OTHER);
+            taken
+        };
+        let freed = owner.join().unwrap();
+        let left = Lanes::take_from(&lanes.cache.lane, &[STREAM]) + Lanes::take_from(&lanes.other, &[OTHER]);
+        assert_eq!(taken + left, freed, "something was lost");
+    });
+}
+
+#[test]
+fn a_lane_goes_only_while_no_owner_has_it() {
+    model(4, || {
+        let lanes = Lanes::new();
+        let owner = thread::spawn({
+            let lanes = lanes.clone();
+            move || {
+                lanes.free(STREAM);
+                lanes.free(OTHER);
+            }
+        });
+        {
+            let _lock = lanes.lock.lock().unwrap();
+            lanes.cache.keep_out();
+            Lanes::take_from(&lanes.other, &[OTHER]);
+            lanes.other.give_to(None);
+            lanes.cache.open();
+        }
+        owner.join().unwrap();
+    });
+}
+
+#[test]
+fn a_newcomer_with_the_slot_of_a_stream_that_is_gone_gets_no_block_of_its() {
+    model(4, || {
+        let lanes = Lanes::new();
+        let owner = thread::spawn({
+            let lanes = lanes.clone();
+            move || {
+                lanes.free(OTHER);
+                // `Lanes::of_or_add`, by the owner under the lock, with all doors open: the lane is emptied, and reused.
+                {
+                    let _lock = lanes.lock.lock().unwrap();
+                    Lanes::take_from(&lanes.other, &[OTHER]);
+                    lanes.other.give_to(Some(NEWCOMER));
+                    lanes.open_all(NEWCOMER);
+                }
+                assert!(!lanes.free(OTHER), "the stream is gone");
+                lanes.free(NEWCOMER);
+            }
+        });
+        {
+            let _lock = lanes.lock.lock().unwrap();
+            lanes.cache.keep_out();
+            Lanes::take_from(&lanes.other, &[OTHER, NEWCOMER]);
+            // SAFETY: the owner is kept out, and the lock is held.
+            let serial = unsafe { Behind::serial(NonNull::from(&*lanes.other)) };
+            lanes.open_all(StreamKey { serial, ..OTHER });
+        }
+        owner.join().unwrap();
+        Lanes::take_from(&lanes.other, &[NEWCOMER]);
     });
 }

@@ -4,13 +4,14 @@
 use std::sync::atomic::Ordering;
 
 use super::Locked;
+use super::boxed::try_box;
 use super::caches::{Cached, Caches, Few};
-use super::lane::Lanes;
+use super::lane::{Known, Lanes};
 use super::magazine::Item;
 use super::sizes::MagazineIndex;
 use super::thread::ThreadCache;
 use super::thread_index::visit;
-use crate::arena::{Entry, MOST_UNITS, Out};
+use crate::arena::{Entry, MOST_UNITS, Out, Place};
 use crate::order::{Marking, Stream, Tick, TimelineId};
 
 impl Caches {
@@ -27,15 +28,22 @@ impl Caches {
     /// Makes the calling thread the owner of a cache. Under the lock.
     #[cold]
     fn join_anew(&self, lock: &mut Locked) -> Option<&ThreadCache> {
-        let index = visit(self.pool.clone())?;
+        let index = visit(&self.ended)?;
+        // What the index's last owner cached is this thread's from now on.
+        self.ended.forget(index);
         let place = &self.threads[index];
         // Relaxed: written under the lock.
         if place.load(Ordering::Relaxed) == self.nobody() {
+            // Without memory for it, the thread goes on as nobody.
+            let cache = try_box(ThreadCache::new(self.strays.clone()))?;
             // Release: see `mine`.
-            place.store(Box::into_raw(Box::new(ThreadCache::new())), Ordering::Release);
+            place.store(cache.as_ptr(), Ordering::Release);
             self.used.fetch_max(index + 1, Ordering::Relaxed);
         }
-        self.note_owner(lock);
+        // One of a thread that ended may be its own still.
+        if !self.mine().is_owned() {
+            self.note_owner(lock);
+        }
         self.mine().own();
         Some(self.mine())
     }
@@ -59,7 +67,11 @@ impl Caches {
         let Some(cache) = self.join_slow(lock) else { return false };
         // SAFETY: as in `restock`.
         let lanes = unsafe { cache.lanes_under_lock() };
-        lanes.of(stream.key()).is_some_and(|magazines| magazines.grows(MagazineIndex::of(units), bytes))
+        let known = lanes.of(stream.key()).and_then(|magazines| magazines.known(MagazineIndex::of(units)));
+        known.is_some_and(|known| {
+            let last = known.magazine.top().map(|item| item.entry().requested());
+            known.growth.note_alloc(bytes, last)
+        })
     }
 
     /// A block of `units` for work on `stream`, from the thread's magazines or the depot; brings more of the
@@ -78,16 +90,17 @@ impl Caches {
         let cache = self.join_slow(lock)?;
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let lanes = unsafe { cache.lanes_under_lock() };
-        lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
+        lanes.of_or_add(timeline, |of, item| each(Cached { item, of }))?;
         cache.open(lanes, stream.key(), self.has_doors());
         let (at, size) = (MagazineIndex::of(units), self.sizes.bytes(units));
-        let magazines = lanes.of_or_add(timeline, |_, _| ());
-        if let Some(found) = magazines.magazine(at).take_alike(size) {
+        let Known { mut magazine, ghost, .. } = lanes.of(stream.key())?.known(at)?;
+        if let Some(found) = magazine.take_alike(size) {
             return Some(found.out());
         }
         let is_large = self.sizes.is_large(size);
-        let earned = is_large && magazines.ghost(at).note_alloc(size);
-        let has_room = magazines.magazine(at).restock_by() > 0;
+        let earned = is_large && ghost.note_alloc(size);
+        magazine.unstow();
+        let has_room = magazine.restock_by() > 0;
         let regretted = earned || (is_large && self.is_in_haste() && !has_room);
         // What other threads free again and again is worth room, too.
         let wants_room = regretted || (!has_room && self.depot.has(timeline.id, size));
@@ -98,7 +111,7 @@ impl Caches {
         if self.depot.held() == 0 {
             return None;
         }
-        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
+        let Known { mut magazine, .. } = lanes.of(stream.key())?.known(at)?;
         let (mut first, mut count) = (None, 0);
         let most = 1 + magazine.restock_by();
         self.depot.take((timeline.id, Tick::MAX), size, most, |item| match first {
@@ -111,15 +124,21 @@ impl Caches {
             }
         });
         magazine.draw_near(count);
-        first.map(|item| item.out())
+        let mut out = None;
+        if let Some(item) = first {
+            self.strays.sort_out(item, Place::BETWEEN, |item| out = Some(item.out()));
+        }
+        out
     }
 
     /// Lets the thread's magazine for blocks of `units` hold more, if it may.
     #[cold]
     pub(crate) fn widen(&self, _lock: &mut Locked, units: u64, stream: &Stream) {
         let cache = self.mine();
-        // SAFETY: the calling thread owns the cache, or it is nobody's, which has no lanes; it is not inside, and
-        // holds the lock.
+        if !cache.is_owned() {
+            return;
+        }
+        // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let lanes = unsafe { cache.lanes_under_lock() };
         lanes.grant(stream.key(), MagazineIndex::of(units), &self.bounds(self.sizes.bytes(units)));
         cache.note_granted(lanes);
@@ -132,7 +151,8 @@ impl Caches {
         entry.set_label(MagazineIndex::of(units).label());
     }
 
-    /// Takes a live block without recorded uses into the thread's magazines, and makes room for it: what has
+    /// Takes a block without recorded uses, which the program has just freed and nobody has now, into the thread's
+    /// magazines, and makes room for it: what has
     /// none goes to the depot, or is given to `each`. `false`, and nothing done, where the thread can have no
     /// magazine for it.
     pub(crate) fn put_slow(
@@ -150,16 +170,19 @@ impl Caches {
         }
         let Some(cache) = self.join_slow(lock) else { return false };
         if self.drifts(&cache.tally) {
-            self.give_up_room(lock, &[cache]);
+            self.give_up_room(lock, std::iter::once(cache));
         }
         // SAFETY: as in `restock`.
         let lanes = unsafe { cache.lanes_under_lock() };
         let at = MagazineIndex::of(self.sizes.exact_units(size));
         let magazines = lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
-        magazines.note_free(at, entry.requested());
-        if magazines.magazine(at).is_full() {
-            let may_grow = !bounds.is_large || bounds.in_haste || magazines.ghost(at).note_free(size);
-            if !may_grow && magazines.magazine(at).is_empty() {
+        let Some(known) = magazines.and_then(|magazines| magazines.known(at)) else { return false };
+        let mut magazine = known.magazine;
+        known.growth.note_free(entry.requested());
+        magazine.unstow();
+        if magazine.is_full() {
+            let may_grow = !bounds.is_large || bounds.in_haste || known.ghost.note_free(size);
+            if !may_grow && magazine.is_empty() {
                 // Nearly always, of large blocks, while a program does not repeat itself.
                 return false;
             }
@@ -169,14 +192,14 @@ impl Caches {
             cache.note_granted(lanes);
         }
         cache.open(lanes, stream.key(), self.has_doors());
-        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
-        if magazine.is_full() {
+        let Some(magazines) = lanes.of(stream.key()) else { return false };
+        if magazines.magazine(at).is_full() {
             return false;
         }
-        entry.make_cached(entry.ptr(), timeline.now());
+        entry.make_cached(magazines.magazine(at).place(), timeline.now());
         cache.tally.count_free_outside(entry.requested(), size);
         // SAFETY: it is not full.
-        unsafe { magazine.push(Item::new(entry.ptr(), entry)) };
+        unsafe { magazines.magazine(at).push(Item::new(entry.ptr(), entry)) };
         true
     }
 
@@ -190,17 +213,25 @@ impl Caches {
         each: &mut impl FnMut(Cached),
     ) {
         let timeline = stream.timeline();
-        let magazine = lanes.of_or_add(timeline, |_, _| ()).magazine(at);
+        let known = lanes.of(stream.key()).and_then(|magazines| magazines.known(at));
+        let Some(Known { mut magazine, .. }) = known else { return };
         if magazine.len() <= 2 {
             // Nearly always: one goes, if there is one.
-            let given_up = magazine.give_up_half().pop();
+            let (place, given_up) = (magazine.place(), magazine.give_up_half().pop());
             match given_up {
-                Some(item) => each(Cached { item, of: timeline.id }),
+                Some(item) => {
+                    self.strays.sort_out(item, place, |item| each(Cached { item, of: timeline.id }))
+                }
                 None => self.grant(lanes, stream, (at, size), each),
             }
             return;
         }
-        let given_up = magazine.give_up_half();
+        let (place, mut given_up) = (magazine.place(), magazine.give_up_half());
+        given_up.retain(|item| {
+            let mut is_here = false;
+            self.strays.sort_out(*item, place, |_| is_here = true);
+            is_here
+        });
         self.put_away(timeline.id, given_up, each);
     }
 
@@ -256,7 +287,9 @@ mod tests {
     /// Pairs of so many bytes, and after each: whether the block is cached, so that the arena has none that is as long.
     fn pairs((pool, stream): &(Pool, Stream), bytes: u64, count: u32) -> Vec<bool> {
         let pair = |_| {
-            pool.free(pool.alloc(bytes, stream).unwrap(), stream).unwrap();
+            let block = pool.alloc(bytes, stream).unwrap();
+            // SAFETY: nobody else has the block, and there is no work on it.
+            unsafe { pool.free(block, stream) }.unwrap();
             pool.inner().largest_free() < bytes
         };
         (0..count).map(pair).collect()

@@ -31,7 +31,7 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
 
 use super::Locked;
-use super::caches::{Caches, Few};
+use super::caches::Caches;
 use super::tally::{Figures, TRIES, Tally, combine, one_block, sum};
 use super::thread::ThreadCache;
 use crate::counters::Counted;
@@ -243,24 +243,25 @@ impl Caches {
         lock.escrow.owners += 1;
     }
 
-    /// A thread with a cache less: the calling one, whose gate is closed.
+    /// A thread with a cache less, whose owner is kept out.
     pub(super) fn note_no_owner(&self, lock: &mut Locked, cache: &ThreadCache) {
         lock.escrow.owners -= 1;
         if lock.escrow.is_alone {
-            self.take_stock(lock, &[cache]);
+            self.take_stock(lock);
         } else {
-            self.give_up_room(lock, &[cache]);
+            self.give_up_room(lock, std::iter::once(cache));
         }
     }
 
     /// Takes what they may allocate without asking from threads that are kept out, or the calling one: somebody else
     /// will ask for it.
-    pub(super) fn give_up_room(&self, lock: &mut Locked, caches: &[&ThreadCache]) {
+    pub(super) fn give_up_room<'a>(&self, lock: &mut Locked, caches: impl Iterator<Item = &'a ThreadCache>) {
         if lock.escrow.is_alone {
             return;
         }
+        let highest = self.high();
         self.peaks.change(|| {
-            self.peaks.raise(self.high());
+            self.peaks.raise(highest);
             for cache in caches {
                 let ceiling = cache.tally.ceiling();
                 cache.tally.settle();
@@ -273,21 +274,24 @@ impl Caches {
 
     /// The high-water marks start again from now.
     pub(crate) fn reset_high_water(&self, lock: &mut Locked) {
-        let moved = self.keep_out_moved(lock);
-        self.take_stock(lock, &moved);
+        self.keep_out_moved(lock);
+        self.take_stock(lock);
         let now = lock.escrow.ceilings;
         lock.escrow.reached = now;
         self.peaks.change(|| self.peaks.set(now));
-        self.let_in(&moved);
+        self.let_in();
     }
 
     /// What all threads counted.
     pub(crate) fn counted(&self) -> Counted {
-        self.peaks.read(|| sum(self.tallies(), || self.peaks.figures()))
+        let mut counted = self.peaks.read(|| sum(self.tallies(), || self.peaks.figures()));
+        self.strays.correct(&mut counted);
+        counted
     }
 
+    /// All of them. That of the strays makes up for frees that were none: what it says, nobody asked for.
     fn tallies(&self) -> impl Iterator<Item = &Tally> {
-        self.all().map(|cache| &cache.tally).chain(std::iter::once(&self.others))
+        self.all().map(|cache| &cache.tally).chain([&self.others, self.strays.tally()])
     }
 
     /// All threads' own highest together.
@@ -320,7 +324,7 @@ impl Caches {
     /// Lets a thread that alone has a cache allocate without asking: all other tallies stay as they are.
     fn begin_alone(&self, lock: &mut Locked, tally: &Tally) {
         // Nobody is there to be kept out.
-        self.take_stock(lock, &[]);
+        self.take_stock(lock);
         tally.grant_all();
         lock.escrow.is_alone = true;
     }
@@ -328,15 +332,16 @@ impl Caches {
     /// Somebody else is about to count something.
     fn end_alone(&self, lock: &mut Locked) {
         if lock.escrow.is_alone {
-            let moved = self.keep_out_moved(lock);
-            self.take_stock(lock, &moved);
-            self.let_in(&moved);
+            self.keep_out_moved(lock);
+            self.take_stock(lock);
+            self.let_in();
         }
     }
 
     /// Finds out what is there, takes all room back, and grants what may be granted, most of it to who asks.
     fn settle(&self, lock: &mut Locked, tally: &Tally, more: Figures) {
-        let must_wait = !self.is_closed() && self.moved().next().is_some();
+        // While all gates are closed, nobody is kept out who was not.
+        let must_wait = !self.is_closed() && self.all().any(|cache| self.has_moved(cache));
         if must_wait && !lock.escrow.credit.is_left() {
             let missing = tally.missing(more);
             let some =
@@ -350,57 +355,49 @@ impl Caches {
             return lock.escrow.grant(tally, some);
         }
         // Who is inside may be suspended. Where nobody is, the clock would count what other programs do.
-        let began = self.moved().any(|cache| cache.tally.is_inside()).then(Instant::now);
-        let moved = self.keep_out_moved(lock);
-        self.take_stock(lock, &moved);
+        let is_inside = |cache: &ThreadCache| self.has_moved(cache) && cache.tally.is_inside();
+        let began = self.all().any(is_inside).then(Instant::now);
+        self.keep_out_moved(lock);
+        self.take_stock(lock);
         let escrow = &mut lock.escrow;
         escrow.raise_reached(combine(escrow.ceilings, more, |now, more| now + more));
         // Those who asked lately will ask again: what is beyond this request is shared with them.
         let settled = escrow.settled;
-        let is_busy = |cache: &&&ThreadCache| settled - cache.tally.asked_at() < RECENT;
-        let busy: Few<_> = moved.iter().filter(is_busy).collect();
+        let busy = || self.kept_out().filter(|cache| settled - cache.tally.asked_at() < RECENT);
+        let (others, kept_out) = (busy().count(), self.kept_out().count());
         let beyond = combine(escrow.room(), more, |room, more| room - more);
-        for cache in &busy {
-            escrow.grant(&cache.tally, beyond.map(|beyond| beyond / (2 * busy.len() as i64)));
+        for cache in busy() {
+            escrow.grant(&cache.tally, beyond.map(|beyond| beyond / (2 * others as i64)));
         }
         escrow.grant(tally, escrow.room());
         escrow.settled += 1;
         tally.note_asked(escrow.settled);
-        self.let_in(&moved);
-        let least = LEAST_COST * moved.len() as u32;
+        self.let_in();
+        let least = LEAST_COST * kept_out as u32;
         lock.escrow.credit.spend(began.map_or(least, |began| began.elapsed().max(least)));
     }
 
-    /// Other threads whose figures may be others than when they were settled, or may rise.
-    fn moved(&self) -> impl Iterator<Item = &ThreadCache> {
-        self.all().filter(|cache| cache.is_owned() && !cache.tally.is_frozen() && !self.is_mine(cache))
+    /// Whether this is another thread's, whose figures may be others than when they were settled, or may rise.
+    fn has_moved(&self, cache: &ThreadCache) -> bool {
+        cache.is_owned() && !cache.tally.is_frozen() && !self.is_mine(cache)
     }
 
     /// Keeps all others out whose figures have changed since they were settled, or may rise. Those who are not kept out did
     /// nothing until the last of those who are had left: so there is a moment at which what all tallies say was so.
-    fn keep_out_moved(&self, _lock: &mut Locked) -> Few<&ThreadCache> {
-        let mut moved: Few<&ThreadCache> = Few::new();
-        loop {
-            let is_new = |cache: &&ThreadCache| !moved.iter().any(|known| std::ptr::eq(*known, *cache));
-            let more: Few<_> = self.moved().filter(is_new).collect();
-            if more.is_empty() {
-                return moved;
-            }
-            // While all gates are closed, all owners have left.
-            if !self.is_closed() {
-                self.keep_out(&more);
-            }
-            moved.extend(more);
+    fn keep_out_moved(&self, _lock: &mut Locked) {
+        let is_new = |cache: &ThreadCache| !cache.is_kept_out() && self.has_moved(cache);
+        while self.all().any(is_new) {
+            self.keep_out(is_new);
         }
     }
 
     /// Notes the peaks and what is there now, and takes all room back: ceilings are where the figures are. Other threads
-    /// than the calling one and those that `moved`, who are kept out, have none.
-    fn take_stock(&self, lock: &mut Locked, moved: &[&ThreadCache]) {
+    /// than the calling one and those that are kept out have none.
+    fn take_stock(&self, lock: &mut Locked) {
         let highest = self.high();
         self.peaks.change(|| {
             self.peaks.raise(highest);
-            let settled = moved.iter().copied().chain([self.mine()]).map(|cache| &cache.tally);
+            let settled = self.kept_out().chain([self.mine()]).map(|cache| &cache.tally);
             settled.chain([&self.others]).for_each(Tally::settle);
         });
         let now = self.high();

@@ -8,20 +8,34 @@ use std::ptr::NonNull;
 use loom::sync::{Arc, Mutex};
 use loom::thread::{self, yield_now};
 
-use super::gate::Gate;
+use super::gate::{Behind, Gate};
 use super::sync::heavy_barrier;
 use super::tally::{Tally, combine};
 
+/// Nobody comes in by a door.
+struct Lane;
+
+static CLOSED: u64 = 0;
+
+impl Behind for Lane {
+    unsafe fn serial(_: NonNull<Self>) -> u64 {
+        CLOSED
+    }
+
+    fn closed() -> NonNull<Self> {
+        NonNull::from(&CLOSED).cast()
+    }
+}
+
 /// One thread's cache.
 struct Cache {
-    gate: Gate<()>,
+    gate: Gate<Lane>,
     tally: Tally,
 }
 
 impl Cache {
     fn open(&self) {
-        self.gate.open(1);
-        self.gate.open_door(super::models::STREAM, NonNull::dangling());
+        self.gate.open();
     }
 }
 
@@ -47,7 +61,7 @@ impl Pool {
 
     fn alloc(&self, index: usize) {
         let cache = &self.caches[index];
-        if let Some(inside) = cache.gate.enter_wide(cache.tally.to_alloc(), 0)
+        if let Some(inside) = cache.gate.enter_wide(cache.tally.to_alloc())
             && cache.tally.rise(&inside, 1, 1)
         {
             inside.pass();
@@ -62,7 +76,7 @@ impl Pool {
 
     fn free(&self, index: usize) {
         let cache = &self.caches[index];
-        if let Some(inside) = cache.gate.enter_wide(cache.tally.to_free(), 0) {
+        if let Some(inside) = cache.gate.enter_wide(cache.tally.to_free()) {
             cache.tally.count_free(inside, 1, 1);
             return;
         }
@@ -77,7 +91,7 @@ impl Pool {
         if moved {
             other.gate.close();
             heavy_barrier();
-            Gate::<()>::wait_until_left(other.tally.ways());
+            Gate::<Lane>::wait_until_left(other.tally.ways());
         }
         escrow.peak = escrow.peak.max(self.high());
         let settled = self.caches.iter().enumerate().filter(|(at, _)| moved || *at == asking);

@@ -171,11 +171,6 @@ impl Sizes {
         self.bytes(rounded(self.exact_units(bytes)))
     }
 
-    /// The longest that a block in the same magazine can be, if they are of exact sizes.
-    pub(super) fn longest_if_large(self, bytes: u64) -> Option<u64> {
-        self.is_large(bytes).then(|| self.longest_beside(bytes))
-    }
-
     /// Whether blocks for such a request are ever cached.
     pub(super) fn is_cached(self, bytes: u64) -> bool {
         bytes > 0 && self.exact_units(bytes) <= LONGEST_CACHED

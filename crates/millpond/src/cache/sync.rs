@@ -1,26 +1,91 @@
 //! Atomics and barriers of the gate: the real ones, or loom's.
 
 #[cfg(not(loom))]
-pub(super) use std::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
+pub(super) use std::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence,
+};
 
 #[cfg(loom)]
-pub(super) use loom::sync::atomic::{AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
+pub(super) use loom::sync::atomic::{
+    AtomicBool, AtomicI64, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence,
+};
+
+use std::time::Duration;
 
 #[cfg(not(loom))]
-pub(super) use real::{full_barrier, heavy_barrier, is_asymmetric, light_barrier, yield_now};
+pub(super) use real::{full_barrier, heavy_barrier, is_asymmetric, light_barrier, pause};
 
 #[cfg(loom)]
-pub(super) use modelled::{full_barrier, heavy_barrier, is_asymmetric, light_barrier, yield_now};
+pub(super) use modelled::{full_barrier, heavy_barrier, is_asymmetric, light_barrier, pause};
+
+/// Waits for a thread that is about to do something: longer and longer each time, so that one that was suspended gets
+/// the processor back, even where the waiting one has the higher priority of real time, and no processor is kept busy
+/// meanwhile.
+#[derive(Debug, Default)]
+pub(super) struct Patience {
+    steps: u32,
+}
+
+/// What to do while waiting.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Who runs needs a few instructions.
+    Spin,
+    /// Who was suspended waits for a processor, maybe this one.
+    Yield,
+    /// A thread of lower priority gets none while this one would run.
+    Sleep(Duration),
+}
+
+/// Steps that spin: less than a microsecond.
+const SPINS: u32 = 64;
+
+/// Steps after them that yield.
+const YIELDS: u32 = 16;
+
+/// The first sleep, which doubles from then on.
+const FIRST_SLEEP: Duration = Duration::from_micros(10);
+
+/// Sleeps are at most the first one, doubled so many times: 1.28 ms.
+const MOST_DOUBLINGS: u32 = 7;
+
+impl Patience {
+    pub(super) fn wait(&mut self) {
+        pause(self.next());
+    }
+
+    fn next(&mut self) -> Step {
+        let step = self.steps;
+        self.steps = step.saturating_add(1);
+        match step.checked_sub(SPINS) {
+            None => Step::Spin,
+            Some(after) if after < YIELDS => Step::Yield,
+            Some(after) => Step::Sleep(FIRST_SLEEP * (1 << (after - YIELDS).min(MOST_DOUBLINGS))),
+        }
+    }
+}
 
 #[cfg(not(loom))]
 mod real {
-    use std::sync::OnceLock;
-    use std::sync::atomic::{Ordering, compiler_fence, fence};
+    use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
+
+    use super::Step;
 
     /// Whether the kernel issues barriers in all threads for us.
     pub(crate) fn is_asymmetric() -> bool {
-        static REGISTERED: OnceLock<bool> = OnceLock::new();
-        *REGISTERED.get_or_init(register)
+        const UNKNOWN: u8 = 2;
+        // No `OnceLock`: a fork may come in between, and the child would wait for ever. A child is registered as its
+        // parent was.
+        static REGISTERED: AtomicU8 = AtomicU8::new(UNKNOWN);
+        // Relaxed: the answer is always the same, and nothing else is concluded from it.
+        match REGISTERED.load(Ordering::Relaxed) {
+            UNKNOWN => {
+                let registered = register();
+                REGISTERED.store(u8::from(registered), Ordering::Relaxed);
+                registered
+            }
+            known => known == 1,
+        }
     }
 
     #[cfg(all(target_os = "linux", not(miri)))]
@@ -31,14 +96,18 @@ mod real {
             && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
     }
 
+    /// Miri has the owner issue full barriers, so that doors open there too.
     #[cfg(not(all(target_os = "linux", not(miri))))]
     fn register() -> bool {
-        false
+        cfg!(miri)
     }
 
     /// The owner's barrier where the other side has a heavy one: for the compiler only.
     #[inline]
     pub(crate) fn light_barrier() {
+        if cfg!(miri) {
+            full_barrier();
+        }
         compiler_fence(Ordering::SeqCst);
     }
 
@@ -60,8 +129,13 @@ mod real {
         }
     }
 
-    pub(crate) fn yield_now() {
-        std::thread::yield_now();
+    /// Does what a step of a wait is.
+    pub(crate) fn pause(step: Step) {
+        match step {
+            Step::Spin => std::hint::spin_loop(),
+            Step::Yield => std::thread::yield_now(),
+            Step::Sleep(time) => std::thread::sleep(time),
+        }
     }
 }
 
@@ -69,6 +143,8 @@ mod real {
 #[cfg(loom)]
 mod modelled {
     use loom::sync::atomic::{Ordering, fence};
+
+    use super::Step;
 
     pub(crate) fn is_asymmetric() -> bool {
         true
@@ -86,7 +162,29 @@ mod modelled {
         fence(Ordering::SeqCst);
     }
 
-    pub(crate) fn yield_now() {
+    /// A model has no time: every step lets another thread run.
+    pub(crate) fn pause(_: Step) {
         loom::thread::yield_now();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_waits_long_spins_and_yields_a_few_times_then_sleeps() {
+        let mut patience = Patience::default();
+        let steps: Vec<_> = (0..200).map(|_| patience.next()).collect();
+        let count = |step| steps.iter().filter(|other| **other == step).count() as u32;
+        assert_eq!((count(Step::Spin), count(Step::Yield)), (SPINS, YIELDS));
+        let mut sleeps = steps.iter().skip_while(|step| !matches!(step, Step::Sleep(_)));
+        assert!(
+            sleeps.clone().all(|step| matches!(step, Step::Sleep(_))),
+            "a wait does not become busy again"
+        );
+        assert_eq!(sleeps.next(), Some(&Step::Sleep(FIRST_SLEEP)));
+        assert_eq!(steps.last(), Some(&Step::Sleep(Duration::from_micros(1280))));
+        assert_eq!(Patience { steps: u32::MAX }.next(), *steps.last().unwrap());
     }
 }

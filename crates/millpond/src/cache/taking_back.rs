@@ -3,20 +3,43 @@
 use std::sync::atomic::Ordering;
 
 use super::Locked;
-use super::caches::{Cached, Caches, Few};
+use super::caches::{Cached, Caches};
 use super::lane::{Counted, Lanes};
 use super::magazine::Item;
 use super::sizes::MagazineIndex;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
+use crate::arena::Place;
+use crate::order::TimelineId;
 
 impl Caches {
     /// Takes back everything that any thread caches, and the depot: gives it to `each`.
     #[cold]
-    pub(crate) fn revoke(&self, lock: &mut Locked, mut each: impl FnMut(Cached)) {
+    pub(crate) fn revoke(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
+        self.revoke_and(lock, each, |_| ());
+    }
+
+    /// As [`revoke`](Self::revoke), and gives back what host memory the caches do not need at rest: the lanes of streams
+    /// that are gone, and of the others all but what is known of the program.
+    #[cold]
+    pub(crate) fn give_back(
+        &self,
+        lock: &mut Locked,
+        is_gone: impl Fn(TimelineId) -> bool,
+        each: impl FnMut(Cached),
+    ) {
+        // Also those that look empty.
+        self.all().for_each(|cache| cache.tally.note_filled());
+        self.revoke_and(lock, each, |lanes| lanes.give_back(&is_gone));
+        self.depot.give_back();
+    }
+
+    /// Takes back everything, and calls `and` with the lanes of each cache that had something.
+    fn revoke_and(&self, lock: &mut Locked, mut each: impl FnMut(Cached), mut and: impl FnMut(&mut Lanes)) {
         let closed = self.close_depot(0, &mut each);
         self.for_all(lock, |cache, lanes| {
             self.drain(lanes, MagazineIndex::FIRST, &mut each);
+            and(lanes);
             cache.note_granted(lanes);
             cache.tally.note_emptied();
         });
@@ -34,17 +57,16 @@ impl Caches {
         }
         let closed = self.close_depot(self.sizes.large_from(), &mut each);
         // The calling thread is not inside, and need not be kept out.
-        let is_concerned = |cache: &&ThreadCache| cache.granted_large() > 0 && !self.is_mine(cache);
-        let mut others = Few::new();
-        others.extend(self.all().filter(is_concerned));
-        self.keep_out(&others);
-        for cache in others.iter().copied().chain([self.mine()]) {
+        let is_concerned = |cache: &ThreadCache| cache.granted_large() > 0 && !self.is_mine(cache);
+        self.keep_out(is_concerned);
+        let mine = Some(self.mine()).filter(|cache| cache.is_owned());
+        for cache in self.kept_out().chain(mine) {
             // SAFETY: the lock is held (`lock`); other owners are kept out, and the calling one is not inside.
             let lanes = unsafe { cache.lanes_under_lock() };
             self.drain(lanes, self.sizes.first_large(), &mut each);
             cache.note_granted(lanes);
         }
-        self.let_in(&others);
+        self.let_in();
         if closed {
             self.depot.open();
         }
@@ -71,8 +93,8 @@ impl Caches {
         if in_depot + others > most {
             return false;
         }
-        // SAFETY: the calling thread owns the cache, or it is nobody's, which has no lanes; it is not inside, and
-        // holds the lock.
+        // SAFETY: the calling thread owns the cache, for nobody's was granted nothing; it is not inside, and holds the
+        // lock.
         let lanes = unsafe { mine.lanes_under_lock() };
         let frees = mine.tally.frees();
         // Since it was counted last, no more came than was freed; but for what came from the depot, which was counted there.
@@ -92,14 +114,16 @@ impl Caches {
         let held = if from == 0 { self.depot.held() } else { self.depot.held_large() };
         let must_close = held > 0 || !self.all().all(|cache| self.is_mine(cache));
         if must_close {
-            self.depot.close(from, |of, item| each(Cached { item, of }));
+            self.depot.close(from, |of, item| {
+                self.strays.sort_out(item, Place::BETWEEN, |item| each(Cached { item, of }));
+            });
         }
         must_close
     }
 
     /// Empties the magazines from `from` on.
     pub(super) fn drain(&self, lanes: &mut Lanes, from: MagazineIndex, each: &mut impl FnMut(Cached)) {
-        lanes.drain(from, |size| self.sizes.longest_if_large(size), |of, item| each(Cached { item, of }));
+        lanes.drain(from, |size| self.sizes.is_large(size), |of, item| each(Cached { item, of }));
     }
 
     /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
@@ -128,9 +152,8 @@ impl Caches {
     pub(crate) fn set_doors(&self, _lock: &mut Locked, open: bool) {
         // Relaxed: for owners it is a hint; what counts is written under the lock.
         self.has_doors.store(open, Ordering::Relaxed);
-        let all: Few<_> = self.all().collect();
-        self.keep_out(&all);
-        self.let_in(&all);
+        self.keep_out(|_| true);
+        self.let_in();
     }
 
     /// Whether threads come in by doors.
@@ -151,17 +174,15 @@ impl Caches {
 
     /// Calls `each` with the lanes of every cache that may have something in it, while all their owners are kept out.
     fn for_all(&self, lock: &mut Locked, mut each: impl FnMut(&ThreadCache, &mut Lanes)) {
-        let is_concerned = |cache: &&ThreadCache| self.is_mine(cache) || cache.tally.may_hold();
-        let concerned: Few<_> = self.all().filter(is_concerned).collect();
-        self.keep_out(&concerned);
-        for cache in &concerned {
+        self.keep_out(|cache| self.is_mine(cache) || cache.tally.may_hold());
+        for cache in self.kept_out() {
             // SAFETY: the lock is held (`lock`), and owners are kept out.
             let lanes = unsafe { cache.lanes_under_lock() };
             each(cache, lanes);
         }
         // Whoever revokes will allocate, and would have to keep them out again.
-        self.give_up_room(lock, &concerned);
-        self.let_in(&concerned);
+        self.give_up_room(lock, self.kept_out());
+        self.let_in();
     }
 
     /// Whether the cache is the calling thread's own.
@@ -169,24 +190,34 @@ impl Caches {
         std::ptr::eq(cache, self.mine())
     }
 
-    /// Closes the caches to their owners, and waits until none is inside. Under the lock.
-    pub(super) fn keep_out(&self, caches: &[&ThreadCache]) {
-        caches.iter().for_each(|cache| cache.gate().close());
+    /// Closes these caches to their owners, and waits until none is inside. Under the lock.
+    pub(super) fn keep_out(&self, is_concerned: impl Fn(&ThreadCache) -> bool) {
+        self.all().filter(|cache| is_concerned(cache)).for_each(ThreadCache::close);
+        self.wait_for_kept_out();
+    }
+
+    /// Waits until no owner is inside a cache that was closed.
+    fn wait_for_kept_out(&self) {
         // The calling thread is not inside, and needs no barrier to see its own writes.
-        if caches.iter().any(|cache| !self.is_mine(cache)) {
+        if self.kept_out().any(|cache| !self.is_mine(cache)) {
             heavy_barrier();
-            caches.iter().for_each(|cache| cache.wait_until_left());
+            self.kept_out().for_each(ThreadCache::wait_until_left);
         }
     }
 
-    /// Opens caches that [`keep_out`](Self::keep_out) closed; those without an owner stay closed.
-    pub(super) fn let_in(&self, caches: &[&ThreadCache]) {
-        if self.is_closed() {
-            return;
-        }
-        for cache in caches.iter().filter(|cache| cache.is_owned()) {
-            // SAFETY: the lock is held, and owners are kept out until here.
-            cache.open_all(unsafe { cache.lanes_under_lock() }, self.has_doors());
+    /// The caches whose owners are kept out.
+    pub(super) fn kept_out(&self) -> impl Iterator<Item = &ThreadCache> {
+        self.all().filter(|cache| cache.is_kept_out())
+    }
+
+    /// Opens the caches that [`keep_out`](Self::keep_out) closed; those without an owner stay closed.
+    pub(super) fn let_in(&self) {
+        for cache in self.kept_out() {
+            cache.let_in();
+            if cache.is_owned() && !self.is_closed() {
+                // SAFETY: the lock is held, and owners are kept out until here.
+                cache.open_all(unsafe { cache.lanes_under_lock() }, self.has_doors());
+            }
         }
     }
 
@@ -195,19 +226,39 @@ impl Caches {
         self.depot.held() > 0 || self.all().any(|cache| cache.tally.may_hold())
     }
 
-    /// The thread with this index, the calling one, ends: takes back what it caches.
-    pub(crate) fn end_thread(&self, lock: &mut Locked, index: usize, mut each: impl FnMut(Cached)) {
-        // Relaxed: under the lock, where it was written.
-        // SAFETY: as in `mine`.
-        let cache = unsafe { &*self.threads[index].load(Ordering::Relaxed) };
-        cache.disown();
-        // SAFETY: the calling thread owned the cache, is not inside, and holds the lock.
-        let lanes = unsafe { cache.lanes_under_lock() };
-        self.drain(lanes, MagazineIndex::FIRST, &mut each);
-        lanes.revoke_grants();
-        cache.note_granted(lanes);
-        cache.tally.note_emptied();
-        self.note_no_owner(lock, cache);
+    /// Whether threads ended whose caches were not collected. A glance.
+    #[inline]
+    pub(crate) fn any_ended(&self) -> bool {
+        self.ended.any()
+    }
+
+    /// Takes back what threads that ended cached.
+    #[cold]
+    pub(crate) fn collect_ended(&self, lock: &mut Locked, mut each: impl FnMut(Cached)) {
+        self.ended.take(|index| {
+            // Relaxed: under the lock, where it was written.
+            let cache = self.threads[index].load(Ordering::Relaxed);
+            // Where the host had no memory for a cache, there is nobody's, which is all pools'.
+            if cache != self.nobody() {
+                // SAFETY: as in `mine`.
+                unsafe { &*cache }.close();
+            }
+        });
+        // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
+        self.wait_for_kept_out();
+        for cache in self.kept_out() {
+            if cache.is_owned() {
+                self.note_no_owner(lock, cache);
+            }
+            cache.disown();
+            // SAFETY: the lock is held (`lock`), and owners are kept out.
+            let lanes = unsafe { cache.lanes_under_lock() };
+            self.drain(lanes, MagazineIndex::FIRST, &mut each);
+            lanes.clear();
+            cache.note_granted(lanes);
+            cache.tally.note_emptied();
+            cache.let_in();
+        }
     }
 
     /// Recounts what the caches hold, and calls `recount` with the number of blocks in them while every owner is
@@ -217,25 +268,27 @@ impl Caches {
         lock: &mut Locked,
         recount: impl FnOnce(u64) -> Result<(), String>,
     ) -> Result<(), String> {
-        let all: Few<_> = self.all().collect();
-        self.keep_out(&all);
-        let result = self.check_kept_out(lock, &all).and_then(recount);
-        self.let_in(&all);
+        self.keep_out(|_| true);
+        let result = self.check_kept_out(lock).and_then(recount);
+        self.let_in();
         result
     }
 
     /// Recounts what caches whose owners are kept out hold: returns the number of blocks in them and the depot.
-    fn check_kept_out(&self, _lock: &mut Locked, caches: &[&ThreadCache]) -> Result<u64, String> {
+    fn check_kept_out(&self, _lock: &mut Locked) -> Result<u64, String> {
         let bytes = |items: &[Item]| items.iter().map(Item::bytes).sum::<u64>();
         let mut items = self.depot.items();
+        let mut is_elsewhere = items.iter().find(|item| !item.entry().is_in(Place::BETWEEN)).copied();
         let held = self.depot.held();
         if bytes(&items) != held {
             return Err(format!("the depot has {} bytes and counted {held}", bytes(&items)));
         }
-        for cache in caches {
+        for cache in self.kept_out() {
             // SAFETY: the lock is held (`lock`), and owners are kept out.
             let lanes = unsafe { cache.lanes_under_lock() };
-            let held: Vec<_> = lanes.iter().copied().collect();
+            let held: Vec<_> = lanes.iter().map(|(_, item)| *item).collect();
+            let stray = lanes.iter().find(|(place, item)| !item.entry().is_in(*place));
+            is_elsewhere = is_elsewhere.or(stray.map(|(_, item)| *item));
             if bytes(&held) > lanes.granted() {
                 return Err(format!("a thread caches {}, more than {}", bytes(&held), lanes.granted()));
             }
@@ -249,7 +302,7 @@ impl Caches {
             }
             items.extend(held);
         }
-        if let Some(item) = items.iter().find(|item| item.entry().is_live()) {
+        if let Some(item) = is_elsewhere {
             return Err(format!("{} is cached, and is {:?}", item.ptr, item.entry()));
         }
         let blocks = items.len();

@@ -1,10 +1,12 @@
 //! The cache of one thread in one pool.
 
 use std::cell::UnsafeCell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::gate::{Gate, Inside, Way};
 use super::lane::{Lanes, Magazines};
+use super::strays::Strays;
 use super::tally::Tally;
 use crate::order::StreamKey;
 
@@ -16,6 +18,8 @@ pub(super) struct ThreadCache {
     pub(super) tally: Tally,
     /// Whether a living thread has it. Written under the pool's lock.
     owned: AtomicBool,
+    /// Whether whoever holds the pool's lock keeps its owner out.
+    is_kept_out: AtomicBool,
     /// What the lanes' magazines of small blocks may hold, in bytes, and those of large ones: to be known without
     /// keeping the owner out. Written under the pool's lock.
     granted: [AtomicU64; 2],
@@ -28,7 +32,8 @@ pub(super) struct ThreadCache {
 // `enter` and `lanes_under_lock`.
 unsafe impl Sync for ThreadCache {}
 
-/// The owner's hand on its own cache.
+/// The owner's hand on its own cache. Once it [passes](Inside::pass), the lane is anybody's: whoever passes has no
+/// reference to any part of the lane as an argument, which would be taken to be its own until it returns.
 #[derive(Debug)]
 pub(super) struct Own<'a> {
     pub(super) lane: &'a mut Magazines,
@@ -38,14 +43,15 @@ pub(super) struct Own<'a> {
 
 impl ThreadCache {
     /// A cache without an owner: its gate is closed.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(strays: Arc<Strays>) -> Self {
         let (gate, tally) = (Gate::new(), Tally::default());
         Self {
             gate,
             tally,
             owned: AtomicBool::new(false),
+            is_kept_out: AtomicBool::new(false),
             granted: Default::default(),
-            lanes: UnsafeCell::default(),
+            lanes: UnsafeCell::new(Lanes::new(strays)),
         }
     }
 
@@ -62,15 +68,15 @@ impl ThreadCache {
     ) -> Option<Own<'_>> {
         let way = way(&self.tally);
         let (mut lane, inside) = if WIDE {
-            let inside = self.gate.enter_wide(way, stream.slot)?;
+            let inside = self.gate.enter_wide(way)?;
             // SAFETY: as below.
             (unsafe { &*self.lanes.get() }.of_stream(stream)?, inside)
         } else {
             self.gate.enter(way, stream)?
         };
         // SAFETY: the owner is inside. Others reach the lanes only after closing the gate and waiting until the
-        // owner has left (`Caches::for_all`), which lasts until `inside` is dropped with what is returned here. A
-        // lane's magazines stay as long as the cache (`Lanes`).
+        // owner has left (`Caches::for_all`), which lasts until `inside` is dropped with what is returned here. So
+        // long a lane stays, too: see `gate`.
         let lane = unsafe { lane.as_mut() };
         Some(Own { lane, tally: &self.tally, inside })
     }
@@ -99,7 +105,7 @@ impl ThreadCache {
     /// Lets the owner pass to the lane of this stream, by its door too if there are `doors`. Under the pool's lock, with
     /// the lanes.
     pub(super) fn open(&self, lanes: &Lanes, stream: StreamKey, doors: bool) {
-        self.gate.open(lanes.len());
+        self.gate.open();
         if let Some(lane) = lanes.of_stream(stream).filter(|_| doors) {
             self.gate.open_door(stream, lane);
         }
@@ -107,7 +113,7 @@ impl ThreadCache {
 
     /// Lets the owner pass to all its lanes, as [`open`](Self::open) does to one.
     pub(super) fn open_all(&self, lanes: &Lanes, doors: bool) {
-        self.gate.open(lanes.len());
+        self.gate.open();
         if doors {
             lanes.all().for_each(|(stream, lane)| self.gate.open_door(stream, lane));
         }
@@ -136,12 +142,25 @@ impl ThreadCache {
         self.granted[1].load(Ordering::Relaxed)
     }
 
+    /// Closes the gate, and notes whose it is: see [`is_kept_out`](Self::is_kept_out). Under the pool's lock.
+    pub(super) fn close(&self) {
+        // Relaxed: read under the lock, too.
+        self.is_kept_out.store(true, Ordering::Relaxed);
+        self.gate.close();
+    }
+
+    /// Notes that the owner may come in again, by what is opened from now on. Under the pool's lock.
+    pub(super) fn let_in(&self) {
+        self.is_kept_out.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether it was closed, and the owner not let in since. Under the pool's lock.
+    pub(super) fn is_kept_out(&self) -> bool {
+        self.is_kept_out.load(Ordering::Relaxed)
+    }
+
     /// Waits until the owner, whose gate is closed, has left.
     pub(super) fn wait_until_left(&self) {
         Gate::<Magazines>::wait_until_left(self.tally.ways());
-    }
-
-    pub(super) fn gate(&self) -> &Gate<Magazines> {
-        &self.gate
     }
 }

@@ -1,15 +1,14 @@
 //! Small numbers for threads, so that a thread finds what belongs to it in a table; given back when it ends.
+//!
+//! A thread's end takes no lock, since it may come at any time. `exit` ends the calling thread: in a signal handler, which
+//! may interrupt whoever holds a lock, and in a forked child, where a lock's holder may be gone. So the end only leaves
+//! notes ([`Ended`]), which each pool finds when it next takes its lock.
 
 use std::cell::{Cell, RefCell};
-use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
-
-/// Who wants to know that a thread ended. Called on that thread, without locks held.
-pub(crate) trait ThreadEnd: Send + Sync {
-    /// The thread with this index will not come back; another may get its index afterwards.
-    fn thread_ended(&self, index: usize);
-}
+use crate::process::{self, Listeners};
 
 /// Threads that can have an index at the same time. The others allocate under the pool's lock.
 pub(crate) const MOST_THREADS: usize = if cfg!(miri) { 16 } else { 1024 };
@@ -23,21 +22,16 @@ thread_local! {
     static VISITS: RefCell<Visits> = const { RefCell::new(Visits { pools: Vec::new() }) };
 }
 
-/// Indices that are free: those given back, and all from `next` on.
-struct Indices {
-    back: Vec<usize>,
-    next: usize,
-}
-
-static INDICES: Mutex<Indices> = Mutex::new(Indices { back: Vec::new(), next: NO_THREAD + 1 });
+/// The indices in use.
+static INDICES: Indices = Indices::new();
 
 /// Who is told on each thread that ends, if it had an index.
-static TOLD: Mutex<Vec<fn()>> = Mutex::new(Vec::new());
+static TOLD: Listeners = Listeners::new();
 
-/// Has `tell` called on each thread that ends and had an index, before another one may get that. As often as it is named
-/// here: whether two functions are the same cannot be told from their addresses.
+/// Has `tell` called on each thread that ends and had an index, before another one may get that. It must not lock. As
+/// often as it is named here: whether two functions are the same cannot be told from their addresses.
 pub(crate) fn on_thread_end(tell: fn()) {
-    TOLD.lock().push(tell);
+    TOLD.add(tell);
 }
 
 /// The calling thread's index, at most `MOST_THREADS`; [`NO_THREAD`] where it has none.
@@ -46,115 +40,210 @@ pub(crate) fn thread_index() -> usize {
     INDEX.get()
 }
 
-/// Where the calling thread has been, to say goodbye.
-struct Visits {
-    pools: Vec<Weak<dyn ThreadEnd>>,
+const WORDS: usize = MOST_THREADS / 64 + 1;
+
+/// A set of indices, without a lock.
+#[derive(Debug)]
+struct Indices([AtomicU64; WORDS]);
+
+impl Indices {
+    const fn new() -> Self {
+        Self([const { AtomicU64::new(0) }; WORDS])
+    }
+
+    /// Adds the lowest index that is not in it; `None` where all are.
+    fn add_lowest(&self) -> Option<usize> {
+        (NO_THREAD + 1..=MOST_THREADS).find(|index| {
+            let (word, bit) = (&self.0[index / 64], 1 << (index % 64));
+            // Relaxed: a glance, which saves the write.
+            // Acquire: what the index's last owner did to its caches came before it was removed.
+            word.load(Ordering::Relaxed) & bit == 0 && word.fetch_or(bit, Ordering::Acquire) & bit == 0
+        })
+    }
+
+    fn add(&self, index: usize) {
+        // Release: who finds the index also finds what its owner did to its caches.
+        self.0[index / 64].fetch_or(1 << (index % 64), Ordering::Release);
+    }
+
+    fn remove(&self, index: usize) {
+        // Release: see `add_lowest`.
+        self.0[index / 64].fetch_and(!(1 << (index % 64)), Ordering::Release);
+    }
+
+    /// Empties it, and calls `each` with what was in it.
+    fn take(&self, mut each: impl FnMut(usize)) {
+        for (at, word) in self.0.iter().enumerate() {
+            // Acquire: pairs with the Release of `add`.
+            let mut bits = word.swap(0, Ordering::Acquire);
+            while bits != 0 {
+                each(at * 64 + bits.trailing_zeros() as usize);
+                bits &= bits - 1;
+            }
+        }
+    }
 }
 
-/// Sees to it that `pool` is told when the calling thread ends. Returns the thread's index; `None` where there
+/// Notes for one pool of threads that ended, by their indices.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    indices: Indices,
+    any: AtomicBool,
+}
+
+impl Default for Ended {
+    fn default() -> Self {
+        Self { indices: Indices::new(), any: AtomicBool::new(false) }
+    }
+}
+
+impl Ended {
+    /// The thread with this index will not come back; another may get its index, and go on where it left.
+    fn note(&self, index: usize) {
+        self.indices.add(index);
+        // Release: who sees this finds the index.
+        self.any.store(true, Ordering::Release);
+    }
+
+    /// Whether there is any note. A glance.
+    #[inline]
+    pub(super) fn any(&self) -> bool {
+        // Relaxed: `take` looks again.
+        self.any.load(Ordering::Relaxed)
+    }
+
+    /// Takes all notes.
+    #[cold]
+    pub(super) fn take(&self, each: impl FnMut(usize)) {
+        // Acquire: pairs with the Release of `note`. Notes that come from now on are seen another time.
+        self.any.swap(false, Ordering::Acquire);
+        self.indices.take(each);
+    }
+
+    /// The index has an owner again.
+    pub(super) fn forget(&self, index: usize) {
+        self.indices.remove(index);
+    }
+}
+
+/// Where the calling thread has been, to say goodbye.
+struct Visits {
+    pools: Vec<Weak<Ended>>,
+}
+
+/// Sees to it that the pool finds a note when the calling thread has ended. Returns the thread's index; `None` where there
 /// is none left, or the thread is ending already.
 #[cold]
-pub(super) fn visit(pool: Weak<dyn ThreadEnd>) -> Option<usize> {
+pub(super) fn visit(pool: &Arc<Ended>) -> Option<usize> {
     VISITS
         .try_with(|visits| {
             let mut visits = visits.try_borrow_mut().ok()?;
             if INDEX.get() == NO_THREAD {
-                INDEX.set(take_index()?);
+                forget_at_forks();
+                INDEX.set(INDICES.add_lowest()?);
             }
             visits.pools.retain(|pool| pool.strong_count() > 0);
-            visits.pools.push(pool);
+            visits.pools.push(Arc::downgrade(pool));
             Some(INDEX.get())
         })
         .ok()
         .flatten()
 }
 
-fn take_index() -> Option<usize> {
-    let mut indices = INDICES.lock();
-    if let Some(index) = indices.back.pop() {
-        return Some(index);
+/// Has the forking thread go without an index in a child, where the parent's caches must not be used: so it finds their
+/// gates closed, and the check on the slow way. The other threads are gone, and their indices free.
+fn forget_at_forks() {
+    static IS_TOLD: AtomicBool = AtomicBool::new(false);
+    // Relaxed: to be told twice does no harm.
+    if !IS_TOLD.load(Ordering::Relaxed) {
+        process::on_fork(|| {
+            INDEX.set(NO_THREAD);
+            INDICES.take(|_| ());
+        });
+        IS_TOLD.store(true, Ordering::Relaxed);
     }
-    let fresh = indices.next;
-    (fresh <= MOST_THREADS).then(|| {
-        indices.next += 1;
-        fresh
-    })
 }
 
 impl Drop for Visits {
     fn drop(&mut self) {
         let index = INDEX.replace(NO_THREAD);
-        if index != NO_THREAD {
-            // Before another thread may get the index.
-            let told = TOLD.lock().clone();
-            told.into_iter().for_each(|tell| tell());
+        if index == NO_THREAD {
+            return;
         }
+        // Before another thread may get the index.
+        TOLD.each(|tell| tell());
         for pool in std::mem::take(&mut self.pools) {
-            if let Some(pool) = pool.upgrade() {
-                pool.thread_ended(index);
+            if let Some(ended) = pool.upgrade() {
+                ended.note(index);
             }
         }
-        if index != NO_THREAD {
-            INDICES.lock().back.push(index);
-        }
+        INDICES.remove(index);
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     use super::*;
-
-    #[derive(Default)]
-    struct Goodbyes(AtomicUsize);
-
-    impl ThreadEnd for Goodbyes {
-        fn thread_ended(&self, _: usize) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
 
     thread_local! {
         static IS_TOLD: Cell<bool> = const { Cell::new(false) };
     }
-    static TOLD_IN_TIME: AtomicUsize = AtomicUsize::new(0);
-
-    struct AsksWhetherTold;
-
-    impl ThreadEnd for AsksWhetherTold {
-        fn thread_ended(&self, _: usize) {
-            TOLD_IN_TIME.fetch_add(usize::from(IS_TOLD.get()), Ordering::Relaxed);
-        }
-    }
 
     #[test]
-    fn who_wants_to_know_of_a_threads_end_is_told_once_and_before_its_pools() {
-        on_thread_end(|| assert!(!IS_TOLD.replace(true), "once"));
-        let listener: Arc<dyn ThreadEnd> = Arc::new(AsksWhetherTold);
-        let weak = Arc::downgrade(&listener);
-        std::thread::spawn(move || visit(weak)).join().unwrap();
-        assert_eq!(TOLD_IN_TIME.load(Ordering::Relaxed), 1);
+    fn who_wants_to_know_of_a_threads_end_is_told_once() {
+        static TIMES: AtomicUsize = AtomicUsize::new(0);
+        thread_local! {
+            static IS_MINE: Cell<bool> = const { Cell::new(false) };
+        }
+        on_thread_end(|| {
+            assert!(!IS_TOLD.replace(true), "once");
+            TIMES.fetch_add(usize::from(IS_MINE.get()), Ordering::Relaxed);
+        });
+        let ended = Arc::new(Ended::default());
+        let pool = ended.clone();
+        let visited = move || {
+            IS_MINE.set(true);
+            visit(&pool)
+        };
+        std::thread::spawn(visited).join().unwrap();
+        assert_eq!(TIMES.load(Ordering::Relaxed), 1);
     }
 
     #[test]
     fn ten_thousand_threads_one_after_the_other_use_few_indices_and_all_say_goodbye() {
-        let pool = Arc::new(Goodbyes::default());
-        let listener: Arc<dyn ThreadEnd> = pool.clone();
+        let ended = Arc::new(Ended::default());
         let count = if cfg!(miri) { 20 } else { 10_000 };
         for _ in 0..count {
-            let listener = Arc::downgrade(&listener);
+            let pool = ended.clone();
             let thread = std::thread::spawn(move || {
                 assert_eq!(thread_index(), NO_THREAD);
-                let index = visit(listener);
+                let index = visit(&pool);
                 assert_eq!(Some(thread_index()), index);
                 index
             });
-            let index = thread.join().unwrap();
+            let index = thread.join().unwrap().expect("an index is free");
             // Other tests run beside this one.
-            assert!(index.expect("an index is free") < 256);
+            assert!(index < 256);
+            assert!(ended.any());
+            let mut noted = Vec::new();
+            ended.take(|index| noted.push(index));
+            assert_eq!(noted, [index]);
+            assert!(!ended.any());
         }
-        assert_eq!(pool.0.load(Ordering::Relaxed), count);
+    }
+
+    #[test]
+    fn every_index_can_be_had_once() {
+        let indices = Indices::new();
+        let all: Vec<_> = std::iter::from_fn(|| indices.add_lowest()).collect();
+        assert_eq!(all, (1..=MOST_THREADS).collect::<Vec<_>>());
+        indices.remove(7);
+        assert_eq!(indices.add_lowest(), Some(7));
+        let mut taken = Vec::new();
+        indices.take(|index| taken.push(index));
+        assert_eq!(taken, all);
+        assert_eq!(indices.add_lowest(), Some(1));
     }
 }

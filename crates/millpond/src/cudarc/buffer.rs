@@ -13,6 +13,8 @@ use cudarc::driver::{
 
 use super::uses::Uses;
 use super::{Stream, refused};
+use crate::device::StreamHandle;
+use crate::order::Marking;
 use crate::pool::{Pool, PoolInner};
 use crate::{Result, device};
 
@@ -107,12 +109,15 @@ impl<T: DeviceRepr> Buffer<T> {
     /// A buffer whose first write has yet to be recorded.
     fn unordered(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
         let bytes = crate::buffer::byte_len::<T>(len)?;
+        // What comes next is given to cudarc's side, which does not know whose default stream it is.
+        stream.millpond().handle_here()?;
         let ptr = pool.alloc(bytes, stream.millpond())?;
         // SAFETY: the block is the buffer's until its drop, which gives the uses up before the free.
         let uses = match unsafe { stream.uses().take(ptr, bytes as usize, stream.cuda()) } {
             Ok(uses) => ManuallyDrop::new(uses),
             Err(error) => {
-                pool.free(ptr, stream.millpond())?;
+                // SAFETY: nobody else knows the block.
+                unsafe { pool.free(ptr, stream.millpond()) }?;
                 return Err(error.into());
             }
         };
@@ -197,15 +202,37 @@ impl<T> Drop for Buffer<T> {
     fn drop(&mut self) {
         // SAFETY: the field is not used after this.
         let mut uses = unsafe { ManuallyDrop::take(&mut self.uses) };
+        if !self.pool.is_here() {
+            // The block and the events are the parent's.
+            std::mem::forget(uses);
+            return;
+        }
         // The stream waits for every read and write, as in the drop of cudarc's own slices, so that the free,
         // which comes after the work given to it, does too.
         let (_, write) = uses.device_ptr_mut(self.stream.cuda());
         // Its drop would record a write. It owns nothing.
         std::mem::forget(write);
         self.stream.uses().keep(self.ptr, uses);
-        if let Err(error) = self.pool.free(self.ptr, self.stream.millpond()) {
+        let noted = self.note_who_waited();
+        // SAFETY: the block is the buffer's alone, and the stream waits for all that cudarc knows of.
+        let freed = noted.and_then(|()| unsafe { self.pool.free(self.ptr, self.stream.millpond()) });
+        if let Err(error) = freed {
             tracing::error!(%error, "a buffer could not be freed");
         }
+    }
+}
+
+impl<T> Buffer<T> {
+    /// On another thread than that whose default stream the buffer is of, cudarc made this thread's wait for the buffer's
+    /// uses. So the free has to come after what this thread's was given, too.
+    fn note_who_waited(&self) -> Result<()> {
+        let stream = self.stream.millpond();
+        if self.ptr.is_null() || stream.handle() != StreamHandle::PER_THREAD || stream.handle_here().is_ok() {
+            return Ok(());
+        }
+        // SAFETY: every thread has a default stream as long as it runs.
+        let here = unsafe { stream.timelines().adopt_stream(StreamHandle::PER_THREAD, Marking::AtOnce) }?;
+        self.pool.record_use(self.ptr, &here)
     }
 }
 

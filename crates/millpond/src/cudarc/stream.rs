@@ -1,5 +1,6 @@
 //! A stream of cudarc's that a pool knows too.
 
+use std::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::{CudaContext, CudaStream};
@@ -12,9 +13,15 @@ use crate::{Context, Result};
 ///
 /// Launches, copies and libraries go by cudarc's side ([`cuda`](Self::cuda)), which the caller has at hand
 /// anyway; allocations go by millpond's ([`millpond`](Self::millpond)).
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Stream {
     sides: Arc<Sides>,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Stream").field(self.millpond()).finish()
+    }
 }
 
 #[derive(Debug)]
@@ -42,7 +49,7 @@ impl Stream {
     /// A stream of millpond's, wrapped for cudarc.
     ///
     /// # Errors
-    /// [`DeviceError::Invalid`] for a stream of another GPU than cudarc's context.
+    /// [`DeviceError::Invalid`] for a stream of another GPU than cudarc's context, or another thread's default stream.
     ///
     /// # Safety
     /// No clone of [`cuda`](Self::cuda)'s `Arc`, and nothing that holds one (a `CudaBlas`, say), is used once
@@ -52,7 +59,7 @@ impl Stream {
         check(stream.device().as_ref(), context, "Stream::wrap")?;
         // SAFETY: the handle is of the primary context's GPU, and alive as long as `stream`'s clone beside it;
         // what is beyond that the caller promises.
-        let cuda = unsafe { context.wrap_borrowed_stream(stream.handle().raw() as _) };
+        let cuda = unsafe { context.wrap_borrowed_stream(stream.handle_here()?.raw() as _) };
         Ok(Self::of(stream.clone(), cuda))
     }
 

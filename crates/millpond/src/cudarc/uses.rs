@@ -4,12 +4,13 @@ use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+use crate::lock::Mutex;
 use cudarc::driver::{CudaSlice, CudaStream};
-use parking_lot::Mutex;
 use rustc_hash::FxHashMap;
 
 use super::refused;
 use crate::device::{DevicePtr, DeviceResult};
+use crate::process::OfProcess;
 
 /// Uses kept per stream; those of further addresses are dropped.
 const MOST_KEPT: usize = 4096;
@@ -66,7 +67,7 @@ impl Drop for Uses {
 /// creating and destroying two events costs many times what a pair of the pool's does.
 #[derive(Debug, Default)]
 pub(super) struct KeptUses {
-    by_address: Mutex<FxHashMap<DevicePtr, Uses>>,
+    by_address: OfProcess<Mutex<FxHashMap<DevicePtr, Uses>>>,
 }
 
 impl KeptUses {

@@ -1,5 +1,7 @@
 //! What can go wrong in a device call.
 
+use crate::process;
+
 /// A device call that did not happen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -31,6 +33,12 @@ pub enum DeviceError {
         /// What was wrong with it.
         what: String,
     },
+    /// The object was made in the process that this one was forked from. Nothing changed, and nothing was waited for.
+    #[error(
+        "this process was forked from the one that made the pool or the device: make a context of its own here; or, since \
+         CUDA does not work after a fork, start the process anew (in Python, with multiprocessing's \"spawn\")"
+    )]
+    Forked,
     /// The driver refused the call, or the device failed.
     #[error("{call} failed: {name} ({code}): {text}")]
     Driver {
@@ -43,6 +51,12 @@ pub enum DeviceError {
         /// The driver's sentence for the error.
         text: String,
     },
+}
+
+impl From<process::Forked> for DeviceError {
+    fn from(_: process::Forked) -> Self {
+        Self::Forked
+    }
 }
 
 /// The result of a device call.

@@ -12,12 +12,33 @@
 //! nodes of the graph and does not run, and it can be neither queried nor waited for. Calls that concern memory,
 //! other streams or events recorded outside stay legal, on every thread: a device sees to that.
 //!
-//! **Handles.** Streams, events and pages are named by small copyable handles. A handle is valid from the
-//! call that returned it until the `unsafe` call that destroys it; who destroys it promises that nobody
-//! uses it afterwards. That is why the calls that only *use* a handle are safe.
+//! **Handles.** Streams, events and pages are named by small copyable handles. A handle is *valid* on the device that
+//! returned it, from then until the call that destroys it; [`StreamHandle::LEGACY`] and
+//! [`PER_THREAD`](StreamHandle::PER_THREAD) are valid on each. A driver does not check that: a handle that is not valid
+//! may name anything. So each call that takes one is `unsafe`, and its caller promises that it is valid. Calls that
+//! only create something, and those that tell of the device as a whole, are safe.
+//!
+//! ```compile_fail,E0133
+//! # let device = millpond::device::sim::SimDevice::new(Default::default())?;
+//! # use millpond::device::Device;
+//! let (stream, event) = (device.create_stream()?, device.create_event()?);
+//! device.record_event(event, stream)?; // error: call to unsafe method
+//! # Ok::<(), millpond::device::DeviceError>(())
+//! ```
+//! ```
+//! # let device = millpond::device::sim::SimDevice::new(Default::default())?;
+//! # use millpond::device::Device;
+//! let (stream, event) = (device.create_stream()?, device.create_event()?);
+//! // SAFETY: both are this device's, and are destroyed below.
+//! unsafe { device.record_event(event, stream) }?;
+//! # unsafe { device.destroy_event(event) }?;
+//! # unsafe { device.destroy_stream(stream) }?;
+//! # Ok::<(), millpond::device::DeviceError>(())
+//! ```
 
-use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
 
 pub mod capturing;
 pub mod checker;
@@ -28,9 +49,12 @@ mod error;
 pub mod host;
 mod ledger;
 pub mod sim;
+#[doc(hidden)]
+pub mod trusted;
 mod types;
 
 pub use error::{DeviceError, DeviceResult};
+pub(crate) use types::calling_thread;
 pub use types::{
     AsyncUsage, CaptureId, DevicePtr, EventHandle, Kind, MemoryInfo, PageHandle, Properties, StreamHandle,
     StreamId,
@@ -39,7 +63,13 @@ pub use types::{
 /// Hardware, as a pool sees it. See the [module](self) for the rules that hold for all of it.
 ///
 /// All sizes and addresses are in bytes. Calls may come from any thread at any time.
-pub trait Device: Send + Sync + std::fmt::Debug + 'static {
+///
+/// # Safety
+/// A pool hands out memory on the word of its device. So, as long as its callers keep their promises: address ranges,
+/// pages and segments that are out do not overlap; what is mapped is there until it is unmapped; and work is called
+/// complete only when it is, with all that it was ordered after. Once a wait for a stream has returned, with an error too,
+/// nothing that was given to it before is copied to the host any more.
+pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// What the device is and can do. Constant for the life of the device.
     fn properties(&self) -> &Properties;
 
@@ -49,8 +79,8 @@ pub trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// The time on a clock that only goes forward, by which a pool judges what its slow paths cost the program.
     /// The host's own, unless the device keeps a time of its own or replays one.
     fn now(&self) -> Duration {
-        static START: OnceLock<Instant> = OnceLock::new();
-        START.get_or_init(Instant::now).elapsed()
+        let now = clock_gettime(ClockId::Monotonic);
+        Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)
     }
 
     // ---- addresses -------------------------------------------------------------------------------
@@ -80,10 +110,16 @@ pub trait Device: Send + Sync + std::fmt::Debug + 'static {
 
     /// Maps the whole of `page` at `at`, which lies in a reserved range with nothing mapped there. The
     /// memory cannot be used before [`set_access`](Self::set_access).
-    fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()>;
+    ///
+    /// # Safety
+    /// The range and the page are this device's and in use by nobody else, and `bytes` is the page's length.
+    unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()>;
 
     /// Lets this device read and write the mapped range.
-    fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()>;
+    ///
+    /// # Safety
+    /// The range is that of one or more mappings.
+    unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()>;
 
     /// Removes one mapping, whole. Does not wait for work that uses it.
     ///
@@ -116,7 +152,10 @@ pub trait Device: Send + Sync + std::fmt::Debug + 'static {
     ///
     /// # Errors
     /// [`DeviceError::Unsupported`] where [`Properties::memory_pools`] is false.
-    fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr>;
+    ///
+    /// # Safety
+    /// The stream is [valid](self).
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr>;
 
     /// Frees in stream order.
     ///
@@ -141,19 +180,31 @@ pub trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// The stream's identity, which is never given to another stream (a *handle* is, after a destroy). For
     /// the per-thread default stream: the identity of the calling thread's. While the stream is being captured, a
     /// name of it in that capture ([`StreamId::in_capture`]): a driver that is asked then ends the capture.
-    fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId>;
+    ///
+    /// # Safety
+    /// The stream is [valid](self).
+    unsafe fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId>;
 
     /// Whether all work given to the stream so far is complete. Does not wait.
-    fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool>;
+    ///
+    /// # Safety
+    /// The stream is [valid](self).
+    unsafe fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool>;
 
     /// The capture that the stream is part of; `None` where work given to it runs. Always `None` on devices without
     /// graphs.
-    fn capture_of(&self, _stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
+    ///
+    /// # Safety
+    /// The stream is [valid](self).
+    unsafe fn capture_of(&self, _stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
         Ok(None)
     }
 
     /// **Waits** until all work given to the stream so far is complete.
-    fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()>;
+    ///
+    /// # Safety
+    /// The stream is [valid](self).
+    unsafe fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()>;
 
     /// **Waits** until all work given to the device so far is complete.
     fn synchronize(&self) -> DeviceResult<()>;
@@ -170,16 +221,28 @@ pub trait Device: Send + Sync + std::fmt::Debug + 'static {
     unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()>;
 
     /// Lets `event` stand for all work given to `stream` so far. Recording again replaces that.
-    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()>;
+    ///
+    /// # Safety
+    /// The event and the stream are [valid](self).
+    unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()>;
 
     /// Whether the work that the event stands for is complete. Does not wait.
-    fn query_event(&self, event: EventHandle) -> DeviceResult<bool>;
+    ///
+    /// # Safety
+    /// The event is [valid](self).
+    unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool>;
 
     /// Makes later work on `stream` wait for what `event` stands for now. The host does not wait.
-    fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()>;
+    ///
+    /// # Safety
+    /// The event and the stream are [valid](self).
+    unsafe fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()>;
 
     /// **Waits** until the work that the event stands for is complete.
-    fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()>;
+    ///
+    /// # Safety
+    /// The event is [valid](self).
+    unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()>;
 
     // ---- bytes -----------------------------------------------------------------------------------
 
@@ -203,7 +266,7 @@ pub trait Device: Send + Sync + std::fmt::Debug + 'static {
     ) -> DeviceResult<()>;
 
     /// Copies from the device to host memory in stream order. `to` has been written once the stream is
-    /// synchronised, and may be written at any time before.
+    /// synchronised, and may be written at any time before. Refused on a thread that may not wait for the stream.
     ///
     /// # Safety
     /// `to` is writable for `bytes`, and neither touched nor freed until then; the source is mapped and

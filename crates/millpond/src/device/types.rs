@@ -1,6 +1,8 @@
 //! Addresses, handles and properties: the words a device is spoken to with.
 
+use std::cell::Cell;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An address in device memory. Null is 0 and is never allocated.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
@@ -101,18 +103,41 @@ pub struct StreamId(pub u64);
 impl StreamId {
     /// Set in no identity that a driver gives.
     const IN_CAPTURE: u64 = 1 << 63;
+    /// Set in the names of threads' default streams, which all have one handle. No handle is that large.
+    const OF_THREAD: u64 = 1 << 62;
 
     /// A name for a stream while it is being captured, when the driver refuses to identify it: that of its handle.
     /// Another stream with the same handle has the same name in a later capture. That is harmless: captures that share
-    /// memory use it one after the other, whatever their streams.
+    /// memory use it one after the other, whatever their streams. The calling thread's default stream has a name that
+    /// no other thread's has.
     pub fn in_capture(stream: StreamHandle) -> Self {
-        Self(Self::IN_CAPTURE | stream.0)
+        let name = match stream {
+            StreamHandle::PER_THREAD => Self::OF_THREAD | calling_thread(),
+            _ => stream.0,
+        };
+        Self(Self::IN_CAPTURE | name)
     }
 
     /// Whether it is such a name.
     pub fn is_in_capture(self) -> bool {
         self.0 & Self::IN_CAPTURE != 0
     }
+}
+
+/// A number for the calling thread. No other thread of the process ever has it.
+pub(crate) fn calling_thread() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    thread_local! {
+        // Not dropped, so that it can be read while the thread ends.
+        static NUMBER: Cell<u64> = const { Cell::new(0) };
+    }
+    NUMBER.with(|number| {
+        if number.get() == 0 {
+            // Relaxed: only uniqueness matters.
+            number.set(NEXT.fetch_add(1, Ordering::Relaxed));
+        }
+        number.get()
+    })
 }
 
 /// A capture under way: the streams that are part of it have the same (`cuStreamGetCaptureInfo`).
@@ -159,6 +184,19 @@ pub struct Properties {
     pub virtual_memory: bool,
     /// Whether the driver has a stream-ordered allocator of its own.
     pub memory_pools: bool,
+}
+
+impl Properties {
+    /// The device in a word, as `cuda:0`.
+    pub(crate) fn short(&self) -> impl fmt::Debug {
+        struct Short(Kind, usize);
+        impl fmt::Debug for Short {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}:{}", self.0, self.1)
+            }
+        }
+        Short(self.kind, self.ordinal)
+    }
 }
 
 /// Free and total memory of a device, in bytes.

@@ -1,5 +1,6 @@
 //! Events that the program records and waits for, and what they teach the pool about order.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::{Fence, Timelines};
@@ -9,12 +10,21 @@ use crate::device::{DeviceResult, EventHandle};
 ///
 /// Streams that [wait](super::Stream::wait) for it are ordered after it, and pools that follow event
 /// dependencies know.
-#[derive(Debug)]
 pub struct Event {
     timelines: Arc<Timelines>,
     handle: EventHandle,
     /// Everything that is complete once the event is.
     clock: Fence,
+}
+
+impl fmt::Debug for Event {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.timelines.device().properties().short();
+        f.debug_struct("Event")
+            .field("handle", &self.handle.raw())
+            .field("device", &device)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Event {
@@ -41,7 +51,9 @@ impl Event {
     /// # Errors
     /// The device's own.
     pub fn query(&self) -> DeviceResult<bool> {
-        let complete = self.timelines.device().query_event(self.handle)?;
+        self.timelines.check_process()?;
+        // SAFETY: the event is this object's, and lives as long.
+        let complete = unsafe { self.timelines.device().query_event(self.handle) }?;
         if complete {
             self.timelines.note_synchronized(&self.clock);
         }
@@ -54,7 +66,9 @@ impl Event {
     /// # Errors
     /// The device's own.
     pub fn synchronize(&self) -> DeviceResult<()> {
-        self.timelines.device().synchronize_event(self.handle)?;
+        self.timelines.check_process()?;
+        // SAFETY: as in `query`.
+        unsafe { self.timelines.device().synchronize_event(self.handle) }?;
         self.timelines.note_synchronized(&self.clock);
         self.timelines.after_sync();
         Ok(())
@@ -63,6 +77,10 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
+        if !self.timelines.is_here() {
+            // The event is the parent's.
+            return;
+        }
         // The handle was handed out by `handle()`, so it is not reused for marks; a pending destroy is fine.
         // SAFETY: the event is this object's alone and goes with it.
         if let Err(error) = unsafe { self.timelines.device().destroy_event(self.handle) } {

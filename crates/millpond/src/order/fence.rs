@@ -11,6 +11,9 @@ pub(crate) struct Fence(SmallVec<[(TimelineId, Tick); INLINE]>);
 /// Streams that a fence names without memory of its own.
 const INLINE: usize = 2;
 
+/// A fence that is this many times as long as another takes its streams one by one, instead of looking at all of its own.
+const FAR_FEWER: usize = 8;
+
 impl Clone for Fence {
     #[inline]
     fn clone(&self) -> Self {
@@ -70,28 +73,19 @@ impl Fence {
 
     /// The tick named for `timeline`, or 0, which every timeline has reached.
     pub(crate) fn tick_of(&self, timeline: TimelineId) -> Tick {
-        // One after the other: there are few.
-        self.0.iter().find(|entry| entry.0 == timeline).map_or(0, |entry| entry.1)
+        self.place_of(timeline).map_or(0, |at| self.0[at].1)
+    }
+
+    fn place_of(&self, timeline: TimelineId) -> Result<usize, usize> {
+        self.0.binary_search_by_key(&timeline, |entry| entry.0)
     }
 
     /// Makes the fence name at least `tick` for `timeline`.
     pub(crate) fn raise(&mut self, timeline: TimelineId, tick: Tick) {
-        self.raise_from(0, timeline, tick);
-    }
-
-    /// As [`raise`](Self::raise), where what comes before `from` names earlier timelines only. Returns where the next
-    /// one has its place.
-    fn raise_from(&mut self, from: usize, timeline: TimelineId, tick: Tick) -> usize {
-        let mut at = from;
-        while let Some(entry) = self.0.get_mut(at).filter(|entry| entry.0 <= timeline) {
-            at += 1;
-            if entry.0 == timeline {
-                entry.1 = entry.1.max(tick);
-                return at;
-            }
+        match self.place_of(timeline) {
+            Ok(at) => self.0[at].1 = self.0[at].1.max(tick),
+            Err(at) => self.0.insert(at, (timeline, tick)),
         }
-        self.0.insert(at, (timeline, tick));
-        at + 1
     }
 
     /// Takes the later tick per stream.
@@ -103,11 +97,39 @@ impl Fence {
             (mine, theirs) if same_streams(mine, theirs) => {
                 mine.iter_mut().zip(theirs).for_each(|(mine, theirs)| mine.1 = mine.1.max(theirs.1));
             }
-            // Both are sorted: so is what is left to be looked at.
-            _ => {
-                let raise = |from, (timeline, tick)| self.raise_from(from, timeline, tick);
-                other.iter().fold(0, raise);
+            (mine, theirs) if theirs.len() * FAR_FEWER < mine.len() => {
+                other.iter().for_each(|(timeline, tick)| self.raise(timeline, tick));
             }
+            (_, theirs) => self.merge(theirs),
+        }
+    }
+
+    /// As [`join`](Self::join), in time linear in both lengths.
+    fn merge(&mut self, theirs: &[(TimelineId, Tick)]) {
+        note_looks(self.len() + theirs.len());
+        let mut mine = self.0.iter().map(|entry| entry.0).peekable();
+        let is_new = |entry: &&(TimelineId, Tick)| {
+            while mine.next_if(|id| *id < entry.0).is_some() {}
+            mine.peek() != Some(&entry.0)
+        };
+        let new = theirs.iter().filter(is_new).count();
+        // From the back, so that each entry moves once, to its place.
+        let mut from = self.0.len();
+        let mut to = from + new;
+        self.0.resize(to, (TimelineId { slot: 0, generation: 0 }, 0));
+        for &(timeline, tick) in theirs.iter().rev() {
+            while from > 0 && self.0[from - 1].0 > timeline {
+                (from, to) = (from - 1, to - 1);
+                self.0[to] = self.0[from];
+            }
+            to -= 1;
+            self.0[to] = match from.checked_sub(1).map(|at| self.0[at]) {
+                Some((id, mine)) if id == timeline => {
+                    from -= 1;
+                    (timeline, tick.max(mine))
+                }
+                _ => (timeline, tick),
+            };
         }
     }
 
@@ -123,8 +145,21 @@ impl Fence {
 
     /// Keeps only the entries for which `keep` holds.
     pub(crate) fn retain(&mut self, mut keep: impl FnMut(TimelineId, Tick) -> bool) {
+        note_looks(self.len());
         self.0.retain(|entry| keep(entry.0, entry.1));
     }
+}
+
+#[cfg(test)]
+thread_local! {
+    /// Entries that this thread looked at one after the other: what fences of many streams cost.
+    pub(crate) static LOOKS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+#[inline]
+fn note_looks(_entries: usize) {
+    #[cfg(test)]
+    LOOKS.set(LOOKS.get() + _entries);
 }
 
 fn same_streams(mine: &[(TimelineId, Tick)], theirs: &[(TimelineId, Tick)]) -> bool {
@@ -149,6 +184,32 @@ mod tests {
         a.join(&b);
         assert_eq!(a.iter().collect::<Vec<_>>(), [(id(1), 5), (id(2), 1), (id(3), 7)]);
         assert_eq!(a.tick_of(id(9)), 0);
+    }
+
+    #[test]
+    fn joining_agrees_with_raising_one_by_one() {
+        let made = |slots: &[u32]| {
+            let mut fence = Fence::empty();
+            slots.iter().for_each(|slot| fence.raise(id(*slot), u64::from(slot * 7 % 5)));
+            fence
+        };
+        let sets: [&[u32]; 7] = [
+            &[],
+            &[4],
+            &[1, 2],
+            &[2, 4, 6],
+            &[0, 1, 2, 3, 9],
+            &[5, 7, 8],
+            &[9, 8, 7, 6, 5, 4, 3, 2, 1, 10, 20],
+        ];
+        for (a, b) in sets.iter().flat_map(|a| sets.iter().map(move |b| (a, b))) {
+            let (mut joined, mut raised) = (made(a), made(a));
+            let other = Fence(made(b).iter().map(|(id, tick)| (id, tick + 1)).collect());
+            joined.join(&other);
+            other.iter().for_each(|(id, tick)| raised.raise(id, tick));
+            assert_eq!(joined, raised, "{a:?} and {b:?}");
+            assert!(joined.0.is_sorted_by(|a, b| a.0 < b.0));
+        }
     }
 
     #[test]

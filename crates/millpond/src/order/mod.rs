@@ -35,6 +35,8 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 pub use event::Event;
 pub(crate) use fence::Fence;
+#[cfg(test)]
+pub(crate) use fence::LOOKS;
 pub(crate) use questions::Admission;
 pub(crate) use reach::Reach;
 pub use stream::Stream;

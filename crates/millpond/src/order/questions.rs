@@ -1,7 +1,7 @@
 //! The questions a pool asks of the timelines: may memory behind a fence be used, and what makes it so?
 
-use super::{Fence, Reach, ReusePolicies, Tick, Timeline, TimelineId, Timelines};
-use crate::device::DeviceResult;
+use super::{Fence, Reach, ReusePolicies, Stream, Tick, Timeline, TimelineId, Timelines};
+use crate::device::{DeviceResult, EventHandle};
 
 /// Whether a stream may use what is behind a fence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +13,9 @@ pub(crate) enum Admission {
     /// Not by these policies, or the device cannot be told to.
     Refused,
 }
+
+/// Streams that use one live block, below which nobody looks whether they are done.
+const FEW_USES: usize = 16;
 
 impl Timelines {
     /// Sees to it that later work on `stream` may use what is behind `fence`, as far as the policies go: by what is
@@ -88,6 +91,18 @@ impl Timelines {
         }
     }
 
+    /// Notes in `uses`, those of a live block, that `stream` uses it. A block that lives long may have many: now and then
+    /// those are dropped that are complete.
+    pub(crate) fn add_use(&self, uses: &mut Fence, stream: &Stream) {
+        uses.raise(stream.timeline().id, stream.tick());
+        if uses.len() >= FEW_USES && uses.len().is_power_of_two() {
+            let all = self.all();
+            uses.retain(|id, tick| {
+                all.get(id).is_some_and(|timeline| timeline.synchronized() < timeline.last_tick(tick))
+            });
+        }
+    }
+
     /// Adds to `fence` the streams that a block's uses were recorded on, at the tick they have reached now:
     /// work given to them since the record may use the block too.
     #[inline]
@@ -132,6 +147,26 @@ impl Timelines {
         Ok(learned)
     }
 
+    /// Makes later work on `stream` wait for `event`, which stands for the ticks in `after`.
+    ///
+    /// # Safety
+    /// The event is valid on this device.
+    pub(super) unsafe fn wait(
+        &self,
+        stream: &Timeline,
+        event: EventHandle,
+        after: &Fence,
+    ) -> DeviceResult<()> {
+        // SAFETY: the caller's promise.
+        if unsafe { stream.wait(self.device().as_ref(), event, after) }? {
+            let all = self.all();
+            // Of those that are gone, and of what the host has waited for, everything is reached anyway.
+            stream
+                .prune_ordered_after(|id, tick| all.get(id).is_some_and(|other| other.synchronized() < tick));
+        }
+        Ok(())
+    }
+
     /// Makes later work on `stream` wait for everything in `fence`. `false` where the device cannot be told
     /// to (a stream that is gone without a mark, or either of them being captured): the memory is not ready then.
     pub(crate) fn make_wait(&self, fence: &Fence, stream: &Timeline) -> DeviceResult<bool> {
@@ -144,13 +179,13 @@ impl Timelines {
             if other.synchronized() >= tick {
                 continue;
             }
-            // A capture must not wait for work outside of it.
-            if !asked && stream.is_captured(self.device().as_ref(), true)? {
+            if !asked && !stream.can_wait(self.device().as_ref())? {
                 return Ok(false);
             }
             asked = true;
             let Some(mark) = self.mark(&other, tick, false)? else { return Ok(false) };
-            let waited = stream.wait(self.device().as_ref(), *mark.event, &mark.clock);
+            // SAFETY: the mark keeps its event.
+            let waited = unsafe { self.wait(stream, *mark.event, &mark.clock) };
             self.let_go(mark.event);
             waited?;
         }
@@ -167,7 +202,8 @@ impl Timelines {
             }
             match self.mark(&timeline, tick, false)? {
                 Some(mark) => {
-                    let waited = self.device().synchronize_event(*mark.event);
+                    // SAFETY: the mark keeps its event.
+                    let waited = unsafe { self.device().synchronize_event(*mark.event) };
                     self.let_go(mark.event);
                     waited?;
                     self.note_synchronized(&mark.clock);
@@ -229,6 +265,18 @@ mod tests {
         assert!(timelines.is_complete(&last));
     }
 
+    #[test]
+    fn a_stream_that_others_wait_for_keeps_few_events() {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let timelines = Timelines::new(sim.clone());
+        let (first, second) = (timelines.create_stream().unwrap(), timelines.create_stream().unwrap());
+        for _ in 0..1000 {
+            assert!(timelines.make_wait(&first.fence(), second.timeline()).unwrap());
+        }
+        assert_eq!(sim.calls()[Call::WaitEvent], 1000, "each waited for what came since");
+        assert!(sim.calls()[Call::CreateEvent] <= MOST_MARKS as u64 + 1);
+    }
+
     /// A stream of a device with captures, which is asked about while another thread begins to capture it.
     struct Race {
         device: Arc<CapturingDevice>,
@@ -255,8 +303,10 @@ mod tests {
         let fence = stream.fence();
         device.begin_capture_unseen(stream.handle());
         assert!(!timelines.make_wait(&fence, waiting.timeline()).unwrap());
-        assert!(device.capture_of(stream.handle()).unwrap().is_some(), "it began just then");
-        assert_eq!(device.capture_of(waiting.handle()), Ok(None));
+        // SAFETY: the stream lives.
+        let capture_of = |stream: &Stream| unsafe { device.capture_of(stream.handle()) };
+        assert!(capture_of(&stream).unwrap().is_some(), "it began just then");
+        assert_eq!(capture_of(&waiting), Ok(None));
         sim.release(hold);
         timelines.poll(&fence).unwrap();
         device.end_capture(stream.handle()).expect("no rule was broken");

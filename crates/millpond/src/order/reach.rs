@@ -1,7 +1,7 @@
 //! How far a stream is ordered after others: the answers of one search, which asks about the same few streams for
 //! each of many fences. Locks are taken once.
 
-use parking_lot::RwLockReadGuard;
+use crate::lock::RwLockReadGuard;
 
 use super::timelines::Table;
 use super::{Fence, ReusePolicies, Tick, Timeline, TimelineId, Timelines};

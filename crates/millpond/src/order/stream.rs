@@ -1,5 +1,6 @@
 //! Streams as the program holds them.
 
+use std::fmt;
 use std::sync::Arc;
 
 use super::{Event, Fence, Marking, Tick, Timeline, Timelines};
@@ -10,11 +11,18 @@ use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 /// A stream made by millpond is destroyed with its last clone; work already given to it still runs. Waiting
 /// through [`wait`](Self::wait) and [`synchronize`](Self::synchronize) tells the pools what is ordered after
 /// what; waiting behind their back is safe too, but they cannot use the knowledge.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Stream {
     inner: Arc<Inner>,
     /// What tells it from others: looked at on every allocation and free.
     key: StreamKey,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let device = self.device().properties().short();
+        f.debug_struct("Stream").field("id", &self.id().0).field("device", &device).finish_non_exhaustive()
+    }
 }
 
 /// What tells a stream from all others without a look at its timeline.
@@ -76,10 +84,23 @@ impl Stream {
         self.inner.owner.set(owner).ok();
     }
 
-    /// The driver's handle (`CUstream`), valid as long as a clone of this stream lives.
+    /// The driver's handle (`CUstream`), valid as long as a clone of this stream lives. That of a
+    /// [thread's default stream](crate::Context::per_thread_stream) means another stream on each thread: see
+    /// [`handle_here`](Self::handle_here).
     #[inline]
     pub fn handle(&self) -> StreamHandle {
         self.inner.handle
+    }
+
+    /// The driver's handle, for calls on this thread: it means this stream here.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for another thread's default stream, and for a foreign stream whose handle was
+    /// recycled; or the device's own.
+    #[inline]
+    pub fn handle_here(&self) -> DeviceResult<StreamHandle> {
+        self.inner.timeline.check_usable(self.device().as_ref(), self.inner.handle)?;
+        Ok(self.inner.handle)
     }
 
     /// The stream's identity, which the device never gives to another.
@@ -96,13 +117,14 @@ impl Stream {
     /// orders nodes of the graph, and teaches the pools nothing.
     ///
     /// # Errors
-    /// The device's own, and [`DeviceError::Invalid`] for a stream whose handle was recycled, or another
-    /// thread's default stream.
+    /// As for [`handle_here`](Self::handle_here).
     pub fn record(&self) -> DeviceResult<Event> {
         let timelines = &self.inner.timelines;
+        timelines.check_process()?;
         let device = timelines.device();
         let handle = device.create_event()?;
-        match self.inner.timeline.record(device.as_ref(), handle) {
+        // SAFETY: the event was created above, by this device.
+        match unsafe { self.inner.timeline.record(device.as_ref(), handle) } {
             Ok(clock) => Ok(Event::new(timelines.clone(), handle, clock)),
             Err(error) => {
                 // SAFETY: nobody else knows the event.
@@ -123,7 +145,9 @@ impl Stream {
                 what: "the event is another device's; record and wait on streams of one context".to_owned(),
             });
         }
-        self.inner.timeline.wait(self.device().as_ref(), event.handle(), event.clock())
+        self.inner.timelines.check_process()?;
+        // SAFETY: the event is borrowed, so it lives, and of this device, as was seen above.
+        unsafe { self.inner.timelines.wait(&self.inner.timeline, event.handle(), event.clock()) }
     }
 
     /// Makes later work on this stream wait for all work given to `other` so far.
@@ -138,11 +162,14 @@ impl Stream {
     /// back what lies above their release thresholds.
     ///
     /// # Errors
-    /// The device's own.
+    /// As for [`handle_here`](Self::handle_here).
     pub fn synchronize(&self) -> DeviceResult<()> {
+        self.inner.timelines.check_process()?;
+        let handle = self.handle_here()?;
         let mut complete = self.inner.timeline.ordered_after();
         complete.raise(self.inner.timeline.id, self.inner.timeline.turn());
-        self.device().synchronize_stream(self.handle())?;
+        // SAFETY: the handle is valid as long as this lives, or by the promise of who adopted it.
+        unsafe { self.device().synchronize_stream(handle) }?;
         self.inner.timelines.note_synchronized(&complete);
         self.inner.timelines.after_sync();
         Ok(())
@@ -151,9 +178,12 @@ impl Stream {
     /// Whether all work given to the stream so far is complete. Does not wait.
     ///
     /// # Errors
-    /// The device's own.
+    /// As for [`handle_here`](Self::handle_here).
     pub fn is_idle(&self) -> DeviceResult<bool> {
-        self.device().stream_is_idle(self.handle())
+        self.inner.timelines.check_process()?;
+        let handle = self.handle_here()?;
+        // SAFETY: as in `synchronize`.
+        unsafe { self.device().stream_is_idle(handle) }
     }
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {

@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::{Fence, ReusePolicies};
-use crate::device::{Device, DeviceResult, EventHandle, StreamHandle, StreamId};
+use crate::device::{Device, DeviceResult, EventHandle, StreamHandle, StreamId, calling_thread};
 
 /// A point on a timeline. Tick 0 is before everything.
 pub(crate) type Tick = u64;
@@ -20,7 +20,7 @@ pub(crate) struct TimelineId {
 }
 
 /// How marks can be recorded on a stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Marking {
     /// At any time: the stream's handle is valid until the timeline is retired.
     WhenNeeded,
@@ -42,13 +42,19 @@ pub(crate) struct Mark {
 
 #[derive(Debug)]
 struct State {
-    /// `None` once the timeline is retired: the stream may be gone.
+    /// `None` once the timeline is retired: the stream may be gone. Before that it is *valid*: for whoever holds this
+    /// lock, and under [`Marking::AtOnce`] only for who presents the stream.
     handle: Option<StreamHandle>,
-    /// Marks not yet seen complete, in the order of their ticks.
+    /// Marks not yet seen complete, in the order of their ticks. Each keeps its event.
     marks: VecDeque<Mark>,
     /// The ticks of other streams that later work on this one is ordered after.
     ordered_after: Fence,
+    /// How many streams `ordered_after` may name before it is pruned.
+    most_named: usize,
 }
+
+/// Streams that another is known to come after, up to which nothing is pruned.
+const FEW_NAMED: usize = 8;
 
 impl State {
     fn has_mark_for(&self, tick: Tick) -> bool {
@@ -77,6 +83,8 @@ pub(crate) struct Timeline {
     pub(crate) serial: u64,
     pub(crate) stream: StreamId,
     pub(crate) marking: Marking,
+    /// The thread whose default stream it is: to others, its handle means a stream of their own.
+    of_thread: Option<u64>,
     /// The tick that work given now belongs to.
     now: AtomicU64,
     /// The highest tick that was seen complete by asking.
@@ -95,6 +103,7 @@ impl Timeline {
             serial: SERIAL.fetch_add(1, Ordering::Relaxed),
             stream,
             marking,
+            of_thread: (handle == StreamHandle::PER_THREAD).then(calling_thread),
             now: AtomicU64::new(1),
             observed: AtomicU64::new(0),
             synchronized: AtomicU64::new(0),
@@ -102,6 +111,7 @@ impl Timeline {
                 handle: Some(handle),
                 marks: VecDeque::new(),
                 ordered_after: Fence::empty(),
+                most_named: FEW_NAMED,
             }),
         }
     }
@@ -180,42 +190,80 @@ impl Timeline {
         if self.marking == Marking::AtOnce && !presented {
             return Ok(false);
         }
-        let handle = self.state.lock().handle;
-        handle.map_or(Ok(false), |handle| Ok(device.capture_of(handle)?.is_some()))
+        match self.usable_handle(device, &self.state.lock()) {
+            // SAFETY: valid, within the lock; who does not present the stream was sent away above.
+            Ok(handle) => Ok(unsafe { device.capture_of(handle) }?.is_some()),
+            Err(_) => Ok(false),
+        }
+    }
+
+    /// Whether the calling thread, which presents the stream, could make it wait for work on others now. A capture must
+    /// not wait for work outside of it.
+    pub(super) fn can_wait(&self, device: &dyn Device) -> DeviceResult<bool> {
+        match self.usable_handle(device, &self.state.lock()) {
+            // SAFETY: valid, within the lock, and presented.
+            Ok(handle) => Ok(unsafe { device.capture_of(handle) }?.is_none()),
+            Err(_) => Ok(false),
+        }
     }
 
     /// Whether a mark could be recorded now, by whoever does not present the stream.
     pub(crate) fn can_be_marked(&self, device: &dyn Device) -> bool {
-        let handle = self.state.lock().handle;
+        let state = self.state.lock();
         self.marking == Marking::WhenNeeded
-            && handle.is_some_and(|handle| matches!(device.capture_of(handle), Ok(None)))
+            // SAFETY: valid, within the lock.
+            && state.handle.is_some_and(|handle| matches!(unsafe { device.capture_of(handle) }, Ok(None)))
     }
 
     /// Records `event` on the stream for its owner; returns the stream's clock there, with the tick that the
     /// event closes. An event of a capture orders nothing but the nodes of the graph: its clock is empty.
-    pub(crate) fn record(&self, device: &dyn Device, event: EventHandle) -> DeviceResult<Fence> {
+    ///
+    /// # Safety
+    /// The event is valid on this device.
+    pub(crate) unsafe fn record(&self, device: &dyn Device, event: EventHandle) -> DeviceResult<Fence> {
         let state = self.state.lock();
         let handle = self.usable_handle(device, &state)?;
-        if device.capture_of(handle)?.is_some() {
-            device.record_event(event, handle)?;
+        // SAFETY: the stream is valid, since `usable_handle` says so within the lock.
+        if unsafe { device.capture_of(handle) }?.is_some() {
+            // SAFETY: as above; the event is the caller's promise.
+            unsafe { device.record_event(event, handle) }?;
             return Ok(Fence::empty());
         }
         // The raise comes before the record: see `now`. If the record fails the tick is not closed, and a
         // later mark closes it too.
         let tick = self.turn();
-        device.record_event(event, handle)?;
+        // SAFETY: as above.
+        unsafe { device.record_event(event, handle) }?;
         let mut clock = state.ordered_after.clone();
         clock.raise(self.id, tick);
         Ok(clock)
     }
 
-    /// Makes later work on this stream wait for `event`, which stands for the ticks in `after`.
-    pub(crate) fn wait(&self, device: &dyn Device, event: EventHandle, after: &Fence) -> DeviceResult<()> {
+    /// Makes later work on this stream wait for `event`, which stands for the ticks in `after`. Returns whether so many
+    /// streams are known to come before it that they should be [pruned](Self::prune_ordered_after).
+    ///
+    /// # Safety
+    /// The event is valid on this device.
+    pub(super) unsafe fn wait(
+        &self,
+        device: &dyn Device,
+        event: EventHandle,
+        after: &Fence,
+    ) -> DeviceResult<bool> {
         let mut state = self.state.lock();
         let handle = self.usable_handle(device, &state)?;
-        device.wait_event(handle, event)?;
+        // SAFETY: the stream is valid, as in `record`; the event is the caller's promise.
+        unsafe { device.wait_event(handle, event) }?;
         state.ordered_after.join(after);
-        Ok(())
+        Ok(state.ordered_after.len() > state.most_named)
+    }
+
+    /// Forgets that the stream comes after a tick, where `matters` says that this answers no question.
+    pub(super) fn prune_ordered_after(&self, matters: impl Fn(TimelineId, Tick) -> bool) {
+        let mut state = self.state.lock();
+        state.ordered_after.retain(|id, tick| id != self.id && matters(id, tick));
+        // Twice what is left: so pruning costs each wait a constant.
+        state.most_named = (2 * state.ordered_after.len()).max(FEW_NAMED);
     }
 
     /// The mark that closes `tick`: the one that is there already, or one recorded now. `None` where there is
@@ -235,15 +283,18 @@ impl Timeline {
             }
             let Ok(handle) = self.usable_handle(device, &state) else { return Ok(None) };
             // The mark would be a node of the graph, and whoever waited for it part of the capture.
-            if device.capture_of(handle)?.is_some() {
+            // SAFETY: valid, as in `record`.
+            if unsafe { device.capture_of(handle) }?.is_some() {
                 return Ok(None);
             }
             let event = spare()?;
             let closed = self.turn();
-            let recorded = device.record_event(event, handle);
+            // SAFETY: the stream is valid, as in `record`, and the event this mark's alone.
+            let recorded = unsafe { device.record_event(event, handle) };
             // Whoever has the stream in hand may have begun a capture since. The event is then of the capture, which
             // that does not hurt, but to ask or to wait for it would.
-            let is_captured = !presented && !matches!(device.capture_of(handle), Ok(None));
+            // SAFETY: valid, as in `record`.
+            let is_captured = !presented && !matches!(unsafe { device.capture_of(handle) }, Ok(None));
             if recorded.is_err() || is_captured {
                 // SAFETY: the event was taken for this mark and nobody else knows it.
                 unsafe { device.destroy_event(event) }.ok();
@@ -275,7 +326,8 @@ impl Timeline {
     ) -> DeviceResult<bool> {
         let mut learned = false;
         while let Some(mark) = state.marks.front() {
-            if mark.tick > self.synchronized() && !device.query_event(*mark.event)? {
+            // SAFETY: the mark keeps its event.
+            if mark.tick > self.synchronized() && !unsafe { device.query_event(*mark.event) }? {
                 break;
             }
             self.note_observed(mark.tick);
@@ -311,6 +363,12 @@ impl Timeline {
         Ok(Looked { learned, wants_mark: state.marks.len() < MOST_MARKS })
     }
 
+    /// Whether there are so many marks that those which are complete should be looked for before another is recorded:
+    /// who goes by waiting alone never looks.
+    pub(super) fn has_many_marks(&self) -> bool {
+        self.state.lock().marks.len() >= MOST_MARKS
+    }
+
     /// Whether a recorded mark, complete or not, closes `tick`.
     pub(crate) fn has_mark_for(&self, tick: Tick) -> bool {
         self.state.lock().has_mark_for(tick)
@@ -338,17 +396,20 @@ impl Timeline {
         }
         let Ok(handle) = self.usable_handle(device, state) else { return Ok(false) };
         // Within the lock: see `let_calls_end`.
-        if is_capturing() || device.capture_of(handle)?.is_some() {
+        // SAFETY: valid, as in `record`, here and below.
+        if is_capturing() || unsafe { device.capture_of(handle) }?.is_some() {
             return Ok(false);
         }
         let tick = self.turn();
-        match device.stream_is_idle(handle) {
+        // SAFETY: as above.
+        match unsafe { device.stream_is_idle(handle) } {
             Ok(true) => {
                 self.note_observed(tick);
                 Ok(true)
             }
             // It began since, and nobody told the pools before.
-            Err(error) if matches!(device.capture_of(handle), Ok(Some(_))) => {
+            // SAFETY: as above.
+            Err(error) if matches!(unsafe { device.capture_of(handle) }, Ok(Some(_))) => {
                 tracing::warn!(%error, "a capture was ended by a question to its stream; tell the pool before it begins");
                 Ok(false)
             }
@@ -376,16 +437,33 @@ impl Timeline {
     /// The stream's handle, if it is still this stream's and the calling thread may use it.
     fn usable_handle(&self, device: &dyn Device, state: &State) -> DeviceResult<StreamHandle> {
         let handle = state.handle.ok_or_else(|| gone("the stream was destroyed"))?;
-        // Only a per-thread default stream changes its meaning with the caller; foreign streams are
-        // presented by callers who promise that they are alive, but may have been recycled in between. (One that was
-        // met in a capture is kept by the capture's route until its end, and is known by its handle.)
-        if self.marking == Marking::AtOnce
-            && !self.stream.is_in_capture()
-            && device.stream_id(handle)? != self.stream
-        {
-            return Err(gone("the handle is another stream's now, or another thread's default stream"));
-        }
+        self.check_usable(device, handle)?;
         Ok(handle)
+    }
+
+    /// Refuses a handle that means another stream to the calling thread. All calls that give the device the stream's
+    /// handle are to ask here first: else they concern another stream than the ticks that they teach.
+    pub(super) fn check_usable(&self, device: &dyn Device, handle: StreamHandle) -> DeviceResult<()> {
+        if let Some(thread) = self.of_thread {
+            return if thread == calling_thread() {
+                Ok(())
+            } else {
+                Err(gone(
+                    "it is another thread's default stream; use it on that thread, or synchronise the device",
+                ))
+            };
+        }
+        // Foreign streams are presented by callers who promise that they are alive, but may have been recycled in
+        // between. (One that was met in a capture is kept by the capture's route until its end, and is known by its
+        // handle. So is one that is being captured now, which the driver does not identify.)
+        if self.marking == Marking::AtOnce && !self.stream.is_in_capture() {
+            // SAFETY: presented by the caller, so valid.
+            let id = unsafe { device.stream_id(handle) }?;
+            if id != self.stream && !id.is_in_capture() {
+                return Err(gone("the handle is another stream's now"));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,15 +1,16 @@
 //! All timelines of one device: the table, and streams coming and going. What a pool asks of it is in `questions`.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use crate::lock::{Mutex, RwLock, RwLockReadGuard};
 
 use super::stream::Inner;
 use super::timeline::{Mark, Marking};
 use super::{Fence, Stream, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceResult, EventHandle, StreamHandle, StreamId};
+use crate::process::{OfProcess, Process};
 
 /// Who wants to know that the host has waited for the device. Called without locks held.
 pub(crate) trait AfterSync: Send + Sync {
@@ -27,8 +28,6 @@ struct Slot {
 pub(super) struct Table {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Slots of retired timelines whose last mark is not yet complete.
-    retired: Vec<u32>,
 }
 
 impl Table {
@@ -38,17 +37,37 @@ impl Table {
         let slot = self.slots.get(id.slot as usize)?;
         if slot.generation == id.generation { slot.timeline.as_ref() } else { None }
     }
+
+    /// Removes a timeline of which everything is complete.
+    fn remove(&mut self, id: TimelineId) {
+        let slot = &mut self.slots[id.slot as usize];
+        slot.timeline = None;
+        slot.generation += 1;
+        self.free.push(id.slot);
+    }
+}
+
+/// A stream that somebody holds.
+#[derive(Debug)]
+struct Alive {
+    inner: Weak<Inner>,
+    /// Whether its handle is valid as long as anybody holds it, whoever that is: it is ours to destroy, or nobody's.
+    stays: bool,
 }
 
 /// See the [module](super).
 pub(crate) struct Timelines {
     device: Arc<dyn Device>,
-    table: RwLock<Table>,
-    /// Streams alive now, so that one stream has one timeline however often it is presented.
-    alive: Mutex<HashMap<StreamId, Weak<Inner>>>,
+    process: Process,
+    table: OfProcess<RwLock<Table>>,
+    /// Retired timelines that are not known to be complete. Those at the back were asked last.
+    retired: OfProcess<Mutex<VecDeque<Arc<Timeline>>>>,
+    /// Streams alive now, so that one stream has one timeline however often it is presented. Where one caller promises
+    /// that it stays and another does not, it has two: each promise ends with the streams that were returned for it.
+    alive: OfProcess<Mutex<HashMap<(StreamId, Marking), Alive>>>,
     /// Events that stand for nothing, ready to be recorded.
-    spare_events: Mutex<Vec<EventHandle>>,
-    listeners: Mutex<Vec<Weak<dyn AfterSync>>>,
+    spare_events: OfProcess<Mutex<Vec<EventHandle>>>,
+    listeners: OfProcess<Mutex<Vec<Weak<dyn AfterSync>>>>,
     /// Captures under way that pools were told of. Locked while the device is synchronised for a pool's own sake,
     /// which would end a capture.
     captures: Mutex<usize>,
@@ -65,14 +84,19 @@ impl std::fmt::Debug for Timelines {
 /// Spare events kept; more are destroyed.
 const SPARE_EVENTS: usize = 64;
 
+/// Retired timelines that one sweep may find pending. Two for each stream that comes and each that goes: more than come.
+const MOST_PENDING: usize = 2;
+
 impl Timelines {
     pub(crate) fn new(device: Arc<dyn Device>) -> Arc<Self> {
         Arc::new(Self {
             device,
-            table: RwLock::default(),
-            alive: Mutex::default(),
-            spare_events: Mutex::default(),
-            listeners: Mutex::default(),
+            process: Process::here(),
+            table: OfProcess::default(),
+            retired: OfProcess::default(),
+            alive: OfProcess::default(),
+            spare_events: OfProcess::default(),
+            listeners: OfProcess::default(),
             captures: Mutex::default(),
             is_capturing: AtomicBool::new(false),
         })
@@ -82,12 +106,26 @@ impl Timelines {
         &self.device
     }
 
+    /// Asked before anything is locked, waited for, or asked of the device.
+    #[inline]
+    pub(crate) fn check_process(&self) -> DeviceResult<()> {
+        Ok(self.process.check()?)
+    }
+
+    /// Whether this process made them, and was not forked from the one that did.
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        self.process.is_here()
+    }
+
     // ---- streams ---------------------------------------------------------------------------------
 
     /// Creates a stream of our own.
     pub(crate) fn create_stream(self: &Arc<Self>) -> DeviceResult<Stream> {
+        self.check_process()?;
         let handle = self.device.create_stream()?;
-        match self.device.stream_id(handle) {
+        // SAFETY: the stream was created above.
+        match unsafe { self.device.stream_id(handle) } {
             Ok(id) => Ok(self.register(handle, id, Marking::WhenNeeded, true)),
             Err(error) => {
                 // SAFETY: the stream was created above and nobody else knows it.
@@ -97,18 +135,36 @@ impl Timelines {
         }
     }
 
-    /// The stream behind a handle that somebody else made. With [`Marking::WhenNeeded`] the handle must be
-    /// valid until the last clone of the returned stream is gone.
-    pub(crate) fn adopt_stream(
+    /// The stream behind a handle that somebody else made. (A default stream is marked as it can be.)
+    ///
+    /// # Safety
+    /// The handle is valid until the last clone of the returned stream is gone; with [`Marking::AtOnce`], now and in
+    /// each later call that is given the returned stream.
+    pub(crate) unsafe fn adopt_stream(
         self: &Arc<Self>,
         handle: StreamHandle,
         marking: Marking,
     ) -> DeviceResult<Stream> {
-        let id = self.device.stream_id(handle)?;
-        if let Some(inner) = self.alive.lock().get(&id).and_then(Weak::upgrade) {
-            return Ok(Stream::from_inner(inner));
+        self.check_process()?;
+        let marking = match handle {
+            StreamHandle::PER_THREAD => Marking::AtOnce,
+            _ if is_legacy(handle) => Marking::WhenNeeded,
+            _ => marking,
+        };
+        // SAFETY: the caller's promise.
+        let id = unsafe { self.device.stream_id(handle) }?;
+        match self.find_alive(id, marking) {
+            Some(inner) => Ok(Stream::from_inner(inner)),
+            None => Ok(self.register(handle, id, marking, false)),
         }
-        Ok(self.register(handle, id, marking, false))
+    }
+
+    /// The stream, if somebody holds it by the same promise, or needs none.
+    fn find_alive(&self, id: StreamId, marking: Marking) -> Option<Arc<Inner>> {
+        let alive = self.alive.lock();
+        let staying = alive.get(&(id, Marking::WhenNeeded)).filter(|alive| alive.stays);
+        let found = staying.and_then(|alive| alive.inner.upgrade());
+        found.or_else(|| alive.get(&(id, marking))?.inner.upgrade())
     }
 
     fn register(
@@ -132,18 +188,24 @@ impl Timelines {
             timeline
         };
         let stream = Stream::new(self.clone(), timeline, handle, owned);
-        self.alive.lock().insert(id, Arc::downgrade(stream.inner()));
+        let alive = Alive { inner: Arc::downgrade(stream.inner()), stays: owned || is_legacy(handle) };
+        self.alive.lock().insert((id, marking), alive);
         stream
     }
 
     /// The last clone of a stream is gone: closes its last tick while the handle is still valid, destroys
     /// the stream if it is ours, and leaves the timeline to [`sweep_retired`](Self::sweep_retired).
     pub(super) fn retire(&self, timeline: &Arc<Timeline>, handle: StreamHandle, owned: bool) {
+        if !self.is_here() {
+            // The stream is the parent's.
+            return;
+        }
         {
             let mut alive = self.alive.lock();
             // The same stream may have been presented again since: then the entry is the newcomer's.
-            if alive.get(&timeline.stream).is_some_and(|entry| entry.strong_count() == 0) {
-                alive.remove(&timeline.stream);
+            let key = (timeline.stream, timeline.marking);
+            if alive.get(&key).is_some_and(|entry| entry.inner.strong_count() == 0) {
+                alive.remove(&key);
             }
         }
         if timeline.marking == Marking::WhenNeeded {
@@ -151,14 +213,13 @@ impl Timelines {
                 Ok(true) => Ok(true),
                 _ => self.close(timeline, timeline.now(), false),
             };
-            match closed {
-                Ok(true) => {}
-                // Being captured: as after an error, the last tick stays open, and the counter goes past it, so that
-                // the timeline is not taken for complete.
-                Ok(false) => _ = timeline.turn(),
-                Err(error) => {
-                    tracing::warn!(%error, "a stream's last event could not be recorded; its memory waits for a device synchronise");
-                }
+            if let Err(error) = &closed {
+                tracing::warn!(%error, "a stream's last event could not be recorded; its memory waits for a device synchronise");
+            }
+            if !matches!(closed, Ok(true)) {
+                // After an error, or while the stream is being captured, the last tick stays open. The counter goes past
+                // it, so that the timeline is not taken for complete.
+                timeline.turn();
             }
         }
         timeline.retire();
@@ -168,25 +229,23 @@ impl Timelines {
                 tracing::warn!(%error, "a stream could not be destroyed");
             }
         }
-        self.table.write().retired.push(timeline.id.slot);
+        self.retired.lock().push_back(timeline.clone());
         self.sweep_retired();
     }
 
-    /// Frees the slots of retired timelines that are complete.
+    /// Frees the slots of retired timelines that are complete. Goes on as long as it finds such, and asks no more than a
+    /// few others: with each stream that comes or goes, a constant number of them. No lock is held meanwhile.
     fn sweep_retired(&self) {
-        let mut table = self.table.write();
-        let retired = std::mem::take(&mut table.retired);
-        for slot in retired {
-            let entry = &mut table.slots[slot as usize];
-            let Some(timeline) = entry.timeline.clone() else { continue };
+        let mut pending = 0;
+        while pending < MOST_PENDING {
+            let Some(timeline) = self.retired.lock().pop_front() else { return };
             let polled = timeline.poll(self.device.as_ref(), |event| self.let_go(event));
             // The turn at retirement closed every tick below `now`.
             if polled.is_ok() && timeline.observed() + 1 >= timeline.now() {
-                entry.timeline = None;
-                entry.generation += 1;
-                table.free.push(slot);
+                self.table.write().remove(timeline.id);
             } else {
-                table.retired.push(slot);
+                self.retired.lock().push_back(timeline);
+                pending += 1;
             }
         }
     }
@@ -199,6 +258,11 @@ impl Timelines {
     /// What `look` says of the timeline, or `None` where it is gone: then all of it is reached.
     pub(super) fn with<R>(&self, id: TimelineId, look: impl FnOnce(&Arc<Timeline>) -> R) -> Option<R> {
         self.all().get(id).map(look)
+    }
+
+    /// Whether the stream is gone, and all its work is complete.
+    pub(crate) fn is_gone(&self, id: TimelineId) -> bool {
+        self.with(id, |_| ()).is_none()
     }
 
     pub(super) fn get(&self, id: TimelineId) -> Option<Arc<Timeline>> {
@@ -243,6 +307,11 @@ impl Timelines {
         tick: Tick,
         presented: bool,
     ) -> DeviceResult<Option<Mark>> {
+        if timeline.has_many_marks()
+            && let Err(error) = timeline.poll(self.device.as_ref(), |event| self.let_go(event))
+        {
+            tracing::warn!(%error, "a stream's events could not be queried");
+        }
         timeline.mark(self.device.as_ref(), || self.spare_event(), tick, presented)
     }
 
@@ -281,6 +350,7 @@ impl Timelines {
 
     /// Waits on the host for all work on the device, and notes it.
     pub(crate) fn synchronize_device(&self) -> DeviceResult<()> {
+        self.check_process()?;
         let timelines = self.each();
         let ticks: Vec<_> = timelines.iter().map(|timeline| timeline.turn()).collect();
         self.device.synchronize()?;
@@ -342,7 +412,10 @@ impl Timelines {
     // ---- listeners ---------------------------------------------------------------------------------
 
     pub(crate) fn listen(&self, listener: Weak<dyn AfterSync>) {
-        self.listeners.lock().push(listener);
+        let mut listeners = self.listeners.lock();
+        // Here too: a pool's memory stays as long as its listener is known, and not every program synchronises.
+        listeners.retain(|listener| listener.strong_count() > 0);
+        listeners.push(listener);
     }
 
     /// Tells the pools that the host has waited.
@@ -358,8 +431,17 @@ impl Timelines {
     }
 }
 
+/// Whether the handle is the legacy default stream's, by either of its names. It is there as long as the device is.
+fn is_legacy(handle: StreamHandle) -> bool {
+    handle.raw() <= StreamHandle::LEGACY.raw()
+}
+
 impl Drop for Timelines {
     fn drop(&mut self) {
+        if !self.is_here() {
+            // The events are the parent's.
+            return;
+        }
         // Streams hold this table, so none is left: every timeline is retired.
         let slots = std::mem::take(&mut self.table.get_mut().slots);
         let marks =
@@ -369,5 +451,186 @@ impl Drop for Timelines {
             // SAFETY: no timeline is left that could use the event.
             unsafe { self.device.destroy_event(event) }.ok();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DeviceError;
+    use crate::device::sim::{Call, SimDevice, SimOptions};
+    use crate::order::ReusePolicies;
+
+    fn sim() -> (Arc<SimDevice>, Arc<Timelines>) {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        (sim.clone(), Timelines::new(sim))
+    }
+
+    fn adopt(timelines: &Arc<Timelines>, handle: StreamHandle, marking: Marking) -> Stream {
+        // SAFETY: on a simulated device a handle that is gone is an error.
+        unsafe { timelines.adopt_stream(handle, marking) }.unwrap()
+    }
+
+    fn failure() -> DeviceError {
+        DeviceError::Driver { call: "planned", code: 1, name: "PLANNED".to_owned(), text: String::new() }
+    }
+
+    impl Timelines {
+        /// Timelines that are not known to be complete, of streams that are there or gone.
+        fn count(&self) -> usize {
+            self.each().len()
+        }
+    }
+
+    #[test]
+    fn streams_that_come_and_go_ask_a_constant_number_of_times() {
+        let (sim, timelines) = sim();
+        let handle = sim.create_stream().unwrap();
+        let hold = sim.hold(handle).unwrap();
+        let mut asked = Vec::new();
+        for _ in 0..3 {
+            let before = sim.calls()[Call::QueryEvent];
+            for _ in 0..200 {
+                adopt(&timelines, handle, Marking::AtOnce).tick();
+            }
+            asked.push(sim.calls()[Call::QueryEvent] - before);
+        }
+        assert!(asked[2] <= 200 * 2 * MOST_PENDING as u64, "{asked:?}");
+        assert!(asked[2] <= asked[1] + 2 * MOST_PENDING as u64, "as many for as many: {asked:?}");
+        assert_eq!(timelines.count(), 600);
+        sim.release(hold);
+        drop(timelines.create_stream().unwrap());
+        assert_eq!(timelines.count(), 0, "all are complete, and one sweep finds them");
+    }
+
+    #[test]
+    fn one_pending_stream_keeps_no_other_timeline() {
+        let (sim, timelines) = sim();
+        let busy = timelines.create_stream().unwrap();
+        let hold = sim.hold(busy.handle()).unwrap();
+        drop(busy);
+        for _ in 0..100 {
+            let handle = sim.create_stream().unwrap();
+            adopt(&timelines, handle, Marking::AtOnce).tick();
+        }
+        assert!(timelines.count() <= 1 + MOST_PENDING, "{}", timelines.count());
+        sim.release(hold);
+    }
+
+    #[test]
+    fn what_a_stream_waited_for_is_forgotten_with_the_streams() {
+        let (_, timelines) = sim();
+        let (long, other) = (timelines.create_stream().unwrap(), timelines.create_stream().unwrap());
+        long.wait_for(&other).unwrap();
+        let tick = other.timeline().now() - 1;
+        for _ in 0..1000 {
+            let request = timelines.create_stream().unwrap();
+            long.wait_for(&request).unwrap();
+        }
+        assert!(long.timeline().ordered_after().len() < 32, "{}", long.timeline().ordered_after().len());
+        assert!(long.timeline().is_ordered_after(other.timeline().id, tick), "it is still there");
+        assert!(long.record().unwrap().clock().len() < 32);
+    }
+
+    #[test]
+    fn uses_of_a_long_lived_block_are_forgotten_with_the_streams() {
+        let (sim, timelines) = sim();
+        let mut uses = Fence::empty();
+        let busy = timelines.create_stream().unwrap();
+        let hold = sim.hold(busy.handle()).unwrap();
+        timelines.add_use(&mut uses, &busy);
+        for _ in 0..1000 {
+            timelines.add_use(&mut uses, &timelines.create_stream().unwrap());
+        }
+        assert!(uses.len() < 64, "{}", uses.len());
+        let mut fence = Fence::empty();
+        timelines.add_uses(&mut fence, &uses);
+        assert!(!timelines.is_complete(&fence), "one is pending");
+        sim.release(hold);
+    }
+
+    #[test]
+    fn each_promise_about_a_handle_ends_with_its_own_streams() {
+        let (sim, timelines) = sim();
+        let handle = sim.create_stream().unwrap();
+        let kept = adopt(&timelines, handle, Marking::WhenNeeded);
+        let foreign = adopt(&timelines, handle, Marking::AtOnce);
+        assert_eq!(foreign.timeline().marking, Marking::AtOnce);
+        let again = adopt(&timelines, handle, Marking::WhenNeeded);
+        assert_eq!(again.key(), kept.key(), "the same promise, the same timeline");
+        let fence = foreign.fence();
+        drop((kept, again));
+        // SAFETY: who promised that the stream stays has no clone any more.
+        unsafe { sim.destroy_stream(handle) }.unwrap();
+        let records = sim.calls()[Call::RecordEvent];
+        timelines.poll(&fence).unwrap();
+        drop(foreign);
+        assert_eq!(sim.calls()[Call::RecordEvent], records, "nothing is given to the stream that is gone");
+    }
+
+    #[test]
+    fn a_promise_is_not_weakened_by_who_came_first() {
+        let (sim, timelines) = sim();
+        let handle = sim.create_stream().unwrap();
+        let foreign = adopt(&timelines, handle, Marking::AtOnce);
+        let kept = adopt(&timelines, handle, Marking::WhenNeeded);
+        let mut uses = Fence::empty();
+        timelines.add_use(&mut uses, &kept);
+        let hold = sim.hold(handle).unwrap();
+        let mut fence = Fence::empty();
+        timelines.add_uses(&mut fence, &uses);
+        let other = timelines.create_stream().unwrap();
+        timelines.poll(&fence).unwrap();
+        assert!(
+            !timelines.is_ready(&fence, other.timeline(), ReusePolicies::ALL),
+            "work after the record counts"
+        );
+        sim.release(hold);
+        drop(foreign);
+    }
+
+    #[test]
+    fn a_stream_of_ours_stays_for_whoever_presents_it() {
+        let (sim, timelines) = sim();
+        let (ours, legacy) = (timelines.create_stream().unwrap(), StreamHandle::LEGACY);
+        let presented = adopt(&timelines, ours.handle(), Marking::AtOnce);
+        assert_eq!(presented.key(), ours.key());
+        drop(ours);
+        presented.synchronize().expect("it lives as long as anybody holds it");
+        let default = adopt(&timelines, legacy, Marking::AtOnce);
+        assert_eq!(default.timeline().marking, Marking::WhenNeeded, "it is always there");
+        drop(presented);
+        assert_eq!(sim.calls()[Call::DestroyStream], 1);
+    }
+
+    #[test]
+    fn a_stream_whose_last_mark_failed_is_not_complete() {
+        let (sim, timelines) = sim();
+        // So that the stream itself is not asked.
+        timelines.begin_capture();
+        let stream = timelines.create_stream().unwrap();
+        let hold = sim.hold(stream.handle()).unwrap();
+        let fence = stream.fence();
+        sim.fail_next(Call::CreateEvent, 1, failure());
+        drop(stream);
+        assert!(!timelines.is_complete(&fence));
+        sim.release(hold);
+        timelines.end_capture();
+        timelines.synchronize_device().unwrap();
+        assert!(timelines.is_complete(&fence));
+    }
+
+    #[test]
+    fn listeners_that_are_gone_are_forgotten_without_a_synchronise() {
+        struct Pool;
+        impl AfterSync for Pool {
+            fn after_sync(&self) {}
+        }
+        let (_, timelines) = sim();
+        for _ in 0..100 {
+            let pool: Arc<dyn AfterSync> = Arc::new(Pool);
+            timelines.listen(Arc::downgrade(&pool));
+        }
+        assert_eq!(timelines.listeners.lock().len(), 1);
     }
 }

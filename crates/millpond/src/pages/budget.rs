@@ -1,5 +1,6 @@
 //! A limit that several pools share.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -17,15 +18,20 @@ use crate::{Error, Result};
 /// let stream = device.create_stream()?;
 /// let kept = activations.alloc(40 << 20, &stream)?;
 /// assert!(weights.alloc(40 << 20, &stream).is_err());
-/// # activations.free(kept, &stream)?;
+/// # unsafe { activations.free(kept, &stream) }?;
 /// # Ok::<(), millpond::Error>(())
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Budget {
     inner: Arc<Inner>,
 }
 
-#[derive(Debug)]
+impl fmt::Debug for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Budget").field("limit", &self.limit()).field("held", &self.held()).finish()
+    }
+}
+
 struct Inner {
     limit: AtomicU64,
     held: AtomicU64,
@@ -68,6 +74,11 @@ impl Budget {
     pub fn held(&self) -> u64 {
         // Relaxed: a figure to read; nothing is concluded from it.
         self.inner.held.load(Ordering::Relaxed)
+    }
+
+    /// Whether the two are the same budget.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
     }
 
     /// Takes `bytes` of what is left, or nothing.

@@ -1,5 +1,8 @@
 //! What a pool may hold: its hard limit, its budget, and what it leaves free for others.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use super::Budget;
 use crate::counters::Counters;
 use crate::device::Device;
@@ -25,6 +28,8 @@ pub(crate) struct Limits {
     /// Bytes that must stay free on the device.
     pub(crate) headroom: u64,
     pub(crate) budget: Option<Budget>,
+    /// Bytes that all pools of the context hold together.
+    pub(crate) together: Arc<AtomicU64>,
 }
 
 impl Limits {
@@ -51,6 +56,8 @@ impl Limits {
     /// Counts what was admitted and given.
     pub(crate) fn count(&self, bytes: u64, counters: &Counters) {
         counters.reserved.raise(bytes);
+        // Relaxed, here and below: a figure to read; read-modify-writes never lose an update.
+        self.together.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Undoes [`admit`](Self::admit), where the device refused.
@@ -63,6 +70,7 @@ impl Limits {
     /// Undoes [`admit`](Self::admit) and [`count`](Self::count).
     pub(crate) fn withdraw(&self, bytes: u64, counters: &Counters) {
         counters.reserved.lower(bytes);
+        self.together.fetch_sub(bytes, Ordering::Relaxed);
         self.refuse(bytes);
     }
 }

@@ -44,6 +44,8 @@ pub(crate) struct Page {
 pub(crate) enum NoPage {
     /// There is no memory for it.
     Short(Shortage),
+    /// The host has no memory for its record, of so many bytes with all others.
+    Host(u64),
     /// The device refused for another reason.
     Device(DeviceError),
 }
@@ -87,7 +89,7 @@ impl Pages {
             counters,
             limits,
             slot_bytes,
-            table: Vec::with_capacity(FIRST_PAGES),
+            table: Vec::new(),
             vacant: Vec::new(),
             parked: Vec::new(),
             slots: 0,
@@ -110,6 +112,11 @@ impl Pages {
     /// Every page that is held, for recounts.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PageId, &Page)> {
         self.table.iter().zip(0..).filter_map(|(page, id)| Some((PageId(id), page.as_ref()?)))
+    }
+
+    /// Pages that were ever held at once, at most.
+    pub(crate) fn records(&self) -> usize {
+        self.table.len()
     }
 
     /// Pages mapped nowhere.
@@ -138,6 +145,9 @@ impl Pages {
     /// Creates a page of `slots`, mapped nowhere and in nobody's hands: map or park it.
     pub(crate) fn create(&mut self, slots: u32) -> Result<PageId, NoPage> {
         let bytes = self.bytes(slots);
+        if !self.make_room() {
+            return Err(NoPage::Host((self.table.len() * size_of::<Option<Page>>()) as u64));
+        }
         self.limits.admit(bytes, self.device.as_ref(), &self.counters).map_err(NoPage::Short)?;
         let handle = match self.device.create_page(bytes) {
             Ok(handle) => handle,
@@ -165,13 +175,33 @@ impl Pages {
         })
     }
 
+    /// Sees to it that one page more, and to park or release any, takes no memory of the host's; `false` where it is
+    /// refused.
+    fn make_room(&mut self) -> bool {
+        if self.table.capacity() == 0 && self.table.try_reserve_exact(FIRST_PAGES).is_err() {
+            return false;
+        }
+        if !self.vacant.is_empty() {
+            return true;
+        }
+        let all = |table: &Vec<_>, list: usize| table.capacity() - list;
+        self.table.try_reserve(1).is_ok()
+            && self.vacant.try_reserve_exact(all(&self.table, self.vacant.len())).is_ok()
+            && self.parked.try_reserve_exact(all(&self.table, self.parked.len())).is_ok()
+    }
+
     /// Maps the page at `at` and makes it accessible there.
-    pub(crate) fn map(&mut self, id: PageId, at: DevicePtr) -> Result<(), MapFailure> {
+    ///
+    /// # Safety
+    /// The range is the caller's, reserved from this device, and nothing is mapped there.
+    pub(crate) unsafe fn map(&mut self, id: PageId, at: DevicePtr) -> Result<(), MapFailure> {
         let (handle, bytes) = (self.get(id).handle, self.bytes(self.get(id).slots));
-        self.device.map(at, bytes, handle).map_err(MapFailure::Clean)?;
+        // SAFETY: the page is in the table, so not released; the range is the caller's promise.
+        unsafe { self.device.map(at, bytes, handle) }.map_err(MapFailure::Clean)?;
         self.counters.calls.map.add(1);
         self.get_mut(id).mappings += 1;
-        if let Err(error) = self.device.set_access(at, bytes) {
+        // SAFETY: just this range was mapped above.
+        if let Err(error) = unsafe { self.device.set_access(at, bytes) } {
             // SAFETY: the mapping was made above, and nobody was told of it.
             return Err(match unsafe { self.unmap(id, at) } {
                 Ok(()) => MapFailure::Clean(error),
@@ -213,6 +243,12 @@ impl Pages {
         self.table[id.0 as usize] = None;
         self.vacant.push(id.0);
         Ok(bytes)
+    }
+
+    /// Takes this page, if it is parked.
+    pub(crate) fn unpark(&mut self, id: PageId) -> bool {
+        let at = self.parked.iter().position(|parked| *parked == id);
+        at.map(|at| self.parked.remove(at)).is_some()
     }
 
     /// Takes a parked page of any size, for release.

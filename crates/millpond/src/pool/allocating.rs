@@ -2,6 +2,7 @@
 
 use super::beyond_caches::take_back;
 use super::haste::THROUGH_ARENA;
+use super::impossible::OthersLive;
 use super::inner::{PoolInner, State};
 use crate::arena::{MOST_UNITS, Out, Refusal};
 use crate::device::DevicePtr;
@@ -35,6 +36,7 @@ impl PoolInner {
     /// Allocates under the lock: from the depot or the arena, with what all caches hold, and under pressure.
     #[cold]
     pub(super) fn alloc_slow(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
+        self.check_process()?;
         if !self.caches.has_doors() {
             if !self.recording.is_on() {
                 self.open_doors();
@@ -45,9 +47,9 @@ impl PoolInner {
                 return Ok(ptr);
             }
         }
-        if align == 1
-            && let Some(ptr) = self.alloc_unlocked(bytes, stream)
-        {
+        let unlocked = if align == 1 { self.alloc_unlocked(bytes, stream) } else { None };
+        self.report_freed_twice();
+        if let Some(ptr) = unlocked {
             self.recording.alloc(ptr, bytes, stream);
             return Ok(ptr);
         }
@@ -77,14 +79,25 @@ impl PoolInner {
         stream: &Stream,
     ) -> Result<std::result::Result<DevicePtr, Refusal>> {
         let route = self.routes.of(stream);
+        // A filter or a callback of the program may have forked.
+        self.check_process()?;
+        let others = self.others_live(bytes);
         let mut state = self.lock_noting_waits();
         if state.destroyed {
             return Err(Error::PoolDestroyed { pool: self.name.clone() });
         }
+        // The least that it takes.
+        let units = self.caches.sizes().units(bytes);
+        if let Some(what) = self.what_forbids(units) {
+            return Ok(Err(Refusal::Short { what, bytes }));
+        }
         if let Some(captured) = route.and_then(|to| state.captured(to)) {
+            if let Some(what) = self.what_forbids_with(units, others) {
+                return Ok(Err(Refusal::Short { what, bytes }));
+            }
             return Ok(self.alloc_captured(&mut state, captured, (bytes, align), stream));
         }
-        Ok(self.alloc_under_lock(&mut state, bytes, align, stream))
+        Ok(self.alloc_under_lock(&mut state, others, (bytes, align), stream))
     }
 
     /// The steps of a slow allocation that need the lock, in the order of what they cost. Memory is mapped,
@@ -92,8 +105,8 @@ impl PoolInner {
     fn alloc_under_lock(
         &self,
         state: &mut State,
-        bytes: u64,
-        align: u64,
+        others: OthersLive,
+        (bytes, align): (u64, u64),
         stream: &Stream,
     ) -> std::result::Result<DevicePtr, Refusal> {
         let sizes = self.caches.sizes();
@@ -115,11 +128,11 @@ impl PoolInner {
         }
         let out = match out {
             Some(out) => out,
-            None => match self.alloc_from_arena(state, units, align, stream) {
+            None => match self.alloc_from_arena(state, others, (units, align), stream) {
                 Ok(out) => out,
                 // What was to spare for growth is not worth an error.
                 Err(Refusal::Short { .. }) if units > sizes.units(bytes) => {
-                    self.alloc_from_arena(state, sizes.units(bytes), align, stream)?
+                    self.alloc_from_arena(state, others, (sizes.units(bytes), align), stream)?
                 }
                 Err(refusal) => return Err(refusal),
             },
@@ -137,8 +150,8 @@ impl PoolInner {
     fn alloc_from_arena(
         &self,
         state: &mut State,
-        units: u64,
-        align: u64,
+        others: OthersLive,
+        (units, align): (u64, u64),
         stream: &Stream,
     ) -> std::result::Result<Out, Refusal> {
         self.shorten_if_due(state, units);
@@ -146,6 +159,9 @@ impl PoolInner {
         if let Some(out) = state.arena.alloc_ready(units, align, stream, closely)? {
             self.note_waste(state, THROUGH_ARENA);
             return Ok(out);
+        }
+        if let Some(what) = self.what_forbids_with(units, others) {
+            return Err(Refusal::Short { what, bytes: self.caches.sizes().bytes(units) });
         }
         if state.haste.is_on() && self.may_spare(state, units) {
             // Where that fails, what others have is asked for.

@@ -62,6 +62,9 @@ impl PoolInner {
 
     /// Gives the arena what every thread caches; returns whether there was anything.
     pub(super) fn empty_caches(&self, state: &mut State) -> bool {
+        if self.caches.any_ended() {
+            self.collect_ended(state);
+        }
         let State { arena, locked, .. } = state;
         let any = self.caches.holds_any();
         if any {
@@ -73,7 +76,9 @@ impl PoolInner {
 
 /// A block that a cache gave up goes back to the arena.
 pub(super) fn take_back(arena: &mut Arena, cached: Cached) {
-    arena.free(cached.entry().id(), cached.fence());
+    if !arena.take_back(cached.entry(), cached.fence()) {
+        tracing::error!(entry = ?cached.entry(), "a cache gave up a block that is not out; it is dropped");
+    }
 }
 
 #[cfg(test)]
@@ -94,7 +99,8 @@ mod tests {
     }
 
     fn free(pool: &Pool, stream: &Stream, ptr: DevicePtr) {
-        pool.free(ptr, stream).unwrap();
+        // SAFETY: the tests free blocks of their own, and give them no work.
+        unsafe { pool.free(ptr, stream) }.unwrap();
     }
 
     /// Has as many small blocks cached.

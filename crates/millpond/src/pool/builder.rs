@@ -1,25 +1,27 @@
 //! Building a pool: its options, and what makes sense of them.
 
-use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Weak};
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::haste::Haste;
 use super::inner::{PoolInner, State};
 use super::pressure::Callbacks;
 use super::routes::Routes;
 use super::{Context, Pool};
-use crate::arena::{Arena, Layout};
+use crate::arena::{Arena, Layout, Owner};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;
 use crate::order::{AfterSync, Reuse, ReusePolicies};
 use crate::pages::{Budget, Limits, Pages};
+use crate::process::OfProcess;
 use crate::record::{self, Recording};
 use crate::{Error, Result};
 
 /// The options of a pool. Made by [`Pool::builder`]; sizes in bytes.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct PoolBuilder {
     context: Context,
@@ -33,6 +35,15 @@ pub struct PoolBuilder {
     spare: Option<u64>,
     budget: Option<Budget>,
     record: Option<record::Options>,
+}
+
+impl fmt::Debug for PoolBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolBuilder")
+            .field("name", &self.name)
+            .field("device", &self.context.device().properties().short())
+            .finish_non_exhaustive()
+    }
 }
 
 /// The largest page by default. Larger pages cost fewer device calls and hold more memory; see docs/pages.md.
@@ -136,8 +147,7 @@ impl PoolBuilder {
         self
     }
 
-    /// Builds the pool. No memory of the device is taken yet; of the host's 4 MiB are, for where blocks lie, and zeroed, which is
-    /// most of what it takes.
+    /// Builds the pool. No memory of the device is taken yet, and little of the host's.
     ///
     /// # Errors
     /// [`Error::BadOption`] for an option that makes no sense, naming it. [`Error::Recording`] if the file
@@ -146,39 +156,48 @@ impl PoolBuilder {
     pub fn build(self) -> Result<Pool> {
         let layout = self.layout()?;
         let timelines = self.context.timelines().clone();
+        timelines.check_process()?;
         let registry = self.context.registry();
         let device = timelines.device().clone();
         let spare = self.spare.unwrap_or((device.properties().total_memory / SPARE_PART).min(MOST_SPARE));
         let haste = Haste::new(spare, device.now());
         let largest_align = device.properties().granularity.min(layout.slot_bytes);
         let counters = Arc::new(Counters::default());
-        let limits = Limits { hard_limit: self.hard_limit, headroom: self.headroom, budget: self.budget };
-        let pages = Pages::new(device, counters.clone(), limits, layout.slot_bytes);
+        let (hard_limit, headroom, together) = (self.hard_limit, self.headroom, registry.together().clone());
+        let limits = Limits { hard_limit, headroom, budget: self.budget, together };
+        let pages = Pages::new(device, counters.clone(), limits.clone(), layout.slot_bytes);
         let mut arena = Arena::new(timelines.clone(), counters.clone(), layout, self.reuse, pages);
-        arena.prepare_tables();
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        // Relaxed: only uniqueness matters.
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        arena.publish(registry.ranges(), Owner { pool: number, memory: None });
         let views = arena.views().clone();
         let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
-        let inner = Arc::new_cyclic(|pool: &Weak<PoolInner>| PoolInner {
+        let inner = Arc::new(PoolInner {
             name: self.name,
+            number,
             timelines: timelines.clone(),
             registry: Arc::downgrade(registry),
+            ranges: registry.ranges().clone(),
             recording: Recording::new(counters.clone()),
+            limits,
             counters,
-            caches: Caches::new(views.clone(), sizes, pool.clone()),
+            caches: OfProcess::new(Caches::new(views.clone(), sizes)),
             views,
             routes: Routes::default(),
-            state: Mutex::new(State {
+            state: OfProcess::new(Mutex::new(State {
                 arena,
                 locked: Locked::default(),
                 haste,
                 captured: Vec::new(),
                 destroyed: false,
-            }),
+            })),
             release_threshold: AtomicU64::new(self.release_threshold),
             reclaimers: Callbacks::default(),
             observers: Callbacks::default(),
             largest_align,
             reuse: Reuse::new(self.reuse),
+            has_said_freed_twice: AtomicBool::new(false),
         });
         match (self.record, record::Options::from_environment()) {
             (Some(asked), _) => inner.start_recording(&asked)?,

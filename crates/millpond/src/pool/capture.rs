@@ -1,5 +1,6 @@
 //! Captures as programs hold them: whose memory it is, and while it is allocated from.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -7,6 +8,7 @@ use super::beyond_caches::take_back;
 use super::captured::{Captured, MemoryId};
 use super::inner::{PoolInner, State};
 use super::routes::{Filter, Route};
+use crate::arena::Owner;
 use crate::order::Stream;
 use crate::{Error, Result};
 
@@ -16,16 +18,25 @@ use crate::{Error, Result};
 /// one as long as the graph. Several captures may share it, one after the other, if their graphs are replayed in the
 /// order of the captures and never at the same time, as with PyTorch's shared pools.
 ///
+/// To drop the last clone is to say that no graph which uses the memory is launched again: a launch is an unsafe call of
+/// the driver's, and who makes it promises that the graph's memory is there.
+///
 /// When the last clone goes, the host waits for the device (a replay may be under way on any stream), and what is free
 /// goes back; blocks that are still live stay valid until they are freed. While another capture is under way, that is
 /// put off until it ends.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct CapturePool {
     claim: Arc<Claim>,
 }
 
+impl fmt::Debug for CapturePool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Claim { pool, id } = &*self.claim;
+        f.debug_struct("CapturePool").field("pool", &pool.name).field("id", &id.0).finish()
+    }
+}
+
 /// The right to find the memory as it was left.
-#[derive(Debug)]
 struct Claim {
     pool: Arc<PoolInner>,
     id: MemoryId,
@@ -38,16 +49,51 @@ struct Claim {
 #[must_use = "allocations go to the capture's memory only while this lives"]
 pub struct Capturing {
     memory: CapturePool,
+    /// Dropped after the route has ended.
+    _under_way: UnderWay,
+}
+
+/// As long as one of them lives, no pool waits for the device. The end of the last one makes up for that.
+#[derive(Debug)]
+struct UnderWay {
+    pool: Arc<PoolInner>,
+}
+
+impl UnderWay {
+    fn begin(pool: &Arc<PoolInner>) -> Self {
+        pool.timelines.begin_capture();
+        Self { pool: pool.clone() }
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        if self.pool.timelines.end_capture() {
+            let all = self.pool.registry.upgrade().map(|registry| registry.pools()).unwrap_or_default();
+            // This one also where the context is gone.
+            self.pool.let_go_of_released();
+            all.iter().for_each(|pool| _ = pool.let_go_of_released());
+            self.pool.bury();
+        }
+    }
 }
 
 impl CapturePool {
     pub(super) fn new(pool: &Arc<PoolInner>) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
-        // Relaxed: only uniqueness matters.
-        let id = MemoryId(NEXT.fetch_add(1, Ordering::Relaxed));
-        let mut state = pool.state.lock();
-        let arena = state.arena.that_keeps();
-        state.captured.push(Captured { id, arena, is_released: false });
+        // Under the lock, so that the list stays in order. Relaxed: what orders them there is the lock.
+        let next = || MemoryId(NEXT.fetch_add(1, Ordering::Relaxed));
+        // In a forked child the pool is the parent's, which has no such memory.
+        let id = if pool.is_here() {
+            let mut state = pool.state.lock();
+            let id = next();
+            let mut arena = state.arena.that_keeps();
+            arena.publish(&pool.ranges, Owner { pool: pool.number, memory: Some(id.0) });
+            state.captured.push(Captured { id, arena, is_released: false });
+            id
+        } else {
+            next()
+        };
         Self { claim: Arc::new(Claim { pool: pool.clone(), id }) }
     }
 
@@ -64,7 +110,12 @@ impl CapturePool {
         self.claim.pool.check_stream(stream)?;
         let first = stream.clone();
         self.begin_where(move |other| {
-            let capture_of = |stream: &Stream| stream.device().capture_of(stream.handle()).ok().flatten();
+            // Of a thread's default stream, only that thread can tell.
+            let capture_of = |stream: &Stream| {
+                let handle = stream.handle_here().ok()?;
+                // SAFETY: `other` is presented by who allocates, and `first` is kept, or valid until the capture has ended.
+                unsafe { stream.device().capture_of(handle) }.ok().flatten()
+            };
             other.id() == first.id() || capture_of(other).is_some_and(|one| capture_of(&first) == Some(one))
         })
     }
@@ -80,15 +131,15 @@ impl CapturePool {
 
     fn begin_filtered(&self, takes: Arc<Filter>) -> Result<Capturing> {
         let Claim { pool, id } = &*self.claim;
+        pool.check_process()?;
         if pool.state.lock().destroyed {
             return Err(Error::PoolDestroyed { pool: pool.name.clone() });
         }
-        pool.timelines.begin_capture();
+        let under_way = UnderWay::begin(pool);
         if !pool.begin_route(*id, &takes) {
-            pool.timelines.end_capture();
             return Err(Error::CaptureUnderWay { pool: pool.name.clone() });
         }
-        Ok(Capturing { memory: self.clone() })
+        Ok(Capturing { memory: self.clone(), _under_way: under_way })
     }
 
     /// Physical bytes that the memory holds.
@@ -102,6 +153,9 @@ impl CapturePool {
     }
 
     fn with(&self, look: impl FnOnce(&Captured) -> u64) -> u64 {
+        if !self.claim.pool.is_here() {
+            return 0;
+        }
         let state = self.claim.pool.state.lock();
         state.captured(self.claim.id).map_or(0, |at| look(&state.captured[at]))
     }
@@ -109,6 +163,9 @@ impl CapturePool {
 
 impl Drop for Claim {
     fn drop(&mut self) {
+        if !self.pool.is_here() {
+            return;
+        }
         {
             let mut state = self.pool.state.lock();
             if let Some(at) = state.captured(self.id) {
@@ -116,18 +173,19 @@ impl Drop for Claim {
             }
         }
         self.pool.let_go_of_released();
+        // What could not be let go must not be taken from a replay by the end of the pool.
+        self.pool.outlive_if_needed();
     }
 }
 
 impl Drop for Capturing {
     fn drop(&mut self) {
         let Claim { pool, id } = &*self.memory.claim;
+        if !pool.is_here() {
+            return;
+        }
         if let Some(route) = pool.end_route(*id) {
             route.close_ticks();
-        }
-        if pool.timelines.end_capture() {
-            let all = pool.registry.upgrade().map(|registry| registry.pools()).unwrap_or_default();
-            all.iter().for_each(|pool| pool.let_go_of_released());
         }
     }
 }
@@ -152,5 +210,30 @@ impl PoolInner {
             self.caches.resume(&mut state.locked);
         }
         route
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::sim::{SimDevice, SimOptions};
+    use crate::{Context, Pool};
+
+    #[test]
+    fn a_capture_that_could_not_begin_makes_up_for_the_last_one() {
+        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+        let stream = context.create_stream().unwrap();
+        let pool = Pool::builder(&context).build().unwrap();
+        let memory = pool.capture_pool();
+        let capturing = memory.begin(&stream).unwrap();
+        let block = pool.alloc(1 << 20, &stream).unwrap();
+        // SAFETY: no work uses the block, or it is none.
+        unsafe { pool.free(block, &stream) }.unwrap();
+        // It is about to find the route taken while the other one ends.
+        let refused = UnderWay::begin(pool.inner());
+        drop((capturing, memory));
+        assert_eq!(pool.reserved().current, 2 << 20, "the device cannot be waited for yet");
+        drop(refused);
+        assert_eq!(pool.reserved().current, 0);
     }
 }

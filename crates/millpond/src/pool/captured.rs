@@ -6,13 +6,12 @@
 //! arena *lets go*: what is free goes back, and what is still live once it is freed.
 
 use super::inner::{PoolInner, State};
-use crate::arena::{Arena, BlockId, MOST_UNITS, Pointer, Refusal};
+use crate::arena::{Arena, BlockId, Pointer, Refusal};
 use crate::device::DevicePtr;
 use crate::order::Stream;
-use crate::pages::Shortage;
 
 /// Names the memory of a capture, in one pool, for ever.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct MemoryId(pub(super) u64);
 
 /// See the [module](self).
@@ -29,28 +28,29 @@ impl Captured {
         self.arena.out().0 == 0 && self.arena.held() == 0
     }
 
-    /// Gives everything back, for memory without live blocks; waits for work on it.
-    pub(super) fn tear_down(&mut self, pool: &str) {
+    /// Gives everything back, for memory without live blocks that nothing uses any more. Returns whether that succeeded.
+    pub(super) fn tear_down(&mut self) -> bool {
         self.arena.let_go();
-        if let Err(error) = self.arena.tear_down() {
-            tracing::warn!(%error, pool, "the memory of a capture could not be given back");
+        let done = self.arena.tear_down();
+        if let Err(error) = &done {
+            tracing::warn!(%error, "the memory of a capture could not be given back");
         }
+        done.is_ok()
     }
 }
 
 impl State {
     /// Where the memory is in the list.
     pub(super) fn captured(&self, id: MemoryId) -> Option<usize> {
-        self.captured.iter().position(|captured| captured.id == id)
+        self.captured.binary_search_by_key(&id, |captured| captured.id).ok()
     }
 
     /// The memory of a capture in whose address space the pointer lies.
     pub(super) fn captured_at(&self, ptr: DevicePtr) -> Option<usize> {
-        // Nearly always: there may be many captures, but most pointers are none of theirs.
-        if self.captured.is_empty() || self.arena.look_up(ptr) != Pointer::Foreign {
+        if self.captured.is_empty() {
             return None;
         }
-        self.captured.iter().position(|captured| captured.arena.look_up(ptr) != Pointer::Foreign)
+        self.captured(MemoryId(self.arena.owner_of(ptr)?.memory?))
     }
 
     /// The pool's own arena, and those of captures.
@@ -60,8 +60,10 @@ impl State {
 
     /// What the pointer is to any of them.
     pub(super) fn look_up(&self, ptr: DevicePtr) -> Pointer {
-        let mut known = self.arenas().map(|arena| arena.look_up(ptr));
-        known.find(|pointer| *pointer != Pointer::Foreign).unwrap_or(Pointer::Foreign)
+        match self.captured_at(ptr) {
+            Some(at) => self.captured[at].arena.look_up(ptr),
+            None => self.arena.look_up(ptr),
+        }
     }
 
     /// The arena in whose address space the pointer lies; the pool's own if it lies in none.
@@ -77,16 +79,16 @@ impl State {
         self.captured.iter().filter(|captured| !captured.arena.keeps())
     }
 
-    /// Gives back what is free, and complete, of the memory that was let go.
+    /// Gives back what is free, and complete, of the memory that was let go; of other memory what is mapped nowhere.
     pub(super) fn trim_released(&mut self) {
-        for captured in self.captured.iter_mut().filter(|captured| !captured.arena.keeps()) {
+        for captured in &mut self.captured {
             if let Err(error) = captured.arena.trim(0) {
                 tracing::warn!(%error, "memory of a capture could not be given back; it is tried again");
             }
         }
-        let bare = |captured: &mut Captured| !captured.arena.keeps() && captured.is_bare();
-        // Only addresses are left of it, so that nothing is waited for.
-        self.captured.extract_if(.., bare).for_each(|mut captured| captured.tear_down("captured"));
+        // Only addresses are left then. Where they cannot be given back, that is tried again.
+        self.captured
+            .retain_mut(|captured| captured.arena.keeps() || !captured.is_bare() || !captured.tear_down());
     }
 }
 
@@ -100,9 +102,6 @@ impl PoolInner {
         stream: &Stream,
     ) -> Result<DevicePtr, Refusal> {
         let units = self.caches.sizes().units(bytes);
-        if units >= MOST_UNITS {
-            return Err(Refusal::Short { what: Shortage::Device, bytes });
-        }
         let out = state.captured[at].arena.alloc(units, align, stream)?;
         // SAFETY: the block is out, and the arena is this pool's.
         unsafe { out.entry.get() }.make_live(out.ptr, bytes);
@@ -112,39 +111,89 @@ impl PoolInner {
     }
 
     /// Frees a live block of the memory of a capture.
-    pub(super) fn free_captured(&self, state: &mut State, at: usize, id: BlockId, stream: &Stream) {
+    /// `false`, and nothing done, where it is none.
+    pub(super) fn free_captured(&self, state: &mut State, at: usize, id: BlockId, stream: &Stream) -> bool {
         let arena = &mut state.captured[at].arena;
         let (requested, size) = (arena.requested(id), arena.bytes(id));
-        arena.free(id, stream.fence());
+        if !arena.free(id, stream.fence()) {
+            return false;
+        }
         let last_of_released = !arena.keeps() && arena.out().0 == 0;
         self.caches.count_free(&mut state.locked, requested, size);
         if last_of_released {
             state.trim_released();
         }
+        true
     }
 
     /// Lets go of the memory of captures that nobody claims any more, once the work that was under way when the last
-    /// claim went is complete. While a capture is under way the device cannot be waited for: the end of the last one
-    /// calls this again.
-    pub(super) fn let_go_of_released(&self) {
+    /// claim went is complete; returns whether there was any. While a capture is under way the device cannot be waited
+    /// for: the end of the last one calls this again. The wait may also fail: so does whoever has waited for the device,
+    /// or is short of memory.
+    pub(super) fn let_go_of_released(&self) -> bool {
         let to_let_go = |captured: &&mut Captured| captured.is_released && captured.arena.keeps();
         let waiting: Vec<_> =
             self.state.lock().captured.iter_mut().filter(to_let_go).map(|captured| captured.id).collect();
         if waiting.is_empty() {
-            return;
+            return false;
         }
         // Without the pool's lock.
         match self.timelines.synchronize_device_unless_capturing() {
             Ok(true) => {}
-            Ok(false) => return,
+            Ok(false) => return false,
             Err(error) => {
                 tracing::warn!(%error, pool = self.name, "the memory of a capture is kept: the device cannot be waited for");
-                return;
+                return false;
             }
         }
         let mut state = self.state.lock();
         let now = state.captured.iter_mut().filter(|captured| waiting.contains(&captured.id));
         now.for_each(|captured| captured.arena.let_go());
         state.trim_released();
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::arena::LOOKS;
+    use crate::device::sim::{SimDevice, SimOptions};
+    use crate::{Context, Pool};
+
+    #[test]
+    fn whose_a_captured_block_is_takes_one_look_of_many_captures() {
+        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+        let stream = context.create_stream().unwrap();
+        let pool = Pool::builder(&context).build().unwrap();
+        let own = pool.alloc(3 << 20, &stream).unwrap();
+        let captures: Vec<_> = (0..50)
+            .map(|_| {
+                let memory = pool.capture_pool();
+                let capturing = memory.begin(&stream).unwrap();
+                let block = pool.alloc(1 << 20, &stream).unwrap();
+                drop(capturing);
+                (memory, block)
+            })
+            .collect();
+        for block in captures.iter().map(|(_, block)| *block).chain([own]) {
+            let before = LOOKS.get();
+            // SAFETY: no work uses the block, or it is none.
+            unsafe { pool.free(block, &stream) }.unwrap();
+            assert!(LOOKS.get() - before <= 2, "{} looks", LOOKS.get() - before);
+        }
+        pool.check().unwrap();
+        assert!(captures.iter().all(|(memory, _)| memory.used() == 0 && memory.reserved() > 0));
+        // Also where some of them are gone.
+        let kept: Vec<_> =
+            captures.into_iter().enumerate().filter(|(at, _)| at % 3 == 0).map(|(_, kept)| kept.0).collect();
+        let capturing = kept[7].begin(&stream).unwrap();
+        let block = pool.alloc(1 << 20, &stream).unwrap();
+        assert!(kept[7].used() > 0);
+        drop(capturing);
+        // SAFETY: no work uses the block, or it is none.
+        unsafe { pool.free(block, &stream) }.unwrap();
+        drop(kept);
+        assert_eq!(pool.inner().state.lock().captured.len(), 0);
+        pool.check().unwrap();
     }
 }

@@ -1,20 +1,28 @@
 //! A device as programs hold it: its streams and its pools.
 
-use std::sync::{Arc, OnceLock, Weak};
+use std::fmt;
+use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::{Pool, registry::Registry};
 use crate::device::{Device, DeviceResult, MemoryInfo, StreamHandle};
 use crate::order::{Marking, Stream, Timelines};
+use crate::process::PerProcess;
 use crate::{Error, Result, device};
 
 /// A device with its streams and its pools. Clones are the same context.
 ///
 /// Pools and streams of one context know of each other; what belongs to another context is refused.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Context {
     inner: Arc<Inner>,
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Context").field(self.device()).finish()
+    }
 }
 
 #[derive(Debug)]
@@ -41,8 +49,9 @@ impl Context {
     /// [`DeviceError::Unavailable`](crate::device::DeviceError::Unavailable) without a driver or such a GPU.
     #[cfg(feature = "cuda")]
     pub fn cuda(ordinal: usize) -> Result<Self> {
-        static CONTEXTS: Mutex<Vec<(usize, Weak<Inner>)>> = Mutex::new(Vec::new());
-        let mut contexts = CONTEXTS.lock();
+        type ByOrdinal = Mutex<Vec<(usize, Weak<Inner>)>>;
+        static CONTEXTS: PerProcess<ByOrdinal> = PerProcess::new();
+        let mut contexts = CONTEXTS.get().lock();
         contexts.retain(|(_, context)| context.strong_count() > 0);
         let known = contexts.iter().find(|(of, _)| *of == ordinal).and_then(|(_, known)| known.upgrade());
         if let Some(inner) = known {
@@ -58,8 +67,8 @@ impl Context {
     /// # Errors
     /// The operating system's, where it refuses memory or threads.
     pub fn host() -> Result<Self> {
-        static CONTEXT: OnceLock<Mutex<Weak<Inner>>> = OnceLock::new();
-        let mut known = CONTEXT.get_or_init(Mutex::default).lock();
+        static CONTEXT: PerProcess<Mutex<Weak<Inner>>> = PerProcess::new();
+        let mut known = CONTEXT.get().lock();
         if let Some(inner) = known.upgrade() {
             return Ok(Self { inner });
         }
@@ -78,6 +87,7 @@ impl Context {
     /// # Errors
     /// The device's own.
     pub fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+        self.inner.timelines.check_process()?;
         self.device().memory_info()
     }
 
@@ -96,16 +106,19 @@ impl Context {
     /// # Errors
     /// The device's own.
     pub fn default_stream(&self) -> DeviceResult<Stream> {
-        self.inner.timelines.adopt_stream(StreamHandle::LEGACY, Marking::WhenNeeded)
+        // SAFETY: every device has it, for ever.
+        unsafe { self.inner.timelines.adopt_stream(StreamHandle::LEGACY, Marking::WhenNeeded) }
     }
 
-    /// The calling thread's default stream. Used on another thread, the stream returned here frees safely but
-    /// late: only once the device is synchronised.
+    /// The calling thread's default stream. On another thread, the stream returned here frees safely but late: only
+    /// once the device is synchronised. What would give it work there, or ask or wait for it, is an error: to the
+    /// device its handle means the other thread's own.
     ///
     /// # Errors
     /// The device's own.
     pub fn per_thread_stream(&self) -> DeviceResult<Stream> {
-        self.inner.timelines.adopt_stream(StreamHandle::PER_THREAD, Marking::AtOnce)
+        // SAFETY: every thread has it, for ever.
+        unsafe { self.inner.timelines.adopt_stream(StreamHandle::PER_THREAD, Marking::AtOnce) }
     }
 
     /// A stream that somebody else made and keeps. Costs nothing more than one of our own.
@@ -117,7 +130,8 @@ impl Context {
     /// `handle` is a stream of this device, and is destroyed only after the last clone of the stream
     /// returned here is gone.
     pub unsafe fn stream_from_raw(&self, handle: StreamHandle) -> DeviceResult<Stream> {
-        self.inner.timelines.adopt_stream(handle, Marking::WhenNeeded)
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.timelines.adopt_stream(handle, Marking::WhenNeeded) }
     }
 
     /// A stream that somebody else made and may destroy at any time. Each free on it records an event at
@@ -129,9 +143,10 @@ impl Context {
     ///
     /// # Safety
     /// `handle` is a live stream of this device now, and in each later call that is given the stream
-    /// returned here; and until a [capture](crate::Capturing) that it allocated for has ended.
+    /// returned here; and until a [capture](crate::Capturing) that it began or allocated for has ended.
     pub unsafe fn foreign_stream(&self, handle: StreamHandle) -> DeviceResult<Stream> {
-        self.inner.timelines.adopt_stream(handle, Marking::AtOnce)
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.timelines.adopt_stream(handle, Marking::AtOnce) }
     }
 
     /// Waits for all work on the device, then lets the pools give back what lies above their release
@@ -152,6 +167,7 @@ impl Context {
     /// # Errors
     /// Those of building a pool.
     pub fn default_pool(&self) -> Result<Pool> {
+        self.inner.timelines.check_process()?;
         self.inner.registry.default_pool(|| Pool::builder(self).name("default").build())
     }
 
@@ -161,6 +177,7 @@ impl Context {
     /// # Errors
     /// Those of building a pool.
     pub fn current_pool(&self) -> Result<Pool> {
+        self.inner.timelines.check_process()?;
         match self.inner.registry.current_pool() {
             Some(pool) => Ok(pool),
             None => self.default_pool(),
@@ -178,6 +195,7 @@ impl Context {
         {
             return Err(Error::WrongDevice { what: "current pool", pool: pool.name().to_owned() });
         }
+        self.inner.timelines.check_process()?;
         Ok(self.inner.registry.set_current_pool(pool.cloned()))
     }
 
@@ -185,12 +203,33 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::ForeignPointer`] where no pool knows the pointer, else as for [`Pool::free`].
-    pub fn free(&self, ptr: device::DevicePtr, stream: &Stream) -> Result<()> {
+    ///
+    /// # Safety
+    /// As for [`Pool::free`].
+    ///
+    /// ```compile_fail,E0133
+    /// # let device = millpond::Context::host()?;
+    /// # let stream = device.create_stream()?;
+    /// let block = device.default_pool()?.alloc(100, &stream)?;
+    /// device.free(block, &stream)?; // error: call to unsafe method
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    /// ```
+    /// # let device = millpond::Context::host()?;
+    /// # let stream = device.create_stream()?;
+    /// let block = device.default_pool()?.alloc(100, &stream)?;
+    /// // SAFETY: nobody else has the block, and there is no work on it.
+    /// unsafe { device.free(block, &stream) }?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub unsafe fn free(&self, ptr: device::DevicePtr, stream: &Stream) -> Result<()> {
         if ptr.is_null() {
             return Ok(());
         }
+        self.inner.timelines.check_process()?;
         match self.inner.registry.owner_of(ptr) {
-            Some(owner) => owner.free(ptr, stream),
+            // SAFETY: the caller's promise.
+            Some(owner) => unsafe { owner.free(ptr, stream) },
             None => Err(Error::ForeignPointer { ptr, pool: "any".to_owned() }),
         }
     }

@@ -1,6 +1,8 @@
 //! How a pool frees: into the thread's magazines, without a lock; or under it, where there is no room, other streams used
 //! the block, or it is none.
 
+use std::sync::atomic::Ordering;
+
 use super::beyond_caches::take_back;
 use super::inner::{PoolInner, State};
 use crate::Result;
@@ -11,17 +13,43 @@ use crate::record::Moment;
 
 impl PoolInner {
     /// Frees a block. The fast path is one call, which takes no lock.
+    ///
+    /// # Safety
+    /// As for [`Pool::free`](crate::Pool::free).
     #[inline]
-    pub(crate) fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    pub(crate) unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         if self.caches.free(ptr, stream) { Ok(()) } else { self.free_slow(ptr, stream) }
     }
 
     #[cold]
     fn free_slow(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        if self.recording.is_on() {
+        self.check_process()?;
+        let freed = if self.recording.is_on() {
             self.free_recorded(ptr, stream)
         } else {
             self.free_unrecorded(ptr, stream)
+        };
+        self.report_freed_twice();
+        freed
+    }
+
+    /// Says once that blocks were freed twice at once; later ones are counted only. Without any lock.
+    #[inline]
+    pub(super) fn report_freed_twice(&self) {
+        if let Some(count) = self.caches.freed_twice_since() {
+            self.say_freed_twice(count);
+        }
+    }
+
+    #[cold]
+    fn say_freed_twice(&self, count: u64) {
+        let pool = self.name.as_str();
+        if !self.has_said_freed_twice.swap(true, Ordering::Relaxed) {
+            tracing::error!(
+                pool,
+                count,
+                "a block was freed by two threads at once: one of the frees is dropped; later ones are counted in Stats::double_frees only"
+            );
         }
     }
 
@@ -74,14 +102,22 @@ impl PoolInner {
             let plain = entry.filter(|entry| entry.is_plain(ptr));
             match plain.filter(|_| state.captured.is_empty() && !state.destroyed) {
                 // Nearly always: what has no room in a magazine.
-                Some(entry) => self.free_plain(&mut state, entry, stream),
+                Some(entry) => {
+                    if !self.free_plain(&mut state, ptr, entry, stream) {
+                        drop(state);
+                        return Err(self.misuse(ptr, Pointer::NotLive));
+                    }
+                }
                 None => {
                     let pointer = state.look_up(ptr);
-                    let Pointer::Live(id) = pointer else {
+                    let freed = match pointer {
+                        Pointer::Live(id) => self.free_under_lock(&mut state, ptr, id, stream),
+                        _ => false,
+                    };
+                    if !freed {
                         drop(state);
                         return Err(self.misuse(ptr, pointer));
-                    };
-                    self.free_under_lock(&mut state, ptr, id, stream);
+                    }
                 }
             }
             state.destroyed && self.counted().blocks.current == 0
@@ -92,39 +128,312 @@ impl PoolInner {
         Ok(())
     }
 
-    fn free_under_lock(&self, state: &mut State, ptr: DevicePtr, id: BlockId, stream: &Stream) {
+    /// Frees what was live just now; `false`, and nothing done, where another thread was first.
+    fn free_under_lock(&self, state: &mut State, ptr: DevicePtr, id: BlockId, stream: &Stream) -> bool {
         if let Some(captured) = state.captured_at(ptr) {
             return self.free_captured(state, captured, id, stream);
         }
         let plain = self.views.find(ptr).filter(|entry| entry.is_plain(ptr));
         match plain.filter(|_| !state.destroyed) {
-            Some(entry) => self.free_plain(state, entry, stream),
+            Some(entry) => self.free_plain(state, ptr, entry, stream),
             None => {
                 let State { arena, locked, .. } = state;
                 let (requested, size) = (arena.requested(id), arena.bytes(id));
-                arena.free(id, stream.fence());
-                self.caches.count_free(locked, requested, size);
+                let freed = arena.free(id, stream.fence());
+                if freed {
+                    self.caches.count_free(locked, requested, size);
+                }
+                freed
             }
         }
     }
 
-    /// Frees a live block of the pool's own arena, of which no other stream's uses are recorded.
-    fn free_plain(&self, state: &mut State, entry: &Entry, stream: &Stream) {
+    /// Frees a live block of the pool's own arena, of which no other stream's uses are recorded. `false`, and nothing
+    /// done, where another thread was first.
+    fn free_plain(&self, state: &mut State, ptr: DevicePtr, entry: &Entry, stream: &Stream) -> bool {
+        if !entry.claim(ptr) {
+            return false;
+        }
         let State { arena, locked, .. } = state;
         let each = |cached| take_back(arena, cached);
         if self.caches.put_slow(locked, entry, stream, each) {
-            return;
+            return true;
         }
         let (requested, size) = (entry.requested(), entry.bytes());
-        arena.free(entry.id(), stream.fence());
-        self.caches.count_free(locked, requested, size);
+        let freed = arena.take_back(entry, stream.fence());
+        if freed {
+            self.caches.count_free(locked, requested, size);
+        }
+        freed
     }
 
     pub(crate) fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        self.check_process()?;
         self.check_stream(stream)?;
         self.with_live(ptr, |arena, id| {
             arena.record_use(id, stream);
             self.recording.record_use(ptr, stream);
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+    use std::sync::mpsc::{Sender, channel};
+    use std::thread::{Scope, scope};
+
+    use super::*;
+    use crate::device::sim::{SimDevice, SimOptions};
+    use crate::{Context, Error, Pool};
+
+    const BYTES: u64 = 4096;
+
+    type Step = Box<dyn FnOnce() + Send>;
+
+    /// A thread that does what it is told, one step after the other.
+    fn thread<'scope>(scope: &'scope Scope<'scope, '_>) -> Sender<(Step, Sender<()>)> {
+        let (send, steps) = channel::<(Step, Sender<()>)>();
+        scope.spawn(move || {
+            for (step, done) in steps {
+                step();
+                done.send(()).unwrap();
+            }
+        });
+        send
+    }
+
+    fn run<R: Send + 'static>(
+        thread: &Sender<(Step, Sender<()>)>,
+        step: impl FnOnce() -> R + Send + 'static,
+    ) -> R {
+        let ((done, is_done), (result, results)) = (channel(), channel());
+        thread.send((Box::new(move || result.send(step()).unwrap()), done)).unwrap();
+        is_done.recv().unwrap();
+        results.recv().unwrap()
+    }
+
+    /// A pool and a stream, whose blocks of `BYTES` find room in the magazines of the calling thread and of another.
+    struct Bench {
+        pool: Pool,
+        stream: Stream,
+        other: Option<Sender<(Step, Sender<()>)>>,
+    }
+
+    impl Bench {
+        fn new<'scope>(scope: &'scope Scope<'scope, '_>) -> Self {
+            let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+            let pool = Pool::builder(&context).build().unwrap();
+            let stream = context.create_stream().unwrap();
+            let new = Self { pool, stream, other: Some(thread(scope)) };
+            let (mine, others) = (new.alloc(3), new.alloc_there(3));
+            mine.into_iter().for_each(|ptr| new.free(ptr));
+            others.into_iter().for_each(|ptr| new.free_there(ptr));
+            new
+        }
+
+        fn alloc(&self, count: usize) -> Vec<DevicePtr> {
+            (0..count).map(|_| self.pool.alloc(BYTES, &self.stream).unwrap()).collect()
+        }
+
+        fn free(&self, ptr: DevicePtr) {
+            // SAFETY: nothing uses the blocks of these tests.
+            unsafe { self.pool.free(ptr, &self.stream) }.unwrap();
+        }
+
+        fn there<R: Send + 'static>(&self, step: impl FnOnce(&Pool, &Stream) -> R + Send + 'static) -> R {
+            let (pool, stream) = (self.pool.clone(), self.stream.clone());
+            run(self.other.as_ref().expect("it has not ended"), move || step(&pool, &stream))
+        }
+
+        fn alloc_there(&self, count: usize) -> Vec<DevicePtr> {
+            self.there(move |pool, stream| {
+                (0..count).map(|_| pool.alloc(BYTES, stream).unwrap()).collect::<Vec<_>>()
+            })
+        }
+
+        fn free_there(&self, ptr: DevicePtr) {
+            // SAFETY: as in `free`.
+            self.there(move |pool, stream| unsafe { pool.free(ptr, stream) }.unwrap());
+        }
+
+        fn entry(&self, ptr: DevicePtr) -> &Entry {
+            self.pool.inner().views.find(ptr).expect("an address of the pool")
+        }
+
+        /// The calling thread frees a block, and the other one as well, as if it had looked at the same time. The
+        /// entry is left as the one that wrote it last left it.
+        fn free_twice(&self, ptr: DevicePtr, mine_is_last: bool) {
+            self.free(ptr);
+            let mine = self.entry(ptr).place();
+            self.entry(ptr).make_live(ptr, BYTES);
+            self.free_there(ptr);
+            if mine_is_last {
+                self.entry(ptr).move_to(mine);
+            }
+        }
+
+        /// Of a block that both have a copy of, the other thread wrote the entry last.
+        fn free_there_last(&self, ptr: DevicePtr) {
+            let mine = self.entry(ptr).place();
+            let theirs = self.there(move |pool, stream| {
+                // Where the thread's next block of this length goes is where the copy lies.
+                let other = pool.alloc_aligned(BYTES, 8192, stream).unwrap();
+                // SAFETY: as in `free`.
+                unsafe { pool.free(other, stream) }.unwrap();
+                pool.inner().views.find(other).expect("an address of the pool").place()
+            });
+            assert_ne!(mine, theirs);
+            self.entry(ptr).move_to(theirs);
+        }
+
+        /// The other thread ends, and gives back to the arena what it cached.
+        fn end_other(&mut self) {
+            self.other = None;
+            while self.pool.inner().caches.threads_inside() > 1 {
+                std::thread::yield_now();
+            }
+        }
+
+        /// Everything that is live, of blocks of `BYTES` and one of another length, lies apart.
+        fn assert_apart(live: &[DevicePtr], other: Option<(DevicePtr, u64)>) {
+            let range = |(ptr, bytes): (DevicePtr, u64)| ptr.raw()..ptr.raw() + bytes;
+            let mut all: Vec<Range<u64>> = live.iter().map(|ptr| range((*ptr, BYTES))).collect();
+            all.extend(other.map(range));
+            all.sort_by_key(|range| range.start);
+            assert!(all.windows(2).all(|two| two[0].end <= two[1].start), "{all:x?}");
+        }
+
+        fn assert_sound(&self, live: u64, is_cut_anew: bool) {
+            self.pool.trim_to(0).unwrap();
+            let stats = self.pool.stats();
+            assert_eq!((stats.double_frees, stats.blocks.current), (1, live));
+            assert_eq!(stats.allocations, stats.frees + live);
+            // What a copy was counted with is not known once its block was handed out again with another length.
+            if !is_cut_anew {
+                assert_eq!(stats.allocated.current, live * BYTES);
+                self.pool.check().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_block_freed_twice_at_once_is_handed_out_once() {
+        for mine_is_last in [false, true] {
+            scope(|scope| {
+                let bench = Bench::new(scope);
+                let ptr = bench.alloc(1)[0];
+                bench.free_twice(ptr, mine_is_last);
+                let mut live = bench.alloc(8);
+                assert_eq!(live[0] == ptr, mine_is_last);
+                live.extend(bench.alloc_there(8));
+                assert!(live.contains(&ptr));
+                Bench::assert_apart(&live, None);
+                bench.assert_sound(16, false);
+                live.into_iter().for_each(|ptr| bench.free(ptr));
+                bench.assert_sound(0, false);
+            });
+        }
+    }
+
+    #[test]
+    fn a_block_freed_twice_at_once_goes_back_to_the_arena_once() {
+        for mine_is_last in [false, true] {
+            scope(|scope| {
+                let bench = Bench::new(scope);
+                let ptr = bench.alloc(1)[0];
+                bench.free_twice(ptr, mine_is_last);
+                bench.assert_sound(0, false);
+                assert_eq!(bench.pool.reserved().current, 0);
+            });
+        }
+    }
+
+    /// Both are misuse that was seen, of the thread that came second.
+    #[test]
+    fn of_a_block_freed_twice_at_once_a_third_free_is_an_error() {
+        scope(|scope| {
+            let bench = Bench::new(scope);
+            let ptr = bench.alloc(1)[0];
+            bench.free_twice(ptr, false);
+            // SAFETY: as in `free`.
+            let again = unsafe { bench.pool.free(ptr, &bench.stream) };
+            assert!(matches!(again, Err(Error::DoubleFree { .. })));
+            bench.assert_sound(0, false);
+        });
+    }
+
+    #[test]
+    fn what_became_of_a_block_freed_twice_is_not_handed_out() {
+        // Which thread wrote last, and whether its free was still under way when the arena took the block back.
+        for (mine_is_last, is_late) in [(false, false), (true, false), (false, true)] {
+            scope(|scope| {
+                let mut bench = Bench::new(scope);
+                let ptr = bench.alloc(1)[0];
+                bench.free_twice(ptr, true);
+                let mine = bench.entry(ptr).place();
+                if !mine_is_last {
+                    bench.free_there_last(ptr);
+                }
+                bench.end_other();
+                if is_late {
+                    bench.entry(ptr).move_to(mine);
+                }
+                // Of another length, over where the block was.
+                let long = bench.pool.alloc(500 << 10, &bench.stream).unwrap();
+                let live = bench.alloc(8);
+                Bench::assert_apart(&live, Some((long, 500 << 10)));
+                assert_eq!(live[0] == ptr, mine_is_last);
+                bench.free(long);
+                bench.assert_sound(8, true);
+            });
+        }
+    }
+
+    #[test]
+    fn a_block_freed_twice_is_not_taken_from_who_has_it_now() {
+        scope(|scope| {
+            let bench = Bench::new(scope);
+            let ptr = bench.alloc(1)[0];
+            bench.free_twice(ptr, true);
+            // Live again: the copy of the other thread must neither be handed out nor go to the arena.
+            assert_eq!(bench.alloc(1), [ptr]);
+            bench.assert_sound(1, false);
+            assert_eq!(bench.pool.size_of(ptr).unwrap(), BYTES);
+            bench.free(ptr);
+            bench.assert_sound(0, false);
+        });
+    }
+
+    #[test]
+    fn a_copy_of_a_block_in_the_depot_is_not_handed_out() {
+        scope(|scope| {
+            let bench = Bench::new(scope);
+            let mut live = bench.alloc(500);
+            let ptr = live.pop().unwrap();
+            bench.free_twice(ptr, false);
+            // The magazine with the copy is full, and its older half goes to the depot.
+            live.into_iter().for_each(|ptr| bench.free(ptr));
+            let mut live = bench.alloc_there(300);
+            live.extend(bench.alloc(300));
+            Bench::assert_apart(&live, None);
+            bench.assert_sound(600, false);
+        });
+    }
+
+    #[test]
+    fn an_arena_takes_no_block_back_that_is_not_out() {
+        scope(|scope| {
+            let bench = Bench::new(scope);
+            let ptr = bench.alloc(1)[0];
+            let mut state = bench.pool.inner().state.lock();
+            let arena = &mut state.arena;
+            assert!(!arena.take_back(bench.entry(ptr), bench.stream.fence()), "the program has it");
+            bench.entry(ptr).claim(ptr);
+            assert!(arena.take_back(bench.entry(ptr), bench.stream.fence()));
+            assert!(!arena.take_back(bench.entry(ptr), bench.stream.fence()));
+            let id = bench.entry(ptr).id();
+            assert!(!arena.free(id, bench.stream.fence()));
+        });
     }
 }

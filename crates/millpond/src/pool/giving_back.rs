@@ -5,18 +5,30 @@ use std::sync::atomic::Ordering;
 
 use super::beyond_caches::take_back;
 use super::inner::{PoolInner, State};
-use crate::cache::ThreadEnd;
+use crate::counters::Counted;
 use crate::device::DeviceResult;
 use crate::order::{AfterSync, Fence};
 use crate::{Error, Result};
 
 impl PoolInner {
     pub(super) fn trim(&self, keep: u64) -> DeviceResult<u64> {
+        self.timelines.check_process()?;
         let mut state = self.state.lock();
-        self.trim_under_lock(&mut state, keep)
+        let released = self.trim_under_lock(&mut state, keep)?;
+        if !self.caches.holds_any() {
+            let State { arena, locked, .. } = &mut *state;
+            let is_gone = |id| self.timelines.is_gone(id);
+            self.caches.give_back(locked, is_gone, |cached| take_back(arena, cached));
+        }
+        drop(state);
+        self.report_freed_twice();
+        Ok(released)
     }
 
     fn trim_under_lock(&self, state: &mut State, keep: u64) -> DeviceResult<u64> {
+        if self.caches.any_ended() {
+            self.collect_ended(state);
+        }
         state.trim_released();
         if self.counters.reserved.current() <= keep {
             return Ok(0);
@@ -43,39 +55,76 @@ impl PoolInner {
         if let Err(error) = self.trim(0) {
             tracing::warn!(%error, pool = self.name, "a destroyed pool could not give back its memory");
         }
+        self.bury();
+    }
+
+    /// Lets go of the pools of the context that hold nothing any more.
+    pub(super) fn bury(&self) {
         if let Some(registry) = self.registry.upgrade() {
+            registry.bury();
+        }
+    }
+
+    /// Keeps the pool as long as it holds memory, also without a handle: it goes back later.
+    pub(super) fn outlive_if_needed(self: &Arc<Self>) {
+        if let Some(registry) = self.registry.upgrade() {
+            if !self.holds_nothing() {
+                registry.outlive(self.clone());
+            }
+            // What it held may have gone before the registry knew of the pool.
             registry.bury();
         }
     }
 
     /// The last handle of the pool is gone, or it was destroyed.
     pub(super) fn close(self: &Arc<Self>) -> Result<()> {
+        self.check_process()?;
         self.recording.flush();
-        let (blocks, bytes) = {
-            let mut state = self.state.lock();
-            if std::mem::replace(&mut state.destroyed, true) {
-                return Ok(());
+        let ended = match self.shut() {
+            None => return Ok(()),
+            Some(Counted { blocks, .. }) if blocks.current == 0 => self.end(),
+            Some(Counted { blocks, requested, .. }) => {
+                let (blocks, bytes) = (blocks.current, requested.current);
+                Err(Error::LiveBlocks { pool: self.name.clone(), blocks, bytes })
             }
-            let State { arena, locked, .. } = &mut *state;
-            self.caches.shut(locked, |cached| take_back(arena, cached));
-            let counted = self.counted();
-            let (blocks, bytes) = (counted.blocks.current, counted.requested.current);
-            if blocks == 0 {
-                return Ok(state.arena.tear_down()?);
-            }
-            (blocks, bytes)
         };
-        if let Some(registry) = self.registry.upgrade() {
-            registry.outlive(self.clone());
-            // The last block may have been freed before the registry knew of the pool.
-            registry.bury();
+        self.outlive_if_needed();
+        ended
+    }
+
+    /// Allocates no more from now on; returns what is live, or `None` where that was so already.
+    fn shut(&self) -> Option<Counted> {
+        let mut state = self.state.lock();
+        if std::mem::replace(&mut state.destroyed, true) {
+            return None;
         }
-        Err(Error::LiveBlocks { pool: self.name.clone(), blocks, bytes })
+        let State { arena, locked, .. } = &mut *state;
+        self.caches.shut(locked, |cached| take_back(arena, cached));
+        Some(self.counted())
+    }
+
+    /// Gives everything back, without live blocks. Waits for work on it without the lock: the device may be waiting for a
+    /// function of the host that uses the pool.
+    fn end(&self) -> Result<()> {
+        self.let_go_of_released();
+        let fence = self.fence_of_all_free();
+        self.timelines.wait_on_host(&fence)?;
+        let left = {
+            let mut state = self.state.lock();
+            state.trim_released();
+            state.arena.tear_down()?;
+            state.arena.held()
+        };
+        if left > 0 {
+            return Err(Error::MemoryInUse { pool: self.name.clone(), bytes: left });
+        }
+        Ok(())
     }
 }
 
 impl AfterSync for PoolInner {
     fn after_sync(&self) {
+        self.let_go_of_released();
         // Relaxed: a setting; it takes effect at the next synchronise.
         let threshold = self.release_threshold.load(Ordering::Relaxed);
         let destroyed = {
@@ -86,31 +135,65 @@ impl AfterSync for PoolInner {
             }
             state.destroyed
         };
-        if destroyed && let Some(registry) = self.registry.upgrade() {
-            registry.bury();
+        if destroyed {
+            self.bury();
         }
     }
 }
 
-impl ThreadEnd for PoolInner {
-    fn thread_ended(&self, index: usize) {
-        let mut state = self.state.lock();
-        let State { arena, locked, .. } = &mut *state;
-        self.caches.end_thread(locked, index, |cached| take_back(arena, cached));
+impl PoolInner {
+    /// Gives the arena what threads that ended cached.
+    #[cold]
+    pub(super) fn collect_ended(&self, state: &mut State) {
+        let State { arena, locked, .. } = state;
+        self.caches.collect_ended(locked, |cached| take_back(arena, cached));
+    }
+
+    /// As [`collect_ended`](Self::collect_ended), if there is anything, and nobody has the lock.
+    pub(super) fn collect_ended_if_free(&self) {
+        if self.caches.any_ended()
+            && self.is_here()
+            && let Some(mut state) = self.state.try_lock()
+        {
+            self.collect_ended(&mut state);
+        }
     }
 }
 
 impl Drop for PoolInner {
     fn drop(&mut self) {
-        let State { arena, locked, captured, .. } = self.state.get_mut();
-        self.caches.revoke(locked, |cached| take_back(arena, cached));
-        // Nobody holds a claim on it, nor the pool.
-        captured.iter_mut().for_each(|captured| captured.tear_down(&self.name));
-        if let Err(error) = self.state.get_mut().arena.tear_down() {
+        if !self.is_here() {
+            // The memory is the parent's.
+            return;
+        }
+        // Nobody holds a claim on the memory of captures, nor the pool.
+        self.let_go_of_released();
+        let fence = self.fence_of_all_free();
+        if let Err(error) = self.timelines.wait_on_host(&fence) {
+            tracing::error!(%error, pool = self.name, "the end of a pool could not wait for work on its memory");
+        }
+        // What a replay may still use stays mapped: better lost than taken from it.
+        let State { arena, captured, .. } = self.state.get_mut();
+        for captured in captured.iter_mut().filter(|captured| !captured.arena.keeps()) {
+            captured.tear_down();
+        }
+        if let Err(error) = arena.tear_down() {
             tracing::error!(%error, pool = self.name, "a pool could not give back all its memory");
         }
+        let lost = self.counters.reserved.current();
+        if lost > 0 {
+            tracing::error!(
+                bytes = lost,
+                pool = self.name,
+                "memory of a pool is lost: its end could not wait until it was free"
+            );
+        }
+        self.report_freed_twice();
         if let Err(error) = self.recording.stop() {
             tracing::warn!(%error, pool = self.name, "the end of a recording is missing");
+        }
+        if let Some(registry) = self.registry.upgrade() {
+            registry.leave(self.number);
         }
     }
 }

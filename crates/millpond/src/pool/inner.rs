@@ -1,20 +1,22 @@
 //! What the handles of a pool share: the threads' caches, the arena behind its lock, the counters beside it.
 
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::captured::Captured;
 use super::haste::Haste;
 use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use super::routes::Routes;
-use crate::arena::{Arena, BlockId, Pointer, Views};
+use crate::arena::{Arena, BlockId, Pointer, Ranges, Views};
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::DevicePtr;
 use crate::order::{Reuse, Stream, Timelines};
+use crate::pages::Limits;
+use crate::process::OfProcess;
 use crate::record::Recording;
 use crate::stats::Stats;
 use crate::{Error, Result};
@@ -23,19 +25,27 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(crate) struct PoolInner {
     pub(super) name: String,
+    /// Unlike any other pool's.
+    pub(super) number: u64,
     pub(super) timelines: Arc<Timelines>,
     pub(super) registry: Weak<Registry>,
+    /// Whose addresses are whose, of all pools of the context.
+    pub(super) ranges: Arc<Ranges>,
+    /// As the arena has them, for who has not the lock.
+    pub(super) limits: Limits,
     pub(super) counters: Arc<Counters>,
     pub(super) recording: Recording,
-    pub(crate) caches: Caches,
+    pub(crate) caches: OfProcess<Caches>,
     pub(super) views: Arc<Views>,
     pub(super) routes: Routes,
-    pub(super) state: Mutex<State>,
+    pub(super) state: OfProcess<Mutex<State>>,
     pub(super) release_threshold: AtomicU64,
     pub(super) reclaimers: Callbacks<Reclaimer>,
     pub(super) observers: Callbacks<Observer>,
     pub(super) largest_align: u64,
     pub(super) reuse: Reuse,
+    /// Whether a block that was freed twice at once was reported.
+    pub(super) has_said_freed_twice: AtomicBool,
 }
 
 /// What the pool's lock guards. Apart from what threads read on the fast path: whoever takes the lock writes to its
@@ -46,12 +56,25 @@ pub(super) struct State {
     pub(super) arena: Arena,
     pub(super) locked: Locked,
     pub(super) haste: Haste,
-    /// The memory of captures.
+    /// The memory of captures, in the order of their ids.
     pub(super) captured: Vec<Captured>,
     pub(super) destroyed: bool,
 }
 
 impl PoolInner {
+    /// Asked by every slow way before it locks, waits, or calls the device: in a forked child an error. There the fast path
+    /// finds nothing (`cache/thread_index.rs`), so that all requests come this way.
+    #[inline]
+    pub(crate) fn check_process(&self) -> Result<()> {
+        Ok(self.timelines.check_process()?)
+    }
+
+    /// Whether this process made the pool, and was not forked from the one that did.
+    #[inline]
+    pub(crate) fn is_here(&self) -> bool {
+        self.timelines.is_here()
+    }
+
     #[inline]
     pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {
         if Arc::ptr_eq(stream.timelines(), &self.timelines) {
@@ -65,6 +88,7 @@ impl PoolInner {
         ptr: DevicePtr,
         look: impl FnOnce(&mut Arena, BlockId) -> R,
     ) -> Result<R> {
+        self.check_process()?;
         let mut state = self.state.lock();
         match state.look_up(ptr) {
             Pointer::Live(id) => Ok(look(state.arena_of(ptr), id)),
@@ -86,10 +110,14 @@ impl PoolInner {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        self.counters.stats(self.counted())
+        self.collect_ended_if_free();
+        Stats { double_frees: self.caches.freed_twice(), ..self.counters.stats(self.counted()) }
     }
 
     pub(super) fn reset_high_water(&self) {
+        if !self.is_here() {
+            return;
+        }
         let mut state = self.state.lock();
         self.counters.reset_high_water();
         self.caches.reset_high_water(&mut state.locked);
@@ -109,10 +137,6 @@ impl PoolInner {
                 None => Error::ForeignPointer { ptr, pool },
             },
         }
-    }
-
-    pub(super) fn knows(&self, ptr: DevicePtr) -> bool {
-        self.state.lock().look_up(ptr) != Pointer::Foreign
     }
 
     /// Bytes of the longest free block.

@@ -19,6 +19,7 @@ mod context;
 mod freeing;
 mod giving_back;
 mod haste;
+mod impossible;
 mod inner;
 mod pressure;
 mod recorded;
@@ -29,6 +30,7 @@ mod shortening;
 mod unlocked;
 mod waste;
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -57,7 +59,8 @@ use crate::{Error, Result};
 /// let stream = device.create_stream()?;
 /// let block = pool.alloc(1 << 20, &stream)?;
 /// // … give work that uses the block to the stream …
-/// pool.free(block, &stream)?;
+/// // SAFETY: nobody else has the block, and all work on it was given to this stream.
+/// unsafe { pool.free(block, &stream) }?;
 /// assert_eq!(pool.used().current, 0);
 /// # Ok::<(), millpond::Error>(())
 /// ```
@@ -65,11 +68,26 @@ use crate::{Error, Result};
 /// When the last handle of a pool goes, the host waits for pending work on its memory and gives it back. If
 /// blocks are still live then, the pool lives on until the last of them is freed
 /// ([`Context::free`], or a [`Buffer`](crate::Buffer)'s drop).
-#[derive(Debug, Clone)]
+///
+/// In a process that was forked, the parent's pools, streams, events and buffers answer each call at once: with
+/// [`Error::Forked`], or by doing nothing where there is no error to return. Dropping them there does nothing. Contexts that
+/// the child makes itself work, but for a GPU's: CUDA does not work after a fork.
+#[derive(Clone)]
 pub struct Pool {
     inner: Arc<PoolInner>,
     /// Counts the program's handles; buffers hold the inner pool only.
     _handle: Arc<Handle>,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pool")
+            .field("name", &self.name())
+            .field("device", &self.device().properties().short())
+            .field("reserved", &self.reserved().current)
+            .field("allocated", &self.used().current)
+            .finish_non_exhaustive()
+    }
 }
 
 #[derive(Debug)]
@@ -77,6 +95,10 @@ struct Handle(Arc<PoolInner>);
 
 impl Drop for Handle {
     fn drop(&mut self) {
+        if !self.0.is_here() {
+            // The pool is the parent's.
+            return;
+        }
         self.0.forget_callbacks();
         if let Err(error) = self.0.close() {
             tracing::warn!("{error}");
@@ -122,13 +144,16 @@ impl Pool {
     /// # Errors
     /// Those of [`alloc`](Self::alloc).
     pub fn alloc_zeroed(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
+        // Before anything is allocated for it.
+        let handle = stream.handle_here()?;
         let ptr = self.alloc(bytes, stream)?;
         if ptr.is_null() {
             return Ok(ptr);
         }
         // SAFETY: the block was allocated above for work on this stream.
-        if let Err(error) = unsafe { self.device().memset(ptr, 0, bytes, stream.handle()) } {
-            self.free(ptr, stream)?;
+        if let Err(error) = unsafe { self.device().memset(ptr, 0, bytes, handle) } {
+            // SAFETY: nobody else knows the block.
+            unsafe { self.free(ptr, stream) }?;
             return Err(error.into());
         }
         Ok(ptr)
@@ -145,9 +170,32 @@ impl Pool {
     /// # Errors
     /// [`Error::DoubleFree`], [`Error::InteriorPointer`], [`Error::WrongPool`], [`Error::ForeignPointer`] or
     /// [`Error::WrongDevice`]; nothing changed then.
+    ///
+    /// # Safety
+    /// A live block that starts at `ptr` is the caller's: no [`Buffer`](crate::Buffer), [`Workspace`](crate::Workspace) or
+    /// other owner of it is left, and nobody uses it for work that is given later. Work that uses it is ordered as above.
+    ///
+    /// ```compile_fail,E0133
+    /// # let device = millpond::Context::host()?;
+    /// # let pool = millpond::Pool::builder(&device).build()?;
+    /// # let stream = device.create_stream()?;
+    /// let buffer = millpond::Buffer::<u8>::zeroed(&pool, 100, &stream)?;
+    /// pool.free(buffer.ptr(), &stream)?; // error: call to unsafe method
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    /// ```
+    /// # let device = millpond::Context::host()?;
+    /// # let pool = millpond::Pool::builder(&device).build()?;
+    /// # let stream = device.create_stream()?;
+    /// let buffer = millpond::Buffer::<u8>::zeroed(&pool, 100, &stream)?;
+    /// // SAFETY: the buffer gave the block up.
+    /// unsafe { pool.free(buffer.into_raw(), &stream) }?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     #[inline]
-    pub fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        self.inner.free(ptr, stream)
+    pub unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.free(ptr, stream) }
     }
 
     /// Notes that work on `stream` uses the block, now or until it is freed: the free will wait for what
@@ -185,6 +233,9 @@ impl Pool {
 
     /// Changes the [reuse policies](PoolBuilder::reuse), for requests from now on; captures that have begun keep theirs.
     pub fn set_reuse(&self, policies: ReusePolicies) {
+        if !self.inner.is_here() {
+            return;
+        }
         let mut state = self.inner.state.lock();
         state.arena.set_policies(policies);
         self.inner.reuse.set(policies);
@@ -206,7 +257,7 @@ impl Pool {
         self.inner.release_threshold.load(Ordering::Relaxed)
     }
 
-    /// What the pool did and holds. Takes no lock.
+    /// What the pool did and holds. Waits for no lock.
     pub fn stats(&self) -> Stats {
         self.inner.stats()
     }
@@ -231,6 +282,7 @@ impl Pool {
     /// # Errors
     /// The device's own.
     pub fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+        self.timelines().check_process()?;
         self.device().memory_info()
     }
 
@@ -270,7 +322,8 @@ impl Pool {
     /// // … begin capturing the stream …
     /// let scratch = pool.alloc(1 << 20, &stream)?; // comes from `memory`
     /// // … give the stream work that uses it …
-    /// pool.free(scratch, &stream)?; // for later work of the capture
+    /// // SAFETY: nobody else has the block, and all work on it was given to this stream.
+    /// unsafe { pool.free(scratch, &stream) }?; // for later work of the capture
     /// // … end the capture …
     /// drop(capturing);
     /// // … replay the graph, any number of times, destroy it …
@@ -308,11 +361,17 @@ impl Pool {
     ///
     /// [`Status::failure`]: record::Status::failure
     pub fn flush_recording(&self) {
+        if !self.inner.is_here() {
+            return;
+        }
         self.inner.recording.flush();
     }
 
     /// The recording that runs; `None` where none does.
     pub fn recording(&self) -> Option<record::Status> {
+        if !self.inner.is_here() {
+            return None;
+        }
         self.inner.recording.status()
     }
 
@@ -320,7 +379,9 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::LiveBlocks`] where blocks are live: the pool is destroyed all the same, and their memory goes
-    /// back when the last of them is freed. The device's own otherwise.
+    /// back when the last of them is freed. [`Error::MemoryInUse`] where a stream that is being captured uses memory of
+    /// it, which goes back when the host synchronises after that. The device's own otherwise: what was not given back is,
+    /// when the host next synchronises.
     pub fn destroy(&self) -> Result<()> {
         self.inner.close()
     }
@@ -341,6 +402,7 @@ impl Pool {
     /// # Errors
     /// A sentence that says what is wrong.
     pub fn check(&self) -> std::result::Result<(), String> {
+        self.inner.check_process().map_err(|error| error.to_string())?;
         self.inner.check()
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::inner::PoolInner;
 use crate::arena::Refusal;
@@ -32,7 +32,13 @@ pub(super) type Observer = dyn Fn(&OutOfMemory) + Send + Sync;
 pub(super) struct Callbacks<F: ?Sized> {
     next: AtomicU64,
     all: Mutex<Vec<(u64, Arc<F>)>>,
+    /// How deep each thread is nested that is inside of one now.
+    under_way: Mutex<Vec<u32>>,
 }
+
+/// Callbacks that can be inside of each other, on threads of their own. What a callback asks for on its thread is asked of
+/// none; of another thread nobody can tell whether a callback waits for it.
+const MOST_NESTED: u32 = 4;
 
 thread_local! {
     /// The callbacks that this thread is inside of, by where they are kept.
@@ -40,10 +46,17 @@ thread_local! {
 }
 
 /// As long as this lives, the thread is inside of a callback.
-struct Inside;
+struct Inside<'a> {
+    under_way: &'a Mutex<Vec<u32>>,
+    depth: u32,
+}
 
-impl Drop for Inside {
+impl Drop for Inside<'_> {
     fn drop(&mut self) {
+        let mut under_way = self.under_way.lock();
+        if let Some(at) = under_way.iter().position(|depth| *depth == self.depth) {
+            under_way.swap_remove(at);
+        }
         // Fails while the thread's variables are being destroyed: nothing is to be known by then.
         let _ = INSIDE.try_with(|inside| inside.borrow_mut().pop());
     }
@@ -51,7 +64,7 @@ impl Drop for Inside {
 
 impl<F: ?Sized> Default for Callbacks<F> {
     fn default() -> Self {
-        Self { next: AtomicU64::new(0), all: Mutex::default() }
+        Self { next: AtomicU64::new(0), all: Mutex::default(), under_way: Mutex::default() }
     }
 }
 
@@ -62,18 +75,24 @@ impl<F: ?Sized> fmt::Debug for Callbacks<F> {
 }
 
 impl<F: ?Sized> Callbacks<F> {
-    fn add(&self, callback: Arc<F>) -> u64 {
+    /// Adds a callback, if the pool is this process's, and names it.
+    fn add(&self, callback: Arc<F>, is_here: bool) -> u64 {
         // Relaxed: only uniqueness matters.
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        self.all.lock().push((number, callback));
+        if is_here {
+            self.all.lock().push((number, callback));
+        }
         number
     }
 
+    /// Forgets one of them. What it holds is dropped without the lock.
     fn remove(&self, number: u64) -> bool {
-        let all = &mut self.all.lock();
-        let before = all.len();
-        all.retain(|(known, _)| *known != number);
-        all.len() < before
+        let removed = {
+            let mut all = self.all.lock();
+            let at = all.iter().position(|(known, _)| *known == number);
+            at.map(|at| all.remove(at))
+        };
+        removed.is_some()
     }
 
     /// Forgets all of them. What they hold is dropped without the lock.
@@ -82,10 +101,26 @@ impl<F: ?Sized> Callbacks<F> {
         drop(all);
     }
 
-    /// Before one of them is called; `None` where this thread is inside of one already. It would be asked for what it
-    /// asks for itself, without end.
-    fn enter(&self) -> Option<Inside> {
+    /// How deep a request that begins now is nested in callbacks, at most: it may be one of those under way that waits
+    /// for it.
+    fn depth(&self) -> u32 {
+        self.under_way.lock().iter().max().map_or(0, |deepest| deepest + 1)
+    }
+
+    /// Whether there are any that a request of this thread may be asked of.
+    pub(super) fn can_be_asked(&self) -> bool {
         let at = std::ptr::from_ref(self).addr();
+        let is_inside = INSIDE.try_with(|inside| inside.borrow().contains(&at)).unwrap_or(true);
+        !is_inside && !self.all.lock().is_empty()
+    }
+
+    /// Before one of them is called for a request of this depth; `None` where that is too deep, or where this thread is
+    /// inside of one already. It would be asked for what it asks for itself, without end.
+    fn enter(&self, depth: u32) -> Option<Inside<'_>> {
+        let at = std::ptr::from_ref(self).addr();
+        if depth >= MOST_NESTED {
+            return None;
+        }
         let entered = INSIDE.try_with(|inside| {
             let mut inside = inside.borrow_mut();
             let is_new = !inside.contains(&at);
@@ -95,7 +130,11 @@ impl<F: ?Sized> Callbacks<F> {
             is_new
         });
         // Not made where nothing was entered: its end leaves.
-        if entered.unwrap_or(false) { Some(Inside) } else { None }
+        if !entered.unwrap_or(false) {
+            return None;
+        }
+        self.under_way.lock().push(depth);
+        Some(Inside { under_way: &self.under_way, depth })
     }
 
     /// A copy, so that callbacks run without the lock and may register others.
@@ -106,19 +145,19 @@ impl<F: ?Sized> Callbacks<F> {
 
 impl PoolInner {
     pub(super) fn add_reclaimer(&self, reclaimer: Arc<Reclaimer>) -> ReclaimId {
-        ReclaimId(self.reclaimers.add(reclaimer))
+        ReclaimId(self.reclaimers.add(reclaimer, self.is_here()))
     }
 
     pub(super) fn remove_reclaimer(&self, ReclaimId(number): ReclaimId) -> bool {
-        self.reclaimers.remove(number)
+        self.is_here() && self.reclaimers.remove(number)
     }
 
     pub(super) fn add_observer(&self, observer: Arc<Observer>) -> ObserverId {
-        ObserverId(self.observers.add(observer))
+        ObserverId(self.observers.add(observer, self.is_here()))
     }
 
     pub(super) fn remove_observer(&self, ObserverId(number): ObserverId) -> bool {
-        self.observers.remove(number)
+        self.is_here() && self.observers.remove(number)
     }
 
     /// Lets go of all callbacks: nobody can allocate any more, and what they hold may be memory of this pool, which
@@ -270,13 +309,22 @@ impl PoolInner {
         stream: &Stream,
         first: Refusal,
     ) -> Result<DevicePtr> {
+        let depths = (self.reclaimers.depth(), self.observers.depth());
         let mut what = self.shortage_of(first)?;
         let request = bytes.next_multiple_of(align);
         let reclaimers = self.reclaimers.list();
-        let reclaim = reclaimers.iter().map(|reclaimer| Step::Reclaim(reclaimer.clone()));
+        let reclaim = reclaimers.iter().map(|reclaimer| Step::Reclaim(reclaimer.clone(), depths.0));
         let steps = [Step::WaitForFences, Step::ReleaseSome, Step::ReleaseAll, Step::TrimOthers];
+        let mut is_impossible = false;
         for step in steps.into_iter().chain(reclaim) {
-            if !self.take_step(&step, request)? {
+            if let Some(limit) = self.what_forbids_now(bytes) {
+                (what, is_impossible) = (limit, true);
+                break;
+            }
+            let may_have_made_room = self.take_step(&step, request)?;
+            // A callback may have forked: the child is as new, and the lock may be another thread's that is gone.
+            self.check_process()?;
+            if !may_have_made_room {
                 continue;
             }
             self.count_retry();
@@ -285,13 +333,18 @@ impl PoolInner {
                 Err(refusal) => what = self.shortage_of(refusal)?,
             }
         }
-        let report = self.out_of_memory(bytes, what);
+        let report = self.out_of_memory(bytes, what, is_impossible);
         self.recording.out_of_memory(bytes, report.device_free, stream);
         tracing::warn!(%report, "out of memory");
-        if let Some(_inside) = self.observers.enter() {
+        if let Some(_inside) = self.observers.enter(depths.1) {
             self.observers.list().iter().for_each(|observer| observer(&report));
         }
         Err(Error::OutOfMemory(Box::new(report)))
+    }
+
+    /// What forbids a request of so many bytes whatever is done for it.
+    fn what_forbids_now(&self, bytes: u64) -> Option<Shortage> {
+        self.what_forbids_with(self.caches.sizes().units(bytes), self.others_live(bytes))
     }
 
     /// What memory was short of; another refusal is the caller's error.
@@ -301,6 +354,7 @@ impl PoolInner {
                 tracing::debug!(pool = self.name, ?what, bytes, "short of memory");
                 Ok(what)
             }
+            Refusal::Host { what, bytes } => Err(Error::HostMemory { what, bytes, pool: self.name.clone() }),
             Refusal::Device(error) => Err(error.into()),
         }
     }
@@ -309,9 +363,10 @@ impl PoolInner {
     fn take_step(&self, step: &Step, request: u64) -> Result<bool> {
         match step {
             Step::WaitForFences => {
+                let let_go = self.let_go_of_released();
                 let fence = self.fence_of_all_free();
                 if fence.is_empty() {
-                    return Ok(false);
+                    return Ok(let_go);
                 }
                 self.timelines.wait_on_host(&fence)?;
                 self.state.lock().arena.reap();
@@ -325,24 +380,22 @@ impl PoolInner {
             // whatever size.
             Step::ReleaseAll => self.trim(0).map(|_| true).map_err(Error::from),
             Step::TrimOthers => self.trim_others(),
-            Step::Reclaim(reclaimer) => Ok(self.reclaimers.enter().is_some_and(|_inside| reclaimer(request))),
+            Step::Reclaim(reclaimer, depth) => {
+                Ok(self.reclaimers.enter(*depth).is_some_and(|_inside| reclaimer(request)))
+            }
         }
     }
 
     /// Lets the other pools of the device give back what they cache, once the work on it is complete.
     fn trim_others(&self) -> Result<bool> {
-        let mut released = 0;
+        let mut released = false;
         for other in self.others() {
+            released |= other.let_go_of_released();
             let fence = other.fence_of_all_free();
             self.timelines.wait_on_host(&fence)?;
-            released += other.trim(0)?;
+            released |= other.trim(0)? > 0;
         }
-        Ok(released > 0)
-    }
-
-    fn others(&self) -> Vec<Arc<PoolInner>> {
-        let all = self.registry.upgrade().map(|registry| registry.pools()).unwrap_or_default();
-        all.into_iter().filter(|other| !std::ptr::eq(&**other, self)).collect()
+        Ok(released)
     }
 
     fn count_retry(&self) {
@@ -351,13 +404,17 @@ impl PoolInner {
         self.counters.retries.add(1);
     }
 
-    fn out_of_memory(&self, requested: u64, what: Shortage) -> OutOfMemory {
+    fn out_of_memory(&self, requested: u64, what: Shortage, is_impossible: bool) -> OutOfMemory {
         let device = self.timelines.device().memory_info().unwrap_or_default();
-        let other_pools = self.others().iter().map(|other| other.counters.reserved.current()).sum();
+        // Relaxed: a figure to read.
+        let all = self.limits.together.load(Ordering::Relaxed);
         let mut state = self.state.lock();
-        self.empty_caches(&mut state);
+        if !is_impossible {
+            // For the longest free range. What was not tried leaves everything as it was.
+            self.empty_caches(&mut state);
+        }
         self.counters.out_of_memory.add(1);
-        let limits = state.arena.limits();
+        let limits = &self.limits;
         let stats = self.stats();
         OutOfMemory {
             pool: self.name.clone(),
@@ -374,7 +431,7 @@ impl PoolInner {
             blocks: stats.blocks.current,
             cached: stats.cached(),
             reserved: stats.reserved.current,
-            other_pools,
+            other_pools: all.saturating_sub(stats.reserved.current),
             device_free: device.free,
             device_total: device.total,
             largest_free: state.arena.largest_free(),
@@ -392,6 +449,6 @@ enum Step {
     ReleaseAll,
     /// Let the other pools of the device give back what they cache.
     TrimOthers,
-    /// Ask the program.
-    Reclaim(Arc<Reclaimer>),
+    /// Ask the program, for a request that is nested so deep.
+    Reclaim(Arc<Reclaimer>, u32),
 }

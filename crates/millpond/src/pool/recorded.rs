@@ -8,6 +8,7 @@ use crate::record::{self, Introduction, Moment};
 
 impl PoolInner {
     pub(super) fn start_recording(&self, options: &record::Options) -> Result<()> {
+        self.check_process()?;
         let device = self.timelines.device().as_ref();
         let device_key = match device.properties().kind {
             Kind::Cuda => device.properties().ordinal as u64,
@@ -30,6 +31,7 @@ impl PoolInner {
     }
 
     pub(super) fn stop_recording(&self) -> Result<Option<record::Status>> {
+        self.check_process()?;
         let stopped = self.recording.stop();
         self.open_doors();
         stopped

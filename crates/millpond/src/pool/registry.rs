@@ -1,24 +1,31 @@
 //! The pools of one context: which exist, which is the default, which is current, which owns a pointer.
 
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::Pool;
 use super::inner::PoolInner;
 use crate::Result;
+use crate::arena::Ranges;
 use crate::device::DevicePtr;
+use crate::process::OfProcess;
 
 /// See the [module](self). Holds the default and the current pool, and the pools that outlive their last
 /// handle because blocks of theirs are live or work on them is pending.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
-    state: Mutex<State>,
+    state: OfProcess<Mutex<State>>,
+    ranges: Arc<Ranges>,
+    together: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    pools: Vec<Weak<PoolInner>>,
+    /// By number, which is in the order in which they were built.
+    pools: BTreeMap<u64, Weak<PoolInner>>,
     outliving: Vec<Arc<PoolInner>>,
     default: Option<Pool>,
     current: Option<Pool>,
@@ -26,12 +33,25 @@ struct State {
 
 impl Registry {
     pub(super) fn enter(&self, pool: &Arc<PoolInner>) {
-        let pools = &mut self.state.lock().pools;
-        pools.retain(|pool| pool.strong_count() > 0);
-        pools.push(Arc::downgrade(pool));
+        self.state.lock().pools.insert(pool.number, Arc::downgrade(pool));
     }
 
-    /// Keeps a pool whose last handle is gone while memory of it is in use.
+    /// The pool is gone.
+    pub(super) fn leave(&self, number: u64) {
+        self.state.lock().pools.remove(&number);
+    }
+
+    /// Whose addresses are whose, of all pools.
+    pub(super) fn ranges(&self) -> &Arc<Ranges> {
+        &self.ranges
+    }
+
+    /// Bytes that all pools hold.
+    pub(super) fn together(&self) -> &Arc<AtomicU64> {
+        &self.together
+    }
+
+    /// Keeps a pool, also without a handle, as long as it [holds](PoolInner::holds_nothing) anything.
     pub(super) fn outlive(&self, pool: Arc<PoolInner>) {
         let outliving = &mut self.state.lock().outliving;
         if !outliving.iter().any(|known| Arc::ptr_eq(known, &pool)) {
@@ -41,14 +61,7 @@ impl Registry {
 
     /// Lets go of the pools that hold nothing any more.
     pub(super) fn bury(&self) {
-        let (done, outliving) = {
-            let mut state = self.state.lock();
-            let all = std::mem::take(&mut state.outliving);
-            all.into_iter().partition::<Vec<_>, _>(|pool| pool.holds_nothing())
-        };
-        let mut state = self.state.lock();
-        state.outliving.extend(outliving);
-        drop(state);
+        let done: Vec<_> = self.state.lock().outliving.extract_if(.., |pool| pool.holds_nothing()).collect();
         // Their last handles go here, without the lock held.
         drop(done);
     }
@@ -58,9 +71,17 @@ impl Registry {
         if let Some(pool) = &self.state.lock().default {
             return Ok(pool.clone());
         }
-        // Built without the lock: building enters the pool here. Of two that race, the first stays.
+        // Built without the lock: building enters the pool here. Of two that race, the first stays, and the other goes
+        // without the lock, too.
         let built = build()?;
-        Ok(self.state.lock().default.get_or_insert(built).clone())
+        let (default, _other) = {
+            let default = &mut self.state.lock().default;
+            match default {
+                Some(first) => (first.clone(), Some(built)),
+                None => (default.insert(built).clone(), None),
+            }
+        };
+        Ok(default)
     }
 
     pub(super) fn current_pool(&self) -> Option<Pool> {
@@ -73,11 +94,76 @@ impl Registry {
 
     /// Every pool there is.
     pub(super) fn pools(&self) -> Vec<Arc<PoolInner>> {
-        self.state.lock().pools.iter().filter_map(Weak::upgrade).collect()
+        self.state.lock().pools.values().filter_map(Weak::upgrade).collect()
     }
 
-    /// The pool in whose address space the pointer lies.
+    /// The pool in whose address space the pointer lies. Takes no pool's lock.
     pub(super) fn owner_of(&self, ptr: DevicePtr) -> Option<Arc<PoolInner>> {
-        self.pools().into_iter().find(|pool| pool.knows(ptr))
+        let owner = self.ranges.owner_of(ptr)?;
+        self.state.lock().pools.get(&owner.pool).and_then(Weak::upgrade)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+    use std::time::Duration;
+
+    use crate::device::sim::{SimDevice, SimOptions};
+    use crate::{Context, Error, Pool};
+
+    #[test]
+    fn a_free_through_the_context_takes_no_other_pools_lock() {
+        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+        let stream = context.create_stream().unwrap();
+        let pools: Vec<_> = (0..10).map(|_| Pool::builder(&context).build().unwrap()).collect();
+        let blocks: Vec<_> = pools.iter().map(|pool| pool.alloc(3 << 20, &stream).unwrap()).collect();
+        let (last, others) = pools.split_last().unwrap();
+        let locks: Vec<_> = others.iter().map(|pool| pool.inner().state.lock()).collect();
+        let (done, is_done) = mpsc::channel();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: no work uses the block, or it is none.
+                let freed = unsafe { context.free(blocks[9], &stream) };
+                // SAFETY: no work uses the block, or it is none.
+                let unknown = unsafe { context.free(crate::device::DevicePtr::new(64), &stream) };
+                done.send((freed, unknown)).unwrap();
+            });
+            let freed = is_done.recv_timeout(Duration::from_secs(20));
+            drop(locks);
+            let (freed, unknown) = freed.expect("it waits for another pool's lock");
+            assert_eq!(freed, Ok(()));
+            assert!(matches!(unknown, Err(Error::ForeignPointer { .. })));
+        });
+        assert_eq!(last.stats().blocks.current, 0);
+        for (pool, block) in others.iter().zip(blocks) {
+            // SAFETY: no work uses the block, or it is none.
+            assert!(matches!(unsafe { last.free(block, &stream) }, Err(Error::WrongPool { .. })));
+            // SAFETY: no work uses the block, or it is none.
+            unsafe { context.free(block, &stream) }.unwrap();
+            assert_eq!(pool.stats().blocks.current, 0);
+        }
+    }
+
+    #[test]
+    fn addresses_that_were_given_back_are_nobodys() {
+        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+        let stream = context.create_stream().unwrap();
+        let gone = {
+            let pool = Pool::builder(&context).build().unwrap();
+            let block = pool.alloc(3 << 20, &stream).unwrap();
+            // SAFETY: no work uses the block, or it is none.
+            unsafe { pool.free(block, &stream) }.unwrap();
+            // SAFETY: no work uses the block, or it is none.
+            assert!(matches!(unsafe { context.free(block, &stream) }, Err(Error::DoubleFree { .. })));
+            block
+        };
+        // SAFETY: no work uses the block, or it is none.
+        assert!(matches!(unsafe { context.free(gone, &stream) }, Err(Error::ForeignPointer { .. })));
+        let next = Pool::builder(&context).build().unwrap();
+        assert_eq!(next.alloc(3 << 20, &stream), Ok(gone), "the same addresses");
+        // SAFETY: no work uses the block, or it is none.
+        unsafe { context.free(gone, &stream) }.unwrap();
+        assert_eq!(context.registry().pools().len(), 1);
     }
 }

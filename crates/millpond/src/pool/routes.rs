@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::captured::MemoryId;
 use crate::order::{Marking, Stream};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use parking_lot::MutexGuard;
+use crate::lock::MutexGuard;
 
 use super::haste::Seen;
 use super::inner::{PoolInner, State};
@@ -16,7 +16,11 @@ impl PoolInner {
     /// The lock, for what found no block or no room in a magazine. What the thread waits for others is wasted: with
     /// memory to spare, few would come here.
     pub(super) fn lock_noting_waits(&self) -> MutexGuard<'_, State> {
-        self.state.try_lock().unwrap_or_else(|| self.lock_waiting())
+        let mut state = self.state.try_lock().unwrap_or_else(|| self.lock_waiting());
+        if self.caches.any_ended() {
+            self.collect_ended(&mut state);
+        }
+        state
     }
 
     #[cold]
@@ -67,7 +71,9 @@ mod tests {
             scope.spawn(|| {
                 // A length that no magazine has yet.
                 for mebibytes in asked {
-                    pool.free(pool.alloc(mebibytes << 20, &stream).unwrap(), &stream).unwrap();
+                    let block = pool.alloc(mebibytes << 20, &stream).unwrap();
+                    // SAFETY: nobody else has the block, and there is no work on it.
+                    unsafe { pool.free(block, &stream) }.unwrap();
                 }
             });
             let was_in_haste = (1..200).any(|mebibytes| {

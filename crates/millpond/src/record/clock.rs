@@ -4,13 +4,14 @@
 //! processors' counters agree, and we read the counter too: half the price of `clock_gettime`. Elsewhere we
 //! ask the system.
 
-use std::sync::OnceLock;
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// `Some` where the counter is read. `quanta` measures how fast it runs once in a process, which takes some
-/// milliseconds.
-static COUNTER: OnceLock<Option<quanta::Clock>> = OnceLock::new();
+/// `Some` where the counter is read, once it was asked. `quanta` measures how fast it runs, which takes some milliseconds.
+/// Leaked. No `OnceLock`: a fork may come in between, and the child would wait for ever.
+static COUNTER: AtomicPtr<Option<quanta::Clock>> = AtomicPtr::new(ptr::null_mut());
 
 /// When something happened, in ticks of the clock. Means nothing but in relation to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,7 +43,25 @@ pub(super) fn nanoseconds(ticks: u64) -> u64 {
 
 #[inline]
 fn counter() -> Option<&'static quanta::Clock> {
-    COUNTER.get_or_init(|| is_kernels_clock().then(quanta::Clock::new)).as_ref()
+    // Acquire: pairs with the Release of `measure_slow`.
+    // SAFETY: null, or leaked there.
+    unsafe { COUNTER.load(Ordering::Acquire).as_ref() }.unwrap_or_else(measure_slow).as_ref()
+}
+
+#[cold]
+fn measure_slow() -> &'static Option<quanta::Clock> {
+    let new = Box::into_raw(Box::new(is_kernels_clock().then(quanta::Clock::new)));
+    // Release: whoever sees the clock sees what is in it. Of threads that come here at once the first one's stays.
+    match COUNTER.compare_exchange(ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: leaked above.
+        Ok(_) => unsafe { &*new },
+        Err(first) => {
+            // SAFETY: nobody else knows it.
+            drop(unsafe { Box::from_raw(new) });
+            // SAFETY: not null, and leaked by the thread that was first.
+            unsafe { &*first }
+        }
+    }
 }
 
 /// The processor's counter, no earlier than what comes before in the program. A processor may read it before

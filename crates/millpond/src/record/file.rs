@@ -1,11 +1,12 @@
 //! The file of a recording: where it lies, whose it is, and appending to it whole chunks or nothing.
 
 use std::fs::{File, OpenOptions, TryLockError};
-use std::io::{self, Write};
+use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use super::chunks::file_head;
+use super::format::MAGIC;
 
 /// See the [module](self). Locked (`flock`) for as long as it is open, so that no other process takes it for
 /// an old one.
@@ -28,8 +29,9 @@ pub(super) fn expanded(path: &Path) -> PathBuf {
 }
 
 impl RecordFile {
-    /// Creates the file. One that is there already is kept beside it, as `NAME.old`; if a process is still
-    /// recording to it, the new one gets the process's number into its name.
+    /// Creates the file. A recording that is there already is kept beside it, as `NAME.old`, in place of an older one; if
+    /// a process is still recording to it, the new one gets the process's number into its name. What is no recording,
+    /// under either name, stays as it is, and is an error.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
         let mut path = path.to_owned();
         // Each turn is one that another process won.
@@ -62,8 +64,14 @@ impl RecordFile {
             if found.len() == 0 {
                 return Self::begin(file, path);
             }
+            refuse_what_is_no_recording(&path, &file)?;
             let mut old = path.clone().into_os_string();
             old.push(".old");
+            match File::open(&old) {
+                Ok(older) => refuse_what_is_no_recording(Path::new(&old), &older)?,
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
             std::fs::rename(&path, old)?;
         }
         Err(io::Error::other("others keep taking the name; put %p, which is the process's number, into it"))
@@ -102,13 +110,29 @@ impl RecordFile {
 
     /// Removes what a failed write has left.
     fn heal(&mut self) -> io::Result<()> {
-        use std::io::{Seek, SeekFrom};
         self.torn = true;
         self.file.set_len(self.good)?;
         self.file.seek(SeekFrom::Start(self.good))?;
         self.torn = false;
         Ok(())
     }
+}
+
+/// An error unless the file is empty, or begins as a recording does.
+fn refuse_what_is_no_recording(path: &Path, mut file: &File) -> io::Result<()> {
+    let mut head = Vec::with_capacity(MAGIC.len());
+    if file.metadata()?.is_file() {
+        file.seek(SeekFrom::Start(0))?;
+        file.take(MAGIC.len() as u64).read_to_end(&mut head)?;
+        if MAGIC.starts_with(&head) {
+            return Ok(());
+        }
+    }
+    let what = format!(
+        "{} is there already and is no recording, so it stays as it is; name another file, or move it away",
+        path.display()
+    );
+    Err(io::Error::new(io::ErrorKind::AlreadyExists, what))
 }
 
 /// `run.mprec` as `run.PROCESS.mprec`.
@@ -131,13 +155,43 @@ mod tests {
     fn what_an_earlier_process_recorded_is_kept_beside() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run.mprec");
-        std::fs::write(&path, "earlier").unwrap();
+        let earlier = [&MAGIC[..], b"earlier"].concat();
+        std::fs::write(&path, &earlier).unwrap();
         let mut file = RecordFile::create(&path).unwrap();
         file.append(b"now").unwrap();
         assert_eq!(file.path(), path);
-        assert_eq!(std::fs::read(folder.path().join("run.mprec.old")).unwrap(), b"earlier");
+        assert_eq!(std::fs::read(folder.path().join("run.mprec.old")).unwrap(), earlier);
         assert!(std::fs::read(&path).unwrap().ends_with(b"now"));
         assert_eq!(file.len(), std::fs::metadata(&path).unwrap().len());
+    }
+
+    #[test]
+    fn what_is_no_recording_stays_as_it_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, old) = (folder.path().join("thesis.tex"), folder.path().join("thesis.tex.old"));
+        let recording = [&MAGIC[..], b"earlier"].concat();
+        let refused = |there: &[u8], older: Option<&[u8]>, named: &Path| {
+            std::fs::write(&path, there).unwrap();
+            older.into_iter().for_each(|older| std::fs::write(&old, older).unwrap());
+            let error = RecordFile::create(&path).unwrap_err().to_string();
+            assert!(error.starts_with(&named.display().to_string()), "{error}");
+            assert_eq!(std::fs::read(&path).unwrap(), there);
+            assert_eq!(std::fs::read(&old).ok().as_deref(), older);
+        };
+        refused(b"ten years of work", None, &path);
+        refused(b"short", None, &path);
+        refused(&recording, Some(b"the year before"), &old);
+    }
+
+    #[test]
+    fn an_older_recording_makes_room_for_an_old_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let (path, old) = (folder.path().join("run.mprec"), folder.path().join("run.mprec.old"));
+        for round in [b"1", b"2", b"3"] {
+            std::fs::write(&path, [&MAGIC[..], round].concat()).unwrap();
+            drop(RecordFile::create(&path).unwrap());
+            assert!(std::fs::read(&old).unwrap().ends_with(round));
+        }
     }
 
     #[test]

@@ -5,10 +5,11 @@ use std::cell::Cell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::encoder::{Encoder, cut};
 use super::format::Record;
+use crate::process::{PerProcess, Process};
 
 /// Tags and call sites at most, each. A program that makes texts out of counters would fill memory else.
 const MOST: usize = 1 << 16;
@@ -17,19 +18,21 @@ const MOST: usize = 1 << 16;
 const DEEPEST: usize = 64;
 
 thread_local! {
-    static TAG: Cell<u32> = const { Cell::new(0) };
+    /// With the process whose tag it is: in a forked child it names nothing.
+    static TAG: Cell<Option<(Process, u32)>> = const { Cell::new(None) };
 }
 
 /// The calling thread's tag, 0 for none. None while the thread ends, too.
 pub(super) fn current_tag() -> u32 {
-    TAG.try_with(Cell::get).unwrap_or(0)
+    let tag = TAG.try_with(Cell::get).ok().flatten();
+    tag.filter(|(process, _)| process.is_here()).map_or(0, |(_, tag)| tag)
 }
 
 /// What [`tag`] returns. The tag ends with it.
 #[derive(Debug)]
 #[must_use = "the tag ends when this is dropped"]
 pub struct Tagged {
-    before: u32,
+    before: Option<(Process, u32)>,
     /// A tag is its thread's.
     not_send: PhantomData<*const ()>,
 }
@@ -45,10 +48,12 @@ pub struct Tagged {
 /// }
 /// ```
 pub fn tag(text: &str) -> Tagged {
+    let process = Process::here();
     let before = current_tag();
-    let now = TAGS.lock().enter(before, text);
+    let now = TAGS.get().lock().enter(before, text);
+    let before = Some((process, before));
     // Fails while the thread ends, and no tag is set then.
-    TAG.try_with(|tag| tag.set(now)).ok();
+    TAG.try_with(|tag| tag.set(Some((process, now)))).ok();
     Tagged { before, not_send: PhantomData }
 }
 
@@ -58,8 +63,9 @@ impl Drop for Tagged {
     }
 }
 
-static TAGS: Mutex<Tags> = Mutex::new(Tags { all: Vec::new(), index: None });
+static TAGS: PerProcess<Mutex<Tags>> = PerProcess::new();
 
+#[derive(Default)]
 struct Tags {
     all: Vec<Tag>,
     index: Option<HashMap<(u32, Box<str>), u32>>,
@@ -91,8 +97,9 @@ impl Tags {
     }
 }
 
-static SITES: Mutex<Sites> = Mutex::new(Sites { frames: Vec::new(), sites: Vec::new(), index: None });
+static SITES: PerProcess<Mutex<Sites>> = PerProcess::new();
 
+#[derive(Default)]
 struct Sites {
     frames: Vec<Frame>,
     sites: Vec<Vec<u32>>,
@@ -125,7 +132,7 @@ pub(super) fn current_site() -> u32 {
     });
     let stack = &stack[..depth];
     {
-        let sites = SITES.lock();
+        let sites = SITES.get().lock();
         let known = sites.index.as_ref().and_then(|index| index.sites.get(stack));
         if let Some(&known) = known {
             return known;
@@ -136,7 +143,7 @@ pub(super) fn current_site() -> u32 {
     }
     // Without the lock: the first look-up reads the program's debug information.
     let frames = resolved(stack);
-    SITES.lock().enter(stack, frames)
+    SITES.get().lock().enter(stack, frames)
 }
 
 /// The lines of source code of a stack, innermost first, from the first that is the program's own.
@@ -231,13 +238,13 @@ pub(super) struct Written {
 impl Written {
     /// Writes the definitions that are new.
     pub(super) fn catch_up(&mut self, encoder: &mut Encoder) {
-        let tags = TAGS.lock();
+        let tags = TAGS.get().lock();
         for (at, tag) in tags.all.iter().enumerate().skip(self.tags) {
             encoder.define(&Record::Tag { tag: at as u32 + 1, inside: tag.inside, text: &tag.text });
         }
         self.tags = tags.all.len();
         drop(tags);
-        let sites = SITES.lock();
+        let sites = SITES.get().lock();
         for (at, Frame { name, file, line }) in sites.frames.iter().enumerate().skip(self.frames) {
             encoder.define(&Record::Frame { frame: at as u32 + 1, name, file, line: *line });
         }
@@ -259,7 +266,7 @@ mod tests {
         {
             let _inner = tag("inner");
             assert_ne!(current_tag(), number);
-            assert_eq!(TAGS.lock().all[current_tag() as usize - 1].inside, number);
+            assert_eq!(TAGS.get().lock().all[current_tag() as usize - 1].inside, number);
         }
         assert_eq!(current_tag(), number);
         drop(outer);
@@ -272,7 +279,7 @@ mod tests {
     fn tags_too_deep_are_left_out() {
         let tags: Vec<_> = (0..DEEPEST + 3).map(|depth| tag(&depth.to_string())).collect();
         let deepest = current_tag();
-        assert_eq!(&*TAGS.lock().all[deepest as usize - 1].text, "63");
+        assert_eq!(&*TAGS.get().lock().all[deepest as usize - 1].text, "63");
         for tag in tags.into_iter().rev() {
             drop(tag);
         }

@@ -34,8 +34,8 @@ pub struct Options {
 
 impl Options {
     /// To this file. `%p` in it becomes the process's number. Pools of one process that name the same file
-    /// share it. What an earlier process wrote there is kept as `PATH.old`; if a process is writing there
-    /// now, its file is left alone, and this one gets the process's number into its name.
+    /// share it. A recording that is there already is kept as `PATH.old`; any other file stays as it is, and is an error.
+    /// If a process is writing there now, its file is left alone, and this one gets the process's number into its name.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), call_sites: false, keep: false }
     }

@@ -2,12 +2,12 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Once, Weak};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use crate::lock::{Condvar, Mutex, MutexGuard};
 use rtrb::Producer;
 
 use super::clock::{Moment, nanoseconds};
@@ -16,6 +16,7 @@ use super::encoder::{Event, cut};
 use super::file::{RecordFile, expanded};
 use super::format::Record;
 use super::note::Note;
+use crate::process::{PerProcess, Process};
 
 /// How often what was noted goes to the file, where no ring fills up before. A process that is killed loses
 /// at most this much.
@@ -32,7 +33,7 @@ pub(super) struct Recorder {
     pub(super) id: u32,
     pub(super) origin: Moment,
     /// The process that opened the file. A forked child has the recorder too, and must not write.
-    process: u32,
+    process: Process,
     requested: PathBuf,
     pub(super) path: PathBuf,
     file: Mutex<RecordFile>,
@@ -69,11 +70,11 @@ pub struct Status {
     pub failure: Option<String>,
 }
 
-/// The recorders of this process, and of the one it was forked from.
-static OPEN: Mutex<Vec<Weak<Recorder>>> = Mutex::new(Vec::new());
+/// The recorders of this process.
+static OPEN: PerProcess<Mutex<Vec<Weak<Recorder>>>> = PerProcess::new();
 
 /// Those that stay until the process ends.
-static KEPT: Mutex<Vec<Arc<Recorder>>> = Mutex::new(Vec::new());
+static KEPT: PerProcess<Mutex<Vec<Arc<Recorder>>>> = PerProcess::new();
 
 impl Recorder {
     /// The recorder of this file: the one that other pools of this process use already, or a new one. `keep`
@@ -81,7 +82,7 @@ impl Recorder {
     /// [leaves](Self::leave) it once.
     pub(super) fn join(path: &Path, keep: bool) -> io::Result<Arc<Self>> {
         let requested = std::path::absolute(expanded(path))?;
-        let mut open = OPEN.lock();
+        let mut open = OPEN.get().lock();
         open.retain(|recorder| recorder.strong_count() > 0);
         let known = open.iter().filter_map(Weak::upgrade).find(|recorder| {
             recorder.requested == requested && recorder.is_ours() && !recorder.state.lock().ending
@@ -97,7 +98,7 @@ impl Recorder {
         let mut state = recorder.state.lock();
         state.pools += 1;
         if keep && !std::mem::replace(&mut state.kept, true) {
-            KEPT.lock().push(recorder.clone());
+            KEPT.get().lock().push(recorder.clone());
         }
         drop(state);
         Ok(recorder)
@@ -107,18 +108,18 @@ impl Recorder {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         let file = RecordFile::create(&requested)?;
         let program = std::env::args_os().next().unwrap_or_default();
-        let (process, program) = (std::process::id(), program.to_string_lossy());
+        let program = program.to_string_lossy();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let start = Record::Start {
             unix_ns: u64::try_from(unix.as_nanos()).unwrap_or(u64::MAX),
-            process,
+            process: std::process::id(),
             program: cut(&program),
         };
         let recorder = Arc::new(Self {
             // Relaxed: only uniqueness matters.
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             origin: Moment::now(),
-            process,
+            process: Process::here(),
             requested,
             path: file.path().to_owned(),
             file: Mutex::new(file),
@@ -138,7 +139,7 @@ impl Recorder {
 
     /// Whether this is the process that opened the file, and no child forked from it.
     pub(super) fn is_ours(&self) -> bool {
-        self.process == std::process::id()
+        self.process.is_here()
     }
 
     /// Nanoseconds since the recording began.
@@ -228,8 +229,7 @@ impl Recorder {
     fn write_until_the_end(&self) {
         let mut state = self.state.lock();
         while !state.ending {
-            self.wake.wait_for(&mut state, EVERY);
-            drop(state);
+            drop(self.wake.wait_for(state, EVERY));
             // Noted and warned of already; the next turn tries again.
             self.flush().ok();
             state = self.state.lock();
@@ -242,7 +242,7 @@ impl Recorder {
             return Ok(());
         }
         // Nobody may join while it ends.
-        let _open = OPEN.lock();
+        let _open = OPEN.get().lock();
         let writer = {
             let mut state = self.state.lock();
             state.pools -= 1;
@@ -290,20 +290,22 @@ impl Recorder {
 
 /// Lets the end of every recording be written when the process ends without dropping its pools.
 fn flush_at_exit() {
-    static ONCE: Once = Once::new();
+    // Also in a forked child, which has the parent's handler: to be called twice does no harm.
+    static ONCE: AtomicBool = AtomicBool::new(false);
     extern "C" fn end_all() {
         // A panic must not leave this function; nothing is left to be told of it.
         let end = || {
-            let Some(open) = OPEN.try_lock_for(AT_EXIT) else { return };
+            let Some(open) = OPEN.get().try_lock_for(AT_EXIT) else { return };
             open.iter().filter_map(Weak::upgrade).for_each(|recorder| recorder.end_at_exit());
         };
         std::panic::catch_unwind(end).ok();
     }
-    ONCE.call_once(|| {
+    // Relaxed: only that it is done matters.
+    if !ONCE.swap(true, Ordering::Relaxed) {
         // SAFETY: the handler is a function of this library, which the C runtime calls before it unloads it,
         // and it does not unwind.
         if unsafe { libc::atexit(end_all) } != 0 {
             tracing::debug!("no handler at exit: the last moments of recordings may be missing");
         }
-    });
+    }
 }

@@ -12,7 +12,8 @@ pub(crate) struct CudaHarness(Arc<CudaDevice>);
 impl CudaHarness {
     /// GPU 0; without virtual memory, as if it had none.
     pub(crate) fn new(virtual_memory: bool) -> Self {
-        let options = CudaOptions { virtual_memory: (!virtual_memory).then_some(false) };
+        let options =
+            CudaOptions { virtual_memory: (!virtual_memory).then_some(false), ..Default::default() };
         Self(CudaDevice::with_options(0, options).unwrap())
     }
 }
@@ -24,14 +25,15 @@ impl Harness for CudaHarness {
     const EXACT: bool = false;
     const WAITS: bool = true;
 
-    fn device(&self) -> &dyn Device {
+    fn raw(&self) -> &dyn Device {
         &*self.0
     }
 
     fn hold(&self, stream: StreamHandle) -> Self::Hold {
         let (release, released) = mpsc::channel();
         // A hold dropped by a failing test is released too: then `recv` fails, and the stream goes on.
-        self.0.launch_host(stream, move || _ = released.recv()).unwrap();
+        // SAFETY: the stream is the test's, and there are no captures.
+        unsafe { self.0.launch_host(stream, move || _ = released.recv()) }.unwrap();
         release
     }
 
@@ -40,7 +42,8 @@ impl Harness for CudaHarness {
     }
 
     fn launch(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> bool {
-        self.0.launch_host(stream, work).unwrap();
+        // SAFETY: as above.
+        unsafe { self.0.launch_host(stream, work) }.unwrap();
         true
     }
 }

@@ -3,6 +3,7 @@
 use millpond::device::DevicePtr;
 use millpond::{Buffer, Error, Pool, Result, Stream, Workspace};
 
+use crate::freeing::Freeing;
 use crate::order::Work;
 use crate::program::{How, POOLS};
 use crate::world::{Block, Owner, StreamSlot, Verdict, World};
@@ -174,17 +175,17 @@ impl World {
         let Some(owner) = self.pools.iter().find(|slot| slot.id == block.pool) else { return Ok(()) };
         let before = owner.pool.stats();
         if block.bytes > 1 {
-            let inside = owner.pool.free(block.at.offset(1 + offset % (block.bytes - 1)), &stream);
+            let inside = owner.pool.free_block(block.at.offset(1 + offset % (block.bytes - 1)), &stream);
             if !matches!(inside, Err(Error::InteriorPointer { start, .. }) if start == block.at) {
                 return Err(format!("freeing inside a block gave {inside:?}"));
             }
         }
         let other = self.pools.iter().find(|slot| slot.id != block.pool);
-        let wrong = other.map(|slot| slot.pool.free(block.at, &stream));
+        let wrong = other.map(|slot| slot.pool.free_block(block.at, &stream));
         if !matches!(wrong, None | Some(Err(Error::WrongPool { .. }))) {
             return Err(format!("freeing another pool's block gave {wrong:?}"));
         }
-        let foreign = owner.pool.free(DevicePtr::new(4096), &stream);
+        let foreign = owner.pool.free_block(DevicePtr::new(4096), &stream);
         if !matches!(foreign, Err(Error::ForeignPointer { .. })) {
             return Err(format!("freeing a foreign pointer gave {foreign:?}"));
         }

@@ -9,6 +9,8 @@ use millpond::device::{Device, DevicePtr};
 use millpond::{CapturePool, Context, Error, Pool, Stream};
 use proptest::prelude::*;
 
+use crate::freeing::Freeing;
+
 /// Little enough that programs run out of it.
 const CAPACITY: u64 = 96 << 20;
 
@@ -117,7 +119,7 @@ impl World {
                 let live = self.live.swap_remove(which % self.live.len());
                 self.expect(live.at, live.value, live.bytes, live.stream);
                 // All work on it is complete.
-                self.pool.free(live.at, &self.streams[stream]).unwrap();
+                self.pool.free_block(live.at, &self.streams[stream]).unwrap();
             }
             Step::Capture { hops, shares, forks } => self.capture(&hops, shares, forks),
             Step::Replay { which } if !self.graphs.is_empty() => self.replay(which % self.graphs.len()),
@@ -125,8 +127,8 @@ impl World {
                 let gone = self.graphs.swap_remove(which % self.graphs.len());
                 drop(gone.graph);
                 drop(gone.memory);
-                self.pool.free(gone.input, &self.streams[0]).unwrap();
-                self.pool.free(gone.output, &self.streams[0]).unwrap();
+                self.pool.free_block(gone.input, &self.streams[0]).unwrap();
+                self.pool.free_block(gone.output, &self.streams[0]).unwrap();
             }
             Step::Trim => _ = self.pool.trim_to(0).unwrap(),
             Step::Synchronize => self.context.synchronize().unwrap(),
@@ -158,14 +160,15 @@ impl World {
         let mut found = vec![!value; bytes as usize];
         // SAFETY: `found` is neither touched nor freed before the synchronise.
         unsafe { self.device.copy_to_host(found.as_mut_ptr(), at, bytes, handle) }.unwrap();
-        self.device.synchronize_stream(handle).unwrap();
+        // SAFETY: the stream lives.
+        unsafe { self.device.synchronize_stream(handle) }.unwrap();
         assert!(found.iter().all(|byte| *byte == value), "{bytes} bytes at {at} are not all {value}");
     }
 
     fn capture(&mut self, hops: &[u64], shares: bool, forks: bool) {
         let Some(input) = self.alloc(RECORD, 0) else { return };
         let Some(output) = self.alloc(RECORD, 0) else {
-            return self.pool.free(input, &self.streams[0]).unwrap();
+            return self.pool.free_block(input, &self.streams[0]).unwrap();
         };
         let before = self.graphs.last().filter(|_| shares).map(|graph| graph.memory.clone());
         let memory = before.unwrap_or_else(|| self.pool.capture_pool());
@@ -188,18 +191,18 @@ impl World {
             self.fill(at, 0xEE, RECORD.max(*bytes), 0);
             self.copy(at, last.0, RECORD, 0);
             if last.0 != input {
-                self.pool.free(last.0, &self.streams[0]).unwrap();
+                self.pool.free_block(last.0, &self.streams[0]).unwrap();
             }
             last = (at, *bytes);
         }
         self.copy(output, last.0, RECORD, 0);
         if last.0 != input {
-            self.pool.free(last.0, &self.streams[0]).unwrap();
+            self.pool.free_block(last.0, &self.streams[0]).unwrap();
         }
         // Beside the capture, on a stream that is no part of it.
         if let Some(beside) = self.alloc(last.1, 2) {
             self.fill(beside, 0xDD, last.1, 2);
-            self.pool.free(beside, &self.streams[2]).unwrap();
+            self.pool.free_block(beside, &self.streams[2]).unwrap();
         }
     }
 
@@ -210,7 +213,7 @@ impl World {
         if let Some(at) = self.alloc(RECORD, 1) {
             self.fill(at, 0xCC, RECORD, 1);
             self.pool.record_use(at, main).unwrap();
-            self.pool.free(at, side).unwrap();
+            self.pool.free_block(at, side).unwrap();
         }
         main.wait_for(side).unwrap();
     }

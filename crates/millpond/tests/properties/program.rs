@@ -100,6 +100,10 @@ pub(crate) enum Step {
     SyncStream {
         stream: usize,
     },
+    /// Asks and waits for a stream on another thread than the program's.
+    SyncElsewhere {
+        stream: usize,
+    },
     SyncDevice,
     Advance {
         micros: u64,
@@ -208,7 +212,8 @@ fn work() -> impl Strategy<Value = Step> {
         1 => event.clone().prop_map(|event| Step::QueryEvent { event }),
         1 => event.clone().prop_map(|event| Step::SyncEvent { event }),
         1 => event.prop_map(|event| Step::DropEvent { event }),
-        1 => stream.prop_map(|stream| Step::SyncStream { stream }),
+        1 => stream.clone().prop_map(|stream| Step::SyncStream { stream }),
+        1 => stream.prop_map(|stream| Step::SyncElsewhere { stream }),
         1 => Just(Step::SyncDevice),
         2 => (0..4000_u64).prop_map(|micros| Step::Advance { micros }),
     ]

@@ -34,6 +34,19 @@ fn a_block_as_large_as_the_device_fits_beside_pages_of_other_sizes() {
 }
 
 #[test]
+fn another_threads_wait_for_a_default_stream_tells_nothing() {
+    let steps = vec![
+        Step::NewStream { stream: 1, kind: Kind::PerThread },
+        Step::Alloc { pool: 0, stream: 1, bytes: 4 << 20, how: How::Plain },
+        Step::Hold { stream: 1 },
+        Step::Free { block: 0, stream: 1, by_context: false },
+        Step::SyncElsewhere { stream: 1 },
+        Step::Alloc { pool: 0, stream: 0, bytes: 4 << 20, how: How::Plain },
+    ];
+    run(&Case { options: plain(6), steps }).unwrap();
+}
+
+#[test]
 fn a_buffer_is_not_given_away_under_its_copy_on_a_threads_default_stream() {
     let steps = vec![
         Step::NewStream { stream: 3, kind: Kind::PerThread },

@@ -14,6 +14,11 @@ use crate::world::{StreamSlot, Verdict, World};
 /// Events that a program keeps at once.
 const EVENTS: usize = 8;
 
+/// Runs `act` on a thread of its own.
+fn elsewhere<R: Send>(act: impl FnOnce() -> R + Send) -> R {
+    std::thread::scope(|threads| threads.spawn(act).join().expect("millpond does not panic"))
+}
+
 impl World {
     pub(crate) fn step(&mut self, step: Step) -> Verdict {
         match step {
@@ -33,6 +38,7 @@ impl World {
                 Ok(())
             }
             Step::SyncStream { stream } => self.synchronize_stream(stream),
+            Step::SyncElsewhere { stream } => self.synchronize_elsewhere(stream),
             Step::SyncDevice => self.synchronize().map(drop),
             Step::Advance { micros } => {
                 self.sim.advance_to(self.sim.now() + Duration::from_micros(micros));
@@ -115,6 +121,28 @@ impl World {
         let Some(stream) = self.allow("presenting a stream", self.present(slot))? else { return Ok(()) };
         if self.allow("synchronising a stream", stream.synchronize())?.is_some() {
             let clock = self.order.snapshot(self.stream(slot).key);
+            self.order.complete(&clock);
+        }
+        Ok(())
+    }
+
+    /// On another thread a stream is the same, unless it is the program's default stream: then the other can learn nothing
+    /// of it.
+    fn synchronize_elsewhere(&mut self, slot: usize) -> Verdict {
+        let Some(stream) = self.allow("presenting a stream", self.present(slot))? else { return Ok(()) };
+        let (idle, waited) = elsewhere(|| (stream.is_idle(), stream.synchronize()));
+        let StreamSlot { key, kind, .. } = *self.stream(slot);
+        if kind == Kind::PerThread {
+            let refused = |error: &DeviceError| matches!(error, DeviceError::Invalid { .. });
+            return match (idle, waited) {
+                (Err(idle), Err(waited)) if refused(&idle) && refused(&waited) => Ok(()),
+                other => Err(format!("another thread's default stream was waited for: {other:?}")),
+            };
+        }
+        let idle = self.allow("asking a stream elsewhere", idle)?;
+        let waited = self.allow("synchronising a stream elsewhere", waited)?;
+        if idle == Some(true) || waited.is_some() {
+            let clock = self.order.snapshot(key);
             self.order.complete(&clock);
         }
         Ok(())

@@ -11,6 +11,7 @@ use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::device::{Device, DevicePtr};
 use millpond::{Context, Error, Pool, ReusePolicies, Stream};
 
+use crate::freeing::Freeing;
 use crate::options::GRANULARITY;
 
 const THREADS: u64 = 4;
@@ -103,7 +104,7 @@ impl Shared {
     fn free(&self, block: Block) {
         let stream = &self.streams[block.stream];
         let _freed = self.checker.freed(block.checked, stream.handle());
-        self.pools[block.pool].free(block.at, stream).unwrap();
+        self.pools[block.pool].free_block(block.at, stream).unwrap();
     }
 
     /// Allocates and frees on a stream that ends then, in a pool that stays and in one that is destroyed.
@@ -124,7 +125,7 @@ impl Shared {
         let kept = random.below(2) as usize * blocks.len();
         let free = |(pool, at, checked): (&Pool, DevicePtr, millpond::device::checker::BlockId)| {
             let _freed = self.checker.freed(checked, stream.handle());
-            pool.free(at, &stream).unwrap();
+            pool.free_block(at, &stream).unwrap();
         };
         blocks.drain(kept..).for_each(free);
         match guest.destroy() {

@@ -9,6 +9,7 @@ use millpond::device::sim::{Call, Hold, SimDevice};
 use millpond::device::{Device, DeviceError, DevicePtr, StreamHandle};
 use millpond::{Budget, Buffer, Context, Error, Event, Pool, Result, Stream, Workspace};
 
+use crate::freeing::Freeing as _;
 use crate::options::Options;
 use crate::order::{Clock, Key, Order, Work};
 use crate::program::{Kind, POOLS, STREAMS};
@@ -271,8 +272,8 @@ impl World {
         self.order.submit(key);
         let pool = self.pool_slot(block.pool).map(|slot| slot.pool.clone());
         let freed = match pool {
-            Some(pool) if !by_context => pool.free(block.at, &stream),
-            _ => self.context.free(block.at, &stream),
+            Some(pool) if !by_context => pool.free_block(block.at, &stream),
+            _ => self.context.free_block(block.at, &stream),
         };
         let done = self.allow("a free", freed)?.is_some();
         if !done {

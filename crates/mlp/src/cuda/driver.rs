@@ -88,9 +88,10 @@ impl TimedEvent {
     }
 
     /// Lets the event stand for all work given to `stream` so far.
-    pub(super) fn record(&self, stream: StreamHandle) -> Result<()> {
-        // SAFETY: the event lives, and the stream by the rule for handles.
-        unsafe { result::event::record(self.0, stream.raw() as CUstream) }.map_err(refused("cuEventRecord"))
+    pub(super) fn record(&self, stream: &millpond::Stream) -> Result<()> {
+        // SAFETY: the event lives, and the stream is borrowed.
+        unsafe { result::event::record(self.0, stream.handle().raw() as CUstream) }
+            .map_err(refused("cuEventRecord"))
     }
 
     /// Milliseconds from `earlier` to this event. Waits for both.

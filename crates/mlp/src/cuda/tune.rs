@@ -93,9 +93,9 @@ unsafe fn time(
     scratch: Scratch,
     memory: &Memory,
 ) -> Result<Option<f32>> {
-    let stream = memory.stream().handle();
+    let stream = memory.stream();
     // SAFETY: the caller's promise.
-    let run = || unsafe { described.run(candidate, operands, scratch, stream) };
+    let run = || unsafe { described.run(candidate, operands, scratch, stream.handle()) };
     // The first run loads the kernel.
     if run().is_err() {
         return Ok(None);

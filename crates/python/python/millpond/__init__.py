@@ -12,7 +12,7 @@ for each GPU, and the functions here tell what it does. :class:`Pool` makes furt
 
 from __future__ import annotations
 
-from ._errors import DeviceError, Error, MisuseError, OutOfMemoryError, RecordingError
+from ._errors import DeviceError, Error, ForkedError, MisuseError, OutOfMemoryError, RecordingError
 from ._millpond import (
     Block,
     DeviceCalls,
@@ -42,6 +42,7 @@ __all__ = [
     "DeviceCalls",
     "DeviceError",
     "Error",
+    "ForkedError",
     "Level",
     "MisuseError",
     "OutOfMemoryError",

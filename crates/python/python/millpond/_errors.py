@@ -19,6 +19,14 @@ class MisuseError(Error):
     """A block freed twice, an address of no block, a stream of another device, a pool that was destroyed."""
 
 
+class ForkedError(Error):
+    """This process was forked from the one that made the pool.
+
+    CUDA does not work after a fork: start the process with ``multiprocessing.get_context("spawn")``. On the CPU as a
+    device, make a pool of the child's own.
+    """
+
+
 class DeviceError(Error):
     """The device is not there, or refused a call."""
 

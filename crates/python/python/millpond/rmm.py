@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Callable
 
 from . import _millpond, _shared
 
@@ -12,6 +12,11 @@ if TYPE_CHECKING:
     from ._options import Options
 
 
+#: What RMM calls, for each GPU. RMM copies a resource and its function pointers, without a share in the functions. So
+#: they stay until the process ends.
+_functions: dict[int, tuple[Callable[[int, Any], int], Callable[[int, int, Any], None]]] = {}
+
+
 def resource(device: Any = None) -> Any:
     """An RMM memory resource over the pool of a GPU, ordered by the streams that RMM passes.
 
@@ -19,7 +24,8 @@ def resource(device: Any = None) -> Any:
     """
     import rmm
 
-    pool = _shared.pool(device)
+    ordinal = _shared.ordinal_of(device)
+    pool = _shared.pool(ordinal)
 
     def allocate(size: int, stream: Any) -> int:
         return pool.allocate_address(size, stream)
@@ -27,7 +33,7 @@ def resource(device: Any = None) -> Any:
     def deallocate(address: int, _size: int, stream: Any) -> None:
         pool.free_address(address, stream)
 
-    return rmm.mr.CallbackMemoryResource(allocate, deallocate)
+    return rmm.mr.CallbackMemoryResource(*_functions.setdefault(ordinal, (allocate, deallocate)))
 
 
 def enable(device: Any = None, **options: Unpack[Options]) -> None:

@@ -6,8 +6,8 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
+use millpond::bindings::{Mutex, PerProcess, RwLock};
 use millpond::{CapturePool, Capturing};
-use parking_lot::{Mutex, RwLock};
 use rustc_hash::FxHashMap;
 
 use super::std_function::{Layout, StreamFilter};
@@ -31,7 +31,7 @@ struct Kept {
 /// The filter of a capture, gone once the capture has ended: what it refers to may be gone then.
 type Filter = RwLock<Option<StreamFilter>>;
 
-static KEPT: Mutex<Option<FxHashMap<(c_int, PoolId), Kept>>> = Mutex::new(None);
+static KEPT: PerProcess<Mutex<FxHashMap<(c_int, PoolId), Kept>>> = PerProcess::new();
 
 /// Allocations for streams that the filter takes come from the pool from now on.
 ///
@@ -50,8 +50,8 @@ pub(super) unsafe extern "C-unwind" fn begin(number: c_int, id: PoolId, filter: 
 
 fn begin_with(number: c_int, id: PoolId, filter: Arc<Filter>) -> Result<()> {
     let device = device(number.into())?;
-    let mut kept = KEPT.lock();
-    let kept = kept.get_or_insert_default().entry((number, id)).or_insert_with(|| Kept {
+    let mut kept = KEPT.get().lock();
+    let kept = kept.entry((number, id)).or_insert_with(|| Kept {
         memory: device.pool.capture_pool(),
         uses: 0,
         capturing: None,
@@ -69,7 +69,7 @@ fn begin_with(number: c_int, id: PoolId, filter: Arc<Filter>) -> Result<()> {
 
 /// Allocations go their usual way again.
 pub(super) extern "C-unwind" fn end(number: c_int, id: PoolId) {
-    let ended = KEPT.lock().as_mut().and_then(|kept| kept.get_mut(&(number, id))?.capturing.take());
+    let ended = KEPT.get().lock().get_mut(&(number, id)).and_then(|kept| kept.capturing.take());
     if let Some((capturing, filter)) = ended {
         // Waits for those who ask it at this moment.
         drop(filter.write().take());
@@ -81,8 +81,7 @@ pub(super) extern "C-unwind" fn end(number: c_int, id: PoolId) {
 pub(super) extern "C-unwind" fn release(number: c_int, id: PoolId) {
     report(caught(|| {
         let gone = {
-            let mut kept = KEPT.lock();
-            let Some(kept) = kept.as_mut() else { return Err(unknown(id)) };
+            let mut kept = KEPT.get().lock();
             let Some(pool) = kept.get_mut(&(number, id)) else { return Err(unknown(id)) };
             // 0 already where a beginning failed.
             pool.uses = pool.uses.saturating_sub(1);

@@ -16,23 +16,23 @@ mod torch;
 
 use std::ffi::c_void;
 
-use parking_lot::Mutex;
+use millpond::bindings::{Mutex, PerProcess};
 use pyo3::prelude::*;
 
 use crate::failure::Failure;
 
 /// The message of the last hook that failed.
-static LAST_ERROR: Mutex<Option<String>> = Mutex::new(None);
+static LAST_ERROR: PerProcess<Mutex<Option<String>>> = PerProcess::new();
 
 #[cold]
 fn note(failure: &Failure) {
-    *LAST_ERROR.lock() = Some(failure.to_string());
+    *LAST_ERROR.get().lock() = Some(failure.to_string());
 }
 
 /// The message of the last failure in an allocator's hook.
 #[pyfunction]
 fn last_error() -> Option<String> {
-    LAST_ERROR.lock().clone()
+    LAST_ERROR.get().lock().clone()
 }
 
 /// The addresses of the hooks by the names of PyTorch's setters, after looking up what is needed to throw, and whether

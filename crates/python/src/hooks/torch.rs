@@ -79,7 +79,8 @@ pub(crate) unsafe extern "C" fn millpond_torch_free(
         let device = device(number.into())?;
         // SAFETY: as PyTorch promises.
         let stream = unsafe { device.streams.find(stream.addr() as u64) }?;
-        Ok(device.pool.free(address(ptr), &stream)?)
+        // SAFETY: the block is PyTorch's, which frees it once and orders its uses.
+        Ok(unsafe { device.pool.free(address(ptr), &stream) }?)
     });
     report(freed);
 }
@@ -88,6 +89,10 @@ pub(crate) unsafe extern "C" fn millpond_torch_free(
 pub(super) fn report(result: Result<()>) {
     if let Err(failure) = result {
         note(&failure);
+        // A forked child drops its parent's tensors, which is no mistake of its own.
+        if failure.is_forked() {
+            return;
+        }
         // Where that is closed, there is nobody to be told.
         writeln!(std::io::stderr(), "millpond: {failure}").ok();
     }

@@ -106,6 +106,20 @@ pub fn read(path: &Path, limits: Limits) -> Result<Vec<Trace>, ReadError> {
     traces.map_err(|what| ReadError { path: path.to_owned(), what })
 }
 
+/// Reads the traces that standard input brings, named `-`.
+///
+/// # Errors
+/// [`ReadError`], as for [`read`].
+pub fn read_stdin(limits: Limits) -> Result<Vec<Trace>, ReadError> {
+    let traces = decompressed(io::stdin())
+        .map_err(FormatError::from)
+        .and_then(|mut source| read_from(&mut *source, STDIN, limits));
+    traces.map_err(|what| ReadError { path: STDIN.into(), what })
+}
+
+/// What standard input is called.
+const STDIN: &str = "-";
+
 /// Bytes behind the end of a pickle that are looked at.
 const MOST_AFTER: u64 = 1 << 20;
 
@@ -138,7 +152,7 @@ pub fn read_from(source: &mut dyn BufRead, name: &str, limits: Limits) -> Result
 }
 
 /// Undoes gzip or zstd compression, if the file has any.
-fn decompressed(file: File) -> io::Result<Box<dyn BufRead>> {
+fn decompressed(file: impl Read + 'static) -> io::Result<Box<dyn BufRead>> {
     let mut source = BufReader::with_capacity(1 << 16, file);
     let start = source.fill_buf()?;
     Ok(if start.starts_with(&[0x1f, 0x8b]) {

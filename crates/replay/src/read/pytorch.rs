@@ -116,6 +116,7 @@ impl Reader<'_> {
             }
         }
         self.segments(&mut builder, root, left)?;
+        builder.is_pytorchs = true;
         builder.settings = self.settings(root);
         Ok(builder)
     }

@@ -189,7 +189,8 @@ impl Stage {
             let done = if step.alloc {
                 allocator.allocate(step.size, stream).map(|ptr| *block = ptr)
             } else {
-                allocator.free(std::mem::take(block), stream)
+                // SAFETY: the replay alone has the block, and its work is the trace's, ordered as there.
+                unsafe { allocator.free(std::mem::take(block), stream) }
             };
             if let Err(error) = done {
                 return Some((at, error));
@@ -221,7 +222,8 @@ impl Stage {
     ) -> Result<(), ReplayError> {
         for (at, step) in program.steps.iter().enumerate().filter(|(_, step)| step.alloc) {
             let ptr = std::mem::take(&mut blocks[step.block as usize]);
-            allocator.free(ptr, self.stream(step.stream)).map_err(|error| {
+            // SAFETY: as in `run`.
+            unsafe { allocator.free(ptr, self.stream(step.stream)) }.map_err(|error| {
                 let allocator = allocator.name().to_owned();
                 ReplayError::Failed { allocator, event: at, error }
             })?;

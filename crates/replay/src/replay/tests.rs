@@ -143,7 +143,7 @@ fn an_allocator_that_gives_memory_out_twice_is_found() {
             self.1.lock().insert(bytes, ptr);
             Ok(ptr)
         }
-        fn free(&self, _: DevicePtr, _: &Stream) -> millpond::Result<()> {
+        unsafe fn free(&self, _: DevicePtr, _: &Stream) -> millpond::Result<()> {
             Ok(())
         }
         fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> millpond::Result<()> {

@@ -175,15 +175,16 @@ macro_rules! pass_on {
 
 /// The same for calls whose caller makes a promise.
 macro_rules! pass_on_unsafe {
-    ($($name:ident($($argument:ident: $of:ty),*);)*) => {
-        $(unsafe fn $name(&self, $($argument: $of),*) -> DeviceResult<()> {
+    ($($name:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
+        $(unsafe fn $name(&self, $($argument: $of),*) -> DeviceResult<$result> {
             // SAFETY: the caller keeps the promise of the same call of the device below.
             self.timed(|device| unsafe { device.$name($($argument),*) })
         })*
     };
 }
 
-impl Device for Watched {
+// SAFETY: it passes every call on, and every answer back.
+unsafe impl Device for Watched {
     fn now(&self) -> Duration {
         if self.is_simulated() {
             return self.device.now();
@@ -198,26 +199,26 @@ impl Device for Watched {
     pass_on! {
         memory_info() -> MemoryInfo;
         reserve(bytes: u64) -> DevicePtr;
-        set_access(at: DevicePtr, bytes: u64) -> ();
         async_usage() -> AsyncUsage;
         create_stream() -> StreamHandle;
+        synchronize() -> ();
+        create_event() -> EventHandle;
+    }
+
+    pass_on_unsafe! {
+        unreserve(at: DevicePtr, bytes: u64) -> ();
+        set_access(at: DevicePtr, bytes: u64) -> ();
+        release_page(page: PageHandle) -> ();
+        free_async(at: DevicePtr, stream: StreamHandle) -> ();
+        destroy_stream(stream: StreamHandle) -> ();
         stream_id(stream: StreamHandle) -> StreamId;
         stream_is_idle(stream: StreamHandle) -> bool;
         synchronize_stream(stream: StreamHandle) -> ();
-        synchronize() -> ();
-        create_event() -> EventHandle;
+        destroy_event(event: EventHandle) -> ();
         record_event(event: EventHandle, stream: StreamHandle) -> ();
         query_event(event: EventHandle) -> bool;
         wait_event(stream: StreamHandle, event: EventHandle) -> ();
         synchronize_event(event: EventHandle) -> ();
-    }
-
-    pass_on_unsafe! {
-        unreserve(at: DevicePtr, bytes: u64);
-        release_page(page: PageHandle);
-        free_async(at: DevicePtr, stream: StreamHandle);
-        destroy_stream(stream: StreamHandle);
-        destroy_event(event: EventHandle);
     }
 
     fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
@@ -226,14 +227,16 @@ impl Device for Watched {
         Ok(page)
     }
 
-    fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
-        let at = self.timed(|device| device.alloc_async(bytes, stream))?;
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+        // SAFETY: the caller keeps the promise of the same call of the device below.
+        let at = self.timed(|device| unsafe { device.alloc_async(bytes, stream) })?;
         self.look_at_pool();
         Ok(at)
     }
 
-    fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
-        self.timed(|device| device.map(at, bytes, page))?;
+    unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
+        // SAFETY: the caller keeps the promise of the same call of the device below.
+        self.timed(|device| unsafe { device.map(at, bytes, page) })?;
         self.enter(at, bytes, Some(page));
         Ok(())
     }

@@ -8,8 +8,8 @@ use std::ops::Range;
 use serde_json::{Value, json};
 
 use super::Shown;
-use super::sites::Sites;
 use crate::replay::Map;
+use crate::sites::Sites;
 
 const GIB: f64 = (1u64 << 30) as f64;
 
@@ -140,7 +140,7 @@ pub(super) fn by_site(sites: &Sites) -> Option<String> {
     }
     let largest_last = sites.by_site.iter().rev();
     let (names, bytes): (Vec<_>, Vec<_>) =
-        largest_last.map(|(name, bytes)| (name.clone(), gib(*bytes))).unzip();
+        largest_last.map(|site| (site.name.clone(), gib(site.bytes))).unzip();
     let bars = json!({ "type": "bar", "orientation": "h", "x": bytes, "y": names });
     Some(plot(&[bars], &axes("GiB", "")))
 }

@@ -5,7 +5,6 @@
 //! the frame around them. Everything from the trace is escaped: a function's name may be anything.
 
 mod charts;
-mod sites;
 #[cfg(test)]
 mod tests;
 mod timeline;
@@ -14,10 +13,10 @@ use std::io::{self, Write};
 
 use millpond::HumanBytes;
 
-use crate::fit::{self, CARDS_GIB};
+use crate::fit::Card;
 use crate::replay::{Choose, Map, Outcome, Program, ReplayError, Waste, map_at_peak};
+use crate::sites::Sites;
 use crate::trace::Trace;
-use sites::Sites;
 use timeline::{Point, timeline};
 
 /// One trace in a report.
@@ -27,6 +26,7 @@ pub struct Section {
     allocators: Vec<Shown>,
     sites: Sites,
     verdict: Vec<String>,
+    cards: Vec<Card>,
     /// Bytes of each card that the driver's context takes.
     context: u64,
 }
@@ -43,9 +43,14 @@ struct Shown {
 
 impl Section {
     /// A section about a trace, with its verdict; cards have `context` bytes less than their name says.
-    pub fn of(trace: &Trace, program: &Program, verdict: Vec<String>, context: u64) -> Self {
+    pub fn of(
+        trace: &Trace,
+        program: &Program,
+        verdict: Vec<String>,
+        (cards, context): (Vec<Card>, u64),
+    ) -> Self {
         let sites = Sites::at_peak(trace, program);
-        Self { name: trace.name.clone(), allocators: Vec::new(), sites, verdict, context }
+        Self { name: trace.name.clone(), allocators: Vec::new(), sites, verdict, cards, context }
     }
 
     /// Adds an allocator, from what its replay gave and the smallest capacity that fits.
@@ -130,7 +135,7 @@ impl Section {
         write!(out, "<div class=\"wide\"><table><tr><th>allocator<th>reserved<th>ratio")?;
         if looked {
             write!(out, "<th>needs")?;
-            CARDS_GIB.iter().try_for_each(|gib| write!(out, "<th>{gib}"))?;
+            self.cards.iter().try_for_each(|card| write!(out, "<th>{}", escaped(&card.name)))?;
         }
         writeln!(out, "</tr>")?;
         for shown in &self.allocators {
@@ -154,11 +159,11 @@ impl Section {
 
     fn write_cards(&self, smallest: Option<u64>, out: &mut dyn Write) -> io::Result<()> {
         let Some(bytes) = smallest else {
-            return (0..=CARDS_GIB.len()).try_for_each(|_| write!(out, "<td>–"));
+            return (0..=self.cards.len()).try_for_each(|_| write!(out, "<td>–"));
         };
         write!(out, "<td>{}", HumanBytes(bytes))?;
-        CARDS_GIB.iter().try_for_each(|&gib| {
-            let fits = fit::fits(bytes, gib, self.context);
+        self.cards.iter().try_for_each(|card| {
+            let fits = card.fits(bytes, self.context);
             write!(out, "{}", if fits { "<td class=yes>yes" } else { "<td class=no>no" })
         })
     }

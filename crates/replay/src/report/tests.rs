@@ -19,7 +19,7 @@ fn report_within(names: &[&str], capacity: u64) -> String {
 
 fn report_of(trace: &Trace, names: &[&str], capacity: u64) -> String {
     let program = Program::new(trace, FreeWhen::Completed);
-    let mut section = Section::of(trace, &program, vec!["a < b".to_owned()], 512 << 20);
+    let mut section = Section::of(trace, &program, vec!["a < b".to_owned()], (Card::all(), 512 << 20));
     for &name in names {
         let choose = |context: &millpond::Context| millpond_baselines::by_name(name, context);
         let outcome = on_sim(trace, &program, &choose, capacity).unwrap();

@@ -17,6 +17,8 @@ pub struct TraceBuilder {
     limit: u64,
     /// The call stacks that events name.
     pub stacks: Stacks,
+    /// Whether the file is a snapshot of PyTorch's.
+    pub is_pytorchs: bool,
     /// The recorded allocator's settings.
     pub settings: String,
     /// What is to be said about the file.
@@ -85,7 +87,15 @@ impl TraceBuilder {
     pub fn within(memory: u64) -> Self {
         let limit = memory / EVENT_BYTES;
         let (devices, stacks) = (Vec::new(), Stacks::default());
-        Self { devices, left: limit, limit, stacks, settings: String::new(), remarks: Vec::new() }
+        Self {
+            devices,
+            left: limit,
+            limit,
+            stacks,
+            is_pytorchs: false,
+            settings: String::new(),
+            remarks: Vec::new(),
+        }
     }
 
     /// Adds the next event of its device.
@@ -126,7 +136,7 @@ impl TraceBuilder {
     /// The traces of the devices on which anything happened, named after the file.
     pub fn finish(self, name: &str) -> Vec<Trace> {
         let stacks = Arc::new(self.stacks);
-        let (settings, remarks) = (self.settings, self.remarks);
+        let (is_pytorchs, settings, remarks) = (self.is_pytorchs, self.settings, self.remarks);
         let eventful = |device: &DeviceBuilder| !device.ops.is_empty() || !device.live_before.is_empty();
         let built = self.devices.into_iter().enumerate();
         let built = built.filter_map(|(number, device)| Some((number as u32, device.filter(eventful)?)));
@@ -136,6 +146,7 @@ impl TraceBuilder {
         let trace = |(number, device): (u32, DeviceBuilder)| Trace {
             device: number,
             stacks: stacks.clone(),
+            is_pytorchs,
             settings: settings.clone(),
             remarks: remarks.clone(),
             ..device.finish(named(number))
@@ -310,6 +321,7 @@ impl DeviceBuilder {
             recorded_ooms: self.ooms,
             stacks: Arc::default(),
             lost_frees: self.lost_frees,
+            is_pytorchs: false,
             settings: String::new(),
             remarks: Vec::new(),
         }

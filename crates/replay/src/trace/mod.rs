@@ -84,6 +84,8 @@ pub struct Trace {
     pub stacks: Arc<Stacks>,
     /// Frees of addresses that were allocated anew without a free between: the recording lost events.
     pub lost_frees: u64,
+    /// Whether it is a snapshot of PyTorch's, so that settings of its allocator are of use.
+    pub is_pytorchs: bool,
     /// The recorded allocator's settings, where the file has them.
     pub settings: String,
     /// What the reader of the file has to say about it: that its end is missing, or events in it.

@@ -15,29 +15,41 @@
 mod tests;
 
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 
 use super::ledger::invalid;
 use super::{
     AsyncUsage, CaptureId, Device, DeviceError, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle,
-    Properties, StreamHandle, StreamId,
+    Properties, StreamHandle, StreamId, calling_thread,
 };
 
 /// A [`Device`] with stream capture. See the [module](self).
-#[derive(Debug)]
 pub struct CapturingDevice {
     inner: Arc<dyn Device>,
     state: Mutex<State>,
 }
 
+impl fmt::Debug for CapturingDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CapturingDevice").field(&self.inner).finish()
+    }
+}
+
 /// Work that was captured. The memory that it uses must stay as long as this lives.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Graph {
     nodes: Arc<Vec<Node>>,
+}
+
+impl fmt::Debug for Graph {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Graph").field("nodes", &self.nodes.len()).finish()
+    }
 }
 
 #[derive(Debug, Default)]
@@ -47,16 +59,23 @@ struct State {
     events: HashMap<EventHandle, CaptureId>,
     graphs: Vec<Weak<Vec<Node>>>,
     /// Streams whose capture begins once it was asked of them whether there is one.
-    unseen: Vec<StreamHandle>,
+    unseen: Vec<Named>,
     /// Memory that was to be taken from a graph.
     taken: Vec<DeviceError>,
+}
+
+/// A stream's handle, with the thread that it means a stream of.
+type Named = (StreamHandle, Option<u64>);
+
+fn named(stream: StreamHandle) -> Named {
+    (stream, (stream == StreamHandle::PER_THREAD).then(calling_thread))
 }
 
 #[derive(Debug)]
 struct Capture {
     id: CaptureId,
     /// The first is the one that the capture began with.
-    streams: Vec<StreamHandle>,
+    streams: Vec<Named>,
     nodes: Vec<Node>,
     broken: Option<DeviceError>,
 }
@@ -80,14 +99,14 @@ impl Node {
 
 impl State {
     fn capture_of(&mut self, stream: StreamHandle) -> Option<&mut Capture> {
-        self.captures.iter_mut().find(|capture| capture.streams.contains(&stream))
+        self.captures.iter_mut().find(|capture| capture.streams.contains(&named(stream)))
     }
 
     fn begin_capture(&mut self, stream: StreamHandle) -> CaptureId {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
         let id = CaptureId(NEXT.fetch_add(1, Ordering::Relaxed));
-        self.captures.push(Capture { id, streams: vec![stream], nodes: Vec::new(), broken: None });
+        self.captures.push(Capture { id, streams: vec![named(stream)], nodes: Vec::new(), broken: None });
         id
     }
 
@@ -154,7 +173,7 @@ impl CapturingDevice {
     /// The next time that somebody asks whether the stream is being captured, the answer is no, and a capture begins
     /// right after it: as where another thread begins one between that question and the call that it was asked for.
     pub fn begin_capture_unseen(&self, stream: StreamHandle) {
-        self.state.lock().unseen.push(stream);
+        self.state.lock().unseen.push(named(stream));
     }
 
     /// Ends the capture that began on the stream. Streams that joined it are free again.
@@ -163,7 +182,7 @@ impl CapturingDevice {
     /// [`DeviceError::Invalid`] where no capture began there; else what ended the capture before.
     pub fn end_capture(&self, stream: StreamHandle) -> DeviceResult<Graph> {
         let mut state = self.state.lock();
-        let Some(at) = state.captures.iter().position(|capture| capture.streams[0] == stream) else {
+        let Some(at) = state.captures.iter().position(|capture| capture.streams[0] == named(stream)) else {
             return invalid("end_capture", "no capture began on this stream");
         };
         let capture = state.captures.remove(at);
@@ -213,7 +232,8 @@ impl CapturingDevice {
     }
 }
 
-impl Device for CapturingDevice {
+// SAFETY: memory and order are those of the device below, and no call that it would refuse is passed on.
+unsafe impl Device for CapturingDevice {
     fn properties(&self) -> &Properties {
         self.inner.properties()
     }
@@ -239,12 +259,14 @@ impl Device for CapturingDevice {
         self.inner.create_page(bytes)
     }
 
-    fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
-        self.inner.map(at, bytes, page)
+    unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.map(at, bytes, page) }
     }
 
-    fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        self.inner.set_access(at, bytes)
+    unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.set_access(at, bytes) }
     }
 
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
@@ -268,9 +290,10 @@ impl Device for CapturingDevice {
         unsafe { self.inner.free_segment(at) }
     }
 
-    fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
         self.state.lock().refuse_if_captured("alloc_async", stream)?;
-        self.inner.alloc_async(bytes, stream)
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.alloc_async(bytes, stream) }
     }
 
     unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
@@ -293,21 +316,23 @@ impl Device for CapturingDevice {
         unsafe { self.inner.destroy_stream(stream) }
     }
 
-    fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
+    unsafe fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
         match self.state.lock().capture_of(stream) {
             Some(_) => Ok(StreamId::in_capture(stream)),
-            None => self.inner.stream_id(stream),
+            // SAFETY: the caller's promise.
+            None => unsafe { self.inner.stream_id(stream) },
         }
     }
 
-    fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
+    unsafe fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
         self.state.lock().refuse_if_captured("stream_is_idle", stream)?;
-        self.inner.stream_is_idle(stream)
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.stream_is_idle(stream) }
     }
 
-    fn capture_of(&self, stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
+    unsafe fn capture_of(&self, stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
         let mut state = self.state.lock();
-        if let Some(at) = state.unseen.iter().position(|unseen| *unseen == stream) {
+        if let Some(at) = state.unseen.iter().position(|unseen| *unseen == named(stream)) {
             state.unseen.swap_remove(at);
             state.begin_capture(stream);
             return Ok(None);
@@ -315,9 +340,10 @@ impl Device for CapturingDevice {
         Ok(state.capture_of(stream).map(|capture| capture.id))
     }
 
-    fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+    unsafe fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
         self.state.lock().refuse_if_captured("synchronize_stream", stream)?;
-        self.inner.synchronize_stream(stream)
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.synchronize_stream(stream) }
     }
 
     fn synchronize(&self) -> DeviceResult<()> {
@@ -337,22 +363,24 @@ impl Device for CapturingDevice {
         unsafe { self.inner.destroy_event(event) }
     }
 
-    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
+    unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
         let mut state = self.state.lock();
         if let Some(id) = state.capture_of(stream).map(|capture| capture.id) {
             state.events.insert(event, id);
             return Ok(());
         }
         state.events.remove(&event);
-        self.inner.record_event(event, stream)
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.record_event(event, stream) }
     }
 
-    fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+    unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
         self.state.lock().refuse_if_event_captured("query_event", event)?;
-        self.inner.query_event(event)
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.query_event(event) }
     }
 
-    fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
+    unsafe fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
         const CALL: &str = "wait_event";
         let mut state = self.state.lock();
         let of = state.events.get(&event).copied();
@@ -360,17 +388,19 @@ impl Device for CapturingDevice {
             let inside = of == Some(capture.id);
             return if inside { Ok(()) } else { capture.end_by(CALL, "the event is not of this capture") };
         }
-        let Some(id) = of else { return self.inner.wait_event(stream, event) };
+        // SAFETY: the caller's promise.
+        let Some(id) = of else { return unsafe { self.inner.wait_event(stream, event) } };
         let Some(capture) = state.captures.iter_mut().find(|capture| capture.id == id) else {
             return invalid(CALL, "the event is of a capture that has ended");
         };
-        capture.streams.push(stream);
+        capture.streams.push(named(stream));
         Ok(())
     }
 
-    fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
+    unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
         self.state.lock().refuse_if_event_captured("synchronize_event", event)?;
-        self.inner.synchronize_event(event)
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.synchronize_event(event) }
     }
 
     unsafe fn memset(&self, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()> {

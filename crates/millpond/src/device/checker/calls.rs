@@ -22,7 +22,8 @@ impl CheckerDevice {
     }
 }
 
-impl Device for CheckerDevice {
+// SAFETY: it passes every call on or refuses it, and changes no answer.
+unsafe impl Device for CheckerDevice {
     fn properties(&self) -> &Properties {
         self.inner.properties()
     }
@@ -36,7 +37,7 @@ impl Device for CheckerDevice {
     }
 
     fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
-        let mut state = self.note("reserve", [bytes, 0, 0]);
+        let mut state = self.note_call("reserve", [bytes, 0, 0])?;
         let at = self.inner.reserve(bytes);
         let at = state.judge(at)?;
         state.memory.reserve(at, bytes);
@@ -44,7 +45,7 @@ impl Device for CheckerDevice {
     }
 
     unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let mut state = self.note("unreserve", [at.raw(), bytes, 0]);
+        let mut state = self.note_call("unreserve", [at.raw(), bytes, 0])?;
         let checked = state.memory.check_unreserve(at, bytes);
         state.require("unreserve", checked)?;
         // SAFETY: the caller's promise, and checked above.
@@ -54,35 +55,37 @@ impl Device for CheckerDevice {
     }
 
     fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
-        let mut state = self.note("create_page", [bytes, 0, 0]);
+        let mut state = self.note_call("create_page", [bytes, 0, 0])?;
         let page = self.inner.create_page(bytes);
         let page = state.judge(page)?;
         state.memory.create_page(page, bytes);
         Ok(page)
     }
 
-    fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
-        let mut state = self.note("map", [at.raw(), bytes, page.raw()]);
+    unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
+        let mut state = self.note_call("map", [at.raw(), bytes, page.raw()])?;
         let checked = state.memory.check_map(at, bytes, page);
         state.require("map", checked)?;
-        let done = self.inner.map(at, bytes, page);
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.inner.map(at, bytes, page) };
         state.judge(done)?;
         state.memory.map(at, bytes, page);
         Ok(())
     }
 
-    fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let mut state = self.note("set_access", [at.raw(), bytes, 0]);
+    unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let mut state = self.note_call("set_access", [at.raw(), bytes, 0])?;
         let checked = state.memory.check_set_access(at, bytes);
         state.require("set_access", checked)?;
-        let done = self.inner.set_access(at, bytes);
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.inner.set_access(at, bytes) };
         state.judge(done)?;
         state.memory.set_access(at, bytes);
         Ok(())
     }
 
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let mut state = self.note("unmap", [at.raw(), bytes, 0]);
+        let mut state = self.note_call("unmap", [at.raw(), bytes, 0])?;
         state.check_unmap(at, bytes)?;
         // SAFETY: the caller's promise, and checked above.
         let done = unsafe { self.inner.unmap(at, bytes) };
@@ -91,7 +94,7 @@ impl Device for CheckerDevice {
     }
 
     unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
-        let mut state = self.note("release_page", [page.raw(), 0, 0]);
+        let mut state = self.note_call("release_page", [page.raw(), 0, 0])?;
         let checked = state.memory.check_page(page);
         state.require("release_page", checked)?;
         // SAFETY: the caller's promise, and checked above.
@@ -101,7 +104,7 @@ impl Device for CheckerDevice {
     }
 
     fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
-        let mut state = self.note("alloc_segment", [bytes, 0, 0]);
+        let mut state = self.note_call("alloc_segment", [bytes, 0, 0])?;
         let at = self.inner.alloc_segment(bytes);
         let at = state.judge(at)?;
         state.memory.add_segment(at, bytes, Origin::Segment);
@@ -111,7 +114,7 @@ impl Device for CheckerDevice {
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
         // Taken out before the call: the address may be another thread's segment by the time it returns.
         let (segment, all_work) = {
-            let mut state = self.note("free_segment", [at.raw(), 0, 0]);
+            let mut state = self.note_call("free_segment", [at.raw(), 0, 0])?;
             let taken = state.memory.take_segment(at, Origin::Segment);
             let segment = state.require("free_segment", taken)?;
             state.report_live_in("free_segment", at, segment.bytes);
@@ -127,17 +130,18 @@ impl Device for CheckerDevice {
         done
     }
 
-    fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
-        let mut state = self.note("alloc_async", [bytes, stream.raw(), 0]);
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+        let mut state = self.note_call("alloc_async", [bytes, stream.raw(), 0])?;
         state.stream("alloc_async", stream)?;
-        let at = self.inner.alloc_async(bytes, stream);
+        // SAFETY: the caller's promise.
+        let at = unsafe { self.inner.alloc_async(bytes, stream) };
         let at = state.judge(at)?;
         state.memory.add_segment(at, bytes, Origin::DriverPool);
         Ok(at)
     }
 
     unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
-        let mut state = self.note("free_async", [at.raw(), stream.raw(), 0]);
+        let mut state = self.note_call("free_async", [at.raw(), stream.raw(), 0])?;
         state.stream("free_async", stream)?;
         let taken = state.memory.take_segment(at, Origin::DriverPool);
         let segment = state.require("free_async", taken)?;
@@ -156,7 +160,7 @@ impl Device for CheckerDevice {
     }
 
     fn create_stream(&self) -> DeviceResult<StreamHandle> {
-        let mut state = self.note("create_stream", [0; 3]);
+        let mut state = self.note_call("create_stream", [0; 3])?;
         let stream = self.inner.create_stream();
         let stream = state.judge(stream)?;
         state.order.add_stream(stream);
@@ -164,7 +168,7 @@ impl Device for CheckerDevice {
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
-        let mut state = self.note("destroy_stream", [stream.raw(), 0, 0]);
+        let mut state = self.note_call("destroy_stream", [stream.raw(), 0, 0])?;
         state.stream("destroy_stream", stream)?;
         // SAFETY: the caller's promise, and checked above.
         let done = unsafe { self.inner.destroy_stream(stream) };
@@ -175,17 +179,19 @@ impl Device for CheckerDevice {
         state.judge(done)
     }
 
-    fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
-        let mut state = self.note("stream_id", [stream.raw(), 0, 0]);
+    unsafe fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
+        let mut state = self.note_call("stream_id", [stream.raw(), 0, 0])?;
         state.stream("stream_id", stream)?;
-        let id = self.inner.stream_id(stream);
+        // SAFETY: the caller's promise.
+        let id = unsafe { self.inner.stream_id(stream) };
         state.judge(id)
     }
 
-    fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
-        let mut state = self.note("stream_is_idle", [stream.raw(), 0, 0]);
+    unsafe fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
+        let mut state = self.note_call("stream_is_idle", [stream.raw(), 0, 0])?;
         let key = state.stream("stream_is_idle", stream)?;
-        let idle = self.inner.stream_is_idle(stream);
+        // SAFETY: the caller's promise.
+        let idle = unsafe { self.inner.stream_is_idle(stream) };
         let idle = state.judge(idle)?;
         if idle {
             let clock = state.order.stream_clock(key);
@@ -194,26 +200,28 @@ impl Device for CheckerDevice {
         Ok(idle)
     }
 
-    fn capture_of(&self, stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
-        self.inner.capture_of(stream)
+    unsafe fn capture_of(&self, stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.capture_of(stream) }
     }
 
-    fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+    unsafe fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
         let teaches = {
-            let mut state = self.note("synchronize_stream", [stream.raw(), 0, 0]);
+            let mut state = self.note_call("synchronize_stream", [stream.raw(), 0, 0])?;
             let key = state.stream("synchronize_stream", stream)?;
             state.order.stream_clock(key)
         };
-        self.wait(teaches, || self.inner.synchronize_stream(stream))
+        // SAFETY: the caller's promise.
+        self.wait(teaches, || unsafe { self.inner.synchronize_stream(stream) })
     }
 
     fn synchronize(&self) -> DeviceResult<()> {
-        let teaches = self.note("synchronize", [0; 3]).order.all_work();
+        let teaches = self.note_call("synchronize", [0; 3])?.order.all_work();
         self.wait(teaches, || self.inner.synchronize())
     }
 
     fn create_event(&self) -> DeviceResult<EventHandle> {
-        let mut state = self.note("create_event", [0; 3]);
+        let mut state = self.note_call("create_event", [0; 3])?;
         let event = self.inner.create_event();
         let event = state.judge(event)?;
         state.order.add_event(event);
@@ -221,7 +229,7 @@ impl Device for CheckerDevice {
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()> {
-        let mut state = self.note("destroy_event", [event.raw(), 0, 0]);
+        let mut state = self.note_call("destroy_event", [event.raw(), 0, 0])?;
         state.event("destroy_event", event)?;
         // SAFETY: the caller's promise, and checked above.
         let done = unsafe { self.inner.destroy_event(event) };
@@ -232,20 +240,22 @@ impl Device for CheckerDevice {
         state.judge(done)
     }
 
-    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
-        let mut state = self.note("record_event", [event.raw(), stream.raw(), 0]);
+    unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
+        let mut state = self.note_call("record_event", [event.raw(), stream.raw(), 0])?;
         state.event("record_event", event)?;
         let key = state.stream("record_event", stream)?;
-        let done = self.inner.record_event(event, stream);
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.inner.record_event(event, stream) };
         state.judge(done)?;
         state.order.record(event, key);
         Ok(())
     }
 
-    fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
-        let mut state = self.note("query_event", [event.raw(), 0, 0]);
+    unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+        let mut state = self.note_call("query_event", [event.raw(), 0, 0])?;
         state.event("query_event", event)?;
-        let complete = self.inner.query_event(event);
+        // SAFETY: the caller's promise.
+        let complete = unsafe { self.inner.query_event(event) };
         let complete = state.judge(complete)?;
         if complete {
             let clock = state.order.event_clock(event);
@@ -254,27 +264,29 @@ impl Device for CheckerDevice {
         Ok(complete)
     }
 
-    fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
-        let mut state = self.note("wait_event", [stream.raw(), event.raw(), 0]);
+    unsafe fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
+        let mut state = self.note_call("wait_event", [stream.raw(), event.raw(), 0])?;
         let key = state.stream("wait_event", stream)?;
         state.event("wait_event", event)?;
-        let done = self.inner.wait_event(stream, event);
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.inner.wait_event(stream, event) };
         state.judge(done)?;
         state.order.wait(key, event);
         Ok(())
     }
 
-    fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
+    unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
         let teaches = {
-            let mut state = self.note("synchronize_event", [event.raw(), 0, 0]);
+            let mut state = self.note_call("synchronize_event", [event.raw(), 0, 0])?;
             state.event("synchronize_event", event)?;
             state.order.event_clock(event)
         };
-        self.wait(teaches, || self.inner.synchronize_event(event))
+        // SAFETY: the caller's promise.
+        self.wait(teaches, || unsafe { self.inner.synchronize_event(event) })
     }
 
     unsafe fn memset(&self, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()> {
-        let mut state = self.note("memset", [at.raw(), bytes, stream.raw()]);
+        let mut state = self.note_call("memset", [at.raw(), bytes, stream.raw()])?;
         let key = state.stream("memset", stream)?;
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.memset(at, value, bytes, stream) };
@@ -290,8 +302,9 @@ impl Device for CheckerDevice {
         bytes: u64,
         stream: StreamHandle,
     ) -> DeviceResult<()> {
-        let key =
-            self.note("copy_from_host", [to.raw(), bytes, stream.raw()]).stream("copy_from_host", stream)?;
+        let key = self
+            .note_call("copy_from_host", [to.raw(), bytes, stream.raw()])?
+            .stream("copy_from_host", stream)?;
         // Not under the lock: it may wait for the stream.
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.copy_from_host(to, from, bytes, stream) };
@@ -308,8 +321,9 @@ impl Device for CheckerDevice {
         bytes: u64,
         stream: StreamHandle,
     ) -> DeviceResult<()> {
-        let key =
-            self.note("copy_to_host", [from.raw(), bytes, stream.raw()]).stream("copy_to_host", stream)?;
+        let key = self
+            .note_call("copy_to_host", [from.raw(), bytes, stream.raw()])?
+            .stream("copy_to_host", stream)?;
         // Not under the lock: it may wait for the stream.
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.copy_to_host(to, from, bytes, stream) };
@@ -326,7 +340,7 @@ impl Device for CheckerDevice {
         bytes: u64,
         stream: StreamHandle,
     ) -> DeviceResult<()> {
-        let mut state = self.note("copy", [to.raw(), from.raw(), bytes]);
+        let mut state = self.note_call("copy", [to.raw(), from.raw(), bytes])?;
         let key = state.stream("copy", stream)?;
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.copy(to, from, bytes, stream) };

@@ -16,6 +16,7 @@
 //!   byte need be remembered: what came before that is ordered before it already.
 //! - No two live blocks share an address or a physical byte, and a live block keeps the memory it began with.
 //! - A mapping goes only when the host knows that all work through it is complete.
+//! - Calls are made in the process that made the device, not in one that was forked from it.
 //! - Handles are used only while they live. A call that the device below finds invalid is a fault as well.
 //! - A program that breaks the contract itself (work on a freed block, a free under unordered work) is told
 //!   apart from an allocator that does: [`Rule::Program`].
@@ -39,28 +40,44 @@ mod state;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Mutex, MutexGuard};
+use crate::lock::{Mutex, MutexGuard};
 
 use self::clock::StreamKey;
 use self::state::State;
-use super::{Device, DevicePtr, StreamHandle};
+use super::{Device, DevicePtr, DeviceResult, StreamHandle};
+use crate::process::Process;
 
 pub use self::blocks::{BlockId, Freeing};
 pub use self::report::{Report, Rule, Violation};
 
 /// A device that checks how an allocator uses another one. See the [module](self).
-#[derive(Debug)]
 pub struct CheckerDevice {
     inner: Arc<dyn Device>,
     state: Mutex<State>,
+    process: Process,
+    /// Device calls in processes that were forked from that one.
+    calls_elsewhere: AtomicU64,
+}
+
+impl fmt::Debug for CheckerDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CheckerDevice").field(&self.inner).finish()
+    }
 }
 
 impl CheckerDevice {
     /// Watches `inner`, which nobody has used yet: streams and memory from before are not known.
     pub fn new(inner: Arc<dyn Device>) -> Arc<Self> {
-        Arc::new(Self { inner, state: Mutex::default() })
+        Arc::new(Self {
+            inner,
+            state: Mutex::default(),
+            process: Process::here(),
+            calls_elsewhere: AtomicU64::new(0),
+        })
     }
 
     /// The allocator gave out `bytes` at `at` for work on `stream`.
@@ -103,6 +120,7 @@ impl CheckerDevice {
     /// # Errors
     /// What was broken, and the calls that led to it.
     pub fn verify(&self) -> Result<(), Report> {
+        self.verdict_elsewhere()?;
         self.state.lock().verdict()
     }
 
@@ -112,6 +130,7 @@ impl CheckerDevice {
     /// # Errors
     /// As for [`verify`](Self::verify), with what is left.
     pub fn verify_nothing_left(&self) -> Result<(), Report> {
+        self.verdict_elsewhere()?;
         let state = self.state.lock();
         let leaks = state.leaks();
         match state.verdict() {
@@ -122,6 +141,33 @@ impl CheckerDevice {
                 Err(report)
             }
         }
+    }
+
+    /// Whether a device call is made in the process that made the device.
+    fn check_process(&self, call: &'static str) -> DeviceResult<()> {
+        let checked = self.process.check();
+        if checked.is_err() {
+            // Relaxed: a count. No lock: its holder may be a thread that this process does not have.
+            self.calls_elsewhere.fetch_add(1, Ordering::Relaxed);
+            tracing::error!(call, "a device call in a forked process");
+        }
+        Ok(checked?)
+    }
+
+    /// What is wrong if there were calls in a forked process: asked there. What else its parent had is not known then.
+    fn verdict_elsewhere(&self) -> Result<(), Report> {
+        let calls = self.calls_elsewhere.load(Ordering::Relaxed);
+        if calls == 0 {
+            return Ok(());
+        }
+        let text = format!("{calls} device calls in a process that was forked from the device's");
+        Err(Report { violations: vec![Violation { rule: Rule::Forked, text }], calls: Vec::new() })
+    }
+
+    /// As [`note`](Self::note), for a device call.
+    fn note_call(&self, call: &'static str, arguments: [u64; 3]) -> DeviceResult<MutexGuard<'_, State>> {
+        self.check_process(call)?;
+        Ok(self.note(call, arguments))
     }
 
     fn note(&self, call: &'static str, arguments: [u64; 3]) -> MutexGuard<'_, State> {

@@ -23,6 +23,8 @@ pub enum Rule {
     DeadHandle,
     /// The device below refused a call as wrong.
     Refused,
+    /// A call was made in a process that was forked from the device's.
+    Forked,
     /// The program under test broke the allocator's contract, not the allocator.
     Program,
     /// Something was not given back.

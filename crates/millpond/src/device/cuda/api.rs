@@ -26,6 +26,8 @@ impl Code {
     pub(super) const OUT_OF_MEMORY: Self = Self(2);
     pub(super) const NO_DEVICE: Self = Self(100);
     pub(super) const NOT_READY: Self = Self(600);
+    /// The context may use the peer's memory already.
+    pub(super) const PEER_ACCESS_ALREADY_ENABLED: Self = Self(704);
     /// The legacy default stream was asked about, which waits for a stream that is being captured.
     pub(super) const CAPTURE_IMPLICIT: Self = Self(906);
 }
@@ -153,6 +155,7 @@ driver_functions! {
     cuCtxPushCurrent_v2(context: CUcontext);
     cuCtxPopCurrent_v2(context: *mut CUcontext);
     cuCtxSynchronize();
+    cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
 
     cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     cuMemGetAllocationGranularity(

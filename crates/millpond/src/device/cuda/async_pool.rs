@@ -6,14 +6,16 @@ use std::ptr;
 use cudarc::driver::sys::{CUdevice, CUmemPool_attribute, CUmemPoolProps, CUmemoryPool};
 
 use super::api::Api;
-use super::device::{NO_SHARING, PINNED, location};
+use super::structures::{NO_SHARING, PINNED, location};
 use crate::device::{AsyncUsage, DeviceResult};
+use crate::process::Process;
 
 /// A pool of our own rather than the device's default one: its threshold and its counters are ours alone.
 #[derive(Debug)]
 pub(super) struct AsyncPool {
     api: &'static Api,
     raw: CUmemoryPool,
+    process: Process,
 }
 
 // SAFETY: a CUmemoryPool is a handle that any thread may use; the driver locks what needs it.
@@ -33,7 +35,7 @@ impl AsyncPool {
         let mut raw = ptr::null_mut();
         // SAFETY: `raw` is writable and `props` is readable.
         unsafe { api.cuMemPoolCreate(&mut raw, &props) }?;
-        let pool = Self { api, raw };
+        let pool = Self { api, raw, process: Process::here() };
         let mut threshold = u64::MAX;
         let attribute = CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD;
         // SAFETY: this attribute is read as a 64-bit number.
@@ -74,6 +76,10 @@ impl AsyncPool {
 
 impl Drop for AsyncPool {
     fn drop(&mut self) {
+        if !self.process.is_here() {
+            // The pool is the parent's.
+            return;
+        }
         // SAFETY: the handle is not used again. The driver keeps the memory of blocks that are still live.
         if let Err(failure) = unsafe { self.api.cuMemPoolDestroy(self.raw) } {
             tracing::debug!(?failure, "the driver's pool was not destroyed");

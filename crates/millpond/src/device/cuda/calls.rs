@@ -3,24 +3,24 @@
 use std::ffi::{c_uint, c_void};
 use std::ptr;
 
-use cudarc::driver::sys::{
-    CUevent, CUevent_flags, CUmemAccess_flags, CUmemAccessDesc, CUpointer_attribute, CUstream_flags,
-};
+use cudarc::driver::sys::{CUevent, CUevent_flags, CUpointer_attribute, CUstream_flags};
 
 use super::api::{CaptureStatus, Code, is_ready};
-use super::device::{CudaDevice, location, page_props, stream_of};
+use super::device::{CudaDevice, stream_of};
+use super::structures::page_props;
 use crate::device::{
     AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle, Properties,
     StreamHandle, StreamId,
 };
 
-impl Device for CudaDevice {
+// SAFETY: each call is one of the driver's, which keeps what the trait asks for.
+unsafe impl Device for CudaDevice {
     fn properties(&self) -> &Properties {
         self.device_properties()
     }
 
     fn memory_info(&self) -> DeviceResult<MemoryInfo> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         let (mut free, mut total) = (0_usize, 0_usize);
         // SAFETY: both are writable.
@@ -31,8 +31,9 @@ impl Device for CudaDevice {
     // ---- addresses -------------------------------------------------------------------------------
 
     fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         self.needs_virtual_memory()?;
+        self.peers.join()?;
         let mut at = 0;
         // SAFETY: `at` is writable. An alignment of 0 is the granularity.
         unsafe { self.api().cuMemAddressReserve(&mut at, bytes as usize, 0, 0, 0) }
@@ -42,7 +43,7 @@ impl Device for CudaDevice {
     }
 
     unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         // SAFETY: the caller's promise: a whole reserved range with nothing mapped.
         Ok(unsafe { self.api().cuMemAddressFree(at.raw(), bytes as usize) }?)
     }
@@ -50,7 +51,7 @@ impl Device for CudaDevice {
     // ---- pages -----------------------------------------------------------------------------------
 
     fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         self.needs_virtual_memory()?;
         let mut page = 0;
         // SAFETY: `page` is writable and the properties are readable.
@@ -60,33 +61,28 @@ impl Device for CudaDevice {
         Ok(unsafe { PageHandle::from_raw(page) })
     }
 
-    fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
-        let _relaxed = self.relax();
-        // SAFETY: a live page, by the rule for handles. The driver refuses ranges that are not reserved or
-        // are mapped already.
+    unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
+        let _relaxed = self.relax()?;
+        // SAFETY: the caller's promise: a page and a range of its own.
         unsafe { self.api().cuMemMap(at.raw(), bytes as usize, 0, page.raw(), 0) }
             .map_err(|failure| failure.asking(bytes))
     }
 
-    fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let _relaxed = self.relax();
-        let access = CUmemAccessDesc {
-            location: location(self.raw_device()),
-            flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-        };
-        // SAFETY: one readable description. The driver refuses ranges that are not mapped.
-        unsafe { self.api().cuMemSetAccess(at.raw(), bytes as usize, &access, 1) }
-            .map_err(|failure| failure.asking(bytes))
+    unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let _relaxed = self.relax()?;
+        // SAFETY: the caller's promise: a mapping of its own.
+        unsafe { self.peers.give_access(at, bytes) }.map_err(|failure| failure.asking(bytes))
     }
 
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
+        self.peers.forget(at);
         // SAFETY: the caller's promise: one whole mapping that no work uses.
         Ok(unsafe { self.api().cuMemUnmap(at.raw(), bytes as usize) }?)
     }
 
     unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         // SAFETY: the caller's promise: the handle is not used again.
         Ok(unsafe { self.api().cuMemRelease(page.raw()) }?)
     }
@@ -94,7 +90,8 @@ impl Device for CudaDevice {
     // ---- whole segments --------------------------------------------------------------------------
 
     fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
+        self.peers.join()?;
         let _entered = self.enter()?;
         let mut at = 0;
         // SAFETY: `at` is writable.
@@ -104,17 +101,17 @@ impl Device for CudaDevice {
     }
 
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: a segment that is not used again.
         Ok(unsafe { self.api().cuMemFree_v2(at.raw()) }?)
     }
 
-    fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
         let pool = self.async_pool()?;
         let _entered = self.enter_for(stream)?;
         let mut at = 0;
-        // SAFETY: `at` is writable, the pool lives as long as `self`, the stream by the rule for handles.
+        // SAFETY: `at` is writable, the pool lives as long as `self`, the stream by the caller's promise.
         unsafe { self.api().cuMemAllocFromPoolAsync(&mut at, bytes as usize, pool.raw(), stream_of(stream)) }
             .map_err(|failure| failure.asking(bytes))
             .inspect_err(|_| pool.trim())?;
@@ -134,7 +131,7 @@ impl Device for CudaDevice {
     // ---- streams ---------------------------------------------------------------------------------
 
     fn create_stream(&self) -> DeviceResult<StreamHandle> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         let mut raw = ptr::null_mut();
         let flags = CUstream_flags::CU_STREAM_NON_BLOCKING as c_uint;
@@ -145,36 +142,37 @@ impl Device for CudaDevice {
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: a stream of ours that is not used again.
         Ok(unsafe { self.api().cuStreamDestroy_v2(stream_of(stream)) }?)
     }
 
-    fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
+    unsafe fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
         // `cuStreamGetId` fails for a stream that is being captured, in every capture mode, and ends the capture (seen
         // with driver 580).
-        if self.capture_of(stream)?.is_some() {
+        // SAFETY: the caller's promise.
+        if unsafe { self.capture_of(stream) }?.is_some() {
             return Ok(StreamId::in_capture(stream));
         }
         let _entered = self.enter_for(stream)?;
         let mut id = 0;
-        // SAFETY: `id` is writable, the stream lives by the rule for handles.
+        // SAFETY: `id` is writable, the stream lives by the caller's promise.
         unsafe { self.api().cuStreamGetId(stream_of(stream), &mut id) }?;
         Ok(StreamId(id))
     }
 
-    fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
-        let _relaxed = self.relax();
+    unsafe fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
+        let _relaxed = self.relax()?;
         let _entered = self.enter_for(stream)?;
-        // SAFETY: the stream lives by the rule for handles.
+        // SAFETY: the stream lives by the caller's promise.
         is_ready(unsafe { self.api().cuStreamQuery(stream_of(stream)) })
     }
 
-    fn capture_of(&self, stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
+    unsafe fn capture_of(&self, stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
         let _entered = self.enter_for(stream)?;
         let (mut status, mut id) = (CaptureStatus::NONE, 0);
-        // SAFETY: both are writable, null asks for nothing more, and the stream lives by the rule for handles.
+        // SAFETY: both are writable, null asks for nothing more, and the stream lives by the caller's promise.
         let asked = unsafe {
             let none = ptr::null_mut();
             self.api().cuStreamGetCaptureInfo_v2(
@@ -194,14 +192,14 @@ impl Device for CudaDevice {
         }
     }
 
-    fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+    unsafe fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
         let _entered = self.enter_for(stream)?;
-        // SAFETY: the stream lives by the rule for handles.
+        // SAFETY: the stream lives by the caller's promise.
         Ok(unsafe { self.api().cuStreamSynchronize(stream_of(stream)) }?)
     }
 
     fn synchronize(&self) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         // SAFETY: our context is current.
         Ok(unsafe { self.api().cuCtxSynchronize() }?)
@@ -210,7 +208,7 @@ impl Device for CudaDevice {
     // ---- events ----------------------------------------------------------------------------------
 
     fn create_event(&self) -> DeviceResult<EventHandle> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         let mut raw = ptr::null_mut();
         let flags = CUevent_flags::CU_EVENT_DISABLE_TIMING as c_uint;
@@ -221,33 +219,33 @@ impl Device for CudaDevice {
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()> {
-        let _relaxed = self.relax();
+        let _relaxed = self.relax()?;
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: an event of ours that is not used again.
         Ok(unsafe { self.api().cuEventDestroy_v2(event_of(event)) }?)
     }
 
-    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
+    unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
         let _entered = self.enter_for(stream)?;
-        // SAFETY: both live by the rule for handles.
+        // SAFETY: both live by the caller's promise.
         Ok(unsafe { self.api().cuEventRecord(event_of(event), stream_of(stream)) }?)
     }
 
-    fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
-        let _relaxed = self.relax();
-        // SAFETY: the event lives by the rule for handles.
+    unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+        let _relaxed = self.relax()?;
+        // SAFETY: the event lives by the caller's promise.
         is_ready(unsafe { self.api().cuEventQuery(event_of(event)) })
     }
 
-    fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
+    unsafe fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
         let _entered = self.enter_for(stream)?;
-        // SAFETY: both live by the rule for handles.
+        // SAFETY: both live by the caller's promise.
         Ok(unsafe { self.api().cuStreamWaitEvent(stream_of(stream), event_of(event), 0) }?)
     }
 
-    fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
-        let _relaxed = self.relax();
-        // SAFETY: the event lives by the rule for handles.
+    unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
+        let _relaxed = self.relax()?;
+        // SAFETY: the event lives by the caller's promise.
         Ok(unsafe { self.api().cuEventSynchronize(event_of(event)) }?)
     }
 
@@ -283,7 +281,8 @@ impl Device for CudaDevice {
                 stream_of(stream),
             )
         }?;
-        if self.is_read_later(from) { self.synchronize_stream(stream) } else { Ok(()) }
+        // SAFETY: the caller's promise: the stream is valid.
+        if self.is_read_later(from) { unsafe { self.synchronize_stream(stream) } } else { Ok(()) }
     }
 
     unsafe fn copy_to_host(

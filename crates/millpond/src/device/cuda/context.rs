@@ -7,6 +7,7 @@ use cudarc::driver::sys::{CUcontext, CUdevice};
 
 use super::api::Api;
 use crate::device::DeviceResult;
+use crate::process::Process;
 
 /// The device's primary context, which the CUDA runtime, PyTorch and cudarc use too.
 #[derive(Debug)]
@@ -14,6 +15,7 @@ pub(super) struct Context {
     api: &'static Api,
     device: CUdevice,
     raw: CUcontext,
+    process: Process,
 }
 
 // SAFETY: a CUcontext is a handle that any thread may use; the driver locks what needs it.
@@ -27,7 +29,12 @@ impl Context {
         let mut raw = ptr::null_mut();
         // SAFETY: `raw` is writable and the device came from cuDeviceGet.
         unsafe { api.cuDevicePrimaryCtxRetain(&mut raw, device) }?;
-        Ok(Self { api, device, raw })
+        Ok(Self { api, device, raw, process: Process::here() })
+    }
+
+    /// The GPU that it is of.
+    pub(super) fn device(&self) -> CUdevice {
+        self.device
     }
 
     pub(super) fn raw(&self) -> CUcontext {
@@ -39,6 +46,7 @@ impl Context {
     /// Remembering per thread what we made current last would be cheaper and wrong: others change it without
     /// telling us. So the driver is asked, which costs about 10 ns.
     pub(super) fn enter(&self) -> DeviceResult<Entered> {
+        self.check_process()?;
         let mut current = ptr::null_mut();
         // SAFETY: `current` is writable.
         unsafe { self.api.cuCtxGetCurrent(&mut current) }?;
@@ -50,8 +58,15 @@ impl Context {
         Ok(Entered { pushed_by: Some(self.api), on_this_thread: PhantomData })
     }
 
+    /// CUDA does not work in a process that was forked from one that uses it: no call reaches the driver there.
+    #[inline]
+    pub(super) fn check_process(&self) -> DeviceResult<()> {
+        Ok(self.process.check()?)
+    }
+
     /// Makes this context current on the calling thread, for good.
     pub(super) fn make_current(&self) -> DeviceResult<()> {
+        self.check_process()?;
         // SAFETY: the context is retained as long as `self` is.
         Ok(unsafe { self.api.cuCtxSetCurrent(self.raw) }?)
     }
@@ -59,6 +74,10 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
+        if self.check_process().is_err() {
+            // The context is the parent's.
+            return;
+        }
         // SAFETY: one release for the one retain.
         if let Err(failure) = unsafe { self.api.cuDevicePrimaryCtxRelease_v2(self.device) } {
             // At process exit the driver may be gone already; there is nobody left to tell.

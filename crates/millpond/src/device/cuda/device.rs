@@ -5,8 +5,7 @@ use std::fmt;
 use std::sync::{Arc, OnceLock};
 
 use cudarc::driver::sys::{
-    CUcontext, CUdevice, CUdevice_attribute, CUmemAllocationGranularity_flags, CUmemAllocationHandleType,
-    CUmemAllocationProp, CUmemAllocationType, CUmemLocation, CUmemLocationType, CUstream,
+    CUcontext, CUdevice, CUdevice_attribute, CUmemAllocationGranularity_flags, CUstream,
 };
 
 use super::api::{Api, Failure};
@@ -14,12 +13,9 @@ use super::async_pool::AsyncPool;
 use super::capture_mode::Relaxed;
 use super::context::{Context, Entered};
 use super::driver;
+use super::peers::{self, Peers};
+use super::structures::page_props;
 use crate::device::{DeviceError, DeviceResult, Kind, Properties, StreamHandle};
-
-/// Physical device memory, which is what CUDA calls a pinned allocation.
-pub(super) const PINNED: CUmemAllocationType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
-/// Memory that is not exported to other processes.
-pub(super) const NO_SHARING: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
 
 /// What `granularity` says where the driver has no virtual memory management: the size that its own
 /// allocators grow by.
@@ -31,6 +27,11 @@ pub struct CudaOptions {
     /// Whether to use virtual memory management. `None` uses it where it is there; `Some(false)` leaves it,
     /// so that a pool falls back to segments; `Some(true)` refuses to open a GPU without it.
     pub virtual_memory: Option<bool>,
+    /// Whether other GPUs may use this one's memory, and this one theirs, once both have taken memory in this process
+    /// and as far as they reach each other. `None` is yes, unless the environment variable
+    /// `MILLPOND_PEER_ACCESS` is `0`. Each page that is mapped costs about 1 ms then in place of 50 µs (H200), so
+    /// that a program whose GPUs never touch each other's memory does better without.
+    pub peer_access: Option<bool>,
 }
 
 /// What is worth knowing of a GPU beside its [`Properties`].
@@ -56,7 +57,8 @@ pub struct CudaDevice {
     raw: CUdevice,
     // Before `context`: fields are dropped in order, and the pool needs the context.
     async_pool: OnceLock<AsyncPool>,
-    context: Context,
+    context: Arc<Context>,
+    pub(super) peers: Arc<Peers>,
     pub(super) copies_read_host_pages: bool,
 }
 
@@ -85,17 +87,20 @@ impl CudaDevice {
     pub fn with_options(ordinal: usize, options: CudaOptions) -> DeviceResult<Arc<Self>> {
         let api = driver::started()?;
         let raw = find(api, ordinal)?;
-        let context = Context::retain(api, raw)?;
+        let context = Arc::new(Context::retain(api, raw)?);
         let properties = properties(api, raw, ordinal, options)?;
         let host_tables =
             CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
         let copies_read_host_pages = attribute(api, raw, host_tables)? != 0;
+        let shared = options.peer_access.unwrap_or_else(peers::is_shared_by_default);
+        let peers = Peers::new(api, &context, properties.virtual_memory, shared);
         Ok(Arc::new(Self {
             properties,
             api,
             raw,
             async_pool: OnceLock::new(),
             context,
+            peers,
             copies_read_host_pages,
         }))
     }
@@ -142,18 +147,14 @@ impl CudaDevice {
                 // SAFETY: `to` is writable for `len` bytes.
                 unsafe { self.api.cuDeviceGetPCIBusId(to, len, self.raw) }
             })?,
-            peers: self.peers()?,
+            peers: self.peers_within_reach()?,
         })
     }
 
-    fn peers(&self) -> DeviceResult<Vec<usize>> {
+    fn peers_within_reach(&self) -> DeviceResult<Vec<usize>> {
         let mut peers = Vec::new();
         for ordinal in (0..driver::device_count(self.api)?).filter(|other| *other != self.ordinal()) {
-            let other = find(self.api, ordinal)?;
-            let mut can: c_int = 0;
-            // SAFETY: `can` is writable, and both handles came from cuDeviceGet.
-            unsafe { self.api.cuDeviceCanAccessPeer(&mut can, self.raw, other) }?;
-            if can != 0 {
+            if peers::can_reach(self.api, self.raw, find(self.api, ordinal)?)? {
                 peers.push(ordinal);
             }
         }
@@ -172,17 +173,20 @@ impl CudaDevice {
     /// Makes the context current for a call on `stream`, if the stream does not name its context itself: the
     /// two default streams (and the null handle, which stands for the first) are those of the current one.
     pub(super) fn enter_for(&self, stream: StreamHandle) -> DeviceResult<Option<Entered>> {
+        self.context.check_process()?;
         if stream.raw() <= StreamHandle::PER_THREAD.raw() { self.enter().map(Some) } else { Ok(None) }
     }
 
     /// Lets the calling thread make calls that a capture, its own or one of another thread, would forbid it, until the
     /// guard goes.
-    pub(super) fn relax(&self) -> Relaxed {
-        Relaxed::enter(self.api)
+    pub(super) fn relax(&self) -> DeviceResult<Relaxed> {
+        self.context.check_process()?;
+        Ok(Relaxed::enter(self.api))
     }
 
     /// The driver's own pool, made at its first use.
     pub(super) fn async_pool(&self) -> DeviceResult<&AsyncPool> {
+        self.context.check_process()?;
         if let Some(pool) = self.async_pool.get() {
             return Ok(pool);
         }
@@ -214,33 +218,14 @@ impl CudaDevice {
 
 impl fmt::Debug for CudaDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CudaDevice").field("properties", &self.properties).finish_non_exhaustive()
+        let Properties { ordinal, name, .. } = &self.properties;
+        f.debug_struct("CudaDevice").field("ordinal", ordinal).field("name", name).finish_non_exhaustive()
     }
 }
 
 /// The driver's type of a stream handle.
 pub(super) fn stream_of(stream: StreamHandle) -> CUstream {
     stream.raw() as CUstream
-}
-
-/// This device as the place of memory.
-pub(super) fn location(device: CUdevice) -> CUmemLocation {
-    let kind = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_int;
-    // cudarc's field for the number is a union from CUDA 13.2 on, in the same place, so no literal of the
-    // structure compiles with every version.
-    // SAFETY: in cuda.h this is the kind and a number, both of the size of an int, and the kind is one of the
-    // enum's.
-    unsafe { std::mem::transmute::<[c_int; 2], CUmemLocation>([kind, device]) }
-}
-
-/// Ordinary device memory, mapped by this process alone.
-pub(super) fn page_props(device: CUdevice) -> CUmemAllocationProp {
-    // SAFETY: all zeros is a valid value of this C structure, and what the driver wants in its reserved part.
-    let mut props: CUmemAllocationProp = unsafe { std::mem::zeroed() };
-    props.type_ = PINNED;
-    props.requestedHandleTypes = NO_SHARING;
-    props.location = location(device);
-    props
 }
 
 fn find(api: &Api, ordinal: usize) -> DeviceResult<CUdevice> {

@@ -3,9 +3,11 @@
 use std::ffi::c_int;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::api::{self, Api, Code, Failure, NoApi};
 use crate::device::{DeviceError, DeviceResult};
+use crate::process::Process;
 
 /// The oldest CUDA version that a driver must support: it brought `cuStreamGetId`, without which a recycled
 /// stream handle cannot be told from the old stream.
@@ -65,9 +67,29 @@ fn library_in(maps: &str, prefix: &str) -> Option<PathBuf> {
 /// A failure is not remembered: a driver service that comes up later is found by the next try.
 pub(super) fn started() -> DeviceResult<&'static Api> {
     static STARTED: OnceLock<&'static Api> = OnceLock::new();
+    /// The process that started the driver or tries to, and one more; 0 while none does.
+    static STARTED_IN: AtomicU64 = AtomicU64::new(0);
+    let here = Process::here().number() + 1;
+    // Before anything that another thread of the parent may have been inside of at the fork.
+    // Relaxed, all: the parent's write came before the fork, and in one process all write the same.
+    match STARTED_IN.load(Ordering::Relaxed) {
+        0 => STARTED_IN.store(here, Ordering::Relaxed),
+        of if of == here => {}
+        _ => return Err(DeviceError::Forked),
+    }
     if let Some(api) = STARTED.get() {
         return Ok(api);
     }
+    match start() {
+        Ok(api) => Ok(STARTED.get_or_init(|| api)),
+        Err(error) => {
+            STARTED_IN.store(0, Ordering::Relaxed);
+            Err(error)
+        }
+    }
+}
+
+fn start() -> DeviceResult<&'static Api> {
     let api = api::load().map_err(explain_missing)?;
     let found = version(api)?;
     if found < OLDEST {
@@ -75,7 +97,7 @@ pub(super) fn started() -> DeviceResult<&'static Api> {
     }
     // SAFETY: cuInit may be called at any time, and again.
     unsafe { api.cuInit(0) }.map_err(explain_refused)?;
-    Ok(STARTED.get_or_init(|| api))
+    Ok(api)
 }
 
 /// How many GPUs the driver shows to this process (see `CUDA_VISIBLE_DEVICES`).

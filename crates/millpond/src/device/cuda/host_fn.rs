@@ -15,7 +15,10 @@ impl CudaDevice {
     ///
     /// # Errors
     /// Those of the driver; `work` is dropped without having run.
-    pub fn launch_host(
+    ///
+    /// # Safety
+    /// The stream is [valid](crate::device), and is not being captured: a graph would run `work` at each replay.
+    pub unsafe fn launch_host(
         &self,
         stream: StreamHandle,
         work: impl FnOnce() + Send + 'static,
@@ -23,7 +26,7 @@ impl CudaDevice {
         let _entered = self.enter_for(stream)?;
         // Twice boxed, because the driver passes on one thin pointer.
         let data = Box::into_raw(Box::new(Box::new(work) as Work)).cast::<c_void>();
-        // SAFETY: `run` takes what `data` points to, and the driver calls it once.
+        // SAFETY: `run` takes what `data` points to, and the driver calls it once, since the stream is not captured.
         let launched = unsafe { self.api().cuLaunchHostFunc(stream_of(stream), Some(run), data) };
         if let Err(failure) = launched {
             // SAFETY: the driver refused, so it never calls `run`, and the box is ours again.

@@ -12,6 +12,8 @@
 //! | `device` | [`CudaDevice`]: opening a GPU, its properties and facts |
 //! | `calls` | the [`Device`](super::Device) trait, call by call |
 //! | `async_pool` | the driver's own stream-ordered pool behind `alloc_async` |
+//! | `peers` | which other GPUs may use its memory |
+//! | `structures` | what the driver's structures are filled with |
 //! | `capture_mode` | what captures of streams forbid the calling thread, lifted for our calls |
 //! | `host_fn` | running Rust closures in stream order |
 //!
@@ -34,6 +36,8 @@ mod context;
 mod device;
 mod driver;
 mod host_fn;
+mod peers;
+mod structures;
 
 pub use device::{CudaDevice, CudaFacts, CudaOptions};
 pub use driver::{DriverInfo, DriverVersion, driver, loaded_library};

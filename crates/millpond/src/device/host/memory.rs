@@ -6,7 +6,7 @@
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
@@ -15,6 +15,7 @@ use super::stream::{Moment, Stream};
 use crate::device::driver_pool::{CHUNK, DriverPool};
 use crate::device::ledger::{Extent, Ledger, Owner};
 use crate::device::{AsyncUsage, DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageHandle};
+use crate::process::{OfProcess, Process};
 use std::sync::Arc;
 
 /// The memory of one device. Unmaps all that is left when dropped.
@@ -22,7 +23,8 @@ use std::sync::Arc;
 pub(super) struct Memory {
     file: OwnedFd,
     granularity: u64,
-    state: Mutex<State>,
+    process: Process,
+    state: OfProcess<Mutex<State>>,
 }
 
 #[derive(Debug)]
@@ -40,11 +42,12 @@ impl Memory {
         Ok(Self {
             file,
             granularity,
-            state: Mutex::new(State {
+            process: Process::here(),
+            state: OfProcess::new(Mutex::new(State {
                 ledger: Ledger::new(granularity, capacity),
                 length: 0,
                 driver_pool: DriverPool::new(),
-            }),
+            })),
         })
     }
 
@@ -234,6 +237,10 @@ impl State {
 
 impl Drop for Memory {
     fn drop(&mut self) {
+        if !self.process.is_here() {
+            // Other objects of the parent may still name the addresses. The system takes them with the process.
+            return;
+        }
         let ledger = &self.state.get_mut().ledger;
         for (at, bytes) in ledger.reservations().chain(ledger.segments()) {
             // SAFETY: the ledger knows the range as ours. The device and its streams' threads are gone, so

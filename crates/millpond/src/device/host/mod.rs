@@ -15,9 +15,10 @@ mod streams;
 #[cfg(test)]
 mod tests;
 
+use std::fmt;
 use std::sync::Arc;
 
-use parking_lot::Mutex;
+use crate::lock::Mutex;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
 use self::memory::Memory;
@@ -28,6 +29,7 @@ use super::{
     AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, EventHandle, Kind, MemoryInfo, PageHandle,
     Properties, StreamHandle, StreamId,
 };
+use crate::process::{OfProcess, Process};
 
 /// How a [`HostDevice`] is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -50,12 +52,18 @@ impl Default for HostOptions {
 /// A [`Device`] made of the CPU and its memory. See the [module](self).
 ///
 /// Dropping it lets all work run that was given to its streams, and then gives its memory back.
-#[derive(Debug)]
 pub struct HostDevice {
     properties: Properties,
-    events: Mutex<SlotMap<DefaultKey, Option<Moment>>>,
+    events: OfProcess<Mutex<SlotMap<DefaultKey, Option<Moment>>>>,
+    process: Process,
     streams: Streams,
     memory: Arc<Memory>,
+}
+
+impl fmt::Debug for HostDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HostDevice").field("memory", &self.memory.info()).finish_non_exhaustive()
+    }
 }
 
 impl HostDevice {
@@ -91,7 +99,13 @@ impl HostDevice {
             memory_pools: true,
         };
         let streams = Streams::new(Arc::clone(&memory));
-        Ok(Arc::new(Self { properties, events: Mutex::default(), streams, memory }))
+        Ok(Arc::new(Self {
+            properties,
+            events: OfProcess::default(),
+            process: Process::here(),
+            streams,
+            memory,
+        }))
     }
 
     /// Runs `work` in stream order, on the stream's thread: a kernel of this device.
@@ -115,12 +129,29 @@ impl HostDevice {
     }
 
     fn stream(&self, call: &'static str, stream: StreamHandle) -> DeviceResult<Arc<Stream>> {
-        self.streams.get(call, stream)
+        self.streams()?.get(call, stream)
+    }
+
+    /// The streams, in the process that has their threads.
+    fn streams(&self) -> DeviceResult<&Streams> {
+        self.process.check()?;
+        Ok(&self.streams)
+    }
+
+    /// The memory, in the process that made it: in a forked child the file is still shared.
+    fn memory(&self) -> DeviceResult<&Memory> {
+        self.process.check()?;
+        Ok(&self.memory)
+    }
+
+    fn events(&self) -> DeviceResult<&Mutex<SlotMap<DefaultKey, Option<Moment>>>> {
+        self.process.check()?;
+        Ok(&self.events)
     }
 
     /// What an event stands for; nothing if it was never recorded.
     fn moment(&self, call: &'static str, event: EventHandle) -> DeviceResult<Option<Moment>> {
-        match self.events.lock().get(event_key(event)) {
+        match self.events()?.lock().get(event_key(event)) {
             Some(moment) => Ok(moment.clone()),
             None => unknown_event(call, event),
         }
@@ -154,124 +185,125 @@ fn unknown_event<T>(call: &'static str, event: EventHandle) -> DeviceResult<T> {
     invalid(call, format!("{:#x} is no event, or was destroyed", event.raw()))
 }
 
-impl Device for HostDevice {
+// SAFETY: the operating system maps what the ledger has checked, and each stream is a thread that works in order.
+unsafe impl Device for HostDevice {
     fn properties(&self) -> &Properties {
         &self.properties
     }
 
     fn memory_info(&self) -> DeviceResult<MemoryInfo> {
-        Ok(self.memory.info())
+        Ok(self.memory()?.info())
     }
 
     fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
         self.needs_virtual_memory()?;
-        self.memory.reserve(bytes)
+        self.memory()?.reserve(bytes)
     }
 
     unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         // SAFETY: as this function's.
-        unsafe { self.memory.unreserve(at, bytes) }
+        unsafe { self.memory()?.unreserve(at, bytes) }
     }
 
     fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
         self.needs_virtual_memory()?;
-        self.memory.create_page(bytes)
+        self.memory()?.create_page(bytes)
     }
 
-    fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
-        self.memory.map(at, bytes, page)
+    unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
+        self.memory()?.map(at, bytes, page)
     }
 
-    fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        self.memory.set_access(at, bytes)
+    unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        self.memory()?.set_access(at, bytes)
     }
 
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         // SAFETY: as this function's.
-        unsafe { self.memory.unmap(at, bytes) }
+        unsafe { self.memory()?.unmap(at, bytes) }
     }
 
     unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
-        self.memory.release_page(page)
+        self.memory()?.release_page(page)
     }
 
     fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
-        self.memory.alloc_segment(bytes)
+        self.memory()?.alloc_segment(bytes)
     }
 
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
-        self.memory.check_segment(at)?;
+        self.memory()?.check_segment(at)?;
         self.synchronize()?;
         // SAFETY: all work is complete; the rest as this function's.
-        unsafe { self.memory.free_segment(at) }
+        unsafe { self.memory()?.free_segment(at) }
     }
 
-    fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
-        self.memory.alloc_async(bytes, &self.stream("alloc_async", stream)?)
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+        self.memory()?.alloc_async(bytes, &self.stream("alloc_async", stream)?)
     }
 
     unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
-        self.memory.free_async(at, &self.stream("free_async", stream)?)
+        self.memory()?.free_async(at, &self.stream("free_async", stream)?)
     }
 
     fn async_usage(&self) -> DeviceResult<AsyncUsage> {
-        Ok(self.memory.async_usage())
+        Ok(self.memory()?.async_usage())
     }
 
     fn create_stream(&self) -> DeviceResult<StreamHandle> {
-        self.streams.create()
+        self.streams()?.create()
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
-        self.streams.destroy(stream)
+        self.streams()?.destroy(stream)
     }
 
-    fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
+    unsafe fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
         Ok(self.stream("stream_id", stream)?.id())
     }
 
-    fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
+    unsafe fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
         Ok(self.stream("stream_is_idle", stream)?.now().is_reached())
     }
 
-    fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+    unsafe fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
         const CALL: &str = "synchronize_stream";
         self.stream(CALL, stream)?.now().wait(CALL)
     }
 
     fn synchronize(&self) -> DeviceResult<()> {
-        let waits: Vec<_> = self.streams.now().iter().map(|moment| moment.wait("synchronize")).collect();
+        let waits: Vec<_> = self.streams()?.now().iter().map(|moment| moment.wait("synchronize")).collect();
         waits.into_iter().collect()
     }
 
     fn create_event(&self) -> DeviceResult<EventHandle> {
-        let key = self.events.lock().insert(None);
+        let key = self.events()?.lock().insert(None);
         // SAFETY: the number stands for the event just made, until `destroy_event`.
         Ok(unsafe { EventHandle::from_raw(key.data().as_ffi()) })
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()> {
-        match self.events.lock().remove(event_key(event)) {
+        match self.events()?.lock().remove(event_key(event)) {
             Some(_) => Ok(()),
             None => unknown_event("destroy_event", event),
         }
     }
 
-    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
+    unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
         const CALL: &str = "record_event";
         let moment = self.stream(CALL, stream)?.now();
-        match self.events.lock().get_mut(event_key(event)) {
+        match self.events()?.lock().get_mut(event_key(event)) {
             Some(stands_for) => *stands_for = Some(moment),
             None => return unknown_event(CALL, event),
         }
         Ok(())
     }
 
-    fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+    unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
         Ok(self.moment("query_event", event)?.is_none_or(|moment| moment.is_reached()))
     }
 
-    fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
+    unsafe fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
         const CALL: &str = "wait_event";
         let stream = self.stream(CALL, stream)?;
         match self.moment(CALL, event)? {
@@ -280,7 +312,7 @@ impl Device for HostDevice {
         }
     }
 
-    fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
+    unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
         const CALL: &str = "synchronize_event";
         match self.moment(CALL, event)? {
             Some(moment) => moment.wait(CALL),
@@ -292,7 +324,7 @@ impl Device for HostDevice {
         if bytes == 0 {
             return Ok(());
         }
-        self.memory.check_access("memset", at, bytes)?;
+        self.memory()?.check_access("memset", at, bytes)?;
         self.submit("memset", stream, move || {
             // SAFETY: the caller of `memset` keeps the range usable and ours until the stream has done this.
             unsafe { bytes_at(at).write_bytes(value, bytes as usize) }
@@ -309,7 +341,7 @@ impl Device for HostDevice {
         if bytes == 0 {
             return Ok(());
         }
-        self.memory.check_access("copy_from_host", to, bytes)?;
+        self.memory()?.check_access("copy_from_host", to, bytes)?;
         // SAFETY: the caller says that `from` is readable for `bytes`.
         let staged: Box<[u8]> = unsafe { std::slice::from_raw_parts(from, bytes as usize) }.into();
         self.submit("copy_from_host", stream, move || {
@@ -329,7 +361,14 @@ impl Device for HostDevice {
         if bytes == 0 {
             return Ok(());
         }
-        self.memory.check_access("copy_to_host", from, bytes)?;
+        if stream::on_stream_thread() {
+            // Whoever has the bytes could not wait until they are written.
+            return invalid(
+                "copy_to_host",
+                "work on a stream must not wait for the device, nor for its bytes",
+            );
+        }
+        self.memory()?.check_access("copy_to_host", from, bytes)?;
         let to = to.expose_provenance();
         self.submit("copy_to_host", stream, move || {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
@@ -349,8 +388,8 @@ impl Device for HostDevice {
         if bytes == 0 {
             return Ok(());
         }
-        self.memory.check_access("copy", from, bytes)?;
-        self.memory.check_access("copy", to, bytes)?;
+        self.memory()?.check_access("copy", from, bytes)?;
+        self.memory()?.check_access("copy", to, bytes)?;
         if to.raw().abs_diff(from.raw()) < bytes {
             return invalid("copy", format!("{bytes} bytes at {from} and at {to} overlap"));
         }

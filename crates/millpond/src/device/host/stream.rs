@@ -11,10 +11,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use parking_lot::{Condvar, Mutex, MutexGuard};
+use crate::lock::{Condvar, Mutex};
 
 use crate::device::ledger::invalid;
 use crate::device::{DeviceError, DeviceResult, StreamId};
+
+/// How often the end of a thread looks whether a lock is free.
+const PATIENCE: u32 = 10_000;
 
 /// Work of a stream.
 pub(super) type Job = Box<dyn FnOnce() + Send>;
@@ -79,7 +82,7 @@ impl Moment {
         }
         let mut state = self.stream.state.lock();
         while !self.is_reached() {
-            self.stream.progress.wait(&mut state);
+            state = self.stream.progress.wait(state);
         }
         match state.fault.take() {
             None => Ok(()),
@@ -140,6 +143,20 @@ impl Stream {
         self.work.notify_one();
     }
 
+    /// As [`close`](Self::close), unless the lock is not to be had for [`PATIENCE`] looks. Others hold it for instants, so
+    /// that then the calling thread has it itself: it was interrupted by a signal, whose handler ends the process.
+    pub(super) fn close_soon(&self) {
+        for _ in 0..PATIENCE {
+            if let Some(mut state) = self.state.try_lock() {
+                state.closed = true;
+                drop(state);
+                self.work.notify_one();
+                return;
+            }
+            std::thread::yield_now();
+        }
+    }
+
     pub(super) fn is_closed(&self) -> bool {
         self.state.lock().closed
     }
@@ -158,10 +175,12 @@ impl Stream {
                 if state.closed {
                     return;
                 }
-                self.work.wait(&mut state);
+                state = self.work.wait(state);
                 continue;
             };
-            let fault = MutexGuard::unlocked(&mut state, || work.execute());
+            drop(state);
+            let fault = work.execute();
+            state = self.state.lock();
             if let Some(panic) = fault {
                 state.fault.get_or_insert(panic);
             }
@@ -182,7 +201,7 @@ impl Work {
             Self::WaitFor(moment) => {
                 let mut state = moment.stream.state.lock();
                 while !moment.is_reached() {
-                    moment.stream.progress.wait(&mut state);
+                    state = moment.stream.progress.wait(state);
                 }
                 None
             }

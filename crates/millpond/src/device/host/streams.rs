@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 
-use parking_lot::{Mutex, RwLock};
+use crate::lock::{Mutex, RwLock};
 use slab::Slab;
 
 use super::memory::Memory;
 use super::stream::{Moment, Stream, on_stream_thread};
 use crate::device::ledger::invalid;
 use crate::device::{DeviceError, DeviceResult, StreamHandle, StreamId};
+use crate::process::{OfProcess, Process};
 
 /// Handles below this are the null stream and the default streams.
 const FIRST_HANDLE: u64 = 16;
@@ -32,7 +33,8 @@ pub(super) struct Streams {
     /// Tells devices apart in `PER_THREAD`. Never given twice.
     device: u64,
     next_id: AtomicU64,
-    table: RwLock<Table>,
+    process: Process,
+    table: OfProcess<RwLock<Table>>,
     running: Arc<Running>,
     /// Kept by every stream's thread, so that memory outlives the work that uses it.
     memory: Arc<Memory>,
@@ -55,11 +57,17 @@ struct Thread {
 }
 
 /// A thread's own stream, closed when the thread ends.
-struct Own(Arc<Stream>);
+struct Own {
+    stream: Arc<Stream>,
+    process: Process,
+}
 
 impl Drop for Own {
     fn drop(&mut self) {
-        self.0.close();
+        // A thread's end must not wait for a lock: in a forked child its holder is gone.
+        if self.process.is_here() {
+            self.stream.close_soon();
+        }
     }
 }
 
@@ -75,7 +83,8 @@ impl Streams {
             // Relaxed: only that no number is given twice matters.
             device: NEXT_DEVICE.fetch_add(1, Ordering::Relaxed),
             next_id: AtomicU64::new(1),
-            table: RwLock::default(),
+            process: Process::here(),
+            table: OfProcess::default(),
             running: Arc::default(),
             memory,
         }
@@ -135,12 +144,12 @@ impl Streams {
         let found = PER_THREAD.try_with(|own| {
             let mut own = own.borrow_mut();
             if let Some((_, own)) = own.iter().find(|(device, _)| *device == self.device) {
-                return Ok(Arc::clone(&own.0));
+                return Ok(Arc::clone(&own.stream));
             }
             // A device that is gone has closed its streams.
-            own.retain(|(_, own)| !own.0.is_closed());
+            own.retain(|(_, own)| own.process.is_here() && !own.stream.is_closed());
             let stream = self.start(call)?;
-            own.push((self.device, Own(Arc::clone(&stream))));
+            own.push((self.device, Own { stream: Arc::clone(&stream), process: self.process }));
             Ok(stream)
         });
         match found {
@@ -180,6 +189,10 @@ impl Drop for Streams {
     /// Lets all work run and the threads end. Waits for them, unless called from one of them: another may
     /// have to wait for work that the calling one has yet to do.
     fn drop(&mut self) {
+        if !self.process.is_here() {
+            // The threads are the parent's.
+            return;
+        }
         let running = mem::take(&mut *self.running.0.lock());
         for thread in running.values() {
             thread.stream.close();

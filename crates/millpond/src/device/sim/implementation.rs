@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use parking_lot::MutexGuard;
+use crate::lock::MutexGuard;
 use slotmap::Key;
 
 use super::SimDevice;
@@ -21,6 +21,7 @@ impl SimDevice {
     // Inlined, since it is half of most calls.
     #[inline(always)]
     fn enter(&self, call: Call) -> DeviceResult<MutexGuard<'_, State>> {
+        self.process.check()?;
         let mut state = self.state();
         state.calls[call] += 1;
         state.faults.check(call)?;
@@ -52,7 +53,8 @@ impl SimDevice {
     }
 }
 
-impl Device for SimDevice {
+// SAFETY: its ledger lets nothing that is out overlap, and its clock completes work in order. There are no bytes.
+unsafe impl Device for SimDevice {
     fn properties(&self) -> &Properties {
         &self.properties
     }
@@ -107,7 +109,7 @@ impl Device for SimDevice {
         Ok(page)
     }
 
-    fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
+    unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
         let mut state = self.enter(Call::Map)?;
         state.ledger.map(at, bytes, page)?;
         let cost = state.costs.map;
@@ -115,7 +117,7 @@ impl Device for SimDevice {
         Ok(())
     }
 
-    fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+    unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let mut state = self.enter(Call::SetAccess)?;
         let per_page = state.costs.set_access;
         let mut cost = 0;
@@ -163,7 +165,7 @@ impl Device for SimDevice {
         Ok(())
     }
 
-    fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
         let mut state = self.enter(Call::AllocAsync)?;
         if !self.properties.memory_pools {
             return self.unsupported("stream-ordered allocation");
@@ -208,14 +210,14 @@ impl Device for SimDevice {
         Ok(())
     }
 
-    fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
+    unsafe fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
         let mut state = self.enter(Call::StreamId)?;
         let cost = state.costs.stream_id;
         state.spend(Call::StreamId, cost);
         state.stream_id("stream_id", stream)
     }
 
-    fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
+    unsafe fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
         let mut state = self.enter(Call::StreamIsIdle)?;
         let until = state.busy_until("stream_is_idle", stream)?;
         let idle = until.is_past(state.now);
@@ -224,7 +226,7 @@ impl Device for SimDevice {
         Ok(idle)
     }
 
-    fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+    unsafe fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
         const CALL: &str = "synchronize_stream";
         let mut state = self.enter(Call::SynchronizeStream)?;
         let until = state.busy_until(CALL, stream)?;
@@ -262,7 +264,7 @@ impl Device for SimDevice {
         Ok(())
     }
 
-    fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
+    unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
         const CALL: &str = "record_event";
         let mut state = self.enter(Call::RecordEvent)?;
         let until = state.busy_until(CALL, stream)?;
@@ -272,7 +274,7 @@ impl Device for SimDevice {
         Ok(())
     }
 
-    fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
+    unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
         let mut state = self.enter(Call::QueryEvent)?;
         let when = *state.event("query_event", event)?;
         let complete = when.is_past(state.now);
@@ -281,7 +283,7 @@ impl Device for SimDevice {
         Ok(complete)
     }
 
-    fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
+    unsafe fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
         const CALL: &str = "wait_event";
         let mut state = self.enter(Call::WaitEvent)?;
         let when = *state.event(CALL, event)?;
@@ -291,7 +293,7 @@ impl Device for SimDevice {
         Ok(())
     }
 
-    fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
+    unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
         const CALL: &str = "synchronize_event";
         let mut state = self.enter(Call::SynchronizeEvent)?;
         let when = *state.event(CALL, event)?;

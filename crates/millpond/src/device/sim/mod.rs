@@ -23,17 +23,19 @@ mod state;
 mod tests;
 mod when;
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use crate::lock::{Mutex, MutexGuard};
 
 pub use self::call::{Call, PerCall};
 pub use self::costs::{BySize, CostTable};
 use self::state::State;
 use super::ledger::invalid;
 use super::{DeviceError, DeviceResult, Kind, Properties, StreamHandle};
+use crate::process::{OfProcess, Process};
 
 /// How a [`SimDevice`] is made.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,13 +66,19 @@ impl Default for SimOptions {
 }
 
 /// A simulated [`Device`](super::Device). See the [module](self).
-#[derive(Debug)]
 pub struct SimDevice {
     properties: Properties,
     /// The time that the clock was last advanced to, in nanoseconds. A replay does that at every event, and most
     /// events make no call: so it takes no lock.
     advanced: AtomicU64,
-    state: Mutex<State>,
+    pub(super) process: Process,
+    state: OfProcess<Mutex<State>>,
+}
+
+impl fmt::Debug for SimDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SimDevice").field("memory", &self.properties.total_memory).finish_non_exhaustive()
+    }
 }
 
 /// A stream whose work does not complete, from [`SimDevice::hold`] to [`SimDevice::release`].
@@ -114,7 +122,12 @@ impl SimDevice {
             virtual_memory: options.virtual_memory,
             memory_pools: options.memory_pools,
         };
-        Ok(Arc::new(Self { properties, advanced: AtomicU64::new(0), state: Mutex::new(State::new(options)) }))
+        Ok(Arc::new(Self {
+            properties,
+            advanced: AtomicU64::new(0),
+            process: Process::here(),
+            state: OfProcess::new(Mutex::new(State::new(options))),
+        }))
     }
 
     // ---- time ------------------------------------------------------------------------------------

@@ -92,6 +92,21 @@ fn each_thread_has_a_default_stream_of_its_own() {
 }
 
 #[test]
+fn a_thread_waits_for_its_own_default_stream_only() {
+    let bench = Bench::new();
+    bench.new_page_at(0);
+    let stream = bench.checker.create_stream().unwrap();
+    let block = bench.checker.allocated(bench.at(0, 0), 512, StreamHandle::PER_THREAD);
+    bench.free(block, StreamHandle::PER_THREAD);
+    std::thread::scope(|scope| {
+        scope.spawn(|| bench.checker.synchronize_stream(StreamHandle::PER_THREAD).unwrap());
+        scope.spawn(|| assert!(bench.checker.stream_is_idle(StreamHandle::PER_THREAD).unwrap()));
+    });
+    bench.checker.allocated(bench.at(0, 0), 512, stream);
+    bench.breaks(Rule::Order);
+}
+
+#[test]
 fn the_null_handle_is_the_legacy_stream() {
     let bench = Bench::new();
     bench.new_page_at(0);

@@ -114,7 +114,7 @@ fn an_event_seen_complete_orders_all_later_work() {
 
 #[test]
 fn each_way_of_waiting_orders_all_later_work() {
-    let ways: [fn(&CheckerDevice, StreamHandle); 4] = [
+    let ways: [fn(&Checker, StreamHandle); 4] = [
         |checker, stream| checker.synchronize_stream(stream).unwrap(),
         |checker, _| checker.synchronize().unwrap(),
         |checker, stream| {

@@ -1,0 +1,96 @@
+//! From an address to its owner: the address ranges of many arenas in one ordered map, so that who has an address need not
+//! ask each of them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::lock::RwLock;
+
+use crate::device::DevicePtr;
+
+/// Whose an address range is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Owner {
+    /// The pool's number.
+    pub(crate) pool: u64,
+    /// The number of the captures' memory, where it is not the pool's own.
+    pub(crate) memory: Option<u64>,
+}
+
+/// See the [module](self). By the first address: length in bytes, and owner.
+#[derive(Debug, Default)]
+pub(crate) struct Ranges(RwLock<BTreeMap<u64, (u64, Owner)>>);
+
+impl Ranges {
+    /// Whose the address is, if anybody's.
+    pub(crate) fn owner_of(&self, ptr: DevicePtr) -> Option<Owner> {
+        let ranges = self.0.read();
+        let (base, (bytes, owner)) = ranges.range(..=ptr.raw()).next_back()?;
+        (ptr.raw() - base < *bytes).then_some(*owner)
+    }
+
+    fn enter(&self, base: DevicePtr, bytes: u64, owner: Owner) {
+        self.0.write().insert(base.raw(), (bytes, owner));
+    }
+
+    fn leave(&self, base: DevicePtr) {
+        self.0.write().remove(&base.raw());
+    }
+}
+
+/// Where one arena's ranges are published, and as whose.
+#[derive(Debug)]
+pub(super) struct Published {
+    ranges: Arc<Ranges>,
+    owner: Owner,
+    /// First addresses of those that are there now.
+    bases: BTreeSet<DevicePtr>,
+}
+
+impl Published {
+    pub(super) fn new(ranges: Arc<Ranges>, owner: Owner) -> Self {
+        Self { ranges, owner, bases: BTreeSet::new() }
+    }
+
+    pub(super) fn owner_of(&self, ptr: DevicePtr) -> Option<Owner> {
+        self.ranges.owner_of(ptr)
+    }
+
+    pub(super) fn enter(&mut self, base: DevicePtr, bytes: u64) {
+        self.ranges.enter(base, bytes, self.owner);
+        self.bases.insert(base);
+    }
+
+    pub(super) fn leave(&mut self, base: DevicePtr) {
+        self.ranges.leave(base);
+        self.bases.remove(&base);
+    }
+}
+
+impl Drop for Published {
+    fn drop(&mut self) {
+        // What could not be given back is nobody's from here on.
+        self.bases.iter().for_each(|base| self.ranges.leave(*base));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_found_from_the_first_byte_of_its_range_to_the_last() {
+        let ranges = Arc::new(Ranges::default());
+        let owner = |pool| Owner { pool, memory: None };
+        let mut published = Published::new(ranges.clone(), owner(1));
+        published.enter(DevicePtr::new(4096), 4096);
+        let mut other = Published::new(ranges.clone(), owner(2));
+        other.enter(DevicePtr::new(16384), 4096);
+        let found = [4095, 4096, 8191, 8192, 16384].map(|at| ranges.owner_of(DevicePtr::new(at)));
+        assert_eq!(found, [None, Some(owner(1)), Some(owner(1)), None, Some(owner(2))]);
+        other.leave(DevicePtr::new(16384));
+        assert_eq!(ranges.owner_of(DevicePtr::new(16384)), None);
+        drop(published);
+        assert_eq!(ranges.owner_of(DevicePtr::new(4096)), None);
+    }
+}

@@ -1,0 +1,75 @@
+//! Copies of blocks that were freed twice at once: each was counted as a free, which it was not.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::lock::Mutex;
+
+use super::magazine::Item;
+use super::tally::Tally;
+use crate::arena::Place;
+use crate::counters::Counted;
+
+/// What was dropped, by whichever thread came upon it. See `arena/table.rs`.
+#[derive(Debug)]
+pub(super) struct Strays {
+    count: AtomicU64,
+    /// Those that were reported.
+    reported: AtomicU64,
+    /// Makes up for what was counted as freed. Of a block that was handed out again meanwhile the length is the new one.
+    tally: Tally,
+    /// Who has it writes the tally.
+    writes: Mutex<()>,
+}
+
+impl Default for Strays {
+    fn default() -> Self {
+        let tally = Tally::default();
+        // What makes up for a mistake need not ask.
+        tally.grant_all();
+        Self { count: AtomicU64::new(0), reported: AtomicU64::new(0), tally, writes: Mutex::default() }
+    }
+}
+
+impl Strays {
+    /// Notes a copy that was dropped. It is reported later: whoever comes upon it may be inside a gate.
+    #[cold]
+    fn note(&self, item: Item) {
+        let (requested, bytes) = item.entry().last_counted();
+        let _writes = self.writes.lock();
+        let is_counted = self.tally.count_alloc_outside(requested, bytes);
+        debug_assert!(is_counted, "it need not ask");
+        // Relaxed, here and below: a count.
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Gives `each` a block that leaves its place, unless it is a stray there.
+    #[inline]
+    pub(super) fn sort_out(&self, item: Item, place: Place, each: impl FnOnce(Item)) {
+        if item.entry().leave(place) { each(item) } else { self.note(item) }
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// How many there were in all, if any came that were not reported yet.
+    #[inline]
+    pub(super) fn to_report(&self) -> Option<u64> {
+        let count = self.count();
+        (count > self.reported.load(Ordering::Relaxed)
+            && self.reported.fetch_max(count, Ordering::Relaxed) < count)
+            .then_some(count)
+    }
+
+    /// To be added to those of the threads.
+    pub(super) fn tally(&self) -> &Tally {
+        &self.tally
+    }
+
+    /// They were neither frees nor allocations.
+    pub(super) fn correct(&self, counted: &mut Counted) {
+        let count = self.count();
+        counted.allocations = counted.allocations.saturating_sub(count);
+        counted.frees = counted.frees.saturating_sub(count);
+    }
+}

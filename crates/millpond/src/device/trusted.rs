@@ -1,0 +1,55 @@
+//! For tests: a device whose handles are trusted.
+
+use std::ops::Deref;
+
+use super::{CaptureId, Device, DevicePtr, DeviceResult, EventHandle, PageHandle, StreamHandle, StreamId};
+
+/// A device (an `Arc` or a reference) for a test that made its promise once: the calls of [`Device`] that are unsafe only
+/// for what their handles must be are safe here, by the same names.
+#[derive(Debug)]
+pub struct Trusted<P>(P);
+
+impl<P> Deref for Trusted<P> {
+    type Target = P;
+
+    fn deref(&self) -> &P {
+        &self.0
+    }
+}
+
+impl<P> Trusted<P> {
+    /// Trusts whoever has this. `clone` is the device's: the clone is trusted no more than that.
+    ///
+    /// # Safety
+    /// What is given to the calls below is what [`Device`] asks for: handles that are valid, and ranges that are the
+    /// caller's. A device that checks them (`host`, `sim`, and the checker over any) may be given others: it refuses them.
+    pub unsafe fn new(device: P) -> Self {
+        Self(device)
+    }
+}
+
+macro_rules! trust {
+    ($($name:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
+        #[allow(missing_docs, clippy::missing_errors_doc, reason = "they are those of `Device`")]
+        impl<P: Deref<Target: Device>> Trusted<P> {
+            $(pub fn $name(&self, $($argument: $of),*) -> DeviceResult<$result> {
+                // SAFETY: promised by who made this.
+                unsafe { Device::$name(&*self.0, $($argument),*) }
+            })*
+        }
+    };
+}
+
+trust! {
+    map(at: DevicePtr, bytes: u64, page: PageHandle) -> ();
+    set_access(at: DevicePtr, bytes: u64) -> ();
+    alloc_async(bytes: u64, stream: StreamHandle) -> DevicePtr;
+    stream_id(stream: StreamHandle) -> StreamId;
+    stream_is_idle(stream: StreamHandle) -> bool;
+    capture_of(stream: StreamHandle) -> Option<CaptureId>;
+    synchronize_stream(stream: StreamHandle) -> ();
+    record_event(event: EventHandle, stream: StreamHandle) -> ();
+    query_event(event: EventHandle) -> bool;
+    wait_event(stream: StreamHandle, event: EventHandle) -> ();
+    synchronize_event(event: EventHandle) -> ();
+}

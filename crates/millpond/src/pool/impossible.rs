@@ -1,0 +1,276 @@
+//! What no step can satisfy: it is refused before anything is given back, stolen or asked for.
+//!
+//! A block of live bytes cannot move. So a request is impossible where it and what is live exceed a limit, whatever is
+//! free or cached. It is not where the pool holds that much already (a budget may have been lowered since): then nothing
+//! has to grow. Whether other allocators or processes will give memory back nobody knows, so that of the device all
+//! memory counts that is not live in a pool of the context.
+//!
+//! A callback of the program may free what is live. Where one can be asked, only what exceeds a limit alone is impossible.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use super::inner::PoolInner;
+use crate::arena::MOST_UNITS;
+use crate::pages::{Budget, Shortage};
+
+/// Bytes that are live in the other pools of the context.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct OthersLive {
+    in_all: u64,
+    /// In those of the same budget.
+    under_budget: u64,
+}
+
+impl PoolInner {
+    /// What is live in other pools, where a request of so many bytes might have to do with it; else nothing. Called
+    /// without the lock: the last handle of one of them may go here.
+    #[inline]
+    pub(super) fn others_live(&self, bytes: u64) -> OthersLive {
+        let is_tight = |what, limit| self.held_under(what).saturating_add(bytes) > limit;
+        let [_, headroom, budget, device] = self.all_limits();
+        if is_tight(device.0, device.1.min(headroom.1)) || is_tight(budget.0, budget.1) {
+            self.count_others_live()
+        } else {
+            OthersLive::default()
+        }
+    }
+
+    #[cold]
+    fn count_others_live(&self) -> OthersLive {
+        let mut live = OthersLive::default();
+        for other in self.others() {
+            let bytes = other.counted().allocated.current;
+            live.in_all += bytes;
+            if let (Some(mine), Some(theirs)) = (&self.limits.budget, &other.limits.budget)
+                && mine.is(theirs)
+            {
+                live.under_budget += bytes;
+            }
+        }
+        live
+    }
+
+    /// What forbids a block of so many units, whatever is live: it alone exceeds it. A few comparisons.
+    pub(super) fn what_forbids(&self, units: u64) -> Option<Shortage> {
+        let bytes = self.caches.sizes().bytes(units);
+        let held = self.counters.reserved.current();
+        let mut limits = self.all_limits().into_iter();
+        let forbids = limits.find_map(|(what, limit)| (bytes > limit.max(held)).then_some(what));
+        // A region has no room for a longer block, whatever the device has.
+        forbids.or((units >= MOST_UNITS).then_some(Shortage::Device))
+    }
+
+    /// What forbids a block of so many units, with what is live here and in other pools.
+    pub(super) fn what_forbids_with(&self, units: u64, others: OthersLive) -> Option<Shortage> {
+        if let Some(what) = self.what_forbids(units) {
+            return Some(what);
+        }
+        let bytes = self.caches.sizes().bytes(units);
+        let limits = self.all_limits();
+        // Nearly always there is room for it, whatever is live.
+        if limits.iter().all(|(what, limit)| self.held_under(*what) + bytes <= *limit)
+            || self.reclaimers.can_be_asked()
+        {
+            return None;
+        }
+        let (held, live) = (self.counters.reserved.current(), self.counted().allocated.current);
+        limits.into_iter().find_map(|(what, limit)| {
+            let theirs = match what {
+                Shortage::HardLimit => 0,
+                Shortage::Budget => others.under_budget,
+                Shortage::Device | Shortage::Headroom => others.in_all,
+            };
+            (live + bytes > limit.saturating_sub(theirs).max(held)).then_some(what)
+        })
+    }
+
+    /// Each limit, in the order in which a new page meets them.
+    fn all_limits(&self) -> [(Shortage, u64); 4] {
+        let limits = &self.limits;
+        let total = self.timelines.device().properties().total_memory;
+        let budget = limits.budget.as_ref().map_or(u64::MAX, Budget::limit);
+        let but_headroom = if limits.headroom > 0 { total.saturating_sub(limits.headroom) } else { u64::MAX };
+        [
+            (Shortage::HardLimit, limits.hard_limit),
+            (Shortage::Headroom, but_headroom),
+            (Shortage::Budget, budget),
+            (Shortage::Device, total),
+        ]
+    }
+
+    /// Bytes that are held now by all that the limit is for.
+    fn held_under(&self, what: Shortage) -> u64 {
+        match what {
+            Shortage::HardLimit => self.counters.reserved.current(),
+            Shortage::Budget => self.limits.budget.as_ref().map_or(0, Budget::held),
+            // Relaxed: a figure to read.
+            Shortage::Device | Shortage::Headroom => self.limits.together.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The other pools of the context.
+    pub(super) fn others(&self) -> Vec<Arc<PoolInner>> {
+        let all = self.registry.upgrade().map(|registry| registry.pools()).unwrap_or_default();
+        all.into_iter().filter(|other| !std::ptr::eq(&**other, self)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU64;
+
+    use super::*;
+    use crate::device::sim::{Call, PerCall, SimDevice, SimOptions};
+    use crate::stats::Stats;
+    use crate::{Context, Error, Limit, Pool, PoolBuilder, Stream};
+
+    const MIB: u64 = 1 << 20;
+    const TOTAL: u64 = 1 << 30;
+
+    /// A pool with blocks live, free and cached, and another one that caches.
+    struct Bench {
+        sim: Arc<SimDevice>,
+        /// Pools know of each other as long as it lives.
+        _context: Context,
+        stream: Stream,
+        pool: Pool,
+        other: Pool,
+    }
+
+    impl Bench {
+        fn new(options: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
+            let sim = SimDevice::new(SimOptions { capacity: TOTAL, ..SimOptions::default() }).unwrap();
+            let context = Context::new(sim.clone());
+            let stream = context.create_stream().unwrap();
+            let other = Pool::builder(&context).name("other").build().unwrap();
+            let pool = options(Pool::builder(&context)).build().unwrap();
+            let bench = Self { sim, _context: context, stream, pool, other };
+            // 100 MiB are live here and in the other pool each, and as much is free.
+            for pool in [&bench.pool, &bench.other] {
+                let free = pool.alloc(100 * MIB, &bench.stream).unwrap();
+                pool.alloc(99 * MIB, &bench.stream).unwrap();
+                pool.alloc(MIB, &bench.stream).unwrap();
+                let small = pool.alloc(4096, &bench.stream).unwrap();
+                // SAFETY: no work uses the block, or it is none.
+                unsafe { pool.free(free, &bench.stream) }.unwrap();
+                // SAFETY: no work uses the block, or it is none.
+                unsafe { pool.free(small, &bench.stream) }.unwrap();
+                assert!(pool.inner().caches.holds_any());
+            }
+            bench
+        }
+
+        /// All that a refused request must leave as it is.
+        fn state(&self) -> ([Stats; 2], PerCall<u64>, [bool; 2], [u64; 2]) {
+            let pools = [&self.pool, &self.other];
+            let mut calls = self.sim.calls();
+            // The error says what the device has free.
+            calls[Call::MemoryInfo] = 0;
+            let stats = pools.map(|pool| Stats { out_of_memory: 0, ..pool.stats() });
+            let cached = pools.map(|pool| pool.inner().caches.holds_any());
+            (stats, calls, cached, pools.map(|pool| pool.inner().largest_free()))
+        }
+
+        fn is_refused_at_once(&self, bytes: u64) -> Limit {
+            let (before, refused) = (self.state(), self.pool.stats().out_of_memory);
+            let Err(Error::OutOfMemory(report)) = self.pool.alloc(bytes, &self.stream) else {
+                panic!("{bytes} bytes were found")
+            };
+            assert_eq!(self.state(), before, "{bytes} bytes");
+            assert_eq!(self.pool.stats().out_of_memory, refused + 1);
+            assert_eq!(report.requested, bytes);
+            report.limit
+        }
+
+        fn is_served(&self, bytes: u64) {
+            let block = self.pool.alloc(bytes, &self.stream).unwrap();
+            self.pool.check().unwrap();
+            // SAFETY: no work uses the block, or it is none.
+            unsafe { self.pool.free(block, &self.stream) }.unwrap();
+        }
+    }
+
+    #[test]
+    fn what_the_device_cannot_hold_is_refused_at_once() {
+        let bench = Bench::new(|builder| builder);
+        for bytes in [32 << 40, 1 << 50, TOTAL + 1, TOTAL - 199 * MIB] {
+            assert_eq!(bench.is_refused_at_once(bytes), Limit::Device);
+        }
+        bench.is_served(TOTAL - 210 * MIB);
+    }
+
+    #[test]
+    fn what_the_hard_limit_forbids_is_refused_at_once() {
+        let bench = Bench::new(|builder| builder.hard_limit(300 * MIB));
+        for bytes in [32 << 40, 301 * MIB, 201 * MIB] {
+            assert_eq!(bench.is_refused_at_once(bytes), Limit::HardLimit(300 * MIB));
+        }
+        bench.is_served(198 * MIB);
+    }
+
+    #[test]
+    fn what_the_budget_forbids_is_refused_at_once() {
+        let budget = Budget::bytes(300 * MIB);
+        let bench = Bench::new(|builder| builder.budget(&budget));
+        for bytes in [32 << 40, 301 * MIB, 201 * MIB] {
+            assert!(matches!(bench.is_refused_at_once(bytes), Limit::Budget { .. }));
+        }
+        bench.is_served(198 * MIB);
+    }
+
+    #[test]
+    fn what_the_headroom_forbids_is_refused_at_once() {
+        let bench = Bench::new(|builder| builder.headroom(200 * MIB));
+        for bytes in [TOTAL - 199 * MIB, TOTAL - 399 * MIB] {
+            assert_eq!(bench.is_refused_at_once(bytes), Limit::Headroom(200 * MIB));
+        }
+        bench.is_served(TOTAL - 410 * MIB);
+    }
+
+    #[test]
+    fn what_is_held_beyond_a_lowered_budget_still_serves() {
+        let budget = Budget::bytes(300 * MIB);
+        let bench = Bench::new(|builder| builder.budget(&budget));
+        budget.set_limit(10 * MIB);
+        let held = bench.pool.reserved().current;
+        bench.is_served(99 * MIB);
+        assert_eq!(bench.pool.reserved().current, held);
+        assert!(matches!(bench.is_refused_at_once(203 * MIB), Limit::Budget { .. }));
+    }
+
+    #[test]
+    fn callbacks_are_asked_where_they_might_help_only_and_observers_told_once() {
+        let bench = Bench::new(|builder| builder.hard_limit(300 * MIB));
+        let (asked, told) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
+        let counts = |count: &Arc<AtomicU64>| {
+            let count = count.clone();
+            move || _ = count.fetch_add(1, Ordering::Relaxed)
+        };
+        let (ask, tell) = (counts(&asked), counts(&told));
+        bench.pool.on_reclaim(move |_| {
+            ask();
+            false
+        });
+        bench.pool.on_out_of_memory(move |_| tell());
+        bench.is_refused_at_once(301 * MIB);
+        assert_eq!((asked.load(Ordering::Relaxed), told.load(Ordering::Relaxed)), (0, 1));
+        // It might free what is live.
+        assert!(bench.pool.alloc(201 * MIB, &bench.stream).is_err());
+        assert_eq!((asked.load(Ordering::Relaxed), told.load(Ordering::Relaxed)), (1, 2));
+    }
+
+    #[test]
+    fn what_a_capture_cannot_have_is_refused_at_once() {
+        let bench = Bench::new(|builder| builder.hard_limit(300 * MIB));
+        let memory = bench.pool.capture_pool();
+        let capturing = memory.begin(&bench.stream).unwrap();
+        for bytes in [32 << 40, 201 * MIB] {
+            let before = bench.state();
+            assert!(matches!(bench.pool.alloc(bytes, &bench.stream), Err(Error::OutOfMemory(_))));
+            assert_eq!(bench.state(), before);
+        }
+        bench.is_served(90 * MIB);
+        drop(capturing);
+    }
+}

@@ -1,0 +1,292 @@
+//! `process`: which process made something. A child that was forked has its parent's objects, and must leave them alone.
+//!
+//! Uses nothing of ours; every floor may use it.
+//!
+//! Of the parent's threads only the one that forked lives on in the child. Locks that others held stay locked, streams
+//! whose threads are gone never get on, data may be half written, and CUDA does not work at all. So each object knows
+//! the [`Process`] that made it, and whoever is about to lock, wait or call the device [checks](Process::check) first.
+//!
+//! **How the child knows.** The C library calls [`in_child`] there before `fork` returns (`pthread_atfork`): it counts
+//! the fork, and then calls what was [registered](on_fork). So a check is a load and a comparison. A page that the kernel
+//! wipes at a fork (`MADV_WIPEONFORK`) would also know of a raw `clone`, for one load more. But it could not take the
+//! forking thread's index away, which closes the fast path at no cost, and it takes a page and Linux. `vfork` and
+//! `posix_spawn` need neither: their child runs nothing of ours before it is another program.
+//!
+//! **What needs no owner.** [`PerProcess`] is for what all of a process shares: a child begins anew. [`OfProcess`] is for
+//! what must not be dropped in a child, where it may be half written.
+
+use std::mem::ManuallyDrop;
+use std::ops::{Deref, DerefMut};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+
+/// A process: how many forks lie between it and the first of its line that used this library.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Process(u64);
+
+static FORKS: AtomicU64 = AtomicU64::new(0);
+
+impl Default for Process {
+    fn default() -> Self {
+        Self::here()
+    }
+}
+
+impl Process {
+    /// The present one.
+    #[inline]
+    pub fn here() -> Self {
+        watch();
+        Self::present()
+    }
+
+    #[inline]
+    fn present() -> Self {
+        // Relaxed: written in a child before its only thread goes on.
+        Self(FORKS.load(Ordering::Relaxed))
+    }
+
+    /// Whether this is the present one.
+    #[inline]
+    pub fn is_here(self) -> bool {
+        self == Self::present()
+    }
+
+    /// Unlike that of its parent.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn number(self) -> u64 {
+        self.0
+    }
+
+    /// What a call answers that concerns an object of this process.
+    ///
+    /// # Errors
+    /// [`Forked`] in another one.
+    #[inline]
+    pub fn check(self) -> Result<(), Forked> {
+        if self.is_here() { Ok(()) } else { Err(Forked) }
+    }
+}
+
+/// An object was made in the process that this one was forked from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Forked;
+
+/// Has the C library tell of forks. No lock: a fork may come in between. To be told twice does no harm.
+#[inline]
+fn watch() {
+    static IS_WATCHED: AtomicBool = AtomicBool::new(false);
+    // Acquire: pairs with the Release below. Who made an object after this finds the fork counted in the child.
+    if !IS_WATCHED.load(Ordering::Acquire) {
+        // Miri neither forks nor knows this function.
+        #[cfg(all(unix, not(miri)))]
+        // SAFETY: a function of this library, which the C library forgets when this one is unloaded.
+        if unsafe { libc::pthread_atfork(None, None, Some(in_child)) } != 0 {
+            tracing::warn!("a forked child would not know that it is one: pthread_atfork failed");
+        }
+        IS_WATCHED.store(true, Ordering::Release);
+    }
+}
+
+/// In the child, on its only thread, before `fork` returns. Takes no lock, and allocates nothing.
+extern "C" fn in_child() {
+    // Relaxed: see `present`.
+    FORKS.fetch_add(1, Ordering::Relaxed);
+    TOLD.each(|tell| tell());
+}
+
+static TOLD: Listeners = Listeners::new();
+
+/// Has `tell` called in each forked child before anything else happens there. It must neither lock nor allocate. As often
+/// as it is named here: whether two functions are the same cannot be told from their addresses.
+pub fn on_fork(tell: fn()) {
+    TOLD.add(tell);
+    watch();
+}
+
+/// Functions to be called. A list that only grows, without a lock.
+#[derive(Debug)]
+pub(crate) struct Listeners {
+    last: AtomicPtr<Listener>,
+}
+
+#[derive(Debug)]
+struct Listener {
+    tell: fn(),
+    before: *const Listener,
+}
+
+impl Listeners {
+    pub(crate) const fn new() -> Self {
+        Self { last: AtomicPtr::new(ptr::null_mut()) }
+    }
+
+    pub(crate) fn add(&self, tell: fn()) {
+        let new = Box::leak(Box::new(Listener { tell, before: ptr::null() }));
+        let last = |before: *mut Listener| {
+            new.before = before;
+            Some(ptr::from_mut(new))
+        };
+        // Release: whoever sees the listener sees what is in it.
+        let added = self.last.fetch_update(Ordering::Release, Ordering::Relaxed, last);
+        debug_assert!(added.is_ok(), "there is always a new last one");
+    }
+
+    pub(crate) fn each(&self, call: impl Fn(fn())) {
+        // Acquire: pairs with the Release of `add`.
+        let mut at: *const Listener = self.last.load(Ordering::Acquire);
+        // SAFETY: listeners are leaked, so that a pointer to one is valid for ever; and none changes once it is here.
+        while let Some(listener) = unsafe { at.as_ref() } {
+            call(listener.tell);
+            at = listener.before;
+        }
+    }
+}
+
+/// Something that all of a process shares, made when it is first asked for. A forked child makes one of its own: that of
+/// the parent may be locked by a thread that is gone, or half written. What the parent had stays in memory.
+#[derive(Debug)]
+pub struct PerProcess<T> {
+    /// Leaked.
+    present: AtomicPtr<Made<T>>,
+}
+
+#[derive(Debug)]
+struct Made<T> {
+    process: Process,
+    value: T,
+    /// The parent's, so that tools which look for leaks find it in use.
+    _before: *mut Made<T>,
+}
+
+impl<T> PerProcess<T> {
+    /// One that nobody asked for yet.
+    pub const fn new() -> Self {
+        Self { present: AtomicPtr::new(ptr::null_mut()) }
+    }
+}
+
+impl<T> Default for PerProcess<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T: Default + Send + Sync + 'static> PerProcess<T> {
+    /// The present process's.
+    #[inline]
+    pub fn get(&self) -> &'static T {
+        // Acquire: pairs with the Release of `make_slow`.
+        // SAFETY: null, or leaked by `make_slow`.
+        match unsafe { self.present.load(Ordering::Acquire).as_ref() } {
+            Some(made) if made.process.is_here() => &made.value,
+            _ => self.make_slow(),
+        }
+    }
+
+    #[cold]
+    fn make_slow(&self) -> &'static T {
+        let process = Process::here();
+        let before = self.present.load(Ordering::Acquire);
+        // SAFETY: as in `get`.
+        if let Some(made) = unsafe { before.as_ref() }.filter(|made| made.process == process) {
+            return &made.value;
+        }
+        let new = Box::into_raw(Box::new(Made { process, value: T::default(), _before: before }));
+        // Release: whoever sees it sees what is in it. Acquire: so does this thread, where another one was first. No lock:
+        // a fork may come in between.
+        match self.present.compare_exchange(before, new, Ordering::Release, Ordering::Acquire) {
+            // SAFETY: leaked above.
+            Ok(_) => unsafe { &(*new).value },
+            Err(first) => {
+                // SAFETY: nobody else knows it.
+                drop(unsafe { Box::from_raw(new) });
+                // SAFETY: not null, and leaked by the thread that was first, of this process: each makes one once.
+                unsafe { &(*first).value }
+            }
+        }
+    }
+}
+
+/// Something that is dropped in the process that made it only. In a forked child it may be half written.
+#[derive(Debug)]
+pub(crate) struct OfProcess<T> {
+    value: ManuallyDrop<T>,
+    process: Process,
+}
+
+impl<T> OfProcess<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { value: ManuallyDrop::new(value), process: Process::here() }
+    }
+}
+
+impl<T: Default> Default for OfProcess<T> {
+    fn default() -> Self {
+        Self::new(T::default())
+    }
+}
+
+impl<T> Deref for OfProcess<T> {
+    type Target = T;
+
+    #[inline(always)]
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for OfProcess<T> {
+    #[inline(always)]
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
+    }
+}
+
+impl<T> Drop for OfProcess<T> {
+    fn drop(&mut self) {
+        if self.process.is_here() {
+            // SAFETY: nobody has the value after this.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_per_process_is_made_once() {
+        static COUNT: PerProcess<AtomicU64> = PerProcess::new();
+        std::thread::scope(|scope| {
+            for _ in 0..8 {
+                scope.spawn(|| COUNT.get().fetch_add(1, Ordering::Relaxed));
+            }
+        });
+        assert_eq!(COUNT.get().load(Ordering::Relaxed), 8);
+    }
+
+    #[test]
+    fn listeners_are_called_as_often_as_they_were_added() {
+        static CALLS: AtomicU64 = AtomicU64::new(0);
+        fn call() {
+            CALLS.fetch_add(1, Ordering::Relaxed);
+        }
+        let listeners = Listeners::new();
+        (0..3).for_each(|_| listeners.add(call));
+        listeners.each(|tell| tell());
+        assert_eq!(CALLS.load(Ordering::Relaxed), 3);
+    }
+
+    #[test]
+    fn what_another_process_made_is_refused_and_not_dropped() {
+        let dropped = std::rc::Rc::new(());
+        let mut elsewhere = OfProcess::new(dropped.clone());
+        elsewhere.process = Process(u64::MAX);
+        assert_eq!(elsewhere.process.check(), Err(Forked));
+        drop(elsewhere);
+        drop(OfProcess::new(dropped.clone()));
+        assert_eq!(std::rc::Rc::strong_count(&dropped), 2);
+    }
+}

@@ -1,0 +1,48 @@
+//! What a pool takes of the host's memory: little at rest, about a hundredth of the device memory that it describes, and
+//! a trim gives it back. In a file of its own, since it looks at what the process has.
+#![cfg(target_os = "linux")]
+
+use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::{Context, Pool};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// Bytes of the host's memory that the process has now, without files.
+fn resident() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line =
+        status.lines().find(|line| line.starts_with("RssAnon:")).expect("a line of Linux 4.5 and later");
+    line.split_whitespace().nth(1).expect("a figure").parse::<u64>().unwrap() * KIB
+}
+
+#[test]
+fn a_pool_takes_little_of_the_host_and_a_trim_gives_it_back() {
+    let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+    let stream = context.create_stream().unwrap();
+    let before = resident();
+    let pools: Vec<_> = (0..16).map(|_| Pool::builder(&context).build().unwrap()).collect();
+    let a_pool = (resident() - before) / 16;
+    assert!(a_pool <= 64 * KIB, "a pool at rest takes {a_pool} bytes");
+
+    let (count, bytes) = (16_000, 512 * KIB);
+    let before = resident();
+    let mut blocks = Vec::with_capacity(count);
+    blocks.extend((0..count).map(|_| pools[0].alloc(bytes, &stream).unwrap()));
+    let held = resident() - before;
+    let per_cent = held as f64 * 100.0 / pools[0].reserved().current as f64;
+    // The simulated device's own notes are in it.
+    assert!(per_cent < 1.2, "{per_cent} % of the device's memory: {} MiB", held / MIB);
+
+    // SAFETY: nothing uses the blocks.
+    blocks.drain(..).for_each(|ptr| unsafe { pools[0].free(ptr, &stream) }.unwrap());
+    pools[0].trim_to(0).unwrap();
+    assert_eq!(pools[0].reserved().current, 0);
+    let left = resident().saturating_sub(before);
+    assert!(left < held / 4, "{} of {} MiB are left after a trim", left / MIB, held / MIB);
+    // What was given back is used again.
+    let again: Vec<_> = (0..100).map(|_| pools[0].alloc(bytes, &stream).unwrap()).collect();
+    // SAFETY: nothing uses the blocks.
+    again.into_iter().for_each(|ptr| unsafe { pools[0].free(ptr, &stream) }.unwrap());
+    pools[0].check().unwrap();
+}
