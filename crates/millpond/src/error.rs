@@ -107,7 +107,7 @@ pub enum Error {
     /// it, which cannot be waited for. It **is** destroyed: the memory goes back when the host next synchronises, once
     /// the capture has ended.
     #[error(
-        "pool '{pool}' was destroyed, and {bytes} bytes of it may still be in use, by a stream that is being captured; they go back when the host next synchronises after that"
+        "pool '{pool}' was destroyed, and {bytes} bytes of it may still be in use: a stream is being captured, or an event on it failed; they go back when the host next synchronises"
     )]
     MemoryInUse {
         /// The pool's name.

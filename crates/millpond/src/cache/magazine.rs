@@ -459,9 +459,10 @@ mod tests {
         }
     }
 
-    /// A magazine with room for so many blocks, and as many of these as it takes.
-    fn with(entries: &[Entry], room: usize) -> Alone {
-        let mut alone = Alone(Magazine::NEW, Buffer::NEW);
+    /// A magazine with room for so many blocks, and as many of these as it takes. In a box, since it must not move while
+    /// it holds blocks.
+    fn with(entries: &[Entry], room: usize) -> Box<Alone> {
+        let mut alone = Box::new(Alone(Magazine::NEW, Buffer::NEW));
         let mut magazine = alone.open();
         assert!(magazine.set_room(room));
         for entry in entries {

@@ -291,6 +291,8 @@ mod tests {
         fn end_other(&mut self) {
             self.other = None;
             while self.pool.inner().caches.threads_inside() > 1 {
+                // Reading the statistics collects what threads that ended cached.
+                self.pool.stats();
                 std::thread::yield_now();
             }
         }

@@ -1,5 +1,6 @@
 //! What the handles of a pool share: the threads' caches, the arena behind its lock, the counters beside it.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
@@ -22,7 +23,6 @@ use crate::stats::Stats;
 use crate::{Error, Result};
 
 /// See the [module](self).
-#[derive(Debug)]
 pub(crate) struct PoolInner {
     pub(super) name: String,
     /// Unlike any other pool's.
@@ -59,6 +59,12 @@ pub(super) struct State {
     /// The memory of captures, in the order of their ids.
     pub(super) captured: Vec<Captured>,
     pub(super) destroyed: bool,
+}
+
+impl fmt::Debug for PoolInner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PoolInner").field("name", &self.name).finish_non_exhaustive()
+    }
 }
 
 impl PoolInner {
