@@ -169,7 +169,7 @@ impl Peaks {
         for _ in 0..TRIES {
             // Acquire: pairs with the Release at the end of `change`.
             let before = self.version.load(Ordering::Acquire);
-            if before % 2 == 0 {
+            if before.is_multiple_of(2) {
                 let result = read();
                 // Acquire: pairs with the fence in `change`.
                 fence(Ordering::Acquire);
@@ -190,7 +190,7 @@ impl Caches {
         if tally.count_alloc_outside(requested, bytes) {
             return;
         }
-        self.allow(lock, tally, one_block(requested, bytes));
+        self.allow(lock, tally, one_block(requested, bytes), true);
         let is_counted = tally.count_alloc_outside(requested, bytes);
         debug_assert!(is_counted, "{bytes} bytes were granted: {tally:?}");
     }
@@ -217,20 +217,26 @@ impl Caches {
         if !mine.is_owned() || mine.tally.may_do_anything() || !self.sizes.is_cached(bytes) {
             return false;
         }
-        let units =
-            if self.is_in_haste() { self.sizes.units_in_haste(bytes) } else { self.sizes.units(bytes) };
-        let block = one_block(bytes, self.sizes.bytes(units));
-        mine.tally.missing(block).iter().any(|missing| *missing > 0)
+        mine.tally.missing(self.block_for(bytes)).iter().any(|missing| *missing > 0)
     }
 
-    /// As [`alloc`](Self::alloc), by a thread that asks.
+    fn block_for(&self, bytes: u64) -> Figures {
+        let units =
+            if self.is_in_haste() { self.sizes.units_in_haste(bytes) } else { self.sizes.units(bytes) };
+        one_block(bytes, self.sizes.bytes(units))
+    }
+
+    /// As [`alloc`](Self::alloc), by a thread that asks. Where it finds nothing, the depot may have something: the thread
+    /// need not ask again then.
     #[cold]
     pub(crate) fn alloc_asking(&self, lock: &mut Locked, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         let cache = self.join_slow(lock)?;
-        let item = {
-            // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
-            let lanes = unsafe { cache.lanes_under_lock() };
-            self.pop(lanes.of(stream.key())?, bytes)?
+        // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
+        let lanes = unsafe { cache.lanes_under_lock() };
+        let popped = lanes.of(stream.key()).and_then(|magazines| self.pop(magazines, bytes));
+        let Some(item) = popped else {
+            self.allow(lock, &cache.tally, self.block_for(bytes), false);
+            return None;
         };
         self.count_alloc(lock, bytes, item.bytes());
         item.entry().make_live(item.ptr, bytes);
@@ -299,9 +305,9 @@ impl Caches {
         self.tallies().map(Tally::high).fold([0; 3], |a, b| combine(a, b, |a, b| a + b))
     }
 
-    /// Sees to it that the tally has room for so much more, which will be counted before the lock is given back: the calling
-    /// thread's, which is outside, or that of the others.
-    fn allow(&self, lock: &mut Locked, tally: &Tally, more: Figures) {
+    /// Sees to it that the tally has room for so much more: the calling thread's, which is outside, or that of the others.
+    /// Where it `is_sure` that this is counted before the lock is given back, also if nobody had so much yet.
+    fn allow(&self, lock: &mut Locked, tally: &Tally, more: Figures, is_sure: bool) {
         let missing = tally.missing(more);
         let escrow = &mut lock.escrow;
         if escrow.is_alone {
@@ -318,7 +324,7 @@ impl Caches {
                 combine(beyond, escrow.overdraft(), |beyond, little| (beyond / 2).max(beyond.min(little)));
             return escrow.grant(tally, combine(missing, some, |missing, some| missing + some));
         }
-        self.settle(lock, tally, more);
+        self.settle(lock, tally, more, is_sure);
     }
 
     /// Lets a thread that alone has a cache allocate without asking: all other tallies stay as they are.
@@ -339,7 +345,7 @@ impl Caches {
     }
 
     /// Finds out what is there, takes all room back, and grants what may be granted, most of it to who asks.
-    fn settle(&self, lock: &mut Locked, tally: &Tally, more: Figures) {
+    fn settle(&self, lock: &mut Locked, tally: &Tally, more: Figures, is_sure: bool) {
         // While all gates are closed, nobody is kept out who was not.
         let must_wait = !self.is_closed() && self.all().any(|cache| self.has_moved(cache));
         if must_wait && !lock.escrow.credit.is_left() {
@@ -360,12 +366,14 @@ impl Caches {
         self.keep_out_moved(lock);
         self.take_stock(lock);
         let escrow = &mut lock.escrow;
-        escrow.raise_reached(combine(escrow.ceilings, more, |now, more| now + more));
+        if is_sure {
+            escrow.raise_reached(combine(escrow.ceilings, more, |now, more| now + more));
+        }
         // Those who asked lately will ask again: what is beyond this request is shared with them.
         let settled = escrow.settled;
         let busy = || self.kept_out().filter(|cache| settled - cache.tally.asked_at() < RECENT);
         let (others, kept_out) = (busy().count(), self.kept_out().count());
-        let beyond = combine(escrow.room(), more, |room, more| room - more);
+        let beyond = combine(escrow.room(), more, |room, more| (room - more).max(0));
         for cache in busy() {
             escrow.grant(&cache.tally, beyond.map(|beyond| beyond / (2 * others as i64)));
         }
