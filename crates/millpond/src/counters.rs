@@ -83,29 +83,6 @@ pub(crate) struct Counted {
     pub(crate) frees: u64,
 }
 
-/// High-water marks of what threads count themselves. Written under the pool's lock.
-#[derive(Debug, Default)]
-pub(crate) struct HighWater {
-    pub(crate) requested: AtomicU64,
-    pub(crate) allocated: AtomicU64,
-    pub(crate) blocks: AtomicU64,
-}
-
-impl HighWater {
-    pub(crate) fn raise(&self, to: &Counted) {
-        self.requested.store(to.requested.high, Ordering::Relaxed);
-        self.allocated.store(to.allocated.high, Ordering::Relaxed);
-        self.blocks.store(to.blocks.high, Ordering::Relaxed);
-    }
-
-    /// Starts again from nothing, for marks that are taken anew at once.
-    pub(crate) fn reset(&self) {
-        for mark in [&self.requested, &self.allocated, &self.blocks] {
-            mark.store(0, Ordering::Relaxed);
-        }
-    }
-}
-
 /// Device calls by kind; see [`DeviceCalls`].
 #[derive(Debug, Default)]
 pub(crate) struct CallCounts {
@@ -124,7 +101,6 @@ pub(crate) struct CallCounts {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) reserved: Gauge,
-    pub(crate) high: HighWater,
     pub(crate) misses: Count,
     pub(crate) stream_waits: Count,
     /// Those that were made without the lock; counted among the others.

@@ -48,9 +48,12 @@ impl DeviceCalls {
 }
 
 /// What a pool did and holds. All sizes in bytes. Read without stopping the pool: each figure is exact, but
-/// two of them may be a moment apart while others allocate. The high-water marks of what is live are exact where
-/// one thread allocates at a time; where several do, each thread's own highest is taken with what the others hold
-/// at some moment after it, so that the mark may be somewhat off.
+/// two of them may be a moment apart while others allocate.
+///
+/// The high-water mark of what is reserved is exact. Those of what is live are never too low. They are exact as long as
+/// one thread uses the pool, and at most 1/1024 too high where several do: one after the other, or at once as
+/// far as their peaks can be settled in 1 % of the time. Beyond that, where many threads allocate and free at
+/// once all the time, each one's own highest counts: the mark may be too high by what they freed since.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub struct Stats {

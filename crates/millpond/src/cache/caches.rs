@@ -10,13 +10,13 @@ use super::depot::Depot;
 use super::gate::{Inside, Way};
 use super::lane::{Bounds, Known, Magazines};
 use super::magazine::{Item, Open};
+use super::settling::Peaks;
 use super::sizes::{MagazineIndex, Sizes};
 use super::strays::Strays;
-use super::tally::{Tally, sum};
+use super::tally::Tally;
 use super::thread::{Own, ThreadCache};
 use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index};
 use crate::arena::{Entry, GONE, Views};
-use crate::counters::{Counted, HighWater};
 use crate::device::DevicePtr;
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 
@@ -44,6 +44,7 @@ pub(crate) struct Caches {
     pub(super) used: AtomicUsize,
     /// What threads without a cache count. Written under the pool's lock.
     pub(super) others: Tally,
+    pub(super) peaks: Peaks,
     /// Notes of threads that ended, whose caches are still open.
     pub(super) ended: Arc<Ended>,
     pub(super) strays: Arc<Strays>,
@@ -96,11 +97,10 @@ impl Cached {
     }
 }
 
-/// The part of what the pool may cache, by which one thread's part of a high-water mark may be off. (Of all marks the
-/// highest counts, so that what is too high is one thread's error; what is too low may be several threads'.)
+/// The part of what the pool may cache, that a thread may have freed since its own highest.
 const MOST_DRIFT: u64 = 16;
 
-/// Bytes by which it may be off in any pool.
+/// Bytes that it may have freed in any pool.
 const LEAST_DRIFT: u64 = 8 << 20;
 
 /// Bytes that a thread may cache in a pool that is small; in a larger one it is a share of what is reserved.
@@ -137,6 +137,7 @@ impl Caches {
             has_doors: AtomicBool::new(true),
             used: AtomicUsize::new(0),
             others: Tally::default(),
+            peaks: Peaks::default(),
             ended: Arc::default(),
             strays: Arc::default(),
             is_shut: AtomicBool::new(false),
@@ -202,9 +203,12 @@ impl Caches {
             if item.bytes() & GONE != 0 || !item.entry().is_in(magazine.place()) {
                 return None;
             }
+            if !tally.rise(&inside, bytes, item.bytes()) {
+                return None;
+            }
             // SAFETY: just seen.
             unsafe { magazine.drop_top() };
-            return Some(Self::hand_out(item, bytes, (tally, inside)));
+            return Some(Self::hand_out(item, bytes, inside));
         }
         let index = self.sizes.magazine_for_exact(bytes)?;
         // Relaxed: a setting; any value that it ever had is safe.
@@ -220,17 +224,42 @@ impl Caches {
         if !item.entry().is_in(magazine.place()) {
             return None;
         }
+        if !tally.rise(&inside, bytes, item.bytes()) {
+            return None;
+        }
         // SAFETY: just seen.
         unsafe { magazine.drop_top() };
-        Some(Self::hand_out(item, bytes, (tally, inside)))
+        Some(Self::hand_out(item, bytes, inside))
     }
 
-    /// Hands out a block that was just taken from a magazine, for a request of so many bytes; and leaves. From then on
+    /// The block that [`get`](Self::get) would hand out, under the lock.
+    pub(super) fn pop(&self, lane: &mut Magazines, bytes: u64) -> Option<Item> {
+        let is_rounded = self.sizes.is_rounded(bytes);
+        let at = if is_rounded {
+            // SAFETY: just asked.
+            unsafe { self.sizes.magazine_for_rounded(bytes) }
+        } else {
+            self.sizes.magazine_for_exact(bytes)?
+        };
+        let magazine = lane.magazine(at);
+        let item = *magazine.top()?;
+        // Relaxed: as in `get`.
+        let most_slack = if is_rounded { GONE } else { self.most_slack.load(Ordering::Relaxed) };
+        if item.bytes().wrapping_sub(bytes) >= most_slack || !item.entry().is_in(magazine.place()) {
+            return None;
+        }
+        // SAFETY: just seen.
+        unsafe { magazine.drop_top() };
+        Some(item)
+    }
+
+    /// Hands out a block that was just taken from a magazine, and for which the tally [rose](Tally::rise), for a request
+    /// of so many bytes; and leaves. From then on
     /// the magazine is anybody's: it is no argument here, which would have to be this thread's until the end.
     #[inline(always)]
-    pub(super) fn hand_out(item: Item, requested: u64, (tally, inside): (&Tally, Inside<'_>)) -> DevicePtr {
+    pub(super) fn hand_out(item: Item, requested: u64, inside: Inside<'_>) -> DevicePtr {
         item.entry().make_live(item.ptr, requested);
-        tally.count_alloc(inside, requested, item.bytes());
+        inside.pass();
         item.ptr
     }
 
@@ -258,8 +287,11 @@ impl Caches {
         if !magazine.bring_up(size) {
             is_narrow = self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
         }
-        if let Some(item) = magazine.take_top(size) {
-            let ptr = Self::hand_out(item, bytes, (tally, inside));
+        if magazine.has_on_top(size) {
+            if !tally.rise(&inside, bytes, size) {
+                return None;
+            }
+            let ptr = Self::hand_out(magazine.take_top(size)?, bytes, inside);
             return Some(Found { ptr, is_narrow });
         }
         // Relaxed: a setting.
@@ -269,8 +301,8 @@ impl Caches {
         if !known.ghost.may_borrow(tally.to_alloc().passed()) {
             return None;
         }
-        let item = Self::borrow(lane, index)?;
-        Some(Found { ptr: Self::hand_out(item, bytes, (tally, inside)), is_narrow: false })
+        let item = Self::borrow(lane, index, |item| tally.rise(&inside, bytes, item.bytes()))?;
+        Some(Found { ptr: Self::hand_out(item, bytes, inside), is_narrow: false })
     }
 
     /// Whether the thread's magazines or the depot may have a block for such a request, by a glance. Who is told that
@@ -288,12 +320,12 @@ impl Caches {
     }
 
     /// A block of one of the next longer classes: what it wastes is less than what another block would take, and a
-    /// class seldom lacks blocks at the same time as those beside it.
-    fn borrow(lane: &mut Magazines, index: MagazineIndex) -> Option<Item> {
+    /// class seldom lacks blocks at the same time as those beside it. The first that `may` be had.
+    fn borrow(lane: &mut Magazines, index: MagazineIndex, may: impl Fn(&Item) -> bool) -> Option<Item> {
         index.longer().take(CLASSES_TO_BORROW_FROM).find_map(|longer| {
             let magazine = lane.magazine(longer);
             let item = *magazine.top()?;
-            if item.bytes() & GONE != 0 || !item.entry().is_in(magazine.place()) {
+            if item.bytes() & GONE != 0 || !item.entry().is_in(magazine.place()) || !may(&item) {
                 return None;
             }
             // SAFETY: just seen.
@@ -370,8 +402,8 @@ impl Caches {
         }
     }
 
-    /// Whether it is time to fold the thread's high-water mark: reads what all other threads write all the time, so
-    /// that a thread which only frees should do it seldom.
+    /// Whether it is time for a thread that frees to give up the room that it got by that, for those who allocate: reads
+    /// what all other threads write all the time, so that it should do it seldom.
     pub(super) fn drifts(&self, tally: &Tally) -> bool {
         // Relaxed: a setting.
         tally.drift() > (self.depot_limit.load(Ordering::Relaxed) / MOST_DRIFT).max(LEAST_DRIFT)
@@ -476,14 +508,6 @@ impl Caches {
 
     pub(crate) fn sizes(&self) -> Sizes {
         self.sizes
-    }
-
-    /// What all threads counted.
-    pub(crate) fn counted(&self, folded: &HighWater) -> Counted {
-        let of_all = [&self.others, self.strays.tally()].into_iter();
-        let mut counted = sum(self.all().map(|cache| &cache.tally).chain(of_all), folded);
-        self.strays.correct(&mut counted);
-        counted
     }
 
     /// Threads that have a cache here.

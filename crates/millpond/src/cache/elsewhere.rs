@@ -63,8 +63,10 @@ impl Caches {
                 item.entry().make_cached(place, now);
             }
         }
-        let item = magazine.take_top(size)?;
-        let ptr = Self::hand_out(item, bytes, (tally, inside));
+        if !magazine.has_on_top(size) || !tally.rise(&inside, bytes, size) {
+            return None;
+        }
+        let ptr = Self::hand_out(magazine.take_top(size)?, bytes, inside);
         Some(Found { ptr, is_narrow })
     }
 }

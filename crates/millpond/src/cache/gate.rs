@@ -202,9 +202,15 @@ impl<Lane: Behind> Gate<Lane> {
 }
 
 impl Inside<'_> {
+    /// What the [mark](Way::mark) was before this passage.
+    #[inline]
+    pub(super) fn before(&self) -> u64 {
+        self.before
+    }
+
     /// What the [mark](Way::mark) will be once this passage is counted.
     #[inline]
-    pub(super) fn next_mark(&self) -> u64 {
+    fn next_mark(&self) -> u64 {
         self.before + 2
     }
 

@@ -339,10 +339,18 @@ impl<'a> Open<'a> {
         }
     }
 
+    /// Whether the block on top is of exactly this length, and no stray.
+    pub(super) fn has_on_top(&self, bytes: u64) -> bool {
+        let place = self.place();
+        self.top().is_some_and(|item| item.bytes() == bytes && item.entry().is_in(place))
+    }
+
     /// Takes the block on top out, if it is of exactly this length, and no stray.
     pub(super) fn take_top(&mut self, bytes: u64) -> Option<Item> {
-        let place = self.place();
-        let item = *self.top().filter(|item| item.bytes() == bytes && item.entry().is_in(place))?;
+        if !self.has_on_top(bytes) {
+            return None;
+        }
+        let item = *self.top()?;
         // SAFETY: there is one on top.
         unsafe { self.magazine.drop_top() };
         Some(item)

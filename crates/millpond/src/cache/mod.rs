@@ -22,7 +22,8 @@
 //! that safe: see `gate`. Whoever revokes holds the pool's lock; a thread that finds its gate closed goes the slow way and
 //! so waits for the lock. A thread that holds the lock may use its own cache without passing the gate.
 //!
-//! **Counting.** Each thread counts what it allocates and frees ([`Tally`](tally::Tally)); the pool's figures are sums.
+//! **Counting.** Each thread counts what it allocates and frees ([`Tally`](tally::Tally)); the pool's figures are sums, and [settling]
+//! makes their high-water marks right.
 //!
 //! Magazines and depot are Bonwick's (*Magazines and Vmem*, USENIX 2001); that the rare side pays for both,
 //! by a barrier in all threads at once, is the idea of asymmetric locks (Dice, Huang, Yang 2001).
@@ -38,6 +39,9 @@ mod magazine;
 #[cfg(all(test, loom))]
 mod models;
 mod restocking;
+mod settling;
+#[cfg(all(test, loom))]
+mod settling_models;
 mod shortcut;
 mod sizes;
 mod strays;
@@ -54,4 +58,6 @@ pub(crate) use thread_index::on_thread_end;
 
 /// Lies in the pool's lock: who has it holds the lock.
 #[derive(Debug, Default)]
-pub(crate) struct Locked(());
+pub(crate) struct Locked {
+    escrow: settling::Escrow,
+}

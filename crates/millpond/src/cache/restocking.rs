@@ -9,27 +9,25 @@ use super::caches::{Cached, Caches, Few};
 use super::lane::{Known, Lanes};
 use super::magazine::Item;
 use super::sizes::MagazineIndex;
-use super::tally::Tally;
 use super::thread::ThreadCache;
 use super::thread_index::visit;
 use crate::arena::{Entry, MOST_UNITS, Out, Place};
-use crate::counters::HighWater;
 use crate::order::{Marking, Stream, Tick, TimelineId};
 
 impl Caches {
     /// The calling thread's cache, made if need be; `None` where it can have none.
     #[inline]
-    fn join_slow(&self, _lock: &mut Locked) -> Option<&ThreadCache> {
+    pub(super) fn join_slow(&self, lock: &mut Locked) -> Option<&ThreadCache> {
         if self.is_closed() {
             return None;
         }
         let mine = self.mine();
-        if mine.is_owned() { Some(mine) } else { self.join_anew() }
+        if mine.is_owned() { Some(mine) } else { self.join_anew(lock) }
     }
 
     /// Makes the calling thread the owner of a cache. Under the lock.
     #[cold]
-    fn join_anew(&self) -> Option<&ThreadCache> {
+    fn join_anew(&self, lock: &mut Locked) -> Option<&ThreadCache> {
         let index = visit(&self.ended)?;
         // What the index's last owner cached is this thread's from now on.
         self.ended.forget(index);
@@ -41,6 +39,10 @@ impl Caches {
             // Release: see `mine`.
             place.store(cache.as_ptr(), Ordering::Release);
             self.used.fetch_max(index + 1, Ordering::Relaxed);
+        }
+        // One of a thread that ended may be its own still.
+        if !self.mine().is_owned() {
+            self.note_owner(lock);
         }
         self.mine().own();
         Some(self.mine())
@@ -152,13 +154,12 @@ impl Caches {
     /// Takes a block without recorded uses, which the program has just freed and nobody has now, into the thread's
     /// magazines, and makes room for it: what has
     /// none goes to the depot, or is given to `each`. `false`, and nothing done, where the thread can have no
-    /// magazine for it. A high-water mark that drifted is folded into `folded`.
+    /// magazine for it.
     pub(crate) fn put_slow(
         &self,
         lock: &mut Locked,
         entry: &Entry,
         stream: &Stream,
-        folded: &HighWater,
         mut each: impl FnMut(Cached),
     ) -> bool {
         let timeline = stream.timeline();
@@ -169,8 +170,7 @@ impl Caches {
         }
         let Some(cache) = self.join_slow(lock) else { return false };
         if self.drifts(&cache.tally) {
-            folded.raise(&self.counted(folded));
-            cache.tally.reset_high();
+            self.give_up_room(lock, std::iter::once(cache));
         }
         // SAFETY: as in `restock`.
         let lanes = unsafe { cache.lanes_under_lock() };
@@ -265,21 +265,6 @@ impl Caches {
                 alike.iter().for_each(|&item| each(Cached { item, of }));
             }
         }
-    }
-
-    /// Counts a block that the arena gave to the program, of which it asked for `requested` bytes.
-    pub(crate) fn count_alloc(&self, lock: &mut Locked, requested: u64, bytes: u64) {
-        self.tally_slow(lock).count_alloc_outside(requested, bytes);
-    }
-
-    /// Counts a block that the program freed to the arena.
-    pub(crate) fn count_free(&self, lock: &mut Locked, requested: u64, bytes: u64) {
-        self.tally_slow(lock).count_free_outside(requested, bytes);
-    }
-
-    /// The tally that the calling thread may write under the lock.
-    fn tally_slow(&self, lock: &mut Locked) -> &Tally {
-        self.join_slow(lock).map_or(&self.others, |cache| &cache.tally)
     }
 }
 

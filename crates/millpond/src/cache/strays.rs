@@ -10,7 +10,7 @@ use crate::arena::Place;
 use crate::counters::Counted;
 
 /// What was dropped, by whichever thread came upon it. See `arena/table.rs`.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Strays {
     count: AtomicU64,
     /// Those that were reported.
@@ -21,13 +21,23 @@ pub(super) struct Strays {
     writes: Mutex<()>,
 }
 
+impl Default for Strays {
+    fn default() -> Self {
+        let tally = Tally::default();
+        // What makes up for a mistake need not ask.
+        tally.grant_all();
+        Self { count: AtomicU64::new(0), reported: AtomicU64::new(0), tally, writes: Mutex::default() }
+    }
+}
+
 impl Strays {
     /// Notes a copy that was dropped. It is reported later: whoever comes upon it may be inside a gate.
     #[cold]
     fn note(&self, item: Item) {
         let (requested, bytes) = item.entry().last_counted();
         let _writes = self.writes.lock();
-        self.tally.count_alloc_outside(requested, bytes);
+        let is_counted = self.tally.count_alloc_outside(requested, bytes);
+        debug_assert!(is_counted, "it need not ask");
         // Relaxed, here and below: a count.
         self.count.fetch_add(1, Ordering::Relaxed);
     }

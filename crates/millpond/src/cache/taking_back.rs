@@ -10,15 +10,13 @@ use super::sizes::MagazineIndex;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
 use crate::arena::Place;
-use crate::counters::HighWater;
 use crate::order::TimelineId;
 
 impl Caches {
-    /// Takes back everything that any thread caches, and the depot: gives it to `each`. The high-water marks
-    /// are folded into `folded`.
+    /// Takes back everything that any thread caches, and the depot: gives it to `each`.
     #[cold]
-    pub(crate) fn revoke(&self, lock: &mut Locked, folded: &HighWater, each: impl FnMut(Cached)) {
-        self.revoke_and(lock, folded, each, |_| ());
+    pub(crate) fn revoke(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
+        self.revoke_and(lock, each, |_| ());
     }
 
     /// As [`revoke`](Self::revoke), and gives back what host memory the caches do not need at rest: the lanes of streams
@@ -27,26 +25,19 @@ impl Caches {
     pub(crate) fn give_back(
         &self,
         lock: &mut Locked,
-        folded: &HighWater,
         is_gone: impl Fn(TimelineId) -> bool,
         each: impl FnMut(Cached),
     ) {
         // Also those that look empty.
         self.all().for_each(|cache| cache.tally.note_filled());
-        self.revoke_and(lock, folded, each, |lanes| lanes.give_back(&is_gone));
+        self.revoke_and(lock, each, |lanes| lanes.give_back(&is_gone));
         self.depot.give_back();
     }
 
     /// Takes back everything, and calls `and` with the lanes of each cache that had something.
-    fn revoke_and(
-        &self,
-        lock: &mut Locked,
-        folded: &HighWater,
-        mut each: impl FnMut(Cached),
-        mut and: impl FnMut(&mut Lanes),
-    ) {
+    fn revoke_and(&self, lock: &mut Locked, mut each: impl FnMut(Cached), mut and: impl FnMut(&mut Lanes)) {
         let closed = self.close_depot(0, &mut each);
-        self.for_all(lock, folded, |cache, lanes| {
+        self.for_all(lock, |cache, lanes| {
             self.drain(lanes, MagazineIndex::FIRST, &mut each);
             and(lanes);
             cache.note_granted(lanes);
@@ -136,17 +127,17 @@ impl Caches {
     }
 
     /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
-    pub(crate) fn shut(&self, lock: &mut Locked, folded: &HighWater, each: impl FnMut(Cached)) {
+    pub(crate) fn shut(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
         // Relaxed: under the lock.
         self.is_shut.store(true, Ordering::Relaxed);
-        self.close_all(lock, folded, each);
+        self.close_all(lock, each);
     }
 
     /// As [`shut`](Self::shut), until [`resume`](Self::resume): every request goes the slow way.
-    pub(crate) fn pause(&self, lock: &mut Locked, folded: &HighWater, each: impl FnMut(Cached)) {
+    pub(crate) fn pause(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
         // Relaxed: under the lock.
         self.is_paused.store(true, Ordering::Relaxed);
-        self.close_all(lock, folded, each);
+        self.close_all(lock, each);
     }
 
     /// Caches again: a thread's gate opens when it next goes the slow way.
@@ -175,34 +166,22 @@ impl Caches {
         self.is_shut.load(Ordering::Relaxed) || self.is_paused.load(Ordering::Relaxed)
     }
 
-    fn close_all(&self, lock: &mut Locked, folded: &HighWater, each: impl FnMut(Cached)) {
+    fn close_all(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
         // Also those that look empty: they stay closed.
         self.all().for_each(|cache| cache.tally.note_filled());
-        self.revoke(lock, folded, each);
+        self.revoke(lock, each);
     }
 
-    /// Notes the high-water marks so far in `folded`, and lets them start again from now.
-    pub(crate) fn fold(&self, lock: &mut Locked, folded: &HighWater) {
-        self.for_all(lock, folded, |_, _| ());
-    }
-
-    /// Calls `each` with the lanes of every cache that has something in it or to tell, while all their owners are
-    /// kept out; and [folds](Self::fold).
-    fn for_all(
-        &self,
-        _lock: &mut Locked,
-        folded: &HighWater,
-        mut each: impl FnMut(&ThreadCache, &mut Lanes),
-    ) {
-        self.keep_out(|cache| self.is_mine(cache) || cache.tally.is_of_note());
-        folded.raise(&self.counted(folded));
-        self.others.reset_high();
+    /// Calls `each` with the lanes of every cache that may have something in it, while all their owners are kept out.
+    fn for_all(&self, lock: &mut Locked, mut each: impl FnMut(&ThreadCache, &mut Lanes)) {
+        self.keep_out(|cache| self.is_mine(cache) || cache.tally.may_hold());
         for cache in self.kept_out() {
             // SAFETY: the lock is held (`lock`), and owners are kept out.
             let lanes = unsafe { cache.lanes_under_lock() };
             each(cache, lanes);
-            cache.tally.reset_high();
         }
+        // Whoever revokes will allocate, and would have to keep them out again.
+        self.give_up_room(lock, self.kept_out());
         self.let_in();
     }
 
@@ -212,7 +191,7 @@ impl Caches {
     }
 
     /// Closes these caches to their owners, and waits until none is inside. Under the lock.
-    fn keep_out(&self, is_concerned: impl Fn(&ThreadCache) -> bool) {
+    pub(super) fn keep_out(&self, is_concerned: impl Fn(&ThreadCache) -> bool) {
         self.all().filter(|cache| is_concerned(cache)).for_each(ThreadCache::close);
         self.wait_for_kept_out();
     }
@@ -227,12 +206,12 @@ impl Caches {
     }
 
     /// The caches whose owners are kept out.
-    fn kept_out(&self) -> impl Iterator<Item = &ThreadCache> {
+    pub(super) fn kept_out(&self) -> impl Iterator<Item = &ThreadCache> {
         self.all().filter(|cache| cache.is_kept_out())
     }
 
     /// Opens the caches that [`keep_out`](Self::keep_out) closed; those without an owner stay closed.
-    fn let_in(&self) {
+    pub(super) fn let_in(&self) {
         for cache in self.kept_out() {
             cache.let_in();
             if cache.is_owned() && !self.is_closed() {
@@ -253,10 +232,9 @@ impl Caches {
         self.ended.any()
     }
 
-    /// Takes back what threads that ended cached. Their high-water marks are noted in `folded`: kept, they would be added
-    /// to what threads that come later allocate.
+    /// Takes back what threads that ended cached.
     #[cold]
-    pub(crate) fn collect_ended(&self, _lock: &mut Locked, folded: &HighWater, mut each: impl FnMut(Cached)) {
+    pub(crate) fn collect_ended(&self, lock: &mut Locked, mut each: impl FnMut(Cached)) {
         self.ended.take(|index| {
             // Relaxed: under the lock, where it was written.
             let cache = self.threads[index].load(Ordering::Relaxed);
@@ -268,16 +246,17 @@ impl Caches {
         });
         // Another thread may have got the index, in another pool, and be inside: until now the cache is its own.
         self.wait_for_kept_out();
-        folded.raise(&self.counted(folded));
         for cache in self.kept_out() {
+            if cache.is_owned() {
+                self.note_no_owner(lock, cache);
+            }
             cache.disown();
-            // SAFETY: the lock is held (`_lock`), and owners are kept out.
+            // SAFETY: the lock is held (`lock`), and owners are kept out.
             let lanes = unsafe { cache.lanes_under_lock() };
             self.drain(lanes, MagazineIndex::FIRST, &mut each);
             lanes.clear();
             cache.note_granted(lanes);
             cache.tally.note_emptied();
-            cache.tally.reset_high();
             cache.let_in();
         }
     }

@@ -1,14 +1,37 @@
 //! What one thread allocated and freed: written by that thread alone, read by all. Bytes are sums, and blocks are counted
 //! by the thread's passages through its gate.
-
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+//!
+//! **Ceilings.** A tally knows the highest that each of its figures has been since it was last settled, and an
+//! *allowance*: by how much that may rise. Both together are the thread's *ceiling*. An allocation that would pass it
+//! is not handed out before the thread has asked for more, under the pool's lock: see [settling](super::settling),
+//! which says what that is good for.
 
 use super::gate::{Inside, WAYS, Way};
-use crate::counters::{Counted, HighWater};
+use super::sync::{AtomicI64, AtomicU64, Ordering, fence};
+use crate::counters::Counted;
 use crate::stats::Level;
 
+/// Requested bytes, allocated bytes, and blocks; of a thread, which may have freed what others allocated, or of all.
+pub(super) type Figures = [i64; 3];
+
+/// What one more block adds, of which so many bytes were asked for.
+pub(super) fn one_block(requested: u64, bytes: u64) -> Figures {
+    [requested as i64, bytes as i64, 1]
+}
+
+/// Figures made of two, one by one.
+pub(super) fn combine(a: Figures, b: Figures, each: impl Fn(i64, i64) -> i64) -> Figures {
+    std::array::from_fn(|at| each(a[at], b[at]))
+}
+
+/// An allowance that is never used up: no device has so much memory.
+const UNBOUNDED: i64 = 1 << 60;
+
+/// What `Tally::frozen_at` is while the thread may allocate without asking.
+const NOT_FROZEN: u64 = u64::MAX;
+
 /// A sum that goes up and down in several threads' hands: this thread's part of it, which may be negative, as
-/// the highest that it has been since it was last folded, and how far below that it is now. That form costs the
+/// the highest that it has been since it was last settled, and how far below that it is now. That form costs the
 /// fast path one subtraction and a test for its sign.
 #[derive(Debug, Default)]
 struct Part {
@@ -17,56 +40,41 @@ struct Part {
 }
 
 impl Part {
+    /// How far below the highest it is once so much was added; less than nothing for a new highest.
     #[inline]
-    fn add(&self, by: u64) {
-        // Relaxed, and no read-modify-write: one thread writes.
-        let below = self.below.load(Ordering::Relaxed).wrapping_sub(by as i64);
-        self.below.store(below, Ordering::Relaxed);
-        if below < 0 {
-            self.raise(below);
-        }
+    fn below_with(&self, more: u64) -> i64 {
+        self.below.load(Ordering::Relaxed).wrapping_sub(more as i64)
     }
 
-    /// A new highest. Readers see the old one, or the new one with what belongs to it.
     #[inline]
-    fn raise(&self, below: i64) {
-        self.below.store(0, Ordering::Relaxed);
-        // Release: see `read`.
-        self.high.store(self.high.load(Ordering::Relaxed).wrapping_sub(below), Ordering::Release);
+    fn set_below(&self, below: i64) {
+        // Relaxed, and no read-modify-write: one thread writes.
+        self.below.store(below, Ordering::Relaxed);
     }
 
     #[inline]
     fn sub(&self, by: u64) {
-        self.below.store(self.below.load(Ordering::Relaxed).wrapping_add(by as i64), Ordering::Relaxed);
+        self.set_below(self.below.load(Ordering::Relaxed).wrapping_add(by as i64));
     }
 
-    /// Where it is now, and the highest.
-    fn read(&self) -> (i64, i64) {
+    /// Where it is now.
+    fn now(&self) -> i64 {
         loop {
-            // Acquire: who sees a new highest also sees how far below it is, and that it was folded before it
-            // was reset.
-            let high = self.high.load(Ordering::Acquire);
+            let high = self.high.load(Ordering::Relaxed);
+            // Acquire: who sees what follows a new highest sees that too (`Tally::raise`).
             let below = self.below.load(Ordering::Acquire);
             if self.high.load(Ordering::Relaxed) == high {
-                // Between the two stores of `raise`.
-                return (high.wrapping_sub(below.max(0)), high);
+                return high.wrapping_sub(below);
             }
         }
     }
-
-    fn reset_high(&self) {
-        let (now, _) = self.read();
-        self.below.store(0, Ordering::Relaxed);
-        self.high.store(now, Ordering::Release);
-    }
-
-    fn is_below_high(&self) -> bool {
-        self.below.load(Ordering::Relaxed) != 0
-    }
 }
 
+/// What a passage adds to a mark.
+const ONE_BLOCK: i64 = 2;
+
 /// See the [module](self).
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Tally {
     requested: Part,
     allocated: Part,
@@ -74,10 +82,34 @@ pub(super) struct Tally {
     /// no stores for it.
     to_alloc: Way,
     to_free: Way,
-    /// Twice the most live blocks since that was last folded.
-    most_blocks: AtomicI64,
+    /// Twice the most live blocks since that was last settled, less [`ONE_BLOCK`]: by so much the mark of allocations may be
+    /// ahead of that of frees before the next one.
+    most_before: AtomicI64,
     /// What `to_free` was when the thread's magazines were last emptied: while it is that, they are empty.
     emptied: AtomicU64,
+    /// By how much the highest may rise. Written by the owner, and by who holds the lock while the owner is kept out.
+    allowance: [AtomicI64; 3],
+    /// The sum of the marks when the tally was last settled, if nothing was granted since. While the marks say the
+    /// same, the figures are what they were then. Written under the pool's lock.
+    frozen_at: AtomicU64,
+    /// When the thread last asked for more, in settlements. Written under the pool's lock.
+    asked_at: AtomicU64,
+}
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self {
+            requested: Part::default(),
+            allocated: Part::default(),
+            to_alloc: Way::default(),
+            to_free: Way::default(),
+            most_before: AtomicI64::new(-ONE_BLOCK),
+            emptied: AtomicU64::default(),
+            allowance: Default::default(),
+            frozen_at: AtomicU64::default(),
+            asked_at: AtomicU64::default(),
+        }
+    }
 }
 
 impl Tally {
@@ -98,13 +130,51 @@ impl Tally {
         [&self.to_alloc, &self.to_free]
     }
 
-    /// The program got a block of `bytes`, of which it asked for `requested`; the owner leaves.
-    #[inline]
-    pub(super) fn count_alloc(&self, inside: Inside<'_>, requested: u64, bytes: u64) {
-        self.requested.add(requested);
-        self.allocated.add(bytes);
-        self.note_blocks(inside.next_mark());
-        inside.pass();
+    /// Counts a block of `bytes` that the program is about to get, of which it asked for `requested`; the block itself
+    /// is counted once the owner leaves. `false`, and nothing done, where the thread has to ask before. By the owner
+    /// inside, who then hands the block out.
+    #[inline(always)]
+    pub(super) fn rise(&self, inside: &Inside<'_>, requested: u64, bytes: u64) -> bool {
+        self.rise_from(inside.before(), requested, bytes)
+    }
+
+    /// The same, where that is the mark of the allocations so far.
+    #[inline(always)]
+    fn rise_from(&self, allocs: u64, requested: u64, bytes: u64) -> bool {
+        let (requested, allocated) = (self.requested.below_with(requested), self.allocated.below_with(bytes));
+        // In this order: registers are few.
+        let most = self.most_before.load(Ordering::Relaxed).wrapping_add(self.to_free.mark() as i64);
+        let blocks = most.wrapping_sub(allocs as i64);
+        // One test for the signs of all.
+        if requested | allocated | blocks < 0 {
+            return self.raise([requested, allocated, blocks / ONE_BLOCK]);
+        }
+        self.requested.set_below(requested);
+        self.allocated.set_below(allocated);
+        true
+    }
+
+    /// Figures are to be so far below their highest: where that is less than nothing, the highest rises, if the
+    /// allowance has that. `false`, and nothing done, if it has not.
+    #[cold]
+    #[inline(never)]
+    fn raise(&self, below: Figures) -> bool {
+        let by = below.map(|below| (-below).max(0));
+        let left = combine(self.allowance(), by, |allowance, by| allowance - by);
+        if left.iter().any(|left| *left < 0) {
+            return false;
+        }
+        self.set_allowance(left);
+        // Relaxed, and no read-modify-write: one thread writes.
+        let raise = |high: &AtomicI64, by| high.store(high.load(Ordering::Relaxed) + by, Ordering::Relaxed);
+        raise(&self.requested.high, by[0]);
+        raise(&self.allocated.high, by[1]);
+        raise(&self.most_before, ONE_BLOCK * by[2]);
+        // So that whoever sees what the owner stores after this sees the new highest: `Part::now`, `read`.
+        fence(Ordering::Release);
+        self.requested.set_below(below[0].max(0));
+        self.allocated.set_below(below[1].max(0));
+        true
     }
 
     /// The program freed such a block; the owner leaves.
@@ -115,12 +185,14 @@ impl Tally {
         inside.pass();
     }
 
-    /// As [`count_alloc`](Self::count_alloc), by an owner that is not inside, or by who else counts here.
-    pub(super) fn count_alloc_outside(&self, requested: u64, bytes: u64) {
-        self.requested.add(requested);
-        self.allocated.add(bytes);
-        self.to_alloc.count();
-        self.note_blocks(self.to_alloc.mark());
+    /// As [`rise`](Self::rise), by an owner that is not inside, or by who else counts here; counts the block too.
+    #[must_use]
+    pub(super) fn count_alloc_outside(&self, requested: u64, bytes: u64) -> bool {
+        let may_rise = self.rise_from(self.to_alloc.mark(), requested, bytes);
+        if may_rise {
+            self.to_alloc.count();
+        }
+        may_rise
     }
 
     /// As [`count_free`](Self::count_free), by an owner that is not inside, or by who else counts here.
@@ -130,30 +202,91 @@ impl Tally {
         self.to_free.count();
     }
 
-    /// What the thread allocated less what it freed: fewer than none where it frees what others allocated.
-    fn blocks(&self) -> i64 {
-        self.to_alloc.passed().wrapping_sub(self.to_free.passed()) as i64
+    /// The highest since it was last settled.
+    pub(super) fn high(&self) -> Figures {
+        let blocks = (self.most_before.load(Ordering::Relaxed) + ONE_BLOCK) / ONE_BLOCK;
+        [self.requested.high.load(Ordering::Relaxed), self.allocated.high.load(Ordering::Relaxed), blocks]
     }
 
-    /// Where [`blocks`](Self::blocks) is now, and the highest.
-    fn read_blocks(&self) -> (i64, i64) {
-        let blocks = self.blocks();
-        // Relaxed: the mark may be raised already for a block that is not counted yet, which is as good.
-        (blocks, blocks.max(self.most_blocks.load(Ordering::Relaxed) / 2))
+    /// Where the figures are. Exact for the owner, and for others while it is kept out.
+    pub(super) fn now(&self) -> Figures {
+        let blocks = self.to_alloc.passed().wrapping_sub(self.to_free.passed()) as i64;
+        [self.requested.now(), self.allocated.now(), blocks]
     }
 
-    fn blocks_are_below_high(&self) -> bool {
-        let (blocks, most) = self.read_blocks();
-        blocks != most
+    fn allowance(&self) -> Figures {
+        self.allowance.each_ref().map(|allowance| allowance.load(Ordering::Relaxed))
     }
 
-    /// There are more blocks now, with this mark of the allocations.
-    #[inline]
-    fn note_blocks(&self, allocs: u64) {
-        let twice = allocs.wrapping_sub(self.to_free.mark()) as i64;
-        if twice > self.most_blocks.load(Ordering::Relaxed) {
-            self.most_blocks.store(twice, Ordering::Relaxed);
-        }
+    fn set_allowance(&self, figures: Figures) {
+        // Relaxed, all: the owner reads what others wrote after the gate was opened.
+        let each = self.allowance.iter().zip(figures);
+        each.for_each(|(allowance, figure)| allowance.store(figure, Ordering::Relaxed));
+    }
+
+    /// What may not be passed.
+    pub(super) fn ceiling(&self) -> Figures {
+        combine(self.high(), self.allowance(), |high, allowance| high + allowance)
+    }
+
+    /// By how much the allowances are too small for so much more. By the owner.
+    pub(super) fn missing(&self, more: Figures) -> Figures {
+        let room = combine(self.ceiling(), self.now(), |ceiling, now| ceiling - now);
+        combine(more, room, |more, room| (more - room).max(0))
+    }
+
+    /// Allows so much more. By the owner, or while it is kept out; under the lock.
+    pub(super) fn grant(&self, more: Figures) {
+        self.set_allowance(combine(self.allowance(), more, |allowance, more| allowance + more));
+        self.frozen_at.store(NOT_FROZEN, Ordering::Relaxed);
+    }
+
+    /// Whether it never has to ask.
+    pub(super) fn may_do_anything(&self) -> bool {
+        self.allowance[1].load(Ordering::Relaxed) > UNBOUNDED / 2
+    }
+
+    /// Allows anything.
+    pub(super) fn grant_all(&self) {
+        self.grant([UNBOUNDED; 3]);
+    }
+
+    /// The highest start again from now, with no allowance. By the owner, or while it is kept out; under the lock.
+    pub(super) fn settle(&self) {
+        let now = self.now();
+        self.requested.set_below(0);
+        self.allocated.set_below(0);
+        self.requested.high.store(now[0], Ordering::Relaxed);
+        self.allocated.high.store(now[1], Ordering::Relaxed);
+        self.most_before.store(ONE_BLOCK * (now[2] - 1), Ordering::Relaxed);
+        self.set_allowance([0; 3]);
+        self.frozen_at.store(self.marks(), Ordering::Relaxed);
+    }
+
+    /// Whether the figures are as they were settled, as far as can be seen, and cannot rise. From any thread that holds
+    /// the lock.
+    pub(super) fn is_frozen(&self) -> bool {
+        // Marks only go up, but for those of a passage that counts nothing: so the same sum means the same marks.
+        self.frozen_at.load(Ordering::Relaxed) == self.marks()
+    }
+
+    /// Whether the owner is inside. A glance, from any thread.
+    pub(super) fn is_inside(&self) -> bool {
+        self.ways().iter().any(|way| way.mark() % 2 == 1)
+    }
+
+    fn marks(&self) -> u64 {
+        self.to_alloc.mark().wrapping_add(self.to_free.mark())
+    }
+
+    /// Notes that the thread asked for more at this settlement.
+    pub(super) fn note_asked(&self, at: u64) {
+        self.asked_at.store(at, Ordering::Relaxed);
+    }
+
+    /// The settlement at which it last asked.
+    pub(super) fn asked_at(&self) -> u64 {
+        self.asked_at.load(Ordering::Relaxed)
     }
 
     /// Whether the thread's magazines may hold anything. A glance, from any thread.
@@ -171,87 +304,141 @@ impl Tally {
         self.emptied.store(u64::MAX, Ordering::Relaxed);
     }
 
-    /// Whether there is anything cached, or a high-water mark that is not folded yet. A glance from outside.
-    pub(super) fn is_of_note(&self) -> bool {
-        self.may_hold() || self.requested.is_below_high() || self.blocks_are_below_high()
-    }
-
     pub(super) fn frees(&self) -> u64 {
         self.to_free.passed()
     }
 
-    /// What this thread freed since its own highest, in bytes: by so much its part of a high-water mark may be off.
+    /// Bytes that this thread freed since its own highest, which it could allocate again without asking. Nothing where it
+    /// never has to ask.
     pub(super) fn drift(&self) -> u64 {
+        if self.may_do_anything() {
+            return 0;
+        }
         self.allocated.below.load(Ordering::Relaxed).max(0) as u64
     }
 
-    /// The high-water marks start again from now. By the owner, or while its gate is closed.
-    pub(super) fn reset_high(&self) {
-        self.requested.reset_high();
-        self.allocated.reset_high();
-        self.most_blocks.store(2 * self.blocks(), Ordering::Relaxed);
+    /// Allocations, frees, and the figures, from any thread at any time: the figures are no higher than the highest that
+    /// is read after them.
+    fn read(&self) -> (u64, u64, Figures) {
+        // One thread's own counts belong together; a reader that is always overtaken takes what it has.
+        let (mut allocs, mut frees) = (self.to_alloc.passed(), self.to_free.passed());
+        for _ in 0..TRIES {
+            let again = (self.to_alloc.passed(), self.to_free.passed());
+            if again == (allocs, frees) {
+                break;
+            }
+            (allocs, frees) = again;
+        }
+        let (requested, allocated) = (self.requested.now(), self.allocated.now());
+        // Acquire: with the fence in `raise`. Who sees what follows a new highest sees that too.
+        fence(Ordering::Acquire);
+        (allocs, frees, [requested, allocated, allocs.wrapping_sub(frees) as i64])
     }
 }
 
-/// What all tallies say together, and `folded`, which has the high-water marks up to the last
-/// [fold](super::Caches::fold).
+/// Readings of what is written meanwhile.
+pub(super) const TRIES: usize = 64;
+
+/// What all tallies say together, and `peaks`, which has the high-water marks up to when each of them was settled.
 ///
-/// The high-water marks are exact where one thread used the pool since then. Where several did, each thread's
-/// own highest is taken together with what the others have *now*. That sum is too high by what the others allocated
-/// since that highest, at most what the thread freed since; and too low by what the others freed since, where threads
-/// peaked together. So a thread that frees much folds now and then ([`Tally::drift`]), which bounds both.
-pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally> + Clone, folded: &HighWater) -> Counted {
-    let level = |read: fn(&Tally) -> (i64, i64), folded: &AtomicU64| {
-        let parts = tallies.clone().map(read);
-        let (current, above) =
-            parts.fold((0_i64, 0), |(sum, most), (now, high)| (sum + now, most.max(high - now)));
-        // Another thread's writes may be seen in part: never less than nothing.
-        let current = current.max(0);
-        let highest = current + above;
-        // After the parts: see `reset_high`.
-        let folded = folded.load(Ordering::Relaxed);
-        Level { current: current as u64, high: folded.max(highest.max(current) as u64) }
-    };
-    let frees: u64 = tallies.clone().map(Tally::frees).sum();
-    let blocks = level(Tally::read_blocks, &folded.blocks);
-    Counted {
-        requested: level(|tally| tally.requested.read(), &folded.requested),
-        allocated: level(|tally| tally.allocated.read(), &folded.allocated),
-        blocks,
-        allocations: frees + blocks.current,
-        frees,
+/// No figure was higher than all highest together: each thread's was below its own. Whoever settles a tally notes that
+/// sum first.
+pub(super) fn sum<'a>(tallies: impl Iterator<Item = &'a Tally>, peaks: impl Fn() -> Figures) -> Counted {
+    let (mut allocations, mut frees) = (0_u64, 0_u64);
+    let (mut now, mut high) = ([0; 3], [0; 3]);
+    for tally in tallies {
+        let (its_allocs, its_frees, its) = tally.read();
+        // Wrapping: what is read may be torn where the reader was overtaken.
+        (allocations, frees) = (allocations.wrapping_add(its_allocs), frees.wrapping_add(its_frees));
+        now = combine(now, its, i64::wrapping_add);
+        high = combine(high, tally.high(), i64::wrapping_add);
     }
+    // Another thread's writes may be seen in part: never less than nothing.
+    let allocations = allocations.max(frees);
+    now[2] = (allocations - frees) as i64;
+    let now = now.map(|now| now.max(0));
+    // After the tallies: who sees that one was settled sees what was noted before.
+    let high = combine(combine(high, peaks(), i64::max), now, i64::max);
+    let level = |at: usize| Level { current: now[at] as u64, high: high[at] as u64 };
+    Counted { requested: level(0), allocated: level(1), blocks: level(2), allocations, frees }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
 
+    /// A tally that need not ask.
+    fn tally() -> Tally {
+        let tally = Tally::default();
+        tally.grant_all();
+        tally
+    }
+
+    fn sum_of(tallies: &[&Tally], peaks: Figures) -> Counted {
+        sum(tallies.iter().copied(), || peaks)
+    }
+
     #[test]
     fn marks_are_exact_for_one_thread_and_sums_are_for_all() {
-        let (a, b) = (Tally::default(), Tally::default());
-        a.count_alloc_outside(100, 512);
-        a.count_alloc_outside(1000, 1024);
+        let (a, b) = (tally(), tally());
+        assert!(a.count_alloc_outside(100, 512));
+        assert!(a.count_alloc_outside(1000, 1024));
         a.count_free_outside(100, 512);
         // Another thread frees what this one allocated.
         b.count_free_outside(1000, 1024);
-        let counted = sum([&a, &b].into_iter(), &HighWater::default());
+        let counted = sum_of(&[&a, &b], [0; 3]);
         assert_eq!((counted.requested.current, counted.allocated.current), (0, 0));
         assert_eq!((counted.blocks.current, counted.allocations, counted.frees), (0, 2, 2));
-        let alone = sum([&a].into_iter(), &HighWater::default());
+        let alone = sum_of(&[&a], [0; 3]);
         assert_eq!(alone.requested, Level { current: 1000, high: 1100 });
         assert_eq!(alone.allocated, Level { current: 1024, high: 1536 });
         assert_eq!(alone.blocks, Level { current: 1, high: 2 });
     }
 
     #[test]
-    fn a_mark_that_was_folded_stays_and_a_new_one_starts_from_now() {
-        let (tally, folded) = (Tally::default(), HighWater::default());
-        tally.count_alloc_outside(1000, 1024);
+    fn a_mark_that_was_noted_stays_and_a_new_one_starts_from_now() {
+        let tally = tally();
+        assert!(tally.count_alloc_outside(1000, 1024));
         tally.count_free_outside(1000, 1024);
-        folded.raise(&sum([&tally].into_iter(), &folded));
-        tally.reset_high();
-        assert_eq!(sum([&tally].into_iter(), &folded).requested, Level { current: 0, high: 1000 });
-        assert_eq!(sum([&tally].into_iter(), &HighWater::default()).requested.high, 0);
+        let peaks = tally.high();
+        tally.settle();
+        assert_eq!(sum_of(&[&tally], peaks).requested, Level { current: 0, high: 1000 });
+        assert_eq!(sum_of(&[&tally], [0; 3]).requested.high, 0);
+    }
+
+    #[test]
+    fn no_figure_rises_beyond_what_was_granted() {
+        let tally = Tally::default();
+        assert!(!tally.count_alloc_outside(100, 512));
+        for scarce in 0..3 {
+            let mut granted = [100, 512, 1];
+            granted[scarce] -= 1;
+            tally.grant(granted);
+            assert!(!tally.count_alloc_outside(100, 512), "{granted:?}");
+            assert_eq!((tally.now(), tally.high()), ([0; 3], [0; 3]));
+            tally.settle();
+        }
+        tally.grant(one_block(100, 512));
+        assert!(tally.count_alloc_outside(100, 512));
+        assert!(!tally.count_alloc_outside(0, 0), "blocks are counted too");
+        // What was freed may be had again without asking, until it is settled.
+        tally.count_free_outside(100, 512);
+        assert_eq!(tally.missing(one_block(101, 512)), [1, 0, 0]);
+        assert!(tally.count_alloc_outside(100, 512));
+        tally.count_free_outside(100, 512);
+        tally.settle();
+        assert_eq!(tally.missing(one_block(100, 512)), [100, 512, 1]);
+    }
+
+    #[test]
+    fn a_tally_is_frozen_until_it_counts_or_is_granted_something() {
+        let tally = Tally::default();
+        assert!(tally.is_frozen());
+        tally.count_free_outside(1, 512);
+        assert!(!tally.is_frozen());
+        tally.settle();
+        assert!(tally.is_frozen());
+        tally.grant([0, 0, 1]);
+        assert!(!tally.is_frozen());
     }
 }

@@ -68,7 +68,7 @@ impl PoolInner {
         let State { arena, locked, .. } = state;
         let any = self.caches.holds_any();
         if any {
-            self.caches.revoke(locked, &self.counters.high, |cached| take_back(arena, cached));
+            self.caches.revoke(locked, |cached| take_back(arena, cached));
         }
         any
     }

@@ -198,7 +198,7 @@ impl PoolInner {
             return false;
         }
         let State { arena, locked, .. } = &mut *state;
-        self.caches.pause(locked, &self.counters.high, |cached| take_back(arena, cached));
+        self.caches.pause(locked, |cached| take_back(arena, cached));
         true
     }
 

@@ -156,7 +156,7 @@ impl PoolInner {
         }
         let State { arena, locked, .. } = state;
         let each = |cached| take_back(arena, cached);
-        if self.caches.put_slow(locked, entry, stream, &self.counters.high, each) {
+        if self.caches.put_slow(locked, entry, stream, each) {
             return true;
         }
         let (requested, size) = (entry.requested(), entry.bytes());

@@ -18,7 +18,7 @@ impl PoolInner {
         if !self.caches.holds_any() {
             let State { arena, locked, .. } = &mut *state;
             let is_gone = |id| self.timelines.is_gone(id);
-            self.caches.give_back(locked, &self.counters.high, is_gone, |cached| take_back(arena, cached));
+            self.caches.give_back(locked, is_gone, |cached| take_back(arena, cached));
         }
         drop(state);
         self.report_freed_twice();
@@ -99,7 +99,7 @@ impl PoolInner {
             return None;
         }
         let State { arena, locked, .. } = &mut *state;
-        self.caches.shut(locked, &self.counters.high, |cached| take_back(arena, cached));
+        self.caches.shut(locked, |cached| take_back(arena, cached));
         Some(self.counted())
     }
 
@@ -146,7 +146,7 @@ impl PoolInner {
     #[cold]
     pub(super) fn collect_ended(&self, state: &mut State) {
         let State { arena, locked, .. } = state;
-        self.caches.collect_ended(locked, &self.counters.high, |cached| take_back(arena, cached));
+        self.caches.collect_ended(locked, |cached| take_back(arena, cached));
     }
 
     /// As [`collect_ended`](Self::collect_ended), if there is anything, and nobody has the lock.

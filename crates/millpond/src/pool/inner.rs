@@ -105,9 +105,10 @@ impl PoolInner {
         }
     }
 
-    /// What all threads counted. No more was ever live at once than was held.
+    /// What all threads counted. Where several did at once, a peak may be reported too high, but never too low. So
+    /// of two figures of which one is never above the other, the lower peak is right for both.
     pub(super) fn counted(&self) -> Counted {
-        let mut counted = self.caches.counted(&self.counters.high);
+        let mut counted = self.caches.counted();
         let held = self.counters.reserved.level().high;
         counted.allocated.high = counted.allocated.high.min(held.max(counted.allocated.current));
         counted.requested.high = counted.requested.high.min(counted.allocated.high);
@@ -125,8 +126,7 @@ impl PoolInner {
         }
         let mut state = self.state.lock();
         self.counters.reset_high_water();
-        self.caches.fold(&mut state.locked, &self.counters.high);
-        self.counters.high.reset();
+        self.caches.reset_high_water(&mut state.locked);
     }
 
     /// What is wrong with a pointer that is no live block of this pool. Called without the lock.

@@ -12,6 +12,13 @@ impl PoolInner {
         if !self.caches.may_have(bytes) && !self.caches.is_in_haste() {
             return None;
         }
+        if self.caches.must_ask(bytes) {
+            // Not noting waits: with more memory to spare, it would have to ask as well.
+            let asked = self.caches.alloc_asking(&mut self.state.lock().locked, bytes, stream);
+            if asked.is_some() {
+                return asked;
+            }
+        }
         let found = self.caches.alloc_searching(bytes, stream);
         let elsewhere = || if self.caches.is_in_haste() { self.alloc_elsewhere(bytes, stream) } else { None };
         let Found { ptr, is_narrow } = found.or_else(elsewhere)?;

@@ -1,0 +1,412 @@
+//! Settling: how high-water marks of all threads together are right, while each thread counts for itself.
+//!
+//! Each thread has a *ceiling* for each figure (requested bytes, allocated bytes, blocks), which it does not pass without
+//! asking under the pool's lock ([`Tally`]). Frees never ask. This is the escrow method (O'Neil, *The Escrow
+//! Transactional Method*, 1986): a bound on a sum, split into bounds that are each one thread's own.
+//!
+//! **What is reported is right within 1/1024.** Let P be the true peak since the last reset: the most that all threads
+//! had together at one time, in some order of their allocations and frees that agrees with what the program can
+//! observe. Three things hold whenever the pool's lock is free:
+//!
+//! 1. [`Escrow::reached`], F, is no more than P. It is raised only to a sum that was there at one time: every thread
+//!    was kept out, or had done nothing since its level was noted (`take_stock`); and to that sum with the block
+//!    that is being handed out.
+//! 2. The sum of all ceilings is at most F + F / 1024, since no more is granted. (But see the exceptions below.)
+//! 3. What is reported, R, is the most that the sum of all threads' own highest has been. Whoever lowers
+//!    one of them first notes the sum in [`Peaks`].
+//!
+//! A thread is never above its own highest, so P is at most R. Its own highest is never above its ceiling, so R is at most
+//! F + F / 1024, which is at most P + P / 1024. So P ≤ R ≤ P + P / 1024.
+//!
+//! **Exceptions.** A thread that *alone* has a cache need not ask at all: then nothing else changes, R is P, and
+//! point 2 does not matter. It ends before anybody else counts anything.
+//!
+//! And settling is bounded: keeping other threads out costs them and the one that asks. Where threads
+//! allocate and free at once all the time, they would ask all the time. So what keeps others out takes at
+//! most 1 % of the time that passes ([`Credit`]). Where that is spent, a thread that asks gets an *overdraft*: point 2 does
+//! not hold until all is settled again, and R may be higher than P, by what threads have freed since their own highest:
+//! as far as they did not give that up yet (`Caches::drifts`). It is never lower.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
+use std::time::{Duration, Instant};
+
+use super::Locked;
+use super::caches::Caches;
+use super::tally::{Figures, TRIES, Tally, combine, one_block, sum};
+use super::thread::ThreadCache;
+use crate::counters::Counted;
+use crate::device::DevicePtr;
+use crate::order::Stream;
+
+/// The part of a peak by which the sum of ceilings may be above it.
+const TOLERANCE: i64 = 1024;
+
+/// Settlements for which a thread that asked is thought to allocate still: it gets some of the room that others
+/// ask for.
+const RECENT: u64 = 8;
+
+/// The part of a peak that a thread may have beyond what is there to be granted, where nobody is to be kept out. What it does
+/// not use changes nothing that is reported.
+const OVERDRAFT: i64 = 2;
+
+/// An overdraft in any pool: two sums of bytes, and blocks.
+const LEAST_OVERDRAFT: Figures = [64 << 20, 64 << 20, 128 << 10];
+
+/// The part of the time that may go to keeping others out.
+const SHARE: u32 = 100;
+
+/// What may be saved up for that: thousands of settlements, as many as a job makes while it grows.
+const MOST_CREDIT: Duration = Duration::from_millis(20);
+
+/// What keeping out one thread costs at least, about: a barrier, and its next request goes the slow way.
+const LEAST_COST: Duration = Duration::from_micros(2);
+
+/// What is known of all ceilings together. Under the pool's lock.
+#[derive(Debug, Default)]
+pub(super) struct Escrow {
+    /// Figures that were there at one time, since the last reset.
+    reached: Figures,
+    /// The sum of all ceilings, unless a thread is alone.
+    ceilings: Figures,
+    /// Threads that own a cache.
+    owners: usize,
+    /// Whether one of them need not ask.
+    is_alone: bool,
+    /// Settlements so far.
+    settled: u64,
+    credit: Credit,
+}
+
+impl Escrow {
+    /// What the ceilings may be raised by.
+    fn room(&self) -> Figures {
+        let most = self.reached.map(|reached| reached + reached / TOLERANCE);
+        combine(most, self.ceilings, |most, ceilings| most - ceilings)
+    }
+
+    fn raise_reached(&mut self, to: Figures) {
+        self.reached = combine(self.reached, to, i64::max);
+    }
+
+    fn grant(&mut self, tally: &Tally, more: Figures) {
+        if more == [0; 3] {
+            // It stays frozen.
+            return;
+        }
+        tally.grant(more);
+        self.ceilings = combine(self.ceilings, more, |ceilings, more| ceilings + more);
+    }
+
+    fn overdraft(&self) -> Figures {
+        combine(self.reached, LEAST_OVERDRAFT, |reached, least| (reached / OVERDRAFT).max(least))
+    }
+}
+
+/// Time that keeping others out may take.
+#[derive(Debug)]
+struct Credit {
+    left: Duration,
+    since: Option<Instant>,
+}
+
+impl Default for Credit {
+    fn default() -> Self {
+        Self { left: MOST_CREDIT, since: None }
+    }
+}
+
+impl Credit {
+    fn is_left(&mut self) -> bool {
+        let now = Instant::now();
+        let passed = self.since.replace(now).map_or(Duration::ZERO, |since| now - since);
+        self.left = (self.left + passed / SHARE).min(MOST_CREDIT);
+        !self.left.is_zero()
+    }
+
+    fn spend(&mut self, took: Duration) {
+        self.left = self.left.saturating_sub(took);
+    }
+}
+
+/// High-water marks of what threads count themselves, up to when their tallies were settled. Written under the pool's lock,
+/// read without it.
+#[derive(Debug, Default)]
+pub(super) struct Peaks {
+    figures: [AtomicI64; 3],
+    /// Odd while tallies are settled: so long, who reads them sees some as before and some as after.
+    version: AtomicU64,
+}
+
+impl Peaks {
+    fn figures(&self) -> Figures {
+        self.figures.each_ref().map(|figure| figure.load(Ordering::Relaxed))
+    }
+
+    fn set(&self, to: Figures) {
+        self.figures.iter().zip(to).for_each(|(figure, to)| figure.store(to, Ordering::Relaxed));
+    }
+
+    fn raise(&self, to: Figures) {
+        self.set(combine(self.figures(), to, i64::max));
+    }
+
+    /// Calls `settle`, during which readers wait.
+    fn change<R>(&self, settle: impl FnOnce() -> R) -> R {
+        // A load and a store: under the lock.
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version + 1, Ordering::Relaxed);
+        // Who sees what is written from here on sees the odd number.
+        fence(Ordering::Release);
+        let result = settle();
+        // Release: who sees the even number sees all that was written.
+        self.version.store(version + 2, Ordering::Release);
+        result
+    }
+
+    /// What `read` returns while nothing is settled; after many tries, as in a forked child whose parent
+    /// was settling, whatever it returns.
+    fn read<R>(&self, read: impl Fn() -> R) -> R {
+        for _ in 0..TRIES {
+            // Acquire: pairs with the Release at the end of `change`.
+            let before = self.version.load(Ordering::Acquire);
+            if before % 2 == 0 {
+                let result = read();
+                // Acquire: pairs with the fence in `change`.
+                fence(Ordering::Acquire);
+                if self.version.load(Ordering::Relaxed) == before {
+                    return result;
+                }
+            }
+            std::thread::yield_now();
+        }
+        read()
+    }
+}
+
+impl Caches {
+    /// Counts a block that the arena gave to the program, of which it asked for `requested` bytes.
+    pub(crate) fn count_alloc(&self, lock: &mut Locked, requested: u64, bytes: u64) {
+        let tally = self.tally_slow(lock);
+        if tally.count_alloc_outside(requested, bytes) {
+            return;
+        }
+        self.allow(lock, tally, one_block(requested, bytes));
+        let is_counted = tally.count_alloc_outside(requested, bytes);
+        debug_assert!(is_counted, "{bytes} bytes were granted: {tally:?}");
+    }
+
+    /// Counts a block that the program freed to the arena.
+    pub(crate) fn count_free(&self, lock: &mut Locked, requested: u64, bytes: u64) {
+        self.tally_slow(lock).count_free_outside(requested, bytes);
+    }
+
+    /// The tally that the calling thread may write under the lock.
+    fn tally_slow(&self, lock: &mut Locked) -> &Tally {
+        match self.join_slow(lock) {
+            Some(cache) => &cache.tally,
+            None => {
+                self.end_alone(lock);
+                &self.others
+            }
+        }
+    }
+
+    /// Whether the calling thread has to ask before it gets a block for such a request from its magazines.
+    pub(crate) fn must_ask(&self, bytes: u64) -> bool {
+        let mine = self.mine();
+        if !mine.is_owned() || mine.tally.may_do_anything() || !self.sizes.is_cached(bytes) {
+            return false;
+        }
+        let units =
+            if self.is_in_haste() { self.sizes.units_in_haste(bytes) } else { self.sizes.units(bytes) };
+        let block = one_block(bytes, self.sizes.bytes(units));
+        mine.tally.missing(block).iter().any(|missing| *missing > 0)
+    }
+
+    /// As [`alloc`](Self::alloc), by a thread that asks.
+    #[cold]
+    pub(crate) fn alloc_asking(&self, lock: &mut Locked, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+        let cache = self.join_slow(lock)?;
+        let item = {
+            // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
+            let lanes = unsafe { cache.lanes_under_lock() };
+            self.pop(lanes.of(stream.key())?, bytes)?
+        };
+        self.count_alloc(lock, bytes, item.bytes());
+        item.entry().make_live(item.ptr, bytes);
+        Some(item.ptr)
+    }
+
+    /// A thread with a cache more. Under the lock, before it counts anything.
+    pub(super) fn note_owner(&self, lock: &mut Locked) {
+        self.end_alone(lock);
+        lock.escrow.owners += 1;
+    }
+
+    /// A thread with a cache less, whose owner is kept out.
+    pub(super) fn note_no_owner(&self, lock: &mut Locked, cache: &ThreadCache) {
+        lock.escrow.owners -= 1;
+        if lock.escrow.is_alone {
+            self.take_stock(lock);
+        } else {
+            self.give_up_room(lock, std::iter::once(cache));
+        }
+    }
+
+    /// Takes what they may allocate without asking from threads that are kept out, or the calling one: somebody else
+    /// will ask for it.
+    pub(super) fn give_up_room<'a>(&self, lock: &mut Locked, caches: impl Iterator<Item = &'a ThreadCache>) {
+        if lock.escrow.is_alone {
+            return;
+        }
+        let highest = self.high();
+        self.peaks.change(|| {
+            self.peaks.raise(highest);
+            for cache in caches {
+                let ceiling = cache.tally.ceiling();
+                cache.tally.settle();
+                let given_up = combine(ceiling, cache.tally.ceiling(), |was, is| was - is);
+                lock.escrow.ceilings =
+                    combine(lock.escrow.ceilings, given_up, |all, given_up| all - given_up);
+            }
+        });
+    }
+
+    /// The high-water marks start again from now.
+    pub(crate) fn reset_high_water(&self, lock: &mut Locked) {
+        self.keep_out_moved(lock);
+        self.take_stock(lock);
+        let now = lock.escrow.ceilings;
+        lock.escrow.reached = now;
+        self.peaks.change(|| self.peaks.set(now));
+        self.let_in();
+    }
+
+    /// What all threads counted.
+    pub(crate) fn counted(&self) -> Counted {
+        let mut counted = self.peaks.read(|| sum(self.tallies(), || self.peaks.figures()));
+        self.strays.correct(&mut counted);
+        counted
+    }
+
+    /// All of them. That of the strays makes up for frees that were none: what it says, nobody asked for.
+    fn tallies(&self) -> impl Iterator<Item = &Tally> {
+        self.all().map(|cache| &cache.tally).chain([&self.others, self.strays.tally()])
+    }
+
+    /// All threads' own highest together.
+    fn high(&self) -> Figures {
+        self.tallies().map(Tally::high).fold([0; 3], |a, b| combine(a, b, |a, b| a + b))
+    }
+
+    /// Sees to it that the tally has room for so much more, which will be counted before the lock is given back: the calling
+    /// thread's, which is outside, or that of the others.
+    fn allow(&self, lock: &mut Locked, tally: &Tally, more: Figures) {
+        let missing = tally.missing(more);
+        let escrow = &mut lock.escrow;
+        if escrow.is_alone {
+            // Only the one that need not ask is left: nothing is missing.
+            return;
+        }
+        if escrow.owners == 1 && !std::ptr::eq(tally, &self.others) {
+            return self.begin_alone(lock, tally);
+        }
+        let beyond = combine(escrow.room(), missing, |room, missing| room - missing);
+        if beyond.iter().all(|beyond| *beyond >= 0) {
+            // Half of much, and all of what is little: so that nobody asks often.
+            let some =
+                combine(beyond, escrow.overdraft(), |beyond, little| (beyond / 2).max(beyond.min(little)));
+            return escrow.grant(tally, combine(missing, some, |missing, some| missing + some));
+        }
+        self.settle(lock, tally, more);
+    }
+
+    /// Lets a thread that alone has a cache allocate without asking: all other tallies stay as they are.
+    fn begin_alone(&self, lock: &mut Locked, tally: &Tally) {
+        // Nobody is there to be kept out.
+        self.take_stock(lock);
+        tally.grant_all();
+        lock.escrow.is_alone = true;
+    }
+
+    /// Somebody else is about to count something.
+    fn end_alone(&self, lock: &mut Locked) {
+        if lock.escrow.is_alone {
+            self.keep_out_moved(lock);
+            self.take_stock(lock);
+            self.let_in();
+        }
+    }
+
+    /// Finds out what is there, takes all room back, and grants what may be granted, most of it to who asks.
+    fn settle(&self, lock: &mut Locked, tally: &Tally, more: Figures) {
+        // While all gates are closed, nobody is kept out who was not.
+        let must_wait = !self.is_closed() && self.all().any(|cache| self.has_moved(cache));
+        if must_wait && !lock.escrow.credit.is_left() {
+            let missing = tally.missing(more);
+            let some =
+                combine(
+                    missing,
+                    lock.escrow.overdraft(),
+                    |missing, overdraft| {
+                        if missing > 0 { missing + overdraft } else { 0 }
+                    },
+                );
+            return lock.escrow.grant(tally, some);
+        }
+        // Who is inside may be suspended. Where nobody is, the clock would count what other programs do.
+        let is_inside = |cache: &ThreadCache| self.has_moved(cache) && cache.tally.is_inside();
+        let began = self.all().any(is_inside).then(Instant::now);
+        self.keep_out_moved(lock);
+        self.take_stock(lock);
+        let escrow = &mut lock.escrow;
+        escrow.raise_reached(combine(escrow.ceilings, more, |now, more| now + more));
+        // Those who asked lately will ask again: what is beyond this request is shared with them.
+        let settled = escrow.settled;
+        let busy = || self.kept_out().filter(|cache| settled - cache.tally.asked_at() < RECENT);
+        let (others, kept_out) = (busy().count(), self.kept_out().count());
+        let beyond = combine(escrow.room(), more, |room, more| room - more);
+        for cache in busy() {
+            escrow.grant(&cache.tally, beyond.map(|beyond| beyond / (2 * others as i64)));
+        }
+        escrow.grant(tally, escrow.room());
+        escrow.settled += 1;
+        tally.note_asked(escrow.settled);
+        self.let_in();
+        let least = LEAST_COST * kept_out as u32;
+        lock.escrow.credit.spend(began.map_or(least, |began| began.elapsed().max(least)));
+    }
+
+    /// Whether this is another thread's, whose figures may be others than when they were settled, or may rise.
+    fn has_moved(&self, cache: &ThreadCache) -> bool {
+        cache.is_owned() && !cache.tally.is_frozen() && !self.is_mine(cache)
+    }
+
+    /// Keeps all others out whose figures have changed since they were settled, or may rise. Those who are not kept out did
+    /// nothing until the last of those who are had left: so there is a moment at which what all tallies say was so.
+    fn keep_out_moved(&self, _lock: &mut Locked) {
+        let is_new = |cache: &ThreadCache| !cache.is_kept_out() && self.has_moved(cache);
+        while self.all().any(is_new) {
+            self.keep_out(is_new);
+        }
+    }
+
+    /// Notes the peaks and what is there now, and takes all room back: ceilings are where the figures are. Other threads
+    /// than the calling one and those that are kept out have none.
+    fn take_stock(&self, lock: &mut Locked) {
+        let highest = self.high();
+        self.peaks.change(|| {
+            self.peaks.raise(highest);
+            let settled = self.kept_out().chain([self.mine()]).map(|cache| &cache.tally);
+            settled.chain([&self.others]).for_each(Tally::settle);
+        });
+        let now = self.high();
+        let escrow = &mut lock.escrow;
+        escrow.raise_reached(now);
+        if escrow.is_alone {
+            // Only one thread moved: all were at their highest at one time.
+            escrow.raise_reached(highest);
+        }
+        (escrow.ceilings, escrow.is_alone) = (now, false);
+    }
+}

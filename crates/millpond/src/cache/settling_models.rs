@@ -1,0 +1,170 @@
+//! Models of settling (`settling.rs`): loom tries every order in which two threads may count, ask and settle.
+//!
+//! **What is real** are gates and tallies. **What is modelled**: the pool's lock is loom's; one block has one byte, and no
+//! more is granted than was there at one time, so that peaks have to be exact.
+
+use std::ptr::NonNull;
+
+use loom::sync::{Arc, Mutex};
+use loom::thread::{self, yield_now};
+
+use super::gate::{Behind, Gate};
+use super::sync::heavy_barrier;
+use super::tally::{Tally, combine};
+
+/// Nobody comes in by a door.
+struct Lane;
+
+static CLOSED: u64 = 0;
+
+impl Behind for Lane {
+    unsafe fn serial(_: NonNull<Self>) -> u64 {
+        CLOSED
+    }
+
+    fn closed() -> NonNull<Self> {
+        NonNull::from(&CLOSED).cast()
+    }
+}
+
+/// One thread's cache.
+struct Cache {
+    gate: Gate<Lane>,
+    tally: Tally,
+}
+
+impl Cache {
+    fn open(&self) {
+        self.gate.open();
+    }
+}
+
+/// `Escrow`, of bytes.
+#[derive(Default)]
+struct Escrow {
+    reached: i64,
+    peak: i64,
+}
+
+struct Pool {
+    caches: [Cache; 2],
+    state: Mutex<Escrow>,
+}
+
+impl Pool {
+    fn new() -> Arc<Self> {
+        let cache = || Cache { gate: Gate::new(), tally: Tally::default() };
+        let pool = Self { caches: [cache(), cache()], state: Mutex::default() };
+        pool.caches.iter().for_each(Cache::open);
+        Arc::new(pool)
+    }
+
+    fn alloc(&self, index: usize) {
+        let cache = &self.caches[index];
+        if let Some(inside) = cache.gate.enter_wide(cache.tally.to_alloc())
+            && cache.tally.rise(&inside, 1, 1)
+        {
+            inside.pass();
+            return;
+        }
+        let mut state = self.state.lock().unwrap();
+        if !cache.tally.count_alloc_outside(1, 1) {
+            self.settle(&mut state, index);
+            assert!(cache.tally.count_alloc_outside(1, 1), "what was granted is not there");
+        }
+    }
+
+    fn free(&self, index: usize) {
+        let cache = &self.caches[index];
+        if let Some(inside) = cache.gate.enter_wide(cache.tally.to_free()) {
+            cache.tally.count_free(inside, 1, 1);
+            return;
+        }
+        let _state = self.state.lock().unwrap();
+        cache.tally.count_free_outside(1, 1);
+    }
+
+    /// `Caches::settle`.
+    fn settle(&self, escrow: &mut Escrow, asking: usize) {
+        let other = &self.caches[1 - asking];
+        let moved = !other.tally.is_frozen();
+        if moved {
+            other.gate.close();
+            heavy_barrier();
+            Gate::<Lane>::wait_until_left(other.tally.ways());
+        }
+        escrow.peak = escrow.peak.max(self.high());
+        let settled = self.caches.iter().enumerate().filter(|(at, _)| moved || *at == asking);
+        settled.for_each(|(_, cache)| cache.tally.settle());
+        let now = self.high();
+        escrow.reached = escrow.reached.max(now + 1);
+        let room = escrow.reached - now;
+        self.caches[asking].tally.grant([room; 3]);
+        if moved {
+            other.open();
+        }
+    }
+
+    fn high(&self) -> i64 {
+        self.caches.iter().map(|cache| cache.tally.high()).fold([0; 3], |a, b| combine(a, b, |a, b| a + b))[0]
+    }
+
+    /// What is reported at the end.
+    fn peak(&self) -> i64 {
+        let state = self.state.lock().unwrap();
+        let peak = state.peak.max(self.high());
+        assert!(state.reached <= peak, "more was granted than was there");
+        peak
+    }
+}
+
+fn model(run: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(run);
+}
+
+#[test]
+fn peaks_of_threads_one_after_the_other_are_not_added_up() {
+    model(|| {
+        let pool = Pool::new();
+        // The program's own way of handing a pointer over synchronises, as a channel does.
+        let handed = Arc::new(Mutex::new(false));
+        let giver = thread::spawn({
+            let (pool, handed) = (pool.clone(), handed.clone());
+            move || {
+                pool.alloc(0);
+                *handed.lock().unwrap() = true;
+            }
+        });
+        while !*handed.lock().unwrap() {
+            yield_now();
+        }
+        pool.free(1);
+        pool.alloc(1);
+        giver.join().unwrap();
+        assert_eq!(pool.peak(), 1);
+    });
+}
+
+#[test]
+fn what_two_threads_have_together_is_the_peak() {
+    model(|| {
+        let pool = Pool::new();
+        let other = thread::spawn({
+            let pool = pool.clone();
+            move || {
+                pool.alloc(0);
+                pool.free(0);
+                pool.alloc(0);
+            }
+        });
+        pool.alloc(1);
+        other.join().unwrap();
+        // Both have one now, whatever the order was.
+        pool.free(1);
+        pool.free(1);
+        let now = pool.caches.iter().map(|cache| cache.tally.now()[0]).sum::<i64>();
+        assert_eq!((pool.peak(), now), (2, 0));
+    });
+}
