@@ -169,7 +169,7 @@ impl Peaks {
         for _ in 0..TRIES {
             // Acquire: pairs with the Release at the end of `change`.
             let before = self.version.load(Ordering::Acquire);
-            if before % 2 == 0 {
+            if before.is_multiple_of(2) {
                 let result = read();
                 // Acquire: pairs with the fence in `change`.
                 fence(Ordering::Acquire);
