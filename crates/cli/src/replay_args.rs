@@ -20,7 +20,6 @@ Examples:
   millpond replay snapshot.pickle                        every allocator, and which cards would do
   millpond replay *.pickle.gz --allocator millpond,caching --json out.json
   millpond replay run.mprec --card 4090,A100-40          would it fit there?
-  millpond replay run.mprec --capacity 24GiB --fail-if-oom   exit status 1 if not, for CI
   millpond replay snapshot.pickle --device cuda --verify --allocator millpond")]
 pub(crate) struct ReplayArgs {
     /// Traces to replay; - is standard input
@@ -32,7 +31,7 @@ pub(crate) struct ReplayArgs {
     /// Memory of the simulated device, such as 24GiB [default: no limit, and the smallest that fits is found]
     #[arg(long, value_name = "SIZE", value_parser = capacity)]
     pub(crate) capacity: Option<u64>,
-    /// Cards to look at, by name or memory, such as 4090,A100-40,24GiB [default: the sizes that there are]
+    /// Cards to look at, such as 4090,A100-40,24GiB
     #[arg(long, value_name = "CARDS", value_delimiter = ',')]
     pub(crate) card: Vec<Card>,
     /// Fail with status 1 where an allocator finds no memory
@@ -41,7 +40,7 @@ pub(crate) struct ReplayArgs {
     /// sim, or host, cuda or cuda:N to allocate for real
     #[arg(long, default_value = "sim", value_parser = device)]
     pub(crate) device: On,
-    /// On a real device: mark every block, and check the marks when it is freed
+    /// On a real device: mark every block, and check the marks
     #[arg(long)]
     pub(crate) verify: bool,
     /// When a block that other streams used is freed
@@ -56,7 +55,7 @@ pub(crate) struct ReplayArgs {
     /// What the driver's context and the libraries take of each card [default: 512MiB]
     #[arg(long, value_name = "SIZE", value_parser = size_or_none)]
     pub(crate) context: Option<u64>,
-    /// Write the results to this file; this and the following to stdout for -
+    /// Write the results to this file; - is stdout, here and below
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Write a page with charts to this file: memory over time, the map at the peak, who held it

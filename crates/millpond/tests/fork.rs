@@ -109,9 +109,9 @@ fn fork_and(end: End, child: impl FnOnce()) {
     assert!(pid >= 0, "fork failed");
     if pid == 0 {
         let failed = catch_unwind(AssertUnwindSafe(child)).is_err();
-        // SAFETY: the process ends.
         match end {
             End::Exit => std::process::exit(i32::from(failed)),
+            // SAFETY: it ends the process, and runs nothing of ours.
             End::Quick => unsafe { libc::_exit(i32::from(failed)) },
         }
     }

@@ -56,7 +56,7 @@ pub(crate) struct Entry {
 const USES: u64 = 1 << 62;
 
 /// Added to the length in the entry of a block that is the arena's again: more than any block has.
-pub(crate) const GONE: u64 = 1 << 63;
+pub(crate) const GONE: u64 = 1 << 62;
 
 /// Where a block is that is out and not live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

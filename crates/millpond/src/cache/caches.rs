@@ -199,10 +199,10 @@ impl Caches {
             let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
             let magazine = lane.magazine(index);
             let item = *magazine.top()?;
-            // It went back to the arena while it was freed here. Of exact sizes the length below tells.
-            if item.bytes() & GONE != 0 || !item.entry().is_in(magazine.place()) {
+            if !item.entry().is_in(magazine.place()) {
                 return None;
             }
+            // Not for a block that went back to the arena while it was freed here, either: it is too long (`GONE`).
             if !tally.rise(&inside, bytes, item.bytes()) {
                 return None;
             }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::boxed::try_box;
 use super::gate::Behind;
 use super::growth::Growth;
-use super::magazine::{Buffer, Item, Magazine, Open};
+use super::magazine::{Buffer, Item, Magazine, Open, STRIDE};
 use super::sizes::{MAGAZINES, MagazineIndex};
 use super::strays::Strays;
 use crate::arena::Place;
@@ -136,9 +136,10 @@ impl Magazines {
 
     #[inline]
     pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
-        let first = NonNull::from(&mut self.all).cast::<Magazine>();
-        // SAFETY: an index of this type is less than `MAGAZINES`.
-        unsafe { first.byte_add(index.place()).as_mut() }
+        const { assert!(std::mem::offset_of!(Self, all) == STRIDE, "places count from the lane's start") };
+        let start = NonNull::from(self).cast::<Magazine>();
+        // SAFETY: an index of this type names one of the magazines.
+        unsafe { start.byte_add(index.place()).as_mut() }
     }
 
     /// The magazine with all that is known of it; `None` where the host has no memory to note that.

@@ -31,22 +31,22 @@ const LONGEST_IN_HASTE: u64 = 1 << 30;
 /// Magazines in a lane: one for each class of any size up to the most units that a block can have.
 pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
 
-/// Names a magazine of a lane, by its distance from the first, in bytes: what is looked up is added as it is. Always less
-/// than `MAGAZINES` strides.
+/// Names a magazine of a lane, by its distance from the lane's start, in bytes: what is looked up is added as it is. One
+/// stride before the first magazine is taken. At most `MAGAZINES` strides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct MagazineIndex(usize);
 
-const _: () = assert!(MAGAZINES * STRIDE <= 1 << u16::BITS, "places are looked up in tables of that width");
+const _: () = assert!(MAGAZINES * STRIDE < 1 << u16::BITS, "places are looked up in tables of that width");
 
 impl MagazineIndex {
     /// The magazine for the shortest blocks.
-    pub(super) const FIRST: Self = Self(0);
+    pub(super) const FIRST: Self = Self(STRIDE);
 
     /// The magazine for blocks of this length, which is less than `MOST_UNITS`.
     #[inline]
     pub(super) fn of(units: u64) -> Self {
         assert!(units < MOST_UNITS, "an arena has no longer blocks");
-        Self(class_of(units) * STRIDE)
+        Self(usize::from(place_of(units)))
     }
 
     /// The magazine with this label, which came from [`label`](Self::label).
@@ -55,20 +55,20 @@ impl MagazineIndex {
     /// It did.
     #[inline]
     pub(super) unsafe fn from_label(label: u32) -> Self {
-        debug_assert!((label as usize) < MAGAZINES * STRIDE);
+        debug_assert!((STRIDE..=MAGAZINES * STRIDE).contains(&(label as usize)));
         Self(label as usize)
     }
 
     /// The magazines for longer blocks, from the next one on.
     pub(super) fn longer(self) -> impl Iterator<Item = Self> {
-        (self.number() + 1..MAGAZINES).map(|number| Self(number * STRIDE))
+        (self.number() + 1..MAGAZINES).map(|number| Self((number + 1) * STRIDE))
     }
 
     pub(super) fn label(self) -> u32 {
         self.0 as u32
     }
 
-    /// Its distance from the first magazine, in bytes.
+    /// Its distance from the lane's start, in bytes.
     #[inline]
     pub(super) fn place(self) -> usize {
         self.0
@@ -76,7 +76,7 @@ impl MagazineIndex {
 
     /// Magazines before it.
     pub(super) fn number(self) -> usize {
-        self.0 / STRIDE
+        self.0 / STRIDE - 1
     }
 }
 
@@ -196,7 +196,7 @@ const fn class_of(units: u64) -> usize {
 
 /// The place of the class's magazine: see [`MagazineIndex`].
 const fn place_of(units: u64) -> u16 {
-    (class_of(units) * STRIDE) as u16
+    ((class_of(units) + 1) * STRIDE) as u16
 }
 
 /// The longest length of the class.
