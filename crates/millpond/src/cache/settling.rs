@@ -23,7 +23,7 @@
 //!
 //! And settling is bounded: keeping other threads out costs them and the one that asks. Where threads
 //! allocate and free at once all the time, they would ask all the time. So what keeps others out takes at
-//! most 1 % of the time that passes ([`Credit`]). Where that is spent, a thread that asks gets an *overdraft*: point 2 does
+//! most 1 % of the time that passes ([`Credit`]). Where that is spent, a thread that asks gets an *overdraft* (`Escrow::overdraw`): point 2 does
 //! not hold until all is settled again, and R may be higher than P, by what threads have freed since their own highest:
 //! as far as they did not give that up yet (`Caches::drifts`). It is never lower.
 
@@ -52,14 +52,17 @@ const OVERDRAFT: i64 = 2;
 /// An overdraft in any pool: two sums of bytes, and blocks.
 const LEAST_OVERDRAFT: Figures = [64 << 20, 64 << 20, 128 << 10];
 
+/// Times that an overdraft doubles at most: threads that pass many blocks on should seldom meet at the lock.
+const MOST_DOUBLINGS: u32 = 12;
+
 /// The part of the time that may go to keeping others out.
 const SHARE: u32 = 100;
 
 /// What may be saved up for that: thousands of settlements, as many as a job makes while it grows.
-const MOST_CREDIT: Duration = Duration::from_millis(20);
+const MOST_CREDIT: Duration = Duration::from_millis(50);
 
-/// What keeping out one thread costs at least, about: a barrier, and its next request goes the slow way.
-const LEAST_COST: Duration = Duration::from_micros(2);
+/// What keeping out one thread costs at least, about: a barrier, and its next request may have to wait for the lock.
+const LEAST_COST: Duration = Duration::from_micros(20);
 
 /// What is known of all ceilings together. Under the pool's lock.
 #[derive(Debug, Default)]
@@ -74,6 +77,8 @@ pub(super) struct Escrow {
     is_alone: bool,
     /// Settlements so far.
     settled: u64,
+    /// Overdrafts, less settlements since.
+    overdrafts: u32,
     credit: Credit,
 }
 
@@ -97,8 +102,17 @@ impl Escrow {
         self.ceilings = combine(self.ceilings, more, |ceilings, more| ceilings + more);
     }
 
-    fn overdraft(&self) -> Figures {
+    /// What a thread gets beyond what is there, the first time.
+    fn least_overdraft(&self) -> Figures {
         combine(self.reached, LEAST_OVERDRAFT, |reached, least| (reached / OVERDRAFT).max(least))
+    }
+
+    /// Grants what is missing, though it is not there, and twice as much beyond it as the last time.
+    fn overdraw(&mut self, tally: &Tally, missing: Figures) {
+        let beyond = self.least_overdraft().map(|least| least << self.overdrafts);
+        self.overdrafts = (self.overdrafts + 1).min(MOST_DOUBLINGS);
+        let some = |missing, beyond| if missing > 0 { missing + beyond } else { 0 };
+        self.grant(tally, combine(missing, beyond, some));
     }
 }
 
@@ -320,8 +334,9 @@ impl Caches {
         let beyond = combine(escrow.room(), missing, |room, missing| room - missing);
         if beyond.iter().all(|beyond| *beyond >= 0) {
             // Half of much, and all of what is little: so that nobody asks often.
-            let some =
-                combine(beyond, escrow.overdraft(), |beyond, little| (beyond / 2).max(beyond.min(little)));
+            let some = combine(beyond, escrow.least_overdraft(), |beyond, little| {
+                (beyond / 2).max(beyond.min(little))
+            });
             return escrow.grant(tally, combine(missing, some, |missing, some| missing + some));
         }
         self.settle(lock, tally, more, is_sure);
@@ -349,16 +364,7 @@ impl Caches {
         // While all gates are closed, nobody is kept out who was not.
         let must_wait = !self.is_closed() && self.all().any(|cache| self.has_moved(cache));
         if must_wait && !lock.escrow.credit.is_left() {
-            let missing = tally.missing(more);
-            let some =
-                combine(
-                    missing,
-                    lock.escrow.overdraft(),
-                    |missing, overdraft| {
-                        if missing > 0 { missing + overdraft } else { 0 }
-                    },
-                );
-            return lock.escrow.grant(tally, some);
+            return lock.escrow.overdraw(tally, tally.missing(more));
         }
         // Who is inside may be suspended. Where nobody is, the clock would count what other programs do.
         let is_inside = |cache: &ThreadCache| self.has_moved(cache) && cache.tally.is_inside();
@@ -379,6 +385,7 @@ impl Caches {
         }
         escrow.grant(tally, escrow.room());
         escrow.settled += 1;
+        escrow.overdrafts = escrow.overdrafts.saturating_sub(1);
         tally.note_asked(escrow.settled);
         self.let_in();
         let least = LEAST_COST * kept_out as u32;
