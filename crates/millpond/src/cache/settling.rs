@@ -116,16 +116,16 @@ impl Escrow {
     }
 }
 
-/// Time that keeping others out may take.
+/// Time that keeping others out may take, in nanoseconds; less than nothing where the last time took more than was left.
 #[derive(Debug)]
 struct Credit {
-    left: Duration,
+    left: i64,
     since: Option<Instant>,
 }
 
 impl Default for Credit {
     fn default() -> Self {
-        Self { left: MOST_CREDIT, since: None }
+        Self { left: nanoseconds(MOST_CREDIT), since: None }
     }
 }
 
@@ -133,13 +133,17 @@ impl Credit {
     fn is_left(&mut self) -> bool {
         let now = Instant::now();
         let passed = self.since.replace(now).map_or(Duration::ZERO, |since| now - since);
-        self.left = (self.left + passed / SHARE).min(MOST_CREDIT);
-        !self.left.is_zero()
+        self.left = self.left.saturating_add(nanoseconds(passed / SHARE)).min(nanoseconds(MOST_CREDIT));
+        self.left > 0
     }
 
     fn spend(&mut self, took: Duration) {
-        self.left = self.left.saturating_sub(took);
+        self.left = self.left.saturating_sub(nanoseconds(took));
     }
+}
+
+fn nanoseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// High-water marks of what threads count themselves, up to when their tallies were settled. Written under the pool's lock,
@@ -423,5 +427,21 @@ impl Caches {
             escrow.raise_reached(highest);
         }
         (escrow.ceilings, escrow.is_alone) = (now, false);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_spent_beyond_the_credit_is_owed() {
+        let mut credit = Credit::default();
+        assert!(credit.is_left());
+        // A hundred times as long has to pass now.
+        credit.spend(MOST_CREDIT * 1000);
+        for _ in 0..100 {
+            assert!(!credit.is_left());
+        }
     }
 }
