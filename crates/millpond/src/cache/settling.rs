@@ -23,7 +23,7 @@
 //!
 //! And settling is bounded: keeping other threads out costs them and the one that asks. Where threads
 //! allocate and free at once all the time, they would ask all the time. So what keeps others out takes at
-//! most 1 % of the time that passes ([`Credit`]). Where that is spent, a thread that asks gets an *overdraft*: point 2 does
+//! most 1 % of the time that passes ([`Credit`]). Where that is spent, a thread that asks gets an *overdraft* (`Escrow::overdraw`): point 2 does
 //! not hold until all is settled again, and R may be higher than P, by what threads have freed since their own highest:
 //! as far as they did not give that up yet (`Caches::drifts`). It is never lower.
 
@@ -52,14 +52,17 @@ const OVERDRAFT: i64 = 2;
 /// An overdraft in any pool: two sums of bytes, and blocks.
 const LEAST_OVERDRAFT: Figures = [64 << 20, 64 << 20, 128 << 10];
 
+/// Times that an overdraft doubles at most: threads that pass many blocks on should seldom meet at the lock.
+const MOST_DOUBLINGS: u32 = 12;
+
 /// The part of the time that may go to keeping others out.
 const SHARE: u32 = 100;
 
 /// What may be saved up for that: thousands of settlements, as many as a job makes while it grows.
-const MOST_CREDIT: Duration = Duration::from_millis(20);
+const MOST_CREDIT: Duration = Duration::from_millis(50);
 
-/// What keeping out one thread costs at least, about: a barrier, and its next request goes the slow way.
-const LEAST_COST: Duration = Duration::from_micros(2);
+/// What keeping out one thread costs at least, about: a barrier, and its next request may have to wait for the lock.
+const LEAST_COST: Duration = Duration::from_micros(20);
 
 /// What is known of all ceilings together. Under the pool's lock.
 #[derive(Debug, Default)]
@@ -74,6 +77,8 @@ pub(super) struct Escrow {
     is_alone: bool,
     /// Settlements so far.
     settled: u64,
+    /// Overdrafts, less settlements since.
+    overdrafts: u32,
     credit: Credit,
 }
 
@@ -97,21 +102,30 @@ impl Escrow {
         self.ceilings = combine(self.ceilings, more, |ceilings, more| ceilings + more);
     }
 
-    fn overdraft(&self) -> Figures {
+    /// What a thread gets beyond what is there, the first time.
+    fn least_overdraft(&self) -> Figures {
         combine(self.reached, LEAST_OVERDRAFT, |reached, least| (reached / OVERDRAFT).max(least))
+    }
+
+    /// Grants what is missing, though it is not there, and twice as much beyond it as the last time.
+    fn overdraw(&mut self, tally: &Tally, missing: Figures) {
+        let beyond = self.least_overdraft().map(|least| least << self.overdrafts);
+        self.overdrafts = (self.overdrafts + 1).min(MOST_DOUBLINGS);
+        let some = |missing, beyond| if missing > 0 { missing + beyond } else { 0 };
+        self.grant(tally, combine(missing, beyond, some));
     }
 }
 
-/// Time that keeping others out may take.
+/// Time that keeping others out may take, in nanoseconds; less than nothing where the last time took more than was left.
 #[derive(Debug)]
 struct Credit {
-    left: Duration,
+    left: i64,
     since: Option<Instant>,
 }
 
 impl Default for Credit {
     fn default() -> Self {
-        Self { left: MOST_CREDIT, since: None }
+        Self { left: nanoseconds(MOST_CREDIT), since: None }
     }
 }
 
@@ -119,13 +133,17 @@ impl Credit {
     fn is_left(&mut self) -> bool {
         let now = Instant::now();
         let passed = self.since.replace(now).map_or(Duration::ZERO, |since| now - since);
-        self.left = (self.left + passed / SHARE).min(MOST_CREDIT);
-        !self.left.is_zero()
+        self.left = self.left.saturating_add(nanoseconds(passed / SHARE)).min(nanoseconds(MOST_CREDIT));
+        self.left > 0
     }
 
     fn spend(&mut self, took: Duration) {
-        self.left = self.left.saturating_sub(took);
+        self.left = self.left.saturating_sub(nanoseconds(took));
     }
+}
+
+fn nanoseconds(time: Duration) -> i64 {
+    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
 }
 
 /// High-water marks of what threads count themselves, up to when their tallies were settled. Written under the pool's lock,
@@ -320,8 +338,9 @@ impl Caches {
         let beyond = combine(escrow.room(), missing, |room, missing| room - missing);
         if beyond.iter().all(|beyond| *beyond >= 0) {
             // Half of much, and all of what is little: so that nobody asks often.
-            let some =
-                combine(beyond, escrow.overdraft(), |beyond, little| (beyond / 2).max(beyond.min(little)));
+            let some = combine(beyond, escrow.least_overdraft(), |beyond, little| {
+                (beyond / 2).max(beyond.min(little))
+            });
             return escrow.grant(tally, combine(missing, some, |missing, some| missing + some));
         }
         self.settle(lock, tally, more, is_sure);
@@ -349,16 +368,7 @@ impl Caches {
         // While all gates are closed, nobody is kept out who was not.
         let must_wait = !self.is_closed() && self.all().any(|cache| self.has_moved(cache));
         if must_wait && !lock.escrow.credit.is_left() {
-            let missing = tally.missing(more);
-            let some =
-                combine(
-                    missing,
-                    lock.escrow.overdraft(),
-                    |missing, overdraft| {
-                        if missing > 0 { missing + overdraft } else { 0 }
-                    },
-                );
-            return lock.escrow.grant(tally, some);
+            return lock.escrow.overdraw(tally, tally.missing(more));
         }
         // Who is inside may be suspended. Where nobody is, the clock would count what other programs do.
         let is_inside = |cache: &ThreadCache| self.has_moved(cache) && cache.tally.is_inside();
@@ -379,6 +389,7 @@ impl Caches {
         }
         escrow.grant(tally, escrow.room());
         escrow.settled += 1;
+        escrow.overdrafts = escrow.overdrafts.saturating_sub(1);
         tally.note_asked(escrow.settled);
         self.let_in();
         let least = LEAST_COST * kept_out as u32;
@@ -416,5 +427,21 @@ impl Caches {
             escrow.raise_reached(highest);
         }
         (escrow.ceilings, escrow.is_alone) = (now, false);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_spent_beyond_the_credit_is_owed() {
+        let mut credit = Credit::default();
+        assert!(credit.is_left());
+        // A hundred times as long has to pass now.
+        credit.spend(MOST_CREDIT * 1000);
+        for _ in 0..100 {
+            assert!(!credit.is_left());
+        }
     }
 }

@@ -66,6 +66,7 @@ impl Caches {
             self.drain(lanes, self.sizes.first_large(), &mut each);
             cache.note_granted(lanes);
         }
+        self.give_up_room(lock, self.kept_out().chain(mine));
         self.let_in();
         if closed {
             self.depot.open();

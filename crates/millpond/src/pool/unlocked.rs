@@ -13,8 +13,7 @@ impl PoolInner {
             return None;
         }
         if self.caches.must_ask(bytes) {
-            // Not noting waits: with more memory to spare, it would have to ask as well.
-            let asked = self.caches.alloc_asking(&mut self.state.lock().locked, bytes, stream);
+            let asked = self.caches.alloc_asking(&mut self.lock_noting_waits().locked, bytes, stream);
             if asked.is_some() {
                 return asked;
             }
