@@ -59,10 +59,12 @@ const MOST_DOUBLINGS: u32 = 12;
 const SHARE: u32 = 100;
 
 /// What may be saved up for that: thousands of settlements, as many as a job makes while it grows.
-const MOST_CREDIT: Duration = Duration::from_millis(50);
+const MOST_CREDIT: Duration = Duration::from_millis(20);
 
-/// What keeping out one thread costs at least, about: a barrier, and its next request may have to wait for the lock.
-const LEAST_COST: Duration = Duration::from_micros(20);
+/// What keeping out one thread costs at least, about: a barrier, and its next request may have to wait for the lock. Of many
+/// threads each also waits for all others there, so that the cost goes with their square: with a cost in proportion,
+/// 16 threads did a thirtieth of their pairs in a pool's first 200 ms (an H200's Xeon).
+const LEAST_COST: Duration = Duration::from_micros(10);
 
 /// What is known of all ceilings together. Under the pool's lock.
 #[derive(Debug, Default)]
@@ -392,7 +394,7 @@ impl Caches {
         escrow.overdrafts = escrow.overdrafts.saturating_sub(1);
         tally.note_asked(escrow.settled);
         self.let_in();
-        let least = LEAST_COST * kept_out as u32;
+        let least = LEAST_COST * (kept_out * kept_out) as u32;
         lock.escrow.credit.spend(began.map_or(least, |began| began.elapsed().max(least)));
     }
 
