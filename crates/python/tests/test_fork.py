@@ -125,6 +125,7 @@ def test_processes_of_multiprocessing_end(pool: millpond.Pool) -> None:
 SHARED = """
 import ctypes, os
 import millpond
+from millpond import _millpond
 
 _millpond.stand_in(0, millpond.Pool("sim"))
 hooks = dict(_millpond.torch_hooks()[1])
