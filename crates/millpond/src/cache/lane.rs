@@ -87,7 +87,11 @@ pub(super) struct Magazines {
     all: [Magazine; MAGAZINES],
     /// By the magazines' numbers. A magazine that has none is without room.
     records: Vec<Record>,
+    /// Where each magazine's record is among them, and one more; 0 where it has none.
+    places: [u16; MAGAZINES],
 }
+
+const _: () = assert!(MAGAZINES <= u16::MAX as usize, "places are noted in that width");
 
 /// What else there is to know of a magazine.
 #[derive(Debug)]
@@ -132,7 +136,8 @@ impl Behind for Magazines {
 impl Magazines {
     /// Of no stream, and without room. A constant, since it is long: what is computed is put together elsewhere, and
     /// copied.
-    const NEW: Self = Self { serial: 0, all: [const { Magazine::NEW }; _], records: Vec::new() };
+    const NEW: Self =
+        Self { serial: 0, all: [const { Magazine::NEW }; _], records: Vec::new(), places: [0; _] };
 
     #[inline]
     pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
@@ -145,15 +150,27 @@ impl Magazines {
     /// The magazine with all that is known of it; `None` where the host has no memory to note that.
     pub(super) fn known(&mut self, index: MagazineIndex) -> Option<Known<'_>> {
         let number = index.number();
-        let place = match self.records.binary_search_by_key(&number, |record| record.number) {
-            Ok(place) => place,
-            Err(place) => {
-                self.records.try_reserve(1).ok()?;
-                self.records.insert(place, Record::new(number));
-                place
-            }
+        let place = match self.places[number] {
+            0 => self.add_record_slow(number)?,
+            place => usize::from(place) - 1,
         };
         Some(self.records[place].with(&mut self.all))
+    }
+
+    #[cold]
+    fn add_record_slow(&mut self, number: usize) -> Option<usize> {
+        self.records.try_reserve(1).ok()?;
+        let place = self.records.partition_point(|record| record.number < number);
+        self.records.insert(place, Record::new(number));
+        self.note_places();
+        Some(place)
+    }
+
+    /// Notes where the records are.
+    fn note_places(&mut self) {
+        for (place, record) in (1..).zip(&self.records) {
+            self.places[record.number] = place;
+        }
     }
 
     /// Calls `each` with every magazine whose number is in the range and that was ever asked for.
@@ -248,7 +265,10 @@ impl Lane {
             let records = std::mem::take(&mut self.parked);
             self.magazines = try_box(Magazines::NEW);
             match self.magazines() {
-                Some(magazines) => magazines.records = records,
+                Some(magazines) => {
+                    magazines.records = records;
+                    magazines.note_places();
+                }
                 None => self.parked = records,
             }
         }
