@@ -87,11 +87,11 @@ pub(super) struct Magazines {
     all: [Magazine; MAGAZINES],
     /// By the magazines' numbers. A magazine that has none is without room.
     records: Vec<Record>,
-    /// Where each magazine's record is among them, and one more; 0 where it has none.
-    places: [u16; MAGAZINES],
+    /// A bit for each magazine that has one.
+    has_record: [u64; MAGAZINES.div_ceil(64)],
+    /// How many records come before those of each word.
+    records_before: [u16; MAGAZINES.div_ceil(64)],
 }
-
-const _: () = assert!(MAGAZINES <= u16::MAX as usize, "places are noted in that width");
 
 /// What else there is to know of a magazine.
 #[derive(Debug)]
@@ -136,8 +136,13 @@ impl Behind for Magazines {
 impl Magazines {
     /// Of no stream, and without room. A constant, since it is long: what is computed is put together elsewhere, and
     /// copied.
-    const NEW: Self =
-        Self { serial: 0, all: [const { Magazine::NEW }; _], records: Vec::new(), places: [0; _] };
+    const NEW: Self = Self {
+        serial: 0,
+        all: [const { Magazine::NEW }; _],
+        records: Vec::new(),
+        has_record: [0; _],
+        records_before: [0; _],
+    };
 
     #[inline]
     pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
@@ -150,9 +155,12 @@ impl Magazines {
     /// The magazine with all that is known of it; `None` where the host has no memory to note that.
     pub(super) fn known(&mut self, index: MagazineIndex) -> Option<Known<'_>> {
         let number = index.number();
-        let place = match self.places[number] {
-            0 => self.add_record_slow(number)?,
-            place => usize::from(place) - 1,
+        let (word, bit) = (number / 64, 1 << (number % 64));
+        let place = if self.has_record[word] & bit == 0 {
+            self.add_record_slow(number)?
+        } else {
+            let before = (self.has_record[word] & (bit - 1)).count_ones();
+            usize::from(self.records_before[word]) + before as usize
         };
         Some(self.records[place].with(&mut self.all))
     }
@@ -168,8 +176,14 @@ impl Magazines {
 
     /// Notes where the records are.
     fn note_places(&mut self) {
-        for (place, record) in (1..).zip(&self.records) {
-            self.places[record.number] = place;
+        self.has_record = [0; _];
+        for record in &self.records {
+            self.has_record[record.number / 64] |= 1 << (record.number % 64);
+        }
+        let mut before = 0;
+        for (word, records) in self.has_record.iter().zip(&mut self.records_before) {
+            *records = before;
+            before += word.count_ones() as u16;
         }
     }
 
