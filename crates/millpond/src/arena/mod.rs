@@ -35,7 +35,6 @@ mod backing;
 mod bin;
 mod blocks;
 mod check;
-mod entries;
 mod find;
 mod index;
 mod joining;
@@ -48,6 +47,7 @@ mod regions;
 mod reserving;
 mod segments;
 mod shorten;
+mod sparse;
 mod supply;
 mod table;
 #[cfg(test)]
@@ -66,7 +66,8 @@ pub(crate) use looking_up::LOOKS;
 pub(crate) use looking_up::Pointer;
 pub(crate) use ranges::{Owner, Ranges};
 use regions::Regions;
-pub(crate) use table::{Entry, EntryRef, GONE, MOST_UNITS, Place, Views};
+use table::Entries;
+pub(crate) use table::{Entry, EntryRef, MOST_UNITS, Place, Views};
 
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
@@ -160,6 +161,8 @@ pub(crate) struct Arena {
     out_blocks: [u64; 2],
     out_units: u64,
     views: Arc<Views>,
+    /// Of all blocks, once there is a region.
+    entries: Option<Arc<Entries>>,
 }
 
 impl Arena {
@@ -193,6 +196,7 @@ impl Arena {
             out_blocks: [0; 2],
             out_units: 0,
             views: Arc::default(),
+            entries: None,
         }
     }
 
@@ -310,15 +314,22 @@ impl Arena {
         Ok(find::Want { zone, units, align: align.max(self.layout.unit_bytes) })
     }
 
-    /// What a free may need: room in the list of unmerged blocks, and spare memory for the indexes.
+    /// What a free may need: room in the list of unmerged blocks, and spare memory for the indexes. And entries for as many
+    /// blocks as there are records for.
     #[inline]
     fn make_room_beside_blocks(&mut self) -> bool {
-        let more = self.blocks.capacity() - self.unmerged.len();
         // Nearly always there is.
         self.unmerged.capacity() >= self.blocks.capacity()
             && self.free.iter().chain(&self.void).all(FreeIndex::has_spare)
-            || self.unmerged.try_reserve_exact(more).is_ok()
-                && self.free.iter_mut().chain(&mut self.void).all(FreeIndex::make_spare)
+            || self.make_room_beside_blocks_slow()
+    }
+
+    #[cold]
+    fn make_room_beside_blocks_slow(&mut self) -> bool {
+        let all = self.blocks.capacity();
+        self.entries.as_ref().is_none_or(|entries| entries.back(all))
+            && self.unmerged.try_reserve_exact(all - self.unmerged.len()).is_ok()
+            && self.free.iter_mut().chain(&mut self.void).all(FreeIndex::make_spare)
     }
 
     /// Backs a place for `want`, or gives back what was created for it before it failed.
@@ -341,8 +352,12 @@ impl Arena {
     /// was freed twice.
     #[must_use]
     pub(crate) fn take_back(&mut self, entry: &Entry, fence: Fence) -> bool {
-        let id = entry.id();
-        entry.is_in(Place::BETWEEN) && self.is_out_at(id, entry.ptr()) && self.free(id, fence)
+        let is_out = entry.is_between();
+        debug_assert!(
+            !is_out || self.is_out_at(entry.id(), entry.ptr()),
+            "an entry that is open is that of its block"
+        );
+        is_out && self.free(entry.id(), fence)
     }
 
     /// Takes back a block that is out, to be used after the work that `fence` names and the uses that were

@@ -36,9 +36,10 @@ impl Arena {
         let short = |what| Refusal::Short { what, bytes };
         let granule = self.layout.granule(zone);
         // First, since nothing is held yet that would have to be given back.
-        let no_table = || Refusal::of_host("where blocks lie", Table::bytes_of_entries(bytes, granule));
-        let entries = Table::entries(bytes, granule).ok_or_else(no_table)?;
-        if !entries.back(0..bytes.div_ceil(granule) as usize) {
+        let no_table = || Refusal::of_host("where blocks lie", Table::bytes_of_numbers(bytes, granule));
+        let entries = self.entries()?;
+        let numbers = Table::numbers(bytes, granule).ok_or_else(no_table)?;
+        if !numbers.back(0..bytes.div_ceil(granule) as usize) {
             return Err(no_table());
         }
         let limits = &self.pages.limits;
@@ -57,7 +58,7 @@ impl Arena {
         self.counters.calls.alloc.add(1);
         let units = bytes / self.layout.unit_bytes;
         let blocks = &mut self.blocks;
-        let table = Arc::new(Table::new(base, bytes, granule, entries));
+        let table = Arc::new(Table::new(base, granule, numbers, entries));
         let new = NewRegion { base, bytes, zone, source: Source::Segment, table };
         let region =
             self.regions.add(new, |region| blocks.add(Block::whole(region, zone, units, State::Free)));
