@@ -161,14 +161,14 @@ impl Magazines {
         self.records.try_reserve(1).ok()?;
         let place = self.records.partition_point(|record| record.number < number);
         self.records.insert(place, Record::new(number));
-        self.note_places();
+        self.note_places(place);
         Some(place)
     }
 
-    /// Notes where the records are.
-    fn note_places(&mut self) {
-        for (record, place) in self.records.iter().zip(1..) {
-            self.record_of[record.number] = place;
+    /// Notes where the records are from this one on.
+    fn note_places(&mut self, from: usize) {
+        for (place, record) in self.records.iter().enumerate().skip(from) {
+            self.record_of[record.number] = place as u16 + 1;
         }
     }
 
@@ -282,7 +282,7 @@ impl Lane {
         match self.magazines() {
             Some(magazines) => {
                 magazines.records = records;
-                magazines.note_places();
+                magazines.note_places(0);
             }
             None => self.parked = records,
         }
@@ -318,6 +318,8 @@ impl Drop for Lane {
 pub(super) struct Lanes {
     /// By the timelines' slots.
     lanes: Vec<Lane>,
+    /// Where the lane lies that was used last: each request asks for it several times.
+    last: usize,
     strays: Arc<Strays>,
     /// Bytes that the magazines may hold together, if each holds as many blocks as it may.
     granted: u64,
@@ -348,10 +350,14 @@ pub(super) struct Bounds {
 
 impl Lanes {
     pub(super) fn new(strays: Arc<Strays>) -> Self {
-        Self { lanes: Vec::new(), strays, granted: 0, granted_large: 0, small: Counted::default() }
+        Self { lanes: Vec::new(), last: 0, strays, granted: 0, granted_large: 0, small: Counted::default() }
     }
 
+    #[inline]
     fn place_of(&self, slot: usize) -> Result<usize, usize> {
+        if self.lanes.get(self.last).is_some_and(|lane| lane.slot == slot) {
+            return Ok(self.last);
+        }
         self.lanes.binary_search_by_key(&slot, |lane| lane.slot)
     }
 
@@ -390,6 +396,7 @@ impl Lanes {
             Ok(place) if self.lanes[place].serial == timeline.serial => place,
             _ => self.add_slow(timeline, each)?,
         };
+        self.last = place;
         self.lanes[place].unpark()
     }
 
