@@ -278,7 +278,8 @@ mod tests {
 
     #[test]
     fn too_many_elements_are_refused() {
-        assert!(Sparse::<AtomicU32>::new(usize::MAX / 8).is_none());
+        // Miri would try.
+        assert!(cfg!(miri) || Sparse::<AtomicU32>::new(usize::MAX / 8).is_none());
         assert!(Sparse::<AtomicU32>::new(usize::MAX).is_none());
     }
 }
