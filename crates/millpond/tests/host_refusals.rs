@@ -27,7 +27,7 @@ const MAY_END: &[(&str, usize)] = &[
     ("Context::default_pool, current_pool", 12),
     ("Context::create_stream", 2),
     ("Context::default_stream, foreign_stream", 4),
-    ("CapturePool::begin, alloc, free, end", 11),
+    ("CapturePool::begin, alloc, free, end", 12),
     ("Budget::bytes, fraction", 3),
     ("Pool::on_reclaim, on_out_of_memory, and their removal", 4),
     // Recordings.
@@ -36,14 +36,15 @@ const MAY_END: &[(&str, usize)] = &[
     ("Pool::alloc and free, recorded", 10),
     // A recount for tests.
     ("Pool::check", 7),
-    // The record of a new range of addresses, a few words long: one for each kind of block, or for each segment.
-    ("Pool::alloc, a small one, the first", 1),
-    ("Pool::alloc, a large one, the first", 1),
-    ("Pool::alloc, a huge one, the first", 1),
+    // The records of a new range of addresses, a few words long: of the first one of a pool, of each kind of block, of each
+    // segment.
+    ("Pool::alloc, a small one, the first", 2),
+    ("Pool::alloc, a large one, the first", 2),
+    ("Pool::alloc, a huge one, the first", 2),
     ("Pool::alloc_aligned", 1),
     ("Pool::alloc, with pages of several streams", 1),
     ("Pool::alloc, of segments", 6),
-    ("pairs of Pool::alloc and free", 2),
+    ("pairs of Pool::alloc and free", 3),
     ("Stream::wait_for, of many", 1),
     ("Buffer::zeroed, from_slice, copies", 1),
     ("a thread's first Pool::alloc, free, and its end", 1),

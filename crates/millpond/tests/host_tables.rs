@@ -10,6 +10,12 @@ const MIB: u64 = 1 << 20;
 
 /// Bytes of the host's memory that the process has now, without files.
 fn resident() -> u64 {
+    // What the C library keeps for later is not the pool's.
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it only gives back what is free.
+    unsafe {
+        libc::malloc_trim(0)
+    };
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line =
         status.lines().find(|line| line.starts_with("RssAnon:")).expect("a line of Linux 4.5 and later");
@@ -25,24 +31,28 @@ fn a_pool_takes_little_of_the_host_and_a_trim_gives_it_back() {
     let a_pool = (resident() - before) / 16;
     assert!(a_pool <= 64 * KIB, "a pool at rest takes {a_pool} bytes");
 
-    let (count, bytes) = (16_000, 512 * KIB);
-    let before = resident();
-    let mut blocks = Vec::with_capacity(count);
-    blocks.extend((0..count).map(|_| pools[0].alloc(bytes, &stream).unwrap()));
-    let held = resident() - before;
-    let per_cent = held as f64 * 100.0 / pools[0].reserved().current as f64;
-    // The simulated device's own notes are in it.
-    assert!(per_cent < 1.2, "{per_cent} % of the device's memory: {} MiB", held / MIB);
+    // Blocks, their length, and per cent of it. Each takes 192 bytes, and 4 for each place where one may start: 0.8 % below
+    // 1 MiB. The simulated device's own notes are in it, and lists that grow by doubling.
+    let bounds =
+        [(1_000, 16 << 20, 0.1), (16_000, 512 * KIB, 1.0), (60_000, 64 * KIB, 1.4), (60_000, 8 * KIB, 5.5)];
+    for ((count, bytes, most), pool) in bounds.into_iter().zip(&pools) {
+        let before = resident();
+        let mut blocks = Vec::with_capacity(count);
+        blocks.extend((0..count).map(|_| pool.alloc(bytes, &stream).unwrap()));
+        let held = resident() - before;
+        let per_cent = held as f64 * 100.0 / pool.reserved().current as f64;
+        assert!(per_cent < most, "{per_cent} % of the device's memory in blocks of {} KiB", bytes / KIB);
 
-    // SAFETY: nothing uses the blocks.
-    blocks.drain(..).for_each(|ptr| unsafe { pools[0].free(ptr, &stream) }.unwrap());
-    pools[0].trim_to(0).unwrap();
-    assert_eq!(pools[0].reserved().current, 0);
-    let left = resident().saturating_sub(before);
-    assert!(left < held / 4, "{} of {} MiB are left after a trim", left / MIB, held / MIB);
-    // What was given back is used again.
-    let again: Vec<_> = (0..100).map(|_| pools[0].alloc(bytes, &stream).unwrap()).collect();
-    // SAFETY: nothing uses the blocks.
-    again.into_iter().for_each(|ptr| unsafe { pools[0].free(ptr, &stream) }.unwrap());
-    pools[0].check().unwrap();
+        // SAFETY: nothing uses the blocks.
+        blocks.drain(..).for_each(|ptr| unsafe { pool.free(ptr, &stream) }.unwrap());
+        pool.trim_to(0).unwrap();
+        assert_eq!(pool.reserved().current, 0);
+        let left = resident().saturating_sub(before);
+        assert!(left < (held / 4).max(6 * MIB), "{left} of {held} bytes are left after a trim");
+        // What was given back is used again.
+        let again: Vec<_> = (0..100).map(|_| pool.alloc(bytes, &stream).unwrap()).collect();
+        // SAFETY: nothing uses the blocks.
+        again.into_iter().for_each(|ptr| unsafe { pool.free(ptr, &stream) }.unwrap());
+        pool.check().unwrap();
+    }
 }

@@ -134,7 +134,7 @@ impl Arena {
         if table.back(first..end) {
             return Ok(());
         }
-        let bytes = Table::bytes_of_entries(end - first, self.layout.granule(zone));
+        let bytes = Table::bytes_of_numbers(end - first, self.layout.granule(zone));
         Err(Refusal::of_host("memory for where blocks lie", bytes))
     }
 

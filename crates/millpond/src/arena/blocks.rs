@@ -131,6 +131,18 @@ impl Blocks {
             && self.vacant.try_reserve(self.records.capacity() - self.vacant.len()).is_ok()
     }
 
+    /// Gives back the host's memory of records behind the last that is in use. Returns the first id that is none now.
+    pub(super) fn shrink(&mut self) -> BlockId {
+        let used =
+            self.records.iter().rposition(|block| block.state != State::Unused).map_or(0, |last| last + 1);
+        self.records.truncate(used);
+        self.records.shrink_to(FIRST_RECORDS);
+        self.vacant.retain(|id| (id.0 as usize) < used);
+        // All records may come to be vacant.
+        self.vacant.shrink_to(self.records.capacity());
+        BlockId(used as u32)
+    }
+
     /// Records that there is room for.
     pub(super) fn capacity(&self) -> usize {
         self.records.capacity()

@@ -35,7 +35,6 @@ mod backing;
 mod bin;
 mod blocks;
 mod check;
-mod entries;
 mod find;
 mod index;
 mod joining;
@@ -48,6 +47,7 @@ mod regions;
 mod reserving;
 mod segments;
 mod shorten;
+mod sparse;
 mod supply;
 mod table;
 #[cfg(test)]
@@ -66,7 +66,8 @@ pub(crate) use looking_up::LOOKS;
 pub(crate) use looking_up::Pointer;
 pub(crate) use ranges::{Owner, Ranges};
 use regions::Regions;
-pub(crate) use table::{Entry, EntryRef, GONE, MOST_UNITS, Place, Views};
+use table::Entries;
+pub(crate) use table::{Entry, EntryRef, MOST_UNITS, Place, Views};
 
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
@@ -162,6 +163,8 @@ pub(crate) struct Arena {
     out_blocks: [u64; 2],
     out_units: u64,
     views: Arc<Views>,
+    /// Of all blocks, once there is a region.
+    entries: Option<Arc<Entries>>,
 }
 
 impl Arena {
@@ -196,6 +199,7 @@ impl Arena {
             out_blocks: [0; 2],
             out_units: 0,
             views: Arc::default(),
+            entries: None,
         }
     }
 
@@ -315,15 +319,22 @@ impl Arena {
         (self.blocks.capacity() * size_of::<blocks::Block>()) as u64
     }
 
-    /// What a free may need: room in the list of unmerged blocks. And what an earlier one could not have: a place in the
-    /// index.
+    /// What a free may need: room in the list of unmerged blocks, and entries for as many blocks as there are records for.
+    /// And what an earlier one could not have: a place in the index.
     #[inline]
     fn make_room_beside_blocks(&mut self) -> bool {
-        let more = self.blocks.capacity() - self.unmerged.len();
         // Nearly always there is.
         self.unmerged.capacity() >= self.blocks.capacity()
             && !self.free.iter().chain(&self.void).any(FreeIndex::lacks)
-            || self.unmerged.try_reserve_exact(more).is_ok() && self.complete_indexes()
+            || self.make_room_for_records() && self.complete_indexes()
+    }
+
+    /// The first two.
+    #[cold]
+    fn make_room_for_records(&mut self) -> bool {
+        let all = self.blocks.capacity();
+        self.entries.as_ref().is_none_or(|entries| entries.back(all))
+            && self.unmerged.try_reserve_exact(all - self.unmerged.len()).is_ok()
     }
 
     /// Puts every block on its index that is missing there, since the host refused memory. `false` where it still does.
@@ -348,7 +359,7 @@ impl Arena {
     /// lists.
     pub(super) fn make_room_for_page(&mut self) -> bool {
         self.blocks.make_room(2 * ROOM)
-            && self.unmerged.try_reserve_exact(self.blocks.capacity() - self.unmerged.len()).is_ok()
+            && (self.unmerged.capacity() >= self.blocks.capacity() || self.make_room_for_records())
             && self.stale.try_reserve(1).is_ok()
             && self.created.try_reserve(1).is_ok()
     }
@@ -373,8 +384,12 @@ impl Arena {
     /// was freed twice.
     #[must_use]
     pub(crate) fn take_back(&mut self, entry: &Entry, fence: Fence) -> bool {
-        let id = entry.id();
-        entry.is_in(Place::BETWEEN) && self.is_out_at(id, entry.ptr()) && self.free(id, fence)
+        let is_out = entry.is_between();
+        debug_assert!(
+            !is_out || self.is_out_at(entry.id(), entry.ptr()),
+            "an entry that is open is that of its block"
+        );
+        is_out && self.free(entry.id(), fence)
     }
 
     /// Takes back a block that is out, to be used after the work that `fence` names and the uses that were

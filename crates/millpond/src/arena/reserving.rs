@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::blocks::{Block, State};
 use super::regions::{NewRegion, Source};
-use super::table::Table;
+use super::table::{Entries, Table};
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
 
@@ -37,6 +37,17 @@ impl Arena {
         })
     }
 
+    /// The entries of blocks, made with the first region.
+    pub(super) fn entries(&mut self) -> Result<Arc<Entries>, Refusal> {
+        if let Some(entries) = &self.entries {
+            return Ok(entries.clone());
+        }
+        let backed = Entries::new().filter(|entries| entries.back(self.blocks.capacity()));
+        let entries = backed.map(Arc::new).ok_or(Refusal::of_host("memory for blocks", 0))?;
+        self.entries = Some(entries.clone());
+        Ok(entries)
+    }
+
     /// Reserves a region of at least `slots`; returns the void that fills it.
     pub(super) fn add_region(&mut self, zone: Zone, slots: u64) -> Result<BlockId, Refusal> {
         if !self.regions.make_room_for_one() {
@@ -45,12 +56,13 @@ impl Arena {
         let least = slots * self.layout.slot_bytes;
         let mut bytes = self.region_bytes(zone, slots);
         let granule = self.layout.granule(zone);
-        let (base, entries) = loop {
+        let entries = self.entries()?;
+        let (base, numbers) = loop {
             let no_table = || {
-                Refusal::of_host("addresses for where blocks lie", Table::bytes_of_entries(bytes, granule))
+                Refusal::of_host("addresses for where blocks lie", Table::bytes_of_numbers(bytes, granule))
             };
-            let entries = Table::entries(bytes, granule).ok_or_else(no_table);
-            match entries.and_then(|entries| Ok((self.reserve_addresses(bytes)?, entries))) {
+            let numbers = Table::numbers(bytes, granule).ok_or_else(no_table);
+            match numbers.and_then(|numbers| Ok((self.reserve_addresses(bytes)?, numbers))) {
                 Ok(both) => break both,
                 Err(_) if bytes / 2 >= least => {
                     bytes = (bytes / 2).next_multiple_of(self.layout.slot_bytes);
@@ -60,7 +72,7 @@ impl Arena {
         };
         self.counters.calls.reserve.add(1);
         let units = bytes / self.layout.unit_bytes;
-        let table = Arc::new(Table::new(base, bytes, granule, entries));
+        let table = Arc::new(Table::new(base, granule, numbers, entries));
         self.views.publish(base, bytes, &table);
         let blocks = &mut self.blocks;
         let new = NewRegion { base, bytes, zone, source: Source::Reserved, table };

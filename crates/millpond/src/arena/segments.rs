@@ -39,9 +39,10 @@ impl Arena {
         if !self.regions.make_room_for_one() {
             return Err(Refusal::of_host("a list of segments", self.regions.host_bytes()));
         }
-        let no_table = || Refusal::of_host("where blocks lie", Table::bytes_of_entries(bytes, granule));
-        let entries = Table::entries(bytes, granule).ok_or_else(no_table)?;
-        if !entries.back(0..bytes.div_ceil(granule) as usize) {
+        let no_table = || Refusal::of_host("where blocks lie", Table::bytes_of_numbers(bytes, granule));
+        let entries = self.entries()?;
+        let numbers = Table::numbers(bytes, granule).ok_or_else(no_table)?;
+        if !numbers.back(0..bytes.div_ceil(granule) as usize) {
             return Err(no_table());
         }
         let limits = &self.pages.limits;
@@ -60,7 +61,7 @@ impl Arena {
         self.counters.calls.alloc.add(1);
         let units = bytes / self.layout.unit_bytes;
         let blocks = &mut self.blocks;
-        let table = Arc::new(Table::new(base, bytes, granule, entries));
+        let table = Arc::new(Table::new(base, granule, numbers, entries));
         let new = NewRegion { base, bytes, zone, source: Source::Segment, table };
         let region =
             self.regions.add(new, |region| blocks.add(Block::whole(region, zone, units, State::Free)));

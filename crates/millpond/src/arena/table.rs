@@ -1,9 +1,10 @@
 //! From an address to what is known of the block there, readable without the pool's lock.
 //!
-//! Each region has a [`Table`] with one [`Entry`] for every place where a block may start: every unit in the
-//! small zone; in the large zone, whose blocks are never shorter than a granule, one per granule. The tables
-//! of address ranges are published in [`Views`], so that a free finds its block with a comparison and a
-//! shift. Entries take memory of the host's where blocks started ([`Entries`]).
+//! Each block that is out has an [`Entry`], under its number. Each region has a [`Table`] of those numbers: one for every
+//! place where a block may start, which is every unit in the small zone; in the large zone, whose blocks are never shorter
+//! than a granule, every granule. The tables of address ranges are published in [`Views`], so that a free finds its block
+//! with a comparison, a shift and two loads. Both are [sparse](Sparse): they take memory of the host's where there are
+//! blocks. A number has 4 bytes, and an entry 64.
 //!
 //! A block that has left the arena is *out*. It is *live* while the program holds it and *cached* while it
 //! lies in a thread's magazine; who has it writes its entry, so that needs no atomic read-modify-write. Only
@@ -11,12 +12,13 @@
 //!
 //! **Freed twice at once.** Two threads that free one block within the same nanoseconds both find it live, and each
 //! puts it into a magazine. The entry then names one of the two magazines: the last that wrote it. Whoever takes a
-//! block out of a magazine, to hand it out or to give it back, first looks whether the entry names this magazine
-//! ([`Entry::is_in`]). The other copy is a *stray*: it is dropped, counted and reported. So a block is never handed
-//! out twice, and the arena never takes back what is live or somebody else's. An entry whose block went back to the
-//! arena has a length that no block has ([`GONE`]), so that a copy whose free was still under way then is not
-//! handed out either. One order is not seen, since the free would need an atomic read-modify-write for it: a thread
-//! that is stopped inside its free, after it found the block live, until the same block was handed out again.
+//! block out of a magazine, to hand it out or to give it back, first looks whether the entry names this magazine, and
+//! the block's address ([`Entry::is_in`]): the entry may be another block's by now. The other copy is a *stray*: it is
+//! dropped, counted and reported. So a block is never handed
+//! out twice, and the arena never takes back what is live or somebody else's. The entry of a block that went back to the
+//! arena names no address, so that a copy whose free was still under way then is not handed out either. One order is not
+//! seen, since the free would need an atomic read-modify-write for it: a thread that is stopped inside its free, after it
+//! found the block live, until a block at the same address was handed out again.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -24,11 +26,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use super::BlockId;
-use super::entries::Entries;
+use super::sparse::{Blank, Sparse};
 use crate::device::DevicePtr;
 use crate::order::Tick;
 
-/// What is known of the block that starts at one place. On a cache line of its own: threads that own neighbouring
+/// What is known of a block that is out. On a cache line of its own: threads that own neighbouring
 /// blocks write their entries all the time.
 #[derive(Debug)]
 #[repr(align(64))]
@@ -41,7 +43,7 @@ pub(crate) struct Entry {
     key: AtomicU64,
     /// Bytes of a live block that were asked for.
     requested: AtomicU64,
-    /// Length in bytes. Constant while the block is out. Afterwards [`GONE`] is added.
+    /// Length in bytes. Constant while the block is out.
     bytes: AtomicU64,
     /// Where the block starts. Constant while it is out, and 0 afterwards.
     start: AtomicU64,
@@ -52,11 +54,11 @@ pub(crate) struct Entry {
     id: AtomicU32,
 }
 
+// SAFETY: it is made of atomics, and zeros are the entry of no block.
+unsafe impl Blank for Entry {}
+
 /// Other streams' uses of the live block are recorded, so that its free is the arena's.
 const USES: u64 = 1 << 62;
-
-/// Added to the length in the entry of a block that is the arena's again: more than any block has.
-pub(crate) const GONE: u64 = 1 << 62;
 
 /// Where a block is that is out and not live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,6 +81,17 @@ impl Place {
 pub(crate) const MOST_UNITS: u64 = 1 << 36;
 
 impl Entry {
+    /// That of no block.
+    pub(crate) const NONE: Self = Self {
+        key: AtomicU64::new(0),
+        requested: AtomicU64::new(0),
+        bytes: AtomicU64::new(0),
+        start: AtomicU64::new(0),
+        tick: AtomicU64::new(0),
+        label: AtomicU32::new(0),
+        id: AtomicU32::new(0),
+    };
+
     /// A block leaves the arena, and is nobody's for now.
     fn open(&self, ptr: DevicePtr, id: BlockId, bytes: u64) {
         debug_assert!(ptr.raw() < USES, "a device with addresses beyond 2^62");
@@ -86,7 +99,6 @@ impl Entry {
         // address from a thread that wrote it, or holds the pool's lock. For other addresses (a double free, a foreign
         // pointer) any value seen is a value that was there, and none of them says more than that.
         self.id.store(id.0, Ordering::Relaxed);
-        self.label.store(0, Ordering::Relaxed);
         self.start.store(ptr.raw(), Ordering::Relaxed);
         self.key.store(Place::BETWEEN.0, Ordering::Relaxed);
         // Release: who reads this length with Acquire sees what comes before it (`bytes_of_live`).
@@ -97,8 +109,6 @@ impl Entry {
     fn close(&self) {
         self.start.store(0, Ordering::Relaxed);
         self.key.store(0, Ordering::Relaxed);
-        // Release: as in `open`.
-        self.bytes.store(self.bytes() | GONE, Ordering::Release);
     }
 
     /// The program gets the block at `ptr`, of which it asked for so many bytes.
@@ -113,10 +123,7 @@ impl Entry {
     /// The program gave the block back to the magazine at `place`, at `tick` of the stream that freed it.
     #[inline]
     pub(crate) fn make_cached(&self, place: Place, tick: Tick) {
-        // Most often it is what it was: a load costs less than a store.
-        if self.tick.load(Ordering::Relaxed) != tick {
-            self.tick.store(tick, Ordering::Relaxed);
-        }
+        self.tick.store(tick, Ordering::Relaxed);
         self.move_to(place);
     }
 
@@ -126,16 +133,16 @@ impl Entry {
         self.key.store(place.0, Ordering::Relaxed);
     }
 
-    /// Whether the block is there. By whoever has a copy of it in that place.
+    /// Whether the block at `ptr` is there. By whoever has a copy of it in that place: the entry may be another block's.
     #[inline]
-    pub(crate) fn is_in(&self, place: Place) -> bool {
-        self.key.load(Ordering::Relaxed) == place.0
+    pub(crate) fn is_in(&self, place: Place, ptr: DevicePtr) -> bool {
+        self.key.load(Ordering::Relaxed) == place.0 && self.starts_at(ptr)
     }
 
-    /// Takes the block out of the hands of whoever has it at `place`; `false`, and nothing changed, where it is not
-    /// there, or was the arena's already.
-    pub(crate) fn leave(&self, place: Place) -> bool {
-        let is_there = self.is_in(place) && self.bytes() & GONE == 0;
+    /// Takes the block at `ptr` out of the hands of whoever has it at `place`; `false`, and nothing changed, where it is
+    /// not there, or was the arena's already.
+    pub(crate) fn leave(&self, place: Place, ptr: DevicePtr) -> bool {
+        let is_there = self.is_in(place, ptr);
         if is_there {
             self.move_to(Place::BETWEEN);
         }
@@ -145,9 +152,18 @@ impl Entry {
     /// Takes the live block at `ptr`, which has no recorded uses, out of the program's hands; `false`, and nothing
     /// changed, where another thread was first. Under the pool's lock.
     pub(crate) fn claim(&self, ptr: DevicePtr) -> bool {
-        // Acquire: as in `is_plain`.
-        let order = (Ordering::Acquire, Ordering::Relaxed);
-        self.key.compare_exchange(ptr.raw(), Place::BETWEEN.0, order.0, order.1).is_ok()
+        // A load and a store: other threads' frees have no read-modify-write either, so that one here would exclude nothing.
+        // Whichever comes last has the block, and the other has a stray.
+        let is_live = self.is_plain(ptr);
+        if is_live {
+            self.move_to(Place::BETWEEN);
+        }
+        is_live
+    }
+
+    /// Whether the block is out, and in nobody's hands but those of whoever asks. Under the pool's lock.
+    pub(super) fn is_between(&self) -> bool {
+        self.key.load(Ordering::Relaxed) == Place::BETWEEN.0
     }
 
     /// Where the block that is out starts.
@@ -171,6 +187,7 @@ impl Entry {
         self.key.load(Ordering::Acquire) == ptr.raw()
     }
 
+    #[inline]
     fn starts_at(&self, ptr: DevicePtr) -> bool {
         self.ptr() == ptr
     }
@@ -187,7 +204,7 @@ impl Entry {
         self.requested.load(Ordering::Relaxed)
     }
 
-    /// Length of a block that is out; [`GONE`] and more of one that is not.
+    /// Length of a block that is out, or was last.
     #[inline]
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
@@ -204,7 +221,7 @@ impl Entry {
     /// What was counted when a copy of the block was freed, as far as that is still known: bytes asked for, and its
     /// length.
     pub(crate) fn last_counted(&self) -> (u64, u64) {
-        (self.requested(), self.bytes() & !GONE)
+        (self.requested(), self.bytes())
     }
 
     /// The tick at which a cached block was freed.
@@ -238,15 +255,7 @@ impl Entry {
 
     /// The entry of a cached block at `ptr`.
     pub(crate) fn for_test(ptr: DevicePtr, bytes: u64) -> Self {
-        let entry = Self {
-            key: AtomicU64::new(0),
-            requested: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
-            start: AtomicU64::new(0),
-            tick: AtomicU64::new(0),
-            label: AtomicU32::new(0),
-            id: AtomicU32::new(0),
-        };
+        let entry = Self::NONE;
         entry.open(ptr, BlockId(0), bytes);
         entry
     }
@@ -265,93 +274,146 @@ impl EntryRef {
         Self(NonNull::from(entry))
     }
 
+    /// That of a static entry.
+    pub(crate) const fn of_static(entry: *const Entry) -> Self {
+        Self(NonNull::new(entry.cast_mut()).expect("a static has an address"))
+    }
+
     /// The entry.
     ///
     /// # Safety
-    /// The block is out, and its arena is alive.
+    /// The block is out, and its arena is alive; or the entry is static.
     #[inline]
     pub(crate) unsafe fn get<'a>(self) -> &'a Entry {
-        // SAFETY: a region's table is kept while any block in it is out (an arena removes a region only when
-        // it is one void or one free segment), and entries never move. The caller promises the rest.
+        // SAFETY: entries never move, and are kept as long as any region's table, which an arena drops only when no block
+        // of the region is out. The caller promises the rest.
         unsafe { self.0.as_ref() }
     }
 }
 
-/// The entries of one region.
+/// Blocks that one arena may have out: as many as there are numbers in 4 GiB of the host's addresses. 32 GiB of the
+/// shortest blocks, that is.
+const MOST_OUT: usize = if cfg!(all(unix, not(miri))) { 1 << 26 } else { 1 << 16 };
+
+/// Fewer are not worth having.
+const LEAST_OUT: usize = 1 << 12;
+
+/// The entries of all blocks of an arena, by number: one more than a block's id, so that number 0 is that of no block.
+#[derive(Debug)]
+pub(super) struct Entries(Sparse<Entry>);
+
+impl Entries {
+    /// Room for as many entries as the process has addresses for; `None` where those are few.
+    pub(super) fn new() -> Option<Self> {
+        let mut most = MOST_OUT;
+        while most >= LEAST_OUT {
+            if let Some(entries) = Sparse::new(most) {
+                return Some(Self(entries));
+            }
+            most /= 2;
+        }
+        None
+    }
+
+    /// Lets the entries of blocks with ids below `end` be written; `false` where the host has no memory, or no addresses,
+    /// for them. Under the pool's lock.
+    pub(super) fn back(&self, end: usize) -> bool {
+        self.0.back(0..end + 1)
+    }
+
+    /// Gives back the host's memory of blocks with these ids, none of which is out. Under the pool's lock.
+    pub(super) fn let_go(&self, ids: Range<usize>) {
+        let end = (ids.end + 1).min(self.0.len());
+        if ids.start + 1 < end {
+            self.0.let_go(ids.start + 1..end);
+        }
+    }
+}
+
+/// Where in one region the blocks start that are out.
 #[derive(Debug)]
 pub(crate) struct Table {
     base: DevicePtr,
     granule_shift: u32,
-    count: u64,
-    entries: Entries,
+    /// By granule: the number of the block that is out and starts there; 0 for none.
+    numbers: Sparse<AtomicU32>,
+    entries: Arc<Entries>,
 }
 
 impl Table {
-    /// Entries for a region of `bytes`, in which blocks start at least `granule` bytes (a power of two) apart. `None`
+    /// Numbers for a region of `bytes`, in which blocks start at least `granule` bytes (a power of two) apart. `None`
     /// where the process has not enough addresses left.
-    pub(super) fn entries(bytes: u64, granule: u64) -> Option<Entries> {
-        Entries::new(usize::try_from(bytes.div_ceil(granule)).ok()?)
+    pub(super) fn numbers(bytes: u64, granule: u64) -> Option<Sparse<AtomicU32>> {
+        Sparse::new(usize::try_from(bytes.div_ceil(granule)).ok()?)
     }
 
-    /// The host's memory that such entries may take.
-    pub(super) fn bytes_of_entries(bytes: u64, granule: u64) -> u64 {
-        bytes.div_ceil(granule).saturating_mul(size_of::<Entry>() as u64)
+    /// The host's memory that such numbers may take.
+    pub(super) fn bytes_of_numbers(bytes: u64, granule: u64) -> u64 {
+        bytes.div_ceil(granule).saturating_mul(size_of::<AtomicU32>() as u64)
     }
 
-    /// A table of these entries, for the region at `base`.
-    pub(super) fn new(base: DevicePtr, bytes: u64, granule: u64, entries: Entries) -> Self {
-        Self { base, granule_shift: granule.ilog2(), count: bytes.div_ceil(granule), entries }
+    /// A table of these numbers, for the region at `base`, of blocks with these entries.
+    pub(super) fn new(
+        base: DevicePtr,
+        granule: u64,
+        numbers: Sparse<AtomicU32>,
+        entries: Arc<Entries>,
+    ) -> Self {
+        Self { base, granule_shift: granule.ilog2(), numbers, entries }
     }
 
     /// Lets blocks start in these bytes of the region from now on; `false` where the host has no memory for that. Under
     /// the pool's lock.
     pub(super) fn back(&self, bytes: Range<u64>) -> bool {
-        self.entries.back(self.number(bytes.start)..self.number(bytes.end - 1) + 1)
+        self.numbers.back(self.granule_of(bytes.start)..self.granule_of(bytes.end - 1) + 1)
     }
 
-    /// Gives back what entries take of the host's memory in these bytes of the region, in which no block is out. Under
-    /// the pool's lock.
+    /// Gives back what these bytes of the region take of the host's memory. No block in them is out. Under the pool's lock.
     pub(super) fn let_go(&self, bytes: Range<u64>) {
         let mask = (1 << self.granule_shift) - 1;
-        let (first, end) = (self.number(bytes.start + mask), self.number(bytes.end));
+        let (first, end) = (self.granule_of(bytes.start + mask), self.granule_of(bytes.end));
         if first < end {
-            self.entries.let_go(first..end);
+            self.numbers.let_go(first..end);
         }
     }
 
-    /// The number of the entry for byte `at` of the region.
-    fn number(&self, at: u64) -> usize {
+    /// The granule that byte `at` of the region lies in.
+    fn granule_of(&self, at: u64) -> usize {
         (at >> self.granule_shift) as usize
     }
 
-    /// The entry for byte `at` of the region.
-    fn entry(&self, at: u64) -> Option<&Entry> {
-        let number = self.number(at);
-        // SAFETY: it is one of those that there are, and they stay as long as the table.
-        ((number as u64) < self.count).then(|| unsafe { self.entries.first().add(number).as_ref() })
+    /// Where the number of the block that starts at byte `at` is, and its entry, or that of no block.
+    fn number_and_entry(&self, at: u64) -> Option<(&AtomicU32, &Entry)> {
+        let number = self.numbers.get(self.granule_of(at))?;
+        // Relaxed: under the pool's lock.
+        Some((number, self.entries.0.get(number.load(Ordering::Relaxed) as usize)?))
     }
 
-    /// Lets a block out that starts at byte `at` of the region, where one [may](Self::back). Under the pool's lock.
+    /// Lets a block out that starts at byte `at` of the region, where one [may](Self::back), and whose entry may be
+    /// [written](Entries::back). Under the pool's lock.
     pub(super) fn open(&self, at: u64, id: BlockId, bytes: u64) -> EntryRef {
-        let number = self.number(at);
-        // Panics where there are fewer entries, or it may not be written.
-        self.entries.note_used(number);
-        // SAFETY: as in `entry`: there is a part for it.
-        let entry = unsafe { self.entries.first().add(number).as_ref() };
+        let (granule, number) = (self.granule_of(at), id.0 as usize + 1);
+        debug_assert!(self.numbers.is_backed(granule) && self.entries.0.is_backed(number));
+        let place = self.numbers.get(granule).expect("the block lies in the region");
+        let entry = self.entries.0.get(number).expect("entries are backed before a block gets an id");
+        // Relaxed: who frees the block got its address from whoever allocated it, and sees this.
+        place.store(number as u32, Ordering::Relaxed);
         entry.open(self.base.offset(at), id, bytes);
         EntryRef::new(entry)
     }
 
     /// Takes back the block that is out and starts at byte `at`.
     pub(super) fn close(&self, at: u64) {
-        if let Some(entry) = self.entry(at) {
+        if let Some((number, entry)) = self.number_and_entry(at) {
             entry.close();
+            number.store(0, Ordering::Relaxed);
         }
     }
 
     /// The block that is out and starts at byte `at`.
     pub(super) fn out_at(&self, at: u64) -> Option<&Entry> {
-        self.entry(at).filter(|entry| entry.starts_at(self.base.offset(at)))
+        let (_, entry) = self.number_and_entry(at)?;
+        entry.starts_at(self.base.offset(at)).then_some(entry)
     }
 }
 
@@ -366,9 +428,10 @@ struct View {
     /// 0 until the view is published.
     bytes: AtomicU64,
     granule_shift: AtomicU8,
-    /// Where the entry for address 0 would be, if there were one: from there an address leads to its entry without a
+    /// Where the number for address 0 would be, if there were one: from there an address leads to its number without a
     /// subtraction, for which the free of a block that was just allocated would wait.
-    zero: AtomicPtr<Entry>,
+    zero: AtomicPtr<AtomicU32>,
+    entries: AtomicPtr<Entry>,
     /// Keeps the table.
     table: AtomicPtr<Table>,
 }
@@ -383,18 +446,21 @@ impl Views {
         // Relaxed: only the holder of the lock writes.
         let Some(view) = self.0.iter().find(|view| view.bytes.load(Ordering::Relaxed) == 0) else { return };
         let granule_shift = table.granule_shift;
-        assert!(bytes.div_ceil(1 << granule_shift) <= table.count, "a table has an entry for each granule");
+        let granules = bytes.div_ceil(1 << granule_shift);
+        assert!(granules <= table.numbers.len() as u64, "a table has a number for each granule");
         assert_eq!(base.raw() % (1 << granule_shift), 0, "ranges are aligned, and granules divide that");
         view.base.store(base.raw(), Ordering::Relaxed);
         view.granule_shift.store(granule_shift as u8, Ordering::Relaxed);
-        let zero = table.entries.first().as_ptr().wrapping_sub((base.raw() >> granule_shift) as usize);
+        let zero = table.numbers.first().as_ptr().wrapping_sub((base.raw() >> granule_shift) as usize);
         view.zero.store(zero, Ordering::Relaxed);
+        view.entries.store(table.entries.0.first().as_ptr(), Ordering::Relaxed);
         view.table.store(Arc::into_raw(table.clone()).cast_mut(), Ordering::Relaxed);
         // Release: who sees the length sees the rest, too.
         view.bytes.store(bytes, Ordering::Release);
     }
 
-    /// The entry for the granule that an address lies in; `None` outside of the ranges.
+    /// The entry of the block that starts in the granule in which an address lies, or of no block; `None` outside of the
+    /// ranges.
     pub(crate) fn find(&self, ptr: DevicePtr) -> Option<&Entry> {
         self.0.iter().find_map(|view| view.find(ptr))
     }
@@ -429,18 +495,21 @@ impl View {
         ptr.raw().wrapping_sub(self.base.load(Ordering::Relaxed)) < bytes
     }
 
-    /// The entry for the granule that an address lies in.
+    /// The entry of the block that starts in the granule in which an address lies, or of no block.
     ///
     /// # Safety
     /// The range [contains](Self::contains) it.
     #[inline(always)]
     unsafe fn entry(&self, ptr: DevicePtr) -> &Entry {
         let granule = ptr.raw() >> self.granule_shift.load(Ordering::Relaxed);
-        let entry = self.zero.load(Ordering::Relaxed).wrapping_add(granule as usize);
-        // SAFETY: the range begins at a granule, so that this is the entry by as many granules from the first as the
-        // address is from the range's start. The table is kept by the view until the views are dropped, and has entries
-        // for the whole range. (That none lies at 0 the compiler would not know.)
+        let number = self.zero.load(Ordering::Relaxed).wrapping_add(granule as usize);
+        // SAFETY: the range begins at a granule, so that this is the number by as many granules from the first as the
+        // address is from the range's start. The table is kept by the view until the views are dropped, and has numbers
+        // for the whole range. Each is 0 or that of an entry, which the table keeps. (That none lies at 0 the compiler
+        // would not know.)
         unsafe {
+            // Relaxed: see `Table::open`. Whoever frees what is not his may see any number that was there.
+            let entry = self.entries.load(Ordering::Relaxed).add((*number).load(Ordering::Relaxed) as usize);
             std::hint::assert_unchecked(!entry.is_null());
             &*entry
         }
@@ -464,8 +533,10 @@ mod tests {
     use super::*;
 
     fn table(base: DevicePtr, bytes: u64, granule: u64) -> Arc<Table> {
-        let entries = Table::entries(bytes, granule).expect("there are addresses");
-        let table = Table::new(base, bytes, granule, entries);
+        let numbers = Table::numbers(bytes, granule).expect("there are addresses");
+        let entries = Arc::new(Entries::new().expect("there are addresses"));
+        assert!(entries.back(64));
+        let table = Table::new(base, granule, numbers, entries);
         assert!(table.back(0..bytes));
         Arc::new(table)
     }
@@ -509,12 +580,16 @@ mod tests {
         assert!(entry.claim(ptr) && !entry.claim(ptr), "the second free comes too late");
         entry.make_cached(here, 1);
         entry.make_cached(there, 1);
-        assert!(!entry.leave(here) && entry.leave(there) && !entry.leave(there));
+        assert!(!entry.leave(here, ptr) && entry.leave(there, ptr) && !entry.leave(there, ptr));
         entry.close();
         // A free that was under way.
         entry.make_cached(here, 1);
-        assert!(entry.is_in(here) && !entry.leave(here) && !entry.is_live());
+        assert!(!entry.leave(here, ptr) && !entry.is_live());
         assert_eq!(entry.last_counted(), (300, 512));
+        // The entry is another block's, in the same magazine.
+        entry.open(ptr.offset(512), BlockId(0), 512);
+        entry.make_cached(here, 1);
+        assert!(!entry.leave(here, ptr) && entry.leave(here, ptr.offset(512)));
     }
 
     #[test]

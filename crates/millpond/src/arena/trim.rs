@@ -157,19 +157,30 @@ impl Arena {
         let segments = self.trim_segments(keep);
         let released = before - self.counters.reserved.current();
         if released > 0 {
+            let end = self.blocks.shrink();
+            // Some are of blocks that are gone.
+            self.unmerged.retain(|id| id.0 < end.0);
             self.let_go_of_entries();
         }
         parked.and(pages).and(segments)?;
         Ok(released)
     }
 
-    /// Gives back the host's memory for where blocks lie, wherever nothing is mapped any more.
+    /// Gives back the host's memory for where blocks lie, wherever nothing is mapped any more, and for blocks that are not
+    /// out.
     fn let_go_of_entries(&self) {
         for id in self.void.iter().flat_map(|void| void.at_least(1)) {
             let block = &self.blocks[id];
             let bytes = block.start * self.layout.unit_bytes..block.end() * self.layout.unit_bytes;
             self.regions.get(block.region).table.let_go(bytes);
         }
+        let Some(entries) = &self.entries else { return };
+        let mut first = 0;
+        for (BlockId(id), _) in self.blocks.iter().filter(|(_, block)| block.state == State::Out) {
+            entries.let_go(first..id as usize);
+            first = id as usize + 1;
+        }
+        entries.let_go(first..self.blocks.capacity());
     }
 
     /// Gives back the pages that a request created before it failed. Nobody had them, whatever work the blocks that they are

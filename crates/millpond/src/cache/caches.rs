@@ -16,7 +16,7 @@ use super::strays::Strays;
 use super::tally::Tally;
 use super::thread::{Own, ThreadCache};
 use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index};
-use crate::arena::{Entry, GONE, Views};
+use crate::arena::{Entry, Views};
 use crate::device::DevicePtr;
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 
@@ -198,12 +198,9 @@ impl Caches {
             // SAFETY: asked above.
             let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
             let magazine = lane.magazine(index);
-            let item = *magazine.top()?;
-            if !item.entry().is_in(magazine.place()) {
-                return None;
-            }
-            // Not for a block that went back to the arena while it was freed here, either: it is too long (`GONE`).
-            if !tally.rise(&inside, bytes, item.bytes()) {
+            let item = *magazine.top_or_end();
+            // Also where it is empty.
+            if !item.is_in(magazine.place()) || !tally.rise(&inside, bytes, item.bytes()) {
                 return None;
             }
             // SAFETY: just seen.
@@ -216,12 +213,8 @@ impl Caches {
         // SAFETY: as above.
         let Own { lane, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_alloc, stream) }?;
         let magazine = lane.magazine(index);
-        let top = magazine.top()?;
-        if top.bytes().wrapping_sub(bytes) >= most_slack {
-            return None;
-        }
-        let item = *top;
-        if !item.entry().is_in(magazine.place()) {
+        let item = *magazine.top_or_end();
+        if item.bytes().wrapping_sub(bytes) >= most_slack || !item.is_in(magazine.place()) {
             return None;
         }
         if !tally.rise(&inside, bytes, item.bytes()) {
@@ -242,10 +235,10 @@ impl Caches {
             self.sizes.magazine_for_exact(bytes)?
         };
         let magazine = lane.magazine(at);
-        let item = *magazine.top()?;
+        let item = *magazine.top_or_end();
         // Relaxed: as in `get`.
-        let most_slack = if is_rounded { GONE } else { self.most_slack.load(Ordering::Relaxed) };
-        if item.bytes().wrapping_sub(bytes) >= most_slack || !item.entry().is_in(magazine.place()) {
+        let fits = is_rounded || item.bytes().wrapping_sub(bytes) < self.most_slack.load(Ordering::Relaxed);
+        if !fits || !item.is_in(magazine.place()) {
             return None;
         }
         // SAFETY: just seen.
@@ -325,7 +318,7 @@ impl Caches {
         index.longer().take(CLASSES_TO_BORROW_FROM).find_map(|longer| {
             let magazine = lane.magazine(longer);
             let item = *magazine.top()?;
-            if item.bytes() & GONE != 0 || !item.entry().is_in(magazine.place()) || !may(&item) {
+            if !item.is_in(magazine.place()) || !may(&item) {
                 return None;
             }
             // SAFETY: just seen.
@@ -380,7 +373,7 @@ impl Caches {
         }
         let place = magazine.place();
         let limit = self.depot_limit.load(Ordering::Relaxed);
-        let left = half.iter().take_while(|item| item.entry().leave(place)).count();
+        let left = half.iter().take_while(|item| item.leave(place)).count();
         // Strays are sorted out under the lock (`make_room`).
         if left < half.len() || !self.depot.put(of, bytes, half, limit) {
             half[..left].iter().for_each(|item| item.entry().move_to(place));
@@ -394,7 +387,7 @@ impl Caches {
     #[inline]
     pub(super) fn drop_strays_on_top(&self, magazine: &mut Open<'_>) {
         let place = magazine.place();
-        let is_stray = |item: &Item| !item.entry().is_in(place) || item.bytes() & GONE != 0;
+        let is_stray = |item: &Item| !item.is_in(place);
         while let Some(item) = magazine.top().copied().filter(is_stray) {
             self.strays.sort_out(item, place, |_| ());
             // SAFETY: there is one on top.
@@ -557,7 +550,7 @@ mod tests {
     fn the_caches_of_a_pool_without_threads_take_little_memory() {
         assert!(size_of::<Caches>() <= 16 << 10, "{}", size_of::<Caches>());
         assert!(size_of::<ThreadCache>() <= 4 << 10, "{}", size_of::<ThreadCache>());
-        assert!(size_of::<Magazines>() <= 9 << 8, "{}", size_of::<Magazines>());
+        assert!(size_of::<Magazines>() <= 11 << 8, "{}", size_of::<Magazines>());
     }
 
     /// For Miri, which sees whether a thread that has passed its gate keeps what is then another's.

@@ -59,7 +59,7 @@ impl Caches {
         // From here on it is as if this stream had freed them, now.
         let place = magazine.place();
         for item in magazine.above(before) {
-            if item.entry().is_in(place) {
+            if item.is_in(place) {
                 item.entry().make_cached(place, now);
             }
         }

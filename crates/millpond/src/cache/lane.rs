@@ -85,12 +85,10 @@ pub(super) struct Magazines {
     /// [`Timeline::serial`] of the stream. The first field, since the sentinel has no other.
     serial: u64,
     all: [Magazine; MAGAZINES],
-    /// By the magazines' numbers. A magazine that has none is without room.
+    /// By rising numbers of magazines. A magazine that has none is without room.
     records: Vec<Record>,
-    /// A bit for each magazine that has one.
-    has_record: [u64; MAGAZINES.div_ceil(64)],
-    /// How many records come before those of each word.
-    records_before: [u16; MAGAZINES.div_ceil(64)],
+    /// One more than the place of each magazine's record; 0 for none.
+    record_of: [u16; MAGAZINES],
 }
 
 /// What else there is to know of a magazine.
@@ -136,13 +134,8 @@ impl Behind for Magazines {
 impl Magazines {
     /// Of no stream, and without room. A constant, since it is long: what is computed is put together elsewhere, and
     /// copied.
-    const NEW: Self = Self {
-        serial: 0,
-        all: [const { Magazine::NEW }; _],
-        records: Vec::new(),
-        has_record: [0; _],
-        records_before: [0; _],
-    };
+    const NEW: Self =
+        Self { serial: 0, all: [const { Magazine::NEW }; _], records: Vec::new(), record_of: [0; _] };
 
     #[inline]
     pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
@@ -153,14 +146,12 @@ impl Magazines {
     }
 
     /// The magazine with all that is known of it; `None` where the host has no memory to note that.
+    #[inline]
     pub(super) fn known(&mut self, index: MagazineIndex) -> Option<Known<'_>> {
         let number = index.number();
-        let (word, bit) = (number / 64, 1 << (number % 64));
-        let place = if self.has_record[word] & bit == 0 {
-            self.add_record_slow(number)?
-        } else {
-            let before = (self.has_record[word] & (bit - 1)).count_ones();
-            usize::from(self.records_before[word]) + before as usize
+        let place = match self.record_of[number] {
+            0 => self.add_record_slow(number)?,
+            more => usize::from(more) - 1,
         };
         Some(self.records[place].with(&mut self.all))
     }
@@ -170,26 +161,24 @@ impl Magazines {
         self.records.try_reserve(1).ok()?;
         let place = self.records.partition_point(|record| record.number < number);
         self.records.insert(place, Record::new(number));
-        self.note_places();
+        self.note_places(place);
         Some(place)
     }
 
-    /// Notes where the records are.
-    fn note_places(&mut self) {
-        self.has_record = [0; _];
-        for record in &self.records {
-            self.has_record[record.number / 64] |= 1 << (record.number % 64);
-        }
-        let mut before = 0;
-        for (word, records) in self.has_record.iter().zip(&mut self.records_before) {
-            *records = before;
-            before += word.count_ones() as u16;
+    /// Notes where the records are from this one on.
+    fn note_places(&mut self, from: usize) {
+        for (place, record) in self.records.iter().enumerate().skip(from) {
+            self.record_of[record.number] = place as u16 + 1;
         }
     }
 
     /// Calls `each` with every magazine whose number is in the range and that was ever asked for.
     fn for_each(&mut self, range: Range<usize>, mut each: impl FnMut(Known<'_>)) {
-        for record in self.records.iter_mut().filter(|record| range.contains(&record.number)) {
+        let first = self.records.partition_point(|record| record.number < range.start);
+        for record in &mut self.records[first..] {
+            if record.number >= range.end {
+                break;
+            }
             each(record.with(&mut self.all));
         }
     }
@@ -274,23 +263,29 @@ impl Lane {
     }
 
     /// The magazines, with what was known of them if they are not there; `None` where the host has no memory for them.
+    #[inline]
     fn unpark(&mut self) -> Option<&mut Magazines> {
         if self.magazines.is_none() {
-            let records = std::mem::take(&mut self.parked);
-            self.magazines = try_box(Magazines::NEW);
-            match self.magazines() {
-                Some(magazines) => {
-                    magazines.records = records;
-                    magazines.note_places();
-                }
-                None => self.parked = records,
-            }
+            self.unpark_slow();
         }
         let serial = self.serial;
         let magazines = self.magazines()?;
         // A door may lead to them: that of the calling thread, which is outside.
         magazines.serial = serial;
         Some(magazines)
+    }
+
+    #[cold]
+    fn unpark_slow(&mut self) {
+        let records = std::mem::take(&mut self.parked);
+        self.magazines = try_box(Magazines::NEW);
+        match self.magazines() {
+            Some(magazines) => {
+                magazines.records = records;
+                magazines.note_places(0);
+            }
+            None => self.parked = records,
+        }
     }
 
     /// Gives back the memory of the magazines, which are empty, but for what is known of them.
@@ -323,6 +318,8 @@ impl Drop for Lane {
 pub(super) struct Lanes {
     /// By the timelines' slots.
     lanes: Vec<Lane>,
+    /// Where the lane lies that was used last: each request asks for it several times.
+    last: usize,
     strays: Arc<Strays>,
     /// Bytes that the magazines may hold together, if each holds as many blocks as it may.
     granted: u64,
@@ -353,10 +350,14 @@ pub(super) struct Bounds {
 
 impl Lanes {
     pub(super) fn new(strays: Arc<Strays>) -> Self {
-        Self { lanes: Vec::new(), strays, granted: 0, granted_large: 0, small: Counted::default() }
+        Self { lanes: Vec::new(), last: 0, strays, granted: 0, granted_large: 0, small: Counted::default() }
     }
 
+    #[inline]
     fn place_of(&self, slot: usize) -> Result<usize, usize> {
+        if self.lanes.get(self.last).is_some_and(|lane| lane.slot == slot) {
+            return Ok(self.last);
+        }
         self.lanes.binary_search_by_key(&slot, |lane| lane.slot)
     }
 
@@ -395,6 +396,7 @@ impl Lanes {
             Ok(place) if self.lanes[place].serial == timeline.serial => place,
             _ => self.add_slow(timeline, each)?,
         };
+        self.last = place;
         self.lanes[place].unpark()
     }
 
@@ -452,8 +454,11 @@ impl Lanes {
             let Some(magazines) = lane.magazines() else { continue };
             magazines.for_each(from.number()..MAGAZINES, |known| {
                 let mut magazine = known.magazine;
+                if magazine.is_empty() {
+                    return;
+                }
                 let (place, less) = (magazine.place(), magazine.len());
-                let is_here = |item: &&Item| item.entry().is_in(place);
+                let is_here = |item: &&Item| item.is_in(place);
                 let large = magazine.items().iter().find(is_here).is_some_and(|item| is_large(item.bytes()));
                 magazine.give_up_all(|item| self.strays.sort_out(item, place, |item| each(of, item)));
                 if large {

@@ -35,12 +35,24 @@ impl Item {
         self.entry().bytes()
     }
 
+    /// Whether the block is in the magazine at `place`, from which this copy was taken: else it is a stray, or none.
+    #[inline]
+    pub(super) fn is_in(&self, place: Place) -> bool {
+        self.entry().is_in(place, self.ptr)
+    }
+
+    /// As [`Entry::leave`].
+    #[inline]
+    pub(super) fn leave(&self, place: Place) -> bool {
+        self.entry().leave(place, self.ptr)
+    }
+
     pub(super) fn out(&self) -> Out {
         Out { ptr: self.ptr, entry: self.entry, bytes: self.bytes(), misses: 0 }
     }
 }
 
-/// A place for an item in a buffer. Laid out as an [`Item`], and one where a block is there.
+/// A place for an item in a buffer. Laid out as an [`Item`], and one where a block is there, and at the ends.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 struct Slot {
@@ -48,9 +60,13 @@ struct Slot {
     entry: MaybeUninit<EntryRef>,
 }
 
+/// The entry of no block.
+static NO_ENTRY: Entry = Entry::NONE;
+
 impl Slot {
     /// Below the first block, and where the last one that may be there would have the next one above it.
-    const END: Self = Self { ptr: DevicePtr::NULL, entry: MaybeUninit::uninit() };
+    const END: Self =
+        Self { ptr: DevicePtr::NULL, entry: MaybeUninit::new(EntryRef::of_static(&raw const NO_ENTRY)) };
 
     /// A place that is free: any but the ends has an address.
     const FREE: Self = Self { ptr: DevicePtr::new(1), entry: MaybeUninit::uninit() };
@@ -101,6 +117,13 @@ impl Magazine {
         }
         // SAFETY: an item lies below `top`.
         Some(unsafe { self.top.sub(1).cast().as_ref() })
+    }
+
+    /// The block on top, or an item of no block, which is in no magazine.
+    #[inline]
+    pub(super) fn top_or_end(&self) -> &Item {
+        // SAFETY: an item lies below `top`, also at the lower end.
+        unsafe { self.top.sub(1).cast().as_ref() }
     }
 
     /// Takes the block off the top.
@@ -324,7 +347,7 @@ impl<'a> Open<'a> {
 
     /// Has places again for as many blocks as it may hold, if the host has memory.
     pub(super) fn unstow(&mut self) {
-        if self.buffer.capacity == 0 {
+        if self.buffer.capacity == 0 && self.buffer.room > 0 {
             self.set_room(self.buffer.room);
         }
     }
@@ -332,17 +355,13 @@ impl<'a> Open<'a> {
     /// Takes the youngest block of exactly this length out, if there is one. Its entry says that it left.
     pub(super) fn take_alike(&mut self, bytes: u64) -> Option<Item> {
         let place = self.place();
-        if self.bring_up(bytes) {
-            self.take_top(bytes).filter(|item| item.entry().leave(place))
-        } else {
-            None
-        }
+        if self.bring_up(bytes) { self.take_top(bytes).filter(|item| item.leave(place)) } else { None }
     }
 
     /// Whether the block on top is of exactly this length, and no stray.
     pub(super) fn has_on_top(&self, bytes: u64) -> bool {
         let place = self.place();
-        self.top().is_some_and(|item| item.bytes() == bytes && item.entry().is_in(place))
+        self.top().is_some_and(|item| item.bytes() == bytes && item.is_in(place))
     }
 
     /// Takes the block on top out, if it is of exactly this length, and no stray.
@@ -360,7 +379,7 @@ impl<'a> Open<'a> {
     #[inline(never)]
     pub(super) fn bring_up(&mut self, bytes: u64) -> bool {
         let place = self.place();
-        let is_wanted = |item: &Item| item.bytes() == bytes && item.entry().is_in(place);
+        let is_wanted = |item: &Item| item.bytes() == bytes && item.is_in(place);
         let items = self.items_mut();
         let Some(at) = items.iter().rposition(is_wanted) else { return false };
         items[at..].rotate_left(1);
@@ -419,7 +438,7 @@ impl<'a> Open<'a> {
     pub(super) fn draw_near(&self, count: usize) {
         let (from, place) = (self.len().saturating_sub(count), self.place());
         for item in self.above(from) {
-            if item.entry().leave(Place::BETWEEN) {
+            if item.leave(Place::BETWEEN) {
                 item.entry().move_to(place);
             }
         }

@@ -45,7 +45,7 @@ impl Strays {
     /// Gives `each` a block that leaves its place, unless it is a stray there.
     #[inline]
     pub(super) fn sort_out(&self, item: Item, place: Place, each: impl FnOnce(Item)) {
-        if item.entry().leave(place) { each(item) } else { self.note(item) }
+        if item.leave(place) { each(item) } else { self.note(item) }
     }
 
     pub(super) fn count(&self) -> u64 {

@@ -279,7 +279,7 @@ impl Caches {
     fn check_kept_out(&self, _lock: &mut Locked) -> Result<u64, String> {
         let bytes = |items: &[Item]| items.iter().map(Item::bytes).sum::<u64>();
         let mut items = self.depot.items();
-        let mut is_elsewhere = items.iter().find(|item| !item.entry().is_in(Place::BETWEEN)).copied();
+        let mut is_elsewhere = items.iter().find(|item| !item.is_in(Place::BETWEEN)).copied();
         let held = self.depot.held();
         if bytes(&items) != held {
             return Err(format!("the depot has {} bytes and counted {held}", bytes(&items)));
@@ -288,7 +288,7 @@ impl Caches {
             // SAFETY: the lock is held (`lock`), and owners are kept out.
             let lanes = unsafe { cache.lanes_under_lock() };
             let held: Vec<_> = lanes.iter().map(|(_, item)| *item).collect();
-            let stray = lanes.iter().find(|(place, item)| !item.entry().is_in(*place));
+            let stray = lanes.iter().find(|(place, item)| !item.is_in(*place));
             is_elsewhere = is_elsewhere.or(stray.map(|(_, item)| *item));
             if bytes(&held) > lanes.granted() {
                 return Err(format!("a thread caches {}, more than {}", bytes(&held), lanes.granted()));

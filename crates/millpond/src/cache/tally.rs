@@ -8,7 +8,6 @@
 
 use super::gate::{Inside, WAYS, Way};
 use super::sync::{AtomicI64, AtomicU64, Ordering, fence};
-use crate::arena::GONE;
 use crate::counters::Counted;
 use crate::stats::Level;
 
@@ -27,8 +26,6 @@ pub(super) fn combine(a: Figures, b: Figures, each: impl Fn(i64, i64) -> i64) ->
 
 /// An allowance that is never used up: no device has so much memory.
 const UNBOUNDED: i64 = 1 << 60;
-
-const _: () = assert!(GONE > 2 * UNBOUNDED as u64, "a block that the arena has is never granted");
 
 /// What `Tally::frozen_at` is while the thread may allocate without asking.
 const NOT_FROZEN: u64 = u64::MAX;

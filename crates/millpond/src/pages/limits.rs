@@ -28,11 +28,23 @@ pub(crate) struct Limits {
     /// Bytes that must stay free on the device.
     pub(crate) headroom: u64,
     pub(crate) budget: Option<Budget>,
+    /// Bytes that the device has, but for those that must stay free.
+    pub(crate) on_device: u64,
     /// Bytes that all pools of the context hold together.
     pub(crate) together: Arc<AtomicU64>,
 }
 
 impl Limits {
+    /// Whether no limit is near: so many bytes more exceed none of them.
+    #[inline]
+    pub(crate) fn are_far(&self, bytes: u64, counters: &Counters) -> bool {
+        let are_below = |held: u64, limit: u64| held.saturating_add(bytes) <= limit;
+        // Relaxed: a figure to read.
+        are_below(self.together.load(Ordering::Relaxed), self.on_device)
+            && are_below(counters.reserved.current(), self.hard_limit)
+            && self.budget.as_ref().is_none_or(|budget| are_below(budget.held(), budget.limit()))
+    }
+
     /// Takes `bytes` of the budget if every limit allows it. They are counted as reserved once the device has
     /// given them ([`count`](Self::count)), so that a refusal leaves no high-water mark.
     pub(crate) fn admit(&self, bytes: u64, device: &dyn Device, counters: &Counters) -> Result<(), Shortage> {

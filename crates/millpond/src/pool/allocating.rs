@@ -88,11 +88,13 @@ impl PoolInner {
         }
         // The least that it takes.
         let units = self.caches.sizes().units(bytes);
-        if let Some(what) = self.what_forbids(units) {
+        if others.is_some()
+            && let Some(what) = self.what_forbids(units)
+        {
             return Ok(Err(Refusal::Short { what, bytes }));
         }
         if let Some(captured) = route.and_then(|to| state.captured(to)) {
-            if let Some(what) = self.what_forbids_with(units, others) {
+            if let Some(what) = others.and_then(|others| self.what_forbids_with(units, others)) {
                 return Ok(Err(Refusal::Short { what, bytes }));
             }
             return Ok(self.alloc_captured(&mut state, captured, (bytes, align), stream));
@@ -105,7 +107,7 @@ impl PoolInner {
     fn alloc_under_lock(
         &self,
         state: &mut State,
-        others: OthersLive,
+        others: Option<OthersLive>,
         (bytes, align): (u64, u64),
         stream: &Stream,
     ) -> std::result::Result<DevicePtr, Refusal> {
@@ -150,7 +152,7 @@ impl PoolInner {
     fn alloc_from_arena(
         &self,
         state: &mut State,
-        others: OthersLive,
+        others: Option<OthersLive>,
         (units, align): (u64, u64),
         stream: &Stream,
     ) -> std::result::Result<Out, Refusal> {
@@ -160,7 +162,7 @@ impl PoolInner {
             self.note_waste(state, THROUGH_ARENA);
             return Ok(out);
         }
-        if let Some(what) = self.what_forbids_with(units, others) {
+        if let Some(what) = others.and_then(|others| self.what_forbids_with(units, others)) {
             return Err(Refusal::Short { what, bytes: self.caches.sizes().bytes(units) });
         }
         if state.haste.is_on() && self.may_spare(state, units) {

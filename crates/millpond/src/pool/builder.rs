@@ -164,7 +164,8 @@ impl PoolBuilder {
         let largest_align = device.properties().granularity.min(layout.slot_bytes);
         let counters = Arc::new(Counters::default());
         let (hard_limit, headroom, together) = (self.hard_limit, self.headroom, registry.together().clone());
-        let limits = Limits { hard_limit, headroom, budget: self.budget, together };
+        let on_device = device.properties().total_memory.saturating_sub(headroom);
+        let limits = Limits { hard_limit, headroom, budget: self.budget, on_device, together };
         let pages = Pages::new(device, counters.clone(), limits.clone(), layout.slot_bytes);
         let mut arena = Arena::new(timelines.clone(), counters.clone(), layout, self.reuse, pages);
         static NEXT: AtomicU64 = AtomicU64::new(1);

@@ -23,17 +23,13 @@ pub(super) struct OthersLive {
 }
 
 impl PoolInner {
-    /// What is live in other pools, where a request of so many bytes might have to do with it; else nothing. Called
-    /// without the lock: the last handle of one of them may go here.
+    /// What is live in other pools; `None` where limits are so far that a request of so many bytes is not impossible,
+    /// whatever is live. Called without the lock: the last handle of one of them may go here.
     #[inline]
-    pub(super) fn others_live(&self, bytes: u64) -> OthersLive {
-        let is_tight = |what, limit| self.held_under(what).saturating_add(bytes) > limit;
-        let [_, headroom, budget, device] = self.all_limits();
-        if is_tight(device.0, device.1.min(headroom.1)) || is_tight(budget.0, budget.1) {
-            self.count_others_live()
-        } else {
-            OthersLive::default()
-        }
+    pub(super) fn others_live(&self, bytes: u64) -> Option<OthersLive> {
+        // A block is less than twice as long as what is asked for, or has one unit.
+        let most = bytes.saturating_mul(2).saturating_add(self.caches.sizes().bytes(1));
+        if self.limits.are_far(most, &self.counters) { None } else { Some(self.count_others_live()) }
     }
 
     #[cold]
@@ -51,7 +47,8 @@ impl PoolInner {
         live
     }
 
-    /// What forbids a block of so many units, whatever is live: it alone exceeds it. A few comparisons.
+    /// What forbids a block of so many units, whatever is live: it alone exceeds it.
+    #[cold]
     pub(super) fn what_forbids(&self, units: u64) -> Option<Shortage> {
         let bytes = self.caches.sizes().bytes(units);
         let held = self.counters.reserved.current();
@@ -62,6 +59,7 @@ impl PoolInner {
     }
 
     /// What forbids a block of so many units, with what is live here and in other pools.
+    #[cold]
     pub(super) fn what_forbids_with(&self, units: u64, others: OthersLive) -> Option<Shortage> {
         if let Some(what) = self.what_forbids(units) {
             return Some(what);
@@ -90,7 +88,7 @@ impl PoolInner {
         let limits = &self.limits;
         let total = self.timelines.device().properties().total_memory;
         let budget = limits.budget.as_ref().map_or(u64::MAX, Budget::limit);
-        let but_headroom = if limits.headroom > 0 { total.saturating_sub(limits.headroom) } else { u64::MAX };
+        let but_headroom = if limits.headroom > 0 { limits.on_device } else { u64::MAX };
         [
             (Shortage::HardLimit, limits.hard_limit),
             (Shortage::Headroom, but_headroom),

@@ -367,7 +367,7 @@ impl PoolInner {
 
     /// What forbids a request of so many bytes whatever is done for it.
     fn what_forbids_now(&self, bytes: u64) -> Option<Shortage> {
-        self.what_forbids_with(self.caches.sizes().units(bytes), self.others_live(bytes))
+        self.what_forbids_with(self.caches.sizes().units(bytes), self.others_live(bytes)?)
     }
 
     /// What memory was short of; another refusal is the caller's error.

@@ -1,0 +1,284 @@
+//! Arrays with room for all that may ever be needed, of which only the pages that were written take the host's memory.
+//!
+//! So an element never moves, and a look-up needs no test: what was never written reads as zeros. (As in a sparse file.)
+//! Nothing is counted by the system before it is made writable: until then the array is mapped for reading only. Elements
+//! are [backed](Sparse::back) before anything is changed that will write them, so that this can fail while nothing has
+//! changed. Elements that are no longer needed [give](Sparse::let_go) their memory back.
+//!
+//! The pages are the smallest that the host has. On huge pages a few hundred blocks that lie far apart took as much as
+//! all that the array has room for.
+
+use std::marker::PhantomData;
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// What is made writable together, but for the last.
+const PART: usize = 2 << 20;
+
+/// No shorter than a page of the host's.
+const HOST_PAGE: usize = 64 << 10;
+
+/// What an array can be made of.
+///
+/// # Safety
+/// It is made of atomics only, and zeros are a value.
+pub(super) unsafe trait Blank {}
+
+// SAFETY: an atomic.
+unsafe impl Blank for std::sync::atomic::AtomicU32 {}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct Sparse<T> {
+    memory: Memory,
+    len: usize,
+    /// Whether each part may be written. Written under the pool's lock.
+    is_writable: Box<[AtomicBool]>,
+    elements: PhantomData<T>,
+}
+
+// SAFETY: elements are atomics, and the memory is this struct's own.
+unsafe impl<T: Blank> Send for Sparse<T> {}
+// SAFETY: as above.
+unsafe impl<T: Blank> Sync for Sparse<T> {}
+
+impl<T: Blank> Sparse<T> {
+    /// Elements in a part.
+    const IN_PART: usize = PART / size_of::<T>();
+
+    /// So many elements, all zeros. `None` where the process has not enough addresses left.
+    pub(super) fn new(len: usize) -> Option<Self> {
+        const { assert!(PART.is_multiple_of(size_of::<T>()) && align_of::<T>() <= 64) };
+        let bytes = len.checked_mul(size_of::<T>())?.checked_next_multiple_of(HOST_PAGE)?;
+        let mut is_writable = Vec::new();
+        is_writable.try_reserve_exact(bytes.div_ceil(PART)).ok()?;
+        is_writable.extend(std::iter::repeat_with(AtomicBool::default).take(bytes.div_ceil(PART)));
+        let memory = Memory::reserve(bytes)?;
+        Some(Self { memory, len, is_writable: is_writable.into_boxed_slice(), elements: PhantomData })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// The first element.
+    #[inline]
+    pub(super) fn first(&self) -> NonNull<T> {
+        self.memory.start().cast()
+    }
+
+    #[inline]
+    pub(super) fn get(&self, at: usize) -> Option<&T> {
+        // SAFETY: there are so many, which stay as long as the array, and zeros are a value.
+        (at < self.len).then(|| unsafe { self.first().add(at).as_ref() })
+    }
+
+    /// Lets these elements be written; `false` where the host has no memory for them, or there are fewer. Under the pool's
+    /// lock.
+    pub(super) fn back(&self, range: Range<usize>) -> bool {
+        range.end <= self.len
+            && (range.start / Self::IN_PART..range.end.div_ceil(Self::IN_PART)).all(|part| {
+                // Relaxed, here and below: written and read under the lock.
+                self.is_writable[part].load(Ordering::Relaxed) || self.back_slow(part)
+            })
+    }
+
+    #[cold]
+    fn back_slow(&self, part: usize) -> bool {
+        let backed = self.memory.back(part);
+        if backed {
+            self.is_writable[part].store(true, Ordering::Relaxed);
+        }
+        backed
+    }
+
+    /// Whether the element may be written. Under the pool's lock.
+    pub(super) fn is_backed(&self, at: usize) -> bool {
+        self.is_writable.get(at / Self::IN_PART).is_some_and(|part| part.load(Ordering::Relaxed))
+    }
+
+    /// Gives back the host's memory of these elements, which nobody needs: those on pages of their own read as zeros again,
+    /// if the system can do that. Under the pool's lock.
+    pub(super) fn let_go(&self, range: Range<usize>) {
+        self.memory.let_go(range.start * size_of::<T>()..range.end * size_of::<T>());
+    }
+}
+
+#[cfg(all(unix, not(miri)))]
+use mapped::Memory;
+
+#[cfg(all(unix, not(miri)))]
+mod mapped {
+    use std::ops::Range;
+    use std::ptr::{self, NonNull};
+
+    #[cfg(target_os = "linux")]
+    use rustix::mm::{Advice, madvise};
+    use rustix::mm::{MapFlags, MprotectFlags, ProtFlags, mmap_anonymous, mprotect, munmap};
+
+    use super::PART;
+
+    #[derive(Debug)]
+    pub(super) struct Memory {
+        start: NonNull<u8>,
+        bytes: usize,
+    }
+
+    impl Memory {
+        pub(super) fn reserve(bytes: usize) -> Option<Self> {
+            // SAFETY: a new mapping, at an address that the system chooses, touches nothing that exists.
+            let map = unsafe { mmap_anonymous(ptr::null_mut(), bytes, ProtFlags::READ, MapFlags::PRIVATE) };
+            let start = NonNull::new(map.ok()?)?;
+            // Else a system that is set so puts a huge page where one element is written. An advice: where there are no
+            // huge pages it may be refused.
+            #[cfg(target_os = "linux")]
+            // SAFETY: the mapping is new, and what is read there stays as it is.
+            let _ = unsafe { madvise(start.as_ptr(), bytes, Advice::LinuxNoHugepage) };
+            Some(Self { start: start.cast(), bytes })
+        }
+
+        #[inline]
+        pub(super) fn start(&self) -> NonNull<u8> {
+            self.start
+        }
+
+        /// Makes a part writable; `false` where the system has no memory to promise for it.
+        pub(super) fn back(&self, part: usize) -> bool {
+            let at = part * PART;
+            let bytes = PART.min(self.bytes - at);
+            // SAFETY: parts lie within what was asked for.
+            let start = unsafe { self.start.add(at) }.as_ptr().cast();
+            // SAFETY: the pages are this mapping's, and what is read there stays as it is.
+            unsafe { mprotect(start, bytes, MprotectFlags::READ | MprotectFlags::WRITE) }.is_ok()
+        }
+
+        #[cfg(not(target_os = "linux"))]
+        pub(super) fn let_go(&self, _: Range<usize>) {}
+
+        /// Gives the memory of whole pages in a range back to the system: they read as zeros.
+        #[cfg(target_os = "linux")]
+        pub(super) fn let_go(&self, Range { start, end }: Range<usize>) {
+            let page = rustix::param::page_size();
+            let (start, end) = (start.next_multiple_of(page), end.min(self.bytes) / page * page);
+            if start < end {
+                // SAFETY: within what was asked for.
+                let at = unsafe { self.start.add(start) }.as_ptr().cast();
+                // SAFETY: the pages are this mapping's. Elements are atomics, and nobody needs those that are zeroed here.
+                let let_go = unsafe { madvise(at, end - start, Advice::LinuxDontNeed) };
+                if let Err(error) = let_go {
+                    tracing::debug!(%error, "the host's memory for blocks that are gone is kept");
+                }
+            }
+        }
+    }
+
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            // SAFETY: the mapping is this struct's own, and elements are not used after it.
+            let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.bytes) };
+            debug_assert_eq!(unmapped, Ok(()));
+        }
+    }
+}
+
+#[cfg(not(all(unix, not(miri))))]
+use allocated::Memory;
+
+/// Where there are no such mappings, zeroed memory from the allocator.
+#[cfg(not(all(unix, not(miri))))]
+mod allocated {
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+    use std::ptr::NonNull;
+
+    #[derive(Debug)]
+    pub(super) struct Memory {
+        start: NonNull<u8>,
+        layout: Layout,
+    }
+
+    impl Memory {
+        pub(super) fn reserve(bytes: usize) -> Option<Self> {
+            let layout = Layout::from_size_align(bytes, 64).ok()?;
+            // SAFETY: never of no bytes, since parts are not.
+            let start = NonNull::new(unsafe { alloc_zeroed(layout) })?;
+            Some(Self { start, layout })
+        }
+
+        pub(super) fn start(&self) -> NonNull<u8> {
+            self.start
+        }
+
+        pub(super) fn back(&self, _: usize) -> bool {
+            true
+        }
+
+        pub(super) fn let_go(&self, _: std::ops::Range<usize>) {}
+    }
+
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            // SAFETY: from `alloc_zeroed` with this layout.
+            unsafe { dealloc(self.start.as_ptr(), self.layout) }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU32;
+
+    use super::*;
+
+    const IN_PART: usize = Sparse::<AtomicU32>::IN_PART;
+
+    fn of(len: usize) -> Sparse<AtomicU32> {
+        Sparse::new(len).expect("there are addresses")
+    }
+
+    fn value(array: &Sparse<AtomicU32>, at: usize) -> u32 {
+        array.get(at).expect("there are so many").load(Ordering::Relaxed)
+    }
+
+    fn set(array: &Sparse<AtomicU32>, at: usize, to: u32) {
+        assert!(array.back(at..at + 1) && array.is_backed(at));
+        array.get(at).expect("there are so many").store(to, Ordering::Relaxed);
+    }
+
+    #[test]
+    fn elements_are_far_apart_without_what_lies_between() {
+        let len = if cfg!(miri) { 1 << 21 } else { 1 << 28 };
+        let array = of(len);
+        assert_eq!((value(&array, 0), value(&array, len - 1)), (0, 0));
+        for at in [0, len / 2, len - 1] {
+            set(&array, at, 7);
+            assert_eq!(value(&array, at), 7);
+        }
+        assert_eq!(value(&array, len / 4), 0);
+        assert!(!array.is_backed(len / 4));
+        assert!(array.get(len).is_none() && !array.back(len - 1..len + 1));
+    }
+
+    #[test]
+    fn elements_that_were_let_go_read_as_zeros_and_can_be_used_again() {
+        let array = of(2 * IN_PART);
+        let last = IN_PART + 64 * 1024;
+        for at in [0, IN_PART - 1, IN_PART, last] {
+            set(&array, at, 7);
+        }
+        array.let_go(0..last);
+        let is_given_back = cfg!(all(target_os = "linux", not(miri)));
+        for at in [0, IN_PART - 1, IN_PART] {
+            assert_eq!(value(&array, at) == 0, is_given_back, "{at}");
+        }
+        assert_eq!(value(&array, last), 7);
+        set(&array, 0, 9);
+        assert_eq!(value(&array, 0), 9);
+    }
+
+    #[test]
+    fn too_many_elements_are_refused() {
+        assert!(Sparse::<AtomicU32>::new(usize::MAX / 8).is_none());
+        assert!(Sparse::<AtomicU32>::new(usize::MAX).is_none());
+    }
+}
