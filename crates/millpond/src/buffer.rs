@@ -163,7 +163,11 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// The device's own.
     pub fn to_vec(&self) -> Result<Vec<T>> {
-        let mut elements = vec![T::zeroed(); self.len];
+        let mut elements = Vec::new();
+        if elements.try_reserve_exact(self.len).is_err() {
+            return Err(self.pool.no_host_memory("the elements of a buffer", self.byte_len()));
+        }
+        elements.resize(self.len, T::zeroed());
         self.copy_to_slice(&mut elements)?;
         Ok(elements)
     }

@@ -11,6 +11,7 @@ pub enum Error {
     #[error("{0}")]
     OutOfMemory(Box<crate::OutOfMemory>),
     /// The host refused memory, or addresses, that describe the device's: a limit of this process, not the device's.
+    /// docs/out-of-memory.md says which calls may end the process instead.
     #[error(
         "pool '{pool}': the host refused {bytes} bytes ({what}); the device may have memory left. Free or trim what is not needed, or raise the process's limits (ulimit -v, the container's memory)"
     )]

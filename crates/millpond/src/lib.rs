@@ -35,6 +35,7 @@ mod counters;
 pub mod cudarc;
 pub mod device;
 mod error;
+mod host;
 mod lock;
 mod order;
 mod pages;

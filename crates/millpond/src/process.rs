@@ -15,10 +15,13 @@
 //! **What needs no owner.** [`PerProcess`] is for what all of a process shares: a child begins anew. [`OfProcess`] is for
 //! what must not be dropped in a child, where it may be half written.
 
+use std::alloc::{Layout, handle_alloc_error};
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+
+use crate::host::try_box;
 
 /// A process: how many forks lie between it and the first of its line that used this library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -100,8 +103,16 @@ static TOLD: Listeners = Listeners::new();
 /// Has `tell` called in each forked child before anything else happens there. It must neither lock nor allocate. As often
 /// as it is named here: whether two functions are the same cannot be told from their addresses.
 pub fn on_fork(tell: fn()) {
-    TOLD.add(tell);
+    if !try_on_fork(tell) {
+        handle_alloc_error(Layout::new::<Listener>());
+    }
+}
+
+/// As [`on_fork`]; `false`, and nothing done, where the host has no memory for it.
+pub(crate) fn try_on_fork(tell: fn()) -> bool {
+    let is_added = TOLD.add(tell);
     watch();
+    is_added
 }
 
 /// Functions to be called. A list that only grows, without a lock.
@@ -121,8 +132,12 @@ impl Listeners {
         Self { last: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    pub(crate) fn add(&self, tell: fn()) {
-        let new = Box::leak(Box::new(Listener { tell, before: ptr::null() }));
+    /// `false`, and nothing done, where the host has no memory for it.
+    #[must_use]
+    pub(crate) fn add(&self, tell: fn()) -> bool {
+        let Some(mut new) = try_box(Listener { tell, before: ptr::null() }) else { return false };
+        // SAFETY: it was made above, and is leaked.
+        let new = unsafe { new.as_mut() };
         let last = |before: *mut Listener| {
             new.before = before;
             Some(ptr::from_mut(new))
@@ -130,6 +145,7 @@ impl Listeners {
         // Release: whoever sees the listener sees what is in it.
         let added = self.last.fetch_update(Ordering::Release, Ordering::Relaxed, last);
         debug_assert!(added.is_ok(), "there is always a new last one");
+        true
     }
 
     pub(crate) fn each(&self, call: impl Fn(fn())) {
@@ -274,7 +290,7 @@ mod tests {
             CALLS.fetch_add(1, Ordering::Relaxed);
         }
         let listeners = Listeners::new();
-        (0..3).for_each(|_| listeners.add(call));
+        (0..3).for_each(|_| assert!(listeners.add(call)));
         listeners.each(|tell| tell());
         assert_eq!(CALLS.load(Ordering::Relaxed), 3);
     }

@@ -2,131 +2,168 @@
 //! in a process of its own.
 #![cfg(unix)]
 
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::cell::Cell;
-use std::collections::BTreeMap;
-use std::process::{Command, exit};
+#[path = "host_refusals/calls.rs"]
+mod calls;
+#[path = "host_refusals/refusing.rs"]
+mod refusing;
 
-use millpond::device::DevicePtr;
+use std::fmt::Write;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::process::Command;
+
+use calls::{CALLS, Call};
 use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::{Context, Error, Pool, Stream};
+use millpond::{Context, Error, Pool};
+use refusing::{refuse, refuse_for_good, refused};
 
-/// Refuses one allocation of the thread that asked for it.
-struct Refusing;
-
-thread_local! {
-    /// Allocations until the one that is refused; 0 for none.
-    static LEFT: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Whether this one is refused.
-fn is_refused() -> bool {
-    let counted = LEFT.try_with(|left| {
-        let now = left.get();
-        left.set(now.saturating_sub(1));
-        now == 1
-    });
-    counted.unwrap_or(false)
-}
-
-// SAFETY: the system's allocator, which may refuse anything.
-unsafe impl GlobalAlloc for Refusing {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        // SAFETY: the caller's promise.
-        if is_refused() { std::ptr::null_mut() } else { unsafe { System.alloc(layout) } }
-    }
-
-    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
-        unsafe { System.dealloc(ptr, layout) }
-    }
-
-    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new: usize) -> *mut u8 {
-        // SAFETY: the caller's promise.
-        if is_refused() { std::ptr::null_mut() } else { unsafe { System.realloc(ptr, layout, new) } }
-    }
-}
-
-#[global_allocator]
-static ALLOCATOR: Refusing = Refusing;
-
-const MIB: u64 = 1 << 20;
-
-type Call = fn(&Bench);
-
-/// What is done while an allocation is refused, and what must be an error then rather than the end of the process.
-const CALLS: [(&str, Call); 4] = [
-    ("a free of a large block", |bench| bench.free(bench.large[0])),
-    ("a hundred frees in no order", |bench| {
-        // Every other one, so that nothing can be joined.
-        bench.large.iter().step_by(2).for_each(|ptr| bench.free(*ptr));
-    }),
-    ("the statistics", |bench| assert!(bench.pool.stats().allocations > 0)),
-    ("a pair from a magazine", |bench| {
-        let ptr = bench.pool.alloc(512, &bench.stream).unwrap();
-        bench.free(ptr);
-    }),
+/// Calls that may end the process, and by how many of their allocations at most. docs/out-of-memory.md names them.
+const MAY_END: &[(&str, usize)] = &[
+    // What is shared from the start, and made once: the standard library has no way to be refused it.
+    ("Context::new", 5),
+    ("PoolBuilder::build", 11),
+    ("PoolBuilder::build with each option", 10),
+    ("PoolBuilder::build with a wrong option", 1),
+    ("PoolBuilder::build and record", 60),
+    ("Context::default_pool, current_pool", 12),
+    ("Context::create_stream", 2),
+    ("Context::default_stream, foreign_stream", 4),
+    ("CapturePool::begin, alloc, free, end", 12),
+    ("Budget::bytes, fraction", 3),
+    ("Pool::on_reclaim, on_out_of_memory, and their removal", 4),
+    // Recordings.
+    ("Pool::start_recording", 20),
+    ("Pool::stop_recording", 10),
+    ("Pool::alloc and free, recorded", 10),
+    // A recount for tests.
+    ("Pool::check", 7),
+    // The records of a new range of addresses, a few words long: of the first one of a pool, of each kind of block, of each
+    // segment.
+    ("Pool::alloc, a small one, the first", 2),
+    ("Pool::alloc, a large one, the first", 2),
+    ("Pool::alloc, a huge one, the first", 2),
+    ("Pool::alloc_aligned", 1),
+    ("Pool::alloc, with pages of several streams", 1),
+    ("Pool::alloc, of segments", 6),
+    ("pairs of Pool::alloc and free", 3),
+    ("Stream::wait_for, of many", 1),
+    ("Buffer::zeroed, from_slice, copies", 1),
+    ("a thread's first Pool::alloc, free, and its end", 1),
+    // Lists that are made shorter, which no allocator is known to refuse.
+    ("Pool::trim_to", 4),
+    ("Pool::trim_to, while streams work", 11),
+    ("Pool::trim_to, of what is apart", 11),
+    ("Pool::trim_to, of segments", 4),
+    ("Pool::destroy", 2),
+    ("drop of a Pool", 2),
 ];
 
-struct Bench {
-    pool: Pool,
-    stream: Stream,
-    large: Vec<DevicePtr>,
-}
-
-impl Bench {
-    fn new() -> Self {
-        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
-        let pool = Pool::builder(&context).build().unwrap();
-        let stream = context.create_stream().unwrap();
-        let large = (0..200).map(|at| pool.alloc((3 + at % 7) * MIB, &stream).unwrap()).collect();
-        let bench = Self { pool, stream, large };
-        (0..3).for_each(|_| bench.free(bench.pool.alloc(512, &bench.stream).unwrap()));
-        bench
-    }
-
-    fn free(&self, ptr: DevicePtr) {
-        // SAFETY: nothing uses the blocks.
-        unsafe { self.pool.free(ptr, &self.stream) }.unwrap();
-    }
-}
-
-/// The child: does one thing while its allocation with this number is refused. Ends with 3 where there were fewer.
-fn child(what: &str) -> ! {
-    let (call, number) = what.split_once(':').expect("call and number");
-    let (call, number): (usize, u64) = (call.parse().unwrap(), number.parse().unwrap());
-    let bench = Bench::new();
-    LEFT.set(number);
-    CALLS[call].1(&bench);
-    let was_reached = LEFT.replace(0) == 0;
-    bench.pool.check().unwrap();
-    exit(if was_reached { 0 } else { 3 });
-}
+/// More allocations than any call makes.
+const MOST: u64 = 5000;
 
 const CHILD: &str = "MILLPOND_TEST_REFUSE";
 
-#[test]
-fn no_free_ends_the_process_for_lack_of_host_memory() {
-    if let Ok(what) = std::env::var(CHILD) {
-        child(&what);
-    }
-    let mut ended = BTreeMap::new();
-    for (number, (name, _)) in CALLS.iter().enumerate() {
-        for refused in 1..500 {
-            let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["no_free_ends_the_process_for_lack_of_host_memory", "--exact", "--test-threads=1"]);
-            let output = command.env(CHILD, format!("{number}:{refused}")).output().unwrap();
-            match output.status.code() {
-                Some(0) => {}
-                Some(3) => break,
-                _ => {
-                    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-                    ended.insert((*name, refused), said);
-                }
+/// How a call went with one allocation refused.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    Done,
+    /// It made fewer allocations.
+    NotReached,
+    /// It ended the process.
+    Ended,
+    /// It did something else.
+    Failed,
+}
+
+/// Does the call in a forked child, while its allocation with this number is refused, and `for_good` all after it.
+fn refuse_in_a_child(call: &Call, number: u64, for_good: bool) -> Outcome {
+    // SAFETY: there is one thread, and the child does what the test is about.
+    let pid = unsafe { libc::fork() };
+    assert!(pid >= 0, "fork failed");
+    if pid == 0 {
+        // SAFETY: it is to end where a call waits for ever.
+        unsafe { libc::alarm(60) };
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let mut bench = (call.bench)();
+            bench.number = number;
+            if for_good {
+                refuse_for_good();
             }
+            let before = refused();
+            refuse(number);
+            (call.act)(&bench);
+            refuse(0);
+            let was_reached = refused() > before;
+            bench.finish();
+            if was_reached { 0 } else { 3 }
+        }));
+        // SAFETY: it ends the process, and runs nothing of ours.
+        unsafe { libc::_exit(outcome.unwrap_or(4)) };
+    }
+    let mut status = 0;
+    // SAFETY: `status` is writable, and the process is our child.
+    assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+    match libc::WIFEXITED(status).then(|| libc::WEXITSTATUS(status)) {
+        Some(0) => Outcome::Done,
+        Some(3) => Outcome::NotReached,
+        None if libc::WTERMSIG(status) == libc::SIGABRT => Outcome::Ended,
+        _ => Outcome::Failed,
+    }
+}
+
+/// The child: prints the number of each refused allocation for which the call did not do what it should.
+fn try_all(call: &Call, for_good: bool) {
+    for number in 1..MOST {
+        let outcome = refuse_in_a_child(call, number, for_good);
+        match outcome {
+            Outcome::Done => continue,
+            Outcome::NotReached => return println!("\nallocations: {}", number - 1),
+            Outcome::Ended => println!("\n{outcome:?}: {number}"),
+            Outcome::Failed => return println!("\n{outcome:?}: {number}"),
         }
     }
-    assert!(ended.is_empty(), "{ended:#?}");
+    panic!("there is no end to its allocations");
+}
+
+/// Tries all allocations of all calls, in a child of its own each, which is this program and this test again.
+fn try_all_calls(test: &str, for_good: bool) {
+    if let Ok(number) = std::env::var(CHILD) {
+        return try_all(&CALLS[number.parse::<usize>().unwrap()], for_good);
+    }
+    let files = tempfile::tempdir().unwrap();
+    let mut wrong = String::new();
+    for (number, Call { name, .. }) in CALLS.iter().enumerate() {
+        let child = |backtrace| {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
+            command.env("TMPDIR", files.path()).env(CHILD, number.to_string());
+            command.env("RUST_BACKTRACE", backtrace).output().unwrap()
+        };
+        let output = child("0");
+        let said = String::from_utf8_lossy(&output.stdout);
+        let ended = said.matches("Ended").count();
+        let most = MAY_END.iter().find(|(listed, _)| listed == name).map_or(0, |(_, most)| *most);
+        // What ends it once ends it as often as anything before it was refused for good.
+        let is_as_listed =
+            if for_good { ended == 0 || most > 0 } else { ended <= most && (most == 0) == (ended == 0) };
+        if !output.status.success() || said.contains("Failed") || !is_as_listed {
+            // Once more, to say where.
+            let output = child("1");
+            let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+            let text: String = text.chars().take(20_000).collect();
+            writeln!(wrong, "{name}: {ended} ended the process, and {most} may: {text}").unwrap();
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong}");
+}
+
+#[test]
+fn calls_outlive_each_refused_allocation_unless_they_are_listed() {
+    try_all_calls("calls_outlive_each_refused_allocation_unless_they_are_listed", false);
+}
+
+#[test]
+fn calls_outlive_a_host_that_refuses_everything_unless_they_are_listed() {
+    try_all_calls("calls_outlive_a_host_that_refuses_everything_unless_they_are_listed", true);
 }
 
 /// Under a limit of its addresses, of which a region's table takes most.

@@ -239,6 +239,35 @@ impl Blocks {
         right.units -= units;
     }
 
+    /// Sees to it that to [split](Self::split) a block twice takes no memory of the host's for the fence, given that there
+    /// is room for the blocks; `false` where it is refused.
+    pub(super) fn make_room_to_split(&mut self, id: BlockId) -> bool {
+        !self[id].fence.is_long() || self.make_room_for_fences(self[id].fence.len())
+    }
+
+    /// Two records that are taken next can have fences of so many streams.
+    #[cold]
+    fn make_room_for_fences(&mut self, streams: usize) -> bool {
+        while self.vacant.len() < 2 {
+            let new = self.new_record_slow();
+            self.vacant.insert(0, new);
+        }
+        let next = self.vacant.len() - 2;
+        (next..next + 2).all(|at| {
+            let id = self.vacant[at];
+            let fence = &mut self[id].fence;
+            fence.make_room(streams.saturating_sub(fence.len()))
+        })
+    }
+
+    /// Sees to it that to [join](Self::join) the fences of two blocks takes no memory of the host's; `false` where it is
+    /// refused.
+    pub(super) fn make_room_to_join(&mut self, a: BlockId, b: BlockId) -> bool {
+        let [a, b] = self.both(a, b);
+        let (long, short) = if a.fence.len() < b.fence.len() { (b, a) } else { (a, b) };
+        long.fence.make_room_to_join(&short.fence)
+    }
+
     /// Joins two neighbours, in either order; the fences are joined too. Returns the id that keeps the whole;
     /// the other is vacant. Indexes are the caller's.
     pub(super) fn join(&mut self, a: BlockId, b: BlockId) -> BlockId {

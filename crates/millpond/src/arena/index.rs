@@ -63,53 +63,52 @@ pub(super) struct FreeIndex {
     /// A bit for each bin that is not empty.
     filled: u64,
     len: usize,
-    /// Memory of the host's for a bin that has to grow where the host refuses that: a free must not fail.
-    spare: Vec<Entry>,
+    /// Whether the host refused memory for a block, which is on no index since: a free must not fail.
+    lacks: bool,
 }
-
-/// Entries that spare memory is enough for. A run has about half as many.
-const SPARE: usize = 128;
 
 impl Default for FreeIndex {
     fn default() -> Self {
-        Self { bins: Box::new(std::array::from_fn(|_| Bin::default())), filled: 0, len: 0, spare: Vec::new() }
+        Self { bins: Box::new(std::array::from_fn(|_| Bin::default())), filled: 0, len: 0, lacks: false }
     }
 }
 
 impl FreeIndex {
+    /// Where the host has no memory for it, the index [lacks](Self::lacks) it from then on.
     pub(super) fn insert(&mut self, block: &Block, id: BlockId) {
         let bin = bin_of(block.units);
         if !self.bins[bin].insert(Entry::new(block, id)) {
-            self.insert_with_spare(bin, Entry::new(block, id));
+            self.lacks = true;
+            return;
         }
         self.filled |= 1 << bin;
         self.len += 1;
     }
 
-    /// Inserts where the host has no memory for it but what is spare.
-    #[cold]
-    fn insert_with_spare(&mut self, bin: usize, entry: Entry) {
-        self.spare = Vec::new();
-        if !self.bins[bin].insert(entry) {
-            std::alloc::handle_alloc_error(std::alloc::Layout::new::<[Entry; SPARE]>());
+    /// Whether some blocks may be missing.
+    #[inline]
+    pub(super) fn lacks(&self) -> bool {
+        self.lacks
+    }
+
+    /// Inserts a block that may be missing.
+    pub(super) fn insert_missing(&mut self, block: &Block, id: BlockId) {
+        if !self.contains(block, id) {
+            self.insert(block, id);
         }
     }
 
-    /// Whether there is spare memory.
-    #[inline]
-    pub(super) fn has_spare(&self) -> bool {
-        self.spare.capacity() > 0
-    }
-
-    /// Sees to it that there is spare memory; `false` where the host refuses it.
-    pub(super) fn make_spare(&mut self) -> bool {
-        self.has_spare() || self.spare.try_reserve_exact(SPARE).is_ok()
+    /// All that were missing are about to be [inserted](Self::insert_missing).
+    pub(super) fn complete(&mut self) {
+        self.lacks = false;
     }
 
     pub(super) fn remove(&mut self, block: &Block) {
         let bin = bin_of(block.units);
-        let found = self.bins[bin].remove(key(block));
-        debug_assert!(found);
+        if !self.bins[bin].remove(key(block)) {
+            debug_assert!(self.lacks, "a block that is removed is there");
+            return;
+        }
         if self.bins[bin].is_empty() {
             self.filled &= !(1 << bin);
         }

@@ -105,10 +105,10 @@ impl Arena {
     #[cold]
     pub(super) fn join_what_is_complete(&mut self) -> bool {
         if self.policies.opportunistic && !self.policies.internal_dependencies {
-            let free = self.unmerged.iter().filter(|id| self.blocks.is(**id, State::Free));
-            let around = free.flat_map(|id| [self.blocks[*id].prev, Some(*id), self.blocks[*id].next]);
-            let around: Vec<_> = around.flatten().filter(|id| self.blocks.is(*id, State::Free)).collect();
-            self.poll_quietly(&self.fence_of(&around));
+            let is_free = |id: &BlockId| self.blocks.is(*id, State::Free);
+            let free = self.unmerged.iter().copied().filter(is_free);
+            let around = free.flat_map(|id| [self.blocks[id].prev, Some(id), self.blocks[id].next]);
+            self.poll_quietly(&self.fence_of(around.flatten().filter(is_free)));
         }
         self.join_unmerged()
     }
@@ -118,7 +118,7 @@ impl Arena {
     /// Returns whether any were joined.
     pub(super) fn join_unmerged(&mut self) -> bool {
         let mut joined = false;
-        let mut kept = Vec::new();
+        let mut kept = std::mem::take(&mut self.kept_apart);
         while let Some(id) = self.unmerged.pop() {
             self.blocks.set_listed(id, false);
             if !self.blocks.is(id, State::Free) {
@@ -130,12 +130,18 @@ impl Arena {
                     self.list_if_unmerged(whole);
                     joined = true;
                 }
-                None => kept.push(id),
+                None if kept.try_reserve(1).is_ok() => kept.push(id),
+                // Without memory for the list, the others stay apart for now.
+                None => {
+                    self.list_unmerged(id);
+                    break;
+                }
             }
         }
-        for id in kept {
+        for id in kept.drain(..) {
             self.list_if_unmerged(id);
         }
+        self.kept_apart = kept;
         joined
     }
 
@@ -169,8 +175,11 @@ impl Arena {
         if self.is_one_of_a_capture(a, b) {
             return false;
         }
-        if self.are_alike(a, b) || self.policies.internal_dependencies {
+        if self.are_alike(a, b) {
             return true;
+        }
+        if self.policies.internal_dependencies {
+            return self.blocks.make_room_to_join(a, b);
         }
         for id in [a, b] {
             let mut fence = std::mem::take(&mut self.blocks[id].fence);

@@ -155,6 +155,8 @@ pub(crate) struct Arena {
     /// Free blocks with a free neighbour behind another fence: of each such pair at least one. Each id once;
     /// some are of blocks that are gone.
     unmerged: Vec<BlockId>,
+    /// Memory for the next time that those are joined.
+    kept_apart: Vec<BlockId>,
     /// Counts frees, to tell old free blocks from young ones.
     frees: u64,
     /// Blocks that are out, by zone, and their units.
@@ -192,6 +194,7 @@ impl Arena {
             created: Vec::new(),
             stale: Vec::new(),
             unmerged: Vec::new(),
+            kept_apart: Vec::new(),
             frees: 0,
             out_blocks: [0; 2],
             out_units: 0,
@@ -305,31 +308,60 @@ impl Arena {
     fn want(&mut self, units: u64, align: u64) -> Result<find::Want, Refusal> {
         debug_assert!(0 < units && units < MOST_UNITS);
         if !self.blocks.make_room(ROOM) || !self.make_room_beside_blocks() {
-            return Err(Refusal::of_host(
-                "a list of blocks",
-                (self.blocks.capacity() * size_of::<blocks::Block>()) as u64,
-            ));
+            return Err(Refusal::of_host("a list of blocks", self.host_bytes()));
         }
         let zone = self.layout.zone_of(units);
         Ok(find::Want { zone, units, align: align.max(self.layout.unit_bytes) })
     }
 
-    /// What a free may need: room in the list of unmerged blocks, and spare memory for the indexes. And entries for as many
-    /// blocks as there are records for.
+    /// The host's memory for blocks.
+    fn host_bytes(&self) -> u64 {
+        (self.blocks.capacity() * size_of::<blocks::Block>()) as u64
+    }
+
+    /// What a free may need: room in the list of unmerged blocks, and entries for as many blocks as there are records for.
+    /// And what an earlier one could not have: a place in the index.
     #[inline]
     fn make_room_beside_blocks(&mut self) -> bool {
         // Nearly always there is.
         self.unmerged.capacity() >= self.blocks.capacity()
-            && self.free.iter().chain(&self.void).all(FreeIndex::has_spare)
-            || self.make_room_beside_blocks_slow()
+            && !self.free.iter().chain(&self.void).any(FreeIndex::lacks)
+            || self.make_room_for_records() && self.complete_indexes()
     }
 
+    /// The first two.
     #[cold]
-    fn make_room_beside_blocks_slow(&mut self) -> bool {
+    fn make_room_for_records(&mut self) -> bool {
         let all = self.blocks.capacity();
         self.entries.as_ref().is_none_or(|entries| entries.back(all))
             && self.unmerged.try_reserve_exact(all - self.unmerged.len()).is_ok()
-            && self.free.iter_mut().chain(&mut self.void).all(FreeIndex::make_spare)
+    }
+
+    /// Puts every block on its index that is missing there, since the host refused memory. `false` where it still does.
+    /// Called between requests, when none is missing for another reason.
+    #[cold]
+    fn complete_indexes(&mut self) -> bool {
+        if !self.free.iter().chain(&self.void).any(FreeIndex::lacks) {
+            return true;
+        }
+        self.free.iter_mut().chain(&mut self.void).for_each(FreeIndex::complete);
+        for (id, block) in self.blocks.iter() {
+            match block.state {
+                State::Free => self.free[block.zone as usize].insert_missing(block, id),
+                State::Void => self.void[block.zone as usize].insert_missing(block, id),
+                _ => {}
+            }
+        }
+        !self.free.iter().chain(&self.void).any(FreeIndex::lacks)
+    }
+
+    /// What the next page of a miss may need: blocks for the pieces that it is cut out of and put into, and room in the
+    /// lists.
+    pub(super) fn make_room_for_page(&mut self) -> bool {
+        self.blocks.make_room(2 * ROOM)
+            && (self.unmerged.capacity() >= self.blocks.capacity() || self.make_room_for_records())
+            && self.stale.try_reserve(1).is_ok()
+            && self.created.try_reserve(1).is_ok()
     }
 
     /// Backs a place for `want`, or gives back what was created for it before it failed.
@@ -368,7 +400,7 @@ impl Arena {
         if block.state != State::Out {
             return false;
         }
-        self.timelines.add_uses(&mut fence, &block.fence);
+        self.timelines.add_uses(&mut fence, &mut block.fence);
         self.frees += 1;
         (block.state, block.freed, block.fence) = (State::Free, self.frees, fence);
         self.out_blocks[block.zone as usize] -= 1;
@@ -378,12 +410,15 @@ impl Arena {
         true
     }
 
-    /// Notes that the stream uses a live block, so that its free waits for the stream's work too.
-    pub(crate) fn record_use(&mut self, id: BlockId, stream: &Stream) {
-        self.timelines.add_use(&mut self.blocks[id].fence, stream);
-        if let Some(entry) = self.entry_of(id) {
+    /// Notes that the stream uses a live block, so that its free waits for the stream's work too. `false`, and nothing
+    /// noted, where the host has no memory for it.
+    #[must_use]
+    pub(crate) fn record_use(&mut self, id: BlockId, stream: &Stream) -> bool {
+        let is_noted = self.timelines.add_use(&mut self.blocks[id].fence, stream);
+        if is_noted && let Some(entry) = self.entry_of(id) {
             entry.note_uses();
         }
+        is_noted
     }
 
     /// Cuts `units` at `at` out of a free block, and lets them out. What is left stays free.

@@ -1,7 +1,6 @@
 //! From an address to its owner: the address ranges of many arenas in one ordered map, so that who has an address need not
 //! ask each of them.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::lock::RwLock;
@@ -17,24 +16,37 @@ pub(crate) struct Owner {
     pub(crate) memory: Option<u64>,
 }
 
-/// See the [module](self). By the first address: length in bytes, and owner.
+/// See the [module](self). By the first address: that, length in bytes, and owner. A sorted list, since a tree cannot say
+/// that the host has no memory for one more; to enter a range takes calls of the device that cost more than to move others.
 #[derive(Debug, Default)]
-pub(crate) struct Ranges(RwLock<BTreeMap<u64, (u64, Owner)>>);
+pub(crate) struct Ranges(RwLock<Vec<(u64, u64, Owner)>>);
 
 impl Ranges {
     /// Whose the address is, if anybody's.
     pub(crate) fn owner_of(&self, ptr: DevicePtr) -> Option<Owner> {
         let ranges = self.0.read();
-        let (base, (bytes, owner)) = ranges.range(..=ptr.raw()).next_back()?;
-        (ptr.raw() - base < *bytes).then_some(*owner)
+        let behind = ranges.partition_point(|(base, ..)| *base <= ptr.raw());
+        let (base, bytes, owner) = ranges[behind.checked_sub(1)?];
+        (ptr.raw() - base < bytes).then_some(owner)
+    }
+
+    /// Sees to it that one more takes no memory of the host's; `false` where it is refused. Other pools may enter theirs
+    /// first.
+    fn make_room(&self) -> bool {
+        self.0.write().try_reserve(1).is_ok()
     }
 
     fn enter(&self, base: DevicePtr, bytes: u64, owner: Owner) {
-        self.0.write().insert(base.raw(), (bytes, owner));
+        let mut ranges = self.0.write();
+        let at = ranges.partition_point(|(other, ..)| *other < base.raw());
+        ranges.insert(at, (base.raw(), bytes, owner));
     }
 
     fn leave(&self, base: DevicePtr) {
-        self.0.write().remove(&base.raw());
+        let mut ranges = self.0.write();
+        if let Ok(at) = ranges.binary_search_by_key(&base.raw(), |(other, ..)| *other) {
+            ranges.remove(at);
+        }
     }
 }
 
@@ -43,27 +55,35 @@ impl Ranges {
 pub(super) struct Published {
     ranges: Arc<Ranges>,
     owner: Owner,
-    /// First addresses of those that are there now.
-    bases: BTreeSet<DevicePtr>,
+    /// First addresses of those that are there now, in order.
+    bases: Vec<DevicePtr>,
 }
 
 impl Published {
     pub(super) fn new(ranges: Arc<Ranges>, owner: Owner) -> Self {
-        Self { ranges, owner, bases: BTreeSet::new() }
+        Self { ranges, owner, bases: Vec::new() }
     }
 
     pub(super) fn owner_of(&self, ptr: DevicePtr) -> Option<Owner> {
         self.ranges.owner_of(ptr)
     }
 
+    /// Sees to it that one more takes no memory of the host's; `false` where it is refused.
+    pub(super) fn make_room(&mut self) -> bool {
+        self.bases.try_reserve(1).is_ok() && self.ranges.make_room()
+    }
+
     pub(super) fn enter(&mut self, base: DevicePtr, bytes: u64) {
         self.ranges.enter(base, bytes, self.owner);
-        self.bases.insert(base);
+        let at = self.bases.partition_point(|other| *other < base);
+        self.bases.insert(at, base);
     }
 
     pub(super) fn leave(&mut self, base: DevicePtr) {
         self.ranges.leave(base);
-        self.bases.remove(&base);
+        if let Ok(at) = self.bases.binary_search(&base) {
+            self.bases.remove(at);
+        }
     }
 }
 

@@ -1,6 +1,5 @@
 //! Regions: ranges of address space, with the tables that lead from an address to its block and its page.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Layout;
@@ -90,14 +89,15 @@ pub(super) struct Regions {
     spans: Vec<Span>,
     /// The binary logarithm of a slot's units.
     slot_shift: u32,
-    by_base: BTreeMap<u64, u32>,
+    /// First address and id of each, in the order of the addresses.
+    by_base: Vec<(u64, u32)>,
     published: Option<Published>,
 }
 
 impl Regions {
     pub(super) fn new(layout: &Layout) -> Self {
         let slot_shift = layout.slot_shift();
-        Self { table: Vec::new(), spans: Vec::new(), slot_shift, by_base: BTreeMap::new(), published: None }
+        Self { table: Vec::new(), spans: Vec::new(), slot_shift, by_base: Vec::new(), published: None }
     }
 
     /// Publishes the ranges of all regions to come.
@@ -127,6 +127,18 @@ impl Regions {
         }
     }
 
+    /// The host's memory for the list of them.
+    pub(super) fn host_bytes(&self) -> u64 {
+        (self.table.len().max(1) * size_of::<Region>()) as u64
+    }
+
+    /// Sees to it that one region more takes no memory of the host's; `false` where it is refused.
+    pub(super) fn make_room_for_one(&mut self) -> bool {
+        self.table.try_reserve(1).is_ok()
+            && self.by_base.try_reserve(1).is_ok()
+            && self.published.as_mut().is_none_or(Published::make_room)
+    }
+
     /// Enters a region. `head` makes its first block, given the region's id.
     pub(super) fn add(&mut self, new: NewRegion, head: impl FnOnce(u32) -> BlockId) -> u32 {
         let vacant = self.table.iter().position(Option::is_none);
@@ -140,20 +152,33 @@ impl Regions {
         } else {
             self.table.push(Some(region));
         }
-        self.by_base.insert(base.raw(), id);
+        let place = self.by_base.partition_point(|(other, _)| *other < base.raw());
+        self.by_base.insert(place, (base.raw(), id));
         self.show(id);
         id
     }
 
     pub(super) fn remove(&mut self, id: u32) -> Option<Region> {
         let region = self.table[id as usize].take()?;
-        self.by_base.remove(&region.base.raw());
+        if let Ok(at) = self.by_base.binary_search_by_key(&region.base.raw(), |(base, _)| *base) {
+            self.by_base.remove(at);
+        }
         Some(region)
     }
 
     #[inline]
     pub(super) fn get(&self, id: u32) -> &Region {
         self.table[id as usize].as_ref().expect("a region id in use names a region")
+    }
+
+    /// The region with this id, if there is one.
+    pub(super) fn at(&self, id: u32) -> Option<&Region> {
+        self.table.get(id as usize)?.as_ref()
+    }
+
+    /// All ids are below this.
+    pub(super) fn ids(&self) -> u32 {
+        self.table.len() as u32
     }
 
     fn get_mut(&mut self, id: u32) -> &mut Region {
@@ -177,9 +202,10 @@ impl Regions {
     pub(super) fn find(&self, ptr: DevicePtr) -> Option<(u32, u64)> {
         // Where segments are regions there are many; else there are two, one for each zone.
         if self.table.len() > FEW {
-            let (base, id) = self.by_base.range(..=ptr.raw()).next_back()?;
+            let behind = self.by_base.partition_point(|(base, _)| *base <= ptr.raw());
+            let (base, id) = self.by_base[behind.checked_sub(1)?];
             let offset = ptr.raw() - base;
-            return (offset < self.get(*id).bytes).then_some((*id, offset));
+            return (offset < self.get(id).bytes).then_some((id, offset));
         }
         self.iter().find_map(|(id, region)| {
             let offset = ptr.raw().wrapping_sub(region.base.raw());
@@ -280,6 +306,21 @@ impl Regions {
                 }
             }
         }
+    }
+
+    /// The last page that lies wholly in a range of slots that is backed wholly or not at all: page, first slot, slots.
+    pub(super) fn last_whole(&self, region: u32, (start, mut end): (u64, u64)) -> Option<(PageId, u64, u32)> {
+        let backing = self.backing(region);
+        while start < end
+            && let Some(page) = backing.page(end - 1)
+        {
+            let (first, page_end) = self.in_slots(backing.spans[page.0 as usize]);
+            if start <= first && page_end <= end {
+                return Some((page, first, (page_end - first) as u32));
+            }
+            end = first;
+        }
+        None
     }
 
     /// Whether a page begins at a slot that is longer than a short one, as [`for_each_long`](Self::for_each_long) has it.

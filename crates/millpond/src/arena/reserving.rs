@@ -50,6 +50,9 @@ impl Arena {
 
     /// Reserves a region of at least `slots`; returns the void that fills it.
     pub(super) fn add_region(&mut self, zone: Zone, slots: u64) -> Result<BlockId, Refusal> {
+        if !self.regions.make_room_for_one() {
+            return Err(Refusal::of_host("a list of regions", self.regions.host_bytes()));
+        }
         let least = slots * self.layout.slot_bytes;
         let mut bytes = self.region_bytes(zone, slots);
         let granule = self.layout.granule(zone);

@@ -36,6 +36,9 @@ impl Arena {
         let short = |what| Refusal::Short { what, bytes };
         let granule = self.layout.granule(zone);
         // First, since nothing is held yet that would have to be given back.
+        if !self.regions.make_room_for_one() {
+            return Err(Refusal::of_host("a list of segments", self.regions.host_bytes()));
+        }
         let no_table = || Refusal::of_host("where blocks lie", Table::bytes_of_numbers(bytes, granule));
         let entries = self.entries()?;
         let numbers = Table::numbers(bytes, granule).ok_or_else(no_table)?;
@@ -70,7 +73,7 @@ impl Arena {
     /// Gives back segments that are wholly free and complete, the oldest first, until at most `keep` bytes
     /// are reserved.
     pub(super) fn trim_segments(&mut self, keep: u64) -> Result<(), DeviceError> {
-        let mut idle: Vec<_> = self
+        let segments = self
             .regions
             .iter()
             .filter(|(_, region)| region.source == Source::Segment)
@@ -80,8 +83,10 @@ impl Arena {
                     && block.units * self.layout.unit_bytes == region.bytes
                     && self.timelines.is_complete(&block.fence)
             })
-            .map(|(id, region)| (self.blocks[region.head].freed, id))
-            .collect();
+            .map(|(id, region)| (self.blocks[region.head].freed, id));
+        // Each of them is free.
+        let mut idle = self.list_for_free()?;
+        idle.extend(segments);
         idle.sort_unstable();
         let mut result = Ok(());
         for (_, id) in idle {

@@ -110,18 +110,18 @@ impl Arena {
     fn long_free_pages(&self) -> BinaryHeap<Long> {
         let units = (u64::from(SHORT) + 1) << self.layout.slot_shift();
         let free = &self.free[Zone::Large as usize];
-        let mut blocks = Vec::with_capacity(free.len());
-        blocks.extend(free.at_least(units));
-        self.poll_quietly(&self.fence_of(&blocks));
-        let mut all = Vec::with_capacity(4 * AT_ONCE);
-        for block in blocks {
+        self.poll_quietly(&self.fence_of(free.at_least(units)));
+        let mut all = Vec::new();
+        // More where there are more; without memory for the list, those found so far will do.
+        let _ = all.try_reserve(4 * AT_ONCE);
+        for block in free.at_least(units) {
             let Block { region, ref fence, .. } = self.blocks[block];
             if !self.timelines.is_complete(fence) {
                 continue;
             }
             self.regions.for_each_long(region, self.slots_within(block), |page, slot, slots| {
                 // Of some an old mapping is left, which waits for its work.
-                if self.pages.mappings(page) == 1 {
+                if self.pages.mappings(page) == 1 && all.try_reserve(1).is_ok() {
                     all.push(Long { slots, region: Reverse(region), slot: Reverse(slot), page, block });
                 }
             });

@@ -182,6 +182,10 @@ impl Arena {
                 };
                 count += whole.count;
                 if whole.classes != 0 {
+                    if supply.sources.try_reserve(1).is_err() {
+                        // What was found so far has to do.
+                        return supply;
+                    }
                     let merit = merit(ready, block.freed, count);
                     supply.classes |= whole.classes;
                     let (classes, next) = (whole.classes, (u32::MAX, 0));
@@ -193,16 +197,6 @@ impl Arena {
             }
         }
         supply
-    }
-
-    /// The pages that lie wholly in a block: page, first slot, slots.
-    pub(super) fn whole_pages(&self, id: BlockId) -> Vec<(PageId, u64, u32)> {
-        let mut pages = Vec::new();
-        let region = self.blocks[id].region;
-        self.regions.for_each_whole(region, self.slots_within(id), |page, slot, slots| {
-            pages.push((page, slot, slots));
-        });
-        pages
     }
 
     /// The slots that lie wholly in a block: the first, and the first behind them.
@@ -219,12 +213,17 @@ impl Arena {
         supply: &mut Supply,
         stream: &Stream,
     ) -> Result<bool, Refusal> {
+        if !self.make_room_for_page() {
+            return Err(Refusal::of_host("a list of blocks", self.host_bytes()));
+        }
         while let Some(victim) = supply.take_at_most(stretch.room(), &self.regions) {
             let Some((from, home)) = self.whereabouts(&victim) else { continue };
             if !victim.is_ready && !self.make_block_ready(from, stream)? {
                 continue;
             }
-            let fence = self.blocks[from].fence.clone();
+            if !self.make_room_for_fence(from, stretch) {
+                return Err(Refusal::of_host("a list of streams", self.host_bytes()));
+            }
             let freed = self.blocks[from].freed;
             let at = self.next_address(stretch);
             // SAFETY: the arena reserved the range, and the block there says that nothing is mapped.
@@ -232,11 +231,26 @@ impl Arena {
                 .map_err(|failure| self.unmapped(victim.page, stretch, failure))?;
             let stale = self.cut_page(from, home, victim.page, supply);
             self.stale.push(stale);
+            // Out of the block for as long as it is read.
+            let fence = std::mem::take(&mut self.blocks[stale].fence);
             self.attach(victim.page, stretch, &fence, freed);
+            self.blocks[stale].fence = fence;
             self.counters.pages_stolen.add(1);
             return Ok(true);
         }
         Ok(false)
+    }
+
+    /// Sees to it that a page of a free block can be cut out of it, and put into a stretch, without memory of the host's for
+    /// the streams that freed it. `false` where it is refused.
+    fn make_room_for_fence(&mut self, from: BlockId, stretch: &Stretch) -> bool {
+        let streams = self.blocks[from].fence.len();
+        self.blocks.make_room_to_split(from)
+            && [stretch.backed, stretch.void].into_iter().flatten().all(|id| {
+                let fence = &mut self.blocks[id].fence;
+                // Nearly always both are of the same stream.
+                streams <= 1 && fence.len() <= 1 || fence.make_room(streams)
+            })
     }
 
     /// The piece of a block that holds the victim now, and where the page is.
@@ -272,6 +286,12 @@ impl Arena {
     /// whether it was.
     fn give_back(&mut self, victim: &Victim, supply: &mut Supply) -> Result<bool, DeviceError> {
         let Some((from, (region, slot))) = self.whereabouts(victim) else { return Ok(false) };
+        if !self.make_room_for_page()
+            || !self.blocks.make_room_to_split(from)
+            || supply.emptied.try_reserve(1).is_err()
+        {
+            return Ok(false);
+        }
         self.poll_quietly(&self.blocks[from].fence);
         let old_mappings = self.pages.mappings(victim.page) > 1;
         if old_mappings || !self.timelines.is_complete(&self.blocks[from].fence) {

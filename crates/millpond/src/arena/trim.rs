@@ -1,8 +1,7 @@
 //! Giving memory back: stale mappings, pages that hold no live byte, and at the end the address space.
 
-use std::collections::HashSet;
-
 use super::blocks::{Block, State};
+use super::index::FreeIndex;
 use super::regions::Source;
 use super::{Arena, BlockId, Zone};
 use crate::device::DeviceError;
@@ -16,14 +15,13 @@ impl Arena {
         if self.stale.is_empty() {
             return;
         }
-        self.poll_quietly(&self.fence_of(&self.stale));
-        let stale = std::mem::take(&mut self.stale);
+        self.poll_quietly(&self.fence_of(self.stale.iter().copied()));
+        let mut stale = std::mem::take(&mut self.stale);
         let (mut complete, mut void) = (None, None);
-        for &id in &stale {
+        stale.retain(|&id| {
             // What was taken from one place has one fence, and is void side by side.
             if !self.is_complete_too(id, &mut complete) || !self.remove_stale(id) {
-                self.stale.push(id);
-                continue;
+                return true;
             }
             void = Some(match void.filter(|void| self.are_neighbours(*void, id)) {
                 Some(void) => self.blocks.join(void, id),
@@ -32,13 +30,10 @@ impl Arena {
                     id
                 }
             });
-        }
+            false
+        });
         void.into_iter().for_each(|void| self.make_void(void));
-        if self.stale.is_empty() {
-            // Its memory is for the next ones.
-            self.stale = stale;
-            self.stale.clear();
-        }
+        self.stale = stale;
     }
 
     /// Whether a block's work is complete, where `known` is one that was found to be so before.
@@ -88,15 +83,16 @@ impl Arena {
         self.void[zone].insert(&self.blocks[id], id);
     }
 
-    /// The fence of all these blocks.
-    pub(super) fn fence_of<'a>(&self, ids: impl IntoIterator<Item = &'a BlockId>) -> Fence {
+    /// The fence of all these blocks; without host memory for it, of the first of them. Whoever goes by it asks again of
+    /// each block.
+    pub(super) fn fence_of(&self, ids: impl IntoIterator<Item = BlockId>) -> Fence {
         let mut all = Fence::empty();
         let mut last = None;
         for id in ids {
-            let fence = &self.blocks[*id].fence;
+            let fence = &self.blocks[id].fence;
             // Pieces of one block have its fence.
-            if last.replace(fence) != Some(fence) {
-                all.join(fence);
+            if last.replace(fence) != Some(fence) && !all.try_join(fence) {
+                break;
             }
         }
         all
@@ -109,14 +105,28 @@ impl Arena {
         }
     }
 
-    fn free_ids(&self) -> Vec<BlockId> {
-        Zone::BOTH.iter().flat_map(|zone| self.free[*zone as usize].at_least(0)).collect()
+    fn free_ids(&self) -> impl Iterator<Item = BlockId> {
+        Zone::BOTH.iter().flat_map(|zone| self.free[*zone as usize].at_least(0))
+    }
+
+    /// A list that has room for every free block; or the host refuses it.
+    pub(super) fn list_for_free<T>(&self) -> Result<Vec<T>, DeviceError> {
+        let mut list = Vec::new();
+        let most = self.free.iter().map(FreeIndex::len).sum();
+        match list.try_reserve_exact(most) {
+            Ok(()) => Ok(list),
+            Err(_) => Err(DeviceError::HostMemory {
+                what: "a list of free blocks",
+                bytes: (most * size_of::<T>()) as u64,
+            }),
+        }
     }
 
     /// The work that must be complete before everything free can be given back.
     pub(crate) fn fence_of_all_free(&self) -> Fence {
-        let mut all = self.fence_of(&self.free_ids());
-        all.join(&self.fence_of(&self.stale));
+        let mut all = self.fence_of(self.free_ids());
+        // As there, without host memory for it.
+        let _ = all.try_join(&self.fence_of(self.stale.iter().copied()));
         self.timelines.prune(&mut all, self.policies);
         all
     }
@@ -135,6 +145,8 @@ impl Arena {
             self.release_parked(keep)?;
             return Ok(before - self.counters.reserved.current());
         }
+        // Without memory for the indexes, what is missing there goes another time.
+        let _ = self.complete_indexes();
         self.poll_quietly(&self.fence_of_all_free());
         self.reap();
         self.join_unmerged();
@@ -175,10 +187,11 @@ impl Arena {
     /// part of now wait for. One that cannot be given back stays, as free memory.
     #[cold]
     pub(super) fn undo_created(&mut self) -> Result<(), DeviceError> {
-        let mut created: HashSet<_> = self.created.drain(..).collect();
+        let mut created = std::mem::take(&mut self.created);
         if created.is_empty() {
             return Ok(());
         }
+        created.sort_unstable();
         // Those that could not be mapped.
         self.reap();
         let mut result = Ok(());
@@ -189,20 +202,21 @@ impl Arena {
             }
             !is_bare
         });
-        for id in self.free_ids() {
-            // From the end, as in `trim_block`.
-            for (page, slot, slots) in self.whole_pages(id).into_iter().rev() {
-                if created.contains(&page) {
-                    result = result.and(self.trim_page(id, page, (slot, slots)));
-                }
-            }
+        // Without memory for the list, they stay as free memory too.
+        let mut free = self.list_for_free()?;
+        free.extend(self.free_ids());
+        for id in free {
+            result = result.and(self.trim_block(id, |_, page| Some(created.binary_search(&page).is_ok())));
         }
+        created.clear();
+        self.created = created;
         result
     }
 
     /// Joins complete neighbours that the policies keep apart, so that pages across them can go.
     fn join_complete(&mut self) {
-        for id in self.unmerged.clone() {
+        for at in 0..self.unmerged.len() {
+            let id = self.unmerged[at];
             if self.blocks.is(id, State::Free) && self.timelines.is_complete(&self.blocks[id].fence) {
                 self.blocks[id].fence = Fence::empty();
                 for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
@@ -218,50 +232,56 @@ impl Arena {
     }
 
     fn release_parked(&mut self, keep: u64) -> Result<(), DeviceError> {
+        let mut at = self.pages.parked().len();
         let mut result = Ok(());
-        let mut kept = Vec::new();
-        while self.counters.reserved.current() > keep
-            && let Some(page) = self.pages.pop_parked()
-        {
-            if self.pages.mappings(page) > 0 {
-                kept.push(page);
-            } else if let Err(error) = self.pages.release(page) {
-                result = result.and(Err(error));
-                break;
+        while result.is_ok() && at > 0 && self.counters.reserved.current() > keep {
+            at -= 1;
+            let page = self.pages.parked()[at];
+            if self.pages.mappings(page) == 0 {
+                self.pages.unpark_at(at);
+                result = self.pages.release(page).map(drop);
             }
         }
-        for page in kept {
-            self.pages.park(page);
-        }
+        // Those that were looked at last are the last to be used again.
+        self.pages.turn_parked(at);
         result
     }
 
     /// Unmaps and releases whole pages of free blocks, those that have been free for longest first.
     fn trim_pages(&mut self, keep: u64) -> Result<(), DeviceError> {
-        let mut idle: Vec<_> = self
+        let mut idle = self.list_for_free()?;
+        let free = self
             .free_ids()
-            .into_iter()
             .filter(|id| self.blocks[*id].units >= self.layout.units_per_slot())
-            .filter(|id| self.timelines.is_complete(&self.blocks[*id].fence))
-            .map(|id| (self.blocks[id].freed, id))
-            .collect();
+            .filter(|id| self.timelines.is_complete(&self.blocks[*id].fence));
+        idle.extend(free.map(|id| (self.blocks[id].freed, id)));
         idle.sort_unstable();
         let mut result = Ok(());
         for (_, id) in idle {
-            result = result.and(self.trim_block(id, keep));
+            result = result.and(
+                self.trim_block(id, |arena, _| (arena.counters.reserved.current() > keep).then_some(true)),
+            );
         }
         result
     }
 
-    fn trim_block(&mut self, id: BlockId, keep: u64) -> Result<(), DeviceError> {
-        let pages = self.whole_pages(id);
+    /// Gives back those pages of a free and complete block that `goes` speaks for, as long as it says anything.
+    fn trim_block(
+        &mut self,
+        id: BlockId,
+        goes: impl Fn(&Self, PageId) -> Option<bool>,
+    ) -> Result<(), DeviceError> {
+        let region = self.blocks[id].region;
+        let (start, mut end) = self.slots_within(id);
         let mut result = Ok(());
         // From the end, so that `id` keeps naming the part that is left.
-        for (page, slot, slots) in pages.into_iter().rev() {
-            if self.counters.reserved.current() <= keep {
-                break;
+        while let Some((page, slot, slots)) = self.regions.last_whole(region, (start, end))
+            && let Some(goes) = goes(self, page)
+        {
+            if goes {
+                result = result.and(self.trim_page(id, page, (slot, slots)));
             }
-            result = result.and(self.trim_page(id, page, (slot, slots)));
+            end = slot;
         }
         result
     }
@@ -270,6 +290,9 @@ impl Arena {
     fn trim_page(&mut self, id: BlockId, page: PageId, (slot, slots): (u64, u32)) -> Result<(), DeviceError> {
         let per_slot = self.layout.units_per_slot();
         let region = self.blocks[id].region;
+        if !self.make_room_for_page() || !self.blocks.make_room_to_split(id) {
+            return Err(DeviceError::HostMemory { what: "a list of blocks", bytes: self.host_bytes() });
+        }
         let at = self.regions.address(region, slot * per_slot, &self.layout);
         // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
         // program holds no pointer into it.
@@ -333,16 +356,21 @@ impl Arena {
     /// What cannot be given back stays, and [`held`](Self::held) says so.
     pub(crate) fn tear_down(&mut self) -> Result<(), DeviceError> {
         let trimmed = self.trim(0).map(drop);
-        let reserved: Vec<_> = self
-            .regions
-            .iter()
-            .filter(|(_, region)| region.source == Source::Reserved)
-            .filter(|(_, region)| self.blocks[region.head].units * self.layout.unit_bytes == region.bytes)
-            .filter(|(_, region)| self.blocks.is(region.head, State::Void))
-            .map(|(id, _)| id)
-            .collect();
-        // One range that stays is no reason to keep the others.
-        reserved.into_iter().map(|id| self.unreserve(id)).fold(trimmed, Result::and)
+        let is_bare = |arena: &Self, id| {
+            arena.regions.at(id).is_some_and(|region| {
+                let head = &arena.blocks[region.head];
+                let is_whole = head.units * arena.layout.unit_bytes == region.bytes;
+                region.source == Source::Reserved && is_whole && head.state == State::Void
+            })
+        };
+        let mut done = trimmed;
+        for id in 0..self.regions.ids() {
+            // One range that stays is no reason to keep the others.
+            if is_bare(self, id) {
+                done = done.and(self.unreserve(id));
+            }
+        }
+        done
     }
 
     fn unreserve(&mut self, id: u32) -> Result<(), DeviceError> {

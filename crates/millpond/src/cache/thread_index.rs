@@ -4,6 +4,7 @@
 //! may interrupt whoever holds a lock, and in a forked child, where a lock's holder may be gone. So the end only leaves
 //! notes ([`Ended`]), which each pool finds when it next takes its lock.
 
+use std::alloc::{Layout, handle_alloc_error};
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -31,7 +32,9 @@ static TOLD: Listeners = Listeners::new();
 /// Has `tell` called on each thread that ends and had an index, before another one may get that. It must not lock. As
 /// often as it is named here: whether two functions are the same cannot be told from their addresses.
 pub(crate) fn on_thread_end(tell: fn()) {
-    TOLD.add(tell);
+    if !TOLD.add(tell) {
+        handle_alloc_error(Layout::new::<fn()>());
+    }
 }
 
 /// The calling thread's index, at most `MOST_THREADS`; [`NO_THREAD`] where it has none.
@@ -132,17 +135,20 @@ struct Visits {
 }
 
 /// Sees to it that the pool finds a note when the calling thread has ended. Returns the thread's index; `None` where there
-/// is none left, or the thread is ending already.
+/// is none left, the thread is ending already, or the host has no memory for it.
 #[cold]
 pub(super) fn visit(pool: &Arc<Ended>) -> Option<usize> {
     VISITS
         .try_with(|visits| {
             let mut visits = visits.try_borrow_mut().ok()?;
+            visits.pools.retain(|pool| pool.strong_count() > 0);
+            visits.pools.try_reserve(1).ok()?;
             if INDEX.get() == NO_THREAD {
-                forget_at_forks();
+                if !forget_at_forks() {
+                    return None;
+                }
                 INDEX.set(INDICES.add_lowest()?);
             }
-            visits.pools.retain(|pool| pool.strong_count() > 0);
             visits.pools.push(Arc::downgrade(pool));
             Some(INDEX.get())
         })
@@ -151,17 +157,20 @@ pub(super) fn visit(pool: &Arc<Ended>) -> Option<usize> {
 }
 
 /// Has the forking thread go without an index in a child, where the parent's caches must not be used: so it finds their
-/// gates closed, and the check on the slow way. The other threads are gone, and their indices free.
-fn forget_at_forks() {
+/// gates closed, and the check on the slow way. The other threads are gone, and their indices free. `false` where the host
+/// has no memory for it.
+fn forget_at_forks() -> bool {
     static IS_TOLD: AtomicBool = AtomicBool::new(false);
     // Relaxed: to be told twice does no harm.
     if !IS_TOLD.load(Ordering::Relaxed) {
-        process::on_fork(|| {
+        let is_told = process::try_on_fork(|| {
             INDEX.set(NO_THREAD);
             INDICES.take(|_| ());
         });
-        IS_TOLD.store(true, Ordering::Relaxed);
+        IS_TOLD.store(is_told, Ordering::Relaxed);
+        return is_told;
     }
+    true
 }
 
 impl Drop for Visits {

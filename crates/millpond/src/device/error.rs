@@ -14,6 +14,14 @@ pub enum DeviceError {
         /// Bytes asked for.
         requested: u64,
     },
+    /// The host has no memory for what the call needs beside the device's. Nothing changed.
+    #[error("the host refused {bytes} bytes ({what}); the device may have memory left")]
+    HostMemory {
+        /// What it is needed for.
+        what: &'static str,
+        /// Bytes that were asked of the host.
+        bytes: u64,
+    },
     /// The device or its driver cannot do this at all.
     #[error("{device} does not support {what}")]
     Unsupported {

@@ -104,6 +104,51 @@ impl Fence {
         }
     }
 
+    /// Whether it has memory of its own.
+    #[inline]
+    pub(crate) fn is_long(&self) -> bool {
+        self.0.len() > INLINE
+    }
+
+    /// A copy with room for one stream more; `None` where the host has no memory for it.
+    pub(crate) fn try_clone_to_raise(&self) -> Option<Self> {
+        if self.0.len() < INLINE {
+            return Some(self.clone());
+        }
+        let mut copy = Self::empty();
+        copy.0.try_reserve_exact(self.0.len() + 1).ok()?;
+        copy.0.extend_from_slice(&self.0);
+        Some(copy)
+    }
+
+    /// Sees to it that so many streams more take no memory of the host's; `false` where it is refused.
+    pub(crate) fn make_room(&mut self, more: usize) -> bool {
+        self.0.try_reserve(more).is_ok()
+    }
+
+    /// Sees to it that to [join](Self::join) the other takes no memory of the host's; `false` where it is refused.
+    pub(crate) fn make_room_to_join(&mut self, other: &Self) -> bool {
+        self.same_streams(other) || self.make_room(other.len())
+    }
+
+    /// As [`join`](Self::join); `false`, and nothing done, where the host has no memory for it.
+    pub(crate) fn try_join(&mut self, other: &Self) -> bool {
+        let has_room = self.make_room_to_join(other);
+        if has_room {
+            self.join(other);
+        }
+        has_room
+    }
+
+    /// Moves each entry to another tick; those without one go.
+    pub(crate) fn update(&mut self, mut tick: impl FnMut(TimelineId, Tick) -> Option<Tick>) {
+        self.0.retain(|entry| {
+            let now = tick(entry.0, entry.1);
+            entry.1 = now.unwrap_or(entry.1);
+            now.is_some()
+        });
+    }
+
     /// As [`join`](Self::join), in time linear in both lengths.
     fn merge(&mut self, theirs: &[(TimelineId, Tick)]) {
         note_looks(self.len() + theirs.len());

@@ -92,8 +92,13 @@ impl Timelines {
     }
 
     /// Notes in `uses`, those of a live block, that `stream` uses it. A block that lives long may have many: now and then
-    /// those are dropped that are complete.
-    pub(crate) fn add_use(&self, uses: &mut Fence, stream: &Stream) {
+    /// those are dropped that are complete. `false`, and nothing noted, where the host has no memory for it.
+    #[must_use]
+    pub(crate) fn add_use(&self, uses: &mut Fence, stream: &Stream) -> bool {
+        // One is for the stream that frees.
+        if uses.tick_of(stream.timeline().id) == 0 && !uses.make_room(2) {
+            return false;
+        }
         uses.raise(stream.timeline().id, stream.tick());
         if uses.len() >= FEW_USES && uses.len().is_power_of_two() {
             let all = self.all();
@@ -101,24 +106,24 @@ impl Timelines {
                 all.get(id).is_some_and(|timeline| timeline.synchronized() < timeline.last_tick(tick))
             });
         }
+        true
     }
 
     /// Adds to `fence` the streams that a block's uses were recorded on, at the tick they have reached now:
-    /// work given to them since the record may use the block too.
+    /// work given to them since the record may use the block too. What `uses` has then is nothing's. No memory of the
+    /// host's is taken for a fence of one stream.
     #[inline]
-    pub(crate) fn add_uses(&self, fence: &mut Fence, uses: &Fence) {
+    pub(crate) fn add_uses(&self, fence: &mut Fence, uses: &mut Fence) {
         if !uses.is_empty() {
             self.add_uses_slow(fence, uses);
         }
     }
 
     #[cold]
-    fn add_uses_slow(&self, fence: &mut Fence, uses: &Fence) {
-        for (id, tick) in uses.iter() {
-            if let Some(now) = self.with(id, |timeline| timeline.last_tick(tick)) {
-                fence.raise(id, now);
-            }
-        }
+    fn add_uses_slow(&self, fence: &mut Fence, uses: &mut Fence) {
+        uses.update(|id, tick| self.with(id, |timeline| timeline.last_tick(tick)));
+        fence.iter().for_each(|(id, tick)| uses.raise(id, tick));
+        std::mem::swap(fence, uses);
     }
 
     /// Looks whether the work in `fence` is complete. Records a mark where there is none, so that a later

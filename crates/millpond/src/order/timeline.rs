@@ -1,13 +1,13 @@
 //! One stream's timeline: its counter, its marks, what is known to be complete, and what it has waited for.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::host::Shared;
 use crate::lock::Mutex;
 
 use super::{Fence, ReusePolicies};
-use crate::device::{Device, DeviceResult, EventHandle, StreamHandle, StreamId, calling_thread};
+use crate::device::{Device, DeviceError, DeviceResult, EventHandle, StreamHandle, StreamId, calling_thread};
 
 /// A point on a timeline. Tick 0 is before everything.
 pub(crate) type Tick = u64;
@@ -36,7 +36,7 @@ pub(crate) enum Marking {
 #[derive(Debug, Clone)]
 pub(crate) struct Mark {
     pub(crate) tick: Tick,
-    pub(crate) event: Arc<EventHandle>,
+    pub(crate) event: Shared<EventHandle>,
     pub(crate) clock: Fence,
 }
 
@@ -59,6 +59,14 @@ const FEW_NAMED: usize = 8;
 impl State {
     fn has_mark_for(&self, tick: Tick) -> bool {
         self.marks.back().is_some_and(|mark| mark.tick >= tick)
+    }
+}
+
+/// What is said where the host has no memory for so many streams or events and one more.
+fn no_memory(count: usize) -> DeviceError {
+    DeviceError::HostMemory {
+        what: "a list of streams or events",
+        bytes: ((count + 1) * size_of::<Mark>()) as u64,
     }
 }
 
@@ -229,12 +237,14 @@ impl Timeline {
             unsafe { device.record_event(event, handle) }?;
             return Ok(Fence::empty());
         }
+        let Some(mut clock) = state.ordered_after.try_clone_to_raise() else {
+            return Err(no_memory(state.ordered_after.len()));
+        };
         // The raise comes before the record: see `now`. If the record fails the tick is not closed, and a
         // later mark closes it too.
         let tick = self.turn();
         // SAFETY: as above.
         unsafe { device.record_event(event, handle) }?;
-        let mut clock = state.ordered_after.clone();
         clock.raise(self.id, tick);
         Ok(clock)
     }
@@ -252,6 +262,9 @@ impl Timeline {
     ) -> DeviceResult<bool> {
         let mut state = self.state.lock();
         let handle = self.usable_handle(device, &state)?;
+        if !state.ordered_after.make_room_to_join(after) {
+            return Err(no_memory(after.len()));
+        }
         // SAFETY: the stream is valid, as in `record`; the event is the caller's promise.
         unsafe { device.wait_event(handle, event) }?;
         state.ordered_after.join(after);
@@ -287,7 +300,17 @@ impl Timeline {
             if unsafe { device.capture_of(handle) }?.is_some() {
                 return Ok(None);
             }
+            let refused = no_memory(state.marks.len().max(state.ordered_after.len()));
+            let Some(mut clock) = state.ordered_after.try_clone_to_raise() else { return Err(refused) };
+            if state.marks.try_reserve(1).is_err() {
+                return Err(refused);
+            }
             let event = spare()?;
+            let Some(shared) = Shared::try_new(event) else {
+                // SAFETY: the event was taken for this mark and nobody else knows it.
+                unsafe { device.destroy_event(event) }.ok();
+                return Err(refused);
+            };
             let closed = self.turn();
             // SAFETY: the stream is valid, as in `record`, and the event this mark's alone.
             let recorded = unsafe { device.record_event(event, handle) };
@@ -300,9 +323,8 @@ impl Timeline {
                 unsafe { device.destroy_event(event) }.ok();
                 return if is_captured { Ok(None) } else { recorded.map(|()| None) };
             }
-            let mut clock = state.ordered_after.clone();
             clock.raise(self.id, closed);
-            state.marks.push_back(Mark { tick: closed, event: Arc::new(event), clock });
+            state.marks.push_back(Mark { tick: closed, event: shared, clock });
         }
         let at = state.marks.partition_point(|mark| mark.tick < tick);
         Ok(Some(state.marks[at].clone()))
@@ -313,7 +335,7 @@ impl Timeline {
     pub(crate) fn poll(
         &self,
         device: &dyn Device,
-        mut let_go: impl FnMut(Arc<EventHandle>),
+        mut let_go: impl FnMut(Shared<EventHandle>),
     ) -> DeviceResult<bool> {
         self.take_complete(&mut self.state.lock(), device, &mut let_go)
     }
@@ -322,7 +344,7 @@ impl Timeline {
         &self,
         state: &mut State,
         device: &dyn Device,
-        let_go: &mut impl FnMut(Arc<EventHandle>),
+        let_go: &mut impl FnMut(Shared<EventHandle>),
     ) -> DeviceResult<bool> {
         let mut learned = false;
         while let Some(mark) = state.marks.front() {
@@ -346,7 +368,7 @@ impl Timeline {
         device: &dyn Device,
         tick: Tick,
         is_capturing: impl FnOnce() -> bool,
-        mut let_go: impl FnMut(Arc<EventHandle>),
+        mut let_go: impl FnMut(Shared<EventHandle>),
     ) -> DeviceResult<Looked> {
         if self.observed() >= tick {
             return Ok(Looked::default());
@@ -430,7 +452,7 @@ impl Timeline {
     }
 
     /// Gives up all marks, for a timeline that is complete or a device that is going away.
-    pub(crate) fn take_marks(&self) -> Vec<Arc<EventHandle>> {
+    pub(crate) fn take_marks(&self) -> Vec<Shared<EventHandle>> {
         self.state.lock().marks.drain(..).map(|mark| mark.event).collect()
     }
 

@@ -4,12 +4,13 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
+use crate::host::Shared;
 use crate::lock::{Mutex, RwLock, RwLockReadGuard};
 
 use super::stream::Inner;
 use super::timeline::{Mark, Marking};
 use super::{Fence, Stream, Tick, Timeline, TimelineId};
-use crate::device::{Device, DeviceResult, EventHandle, StreamHandle, StreamId};
+use crate::device::{Device, DeviceError, DeviceResult, EventHandle, StreamHandle, StreamId};
 use crate::process::{OfProcess, Process};
 
 /// Who wants to know that the host has waited for the device. Called without locks held.
@@ -126,13 +127,11 @@ impl Timelines {
         let handle = self.device.create_stream()?;
         // SAFETY: the stream was created above.
         match unsafe { self.device.stream_id(handle) } {
-            Ok(id) => Ok(self.register(handle, id, Marking::WhenNeeded, true)),
-            Err(error) => {
-                // SAFETY: the stream was created above and nobody else knows it.
-                unsafe { self.device.destroy_stream(handle) }.ok();
-                Err(error)
-            }
+            Ok(id) => self.register(handle, id, Marking::WhenNeeded, true),
+            Err(error) => Err(error),
         }
+        // SAFETY: the stream was created above and nobody else knows it.
+        .inspect_err(|_| _ = unsafe { self.device.destroy_stream(handle) })
     }
 
     /// The stream behind a handle that somebody else made. (A default stream is marked as it can be.)
@@ -155,7 +154,7 @@ impl Timelines {
         let id = unsafe { self.device.stream_id(handle) }?;
         match self.find_alive(id, marking) {
             Some(inner) => Ok(Stream::from_inner(inner)),
-            None => Ok(self.register(handle, id, marking, false)),
+            None => self.register(handle, id, marking, false),
         }
     }
 
@@ -173,10 +172,14 @@ impl Timelines {
         id: StreamId,
         marking: Marking,
         owned: bool,
-    ) -> Stream {
+    ) -> DeviceResult<Stream> {
         self.sweep_retired();
         let timeline = {
             let mut table = self.table.write();
+            if !self.make_room(&mut table) {
+                let bytes = (table.slots.len() * size_of::<Slot>()) as u64;
+                return Err(DeviceError::HostMemory { what: "a list of streams", bytes });
+            }
             let slot = table.free.pop().unwrap_or_else(|| {
                 table.slots.push(Slot::default());
                 u32::try_from(table.slots.len() - 1).expect("fewer than 2^32 streams at once")
@@ -190,7 +193,19 @@ impl Timelines {
         let stream = Stream::new(self.clone(), timeline, handle, owned);
         let alive = Alive { inner: Arc::downgrade(stream.inner()), stays: owned || is_legacy(handle) };
         self.alive.lock().insert((id, marking), alive);
-        stream
+        Ok(stream)
+    }
+
+    /// Sees to it that one stream more takes no memory of the host's in the lists of all, now or when it ends. `false`
+    /// where that is refused.
+    fn make_room(&self, table: &mut Table) -> bool {
+        let all = table.slots.len() + 1;
+        let mut retired = self.retired.lock();
+        let more = all - retired.len().min(all);
+        table.slots.try_reserve(1).is_ok()
+            && table.free.try_reserve(all - table.free.len()).is_ok()
+            && retired.try_reserve(more).is_ok()
+            && self.alive.lock().try_reserve(1).is_ok()
     }
 
     /// The last clone of a stream is gone: closes its last tick while the handle is still valid, destroys
@@ -269,9 +284,10 @@ impl Timelines {
         self.with(id, Arc::clone)
     }
 
-    /// All timelines that there are now.
-    fn each(&self) -> Vec<Arc<Timeline>> {
-        self.table.read().slots.iter().filter_map(|slot| slot.timeline.clone()).collect()
+    /// All timelines that there are now, in the order of their slots. No lock is held in between.
+    fn each(&self) -> impl Iterator<Item = Arc<Timeline>> {
+        let all = self.table.read().slots.len();
+        (0..all).filter_map(|slot| self.table.read().slots[slot].timeline.clone())
     }
 
     // ---- marks -----------------------------------------------------------------------------------
@@ -285,7 +301,7 @@ impl Timelines {
 
     fn keep_spare(&self, event: EventHandle) {
         let mut spare = self.spare_events.lock();
-        if spare.len() < SPARE_EVENTS {
+        if spare.len() < SPARE_EVENTS && spare.try_reserve(1).is_ok() {
             spare.push(event);
         } else {
             // SAFETY: the mark that used the event is gone.
@@ -294,8 +310,8 @@ impl Timelines {
     }
 
     /// Gives up a share in a mark's event; the last share makes it spare.
-    pub(super) fn let_go(&self, event: Arc<EventHandle>) {
-        if let Some(event) = Arc::into_inner(event) {
+    pub(super) fn let_go(&self, event: Shared<EventHandle>) {
+        if let Some(event) = event.into_inner() {
             self.keep_spare(event);
         }
     }
@@ -351,12 +367,15 @@ impl Timelines {
     /// Waits on the host for all work on the device, and notes it.
     pub(crate) fn synchronize_device(&self) -> DeviceResult<()> {
         self.check_process()?;
-        let timelines = self.each();
-        let ticks: Vec<_> = timelines.iter().map(|timeline| timeline.turn()).collect();
+        let mut turned = Vec::new();
+        let all = self.table.read().slots.len();
+        let bytes = (all * size_of::<(Arc<Timeline>, Tick)>()) as u64;
+        let no_memory = |_| DeviceError::HostMemory { what: "a list of streams", bytes };
+        turned.try_reserve_exact(all).map_err(no_memory)?;
+        // Of streams that came since nothing is noted.
+        turned.extend(self.each().take(all).map(|timeline| (timeline.turn(), timeline)));
         self.device.synchronize()?;
-        for (timeline, tick) in timelines.iter().zip(ticks) {
-            timeline.note_synchronized(tick);
-        }
+        turned.iter().for_each(|(tick, timeline)| timeline.note_synchronized(*tick));
         Ok(())
     }
 
@@ -372,7 +391,7 @@ impl Timelines {
             self.is_capturing.store(true, Ordering::Relaxed);
         }
         // Who adds a timeline after this look sees the store above, through the table's lock.
-        self.each().iter().for_each(|timeline| timeline.let_calls_end());
+        self.each().for_each(|timeline| timeline.let_calls_end());
     }
 
     /// Whether a capture is under way that a pool was told of.
@@ -420,12 +439,17 @@ impl Timelines {
 
     /// Tells the pools that the host has waited.
     pub(crate) fn after_sync(&self) {
-        let listeners: Vec<_> = {
+        let mut told = Vec::new();
+        {
             let mut listeners = self.listeners.lock();
             listeners.retain(|listener| listener.strong_count() > 0);
-            listeners.iter().filter_map(Weak::upgrade).collect()
-        };
-        for listener in listeners {
+            // Without memory for the list, none is told: what they do now they do after the next wait.
+            if told.try_reserve_exact(listeners.len()).is_err() {
+                return;
+            }
+            told.extend(listeners.iter().filter_map(Weak::upgrade));
+        }
+        for listener in told {
             listener.after_sync();
         }
     }
@@ -446,7 +470,7 @@ impl Drop for Timelines {
         let slots = std::mem::take(&mut self.table.get_mut().slots);
         let marks =
             slots.into_iter().filter_map(|slot| slot.timeline).flat_map(|timeline| timeline.take_marks());
-        let events = marks.filter_map(Arc::into_inner);
+        let events = marks.filter_map(Shared::into_inner);
         for event in events.chain(self.spare_events.get_mut().drain(..)) {
             // SAFETY: no timeline is left that could use the event.
             unsafe { self.device.destroy_event(event) }.ok();
@@ -478,7 +502,7 @@ mod tests {
     impl Timelines {
         /// Timelines that are not known to be complete, of streams that are there or gone.
         fn count(&self) -> usize {
-            self.each().len()
+            self.each().count()
         }
     }
 
@@ -538,13 +562,13 @@ mod tests {
         let mut uses = Fence::empty();
         let busy = timelines.create_stream().unwrap();
         let hold = sim.hold(busy.handle()).unwrap();
-        timelines.add_use(&mut uses, &busy);
+        assert!(timelines.add_use(&mut uses, &busy));
         for _ in 0..1000 {
-            timelines.add_use(&mut uses, &timelines.create_stream().unwrap());
+            assert!(timelines.add_use(&mut uses, &timelines.create_stream().unwrap()));
         }
         assert!(uses.len() < 64, "{}", uses.len());
         let mut fence = Fence::empty();
-        timelines.add_uses(&mut fence, &uses);
+        timelines.add_uses(&mut fence, &mut uses);
         assert!(!timelines.is_complete(&fence), "one is pending");
         sim.release(hold);
     }
@@ -575,10 +599,10 @@ mod tests {
         let foreign = adopt(&timelines, handle, Marking::AtOnce);
         let kept = adopt(&timelines, handle, Marking::WhenNeeded);
         let mut uses = Fence::empty();
-        timelines.add_use(&mut uses, &kept);
+        assert!(timelines.add_use(&mut uses, &kept));
         let hold = sim.hold(handle).unwrap();
         let mut fence = Fence::empty();
-        timelines.add_uses(&mut fence, &uses);
+        timelines.add_uses(&mut fence, &mut uses);
         let other = timelines.create_stream().unwrap();
         timelines.poll(&fence).unwrap();
         assert!(

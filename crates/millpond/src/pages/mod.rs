@@ -251,9 +251,14 @@ impl Pages {
         at.map(|at| self.parked.remove(at)).is_some()
     }
 
-    /// Takes a parked page of any size, for release.
-    pub(crate) fn pop_parked(&mut self) -> Option<PageId> {
-        self.parked.pop()
+    /// Takes the parked page at this place in the list.
+    pub(crate) fn unpark_at(&mut self, at: usize) {
+        self.parked.remove(at);
+    }
+
+    /// Turns the order of the parked pages round, from this one on.
+    pub(crate) fn turn_parked(&mut self, from: usize) {
+        self.parked[from..].reverse();
     }
 
     pub(crate) fn mappings(&self, id: PageId) -> u32 {

@@ -84,7 +84,7 @@ impl PoolInner {
         let others = self.others_live(bytes);
         let mut state = self.lock_noting_waits();
         if state.destroyed {
-            return Err(Error::PoolDestroyed { pool: self.name.clone() });
+            return Err(Error::PoolDestroyed { pool: self.name_of() });
         }
         // The least that it takes.
         let units = self.caches.sizes().units(bytes);

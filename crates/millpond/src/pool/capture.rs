@@ -69,10 +69,9 @@ impl UnderWay {
 impl Drop for UnderWay {
     fn drop(&mut self) {
         if self.pool.timelines.end_capture() {
-            let all = self.pool.registry.upgrade().map(|registry| registry.pools()).unwrap_or_default();
             // This one also where the context is gone.
             self.pool.let_go_of_released();
-            all.iter().for_each(|pool| _ = pool.let_go_of_released());
+            self.pool.others().for_each(|pool| _ = pool.let_go_of_released());
             self.pool.bury();
         }
     }
@@ -133,11 +132,11 @@ impl CapturePool {
         let Claim { pool, id } = &*self.claim;
         pool.check_process()?;
         if pool.state.lock().destroyed {
-            return Err(Error::PoolDestroyed { pool: pool.name.clone() });
+            return Err(Error::PoolDestroyed { pool: pool.name_of() });
         }
         let under_way = UnderWay::begin(pool);
         if !pool.begin_route(*id, &takes) {
-            return Err(Error::CaptureUnderWay { pool: pool.name.clone() });
+            return Err(Error::CaptureUnderWay { pool: pool.name_of() });
         }
         Ok(Capturing { memory: self.clone(), _under_way: under_way })
     }

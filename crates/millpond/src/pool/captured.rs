@@ -131,9 +131,15 @@ impl PoolInner {
     /// for: the end of the last one calls this again. The wait may also fail: so does whoever has waited for the device,
     /// or is short of memory.
     pub(super) fn let_go_of_released(&self) -> bool {
-        let to_let_go = |captured: &&mut Captured| captured.is_released && captured.arena.keeps();
-        let waiting: Vec<_> =
-            self.state.lock().captured.iter_mut().filter(to_let_go).map(|captured| captured.id).collect();
+        let to_let_go = |captured: &&Captured| captured.is_released && captured.arena.keeps();
+        let mut waiting = Vec::new();
+        for captured in self.state.lock().captured.iter().filter(to_let_go) {
+            // Without memory for the list, the others go another time.
+            if waiting.try_reserve(1).is_err() {
+                break;
+            }
+            waiting.push(captured.id);
+        }
         if waiting.is_empty() {
             return false;
         }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
+use crate::host::name_for_error;
 use crate::lock::Mutex;
 
 use super::{Pool, registry::Registry};
@@ -230,7 +231,7 @@ impl Context {
         match self.inner.registry.owner_of(ptr) {
             // SAFETY: the caller's promise.
             Some(owner) => unsafe { owner.free(ptr, stream) },
-            None => Err(Error::ForeignPointer { ptr, pool: "any".to_owned() }),
+            None => Err(Error::ForeignPointer { ptr, pool: name_for_error("any") }),
         }
     }
 

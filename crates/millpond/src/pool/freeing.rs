@@ -170,10 +170,18 @@ impl PoolInner {
     pub(crate) fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         self.check_process()?;
         self.check_stream(stream)?;
-        self.with_live(ptr, |arena, id| {
-            arena.record_use(id, stream);
-            self.recording.record_use(ptr, stream);
-        })
+        let is_noted = self.with_live(ptr, |arena, id| {
+            let is_noted = arena.record_use(id, stream);
+            if is_noted {
+                self.recording.record_use(ptr, stream);
+            }
+            is_noted
+        })?;
+        if is_noted {
+            Ok(())
+        } else {
+            Err(self.no_host_memory("a list of streams", 2 * size_of::<(u64, u64)>() as u64))
+        }
     }
 }
 

@@ -44,7 +44,7 @@ impl PoolInner {
         let mut state = self.state.lock();
         self.empty_caches(&mut state);
         let mut fence = state.arena.fence_of_all_free();
-        state.released().for_each(|captured| fence.join(&captured.arena.fence_of_all_free()));
+        state.released().for_each(|captured| _ = fence.try_join(&captured.arena.fence_of_all_free()));
         fence
     }
 
@@ -85,7 +85,7 @@ impl PoolInner {
             Some(Counted { blocks, .. }) if blocks.current == 0 => self.end(),
             Some(Counted { blocks, requested, .. }) => {
                 let (blocks, bytes) = (blocks.current, requested.current);
-                Err(Error::LiveBlocks { pool: self.name.clone(), blocks, bytes })
+                Err(Error::LiveBlocks { pool: self.name_of(), blocks, bytes })
             }
         };
         self.outlive_if_needed();
@@ -116,7 +116,7 @@ impl PoolInner {
             state.arena.held()
         };
         if left > 0 {
-            return Err(Error::MemoryInUse { pool: self.name.clone(), bytes: left });
+            return Err(Error::MemoryInUse { pool: self.name_of(), bytes: left });
         }
         Ok(())
     }

@@ -107,10 +107,15 @@ impl PoolInner {
         }
     }
 
-    /// The other pools of the context.
-    pub(super) fn others(&self) -> Vec<Arc<PoolInner>> {
-        let all = self.registry.upgrade().map(|registry| registry.pools()).unwrap_or_default();
-        all.into_iter().filter(|other| !std::ptr::eq(&**other, self)).collect()
+    /// The other pools of the context. No lock is held in between.
+    pub(super) fn others(&self) -> impl Iterator<Item = Arc<Self>> {
+        let (registry, mut next) = (self.registry.upgrade(), 0);
+        let all = std::iter::from_fn(move || {
+            let pool = registry.as_ref()?.first_from(next)?;
+            next = pool.number + 1;
+            Some(pool)
+        });
+        all.filter(|other| !std::ptr::eq(&**other, self))
     }
 }
 

@@ -14,7 +14,8 @@ use super::routes::Routes;
 use crate::arena::{Arena, BlockId, Pointer, Ranges, Views};
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
-use crate::device::DevicePtr;
+use crate::device::{DeviceError, DevicePtr};
+use crate::host::name_for_error;
 use crate::order::{Reuse, Stream, Timelines};
 use crate::pages::Limits;
 use crate::process::OfProcess;
@@ -81,12 +82,32 @@ impl PoolInner {
         self.timelines.is_here()
     }
 
+    /// The pool's name, for an error; none where the host has no memory for it.
+    pub(super) fn name_of(&self) -> String {
+        name_for_error(&self.name)
+    }
+
+    /// What is said where the host refused what a call needs.
+    #[cold]
+    pub(crate) fn no_host_memory(&self, what: &'static str, bytes: u64) -> Error {
+        Error::HostMemory { what, bytes, pool: self.name_of() }
+    }
+
+    /// A device call's error, as this pool's.
+    #[cold]
+    pub(super) fn error_of(&self, error: DeviceError) -> Error {
+        match error {
+            DeviceError::HostMemory { what, bytes } => self.no_host_memory(what, bytes),
+            error => error.into(),
+        }
+    }
+
     #[inline]
     pub(crate) fn check_stream(&self, stream: &Stream) -> Result<()> {
         if Arc::ptr_eq(stream.timelines(), &self.timelines) {
             return Ok(());
         }
-        Err(Error::WrongDevice { what: "stream", pool: self.name.clone() })
+        Err(Error::WrongDevice { what: "stream", pool: self.name_of() })
     }
 
     pub(super) fn with_live<R>(
@@ -132,14 +153,14 @@ impl PoolInner {
     /// What is wrong with a pointer that is no live block of this pool. Called without the lock.
     #[cold]
     pub(super) fn misuse(&self, ptr: DevicePtr, pointer: Pointer) -> Error {
-        let pool = self.name.clone();
+        let pool = self.name_of();
         match pointer {
             Pointer::Inside(start) => {
                 Error::InteriorPointer { ptr, start, offset: ptr.raw() - start.raw(), pool }
             }
             Pointer::NotLive | Pointer::Live(_) => Error::DoubleFree { ptr, pool },
             Pointer::Foreign => match self.registry.upgrade().and_then(|all| all.owner_of(ptr)) {
-                Some(owner) => Error::WrongPool { ptr, pool, owner: owner.name.clone() },
+                Some(owner) => Error::WrongPool { ptr, pool, owner: owner.name_of() },
                 None => Error::ForeignPointer { ptr, pool },
             },
         }

@@ -228,7 +228,7 @@ impl Pool {
     /// # Errors
     /// The device's own; what was given back until then stays given back.
     pub fn trim_to(&self, bytes_to_keep: u64) -> Result<u64> {
-        Ok(self.inner.trim(bytes_to_keep)?)
+        self.inner.trim(bytes_to_keep).map_err(|error| self.inner.error_of(error))
     }
 
     /// Changes the [reuse policies](PoolBuilder::reuse), for requests from now on; captures that have begun keep theirs.

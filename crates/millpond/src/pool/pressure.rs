@@ -10,6 +10,7 @@ use crate::lock::Mutex;
 use super::inner::PoolInner;
 use crate::arena::Refusal;
 use crate::device::DevicePtr;
+use crate::host::try_box;
 use crate::order::Stream;
 use crate::pages::Shortage;
 use crate::{Error, HumanBytes, Result};
@@ -124,6 +125,7 @@ impl<F: ?Sized> Callbacks<F> {
         let entered = INSIDE.try_with(|inside| {
             let mut inside = inside.borrow_mut();
             let is_new = !inside.contains(&at);
+            let is_new = is_new && inside.try_reserve(1).is_ok();
             if is_new {
                 inside.push(at);
             }
@@ -133,13 +135,28 @@ impl<F: ?Sized> Callbacks<F> {
         if !entered.unwrap_or(false) {
             return None;
         }
-        self.under_way.lock().push(depth);
+        let mut under_way = self.under_way.lock();
+        if under_way.try_reserve(1).is_err() {
+            // Not by the end of an `Inside`, which looks for its depth.
+            let _ = INSIDE.try_with(|inside| inside.borrow_mut().pop());
+            return None;
+        }
+        under_way.push(depth);
         Some(Inside { under_way: &self.under_way, depth })
     }
 
-    /// A copy, so that callbacks run without the lock and may register others.
-    fn list(&self) -> Vec<Arc<F>> {
-        self.all.lock().iter().map(|(_, callback)| callback.clone()).collect()
+    /// Those that are registered now, in that order. The lock is not held in between: they may register and remove others.
+    fn each(&self) -> impl Iterator<Item = Arc<F>> {
+        let mut next = 0;
+        // Relaxed: a number.
+        let end = self.next.load(Ordering::Relaxed);
+        std::iter::from_fn(move || {
+            let all = self.all.lock();
+            let left = all.iter().filter(|(number, _)| (next..end).contains(number));
+            let (number, callback) = left.min_by_key(|(number, _)| *number)?;
+            next = number + 1;
+            Some(callback.clone())
+        })
     }
 }
 
@@ -312,8 +329,7 @@ impl PoolInner {
         let depths = (self.reclaimers.depth(), self.observers.depth());
         let mut what = self.shortage_of(first)?;
         let request = bytes.next_multiple_of(align);
-        let reclaimers = self.reclaimers.list();
-        let reclaim = reclaimers.iter().map(|reclaimer| Step::Reclaim(reclaimer.clone(), depths.0));
+        let reclaim = self.reclaimers.each().map(|reclaimer| Step::Reclaim(reclaimer, depths.0));
         let steps = [Step::WaitForFences, Step::ReleaseSome, Step::ReleaseAll, Step::TrimOthers];
         let mut is_impossible = false;
         for step in steps.into_iter().chain(reclaim) {
@@ -337,9 +353,16 @@ impl PoolInner {
         self.recording.out_of_memory(bytes, report.device_free, stream);
         tracing::warn!(%report, "out of memory");
         if let Some(_inside) = self.observers.enter(depths.1) {
-            self.observers.list().iter().for_each(|observer| observer(&report));
+            self.observers.each().for_each(|observer| observer(&report));
         }
-        Err(Error::OutOfMemory(Box::new(report)))
+        match try_box(report) {
+            // SAFETY: made as a box has it, and nobody else knows it.
+            Some(report) => Err(Error::OutOfMemory(unsafe { Box::from_raw(report.as_ptr()) })),
+            None => {
+                Err(self
+                    .no_host_memory("the account of an out-of-memory error", size_of::<OutOfMemory>() as u64))
+            }
+        }
     }
 
     /// What forbids a request of so many bytes whatever is done for it.
@@ -354,8 +377,8 @@ impl PoolInner {
                 tracing::debug!(pool = self.name, ?what, bytes, "short of memory");
                 Ok(what)
             }
-            Refusal::Host { what, bytes } => Err(Error::HostMemory { what, bytes, pool: self.name.clone() }),
-            Refusal::Device(error) => Err(error.into()),
+            Refusal::Host { what, bytes } => Err(Error::HostMemory { what, bytes, pool: self.name_of() }),
+            Refusal::Device(error) => Err(self.error_of(error)),
         }
     }
 
@@ -417,7 +440,7 @@ impl PoolInner {
         let limits = &self.limits;
         let stats = self.stats();
         OutOfMemory {
-            pool: self.name.clone(),
+            pool: self.name_of(),
             requested,
             limit: match (what, &limits.budget) {
                 (Shortage::HardLimit, _) => Limit::HardLimit(limits.hard_limit),

@@ -33,7 +33,11 @@ struct State {
 
 impl Registry {
     pub(super) fn enter(&self, pool: &Arc<PoolInner>) {
-        self.state.lock().pools.insert(pool.number, Arc::downgrade(pool));
+        let mut state = self.state.lock();
+        state.pools.insert(pool.number, Arc::downgrade(pool));
+        // While the pool can still be refused: no other list is made when it is closed.
+        let State { pools, outliving, .. } = &mut *state;
+        outliving.reserve(pools.len() - outliving.len().min(pools.len()));
     }
 
     /// The pool is gone.
@@ -61,9 +65,15 @@ impl Registry {
 
     /// Lets go of the pools that hold nothing any more.
     pub(super) fn bury(&self) {
-        let done: Vec<_> = self.state.lock().outliving.extract_if(.., |pool| pool.holds_nothing()).collect();
+        let next = || {
+            let outliving = &mut self.state.lock().outliving;
+            let at = outliving.iter().position(|pool| pool.holds_nothing())?;
+            Some(outliving.remove(at))
+        };
         // Their last handles go here, without the lock held.
-        drop(done);
+        while let Some(done) = next() {
+            drop(done);
+        }
     }
 
     /// The default pool, built now if it is not there yet.
@@ -92,9 +102,9 @@ impl Registry {
         std::mem::replace(&mut self.state.lock().current, pool)
     }
 
-    /// Every pool there is.
-    pub(super) fn pools(&self) -> Vec<Arc<PoolInner>> {
-        self.state.lock().pools.values().filter_map(Weak::upgrade).collect()
+    /// The pool with this number, or the first that was built later.
+    pub(super) fn first_from(&self, number: u64) -> Option<Arc<PoolInner>> {
+        self.state.lock().pools.range(number..).find_map(|(_, pool)| pool.upgrade())
     }
 
     /// The pool in whose address space the pointer lies. Takes no pool's lock.
@@ -164,6 +174,7 @@ mod tests {
         assert_eq!(next.alloc(3 << 20, &stream), Ok(gone), "the same addresses");
         // SAFETY: no work uses the block, or it is none.
         unsafe { context.free(gone, &stream) }.unwrap();
-        assert_eq!(context.registry().pools().len(), 1);
+        let only = context.registry().first_from(0).unwrap();
+        assert_eq!((only.number, only.others().count()), (next.inner().number, 0));
     }
 }

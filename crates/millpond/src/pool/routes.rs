@@ -14,6 +14,8 @@ pub(super) type Filter = dyn Fn(&Stream) -> bool + Send + Sync;
 
 #[derive(Clone)]
 pub(super) struct Route {
+    /// Rises from one to the next.
+    number: u64,
     to: MemoryId,
     takes: Arc<Filter>,
     /// Foreign streams that it took. Else each presentation of such a stream would be another timeline, which does not
@@ -48,7 +50,8 @@ impl Routes {
         if all.iter().any(|route| route.to == to) {
             return false;
         }
-        all.push(Route { to, takes: takes.clone(), seen: Arc::default() });
+        let number = all.last().map_or(0, |last| last.number + 1);
+        all.push(Route { number, to, takes: takes.clone(), seen: Arc::default() });
         // Relaxed: as for `of`.
         self.count.store(all.len(), Ordering::Relaxed);
         true
@@ -74,12 +77,18 @@ impl Routes {
         if self.count.load(Ordering::Relaxed) == 0 {
             return None;
         }
-        // A copy: filters are the program's, and run without locks.
-        let all = self.all.lock().clone();
-        let route = all.into_iter().find(|route| (route.takes)(stream))?;
+        // Copies: filters are the program's, and run without locks.
+        let mut next = 0;
+        let mut routes = std::iter::from_fn(|| {
+            let route = self.all.lock().iter().find(|route| route.number >= next).cloned()?;
+            next = route.number + 1;
+            Some(route)
+        });
+        let route = routes.find(|route| (route.takes)(stream))?;
         if stream.timeline().marking == Marking::AtOnce {
             let mut seen = route.seen.lock();
-            if seen.iter().all(|known| known.key() != stream.key()) {
+            // Without memory for it, what is freed on it can be had after a wait for the device.
+            if seen.iter().all(|known| known.key() != stream.key()) && seen.try_reserve(1).is_ok() {
                 seen.push(stream.clone());
             }
         }

@@ -1,0 +1,117 @@
+//! Memory of the host's that may be refused: what the standard library would end the process for.
+
+use std::alloc::{Layout, alloc};
+use std::mem::ManuallyDrop;
+use std::ops::Deref;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicUsize, Ordering, fence};
+
+/// The value in a box of its own, as [`Box::into_raw`] gives it, or `None` where the host has no memory for it.
+pub(crate) fn try_box<T>(value: T) -> Option<NonNull<T>> {
+    const { assert!(size_of::<T>() > 0) };
+    // SAFETY: the value takes space.
+    let place = NonNull::new(unsafe { alloc(Layout::new::<T>()) })?.cast::<T>();
+    // SAFETY: the place is new, and long enough.
+    unsafe { place.write(value) };
+    Some(place)
+}
+
+/// A copy of a name, for an error; none of it where the host has no memory for that.
+#[cold]
+pub(crate) fn name_for_error(name: &str) -> String {
+    let mut copy = String::new();
+    if copy.try_reserve_exact(name.len()).is_ok() {
+        copy.push_str(name);
+    }
+    copy
+}
+
+/// An [`Arc`](std::sync::Arc) that the host may refuse.
+#[derive(Debug)]
+pub(crate) struct Shared<T>(NonNull<Held<T>>);
+
+#[derive(Debug)]
+struct Held<T> {
+    holders: AtomicUsize,
+    value: T,
+}
+
+// SAFETY: as for `Arc`: holders on several threads share the value, and the last of them has it alone.
+unsafe impl<T: Send + Sync> Send for Shared<T> {}
+// SAFETY: as above.
+unsafe impl<T: Send + Sync> Sync for Shared<T> {}
+
+impl<T> Shared<T> {
+    /// `None` where the host has no memory for it.
+    pub(crate) fn try_new(value: T) -> Option<Self> {
+        try_box(Held { holders: AtomicUsize::new(1), value }).map(Self)
+    }
+
+    /// The value, for the last holder.
+    pub(crate) fn into_inner(self) -> Option<T> {
+        ManuallyDrop::new(self).give_up().map(|held| held.value)
+    }
+
+    fn held(&self) -> &Held<T> {
+        // SAFETY: made by `try_box`, and freed by the last holder only.
+        unsafe { self.0.as_ref() }
+    }
+
+    /// Gives up this holder's share. Called once.
+    fn give_up(&self) -> Option<Held<T>> {
+        // Release: what this holder did with the value comes before its end.
+        if self.held().holders.fetch_sub(1, Ordering::Release) > 1 {
+            return None;
+        }
+        // Acquire: pairs with the Release of the others.
+        fence(Ordering::Acquire);
+        // SAFETY: made by `try_box`, and nobody else holds it.
+        Some(*unsafe { Box::from_raw(self.0.as_ptr()) })
+    }
+}
+
+impl<T> Clone for Shared<T> {
+    fn clone(&self) -> Self {
+        // Relaxed: who clones holds it.
+        let before = self.held().holders.fetch_add(1, Ordering::Relaxed);
+        assert!(before < usize::MAX / 2, "fewer holders than addresses");
+        Self(self.0)
+    }
+}
+
+impl<T> Deref for Shared<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.held().value
+    }
+}
+
+impl<T> Drop for Shared<T> {
+    fn drop(&mut self) {
+        drop(self.give_up());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn the_last_holder_has_the_value() {
+        let value = Arc::new(7);
+        let first = Shared::try_new(value.clone()).unwrap();
+        let second = first.clone();
+        assert_eq!((**first, **second), (7, 7));
+        assert!(first.into_inner().is_none());
+        let third = second.clone();
+        let other = std::thread::spawn(move || drop(third));
+        other.join().unwrap();
+        assert_eq!(Arc::strong_count(&value), 2);
+        assert!(second.into_inner().is_some_and(|last| Arc::ptr_eq(&last, &value)));
+        drop(Shared::try_new(value.clone()));
+        assert_eq!(Arc::strong_count(&value), 1);
+    }
+}
