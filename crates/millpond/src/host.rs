@@ -16,6 +16,17 @@ pub(crate) fn try_box<T>(value: T) -> Option<NonNull<T>> {
     Some(place)
 }
 
+/// Gives back what a list does not need, but for room for `least` items. It stays as it is where the host has no memory to
+/// copy it to.
+pub(crate) fn shrink<T>(list: &mut Vec<T>, least: usize) {
+    let room = list.len().max(least);
+    let mut short = Vec::new();
+    if room < list.capacity() && short.try_reserve_exact(room).is_ok() {
+        short.append(list);
+        *list = short;
+    }
+}
+
 /// A copy of a name, for an error; none of it where the host has no memory for that.
 #[cold]
 pub(crate) fn name_for_error(name: &str) -> String {

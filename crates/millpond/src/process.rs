@@ -92,6 +92,7 @@ fn watch() {
 }
 
 /// In the child, on its only thread, before `fork` returns. Takes no lock, and allocates nothing.
+#[cfg_attr(not(all(unix, not(miri))), expect(dead_code, reason = "nothing forks there"))]
 extern "C" fn in_child() {
     // Relaxed: see `present`.
     FORKS.fetch_add(1, Ordering::Relaxed);

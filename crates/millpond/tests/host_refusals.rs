@@ -48,12 +48,7 @@ const MAY_END: &[(&str, usize)] = &[
     ("Stream::wait_for, of many", 1),
     ("Buffer::zeroed, from_slice, copies", 1),
     ("a thread's first Pool::alloc, free, and its end", 1),
-    // Lists that are made shorter, which no allocator is known to refuse.
-    ("Pool::trim_to", 4),
-    ("Pool::trim_to, while streams work", 11),
-    ("Pool::trim_to, of what is apart", 11),
-    ("Pool::trim_to, of segments", 4),
-    ("Pool::destroy", 2),
+    // Lists of what is to be given back at last.
     ("drop of a Pool", 2),
 ];
 

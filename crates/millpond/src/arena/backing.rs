@@ -161,6 +161,9 @@ impl Arena {
         stream: &Stream,
     ) -> Result<(), Refusal> {
         while stretch.slot < stretch.end {
+            if !self.make_room_for_page() {
+                return Err(Refusal::of_host("a list of blocks", self.host_bytes()));
+            }
             let room = stretch.room();
             if let Some(page) = self.pages.take_parked(room) {
                 self.attach_unmapped(page, stretch, &Fence::empty(), self.frees)?;

@@ -2,6 +2,7 @@
 
 use std::ops::{Index, IndexMut};
 
+use crate::host::shrink;
 use crate::order::Fence;
 use crate::pages::PageId;
 
@@ -136,10 +137,10 @@ impl Blocks {
         let used =
             self.records.iter().rposition(|block| block.state != State::Unused).map_or(0, |last| last + 1);
         self.records.truncate(used);
-        self.records.shrink_to(FIRST_RECORDS);
+        shrink(&mut self.records, FIRST_RECORDS);
         self.vacant.retain(|id| (id.0 as usize) < used);
         // All records may come to be vacant.
-        self.vacant.shrink_to(self.records.capacity());
+        shrink(&mut self.vacant, self.records.capacity());
         BlockId(used as u32)
     }
 

@@ -82,15 +82,17 @@ pub(crate) const MOST_UNITS: u64 = 1 << 36;
 
 impl Entry {
     /// That of no block.
-    pub(crate) const NONE: Self = Self {
-        key: AtomicU64::new(0),
-        requested: AtomicU64::new(0),
-        bytes: AtomicU64::new(0),
-        start: AtomicU64::new(0),
-        tick: AtomicU64::new(0),
-        label: AtomicU32::new(0),
-        id: AtomicU32::new(0),
-    };
+    pub(crate) const fn none() -> Self {
+        Self {
+            key: AtomicU64::new(0),
+            requested: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            start: AtomicU64::new(0),
+            tick: AtomicU64::new(0),
+            label: AtomicU32::new(0),
+            id: AtomicU32::new(0),
+        }
+    }
 
     /// A block leaves the arena, and is nobody's for now.
     fn open(&self, ptr: DevicePtr, id: BlockId, bytes: u64) {
@@ -255,7 +257,7 @@ impl Entry {
 
     /// The entry of a cached block at `ptr`.
     pub(crate) fn for_test(ptr: DevicePtr, bytes: u64) -> Self {
-        let entry = Self::NONE;
+        let entry = Self::none();
         entry.open(ptr, BlockId(0), bytes);
         entry
     }

@@ -4,13 +4,13 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::boxed::try_box;
 use super::gate::Behind;
 use super::growth::Growth;
 use super::magazine::{Buffer, Item, Magazine, Open, STRIDE};
 use super::sizes::{MAGAZINES, MagazineIndex};
 use super::strays::Strays;
 use crate::arena::Place;
+use crate::host::{shrink, try_box};
 use crate::order::{StreamKey, Timeline, TimelineId};
 
 /// What is remembered of blocks that a magazine did not have.
@@ -293,7 +293,7 @@ impl Lane {
         let Some(magazines) = self.magazines() else { return };
         magazines.for_each(0..MAGAZINES, |mut known| known.magazine.stow());
         let mut records = std::mem::take(&mut magazines.records);
-        records.shrink_to_fit();
+        shrink(&mut records, 0);
         self.parked = records;
         self.free();
     }
@@ -486,7 +486,7 @@ impl Lanes {
     pub(super) fn give_back(&mut self, is_gone: impl Fn(TimelineId) -> bool) {
         self.lanes.retain(|lane| !is_gone(lane.of));
         self.lanes.iter_mut().for_each(Lane::park);
-        self.lanes.shrink_to_fit();
+        shrink(&mut self.lanes, 0);
         let records = || self.lanes.iter().flat_map(Lane::records);
         self.granted = records().map(Record::granted).sum();
         self.granted_large = records().filter(|record| record.is_large).map(Record::granted).sum();

@@ -61,7 +61,7 @@ struct Slot {
 }
 
 /// The entry of no block.
-static NO_ENTRY: Entry = Entry::NONE;
+static NO_ENTRY: Entry = Entry::none();
 
 impl Slot {
     /// Below the first block, and where the last one that may be there would have the next one above it.

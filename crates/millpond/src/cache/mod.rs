@@ -28,7 +28,6 @@
 //! Magazines and depot are Bonwick's (*Magazines and Vmem*, USENIX 2001); that the rare side pays for both,
 //! by a barrier in all threads at once, is the idea of asymmetric locks (Dice, Huang, Yang 2001).
 
-mod boxed;
 mod caches;
 mod depot;
 mod elsewhere;

@@ -4,7 +4,6 @@
 use std::sync::atomic::Ordering;
 
 use super::Locked;
-use super::boxed::try_box;
 use super::caches::{Cached, Caches, Few};
 use super::lane::{Known, Lanes};
 use super::magazine::Item;
@@ -12,6 +11,7 @@ use super::sizes::MagazineIndex;
 use super::thread::ThreadCache;
 use super::thread_index::visit;
 use crate::arena::{Entry, MOST_UNITS, Out, Place};
+use crate::host::try_box;
 use crate::order::{Marking, Stream, Tick, TimelineId};
 
 impl Caches {
