@@ -8,11 +8,11 @@ use smallvec::SmallVec;
 
 use super::depot::Depot;
 use super::gate::{Inside, Way};
-use super::lane::{Bounds, Known, Magazines};
 use super::magazine::{Item, Open};
 use super::settling::Peaks;
 use super::sizes::{MagazineIndex, Sizes};
 use super::strays::Strays;
+use super::stream_cache::{Bounds, Known, Magazines};
 use super::tally::Tally;
 use super::thread::{Own, ThreadCache};
 use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index};
@@ -54,8 +54,8 @@ pub(crate) struct Caches {
     pub(super) is_paused: AtomicBool,
 }
 
-/// *Nobody's* cache, in every pool: it never has an owner, nor lanes, and its gate is always closed. Threads that come to it
-/// note at the gate that they do, and nothing else.
+/// *Nobody's* cache, in every pool: it never has an owner, nor magazines, and its gate is always closed. Threads that
+/// come to it note at the gate that they do, and nothing else.
 ///
 /// Made with the first pool, and kept. No `OnceLock`: a fork may come in between, and the child would wait for ever.
 static NOBODY: AtomicPtr<ThreadCache> = AtomicPtr::new(ptr::null_mut());
@@ -194,10 +194,10 @@ impl Caches {
     ) -> Option<DevicePtr> {
         if self.sizes.is_rounded(bytes) {
             // SAFETY: the caller's promise; nobody's gate is closed. All that return here leave.
-            let Own { lane, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_alloc, stream) }?;
+            let Own { magazines, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_alloc, stream) }?;
             // SAFETY: asked above.
             let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
-            let magazine = lane.magazine(index);
+            let magazine = magazines.magazine(index);
             let item = *magazine.top_or_end();
             // Also where it is empty.
             if !item.is_in(magazine.place()) || !tally.rise(&inside, bytes, item.bytes()) {
@@ -211,8 +211,8 @@ impl Caches {
         // Relaxed: a setting; any value that it ever had is safe.
         let most_slack = self.most_slack.load(Ordering::Relaxed);
         // SAFETY: as above.
-        let Own { lane, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_alloc, stream) }?;
-        let magazine = lane.magazine(index);
+        let Own { magazines, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_alloc, stream) }?;
+        let magazine = magazines.magazine(index);
         let item = *magazine.top_or_end();
         if item.bytes().wrapping_sub(bytes) >= most_slack || !item.is_in(magazine.place()) {
             return None;
@@ -226,7 +226,7 @@ impl Caches {
     }
 
     /// The block that [`get`](Self::get) would hand out, under the lock.
-    pub(super) fn pop(&self, lane: &mut Magazines, bytes: u64) -> Option<Item> {
+    pub(super) fn pop(&self, magazines: &mut Magazines, bytes: u64) -> Option<Item> {
         let is_rounded = self.sizes.is_rounded(bytes);
         let at = if is_rounded {
             // SAFETY: just asked.
@@ -234,7 +234,7 @@ impl Caches {
         } else {
             self.sizes.magazine_for_exact(bytes)?
         };
-        let magazine = lane.magazine(at);
+        let magazine = magazines.magazine(at);
         let item = *magazine.top_or_end();
         // Relaxed: as in `get`.
         let fits = is_rounded || item.bytes().wrapping_sub(bytes) < self.most_slack.load(Ordering::Relaxed);
@@ -264,17 +264,17 @@ impl Caches {
         if !self.sizes.is_cached(bytes) || !self.may_have(bytes) {
             return None;
         }
-        let Own { lane, tally, inside } = self.enter::<true>(Tally::to_alloc, stream)?;
+        let Own { magazines, tally, inside } = self.enter::<true>(Tally::to_alloc, stream)?;
         let units =
             if self.is_in_haste() { self.sizes.units_in_haste(bytes) } else { self.sizes.units(bytes) };
         let index = MagazineIndex::of(units);
         let size = self.sizes.bytes(units);
         let mut is_narrow = false;
-        if lane.magazine(index).is_empty() && self.depot.held() == 0 && !self.is_in_haste() {
+        if magazines.magazine(index).is_empty() && self.depot.held() == 0 && !self.is_in_haste() {
             // Nearly always: there is nowhere to look.
             return None;
         }
-        let mut known = lane.known(index)?;
+        let mut known = magazines.known(index)?;
         let magazine = &mut known.magazine;
         self.drop_strays_on_top(magazine);
         if !magazine.bring_up(size) {
@@ -294,7 +294,7 @@ impl Caches {
         if !known.ghost.may_borrow(tally.to_alloc().passed()) {
             return None;
         }
-        let item = Self::borrow(lane, index, |item| tally.rise(&inside, bytes, item.bytes()))?;
+        let item = Self::borrow(magazines, index, |item| tally.rise(&inside, bytes, item.bytes()))?;
         Some(Found { ptr: Self::hand_out(item, bytes, inside), is_narrow: false })
     }
 
@@ -314,9 +314,9 @@ impl Caches {
 
     /// A block of one of the next longer classes: what it wastes is less than what another block would take, and a
     /// class seldom lacks blocks at the same time as those beside it. The first that `may` be had.
-    fn borrow(lane: &mut Magazines, index: MagazineIndex, may: impl Fn(&Item) -> bool) -> Option<Item> {
+    fn borrow(magazines: &mut Magazines, index: MagazineIndex, may: impl Fn(&Item) -> bool) -> Option<Item> {
         index.longer().take(CLASSES_TO_BORROW_FROM).find_map(|longer| {
-            let magazine = lane.magazine(longer);
+            let magazine = magazines.magazine(longer);
             let item = *magazine.top()?;
             if !item.is_in(magazine.place()) || !may(&item) {
                 return None;
@@ -356,12 +356,18 @@ impl Caches {
     /// Brings the older half of a magazine that is as large as it gets to the depot, if its blocks are alike. Returns
     /// whether there is room now.
     #[inline]
-    fn hand_on(&self, lane: &mut Magazines, index: MagazineIndex, tally: &Tally, of: TimelineId) -> bool {
-        if lane.magazine(index).is_empty() {
+    fn hand_on(
+        &self,
+        magazines: &mut Magazines,
+        index: MagazineIndex,
+        tally: &Tally,
+        of: TimelineId,
+    ) -> bool {
+        if magazines.magazine(index).is_empty() {
             // Nearly always, of large blocks.
             return false;
         }
-        let Some(Known { mut magazine, .. }) = lane.known(index) else { return false };
+        let Some(Known { mut magazine, .. }) = magazines.known(index) else { return false };
         let half = magazine.older_half();
         let Some(bytes) = half.first().map(Item::bytes) else { return false };
         if half.len() < 2
@@ -432,7 +438,7 @@ impl Caches {
         timeline: impl Fn() -> &'t Timeline,
     ) -> Option<u64> {
         // SAFETY: the caller's promise; nobody's gate is closed. All that return here leave.
-        let Own { lane, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_free, stream) }?;
+        let Own { magazines, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_free, stream) }?;
         let entry = if WIDE { self.views.find(ptr) } else { self.views.find_soon(ptr) }?;
         let bytes = entry.bytes_of_live();
         if !entry.is_plain(ptr) {
@@ -440,13 +446,15 @@ impl Caches {
         }
         // SAFETY: a block that is live was labelled when it left the arena (`label`).
         let index = unsafe { MagazineIndex::from_label(entry.label()) };
-        if lane.magazine(index).is_full() && !(WIDE && self.hand_on(lane, index, tally, timeline().id)) {
+        if magazines.magazine(index).is_full()
+            && !(WIDE && self.hand_on(magazines, index, tally, timeline().id))
+        {
             return None;
         }
         // SAFETY: it is not full.
-        unsafe { lane.magazine(index).push(Item::new(ptr, entry)) };
+        unsafe { magazines.magazine(index).push(Item::new(ptr, entry)) };
         let requested = entry.requested();
-        entry.make_cached(lane.magazine(index).place(), timeline().now());
+        entry.make_cached(magazines.magazine(index).place(), timeline().now());
         tally.count_free(inside, requested, bytes);
         Some(requested)
     }

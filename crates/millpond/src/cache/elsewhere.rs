@@ -5,8 +5,8 @@
 //! [fence](Elsewhere::fence) of what was seen, it takes what is behind that fence, be it the same blocks or others.
 
 use super::caches::{Caches, Found};
-use super::lane::Known;
 use super::sizes::MagazineIndex;
+use super::stream_cache::Known;
 use super::tally::Tally;
 use super::thread::Own;
 use crate::order::{Fence, Stream, Tick, TimelineId};
@@ -37,9 +37,9 @@ impl Caches {
             return None;
         }
         // A gate that is closed may mean that the stream is being captured.
-        let Own { lane, tally: _, inside: _inside } = self.enter::<true>(Tally::to_alloc, stream)?;
+        let Own { magazines, tally: _, inside: _inside } = self.enter::<true>(Tally::to_alloc, stream)?;
         let units = self.sizes.units_in_haste(bytes);
-        if lane.known(MagazineIndex::of(units))?.magazine.restock_by() == 0 {
+        if magazines.known(MagazineIndex::of(units))?.magazine.restock_by() == 0 {
             return None;
         }
         let bytes = self.sizes.bytes(units);
@@ -50,9 +50,9 @@ impl Caches {
     /// A block for a request of so many bytes from what was seen elsewhere, after which the stream is ordered now;
     /// brings more of the same.
     pub(crate) fn alloc_elsewhere(&self, bytes: u64, stream: &Stream, seen: Elsewhere) -> Option<Found> {
-        let Own { lane, tally, inside } = self.enter::<true>(Tally::to_alloc, stream)?;
+        let Own { magazines, tally, inside } = self.enter::<true>(Tally::to_alloc, stream)?;
         let size = seen.bytes;
-        let Known { mut magazine, .. } = lane.known(MagazineIndex::of(self.sizes.exact_units(size)))?;
+        let Known { mut magazine, .. } = magazines.known(MagazineIndex::of(self.sizes.exact_units(size)))?;
         let before = magazine.len();
         let is_narrow = self.fetch(&mut magazine, tally, (seen.of, seen.until), size);
         let now = stream.timeline().now();

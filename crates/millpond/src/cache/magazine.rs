@@ -91,9 +91,9 @@ const NO_START: NonNull<Slot> = {
 
 /// What the fast path knows of a magazine. The block freed last is on top.
 ///
-/// All else is in a [`Buffer`]: a lane has so many magazines, most of which are never used, that a word more for each
-/// counts. An address of 0 marks both ends of the buffer, so that whether a magazine is empty, or full, is seen where
-/// the fast path reads or writes anyway.
+/// All else is in a [`Buffer`]: a stream cache has many magazines, mostly unused, so that a word more for each counts.
+/// An address of 0 marks both ends of the buffer, so that the fast path sees whether a magazine is empty, or full,
+/// where it reads or writes anyway.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(super) struct Magazine {
@@ -101,7 +101,7 @@ pub(super) struct Magazine {
     top: NonNull<Slot>,
 }
 
-/// Bytes between two magazines of a lane.
+/// Bytes between two magazines of a stream cache.
 pub(super) const STRIDE: usize = size_of::<Magazine>();
 
 impl Magazine {
@@ -179,7 +179,7 @@ pub(super) struct Buffer {
     start: NonNull<Slot>,
     /// Places that were allocated, both ends among them; 0 for [`NO_ROOM`].
     capacity: usize,
-    /// Blocks that the magazine may hold; see [`Lanes::grant`](super::lane::Lanes::grant). While the buffer is
+    /// Blocks that the magazine may hold; see [`StreamCaches::grant`](super::stream_cache::StreamCaches::grant). While the buffer is
     /// [stowed](Open::stow) it holds none.
     room: usize,
 }

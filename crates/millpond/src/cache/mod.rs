@@ -3,7 +3,7 @@
 //! Uses `arena/` (the tables that lead from an address to its block) and `order/` (a stream's tick).
 //!
 //! **Who has what.** Each thread that uses a pool has a [`ThreadCache`](thread::ThreadCache) in it, found through the thread's
-//! index. In it lies a *lane* per stream, and in a lane a *magazine* per size class: a stack of blocks that
+//! index. In it lies a *stream cache* per stream, and in that a *magazine* per size class: a stack of blocks that
 //! this thread freed on this stream, so that work given to the stream later may use them at once. Sizes below
 //! the arena's small zone are rounded to eight classes a doubling (at most 1/8 is wasted, 1/16 on average);
 //! longer blocks keep their exact size, unless they seem to [grow](growth), and share a magazine with sizes near theirs. What a magazine has no
@@ -33,7 +33,6 @@ mod depot;
 mod elsewhere;
 mod gate;
 mod growth;
-mod lane;
 mod magazine;
 #[cfg(all(test, loom))]
 mod models;
@@ -44,6 +43,7 @@ mod settling_models;
 mod shortcut;
 mod sizes;
 mod strays;
+mod stream_cache;
 mod sync;
 mod taking_back;
 mod tally;

@@ -2,10 +2,10 @@
 //! run, and every value that a load may see. `scripts/check-concurrency loom` runs them.
 //!
 //! **What is real** is the gate. **What is modelled**: the kernel's barrier in all threads is a `SeqCst` fence on
-//! either side (`sync`), which is what the two amount to together, not how they come about; a lane is a stack of block
+//! either side (`sync`), which is what the two amount to together, not how they come about; a stream cache is a stack of block
 //! numbers and its stream's serial number, in cells that see when two threads reach them at once; a block's entry in
 //! the arena's table has its state and its tick, with the orderings of `arena/table.rs`; the pool's lock is loom's.
-//! **Not modelled**: tallies; grants in one model only, where room is there or not, and several lanes in those at the
+//! **Not modelled**: tallies; grants in one model only, where room is there or not, and several stream caches in those at the
 //! end. An owner comes in by the stream's door, of which there is only one, or, `WIDE`, without.
 
 use std::mem::take;
@@ -20,35 +20,35 @@ use super::gate::{Behind, Gate, Inside, Way};
 use super::sync::heavy_barrier;
 use crate::order::StreamKey;
 
-/// The stream that has a lane, and others that have the same door: one that has a lane only in some models, and one that
-/// comes once that is gone, with its slot.
+/// The stream that has a cache, and others that have the same door: one that has a cache only in some models, and one
+/// that comes once that is gone, with its slot.
 const STREAM: StreamKey = StreamKey { serial: 1, slot: 0 };
 const OTHER: StreamKey = StreamKey { serial: 2, slot: 1 };
 const NEWCOMER: StreamKey = StreamKey { serial: 3, slot: 1 };
 
 /// What is known of a block.
 #[derive(Default)]
-struct Entry {
+struct ModelEntry {
     is_live: AtomicBool,
     /// Made up by whoever frees the block, who tells nobody but by leaving the block in his magazine.
     tick: AtomicU64,
 }
 
 /// `Magazines`.
-struct Lane {
+struct ModelMagazines {
     serial: UnsafeCell<u64>,
     blocks: UnsafeCell<Vec<usize>>,
 }
 
 static CLOSED: u64 = 0;
 
-impl Behind for Lane {
-    unsafe fn serial(lane: NonNull<Self>) -> u64 {
-        if lane == Self::closed() {
+impl Behind for ModelMagazines {
+    unsafe fn serial(magazines: NonNull<Self>) -> u64 {
+        if magazines == Self::closed() {
             return CLOSED;
         }
         // SAFETY: the caller's promise, which the cell checks.
-        unsafe { lane.as_ref().serial.with(|serial| *serial) }
+        unsafe { magazines.as_ref().serial.with(|serial| *serial) }
     }
 
     fn closed() -> NonNull<Self> {
@@ -56,7 +56,7 @@ impl Behind for Lane {
     }
 }
 
-impl Lane {
+impl ModelMagazines {
     /// Of this stream, and empty.
     fn new(of: StreamKey) -> Box<Self> {
         Box::new(Self { serial: UnsafeCell::new(of.serial), blocks: UnsafeCell::default() })
@@ -68,7 +68,7 @@ impl Lane {
         self.blocks.with_mut(|blocks| reach(unsafe { &mut *blocks }))
     }
 
-    /// Gives the lane to another stream, or, as none is named, to none: it is freed.
+    /// Gives the stream cache to another stream, or, as none is named, to none: it is freed.
     fn give_to(&self, stream: Option<StreamKey>) {
         // SAFETY: as in `blocks`.
         self.serial.with_mut(|serial| unsafe { *serial = stream.map_or(u64::MAX, |stream| stream.serial) });
@@ -76,23 +76,23 @@ impl Lane {
 }
 
 /// One thread's cache.
-struct Cache {
-    gate: Gate<Lane>,
+struct ModelCache {
+    gate: Gate<ModelMagazines>,
     /// `Tally::to_alloc` and `Tally::to_free`.
     to_alloc: Way,
     to_free: Way,
     owned: AtomicBool,
     /// `Ended`: whether its thread ended since this was looked at.
     ended: AtomicBool,
-    /// In a box, as a lane is: it stays where it is.
-    lane: Box<Lane>,
+    /// In a box, as a stream cache is: it stays where it is.
+    magazines: Box<ModelMagazines>,
     /// Whether the owner may cache blocks without the lock.
     has_room: UnsafeCell<bool>,
     /// The same, for others: `ThreadCache::note_granted`.
     granted: AtomicBool,
 }
 
-impl Cache {
+impl ModelCache {
     fn new() -> Self {
         Self {
             gate: Gate::new(),
@@ -100,16 +100,16 @@ impl Cache {
             to_free: Way::default(),
             owned: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-            lane: Lane::new(STREAM),
+            magazines: ModelMagazines::new(STREAM),
             has_room: UnsafeCell::new(false),
             granted: AtomicBool::new(false),
         }
     }
 
-    /// Lets the owner pass to its one lane.
+    /// Lets the owner pass to its one stream cache.
     fn open(&self) {
         self.gate.open();
-        self.gate.open_door(STREAM, NonNull::from(&*self.lane));
+        self.gate.open_door(STREAM, NonNull::from(&*self.magazines));
     }
 
     fn enter<'a, const WIDE: bool>(&self, way: &'a Way) -> Option<Inside<'a>> {
@@ -124,12 +124,12 @@ impl Cache {
     }
 
     fn wait_until_left(&self) {
-        Gate::<Lane>::wait_until_left([&self.to_alloc, &self.to_free]);
+        Gate::<ModelMagazines>::wait_until_left([&self.to_alloc, &self.to_free]);
     }
 
-    /// Reaches the blocks of its one lane.
+    /// Reaches the blocks of its one stream cache.
     fn blocks<R>(&self, reach: impl FnOnce(&mut Vec<usize>) -> R) -> R {
-        self.lane.blocks(reach)
+        self.magazines.blocks(reach)
     }
 
     fn has_room(&self) -> bool {
@@ -137,7 +137,7 @@ impl Cache {
         self.has_room.with(|room| unsafe { *room })
     }
 
-    /// `Lanes::grant`, or what `Lanes::drain` does to a magazine of large blocks. Under the lock.
+    /// `StreamCaches::grant`, or what `StreamCaches::drain` does to a magazine of large blocks. Under the lock.
     fn set_room(&self, has_room: bool) {
         // SAFETY: as in `blocks`.
         self.has_room.with_mut(|room| unsafe { *room = has_room });
@@ -146,21 +146,21 @@ impl Cache {
 }
 
 /// A pool of as many threads' caches as there are indices.
-struct Pool<const THREADS: usize> {
-    entries: [Entry; 2],
-    caches: [Cache; THREADS],
+struct ModelPool<const THREADS: usize> {
+    entries: [ModelEntry; 2],
+    caches: [ModelCache; THREADS],
     /// What the pool's lock guards: the depot.
     state: Mutex<Vec<usize>>,
     /// Indices of threads that ended.
     indices: Mutex<Vec<usize>>,
 }
 
-impl<const THREADS: usize> Pool<THREADS> {
+impl<const THREADS: usize> ModelPool<THREADS> {
     /// With `blocks` blocks, all in the depot.
     fn new(blocks: usize) -> Arc<Self> {
         Arc::new(Self {
             entries: Default::default(),
-            caches: std::array::from_fn(|_| Cache::new()),
+            caches: std::array::from_fn(|_| ModelCache::new()),
             state: Mutex::new((0..blocks).collect()),
             indices: Mutex::new(Vec::new()),
         })
@@ -329,7 +329,7 @@ fn model(preemptions: usize, run: impl Fn() + Send + Sync + 'static) {
 
 fn gate_keeps_apart<const WIDE: bool>() {
     loom::model(|| {
-        let cache = Arc::new(Cache::new());
+        let cache = Arc::new(ModelCache::new());
         cache.open();
         let owner = thread::spawn({
             let cache = cache.clone();
@@ -365,9 +365,9 @@ fn an_owner_without_a_door_and_whoever_revokes_are_never_inside_together() {
 }
 
 #[test]
-fn a_gate_lets_nobody_pass_to_another_streams_lane() {
+fn a_gate_lets_nobody_pass_to_another_streams_cache() {
     loom::model(|| {
-        let cache = Arc::new(Cache::new());
+        let cache = Arc::new(ModelCache::new());
         let owner = thread::spawn({
             let cache = cache.clone();
             move || {
@@ -383,7 +383,7 @@ fn a_gate_lets_nobody_pass_to_another_streams_lane() {
 }
 
 /// Two threads that own a cache each, and work with it.
-fn two_workers(pool: &Arc<Pool<2>>, work: fn(&Pool<2>, usize)) -> Vec<thread::JoinHandle<()>> {
+fn two_workers(pool: &Arc<ModelPool<2>>, work: fn(&ModelPool<2>, usize)) -> Vec<thread::JoinHandle<()>> {
     let worker = |index| {
         let pool = pool.clone();
         thread::spawn(move || {
@@ -397,7 +397,7 @@ fn two_workers(pool: &Arc<Pool<2>>, work: fn(&Pool<2>, usize)) -> Vec<thread::Jo
 #[test]
 fn two_threads_allocate_and_free_while_a_third_revokes() {
     model(3, || {
-        let pool = Pool::<2>::new(2);
+        let pool = ModelPool::<2>::new(2);
         let workers = two_workers(&pool, |pool, index| {
             if let Some(block) = pool.alloc::<false>(index) {
                 pool.free::<false>(index, block, 10 + block as u64);
@@ -412,7 +412,7 @@ fn two_threads_allocate_and_free_while_a_third_revokes() {
 #[test]
 fn a_block_that_one_thread_frees_for_another_is_whole_when_it_is_taken_back() {
     model(3, || {
-        let pool = Pool::<2>::new(1);
+        let pool = ModelPool::<2>::new(1);
         // The program's own way of handing a pointer over synchronises, as a channel does.
         let handed = Arc::new(Mutex::new(None));
         let giver = thread::spawn({
@@ -445,7 +445,7 @@ fn a_block_that_one_thread_frees_for_another_is_whole_when_it_is_taken_back() {
 #[test]
 fn a_thread_that_ends_leaves_its_place_to_another_while_a_third_revokes() {
     model(3, || {
-        let pool = Pool::<1>::new(1);
+        let pool = ModelPool::<1>::new(1);
         pool.join(0);
         let first = thread::spawn({
             let pool = pool.clone();
@@ -477,7 +477,7 @@ fn a_thread_that_ends_leaves_its_place_to_another_while_a_third_revokes() {
 #[test]
 fn who_has_no_room_need_not_be_kept_out() {
     model(3, || {
-        let pool = Pool::<2>::new(2);
+        let pool = ModelPool::<2>::new(2);
         let workers = two_workers(&pool, |pool, index| {
             for _ in 0..2 {
                 if let Some(block) = pool.alloc::<false>(index) {
@@ -492,22 +492,23 @@ fn who_has_no_room_need_not_be_kept_out() {
     });
 }
 
-/// A cache with two lanes, whose streams have one door: one slot of the table each.
-struct Lanes {
-    cache: Cache,
+/// A cache with two stream caches, whose streams have one door: one slot of the table each.
+struct TwoStreams {
+    cache: ModelCache,
     /// The pool's lock.
     lock: Mutex<()>,
-    other: Box<Lane>,
+    other: Box<ModelMagazines>,
 }
 
-impl Lanes {
+impl TwoStreams {
     fn new() -> Arc<Self> {
-        let lanes = Self { cache: Cache::new(), lock: Mutex::default(), other: Lane::new(OTHER) };
-        lanes.open_all(OTHER);
-        Arc::new(lanes)
+        let two =
+            Self { cache: ModelCache::new(), lock: Mutex::default(), other: ModelMagazines::new(OTHER) };
+        two.open_all(OTHER);
+        Arc::new(two)
     }
 
-    /// `ThreadCache::open_all`, where the stream of the second lane is known.
+    /// `ThreadCache::open_all`, where the stream of the second stream cache is known.
     fn open_all(&self, other: StreamKey) {
         self.cache.open();
         self.cache.gate.open_door(other, NonNull::from(&*self.other));
@@ -515,62 +516,65 @@ impl Lanes {
 
     /// The owner frees a block for this stream, if it finds the stream's door open: a block of that number.
     fn free(&self, stream: StreamKey) -> bool {
-        let Some((lane, inside)) = self.cache.gate.enter(&self.cache.to_free, stream) else { return false };
-        // SAFETY: the gate leads to lanes that are there, as long as the owner is inside.
-        unsafe { lane.as_ref() }.blocks(|blocks| blocks.push(stream.serial as usize));
+        let Some((magazines, inside)) = self.cache.gate.enter(&self.cache.to_free, stream) else {
+            return false;
+        };
+        // SAFETY: the gate leads to stream caches that are there, as long as the owner is inside.
+        unsafe { magazines.as_ref() }.blocks(|blocks| blocks.push(stream.serial as usize));
         inside.pass();
         true
     }
 
-    /// Takes back what a lane has, all of it freed for these streams; returns how many blocks.
-    fn take_from(lane: &Lane, of: &[StreamKey]) -> usize {
-        let blocks = lane.blocks(take);
+    /// Takes back what a stream cache has, all of it freed for these streams; returns how many blocks.
+    fn take_from(magazines: &ModelMagazines, of: &[StreamKey]) -> usize {
+        let blocks = magazines.blocks(take);
         let is_of = |block: &usize| of.iter().any(|stream| stream.serial as usize == *block);
-        assert!(blocks.iter().all(is_of), "a stream got another one's lane");
+        assert!(blocks.iter().all(is_of), "a stream got another one's blocks");
         blocks.len()
     }
 }
 
 #[test]
-fn streams_behind_one_door_never_get_each_others_lane() {
+fn streams_behind_one_door_never_get_each_others_cache() {
     model(4, || {
-        let lanes = Lanes::new();
+        let two = TwoStreams::new();
         let owner = thread::spawn({
-            let lanes = lanes.clone();
-            move || [STREAM, OTHER, STREAM].into_iter().filter(|stream| lanes.free(*stream)).count()
+            let two = two.clone();
+            move || [STREAM, OTHER, STREAM].into_iter().filter(|stream| two.free(*stream)).count()
         });
         // `Caches::revoke`.
         let taken = {
-            let _lock = lanes.lock.lock().unwrap();
-            lanes.cache.keep_out();
-            let taken =
-                Lanes::take_from(&lanes.cache.lane, &[STREAM]) + Lanes::take_from(&lanes.other, &[OTHER]);
-            lanes.open_all(OTHER);
+            let _lock = two.lock.lock().unwrap();
+            two.cache.keep_out();
+            let taken = TwoStreams::take_from(&two.cache.magazines, &[STREAM])
+                + TwoStreams::take_from(&two.other, &[OTHER]);
+            two.open_all(OTHER);
             taken
         };
         let freed = owner.join().unwrap();
-        let left = Lanes::take_from(&lanes.cache.lane, &[STREAM]) + Lanes::take_from(&lanes.other, &[OTHER]);
+        let left = TwoStreams::take_from(&two.cache.magazines, &[STREAM])
+            + TwoStreams::take_from(&two.other, &[OTHER]);
         assert_eq!(taken + left, freed, "something was lost");
     });
 }
 
 #[test]
-fn a_lane_goes_only_while_no_owner_has_it() {
+fn a_stream_cache_goes_only_while_no_owner_has_it() {
     model(4, || {
-        let lanes = Lanes::new();
+        let two = TwoStreams::new();
         let owner = thread::spawn({
-            let lanes = lanes.clone();
+            let two = two.clone();
             move || {
-                lanes.free(STREAM);
-                lanes.free(OTHER);
+                two.free(STREAM);
+                two.free(OTHER);
             }
         });
         {
-            let _lock = lanes.lock.lock().unwrap();
-            lanes.cache.keep_out();
-            Lanes::take_from(&lanes.other, &[OTHER]);
-            lanes.other.give_to(None);
-            lanes.cache.open();
+            let _lock = two.lock.lock().unwrap();
+            two.cache.keep_out();
+            TwoStreams::take_from(&two.other, &[OTHER]);
+            two.other.give_to(None);
+            two.cache.open();
         }
         owner.join().unwrap();
     });
@@ -579,31 +583,31 @@ fn a_lane_goes_only_while_no_owner_has_it() {
 #[test]
 fn a_newcomer_with_the_slot_of_a_stream_that_is_gone_gets_no_block_of_its() {
     model(4, || {
-        let lanes = Lanes::new();
+        let two = TwoStreams::new();
         let owner = thread::spawn({
-            let lanes = lanes.clone();
+            let two = two.clone();
             move || {
-                lanes.free(OTHER);
-                // `Lanes::of_or_add`, by the owner under the lock, with all doors open: the lane is emptied, and reused.
+                two.free(OTHER);
+                // `StreamCaches::of_or_add`, by the owner under the lock, with all doors open: the stream cache is emptied, and reused.
                 {
-                    let _lock = lanes.lock.lock().unwrap();
-                    Lanes::take_from(&lanes.other, &[OTHER]);
-                    lanes.other.give_to(Some(NEWCOMER));
-                    lanes.open_all(NEWCOMER);
+                    let _lock = two.lock.lock().unwrap();
+                    TwoStreams::take_from(&two.other, &[OTHER]);
+                    two.other.give_to(Some(NEWCOMER));
+                    two.open_all(NEWCOMER);
                 }
-                assert!(!lanes.free(OTHER), "the stream is gone");
-                lanes.free(NEWCOMER);
+                assert!(!two.free(OTHER), "the stream is gone");
+                two.free(NEWCOMER);
             }
         });
         {
-            let _lock = lanes.lock.lock().unwrap();
-            lanes.cache.keep_out();
-            Lanes::take_from(&lanes.other, &[OTHER, NEWCOMER]);
+            let _lock = two.lock.lock().unwrap();
+            two.cache.keep_out();
+            TwoStreams::take_from(&two.other, &[OTHER, NEWCOMER]);
             // SAFETY: the owner is kept out, and the lock is held.
-            let serial = unsafe { Behind::serial(NonNull::from(&*lanes.other)) };
-            lanes.open_all(StreamKey { serial, ..OTHER });
+            let serial = unsafe { Behind::serial(NonNull::from(&*two.other)) };
+            two.open_all(StreamKey { serial, ..OTHER });
         }
         owner.join().unwrap();
-        Lanes::take_from(&lanes.other, &[NEWCOMER]);
+        TwoStreams::take_from(&two.other, &[NEWCOMER]);
     });
 }

@@ -5,9 +5,9 @@ use std::sync::atomic::Ordering;
 
 use super::Locked;
 use super::caches::{Cached, Caches, Few};
-use super::lane::{Known, Lanes};
 use super::magazine::Item;
 use super::sizes::MagazineIndex;
+use super::stream_cache::{Known, StreamCaches};
 use super::thread::ThreadCache;
 use super::thread_index::visit;
 use crate::arena::{Entry, MOST_UNITS, Out, Place};
@@ -66,8 +66,9 @@ impl Caches {
         }
         let Some(cache) = self.join_slow(lock) else { return false };
         // SAFETY: as in `restock`.
-        let lanes = unsafe { cache.lanes_under_lock() };
-        let known = lanes.of(stream.key()).and_then(|magazines| magazines.known(MagazineIndex::of(units)));
+        let stream_caches = unsafe { cache.stream_caches_under_lock() };
+        let known =
+            stream_caches.of(stream.key()).and_then(|magazines| magazines.known(MagazineIndex::of(units)));
         known.is_some_and(|known| {
             let last = known.magazine.top().map(|item| item.entry().requested());
             known.growth.note_alloc(bytes, last)
@@ -89,11 +90,11 @@ impl Caches {
         }
         let cache = self.join_slow(lock)?;
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
-        let lanes = unsafe { cache.lanes_under_lock() };
-        lanes.of_or_add(timeline, |of, item| each(Cached { item, of }))?;
-        cache.open(lanes, stream.key(), self.has_doors());
+        let stream_caches = unsafe { cache.stream_caches_under_lock() };
+        stream_caches.of_or_add(timeline, |of, item| each(Cached { item, of }))?;
+        cache.open(stream_caches, stream.key(), self.has_doors());
         let (at, size) = (MagazineIndex::of(units), self.sizes.bytes(units));
-        let Known { mut magazine, ghost, .. } = lanes.of(stream.key())?.known(at)?;
+        let Known { mut magazine, ghost, .. } = stream_caches.of(stream.key())?.known(at)?;
         if let Some(found) = magazine.take_alike(size) {
             return Some(found.out());
         }
@@ -105,13 +106,13 @@ impl Caches {
         // What other threads free again and again is worth room, too.
         let wants_room = regretted || (!has_room && self.depot.has(timeline.id, size));
         if wants_room {
-            self.grant(lanes, stream, (at, size), &mut each);
-            cache.note_granted(lanes);
+            self.grant(stream_caches, stream, (at, size), &mut each);
+            cache.note_granted(stream_caches);
         }
         if self.depot.held() == 0 {
             return None;
         }
-        let Known { mut magazine, .. } = lanes.of(stream.key())?.known(at)?;
+        let Known { mut magazine, .. } = stream_caches.of(stream.key())?.known(at)?;
         let (mut first, mut count) = (None, 0);
         let most = 1 + magazine.restock_by();
         self.depot.take((timeline.id, Tick::MAX), size, most, |item| match first {
@@ -139,9 +140,9 @@ impl Caches {
             return;
         }
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
-        let lanes = unsafe { cache.lanes_under_lock() };
-        lanes.grant(stream.key(), MagazineIndex::of(units), &self.bounds(self.sizes.bytes(units)));
-        cache.note_granted(lanes);
+        let stream_caches = unsafe { cache.stream_caches_under_lock() };
+        stream_caches.grant(stream.key(), MagazineIndex::of(units), &self.bounds(self.sizes.bytes(units)));
+        cache.note_granted(stream_caches);
     }
 
     /// Labels a block of so many bytes that has just left the arena with its magazine. Its entry is only written: to read
@@ -173,9 +174,9 @@ impl Caches {
             self.give_up_room(lock, std::iter::once(cache));
         }
         // SAFETY: as in `restock`.
-        let lanes = unsafe { cache.lanes_under_lock() };
+        let stream_caches = unsafe { cache.stream_caches_under_lock() };
         let at = MagazineIndex::of(self.sizes.exact_units(size));
-        let magazines = lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
+        let magazines = stream_caches.of_or_add(timeline, |of, item| each(Cached { item, of }));
         let Some(known) = magazines.and_then(|magazines| magazines.known(at)) else { return false };
         let mut magazine = known.magazine;
         known.growth.note_free(entry.requested());
@@ -186,13 +187,13 @@ impl Caches {
                 // Nearly always, of large blocks, while a program does not repeat itself.
                 return false;
             }
-            if !(may_grow && lanes.grant(stream.key(), at, &bounds)) {
-                self.make_room(lanes, stream, (at, size), &mut each);
+            if !(may_grow && stream_caches.grant(stream.key(), at, &bounds)) {
+                self.make_room(stream_caches, stream, (at, size), &mut each);
             }
-            cache.note_granted(lanes);
+            cache.note_granted(stream_caches);
         }
-        cache.open(lanes, stream.key(), self.has_doors());
-        let Some(magazines) = lanes.of(stream.key()) else { return false };
+        cache.open(stream_caches, stream.key(), self.has_doors());
+        let Some(magazines) = stream_caches.of(stream.key()) else { return false };
         if magazines.magazine(at).is_full() {
             return false;
         }
@@ -207,13 +208,13 @@ impl Caches {
     #[cold]
     fn make_room(
         &self,
-        lanes: &mut Lanes,
+        stream_caches: &mut StreamCaches,
         stream: &Stream,
         (at, size): (MagazineIndex, u64),
         each: &mut impl FnMut(Cached),
     ) {
         let timeline = stream.timeline();
-        let known = lanes.of(stream.key()).and_then(|magazines| magazines.known(at));
+        let known = stream_caches.of(stream.key()).and_then(|magazines| magazines.known(at));
         let Some(Known { mut magazine, .. }) = known else { return };
         if magazine.len() <= 2 {
             // Nearly always: one goes, if there is one.
@@ -222,7 +223,7 @@ impl Caches {
                 Some(item) => {
                     self.strays.sort_out(item, place, |item| each(Cached { item, of: timeline.id }))
                 }
-                None => self.grant(lanes, stream, (at, size), each),
+                None => self.grant(stream_caches, stream, (at, size), each),
             }
             return;
         }
@@ -239,16 +240,16 @@ impl Caches {
     /// thread gives up what it caches, and every magazine its room.
     fn grant(
         &self,
-        lanes: &mut Lanes,
+        stream_caches: &mut StreamCaches,
         stream: &Stream,
         (at, size): (MagazineIndex, u64),
         each: &mut impl FnMut(Cached),
     ) {
         let bounds = self.bounds(size);
-        if bounds.longest <= bounds.limit && !lanes.grant(stream.key(), at, &bounds) {
-            self.drain(lanes, MagazineIndex::FIRST, each);
-            lanes.revoke_grants();
-            lanes.grant(stream.key(), at, &bounds);
+        if bounds.longest <= bounds.limit && !stream_caches.grant(stream.key(), at, &bounds) {
+            self.drain(stream_caches, MagazineIndex::FIRST, each);
+            stream_caches.revoke_grants();
+            stream_caches.grant(stream.key(), at, &bounds);
         }
     }
 
@@ -270,7 +271,7 @@ impl Caches {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lane::MANY_REGRETS;
+    use super::super::stream_cache::MANY_REGRETS;
     use crate::device::sim::{SimDevice, SimOptions};
     use crate::{Context, Pool, Stream};
 

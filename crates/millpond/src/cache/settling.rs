@@ -252,8 +252,8 @@ impl Caches {
     pub(crate) fn alloc_asking(&self, lock: &mut Locked, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         let cache = self.join_slow(lock)?;
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
-        let lanes = unsafe { cache.lanes_under_lock() };
-        let popped = lanes.of(stream.key()).and_then(|magazines| self.pop(magazines, bytes));
+        let stream_caches = unsafe { cache.stream_caches_under_lock() };
+        let popped = stream_caches.of(stream.key()).and_then(|magazines| self.pop(magazines, bytes));
         let Some(item) = popped else {
             self.allow(lock, &cache.tally, self.block_for(bytes), false);
             return None;

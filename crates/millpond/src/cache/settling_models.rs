@@ -13,11 +13,11 @@ use super::sync::heavy_barrier;
 use super::tally::{Tally, combine};
 
 /// Nobody comes in by a door.
-struct Lane;
+struct NoMagazines;
 
 static CLOSED: u64 = 0;
 
-impl Behind for Lane {
+impl Behind for NoMagazines {
     unsafe fn serial(_: NonNull<Self>) -> u64 {
         CLOSED
     }
@@ -28,12 +28,12 @@ impl Behind for Lane {
 }
 
 /// One thread's cache.
-struct Cache {
-    gate: Gate<Lane>,
+struct ModelCache {
+    gate: Gate<NoMagazines>,
     tally: Tally,
 }
 
-impl Cache {
+impl ModelCache {
     fn open(&self) {
         self.gate.open();
     }
@@ -41,21 +41,21 @@ impl Cache {
 
 /// `Escrow`, of bytes.
 #[derive(Default)]
-struct Escrow {
+struct ModelEscrow {
     reached: i64,
     peak: i64,
 }
 
-struct Pool {
-    caches: [Cache; 2],
-    state: Mutex<Escrow>,
+struct ModelPool {
+    caches: [ModelCache; 2],
+    state: Mutex<ModelEscrow>,
 }
 
-impl Pool {
+impl ModelPool {
     fn new() -> Arc<Self> {
-        let cache = || Cache { gate: Gate::new(), tally: Tally::default() };
+        let cache = || ModelCache { gate: Gate::new(), tally: Tally::default() };
         let pool = Self { caches: [cache(), cache()], state: Mutex::default() };
-        pool.caches.iter().for_each(Cache::open);
+        pool.caches.iter().for_each(ModelCache::open);
         Arc::new(pool)
     }
 
@@ -85,13 +85,13 @@ impl Pool {
     }
 
     /// `Caches::settle`.
-    fn settle(&self, escrow: &mut Escrow, asking: usize) {
+    fn settle(&self, escrow: &mut ModelEscrow, asking: usize) {
         let other = &self.caches[1 - asking];
         let moved = !other.tally.is_frozen();
         if moved {
             other.gate.close();
             heavy_barrier();
-            Gate::<Lane>::wait_until_left(other.tally.ways());
+            Gate::<NoMagazines>::wait_until_left(other.tally.ways());
         }
         escrow.peak = escrow.peak.max(self.high());
         let settled = self.caches.iter().enumerate().filter(|(at, _)| moved || *at == asking);
@@ -127,7 +127,7 @@ fn model(run: impl Fn() + Send + Sync + 'static) {
 #[test]
 fn peaks_of_threads_one_after_the_other_are_not_added_up() {
     model(|| {
-        let pool = Pool::new();
+        let pool = ModelPool::new();
         // The program's own way of handing a pointer over synchronises, as a channel does.
         let handed = Arc::new(Mutex::new(false));
         let giver = thread::spawn({
@@ -150,7 +150,7 @@ fn peaks_of_threads_one_after_the_other_are_not_added_up() {
 #[test]
 fn what_two_threads_have_together_is_the_peak() {
     model(|| {
-        let pool = Pool::new();
+        let pool = ModelPool::new();
         let other = thread::spawn({
             let pool = pool.clone();
             move || {

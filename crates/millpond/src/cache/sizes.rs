@@ -28,11 +28,11 @@ const LONGEST_CACHED: u64 = 1 << 31;
 /// other slack, must be less than `SLACK_IN_HASTE`.
 const LONGEST_IN_HASTE: u64 = 1 << 30;
 
-/// Magazines in a lane: one for each class of any size up to the most units that a block can have.
+/// Magazines in a stream cache: one for each class of any size up to the most units that a block can have.
 pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
 
-/// Names a magazine of a lane, by its distance from the lane's start, in bytes: what is looked up is added as it is. One
-/// stride before the first magazine is taken. At most `MAGAZINES` strides.
+/// Names a magazine of a stream cache, by its distance in bytes from the start of the magazines: it is added as it is.
+/// The first stride is taken. At most `MAGAZINES` strides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct MagazineIndex(usize);
 
@@ -68,7 +68,7 @@ impl MagazineIndex {
         self.0 as u32
     }
 
-    /// Its distance from the lane's start, in bytes.
+    /// Its distance from the start of the magazines, in bytes.
     #[inline]
     pub(super) fn place(self) -> usize {
         self.0

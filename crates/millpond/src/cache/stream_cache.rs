@@ -1,4 +1,4 @@
-//! What one thread caches of one stream: a magazine per size class.
+//! A stream cache: what one thread caches of one stream, a magazine per size class.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -75,10 +75,10 @@ impl Ghost {
     }
 }
 
-/// The magazines of a lane.
+/// The magazines of a stream cache.
 ///
-/// What the fast path reads comes first, and is as short as can be; what else there is to know of a magazine has a
-/// record, once it is asked for.
+/// What the fast path reads comes first, and is as short as can be. All else is in a magazine's record, made when it is
+/// first asked for.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Magazines {
@@ -121,9 +121,9 @@ static NO_STREAM: u64 = 0;
 
 impl Behind for Magazines {
     #[inline]
-    unsafe fn serial(lane: NonNull<Self>) -> u64 {
-        // SAFETY: the caller's promise. Both a lane and the sentinel begin with the number.
-        unsafe { lane.cast::<u64>().read() }
+    unsafe fn serial(magazines: NonNull<Self>) -> u64 {
+        // SAFETY: the caller's promise. Both magazines and the sentinel begin with the number.
+        unsafe { magazines.cast::<u64>().read() }
     }
 
     fn closed() -> NonNull<Self> {
@@ -139,7 +139,9 @@ impl Magazines {
 
     #[inline]
     pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
-        const { assert!(std::mem::offset_of!(Self, all) == STRIDE, "places count from the lane's start") };
+        const {
+            assert!(std::mem::offset_of!(Self, all) == STRIDE, "places count from the start of the magazines")
+        };
         let start = NonNull::from(self).cast::<Magazine>();
         // SAFETY: an index of this type names one of the magazines.
         unsafe { start.byte_add(index.place()).as_mut() }
@@ -216,31 +218,31 @@ impl Record {
 
 /// What one thread caches of one stream: a magazine per size class.
 #[derive(Debug)]
-struct Lane {
+struct StreamCache {
     /// The timeline's.
     slot: usize,
     /// [`Timeline::serial`] of the stream.
     serial: u64,
     /// What the stream's timeline is called.
     of: TimelineId,
-    /// There while the lane is in use. A raw pointer owns them, since the gate knows it too, and a `Box` would claim that
-    /// there is no other way to them.
+    /// There while the stream cache is in use. A raw pointer owns them: the gate has a copy, and a `Box` would claim to
+    /// be the only one.
     magazines: Option<NonNull<Magazines>>,
-    /// What is known of the magazines, which are empty, while they are not there.
+    /// The records while the magazines, then empty, are not there.
     parked: Vec<Record>,
 }
 
-// SAFETY: a lane owns its magazines, of which nothing is bound to a thread.
-unsafe impl Send for Lane {}
+// SAFETY: a stream cache owns its magazines, of which nothing is bound to a thread.
+unsafe impl Send for StreamCache {}
 
-impl Lane {
-    /// The magazines, while the lane is in use.
+impl StreamCache {
+    /// The magazines, while the stream cache is in use.
     fn magazines(&mut self) -> Option<&mut Magazines> {
-        // SAFETY: the lane's own, until it is dropped. Who has the lane has them: the gate leads to one of the two.
+        // SAFETY: its own, until it is dropped. Who has the stream cache has them: the gate leads to one of the two.
         self.magazines.map(|mut magazines| unsafe { magazines.as_mut() })
     }
 
-    /// The lane's own.
+    /// As `magazines`, to be read only.
     fn seen(&self) -> Option<&Magazines> {
         // SAFETY: as in `magazines`.
         self.magazines.map(|magazines| unsafe { magazines.as_ref() })
@@ -262,7 +264,7 @@ impl Lane {
         }
     }
 
-    /// The magazines, with what was known of them if they are not there; `None` where the host has no memory for them.
+    /// The magazines, made again from their records if need be; `None` where the host has no memory for them.
     #[inline]
     fn unpark(&mut self) -> Option<&mut Magazines> {
         if self.magazines.is_none() {
@@ -288,7 +290,7 @@ impl Lane {
         }
     }
 
-    /// Gives back the memory of the magazines, which are empty, but for what is known of them.
+    /// Gives back the memory of the magazines, which are empty, but for their records.
     fn park(&mut self) {
         let Some(magazines) = self.magazines() else { return };
         magazines.for_each(0..MAGAZINES, |mut known| known.magazine.stow());
@@ -307,18 +309,18 @@ impl Lane {
     }
 }
 
-impl Drop for Lane {
+impl Drop for StreamCache {
     fn drop(&mut self) {
         self.free();
     }
 }
 
-/// The lanes of one thread in one pool.
+/// All stream caches of one thread in one pool.
 #[derive(Debug)]
-pub(super) struct Lanes {
-    /// By the timelines' slots.
-    lanes: Vec<Lane>,
-    /// Where the lane lies that was used last: each request asks for it several times.
+pub(super) struct StreamCaches {
+    /// Sorted by the timelines' slots.
+    by_slot: Vec<StreamCache>,
+    /// The place of the one used last: each request asks for it several times.
     last: usize,
     strays: Arc<Strays>,
     /// Bytes that the magazines may hold together, if each holds as many blocks as it may.
@@ -348,44 +350,44 @@ pub(super) struct Bounds {
     pub(super) in_haste: bool,
 }
 
-impl Lanes {
+impl StreamCaches {
     pub(super) fn new(strays: Arc<Strays>) -> Self {
-        Self { lanes: Vec::new(), last: 0, strays, granted: 0, granted_large: 0, small: Counted::default() }
+        Self { by_slot: Vec::new(), last: 0, strays, granted: 0, granted_large: 0, small: Counted::default() }
     }
 
     #[inline]
     fn place_of(&self, slot: usize) -> Result<usize, usize> {
-        if self.lanes.get(self.last).is_some_and(|lane| lane.slot == slot) {
+        if self.by_slot.get(self.last).is_some_and(|cache| cache.slot == slot) {
             return Ok(self.last);
         }
-        self.lanes.binary_search_by_key(&slot, |lane| lane.slot)
+        self.by_slot.binary_search_by_key(&slot, |cache| cache.slot)
     }
 
-    /// The magazines of a stream, if it has a lane. By the owner.
+    /// The magazines of a stream, if it has a stream cache. By the owner.
     pub(super) fn of(&mut self, stream: StreamKey) -> Option<&mut Magazines> {
         let place = self.place_of(stream.slot).ok()?;
-        let lane = &mut self.lanes[place];
-        if lane.serial == stream.serial { lane.unpark() } else { None }
+        let cache = &mut self.by_slot[place];
+        if cache.serial == stream.serial { cache.unpark() } else { None }
     }
 
-    /// The magazines of a stream, if it has a lane in use. They stay until the lane is taken in hand: by
+    /// The magazines of a stream, if it has a stream cache in use. They stay until that is changed: by
     /// [`of_or_add`](Self::of_or_add) for another stream, [`give_back`](Self::give_back) or [`clear`](Self::clear).
     pub(super) fn of_stream(&self, stream: StreamKey) -> Option<NonNull<Magazines>> {
-        let lane = &self.lanes[self.place_of(stream.slot).ok()?];
-        if lane.serial == stream.serial { lane.magazines } else { None }
+        let cache = &self.by_slot[self.place_of(stream.slot).ok()?];
+        if cache.serial == stream.serial { cache.magazines } else { None }
     }
 
-    /// The magazines of every lane, and which stream's they are.
+    /// The magazines of every stream cache, and which stream's they are.
     pub(super) fn all(&self) -> impl Iterator<Item = (StreamKey, NonNull<Magazines>)> {
-        let of = |lane: &Lane| {
-            let (serial, slot) = (lane.serial, lane.slot);
-            Some((StreamKey { serial, slot }, lane.magazines?))
+        let of = |cache: &StreamCache| {
+            let (serial, slot) = (cache.serial, cache.slot);
+            Some((StreamKey { serial, slot }, cache.magazines?))
         };
-        self.lanes.iter().filter_map(of)
+        self.by_slot.iter().filter_map(of)
     }
 
-    /// The magazines of a stream, made if need be; `None` where the host has no memory for them. A lane of a stream that
-    /// is gone and had the same slot is emptied: its blocks are given to `each`.
+    /// The magazines of a stream, made if need be; `None` where the host has no memory for them. Those of a stream that
+    /// is gone and had the same slot are emptied: the blocks are given to `each`.
     #[inline]
     pub(super) fn of_or_add(
         &mut self,
@@ -393,11 +395,11 @@ impl Lanes {
         each: impl FnMut(TimelineId, Item),
     ) -> Option<&mut Magazines> {
         let place = match self.place_of(timeline.id.slot as usize) {
-            Ok(place) if self.lanes[place].serial == timeline.serial => place,
+            Ok(place) if self.by_slot[place].serial == timeline.serial => place,
             _ => self.add_slow(timeline, each)?,
         };
         self.last = place;
-        self.lanes[place].unpark()
+        self.by_slot[place].unpark()
     }
 
     #[cold]
@@ -407,19 +409,20 @@ impl Lanes {
         let place = match self.place_of(slot) {
             Ok(place) => place,
             Err(place) => {
-                self.lanes.try_reserve(1).ok()?;
-                self.lanes.insert(place, Lane { slot, serial, of, magazines: None, parked: Vec::new() });
+                self.by_slot.try_reserve(1).ok()?;
+                self.by_slot
+                    .insert(place, StreamCache { slot, serial, of, magazines: None, parked: Vec::new() });
                 place
             }
         };
-        let lane = &mut self.lanes[place];
-        lane.drain(&self.strays, each);
-        (lane.serial, lane.of) = (serial, of);
+        let cache = &mut self.by_slot[place];
+        cache.drain(&self.strays, each);
+        (cache.serial, cache.of) = (serial, of);
         Some(place)
     }
 
-    /// Lets a full magazine of a lane that is there hold more blocks, if that may be. Returns whether there is room
-    /// now.
+    /// Lets a full magazine hold more blocks, within the bounds, if the stream has a cache. Returns whether there is
+    /// room now.
     pub(super) fn grant(&mut self, stream: StreamKey, magazine: MagazineIndex, bounds: &Bounds) -> bool {
         let Bounds { longest: bytes, is_large, limit, in_haste } = *bounds;
         let left = limit.saturating_sub(self.granted) / bytes;
@@ -441,17 +444,17 @@ impl Lanes {
         has_room
     }
 
-    /// Empties the magazines from `from` on of every lane. What those of large blocks held in vain, they may hold no
-    /// more. `is_large` says whether a block of so many bytes is one.
+    /// Empties the magazines from `from` on of every stream cache. Draining a magazine of large blocks cuts its room by
+    /// what it held. `is_large` says whether a block of so many bytes is large.
     pub(super) fn drain(
         &mut self,
         from: MagazineIndex,
         is_large: impl Fn(u64) -> bool,
         mut each: impl FnMut(TimelineId, Item),
     ) {
-        for lane in &mut self.lanes {
-            let of = lane.of;
-            let Some(magazines) = lane.magazines() else { continue };
+        for cache in &mut self.by_slot {
+            let of = cache.of;
+            let Some(magazines) = cache.magazines() else { continue };
             magazines.for_each(from.number()..MAGAZINES, |known| {
                 let mut magazine = known.magazine;
                 if magazine.is_empty() {
@@ -471,37 +474,37 @@ impl Lanes {
         }
     }
 
-    /// Takes back every grant; the lanes are empty.
+    /// Takes back every grant; the stream caches are empty.
     pub(super) fn revoke_grants(&mut self) {
         (self.granted, self.granted_large) = (0, 0);
-        for lane in &mut self.lanes {
-            if let Some(magazines) = lane.magazines() {
+        for cache in &mut self.by_slot {
+            if let Some(magazines) = cache.magazines() {
                 magazines.for_each(0..MAGAZINES, |mut known| _ = known.magazine.set_room(0));
             }
-            lane.parked.iter_mut().for_each(|record| record.buffer = Buffer::NEW);
+            cache.parked.iter_mut().for_each(|record| record.buffer = Buffer::NEW);
         }
     }
 
-    /// Gives back what host memory is not needed at rest; the lanes are empty. Those of streams that are gone go.
+    /// Gives back what host memory is not needed at rest; the stream caches are empty. Those of streams that are gone go.
     pub(super) fn give_back(&mut self, is_gone: impl Fn(TimelineId) -> bool) {
-        self.lanes.retain(|lane| !is_gone(lane.of));
-        self.lanes.iter_mut().for_each(Lane::park);
-        shrink(&mut self.lanes, 0);
-        let records = || self.lanes.iter().flat_map(Lane::records);
+        self.by_slot.retain(|cache| !is_gone(cache.of));
+        self.by_slot.iter_mut().for_each(StreamCache::park);
+        shrink(&mut self.by_slot, 0);
+        let records = || self.by_slot.iter().flat_map(StreamCache::records);
         self.granted = records().map(Record::granted).sum();
         self.granted_large = records().filter(|record| record.is_large).map(Record::granted).sum();
     }
 
-    /// Gives up all lanes, which are empty.
+    /// Drops all stream caches, which are empty.
     pub(super) fn clear(&mut self) {
         (self.granted, self.granted_large) = (0, 0);
-        self.lanes = Vec::new();
+        self.by_slot = Vec::new();
     }
 
     /// Bytes that the magazines before `end` hold, if the blocks of each are as long as they can be beside its first.
     pub(super) fn held_below(&mut self, end: MagazineIndex, longest: impl Fn(u64) -> u64) -> u64 {
         let mut held = 0;
-        for magazines in self.lanes.iter_mut().filter_map(Lane::magazines) {
+        for magazines in self.by_slot.iter_mut().filter_map(StreamCache::magazines) {
             magazines.for_each(0..end.number(), |Known { magazine, .. }| {
                 let bytes = magazine.items().first().map_or(0, |item| longest(item.bytes()));
                 held += bytes * magazine.len() as u64;
@@ -512,7 +515,7 @@ impl Lanes {
 
     /// Every block held, and where.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Place, &Item)> {
-        self.lanes.iter().filter_map(Lane::seen).flat_map(Magazines::items)
+        self.by_slot.iter().filter_map(StreamCache::seen).flat_map(Magazines::items)
     }
 
     /// Bytes that may be held.
