@@ -1,4 +1,4 @@
-//! The caches of all threads in one pool, and the ways to them that take no lock of the pool.
+//! The caches of all threads in one pool, and what uses them without the pool's lock.
 
 use std::ptr;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 
 use smallvec::SmallVec;
 
+use super::asymmetric_lock::{Epoch, Passage};
 use super::depot::Depot;
-use super::gate::{Inside, Way};
 use super::magazine::{Item, Open};
 use super::settling::Peaks;
 use super::sizes::{MagazineIndex, Sizes};
@@ -39,7 +39,7 @@ pub(crate) struct Caches {
     /// Whether a request of a class that has no block may have one of a longer class.
     borrows: AtomicBool,
     /// Whether requests may take the fast path. Written under the pool's lock.
-    pub(super) has_doors: AtomicBool,
+    pub(super) has_lock_entries: AtomicBool,
     /// Entries of `threads` that may be in use.
     pub(super) used: AtomicUsize,
     /// What threads without a cache count. Written under the pool's lock.
@@ -54,8 +54,8 @@ pub(crate) struct Caches {
     pub(super) is_paused: AtomicBool,
 }
 
-/// *Nobody's* cache, in every pool: it never has an owner, nor magazines, and its gate is always closed. Threads that
-/// come to it note at the gate that they do, and nothing else.
+/// *Nobody's* cache, in every pool: it never has an owner, nor magazines, and its asymmetric lock is always closed. Threads that
+/// come to it note at the asymmetric lock that they do, and nothing else.
 ///
 /// Made with the first pool, and kept. No `OnceLock`: a fork may come in between, and the child would wait for ever.
 static NOBODY: AtomicPtr<ThreadCache> = AtomicPtr::new(ptr::null_mut());
@@ -134,7 +134,7 @@ impl Caches {
             depot_limit: AtomicU64::new(LEAST_LIMIT),
             most_slack: AtomicU64::new(sizes.bytes(1)),
             borrows: AtomicBool::new(false),
-            has_doors: AtomicBool::new(true),
+            has_lock_entries: AtomicBool::new(true),
             used: AtomicUsize::new(0),
             others: Tally::default(),
             peaks: Peaks::default(),
@@ -158,14 +158,14 @@ impl Caches {
     }
 
     #[inline]
-    pub(super) fn enter<const WIDE: bool>(
+    pub(super) fn enter<const WITHOUT_ENTRY: bool>(
         &self,
-        way: fn(&Tally) -> &Way,
+        epoch: fn(&Tally) -> &Epoch,
         stream: &Stream,
     ) -> Option<Own<'_>> {
-        // SAFETY: the cache under a thread's index is that thread's own, or its gate is closed until it is
+        // SAFETY: the cache under a thread's index is that thread's own, or its asymmetric lock is closed until it is
         // (`join_slow`), or was left to it by one that ended (`collect_ended`). Callers leave before they return.
-        unsafe { self.mine().enter::<WIDE>(way, stream.key()) }
+        unsafe { self.mine().enter::<WITHOUT_ENTRY>(epoch, stream.key()) }
     }
 
     /// A block for work on `stream` from the calling thread's magazines, if the first look finds one that fits.
@@ -175,54 +175,56 @@ impl Caches {
         unsafe { self.get::<false>(self.mine(), bytes, stream.key()) }
     }
 
-    /// As [`alloc`](Self::alloc), also where the doors are shut.
+    /// As [`alloc`](Self::alloc), also where lock entries are closed.
     #[cold]
-    pub(crate) fn alloc_wide(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+    pub(crate) fn alloc_without_entry(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         // SAFETY: the cache is this thread's.
         unsafe { self.get::<true>(self.mine(), bytes, stream.key()) }
     }
 
     /// # Safety
     /// `mine` is the calling thread's cache here, or nobody's.
-    // Always inlined: a call would have its caller keep in registers what only the slow way needs.
+    // Always inlined: a call would have its caller keep in registers what only the slow path needs.
     #[inline(always)]
-    pub(super) unsafe fn get<const WIDE: bool>(
+    pub(super) unsafe fn get<const WITHOUT_ENTRY: bool>(
         &self,
         mine: &ThreadCache,
         bytes: u64,
         stream: StreamKey,
     ) -> Option<DevicePtr> {
         if self.sizes.is_rounded(bytes) {
-            // SAFETY: the caller's promise; nobody's gate is closed. All that return here leave.
-            let Own { magazines, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_alloc, stream) }?;
+            // SAFETY: the caller's promise; nobody's asymmetric lock is closed. All that return here leave.
+            let Own { magazines, tally, passage } =
+                unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_alloc, stream) }?;
             // SAFETY: asked above.
             let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
             let magazine = magazines.magazine(index);
             let item = *magazine.top_or_end();
             // Also where it is empty.
-            if !item.is_in(magazine.place()) || !tally.rise(&inside, bytes, item.bytes()) {
+            if !item.is_in(magazine.place()) || !tally.rise(&passage, bytes, item.bytes()) {
                 return None;
             }
             // SAFETY: just seen.
             unsafe { magazine.drop_top() };
-            return Some(Self::hand_out(item, bytes, inside));
+            return Some(Self::hand_out(item, bytes, passage));
         }
         let index = self.sizes.magazine_for_exact(bytes)?;
         // Relaxed: a setting; any value that it ever had is safe.
         let most_slack = self.most_slack.load(Ordering::Relaxed);
         // SAFETY: as above.
-        let Own { magazines, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_alloc, stream) }?;
+        let Own { magazines, tally, passage } =
+            unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_alloc, stream) }?;
         let magazine = magazines.magazine(index);
         let item = *magazine.top_or_end();
         if item.bytes().wrapping_sub(bytes) >= most_slack || !item.is_in(magazine.place()) {
             return None;
         }
-        if !tally.rise(&inside, bytes, item.bytes()) {
+        if !tally.rise(&passage, bytes, item.bytes()) {
             return None;
         }
         // SAFETY: just seen.
         unsafe { magazine.drop_top() };
-        Some(Self::hand_out(item, bytes, inside))
+        Some(Self::hand_out(item, bytes, passage))
     }
 
     /// The block that [`get`](Self::get) would hand out, under the lock.
@@ -250,13 +252,13 @@ impl Caches {
     /// of so many bytes; and leaves. From then on
     /// the magazine is anybody's: it is no argument here, which would have to be this thread's until the end.
     #[inline(always)]
-    pub(super) fn hand_out(item: Item, requested: u64, inside: Inside<'_>) -> DevicePtr {
+    pub(super) fn hand_out(item: Item, requested: u64, passage: Passage<'_>) -> DevicePtr {
         item.entry().make_live(item.ptr, requested);
-        inside.pass();
+        passage.complete();
         item.ptr
     }
 
-    // ---- the way between: no lock but a part of the depot's ----------------------------------------------
+    // ---- without the pool's lock: the depot's only --------------------------------------------------------
 
     /// As [`alloc`](Self::alloc), and looks below the top of a magazine of several sizes, and into the depot.
     #[cold]
@@ -264,7 +266,7 @@ impl Caches {
         if !self.sizes.is_cached(bytes) || !self.may_have(bytes) {
             return None;
         }
-        let Own { magazines, tally, inside } = self.enter::<true>(Tally::to_alloc, stream)?;
+        let Own { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
         let units =
             if self.is_in_haste() { self.sizes.units_in_haste(bytes) } else { self.sizes.units(bytes) };
         let index = MagazineIndex::of(units);
@@ -281,25 +283,25 @@ impl Caches {
             is_narrow = self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
         }
         if magazine.has_on_top(size) {
-            if !tally.rise(&inside, bytes, size) {
+            if !tally.rise(&passage, bytes, size) {
                 return None;
             }
-            let ptr = Self::hand_out(magazine.take_top(size)?, bytes, inside);
+            let ptr = Self::hand_out(magazine.take_top(size)?, bytes, passage);
             return Some(Found { ptr, is_narrow });
         }
         // Relaxed: a setting.
         if !self.borrows.load(Ordering::Relaxed) || !self.sizes.is_rounded_in_haste(bytes) {
             return None;
         }
-        if !known.ghost.may_borrow(tally.to_alloc().passed()) {
+        if !known.ghost.may_borrow(tally.to_alloc().passages()) {
             return None;
         }
-        let item = Self::borrow(magazines, index, |item| tally.rise(&inside, bytes, item.bytes()))?;
-        Some(Found { ptr: Self::hand_out(item, bytes, inside), is_narrow: false })
+        let item = Self::borrow(magazines, index, |item| tally.rise(&passage, bytes, item.bytes()))?;
+        Some(Found { ptr: Self::hand_out(item, bytes, passage), is_narrow: false })
     }
 
     /// Whether the thread's magazines or the depot may have a block for such a request, by a glance. Who is told that
-    /// they have none goes the slow way, and looks there.
+    /// they have none takes the slow path, and looks there.
     #[inline]
     pub(crate) fn may_have(&self, bytes: u64) -> bool {
         !self.sizes.is_large(bytes) || self.mine().granted_large() > 0 || self.depot.held_large() > 0
@@ -416,10 +418,10 @@ impl Caches {
         unsafe { self.put::<false>(self.mine(), ptr, stream.key(), || stream.timeline()) }.is_some()
     }
 
-    /// As [`free`](Self::free), also where the doors are shut, and where the depot has room. Returns the bytes that were
-    /// asked for.
+    /// As [`free`](Self::free), also where lock entries are closed, and where the depot has room. Returns the bytes that
+    /// were asked for.
     #[cold]
-    pub(crate) fn free_wide(&self, ptr: DevicePtr, stream: &Stream) -> Option<u64> {
+    pub(crate) fn free_without_entry(&self, ptr: DevicePtr, stream: &Stream) -> Option<u64> {
         // SAFETY: the cache is this thread's.
         unsafe { self.put::<true>(self.mine(), ptr, stream.key(), || stream.timeline()) }
     }
@@ -430,16 +432,17 @@ impl Caches {
     /// # Safety
     /// `mine` is the calling thread's cache here, or nobody's.
     #[inline(always)]
-    pub(super) unsafe fn put<'t, const WIDE: bool>(
+    pub(super) unsafe fn put<'t, const WITHOUT_ENTRY: bool>(
         &self,
         mine: &ThreadCache,
         ptr: DevicePtr,
         stream: StreamKey,
         timeline: impl Fn() -> &'t Timeline,
     ) -> Option<u64> {
-        // SAFETY: the caller's promise; nobody's gate is closed. All that return here leave.
-        let Own { magazines, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_free, stream) }?;
-        let entry = if WIDE { self.views.find(ptr) } else { self.views.find_soon(ptr) }?;
+        // SAFETY: the caller's promise; nobody's asymmetric lock is closed. All that return here leave.
+        let Own { magazines, tally, passage } =
+            unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_free, stream) }?;
+        let entry = if WITHOUT_ENTRY { self.views.find(ptr) } else { self.views.find_soon(ptr) }?;
         let bytes = entry.bytes_of_live();
         if !entry.is_plain(ptr) {
             return None;
@@ -447,7 +450,7 @@ impl Caches {
         // SAFETY: a block that is live was labelled when it left the arena (`label`).
         let index = unsafe { MagazineIndex::from_label(entry.label()) };
         if magazines.magazine(index).is_full()
-            && !(WIDE && self.hand_on(magazines, index, tally, timeline().id))
+            && !(WITHOUT_ENTRY && self.hand_on(magazines, index, tally, timeline().id))
         {
             return None;
         }
@@ -455,7 +458,7 @@ impl Caches {
         unsafe { magazines.magazine(index).push(Item::new(ptr, entry)) };
         let requested = entry.requested();
         entry.make_cached(magazines.magazine(index).place(), timeline().now());
-        tally.count_free(inside, requested, bytes);
+        tally.count_free(passage, requested, bytes);
         Some(requested)
     }
 
@@ -561,9 +564,9 @@ mod tests {
         assert!(size_of::<Magazines>() <= 11 << 8, "{}", size_of::<Magazines>());
     }
 
-    /// For Miri, which sees whether a thread that has passed its gate keeps what is then another's.
+    /// For Miri, which sees whether a thread that has left its cache keeps what is then another's.
     #[test]
-    fn a_thread_that_passed_its_gate_has_nothing_of_its_magazines_any_more() {
+    fn a_thread_that_left_its_cache_has_nothing_of_it_any_more() {
         let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
         let pool = Pool::builder(&context).build().unwrap();
         let is_done = AtomicBool::new(false);

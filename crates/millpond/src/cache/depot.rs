@@ -1,6 +1,6 @@
 //! What no magazine has room for: blocks on shelves by size and stream, where other threads find them.
 //!
-//! A thread exchanges up to half a magazine at a time with the depot, while it is inside its own gate and without
+//! A thread exchanges up to half a magazine at a time with the depot, while it is inside its own cache and without
 //! the pool's lock: the shelves are spread over several locks, each held for that exchange only. Whoever takes
 //! everything back, under the pool's lock, closes the depot first: until it is open again nobody gets or brings
 //! anything, so that nothing slips from a shelf into a magazine that was emptied already, or back.
@@ -187,7 +187,7 @@ impl Depot {
 
     /// Under the pool's lock.
     pub(super) fn open(&self) {
-        // Relaxed: who sees it late goes the slow way.
+        // Relaxed: who sees it late takes the slow path.
         self.is_closed.store(false, Ordering::Relaxed);
     }
 

@@ -1,7 +1,7 @@
 //! What other streams freed, in haste: brought over from the depot, without the pool's lock.
 //!
 //! The stream has to be ordered after the work on the other one first, which may take calls of the device. So it
-//! goes in two steps: the thread looks what there is, and leaves its gate; then, with the stream ordered after the
+//! goes in two steps: the thread looks what there is, and leaves its cache; then, with the stream ordered after the
 //! [fence](Elsewhere::fence) of what was seen, it takes what is behind that fence, be it the same blocks or others.
 
 use super::caches::{Caches, Found};
@@ -36,8 +36,8 @@ impl Caches {
         if !self.is_in_haste() || !self.sizes.is_cached(bytes) {
             return None;
         }
-        // A gate that is closed may mean that the stream is being captured.
-        let Own { magazines, tally: _, inside: _inside } = self.enter::<true>(Tally::to_alloc, stream)?;
+        // A closed cache may mean that the stream is being captured.
+        let Own { magazines, tally: _, passage: _passage } = self.enter::<true>(Tally::to_alloc, stream)?;
         let units = self.sizes.units_in_haste(bytes);
         if magazines.known(MagazineIndex::of(units))?.magazine.restock_by() == 0 {
             return None;
@@ -50,7 +50,7 @@ impl Caches {
     /// A block for a request of so many bytes from what was seen elsewhere, after which the stream is ordered now;
     /// brings more of the same.
     pub(crate) fn alloc_elsewhere(&self, bytes: u64, stream: &Stream, seen: Elsewhere) -> Option<Found> {
-        let Own { magazines, tally, inside } = self.enter::<true>(Tally::to_alloc, stream)?;
+        let Own { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
         let size = seen.bytes;
         let Known { mut magazine, .. } = magazines.known(MagazineIndex::of(self.sizes.exact_units(size)))?;
         let before = magazine.len();
@@ -63,10 +63,10 @@ impl Caches {
                 item.entry().make_cached(place, now);
             }
         }
-        if !magazine.has_on_top(size) || !tally.rise(&inside, bytes, size) {
+        if !magazine.has_on_top(size) || !tally.rise(&passage, bytes, size) {
             return None;
         }
-        let ptr = Self::hand_out(magazine.take_top(size)?, bytes, inside);
+        let ptr = Self::hand_out(magazine.take_top(size)?, bytes, passage);
         Some(Found { ptr, is_narrow })
     }
 }

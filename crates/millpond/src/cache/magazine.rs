@@ -224,7 +224,7 @@ impl Drop for Buffer {
     }
 }
 
-/// A magazine with its buffer: what the slow ways do.
+/// A magazine with its buffer: what the slow paths do.
 #[derive(Debug)]
 pub(super) struct Open<'a> {
     magazine: &'a mut Magazine,

@@ -1,12 +1,12 @@
-//! Models of the gate and of what passes through it: loom tries every order in which the threads of a model may
+//! Models of the asymmetric lock and of what it guards: loom tries every order in which the threads of a model may
 //! run, and every value that a load may see. `scripts/check-concurrency loom` runs them.
 //!
-//! **What is real** is the gate. **What is modelled**: the kernel's barrier in all threads is a `SeqCst` fence on
-//! either side (`sync`), which is what the two amount to together, not how they come about; a stream cache is a stack of block
+//! **What is real** is the lock. **What is modelled**: the kernel's barrier in all threads is a `SeqCst` fence on
+//! either side (`sync`), which is what the two amount to together, not how they come about; magazines are a stack of block
 //! numbers and its stream's serial number, in cells that see when two threads reach them at once; a block's entry in
 //! the arena's table has its state and its tick, with the orderings of `arena/table.rs`; the pool's lock is loom's.
-//! **Not modelled**: tallies; grants in one model only, where room is there or not, and several stream caches in those at the
-//! end. An owner comes in by the stream's door, of which there is only one, or, `WIDE`, without.
+//! **Not modelled**: tallies; grants in one model only, where room is there or not, and several streams in those at the
+//! end. An owner comes in by the stream's entry, of which there is only one, or, `WITHOUT_ENTRY`, without.
 
 use std::mem::take;
 use std::ptr::NonNull;
@@ -16,12 +16,12 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread::{self, yield_now};
 
-use super::gate::{Behind, Gate, Inside, Way};
+use super::asymmetric_lock::{AsymmetricLock, Epoch, Guarded, Passage};
 use super::sync::heavy_barrier;
 use crate::order::StreamKey;
 
-/// The stream that has a cache, and others that have the same door: one that has a cache only in some models, and one
-/// that comes once that is gone, with its slot.
+/// The stream that has a cache, and others that share its entry: one that has a cache only in some models, and one that
+/// comes once that is gone, with its slot.
 const STREAM: StreamKey = StreamKey { serial: 1, slot: 0 };
 const OTHER: StreamKey = StreamKey { serial: 2, slot: 1 };
 const NEWCOMER: StreamKey = StreamKey { serial: 3, slot: 1 };
@@ -42,7 +42,7 @@ struct ModelMagazines {
 
 static CLOSED: u64 = 0;
 
-impl Behind for ModelMagazines {
+impl Guarded for ModelMagazines {
     unsafe fn serial(magazines: NonNull<Self>) -> u64 {
         if magazines == Self::closed() {
             return CLOSED;
@@ -77,10 +77,10 @@ impl ModelMagazines {
 
 /// One thread's cache.
 struct ModelCache {
-    gate: Gate<ModelMagazines>,
+    lock: AsymmetricLock<ModelMagazines>,
     /// `Tally::to_alloc` and `Tally::to_free`.
-    to_alloc: Way,
-    to_free: Way,
+    to_alloc: Epoch,
+    to_free: Epoch,
     owned: AtomicBool,
     /// `Ended`: whether its thread ended since this was looked at.
     ended: AtomicBool,
@@ -95,9 +95,9 @@ struct ModelCache {
 impl ModelCache {
     fn new() -> Self {
         Self {
-            gate: Gate::new(),
-            to_alloc: Way::default(),
-            to_free: Way::default(),
+            lock: AsymmetricLock::new(),
+            to_alloc: Epoch::default(),
+            to_free: Epoch::default(),
             owned: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             magazines: ModelMagazines::new(STREAM),
@@ -108,23 +108,27 @@ impl ModelCache {
 
     /// Lets the owner pass to its one stream cache.
     fn open(&self) {
-        self.gate.open();
-        self.gate.open_door(STREAM, NonNull::from(&*self.magazines));
+        self.lock.open();
+        self.lock.open_entry(STREAM, NonNull::from(&*self.magazines));
     }
 
-    fn enter<'a, const WIDE: bool>(&self, way: &'a Way) -> Option<Inside<'a>> {
-        if WIDE { self.gate.enter_wide(way) } else { self.gate.enter(way, STREAM).map(|(_, inside)| inside) }
+    fn enter<'a, const WITHOUT_ENTRY: bool>(&self, epoch: &'a Epoch) -> Option<Passage<'a>> {
+        if WITHOUT_ENTRY {
+            self.lock.enter_without_entry(epoch)
+        } else {
+            self.lock.enter(epoch, STREAM).map(|(_, passage)| passage)
+        }
     }
 
-    /// Closes the gate to its owner, and waits until it is outside.
+    /// Closes the lock to its owner, and waits until it is outside.
     fn keep_out(&self) {
-        self.gate.close();
+        self.lock.close();
         heavy_barrier();
         self.wait_until_left();
     }
 
     fn wait_until_left(&self) {
-        Gate::<ModelMagazines>::wait_until_left([&self.to_alloc, &self.to_free]);
+        AsymmetricLock::<ModelMagazines>::wait_until_left([&self.to_alloc, &self.to_free]);
     }
 
     /// Reaches the blocks of its one stream cache.
@@ -193,12 +197,12 @@ impl<const THREADS: usize> ModelPool<THREADS> {
     }
 
     /// `Caches::alloc`, else `Caches::restock`: a block is there.
-    fn alloc<const WIDE: bool>(&self, index: usize) -> Option<usize> {
+    fn alloc<const WITHOUT_ENTRY: bool>(&self, index: usize) -> Option<usize> {
         let cache = &self.caches[index];
-        let fast = cache.enter::<WIDE>(&cache.to_alloc).and_then(|inside| {
+        let fast = cache.enter::<WITHOUT_ENTRY>(&cache.to_alloc).and_then(|passage| {
             let block = cache.blocks(Vec::pop)?;
             self.make_live(block);
-            inside.pass();
+            passage.complete();
             Some(block)
         });
         fast.or_else(|| {
@@ -219,7 +223,7 @@ impl<const THREADS: usize> ModelPool<THREADS> {
     }
 
     /// `Caches::free`, else `Caches::put_slow`.
-    fn free<const WIDE: bool>(&self, index: usize, block: usize, tick: u64) {
+    fn free<const WITHOUT_ENTRY: bool>(&self, index: usize, block: usize, tick: u64) {
         let cache = &self.caches[index];
         let put = || {
             let entry = &self.entries[block];
@@ -228,9 +232,9 @@ impl<const THREADS: usize> ModelPool<THREADS> {
             entry.is_live.store(false, Ordering::Relaxed);
             cache.blocks(|blocks| blocks.push(block));
         };
-        if let Some(inside) = cache.enter::<WIDE>(&cache.to_free) {
+        if let Some(passage) = cache.enter::<WITHOUT_ENTRY>(&cache.to_free) {
             put();
-            inside.pass();
+            passage.complete();
             return;
         }
         let mut depot = self.state.lock().unwrap();
@@ -243,7 +247,7 @@ impl<const THREADS: usize> ModelPool<THREADS> {
     fn revoke(&self) {
         let mut depot = self.state.lock().unwrap();
         self.collect_ended(&mut depot);
-        self.caches.iter().for_each(|cache| cache.gate.close());
+        self.caches.iter().for_each(|cache| cache.lock.close());
         heavy_barrier();
         for cache in &self.caches {
             cache.wait_until_left();
@@ -263,11 +267,11 @@ impl<const THREADS: usize> ModelPool<THREADS> {
             self.entries[block].is_live.store(false, Ordering::Relaxed);
             cache.blocks(|blocks| blocks.push(block));
         };
-        if let Some(inside) = cache.enter::<false>(&cache.to_free)
+        if let Some(passage) = cache.enter::<false>(&cache.to_free)
             && cache.has_room()
         {
             put();
-            inside.pass();
+            passage.complete();
             return;
         }
         let _depot = self.state.lock().unwrap();
@@ -327,22 +331,22 @@ fn model(preemptions: usize, run: impl Fn() + Send + Sync + 'static) {
     builder.check(run);
 }
 
-fn gate_keeps_apart<const WIDE: bool>() {
+fn lock_keeps_apart<const WITHOUT_ENTRY: bool>() {
     loom::model(|| {
         let cache = Arc::new(ModelCache::new());
         cache.open();
         let owner = thread::spawn({
             let cache = cache.clone();
             move || {
-                let pass = |way| {
-                    let inside = cache.enter::<WIDE>(way)?;
+                let pass = |epoch| {
+                    let passage = cache.enter::<WITHOUT_ENTRY>(epoch)?;
                     cache.blocks(|all| all.push(7));
-                    inside.pass();
+                    passage.complete();
                     Some(())
                 };
                 let passed =
                     [pass(&cache.to_alloc), pass(&cache.to_free)].map(|passed| u64::from(passed.is_some()));
-                assert_eq!(passed, [cache.to_alloc.passed(), cache.to_free.passed()], "counted wrong");
+                assert_eq!(passed, [cache.to_alloc.passages(), cache.to_free.passages()], "counted wrong");
                 passed.iter().sum::<u64>() as usize
             }
         });
@@ -356,24 +360,24 @@ fn gate_keeps_apart<const WIDE: bool>() {
 
 #[test]
 fn an_owner_and_whoever_revokes_are_never_inside_together() {
-    gate_keeps_apart::<false>();
+    lock_keeps_apart::<false>();
 }
 
 #[test]
-fn an_owner_without_a_door_and_whoever_revokes_are_never_inside_together() {
-    gate_keeps_apart::<true>();
+fn an_owner_without_an_entry_and_whoever_revokes_are_never_inside_together() {
+    lock_keeps_apart::<true>();
 }
 
 #[test]
-fn a_gate_lets_nobody_pass_to_another_streams_cache() {
+fn a_lock_lets_nobody_enter_another_streams_cache() {
     loom::model(|| {
         let cache = Arc::new(ModelCache::new());
         let owner = thread::spawn({
             let cache = cache.clone();
             move || {
                 assert!(
-                    cache.gate.enter(&cache.to_alloc, OTHER).is_none(),
-                    "passed by another stream's door"
+                    cache.lock.enter(&cache.to_alloc, OTHER).is_none(),
+                    "entered by another stream's entry"
                 );
             }
         });
@@ -492,7 +496,7 @@ fn who_has_no_room_need_not_be_kept_out() {
     });
 }
 
-/// A cache with two stream caches, whose streams have one door: one slot of the table each.
+/// A cache of two streams, which share one entry: one slot of the table each.
 struct TwoStreams {
     cache: ModelCache,
     /// The pool's lock.
@@ -511,17 +515,17 @@ impl TwoStreams {
     /// `ThreadCache::open_all`, where the stream of the second stream cache is known.
     fn open_all(&self, other: StreamKey) {
         self.cache.open();
-        self.cache.gate.open_door(other, NonNull::from(&*self.other));
+        self.cache.lock.open_entry(other, NonNull::from(&*self.other));
     }
 
-    /// The owner frees a block for this stream, if it finds the stream's door open: a block of that number.
+    /// The owner frees a block for this stream, if it finds the stream's entry open: a block of that number.
     fn free(&self, stream: StreamKey) -> bool {
-        let Some((magazines, inside)) = self.cache.gate.enter(&self.cache.to_free, stream) else {
+        let Some((magazines, passage)) = self.cache.lock.enter(&self.cache.to_free, stream) else {
             return false;
         };
-        // SAFETY: the gate leads to stream caches that are there, as long as the owner is inside.
+        // SAFETY: entries lead to magazines that are there, as long as the owner is inside.
         unsafe { magazines.as_ref() }.blocks(|blocks| blocks.push(stream.serial as usize));
-        inside.pass();
+        passage.complete();
         true
     }
 
@@ -535,7 +539,7 @@ impl TwoStreams {
 }
 
 #[test]
-fn streams_behind_one_door_never_get_each_others_cache() {
+fn streams_with_one_entry_never_get_each_others_cache() {
     model(4, || {
         let two = TwoStreams::new();
         let owner = thread::spawn({
@@ -588,7 +592,7 @@ fn a_newcomer_with_the_slot_of_a_stream_that_is_gone_gets_no_block_of_its() {
             let two = two.clone();
             move || {
                 two.free(OTHER);
-                // `StreamCaches::of_or_add`, by the owner under the lock, with all doors open: the stream cache is emptied, and reused.
+                // `StreamCaches::of_or_add`, by the owner under the lock, with all entries open: emptied, and reused.
                 {
                     let _lock = two.lock.lock().unwrap();
                     TwoStreams::take_from(&two.other, &[OTHER]);
@@ -604,7 +608,7 @@ fn a_newcomer_with_the_slot_of_a_stream_that_is_gone_gets_no_block_of_its() {
             two.cache.keep_out();
             TwoStreams::take_from(&two.other, &[OTHER, NEWCOMER]);
             // SAFETY: the owner is kept out, and the lock is held.
-            let serial = unsafe { Behind::serial(NonNull::from(&*two.other)) };
+            let serial = unsafe { Guarded::serial(NonNull::from(&*two.other)) };
             two.open_all(StreamKey { serial, ..OTHER });
         }
         owner.join().unwrap();

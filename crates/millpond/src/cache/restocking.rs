@@ -1,4 +1,4 @@
-//! The slow way of an allocation or a free: under the pool's lock, between the thread's magazines, the depot and
+//! The slow path of an allocation or a free: under the pool's lock, between the thread's magazines, the depot and
 //! the arena.
 
 use std::sync::atomic::Ordering;
@@ -92,7 +92,7 @@ impl Caches {
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
         let stream_caches = unsafe { cache.stream_caches_under_lock() };
         stream_caches.of_or_add(timeline, |of, item| each(Cached { item, of }))?;
-        cache.open(stream_caches, stream.key(), self.has_doors());
+        cache.open(stream_caches, stream.key(), self.has_lock_entries());
         let (at, size) = (MagazineIndex::of(units), self.sizes.bytes(units));
         let Known { mut magazine, ghost, .. } = stream_caches.of(stream.key())?.known(at)?;
         if let Some(found) = magazine.take_alike(size) {
@@ -192,7 +192,7 @@ impl Caches {
             }
             cache.note_granted(stream_caches);
         }
-        cache.open(stream_caches, stream.key(), self.has_doors());
+        cache.open(stream_caches, stream.key(), self.has_lock_entries());
         let Some(magazines) = stream_caches.of(stream.key()) else { return false };
         if magazines.magazine(at).is_full() {
             return false;

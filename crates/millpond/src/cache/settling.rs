@@ -367,7 +367,7 @@ impl Caches {
 
     /// Finds out what is there, takes all room back, and grants what may be granted, most of it to who asks.
     fn settle(&self, lock: &mut Locked, tally: &Tally, more: Figures, is_sure: bool) {
-        // While all gates are closed, nobody is kept out who was not.
+        // While all caches are closed, nobody is kept out who was not.
         let must_wait = !self.is_closed() && self.all().any(|cache| self.has_moved(cache));
         if must_wait && !lock.escrow.credit.is_left() {
             return lock.escrow.overdraw(tally, tally.missing(more));

@@ -1,23 +1,23 @@
 //! Models of settling (`settling.rs`): loom tries every order in which two threads may count, ask and settle.
 //!
-//! **What is real** are gates and tallies. **What is modelled**: the pool's lock is loom's; one block has one byte, and no
-//! more is granted than was there at one time, so that peaks have to be exact.
+//! **What is real** are asymmetric locks and tallies. **What is modelled**: the pool's lock is loom's; one block has one
+//! byte, and no more is granted than was there at one time, so that peaks have to be exact.
 
 use std::ptr::NonNull;
 
 use loom::sync::{Arc, Mutex};
 use loom::thread::{self, yield_now};
 
-use super::gate::{Behind, Gate};
+use super::asymmetric_lock::{AsymmetricLock, Guarded};
 use super::sync::heavy_barrier;
 use super::tally::{Tally, combine};
 
-/// Nobody comes in by a door.
+/// Nobody comes in by an entry.
 struct NoMagazines;
 
 static CLOSED: u64 = 0;
 
-impl Behind for NoMagazines {
+impl Guarded for NoMagazines {
     unsafe fn serial(_: NonNull<Self>) -> u64 {
         CLOSED
     }
@@ -29,13 +29,13 @@ impl Behind for NoMagazines {
 
 /// One thread's cache.
 struct ModelCache {
-    gate: Gate<NoMagazines>,
+    lock: AsymmetricLock<NoMagazines>,
     tally: Tally,
 }
 
 impl ModelCache {
     fn open(&self) {
-        self.gate.open();
+        self.lock.open();
     }
 }
 
@@ -53,7 +53,7 @@ struct ModelPool {
 
 impl ModelPool {
     fn new() -> Arc<Self> {
-        let cache = || ModelCache { gate: Gate::new(), tally: Tally::default() };
+        let cache = || ModelCache { lock: AsymmetricLock::new(), tally: Tally::default() };
         let pool = Self { caches: [cache(), cache()], state: Mutex::default() };
         pool.caches.iter().for_each(ModelCache::open);
         Arc::new(pool)
@@ -61,10 +61,10 @@ impl ModelPool {
 
     fn alloc(&self, index: usize) {
         let cache = &self.caches[index];
-        if let Some(inside) = cache.gate.enter_wide(cache.tally.to_alloc())
-            && cache.tally.rise(&inside, 1, 1)
+        if let Some(passage) = cache.lock.enter_without_entry(cache.tally.to_alloc())
+            && cache.tally.rise(&passage, 1, 1)
         {
-            inside.pass();
+            passage.complete();
             return;
         }
         let mut state = self.state.lock().unwrap();
@@ -76,8 +76,8 @@ impl ModelPool {
 
     fn free(&self, index: usize) {
         let cache = &self.caches[index];
-        if let Some(inside) = cache.gate.enter_wide(cache.tally.to_free()) {
-            cache.tally.count_free(inside, 1, 1);
+        if let Some(passage) = cache.lock.enter_without_entry(cache.tally.to_free()) {
+            cache.tally.count_free(passage, 1, 1);
             return;
         }
         let _state = self.state.lock().unwrap();
@@ -89,9 +89,9 @@ impl ModelPool {
         let other = &self.caches[1 - asking];
         let moved = !other.tally.is_frozen();
         if moved {
-            other.gate.close();
+            other.lock.close();
             heavy_barrier();
-            Gate::<NoMagazines>::wait_until_left(other.tally.ways());
+            AsymmetricLock::<NoMagazines>::wait_until_left(other.tally.epochs());
         }
         escrow.peak = escrow.peak.max(self.high());
         let settled = self.caches.iter().enumerate().filter(|(at, _)| moved || *at == asking);

@@ -31,7 +31,7 @@ impl Default for Strays {
 }
 
 impl Strays {
-    /// Notes a copy that was dropped. It is reported later: whoever comes upon it may be inside a gate.
+    /// Notes a copy that was dropped. It is reported later: whoever comes upon it may be inside a cache.
     #[cold]
     fn note(&self, item: Item) {
         let (requested, bytes) = item.entry().last_counted();

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::gate::Behind;
+use super::asymmetric_lock::Guarded;
 use super::growth::Growth;
 use super::magazine::{Buffer, Item, Magazine, Open, STRIDE};
 use super::sizes::{MAGAZINES, MagazineIndex};
@@ -119,7 +119,7 @@ pub(super) struct Known<'a> {
 /// The serial number of [`Magazines::closed`].
 static NO_STREAM: u64 = 0;
 
-impl Behind for Magazines {
+impl Guarded for Magazines {
     #[inline]
     unsafe fn serial(magazines: NonNull<Self>) -> u64 {
         // SAFETY: the caller's promise. Both magazines and the sentinel begin with the number.
@@ -225,8 +225,8 @@ struct StreamCache {
     serial: u64,
     /// What the stream's timeline is called.
     of: TimelineId,
-    /// There while the stream cache is in use. A raw pointer owns them: the gate has a copy, and a `Box` would claim to
-    /// be the only one.
+    /// There while the stream cache is in use. A raw pointer owns them: lock entries have a copy, and a `Box` would claim
+    /// to be the only one.
     magazines: Option<NonNull<Magazines>>,
     /// The records while the magazines, then empty, are not there.
     parked: Vec<Record>,
@@ -238,7 +238,7 @@ unsafe impl Send for StreamCache {}
 impl StreamCache {
     /// The magazines, while the stream cache is in use.
     fn magazines(&mut self) -> Option<&mut Magazines> {
-        // SAFETY: its own, until it is dropped. Who has the stream cache has them: the gate leads to one of the two.
+        // SAFETY: its own, until it is dropped. Who has the stream cache has them: the lock guards both.
         self.magazines.map(|mut magazines| unsafe { magazines.as_mut() })
     }
 
@@ -272,7 +272,7 @@ impl StreamCache {
         }
         let serial = self.serial;
         let magazines = self.magazines()?;
-        // A door may lead to them: that of the calling thread, which is outside.
+        // A lock entry may lead to them: that of the calling thread, which is outside.
         magazines.serial = serial;
         Some(magazines)
     }
@@ -303,7 +303,7 @@ impl StreamCache {
     fn free(&mut self) {
         if let Some(magazines) = self.magazines.take() {
             // SAFETY: the pointer came from `try_box` (`unpark`), and is given up here only. No owner has it: it is
-            // outside, and its doors are closed, or it is the calling thread.
+            // outside, and its lock entries are closed, or it is the calling thread.
             drop(unsafe { Box::from_raw(magazines.as_ptr()) });
         }
     }

@@ -1,4 +1,4 @@
-//! Atomics and barriers of the gate: the real ones, or loom's.
+//! Atomics and barriers of the asymmetric lock: the real ones, or loom's.
 
 #[cfg(not(loom))]
 pub(super) use std::sync::atomic::{
@@ -96,7 +96,7 @@ mod real {
             && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
     }
 
-    /// Miri has the owner issue full barriers, so that doors open there too.
+    /// Under Miri the owner issues full barriers, so that lock entries open there too.
     #[cfg(not(all(target_os = "linux", not(miri))))]
     fn register() -> bool {
         cfg!(miri)

@@ -116,8 +116,8 @@ impl Caches {
 
     /// Empties the depot of blocks of at least `from` bytes, if it must be; returns whether it has to be opened again.
     fn close_depot(&self, from: u64, each: &mut impl FnMut(Cached)) -> bool {
-        // Threads use the depot while they are inside their own gates, or under the lock. Where there is none but the
-        // calling one, what the depot does not have will not come either, and its many locks need not be taken.
+        // Threads use the depot while they are inside their own caches, or under the pool's lock. Without any other
+        // thread, an empty depot stays empty, and its many locks need not be taken.
         let held = if from == 0 { self.depot.held() } else { self.depot.held_large() };
         let must_close = held > 0 || !self.all().all(|cache| self.is_mine(cache));
         if must_close {
@@ -145,35 +145,35 @@ impl Caches {
         self.close_all(lock, each);
     }
 
-    /// As [`shut`](Self::shut), until [`resume`](Self::resume): every request goes the slow way.
+    /// As [`shut`](Self::shut), until [`resume`](Self::resume): every request takes the slow path.
     pub(crate) fn pause(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
         // Relaxed: under the lock.
         self.is_paused.store(true, Ordering::Relaxed);
         self.close_all(lock, each);
     }
 
-    /// Caches again: a thread's gate opens when it next goes the slow way.
+    /// Caches again: a thread's cache opens when it next takes the slow path.
     pub(crate) fn resume(&self, _lock: &mut Locked) {
         // Relaxed: under the lock.
         self.is_paused.store(false, Ordering::Relaxed);
     }
 
-    /// Opens the doors of every gate, or shuts them: then the fast path finds nothing, and every request comes by the ways
-    /// that can note it. When this returns, no thread is on the fast path any more.
+    /// Opens the lock entries of every cache, or closes them: then the fast path finds nothing, and every request takes
+    /// the slow functions, which can note it. When this returns, no thread is on the fast path any more.
     #[cold]
-    pub(crate) fn set_doors(&self, _lock: &mut Locked, open: bool) {
+    pub(crate) fn set_lock_entries(&self, _lock: &mut Locked, open: bool) {
         // Relaxed: for owners it is a hint; what counts is written under the lock.
-        self.has_doors.store(open, Ordering::Relaxed);
+        self.has_lock_entries.store(open, Ordering::Relaxed);
         self.keep_out(|_| true);
         self.let_in();
     }
 
-    /// Whether threads come in by doors.
-    pub(crate) fn has_doors(&self) -> bool {
-        self.has_doors.load(Ordering::Relaxed)
+    /// Whether threads enter by lock entries.
+    pub(crate) fn has_lock_entries(&self) -> bool {
+        self.has_lock_entries.load(Ordering::Relaxed)
     }
 
-    /// Whether no gate may be opened. Under the lock.
+    /// Whether no cache may be opened. Under the lock.
     pub(super) fn is_closed(&self) -> bool {
         self.is_shut.load(Ordering::Relaxed) || self.is_paused.load(Ordering::Relaxed)
     }
@@ -228,7 +228,7 @@ impl Caches {
             cache.let_in();
             if cache.is_owned() && !self.is_closed() {
                 // SAFETY: the lock is held, and owners are kept out until here.
-                cache.open_all(unsafe { cache.stream_caches_under_lock() }, self.has_doors());
+                cache.open_all(unsafe { cache.stream_caches_under_lock() }, self.has_lock_entries());
             }
         }
     }

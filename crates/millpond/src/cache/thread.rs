@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::gate::{Gate, Inside, Way};
+use super::asymmetric_lock::{AsymmetricLock, Epoch, Passage};
 use super::strays::Strays;
 use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::Tally;
@@ -14,7 +14,7 @@ use crate::order::StreamKey;
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct ThreadCache {
-    gate: Gate<Magazines>,
+    lock: AsymmetricLock<Magazines>,
     pub(super) tally: Tally,
     /// Whether a living thread has it. Written under the pool's lock.
     owned: AtomicBool,
@@ -23,8 +23,8 @@ pub(super) struct ThreadCache {
     /// Bytes that all magazines of small blocks may hold, and those of large ones: to be known without keeping the
     /// owner out. Written under the pool's lock.
     granted: [AtomicU64; 2],
-    /// Whoever is inside the gate may use them, and whoever holds the pool's lock while the gate is closed or
-    /// is the owner.
+    /// For the owner while it is inside the asymmetric lock, and for whoever holds the pool's lock while that is closed,
+    /// or is the owner.
     stream_caches: UnsafeCell<StreamCaches>,
 }
 
@@ -32,21 +32,21 @@ pub(super) struct ThreadCache {
 // `enter` and `stream_caches_under_lock`.
 unsafe impl Sync for ThreadCache {}
 
-/// The owner's hand on its own cache. Once it [passes](Inside::pass), the magazines are anybody's: whoever passes has no
+/// The owner's hand on its own cache. Once it [passes](Passage::complete), the magazines are anybody's: whoever passes has no
 /// reference to any part of them as an argument, which would be taken to be its own until it returns.
 #[derive(Debug)]
 pub(super) struct Own<'a> {
     pub(super) magazines: &'a mut Magazines,
     pub(super) tally: &'a Tally,
-    pub(super) inside: Inside<'a>,
+    pub(super) passage: Passage<'a>,
 }
 
 impl ThreadCache {
-    /// A cache without an owner: its gate is closed.
+    /// A cache without an owner: it is closed.
     pub(super) fn new(strays: Arc<Strays>) -> Self {
-        let (gate, tally) = (Gate::new(), Tally::default());
+        let (lock, tally) = (AsymmetricLock::new(), Tally::default());
         Self {
-            gate,
+            lock,
             tally,
             owned: AtomicBool::new(false),
             is_kept_out: AtomicBool::new(false),
@@ -55,37 +55,37 @@ impl ThreadCache {
         }
     }
 
-    /// Passes the gate to the stream cache of a stream, by this way of the tally's; `None` where it is closed, or there is no
-    /// such stream cache. With `WIDE` also where the gate has no open door for it.
+    /// Enters the cache for a stream, and counts in this epoch of the tally's; `None` where it is closed, or has nothing
+    /// of the stream. With `WITHOUT_ENTRY` also where the lock has no open entry for it.
     ///
     /// # Safety
     /// The calling thread owns the cache, and is not inside.
     #[inline(always)]
-    pub(super) unsafe fn enter<const WIDE: bool>(
+    pub(super) unsafe fn enter<const WITHOUT_ENTRY: bool>(
         &self,
-        way: fn(&Tally) -> &Way,
+        epoch: fn(&Tally) -> &Epoch,
         stream: StreamKey,
     ) -> Option<Own<'_>> {
-        let way = way(&self.tally);
-        let (mut magazines, inside) = if WIDE {
-            let inside = self.gate.enter_wide(way)?;
+        let epoch = epoch(&self.tally);
+        let (mut magazines, passage) = if WITHOUT_ENTRY {
+            let passage = self.lock.enter_without_entry(epoch)?;
             // SAFETY: as below.
-            (unsafe { &*self.stream_caches.get() }.of_stream(stream)?, inside)
+            (unsafe { &*self.stream_caches.get() }.of_stream(stream)?, passage)
         } else {
-            self.gate.enter(way, stream)?
+            self.lock.enter(epoch, stream)?
         };
-        // SAFETY: the owner is inside. Others reach the stream caches only after closing the gate and waiting until the
-        // owner has left (`Caches::for_all`), which lasts until `inside` is dropped with what is returned here. So
-        // long a stream cache stays, too: see `gate`.
+        // SAFETY: the owner is inside. Others reach the stream caches only after closing the lock and waiting until the
+        // owner has left (`Caches::for_all`): not before `passage` is dropped with what is returned here. So long
+        // the magazines stay, too: see `asymmetric_lock`.
         let magazines = unsafe { magazines.as_mut() };
-        Some(Own { magazines, tally: &self.tally, inside })
+        Some(Own { magazines, tally: &self.tally, passage })
     }
 
     /// The stream caches, for whoever holds the pool's lock.
     ///
     /// # Safety
     /// The caller holds the pool's lock as long as the reference lives, asks for no second one, and either owns
-    /// the cache and is not inside, or has closed the gate and the owner has left, or the cache has no owner.
+    /// the cache and is not inside, or has closed the cache and the owner has left, or the cache has no owner.
     #[expect(clippy::mut_from_ref, reason = "an accessor of an UnsafeCell; the contract is above")]
     pub(super) unsafe fn stream_caches_under_lock(&self) -> &mut StreamCaches {
         // SAFETY: the caller's promise: nobody is inside, nobody can come in, and all others need the lock.
@@ -102,27 +102,27 @@ impl ThreadCache {
         self.owned.store(true, Ordering::Relaxed);
     }
 
-    /// Lets the owner pass to the stream cache of this stream, by its door too if there are `doors`. Under the pool's lock, with
-    /// the stream caches.
-    pub(super) fn open(&self, stream_caches: &StreamCaches, stream: StreamKey, doors: bool) {
-        self.gate.open();
-        if let Some(magazines) = stream_caches.of_stream(stream).filter(|_| doors) {
-            self.gate.open_door(stream, magazines);
+    /// Lets the owner use the cache of this stream, by its lock entry too if there are `entries`. Under the pool's lock,
+    /// with the stream caches.
+    pub(super) fn open(&self, stream_caches: &StreamCaches, stream: StreamKey, entries: bool) {
+        self.lock.open();
+        if let Some(magazines) = stream_caches.of_stream(stream).filter(|_| entries) {
+            self.lock.open_entry(stream, magazines);
         }
     }
 
-    /// Lets the owner pass to all its stream caches, as [`open`](Self::open) does to one.
-    pub(super) fn open_all(&self, stream_caches: &StreamCaches, doors: bool) {
-        self.gate.open();
-        if doors {
-            stream_caches.all().for_each(|(stream, magazines)| self.gate.open_door(stream, magazines));
+    /// Lets the owner use all its stream caches, as [`open`](Self::open) does with one.
+    pub(super) fn open_all(&self, stream_caches: &StreamCaches, entries: bool) {
+        self.lock.open();
+        if entries {
+            stream_caches.all().for_each(|(stream, magazines)| self.lock.open_entry(stream, magazines));
         }
     }
 
     /// The owner is going. By the owner, under the pool's lock.
     pub(super) fn disown(&self) {
         self.owned.store(false, Ordering::Relaxed);
-        self.gate.close();
+        self.lock.close();
     }
 
     /// Notes what the stream caches may hold. Under the pool's lock, whenever that has changed.
@@ -142,11 +142,11 @@ impl ThreadCache {
         self.granted[1].load(Ordering::Relaxed)
     }
 
-    /// Closes the gate, and notes whose it is: see [`is_kept_out`](Self::is_kept_out). Under the pool's lock.
+    /// Closes the cache, and notes that: see [`is_kept_out`](Self::is_kept_out). Under the pool's lock.
     pub(super) fn close(&self) {
         // Relaxed: read under the lock, too.
         self.is_kept_out.store(true, Ordering::Relaxed);
-        self.gate.close();
+        self.lock.close();
     }
 
     /// Notes that the owner may come in again, by what is opened from now on. Under the pool's lock.
@@ -159,8 +159,8 @@ impl ThreadCache {
         self.is_kept_out.load(Ordering::Relaxed)
     }
 
-    /// Waits until the owner, whose gate is closed, has left.
+    /// Waits until the owner of a closed cache has left.
     pub(super) fn wait_until_left(&self) {
-        Gate::<Magazines>::wait_until_left(self.tally.ways());
+        AsymmetricLock::<Magazines>::wait_until_left(self.tally.epochs());
     }
 }

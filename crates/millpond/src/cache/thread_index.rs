@@ -156,9 +156,9 @@ pub(super) fn visit(pool: &Arc<Ended>) -> Option<usize> {
         .flatten()
 }
 
-/// Has the forking thread go without an index in a child, where the parent's caches must not be used: so it finds their
-/// gates closed, and the check on the slow way. The other threads are gone, and their indices free. `false` where the host
-/// has no memory for it.
+/// Takes the forking thread's index away in a child, where the parent's caches must not be used: so it finds no cache,
+/// and the check on the slow path. The other threads are gone, and their indices free. `false` where the host has no
+/// memory for it.
 fn forget_at_forks() -> bool {
     static IS_TOLD: AtomicBool = AtomicBool::new(false);
     // Relaxed: to be told twice does no harm.

@@ -37,11 +37,11 @@ impl PoolInner {
     #[cold]
     pub(super) fn alloc_slow(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
         self.check_process()?;
-        if !self.caches.has_doors() {
+        if !self.caches.has_lock_entries() {
             if !self.recording.is_on() {
-                self.open_doors();
+                self.open_lock_entries();
             } else if align == 1
-                && let Some(ptr) = self.caches.alloc_wide(bytes, stream)
+                && let Some(ptr) = self.caches.alloc_without_entry(bytes, stream)
             {
                 self.recording.alloc(ptr, bytes, stream);
                 return Ok(ptr);

@@ -57,7 +57,7 @@ impl PoolInner {
     /// an error, and not noted.
     fn free_recorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         let before = Moment::now();
-        if let Some(requested) = self.caches.free_wide(ptr, stream) {
+        if let Some(requested) = self.caches.free_without_entry(ptr, stream) {
             self.recording.free(ptr, requested, stream, before);
             return Ok(());
         }
@@ -88,7 +88,7 @@ impl PoolInner {
         let entry = self.views.find(ptr).filter(|entry| entry.is_plain(ptr));
         // Nearly always of a large block, while a program does not repeat itself, there is no room.
         if entry.is_some_and(|entry| self.caches.may_take(entry.bytes()))
-            && self.caches.free_wide(ptr, stream).is_some()
+            && self.caches.free_without_entry(ptr, stream).is_some()
         {
             return Ok(());
         }
