@@ -293,7 +293,7 @@ impl Caches {
         if !self.borrows.load(Ordering::Relaxed) || !self.sizes.is_rounded_in_haste(bytes) {
             return None;
         }
-        if !known.ghost.may_borrow(tally.to_alloc().passages()) {
+        if !known.history.may_borrow(tally.to_alloc().passages()) {
             return None;
         }
         let item = Self::borrow(magazines, index, |item| tally.rise(&passage, bytes, item.bytes()))?;

@@ -94,17 +94,17 @@ impl Caches {
         stream_caches.of_or_add(timeline, |of, item| each(Cached { item, of }))?;
         cache.open(stream_caches, stream.key(), self.has_lock_entries());
         let (at, size) = (MagazineIndex::of(units), self.sizes.bytes(units));
-        let Known { mut magazine, ghost, .. } = stream_caches.of(stream.key())?.known(at)?;
+        let Known { mut magazine, history, .. } = stream_caches.of(stream.key())?.known(at)?;
         if let Some(found) = magazine.take_alike(size) {
             return Some(found.out());
         }
         let is_large = self.sizes.is_large(size);
-        let earned = is_large && ghost.note_alloc(size);
+        let earned = is_large && history.note_alloc(size);
         magazine.unstow();
         let has_room = magazine.restock_by() > 0;
-        let regretted = earned || (is_large && self.is_in_haste() && !has_room);
+        let deserves_room = earned || (is_large && self.is_in_haste() && !has_room);
         // What other threads free again and again is worth room, too.
-        let wants_room = regretted || (!has_room && self.depot.has(timeline.id, size));
+        let wants_room = deserves_room || (!has_room && self.depot.has(timeline.id, size));
         if wants_room {
             self.grant(stream_caches, stream, (at, size), &mut each);
             cache.note_granted(stream_caches);
@@ -182,7 +182,7 @@ impl Caches {
         known.growth.note_free(entry.requested());
         magazine.unstow();
         if magazine.is_full() {
-            let may_grow = !bounds.is_large || bounds.in_haste || known.ghost.note_free(size);
+            let may_grow = !bounds.is_large || bounds.in_haste || known.history.note_free(size);
             if !may_grow && magazine.is_empty() {
                 // Nearly always, of large blocks, while a program does not repeat itself.
                 return false;
@@ -271,7 +271,7 @@ impl Caches {
 
 #[cfg(test)]
 mod tests {
-    use super::super::stream_cache::MANY_REGRETS;
+    use super::super::stream_cache::MANY_MISSED_REUSES;
     use crate::device::sim::{SimDevice, SimOptions};
     use crate::{Context, Pool, Stream};
 
@@ -299,9 +299,9 @@ mod tests {
     #[test]
     fn a_pair_of_a_large_block_that_is_repeated_comes_from_a_magazine() {
         let bench = pool();
-        let is_cached = pairs(&bench, 20 * MIB, MANY_REGRETS + 5);
-        // The first pair has nothing to regret.
-        assert_eq!(is_cached.iter().position(|cached| *cached), Some(MANY_REGRETS as usize));
+        let is_cached = pairs(&bench, 20 * MIB, MANY_MISSED_REUSES + 5);
+        // The first pair cannot miss a reuse.
+        assert_eq!(is_cached.iter().position(|cached| *cached), Some(MANY_MISSED_REUSES as usize));
         assert!(is_cached.ends_with(&[true; 5]));
         bench.0.check().unwrap();
     }
@@ -310,7 +310,7 @@ mod tests {
     fn a_large_block_that_is_wanted_again_a_few_times_stays_in_the_arena() {
         let bench = pool();
         for _ in 0..10 {
-            let is_cached = pairs(&bench, 20 * MIB, MANY_REGRETS);
+            let is_cached = pairs(&bench, 20 * MIB, MANY_MISSED_REUSES);
             assert!(is_cached.iter().all(|cached| !cached), "{is_cached:?}");
             // Another length of the same magazine comes between: it begins anew.
             assert_eq!(pairs(&bench, 20 * MIB - 512, 1), [false]);

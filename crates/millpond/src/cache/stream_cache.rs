@@ -13,44 +13,43 @@ use crate::arena::Place;
 use crate::host::{shrink, try_box};
 use crate::order::{StreamKey, Timeline, TimelineId};
 
-/// What is remembered of blocks that a magazine did not have.
+/// The reuse history of a magazine: what it remembers of blocks that it did not have.
 ///
-/// Of exact sizes: what became of the last one that had no room. A large block is better off in the arena, where it
-/// coalesces, unless just its size is wanted again soon: so such a magazine earns its room.
+/// For exact sizes: the last freed block that found no room. In the arena a large block coalesces, unless its size is
+/// wanted again soon. So such a magazine earns its room by *missed reuses*.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Ghost {
+pub(super) struct ReuseHistory {
     /// The block's length in bytes.
     bytes: u64,
     /// Blocks of that length that had no room, one after the other.
     run: u32,
-    /// Requests in a row that a block would have served that had no room.
-    regrets: u32,
+    /// Requests in a row that the last block without room would have served.
+    missed_reuses: u32,
     /// Blocks that were borrowed from longer classes in a row.
     borrowed: u32,
     /// What the thread had allocated by the last of them.
     borrowed_at: u64,
 }
 
-/// Blocks of one length, freed one after the other, from which on it is worth keeping them: a thread that only
-/// frees brings them to the depot for those who allocate.
+/// Blocks of one length, freed one after the other, from which on the magazine gets room. A thread that only frees
+/// hands them over by the depot.
 const LONG_RUN: u32 = 32;
 
-/// Requests in a row that had to ask the arena for what they had just given it, from which on it is worth keeping. Each
-/// block that lies in a magazine breaks up what the arena has in one piece: with room for whatever is missed twice,
-/// recorded jobs hold 0.3 % more (docs/pages.md).
-pub(super) const MANY_REGRETS: u32 = 16;
+/// Missed reuses in a row, from which on the magazine gets room. A block in a magazine splits the arena's free space:
+/// with room for whatever is missed twice, recorded jobs hold 0.3 % more (docs/pages.md).
+pub(super) const MANY_MISSED_REUSES: u32 = 16;
 
-/// Blocks that a class borrows in a row before it should have one of its own. A loop would go on borrowing: what is borrowed
-/// goes back to where it came from.
+/// Blocks that a class borrows in a row before it gets one of its own. A loop would borrow for ever: a borrowed block
+/// goes back to its own class.
 const MOST_BORROWED: u32 = 64;
 
-/// Allocations, of whatever size, between two that are in a row.
+/// Allocations of any size by which two in a row may be apart.
 const IN_A_ROW: u64 = 4;
 
-impl Ghost {
-    const NEW: Self = Self { bytes: 0, run: 0, regrets: 0, borrowed: 0, borrowed_at: 0 };
+impl ReuseHistory {
+    const NEW: Self = Self { bytes: 0, run: 0, missed_reuses: 0, borrowed: 0, borrowed_at: 0 };
 
-    /// A block of this length found no room; returns whether there should be some.
+    /// A freed block of this length found no room; returns whether the magazine should get some.
     pub(super) fn note_free(&mut self, bytes: u64) -> bool {
         self.run = if self.bytes == bytes { self.run + 1 } else { 1 };
         self.bytes = bytes;
@@ -65,13 +64,13 @@ impl Ghost {
         self.borrowed <= MOST_BORROWED
     }
 
-    /// A block of this length was not found; returns whether there should be room for it: the last ones that had none would
-    /// have been what was asked for.
+    /// A requested block of this length was not found; returns whether the magazine should get room, after so many
+    /// missed reuses.
     pub(super) fn note_alloc(&mut self, bytes: u64) -> bool {
-        let regretted = self.bytes == bytes;
-        self.regrets = if regretted { (self.regrets + 1).min(MANY_REGRETS) } else { 0 };
+        let is_missed = self.bytes == bytes;
+        self.missed_reuses = if is_missed { (self.missed_reuses + 1).min(MANY_MISSED_REUSES) } else { 0 };
         (self.bytes, self.run) = (0, 0);
-        self.regrets == MANY_REGRETS
+        self.missed_reuses == MANY_MISSED_REUSES
     }
 }
 
@@ -100,7 +99,7 @@ struct Record {
     longest: u64,
     /// Whether that is a large one.
     is_large: bool,
-    ghost: Ghost,
+    history: ReuseHistory,
     growth: Growth,
 }
 
@@ -109,8 +108,8 @@ struct Record {
 pub(super) struct Known<'a> {
     /// Itself.
     pub(super) magazine: Open<'a>,
-    /// What is remembered of blocks that it did not have.
-    pub(super) ghost: &'a mut Ghost,
+    /// Of blocks that it did not have.
+    pub(super) history: &'a mut ReuseHistory,
     pub(super) growth: &'a mut Growth,
     longest: &'a mut u64,
     is_large: &'a mut bool,
@@ -198,16 +197,16 @@ impl Magazines {
 
 impl Record {
     fn new(number: usize) -> Self {
-        let (ghost, growth) = (Ghost::NEW, Growth::NEW);
-        Self { number, buffer: Buffer::NEW, longest: 0, is_large: false, ghost, growth }
+        let (history, growth) = (ReuseHistory::NEW, Growth::NEW);
+        Self { number, buffer: Buffer::NEW, longest: 0, is_large: false, history, growth }
     }
 
     /// The magazine, one of these, and what is known of it.
     fn with<'a>(&'a mut self, all: &'a mut [Magazine; MAGAZINES]) -> Known<'a> {
         // SAFETY: the buffer was made for it, or is that of no room at all, as a magazine's is at first.
         let magazine = unsafe { Open::new(&mut all[self.number], &mut self.buffer) };
-        let Self { longest, is_large, ghost, growth, .. } = self;
-        Known { magazine, ghost, growth, longest, is_large }
+        let Self { longest, is_large, history, growth, .. } = self;
+        Known { magazine, history, growth, longest, is_large }
     }
 
     /// Bytes that the magazine may hold.
@@ -535,9 +534,9 @@ mod tests {
 
     #[test]
     fn a_class_that_is_empty_now_and_then_borrows_and_one_in_a_loop_gets_its_own() {
-        let mut ghost = Ghost::NEW;
-        assert!((1..1000).all(|step| ghost.may_borrow(step * 100)));
-        let mut in_a_loop = (100_000..).map(|allocations| ghost.may_borrow(allocations));
+        let mut history = ReuseHistory::NEW;
+        assert!((1..1000).all(|step| history.may_borrow(step * 100)));
+        let mut in_a_loop = (100_000..).map(|allocations| history.may_borrow(allocations));
         assert_eq!(in_a_loop.position(|may_borrow| !may_borrow), Some(MOST_BORROWED as usize));
     }
 }
