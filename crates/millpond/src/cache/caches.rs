@@ -23,8 +23,8 @@ use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 /// See the [module](super).
 #[derive(Debug)]
 pub(crate) struct Caches {
-    /// By thread index. The first one is [`NOBODY`], for whoever has none: threads without a cache here have that one. A
-    /// raw pointer owns the others, since a `Box` that moves with this struct would claim that there are no others to it.
+    /// By thread index. The first one is [`SENTINEL`], and so is that of each thread without a cache here. A raw pointer
+    /// owns the others, since a `Box` that moves with this struct would claim to be the only one.
     pub(super) threads: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
     views: Arc<Views>,
     pub(super) sizes: Sizes,
@@ -54,21 +54,21 @@ pub(crate) struct Caches {
     pub(super) is_paused: AtomicBool,
 }
 
-/// *Nobody's* cache, in every pool: it never has an owner, nor magazines, and its asymmetric lock is always closed. Threads that
-/// come to it note at the asymmetric lock that they do, and nothing else.
+/// The sentinel cache of every pool: permanently closed, without owner or magazines. So the fast path needs no null
+/// check. Threads that enter it write its epochs, and nothing else.
 ///
-/// Made with the first pool, and kept. No `OnceLock`: a fork may come in between, and the child would wait for ever.
-static NOBODY: AtomicPtr<ThreadCache> = AtomicPtr::new(ptr::null_mut());
+/// Made with the first pool, and kept. No `OnceLock`: after a fork in between, the child would wait for ever.
+static SENTINEL: AtomicPtr<ThreadCache> = AtomicPtr::new(ptr::null_mut());
 
-fn nobody() -> *mut ThreadCache {
+fn sentinel() -> *mut ThreadCache {
     // Acquire: pairs with the Release below.
-    let there = NOBODY.load(Ordering::Acquire);
+    let there = SENTINEL.load(Ordering::Acquire);
     if !there.is_null() {
         return there;
     }
     let fresh = Box::into_raw(Box::new(ThreadCache::new(Arc::default())));
     // Release: who reads it sees what it points to. Acquire: another thread may have been first.
-    match NOBODY.compare_exchange(there, fresh, Ordering::Release, Ordering::Acquire) {
+    match SENTINEL.compare_exchange(there, fresh, Ordering::Release, Ordering::Acquire) {
         Ok(_) => fresh,
         Err(other) => {
             // SAFETY: it came from `Box::into_raw`, and nobody else knows it.
@@ -124,9 +124,9 @@ pub(crate) struct Found {
 
 impl Caches {
     pub(crate) fn new(views: Arc<Views>, sizes: Sizes) -> Self {
-        let nobody = nobody();
+        let sentinel = sentinel();
         Self {
-            threads: std::array::from_fn(|_| AtomicPtr::new(nobody)),
+            threads: std::array::from_fn(|_| AtomicPtr::new(sentinel)),
             views,
             sizes,
             depot: Depot::new(sizes.large_from()),
@@ -147,13 +147,13 @@ impl Caches {
 
     // ---- the fast path ---------------------------------------------------------------------------
 
-    /// The calling thread's cache, or nobody's.
+    /// The calling thread's cache, or the sentinel.
     #[inline(always)]
     pub(super) fn mine(&self) -> &ThreadCache {
         // SAFETY: an index is at most `MOST_THREADS`.
         let place = unsafe { self.threads.get_unchecked(thread_index()) };
         // Acquire: pairs with the Release in `join_slow`; another thread with this index may have made it.
-        // SAFETY: caches are dropped with the pool only, and nobody's never.
+        // SAFETY: caches are dropped with the pool only, and the sentinel never.
         unsafe { &*place.load(Ordering::Acquire) }
     }
 
@@ -183,7 +183,7 @@ impl Caches {
     }
 
     /// # Safety
-    /// `mine` is the calling thread's cache here, or nobody's.
+    /// `mine` is the calling thread's cache here, or the sentinel.
     // Always inlined: a call would have its caller keep in registers what only the slow path needs.
     #[inline(always)]
     pub(super) unsafe fn get<const WITHOUT_ENTRY: bool>(
@@ -193,7 +193,7 @@ impl Caches {
         stream: StreamKey,
     ) -> Option<DevicePtr> {
         if self.sizes.is_rounded(bytes) {
-            // SAFETY: the caller's promise; nobody's asymmetric lock is closed. All that return here leave.
+            // SAFETY: the caller's promise; the sentinel is closed. All that return here leave.
             let Own { magazines, tally, passage } =
                 unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_alloc, stream) }?;
             // SAFETY: asked above.
@@ -430,7 +430,7 @@ impl Caches {
     /// it is needed: registers are few.
     ///
     /// # Safety
-    /// `mine` is the calling thread's cache here, or nobody's.
+    /// `mine` is the calling thread's cache here, or the sentinel.
     #[inline(always)]
     pub(super) unsafe fn put<'t, const WITHOUT_ENTRY: bool>(
         &self,
@@ -439,7 +439,7 @@ impl Caches {
         stream: StreamKey,
         timeline: impl Fn() -> &'t Timeline,
     ) -> Option<u64> {
-        // SAFETY: the caller's promise; nobody's asymmetric lock is closed. All that return here leave.
+        // SAFETY: the caller's promise; the sentinel is closed. All that return here leave.
         let Own { magazines, tally, passage } =
             unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_free, stream) }?;
         let entry = if WITHOUT_ENTRY { self.views.find(ptr) } else { self.views.find_soon(ptr) }?;
@@ -462,7 +462,7 @@ impl Caches {
         Some(requested)
     }
 
-    pub(super) fn nobody(&self) -> *mut ThreadCache {
+    pub(super) fn sentinel(&self) -> *mut ThreadCache {
         // Relaxed: never written.
         self.threads[NO_THREAD].load(Ordering::Relaxed)
     }
@@ -470,11 +470,11 @@ impl Caches {
     pub(super) fn all(&self) -> impl Iterator<Item = &ThreadCache> + Clone {
         // Relaxed: an index beyond it has nothing to tell yet.
         let used = self.used.load(Ordering::Relaxed);
-        let nobody = self.nobody();
+        let sentinel = self.sentinel();
         // Acquire: as in `mine`.
         let all = self.threads[..used].iter().map(|place| place.load(Ordering::Acquire));
         // SAFETY: as in `mine`.
-        all.filter(move |cache| *cache != nobody).map(|cache| unsafe { &*cache })
+        all.filter(move |cache| *cache != sentinel).map(|cache| unsafe { &*cache })
     }
 
     /// Adapts the bytes that a thread may cache to what the pool holds and how many threads use it: all of it
@@ -537,11 +537,11 @@ pub(super) type Few<T> = SmallVec<[T; 32]>;
 
 impl Drop for Caches {
     fn drop(&mut self) {
-        let nobody = self.nobody();
+        let sentinel = self.sentinel();
         let (_, others) = self.threads.split_first_mut().expect("there are many");
         for place in others {
             let cache = *place.get_mut();
-            if cache != nobody {
+            if cache != sentinel {
                 // SAFETY: the cache came from `try_box`. The pool is going, so no thread is inside.
                 drop(unsafe { Box::from_raw(cache) });
             }

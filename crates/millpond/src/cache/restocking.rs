@@ -33,8 +33,8 @@ impl Caches {
         self.ended.forget(index);
         let place = &self.threads[index];
         // Relaxed: written under the lock.
-        if place.load(Ordering::Relaxed) == self.nobody() {
-            // Without memory for it, the thread goes on as nobody.
+        if place.load(Ordering::Relaxed) == self.sentinel() {
+            // Without memory for it, the thread keeps the sentinel.
             let cache = try_box(ThreadCache::new(self.strays.clone()))?;
             // Release: see `mine`.
             place.store(cache.as_ptr(), Ordering::Release);

@@ -99,8 +99,8 @@ impl Caches {
         if in_depot + others > most {
             return false;
         }
-        // SAFETY: the calling thread owns the cache, for nobody's was granted nothing; it is not inside, and holds the
-        // lock.
+        // SAFETY: the calling thread owns the cache, for the sentinel was granted nothing; it is not inside, and holds
+        // the lock.
         let stream_caches = unsafe { mine.stream_caches_under_lock() };
         let frees = mine.tally.frees();
         // Since it was counted last, no more came than was freed; but for what came from the depot, which was counted there.
@@ -250,8 +250,8 @@ impl Caches {
         self.ended.take(|index| {
             // Relaxed: under the lock, where it was written.
             let cache = self.threads[index].load(Ordering::Relaxed);
-            // Where the host had no memory for a cache, there is nobody's, which is all pools'.
-            if cache != self.nobody() {
+            // Where the host had no memory for a cache, there is the sentinel, which is all pools'.
+            if cache != self.sentinel() {
                 // SAFETY: as in `mine`.
                 unsafe { &*cache }.close();
             }
