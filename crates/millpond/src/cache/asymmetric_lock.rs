@@ -32,7 +32,7 @@
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-use super::sync::{self, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, Patience};
+use super::sync::{self, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Backoff, Ordering};
 use crate::order::StreamKey;
 
 /// Entries of a lock: as many as a byte tells apart, so that finding a stream's takes no instruction.
@@ -171,9 +171,9 @@ impl<T: Guarded> AsymmetricLock<T> {
     /// suspended. One epoch after the other will do, since the owner cannot enter again.
     pub(super) fn wait_until_left(epochs: [&Epoch; EPOCHS]) {
         for epoch in epochs {
-            let mut patience = Patience::default();
+            let mut backoff = Backoff::default();
             while epoch.is_inside() {
-                patience.wait();
+                backoff.wait();
             }
         }
     }

@@ -8,13 +8,13 @@ use smallvec::SmallVec;
 
 use super::asymmetric_lock::{Epoch, Passage};
 use super::depot::Depot;
-use super::magazine::{Item, Open};
+use super::magazine::{BufferedMagazine, Item};
 use super::settling::Peaks;
 use super::sizes::{MagazineIndex, Sizes};
 use super::strays::Strays;
 use super::stream_cache::{Bounds, Known, Magazines};
 use super::tally::Tally;
-use super::thread::{Own, ThreadCache};
+use super::thread::{Entered, ThreadCache};
 use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index};
 use crate::arena::{Entry, Views};
 use crate::device::DevicePtr;
@@ -97,10 +97,10 @@ impl Cached {
     }
 }
 
-/// The part of what the pool may cache, that a thread may have freed since its own highest.
+/// A thread's high-water mark may drift by 1/16 of the cache limit.
 const MOST_DRIFT: u64 = 16;
 
-/// Bytes that it may have freed in any pool.
+/// Bytes that it may drift in any pool.
 const LEAST_DRIFT: u64 = 8 << 20;
 
 /// Bytes that a thread may cache in a pool that is small; in a larger one it is a share of what is reserved.
@@ -162,7 +162,7 @@ impl Caches {
         &self,
         epoch: fn(&Tally) -> &Epoch,
         stream: &Stream,
-    ) -> Option<Own<'_>> {
+    ) -> Option<Entered<'_>> {
         // SAFETY: the cache under a thread's index is that thread's own, or its asymmetric lock is closed until it is
         // (`join_slow`), or was left to it by one that ended (`collect_ended`). Callers leave before they return.
         unsafe { self.mine().enter::<WITHOUT_ENTRY>(epoch, stream.key()) }
@@ -194,7 +194,7 @@ impl Caches {
     ) -> Option<DevicePtr> {
         if self.sizes.is_rounded(bytes) {
             // SAFETY: the caller's promise; the sentinel is closed. All that return here leave.
-            let Own { magazines, tally, passage } =
+            let Entered { magazines, tally, passage } =
                 unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_alloc, stream) }?;
             // SAFETY: asked above.
             let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
@@ -212,7 +212,7 @@ impl Caches {
         // Relaxed: a setting; any value that it ever had is safe.
         let most_slack = self.most_slack.load(Ordering::Relaxed);
         // SAFETY: as above.
-        let Own { magazines, tally, passage } =
+        let Entered { magazines, tally, passage } =
             unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_alloc, stream) }?;
         let magazine = magazines.magazine(index);
         let item = *magazine.top_or_end();
@@ -266,7 +266,7 @@ impl Caches {
         if !self.sizes.is_cached(bytes) || !self.may_have(bytes) {
             return None;
         }
-        let Own { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
+        let Entered { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
         let units =
             if self.is_in_haste() { self.sizes.units_in_haste(bytes) } else { self.sizes.units(bytes) };
         let index = MagazineIndex::of(units);
@@ -300,8 +300,8 @@ impl Caches {
         Some(Found { ptr: Self::hand_out(item, bytes, passage), is_narrow: false })
     }
 
-    /// Whether the thread's magazines or the depot may have a block for such a request, by a glance. Who is told that
-    /// they have none takes the slow path, and looks there.
+    /// Whether the thread's magazines or the depot may have a block for such a request, by a glance. If not, the slow
+    /// path looks once more.
     #[inline]
     pub(crate) fn may_have(&self, bytes: u64) -> bool {
         !self.sizes.is_large(bytes) || self.mine().granted_large() > 0 || self.depot.held_large() > 0
@@ -314,8 +314,8 @@ impl Caches {
         !self.sizes.is_large(bytes) || self.mine().granted_large() > 0
     }
 
-    /// A block of one of the next longer classes: what it wastes is less than what another block would take, and a
-    /// class seldom lacks blocks at the same time as those beside it. The first that `may` be had.
+    /// A block of one of the next longer classes: it wastes less than another block would take, and neighbouring classes
+    /// seldom run out together. The first that `may` be had.
     fn borrow(magazines: &mut Magazines, index: MagazineIndex, may: impl Fn(&Item) -> bool) -> Option<Item> {
         index.longer().take(CLASSES_TO_BORROW_FROM).find_map(|longer| {
             let magazine = magazines.magazine(longer);
@@ -330,11 +330,10 @@ impl Caches {
     }
 
     /// Brings blocks of this length, freed on a stream up to a tick, from the depot to the thread's magazine, up to
-    /// half of what it may hold. Returns whether that is little, in haste: there were more, and the magazine may
-    /// still grow.
+    /// half of what it may hold. Returns whether, in haste, there were more, and the magazine may still grow.
     pub(super) fn fetch(
         &self,
-        magazine: &mut Open<'_>,
+        magazine: &mut BufferedMagazine<'_>,
         tally: &Tally,
         from: (TimelineId, Tick),
         size: u64,
@@ -343,7 +342,7 @@ impl Caches {
         if most == 0 || self.depot.held() == 0 {
             return false;
         }
-        // Before it is so: who closes the depot next sees that this thread may hold something (`revoke`).
+        // Before it happens: who closes the depot next sees that this thread may hold something (`revoke`).
         tally.note_filled();
         let mut count = 0;
         let are_more = self.depot.take(from, size, most, |item| {
@@ -351,14 +350,14 @@ impl Caches {
             unsafe { magazine.push(item) };
             count += 1;
         });
-        magazine.draw_near(count);
+        magazine.claim_top(count);
         are_more && self.is_in_haste() && !magazine.is_at_most(size, true)
     }
 
-    /// Brings the older half of a magazine that is as large as it gets to the depot, if its blocks are alike. Returns
-    /// whether there is room now.
+    /// Brings the older half of a magazine of the largest size to the depot, if its blocks are alike. Returns whether
+    /// there is room now.
     #[inline]
-    fn hand_on(
+    fn give_half_to_depot(
         &self,
         magazines: &mut Magazines,
         index: MagazineIndex,
@@ -391,9 +390,9 @@ impl Caches {
         true
     }
 
-    /// Drops the strays that are in the way of the others.
+    /// Drops the strays on top.
     #[inline]
-    pub(super) fn drop_strays_on_top(&self, magazine: &mut Open<'_>) {
+    pub(super) fn drop_strays_on_top(&self, magazine: &mut BufferedMagazine<'_>) {
         let place = magazine.place();
         let is_stray = |item: &Item| !item.is_in(place);
         while let Some(item) = magazine.top().copied().filter(is_stray) {
@@ -403,8 +402,8 @@ impl Caches {
         }
     }
 
-    /// Whether it is time for a thread that frees to give up the room that it got by that, for those who allocate: reads
-    /// what all other threads write all the time, so that it should do it seldom.
+    /// Whether a thread that frees should give up the room that it gained, for those who allocate. That reads what all
+    /// other threads write, so it should be seldom.
     pub(super) fn drifts(&self, tally: &Tally) -> bool {
         // Relaxed: a setting.
         tally.drift() > (self.depot_limit.load(Ordering::Relaxed) / MOST_DRIFT).max(LEAST_DRIFT)
@@ -440,7 +439,7 @@ impl Caches {
         timeline: impl Fn() -> &'t Timeline,
     ) -> Option<u64> {
         // SAFETY: the caller's promise; the sentinel is closed. All that return here leave.
-        let Own { magazines, tally, passage } =
+        let Entered { magazines, tally, passage } =
             unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_free, stream) }?;
         let entry = if WITHOUT_ENTRY { self.views.find(ptr) } else { self.views.find_soon(ptr) }?;
         let bytes = entry.bytes_of_live();
@@ -450,7 +449,7 @@ impl Caches {
         // SAFETY: a block that is live was labelled when it left the arena (`label`).
         let index = unsafe { MagazineIndex::from_label(entry.label()) };
         if magazines.magazine(index).is_full()
-            && !(WITHOUT_ENTRY && self.hand_on(magazines, index, tally, timeline().id))
+            && !(WITHOUT_ENTRY && self.give_half_to_depot(magazines, index, tally, timeline().id))
         {
             return None;
         }
@@ -532,7 +531,7 @@ impl Caches {
     }
 }
 
-/// Blocks that are dealt with together: half of what a magazine holds at most, so that there is room for all.
+/// Blocks that are moved together: at most half a magazine.
 pub(super) type Few<T> = SmallVec<[T; 32]>;
 
 impl Drop for Caches {

@@ -31,11 +31,11 @@
 mod asymmetric_lock;
 mod caches;
 mod depot;
-mod elsewhere;
 mod growth;
 mod magazine;
 #[cfg(all(test, loom))]
 mod models;
+mod other_streams;
 mod restocking;
 mod settling;
 #[cfg(all(test, loom))]

@@ -59,7 +59,7 @@ impl Caches {
         units
     }
 
-    /// Whether large blocks near this length grow, of those that this thread asks for and frees on this stream.
+    /// Whether this thread's requests near this length are growing on this stream.
     fn grows(&self, lock: &mut Locked, units: u64, bytes: u64, stream: &Stream) -> bool {
         if units >= MOST_UNITS {
             return false;
@@ -124,7 +124,7 @@ impl Caches {
                 unsafe { magazine.push(item) };
             }
         });
-        magazine.draw_near(count);
+        magazine.claim_top(count);
         let mut out = None;
         if let Some(item) = first {
             self.strays.sort_out(item, Place::BETWEEN, |item| out = Some(item.out()));
@@ -204,7 +204,7 @@ impl Caches {
         true
     }
 
-    /// Makes room in a full magazine that may not grow: its older half goes. One without any room gets some.
+    /// Makes room in a full magazine that may not grow: gives up its older half. One without any room gets some.
     #[cold]
     fn make_room(
         &self,
@@ -233,7 +233,7 @@ impl Caches {
             self.strays.sort_out(*item, place, |_| is_here = true);
             is_here
         });
-        self.put_away(timeline.id, given_up, each);
+        self.give_to_depot(timeline.id, given_up, each);
     }
 
     /// Lets a magazine hold more blocks of about `size`. Where others have all that may be held, begins anew: the
@@ -253,9 +253,9 @@ impl Caches {
         }
     }
 
-    /// Brings blocks that a magazine gave up to the depot, if there are several of a length, which makes it
-    /// likely that they are wanted again; gives the others to `each`.
-    fn put_away(&self, of: TimelineId, mut items: Few<Item>, each: &mut impl FnMut(Cached)) {
+    /// Brings blocks that a magazine gave up to the depot, where several are of one length: those are likely to be
+    /// wanted again. Gives the others to `each`.
+    fn give_to_depot(&self, of: TimelineId, mut items: Few<Item>, each: &mut impl FnMut(Cached)) {
         // Relaxed: a setting.
         let limit = self.depot_limit.load(Ordering::Relaxed);
         // Stable: the youngest of a length stay the last ones.

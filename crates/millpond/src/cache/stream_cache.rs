@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::asymmetric_lock::Guarded;
 use super::growth::Growth;
-use super::magazine::{Buffer, Item, Magazine, Open, STRIDE};
+use super::magazine::{Buffer, BufferedMagazine, Item, Magazine, STRIDE};
 use super::sizes::{MAGAZINES, MagazineIndex};
 use super::strays::Strays;
 use crate::arena::Place;
@@ -85,14 +85,14 @@ pub(super) struct Magazines {
     serial: u64,
     all: [Magazine; MAGAZINES],
     /// By rising numbers of magazines. A magazine that has none is without room.
-    records: Vec<Record>,
+    records: Vec<MagazineRecord>,
     /// One more than the place of each magazine's record; 0 for none.
     record_of: [u16; MAGAZINES],
 }
 
 /// What else there is to know of a magazine.
 #[derive(Debug)]
-struct Record {
+struct MagazineRecord {
     number: usize,
     buffer: Buffer,
     /// Bytes of the longest block that the magazine may hold; 0 as long as it had no room.
@@ -107,7 +107,7 @@ struct Record {
 #[derive(Debug)]
 pub(super) struct Known<'a> {
     /// Itself.
-    pub(super) magazine: Open<'a>,
+    pub(super) magazine: BufferedMagazine<'a>,
     /// Of blocks that it did not have.
     pub(super) history: &'a mut ReuseHistory,
     pub(super) growth: &'a mut Growth,
@@ -161,7 +161,7 @@ impl Magazines {
     fn add_record_slow(&mut self, number: usize) -> Option<usize> {
         self.records.try_reserve(1).ok()?;
         let place = self.records.partition_point(|record| record.number < number);
-        self.records.insert(place, Record::new(number));
+        self.records.insert(place, MagazineRecord::new(number));
         self.note_places(place);
         Some(place)
     }
@@ -195,7 +195,7 @@ impl Magazines {
     }
 }
 
-impl Record {
+impl MagazineRecord {
     fn new(number: usize) -> Self {
         let (history, growth) = (ReuseHistory::NEW, Growth::NEW);
         Self { number, buffer: Buffer::NEW, longest: 0, is_large: false, history, growth }
@@ -204,7 +204,7 @@ impl Record {
     /// The magazine, one of these, and what is known of it.
     fn with<'a>(&'a mut self, all: &'a mut [Magazine; MAGAZINES]) -> Known<'a> {
         // SAFETY: the buffer was made for it, or is that of no room at all, as a magazine's is at first.
-        let magazine = unsafe { Open::new(&mut all[self.number], &mut self.buffer) };
+        let magazine = unsafe { BufferedMagazine::new(&mut all[self.number], &mut self.buffer) };
         let Self { longest, is_large, history, growth, .. } = self;
         Known { magazine, history, growth, longest, is_large }
     }
@@ -228,7 +228,7 @@ struct StreamCache {
     /// to be the only one.
     magazines: Option<NonNull<Magazines>>,
     /// The records while the magazines, then empty, are not there.
-    parked: Vec<Record>,
+    parked: Vec<MagazineRecord>,
 }
 
 // SAFETY: a stream cache owns its magazines, of which nothing is bound to a thread.
@@ -248,7 +248,7 @@ impl StreamCache {
     }
 
     /// The records, wherever they are.
-    fn records(&self) -> &[Record] {
+    fn records(&self) -> &[MagazineRecord] {
         self.seen().map_or(&self.parked, |magazines| &magazines.records)
     }
 
@@ -327,12 +327,12 @@ pub(super) struct StreamCaches {
     /// The part of that in magazines of large blocks.
     granted_large: u64,
     /// What the magazines of small blocks held when that was last counted.
-    pub(super) small: Counted,
+    pub(super) small: CountedBytes,
 }
 
 /// Bytes that were counted, and how many blocks the thread had freed by then.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Counted {
+pub(super) struct CountedBytes {
     pub(super) bytes: u64,
     pub(super) frees: u64,
 }
@@ -351,7 +351,14 @@ pub(super) struct Bounds {
 
 impl StreamCaches {
     pub(super) fn new(strays: Arc<Strays>) -> Self {
-        Self { by_slot: Vec::new(), last: 0, strays, granted: 0, granted_large: 0, small: Counted::default() }
+        Self {
+            by_slot: Vec::new(),
+            last: 0,
+            strays,
+            granted: 0,
+            granted_large: 0,
+            small: CountedBytes::default(),
+        }
     }
 
     #[inline]
@@ -490,8 +497,8 @@ impl StreamCaches {
         self.by_slot.iter_mut().for_each(StreamCache::park);
         shrink(&mut self.by_slot, 0);
         let records = || self.by_slot.iter().flat_map(StreamCache::records);
-        self.granted = records().map(Record::granted).sum();
-        self.granted_large = records().filter(|record| record.is_large).map(Record::granted).sum();
+        self.granted = records().map(MagazineRecord::granted).sum();
+        self.granted_large = records().filter(|record| record.is_large).map(MagazineRecord::granted).sum();
     }
 
     /// Drops all stream caches, which are empty.

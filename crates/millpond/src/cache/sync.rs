@@ -22,7 +22,7 @@ pub(super) use modelled::{full_barrier, heavy_barrier, is_asymmetric, light_barr
 /// the processor back, even where the waiting one has the higher priority of real time, and no processor is kept busy
 /// meanwhile.
 #[derive(Debug, Default)]
-pub(super) struct Patience {
+pub(super) struct Backoff {
     steps: u32,
 }
 
@@ -49,7 +49,7 @@ const FIRST_SLEEP: Duration = Duration::from_micros(10);
 /// Sleeps are at most the first one, doubled so many times: 1.28 ms.
 const MOST_DOUBLINGS: u32 = 7;
 
-impl Patience {
+impl Backoff {
     pub(super) fn wait(&mut self) {
         pause(self.next());
     }
@@ -111,7 +111,7 @@ mod real {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// The owner's barrier elsewhere.
+    /// The owner's barrier without it.
     pub(crate) fn full_barrier() {
         fence(Ordering::SeqCst);
     }
@@ -174,8 +174,8 @@ mod tests {
 
     #[test]
     fn who_waits_long_spins_and_yields_a_few_times_then_sleeps() {
-        let mut patience = Patience::default();
-        let steps: Vec<_> = (0..200).map(|_| patience.next()).collect();
+        let mut backoff = Backoff::default();
+        let steps: Vec<_> = (0..200).map(|_| backoff.next()).collect();
         let count = |step| steps.iter().filter(|other| **other == step).count() as u32;
         assert_eq!((count(Step::Spin), count(Step::Yield)), (SPINS, YIELDS));
         let mut sleeps = steps.iter().skip_while(|step| !matches!(step, Step::Sleep(_)));
@@ -185,6 +185,6 @@ mod tests {
         );
         assert_eq!(sleeps.next(), Some(&Step::Sleep(FIRST_SLEEP)));
         assert_eq!(steps.last(), Some(&Step::Sleep(Duration::from_micros(1280))));
-        assert_eq!(Patience { steps: u32::MAX }.next(), *steps.last().unwrap());
+        assert_eq!(Backoff { steps: u32::MAX }.next(), *steps.last().unwrap());
     }
 }

@@ -6,7 +6,7 @@ use super::Locked;
 use super::caches::{Cached, Caches};
 use super::magazine::Item;
 use super::sizes::MagazineIndex;
-use super::stream_cache::{Counted, StreamCaches};
+use super::stream_cache::{CountedBytes, StreamCaches};
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
 use crate::arena::Place;
@@ -110,7 +110,7 @@ impl Caches {
         }
         let bytes =
             stream_caches.held_below(self.sizes.first_large(), |size| self.sizes.longest_beside(size));
-        stream_caches.small = Counted { bytes, frees };
+        stream_caches.small = CountedBytes { bytes, frees };
         in_depot + others + bytes <= most
     }
 
@@ -290,7 +290,7 @@ impl Caches {
     fn check_kept_out(&self, _lock: &mut Locked) -> Result<u64, String> {
         let bytes = |items: &[Item]| items.iter().map(Item::bytes).sum::<u64>();
         let mut items = self.depot.items();
-        let mut is_elsewhere = items.iter().find(|item| !item.is_in(Place::BETWEEN)).copied();
+        let mut misplaced = items.iter().find(|item| !item.is_in(Place::BETWEEN)).copied();
         let held = self.depot.held();
         if bytes(&items) != held {
             return Err(format!("the depot has {} bytes and counted {held}", bytes(&items)));
@@ -300,7 +300,7 @@ impl Caches {
             let stream_caches = unsafe { cache.stream_caches_under_lock() };
             let held: Vec<_> = stream_caches.iter().map(|(_, item)| *item).collect();
             let stray = stream_caches.iter().find(|(place, item)| !item.is_in(*place));
-            is_elsewhere = is_elsewhere.or(stray.map(|(_, item)| *item));
+            misplaced = misplaced.or(stray.map(|(_, item)| *item));
             if bytes(&held) > stream_caches.granted() {
                 return Err(format!(
                     "a thread caches {}, more than {}",
@@ -318,7 +318,7 @@ impl Caches {
             }
             items.extend(held);
         }
-        if let Some(item) = is_elsewhere {
+        if let Some(item) = misplaced {
             return Err(format!("{} is cached, and is {:?}", item.ptr, item.entry()));
         }
         let blocks = items.len();

@@ -30,16 +30,16 @@ const UNBOUNDED: i64 = 1 << 60;
 /// What `Tally::frozen_at` is while the thread may allocate without asking.
 const NOT_FROZEN: u64 = u64::MAX;
 
-/// A sum that goes up and down in several threads' hands: this thread's part of it, which may be negative, as
-/// the highest that it has been since it was last settled, and how far below that it is now. That form costs the
-/// fast path one subtraction and a test for its sign.
+/// One thread's share of a sum that several threads raise and lower. It may be negative. It is kept as its highest
+/// since it was last settled, and how far below that it is now: so the fast path needs one subtraction and a test for
+/// its sign.
 #[derive(Debug, Default)]
-struct Part {
+struct ThreadShare {
     below: AtomicI64,
     high: AtomicI64,
 }
 
-impl Part {
+impl ThreadShare {
     /// How far below the highest it is once so much was added; less than nothing for a new highest.
     #[inline]
     fn below_with(&self, more: u64) -> i64 {
@@ -76,8 +76,8 @@ const ONE_BLOCK: i64 = 2;
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Tally {
-    requested: Part,
-    allocated: Part,
+    requested: ThreadShare,
+    allocated: ThreadShare,
     /// What the program got, and what it freed: counted by the epochs of the cache's lock, so that a pair of both has
     /// no stores for it.
     to_alloc: Epoch,
@@ -99,8 +99,8 @@ pub(super) struct Tally {
 impl Default for Tally {
     fn default() -> Self {
         Self {
-            requested: Part::default(),
-            allocated: Part::default(),
+            requested: ThreadShare::default(),
+            allocated: ThreadShare::default(),
             to_alloc: Epoch::default(),
             to_free: Epoch::default(),
             most_before: AtomicI64::new(-ONE_BLOCK),
@@ -170,7 +170,7 @@ impl Tally {
         raise(&self.requested.high, by[0]);
         raise(&self.allocated.high, by[1]);
         raise(&self.most_before, ONE_BLOCK * by[2]);
-        // So that whoever sees what the owner stores after this sees the new highest: `Part::now`, `read`.
+        // So that whoever sees what the owner stores after this sees the new highest: `ThreadShare::now`, `read`.
         fence(Ordering::Release);
         self.requested.set_below(below[0].max(0));
         self.allocated.set_below(below[1].max(0));

@@ -32,10 +32,10 @@ pub(super) struct ThreadCache {
 // `enter` and `stream_caches_under_lock`.
 unsafe impl Sync for ThreadCache {}
 
-/// The owner's hand on its own cache. Once it [passes](Passage::complete), the magazines are anybody's: whoever passes has no
-/// reference to any part of them as an argument, which would be taken to be its own until it returns.
+/// A cache that its owner has entered. Once the [passage is complete](Passage::complete), the magazines are anybody's:
+/// who completes it takes no reference to them as an argument, which would claim them until it returns.
 #[derive(Debug)]
-pub(super) struct Own<'a> {
+pub(super) struct Entered<'a> {
     pub(super) magazines: &'a mut Magazines,
     pub(super) tally: &'a Tally,
     pub(super) passage: Passage<'a>,
@@ -65,7 +65,7 @@ impl ThreadCache {
         &self,
         epoch: fn(&Tally) -> &Epoch,
         stream: StreamKey,
-    ) -> Option<Own<'_>> {
+    ) -> Option<Entered<'_>> {
         let epoch = epoch(&self.tally);
         let (mut magazines, passage) = if WITHOUT_ENTRY {
             let passage = self.lock.enter_without_entry(epoch)?;
@@ -78,7 +78,7 @@ impl ThreadCache {
         // owner has left (`Caches::for_all`): not before `passage` is dropped with what is returned here. So long
         // the magazines stay, too: see `asymmetric_lock`.
         let magazines = unsafe { magazines.as_mut() };
-        Some(Own { magazines, tally: &self.tally, passage })
+        Some(Entered { magazines, tally: &self.tally, passage })
     }
 
     /// The stream caches, for whoever holds the pool's lock.

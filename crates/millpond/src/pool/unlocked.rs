@@ -19,8 +19,9 @@ impl PoolInner {
             }
         }
         let found = self.caches.alloc_searching(bytes, stream);
-        let elsewhere = || if self.caches.is_in_haste() { self.alloc_elsewhere(bytes, stream) } else { None };
-        let Found { ptr, is_narrow } = found.or_else(elsewhere)?;
+        let of_other =
+            || if self.caches.is_in_haste() { self.alloc_of_other_stream(bytes, stream) } else { None };
+        let Found { ptr, is_narrow } = found.or_else(of_other)?;
         // Another time, where the lock is not free now.
         if is_narrow && let Some(mut state) = self.state.try_lock() {
             let units = self.caches.sizes().units_in_haste(bytes);
@@ -30,17 +31,17 @@ impl PoolInner {
     }
 
     /// A block that another stream freed, in haste, once the stream is ordered after it.
-    fn alloc_elsewhere(&self, bytes: u64, stream: &Stream) -> Option<Found> {
-        let seen = self.caches.look_elsewhere(bytes, stream)?;
+    fn alloc_of_other_stream(&self, bytes: u64, stream: &Stream) -> Option<Found> {
+        let seen = self.caches.find_of_other_stream(bytes, stream)?;
         match self.timelines.admit(&seen.fence(), stream.timeline(), self.reuse.get()) {
             Ok(Admission::Ready) => {}
-            Ok(Admission::Waits) => self.counters.waits_elsewhere.add(1),
+            Ok(Admission::Waits) => self.counters.stream_waits_without_lock.add(1),
             Ok(Admission::Refused) => return None,
             Err(error) => {
                 tracing::warn!(%error, "a stream could not be ordered after another");
                 return None;
             }
         }
-        self.caches.alloc_elsewhere(bytes, stream, seen)
+        self.caches.alloc_of_other_stream(bytes, stream, seen)
     }
 }

@@ -1,27 +1,27 @@
-//! What other streams freed, in haste: brought over from the depot, without the pool's lock.
+//! Blocks that other streams freed: in haste, fetched from the depot without the pool's lock.
 //!
-//! The stream has to be ordered after the work on the other one first, which may take calls of the device. So it
-//! goes in two steps: the thread looks what there is, and leaves its cache; then, with the stream ordered after the
-//! [fence](Elsewhere::fence) of what was seen, it takes what is behind that fence, be it the same blocks or others.
+//! The stream must first be ordered after the other's work, which may take device calls. So there are two steps: the
+//! thread looks what the depot has, and leaves its cache. Then, with the stream ordered after the
+//! [fence](OtherStreamBlocks::fence) of what was seen, it takes blocks behind that fence: the same or others.
 
 use super::caches::{Caches, Found};
 use super::sizes::MagazineIndex;
 use super::stream_cache::Known;
 use super::tally::Tally;
-use super::thread::Own;
+use super::thread::Entered;
 use crate::order::{Fence, Stream, Tick, TimelineId};
 
 /// Blocks of another stream, seen in the depot.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Elsewhere {
+pub(crate) struct OtherStreamBlocks {
     /// Their length.
     bytes: u64,
     of: TimelineId,
-    /// Up to which they were freed.
+    /// The tick up to which they were freed.
     until: Tick,
 }
 
-impl Elsewhere {
+impl OtherStreamBlocks {
     /// What has to be reached before they are used.
     pub(crate) fn fence(&self) -> Fence {
         Fence::at(self.of, self.until)
@@ -32,31 +32,37 @@ impl Caches {
     /// Looks for blocks for a request of so many bytes among those that other streams freed, where the calling
     /// thread's magazine has room for some.
     #[cold]
-    pub(crate) fn look_elsewhere(&self, bytes: u64, stream: &Stream) -> Option<Elsewhere> {
+    pub(crate) fn find_of_other_stream(&self, bytes: u64, stream: &Stream) -> Option<OtherStreamBlocks> {
         if !self.is_in_haste() || !self.sizes.is_cached(bytes) {
             return None;
         }
         // A closed cache may mean that the stream is being captured.
-        let Own { magazines, tally: _, passage: _passage } = self.enter::<true>(Tally::to_alloc, stream)?;
+        let Entered { magazines, tally: _, passage: _passage } =
+            self.enter::<true>(Tally::to_alloc, stream)?;
         let units = self.sizes.units_in_haste(bytes);
         if magazines.known(MagazineIndex::of(units))?.magazine.restock_by() == 0 {
             return None;
         }
         let bytes = self.sizes.bytes(units);
         let (of, until) = self.depot.other_with(stream.timeline().id, bytes)?;
-        Some(Elsewhere { bytes, of, until })
+        Some(OtherStreamBlocks { bytes, of, until })
     }
 
-    /// A block for a request of so many bytes from what was seen elsewhere, after which the stream is ordered now;
-    /// brings more of the same.
-    pub(crate) fn alloc_elsewhere(&self, bytes: u64, stream: &Stream, seen: Elsewhere) -> Option<Found> {
-        let Own { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
+    /// A block for a request of so many bytes from what was seen, after which the stream is ordered now; brings more of
+    /// the same.
+    pub(crate) fn alloc_of_other_stream(
+        &self,
+        bytes: u64,
+        stream: &Stream,
+        seen: OtherStreamBlocks,
+    ) -> Option<Found> {
+        let Entered { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
         let size = seen.bytes;
         let Known { mut magazine, .. } = magazines.known(MagazineIndex::of(self.sizes.exact_units(size)))?;
         let before = magazine.len();
         let is_narrow = self.fetch(&mut magazine, tally, (seen.of, seen.until), size);
         let now = stream.timeline().now();
-        // From here on it is as if this stream had freed them, now.
+        // From here on, as if this stream had freed them now.
         let place = magazine.place();
         for item in magazine.above(before) {
             if item.is_in(place) {
