@@ -33,8 +33,8 @@ pub(crate) struct Caches {
     pub(super) limit: AtomicU64,
     /// Bytes that the depot may hold.
     pub(super) depot_limit: AtomicU64,
-    /// A block serves a request of a large size if it has less than this to spare, in bytes: one unit, or in haste
-    /// anything, since what lies in one magazine differs by an eighth at most.
+    /// A block serves a request of a large size if it is less than so many bytes longer: one unit, or in throughput mode
+    /// anything, since blocks of one magazine differ by an eighth at most.
     most_slack: AtomicU64,
     /// Whether a request of a class that has no block may have one of a longer class.
     borrows: AtomicBool,
@@ -106,11 +106,11 @@ const LEAST_DRIFT: u64 = 8 << 20;
 /// Bytes that a thread may cache in a pool that is small; in a larger one it is a share of what is reserved.
 const LEAST_LIMIT: u64 = 64 << 20;
 
-/// More than blocks in one magazine of those that are ever rounded can differ by; the difference wraps around where
-/// the block is shorter than the request.
-const SLACK_IN_HASTE: u64 = 1 << 32;
+/// More than rounded blocks of one magazine can differ by. The difference wraps around where the block is shorter than
+/// the request.
+const SLACK_IN_THROUGHPUT_MODE: u64 = 1 << 32;
 
-/// Classes beyond its own in which a request looks for a block in haste. There are eight a doubling, so that the
+/// Classes beyond its own in which a request looks for a block in throughput mode. There are eight a doubling, so that the
 /// block is less than half as long again as the request (or three units longer, in the shortest classes).
 const CLASSES_TO_BORROW_FROM: usize = 3;
 
@@ -267,12 +267,15 @@ impl Caches {
             return None;
         }
         let Entered { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
-        let units =
-            if self.is_in_haste() { self.sizes.units_in_haste(bytes) } else { self.sizes.units(bytes) };
+        let units = if self.in_throughput_mode() {
+            self.sizes.units_in_throughput_mode(bytes)
+        } else {
+            self.sizes.units(bytes)
+        };
         let index = MagazineIndex::of(units);
         let size = self.sizes.bytes(units);
         let mut is_narrow = false;
-        if magazines.magazine(index).is_empty() && self.depot.held() == 0 && !self.is_in_haste() {
+        if magazines.magazine(index).is_empty() && self.depot.held() == 0 && !self.in_throughput_mode() {
             // Nearly always: there is nowhere to look.
             return None;
         }
@@ -290,7 +293,7 @@ impl Caches {
             return Some(Found { ptr, is_narrow });
         }
         // Relaxed: a setting.
-        if !self.borrows.load(Ordering::Relaxed) || !self.sizes.is_rounded_in_haste(bytes) {
+        if !self.borrows.load(Ordering::Relaxed) || !self.sizes.is_rounded_in_throughput_mode(bytes) {
             return None;
         }
         if !known.history.may_borrow(tally.to_alloc().passages()) {
@@ -330,7 +333,7 @@ impl Caches {
     }
 
     /// Brings blocks of this length, freed on a stream up to a tick, from the depot to the thread's magazine, up to
-    /// half of what it may hold. Returns whether, in haste, there were more, and the magazine may still grow.
+    /// half of what it may hold. Returns whether, in throughput mode, there were more, and the magazine may still grow.
     pub(super) fn fetch(
         &self,
         magazine: &mut BufferedMagazine<'_>,
@@ -351,7 +354,7 @@ impl Caches {
             count += 1;
         });
         magazine.claim_top(count);
-        are_more && self.is_in_haste() && !magazine.is_at_most(size, true)
+        are_more && self.in_throughput_mode() && !magazine.is_at_most(size, true)
     }
 
     /// Brings the older half of a magazine of the largest size to the depot, if its blocks are alike. Returns whether
@@ -372,7 +375,7 @@ impl Caches {
         let half = magazine.older_half();
         let Some(bytes) = half.first().map(Item::bytes) else { return false };
         if half.len() < 2
-            || !magazine.is_at_most(bytes, self.is_in_haste())
+            || !magazine.is_at_most(bytes, self.in_throughput_mode())
             || self.drifts(tally)
             || half.iter().any(|item| item.bytes() != bytes)
         {
@@ -476,17 +479,17 @@ impl Caches {
         all.filter(move |cache| *cache != sentinel).map(|cache| unsafe { &*cache })
     }
 
-    /// Adapts the bytes that a thread may cache to what the pool holds and how many threads use it: all of it
-    /// together. That is much, but nothing is lost by it: whoever finds too little elsewhere takes it back. With
-    /// anything to spare, the pool is in haste; where that gets scarce, classes borrow from longer ones.
-    pub(crate) fn adapt(&self, reserved: u64, spare: u64, is_scarce: bool) {
+    /// Shares what the pool holds between its threads, as the bytes that each may cache. That is much, but nothing is
+    /// lost: whoever needs it takes it back. With a growth allowance, the pool is in throughput mode; where that gets
+    /// scarce, classes borrow from longer ones.
+    pub(crate) fn adapt(&self, reserved: u64, growth_allowance: u64, is_scarce: bool) {
         let threads = self.all().filter(|cache| cache.is_owned()).count().max(1) as u64;
         // With the eighth that magazines of mixed sizes count on top.
-        let all = (reserved + reserved / 8 + spare).max(LEAST_LIMIT);
+        let all = (reserved + reserved / 8 + growth_allowance).max(LEAST_LIMIT);
         // Relaxed: settings.
         self.limit.store((all / threads).max(LEAST_LIMIT), Ordering::Relaxed);
         self.depot_limit.store(all, Ordering::Relaxed);
-        let most_slack = if spare > 0 { SLACK_IN_HASTE } else { self.sizes.bytes(1) };
+        let most_slack = if growth_allowance > 0 { SLACK_IN_THROUGHPUT_MODE } else { self.sizes.bytes(1) };
         self.most_slack.store(most_slack, Ordering::Relaxed);
         self.borrows.store(is_scarce, Ordering::Relaxed);
     }
@@ -498,15 +501,15 @@ impl Caches {
             is_large: self.sizes.is_large(size),
             // Relaxed: a setting.
             limit: self.limit.load(Ordering::Relaxed),
-            in_haste: self.is_in_haste(),
+            in_throughput_mode: self.in_throughput_mode(),
         }
     }
 
     /// Whether memory is spent to save time.
     #[inline]
-    pub(crate) fn is_in_haste(&self) -> bool {
+    pub(crate) fn in_throughput_mode(&self) -> bool {
         // Relaxed: a setting.
-        self.most_slack.load(Ordering::Relaxed) == SLACK_IN_HASTE
+        self.most_slack.load(Ordering::Relaxed) == SLACK_IN_THROUGHPUT_MODE
     }
 
     pub(crate) fn sizes(&self) -> Sizes {

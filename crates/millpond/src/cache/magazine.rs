@@ -422,14 +422,14 @@ impl<'a> BufferedMagazine<'a> {
     }
 
     /// Whether it may hold as many blocks of this length as any magazine ever.
-    pub(super) fn is_at_most(&self, bytes: u64, in_haste: bool) -> bool {
-        self.room() >= most_of(bytes, in_haste)
+    pub(super) fn is_at_most(&self, bytes: u64, in_throughput_mode: bool) -> bool {
+        self.room() >= most_of(bytes, in_throughput_mode)
     }
 
     /// Blocks of this length that it should be allowed next, where what it may hold is too little.
-    pub(super) fn next_room(&self, bytes: u64, in_haste: bool) -> usize {
+    pub(super) fn next_room(&self, bytes: u64, in_throughput_mode: bool) -> usize {
         let first = if bytes < LARGE { 4 } else { 1 };
-        (2 * self.room()).max(first).min(most_of(bytes, in_haste))
+        (2 * self.room()).max(first).min(most_of(bytes, in_throughput_mode))
     }
 
     /// Writes to the entries of the `count` blocks on top, which came from the depot, that they are here. Another thread
@@ -446,10 +446,10 @@ impl<'a> BufferedMagazine<'a> {
 }
 
 /// Most blocks of this size in a magazine. Fewer of large ones: a magazine of several sizes is searched, and may hold
-/// many bytes. In haste, fewer visits to the depot count for more.
-const fn most_of(bytes: u64, in_haste: bool) -> usize {
+/// many bytes. In throughput mode, fewer visits to the depot count for more.
+const fn most_of(bytes: u64, in_throughput_mode: bool) -> usize {
     match bytes {
-        _ if in_haste => 64,
+        _ if in_throughput_mode => 64,
         0..=0x8000 => 64,
         0x8001..=0xF_FFFF => 32,
         LARGE.. => 16,

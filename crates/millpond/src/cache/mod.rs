@@ -16,7 +16,7 @@
 //! ([`Caches::alloc_searching`], [`Caches::free_without_entry`]); what that cannot serve takes the slow path, under the pool's
 //! lock.
 //!
-//! **Taking back.** Before the pool grows (unless it is in haste, `pool/haste.rs`), steals, trims or reports that
+//! **Taking back.** Before the pool grows (unless it is in throughput mode, `pool/throughput_mode.rs`), steals, trims or reports that
 //! memory ran out, it takes back what every thread caches, idle ones included ([`Caches::revoke`]); before it cuts up a
 //! free block that is much longer, what they cache of large blocks ([`Caches::revoke_large`]). The cache's *asymmetric
 //! lock* makes that safe: see `asymmetric_lock`. Whoever revokes holds the pool's lock; a thread whose cache is closed

@@ -1,4 +1,4 @@
-//! Blocks that other streams freed: in haste, fetched from the depot without the pool's lock.
+//! Blocks that other streams freed: in throughput mode, fetched from the depot without the pool's lock.
 //!
 //! The stream must first be ordered after the other's work, which may take device calls. So there are two steps: the
 //! thread looks what the depot has, and leaves its cache. Then, with the stream ordered after the
@@ -33,13 +33,13 @@ impl Caches {
     /// thread's magazine has room for some.
     #[cold]
     pub(crate) fn find_of_other_stream(&self, bytes: u64, stream: &Stream) -> Option<OtherStreamBlocks> {
-        if !self.is_in_haste() || !self.sizes.is_cached(bytes) {
+        if !self.in_throughput_mode() || !self.sizes.is_cached(bytes) {
             return None;
         }
         // A closed cache may mean that the stream is being captured.
         let Entered { magazines, tally: _, passage: _passage } =
             self.enter::<true>(Tally::to_alloc, stream)?;
-        let units = self.sizes.units_in_haste(bytes);
+        let units = self.sizes.units_in_throughput_mode(bytes);
         if magazines.known(MagazineIndex::of(units))?.magazine.restock_by() == 0 {
             return None;
         }

@@ -102,7 +102,7 @@ impl Caches {
         let earned = is_large && history.note_alloc(size);
         magazine.unstow();
         let has_room = magazine.restock_by() > 0;
-        let deserves_room = earned || (is_large && self.is_in_haste() && !has_room);
+        let deserves_room = earned || (is_large && self.in_throughput_mode() && !has_room);
         // What other threads free again and again is worth room, too.
         let wants_room = deserves_room || (!has_room && self.depot.has(timeline.id, size));
         if wants_room {
@@ -182,7 +182,7 @@ impl Caches {
         known.growth.note_free(entry.requested());
         magazine.unstow();
         if magazine.is_full() {
-            let may_grow = !bounds.is_large || bounds.in_haste || known.history.note_free(size);
+            let may_grow = !bounds.is_large || bounds.in_throughput_mode || known.history.note_free(size);
             if !may_grow && magazine.is_empty() {
                 // Nearly always, of large blocks, while a program does not repeat itself.
                 return false;
@@ -279,7 +279,7 @@ mod tests {
 
     fn pool() -> (Pool, Stream) {
         let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
-        // Never in haste, where every large block would have room.
+        // Never in throughput mode, where every large block would have room.
         let pool = Pool::builder(&context).spare(0).build().unwrap();
         let stream = context.create_stream().unwrap();
         (pool, stream)

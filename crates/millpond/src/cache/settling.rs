@@ -241,8 +241,11 @@ impl Caches {
     }
 
     fn block_for(&self, bytes: u64) -> Figures {
-        let units =
-            if self.is_in_haste() { self.sizes.units_in_haste(bytes) } else { self.sizes.units(bytes) };
+        let units = if self.in_throughput_mode() {
+            self.sizes.units_in_throughput_mode(bytes)
+        } else {
+            self.sizes.units(bytes)
+        };
         one_block(bytes, self.sizes.bytes(units))
     }
 

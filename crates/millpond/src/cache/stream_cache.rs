@@ -346,7 +346,7 @@ pub(super) struct Bounds {
     pub(super) is_large: bool,
     /// Bytes that all magazines of the thread may hold together.
     pub(super) limit: u64,
-    pub(super) in_haste: bool,
+    pub(super) in_throughput_mode: bool,
 }
 
 impl StreamCaches {
@@ -430,13 +430,13 @@ impl StreamCaches {
     /// Lets a full magazine hold more blocks, within the bounds, if the stream has a cache. Returns whether there is
     /// room now.
     pub(super) fn grant(&mut self, stream: StreamKey, magazine: MagazineIndex, bounds: &Bounds) -> bool {
-        let Bounds { longest: bytes, is_large, limit, in_haste } = *bounds;
+        let Bounds { longest: bytes, is_large, limit, in_throughput_mode } = *bounds;
         let left = limit.saturating_sub(self.granted) / bytes;
         let Some(known) = self.of(stream).and_then(|magazines| magazines.known(magazine)) else {
             return false;
         };
         let mut magazine = known.magazine;
-        let more = magazine.next_room(bytes, in_haste).saturating_sub(magazine.room());
+        let more = magazine.next_room(bytes, in_throughput_mode).saturating_sub(magazine.room());
         let more = more.min(usize::try_from(left).unwrap_or(usize::MAX));
         if !magazine.set_room(magazine.room() + more) {
             return false;

@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::beyond_caches::take_back;
 use super::captured::{Captured, MemoryId};
+use super::emptying_caches::take_back;
 use super::inner::{PoolInner, State};
 use super::routes::{Filter, Route};
 use crate::arena::Owner;

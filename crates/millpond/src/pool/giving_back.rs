@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::beyond_caches::take_back;
+use super::emptying_caches::take_back;
 use super::inner::{PoolInner, State};
 use crate::counters::Counted;
 use crate::device::DeviceResult;

@@ -7,10 +7,10 @@ use std::sync::{Arc, Weak};
 use crate::lock::Mutex;
 
 use super::captured::Captured;
-use super::haste::Haste;
 use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use super::routes::Routes;
+use super::throughput_mode::ThroughputMode;
 use crate::arena::{Arena, BlockId, Pointer, Ranges, Views};
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
@@ -56,7 +56,7 @@ pub(crate) struct PoolInner {
 pub(super) struct State {
     pub(super) arena: Arena,
     pub(super) locked: Locked,
-    pub(super) haste: Haste,
+    pub(super) throughput_mode: ThroughputMode,
     /// The memory of captures, in the order of their ids.
     pub(super) captured: Vec<Captured>,
     pub(super) destroyed: bool,

@@ -11,14 +11,13 @@
 //! millpond calls back here to apply the release threshold.
 
 mod allocating;
-mod beyond_caches;
 mod builder;
 mod capture;
 mod captured;
 mod context;
+mod emptying_caches;
 mod freeing;
 mod giving_back;
-mod haste;
 mod impossible;
 mod inner;
 mod pressure;
@@ -26,9 +25,10 @@ mod recorded;
 mod recounting;
 mod registry;
 mod routes;
+mod searching_caches;
 mod shortening;
-mod unlocked;
-mod waste;
+mod slow_path_time;
+mod throughput_mode;
 
 use std::fmt;
 use std::sync::Arc;
