@@ -2,7 +2,7 @@
 
 use super::emptying_caches::take_back;
 use super::impossible::OthersLive;
-use super::inner::{PoolInner, State};
+use super::inner::{PoolInner, PoolState};
 use super::throughput_mode::THROUGH_ARENA;
 use crate::arena::{MOST_UNITS, Out, Refusal};
 use crate::device::DevicePtr;
@@ -106,7 +106,7 @@ impl PoolInner {
     /// stolen or created only after every cache was emptied, or in [throughput mode](super::throughput_mode).
     fn alloc_under_lock(
         &self,
-        state: &mut State,
+        state: &mut PoolState,
         others: Option<OthersLive>,
         (bytes, align): (u64, u64),
         stream: &Stream,
@@ -125,7 +125,7 @@ impl PoolInner {
         }
         // Caches promise no more than the minimum alignment, which is 1 here.
         if align == 1 {
-            let State { arena, locked, .. } = &mut *state;
+            let PoolState { arena, locked, .. } = &mut *state;
             out = self.caches.restock(locked, units, stream, |cached| take_back(arena, cached));
         }
         let out = match out {
@@ -151,7 +151,7 @@ impl PoolInner {
     /// A block that no magazine has.
     fn alloc_from_arena(
         &self,
-        state: &mut State,
+        state: &mut PoolState,
         others: Option<OthersLive>,
         (units, align): (u64, u64),
         stream: &Stream,
@@ -178,7 +178,7 @@ impl PoolInner {
     }
 
     /// Whether the growth allowance has room for so much.
-    fn may_grow(&self, state: &State, units: u64) -> bool {
+    fn may_grow(&self, state: &PoolState, units: u64) -> bool {
         let bytes = self.caches.sizes().bytes(units);
         self.counters.reserved.current() + bytes
             <= self.counted().allocated.high + state.throughput_mode.growth_allowance()

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::lock::Mutex;
 
-use super::inner::{PoolInner, State};
+use super::inner::{PoolInner, PoolState};
 use super::pressure::Callbacks;
 use super::routes::Routes;
 use super::throughput_mode::ThroughputMode;
@@ -188,7 +188,7 @@ impl PoolBuilder {
             caches: OfProcess::new(Caches::new(views.clone(), sizes)),
             views,
             routes: Routes::default(),
-            state: OfProcess::new(Mutex::new(State {
+            state: OfProcess::new(Mutex::new(PoolState {
                 arena,
                 locked: Locked::default(),
                 throughput_mode,

@@ -4,7 +4,7 @@
 //! request needs the large blocks only. The small ones lie in a zone of their own, and could only give the pages that
 //! they pin. And a program that loses its small blocks with each large request would never find them in its magazines.
 
-use super::inner::{PoolInner, State};
+use super::inner::{PoolInner, PoolState};
 use super::throughput_mode::{REVOCATION, THROUGH_ARENA};
 use crate::arena::{Arena, Out, Refusal};
 use crate::cache::Cached;
@@ -20,7 +20,7 @@ impl PoolInner {
     /// have saved: growth is not.
     pub(super) fn alloc_emptying_caches(
         &self,
-        state: &mut State,
+        state: &mut PoolState,
         units: u64,
         align: u64,
         stream: &Stream,
@@ -50,9 +50,9 @@ impl PoolInner {
 
     /// Gives the arena what threads cache, as far as that may serve a request of `units`; returns whether there was
     /// anything.
-    fn empty_caches_for(&self, state: &mut State, units: u64) -> bool {
+    fn empty_caches_for(&self, state: &mut PoolState, units: u64) -> bool {
         let most = self.counters.reserved.current() / SMALL_PART;
-        let State { arena, locked, throughput_mode, .. } = &mut *state;
+        let PoolState { arena, locked, throughput_mode, .. } = &mut *state;
         if throughput_mode.is_on() || !arena.is_large(units) || !self.caches.holds_few_small(locked, most) {
             return self.empty_caches(state);
         }
@@ -60,11 +60,11 @@ impl PoolInner {
     }
 
     /// Gives the arena what every thread caches; returns whether there was anything.
-    pub(super) fn empty_caches(&self, state: &mut State) -> bool {
+    pub(super) fn empty_caches(&self, state: &mut PoolState) -> bool {
         if self.caches.any_ended() {
             self.collect_ended(state);
         }
-        let State { arena, locked, .. } = state;
+        let PoolState { arena, locked, .. } = state;
         let any = self.caches.holds_any();
         if any {
             self.caches.revoke(locked, |cached| take_back(arena, cached));

@@ -23,7 +23,7 @@ impl PoolInner {
             if self.caches.in_throughput_mode() { self.alloc_of_other_stream(bytes, stream) } else { None }
         };
         let Found { ptr, is_narrow } = found.or_else(of_other)?;
-        // Another time, where the lock is not free now.
+        // Later, if the lock is taken now.
         if is_narrow && let Some(mut state) = self.state.try_lock() {
             let units = self.caches.sizes().units_in_throughput_mode(bytes);
             self.caches.widen(&mut state.locked, units, stream);

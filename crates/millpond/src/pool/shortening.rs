@@ -1,19 +1,19 @@
-//! When long pages of a pool are exchanged for short ones: before a large block is looked for in the arena, where that is
-//! due (see `arena/shorten.rs`). What threads cache stays there: it is few large blocks.
+//! Shortening: where it is due, long free pages are exchanged for short ones before the arena is searched for a large
+//! block (see `arena/shorten.rs`). Threads keep what they cache: it is few large blocks.
 
-use super::inner::{PoolInner, State};
+use super::inner::{PoolInner, PoolState};
 
 impl PoolInner {
     /// A pool in throughput mode has no time for it.
     #[inline]
-    pub(super) fn shorten_if_due(&self, state: &mut State, units: u64) {
+    pub(super) fn shorten_if_due(&self, state: &mut PoolState, units: u64) {
         if state.arena.is_shortening_due() && state.arena.is_large(units) && !state.throughput_mode.is_on() {
             self.shorten(state);
         }
     }
 
     #[cold]
-    fn shorten(&self, state: &mut State) {
+    fn shorten(&self, state: &mut PoolState) {
         let device = self.timelines.device();
         let began = device.now();
         if state.arena.shorten() {

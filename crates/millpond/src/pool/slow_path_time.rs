@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::lock::MutexGuard;
 
-use super::inner::{PoolInner, State};
+use super::inner::{PoolInner, PoolState};
 use super::throughput_mode::Observation;
 
 impl PoolInner {
@@ -15,7 +15,7 @@ impl PoolInner {
 
     /// The lock, for what found no block or no room in a magazine. The thread's wait counts as slow-path time: with
     /// more memory, few would come here.
-    pub(super) fn lock_noting_waits(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock_noting_waits(&self) -> MutexGuard<'_, PoolState> {
         let mut state = self.state.try_lock().unwrap_or_else(|| self.lock_waiting());
         if self.caches.any_ended() {
             self.collect_ended(&mut state);
@@ -24,7 +24,7 @@ impl PoolInner {
     }
 
     #[cold]
-    fn lock_waiting(&self) -> MutexGuard<'_, State> {
+    fn lock_waiting(&self) -> MutexGuard<'_, PoolState> {
         let device = self.timelines.device();
         let began = device.now();
         let mut state = self.state.lock();
@@ -33,7 +33,7 @@ impl PoolInner {
         state
     }
 
-    pub(super) fn note_slow_path_time(&self, state: &mut State, slow: Duration) {
+    pub(super) fn note_slow_path_time(&self, state: &mut PoolState, slow: Duration) {
         let look = || {
             let counted = self.counted();
             let (served, live) = (counted.allocations, counted.allocated.high);
@@ -49,7 +49,7 @@ impl PoolInner {
         }
     }
 
-    pub(super) fn adapt(&self, state: &State) {
+    pub(super) fn adapt(&self, state: &PoolState) {
         let (reserved, growth_allowance) =
             (self.counters.reserved.current(), state.throughput_mode.growth_allowance());
         let is_scarce =
