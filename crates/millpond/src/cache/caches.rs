@@ -249,8 +249,8 @@ impl Caches {
     }
 
     /// Hands out a block that was just taken from a magazine, and for which the tally [rose](Tally::rise), for a request
-    /// of so many bytes; and leaves. From then on
-    /// the magazine is anybody's: it is no argument here, which would have to be this thread's until the end.
+    /// of so many bytes; and leaves. From then on the magazine is anybody's: as an argument here it would have to be
+    /// this thread's until the end.
     #[inline(always)]
     pub(super) fn hand_out(item: Item, requested: u64, passage: Passage<'_>) -> DevicePtr {
         item.entry().make_live(item.ptr, requested);
@@ -428,8 +428,8 @@ impl Caches {
         unsafe { self.put::<true>(self.mine(), ptr, stream.key(), || stream.timeline()) }
     }
 
-    /// Takes a block and returns the bytes that were asked for. The timeline is the stream's, and is not looked at before
-    /// it is needed: registers are few.
+    /// Takes a block and returns the bytes that were asked for. The timeline is the stream's, read only where needed:
+    /// registers are few.
     ///
     /// # Safety
     /// `mine` is the calling thread's cache here, or the sentinel.

@@ -28,12 +28,12 @@ impl Guarded for NoMagazines {
 }
 
 /// One thread's cache.
-struct ModelCache {
+struct SettlingCache {
     lock: AsymmetricLock<NoMagazines>,
     tally: Tally,
 }
 
-impl ModelCache {
+impl SettlingCache {
     fn open(&self) {
         self.lock.open();
     }
@@ -41,21 +41,21 @@ impl ModelCache {
 
 /// `Escrow`, of bytes.
 #[derive(Default)]
-struct ModelEscrow {
+struct SettlingEscrow {
     reached: i64,
     peak: i64,
 }
 
-struct ModelPool {
-    caches: [ModelCache; 2],
-    state: Mutex<ModelEscrow>,
+struct SettlingPool {
+    caches: [SettlingCache; 2],
+    state: Mutex<SettlingEscrow>,
 }
 
-impl ModelPool {
+impl SettlingPool {
     fn new() -> Arc<Self> {
-        let cache = || ModelCache { lock: AsymmetricLock::new(), tally: Tally::default() };
+        let cache = || SettlingCache { lock: AsymmetricLock::new(), tally: Tally::default() };
         let pool = Self { caches: [cache(), cache()], state: Mutex::default() };
-        pool.caches.iter().for_each(ModelCache::open);
+        pool.caches.iter().for_each(SettlingCache::open);
         Arc::new(pool)
     }
 
@@ -85,7 +85,7 @@ impl ModelPool {
     }
 
     /// `Caches::settle`.
-    fn settle(&self, escrow: &mut ModelEscrow, asking: usize) {
+    fn settle(&self, escrow: &mut SettlingEscrow, asking: usize) {
         let other = &self.caches[1 - asking];
         let moved = !other.tally.is_frozen();
         if moved {
@@ -127,7 +127,7 @@ fn model(run: impl Fn() + Send + Sync + 'static) {
 #[test]
 fn peaks_of_threads_one_after_the_other_are_not_added_up() {
     model(|| {
-        let pool = ModelPool::new();
+        let pool = SettlingPool::new();
         // The program's own way of handing a pointer over synchronises, as a channel does.
         let handed = Arc::new(Mutex::new(false));
         let giver = thread::spawn({
@@ -150,7 +150,7 @@ fn peaks_of_threads_one_after_the_other_are_not_added_up() {
 #[test]
 fn what_two_threads_have_together_is_the_peak() {
     model(|| {
-        let pool = ModelPool::new();
+        let pool = SettlingPool::new();
         let other = thread::spawn({
             let pool = pool.clone();
             move || {

@@ -131,7 +131,7 @@ impl Guarded for Magazines {
 }
 
 impl Magazines {
-    /// Of no stream, and without room. A constant, since it is long: what is computed is put together elsewhere, and
+    /// Of no stream, and without room. A constant, since it is long: a computed value would be built elsewhere and
     /// copied.
     const NEW: Self =
         Self { serial: 0, all: [const { Magazine::NEW }; _], records: Vec::new(), record_of: [0; _] };

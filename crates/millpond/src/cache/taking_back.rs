@@ -1,4 +1,4 @@
-//! Taking back what threads cache, while their owners are kept out; and recounting it. All of it under the pool's lock.
+//! Taking back what threads cache, and recounting it, while their owners are kept out. All under the pool's lock.
 
 use std::sync::atomic::Ordering;
 
@@ -103,7 +103,7 @@ impl Caches {
         // the lock.
         let stream_caches = unsafe { mine.stream_caches_under_lock() };
         let frees = mine.tally.frees();
-        // Since it was counted last, no more came than was freed; but for what came from the depot, which was counted there.
+        // Since the last count no more came than was freed, and what came from the depot was counted there.
         let bound = stream_caches.small.bytes + (frees - stream_caches.small.frees) * self.sizes.large_from();
         if in_depot + others + bound <= most {
             return true;
@@ -233,7 +233,7 @@ impl Caches {
         }
     }
 
-    /// Whether anything is cached, as far as can be seen in passing.
+    /// Whether anything may be cached. A glance.
     pub(crate) fn holds_any(&self) -> bool {
         self.depot.held() > 0 || self.all().any(|cache| cache.tally.may_hold())
     }
