@@ -3,7 +3,7 @@
 //!
 //! Exact sizes serve such a program badly. No free block is as long as the next request: each step moves pages, and
 //! leaves holes that no later block fits. So a growing request gets [a little
-//! more](super::sizes::Sizes::units_of_growing), and the next ones find blocks of just their length. docs/pages.md has
+//! more](super::sizes::Sizes::units_of_growing), and the next ones find blocks of just their length. docs/lab/pages.md has
 //! what that saves.
 
 /// What is remembered of the large blocks of one magazine, in it or not.

@@ -36,7 +36,7 @@ pub(super) struct ReuseHistory {
 const LONG_RUN: u32 = 32;
 
 /// Missed reuses in a row, from which on the magazine gets room. A block in a magazine splits the arena's free space:
-/// with room for whatever is missed twice, recorded jobs hold 0.3 % more (docs/pages.md).
+/// with room for whatever is missed twice, recorded jobs hold 0.3 % more (docs/lab/pages.md).
 pub(super) const MANY_MISSED_REUSES: u32 = 16;
 
 /// Blocks that a class borrows in a row before it gets one of its own. A loop would borrow for ever: a borrowed block
