@@ -7,7 +7,7 @@
 use super::bin::Entry;
 use super::index::Rising;
 use super::{Arena, BlockId, Refusal, Zone};
-use crate::order::{Fence, Reach, Stream};
+use crate::order::{Fence, ReadinessQuery, Stream};
 
 /// What an allocation needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -119,7 +119,7 @@ impl Arena {
         want: &Want,
         found: (BlockId, u64),
         others: Rising<'_>,
-        reach: &mut Reach<'_>,
+        reach: &mut ReadinessQuery<'_>,
     ) -> (BlockId, u64) {
         let (mut lowest, mut place) = (found, Entry::new(&self.blocks[found.0], found.0).place_bits());
         for entry in others.take(LOWEST_OF) {
@@ -135,7 +135,7 @@ impl Arena {
 
     /// The best fit of the blocks that are ready by what is known already. No device call.
     #[inline(always)]
-    fn look<'a>(&'a self, want: &Want, reach: &mut Reach<'_>) -> Looked<'a> {
+    fn look<'a>(&'a self, want: &Want, reach: &mut ReadinessQuery<'_>) -> Looked<'a> {
         let mut passed_over = false;
         let (found, longer) = self.search(want, |id, at| {
             let is_ready = reach.covers(&self.blocks[id].fence);

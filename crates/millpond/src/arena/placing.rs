@@ -3,7 +3,7 @@
 use super::blocks::{Block, State};
 use super::find::Want;
 use super::{Arena, BlockId, Refusal};
-use crate::order::{Reach, Stream};
+use crate::order::{ReadinessQuery, Stream};
 
 /// A place for an allocation that is not wholly backed yet.
 #[derive(Debug, Clone, Copy)]
@@ -143,8 +143,8 @@ impl Arena {
     }
 
     /// What [`is_ready`](Self::is_ready) says, for many blocks.
-    pub(super) fn reach<'a>(&'a self, stream: &'a Stream) -> Reach<'a> {
-        self.timelines.reach(stream.timeline(), self.policies)
+    pub(super) fn reach<'a>(&'a self, stream: &'a Stream) -> ReadinessQuery<'a> {
+        self.timelines.readiness(stream.timeline(), self.policies)
     }
 
     /// Whether the stream may use the free block, by what is known already.

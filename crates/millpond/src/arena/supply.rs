@@ -164,7 +164,7 @@ impl Arena {
         // Of the shortest pages, too, there must be enough, or the pool would grow with free pages left.
         let enough = VICTIMS.max(place.missing);
         let mut count = 0;
-        let mut reach = self.timelines.reach(stream.timeline(), self.policies);
+        let mut reach = self.timelines.readiness(stream.timeline(), self.policies);
         for zone in Zone::BOTH {
             for id in self.free[zone as usize].at_least(self.layout.units_per_slot()) {
                 let block = &mut self.blocks[id];
