@@ -16,8 +16,8 @@ use super::strays::Strays;
 use super::tally::Tally;
 use super::thread::{Own, ThreadCache};
 use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index};
-use crate::arena::{Entry, Views};
 use crate::device::DevicePtr;
+use crate::extents::{Entry, Views};
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 
 /// See the [module](super).

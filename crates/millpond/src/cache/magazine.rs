@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 use std::slice;
 
 use super::caches::Few;
-use crate::arena::{Entry, EntryRef, Out, Place};
 use crate::device::DevicePtr;
+use crate::extents::{Entry, EntryRef, Out, Place};
 
 /// A block in a magazine. The entry knows the address too, but an allocation need not wait for it: a free has found the
 /// entry in several loads, each of which needs the one before.
@@ -165,7 +165,7 @@ impl Magazine {
     }
 
     /// What the entries of its blocks say: that they are here. Where one says something else, the block was freed twice at
-    /// once, and its copy here is a *stray* (see `arena/table.rs`).
+    /// once, and its copy here is a *stray* (see `extents/table.rs`).
     #[inline]
     pub(super) fn place(&self) -> Place {
         Place::of(self)

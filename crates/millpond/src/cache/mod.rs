@@ -1,6 +1,6 @@
 //! `cache/`: magazines of ready blocks, per thread, pool and stream: the fast path of an allocation.
 //!
-//! Uses `arena/` (the tables that lead from an address to its block) and `order/` (a stream's tick).
+//! Uses `extents/` (the tables that lead from an address to its block) and `order/` (a stream's tick).
 //!
 //! **Who has what.** Each thread that uses a pool has a [`ThreadCache`](thread::ThreadCache) in it, found through the thread's
 //! index. In it lies a *lane* per stream, and in a lane a *magazine* per size class: a stack of blocks that

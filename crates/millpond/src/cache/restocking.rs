@@ -10,7 +10,7 @@ use super::magazine::Item;
 use super::sizes::MagazineIndex;
 use super::thread::ThreadCache;
 use super::thread_index::visit;
-use crate::arena::{Entry, MOST_UNITS, Out, Place};
+use crate::extents::{Entry, MOST_UNITS, Out, Place};
 use crate::host::try_box;
 use crate::order::{Marking, Stream, Tick, TimelineId};
 

@@ -6,10 +6,10 @@ use crate::lock::Mutex;
 
 use super::magazine::Item;
 use super::tally::Tally;
-use crate::arena::Place;
 use crate::counters::Counted;
+use crate::extents::Place;
 
-/// What was dropped, by whichever thread came upon it. See `arena/table.rs`.
+/// What was dropped, by whichever thread came upon it. See `extents/table.rs`.
 #[derive(Debug)]
 pub(super) struct Strays {
     count: AtomicU64,

@@ -9,7 +9,7 @@ use super::magazine::Item;
 use super::sizes::MagazineIndex;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
-use crate::arena::Place;
+use crate::extents::Place;
 use crate::order::TimelineId;
 
 impl Caches {

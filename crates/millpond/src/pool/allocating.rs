@@ -4,10 +4,10 @@ use super::beyond_caches::take_back;
 use super::haste::THROUGH_ARENA;
 use super::impossible::OthersLive;
 use super::inner::{PoolInner, State};
-use crate::arena::{MOST_UNITS, Out, Refusal};
 use crate::device::DevicePtr;
+use crate::extents::{MOST_UNITS, Out, Refusal};
 use crate::order::Stream;
-use crate::pages::Shortage;
+use crate::physical::Shortage;
 use crate::{Error, Result};
 
 /// More than any device can address: sizes beyond it come from arithmetic that overflowed.

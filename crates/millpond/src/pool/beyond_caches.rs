@@ -7,8 +7,8 @@
 
 use super::haste::{REVOCATION, THROUGH_ARENA};
 use super::inner::{PoolInner, State};
-use crate::arena::{Arena, Out, Refusal};
 use crate::cache::Cached;
+use crate::extents::{Arena, Out, Refusal};
 use crate::order::Stream;
 
 /// Small blocks stay cached while a large one is looked for, as long as they are together no more than this part of

@@ -8,7 +8,7 @@ use super::beyond_caches::take_back;
 use super::captured::{Captured, MemoryId};
 use super::inner::{PoolInner, State};
 use super::routes::{Filter, Route};
-use crate::arena::Owner;
+use crate::extents::Owner;
 use crate::order::Stream;
 use crate::{Error, Result};
 

@@ -6,8 +6,8 @@
 //! arena *lets go*: what is free goes back, and what is still live once it is freed.
 
 use super::inner::{PoolInner, State};
-use crate::arena::{Arena, BlockId, Pointer, Refusal};
 use crate::device::DevicePtr;
+use crate::extents::{Arena, BlockId, Pointer, Refusal};
 use crate::order::Stream;
 
 /// Names the memory of a capture, in one pool, for ever.
@@ -162,8 +162,8 @@ impl PoolInner {
 
 #[cfg(test)]
 mod tests {
-    use crate::arena::LOOKS;
     use crate::device::sim::{SimDevice, SimOptions};
+    use crate::extents::LOOKS;
     use crate::{Context, Pool};
 
     #[test]

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use super::beyond_caches::take_back;
 use super::inner::{PoolInner, State};
 use crate::Result;
-use crate::arena::{BlockId, Entry, Pointer};
 use crate::device::DevicePtr;
+use crate::extents::{BlockId, Entry, Pointer};
 use crate::order::Stream;
 use crate::record::Moment;
 

@@ -1,7 +1,7 @@
 //! Recounts every invariant of a pool, for tests.
 
 use super::inner::{PoolInner, State};
-use crate::arena::Arena;
+use crate::extents::Arena;
 
 impl PoolInner {
     /// Recounts everything; says what is wrong, if anything is.

@@ -1,5 +1,5 @@
 //! When long pages of a pool are exchanged for short ones: before a large block is looked for in the arena, where that is
-//! due (see `arena/shorten.rs`). What threads cache stays there: it is few large blocks.
+//! due (see `extents/shorten.rs`). What threads cache stays there: it is few large blocks.
 
 use super::inner::{PoolInner, State};
 

@@ -9,7 +9,7 @@ use super::ranges::{Owner, Published, Ranges};
 use super::shorten::SHORT;
 use super::table::{Entry, Table};
 use crate::device::DevicePtr;
-use crate::pages::PageId;
+use crate::physical::PageId;
 
 /// Where a region's address space came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

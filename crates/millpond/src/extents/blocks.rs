@@ -4,7 +4,7 @@ use std::ops::{Index, IndexMut};
 
 use crate::host::shrink;
 use crate::order::Fence;
-use crate::pages::PageId;
+use crate::physical::PageId;
 
 /// Names a block of one arena. Recycled when the block is joined with another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -1,6 +1,6 @@
-//! `arena/`: addresses: where a block lies, which page backs which address, and what is free.
+//! `extents/`: addresses: where a block lies, which page backs which address, and what is free.
 //!
-//! Uses `pages/`, `order/` and `device/`. One arena belongs to one pool and is used under its lock.
+//! Uses `physical/`, `order/` and `device/`. One arena belongs to one pool and is used under its lock.
 //!
 //! **Slots and blocks.** Address space comes in *regions*, cut into *slots* of the smallest page's size.
 //! Every byte of a region belongs to one *block*: out (in the program's hands, or in a magazine of `cache/`),
@@ -72,7 +72,7 @@ pub(crate) use table::{Entry, EntryRef, MOST_UNITS, Place, Views};
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
 use crate::order::{Fence, ReusePolicies, Stream, Timelines};
-use crate::pages::{NoPage, PageId, Pages, Shortage};
+use crate::physical::{NoPage, PageId, Pages, Shortage};
 
 /// Why an allocation was refused.
 #[derive(Debug)]

@@ -7,7 +7,7 @@ use super::regions::Regions;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::device::DeviceError;
 use crate::order::Stream;
-use crate::pages::PageId;
+use crate::physical::PageId;
 
 /// A page to be taken from a free block.
 #[derive(Debug, Clone, Copy)]

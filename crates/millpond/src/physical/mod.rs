@@ -1,4 +1,4 @@
-//! `pages/`: physical memory: pages are created, mapped, parked and released here, and nowhere else.
+//! `physical/`: physical memory: pages are created, mapped, parked and released here, and nowhere else.
 //!
 //! Uses `device/`. It knows nothing of blocks or of who uses an address.
 //!

@@ -6,7 +6,7 @@ use super::regions::Source;
 use super::{Arena, BlockId, Zone};
 use crate::device::DeviceError;
 use crate::order::Fence;
-use crate::pages::PageId;
+use crate::physical::PageId;
 
 impl Arena {
     /// Removes the stale mappings whose work is complete. Never waits; a mapping that cannot be removed stays

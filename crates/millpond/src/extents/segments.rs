@@ -11,7 +11,7 @@ use super::regions::{NewRegion, Source};
 use super::table::Table;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
-use crate::pages::Shortage;
+use crate::physical::Shortage;
 
 impl Arena {
     /// Allocates a segment with room for `want`.

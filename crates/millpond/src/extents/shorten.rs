@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::backing::Stretch;
 use super::blocks::{Block, State};
 use super::{Arena, BlockId, Refusal, Zone};
-use crate::pages::PageId;
+use crate::physical::PageId;
 
 /// Slots of a short page. One of two slots pins nearly as little as one of one, and is moved twice as far by a call.
 pub(super) const SHORT: u32 = 2;

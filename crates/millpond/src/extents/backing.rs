@@ -11,7 +11,7 @@ use super::table::Table;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
 use crate::order::{Fence, Stream};
-use crate::pages::{MapFailure, NoPage, PageId, Shortage};
+use crate::physical::{MapFailure, NoPage, PageId, Shortage};
 
 /// Pages that are enough for a large block, and where much was saved.
 const PAGES_IN_BLOCK: u64 = 12;
