@@ -165,7 +165,7 @@ impl Magazine {
     }
 
     /// What the entries of its blocks say: that they are here. Where one says something else, the block was freed twice at
-    /// once, and its copy here is a *stray* (see `extents/table.rs`).
+    /// once, and its copy here is a *stray* (see `extents/page_map.rs`).
     #[inline]
     pub(super) fn place(&self) -> Place {
         Place::of(self)

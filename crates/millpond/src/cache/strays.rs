@@ -9,7 +9,7 @@ use super::tally::Tally;
 use crate::counters::Counted;
 use crate::extents::Place;
 
-/// What was dropped, by whichever thread came upon it. See `extents/table.rs`.
+/// What was dropped, by whichever thread came upon it. See `extents/page_map.rs`.
 #[derive(Debug)]
 pub(super) struct Strays {
     count: AtomicU64,

@@ -1,6 +1,6 @@
 //! A bin of an index: entries in order, in short sorted runs.
 
-use super::blocks::{Block, BlockId};
+use super::extent::{Block, BlockId};
 
 /// Length, region and start in one number, which is compared faster than three: sorts by best fit, then by address.
 pub(super) type Key = u128;

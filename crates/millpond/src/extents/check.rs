@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::blocks::State;
+use super::extent::State;
 use super::regions::{Region, Source};
 use super::shorten::SHORT;
 use super::{Arena, BlockId};

@@ -6,7 +6,7 @@
 //! as there, took replays of recorded jobs 1 to 3 % more instructions: docs/replay.md.)
 
 use super::bin::{Bin, Entry, Key, first_of, key};
-use super::blocks::{Block, BlockId};
+use super::extent::{Block, BlockId};
 
 /// Entries of blocks by rising length.
 #[derive(Debug)]
@@ -177,7 +177,7 @@ pub(super) type VoidIndex = FreeIndex;
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::blocks::{State, Zone};
+    use super::super::extent::{State, Zone};
     use super::*;
 
     fn block(start: u64, units: u64) -> Block {

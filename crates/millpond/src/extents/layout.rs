@@ -1,7 +1,7 @@
 //! The sizes that an arena is built with, and what follows from them: lengths in bytes, units and slots, and which zone a
 //! block lies in.
 
-use super::blocks::Zone;
+use super::extent::Zone;
 
 /// Sizes that an arena is built with. All are powers of two, and each divides the next.
 #[derive(Debug, Clone, Copy)]

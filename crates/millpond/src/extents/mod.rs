@@ -16,13 +16,13 @@
 //!    might be ready by now, by a look at the device (*opportunistic*); where it leaves much over, the lowest instead;
 //! 2. the same by making the stream wait (*internal dependencies*);
 //! 3. the same after joining neighbours that were kept apart because different streams freed them;
-//! 4. a *miss* (`backing`): choose the place that lacks the fewest pages (`placing`), back it with parked
-//!    pages, with pages stolen from free blocks elsewhere (`supply`), and only then with new ones; where that
+//! 4. a *miss* (`mapping`): choose the place that lacks the fewest pages (`placement`), back it with parked
+//!    pages, with pages stolen from free blocks elsewhere (`donors`), and only then with new ones; where that
 //!    would take more memory than ever before, free pages that are too long are given back for it first.
 //!
 //! Blocks lie close together: a miss grows what is free already rather than to begin elsewhere, so that best fit finds
 //! room for most of what comes. What is free on a page that a live block shares is *pinned*: it can be neither moved nor
-//! given back. Short pages pin less and take more calls; how short they are depends on the time there is (`purse`), and
+//! given back. Short pages pin less and take more calls; how short they are depends on the time there is (`remap_budget`), and
 //! long ones give way to short ones where that saves memory (`shorten`).
 //!
 //! **How one free passes through** ([`Arena::free`]): the block, found through the region's `table`, becomes
@@ -31,43 +31,43 @@
 //! Best fit with coalescing is Knuth's (TAOCP 2.5), with address order as the tie-break; boundary tags are
 //! kept out of band, since the memory is the device's.
 
-mod backing;
 mod bin;
-mod blocks;
 mod check;
-mod find;
+mod coalescing;
+mod donors;
+mod extent;
 mod index;
-mod joining;
 mod layout;
-mod looking_up;
-mod placing;
-mod purse;
+mod lookup;
+mod mapping;
+mod page_map;
+mod placement;
 mod ranges;
 mod regions;
+mod remap_budget;
 mod reserving;
+mod search;
 mod segments;
 mod shorten;
 mod sparse;
-mod supply;
-mod table;
 #[cfg(test)]
 mod tests;
 mod trim;
 
 use std::sync::Arc;
 
-use backing::Means;
-pub(crate) use blocks::{BlockId, Zone};
-use blocks::{Blocks, State};
+pub(crate) use extent::{BlockId, Zone};
+use extent::{Blocks, State};
 use index::{FreeIndex, VoidIndex};
 pub(crate) use layout::Layout;
 #[cfg(test)]
-pub(crate) use looking_up::LOOKS;
-pub(crate) use looking_up::Pointer;
+pub(crate) use lookup::LOOKS;
+pub(crate) use lookup::Pointer;
+use mapping::Means;
+use page_map::Entries;
+pub(crate) use page_map::{Entry, EntryRef, MOST_UNITS, Place, Views};
 pub(crate) use ranges::{Owner, Ranges};
 use regions::Regions;
-use table::Entries;
-pub(crate) use table::{Entry, EntryRef, MOST_UNITS, Place, Views};
 
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
@@ -144,10 +144,10 @@ pub(crate) struct Arena {
     blocks: Blocks,
     free: [FreeIndex; 2],
     void: [VoidIndex; 2],
-    purse: purse::Purse,
+    purse: remap_budget::Purse,
     shortener: shorten::Shortener,
     /// Memory for the next miss.
-    spare_supply: supply::Supply,
+    spare_supply: donors::Supply,
     /// Pages that the request under way created, to be given back if it fails.
     created: Vec<PageId>,
     /// Stale blocks, in no order.
@@ -175,7 +175,7 @@ impl Arena {
         policies: ReusePolicies,
         pages: Pages,
     ) -> Self {
-        let purse = purse::Purse::new(timelines.device().now());
+        let purse = remap_budget::Purse::new(timelines.device().now());
         Self {
             device: timelines.device().clone(),
             timelines,
@@ -190,7 +190,7 @@ impl Arena {
             void: Default::default(),
             purse,
             shortener: shorten::Shortener::default(),
-            spare_supply: supply::Supply::default(),
+            spare_supply: donors::Supply::default(),
             created: Vec::new(),
             stale: Vec::new(),
             unmerged: Vec::new(),
@@ -305,18 +305,18 @@ impl Arena {
     }
 
     /// What is asked for; and what the host must have for it to be cut, and freed again, while nothing has changed.
-    fn want(&mut self, units: u64, align: u64) -> Result<find::Want, Refusal> {
+    fn want(&mut self, units: u64, align: u64) -> Result<search::Want, Refusal> {
         debug_assert!(0 < units && units < MOST_UNITS);
         if !self.blocks.make_room(ROOM) || !self.make_room_beside_blocks() {
             return Err(Refusal::of_host("a list of blocks", self.host_bytes()));
         }
         let zone = self.layout.zone_of(units);
-        Ok(find::Want { zone, units, align: align.max(self.layout.unit_bytes) })
+        Ok(search::Want { zone, units, align: align.max(self.layout.unit_bytes) })
     }
 
     /// The host's memory for blocks.
     fn host_bytes(&self) -> u64 {
-        (self.blocks.capacity() * size_of::<blocks::Block>()) as u64
+        (self.blocks.capacity() * size_of::<extent::Block>()) as u64
     }
 
     /// What a free may need: room in the list of unmerged blocks, and entries for as many blocks as there are records for.
@@ -367,7 +367,7 @@ impl Arena {
     /// Backs a place for `want`, or gives back what was created for it before it failed.
     fn back_or_undo(
         &mut self,
-        want: &find::Want,
+        want: &search::Want,
         stream: &Stream,
         means: Means,
     ) -> Result<(BlockId, u64), Refusal> {

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use super::Layout;
 use super::bin::MOST_REGIONS;
-use super::blocks::{BlockId, Whole, Zone};
+use super::extent::{BlockId, Whole, Zone};
+use super::page_map::{Entry, Table};
 use super::ranges::{Owner, Published, Ranges};
 use super::shorten::SHORT;
-use super::table::{Entry, Table};
 use crate::device::DevicePtr;
 use crate::physical::PageId;
 

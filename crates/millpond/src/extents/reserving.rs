@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::blocks::{Block, State};
+use super::extent::{Block, State};
+use super::page_map::{Entries, Table};
 use super::regions::{NewRegion, Source};
-use super::table::{Entries, Table};
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
 

@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use super::blocks::{Block, State};
-use super::find::Want;
+use super::extent::{Block, State};
+use super::page_map::Table;
 use super::regions::{NewRegion, Source};
-use super::table::Table;
+use super::search::Want;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
 use crate::physical::Shortage;

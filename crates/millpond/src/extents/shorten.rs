@@ -4,7 +4,7 @@
 //! Holes between blocks that are shorter than a page are pinned, and where most is needed at once that is what the pool
 //! lacks: it grows by what is pinned more than ever before. Short pages pin less, and cost more calls each time that they
 //! move. So pages are shortened once the pool had to grow while much was free, for a quarter of what it holds then; and
-//! with what the [purse](super::purse) has saved. Where nothing grows any more, that ends soon.
+//! with what the [remap budget](super::remap_budget) has saved. Where nothing grows any more, that ends soon.
 //!
 //! A page is given back before short ones are created for it: what is reserved never rises. So the work on it must be
 //! complete then, for which nobody waits.
@@ -13,8 +13,8 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use super::backing::Stretch;
-use super::blocks::{Block, State};
+use super::extent::{Block, State};
+use super::mapping::Stretch;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::physical::PageId;
 

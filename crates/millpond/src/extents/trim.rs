@@ -1,6 +1,6 @@
 //! Giving memory back: stale mappings, pages that hold no live byte, and at the end the address space.
 
-use super::blocks::{Block, State};
+use super::extent::{Block, State};
 use super::index::FreeIndex;
 use super::regions::Source;
 use super::{Arena, BlockId, Zone};

@@ -3,7 +3,7 @@
 //! Short pages pin less than long ones where blocks share them, and cost as much each. How short pages can be depends on how
 //! fast the program is: a job that computes for a second between two allocations could have pages of 2 MiB, one that takes
 //! 15 GiB in its first seconds and ends should have long ones. So the pool earns a small part of the time that passes, and
-//! pays for its pages out of it: while there is something in the purse, new pages are [short](super::backing), and long
+//! pays for its pages out of it: while there is something in the purse, new pages are [short](super::mapping), and long
 //! ones that are free are [shortened](super::shorten).
 
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Where an allocation goes that no free block fits: the place in address space that lacks the fewest pages.
 
-use super::blocks::{Block, State};
-use super::find::Want;
+use super::extent::{Block, State};
+use super::search::Want;
 use super::{Arena, BlockId, Refusal};
 use crate::order::{Reach, Stream};
 

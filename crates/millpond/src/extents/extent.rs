@@ -62,7 +62,7 @@ pub(super) struct Block {
     pub(super) next: Option<BlockId>,
     /// Free blocks: the count of frees when the youngest part of it was freed.
     pub(super) freed: u64,
-    /// Free blocks: the pages that lie wholly in it, once a miss has asked (see `supply`).
+    /// Free blocks: the pages that lie wholly in it, once a miss has asked (see `donors`).
     pub(super) whole: Option<Whole>,
     /// Free and stale blocks: the work to wait for. Blocks that are out: the streams of recorded uses.
     pub(super) fence: Fence,

@@ -1,8 +1,8 @@
 //! Where pages come from that lie in free blocks: stolen for another address, or exchanged for shorter ones.
 
-use super::backing::Stretch;
-use super::blocks::State;
-use super::placing::Place;
+use super::extent::State;
+use super::mapping::Stretch;
+use super::placement::Place;
 use super::regions::Regions;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::device::DeviceError;

@@ -4,7 +4,7 @@
 //! Others stay apart, and listed as unmerged, until that would cost no stream its reuse. So does what a stream frees
 //! while it is being captured: nobody else can have that before the capture has ended, nor what it was joined with.
 
-use super::blocks::{Block, State};
+use super::extent::{Block, State};
 use super::{Arena, BlockId};
 
 impl Arena {

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use super::blocks::State;
-use super::find::Want;
-use super::placing::Place;
+use super::donors::Supply;
+use super::extent::State;
+use super::page_map::Table;
+use super::placement::Place;
 use super::regions::Region;
-use super::supply::Supply;
-use super::table::Table;
+use super::search::Want;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
 use crate::order::{Fence, Stream};
@@ -61,7 +61,7 @@ impl Stretch {
 
 impl Arena {
     /// Backs a place for `want`; returns the free block there and the unit in it to start at. What that takes is paid out
-    /// of the [purse](super::purse).
+    /// of the [remap budget](super::remap_budget).
     #[cold]
     pub(super) fn back(
         &mut self,

@@ -1,9 +1,9 @@
 //! What an arena says of its blocks: what a pointer is, what is out, and how much is held.
 
 use super::Arena;
-use super::blocks::{BlockId, State};
+use super::extent::{BlockId, State};
+use super::page_map::Entry;
 use super::regions::Source;
-use super::table::Entry;
 use crate::device::DevicePtr;
 
 #[cfg(test)]
