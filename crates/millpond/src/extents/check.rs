@@ -23,8 +23,8 @@ struct Recount {
     blocks: [u64; 2],
     units: u64,
     free: usize,
-    void: usize,
-    stale: usize,
+    unmapped: usize,
+    pending_unmap: usize,
     segment_bytes: u64,
     seen: HashSet<BlockId>,
 }
@@ -52,12 +52,12 @@ impl Arena {
             "the free index has other blocks than the regions"
         );
         ensure!(
-            lacks(&self.void) || count.void == indexed(&self.void),
-            "the void index has other blocks than the regions"
+            lacks(&self.unmapped) || count.unmapped == indexed(&self.unmapped),
+            "the index of unmapped blocks has other blocks than the regions"
         );
-        let listed: HashSet<_> = self.stale.iter().collect();
-        ensure!(listed.len() == self.stale.len(), "a stale block is listed twice");
-        ensure!(count.stale == self.stale.len(), "a stale block is not listed");
+        let listed: HashSet<_> = self.pending_unmap.iter().collect();
+        ensure!(listed.len() == self.pending_unmap.len(), "a block pending unmap is listed twice");
+        ensure!(count.pending_unmap == self.pending_unmap.len(), "a block pending unmap is not listed");
         self.check_pages()
     }
 
@@ -106,24 +106,27 @@ impl Arena {
                     || block.next.is_some_and(|next| self.unmerged.contains(&next));
                 ensure!(!mergeable || known, "free block {id:?} and the next could be one");
             }
-            State::Void => {
-                count.void += 1;
-                let index = &self.void[zone];
-                ensure!(index.lacks() || index.contains(block, id), "void {id:?} is not indexed");
-                let twin = block.next.is_some_and(|next| self.blocks.is(next, State::Void));
-                ensure!(!twin, "void {id:?} and the next could be one");
+            State::Unmapped => {
+                count.unmapped += 1;
+                let index = &self.unmapped[zone];
+                ensure!(index.lacks() || index.contains(block, id), "unmapped {id:?} is not indexed");
+                let twin = block.next.is_some_and(|next| self.blocks.is(next, State::Unmapped));
+                ensure!(!twin, "unmapped {id:?} and the next could be one");
             }
-            State::Stale(page) => {
-                count.stale += 1;
-                ensure!(self.stale.contains(&id), "stale block {id:?} is not listed");
-                ensure!(self.pages.mappings(page) > 0, "stale block {id:?} is of a page mapped nowhere");
+            State::PendingUnmap(page) => {
+                count.pending_unmap += 1;
+                ensure!(self.pending_unmap.contains(&id), "block pending unmap {id:?} is not listed");
+                ensure!(
+                    self.pages.mappings(page) > 0,
+                    "block pending unmap {id:?} is of a page mapped nowhere"
+                );
             }
             State::Unused => return Err(format!("unused block {id:?} is linked")),
         }
         self.check_backing(id, region)
     }
 
-    /// Live and free blocks are backed in every slot they touch; void and stale ones in none.
+    /// Live and free blocks are backed in every slot they touch; unmapped and pending ones in none.
     fn check_backing(&self, id: BlockId, region: &Region) -> Result<(), String> {
         let (block, per_slot) = (&self.blocks[id], self.layout.units_per_slot());
         if region.source == Source::Segment {
@@ -135,7 +138,7 @@ impl Arena {
             ensure!(block.start % per_slot == 0 && block.end() % per_slot == 0, "{id:?} is not whole slots");
         }
         let slots = block.start / per_slot..block.end().div_ceil(per_slot);
-        // A void may be a terabyte long; nothing beyond the highest slot ever backed can be in the table.
+        // An unmapped block may be a terabyte long; nothing beyond the highest slot ever backed can be in the table.
         for slot in slots.take_while(|slot| *slot < self.regions.table_len(block.region)) {
             let page = self.regions.page_at(block.region, slot);
             ensure!(page.is_some() == backed, "slot {slot} of {id:?} ({:?}) has {page:?}", block.state);
@@ -167,11 +170,14 @@ impl Arena {
     /// Every page is either at home or parked, and is mapped as often as blocks say.
     fn check_pages(&self) -> Result<(), String> {
         for (id, page) in self.pages.iter() {
-            let stale =
-                self.stale.iter().filter(|block| self.blocks.is(**block, State::Stale(id))).count() as u32;
+            let pending_unmap = self
+                .pending_unmap
+                .iter()
+                .filter(|block| self.blocks.is(**block, State::PendingUnmap(id)))
+                .count() as u32;
             let parked = self.pages.parked().contains(&id);
             ensure!(parked != page.home.is_some(), "{id:?} is parked and at home, or neither");
-            let mappings = stale + u32::from(page.home.is_some());
+            let mappings = pending_unmap + u32::from(page.home.is_some());
             ensure!(self.pages.mappings(id) == mappings, "{id:?}: {mappings} mappings were counted");
             if let Some((region, slot)) = page.home {
                 let entry = self.regions.page_at(region, u64::from(slot));

@@ -52,7 +52,7 @@ pub(super) struct Supply {
     best: Option<(u32, usize)>,
     /// Region and slots of the place that is backed, which gives none.
     place: (u32, (u64, u64)),
-    /// Blocks whose pages went back to the device: to be made void once the miss is over, since that joins
+    /// Blocks whose pages went back to the device: to be made unmapped once the miss is over, since that joins
     /// blocks, which the miss has in hand.
     pub(super) emptied: Vec<BlockId>,
     /// The free block that pages were cut out of last. It is on no index.
@@ -205,7 +205,7 @@ impl Arena {
         (self.layout.slots_for(block.start), self.layout.slot_of(block.end()))
     }
 
-    /// Maps the largest page that fits from a free block elsewhere to the stretch; its old mapping becomes stale.
+    /// Maps the largest page that fits from a free block elsewhere to the stretch; its old mapping is pending unmap.
     /// Returns whether there was one.
     pub(super) fn steal(
         &mut self,
@@ -228,13 +228,13 @@ impl Arena {
             let at = self.next_address(stretch);
             // SAFETY: the arena reserved the range, and the block there says that nothing is mapped.
             unsafe { self.pages.map(victim.page, at) }
-                .map_err(|failure| self.unmapped(victim.page, stretch, failure))?;
-            let stale = self.cut_page(from, home, victim.page, supply);
-            self.stale.push(stale);
+                .map_err(|failure| self.note_map_failure(victim.page, stretch, failure))?;
+            let pending_unmap = self.cut_page(from, home, victim.page, supply);
+            self.pending_unmap.push(pending_unmap);
             // Out of the block for as long as it is read.
-            let fence = std::mem::take(&mut self.blocks[stale].fence);
+            let fence = std::mem::take(&mut self.blocks[pending_unmap].fence);
             self.attach(victim.page, stretch, &fence, freed);
-            self.blocks[stale].fence = fence;
+            self.blocks[pending_unmap].fence = fence;
             self.counters.pages_stolen.add(1);
             return Ok(true);
         }
@@ -246,7 +246,7 @@ impl Arena {
     fn make_room_for_fence(&mut self, from: BlockId, stretch: &Stretch) -> bool {
         let streams = self.blocks[from].fence.len();
         self.blocks.make_room_to_split(from)
-            && [stretch.backed, stretch.void].into_iter().flatten().all(|id| {
+            && [stretch.backed, stretch.unmapped].into_iter().flatten().all(|id| {
                 let fence = &mut self.blocks[id].fence;
                 // Nearly always both are of the same stream.
                 streams <= 1 && fence.len() <= 1 || fence.make_room(streams)
@@ -306,7 +306,7 @@ impl Arena {
         self.pages.release(victim.page).map(|_| true)
     }
 
-    /// Cuts the page's range out of the free block `from`, as a stale block that the caller lists. What is left of
+    /// Cuts the page's range out of the free block `from`, as a block pending unmap that the caller lists. What is left of
     /// the block before it is on no index until the [end](Self::close_robbed): the next page is likely to be the one
     /// before.
     fn cut_page(
@@ -333,7 +333,7 @@ impl Arena {
             self.index_rest(cut, end);
         }
         self.regions.set_page(region, slot, slots, None);
-        self.blocks[cut].state = State::Stale(page);
+        self.blocks[cut].state = State::PendingUnmap(page);
         cut
     }
 

@@ -29,9 +29,9 @@ pub(super) enum State {
     /// Backed by pages, ready for whom its fence allows.
     Free,
     /// Nothing is mapped. Starts and ends at slots.
-    Void,
+    Unmapped,
     /// An old mapping of a page that now backs another address. Starts and ends at slots.
-    Stale(PageId),
+    PendingUnmap(PageId),
     /// The record is unused.
     Unused,
 }
@@ -64,7 +64,7 @@ pub(super) struct Block {
     pub(super) freed: u64,
     /// Free blocks: the pages that lie wholly in it, once a miss has asked (see `donors`).
     pub(super) whole: Option<Whole>,
-    /// Free and stale blocks: the work to wait for. Blocks that are out: the streams of recorded uses.
+    /// Free blocks, and those pending unmap: the work to wait for. Blocks that are out: the streams of recorded uses.
     pub(super) fence: Fence,
 }
 

@@ -1,4 +1,4 @@
-//! The indexes that answer "which free block fits best" and "which void fits best".
+//! The indexes that answer "which free block fits best" and "which unmapped one fits best".
 //!
 //! Blocks are kept in bins by length, one to a power of two, as in the first level of TLSF (Masmano et al.,
 //! "TLSF: a new dynamic memory allocator for real-time systems", 2004), with a bit for each bin that has any.
@@ -170,8 +170,8 @@ impl FreeIndex {
     }
 }
 
-/// The voids of a zone, by length. The same structure: a void is found as a free block is.
-pub(super) type VoidIndex = FreeIndex;
+/// The unmapped blocks of a zone, by length. The same structure: an unmapped block is found as a free block is.
+pub(super) type UnmappedIndex = FreeIndex;
 
 #[cfg(test)]
 mod tests {

@@ -33,7 +33,7 @@ pub(super) enum Means {
     Growth,
 }
 
-/// Slots of a void that are being backed. They are on no index meanwhile: each page would be put there to be taken off
+/// Slots of an unmapped block that are being backed. They are on no index meanwhile: each page would be put there to be taken off
 /// again for the next.
 #[derive(Debug)]
 pub(super) struct Stretch {
@@ -43,14 +43,14 @@ pub(super) struct Stretch {
     end: u64,
     /// What is backed already.
     pub(super) backed: Option<BlockId>,
-    /// The void from `slot` on, if there is any.
-    pub(super) void: Option<BlockId>,
+    /// What is unmapped from `slot` on, if anything is.
+    pub(super) unmapped: Option<BlockId>,
 }
 
 impl Stretch {
-    /// Slots that are all of a void, which is on no index.
-    pub(super) fn over(region: u32, (slot, end): (u64, u64), void: BlockId) -> Self {
-        Self { region, slot, end, backed: None, void: Some(void) }
+    /// Slots that are all of an unmapped block, which is on no index.
+    pub(super) fn over(region: u32, (slot, end): (u64, u64), unmapped: BlockId) -> Self {
+        Self { region, slot, end, backed: None, unmapped: Some(unmapped) }
     }
 
     /// Slots that are still to be backed.
@@ -95,7 +95,7 @@ impl Arena {
         let whole = filled.map(|()| self.join_window(&place));
         // Last, since it joins blocks that the place or the supply may name.
         for id in &supply.emptied {
-            self.make_void(*id);
+            self.make_unmapped(*id);
         }
         supply.clear();
         self.spare_supply = supply;
@@ -114,9 +114,9 @@ impl Arena {
         let mut at = Some(place.first);
         while let Some(id) = at.filter(|id| self.blocks[*id].start < place.end) {
             let next = self.blocks[id].next;
-            if self.blocks[id].state == State::Void {
-                let (first, end) = self.void_slots(id, (place.start, place.end));
-                self.fill_void(want, id, (first, end), supply, stream)?;
+            if self.blocks[id].state == State::Unmapped {
+                let (first, end) = self.unmapped_slots(id, (place.start, place.end));
+                self.fill_unmapped(want, id, (first, end), supply, stream)?;
             }
             at = next;
         }
@@ -138,16 +138,16 @@ impl Arena {
         Err(Refusal::of_host("memory for where blocks lie", bytes))
     }
 
-    /// Backs the slots `slots.0..slots.1`, which lie in the void block `void`.
-    fn fill_void(
+    /// Backs the slots `slots.0..slots.1`, which lie in the unmapped block `unmapped`.
+    fn fill_unmapped(
         &mut self,
         want: &Want,
-        void: BlockId,
+        unmapped: BlockId,
         slots: (u64, u64),
         supply: &mut Supply,
         stream: &Stream,
     ) -> Result<(), Refusal> {
-        let mut stretch = self.open_stretch(void, slots);
+        let mut stretch = self.open_stretch(unmapped, slots);
         let filled = self.fill_stretch(want, &mut stretch, supply, stream);
         self.close_stretch(&stretch);
         filled
@@ -166,10 +166,10 @@ impl Arena {
             }
             let room = stretch.room();
             if let Some(page) = self.pages.take_parked(room) {
-                self.attach_unmapped(page, stretch, &Fence::empty(), self.frees)?;
+                self.map_at_cursor(page, stretch, &Fence::empty(), self.frees)?;
             } else if !self.steal(stretch, supply, stream)? {
                 let page = self.create(want, room, supply)?;
-                self.attach_unmapped(page, stretch, &Fence::empty(), self.frees)?;
+                self.map_at_cursor(page, stretch, &Fence::empty(), self.frees)?;
             }
         }
         Ok(())
@@ -230,26 +230,26 @@ impl Arena {
 
     // ---- moving pages ----------------------------------------------------------------------------
 
-    /// Takes slots of a void off the indexes, to be backed one after the other. To be
+    /// Takes slots of an unmapped block off the indexes, to be backed one after the other. To be
     /// [closed](Self::close_stretch) whatever comes of it.
-    pub(super) fn open_stretch(&mut self, void: BlockId, (slot, end): (u64, u64)) -> Stretch {
-        let (zone, region) = (self.blocks[void].zone as usize, self.blocks[void].region);
-        self.void[zone].remove(&self.blocks[void]);
-        let mut void = void;
+    pub(super) fn open_stretch(&mut self, unmapped: BlockId, (slot, end): (u64, u64)) -> Stretch {
+        let (zone, region) = (self.blocks[unmapped].zone as usize, self.blocks[unmapped].region);
+        self.unmapped[zone].remove(&self.blocks[unmapped]);
+        let mut unmapped = unmapped;
         let start = slot * self.layout.units_per_slot();
-        if self.blocks[void].start < start {
-            let rest = self.blocks.split(void, start);
-            self.void[zone].insert(&self.blocks[void], void);
-            void = rest;
+        if self.blocks[unmapped].start < start {
+            let rest = self.blocks.split(unmapped, start);
+            self.unmapped[zone].insert(&self.blocks[unmapped], unmapped);
+            unmapped = rest;
         }
-        Stretch::over(region, (slot, end), void)
+        Stretch::over(region, (slot, end), unmapped)
     }
 
-    /// Puts on the indexes what was backed of a stretch, as one free block, and what is left of its void.
+    /// Puts on the indexes what was backed of a stretch, as one free block, and what is left of the unmapped one.
     pub(super) fn close_stretch(&mut self, stretch: &Stretch) {
-        if let Some(void) = stretch.void {
-            // Where nothing could be backed, what lies before it is void too.
-            self.make_void(void);
+        if let Some(unmapped) = stretch.unmapped {
+            // Where nothing could be backed, what lies before it is unmapped too.
+            self.make_unmapped(unmapped);
         }
         if let Some(backed) = stretch.backed {
             self.index_free(backed);
@@ -259,7 +259,7 @@ impl Arena {
     }
 
     /// Maps a page that is mapped nowhere at the stretch's next slots; it is parked again if that fails.
-    pub(super) fn attach_unmapped(
+    pub(super) fn map_at_cursor(
         &mut self,
         page: PageId,
         stretch: &mut Stretch,
@@ -269,7 +269,7 @@ impl Arena {
         let at = self.next_address(stretch);
         // SAFETY: the arena reserved the range, and the block there says that nothing is mapped.
         if let Err(failure) = unsafe { self.pages.map(page, at) } {
-            return Err(self.park_unmapped(page, stretch, failure));
+            return Err(self.park_after_map_failure(page, stretch, failure));
         }
         self.attach(page, stretch, fence, freed);
         Ok(())
@@ -282,27 +282,32 @@ impl Arena {
 
     /// Parks a page that could not be mapped at the stretch's next slots.
     #[cold]
-    pub(super) fn park_unmapped(
+    pub(super) fn park_after_map_failure(
         &mut self,
         page: PageId,
         stretch: &mut Stretch,
         failure: MapFailure,
     ) -> Refusal {
-        let refusal = self.unmapped(page, stretch, failure);
+        let refusal = self.note_map_failure(page, stretch, failure);
         self.pages.park(page);
         refusal
     }
 
     /// Notes that a page could not be mapped at the stretch's next slots. A mapping that could not be undone makes them
-    /// stale.
+    /// pending unmap.
     #[cold]
-    pub(super) fn unmapped(&mut self, page: PageId, stretch: &mut Stretch, failure: MapFailure) -> Refusal {
+    pub(super) fn note_map_failure(
+        &mut self,
+        page: PageId,
+        stretch: &mut Stretch,
+        failure: MapFailure,
+    ) -> Refusal {
         let error = match failure {
             MapFailure::Clean(error) => error,
             MapFailure::Stuck(error) => {
-                let stuck = self.cut_void(stretch, self.pages.get(page).slots);
-                self.blocks[stuck].state = State::Stale(page);
-                self.stale.push(stuck);
+                let stuck = self.cut_unmapped(stretch, self.pages.get(page).slots);
+                self.blocks[stuck].state = State::PendingUnmap(page);
+                self.pending_unmap.push(stuck);
                 error
             }
         };
@@ -313,18 +318,18 @@ impl Arena {
     pub(super) fn attach(&mut self, page: PageId, stretch: &mut Stretch, fence: &Fence, freed: u64) {
         let (slot, slots) = (stretch.slot, self.pages.get(page).slots);
         self.move_in(page, stretch.region, slot);
-        if let Some((backed, void)) = stretch.backed.zip(stretch.void) {
+        if let Some((backed, unmapped)) = stretch.backed.zip(stretch.unmapped) {
             let units = u64::from(slots) << self.layout.slot_shift();
-            if units < self.blocks[void].units {
+            if units < self.blocks[unmapped].units {
                 stretch.slot += u64::from(slots);
-                self.blocks.move_bound(backed, void, units);
+                self.blocks.move_bound(backed, unmapped, units);
                 let block = &mut self.blocks[backed];
                 block.freed = block.freed.max(freed);
                 block.fence.join(fence);
                 return;
             }
         }
-        let new = self.cut_void(stretch, slots);
+        let new = self.cut_unmapped(stretch, slots);
         let block = &mut self.blocks[new];
         block.state = State::Free;
         block.fence.clone_from(fence);
@@ -343,12 +348,12 @@ impl Arena {
         self.regions.set_page(region, slot, known.slots, Some(page));
     }
 
-    /// Cuts the next slots off a stretch's void.
-    fn cut_void(&mut self, stretch: &mut Stretch, slots: u32) -> BlockId {
-        let cut = stretch.void.expect("a stretch that is not at its end has a void");
+    /// Cuts the next slots off a stretch's unmapped block.
+    fn cut_unmapped(&mut self, stretch: &mut Stretch, slots: u32) -> BlockId {
+        let cut = stretch.unmapped.expect("a stretch that is not at its end has an unmapped block");
         stretch.slot += u64::from(slots);
         let end = stretch.slot * self.layout.units_per_slot();
-        stretch.void = (end < self.blocks[cut].end()).then(|| self.blocks.split(cut, end));
+        stretch.unmapped = (end < self.blocks[cut].end()).then(|| self.blocks.split(cut, end));
         cut
     }
 

@@ -4,7 +4,7 @@
 //!
 //! **Slots and blocks.** Address space comes in *regions*, cut into *slots* of the smallest page's size.
 //! Every byte of a region belongs to one *block*: out (in the program's hands, or in a magazine of `cache/`),
-//! free (backed by pages), void (nothing mapped) or stale (an old mapping of a stolen page, kept until the work that used it is complete). Blocks are cut at
+//! free (backed by pages), unmapped (nothing mapped) or pending unmap (an old mapping of a stolen page, kept until the work that used it is complete). Blocks are cut at
 //! the pool's minimum alignment and linked in address order; free ones carry a fence.
 //!
 //! **Zones.** Small blocks live in regions of their own, over the smallest pages, so that a long-lived small
@@ -58,7 +58,7 @@ use std::sync::Arc;
 
 pub(crate) use extent::{BlockId, Zone};
 use extent::{Blocks, State};
-use index::{FreeIndex, VoidIndex};
+use index::{FreeIndex, UnmappedIndex};
 pub(crate) use layout::Layout;
 #[cfg(test)]
 pub(crate) use lookup::LOOKS;
@@ -143,15 +143,15 @@ pub(crate) struct Arena {
     regions: Regions,
     blocks: Blocks,
     free: [FreeIndex; 2],
-    void: [VoidIndex; 2],
+    unmapped: [UnmappedIndex; 2],
     purse: remap_budget::Purse,
     shortener: shorten::Shortener,
     /// Memory for the next miss.
     spare_supply: donors::Supply,
     /// Pages that the request under way created, to be given back if it fails.
     created: Vec<PageId>,
-    /// Stale blocks, in no order.
-    stale: Vec<BlockId>,
+    /// Blocks pending unmap, in no order.
+    pending_unmap: Vec<BlockId>,
     /// Free blocks with a free neighbour behind another fence: of each such pair at least one. Each id once;
     /// some are of blocks that are gone.
     unmerged: Vec<BlockId>,
@@ -187,12 +187,12 @@ impl Arena {
             regions: Regions::new(&layout),
             blocks: Blocks::default(),
             free: Default::default(),
-            void: Default::default(),
+            unmapped: Default::default(),
             purse,
             shortener: shorten::Shortener::default(),
             spare_supply: donors::Supply::default(),
             created: Vec::new(),
-            stale: Vec::new(),
+            pending_unmap: Vec::new(),
             unmerged: Vec::new(),
             kept_apart: Vec::new(),
             frees: 0,
@@ -325,7 +325,7 @@ impl Arena {
     fn make_room_beside_blocks(&mut self) -> bool {
         // Nearly always there is.
         self.unmerged.capacity() >= self.blocks.capacity()
-            && !self.free.iter().chain(&self.void).any(FreeIndex::lacks)
+            && !self.free.iter().chain(&self.unmapped).any(FreeIndex::lacks)
             || self.make_room_for_records() && self.complete_indexes()
     }
 
@@ -341,18 +341,18 @@ impl Arena {
     /// Called between requests, when none is missing for another reason.
     #[cold]
     fn complete_indexes(&mut self) -> bool {
-        if !self.free.iter().chain(&self.void).any(FreeIndex::lacks) {
+        if !self.free.iter().chain(&self.unmapped).any(FreeIndex::lacks) {
             return true;
         }
-        self.free.iter_mut().chain(&mut self.void).for_each(FreeIndex::complete);
+        self.free.iter_mut().chain(&mut self.unmapped).for_each(FreeIndex::complete);
         for (id, block) in self.blocks.iter() {
             match block.state {
                 State::Free => self.free[block.zone as usize].insert_missing(block, id),
-                State::Void => self.void[block.zone as usize].insert_missing(block, id),
+                State::Unmapped => self.unmapped[block.zone as usize].insert_missing(block, id),
                 _ => {}
             }
         }
-        !self.free.iter().chain(&self.void).any(FreeIndex::lacks)
+        !self.free.iter().chain(&self.unmapped).any(FreeIndex::lacks)
     }
 
     /// What the next page of a miss may need: blocks for the pieces that it is cut out of and put into, and room in the
@@ -360,7 +360,7 @@ impl Arena {
     pub(super) fn make_room_for_page(&mut self) -> bool {
         self.blocks.make_room(2 * ROOM)
             && (self.unmerged.capacity() >= self.blocks.capacity() || self.make_room_for_records())
-            && self.stale.try_reserve(1).is_ok()
+            && self.pending_unmap.try_reserve(1).is_ok()
             && self.created.try_reserve(1).is_ok()
     }
 

@@ -19,9 +19,9 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// The first units of a void, none of whose slots are backed.
-    pub(super) fn fresh(void: &Block, first: BlockId, units: u64, slots: u64) -> Self {
-        let Block { region, start, .. } = *void;
+    /// The first units of an unmapped block, none of whose slots are backed.
+    pub(super) fn fresh(unmapped: &Block, first: BlockId, units: u64, slots: u64) -> Self {
+        let Block { region, start, .. } = *unmapped;
         Self { region, start, end: start + units, first, missing: slots }
     }
 }
@@ -47,10 +47,10 @@ impl Arena {
         self.fresh_place(want, slots)
     }
 
-    /// A place in the void that fits best, of which all slots are missing.
+    /// A place in the unmapped block that fits best, of which all slots are missing.
     fn fresh_place(&mut self, want: &Want, slots: u64) -> Result<Place, Refusal> {
-        let void = self.void[want.zone as usize].at_least(slots << self.layout.slot_shift()).next();
-        let first = void.map_or_else(|| self.add_region(want.zone, slots), Ok)?;
+        let unmapped = self.unmapped[want.zone as usize].at_least(slots << self.layout.slot_shift()).next();
+        let first = unmapped.map_or_else(|| self.add_region(want.zone, slots), Ok)?;
         Ok(Place::fresh(&self.blocks[first], first, want.units, slots))
     }
 
@@ -72,7 +72,7 @@ impl Arena {
 
     /// Whether there is room for pages beside a free block.
     fn may_grow(&self, id: BlockId) -> bool {
-        let is_open = |id| matches!(self.blocks[id].state, State::Void | State::Free);
+        let is_open = |id| matches!(self.blocks[id].state, State::Unmapped | State::Free);
         let block = &self.blocks[id];
         block.next.is_some_and(is_open) || block.prev.is_some_and(is_open)
     }
@@ -123,16 +123,16 @@ impl Arena {
     fn missing_in(&self, id: BlockId, window: (u64, u64), stream: &Stream) -> Option<u64> {
         match self.blocks[id].state {
             State::Free => self.could_be_ready(id, stream).then_some(0),
-            State::Void => {
-                let (first, end) = self.void_slots(id, window);
+            State::Unmapped => {
+                let (first, end) = self.unmapped_slots(id, window);
                 Some(end - first)
             }
             _ => None,
         }
     }
 
-    /// The slots of a void that a window covers, also in part.
-    pub(super) fn void_slots(&self, id: BlockId, window: (u64, u64)) -> (u64, u64) {
+    /// The slots of an unmapped block that a window covers, also in part.
+    pub(super) fn unmapped_slots(&self, id: BlockId, window: (u64, u64)) -> (u64, u64) {
         let block = &self.blocks[id];
         (self.layout.slot_of(block.start.max(window.0)), self.layout.slots_for(block.end().min(window.1)))
     }

@@ -14,7 +14,7 @@ const FIRST_SMALL: u64 = if cfg!(miri) { 1 << 26 } else { 1 << 33 };
 impl Arena {
     /// How many bytes a new region should have that has at least as many slots.
     fn region_bytes(&self, zone: Zone, slots: u64) -> u64 {
-        // Far more than the device has: address space is free, and voids should not be scarce. Arenas that keep
+        // Far more than the device has: address space is free, and unmapped blocks should not be scarce. Arenas that keep
         // their pages may be hundreds, and grow little.
         let total = if self.keeps { 0 } else { self.device.properties().total_memory };
         let is_first = self.regions.iter().all(|(_, region)| region.zone != zone);
@@ -48,7 +48,7 @@ impl Arena {
         Ok(entries)
     }
 
-    /// Reserves a region of at least `slots`; returns the void that fills it.
+    /// Reserves a region of at least `slots`; returns the unmapped block that fills it.
     pub(super) fn add_region(&mut self, zone: Zone, slots: u64) -> Result<BlockId, Refusal> {
         if !self.regions.make_room_for_one() {
             return Err(Refusal::of_host("a list of regions", self.regions.host_bytes()));
@@ -77,9 +77,9 @@ impl Arena {
         let blocks = &mut self.blocks;
         let new = NewRegion { base, bytes, zone, source: Source::Reserved, table };
         let region =
-            self.regions.add(new, |region| blocks.add(Block::whole(region, zone, units, State::Void)));
-        let void = self.regions.get(region).head;
-        self.void[zone as usize].insert(&self.blocks[void], void);
-        Ok(void)
+            self.regions.add(new, |region| blocks.add(Block::whole(region, zone, units, State::Unmapped)));
+        let unmapped = self.regions.get(region).head;
+        self.unmapped[zone as usize].insert(&self.blocks[unmapped], unmapped);
+        Ok(unmapped)
     }
 }

@@ -75,7 +75,7 @@ impl Arena {
     }
 
     /// Exchanges free pages of the large zone whose work is complete for short ones, the longest first, as far as there is
-    /// time. What cannot be created anew is void. Returns whether any was exchanged.
+    /// time. What cannot be created anew is unmapped. Returns whether any was exchanged.
     #[cold]
     pub(crate) fn shorten(&mut self) -> bool {
         self.shortener.due = self.frees + LOOK_AFTER;
@@ -164,7 +164,7 @@ impl Arena {
             // SAFETY: the arena reserved the range, and what was mapped there is gone.
             if let Err(failure) = unsafe { self.pages.map(page, at) } {
                 let mut bare = self.make_bare(long, slot);
-                let refusal = self.park_unmapped(page, &mut bare, failure);
+                let refusal = self.park_after_map_failure(page, &mut bare, failure);
                 self.close_stretch(&bare);
                 return Err(refusal);
             }
@@ -180,10 +180,10 @@ impl Arena {
         let Long { region: Reverse(region), slot: Reverse(first), slots, block, .. } = *long;
         let end = first + u64::from(slots);
         let per_slot = self.layout.units_per_slot();
-        let void = self.cut_free(block, slot * per_slot, end * per_slot);
-        self.blocks[void].state = State::Void;
+        let unmapped = self.cut_free(block, slot * per_slot, end * per_slot);
+        self.blocks[unmapped].state = State::Unmapped;
         self.regions.set_page(region, slot, (end - slot) as u32, None);
-        Stretch::over(region, (slot, end), void)
+        Stretch::over(region, (slot, end), unmapped)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Giving memory back: stale mappings, pages that hold no live byte, and at the end the address space.
+//! Giving memory back: old mappings, pages that hold no live byte, and at the end the address space.
 
 use super::extent::{Block, State};
 use super::index::FreeIndex;
@@ -9,31 +9,31 @@ use crate::order::Fence;
 use crate::physical::PageId;
 
 impl Arena {
-    /// Removes the stale mappings whose work is complete. Never waits; a mapping that cannot be removed stays
-    /// stale.
+    /// Removes the old mappings whose work is complete. Never waits; a mapping that cannot be removed stays
+    /// pending unmap.
     pub(crate) fn reap(&mut self) {
-        if self.stale.is_empty() {
+        if self.pending_unmap.is_empty() {
             return;
         }
-        self.poll_quietly(&self.fence_of(self.stale.iter().copied()));
-        let mut stale = std::mem::take(&mut self.stale);
-        let (mut complete, mut void) = (None, None);
-        stale.retain(|&id| {
-            // What was taken from one place has one fence, and is void side by side.
-            if !self.is_complete_too(id, &mut complete) || !self.remove_stale(id) {
+        self.poll_quietly(&self.fence_of(self.pending_unmap.iter().copied()));
+        let mut pending_unmap = std::mem::take(&mut self.pending_unmap);
+        let (mut complete, mut unmapped) = (None, None);
+        pending_unmap.retain(|&id| {
+            // What was taken from one place has one fence, and is unmapped side by side.
+            if !self.is_complete_too(id, &mut complete) || !self.unmap_pending(id) {
                 return true;
             }
-            void = Some(match void.filter(|void| self.are_neighbours(*void, id)) {
-                Some(void) => self.blocks.join(void, id),
+            unmapped = Some(match unmapped.filter(|unmapped| self.are_neighbours(*unmapped, id)) {
+                Some(unmapped) => self.blocks.join(unmapped, id),
                 None => {
-                    void.into_iter().for_each(|void| self.make_void(void));
+                    unmapped.into_iter().for_each(|unmapped| self.make_unmapped(unmapped));
                     id
                 }
             });
             false
         });
-        void.into_iter().for_each(|void| self.make_void(void));
-        self.stale = stale;
+        unmapped.into_iter().for_each(|unmapped| self.make_unmapped(unmapped));
+        self.pending_unmap = pending_unmap;
     }
 
     /// Whether a block's work is complete, where `known` is one that was found to be so before.
@@ -53,34 +53,34 @@ impl Arena {
         self.blocks[a].next == Some(b) || self.blocks[a].prev == Some(b)
     }
 
-    /// Unmaps one stale block, whose work is complete. It is void then, and on no index.
-    fn remove_stale(&mut self, id: BlockId) -> bool {
-        let State::Stale(page) = self.blocks[id].state else { return false };
+    /// Unmaps one block pending unmap, whose work is complete. It is unmapped then, and on no index.
+    fn unmap_pending(&mut self, id: BlockId) -> bool {
+        let State::PendingUnmap(page) = self.blocks[id].state else { return false };
         let at = self.address_of(id);
         // SAFETY: the page was mapped here when the range was stolen; the work that used the range is
         // complete, and later work cannot: the program holds no pointer into a free block.
         if let Err(error) = unsafe { self.pages.unmap(page, at) } {
-            tracing::warn!(%error, %at, "a stale mapping could not be removed; it is tried again");
+            tracing::warn!(%error, %at, "an old mapping could not be removed; it is tried again");
             return false;
         }
         let block = &mut self.blocks[id];
-        (block.state, block.fence) = (State::Void, Fence::empty());
+        (block.state, block.fence) = (State::Unmapped, Fence::empty());
         true
     }
 
-    /// Makes a block void, joined with the voids beside it.
-    pub(super) fn make_void(&mut self, id: BlockId) {
+    /// Makes a block unmapped, and joins it with the unmapped ones beside it.
+    pub(super) fn make_unmapped(&mut self, id: BlockId) {
         let mut id = id;
         let zone = self.blocks[id].zone as usize;
-        self.blocks[id].state = State::Void;
+        self.blocks[id].state = State::Unmapped;
         self.blocks[id].fence = Fence::empty();
         for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
-            if self.blocks.is(neighbour, State::Void) {
-                self.void[zone].remove(&self.blocks[neighbour]);
+            if self.blocks.is(neighbour, State::Unmapped) {
+                self.unmapped[zone].remove(&self.blocks[neighbour]);
                 id = self.blocks.join(id, neighbour);
             }
         }
-        self.void[zone].insert(&self.blocks[id], id);
+        self.unmapped[zone].insert(&self.blocks[id], id);
     }
 
     /// The fence of all these blocks; without host memory for it, of the first of them. Whoever goes by it asks again of
@@ -126,7 +126,7 @@ impl Arena {
     pub(crate) fn fence_of_all_free(&self) -> Fence {
         let mut all = self.fence_of(self.free_ids());
         // As there, without host memory for it.
-        let _ = all.try_join(&self.fence_of(self.stale.iter().copied()));
+        let _ = all.try_join(&self.fence_of(self.pending_unmap.iter().copied()));
         self.timelines.prune(&mut all, self.policies);
         all
     }
@@ -169,7 +169,7 @@ impl Arena {
     /// Gives back the host's memory for where blocks lie, wherever nothing is mapped any more, and for blocks that are not
     /// out.
     fn let_go_of_entries(&self) {
-        for id in self.void.iter().flat_map(|void| void.at_least(1)) {
+        for id in self.unmapped.iter().flat_map(|unmapped| unmapped.at_least(1)) {
             let block = &self.blocks[id];
             let bytes = block.start * self.layout.unit_bytes..block.end() * self.layout.unit_bytes;
             self.regions.get(block.region).table.let_go(bytes);
@@ -297,9 +297,9 @@ impl Arena {
         // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
         // program holds no pointer into it.
         unsafe { self.pages.unmap(page, at) }?;
-        let void = self.cut_free(id, slot * per_slot, (slot + u64::from(slots)) * per_slot);
+        let unmapped = self.cut_free(id, slot * per_slot, (slot + u64::from(slots)) * per_slot);
         self.regions.set_page(region, slot, slots, None);
-        self.make_void(void);
+        self.make_unmapped(unmapped);
         if self.pages.mappings(page) > 0 {
             // An older mapping is still waiting for its work; the page goes when that has gone.
             self.pages.park(page);
@@ -360,7 +360,7 @@ impl Arena {
             arena.regions.at(id).is_some_and(|region| {
                 let head = &arena.blocks[region.head];
                 let is_whole = head.units * arena.layout.unit_bytes == region.bytes;
-                region.source == Source::Reserved && is_whole && head.state == State::Void
+                region.source == Source::Reserved && is_whole && head.state == State::Unmapped
             })
         };
         let mut done = trimmed;
@@ -378,13 +378,13 @@ impl Arena {
         let (base, bytes, head) = (region.base, region.bytes, region.head);
         // Before: another pool may get the addresses at once.
         self.regions.hide(id);
-        // SAFETY: the region is one void: nothing is mapped in it, and the arena forgets it below.
+        // SAFETY: the region is one unmapped block: nothing is mapped in it, and the arena forgets it below.
         if let Err(error) = unsafe { self.device.unreserve(base, bytes) } {
             self.regions.show(id);
             return Err(error);
         }
         self.counters.calls.unreserve.add(1);
-        self.void[self.blocks[head].zone as usize].remove(&self.blocks[head]);
+        self.unmapped[self.blocks[head].zone as usize].remove(&self.blocks[head]);
         self.blocks.remove_alone(head);
         self.regions.remove(id);
         Ok(())
