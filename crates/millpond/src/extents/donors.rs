@@ -1,7 +1,7 @@
-//! Where pages come from that lie in free blocks: stolen for another address, or exchanged for shorter ones.
+//! Where pages come from that lie in free blocks: remapped to another address, or exchanged for shorter ones.
 
 use super::extent::State;
-use super::mapping::Stretch;
+use super::mapping::MapCursor;
 use super::placement::Place;
 use super::regions::Regions;
 use super::{Arena, BlockId, Refusal, Zone};
@@ -11,7 +11,7 @@ use crate::physical::PageId;
 
 /// A page to be taken from a free block.
 #[derive(Debug, Clone, Copy)]
-struct Victim {
+struct DonorPage {
     page: PageId,
     /// The free block that the page lies in, or the first of the pieces it was cut into.
     block: BlockId,
@@ -21,8 +21,8 @@ struct Victim {
 
 /// A free block that has pages to give. The last one of the length wanted is taken first.
 #[derive(Debug)]
-struct Source {
-    merit: u128,
+struct Donor {
+    rank: u128,
     block: BlockId,
     region: u32,
     /// The slots that lie wholly in the block: the first, and the first behind them.
@@ -37,18 +37,18 @@ struct Source {
 /// waiting) before those that are not; of equal ones those of the block that has been free for longest, which is the
 /// least likely to be wanted soon. In one number, which is compared faster than three; `number` says in which order
 /// the blocks were found.
-fn merit(ready: bool, freed: u64, number: u32) -> u128 {
+fn rank(ready: bool, freed: u64, number: u32) -> u128 {
     u128::from(ready) << 96 | u128::from(!freed) << 32 | u128::from(number)
 }
 
 /// The pages that free blocks could give to one miss. Most misses take a few of many: so blocks are listed, not pages,
 /// and a page is looked for when it is taken.
 #[derive(Debug, Default)]
-pub(super) struct Supply {
-    sources: Vec<Source>,
+pub(super) struct Donors {
+    list: Vec<Donor>,
     /// All their classes.
     classes: u32,
-    /// The class that was asked for last, and the best source that has it.
+    /// The class that was asked for last, and the best donor that has it.
     best: Option<(u32, usize)>,
     /// Region and slots of the place that is backed, which gives none.
     place: (u32, (u64, u64)),
@@ -56,26 +56,26 @@ pub(super) struct Supply {
     /// blocks, which the miss has in hand.
     pub(super) emptied: Vec<BlockId>,
     /// The free block that pages were cut out of last. It is on no index.
-    robbed: Option<BlockId>,
+    open_donor: Option<BlockId>,
 }
 
 /// Pages considered in one miss that lacks no more slots than that. Bounds the miss where very much is free in pieces.
-const VICTIMS: u64 = 4096;
+const MOST_DONOR_PAGES: u64 = 4096;
 
 /// Pages whose work is not complete that an exchange looks at before it gives up: where the device is behind,
 /// the others are hardly complete either.
 const REFUSALS: usize = 8;
 
-impl Supply {
+impl Donors {
     /// Empties it, but keeps its memory for the next miss.
     pub(super) fn clear(&mut self) {
-        self.sources.clear();
+        self.list.clear();
         self.emptied.clear();
         (self.classes, self.best) = (0, None);
     }
 
     /// The longest page of at most `slots`.
-    fn take_at_most(&mut self, slots: u32, regions: &Regions) -> Option<Victim> {
+    fn take_at_most(&mut self, slots: u32, regions: &Regions) -> Option<DonorPage> {
         let short = u32::MAX >> slots.leading_zeros();
         while let Some(class) = (self.classes & short).checked_ilog2() {
             if let taken @ Some(_) = self.take(class, regions) {
@@ -86,7 +86,7 @@ impl Supply {
     }
 
     /// The shortest page.
-    fn take_shortest(&mut self, regions: &Regions) -> Option<Victim> {
+    fn take_shortest(&mut self, regions: &Regions) -> Option<DonorPage> {
         while self.classes != 0 {
             if let taken @ Some(_) = self.take(self.classes.trailing_zeros(), regions) {
                 return taken;
@@ -96,33 +96,33 @@ impl Supply {
     }
 
     /// The next page of a class.
-    fn take(&mut self, class: u32, regions: &Regions) -> Option<Victim> {
-        while let Some(at) = self.best_source(class) {
-            let source = &mut self.sources[at];
-            if let Some(page) = source.next_page(class, regions, self.place) {
-                let is_ready = source.merit >> 96 != 0;
-                return Some(Victim { page, block: source.block, is_ready });
+    fn take(&mut self, class: u32, regions: &Regions) -> Option<DonorPage> {
+        while let Some(at) = self.best_donor(class) {
+            let donor = &mut self.list[at];
+            if let Some(page) = donor.next_page(class, regions, self.place) {
+                let is_ready = donor.rank >> 96 != 0;
+                return Some(DonorPage { page, block: donor.block, is_ready });
             }
-            source.classes &= !(1 << class);
+            donor.classes &= !(1 << class);
             self.best = None;
         }
         self.classes &= !(1 << class);
         None
     }
 
-    /// The best source that may have pages of the class.
-    fn best_source(&mut self, class: u32) -> Option<usize> {
+    /// The best donor that may have pages of the class.
+    fn best_donor(&mut self, class: u32) -> Option<usize> {
         if let Some((_, at)) = self.best.filter(|(of, _)| *of == class) {
             return Some(at);
         }
-        let having = self.sources.iter().enumerate().filter(|(_, source)| source.classes >> class & 1 != 0);
-        let at = having.max_by_key(|(_, source)| source.merit)?.0;
+        let having = self.list.iter().enumerate().filter(|(_, donor)| donor.classes >> class & 1 != 0);
+        let at = having.max_by_key(|(_, donor)| donor.rank)?.0;
         self.best = Some((class, at));
         Some(at)
     }
 }
 
-impl Source {
+impl Donor {
     /// The last page of the class that it still has and that was not looked at.
     fn next_page(&mut self, class: u32, regions: &Regions, place: (u32, (u64, u64))) -> Option<PageId> {
         if self.next.0 != class {
@@ -155,14 +155,14 @@ fn is_beside((region, slots): (u32, (u64, u64)), place: (u32, (u64, u64))) -> bo
 
 impl Arena {
     /// The pages outside the place that free blocks could give to `stream`.
-    pub(super) fn supply(&mut self, place: &Place, stream: &Stream) -> Supply {
-        let mut supply = std::mem::take(&mut self.spare_supply);
+    pub(super) fn donors(&mut self, place: &Place, stream: &Stream) -> Donors {
+        let mut donors = std::mem::take(&mut self.spare_donors);
         if self.keeps {
-            return supply;
+            return donors;
         }
-        supply.place = (place.region, (self.layout.slot_of(place.start), self.layout.slots_for(place.end)));
+        donors.place = (place.region, (self.layout.slot_of(place.start), self.layout.slots_for(place.end)));
         // Of the shortest pages, too, there must be enough, or the pool would grow with free pages left.
-        let enough = VICTIMS.max(place.missing);
+        let enough = MOST_DONOR_PAGES.max(place.missing);
         let mut count = 0;
         let mut reach = self.timelines.reach(stream.timeline(), self.policies);
         for zone in Zone::BOTH {
@@ -174,29 +174,29 @@ impl Arena {
                 }
                 let region = block.region;
                 let slots = (self.layout.slots_for(block.start), self.layout.slot_of(block.end()));
-                let whole = if is_beside((region, slots), supply.place) {
+                let whole = if is_beside((region, slots), donors.place) {
                     *block.whole.get_or_insert_with(|| self.regions.whole_within(region, slots, |_| true))
                 } else {
-                    let place = supply.place;
+                    let place = donors.place;
                     self.regions.whole_within(region, slots, |page| is_beside((region, page), place))
                 };
                 count += whole.count;
                 if whole.classes != 0 {
-                    if supply.sources.try_reserve(1).is_err() {
+                    if donors.list.try_reserve(1).is_err() {
                         // What was found so far has to do.
-                        return supply;
+                        return donors;
                     }
-                    let merit = merit(ready, block.freed, count);
-                    supply.classes |= whole.classes;
+                    let rank = rank(ready, block.freed, count);
+                    donors.classes |= whole.classes;
                     let (classes, next) = (whole.classes, (u32::MAX, 0));
-                    supply.sources.push(Source { merit, block: id, region, slots, classes, next });
+                    donors.list.push(Donor { rank, block: id, region, slots, classes, next });
                 }
                 if u64::from(count) >= enough {
-                    return supply;
+                    return donors;
                 }
             }
         }
-        supply
+        donors
     }
 
     /// The slots that lie wholly in a block: the first, and the first behind them.
@@ -205,35 +205,35 @@ impl Arena {
         (self.layout.slots_for(block.start), self.layout.slot_of(block.end()))
     }
 
-    /// Maps the largest page that fits from a free block elsewhere to the stretch; its old mapping is pending unmap.
+    /// Maps the largest page that fits from a free block elsewhere to the cursor; its old mapping is pending unmap.
     /// Returns whether there was one.
-    pub(super) fn steal(
+    pub(super) fn remap_from_donor(
         &mut self,
-        stretch: &mut Stretch,
-        supply: &mut Supply,
+        cursor: &mut MapCursor,
+        donors: &mut Donors,
         stream: &Stream,
     ) -> Result<bool, Refusal> {
         if !self.make_room_for_page() {
             return Err(Refusal::of_host("a list of blocks", self.host_bytes()));
         }
-        while let Some(victim) = supply.take_at_most(stretch.room(), &self.regions) {
-            let Some((from, home)) = self.whereabouts(&victim) else { continue };
-            if !victim.is_ready && !self.make_block_ready(from, stream)? {
+        while let Some(donated) = donors.take_at_most(cursor.room(), &self.regions) {
+            let Some((from, home)) = self.whereabouts(&donated) else { continue };
+            if !donated.is_ready && !self.make_block_ready(from, stream)? {
                 continue;
             }
-            if !self.make_room_for_fence(from, stretch) {
+            if !self.make_room_for_fence(from, cursor) {
                 return Err(Refusal::of_host("a list of streams", self.host_bytes()));
             }
             let freed = self.blocks[from].freed;
-            let at = self.next_address(stretch);
+            let at = self.next_address(cursor);
             // SAFETY: the arena reserved the range, and the block there says that nothing is mapped.
-            unsafe { self.pages.map(victim.page, at) }
-                .map_err(|failure| self.note_map_failure(victim.page, stretch, failure))?;
-            let pending_unmap = self.cut_page(from, home, victim.page, supply);
+            unsafe { self.pages.map(donated.page, at) }
+                .map_err(|failure| self.note_map_failure(donated.page, cursor, failure))?;
+            let pending_unmap = self.cut_page(from, home, donated.page, donors);
             self.pending_unmap.push(pending_unmap);
             // Out of the block for as long as it is read.
             let fence = std::mem::take(&mut self.blocks[pending_unmap].fence);
-            self.attach(victim.page, stretch, &fence, freed);
+            self.attach(donated.page, cursor, &fence, freed);
             self.blocks[pending_unmap].fence = fence;
             self.counters.pages_stolen.add(1);
             return Ok(true);
@@ -241,36 +241,36 @@ impl Arena {
         Ok(false)
     }
 
-    /// Sees to it that a page of a free block can be cut out of it, and put into a stretch, without memory of the host's for
+    /// Sees to it that a page of a free block can be cut out of it, and put into a cursor, without memory of the host's for
     /// the streams that freed it. `false` where it is refused.
-    fn make_room_for_fence(&mut self, from: BlockId, stretch: &Stretch) -> bool {
+    fn make_room_for_fence(&mut self, from: BlockId, cursor: &MapCursor) -> bool {
         let streams = self.blocks[from].fence.len();
         self.blocks.make_room_to_split(from)
-            && [stretch.backed, stretch.unmapped].into_iter().flatten().all(|id| {
+            && [cursor.backed, cursor.unmapped].into_iter().flatten().all(|id| {
                 let fence = &mut self.blocks[id].fence;
                 // Nearly always both are of the same stream.
                 streams <= 1 && fence.len() <= 1 || fence.make_room(streams)
             })
     }
 
-    /// The piece of a block that holds the victim now, and where the page is.
-    fn whereabouts(&self, victim: &Victim) -> Option<(BlockId, (u32, u64))> {
-        let (region, slot) = self.pages.get(victim.page).home?;
+    /// The piece of a block that holds the page now, and where the page is.
+    fn whereabouts(&self, donated: &DonorPage) -> Option<(BlockId, (u32, u64))> {
+        let (region, slot) = self.pages.get(donated.page).home?;
         let slot = u64::from(slot);
-        Some((self.piece_at(victim.block, slot * self.layout.units_per_slot()), (region, slot)))
+        Some((self.piece_at(donated.block, slot * self.layout.units_per_slot()), (region, slot)))
     }
 
     /// Gives free pages back to the device until that has made room for `bytes`, as far as their work is
     /// complete. It is asked where no free page is short enough: one that is too long is exchanged for shorter
     /// ones. Returns whether any was given back.
-    pub(super) fn exchange(&mut self, bytes: u64, supply: &mut Supply) -> bool {
+    pub(super) fn exchange(&mut self, bytes: u64, donors: &mut Donors) -> bool {
         let before = self.counters.reserved.current();
         let mut refused = 0;
         while before - self.counters.reserved.current() < bytes
             && refused < REFUSALS
-            && let Some(victim) = supply.take_shortest(&self.regions)
+            && let Some(donated) = donors.take_shortest(&self.regions)
         {
-            match self.give_back(&victim, supply) {
+            match self.give_back(&donated, donors) {
                 Ok(true) => {}
                 Ok(false) => refused += 1,
                 Err(error) => {
@@ -282,52 +282,52 @@ impl Arena {
         before > self.counters.reserved.current()
     }
 
-    /// Gives one page back, if the work on it is complete; its place stays in `supply.emptied`. Returns
+    /// Gives one page back, if the work on it is complete; its place stays in `donors.emptied`. Returns
     /// whether it was.
-    fn give_back(&mut self, victim: &Victim, supply: &mut Supply) -> Result<bool, DeviceError> {
-        let Some((from, (region, slot))) = self.whereabouts(victim) else { return Ok(false) };
+    fn give_back(&mut self, donated: &DonorPage, donors: &mut Donors) -> Result<bool, DeviceError> {
+        let Some((from, (region, slot))) = self.whereabouts(donated) else { return Ok(false) };
         if !self.make_room_for_page()
             || !self.blocks.make_room_to_split(from)
-            || supply.emptied.try_reserve(1).is_err()
+            || donors.emptied.try_reserve(1).is_err()
         {
             return Ok(false);
         }
         self.poll_quietly(&self.blocks[from].fence);
-        let old_mappings = self.pages.mappings(victim.page) > 1;
+        let old_mappings = self.pages.mappings(donated.page) > 1;
         if old_mappings || !self.timelines.is_complete(&self.blocks[from].fence) {
             return Ok(false);
         }
         let at = self.regions.address(region, slot * self.layout.units_per_slot(), &self.layout);
         // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
         // program holds no pointer into it.
-        unsafe { self.pages.unmap(victim.page, at) }?;
-        let emptied = self.cut_page(from, (region, slot), victim.page, supply);
-        supply.emptied.push(emptied);
-        self.pages.release(victim.page).map(|_| true)
+        unsafe { self.pages.unmap(donated.page, at) }?;
+        let emptied = self.cut_page(from, (region, slot), donated.page, donors);
+        donors.emptied.push(emptied);
+        self.pages.release(donated.page).map(|_| true)
     }
 
     /// Cuts the page's range out of the free block `from`, as a block pending unmap that the caller lists. What is left of
-    /// the block before it is on no index until the [end](Self::close_robbed): the next page is likely to be the one
+    /// the block before it is on no index until the [end](Self::close_donor): the next page is likely to be the one
     /// before.
     fn cut_page(
         &mut self,
         from: BlockId,
         (region, slot): (u32, u64),
         page: PageId,
-        supply: &mut Supply,
+        donors: &mut Donors,
     ) -> BlockId {
         let per_slot = self.layout.units_per_slot();
         let slots = self.pages.get(page).slots;
         let (start, end) = (slot * per_slot, (slot + u64::from(slots)) * per_slot);
-        if supply.robbed != Some(from) {
-            self.close_robbed(supply);
+        if donors.open_donor != Some(from) {
+            self.close_donor(donors);
             self.remove_free(from);
         }
         let mut cut = from;
-        supply.robbed = None;
+        donors.open_donor = None;
         if self.blocks[from].start < start {
             cut = self.blocks.split(from, start);
-            supply.robbed = Some(from);
+            donors.open_donor = Some(from);
         }
         if end < self.blocks[cut].end() {
             self.index_rest(cut, end);
@@ -338,9 +338,9 @@ impl Arena {
     }
 
     /// Puts what is left of the block that pages were cut out of last on the index.
-    pub(super) fn close_robbed(&mut self, supply: &mut Supply) {
-        if let Some(robbed) = supply.robbed.take() {
-            self.index_free(robbed);
+    pub(super) fn close_donor(&mut self, donors: &mut Donors) {
+        if let Some(open_donor) = donors.open_donor.take() {
+            self.index_free(open_donor);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::donors::Supply;
+use super::donors::Donors;
 use super::extent::State;
 use super::page_map::Table;
 use super::placement::Place;
@@ -26,7 +26,7 @@ const FEW_PAGES: u64 = 96;
 
 /// Where pages for a place may come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Means {
+pub(super) enum PageOrigin {
     /// From free blocks elsewhere, as long as there are some; else from the device.
     All,
     /// From the device only.
@@ -36,7 +36,7 @@ pub(super) enum Means {
 /// Slots of an unmapped block that are being backed. They are on no index meanwhile: each page would be put there to be taken off
 /// again for the next.
 #[derive(Debug)]
-pub(super) struct Stretch {
+pub(super) struct MapCursor {
     region: u32,
     /// The next slot to be backed.
     slot: u64,
@@ -47,7 +47,7 @@ pub(super) struct Stretch {
     pub(super) unmapped: Option<BlockId>,
 }
 
-impl Stretch {
+impl MapCursor {
     /// Slots that are all of an unmapped block, which is on no index.
     pub(super) fn over(region: u32, (slot, end): (u64, u64), unmapped: BlockId) -> Self {
         Self { region, slot, end, backed: None, unmapped: Some(unmapped) }
@@ -67,14 +67,14 @@ impl Arena {
         &mut self,
         want: &Want,
         stream: &Stream,
-        means: Means,
+        origin: PageOrigin,
     ) -> Result<(BlockId, u64), Refusal> {
         if !self.device.properties().virtual_memory {
             return self.back_by_segment(want);
         }
         let began = self.device.now();
-        let backed = self.back_with_pages(want, stream, means);
-        self.purse.pay(self.device.now().saturating_sub(began));
+        let backed = self.back_with_pages(want, stream, origin);
+        self.remap_budget.pay(self.device.now().saturating_sub(began));
         backed
     }
 
@@ -82,23 +82,23 @@ impl Arena {
         &mut self,
         want: &Want,
         stream: &Stream,
-        means: Means,
+        origin: PageOrigin,
     ) -> Result<(BlockId, u64), Refusal> {
         self.reap();
         let place = self.choose_place(want, stream)?;
-        let mut supply = match means {
-            Means::All => self.supply(&place, stream),
-            Means::Growth => Supply::default(),
+        let mut donors = match origin {
+            PageOrigin::All => self.donors(&place, stream),
+            PageOrigin::Growth => Donors::default(),
         };
-        let filled = self.fill(want, &place, &mut supply, stream);
-        self.close_robbed(&mut supply);
+        let filled = self.fill(want, &place, &mut donors, stream);
+        self.close_donor(&mut donors);
         let whole = filled.map(|()| self.join_window(&place));
-        // Last, since it joins blocks that the place or the supply may name.
-        for id in &supply.emptied {
+        // Last, since it joins blocks that the place or the donors may name.
+        for id in &donors.emptied {
             self.make_unmapped(*id);
         }
-        supply.clear();
-        self.spare_supply = supply;
+        donors.clear();
+        self.spare_donors = donors;
         Ok((whole?, place.start))
     }
 
@@ -107,7 +107,7 @@ impl Arena {
         &mut self,
         want: &Want,
         place: &Place,
-        supply: &mut Supply,
+        donors: &mut Donors,
         stream: &Stream,
     ) -> Result<(), Refusal> {
         self.back_entries(place)?;
@@ -116,7 +116,7 @@ impl Arena {
             let next = self.blocks[id].next;
             if self.blocks[id].state == State::Unmapped {
                 let (first, end) = self.unmapped_slots(id, (place.start, place.end));
-                self.fill_unmapped(want, id, (first, end), supply, stream)?;
+                self.fill_unmapped(want, id, (first, end), donors, stream)?;
             }
             at = next;
         }
@@ -144,32 +144,32 @@ impl Arena {
         want: &Want,
         unmapped: BlockId,
         slots: (u64, u64),
-        supply: &mut Supply,
+        donors: &mut Donors,
         stream: &Stream,
     ) -> Result<(), Refusal> {
-        let mut stretch = self.open_stretch(unmapped, slots);
-        let filled = self.fill_stretch(want, &mut stretch, supply, stream);
-        self.close_stretch(&stretch);
+        let mut cursor = self.open_cursor(unmapped, slots);
+        let filled = self.fill_at_cursor(want, &mut cursor, donors, stream);
+        self.close_cursor(&cursor);
         filled
     }
 
-    fn fill_stretch(
+    fn fill_at_cursor(
         &mut self,
         want: &Want,
-        stretch: &mut Stretch,
-        supply: &mut Supply,
+        cursor: &mut MapCursor,
+        donors: &mut Donors,
         stream: &Stream,
     ) -> Result<(), Refusal> {
-        while stretch.slot < stretch.end {
+        while cursor.slot < cursor.end {
             if !self.make_room_for_page() {
                 return Err(Refusal::of_host("a list of blocks", self.host_bytes()));
             }
-            let room = stretch.room();
+            let room = cursor.room();
             if let Some(page) = self.pages.take_parked(room) {
-                self.map_at_cursor(page, stretch, &Fence::empty(), self.frees)?;
-            } else if !self.steal(stretch, supply, stream)? {
-                let page = self.create(want, room, supply)?;
-                self.map_at_cursor(page, stretch, &Fence::empty(), self.frees)?;
+                self.map_at_cursor(page, cursor, &Fence::empty(), self.frees)?;
+            } else if !self.remap_from_donor(cursor, donors, stream)? {
+                let page = self.create(want, room, donors)?;
+                self.map_at_cursor(page, cursor, &Fence::empty(), self.frees)?;
             }
         }
         Ok(())
@@ -177,7 +177,7 @@ impl Arena {
 
     /// Creates a page of at most `room` slots, of the size that suits the block; smaller ones where memory
     /// is short.
-    fn create(&mut self, want: &Want, room: u32, supply: &mut Supply) -> Result<PageId, Refusal> {
+    fn create(&mut self, want: &Want, room: u32, donors: &mut Donors) -> Result<PageId, Refusal> {
         let mut slots = self.page_slots(want, room);
         let reserved = self.counters.reserved.level();
         let after = reserved.current + u64::from(slots) * self.layout.slot_bytes;
@@ -185,7 +185,7 @@ impl Arena {
             self.note_growth(self.pages.slots() + u64::from(slots), want.units);
         }
         // Free pages are left, if any, that are too long here: not a reason to hold more than ever before.
-        self.exchange(after.saturating_sub(reserved.high), supply);
+        self.exchange(after.saturating_sub(reserved.high), donors);
         loop {
             match self.pages.create(slots) {
                 Ok(page) => {
@@ -193,7 +193,7 @@ impl Arena {
                     return Ok(page);
                 }
                 Err(NoPage::Short(what)) if slots > 1 && what != Shortage::Headroom => slots /= 2,
-                Err(NoPage::Short(_)) if self.exchange(u64::from(slots) * self.layout.slot_bytes, supply) => {
+                Err(NoPage::Short(_)) if self.exchange(u64::from(slots) * self.layout.slot_bytes, donors) => {
                 }
                 Err(error) => {
                     return Err(Refusal::of_page(error, u64::from(slots) * self.layout.slot_bytes));
@@ -218,10 +218,10 @@ impl Arena {
     fn short_slots(&self, want: &Want) -> u32 {
         let now = self.device.now();
         let block = want.units >> self.layout.slot_shift();
-        let short = if self.purse.savings(now) >= MUCH_SAVED {
+        let short = if self.remap_budget.savings(now) >= MUCH_SAVED {
             block / MORE_PAGES_IN_BLOCK
         } else {
-            let enough = if self.purse.has_credit(now) { MANY_PAGES } else { FEW_PAGES };
+            let enough = if self.remap_budget.has_credit(now) { MANY_PAGES } else { FEW_PAGES };
             let held = self.counters.reserved.current() / self.layout.slot_bytes;
             (block / PAGES_IN_BLOCK).max(held / enough)
         };
@@ -231,8 +231,8 @@ impl Arena {
     // ---- moving pages ----------------------------------------------------------------------------
 
     /// Takes slots of an unmapped block off the indexes, to be backed one after the other. To be
-    /// [closed](Self::close_stretch) whatever comes of it.
-    pub(super) fn open_stretch(&mut self, unmapped: BlockId, (slot, end): (u64, u64)) -> Stretch {
+    /// [closed](Self::close_cursor) whatever comes of it.
+    pub(super) fn open_cursor(&mut self, unmapped: BlockId, (slot, end): (u64, u64)) -> MapCursor {
         let (zone, region) = (self.blocks[unmapped].zone as usize, self.blocks[unmapped].region);
         self.unmapped[zone].remove(&self.blocks[unmapped]);
         let mut unmapped = unmapped;
@@ -242,70 +242,70 @@ impl Arena {
             self.unmapped[zone].insert(&self.blocks[unmapped], unmapped);
             unmapped = rest;
         }
-        Stretch::over(region, (slot, end), unmapped)
+        MapCursor::over(region, (slot, end), unmapped)
     }
 
-    /// Puts on the indexes what was backed of a stretch, as one free block, and what is left of the unmapped one.
-    pub(super) fn close_stretch(&mut self, stretch: &Stretch) {
-        if let Some(unmapped) = stretch.unmapped {
+    /// Puts on the indexes what was backed of a cursor, as one free block, and what is left of the unmapped one.
+    pub(super) fn close_cursor(&mut self, cursor: &MapCursor) {
+        if let Some(unmapped) = cursor.unmapped {
             // Where nothing could be backed, what lies before it is unmapped too.
             self.make_unmapped(unmapped);
         }
-        if let Some(backed) = stretch.backed {
+        if let Some(backed) = cursor.backed {
             self.index_free(backed);
             // Its neighbours may be free too; whoever needs a longer block joins them.
             self.list_if_unmerged(backed);
         }
     }
 
-    /// Maps a page that is mapped nowhere at the stretch's next slots; it is parked again if that fails.
+    /// Maps a page that is mapped nowhere at the cursor's next slots; it is parked again if that fails.
     pub(super) fn map_at_cursor(
         &mut self,
         page: PageId,
-        stretch: &mut Stretch,
+        cursor: &mut MapCursor,
         fence: &Fence,
         freed: u64,
     ) -> Result<(), Refusal> {
-        let at = self.next_address(stretch);
+        let at = self.next_address(cursor);
         // SAFETY: the arena reserved the range, and the block there says that nothing is mapped.
         if let Err(failure) = unsafe { self.pages.map(page, at) } {
-            return Err(self.park_after_map_failure(page, stretch, failure));
+            return Err(self.park_after_map_failure(page, cursor, failure));
         }
-        self.attach(page, stretch, fence, freed);
+        self.attach(page, cursor, fence, freed);
         Ok(())
     }
 
-    /// Where the stretch's next slots lie.
-    pub(super) fn next_address(&self, stretch: &Stretch) -> DevicePtr {
-        self.regions.address(stretch.region, stretch.slot * self.layout.units_per_slot(), &self.layout)
+    /// Where the cursor's next slots lie.
+    pub(super) fn next_address(&self, cursor: &MapCursor) -> DevicePtr {
+        self.regions.address(cursor.region, cursor.slot * self.layout.units_per_slot(), &self.layout)
     }
 
-    /// Parks a page that could not be mapped at the stretch's next slots.
+    /// Parks a page that could not be mapped at the cursor's next slots.
     #[cold]
     pub(super) fn park_after_map_failure(
         &mut self,
         page: PageId,
-        stretch: &mut Stretch,
+        cursor: &mut MapCursor,
         failure: MapFailure,
     ) -> Refusal {
-        let refusal = self.note_map_failure(page, stretch, failure);
+        let refusal = self.note_map_failure(page, cursor, failure);
         self.pages.park(page);
         refusal
     }
 
-    /// Notes that a page could not be mapped at the stretch's next slots. A mapping that could not be undone makes them
+    /// Notes that a page could not be mapped at the cursor's next slots. A mapping that could not be undone makes them
     /// pending unmap.
     #[cold]
     pub(super) fn note_map_failure(
         &mut self,
         page: PageId,
-        stretch: &mut Stretch,
+        cursor: &mut MapCursor,
         failure: MapFailure,
     ) -> Refusal {
         let error = match failure {
             MapFailure::Clean(error) => error,
             MapFailure::Stuck(error) => {
-                let stuck = self.cut_unmapped(stretch, self.pages.get(page).slots);
+                let stuck = self.cut_unmapped(cursor, self.pages.get(page).slots);
                 self.blocks[stuck].state = State::PendingUnmap(page);
                 self.pending_unmap.push(stuck);
                 error
@@ -314,14 +314,14 @@ impl Arena {
         map_refusal(error)
     }
 
-    /// Notes that a page, mapped already, now backs the stretch's next slots: they are free.
-    pub(super) fn attach(&mut self, page: PageId, stretch: &mut Stretch, fence: &Fence, freed: u64) {
-        let (slot, slots) = (stretch.slot, self.pages.get(page).slots);
-        self.move_in(page, stretch.region, slot);
-        if let Some((backed, unmapped)) = stretch.backed.zip(stretch.unmapped) {
+    /// Notes that a page, mapped already, now backs the cursor's next slots: they are free.
+    pub(super) fn attach(&mut self, page: PageId, cursor: &mut MapCursor, fence: &Fence, freed: u64) {
+        let (slot, slots) = (cursor.slot, self.pages.get(page).slots);
+        self.move_in(page, cursor.region, slot);
+        if let Some((backed, unmapped)) = cursor.backed.zip(cursor.unmapped) {
             let units = u64::from(slots) << self.layout.slot_shift();
             if units < self.blocks[unmapped].units {
-                stretch.slot += u64::from(slots);
+                cursor.slot += u64::from(slots);
                 self.blocks.move_bound(backed, unmapped, units);
                 let block = &mut self.blocks[backed];
                 block.freed = block.freed.max(freed);
@@ -329,12 +329,12 @@ impl Arena {
                 return;
             }
         }
-        let new = self.cut_unmapped(stretch, slots);
+        let new = self.cut_unmapped(cursor, slots);
         let block = &mut self.blocks[new];
         block.state = State::Free;
         block.fence.clone_from(fence);
         block.freed = freed;
-        stretch.backed = Some(match stretch.backed {
+        cursor.backed = Some(match cursor.backed {
             Some(backed) => self.blocks.join(backed, new),
             None => new,
         });
@@ -348,12 +348,12 @@ impl Arena {
         self.regions.set_page(region, slot, known.slots, Some(page));
     }
 
-    /// Cuts the next slots off a stretch's unmapped block.
-    fn cut_unmapped(&mut self, stretch: &mut Stretch, slots: u32) -> BlockId {
-        let cut = stretch.unmapped.expect("a stretch that is not at its end has an unmapped block");
-        stretch.slot += u64::from(slots);
-        let end = stretch.slot * self.layout.units_per_slot();
-        stretch.unmapped = (end < self.blocks[cut].end()).then(|| self.blocks.split(cut, end));
+    /// Cuts the next slots off a cursor's unmapped block.
+    fn cut_unmapped(&mut self, cursor: &mut MapCursor, slots: u32) -> BlockId {
+        let cut = cursor.unmapped.expect("a cursor that is not at its end has an unmapped block");
+        cursor.slot += u64::from(slots);
+        let end = cursor.slot * self.layout.units_per_slot();
+        cursor.unmapped = (end < self.blocks[cut].end()).then(|| self.blocks.split(cut, end));
         cut
     }
 

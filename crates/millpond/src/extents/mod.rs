@@ -4,7 +4,7 @@
 //!
 //! **Slots and blocks.** Address space comes in *regions*, cut into *slots* of the smallest page's size.
 //! Every byte of a region belongs to one *block*: out (in the program's hands, or in a magazine of `cache/`),
-//! free (backed by pages), unmapped (nothing mapped) or pending unmap (an old mapping of a stolen page, kept until the work that used it is complete). Blocks are cut at
+//! free (backed by pages), unmapped (nothing mapped) or pending unmap (an old mapping of a remapped page, kept until the work that used it is complete). Blocks are cut at
 //! the pool's minimum alignment and linked in address order; free ones carry a fence.
 //!
 //! **Zones.** Small blocks live in regions of their own, over the smallest pages, so that a long-lived small
@@ -17,7 +17,7 @@
 //! 2. the same by making the stream wait (*internal dependencies*);
 //! 3. the same after joining neighbours that were kept apart because different streams freed them;
 //! 4. a *miss* (`mapping`): choose the place that lacks the fewest pages (`placement`), back it with parked
-//!    pages, with pages stolen from free blocks elsewhere (`donors`), and only then with new ones; where that
+//!    pages, with pages remapped from free blocks elsewhere (`donors`), and only then with new ones; where that
 //!    would take more memory than ever before, free pages that are too long are given back for it first.
 //!
 //! Blocks lie close together: a miss grows what is free already rather than to begin elsewhere, so that best fit finds
@@ -63,7 +63,7 @@ pub(crate) use layout::Layout;
 #[cfg(test)]
 pub(crate) use lookup::LOOKS;
 pub(crate) use lookup::Pointer;
-use mapping::Means;
+use mapping::PageOrigin;
 use page_map::Entries;
 pub(crate) use page_map::{Entry, EntryRef, MOST_UNITS, Place, Views};
 pub(crate) use ranges::{Owner, Ranges};
@@ -144,10 +144,10 @@ pub(crate) struct Arena {
     blocks: Blocks,
     free: [FreeIndex; 2],
     unmapped: [UnmappedIndex; 2],
-    purse: remap_budget::Purse,
+    remap_budget: remap_budget::RemapBudget,
     shortener: shorten::Shortener,
     /// Memory for the next miss.
-    spare_supply: donors::Supply,
+    spare_donors: donors::Donors,
     /// Pages that the request under way created, to be given back if it fails.
     created: Vec<PageId>,
     /// Blocks pending unmap, in no order.
@@ -175,7 +175,7 @@ impl Arena {
         policies: ReusePolicies,
         pages: Pages,
     ) -> Self {
-        let purse = remap_budget::Purse::new(timelines.device().now());
+        let remap_budget = remap_budget::RemapBudget::new(timelines.device().now());
         Self {
             device: timelines.device().clone(),
             timelines,
@@ -188,9 +188,9 @@ impl Arena {
             blocks: Blocks::default(),
             free: Default::default(),
             unmapped: Default::default(),
-            purse,
+            remap_budget,
             shortener: shorten::Shortener::default(),
-            spare_supply: donors::Supply::default(),
+            spare_donors: donors::Donors::default(),
             created: Vec::new(),
             pending_unmap: Vec::new(),
             unmerged: Vec::new(),
@@ -204,7 +204,7 @@ impl Arena {
     }
 
     /// Another arena with the same layout, limits and counters, whose pages stay where they are: what was free is
-    /// neither stolen, trimmed nor exchanged, until it [lets go](Self::let_go). It makes no stream wait, so
+    /// neither remapped, trimmed nor exchanged, until it [lets go](Self::let_go). It makes no stream wait, so
     /// that what different streams freed stays apart.
     pub(crate) fn that_keeps(&self) -> Self {
         let policies = ReusePolicies { internal_dependencies: false, ..self.policies };
@@ -284,7 +284,7 @@ impl Arena {
     /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, where pages are put for it.
     pub(crate) fn alloc_backed(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
         let want = self.want(units, align)?;
-        let (free, at) = self.back_or_undo(&want, stream, Means::All)?;
+        let (free, at) = self.back_or_undo(&want, stream, PageOrigin::All)?;
         Ok(self.carve(free, at, units, 1))
     }
 
@@ -295,7 +295,7 @@ impl Arena {
         if let Some((free, at)) = self.find_ready(&want, stream)? {
             return Ok(self.carve(free, at, units, 0));
         }
-        let (free, at) = self.back_or_undo(&want, stream, Means::Growth)?;
+        let (free, at) = self.back_or_undo(&want, stream, PageOrigin::Growth)?;
         Ok(self.carve(free, at, units, 1))
     }
 
@@ -369,10 +369,10 @@ impl Arena {
         &mut self,
         want: &search::Want,
         stream: &Stream,
-        means: Means,
+        origin: PageOrigin,
     ) -> Result<(BlockId, u64), Refusal> {
         self.created.clear();
-        self.back(want, stream, means).inspect_err(|_| {
+        self.back(want, stream, origin).inspect_err(|_| {
             if let Err(error) = self.undo_created() {
                 tracing::warn!(%error, "pages for a request that failed could not be given back");
             }

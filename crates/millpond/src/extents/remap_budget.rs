@@ -1,16 +1,16 @@
-//! The purse: device time that the pool may spend to hold less memory.
+//! The remap budget: device time that the pool may spend to hold less memory.
 //!
 //! Short pages pin less than long ones where blocks share them, and cost as much each. How short pages can be depends on how
 //! fast the program is: a job that computes for a second between two allocations could have pages of 2 MiB, one that takes
 //! 15 GiB in its first seconds and ends should have long ones. So the pool earns a small part of the time that passes, and
-//! pays for its pages out of it: while there is something in the purse, new pages are [short](super::mapping), and long
+//! pays for its pages out of it: while there is some of it left, new pages are [short](super::mapping), and long
 //! ones that are free are [shortened](super::shorten).
 
 use std::time::Duration;
 
 /// What may be spent before anything is earned. Little: what a program takes first costs time in any case, and holds no less
 /// for pages that are shorter (docs/pages.md).
-const ADVANCE: Duration = Duration::from_millis(10);
+const INITIAL_CREDIT: Duration = Duration::from_millis(10);
 
 /// The part of the time that is earned. A little more than half of what all device calls may take, 1 %: a program that
 /// misses much spends more than it earns.
@@ -18,14 +18,14 @@ const EARNED_PART: u32 = 180;
 
 /// See the [module](self).
 #[derive(Debug)]
-pub(super) struct Purse {
+pub(super) struct RemapBudget {
     /// When the pool was made, by the device's clock.
     made: Duration,
     /// Time that its pages took so far.
     spent: Duration,
 }
 
-impl Purse {
+impl RemapBudget {
     pub(super) fn new(now: Duration) -> Self {
         Self { made: now, spent: Duration::ZERO }
     }
@@ -43,9 +43,9 @@ impl Purse {
         self.earned(now).saturating_sub(self.spent)
     }
 
-    /// Whether less was spent than was earned and advanced.
+    /// Whether less was spent than was earned, with the initial credit.
     pub(super) fn has_credit(&self, now: Duration) -> bool {
-        self.spent < self.earned(now) + ADVANCE
+        self.spent < self.earned(now) + INITIAL_CREDIT
     }
 }
 
@@ -54,13 +54,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_begins_with_an_advance_and_earns_a_part_of_the_time() {
+    fn it_begins_with_credit_and_earns_a_part_of_the_time() {
         let seconds = Duration::from_secs;
-        let mut purse = Purse::new(seconds(100));
-        assert!(purse.has_credit(seconds(100)) && purse.savings(seconds(100)).is_zero());
-        purse.pay(Duration::from_millis(50));
+        let mut remap_budget = RemapBudget::new(seconds(100));
+        assert!(remap_budget.has_credit(seconds(100)) && remap_budget.savings(seconds(100)).is_zero());
+        remap_budget.pay(Duration::from_millis(50));
         // It earns 50 ms in nine seconds.
-        assert!(!purse.has_credit(seconds(107)) && purse.has_credit(seconds(108)));
-        assert_eq!([109, 118].map(|now| purse.savings(seconds(now)).as_micros()), [0, 50_000]);
+        assert!(!remap_budget.has_credit(seconds(107)) && remap_budget.has_credit(seconds(108)));
+        assert_eq!([109, 118].map(|now| remap_budget.savings(seconds(now)).as_micros()), [0, 50_000]);
     }
 }

@@ -1,6 +1,6 @@
 //! Devices without virtual memory management: blocks are cut from segments that the driver allocates whole.
 //!
-//! A segment is a region that is backed for ever. Nothing can be stolen from it; it goes back to the driver
+//! A segment is a region that is backed for ever. Nothing can be remapped from it; it goes back to the driver
 //! when all of it is free.
 
 use std::sync::Arc;

@@ -14,7 +14,7 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use super::extent::{Block, State};
-use super::mapping::Stretch;
+use super::mapping::MapCursor;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::physical::PageId;
 
@@ -80,22 +80,22 @@ impl Arena {
     pub(crate) fn shorten(&mut self) -> bool {
         self.shortener.due = self.frees + LOOK_AFTER;
         let began = self.device.now();
-        if self.purse.savings(began) < BATCH {
+        if self.remap_budget.savings(began) < BATCH {
             return false;
         }
         self.reap();
         let mut all = self.long_free_pages();
         // Also where there are none: to look takes time, and is done again soon.
-        self.purse.pay(self.device.now().saturating_sub(began));
+        self.remap_budget.pay(self.device.now().saturating_sub(began));
         let mut any = false;
         for _ in 0..AT_ONCE {
             let began = self.device.now();
-            if self.shortener.left == 0 || self.purse.savings(began).is_zero() {
+            if self.shortener.left == 0 || self.remap_budget.savings(began).is_zero() {
                 break;
             }
             let Some(long) = all.pop() else { break };
             let exchanged = self.exchange_in_place(&long);
-            self.purse.pay(self.device.now().saturating_sub(began));
+            self.remap_budget.pay(self.device.now().saturating_sub(began));
             self.shortener.left = self.shortener.left.saturating_sub(u64::from(long.slots));
             any = true;
             if let Err(refusal) = exchanged {
@@ -139,7 +139,7 @@ impl Arena {
         if let Err(error) = self.pages.release(page) {
             // It is parked, for the next miss.
             let bare = self.make_bare(long, slot);
-            self.close_stretch(&bare);
+            self.close_cursor(&bare);
             return Err(error.into());
         }
         self.blocks[long.block].whole = None;
@@ -156,7 +156,7 @@ impl Arena {
                 Ok(page) => page,
                 Err(error) => {
                     let bare = self.make_bare(long, slot);
-                    self.close_stretch(&bare);
+                    self.close_cursor(&bare);
                     return Err(Refusal::of_page(error, u64::from(slots) * self.layout.slot_bytes));
                 }
             };
@@ -165,7 +165,7 @@ impl Arena {
             if let Err(failure) = unsafe { self.pages.map(page, at) } {
                 let mut bare = self.make_bare(long, slot);
                 let refusal = self.park_after_map_failure(page, &mut bare, failure);
-                self.close_stretch(&bare);
+                self.close_cursor(&bare);
                 return Err(refusal);
             }
             self.move_in(page, region, slot);
@@ -176,14 +176,14 @@ impl Arena {
 
     /// Cuts the slots from `slot` on, that have no page any more, out of the block of what was a long page.
     #[cold]
-    fn make_bare(&mut self, long: &Long, slot: u64) -> Stretch {
+    fn make_bare(&mut self, long: &Long, slot: u64) -> MapCursor {
         let Long { region: Reverse(region), slot: Reverse(first), slots, block, .. } = *long;
         let end = first + u64::from(slots);
         let per_slot = self.layout.units_per_slot();
         let unmapped = self.cut_free(block, slot * per_slot, end * per_slot);
         self.blocks[unmapped].state = State::Unmapped;
         self.regions.set_page(region, slot, (end - slot) as u32, None);
-        Stretch::over(region, (slot, end), unmapped)
+        MapCursor::over(region, (slot, end), unmapped)
     }
 }
 

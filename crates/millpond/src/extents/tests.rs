@@ -134,7 +134,7 @@ fn a_long_block_takes_more_pages_than_a_short_miss_looks_at() {
 }
 
 #[test]
-fn how_long_pages_are_depends_on_what_is_in_the_purse() {
+fn how_long_pages_are_depends_on_the_remap_budget() {
     let bench = bench(|builder| builder);
     // 10 ms, at 35.8 µs a page.
     let blocks: Vec<_> = (0..600).map(|_| bench.pool.alloc(2 * MIB, &bench.stream).unwrap()).collect();

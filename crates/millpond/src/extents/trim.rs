@@ -57,7 +57,7 @@ impl Arena {
     fn unmap_pending(&mut self, id: BlockId) -> bool {
         let State::PendingUnmap(page) = self.blocks[id].state else { return false };
         let at = self.address_of(id);
-        // SAFETY: the page was mapped here when the range was stolen; the work that used the range is
+        // SAFETY: the page was mapped here when the range was remapped; the work that used the range is
         // complete, and later work cannot: the program holds no pointer into a free block.
         if let Err(error) = unsafe { self.pages.unmap(page, at) } {
             tracing::warn!(%error, %at, "an old mapping could not be removed; it is tried again");

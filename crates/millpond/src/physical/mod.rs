@@ -3,7 +3,7 @@
 //! Uses `device/`. It knows nothing of blocks or of who uses an address.
 //!
 //! A page is one driver handle (`cuMemCreate`), a whole number of *slots* long, and is mapped whole. It may be
-//! mapped at several addresses for a while: when the arena steals it, the new mapping is made at once and the
+//! mapped at several addresses for a while: when the arena remaps it, the new mapping is made at once and the
 //! old one is removed when the work that used it is complete. A page that is mapped nowhere is *parked*: held,
 //! counted as reserved, and the first to be used again.
 //!
