@@ -6,7 +6,7 @@ use std::slice;
 
 use super::caches::Few;
 use crate::device::DevicePtr;
-use crate::extents::{Entry, EntryRef, Out, Place};
+use crate::extents::{Allocation, Entry, EntryRef, Place};
 
 /// A block in a magazine. The entry knows the address too, but an allocation need not wait for it: a free has found the
 /// entry in several loads, each of which needs the one before.
@@ -47,8 +47,8 @@ impl Item {
         self.entry().leave(place, self.ptr)
     }
 
-    pub(super) fn out(&self) -> Out {
-        Out { ptr: self.ptr, entry: self.entry, bytes: self.bytes(), misses: 0 }
+    pub(super) fn out(&self) -> Allocation {
+        Allocation { ptr: self.ptr, entry: self.entry, bytes: self.bytes(), misses: 0 }
     }
 }
 

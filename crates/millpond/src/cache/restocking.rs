@@ -10,7 +10,7 @@ use super::magazine::Item;
 use super::sizes::MagazineIndex;
 use super::thread::ThreadCache;
 use super::thread_index::visit;
-use crate::extents::{Entry, MOST_UNITS, Out, Place};
+use crate::extents::{Allocation, Entry, MOST_UNITS, Place};
 use crate::host::try_box;
 use crate::order::{Marking, Stream, Tick, TimelineId};
 
@@ -82,7 +82,7 @@ impl Caches {
         units: u64,
         stream: &Stream,
         mut each: impl FnMut(Cached),
-    ) -> Option<Out> {
+    ) -> Option<Allocation> {
         let timeline = stream.timeline();
         if timeline.marking != Marking::WhenNeeded {
             return None;

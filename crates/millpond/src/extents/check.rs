@@ -39,8 +39,8 @@ impl Arena {
             self.check_region(id, region, &mut count)?;
         }
         ensure!(count.seen.len() == self.blocks.iter().count(), "a block is linked in no region");
-        ensure!(count.blocks == self.out_blocks, "{:?} blocks that are out were counted", count.blocks);
-        ensure!(count.units == self.out_units, "units that are out: recount {}", count.units);
+        ensure!(count.blocks == self.allocated_blocks, "{:?} allocated blocks were counted", count.blocks);
+        ensure!(count.units == self.allocated_units, "allocated units: recount {}", count.units);
         let slots = self.pages.iter().map(|(_, page)| u64::from(page.slots)).sum::<u64>();
         ensure!(slots == self.pages.slots(), "slots of pages: recount {slots}");
         let recount = count.segment_bytes + self.pages.recount_bytes();
@@ -83,10 +83,10 @@ impl Arena {
         let block = &self.blocks[id];
         let zone = block.zone as usize;
         let entry = self.entry_of(id).map(|entry| (entry.id(), entry.bytes()));
-        let expected = (block.state == State::Out).then_some((id, self.bytes(id)));
+        let expected = (block.state == State::Allocated).then_some((id, self.bytes(id)));
         ensure!(entry == expected, "the entry of {id:?} is {entry:?}");
         match block.state {
-            State::Out => {
+            State::Allocated => {
                 count.blocks[zone] += 1;
                 count.units += block.units;
             }
@@ -130,10 +130,10 @@ impl Arena {
     fn check_backing(&self, id: BlockId, region: &Region) -> Result<(), String> {
         let (block, per_slot) = (&self.blocks[id], self.layout.units_per_slot());
         if region.source == Source::Segment {
-            ensure!(matches!(block.state, State::Out | State::Free), "{id:?} cannot be in a segment");
+            ensure!(matches!(block.state, State::Allocated | State::Free), "{id:?} cannot be in a segment");
             return Ok(());
         }
-        let backed = matches!(block.state, State::Out | State::Free);
+        let backed = matches!(block.state, State::Allocated | State::Free);
         if !backed {
             ensure!(block.start % per_slot == 0 && block.end() % per_slot == 0, "{id:?} is not whole slots");
         }

@@ -25,7 +25,7 @@ impl Zone {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     /// In the program's hands, or in a magazine; the region's table says which.
-    Out,
+    Allocated,
     /// Backed by pages, ready for whom its fence allows.
     Free,
     /// Nothing is mapped. Starts and ends at slots.
@@ -64,7 +64,7 @@ pub(super) struct Block {
     pub(super) freed: u64,
     /// Free blocks: the pages that lie wholly in it, once a miss has asked (see `donors`).
     pub(super) whole: Option<Whole>,
-    /// Free blocks, and those pending unmap: the work to wait for. Blocks that are out: the streams of recorded uses.
+    /// Free blocks, and those pending unmap: the work to wait for. Allocated blocks: the streams of recorded uses.
     pub(super) fence: Fence,
 }
 
@@ -171,7 +171,7 @@ impl Blocks {
         both.expect("two blocks have two records, and ids in use name records")
     }
 
-    /// The block with this name; `None` where no block ever had it.
+    /// The block with this name; `None` where it never named a block.
     pub(super) fn get(&self, id: BlockId) -> Option<&Block> {
         self.records.get(id.0 as usize)
     }

@@ -1,4 +1,4 @@
-//! What an arena says of its blocks: what a pointer is, what is out, and how much is held.
+//! What an arena says of its blocks: what a pointer is, what is allocated, and how much is held.
 
 use super::Arena;
 use super::extent::{BlockId, State};
@@ -32,14 +32,14 @@ impl Arena {
         self.pages.recount_bytes() + segments.map(|(_, region)| region.bytes).sum::<u64>()
     }
 
-    /// Blocks that are out, and the bytes in them.
-    pub(crate) fn out(&self) -> (u64, u64) {
-        (self.out_blocks.iter().sum(), self.out_units * self.layout.unit_bytes)
+    /// Allocated blocks, and the bytes in them.
+    pub(crate) fn allocated(&self) -> (u64, u64) {
+        (self.allocated_blocks.iter().sum(), self.allocated_units * self.layout.unit_bytes)
     }
 
     pub(super) fn entry_of(&self, id: BlockId) -> Option<&Entry> {
         let block = &self.blocks[id];
-        self.regions.out_at(block.region, block.start * self.layout.unit_bytes)
+        self.regions.allocated_at(block.region, block.start * self.layout.unit_bytes)
     }
 
     /// Bytes asked for in a live block.
@@ -55,7 +55,7 @@ impl Arena {
 
     /// Every live block, as its start and the bytes asked for.
     pub(crate) fn live(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
-        let live = self.iter_out().filter(|(_, entry)| entry.is_live());
+        let live = self.iter_allocated().filter(|(_, entry)| entry.is_live());
         live.map(|(id, _)| (self.address_of(id), self.requested(id)))
     }
 
@@ -64,7 +64,7 @@ impl Arena {
         #[cfg(test)]
         LOOKS.with(|looks| looks.set(looks.get() + 1));
         let Some((region, at)) = self.regions.find(ptr) else { return Pointer::Foreign };
-        match self.regions.out_at(region, at) {
+        match self.regions.allocated_at(region, at) {
             Some(entry) if entry.is_live() => Pointer::Live(entry.id()),
             Some(_) => Pointer::NotLive,
             None => self.look_inside(region, at >> self.layout.unit_shift()),
@@ -86,9 +86,9 @@ impl Arena {
         Pointer::NotLive
     }
 
-    /// Whether a block with this name is out, and starts there.
-    pub(super) fn is_out_at(&self, id: BlockId, ptr: DevicePtr) -> bool {
-        self.blocks.get(id).is_some_and(|block| block.state == State::Out) && self.address_of(id) == ptr
+    /// Whether a block with this name is allocated, and starts there.
+    pub(super) fn is_allocated_at(&self, id: BlockId, ptr: DevicePtr) -> bool {
+        self.blocks.get(id).is_some_and(|block| block.state == State::Allocated) && self.address_of(id) == ptr
     }
 
     pub(super) fn address_of(&self, id: BlockId) -> DevicePtr {
@@ -96,9 +96,9 @@ impl Arena {
         self.regions.address(block.region, block.start, &self.layout)
     }
 
-    /// Every block that is out: its entry.
-    pub(crate) fn iter_out(&self) -> impl Iterator<Item = (BlockId, &Entry)> {
-        let out = self.blocks.iter().filter(|(_, block)| block.state == State::Out);
-        out.filter_map(|(id, _)| Some((id, self.entry_of(id)?)))
+    /// Every allocated block: its entry.
+    pub(crate) fn iter_allocated(&self) -> impl Iterator<Item = (BlockId, &Entry)> {
+        let allocated = self.blocks.iter().filter(|(_, block)| block.state == State::Allocated);
+        allocated.filter_map(|(id, _)| Some((id, self.entry_of(id)?)))
     }
 }

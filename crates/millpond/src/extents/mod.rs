@@ -3,7 +3,7 @@
 //! Uses `physical/`, `order/` and `device/`. One arena belongs to one pool and is used under its lock.
 //!
 //! **Slots and blocks.** Address space comes in *regions*, cut into *slots* of the smallest page's size.
-//! Every byte of a region belongs to one *block*: out (in the program's hands, or in a magazine of `cache/`),
+//! Every byte of a region belongs to one *block*: allocated (in the program's hands, or in a magazine of `cache/`),
 //! free (backed by pages), unmapped (nothing mapped) or pending unmap (an old mapping of a remapped page, kept until the work that used it is complete). Blocks are cut at
 //! the pool's minimum alignment and linked in address order; free ones carry a fence.
 //!
@@ -118,9 +118,9 @@ impl From<DeviceError> for Refusal {
 /// Blocks that there is room for before anything is asked for: to cut one out of another makes two.
 const ROOM: usize = 4;
 
-/// A block that the arena lets out.
+/// A block that the arena allocates.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Out {
+pub(crate) struct Allocation {
     pub(crate) ptr: DevicePtr,
     pub(crate) entry: EntryRef,
     pub(crate) bytes: u64,
@@ -159,9 +159,9 @@ pub(crate) struct Arena {
     kept_apart: Vec<BlockId>,
     /// Counts frees, to tell old free blocks from young ones.
     frees: u64,
-    /// Blocks that are out, by zone, and their units.
-    out_blocks: [u64; 2],
-    out_units: u64,
+    /// Allocated blocks, by zone, and their units.
+    allocated_blocks: [u64; 2],
+    allocated_units: u64,
     views: Arc<Views>,
     /// Of all blocks, once there is a region.
     entries: Option<Arc<Entries>>,
@@ -196,8 +196,8 @@ impl Arena {
             unmerged: Vec::new(),
             kept_apart: Vec::new(),
             frees: 0,
-            out_blocks: [0; 2],
-            out_units: 0,
+            allocated_blocks: [0; 2],
+            allocated_units: 0,
             views: Arc::default(),
             entries: None,
         }
@@ -242,7 +242,7 @@ impl Arena {
         &self.views
     }
 
-    /// Lets out a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a
+    /// Allocates a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a
     /// slot), for work on `stream`, if one is ready: the first step only. With `closely`, only one that is not much longer:
     /// what the caches hold may fit better.
     pub(crate) fn alloc_ready(
@@ -251,7 +251,7 @@ impl Arena {
         align: u64,
         stream: &Stream,
         closely: bool,
-    ) -> Result<Option<Out>, Refusal> {
+    ) -> Result<Option<Allocation>, Refusal> {
         let want = self.want(units, align)?;
         let found = if closely {
             self.find_best_ready(&want, stream)?.filter(|(free, _)| self.is_close(&want, *free))
@@ -261,36 +261,46 @@ impl Arena {
         Ok(found.map(|(free, at)| self.carve(free, at, units, 0)))
     }
 
-    /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, by all steps.
-    pub(crate) fn alloc(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
+    /// Allocates a block as [`alloc_ready`](Self::alloc_ready) does, by all steps.
+    pub(crate) fn alloc(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Allocation, Refusal> {
         match self.alloc_unbacked(units, align, stream)? {
-            Some(out) => Ok(out),
+            Some(allocation) => Ok(allocation),
             None => self.alloc_backed(units, align, stream),
         }
     }
 
-    /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, by all steps that map nothing.
+    /// Allocates a block as [`alloc_ready`](Self::alloc_ready) does, by all steps that map nothing.
     pub(crate) fn alloc_unbacked(
         &mut self,
         units: u64,
         align: u64,
         stream: &Stream,
-    ) -> Result<Option<Out>, Refusal> {
+    ) -> Result<Option<Allocation>, Refusal> {
         let want = self.want(units, align)?;
         let found = self.find(&want, stream)?;
         Ok(found.map(|(free, at)| self.carve(free, at, units, 0)))
     }
 
-    /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, where pages are put for it.
-    pub(crate) fn alloc_backed(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
+    /// Allocates a block as [`alloc_ready`](Self::alloc_ready) does, where pages are put for it.
+    pub(crate) fn alloc_backed(
+        &mut self,
+        units: u64,
+        align: u64,
+        stream: &Stream,
+    ) -> Result<Allocation, Refusal> {
         let want = self.want(units, align)?;
         let (free, at) = self.back_or_undo(&want, stream, PageOrigin::All)?;
         Ok(self.carve(free, at, units, 1))
     }
 
-    /// Lets out a block as [`alloc_ready`](Self::alloc_ready) does, wherever it lies, or else from new pages: nothing
+    /// Allocates a block as [`alloc_ready`](Self::alloc_ready) does, wherever it lies, or else from new pages: nothing
     /// is taken from anybody.
-    pub(crate) fn alloc_growing(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Out, Refusal> {
+    pub(crate) fn alloc_growing(
+        &mut self,
+        units: u64,
+        align: u64,
+        stream: &Stream,
+    ) -> Result<Allocation, Refusal> {
         let want = self.want(units, align)?;
         if let Some((free, at)) = self.find_ready(&want, stream)? {
             return Ok(self.carve(free, at, units, 0));
@@ -380,31 +390,31 @@ impl Arena {
     }
 
     /// Takes back the block of an entry, which nobody holds any more ([`Place::BETWEEN`]), as [`free`](Self::free) does.
-    /// `false`, and nothing changed, where the entry is not that of a block that is out, or somebody holds it: then it
+    /// `false`, and nothing changed, where the entry is not that of an allocated block, or somebody holds it: then it
     /// was freed twice.
     #[must_use]
     pub(crate) fn take_back(&mut self, entry: &Entry, fence: Fence) -> bool {
-        let is_out = entry.is_between();
+        let is_allocated = entry.is_between();
         debug_assert!(
-            !is_out || self.is_out_at(entry.id(), entry.ptr()),
+            !is_allocated || self.is_allocated_at(entry.id(), entry.ptr()),
             "an entry that is open is that of its block"
         );
-        is_out && self.free(entry.id(), fence)
+        is_allocated && self.free(entry.id(), fence)
     }
 
-    /// Takes back a block that is out, to be used after the work that `fence` names and the uses that were
+    /// Takes back an allocated block, to be used after the work that `fence` names and the uses that were
     /// recorded. `false`, and nothing changed, where it is not out.
     #[must_use]
     pub(crate) fn free(&mut self, id: BlockId, mut fence: Fence) -> bool {
         let block = &mut self.blocks[id];
-        if block.state != State::Out {
+        if block.state != State::Allocated {
             return false;
         }
         self.timelines.add_uses(&mut fence, &mut block.fence);
         self.frees += 1;
         (block.state, block.freed, block.fence) = (State::Free, self.frees, fence);
-        self.out_blocks[block.zone as usize] -= 1;
-        self.out_units -= block.units;
+        self.allocated_blocks[block.zone as usize] -= 1;
+        self.allocated_units -= block.units;
         self.regions.get(block.region).table.close(block.start * self.layout.unit_bytes);
         self.insert_free(id);
         true
@@ -421,40 +431,40 @@ impl Arena {
         is_noted
     }
 
-    /// Cuts `units` at `at` out of a free block, and lets them out. What is left stays free.
+    /// Cuts `units` at `at` out of a free block, and allocates them. What is left stays free.
     // Inlined: what is put together here is copied in other pieces where it is passed on, and each waits for the last store.
     #[inline(always)]
-    fn carve(&mut self, id: BlockId, at: u64, units: u64, misses: u64) -> Out {
-        let (ptr, entry) = self.let_out(id, at, units);
-        Out { ptr, entry, bytes: units * self.layout.unit_bytes, misses }
+    fn carve(&mut self, id: BlockId, at: u64, units: u64, misses: u64) -> Allocation {
+        let (ptr, entry) = self.allocate(id, at, units);
+        Allocation { ptr, entry, bytes: units * self.layout.unit_bytes, misses }
     }
 
-    fn let_out(&mut self, id: BlockId, at: u64, units: u64) -> (DevicePtr, EntryRef) {
+    fn allocate(&mut self, id: BlockId, at: u64, units: u64) -> (DevicePtr, EntryRef) {
         let block = &self.blocks[id];
         let (zone, region) = (block.zone, block.region);
-        self.out_blocks[zone as usize] += 1;
-        self.out_units += units;
+        self.allocated_blocks[zone as usize] += 1;
+        self.allocated_units += units;
         if block.start == at && units < block.units {
             // Nearly always.
             self.remove_free(id);
-            let out = self.cut_front(id, units);
-            let opened = self.open(out, region);
+            let cut = self.cut_front(id, units);
+            let opened = self.open(cut, region);
             self.index_front_rest(id);
             return opened;
         }
-        let out = self.cut_free(id, at, at + units);
-        self.open(out, region)
+        let cut = self.cut_free(id, at, at + units);
+        self.open(cut, region)
     }
 
     /// Opens the entry of a block that was cut. It is on a line that few have touched: the sooner it is written, the less
     /// is waited for that when the lock is let go.
     #[inline]
-    fn open(&mut self, out: BlockId, region: u32) -> (DevicePtr, EntryRef) {
-        let block = &mut self.blocks[out];
-        block.state = State::Out;
+    fn open(&mut self, id: BlockId, region: u32) -> (DevicePtr, EntryRef) {
+        let block = &mut self.blocks[id];
+        block.state = State::Allocated;
         block.fence = Fence::empty();
         let (start, bytes) = (block.start * self.layout.unit_bytes, block.units * self.layout.unit_bytes);
         let region = self.regions.get(region);
-        (region.base.offset(start), region.table.open(start, out, bytes))
+        (region.base.offset(start), region.table.open(start, id, bytes))
     }
 }

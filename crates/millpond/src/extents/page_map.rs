@@ -1,14 +1,14 @@
 //! From an address to what is known of the block there, readable without the pool's lock.
 //!
-//! Each block that is out has an [`Entry`], under its number. Each region has a [`Table`] of those numbers: one for every
+//! Each allocated block has an [`Entry`], under its number. Each region has a [`Table`] of those numbers: one for every
 //! place where a block may start, which is every unit in the small zone; in the large zone, whose blocks are never shorter
 //! than a granule, every granule. The tables of address ranges are published in [`Views`], so that a free finds its block
 //! with a comparison, a shift and two loads. Both are [sparse](Sparse): they take memory of the host's where there are
 //! blocks. A number has 4 bytes, and an entry 64.
 //!
-//! A block that has left the arena is *out*. It is *live* while the program holds it and *cached* while it
+//! A block that has left the arena is *allocated*. It is *live* while the program holds it and *cached* while it
 //! lies in a thread's magazine; who has it writes its entry, so that needs no atomic read-modify-write. Only
-//! the pool's lock lets blocks out and takes them back.
+//! the pool's lock allocates blocks and takes them back.
 //!
 //! **Freed twice at once.** Two threads that free one block within the same nanoseconds both find it live, and each
 //! puts it into a magazine. The entry then names one of the two magazines: the last that wrote it. Whoever takes a
@@ -30,7 +30,7 @@ use super::sparse::{Blank, Sparse};
 use crate::device::DevicePtr;
 use crate::order::Tick;
 
-/// What is known of a block that is out. On a cache line of its own: threads that own neighbouring
+/// What is known of an allocated block. On a cache line of its own: threads that own neighbouring
 /// blocks write their entries all the time.
 #[derive(Debug)]
 #[repr(align(64))]
@@ -43,13 +43,13 @@ pub(crate) struct Entry {
     key: AtomicU64,
     /// Bytes of a live block that were asked for.
     requested: AtomicU64,
-    /// Length in bytes. Constant while the block is out.
+    /// Length in bytes. Constant while the block is allocated.
     bytes: AtomicU64,
-    /// Where the block starts. Constant while it is out, and 0 afterwards.
+    /// Where the block starts. Constant while it is allocated, and 0 afterwards.
     start: AtomicU64,
     /// The stream's tick when the block was last freed to a magazine.
     tick: AtomicU64,
-    /// Constant while the block is out, as is `id`.
+    /// Constant while the block is allocated, as is `id`.
     label: AtomicU32,
     id: AtomicU32,
 }
@@ -60,7 +60,7 @@ unsafe impl Blank for Entry {}
 /// Other streams' uses of the live block are recorded, so that its free is the arena's.
 const USES: u64 = 1 << 62;
 
-/// Where a block is that is out and not live.
+/// Where an allocated block is that is not live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Place(u64);
 
@@ -129,7 +129,7 @@ impl Entry {
         self.move_to(place);
     }
 
-    /// The block that is out and not live lies elsewhere now.
+    /// The allocated block that is not live lies elsewhere now.
     #[inline]
     pub(crate) fn move_to(&self, place: Place) {
         self.key.store(place.0, Ordering::Relaxed);
@@ -163,12 +163,12 @@ impl Entry {
         is_live
     }
 
-    /// Whether the block is out, and in nobody's hands but those of whoever asks. Under the pool's lock.
+    /// Whether the block is allocated, and in nobody's hands but those of whoever asks. Under the pool's lock.
     pub(super) fn is_between(&self) -> bool {
         self.key.load(Ordering::Relaxed) == Place::BETWEEN.0
     }
 
-    /// Where the block that is out starts.
+    /// Where the allocated block starts.
     pub(crate) fn ptr(&self) -> DevicePtr {
         DevicePtr::new(self.start.load(Ordering::Relaxed))
     }
@@ -206,7 +206,7 @@ impl Entry {
         self.requested.load(Ordering::Relaxed)
     }
 
-    /// Length of a block that is out, or was last.
+    /// Length of the block that is, or was last, allocated.
     #[inline]
     pub(crate) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
@@ -231,12 +231,12 @@ impl Entry {
         self.tick.load(Ordering::Relaxed)
     }
 
-    /// The arena's name of a block that is out.
+    /// The arena's name of an allocated block.
     pub(crate) fn id(&self) -> BlockId {
         BlockId(self.id.load(Ordering::Relaxed))
     }
 
-    /// A number that whoever has a block that is out may put down here. 0 at first.
+    /// A number that whoever has an allocated block may put down here. 0 at first.
     #[inline]
     pub(crate) fn label(&self) -> u32 {
         self.label.load(Ordering::Relaxed)
@@ -263,7 +263,7 @@ impl Entry {
     }
 }
 
-/// Names an entry for as long as its block is out; see [`EntryRef::get`].
+/// Names an entry while its block is allocated; see [`EntryRef::get`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EntryRef(NonNull<Entry>);
 
@@ -284,21 +284,21 @@ impl EntryRef {
     /// The entry.
     ///
     /// # Safety
-    /// The block is out, and its arena is alive; or the entry is static.
+    /// The block is allocated, and its arena is alive; or the entry is static.
     #[inline]
     pub(crate) unsafe fn get<'a>(self) -> &'a Entry {
         // SAFETY: entries never move, and are kept as long as any region's table, which an arena drops only when no block
-        // of the region is out. The caller promises the rest.
+        // of the region is allocated. The caller promises the rest.
         unsafe { self.0.as_ref() }
     }
 }
 
-/// Blocks that one arena may have out: as many as there are numbers in 4 GiB of the host's addresses. 32 GiB of the
+/// Blocks that one arena may have allocated: as many as there are numbers in 4 GiB of the host's addresses. 32 GiB of the
 /// shortest blocks, that is.
-const MOST_OUT: usize = if cfg!(all(unix, not(miri))) { 1 << 26 } else { 1 << 16 };
+const MOST_ALLOCATED: usize = if cfg!(all(unix, not(miri))) { 1 << 26 } else { 1 << 16 };
 
 /// Fewer are not worth having.
-const LEAST_OUT: usize = 1 << 12;
+const LEAST_ALLOCATED: usize = 1 << 12;
 
 /// The entries of all blocks of an arena, by number: one more than a block's id, so that number 0 is that of no block.
 #[derive(Debug)]
@@ -307,8 +307,8 @@ pub(super) struct Entries(Sparse<Entry>);
 impl Entries {
     /// Room for as many entries as the process has addresses for; `None` where those are few.
     pub(super) fn new() -> Option<Self> {
-        let mut most = MOST_OUT;
-        while most >= LEAST_OUT {
+        let mut most = MOST_ALLOCATED;
+        while most >= LEAST_ALLOCATED {
             if let Some(entries) = Sparse::new(most) {
                 return Some(Self(entries));
             }
@@ -323,7 +323,7 @@ impl Entries {
         self.0.back(0..end + 1)
     }
 
-    /// Gives back the host's memory of blocks with these ids, none of which is out. Under the pool's lock.
+    /// Gives back the host's memory of blocks with these ids, none of which is allocated. Under the pool's lock.
     pub(super) fn let_go(&self, ids: Range<usize>) {
         let end = (ids.end + 1).min(self.0.len());
         if ids.start + 1 < end {
@@ -332,12 +332,12 @@ impl Entries {
     }
 }
 
-/// Where in one region the blocks start that are out.
+/// Where allocated blocks start in one region.
 #[derive(Debug)]
 pub(crate) struct Table {
     base: DevicePtr,
     granule_shift: u32,
-    /// By granule: the number of the block that is out and starts there; 0 for none.
+    /// By granule: the number of the allocated block that starts there; 0 for none.
     numbers: Sparse<AtomicU32>,
     entries: Arc<Entries>,
 }
@@ -370,7 +370,7 @@ impl Table {
         self.numbers.back(self.granule_of(bytes.start)..self.granule_of(bytes.end - 1) + 1)
     }
 
-    /// Gives back what these bytes of the region take of the host's memory. No block in them is out. Under the pool's lock.
+    /// Gives back what these bytes of the region take of the host's memory. No block in them is allocated. Under the pool's lock.
     pub(super) fn let_go(&self, bytes: Range<u64>) {
         let mask = (1 << self.granule_shift) - 1;
         let (first, end) = (self.granule_of(bytes.start + mask), self.granule_of(bytes.end));
@@ -391,7 +391,7 @@ impl Table {
         Some((number, self.entries.0.get(number.load(Ordering::Relaxed) as usize)?))
     }
 
-    /// Lets a block out that starts at byte `at` of the region, where one [may](Self::back), and whose entry may be
+    /// Allocates the block that starts at byte `at` of the region, where one [may](Self::back), and whose entry may be
     /// [written](Entries::back). Under the pool's lock.
     pub(super) fn open(&self, at: u64, id: BlockId, bytes: u64) -> EntryRef {
         let (granule, number) = (self.granule_of(at), id.0 as usize + 1);
@@ -404,7 +404,7 @@ impl Table {
         EntryRef::new(entry)
     }
 
-    /// Takes back the block that is out and starts at byte `at`.
+    /// Takes back the allocated block that starts at byte `at`.
     pub(super) fn close(&self, at: u64) {
         if let Some((number, entry)) = self.number_and_entry(at) {
             entry.close();
@@ -412,8 +412,8 @@ impl Table {
         }
     }
 
-    /// The block that is out and starts at byte `at`.
-    pub(super) fn out_at(&self, at: u64) -> Option<&Entry> {
+    /// The allocated block that starts at byte `at`.
+    pub(super) fn allocated_at(&self, at: u64) -> Option<&Entry> {
         let (_, entry) = self.number_and_entry(at)?;
         entry.starts_at(self.base.offset(at)).then_some(entry)
     }
@@ -550,11 +550,11 @@ mod tests {
         let views = Views::default();
         views.publish(base, 1 << 30, &table);
         let ptr = base.offset((5 << 20) + 512);
-        assert!(table.out_at(5 << 20).is_none());
+        assert!(table.allocated_at(5 << 20).is_none());
         table.open((5 << 20) + 512, BlockId(7), 2 << 20);
-        assert!(table.out_at(5 << 20).is_none());
-        assert!(table.out_at((5 << 20) + 1024).is_none());
-        let entry = table.out_at((5 << 20) + 512).expect("the block is out");
+        assert!(table.allocated_at(5 << 20).is_none());
+        assert!(table.allocated_at((5 << 20) + 1024).is_none());
+        let entry = table.allocated_at((5 << 20) + 512).expect("the block is allocated");
         assert_eq!((entry.id(), entry.bytes(), entry.is_live()), (BlockId(7), 2 << 20, false));
         assert!(!entry.is_plain(ptr));
         entry.make_live(ptr, 300);
@@ -568,9 +568,9 @@ mod tests {
         let here = Place::of(&entry);
         entry.make_cached(here, 3);
         assert_eq!((entry.id(), entry.label(), entry.tick()), (BlockId(7), 9, 3));
-        assert!(!entry.is_live() && table.out_at((5 << 20) + 512).is_some());
+        assert!(!entry.is_live() && table.allocated_at((5 << 20) + 512).is_some());
         table.close((5 << 20) + 512);
-        assert!(table.out_at((5 << 20) + 512).is_none());
+        assert!(table.allocated_at((5 << 20) + 512).is_none());
     }
 
     #[test]

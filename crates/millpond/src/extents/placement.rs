@@ -30,7 +30,7 @@ impl Place {
 const GROWTH_CANDIDATES: usize = 64;
 
 /// Free blocks looked at for those: most holes just shorter than what is asked for lie between two blocks that
-/// are out.
+/// are allocated.
 const GROWTH_LOOKS: usize = 256;
 
 impl Arena {

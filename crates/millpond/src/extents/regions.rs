@@ -33,7 +33,7 @@ pub(super) struct Region {
     /// Per slot a bit: whether a page begins there that is longer than a [short](SHORT) one. So those are found without
     /// a look at all that lies between them.
     long: Vec<u64>,
-    /// Where blocks that are out start.
+    /// Where allocated blocks start.
     pub(super) table: Arc<Table>,
 }
 
@@ -219,9 +219,9 @@ impl Regions {
 
     // ---- blocks ----------------------------------------------------------------------------------
 
-    /// What is known of the block that is out and starts `bytes` into the region.
-    pub(super) fn out_at(&self, region: u32, bytes: u64) -> Option<&Entry> {
-        self.get(region).table.out_at(bytes)
+    /// What is known of the allocated block that starts `bytes` into the region.
+    pub(super) fn allocated_at(&self, region: u32, bytes: u64) -> Option<&Entry> {
+        self.get(region).table.allocated_at(bytes)
     }
 
     // ---- pages -----------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ impl Arena {
     /// is theirs, and not free here.)
     pub(super) fn note_growth(&mut self, after: u64, units: u64) {
         let held = after << self.layout.slot_shift();
-        let free = held.saturating_sub(self.out_units + units);
+        let free = held.saturating_sub(self.allocated_units + units);
         if free >= held / MUCH_PART {
             self.shortener.left = after / SHORTENED_PART;
         }

@@ -176,14 +176,14 @@ impl Arena {
         }
         let Some(entries) = &self.entries else { return };
         let mut first = 0;
-        for (BlockId(id), _) in self.blocks.iter().filter(|(_, block)| block.state == State::Out) {
+        for (BlockId(id), _) in self.blocks.iter().filter(|(_, block)| block.state == State::Allocated) {
             entries.let_go(first..id as usize);
             first = id as usize + 1;
         }
         entries.let_go(first..self.blocks.capacity());
     }
 
-    /// Gives back the pages that a request created before it failed. Nobody had them, whatever work the blocks that they are
+    /// Gives back the pages that a request created before it failed. Nobody has used them, whatever work the blocks that they are
     /// part of now wait for. One that cannot be given back stays, as free memory.
     #[cold]
     pub(super) fn undo_created(&mut self) -> Result<(), DeviceError> {

@@ -39,7 +39,7 @@ pub(crate) struct Page {
     mappings: u32,
 }
 
-/// Why a page could not be had.
+/// Why there is no page.
 #[derive(Debug)]
 pub(crate) enum NoPage {
     /// There is no memory for it.

@@ -5,7 +5,7 @@ use super::haste::THROUGH_ARENA;
 use super::impossible::OthersLive;
 use super::inner::{PoolInner, State};
 use crate::device::DevicePtr;
-use crate::extents::{MOST_UNITS, Out, Refusal};
+use crate::extents::{Allocation, MOST_UNITS, Refusal};
 use crate::order::Stream;
 use crate::physical::Shortage;
 use crate::{Error, Result};
@@ -155,7 +155,7 @@ impl PoolInner {
         others: Option<OthersLive>,
         (units, align): (u64, u64),
         stream: &Stream,
-    ) -> std::result::Result<Out, Refusal> {
+    ) -> std::result::Result<Allocation, Refusal> {
         self.shorten_if_due(state, units);
         let closely = self.caches.may_hold_large(&state.locked);
         if let Some(out) = state.arena.alloc_ready(units, align, stream, closely)? {

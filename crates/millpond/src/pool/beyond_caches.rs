@@ -8,7 +8,7 @@
 use super::haste::{REVOCATION, THROUGH_ARENA};
 use super::inner::{PoolInner, State};
 use crate::cache::Cached;
-use crate::extents::{Arena, Out, Refusal};
+use crate::extents::{Allocation, Arena, Refusal};
 use crate::order::Stream;
 
 /// Small blocks stay cached while a large one is looked for, as long as they are together no more than this part of
@@ -25,7 +25,7 @@ impl PoolInner {
         units: u64,
         align: u64,
         stream: &Stream,
-    ) -> Result<Out, Refusal> {
+    ) -> Result<Allocation, Refusal> {
         let device = self.timelines.device();
         let (began, moved) = (device.now(), self.pages_moved());
         let mut revoked = self.empty_caches_for(state, units);

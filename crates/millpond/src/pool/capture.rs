@@ -148,7 +148,7 @@ impl CapturePool {
 
     /// Bytes in live blocks of the memory.
     pub fn used(&self) -> u64 {
-        self.with(|captured| captured.arena.out().1)
+        self.with(|captured| captured.arena.allocated().1)
     }
 
     fn with(&self, look: impl FnOnce(&Captured) -> u64) -> u64 {

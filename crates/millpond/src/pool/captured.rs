@@ -25,7 +25,7 @@ pub(super) struct Captured {
 
 impl Captured {
     fn is_bare(&self) -> bool {
-        self.arena.out().0 == 0 && self.arena.held() == 0
+        self.arena.allocated().0 == 0 && self.arena.held() == 0
     }
 
     /// Gives everything back, for memory without live blocks that nothing uses any more. Returns whether that succeeded.
@@ -118,7 +118,7 @@ impl PoolInner {
         if !arena.free(id, stream.fence()) {
             return false;
         }
-        let last_of_released = !arena.keeps() && arena.out().0 == 0;
+        let last_of_released = !arena.keeps() && arena.allocated().0 == 0;
         self.caches.count_free(&mut state.locked, requested, size);
         if last_of_released {
             state.trim_released();

@@ -24,7 +24,9 @@ impl PoolInner {
         cached: u64,
     ) -> std::result::Result<(), String> {
         let (mut live, mut requested, mut allocated, mut others) = (0, 0, 0, 0);
-        for (arena, (id, entry)) in arenas.flat_map(|arena| arena.iter_out().map(move |out| (arena, out))) {
+        for (arena, (id, entry)) in
+            arenas.flat_map(|arena| arena.iter_allocated().map(move |out| (arena, out)))
+        {
             if entry.is_live() {
                 live += 1;
                 requested += arena.requested(id);
