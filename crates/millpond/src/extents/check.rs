@@ -41,8 +41,8 @@ impl Arena {
         ensure!(count.seen.len() == self.blocks.iter().count(), "a block is linked in no region");
         ensure!(count.blocks == self.allocated_blocks, "{:?} allocated blocks were counted", count.blocks);
         ensure!(count.units == self.allocated_units, "allocated units: recount {}", count.units);
-        let slots = self.pages.iter().map(|(_, page)| u64::from(page.slots)).sum::<u64>();
-        ensure!(slots == self.pages.slots(), "slots of pages: recount {slots}");
+        let base_pages = self.pages.iter().map(|(_, page)| u64::from(page.base_pages)).sum::<u64>();
+        ensure!(base_pages == self.pages.base_pages(), "base pages: recount {base_pages}");
         let recount = count.segment_bytes + self.pages.recount_bytes();
         ensure!(recount == reserved, "reserved: recount {recount}, counted {reserved}");
         let indexed = |zones: &[super::index::FreeIndex; 2]| zones.iter().map(|z| z.len()).sum::<usize>();
@@ -94,8 +94,9 @@ impl Arena {
                 count.free += 1;
                 let index = &self.free[zone];
                 ensure!(index.lacks() || index.contains(block, id), "free block {id:?} is not indexed");
-                let slots = (self.layout.slots_for(block.start), self.layout.slot_of(block.end()));
-                let whole = self.regions.whole_within(block.region, slots, |_| true);
+                let base_pages =
+                    (self.layout.base_pages_for(block.start), self.layout.base_page_of(block.end()));
+                let whole = self.regions.whole_within(block.region, base_pages, |_| true);
                 ensure!(
                     block.whole.is_none_or(|known| known == whole),
                     "{id:?} has {whole:?}, not what is noted"
@@ -126,42 +127,54 @@ impl Arena {
         self.check_backing(id, region)
     }
 
-    /// Live and free blocks are backed in every slot they touch; unmapped and pending ones in none.
+    /// Live and free blocks are backed in every base page they touch; unmapped and pending ones in none.
     fn check_backing(&self, id: BlockId, region: &Region) -> Result<(), String> {
-        let (block, per_slot) = (&self.blocks[id], self.layout.units_per_slot());
+        let (block, per_base_page) = (&self.blocks[id], self.layout.units_per_base_page());
         if region.source == Source::Segment {
             ensure!(matches!(block.state, State::Allocated | State::Free), "{id:?} cannot be in a segment");
             return Ok(());
         }
         let backed = matches!(block.state, State::Allocated | State::Free);
         if !backed {
-            ensure!(block.start % per_slot == 0 && block.end() % per_slot == 0, "{id:?} is not whole slots");
+            ensure!(
+                block.start % per_base_page == 0 && block.end() % per_base_page == 0,
+                "{id:?} is not whole base pages"
+            );
         }
-        let slots = block.start / per_slot..block.end().div_ceil(per_slot);
-        // An unmapped block may be a terabyte long; nothing beyond the highest slot ever backed can be in the table.
-        for slot in slots.take_while(|slot| *slot < self.regions.table_len(block.region)) {
-            let page = self.regions.page_at(block.region, slot);
-            ensure!(page.is_some() == backed, "slot {slot} of {id:?} ({:?}) has {page:?}", block.state);
+        let base_pages = block.start / per_base_page..block.end().div_ceil(per_base_page);
+        // An unmapped block may be a terabyte long; nothing beyond the highest base page ever backed can be in the table.
+        for base_page in base_pages.take_while(|base_page| *base_page < self.regions.table_len(block.region))
+        {
+            let page = self.regions.page_at(block.region, base_page);
+            ensure!(
+                page.is_some() == backed,
+                "base page {base_page} of {id:?} ({:?}) has {page:?}",
+                block.state
+            );
             if let Some(page) = page {
-                let span = self.regions.page_span(block.region, slot);
+                let span = self.regions.page_span(block.region, base_page);
                 let page = self.pages.get(page);
                 let home = page.home.map(|(region, first)| (region, u64::from(first)));
                 let inside = home.is_some_and(|(region, first)| {
-                    region == block.region && (first..first + u64::from(page.slots)).contains(&slot)
+                    region == block.region && (first..first + u64::from(page.base_pages)).contains(&base_page)
                 });
-                ensure!(inside, "slot {slot} of {id:?} names a page whose home is {home:?}");
-                let whole = home.map(|(_, first)| (first, first + u64::from(page.slots)));
-                ensure!(span == whole, "slot {slot} of {id:?}: its page spans {span:?}, not {whole:?}");
+                ensure!(inside, "base page {base_page} of {id:?} names a page whose home is {home:?}");
+                let whole = home.map(|(_, first)| (first, first + u64::from(page.base_pages)));
+                ensure!(
+                    span == whole,
+                    "base page {base_page} of {id:?}: its page spans {span:?}, not {whole:?}"
+                );
             }
-            let starts = page.and_then(|page| self.pages.get(page).home) == Some((block.region, slot as u32));
-            let is_long = starts && page.is_some_and(|page| self.pages.get(page).slots > SHORT);
+            let starts =
+                page.and_then(|page| self.pages.get(page).home) == Some((block.region, base_page as u32));
+            let is_long = starts && page.is_some_and(|page| self.pages.get(page).base_pages > SHORT);
             ensure!(
-                self.regions.is_long_from(block.region, slot) == is_long,
-                "slot {slot} of {id:?}: {page:?} is not noted for as long as it is"
+                self.regions.is_long_from(block.region, base_page) == is_long,
+                "base page {base_page} of {id:?}: {page:?} is not noted for as long as it is"
             );
         }
         if backed {
-            let end = block.end().div_ceil(per_slot);
+            let end = block.end().div_ceil(per_base_page);
             ensure!(end <= self.regions.table_len(block.region), "{id:?} lies beyond the page table");
         }
         Ok(())
@@ -179,8 +192,8 @@ impl Arena {
             ensure!(parked != page.home.is_some(), "{id:?} is parked and at home, or neither");
             let mappings = pending_unmap + u32::from(page.home.is_some());
             ensure!(self.pages.mappings(id) == mappings, "{id:?}: {mappings} mappings were counted");
-            if let Some((region, slot)) = page.home {
-                let entry = self.regions.page_at(region, u64::from(slot));
+            if let Some((region, base_page)) = page.home {
+                let entry = self.regions.page_at(region, u64::from(base_page));
                 ensure!(entry == Some(id), "the home of {id:?} holds {entry:?}");
             }
         }

@@ -25,11 +25,11 @@ struct Donor {
     rank: u128,
     block: BlockId,
     region: u32,
-    /// The slots that lie wholly in the block: the first, and the first behind them.
-    slots: (u64, u64),
+    /// The base pages that lie wholly in the block: the first, and the first behind them.
+    base_pages: (u64, u64),
     /// For each length that a page in it may have, the bit of its binary logarithm.
     classes: u32,
-    /// The class that was asked for last, and the slot below which its next page is looked for.
+    /// The class that was asked for last, and the base page below which its next page is looked for.
     next: (u32, u64),
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Donors {
     classes: u32,
     /// The class that was asked for last, and the best donor that has it.
     best: Option<(u32, usize)>,
-    /// Region and slots of the place that is backed, which gives none.
+    /// Region and base pages of the place that is backed, which gives none.
     place: (u32, (u64, u64)),
     /// Blocks whose pages went back to the device: to be made unmapped once the miss is over, since that joins
     /// blocks, which the miss has in hand.
@@ -59,7 +59,7 @@ pub(super) struct Donors {
     open_donor: Option<BlockId>,
 }
 
-/// Pages considered in one miss that lacks no more slots than that. Bounds the miss where very much is free in pieces.
+/// Pages considered in one miss that lacks no more base pages than that. Bounds the miss where very much is free in pieces.
 const MOST_DONOR_PAGES: u64 = 4096;
 
 /// Pages whose work is not complete that an exchange looks at before it gives up: where the device is behind,
@@ -74,9 +74,9 @@ impl Donors {
         (self.classes, self.best) = (0, None);
     }
 
-    /// The longest page of at most `slots`.
-    fn take_at_most(&mut self, slots: u32, regions: &Regions) -> Option<DonorPage> {
-        let short = u32::MAX >> slots.leading_zeros();
+    /// The longest page of at most `base_pages`.
+    fn take_at_most(&mut self, base_pages: u32, regions: &Regions) -> Option<DonorPage> {
+        let short = u32::MAX >> base_pages.leading_zeros();
         while let Some(class) = (self.classes & short).checked_ilog2() {
             if let taken @ Some(_) = self.take(class, regions) {
                 return taken;
@@ -126,19 +126,19 @@ impl Donor {
     /// The last page of the class that it still has and that was not looked at.
     fn next_page(&mut self, class: u32, regions: &Regions, place: (u32, (u64, u64))) -> Option<PageId> {
         if self.next.0 != class {
-            self.next = (class, self.slots.1);
+            self.next = (class, self.base_pages.1);
         }
-        while self.next.1 > self.slots.0 {
-            let slot = self.next.1 - 1;
-            // Where a page was taken there is none, for as many slots as it had.
-            let Some((first, end)) = regions.page_span(self.region, slot) else {
-                self.next.1 = slot;
+        while self.next.1 > self.base_pages.0 {
+            let base_page = self.next.1 - 1;
+            // Where a page was taken there is none, for as many base pages as it had.
+            let Some((first, end)) = regions.page_span(self.region, base_page) else {
+                self.next.1 = base_page;
                 continue;
             };
             self.next.1 = first;
             if end - first == 1 << class
-                && first >= self.slots.0
-                && end <= self.slots.1
+                && first >= self.base_pages.0
+                && end <= self.base_pages.1
                 && is_beside((self.region, (first, end)), place)
             {
                 return regions.page_at(self.region, first);
@@ -148,9 +148,9 @@ impl Donor {
     }
 }
 
-/// Whether slots of a region are none of a place.
-fn is_beside((region, slots): (u32, (u64, u64)), place: (u32, (u64, u64))) -> bool {
-    region != place.0 || slots.1 <= place.1.0 || place.1.1 <= slots.0
+/// Whether base pages of a region are none of a place.
+fn is_beside((region, base_pages): (u32, (u64, u64)), place: (u32, (u64, u64))) -> bool {
+    region != place.0 || base_pages.1 <= place.1.0 || place.1.1 <= base_pages.0
 }
 
 impl Arena {
@@ -160,25 +160,29 @@ impl Arena {
         if self.keeps {
             return donors;
         }
-        donors.place = (place.region, (self.layout.slot_of(place.start), self.layout.slots_for(place.end)));
+        donors.place =
+            (place.region, (self.layout.base_page_of(place.start), self.layout.base_pages_for(place.end)));
         // Of the shortest pages, too, there must be enough, or the pool would grow with free pages left.
         let enough = MOST_DONOR_PAGES.max(place.missing);
         let mut count = 0;
         let mut reach = self.timelines.reach(stream.timeline(), self.policies);
         for zone in Zone::BOTH {
-            for id in self.free[zone as usize].at_least(self.layout.units_per_slot()) {
+            for id in self.free[zone as usize].at_least(self.layout.units_per_base_page()) {
                 let block = &mut self.blocks[id];
                 let ready = reach.covers(&block.fence);
                 if !ready && !self.policies.internal_dependencies {
                     continue;
                 }
                 let region = block.region;
-                let slots = (self.layout.slots_for(block.start), self.layout.slot_of(block.end()));
-                let whole = if is_beside((region, slots), donors.place) {
-                    *block.whole.get_or_insert_with(|| self.regions.whole_within(region, slots, |_| true))
+                let base_pages =
+                    (self.layout.base_pages_for(block.start), self.layout.base_page_of(block.end()));
+                let whole = if is_beside((region, base_pages), donors.place) {
+                    *block
+                        .whole
+                        .get_or_insert_with(|| self.regions.whole_within(region, base_pages, |_| true))
                 } else {
                     let place = donors.place;
-                    self.regions.whole_within(region, slots, |page| is_beside((region, page), place))
+                    self.regions.whole_within(region, base_pages, |page| is_beside((region, page), place))
                 };
                 count += whole.count;
                 if whole.classes != 0 {
@@ -189,7 +193,7 @@ impl Arena {
                     let rank = rank(ready, block.freed, count);
                     donors.classes |= whole.classes;
                     let (classes, next) = (whole.classes, (u32::MAX, 0));
-                    donors.list.push(Donor { rank, block: id, region, slots, classes, next });
+                    donors.list.push(Donor { rank, block: id, region, base_pages, classes, next });
                 }
                 if u64::from(count) >= enough {
                     return donors;
@@ -199,10 +203,10 @@ impl Arena {
         donors
     }
 
-    /// The slots that lie wholly in a block: the first, and the first behind them.
-    pub(super) fn slots_within(&self, id: BlockId) -> (u64, u64) {
+    /// The base pages that lie wholly in a block: the first, and the first behind them.
+    pub(super) fn base_pages_within(&self, id: BlockId) -> (u64, u64) {
         let block = &self.blocks[id];
-        (self.layout.slots_for(block.start), self.layout.slot_of(block.end()))
+        (self.layout.base_pages_for(block.start), self.layout.base_page_of(block.end()))
     }
 
     /// Maps the largest page that fits from a free block elsewhere to the cursor; its old mapping is pending unmap.
@@ -255,9 +259,12 @@ impl Arena {
 
     /// The piece of a block that holds the page now, and where the page is.
     fn whereabouts(&self, donated: &DonorPage) -> Option<(BlockId, (u32, u64))> {
-        let (region, slot) = self.pages.get(donated.page).home?;
-        let slot = u64::from(slot);
-        Some((self.piece_at(donated.block, slot * self.layout.units_per_slot()), (region, slot)))
+        let (region, base_page) = self.pages.get(donated.page).home?;
+        let base_page = u64::from(base_page);
+        Some((
+            self.piece_at(donated.block, base_page * self.layout.units_per_base_page()),
+            (region, base_page),
+        ))
     }
 
     /// Gives free pages back to the device until that has made room for `bytes`, as far as their work is
@@ -285,7 +292,7 @@ impl Arena {
     /// Gives one page back, if the work on it is complete; its place stays in `donors.emptied`. Returns
     /// whether it was.
     fn give_back(&mut self, donated: &DonorPage, donors: &mut Donors) -> Result<bool, DeviceError> {
-        let Some((from, (region, slot))) = self.whereabouts(donated) else { return Ok(false) };
+        let Some((from, (region, base_page))) = self.whereabouts(donated) else { return Ok(false) };
         if !self.make_room_for_page()
             || !self.blocks.make_room_to_split(from)
             || donors.emptied.try_reserve(1).is_err()
@@ -297,11 +304,11 @@ impl Arena {
         if old_mappings || !self.timelines.is_complete(&self.blocks[from].fence) {
             return Ok(false);
         }
-        let at = self.regions.address(region, slot * self.layout.units_per_slot(), &self.layout);
+        let at = self.regions.address(region, base_page * self.layout.units_per_base_page(), &self.layout);
         // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
         // program holds no pointer into it.
         unsafe { self.pages.unmap(donated.page, at) }?;
-        let emptied = self.cut_page(from, (region, slot), donated.page, donors);
+        let emptied = self.cut_page(from, (region, base_page), donated.page, donors);
         donors.emptied.push(emptied);
         self.pages.release(donated.page).map(|_| true)
     }
@@ -312,13 +319,13 @@ impl Arena {
     fn cut_page(
         &mut self,
         from: BlockId,
-        (region, slot): (u32, u64),
+        (region, base_page): (u32, u64),
         page: PageId,
         donors: &mut Donors,
     ) -> BlockId {
-        let per_slot = self.layout.units_per_slot();
-        let slots = self.pages.get(page).slots;
-        let (start, end) = (slot * per_slot, (slot + u64::from(slots)) * per_slot);
+        let per_base_page = self.layout.units_per_base_page();
+        let base_pages = self.pages.get(page).base_pages;
+        let (start, end) = (base_page * per_base_page, (base_page + u64::from(base_pages)) * per_base_page);
         if donors.open_donor != Some(from) {
             self.close_donor(donors);
             self.remove_free(from);
@@ -332,7 +339,7 @@ impl Arena {
         if end < self.blocks[cut].end() {
             self.index_rest(cut, end);
         }
-        self.regions.set_page(region, slot, slots, None);
+        self.regions.set_page(region, base_page, base_pages, None);
         self.blocks[cut].state = State::PendingUnmap(page);
         cut
     }

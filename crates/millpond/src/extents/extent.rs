@@ -28,9 +28,9 @@ pub(super) enum State {
     Allocated,
     /// Backed by pages, ready for whom its fence allows.
     Free,
-    /// Nothing is mapped. Starts and ends at slots.
+    /// Nothing is mapped. Starts and ends at base pages.
     Unmapped,
-    /// An old mapping of a page that now backs another address. Starts and ends at slots.
+    /// An old mapping of a page that now backs another address. Starts and ends at base pages.
     PendingUnmap(PageId),
     /// The record is unused.
     Unused,
@@ -40,7 +40,7 @@ pub(super) enum State {
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Whole {
     pub(super) count: u32,
-    /// For each length that one of them has in slots, the bit of its binary logarithm.
+    /// For each length that one of them has in base pages, the bit of its binary logarithm.
     pub(super) classes: u32,
 }
 

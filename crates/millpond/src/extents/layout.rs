@@ -1,4 +1,4 @@
-//! The sizes that an arena is built with, and what follows from them: lengths in bytes, units and slots, and which zone a
+//! The sizes that an arena is built with, and what follows from them: lengths in bytes, units and base pages, and which zone a
 //! block lies in.
 
 use super::extent::Zone;
@@ -8,28 +8,28 @@ use super::extent::Zone;
 pub(crate) struct Layout {
     /// Bytes in a unit: the pool's minimum alignment.
     pub(crate) unit_bytes: u64,
-    /// Bytes in a slot: the smallest page.
-    pub(crate) slot_bytes: u64,
-    /// Slots in the largest page.
+    /// Bytes in a base page, which is as long as the smallest page.
+    pub(crate) base_page_bytes: u64,
+    /// Base pages in the largest page.
     pub(crate) largest_page: u32,
     /// Blocks of fewer bytes than this go to the small zone.
     pub(crate) small_below: u64,
-    /// Binary logarithms of a unit's bytes and of a slot's units. Every search asks for lengths in other units: a
+    /// Binary logarithms of a unit's bytes and of a base page's units. Every search asks for lengths in other units: a
     /// shift costs much less than a division, and a known one less than one to be found.
     unit_shift: u32,
-    slot_shift: u32,
+    base_page_shift: u32,
 }
 
 impl Layout {
-    /// All sizes are in bytes, and powers of two; `unit` divides `slot`, which divides `largest_page`.
-    pub(crate) fn new(unit: u64, slot: u64, largest_page: u64, small_below: u64) -> Self {
+    /// All sizes are in bytes, and powers of two; `unit` divides `base_page`, which divides `largest_page`.
+    pub(crate) fn new(unit: u64, base_page: u64, largest_page: u64, small_below: u64) -> Self {
         Self {
             unit_bytes: unit,
-            slot_bytes: slot,
-            largest_page: u32::try_from(largest_page / slot).unwrap_or(u32::MAX),
+            base_page_bytes: base_page,
+            largest_page: u32::try_from(largest_page / base_page).unwrap_or(u32::MAX),
             small_below,
             unit_shift: unit.ilog2(),
-            slot_shift: slot.ilog2() - unit.ilog2(),
+            base_page_shift: base_page.ilog2() - unit.ilog2(),
         }
     }
 
@@ -37,22 +37,22 @@ impl Layout {
         self.unit_shift
     }
 
-    pub(super) fn slot_shift(&self) -> u32 {
-        self.slot_shift
+    pub(super) fn base_page_shift(&self) -> u32 {
+        self.base_page_shift
     }
 
-    pub(crate) fn units_per_slot(&self) -> u64 {
-        1 << self.slot_shift()
+    pub(crate) fn units_per_base_page(&self) -> u64 {
+        1 << self.base_page_shift()
     }
 
-    /// The slot that holds a unit.
-    pub(super) fn slot_of(&self, unit: u64) -> u64 {
-        unit >> self.slot_shift()
+    /// The base page that holds a unit.
+    pub(super) fn base_page_of(&self, unit: u64) -> u64 {
+        unit >> self.base_page_shift()
     }
 
-    /// Slots that so many units need; also the first slot that starts at or behind a unit.
-    pub(super) fn slots_for(&self, units: u64) -> u64 {
-        (units + self.units_per_slot() - 1) >> self.slot_shift()
+    /// Base pages that so many units need; also the first base page that starts at or behind a unit.
+    pub(super) fn base_pages_for(&self, units: u64) -> u64 {
+        (units + self.units_per_base_page() - 1) >> self.base_page_shift()
     }
 
     /// Bytes that blocks of the zone start apart, at least.

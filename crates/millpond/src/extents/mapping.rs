@@ -33,29 +33,29 @@ pub(super) enum PageOrigin {
     Growth,
 }
 
-/// Slots of an unmapped block that are being backed. They are on no index meanwhile: each page would be put there to be taken off
+/// Base pages of an unmapped block that are being backed. They are on no index meanwhile: each page would be put there to be taken off
 /// again for the next.
 #[derive(Debug)]
 pub(super) struct MapCursor {
     region: u32,
-    /// The next slot to be backed.
-    slot: u64,
+    /// The next base page to be backed.
+    base_page: u64,
     end: u64,
     /// What is backed already.
     pub(super) backed: Option<BlockId>,
-    /// What is unmapped from `slot` on, if anything is.
+    /// What is unmapped from `base_page` on, if anything is.
     pub(super) unmapped: Option<BlockId>,
 }
 
 impl MapCursor {
-    /// Slots that are all of an unmapped block, which is on no index.
-    pub(super) fn over(region: u32, (slot, end): (u64, u64), unmapped: BlockId) -> Self {
-        Self { region, slot, end, backed: None, unmapped: Some(unmapped) }
+    /// Base pages that are all of an unmapped block, which is on no index.
+    pub(super) fn over(region: u32, (base_page, end): (u64, u64), unmapped: BlockId) -> Self {
+        Self { region, base_page, end, backed: None, unmapped: Some(unmapped) }
     }
 
-    /// Slots that are still to be backed.
+    /// Base pages that are still to be backed.
     pub(super) fn room(&self) -> u32 {
-        u32::try_from(self.end - self.slot).unwrap_or(u32::MAX)
+        u32::try_from(self.end - self.base_page).unwrap_or(u32::MAX)
     }
 }
 
@@ -102,7 +102,7 @@ impl Arena {
         Ok((whole?, place.start))
     }
 
-    /// Puts pages behind every slot of the place. On an error, what was backed so far is free memory.
+    /// Puts pages behind every base page of the place. On an error, what was backed so far is free memory.
     fn fill(
         &mut self,
         want: &Want,
@@ -115,7 +115,7 @@ impl Arena {
         while let Some(id) = at.filter(|id| self.blocks[*id].start < place.end) {
             let next = self.blocks[id].next;
             if self.blocks[id].state == State::Unmapped {
-                let (first, end) = self.unmapped_slots(id, (place.start, place.end));
+                let (first, end) = self.unmapped_base_pages(id, (place.start, place.end));
                 self.fill_unmapped(want, id, (first, end), donors, stream)?;
             }
             at = next;
@@ -125,11 +125,12 @@ impl Arena {
 
     /// Lets blocks start wherever pages are about to be put. While nothing has changed: it takes memory of the host's.
     fn back_entries(&mut self, place: &Place) -> Result<(), Refusal> {
-        let slots = (self.layout.slot_of(place.start), self.layout.slots_for(place.end));
-        if !self.regions.make_room(place.region, slots, self.pages.records()) {
-            return Err(Refusal::of_host("a list of pages", 16 * slots.1));
+        let base_pages = (self.layout.base_page_of(place.start), self.layout.base_pages_for(place.end));
+        if !self.regions.make_room(place.region, base_pages, self.pages.records()) {
+            return Err(Refusal::of_host("a list of pages", 16 * base_pages.1));
         }
-        let (first, end) = (slots.0 * self.layout.slot_bytes, slots.1 * self.layout.slot_bytes);
+        let (first, end) =
+            (base_pages.0 * self.layout.base_page_bytes, base_pages.1 * self.layout.base_page_bytes);
         let Region { zone, ref table, .. } = *self.regions.get(place.region);
         if table.back(first..end) {
             return Ok(());
@@ -138,16 +139,16 @@ impl Arena {
         Err(Refusal::of_host("memory for where blocks lie", bytes))
     }
 
-    /// Backs the slots `slots.0..slots.1`, which lie in the unmapped block `unmapped`.
+    /// Backs the base pages `base_pages.0..base_pages.1`, which lie in the unmapped block `unmapped`.
     fn fill_unmapped(
         &mut self,
         want: &Want,
         unmapped: BlockId,
-        slots: (u64, u64),
+        base_pages: (u64, u64),
         donors: &mut Donors,
         stream: &Stream,
     ) -> Result<(), Refusal> {
-        let mut cursor = self.open_cursor(unmapped, slots);
+        let mut cursor = self.open_cursor(unmapped, base_pages);
         let filled = self.fill_at_cursor(want, &mut cursor, donors, stream);
         self.close_cursor(&cursor);
         filled
@@ -160,7 +161,7 @@ impl Arena {
         donors: &mut Donors,
         stream: &Stream,
     ) -> Result<(), Refusal> {
-        while cursor.slot < cursor.end {
+        while cursor.base_page < cursor.end {
             if !self.make_room_for_page() {
                 return Err(Refusal::of_host("a list of blocks", self.host_bytes()));
             }
@@ -175,54 +176,54 @@ impl Arena {
         Ok(())
     }
 
-    /// Creates a page of at most `room` slots, of the size that suits the block; smaller ones where memory
+    /// Creates a page of at most `room` base pages, of the size that suits the block; smaller ones where memory
     /// is short.
     fn create(&mut self, want: &Want, room: u32, donors: &mut Donors) -> Result<PageId, Refusal> {
-        let mut slots = self.page_slots(want, room);
+        let mut base_pages = self.page_length(want, room);
         let reserved = self.counters.reserved.level();
-        let after = reserved.current + u64::from(slots) * self.layout.slot_bytes;
+        let after = reserved.current + u64::from(base_pages) * self.layout.base_page_bytes;
         if after > reserved.high {
-            self.note_growth(self.pages.slots() + u64::from(slots), want.units);
+            self.note_growth(self.pages.base_pages() + u64::from(base_pages), want.units);
         }
         // Free pages are left, if any, that are too long here: not a reason to hold more than ever before.
         self.exchange(after.saturating_sub(reserved.high), donors);
         loop {
-            match self.pages.create(slots) {
+            match self.pages.create(base_pages) {
                 Ok(page) => {
                     self.created.push(page);
                     return Ok(page);
                 }
-                Err(NoPage::Short(what)) if slots > 1 && what != Shortage::Headroom => slots /= 2,
-                Err(NoPage::Short(_)) if self.exchange(u64::from(slots) * self.layout.slot_bytes, donors) => {
-                }
+                Err(NoPage::Short(what)) if base_pages > 1 && what != Shortage::Headroom => base_pages /= 2,
+                Err(NoPage::Short(_))
+                    if self.exchange(u64::from(base_pages) * self.layout.base_page_bytes, donors) => {}
                 Err(error) => {
-                    return Err(Refusal::of_page(error, u64::from(slots) * self.layout.slot_bytes));
+                    return Err(Refusal::of_page(error, u64::from(base_pages) * self.layout.base_page_bytes));
                 }
             }
         }
     }
 
-    /// How long a new page should be where `room` slots of a large block are still to be backed: as long as fits, but at
+    /// How long a new page should be where `room` base pages of a large block are still to be backed: as long as fits, but at
     /// most a twelfth of the block, or of what is held the part that leaves enough pages, if that is more; where much was
     /// saved, a 24th of the block. About one page is pinned at the ends of a hole, and blocks leave one hole for several of
     /// them.
-    fn page_slots(&self, want: &Want, room: u32) -> u32 {
+    fn page_length(&self, want: &Want, room: u32) -> u32 {
         if want.zone == Zone::Small {
             return 1;
         }
         let longest = room.min(self.layout.largest_page);
-        let short = self.short_slots(want);
+        let short = self.short_length(want);
         1 << longest.min(short).ilog2()
     }
 
-    fn short_slots(&self, want: &Want) -> u32 {
+    fn short_length(&self, want: &Want) -> u32 {
         let now = self.device.now();
-        let block = want.units >> self.layout.slot_shift();
+        let block = want.units >> self.layout.base_page_shift();
         let short = if self.remap_budget.savings(now) >= MUCH_SAVED {
             block / MORE_PAGES_IN_BLOCK
         } else {
             let enough = if self.remap_budget.has_credit(now) { MANY_PAGES } else { FEW_PAGES };
-            let held = self.counters.reserved.current() / self.layout.slot_bytes;
+            let held = self.counters.reserved.current() / self.layout.base_page_bytes;
             (block / PAGES_IN_BLOCK).max(held / enough)
         };
         u32::try_from(short.max(1)).unwrap_or(u32::MAX)
@@ -230,19 +231,19 @@ impl Arena {
 
     // ---- moving pages ----------------------------------------------------------------------------
 
-    /// Takes slots of an unmapped block off the indexes, to be backed one after the other. To be
+    /// Takes base pages of an unmapped block off the indexes, to be backed one after the other. To be
     /// [closed](Self::close_cursor) whatever comes of it.
-    pub(super) fn open_cursor(&mut self, unmapped: BlockId, (slot, end): (u64, u64)) -> MapCursor {
+    pub(super) fn open_cursor(&mut self, unmapped: BlockId, (base_page, end): (u64, u64)) -> MapCursor {
         let (zone, region) = (self.blocks[unmapped].zone as usize, self.blocks[unmapped].region);
         self.unmapped[zone].remove(&self.blocks[unmapped]);
         let mut unmapped = unmapped;
-        let start = slot * self.layout.units_per_slot();
+        let start = base_page * self.layout.units_per_base_page();
         if self.blocks[unmapped].start < start {
             let rest = self.blocks.split(unmapped, start);
             self.unmapped[zone].insert(&self.blocks[unmapped], unmapped);
             unmapped = rest;
         }
-        MapCursor::over(region, (slot, end), unmapped)
+        MapCursor::over(region, (base_page, end), unmapped)
     }
 
     /// Puts on the indexes what was backed of a cursor, as one free block, and what is left of the unmapped one.
@@ -258,7 +259,7 @@ impl Arena {
         }
     }
 
-    /// Maps a page that is mapped nowhere at the cursor's next slots; it is parked again if that fails.
+    /// Maps a page that is mapped nowhere at the cursor's next base pages; it is parked again if that fails.
     pub(super) fn map_at_cursor(
         &mut self,
         page: PageId,
@@ -275,12 +276,16 @@ impl Arena {
         Ok(())
     }
 
-    /// Where the cursor's next slots lie.
+    /// Where the cursor's next base pages lie.
     pub(super) fn next_address(&self, cursor: &MapCursor) -> DevicePtr {
-        self.regions.address(cursor.region, cursor.slot * self.layout.units_per_slot(), &self.layout)
+        self.regions.address(
+            cursor.region,
+            cursor.base_page * self.layout.units_per_base_page(),
+            &self.layout,
+        )
     }
 
-    /// Parks a page that could not be mapped at the cursor's next slots.
+    /// Parks a page that could not be mapped at the cursor's next base pages.
     #[cold]
     pub(super) fn park_after_map_failure(
         &mut self,
@@ -293,7 +298,7 @@ impl Arena {
         refusal
     }
 
-    /// Notes that a page could not be mapped at the cursor's next slots. A mapping that could not be undone makes them
+    /// Notes that a page could not be mapped at the cursor's next base pages. A mapping that could not be undone makes them
     /// pending unmap.
     #[cold]
     pub(super) fn note_map_failure(
@@ -305,7 +310,7 @@ impl Arena {
         let error = match failure {
             MapFailure::Clean(error) => error,
             MapFailure::Stuck(error) => {
-                let stuck = self.cut_unmapped(cursor, self.pages.get(page).slots);
+                let stuck = self.cut_unmapped(cursor, self.pages.get(page).base_pages);
                 self.blocks[stuck].state = State::PendingUnmap(page);
                 self.pending_unmap.push(stuck);
                 error
@@ -314,14 +319,14 @@ impl Arena {
         map_refusal(error)
     }
 
-    /// Notes that a page, mapped already, now backs the cursor's next slots: they are free.
+    /// Notes that a page, mapped already, now backs the cursor's next base pages: they are free.
     pub(super) fn attach(&mut self, page: PageId, cursor: &mut MapCursor, fence: &Fence, freed: u64) {
-        let (slot, slots) = (cursor.slot, self.pages.get(page).slots);
-        self.move_in(page, cursor.region, slot);
+        let (base_page, base_pages) = (cursor.base_page, self.pages.get(page).base_pages);
+        self.move_in(page, cursor.region, base_page);
         if let Some((backed, unmapped)) = cursor.backed.zip(cursor.unmapped) {
-            let units = u64::from(slots) << self.layout.slot_shift();
+            let units = u64::from(base_pages) << self.layout.base_page_shift();
             if units < self.blocks[unmapped].units {
-                cursor.slot += u64::from(slots);
+                cursor.base_page += u64::from(base_pages);
                 self.blocks.move_bound(backed, unmapped, units);
                 let block = &mut self.blocks[backed];
                 block.freed = block.freed.max(freed);
@@ -329,7 +334,7 @@ impl Arena {
                 return;
             }
         }
-        let new = self.cut_unmapped(cursor, slots);
+        let new = self.cut_unmapped(cursor, base_pages);
         let block = &mut self.blocks[new];
         block.state = State::Free;
         block.fence.clone_from(fence);
@@ -340,19 +345,19 @@ impl Arena {
         });
     }
 
-    /// Notes that a page backs the slots from `slot` on.
-    pub(super) fn move_in(&mut self, page: PageId, region: u32, slot: u64) {
-        let first = u32::try_from(slot).expect("a region has fewer than 2^32 slots");
+    /// Notes that a page backs the base pages from `base_page` on.
+    pub(super) fn move_in(&mut self, page: PageId, region: u32, base_page: u64) {
+        let first = u32::try_from(base_page).expect("a region has fewer than 2^32 base pages");
         let known = self.pages.get_mut(page);
         known.home = Some((region, first));
-        self.regions.set_page(region, slot, known.slots, Some(page));
+        self.regions.set_page(region, base_page, known.base_pages, Some(page));
     }
 
-    /// Cuts the next slots off a cursor's unmapped block.
-    fn cut_unmapped(&mut self, cursor: &mut MapCursor, slots: u32) -> BlockId {
+    /// Cuts the next base pages off a cursor's unmapped block.
+    fn cut_unmapped(&mut self, cursor: &mut MapCursor, base_pages: u32) -> BlockId {
         let cut = cursor.unmapped.expect("a cursor that is not at its end has an unmapped block");
-        cursor.slot += u64::from(slots);
-        let end = cursor.slot * self.layout.units_per_slot();
+        cursor.base_page += u64::from(base_pages);
+        let end = cursor.base_page * self.layout.units_per_base_page();
         cursor.unmapped = (end < self.blocks[cut].end()).then(|| self.blocks.split(cut, end));
         cut
     }

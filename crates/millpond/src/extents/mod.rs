@@ -2,7 +2,7 @@
 //!
 //! Uses `physical/`, `order/` and `device/`. One arena belongs to one pool and is used under its lock.
 //!
-//! **Slots and blocks.** Address space comes in *regions*, cut into *slots* of the smallest page's size.
+//! **Base pages and blocks.** Address space comes in *regions*, cut into *base pages*, as long as the smallest page.
 //! Every byte of a region belongs to one *block*: allocated (in the program's hands, or in a magazine of `cache/`),
 //! free (backed by pages), unmapped (nothing mapped) or pending unmap (an old mapping of a remapped page, kept until the work that used it is complete). Blocks are cut at
 //! the pool's minimum alignment and linked in address order; free ones carry a fence.
@@ -209,7 +209,7 @@ impl Arena {
     pub(crate) fn that_keeps(&self) -> Self {
         let policies = ReusePolicies { internal_dependencies: false, ..self.policies };
         let (device, limits) = (self.device.clone(), self.pages.limits.clone());
-        let pages = Pages::new(device, self.counters.clone(), limits, self.layout.slot_bytes);
+        let pages = Pages::new(device, self.counters.clone(), limits, self.layout.base_page_bytes);
         let new = Self::new(self.timelines.clone(), self.counters.clone(), self.layout, policies, pages);
         Self { keeps: true, ..new }
     }
@@ -243,7 +243,7 @@ impl Arena {
     }
 
     /// Allocates a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a
-    /// slot), for work on `stream`, if one is ready: the first step only. With `closely`, only one that is not much longer:
+    /// base page), for work on `stream`, if one is ready: the first step only. With `closely`, only one that is not much longer:
     /// what the caches hold may fit better.
     pub(crate) fn alloc_ready(
         &mut self,

@@ -14,15 +14,15 @@ pub(super) struct Place {
     pub(super) end: u64,
     /// The block that holds `start`.
     pub(super) first: BlockId,
-    /// Slots in `start..end` with no page.
+    /// Base pages in `start..end` with no page.
     pub(super) missing: u64,
 }
 
 impl Place {
-    /// The first units of an unmapped block, none of whose slots are backed.
-    pub(super) fn fresh(unmapped: &Block, first: BlockId, units: u64, slots: u64) -> Self {
+    /// The first units of an unmapped block, none of whose base pages are backed.
+    pub(super) fn fresh(unmapped: &Block, first: BlockId, units: u64, base_pages: u64) -> Self {
         let Block { region, start, .. } = *unmapped;
-        Self { region, start, end: start + units, first, missing: slots }
+        Self { region, start, end: start + units, first, missing: base_pages }
     }
 }
 
@@ -37,24 +37,26 @@ impl Arena {
     /// The place for `want` that lacks the fewest pages, ready for `stream` but for those. At a tie it is beside what is
     /// free already, unless the stream would have to wait for that: what lies in one piece stays in one.
     pub(super) fn choose_place(&mut self, want: &Want, stream: &Stream) -> Result<Place, Refusal> {
-        let slots = self.layout.slots_for(want.units);
+        let base_pages = self.layout.base_pages_for(want.units);
         if let Some(grown) = self.best_growth(want, stream)
-            && (grown.missing < slots || (grown.missing == slots && self.is_place_ready(&grown, stream)))
+            && (grown.missing < base_pages
+                || (grown.missing == base_pages && self.is_place_ready(&grown, stream)))
             && self.make_ready(&grown, stream)?
         {
             return Ok(grown);
         }
-        self.fresh_place(want, slots)
+        self.fresh_place(want, base_pages)
     }
 
-    /// A place in the unmapped block that fits best, of which all slots are missing.
-    fn fresh_place(&mut self, want: &Want, slots: u64) -> Result<Place, Refusal> {
-        let unmapped = self.unmapped[want.zone as usize].at_least(slots << self.layout.slot_shift()).next();
-        let first = unmapped.map_or_else(|| self.add_region(want.zone, slots), Ok)?;
-        Ok(Place::fresh(&self.blocks[first], first, want.units, slots))
+    /// A place in the unmapped block that fits best, of which all base pages are missing.
+    fn fresh_place(&mut self, want: &Want, base_pages: u64) -> Result<Place, Refusal> {
+        let unmapped =
+            self.unmapped[want.zone as usize].at_least(base_pages << self.layout.base_page_shift()).next();
+        let first = unmapped.map_or_else(|| self.add_region(want.zone, base_pages), Ok)?;
+        Ok(Place::fresh(&self.blocks[first], first, want.units, base_pages))
     }
 
-    /// The place with the fewest missing slots that begins or ends with one of the longest free blocks.
+    /// The place with the fewest missing base pages that begins or ends with one of the longest free blocks.
     fn best_growth(&self, want: &Want, stream: &Stream) -> Option<Place> {
         let mut best: Option<Place> = None;
         let looked_at = self.free[want.zone as usize].below(want.units).take(GROWTH_LOOKS);
@@ -77,7 +79,7 @@ impl Arena {
         block.next.is_some_and(is_open) || block.prev.is_some_and(is_open)
     }
 
-    /// The place that starts with a free block, if it lacks fewer slots than `better_than`.
+    /// The place that starts with a free block, if it lacks fewer base pages than `better_than`.
     fn grow_up(&self, id: BlockId, want: &Want, stream: &Stream, better_than: u64) -> Option<Place> {
         let Block { region, start, .. } = self.blocks[id];
         let start = self.align_up(region, start, want.align);
@@ -94,7 +96,7 @@ impl Arena {
         (start < self.blocks[id].end()).then_some(Place { region, start, end, first: id, missing })
     }
 
-    /// The place that ends with a free block, if it lacks fewer slots than `better_than`.
+    /// The place that ends with a free block, if it lacks fewer base pages than `better_than`.
     fn grow_down(&self, id: BlockId, want: &Want, stream: &Stream, better_than: u64) -> Option<Place> {
         let region = self.blocks[id].region;
         let lowest = self.blocks[id].end().checked_sub(want.units)?;
@@ -118,23 +120,26 @@ impl Arena {
         if up == unit { Some(unit) } else { up.checked_sub(align >> self.layout.unit_shift()) }
     }
 
-    /// Slots to be backed in the part of a block that lies in `window`, or `None` where the block cannot be
+    /// Base pages to be backed in the part of a block that lies in `window`, or `None` where the block cannot be
     /// part of a place.
     fn missing_in(&self, id: BlockId, window: (u64, u64), stream: &Stream) -> Option<u64> {
         match self.blocks[id].state {
             State::Free => self.could_be_ready(id, stream).then_some(0),
             State::Unmapped => {
-                let (first, end) = self.unmapped_slots(id, window);
+                let (first, end) = self.unmapped_base_pages(id, window);
                 Some(end - first)
             }
             _ => None,
         }
     }
 
-    /// The slots of an unmapped block that a window covers, also in part.
-    pub(super) fn unmapped_slots(&self, id: BlockId, window: (u64, u64)) -> (u64, u64) {
+    /// The base pages of an unmapped block that a window covers, also in part.
+    pub(super) fn unmapped_base_pages(&self, id: BlockId, window: (u64, u64)) -> (u64, u64) {
         let block = &self.blocks[id];
-        (self.layout.slot_of(block.start.max(window.0)), self.layout.slots_for(block.end().min(window.1)))
+        (
+            self.layout.base_page_of(block.start.max(window.0)),
+            self.layout.base_pages_for(block.end().min(window.1)),
+        )
     }
 
     /// Whether the stream may use the free block now, or could be made to wait for it.

@@ -12,8 +12,8 @@ use crate::device::{DeviceError, DevicePtr};
 const FIRST_SMALL: u64 = if cfg!(miri) { 1 << 26 } else { 1 << 33 };
 
 impl Arena {
-    /// How many bytes a new region should have that has at least as many slots.
-    fn region_bytes(&self, zone: Zone, slots: u64) -> u64 {
+    /// How many bytes a new region should have that has at least as many base pages.
+    fn region_bytes(&self, zone: Zone, base_pages: u64) -> u64 {
         // Far more than the device has: address space is free, and unmapped blocks should not be scarce. Arenas that keep
         // their pages may be hundreds, and grow little.
         let total = if self.keeps { 0 } else { self.device.properties().total_memory };
@@ -24,9 +24,9 @@ impl Arena {
             Zone::Small => (1 << 36, 1 << 36),
             Zone::Large => (1 << 36, 1 << 40),
         };
-        let least = slots * self.layout.slot_bytes;
+        let least = base_pages * self.layout.base_page_bytes;
         let bytes = total.saturating_mul(8).clamp(least_wanted, most).max(least);
-        bytes.checked_next_multiple_of(self.layout.slot_bytes).unwrap_or(least)
+        bytes.checked_next_multiple_of(self.layout.base_page_bytes).unwrap_or(least)
     }
 
     /// Reserves address space. It is the process's that runs out, not memory of the device's.
@@ -48,13 +48,13 @@ impl Arena {
         Ok(entries)
     }
 
-    /// Reserves a region of at least `slots`; returns the unmapped block that fills it.
-    pub(super) fn add_region(&mut self, zone: Zone, slots: u64) -> Result<BlockId, Refusal> {
+    /// Reserves a region of at least `base_pages`; returns the unmapped block that fills it.
+    pub(super) fn add_region(&mut self, zone: Zone, base_pages: u64) -> Result<BlockId, Refusal> {
         if !self.regions.make_room_for_one() {
             return Err(Refusal::of_host("a list of regions", self.regions.host_bytes()));
         }
-        let least = slots * self.layout.slot_bytes;
-        let mut bytes = self.region_bytes(zone, slots);
+        let least = base_pages * self.layout.base_page_bytes;
+        let mut bytes = self.region_bytes(zone, base_pages);
         let granule = self.layout.granule(zone);
         let entries = self.entries()?;
         let (base, numbers) = loop {
@@ -65,7 +65,7 @@ impl Arena {
             match numbers.and_then(|numbers| Ok((self.reserve_addresses(bytes)?, numbers))) {
                 Ok(both) => break both,
                 Err(_) if bytes / 2 >= least => {
-                    bytes = (bytes / 2).next_multiple_of(self.layout.slot_bytes);
+                    bytes = (bytes / 2).next_multiple_of(self.layout.base_page_bytes);
                 }
                 Err(refusal) => return Err(refusal),
             }

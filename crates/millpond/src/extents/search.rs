@@ -27,7 +27,7 @@ const CANDIDATES: usize = 16;
 /// held more or less.
 const LOWEST_OF: usize = 1024;
 
-/// A close fit leaves over at most this part of the request, or of a slot.
+/// A close fit leaves over at most this part of the request, or of a base page.
 const CLOSE_PART: u64 = 8;
 
 /// What a look over the free blocks came to.
@@ -62,7 +62,7 @@ impl Arena {
     /// Whether the block is not much longer than what is wanted. Of small ones that does not matter.
     pub(super) fn is_close(&self, want: &Want, id: BlockId) -> bool {
         let rest = self.blocks[id].units - want.units;
-        want.zone == Zone::Small || rest <= want.units.max(self.layout.units_per_slot()) / CLOSE_PART
+        want.zone == Zone::Small || rest <= want.units.max(self.layout.units_per_base_page()) / CLOSE_PART
     }
 
     /// A block that is ready: the [best fit](Self::find_best_ready) if that is snug, else the lowest.
@@ -108,7 +108,7 @@ impl Arena {
 
     /// Whether a block leaves so little over that no page of it could serve elsewhere. Of small blocks all are snug.
     fn is_snug(&self, want: &Want, (id, _): (BlockId, u64)) -> bool {
-        want.zone == Zone::Small || self.blocks[id].units - want.units <= self.layout.units_per_slot()
+        want.zone == Zone::Small || self.blocks[id].units - want.units <= self.layout.units_per_base_page()
     }
 
     /// The block with the lowest address of those that are ready, by what is known, and that `want` fits into: `found`, or

@@ -17,10 +17,12 @@ impl Arena {
     /// Allocates a segment with room for `want`.
     pub(super) fn back_by_segment(&mut self, want: &Want) -> Result<(BlockId, u64), Refusal> {
         let least = want.units * self.layout.unit_bytes + want.align;
-        let exact = least.next_multiple_of(self.layout.slot_bytes);
+        let exact = least.next_multiple_of(self.layout.base_page_bytes);
         let ample = match want.zone {
             Zone::Small => exact,
-            Zone::Large => exact.max(u64::from(self.layout.largest_page).min(10) * self.layout.slot_bytes),
+            Zone::Large => {
+                exact.max(u64::from(self.layout.largest_page).min(10) * self.layout.base_page_bytes)
+            }
         };
         let id = match self.add_segment(want.zone, ample) {
             Err(Refusal::Short { .. }) if ample > exact => self.add_segment(want.zone, exact)?,

@@ -18,7 +18,7 @@ use super::mapping::MapCursor;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::physical::PageId;
 
-/// Slots of a short page. One of two slots pins nearly as little as one of one, and is moved twice as far by a call.
+/// Base pages of a short page. One of two base pages pins nearly as little as one of one, and is moved twice as far by a call.
 pub(super) const SHORT: u32 = 2;
 
 /// This part of what is held, or more, is much to be free while the pool grows.
@@ -40,7 +40,7 @@ const LOOK_AFTER: u64 = 16;
 /// See the [module](self).
 #[derive(Debug, Default)]
 pub(super) struct Shortener {
-    /// Slots of long pages that are still to be exchanged.
+    /// Base pages of long pages that are still to be exchanged.
     left: u64,
     /// The count of frees from which on it is looked for them.
     due: u64,
@@ -49,19 +49,19 @@ pub(super) struct Shortener {
 /// A page that is free as a whole. The greatest is the longest; of those that are as long, the one at the lowest address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Long {
-    slots: u32,
+    base_pages: u32,
     region: Reverse<u32>,
-    slot: Reverse<u64>,
+    base_page: Reverse<u64>,
     page: PageId,
     /// The block that it lies in.
     block: BlockId,
 }
 
 impl Arena {
-    /// Notes that the pool is about to hold more than ever, `after` slots here, for a block of `units`. (What captures hold
+    /// Notes that the pool is about to hold more than ever, `after` base pages here, for a block of `units`. (What captures hold
     /// is theirs, and not free here.)
     pub(super) fn note_growth(&mut self, after: u64, units: u64) {
-        let held = after << self.layout.slot_shift();
+        let held = after << self.layout.base_page_shift();
         let free = held.saturating_sub(self.allocated_units + units);
         if free >= held / MUCH_PART {
             self.shortener.left = after / SHORTENED_PART;
@@ -96,7 +96,7 @@ impl Arena {
             let Some(long) = all.pop() else { break };
             let exchanged = self.exchange_in_place(&long);
             self.remap_budget.pay(self.device.now().saturating_sub(began));
-            self.shortener.left = self.shortener.left.saturating_sub(u64::from(long.slots));
+            self.shortener.left = self.shortener.left.saturating_sub(u64::from(long.base_pages));
             any = true;
             if let Err(refusal) = exchanged {
                 tracing::warn!(?refusal, "a long page could not be exchanged for short ones");
@@ -108,7 +108,7 @@ impl Arena {
 
     /// The long pages that are free, whose work is complete. A heap, since of thousands only the longest few are exchanged.
     fn long_free_pages(&self) -> BinaryHeap<Long> {
-        let units = (u64::from(SHORT) + 1) << self.layout.slot_shift();
+        let units = (u64::from(SHORT) + 1) << self.layout.base_page_shift();
         let free = &self.free[Zone::Large as usize];
         self.poll_quietly(&self.fence_of(free.at_least(units)));
         let mut all = Vec::new();
@@ -119,26 +119,36 @@ impl Arena {
             if !self.timelines.is_complete(fence) {
                 continue;
             }
-            self.regions.for_each_long(region, self.slots_within(block), |page, slot, slots| {
-                // Of some an old mapping is left, which waits for its work.
-                if self.pages.mappings(page) == 1 && all.try_reserve(1).is_ok() {
-                    all.push(Long { slots, region: Reverse(region), slot: Reverse(slot), page, block });
-                }
-            });
+            self.regions.for_each_long(
+                region,
+                self.base_pages_within(block),
+                |page, base_page, base_pages| {
+                    // Of some an old mapping is left, which waits for its work.
+                    if self.pages.mappings(page) == 1 && all.try_reserve(1).is_ok() {
+                        all.push(Long {
+                            base_pages,
+                            region: Reverse(region),
+                            base_page: Reverse(base_page),
+                            page,
+                            block,
+                        });
+                    }
+                },
+            );
         }
         all.into()
     }
 
     /// Exchanges one page. Its block stays as it is, unless memory is lost to others meanwhile.
     fn exchange_in_place(&mut self, long: &Long) -> Result<(), Refusal> {
-        let Long { region: Reverse(region), slot: Reverse(slot), page, .. } = *long;
-        let at = self.regions.address(region, slot * self.layout.units_per_slot(), &self.layout);
+        let Long { region: Reverse(region), base_page: Reverse(base_page), page, .. } = *long;
+        let at = self.regions.address(region, base_page * self.layout.units_per_base_page(), &self.layout);
         // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
         // program holds no pointer into it.
         unsafe { self.pages.unmap(page, at) }?;
         if let Err(error) = self.pages.release(page) {
             // It is parked, for the next miss.
-            let bare = self.make_bare(long, slot);
+            let bare = self.make_bare(long, base_page);
             self.close_cursor(&bare);
             return Err(error.into());
         }
@@ -148,42 +158,43 @@ impl Arena {
 
     /// Puts short pages where a long one was.
     fn back_with_short(&mut self, long: &Long) -> Result<(), Refusal> {
-        let Long { region: Reverse(region), slot: Reverse(mut slot), slots, .. } = *long;
-        let mut left = slots;
+        let Long { region: Reverse(region), base_page: Reverse(mut base_page), base_pages, .. } = *long;
+        let mut left = base_pages;
         while left > 0 {
-            let slots = SHORT.min(left);
-            let page = match self.pages.create(slots) {
+            let base_pages = SHORT.min(left);
+            let page = match self.pages.create(base_pages) {
                 Ok(page) => page,
                 Err(error) => {
-                    let bare = self.make_bare(long, slot);
+                    let bare = self.make_bare(long, base_page);
                     self.close_cursor(&bare);
-                    return Err(Refusal::of_page(error, u64::from(slots) * self.layout.slot_bytes));
+                    return Err(Refusal::of_page(error, u64::from(base_pages) * self.layout.base_page_bytes));
                 }
             };
-            let at = self.regions.address(region, slot * self.layout.units_per_slot(), &self.layout);
+            let at =
+                self.regions.address(region, base_page * self.layout.units_per_base_page(), &self.layout);
             // SAFETY: the arena reserved the range, and what was mapped there is gone.
             if let Err(failure) = unsafe { self.pages.map(page, at) } {
-                let mut bare = self.make_bare(long, slot);
+                let mut bare = self.make_bare(long, base_page);
                 let refusal = self.park_after_map_failure(page, &mut bare, failure);
                 self.close_cursor(&bare);
                 return Err(refusal);
             }
-            self.move_in(page, region, slot);
-            (slot, left) = (slot + u64::from(slots), left - slots);
+            self.move_in(page, region, base_page);
+            (base_page, left) = (base_page + u64::from(base_pages), left - base_pages);
         }
         Ok(())
     }
 
-    /// Cuts the slots from `slot` on, that have no page any more, out of the block of what was a long page.
+    /// Cuts the base pages from `base_page` on, that have no page any more, out of the block of what was a long page.
     #[cold]
-    fn make_bare(&mut self, long: &Long, slot: u64) -> MapCursor {
-        let Long { region: Reverse(region), slot: Reverse(first), slots, block, .. } = *long;
-        let end = first + u64::from(slots);
-        let per_slot = self.layout.units_per_slot();
-        let unmapped = self.cut_free(block, slot * per_slot, end * per_slot);
+    fn make_bare(&mut self, long: &Long, base_page: u64) -> MapCursor {
+        let Long { region: Reverse(region), base_page: Reverse(first), base_pages, block, .. } = *long;
+        let end = first + u64::from(base_pages);
+        let per_base_page = self.layout.units_per_base_page();
+        let unmapped = self.cut_free(block, base_page * per_base_page, end * per_base_page);
         self.blocks[unmapped].state = State::Unmapped;
-        self.regions.set_page(region, slot, (end - slot) as u32, None);
-        MapCursor::over(region, (slot, end), unmapped)
+        self.regions.set_page(region, base_page, (end - base_page) as u32, None);
+        MapCursor::over(region, (base_page, end), unmapped)
     }
 }
 
@@ -194,11 +205,12 @@ mod tests {
     #[test]
     fn the_longest_come_first_and_of_equal_ones_those_at_low_addresses() {
         let page = |number: u64| {
-            let (slots, slot) = (4 << (number % 3), Reverse(number * 7919 % 5003));
-            Long { slots, region: Reverse(0), slot, page: PageId(0), block: BlockId(0) }
+            let (base_pages, base_page) = (4 << (number % 3), Reverse(number * 7919 % 5003));
+            Long { base_pages, region: Reverse(0), base_page, page: PageId(0), block: BlockId(0) }
         };
         let mut heap: BinaryHeap<_> = (0..1000).map(page).collect();
-        let came: Vec<_> = std::iter::from_fn(|| heap.pop()).map(|page| (page.slots, page.slot.0)).collect();
-        assert!(came.is_sorted_by_key(|(slots, slot)| (Reverse(*slots), *slot)));
+        let came: Vec<_> =
+            std::iter::from_fn(|| heap.pop()).map(|page| (page.base_pages, page.base_page.0)).collect();
+        assert!(came.is_sorted_by_key(|(base_pages, base_page)| (Reverse(*base_pages), *base_page)));
     }
 }

@@ -85,7 +85,7 @@ fn what_fits_snugly_is_taken_else_what_lies_lowest() {
     let sizes = [40, 4, 20, 4, 9, 4].map(|mib| mib * MIB);
     let blocks = sizes.map(|bytes| bench.alloc(bytes));
     [0, 2, 4].into_iter().for_each(|at| bench.free(blocks[at]));
-    // A slot less than the shortest hole, where nothing is left over that could serve elsewhere.
+    // A base page less than the shortest hole, where nothing is left over that could serve elsewhere.
     assert_eq!(bench.alloc(7 * MIB), blocks[4]);
     // Of 20 MiB three pages would be left over, of 40 MiB more: it is all the same.
     assert_eq!(bench.alloc(14 * MIB), blocks[0]);
@@ -187,7 +187,7 @@ fn a_page_in_use_is_not_exchanged_and_the_pool_grows() {
     bench.sim.release(hold);
 }
 
-/// Holes of 2.5 MiB between blocks that stay. The last block ends with its slot.
+/// Holes of 2.5 MiB between blocks that stay. The last block ends with its base page.
 fn with_holes(bench: &Bench, holes: usize) {
     let blocks: Vec<_> = (0..2 * holes).map(|_| bench.alloc(5 * MIB / 2)).collect();
     blocks.iter().step_by(2).for_each(|ptr| bench.free(*ptr));
@@ -195,10 +195,10 @@ fn with_holes(bench: &Bench, holes: usize) {
 }
 
 #[test]
-fn a_block_grows_from_another_ones_slot_however_many_holes_are_closed_in() {
+fn a_block_grows_on_a_page_of_others_among_any_holes() {
     let bench = bench(|builder| builder);
     with_holes(&bench, 20);
-    // Too long for any hole: it ends in the middle of a slot.
+    // Too long for any hole: it ends in the middle of a base page.
     let first = bench.alloc(7 * MIB);
     assert_eq!(bench.alloc(7 * MIB), first.offset(7 * MIB));
 }

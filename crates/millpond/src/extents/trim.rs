@@ -252,7 +252,7 @@ impl Arena {
         let mut idle = self.list_for_free()?;
         let free = self
             .free_ids()
-            .filter(|id| self.blocks[*id].units >= self.layout.units_per_slot())
+            .filter(|id| self.blocks[*id].units >= self.layout.units_per_base_page())
             .filter(|id| self.timelines.is_complete(&self.blocks[*id].fence));
         idle.extend(free.map(|id| (self.blocks[id].freed, id)));
         idle.sort_unstable();
@@ -272,33 +272,39 @@ impl Arena {
         goes: impl Fn(&Self, PageId) -> Option<bool>,
     ) -> Result<(), DeviceError> {
         let region = self.blocks[id].region;
-        let (start, mut end) = self.slots_within(id);
+        let (start, mut end) = self.base_pages_within(id);
         let mut result = Ok(());
         // From the end, so that `id` keeps naming the part that is left.
-        while let Some((page, slot, slots)) = self.regions.last_whole(region, (start, end))
+        while let Some((page, base_page, base_pages)) = self.regions.last_whole(region, (start, end))
             && let Some(goes) = goes(self, page)
         {
             if goes {
-                result = result.and(self.trim_page(id, page, (slot, slots)));
+                result = result.and(self.trim_page(id, page, (base_page, base_pages)));
             }
-            end = slot;
+            end = base_page;
         }
         result
     }
 
     /// Gives back a page that lies wholly in a free and complete block.
-    fn trim_page(&mut self, id: BlockId, page: PageId, (slot, slots): (u64, u32)) -> Result<(), DeviceError> {
-        let per_slot = self.layout.units_per_slot();
+    fn trim_page(
+        &mut self,
+        id: BlockId,
+        page: PageId,
+        (base_page, base_pages): (u64, u32),
+    ) -> Result<(), DeviceError> {
+        let per_base_page = self.layout.units_per_base_page();
         let region = self.blocks[id].region;
         if !self.make_room_for_page() || !self.blocks.make_room_to_split(id) {
             return Err(DeviceError::HostMemory { what: "a list of blocks", bytes: self.host_bytes() });
         }
-        let at = self.regions.address(region, slot * per_slot, &self.layout);
+        let at = self.regions.address(region, base_page * per_base_page, &self.layout);
         // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
         // program holds no pointer into it.
         unsafe { self.pages.unmap(page, at) }?;
-        let unmapped = self.cut_free(id, slot * per_slot, (slot + u64::from(slots)) * per_slot);
-        self.regions.set_page(region, slot, slots, None);
+        let unmapped =
+            self.cut_free(id, base_page * per_base_page, (base_page + u64::from(base_pages)) * per_base_page);
+        self.regions.set_page(region, base_page, base_pages, None);
         self.make_unmapped(unmapped);
         if self.pages.mappings(page) > 0 {
             // An older mapping is still waiting for its work; the page goes when that has gone.

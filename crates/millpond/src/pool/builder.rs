@@ -161,12 +161,12 @@ impl PoolBuilder {
         let device = timelines.device().clone();
         let spare = self.spare.unwrap_or((device.properties().total_memory / SPARE_PART).min(MOST_SPARE));
         let haste = Haste::new(spare, device.now());
-        let largest_align = device.properties().granularity.min(layout.slot_bytes);
+        let largest_align = device.properties().granularity.min(layout.base_page_bytes);
         let counters = Arc::new(Counters::default());
         let (hard_limit, headroom, together) = (self.hard_limit, self.headroom, registry.together().clone());
         let on_device = device.properties().total_memory.saturating_sub(headroom);
         let limits = Limits { hard_limit, headroom, budget: self.budget, on_device, together };
-        let pages = Pages::new(device, counters.clone(), limits.clone(), layout.slot_bytes);
+        let pages = Pages::new(device, counters.clone(), limits.clone(), layout.base_page_bytes);
         let mut arena = Arena::new(timelines.clone(), counters.clone(), layout, self.reuse, pages);
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
