@@ -17,7 +17,7 @@ use super::tally::Tally;
 use super::thread::{Own, ThreadCache};
 use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index};
 use crate::device::DevicePtr;
-use crate::extents::{Entry, Views};
+use crate::extents::{BlockDescriptor, PageMap};
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 
 /// See the [module](super).
@@ -26,7 +26,7 @@ pub(crate) struct Caches {
     /// By thread index. The first one is [`NOBODY`], for whoever has none: threads without a cache here have that one. A
     /// raw pointer owns the others, since a `Box` that moves with this struct would claim that there are no others to it.
     pub(super) threads: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
-    views: Arc<Views>,
+    page_map: Arc<PageMap>,
     pub(super) sizes: Sizes,
     pub(super) depot: Depot,
     /// Bytes that one thread may cache.
@@ -87,7 +87,7 @@ pub(crate) struct Cached {
 
 impl Cached {
     /// What is known of the block, which is still out.
-    pub(crate) fn entry(&self) -> &Entry {
+    pub(crate) fn entry(&self) -> &BlockDescriptor {
         self.item.entry()
     }
 
@@ -123,11 +123,11 @@ pub(crate) struct Found {
 }
 
 impl Caches {
-    pub(crate) fn new(views: Arc<Views>, sizes: Sizes) -> Self {
+    pub(crate) fn new(page_map: Arc<PageMap>, sizes: Sizes) -> Self {
         let nobody = nobody();
         Self {
             threads: std::array::from_fn(|_| AtomicPtr::new(nobody)),
-            views,
+            page_map,
             sizes,
             depot: Depot::new(sizes.large_from()),
             limit: AtomicU64::new(LEAST_LIMIT),
@@ -433,7 +433,7 @@ impl Caches {
     ) -> Option<u64> {
         // SAFETY: the caller's promise; nobody's gate is closed. All that return here leave.
         let Own { lane, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_free, stream) }?;
-        let entry = if WIDE { self.views.find(ptr) } else { self.views.find_soon(ptr) }?;
+        let entry = if WIDE { self.page_map.find(ptr) } else { self.page_map.find_soon(ptr) }?;
         let bytes = entry.bytes_of_live();
         if !entry.is_plain(ptr) {
             return None;

@@ -6,7 +6,7 @@ use std::slice;
 
 use super::caches::Few;
 use crate::device::DevicePtr;
-use crate::extents::{Allocation, Entry, EntryRef, Place};
+use crate::extents::{Allocation, BlockDescriptor, DescriptorRef, Place};
 
 /// A block in a magazine. The entry knows the address too, but an allocation need not wait for it: a free has found the
 /// entry in several loads, each of which needs the one before.
@@ -14,18 +14,18 @@ use crate::extents::{Allocation, Entry, EntryRef, Place};
 #[repr(C)]
 pub(super) struct Item {
     pub(super) ptr: DevicePtr,
-    entry: EntryRef,
+    entry: DescriptorRef,
 }
 
 impl Item {
     #[inline]
-    pub(super) fn new(ptr: DevicePtr, entry: &Entry) -> Self {
-        Self { ptr, entry: EntryRef::new(entry) }
+    pub(super) fn new(ptr: DevicePtr, entry: &BlockDescriptor) -> Self {
+        Self { ptr, entry: DescriptorRef::new(entry) }
     }
 
     /// What is known of the block.
     #[inline]
-    pub(super) fn entry(&self) -> &Entry {
+    pub(super) fn entry(&self) -> &BlockDescriptor {
         // SAFETY: what is cached is out, and the caches do not outlive the pool.
         unsafe { self.entry.get() }
     }
@@ -41,14 +41,14 @@ impl Item {
         self.entry().is_in(place, self.ptr)
     }
 
-    /// As [`Entry::leave`].
+    /// As [`BlockDescriptor::leave`].
     #[inline]
     pub(super) fn leave(&self, place: Place) -> bool {
         self.entry().leave(place, self.ptr)
     }
 
     pub(super) fn out(&self) -> Allocation {
-        Allocation { ptr: self.ptr, entry: self.entry, bytes: self.bytes(), misses: 0 }
+        Allocation { ptr: self.ptr, descriptor: self.entry, bytes: self.bytes(), misses: 0 }
     }
 }
 
@@ -57,16 +57,16 @@ impl Item {
 #[repr(C)]
 struct Slot {
     ptr: DevicePtr,
-    entry: MaybeUninit<EntryRef>,
+    entry: MaybeUninit<DescriptorRef>,
 }
 
 /// The entry of no block.
-static NO_ENTRY: Entry = Entry::none();
+static NO_ENTRY: BlockDescriptor = BlockDescriptor::none();
 
 impl Slot {
     /// Below the first block, and where the last one that may be there would have the next one above it.
     const END: Self =
-        Self { ptr: DevicePtr::NULL, entry: MaybeUninit::new(EntryRef::of_static(&raw const NO_ENTRY)) };
+        Self { ptr: DevicePtr::NULL, entry: MaybeUninit::new(DescriptorRef::of_static(&raw const NO_ENTRY)) };
 
     /// A place that is free: any but the ends has an address.
     const FREE: Self = Self { ptr: DevicePtr::new(1), entry: MaybeUninit::uninit() };
@@ -464,8 +464,10 @@ mod tests {
     use super::*;
 
     /// Entries of `count` blocks, of 512 and 1024 bytes in turn.
-    fn entries(count: u64) -> Vec<Entry> {
-        (0..count).map(|at| Entry::for_test(DevicePtr::new((at + 1) << 20), 512 << (at % 2))).collect()
+    fn entries(count: u64) -> Vec<BlockDescriptor> {
+        (0..count)
+            .map(|at| BlockDescriptor::for_test(DevicePtr::new((at + 1) << 20), 512 << (at % 2)))
+            .collect()
     }
 
     /// A magazine of its own.
@@ -480,7 +482,7 @@ mod tests {
 
     /// A magazine with room for so many blocks, and as many of these as it takes. In a box, since it must not move while
     /// it holds blocks.
-    fn with(entries: &[Entry], room: usize) -> Box<Alone> {
+    fn with(entries: &[BlockDescriptor], room: usize) -> Box<Alone> {
         let mut alone = Box::new(Alone(Magazine::NEW, Buffer::NEW));
         let mut magazine = alone.open();
         assert!(magazine.set_room(room));

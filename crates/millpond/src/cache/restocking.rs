@@ -10,7 +10,7 @@ use super::magazine::Item;
 use super::sizes::MagazineIndex;
 use super::thread::ThreadCache;
 use super::thread_index::visit;
-use crate::extents::{Allocation, Entry, MOST_UNITS, Place};
+use crate::extents::{Allocation, BlockDescriptor, MOST_UNITS, Place};
 use crate::host::try_box;
 use crate::order::{Marking, Stream, Tick, TimelineId};
 
@@ -146,7 +146,7 @@ impl Caches {
 
     /// Labels a block of so many bytes that has just left the arena with its magazine. Its entry is only written: to read
     /// it is to wait for it.
-    pub(crate) fn label(&self, _lock: &mut Locked, entry: &Entry, bytes: u64) {
+    pub(crate) fn label(&self, _lock: &mut Locked, entry: &BlockDescriptor, bytes: u64) {
         let units = self.sizes.exact_units(bytes);
         entry.set_label(MagazineIndex::of(units).label());
     }
@@ -158,7 +158,7 @@ impl Caches {
     pub(crate) fn put_slow(
         &self,
         lock: &mut Locked,
-        entry: &Entry,
+        entry: &BlockDescriptor,
         stream: &Stream,
         mut each: impl FnMut(Cached),
     ) -> bool {

@@ -28,12 +28,12 @@ pub(super) fn units_of(key: Key) -> u64 {
 
 /// A block in a bin, and where it lies: its record is elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct IndexEntry {
     key: Key,
     pub(super) id: BlockId,
 }
 
-impl Entry {
+impl IndexEntry {
     pub(super) fn new(block: &Block, id: BlockId) -> Self {
         Self { key: key(block), id }
     }
@@ -68,9 +68,9 @@ const SHORT: usize = 8;
 /// fast, but costs several times as much to walk.
 #[derive(Debug, Default)]
 pub(super) struct Bin {
-    first: Vec<Entry>,
+    first: Vec<IndexEntry>,
     /// The runs behind the first, none of which is empty; nor is the first then.
-    more: Vec<Vec<Entry>>,
+    more: Vec<Vec<IndexEntry>>,
 }
 
 impl Bin {
@@ -80,17 +80,17 @@ impl Bin {
         if self.more.is_empty() { 0 } else { self.more.partition_point(|run| run[0].key <= key) }
     }
 
-    fn run(&self, number: usize) -> &Vec<Entry> {
+    fn run(&self, number: usize) -> &Vec<IndexEntry> {
         if number == 0 { &self.first } else { &self.more[number - 1] }
     }
 
-    fn run_mut(&mut self, number: usize) -> &mut Vec<Entry> {
+    fn run_mut(&mut self, number: usize) -> &mut Vec<IndexEntry> {
         if number == 0 { &mut self.first } else { &mut self.more[number - 1] }
     }
 
     /// `false`, and nothing done, where the host has no memory for it.
     #[must_use]
-    pub(super) fn insert(&mut self, entry: Entry) -> bool {
+    pub(super) fn insert(&mut self, entry: IndexEntry) -> bool {
         let number = self.run_of(entry.key);
         let run = self.run_mut(number);
         if run.len() == run.capacity() && run.try_reserve(1).is_err() {
@@ -159,14 +159,14 @@ impl Bin {
         self.first.is_empty()
     }
 
-    pub(super) fn get(&self, key: Key) -> Option<&Entry> {
+    pub(super) fn get(&self, key: Key) -> Option<&IndexEntry> {
         let run = self.run(self.run_of(key));
         run.get(place_in(run, key)).filter(|entry| entry.key == key)
     }
 
     /// The blocks from `key` on, in order: the rest of a run, and the runs behind it.
     #[inline]
-    pub(super) fn from(&self, key: Key) -> (&[Entry], std::slice::Iter<'_, Vec<Entry>>) {
+    pub(super) fn from(&self, key: Key) -> (&[IndexEntry], std::slice::Iter<'_, Vec<IndexEntry>>) {
         let number = self.run_of(key);
         let run = self.run(number);
         (&run[place_in(run, key)..], self.more[number..].iter())
@@ -174,12 +174,12 @@ impl Bin {
 
     /// All blocks, in order, likewise.
     #[inline]
-    pub(super) fn all(&self) -> (&Vec<Entry>, std::slice::Iter<'_, Vec<Entry>>) {
+    pub(super) fn all(&self) -> (&Vec<IndexEntry>, std::slice::Iter<'_, Vec<IndexEntry>>) {
         (&self.first, self.more.iter())
     }
 
     /// The blocks before `key`, in order.
-    pub(super) fn before(&self, key: Key) -> impl DoubleEndedIterator<Item = Entry> + '_ {
+    pub(super) fn before(&self, key: Key) -> impl DoubleEndedIterator<Item = IndexEntry> + '_ {
         let number = self.run_of(key);
         let last = self.run(number);
         let last = &last[..place_in(last, key)];
@@ -193,7 +193,7 @@ impl Bin {
 
 /// Where in a run the key is, or would be.
 #[inline]
-fn place_in(run: &[Entry], key: Key) -> usize {
+fn place_in(run: &[IndexEntry], key: Key) -> usize {
     // By length first: to compare half of a key takes no branch, which no processor could foresee.
     let mut at = run.partition_point(|other| other.units() < units_of(key));
     while run.get(at).is_some_and(|other| other.key < key) {

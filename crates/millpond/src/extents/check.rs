@@ -82,9 +82,9 @@ impl Arena {
     fn check_block(&self, id: BlockId, region: &Region, count: &mut Recount) -> Result<(), String> {
         let block = &self.blocks[id];
         let zone = block.zone as usize;
-        let entry = self.entry_of(id).map(|entry| (entry.id(), entry.bytes()));
+        let descriptor = self.descriptor_of(id).map(|descriptor| (descriptor.id(), descriptor.bytes()));
         let expected = (block.state == State::Allocated).then_some((id, self.bytes(id)));
-        ensure!(entry == expected, "the entry of {id:?} is {entry:?}");
+        ensure!(descriptor == expected, "the descriptor of {id:?} is {descriptor:?}");
         match block.state {
             State::Allocated => {
                 count.blocks[zone] += 1;
@@ -143,7 +143,8 @@ impl Arena {
         }
         let base_pages = block.start / per_base_page..block.end().div_ceil(per_base_page);
         // An unmapped block may be a terabyte long; nothing beyond the highest base page ever backed can be in the table.
-        for base_page in base_pages.take_while(|base_page| *base_page < self.regions.table_len(block.region))
+        for base_page in
+            base_pages.take_while(|base_page| *base_page < self.regions.page_table_len(block.region))
         {
             let page = self.regions.page_at(block.region, base_page);
             ensure!(
@@ -175,7 +176,7 @@ impl Arena {
         }
         if backed {
             let end = block.end().div_ceil(per_base_page);
-            ensure!(end <= self.regions.table_len(block.region), "{id:?} lies beyond the page table");
+            ensure!(end <= self.regions.page_table_len(block.region), "{id:?} lies beyond the page table");
         }
         Ok(())
     }
@@ -193,8 +194,8 @@ impl Arena {
             let mappings = pending_unmap + u32::from(page.home.is_some());
             ensure!(self.pages.mappings(id) == mappings, "{id:?}: {mappings} mappings were counted");
             if let Some((region, base_page)) = page.home {
-                let entry = self.regions.page_at(region, u64::from(base_page));
-                ensure!(entry == Some(id), "the home of {id:?} holds {entry:?}");
+                let there = self.regions.page_at(region, u64::from(base_page));
+                ensure!(there == Some(id), "the home of {id:?} holds {there:?}");
             }
         }
         Ok(())

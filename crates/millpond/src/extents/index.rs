@@ -5,23 +5,23 @@
 //! Unlike there each bin is sorted, so that the best fit is found and not merely a good one. (Four bins to a power of two,
 //! as there, took replays of recorded jobs 1 to 3 % more instructions: docs/replay.md.)
 
-use super::bin::{Bin, Entry, Key, first_of, key};
+use super::bin::{Bin, IndexEntry, Key, first_of, key};
 use super::extent::{Block, BlockId};
 
 /// Entries of blocks by rising length.
 #[derive(Debug)]
 pub(super) struct Rising<'a> {
     index: &'a FreeIndex,
-    run: std::slice::Iter<'a, Entry>,
-    more: std::slice::Iter<'a, Vec<Entry>>,
+    run: std::slice::Iter<'a, IndexEntry>,
+    more: std::slice::Iter<'a, Vec<IndexEntry>>,
     next_bin: usize,
 }
 
 impl<'a> Iterator for Rising<'a> {
-    type Item = &'a Entry;
+    type Item = &'a IndexEntry;
 
     #[inline]
-    fn next(&mut self) -> Option<&'a Entry> {
+    fn next(&mut self) -> Option<&'a IndexEntry> {
         match self.run.next() {
             Some(entry) => Some(entry),
             None => self.next_run(),
@@ -31,7 +31,7 @@ impl<'a> Iterator for Rising<'a> {
 
 impl<'a> Rising<'a> {
     /// The first entry of the next run, which is not empty.
-    fn next_run(&mut self) -> Option<&'a Entry> {
+    fn next_run(&mut self) -> Option<&'a IndexEntry> {
         let run = match self.more.next() {
             Some(run) => run,
             None => {
@@ -77,7 +77,7 @@ impl FreeIndex {
     /// Where the host has no memory for it, the index [lacks](Self::lacks) it from then on.
     pub(super) fn insert(&mut self, block: &Block, id: BlockId) {
         let bin = bin_of(block.units);
-        if !self.bins[bin].insert(Entry::new(block, id)) {
+        if !self.bins[bin].insert(IndexEntry::new(block, id)) {
             self.lacks = true;
             return;
         }
@@ -166,7 +166,7 @@ impl FreeIndex {
 
     /// Whether the block is in it, as it is now.
     pub(super) fn contains(&self, block: &Block, id: BlockId) -> bool {
-        self.bins[bin_of(block.units)].get(key(block)) == Some(&Entry::new(block, id))
+        self.bins[bin_of(block.units)].get(key(block)) == Some(&IndexEntry::new(block, id))
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Arena;
 use super::extent::{BlockId, State};
-use super::page_map::Entry;
+use super::page_map::BlockDescriptor;
 use super::regions::Source;
 use crate::device::DevicePtr;
 
@@ -37,7 +37,7 @@ impl Arena {
         (self.allocated_blocks.iter().sum(), self.allocated_units * self.layout.unit_bytes)
     }
 
-    pub(super) fn entry_of(&self, id: BlockId) -> Option<&Entry> {
+    pub(super) fn descriptor_of(&self, id: BlockId) -> Option<&BlockDescriptor> {
         let block = &self.blocks[id];
         self.regions.allocated_at(block.region, block.start * self.layout.unit_bytes)
     }
@@ -45,7 +45,7 @@ impl Arena {
     /// Bytes asked for in a live block.
     pub(crate) fn requested(&self, id: BlockId) -> u64 {
         let bytes = self.bytes(id);
-        self.entry_of(id).map_or(bytes, Entry::requested)
+        self.descriptor_of(id).map_or(bytes, BlockDescriptor::requested)
     }
 
     /// Length of a block in bytes.
@@ -55,7 +55,7 @@ impl Arena {
 
     /// Every live block, as its start and the bytes asked for.
     pub(crate) fn live(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
-        let live = self.iter_allocated().filter(|(_, entry)| entry.is_live());
+        let live = self.iter_allocated().filter(|(_, descriptor)| descriptor.is_live());
         live.map(|(id, _)| (self.address_of(id), self.requested(id)))
     }
 
@@ -65,7 +65,7 @@ impl Arena {
         LOOKS.with(|looks| looks.set(looks.get() + 1));
         let Some((region, at)) = self.regions.find(ptr) else { return Pointer::Foreign };
         match self.regions.allocated_at(region, at) {
-            Some(entry) if entry.is_live() => Pointer::Live(entry.id()),
+            Some(descriptor) if descriptor.is_live() => Pointer::Live(descriptor.id()),
             Some(_) => Pointer::NotLive,
             None => self.look_inside(region, at >> self.layout.unit_shift()),
         }
@@ -78,7 +78,7 @@ impl Arena {
         while let Some(id) = at {
             let block = &self.blocks[id];
             if unit < block.start + block.units {
-                let live = self.entry_of(id).is_some_and(Entry::is_live);
+                let live = self.descriptor_of(id).is_some_and(BlockDescriptor::is_live);
                 return if live { Pointer::Inside(self.address_of(id)) } else { Pointer::NotLive };
             }
             at = block.next;
@@ -96,9 +96,9 @@ impl Arena {
         self.regions.address(block.region, block.start, &self.layout)
     }
 
-    /// Every allocated block: its entry.
-    pub(crate) fn iter_allocated(&self) -> impl Iterator<Item = (BlockId, &Entry)> {
+    /// Every allocated block: its descriptor.
+    pub(crate) fn iter_allocated(&self) -> impl Iterator<Item = (BlockId, &BlockDescriptor)> {
         let allocated = self.blocks.iter().filter(|(_, block)| block.state == State::Allocated);
-        allocated.filter_map(|(id, _)| Some((id, self.entry_of(id)?)))
+        allocated.filter_map(|(id, _)| Some((id, self.descriptor_of(id)?)))
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::donors::Donors;
 use super::extent::State;
-use super::page_map::Table;
+use super::page_map::RegionMap;
 use super::placement::Place;
 use super::regions::Region;
 use super::search::Want;
@@ -131,11 +131,11 @@ impl Arena {
         }
         let (first, end) =
             (base_pages.0 * self.layout.base_page_bytes, base_pages.1 * self.layout.base_page_bytes);
-        let Region { zone, ref table, .. } = *self.regions.get(place.region);
-        if table.back(first..end) {
+        let Region { zone, ref map, .. } = *self.regions.get(place.region);
+        if map.back(first..end) {
             return Ok(());
         }
-        let bytes = Table::bytes_of_numbers(end - first, self.layout.granule(zone));
+        let bytes = RegionMap::bytes_of_numbers(end - first, self.layout.granule(zone));
         Err(Refusal::of_host("memory for where blocks lie", bytes))
     }
 

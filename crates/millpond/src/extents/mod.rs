@@ -25,7 +25,7 @@
 //! given back. Short pages pin less and take more calls; how short they are depends on the time there is (`remap_budget`), and
 //! long ones give way to short ones where that saves memory (`shorten`).
 //!
-//! **How one free passes through** ([`Arena::free`]): the block, found through the region's `table`, becomes
+//! **How one free passes through** ([`Arena::free`]): the block, found through the `page_map`, becomes
 //! free behind the fence given, and coalesces with its neighbours.
 //!
 //! Best fit with coalescing is Knuth's (TAOCP 2.5), with address order as the tie-break; boundary tags are
@@ -64,8 +64,8 @@ pub(crate) use layout::Layout;
 pub(crate) use lookup::LOOKS;
 pub(crate) use lookup::Pointer;
 use mapping::PageOrigin;
-use page_map::Entries;
-pub(crate) use page_map::{Entry, EntryRef, MOST_UNITS, Place, Views};
+use page_map::Descriptors;
+pub(crate) use page_map::{BlockDescriptor, DescriptorRef, MOST_UNITS, PageMap, Place};
 pub(crate) use ranges::{Owner, Ranges};
 use regions::Regions;
 
@@ -122,7 +122,7 @@ const ROOM: usize = 4;
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Allocation {
     pub(crate) ptr: DevicePtr,
-    pub(crate) entry: EntryRef,
+    pub(crate) descriptor: DescriptorRef,
     pub(crate) bytes: u64,
     /// 1 where something had to be mapped, else 0: a number, since to pass on a truth value is to copy the bytes beside it.
     pub(crate) misses: u64,
@@ -162,9 +162,9 @@ pub(crate) struct Arena {
     /// Allocated blocks, by zone, and their units.
     allocated_blocks: [u64; 2],
     allocated_units: u64,
-    views: Arc<Views>,
+    page_map: Arc<PageMap>,
     /// Of all blocks, once there is a region.
-    entries: Option<Arc<Entries>>,
+    descriptors: Option<Arc<Descriptors>>,
 }
 
 impl Arena {
@@ -198,8 +198,8 @@ impl Arena {
             frees: 0,
             allocated_blocks: [0; 2],
             allocated_units: 0,
-            views: Arc::default(),
-            entries: None,
+            page_map: Arc::default(),
+            descriptors: None,
         }
     }
 
@@ -238,8 +238,8 @@ impl Arena {
     }
 
     /// The tables that lead from an address to its block without the lock.
-    pub(crate) fn views(&self) -> &Arc<Views> {
-        &self.views
+    pub(crate) fn page_map(&self) -> &Arc<PageMap> {
+        &self.page_map
     }
 
     /// Allocates a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a
@@ -329,7 +329,7 @@ impl Arena {
         (self.blocks.capacity() * size_of::<extent::Block>()) as u64
     }
 
-    /// What a free may need: room in the list of unmerged blocks, and entries for as many blocks as there are records for.
+    /// What a free may need: room in the list of unmerged blocks, and descriptors for as many blocks as there are records for.
     /// And what an earlier one could not have: a place in the index.
     #[inline]
     fn make_room_beside_blocks(&mut self) -> bool {
@@ -343,7 +343,7 @@ impl Arena {
     #[cold]
     fn make_room_for_records(&mut self) -> bool {
         let all = self.blocks.capacity();
-        self.entries.as_ref().is_none_or(|entries| entries.back(all))
+        self.descriptors.as_ref().is_none_or(|descriptors| descriptors.back(all))
             && self.unmerged.try_reserve_exact(all - self.unmerged.len()).is_ok()
     }
 
@@ -389,17 +389,17 @@ impl Arena {
         })
     }
 
-    /// Takes back the block of an entry, which nobody holds any more ([`Place::BETWEEN`]), as [`free`](Self::free) does.
-    /// `false`, and nothing changed, where the entry is not that of an allocated block, or somebody holds it: then it
+    /// Takes back the block of a descriptor, which nobody holds any more ([`Place::BETWEEN`]), as [`free`](Self::free) does.
+    /// `false`, and nothing changed, where the descriptor is not that of an allocated block, or somebody holds it: then it
     /// was freed twice.
     #[must_use]
-    pub(crate) fn take_back(&mut self, entry: &Entry, fence: Fence) -> bool {
-        let is_allocated = entry.is_between();
+    pub(crate) fn take_back(&mut self, descriptor: &BlockDescriptor, fence: Fence) -> bool {
+        let is_allocated = descriptor.is_between();
         debug_assert!(
-            !is_allocated || self.is_allocated_at(entry.id(), entry.ptr()),
+            !is_allocated || self.is_allocated_at(descriptor.id(), descriptor.ptr()),
             "an entry that is open is that of its block"
         );
-        is_allocated && self.free(entry.id(), fence)
+        is_allocated && self.free(descriptor.id(), fence)
     }
 
     /// Takes back an allocated block, to be used after the work that `fence` names and the uses that were
@@ -415,7 +415,7 @@ impl Arena {
         (block.state, block.freed, block.fence) = (State::Free, self.frees, fence);
         self.allocated_blocks[block.zone as usize] -= 1;
         self.allocated_units -= block.units;
-        self.regions.get(block.region).table.close(block.start * self.layout.unit_bytes);
+        self.regions.get(block.region).map.close(block.start * self.layout.unit_bytes);
         self.insert_free(id);
         true
     }
@@ -425,8 +425,8 @@ impl Arena {
     #[must_use]
     pub(crate) fn record_use(&mut self, id: BlockId, stream: &Stream) -> bool {
         let is_noted = self.timelines.add_use(&mut self.blocks[id].fence, stream);
-        if is_noted && let Some(entry) = self.entry_of(id) {
-            entry.note_uses();
+        if is_noted && let Some(descriptor) = self.descriptor_of(id) {
+            descriptor.note_uses();
         }
         is_noted
     }
@@ -435,11 +435,11 @@ impl Arena {
     // Inlined: what is put together here is copied in other pieces where it is passed on, and each waits for the last store.
     #[inline(always)]
     fn carve(&mut self, id: BlockId, at: u64, units: u64, misses: u64) -> Allocation {
-        let (ptr, entry) = self.allocate(id, at, units);
-        Allocation { ptr, entry, bytes: units * self.layout.unit_bytes, misses }
+        let (ptr, descriptor) = self.allocate(id, at, units);
+        Allocation { ptr, descriptor, bytes: units * self.layout.unit_bytes, misses }
     }
 
-    fn allocate(&mut self, id: BlockId, at: u64, units: u64) -> (DevicePtr, EntryRef) {
+    fn allocate(&mut self, id: BlockId, at: u64, units: u64) -> (DevicePtr, DescriptorRef) {
         let block = &self.blocks[id];
         let (zone, region) = (block.zone, block.region);
         self.allocated_blocks[zone as usize] += 1;
@@ -456,15 +456,15 @@ impl Arena {
         self.open(cut, region)
     }
 
-    /// Opens the entry of a block that was cut. It is on a line that few have touched: the sooner it is written, the less
+    /// Opens the descriptor of a block that was cut. It is on a line that few have touched: the sooner it is written, the less
     /// is waited for that when the lock is let go.
     #[inline]
-    fn open(&mut self, id: BlockId, region: u32) -> (DevicePtr, EntryRef) {
+    fn open(&mut self, id: BlockId, region: u32) -> (DevicePtr, DescriptorRef) {
         let block = &mut self.blocks[id];
         block.state = State::Allocated;
         block.fence = Fence::empty();
         let (start, bytes) = (block.start * self.layout.unit_bytes, block.units * self.layout.unit_bytes);
         let region = self.regions.get(region);
-        (region.base.offset(start), region.table.open(start, id, bytes))
+        (region.base.offset(start), region.map.open(start, id, bytes))
     }
 }

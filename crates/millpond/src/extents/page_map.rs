@@ -1,21 +1,21 @@
 //! From an address to what is known of the block there, readable without the pool's lock.
 //!
-//! Each allocated block has an [`Entry`], under its number. Each region has a [`Table`] of those numbers: one for every
+//! Each allocated block has a [`BlockDescriptor`], under its number. Each region has a [`RegionMap`] of those numbers: one for every
 //! place where a block may start, which is every unit in the small zone; in the large zone, whose blocks are never shorter
-//! than a granule, every granule. The tables of address ranges are published in [`Views`], so that a free finds its block
+//! than a granule, every granule. The maps of address ranges are published in [`PageMap`], so that a free finds its block
 //! with a comparison, a shift and two loads. Both are [sparse](Sparse): they take memory of the host's where there are
-//! blocks. A number has 4 bytes, and an entry 64.
+//! blocks. A number has 4 bytes, and a descriptor 64.
 //!
 //! A block that has left the arena is *allocated*. It is *live* while the program holds it and *cached* while it
-//! lies in a thread's magazine; who has it writes its entry, so that needs no atomic read-modify-write. Only
+//! lies in a thread's magazine; who has it writes its descriptor, so that needs no atomic read-modify-write. Only
 //! the pool's lock allocates blocks and takes them back.
 //!
 //! **Freed twice at once.** Two threads that free one block within the same nanoseconds both find it live, and each
-//! puts it into a magazine. The entry then names one of the two magazines: the last that wrote it. Whoever takes a
-//! block out of a magazine, to hand it out or to give it back, first looks whether the entry names this magazine, and
-//! the block's address ([`Entry::is_in`]): the entry may be another block's by now. The other copy is a *stray*: it is
+//! puts it into a magazine. The descriptor then names one of the two magazines: the last that wrote it. Whoever takes a
+//! block out of a magazine, to hand it out or to give it back, first looks whether the descriptor names this magazine, and
+//! the block's address ([`BlockDescriptor::is_in`]): the descriptor may be another block's by now. The other copy is a *stray*: it is
 //! dropped, counted and reported. So a block is never handed
-//! out twice, and the arena never takes back what is live or somebody else's. The entry of a block that went back to the
+//! out twice, and the arena never takes back what is live or somebody else's. The descriptor of a block that went back to the
 //! arena names no address, so that a copy whose free was still under way then is not handed out either. One order is not
 //! seen, since the free would need an atomic read-modify-write for it: a thread that is stopped inside its free, after it
 //! found the block live, until a block at the same address was handed out again.
@@ -31,10 +31,10 @@ use crate::device::DevicePtr;
 use crate::order::Tick;
 
 /// What is known of an allocated block. On a cache line of its own: threads that own neighbouring
-/// blocks write their entries all the time.
+/// blocks write their descriptors all the time.
 #[derive(Debug)]
 #[repr(align(64))]
-pub(crate) struct Entry {
+pub(crate) struct BlockDescriptor {
     /// The address of the live block, so that a free compares it with what it was given and knows all it must. With
     /// [`USES`] added for a block that other streams use it is no address that a device has ([`Device::reserve`]). For
     /// a block that is not live, the [place](Place) where it is. 0 for no block.
@@ -54,8 +54,8 @@ pub(crate) struct Entry {
     id: AtomicU32,
 }
 
-// SAFETY: it is made of atomics, and zeros are the entry of no block.
-unsafe impl Blank for Entry {}
+// SAFETY: it is made of atomics, and zeros are the descriptor of no block.
+unsafe impl Blank for BlockDescriptor {}
 
 /// Other streams' uses of the live block are recorded, so that its free is the arena's.
 const USES: u64 = 1 << 62;
@@ -80,7 +80,7 @@ impl Place {
 /// Blocks are shorter than this, in units: 16 TiB in the smallest units.
 pub(crate) const MOST_UNITS: u64 = 1 << 36;
 
-impl Entry {
+impl BlockDescriptor {
     /// That of no block.
     pub(crate) const fn none() -> Self {
         Self {
@@ -97,7 +97,7 @@ impl Entry {
     /// A block leaves the arena, and is nobody's for now.
     fn open(&self, ptr: DevicePtr, id: BlockId, bytes: u64) {
         debug_assert!(ptr.raw() < USES, "a device with addresses beyond 2^62");
-        // Relaxed, here and where nothing else is said: whoever reads an entry that matters to him got the block's
+        // Relaxed, here and where nothing else is said: whoever reads a descriptor that matters to him got the block's
         // address from a thread that wrote it, or holds the pool's lock. For other addresses (a double free, a foreign
         // pointer) any value seen is a value that was there, and none of them says more than that.
         self.id.store(id.0, Ordering::Relaxed);
@@ -135,7 +135,7 @@ impl Entry {
         self.key.store(place.0, Ordering::Relaxed);
     }
 
-    /// Whether the block at `ptr` is there. By whoever has a copy of it in that place: the entry may be another block's.
+    /// Whether the block at `ptr` is there. By whoever has a copy of it in that place: the descriptor may be another block's.
     #[inline]
     pub(crate) fn is_in(&self, place: Place, ptr: DevicePtr) -> bool {
         self.key.load(Ordering::Relaxed) == place.0 && self.starts_at(ptr)
@@ -181,8 +181,8 @@ impl Entry {
         let _ = self.key.compare_exchange(live, live | USES, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    /// Whether a live block without recorded uses starts at `ptr`, an address for which the entry was
-    /// [found](Views::find).
+    /// Whether a live block without recorded uses starts at `ptr`, an address for which the descriptor was
+    /// [found](PageMap::find).
     #[inline]
     pub(crate) fn is_plain(&self, ptr: DevicePtr) -> bool {
         // Acquire: see `make_live`.
@@ -249,45 +249,45 @@ impl Entry {
 }
 
 #[cfg(test)]
-impl Entry {
+impl BlockDescriptor {
     /// Where the block is, of one that is not live.
     pub(crate) fn place(&self) -> Place {
         Place(self.key.load(Ordering::Relaxed))
     }
 
-    /// The entry of a cached block at `ptr`.
+    /// The descriptor of a cached block at `ptr`.
     pub(crate) fn for_test(ptr: DevicePtr, bytes: u64) -> Self {
-        let entry = Self::none();
-        entry.open(ptr, BlockId(0), bytes);
-        entry
+        let descriptor = Self::none();
+        descriptor.open(ptr, BlockId(0), bytes);
+        descriptor
     }
 }
 
-/// Names an entry while its block is allocated; see [`EntryRef::get`].
+/// Names a descriptor while its block is allocated; see [`DescriptorRef::get`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct EntryRef(NonNull<Entry>);
+pub(crate) struct DescriptorRef(NonNull<BlockDescriptor>);
 
-// SAFETY: an entry is made of atomics, and may be read and written from any thread.
-unsafe impl Send for EntryRef {}
+// SAFETY: a descriptor is made of atomics, and may be read and written from any thread.
+unsafe impl Send for DescriptorRef {}
 
-impl EntryRef {
+impl DescriptorRef {
     #[inline]
-    pub(crate) fn new(entry: &Entry) -> Self {
-        Self(NonNull::from(entry))
+    pub(crate) fn new(descriptor: &BlockDescriptor) -> Self {
+        Self(NonNull::from(descriptor))
     }
 
-    /// That of a static entry.
-    pub(crate) const fn of_static(entry: *const Entry) -> Self {
-        Self(NonNull::new(entry.cast_mut()).expect("a static has an address"))
+    /// That of a static descriptor.
+    pub(crate) const fn of_static(descriptor: *const BlockDescriptor) -> Self {
+        Self(NonNull::new(descriptor.cast_mut()).expect("a static has an address"))
     }
 
-    /// The entry.
+    /// The descriptor.
     ///
     /// # Safety
-    /// The block is allocated, and its arena is alive; or the entry is static.
+    /// The block is allocated, and its arena is alive; or the descriptor is static.
     #[inline]
-    pub(crate) unsafe fn get<'a>(self) -> &'a Entry {
-        // SAFETY: entries never move, and are kept as long as any region's table, which an arena drops only when no block
+    pub(crate) unsafe fn get<'a>(self) -> &'a BlockDescriptor {
+        // SAFETY: descriptors never move, and are kept as long as any region's map, which an arena drops only when no block
         // of the region is allocated. The caller promises the rest.
         unsafe { self.0.as_ref() }
     }
@@ -300,24 +300,24 @@ const MOST_ALLOCATED: usize = if cfg!(all(unix, not(miri))) { 1 << 26 } else { 1
 /// Fewer are not worth having.
 const LEAST_ALLOCATED: usize = 1 << 12;
 
-/// The entries of all blocks of an arena, by number: one more than a block's id, so that number 0 is that of no block.
+/// The descriptors of all blocks of an arena, by number: one more than a block's id, so that number 0 is that of no block.
 #[derive(Debug)]
-pub(super) struct Entries(Sparse<Entry>);
+pub(super) struct Descriptors(Sparse<BlockDescriptor>);
 
-impl Entries {
-    /// Room for as many entries as the process has addresses for; `None` where those are few.
+impl Descriptors {
+    /// Room for as many descriptors as the process has addresses for; `None` where those are few.
     pub(super) fn new() -> Option<Self> {
         let mut most = MOST_ALLOCATED;
         while most >= LEAST_ALLOCATED {
-            if let Some(entries) = Sparse::new(most) {
-                return Some(Self(entries));
+            if let Some(descriptors) = Sparse::new(most) {
+                return Some(Self(descriptors));
             }
             most /= 2;
         }
         None
     }
 
-    /// Lets the entries of blocks with ids below `end` be written; `false` where the host has no memory, or no addresses,
+    /// Lets the descriptors of blocks with ids below `end` be written; `false` where the host has no memory, or no addresses,
     /// for them. Under the pool's lock.
     pub(super) fn back(&self, end: usize) -> bool {
         self.0.back(0..end + 1)
@@ -334,15 +334,15 @@ impl Entries {
 
 /// Where allocated blocks start in one region.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub(crate) struct RegionMap {
     base: DevicePtr,
     granule_shift: u32,
     /// By granule: the number of the allocated block that starts there; 0 for none.
     numbers: Sparse<AtomicU32>,
-    entries: Arc<Entries>,
+    descriptors: Arc<Descriptors>,
 }
 
-impl Table {
+impl RegionMap {
     /// Numbers for a region of `bytes`, in which blocks start at least `granule` bytes (a power of two) apart. `None`
     /// where the process has not enough addresses left.
     pub(super) fn numbers(bytes: u64, granule: u64) -> Option<Sparse<AtomicU32>> {
@@ -354,14 +354,14 @@ impl Table {
         bytes.div_ceil(granule).saturating_mul(size_of::<AtomicU32>() as u64)
     }
 
-    /// A table of these numbers, for the region at `base`, of blocks with these entries.
+    /// A map of these numbers, for the region at `base`, of blocks with these descriptors.
     pub(super) fn new(
         base: DevicePtr,
         granule: u64,
         numbers: Sparse<AtomicU32>,
-        entries: Arc<Entries>,
+        descriptors: Arc<Descriptors>,
     ) -> Self {
-        Self { base, granule_shift: granule.ilog2(), numbers, entries }
+        Self { base, granule_shift: granule.ilog2(), numbers, descriptors }
     }
 
     /// Lets blocks start in these bytes of the region from now on; `false` where the host has no memory for that. Under
@@ -384,110 +384,113 @@ impl Table {
         (at >> self.granule_shift) as usize
     }
 
-    /// Where the number of the block that starts at byte `at` is, and its entry, or that of no block.
-    fn number_and_entry(&self, at: u64) -> Option<(&AtomicU32, &Entry)> {
+    /// Where the number of the block that starts at byte `at` is, and its descriptor, or that of no block.
+    fn number_and_descriptor(&self, at: u64) -> Option<(&AtomicU32, &BlockDescriptor)> {
         let number = self.numbers.get(self.granule_of(at))?;
         // Relaxed: under the pool's lock.
-        Some((number, self.entries.0.get(number.load(Ordering::Relaxed) as usize)?))
+        Some((number, self.descriptors.0.get(number.load(Ordering::Relaxed) as usize)?))
     }
 
-    /// Allocates the block that starts at byte `at` of the region, where one [may](Self::back), and whose entry may be
-    /// [written](Entries::back). Under the pool's lock.
-    pub(super) fn open(&self, at: u64, id: BlockId, bytes: u64) -> EntryRef {
+    /// Allocates the block that starts at byte `at` of the region, where one [may](Self::back), and whose descriptor may be
+    /// [written](Descriptors::back). Under the pool's lock.
+    pub(super) fn open(&self, at: u64, id: BlockId, bytes: u64) -> DescriptorRef {
         let (granule, number) = (self.granule_of(at), id.0 as usize + 1);
-        debug_assert!(self.numbers.is_backed(granule) && self.entries.0.is_backed(number));
+        debug_assert!(self.numbers.is_backed(granule) && self.descriptors.0.is_backed(number));
         let place = self.numbers.get(granule).expect("the block lies in the region");
-        let entry = self.entries.0.get(number).expect("entries are backed before a block gets an id");
+        let descriptor =
+            self.descriptors.0.get(number).expect("descriptors are backed before a block gets an id");
         // Relaxed: who frees the block got its address from whoever allocated it, and sees this.
         place.store(number as u32, Ordering::Relaxed);
-        entry.open(self.base.offset(at), id, bytes);
-        EntryRef::new(entry)
+        descriptor.open(self.base.offset(at), id, bytes);
+        DescriptorRef::new(descriptor)
     }
 
     /// Takes back the allocated block that starts at byte `at`.
     pub(super) fn close(&self, at: u64) {
-        if let Some((number, entry)) = self.number_and_entry(at) {
-            entry.close();
+        if let Some((number, descriptor)) = self.number_and_descriptor(at) {
+            descriptor.close();
             number.store(0, Ordering::Relaxed);
         }
     }
 
     /// The allocated block that starts at byte `at`.
-    pub(super) fn allocated_at(&self, at: u64) -> Option<&Entry> {
-        let (_, entry) = self.number_and_entry(at)?;
-        entry.starts_at(self.base.offset(at)).then_some(entry)
+    pub(super) fn allocated_at(&self, at: u64) -> Option<&BlockDescriptor> {
+        let (_, descriptor) = self.number_and_descriptor(at)?;
+        descriptor.starts_at(self.base.offset(at)).then_some(descriptor)
     }
 }
 
 /// Address ranges that can be looked up without the lock. An arena has two as a rule, one per zone; blocks in
 /// ranges beyond these go to the arena when they are freed.
-const VIEWS: usize = 4;
+const MAP_RANGES: usize = 4;
 
-/// What a look-up needs of one table, in one place.
+/// What a look-up needs of one region, in one place.
 #[derive(Debug, Default)]
-struct View {
+struct MapRange {
     base: AtomicU64,
-    /// 0 until the view is published.
+    /// 0 until the range is published.
     bytes: AtomicU64,
     granule_shift: AtomicU8,
     /// Where the number for address 0 would be, if there were one: from there an address leads to its number without a
     /// subtraction, for which the free of a block that was just allocated would wait.
     zero: AtomicPtr<AtomicU32>,
-    entries: AtomicPtr<Entry>,
-    /// Keeps the table.
-    table: AtomicPtr<Table>,
+    descriptors: AtomicPtr<BlockDescriptor>,
+    /// Keeps the map.
+    map: AtomicPtr<RegionMap>,
 }
 
-/// The tables of a pool's address ranges. Once published they stay, also when the range is given back.
+/// The maps of a pool's address ranges. Once published they stay, also when the range is given back.
 #[derive(Debug, Default)]
-pub(crate) struct Views([View; VIEWS]);
+pub(crate) struct PageMap([MapRange; MAP_RANGES]);
 
-impl Views {
-    /// Publishes a table, if there is room. Called under the pool's lock.
-    pub(super) fn publish(&self, base: DevicePtr, bytes: u64, table: &Arc<Table>) {
+impl PageMap {
+    /// Publishes a map, if there is room. Called under the pool's lock.
+    pub(super) fn publish(&self, base: DevicePtr, bytes: u64, map: &Arc<RegionMap>) {
         // Relaxed: only the holder of the lock writes.
-        let Some(view) = self.0.iter().find(|view| view.bytes.load(Ordering::Relaxed) == 0) else { return };
-        let granule_shift = table.granule_shift;
+        let Some(range) = self.0.iter().find(|range| range.bytes.load(Ordering::Relaxed) == 0) else {
+            return;
+        };
+        let granule_shift = map.granule_shift;
         let granules = bytes.div_ceil(1 << granule_shift);
-        assert!(granules <= table.numbers.len() as u64, "a table has a number for each granule");
+        assert!(granules <= map.numbers.len() as u64, "a map has a number for each granule");
         assert_eq!(base.raw() % (1 << granule_shift), 0, "ranges are aligned, and granules divide that");
-        view.base.store(base.raw(), Ordering::Relaxed);
-        view.granule_shift.store(granule_shift as u8, Ordering::Relaxed);
-        let zero = table.numbers.first().as_ptr().wrapping_sub((base.raw() >> granule_shift) as usize);
-        view.zero.store(zero, Ordering::Relaxed);
-        view.entries.store(table.entries.0.first().as_ptr(), Ordering::Relaxed);
-        view.table.store(Arc::into_raw(table.clone()).cast_mut(), Ordering::Relaxed);
+        range.base.store(base.raw(), Ordering::Relaxed);
+        range.granule_shift.store(granule_shift as u8, Ordering::Relaxed);
+        let zero = map.numbers.first().as_ptr().wrapping_sub((base.raw() >> granule_shift) as usize);
+        range.zero.store(zero, Ordering::Relaxed);
+        range.descriptors.store(map.descriptors.0.first().as_ptr(), Ordering::Relaxed);
+        range.map.store(Arc::into_raw(map.clone()).cast_mut(), Ordering::Relaxed);
         // Release: who sees the length sees the rest, too.
-        view.bytes.store(bytes, Ordering::Release);
+        range.bytes.store(bytes, Ordering::Release);
     }
 
-    /// The entry of the block that starts in the granule in which an address lies, or of no block; `None` outside of the
+    /// The descriptor of the block that starts in the granule in which an address lies, or of no block; `None` outside of the
     /// ranges.
-    pub(crate) fn find(&self, ptr: DevicePtr) -> Option<&Entry> {
-        self.0.iter().find_map(|view| view.find(ptr))
+    pub(crate) fn find(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
+        self.0.iter().find_map(|range| range.find(ptr))
     }
 
     /// As [`find`](Self::find), in the first two ranges only, where nearly all addresses lie: no loop, and no call, for
     /// which the fast path would have to put away what it has in registers.
     #[inline(always)]
-    pub(crate) fn find_soon(&self, ptr: DevicePtr) -> Option<&Entry> {
+    pub(crate) fn find_soon(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
         let [first, second, ..] = &self.0;
-        let mut view = first;
-        if !view.contains(ptr) {
-            view = second;
-            if !view.contains(ptr) {
+        let mut range = first;
+        if !range.contains(ptr) {
+            range = second;
+            if !range.contains(ptr) {
                 return None;
             }
         }
         // SAFETY: just asked.
-        Some(unsafe { view.entry(ptr) })
+        Some(unsafe { range.descriptor(ptr) })
     }
 }
 
-impl View {
-    fn find(&self, ptr: DevicePtr) -> Option<&Entry> {
+impl MapRange {
+    fn find(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
         // SAFETY: asked for.
-        self.contains(ptr).then(|| unsafe { self.entry(ptr) })
+        self.contains(ptr).then(|| unsafe { self.descriptor(ptr) })
     }
 
     #[inline(always)]
@@ -497,34 +500,35 @@ impl View {
         ptr.raw().wrapping_sub(self.base.load(Ordering::Relaxed)) < bytes
     }
 
-    /// The entry of the block that starts in the granule in which an address lies, or of no block.
+    /// The descriptor of the block that starts in the granule in which an address lies, or of no block.
     ///
     /// # Safety
     /// The range [contains](Self::contains) it.
     #[inline(always)]
-    unsafe fn entry(&self, ptr: DevicePtr) -> &Entry {
+    unsafe fn descriptor(&self, ptr: DevicePtr) -> &BlockDescriptor {
         let granule = ptr.raw() >> self.granule_shift.load(Ordering::Relaxed);
         let number = self.zero.load(Ordering::Relaxed).wrapping_add(granule as usize);
         // SAFETY: the range begins at a granule, so that this is the number by as many granules from the first as the
-        // address is from the range's start. The table is kept by the view until the views are dropped, and has numbers
-        // for the whole range. Each is 0 or that of an entry, which the table keeps. (That none lies at 0 the compiler
+        // address is from the range's start. The map is kept by the range until the page map is dropped, and has numbers
+        // for the whole range. Each is 0 or that of a descriptor, which the map keeps. (That none lies at 0 the compiler
         // would not know.)
         unsafe {
-            // Relaxed: see `Table::open`. Whoever frees what is not his may see any number that was there.
-            let entry = self.entries.load(Ordering::Relaxed).add((*number).load(Ordering::Relaxed) as usize);
-            std::hint::assert_unchecked(!entry.is_null());
-            &*entry
+            // Relaxed: see `RegionMap::open`. Whoever frees what is not his may see any number that was there.
+            let descriptor =
+                self.descriptors.load(Ordering::Relaxed).add((*number).load(Ordering::Relaxed) as usize);
+            std::hint::assert_unchecked(!descriptor.is_null());
+            &*descriptor
         }
     }
 }
 
-impl Drop for Views {
+impl Drop for PageMap {
     fn drop(&mut self) {
-        for view in &mut self.0 {
-            let table = *view.table.get_mut();
-            if !table.is_null() {
+        for range in &mut self.0 {
+            let map = *range.map.get_mut();
+            if !map.is_null() {
                 // SAFETY: the pointer came from `Arc::into_raw` in `publish`, and is given up here only.
-                drop(unsafe { Arc::from_raw(table.cast_const()) });
+                drop(unsafe { Arc::from_raw(map.cast_const()) });
             }
         }
     }
@@ -534,81 +538,83 @@ impl Drop for Views {
 mod tests {
     use super::*;
 
-    fn table(base: DevicePtr, bytes: u64, granule: u64) -> Arc<Table> {
-        let numbers = Table::numbers(bytes, granule).expect("there are addresses");
-        let entries = Arc::new(Entries::new().expect("there are addresses"));
-        assert!(entries.back(64));
-        let table = Table::new(base, granule, numbers, entries);
-        assert!(table.back(0..bytes));
-        Arc::new(table)
+    fn map(base: DevicePtr, bytes: u64, granule: u64) -> Arc<RegionMap> {
+        let numbers = RegionMap::numbers(bytes, granule).expect("there are addresses");
+        let descriptors = Arc::new(Descriptors::new().expect("there are addresses"));
+        assert!(descriptors.back(64));
+        let map = RegionMap::new(base, granule, numbers, descriptors);
+        assert!(map.back(0..bytes));
+        Arc::new(map)
     }
 
     #[test]
     fn an_entry_is_found_only_at_the_byte_where_its_block_starts() {
         let base = DevicePtr::new(7 << 40);
-        let table = table(base, 1 << 30, 1 << 20);
-        let views = Views::default();
-        views.publish(base, 1 << 30, &table);
+        let map = map(base, 1 << 30, 1 << 20);
+        let page_map = PageMap::default();
+        page_map.publish(base, 1 << 30, &map);
         let ptr = base.offset((5 << 20) + 512);
-        assert!(table.allocated_at(5 << 20).is_none());
-        table.open((5 << 20) + 512, BlockId(7), 2 << 20);
-        assert!(table.allocated_at(5 << 20).is_none());
-        assert!(table.allocated_at((5 << 20) + 1024).is_none());
-        let entry = table.allocated_at((5 << 20) + 512).expect("the block is allocated");
-        assert_eq!((entry.id(), entry.bytes(), entry.is_live()), (BlockId(7), 2 << 20, false));
-        assert!(!entry.is_plain(ptr));
-        entry.make_live(ptr, 300);
-        assert_eq!((entry.is_live(), entry.requested()), (true, 300));
-        let found = views.find(ptr).expect("the address lies in the view");
-        assert!(found.is_plain(ptr) && std::ptr::eq(found, entry));
-        assert!(!entry.is_plain(base.offset(5 << 20)));
-        entry.note_uses();
-        assert!(entry.is_live() && !entry.is_plain(ptr));
-        entry.set_label(9);
-        let here = Place::of(&entry);
-        entry.make_cached(here, 3);
-        assert_eq!((entry.id(), entry.label(), entry.tick()), (BlockId(7), 9, 3));
-        assert!(!entry.is_live() && table.allocated_at((5 << 20) + 512).is_some());
-        table.close((5 << 20) + 512);
-        assert!(table.allocated_at((5 << 20) + 512).is_none());
+        assert!(map.allocated_at(5 << 20).is_none());
+        map.open((5 << 20) + 512, BlockId(7), 2 << 20);
+        assert!(map.allocated_at(5 << 20).is_none());
+        assert!(map.allocated_at((5 << 20) + 1024).is_none());
+        let descriptor = map.allocated_at((5 << 20) + 512).expect("the block is allocated");
+        assert_eq!((descriptor.id(), descriptor.bytes(), descriptor.is_live()), (BlockId(7), 2 << 20, false));
+        assert!(!descriptor.is_plain(ptr));
+        descriptor.make_live(ptr, 300);
+        assert_eq!((descriptor.is_live(), descriptor.requested()), (true, 300));
+        let found = page_map.find(ptr).expect("the address lies in the range");
+        assert!(found.is_plain(ptr) && std::ptr::eq(found, descriptor));
+        assert!(!descriptor.is_plain(base.offset(5 << 20)));
+        descriptor.note_uses();
+        assert!(descriptor.is_live() && !descriptor.is_plain(ptr));
+        descriptor.set_label(9);
+        let here = Place::of(&descriptor);
+        descriptor.make_cached(here, 3);
+        assert_eq!((descriptor.id(), descriptor.label(), descriptor.tick()), (BlockId(7), 9, 3));
+        assert!(!descriptor.is_live() && map.allocated_at((5 << 20) + 512).is_some());
+        map.close((5 << 20) + 512);
+        assert!(map.allocated_at((5 << 20) + 512).is_none());
     }
 
     #[test]
     fn a_block_leaves_one_place_once() {
         let ptr = DevicePtr::new(7 << 40);
-        let (entry, magazines) = (Entry::for_test(ptr, 512), [1_u64, 2]);
+        let (descriptor, magazines) = (BlockDescriptor::for_test(ptr, 512), [1_u64, 2]);
         let [here, there] = [Place::of(&magazines[0]), Place::of(&magazines[1])];
-        entry.make_live(ptr, 300);
-        assert!(entry.claim(ptr) && !entry.claim(ptr), "the second free comes too late");
-        entry.make_cached(here, 1);
-        entry.make_cached(there, 1);
-        assert!(!entry.leave(here, ptr) && entry.leave(there, ptr) && !entry.leave(there, ptr));
-        entry.close();
+        descriptor.make_live(ptr, 300);
+        assert!(descriptor.claim(ptr) && !descriptor.claim(ptr), "the second free comes too late");
+        descriptor.make_cached(here, 1);
+        descriptor.make_cached(there, 1);
+        assert!(
+            !descriptor.leave(here, ptr) && descriptor.leave(there, ptr) && !descriptor.leave(there, ptr)
+        );
+        descriptor.close();
         // A free that was under way.
-        entry.make_cached(here, 1);
-        assert!(!entry.leave(here, ptr) && !entry.is_live());
-        assert_eq!(entry.last_counted(), (300, 512));
-        // The entry is another block's, in the same magazine.
-        entry.open(ptr.offset(512), BlockId(0), 512);
-        entry.make_cached(here, 1);
-        assert!(!entry.leave(here, ptr) && entry.leave(here, ptr.offset(512)));
+        descriptor.make_cached(here, 1);
+        assert!(!descriptor.leave(here, ptr) && !descriptor.is_live());
+        assert_eq!(descriptor.last_counted(), (300, 512));
+        // The descriptor is another block's, in the same magazine.
+        descriptor.open(ptr.offset(512), BlockId(0), 512);
+        descriptor.make_cached(here, 1);
+        assert!(!descriptor.leave(here, ptr) && descriptor.leave(here, ptr.offset(512)));
     }
 
     #[test]
     fn no_address_is_taken_for_a_cached_block_or_one_that_other_streams_use() {
         let base = DevicePtr::new(7 << 40);
-        let table = table(base, 1 << 30, 512);
-        let views = Views::default();
-        views.publish(base, 1 << 30, &table);
+        let map = map(base, 1 << 30, 512);
+        let page_map = PageMap::default();
+        page_map.publish(base, 1 << 30, &map);
         let ptr = base.offset(512);
-        table.open(512, BlockId(1), 512);
-        // What the entry holds now, and would hold with uses, read as addresses.
+        map.open(512, BlockId(1), 512);
+        // What the descriptor holds now, and would hold with uses, read as addresses.
         for made_up in [Place::BETWEEN.0, ptr.raw() | USES, 0, u64::MAX] {
-            assert!(views.find(DevicePtr::new(made_up)).is_none());
+            assert!(page_map.find(DevicePtr::new(made_up)).is_none());
         }
         // Neither does an address within the block.
-        assert!(!views.find(ptr).expect("in the view").is_plain(ptr));
-        views.find(ptr).expect("in the view").make_live(ptr, 512);
-        assert!(!views.find(ptr.offset(1)).expect("in the view").is_plain(ptr.offset(1)));
+        assert!(!page_map.find(ptr).expect("in the range").is_plain(ptr));
+        page_map.find(ptr).expect("in the range").make_live(ptr, 512);
+        assert!(!page_map.find(ptr.offset(1)).expect("in the range").is_plain(ptr.offset(1)));
     }
 }

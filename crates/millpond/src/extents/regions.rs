@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Layout;
 use super::bin::MOST_REGIONS;
 use super::extent::{BlockId, Whole, Zone};
-use super::page_map::{Entry, Table};
+use super::page_map::{BlockDescriptor, RegionMap};
 use super::ranges::{Owner, Published, Ranges};
 use super::shorten::SHORT;
 use crate::device::DevicePtr;
@@ -34,7 +34,7 @@ pub(super) struct Region {
     /// a look at all that lies between them.
     long: Vec<u64>,
     /// Where allocated blocks start.
-    pub(super) table: Arc<Table>,
+    pub(super) map: Arc<RegionMap>,
 }
 
 /// A page's first unit, and the first behind it.
@@ -70,7 +70,7 @@ pub(super) struct NewRegion {
     pub(super) bytes: u64,
     pub(super) zone: Zone,
     pub(super) source: Source,
-    pub(super) table: Arc<Table>,
+    pub(super) map: Arc<RegionMap>,
 }
 
 /// Base pages that a region's table has room for at first. To grow it is to copy it to memory that was never touched;
@@ -83,7 +83,7 @@ const FEW: usize = 4;
 /// All regions of one arena.
 #[derive(Debug)]
 pub(super) struct Regions {
-    table: Vec<Option<Region>>,
+    list: Vec<Option<Region>>,
     /// By page id: where each page that backs base pages lies. Apart from the base pages' own tables, so that those are short: they
     /// are touched all over.
     spans: Vec<Span>,
@@ -97,7 +97,7 @@ pub(super) struct Regions {
 impl Regions {
     pub(super) fn new(layout: &Layout) -> Self {
         let base_page_shift = layout.base_page_shift();
-        Self { table: Vec::new(), spans: Vec::new(), base_page_shift, by_base: Vec::new(), published: None }
+        Self { list: Vec::new(), spans: Vec::new(), base_page_shift, by_base: Vec::new(), published: None }
     }
 
     /// Publishes the ranges of all regions to come.
@@ -129,28 +129,28 @@ impl Regions {
 
     /// The host's memory for the list of them.
     pub(super) fn host_bytes(&self) -> u64 {
-        (self.table.len().max(1) * size_of::<Region>()) as u64
+        (self.list.len().max(1) * size_of::<Region>()) as u64
     }
 
     /// Sees to it that one region more takes no memory of the host's; `false` where it is refused.
     pub(super) fn make_room_for_one(&mut self) -> bool {
-        self.table.try_reserve(1).is_ok()
+        self.list.try_reserve(1).is_ok()
             && self.by_base.try_reserve(1).is_ok()
             && self.published.as_mut().is_none_or(Published::make_room)
     }
 
     /// Enters a region. `head` makes its first block, given the region's id.
     pub(super) fn add(&mut self, new: NewRegion, head: impl FnOnce(u32) -> BlockId) -> u32 {
-        let vacant = self.table.iter().position(Option::is_none);
-        let at = vacant.unwrap_or(self.table.len());
+        let vacant = self.list.iter().position(Option::is_none);
+        let at = vacant.unwrap_or(self.list.len());
         let id = u32::try_from(at).ok().filter(|id| *id < MOST_REGIONS).expect("fewer than 2^24 regions");
         let head = head(id);
-        let NewRegion { base, bytes, zone, source, table } = new;
-        let region = Region { base, bytes, zone, source, head, pages: Vec::new(), long: Vec::new(), table };
+        let NewRegion { base, bytes, zone, source, map } = new;
+        let region = Region { base, bytes, zone, source, head, pages: Vec::new(), long: Vec::new(), map };
         if vacant.is_some() {
-            self.table[at] = Some(region);
+            self.list[at] = Some(region);
         } else {
-            self.table.push(Some(region));
+            self.list.push(Some(region));
         }
         let place = self.by_base.partition_point(|(other, _)| *other < base.raw());
         self.by_base.insert(place, (base.raw(), id));
@@ -159,7 +159,7 @@ impl Regions {
     }
 
     pub(super) fn remove(&mut self, id: u32) -> Option<Region> {
-        let region = self.table[id as usize].take()?;
+        let region = self.list[id as usize].take()?;
         if let Ok(at) = self.by_base.binary_search_by_key(&region.base.raw(), |(base, _)| *base) {
             self.by_base.remove(at);
         }
@@ -168,25 +168,25 @@ impl Regions {
 
     #[inline]
     pub(super) fn get(&self, id: u32) -> &Region {
-        self.table[id as usize].as_ref().expect("a region id in use names a region")
+        self.list[id as usize].as_ref().expect("a region id in use names a region")
     }
 
     /// The region with this id, if there is one.
     pub(super) fn at(&self, id: u32) -> Option<&Region> {
-        self.table.get(id as usize)?.as_ref()
+        self.list.get(id as usize)?.as_ref()
     }
 
     /// All ids are below this.
     pub(super) fn ids(&self) -> u32 {
-        self.table.len() as u32
+        self.list.len() as u32
     }
 
     fn get_mut(&mut self, id: u32) -> &mut Region {
-        self.table[id as usize].as_mut().expect("a region id in use names a region")
+        self.list[id as usize].as_mut().expect("a region id in use names a region")
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Region)> {
-        self.table.iter().zip(0..).filter_map(|(region, id)| Some((id, region.as_ref()?)))
+        self.list.iter().zip(0..).filter_map(|(region, id)| Some((id, region.as_ref()?)))
     }
 
     /// Notes that another block is the region's first.
@@ -201,7 +201,7 @@ impl Regions {
     /// The region that holds the address, and how far in it lies, in bytes.
     pub(super) fn find(&self, ptr: DevicePtr) -> Option<(u32, u64)> {
         // Where segments are regions there are many; else there are two, one for each zone.
-        if self.table.len() > FEW {
+        if self.list.len() > FEW {
             let behind = self.by_base.partition_point(|(base, _)| *base <= ptr.raw());
             let (base, id) = self.by_base[behind.checked_sub(1)?];
             let offset = ptr.raw() - base;
@@ -220,8 +220,8 @@ impl Regions {
     // ---- blocks ----------------------------------------------------------------------------------
 
     /// What is known of the allocated block that starts `bytes` into the region.
-    pub(super) fn allocated_at(&self, region: u32, bytes: u64) -> Option<&Entry> {
-        self.get(region).table.allocated_at(bytes)
+    pub(super) fn allocated_at(&self, region: u32, bytes: u64) -> Option<&BlockDescriptor> {
+        self.get(region).map.allocated_at(bytes)
     }
 
     // ---- pages -----------------------------------------------------------------------------------
@@ -331,7 +331,7 @@ impl Regions {
     }
 
     /// Base pages that the page table covers; none beyond them was ever backed.
-    pub(super) fn table_len(&self, region: u32) -> u64 {
+    pub(super) fn page_table_len(&self, region: u32) -> u64 {
         self.get(region).pages.len() as u64
     }
 

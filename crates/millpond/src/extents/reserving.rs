@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::extent::{Block, State};
-use super::page_map::{Entries, Table};
+use super::page_map::{Descriptors, RegionMap};
 use super::regions::{NewRegion, Source};
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
@@ -37,15 +37,15 @@ impl Arena {
         })
     }
 
-    /// The entries of blocks, made with the first region.
-    pub(super) fn entries(&mut self) -> Result<Arc<Entries>, Refusal> {
-        if let Some(entries) = &self.entries {
-            return Ok(entries.clone());
+    /// The descriptors of blocks, made with the first region.
+    pub(super) fn descriptors(&mut self) -> Result<Arc<Descriptors>, Refusal> {
+        if let Some(descriptors) = &self.descriptors {
+            return Ok(descriptors.clone());
         }
-        let backed = Entries::new().filter(|entries| entries.back(self.blocks.capacity()));
-        let entries = backed.map(Arc::new).ok_or(Refusal::of_host("memory for blocks", 0))?;
-        self.entries = Some(entries.clone());
-        Ok(entries)
+        let backed = Descriptors::new().filter(|descriptors| descriptors.back(self.blocks.capacity()));
+        let descriptors = backed.map(Arc::new).ok_or(Refusal::of_host("memory for blocks", 0))?;
+        self.descriptors = Some(descriptors.clone());
+        Ok(descriptors)
     }
 
     /// Reserves a region of at least `base_pages`; returns the unmapped block that fills it.
@@ -56,12 +56,15 @@ impl Arena {
         let least = base_pages * self.layout.base_page_bytes;
         let mut bytes = self.region_bytes(zone, base_pages);
         let granule = self.layout.granule(zone);
-        let entries = self.entries()?;
+        let descriptors = self.descriptors()?;
         let (base, numbers) = loop {
-            let no_table = || {
-                Refusal::of_host("addresses for where blocks lie", Table::bytes_of_numbers(bytes, granule))
+            let no_map = || {
+                Refusal::of_host(
+                    "addresses for where blocks lie",
+                    RegionMap::bytes_of_numbers(bytes, granule),
+                )
             };
-            let numbers = Table::numbers(bytes, granule).ok_or_else(no_table);
+            let numbers = RegionMap::numbers(bytes, granule).ok_or_else(no_map);
             match numbers.and_then(|numbers| Ok((self.reserve_addresses(bytes)?, numbers))) {
                 Ok(both) => break both,
                 Err(_) if bytes / 2 >= least => {
@@ -72,10 +75,10 @@ impl Arena {
         };
         self.counters.calls.reserve.add(1);
         let units = bytes / self.layout.unit_bytes;
-        let table = Arc::new(Table::new(base, granule, numbers, entries));
-        self.views.publish(base, bytes, &table);
+        let map = Arc::new(RegionMap::new(base, granule, numbers, descriptors));
+        self.page_map.publish(base, bytes, &map);
         let blocks = &mut self.blocks;
-        let new = NewRegion { base, bytes, zone, source: Source::Reserved, table };
+        let new = NewRegion { base, bytes, zone, source: Source::Reserved, map };
         let region =
             self.regions.add(new, |region| blocks.add(Block::whole(region, zone, units, State::Unmapped)));
         let unmapped = self.regions.get(region).head;

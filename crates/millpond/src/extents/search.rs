@@ -4,7 +4,7 @@
 //! whatever pages lie under it. One or the other leaves so little over on recorded jobs that pages seldom have to move:
 //! docs/pages.md.
 
-use super::bin::Entry;
+use super::bin::IndexEntry;
 use super::index::Rising;
 use super::{Arena, BlockId, Refusal, Zone};
 use crate::order::{Fence, Reach, Stream};
@@ -121,7 +121,7 @@ impl Arena {
         others: Rising<'_>,
         reach: &mut Reach<'_>,
     ) -> (BlockId, u64) {
-        let (mut lowest, mut place) = (found, Entry::new(&self.blocks[found.0], found.0).place_bits());
+        let (mut lowest, mut place) = (found, IndexEntry::new(&self.blocks[found.0], found.0).place_bits());
         for entry in others.take(LOWEST_OF) {
             if entry.place_bits() < place
                 && let Some(at) = self.fitting(entry, want)
@@ -174,7 +174,7 @@ impl Arena {
 
     /// The unit of a free block of at least the length wanted at which `want` can start, if it fits there.
     #[inline]
-    fn fitting(&self, entry: &Entry, want: &Want) -> Option<u64> {
+    fn fitting(&self, entry: &IndexEntry, want: &Want) -> Option<u64> {
         let (region, start) = entry.place();
         let at = self.align_up(region, start, want.align);
         (at + want.units <= start + entry.units()).then_some(at)

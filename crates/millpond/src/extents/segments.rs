@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use super::extent::{Block, State};
-use super::page_map::Table;
+use super::page_map::RegionMap;
 use super::regions::{NewRegion, Source};
 use super::search::Want;
 use super::{Arena, BlockId, Refusal, Zone};
@@ -41,11 +41,11 @@ impl Arena {
         if !self.regions.make_room_for_one() {
             return Err(Refusal::of_host("a list of segments", self.regions.host_bytes()));
         }
-        let no_table = || Refusal::of_host("where blocks lie", Table::bytes_of_numbers(bytes, granule));
-        let entries = self.entries()?;
-        let numbers = Table::numbers(bytes, granule).ok_or_else(no_table)?;
+        let no_map = || Refusal::of_host("where blocks lie", RegionMap::bytes_of_numbers(bytes, granule));
+        let descriptors = self.descriptors()?;
+        let numbers = RegionMap::numbers(bytes, granule).ok_or_else(no_map)?;
         if !numbers.back(0..bytes.div_ceil(granule) as usize) {
-            return Err(no_table());
+            return Err(no_map());
         }
         let limits = &self.pages.limits;
         limits.admit(bytes, self.device.as_ref(), &self.counters).map_err(short)?;
@@ -63,8 +63,8 @@ impl Arena {
         self.counters.calls.alloc.add(1);
         let units = bytes / self.layout.unit_bytes;
         let blocks = &mut self.blocks;
-        let table = Arc::new(Table::new(base, granule, numbers, entries));
-        let new = NewRegion { base, bytes, zone, source: Source::Segment, table };
+        let map = Arc::new(RegionMap::new(base, granule, numbers, descriptors));
+        let new = NewRegion { base, bytes, zone, source: Source::Segment, map };
         let region =
             self.regions.add(new, |region| blocks.add(Block::whole(region, zone, units, State::Free)));
         let free = self.regions.get(region).head;

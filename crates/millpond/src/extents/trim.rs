@@ -160,7 +160,7 @@ impl Arena {
             let end = self.blocks.shrink();
             // Some are of blocks that are gone.
             self.unmerged.retain(|id| id.0 < end.0);
-            self.let_go_of_entries();
+            self.let_go_of_descriptors();
         }
         parked.and(pages).and(segments)?;
         Ok(released)
@@ -168,19 +168,19 @@ impl Arena {
 
     /// Gives back the host's memory for where blocks lie, wherever nothing is mapped any more, and for blocks that are not
     /// out.
-    fn let_go_of_entries(&self) {
+    fn let_go_of_descriptors(&self) {
         for id in self.unmapped.iter().flat_map(|unmapped| unmapped.at_least(1)) {
             let block = &self.blocks[id];
             let bytes = block.start * self.layout.unit_bytes..block.end() * self.layout.unit_bytes;
-            self.regions.get(block.region).table.let_go(bytes);
+            self.regions.get(block.region).map.let_go(bytes);
         }
-        let Some(entries) = &self.entries else { return };
+        let Some(descriptors) = &self.descriptors else { return };
         let mut first = 0;
         for (BlockId(id), _) in self.blocks.iter().filter(|(_, block)| block.state == State::Allocated) {
-            entries.let_go(first..id as usize);
+            descriptors.let_go(first..id as usize);
             first = id as usize + 1;
         }
-        entries.let_go(first..self.blocks.capacity());
+        descriptors.let_go(first..self.blocks.capacity());
     }
 
     /// Gives back the pages that a request created before it failed. Nobody has used them, whatever work the blocks that they are

@@ -140,7 +140,7 @@ impl PoolInner {
             },
         };
         // SAFETY: the block is out, and the arena is this pool's.
-        let entry = unsafe { out.entry.get() };
+        let entry = unsafe { out.descriptor.get() };
         self.caches.label(&mut state.locked, entry, out.bytes);
         entry.make_live(out.ptr, bytes);
         self.caches.count_alloc(&mut state.locked, bytes, out.bytes);

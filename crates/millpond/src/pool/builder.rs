@@ -172,7 +172,7 @@ impl PoolBuilder {
         // Relaxed: only uniqueness matters.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         arena.publish(registry.ranges(), Owner { pool: number, memory: None });
-        let views = arena.views().clone();
+        let page_map = arena.page_map().clone();
         let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
         let inner = Arc::new(PoolInner {
             name: self.name,
@@ -183,8 +183,8 @@ impl PoolBuilder {
             recording: Recording::new(counters.clone()),
             limits,
             counters,
-            caches: OfProcess::new(Caches::new(views.clone(), sizes)),
-            views,
+            caches: OfProcess::new(Caches::new(page_map.clone(), sizes)),
+            page_map,
             routes: Routes::default(),
             state: OfProcess::new(Mutex::new(State {
                 arena,

@@ -104,7 +104,7 @@ impl PoolInner {
         let units = self.caches.sizes().units(bytes);
         let out = state.captured[at].arena.alloc(units, align, stream)?;
         // SAFETY: the block is out, and the arena is this pool's.
-        unsafe { out.entry.get() }.make_live(out.ptr, bytes);
+        unsafe { out.descriptor.get() }.make_live(out.ptr, bytes);
         self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
         self.counters.misses.add(out.misses);
         Ok(out.ptr)

@@ -7,7 +7,7 @@ use super::beyond_caches::take_back;
 use super::inner::{PoolInner, State};
 use crate::Result;
 use crate::device::DevicePtr;
-use crate::extents::{BlockId, Entry, Pointer};
+use crate::extents::{BlockDescriptor, BlockId, Pointer};
 use crate::order::Stream;
 use crate::record::Moment;
 
@@ -72,7 +72,7 @@ impl PoolInner {
     /// Bytes asked for in the live block that starts at `ptr`; `None` where there is none. Takes the lock
     /// only where the entry of the block does not say.
     fn requested(&self, ptr: DevicePtr) -> Option<u64> {
-        if let Some(entry) = self.views.find(ptr).filter(|entry| entry.is_plain(ptr)) {
+        if let Some(entry) = self.page_map.find(ptr).filter(|entry| entry.is_plain(ptr)) {
             return Some(entry.requested());
         }
         let mut state = self.state.lock();
@@ -85,7 +85,7 @@ impl PoolInner {
     /// Frees under the lock: what has no room in the thread's magazines, is used by other streams, or is no
     /// live block at all.
     fn free_unrecorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        let entry = self.views.find(ptr).filter(|entry| entry.is_plain(ptr));
+        let entry = self.page_map.find(ptr).filter(|entry| entry.is_plain(ptr));
         // Nearly always of a large block, while a program does not repeat itself, there is no room.
         if entry.is_some_and(|entry| self.caches.may_take(entry.bytes()))
             && self.caches.free_wide(ptr, stream).is_some()
@@ -133,7 +133,7 @@ impl PoolInner {
         if let Some(captured) = state.captured_at(ptr) {
             return self.free_captured(state, captured, id, stream);
         }
-        let plain = self.views.find(ptr).filter(|entry| entry.is_plain(ptr));
+        let plain = self.page_map.find(ptr).filter(|entry| entry.is_plain(ptr));
         match plain.filter(|_| !state.destroyed) {
             Some(entry) => self.free_plain(state, ptr, entry, stream),
             None => {
@@ -150,7 +150,13 @@ impl PoolInner {
 
     /// Frees a live block of the pool's own arena, of which no other stream's uses are recorded. `false`, and nothing
     /// done, where another thread was first.
-    fn free_plain(&self, state: &mut State, ptr: DevicePtr, entry: &Entry, stream: &Stream) -> bool {
+    fn free_plain(
+        &self,
+        state: &mut State,
+        ptr: DevicePtr,
+        entry: &BlockDescriptor,
+        stream: &Stream,
+    ) -> bool {
         if !entry.claim(ptr) {
             return false;
         }
@@ -265,8 +271,8 @@ mod tests {
             self.there(move |pool, stream| unsafe { pool.free(ptr, stream) }.unwrap());
         }
 
-        fn entry(&self, ptr: DevicePtr) -> &Entry {
-            self.pool.inner().views.find(ptr).expect("an address of the pool")
+        fn entry(&self, ptr: DevicePtr) -> &BlockDescriptor {
+            self.pool.inner().page_map.find(ptr).expect("an address of the pool")
         }
 
         /// The calling thread frees a block, and the other one as well, as if it had looked at the same time. The
@@ -289,7 +295,7 @@ mod tests {
                 let other = pool.alloc_aligned(BYTES, 8192, stream).unwrap();
                 // SAFETY: as in `free`.
                 unsafe { pool.free(other, stream) }.unwrap();
-                pool.inner().views.find(other).expect("an address of the pool").place()
+                pool.inner().page_map.find(other).expect("an address of the pool").place()
             });
             assert_ne!(mine, theirs);
             self.entry(ptr).move_to(theirs);

@@ -14,7 +14,7 @@ use super::routes::Routes;
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::{DeviceError, DevicePtr};
-use crate::extents::{Arena, BlockId, Pointer, Ranges, Views};
+use crate::extents::{Arena, BlockId, PageMap, Pointer, Ranges};
 use crate::host::name_for_error;
 use crate::order::{Reuse, Stream, Timelines};
 use crate::physical::Limits;
@@ -37,7 +37,7 @@ pub(crate) struct PoolInner {
     pub(super) counters: Arc<Counters>,
     pub(super) recording: Recording,
     pub(crate) caches: OfProcess<Caches>,
-    pub(super) views: Arc<Views>,
+    pub(super) page_map: Arc<PageMap>,
     pub(super) routes: Routes,
     pub(super) state: OfProcess<Mutex<State>>,
     pub(super) release_threshold: AtomicU64,
