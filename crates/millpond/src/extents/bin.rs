@@ -1,56 +1,56 @@
 //! A bin of an index: entries in order, in short sorted runs.
 
-use super::extent::{Block, BlockId};
+use super::extent::{Extent, ExtentId};
 
 /// Length, region and start in one number, which is compared faster than three: sorts by best fit, then by address.
 pub(super) type Key = u128;
 
-pub(super) fn key(block: &Block) -> Key {
-    debug_assert!(block.start >> START_BITS == 0 && block.region < MOST_REGIONS);
-    first_of(block.units) | u128::from(block.region) << START_BITS | u128::from(block.start)
+pub(super) fn key(extent: &Extent) -> Key {
+    debug_assert!(extent.start >> START_BITS == 0 && extent.region < MOST_REGIONS);
+    first_of(extent.units) | u128::from(extent.region) << START_BITS | u128::from(extent.start)
 }
 
-/// Bits for a start, which is more than a region has units: a tebibyte of the shortest, or one block and no more.
+/// Bits for a start, which is more than a region has units: a tebibyte of the shortest, or one extent and no more.
 const START_BITS: u32 = 40;
 
 /// What the other bits leave room for. A region is as long as all memory of the device, or a segment of its own.
 pub(super) const MOST_REGIONS: u32 = 1 << (64 - START_BITS);
 
-/// The least key of any block of this length.
+/// The least key of any extent of this length.
 pub(super) fn first_of(units: u64) -> Key {
     u128::from(units) << 64
 }
 
-/// The length of the block with this key.
+/// The length of the extent with this key.
 pub(super) fn units_of(key: Key) -> u64 {
     (key >> 64) as u64
 }
 
-/// A block in a bin, and where it lies: its record is elsewhere.
+/// An extent in a bin, and where it lies: its record is elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct IndexEntry {
     key: Key,
-    pub(super) id: BlockId,
+    pub(super) id: ExtentId,
 }
 
 impl IndexEntry {
-    pub(super) fn new(block: &Block, id: BlockId) -> Self {
-        Self { key: key(block), id }
+    pub(super) fn new(extent: &Extent, id: ExtentId) -> Self {
+        Self { key: key(extent), id }
     }
 
-    /// The block's length.
+    /// The extent's length.
     #[inline]
     pub(super) fn units(&self) -> u64 {
         units_of(self.key)
     }
 
-    /// The block's region and first unit in one number, which sorts as its address does.
+    /// The extent's region and first unit in one number, which sorts as its address does.
     #[inline]
     pub(super) fn place_bits(&self) -> u64 {
         self.key as u64
     }
 
-    /// The block's region and first unit.
+    /// The extent's region and first unit.
     #[inline]
     pub(super) fn place(&self) -> (u32, u64) {
         let place = self.place_bits();
@@ -64,7 +64,7 @@ const LONG: usize = 64;
 /// Entries up to which those of a run are moved one by one.
 const SHORT: usize = 8;
 
-/// Blocks in order. Most bins are one run: a search that starts in it goes through a slice. A tree finds a place as
+/// Extents in order. Most bins are one run: a search that starts in it goes through a slice. A tree finds a place as
 /// fast, but costs several times as much to walk.
 #[derive(Debug, Default)]
 pub(super) struct Bin {
@@ -131,7 +131,7 @@ impl Bin {
         let number = self.run_of(key);
         let run = self.run_mut(number);
         if run.len() <= SHORT {
-            // Two blocks do not start at one place: half of a key tells which it is.
+            // Two extents do not start at one place: half of a key tells which it is.
             let Some(at) = run.iter().position(|entry| entry.place_bits() == key as u64) else {
                 return false;
             };
@@ -164,7 +164,7 @@ impl Bin {
         run.get(place_in(run, key)).filter(|entry| entry.key == key)
     }
 
-    /// The blocks from `key` on, in order: the rest of a run, and the runs behind it.
+    /// The extents from `key` on, in order: the rest of a run, and the runs behind it.
     #[inline]
     pub(super) fn from(&self, key: Key) -> (&[IndexEntry], std::slice::Iter<'_, Vec<IndexEntry>>) {
         let number = self.run_of(key);
@@ -172,13 +172,13 @@ impl Bin {
         (&run[place_in(run, key)..], self.more[number..].iter())
     }
 
-    /// All blocks, in order, likewise.
+    /// All extents, in order, likewise.
     #[inline]
     pub(super) fn all(&self) -> (&Vec<IndexEntry>, std::slice::Iter<'_, Vec<IndexEntry>>) {
         (&self.first, self.more.iter())
     }
 
-    /// The blocks before `key`, in order.
+    /// The extents before `key`, in order.
     pub(super) fn before(&self, key: Key) -> impl DoubleEndedIterator<Item = IndexEntry> + '_ {
         let number = self.run_of(key);
         let last = self.run(number);

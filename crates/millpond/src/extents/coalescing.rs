@@ -1,58 +1,58 @@
-//! Free blocks: on and off the index, and joined with their neighbours.
+//! Free extents: on and off the index, and joined with their neighbours.
 //!
-//! A block that becomes free is joined at once with neighbours that the same streams freed, or whose work is complete.
+//! An extent that becomes free is joined at once with neighbours that the same streams freed, or whose work is complete.
 //! Others stay apart, and listed as unmerged, until that would cost no stream its reuse. So does what a stream frees
 //! while it is being captured: nobody else can have that before the capture has ended, nor what it was joined with.
 
-use super::extent::{Block, State};
-use super::{Arena, BlockId};
+use super::extent::{Extent, State};
+use super::{Arena, ExtentId};
 
 impl Arena {
-    pub(super) fn index_free(&mut self, id: BlockId) {
-        let block = &mut self.blocks[id];
-        block.whole = None;
-        self.free[block.zone as usize].insert(block, id);
+    pub(super) fn index_free(&mut self, id: ExtentId) {
+        let extent = &mut self.extents[id];
+        extent.whole = None;
+        self.free[extent.zone as usize].insert(extent, id);
     }
 
-    pub(super) fn remove_free(&mut self, id: BlockId) {
-        let block = &self.blocks[id];
-        self.free[block.zone as usize].remove(block);
+    pub(super) fn remove_free(&mut self, id: ExtentId) {
+        let extent = &self.extents[id];
+        self.free[extent.zone as usize].remove(extent);
     }
 
-    /// Enters a block that has just become free, joined with those of its neighbours that are free behind
+    /// Enters an extent that has just become free, joined with those of its neighbours that are free behind
     /// the same streams, or for anybody.
-    pub(super) fn insert_free(&mut self, id: BlockId) {
-        self.timelines.prune_several(&mut self.blocks[id].fence, self.policies);
-        let Block { prev, next, .. } = self.blocks[id];
+    pub(super) fn insert_free(&mut self, id: ExtentId) {
+        self.timelines.prune_several(&mut self.extents[id].fence, self.policies);
+        let Extent { prev, next, .. } = self.extents[id];
         let id = self.join_if_ready(id, prev);
         let id = self.join_if_ready(id, next);
         self.index_free(id);
         self.list_if_unmerged(id);
     }
 
-    /// Joins a free block, which is on no index, with a neighbour that is free behind the same streams, or for anybody.
+    /// Joins a free extent, which is on no index, with a neighbour that is free behind the same streams, or for anybody.
     #[inline]
-    fn join_if_ready(&mut self, id: BlockId, neighbour: Option<BlockId>) -> BlockId {
+    fn join_if_ready(&mut self, id: ExtentId, neighbour: Option<ExtentId>) -> ExtentId {
         match neighbour {
-            Some(neighbour) if self.blocks.is(neighbour, State::Free) => self.join_if_alike(id, neighbour),
+            Some(neighbour) if self.extents.is(neighbour, State::Free) => self.join_if_alike(id, neighbour),
             _ => id,
         }
     }
 
-    fn join_if_alike(&mut self, id: BlockId, neighbour: BlockId) -> BlockId {
-        self.timelines.prune_several(&mut self.blocks[neighbour].fence, self.policies);
+    fn join_if_alike(&mut self, id: ExtentId, neighbour: ExtentId) -> ExtentId {
+        self.timelines.prune_several(&mut self.extents[neighbour].fence, self.policies);
         let is_alike = self.are_alike(id, neighbour) || self.is_alike_or_complete_slow(id, neighbour);
         if !is_alike || self.is_one_of_a_capture(id, neighbour) {
             return id;
         }
         self.remove_free(neighbour);
-        self.blocks.join(id, neighbour)
+        self.extents.join(id, neighbour)
     }
 
     /// Whether the same streams freed both.
     #[inline]
-    fn are_alike(&self, a: BlockId, b: BlockId) -> bool {
-        self.blocks[a].fence.same_streams(&self.blocks[b].fence)
+    fn are_alike(&self, a: ExtentId, b: ExtentId) -> bool {
+        self.extents[a].fence.same_streams(&self.extents[b].fence)
     }
 
     /// Whether a neighbour's work is complete, by what the device says now, or what is left of it is of the same streams.
@@ -60,54 +60,54 @@ impl Arena {
     /// be more and more of them. But what is free for anybody is not to wait for something shorter, unless that is
     /// complete too.
     #[cold]
-    fn is_alike_or_complete_slow(&mut self, id: BlockId, neighbour: BlockId) -> bool {
+    fn is_alike_or_complete_slow(&mut self, id: ExtentId, neighbour: ExtentId) -> bool {
         if !self.is_free_for_all(neighbour) {
             return self.are_alike(id, neighbour);
         }
-        self.blocks[neighbour].units <= self.blocks[id].units || self.is_free_for_all(id)
+        self.extents[neighbour].units <= self.extents[id].units || self.is_free_for_all(id)
     }
 
-    /// Whether a free block's work is complete, by what the device says now.
-    fn is_free_for_all(&mut self, id: BlockId) -> bool {
-        self.timelines.prune(&mut self.blocks[id].fence, self.policies);
-        if !self.blocks[id].fence.is_empty() && self.policies.opportunistic {
-            self.poll_quietly(&self.blocks[id].fence);
-            self.timelines.prune(&mut self.blocks[id].fence, self.policies);
+    /// Whether a free extent's work is complete, by what the device says now.
+    fn is_free_for_all(&mut self, id: ExtentId) -> bool {
+        self.timelines.prune(&mut self.extents[id].fence, self.policies);
+        if !self.extents[id].fence.is_empty() && self.policies.opportunistic {
+            self.poll_quietly(&self.extents[id].fence);
+            self.timelines.prune(&mut self.extents[id].fence, self.policies);
         }
-        self.blocks[id].fence.is_empty()
+        self.extents[id].fence.is_empty()
     }
 
-    /// Whether a stream that is being captured freed one of two blocks, and not the other.
+    /// Whether a stream that is being captured freed one of two extents, and not the other.
     #[inline]
-    fn is_one_of_a_capture(&self, a: BlockId, b: BlockId) -> bool {
-        let can_be_reached = |id: BlockId| self.timelines.can_be_reached(&self.blocks[id].fence);
+    fn is_one_of_a_capture(&self, a: ExtentId, b: ExtentId) -> bool {
+        let can_be_reached = |id: ExtentId| self.timelines.can_be_reached(&self.extents[id].fence);
         self.timelines.is_capturing() && can_be_reached(a) != can_be_reached(b)
     }
 
-    /// Remembers a free block that has a free neighbour.
-    pub(super) fn list_if_unmerged(&mut self, id: BlockId) {
-        if self.is_free(self.blocks[id].prev) || self.is_free(self.blocks[id].next) {
+    /// Remembers a free extent that has a free neighbour.
+    pub(super) fn list_if_unmerged(&mut self, id: ExtentId) {
+        if self.is_free(self.extents[id].prev) || self.is_free(self.extents[id].next) {
             self.list_unmerged(id);
         }
     }
 
-    pub(super) fn list_unmerged(&mut self, id: BlockId) {
-        if !self.blocks.set_listed(id, true) {
+    pub(super) fn list_unmerged(&mut self, id: ExtentId) {
+        if !self.extents.set_listed(id, true) {
             self.unmerged.push(id);
         }
     }
 
-    pub(super) fn is_free(&self, neighbour: Option<BlockId>) -> bool {
-        neighbour.is_some_and(|id| self.blocks.is(id, State::Free))
+    pub(super) fn is_free(&self, neighbour: Option<ExtentId>) -> bool {
+        neighbour.is_some_and(|id| self.extents.is(id, State::Free))
     }
 
     /// As [`join_unmerged`](Self::join_unmerged), by what the device says now where that matters.
     #[cold]
     pub(super) fn join_what_is_complete(&mut self) -> bool {
         if self.policies.opportunistic && !self.policies.internal_dependencies {
-            let is_free = |id: &BlockId| self.blocks.is(*id, State::Free);
+            let is_free = |id: &ExtentId| self.extents.is(*id, State::Free);
             let free = self.unmerged.iter().copied().filter(is_free);
-            let around = free.flat_map(|id| [self.blocks[id].prev, Some(id), self.blocks[id].next]);
+            let around = free.flat_map(|id| [self.extents[id].prev, Some(id), self.extents[id].next]);
             self.poll_quietly(&self.fence_of(around.flatten().filter(is_free)));
         }
         self.join_unmerged()
@@ -120,8 +120,8 @@ impl Arena {
         let mut joined = false;
         let mut kept = std::mem::take(&mut self.kept_apart);
         while let Some(id) = self.unmerged.pop() {
-            self.blocks.set_listed(id, false);
-            if !self.blocks.is(id, State::Free) {
+            self.extents.set_listed(id, false);
+            if !self.extents.is(id, State::Free) {
                 continue;
             }
             match self.join_around(id) {
@@ -145,33 +145,33 @@ impl Arena {
         joined
     }
 
-    /// Joins a free block with all free neighbours, one after the other, that it may be joined with. `None` where there
+    /// Joins a free extent with all free neighbours, one after the other, that it may be joined with. `None` where there
     /// are none.
-    fn join_around(&mut self, id: BlockId) -> Option<BlockId> {
+    fn join_around(&mut self, id: ExtentId) -> Option<ExtentId> {
         let (mut whole, mut joined) = (id, false);
         while let Some(neighbour) = self.joinable(whole) {
             if !joined {
                 self.remove_free(whole);
             }
             self.remove_free(neighbour);
-            whole = self.blocks.join(whole, neighbour);
+            whole = self.extents.join(whole, neighbour);
             joined = true;
         }
         if joined {
-            // Once for all of them: of many streams' blocks, each join would look at every stream again.
-            self.timelines.prune_several(&mut self.blocks[whole].fence, self.policies);
+            // Once for all of them: of many streams' extents, each join would look at every stream again.
+            self.timelines.prune_several(&mut self.extents[whole].fence, self.policies);
             self.index_free(whole);
         }
         joined.then_some(whole)
     }
 
-    /// A free neighbour that the block may be joined with.
-    fn joinable(&mut self, id: BlockId) -> Option<BlockId> {
-        let neighbours = [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten();
-        neighbours.into_iter().find(|other| self.blocks.is(*other, State::Free) && self.may_join(id, *other))
+    /// A free neighbour that the extent may be joined with.
+    fn joinable(&mut self, id: ExtentId) -> Option<ExtentId> {
+        let neighbours = [self.extents[id].prev, self.extents[id].next].into_iter().flatten();
+        neighbours.into_iter().find(|other| self.extents.is(*other, State::Free) && self.may_join(id, *other))
     }
 
-    fn may_join(&mut self, a: BlockId, b: BlockId) -> bool {
+    fn may_join(&mut self, a: ExtentId, b: ExtentId) -> bool {
         if self.is_one_of_a_capture(a, b) {
             return false;
         }
@@ -179,12 +179,12 @@ impl Arena {
             return true;
         }
         if self.policies.internal_dependencies {
-            return self.blocks.make_room_to_join(a, b);
+            return self.extents.make_room_to_join(a, b);
         }
         for id in [a, b] {
-            let mut fence = std::mem::take(&mut self.blocks[id].fence);
+            let mut fence = std::mem::take(&mut self.extents[id].fence);
             self.timelines.prune(&mut fence, self.policies);
-            self.blocks[id].fence = fence;
+            self.extents[id].fence = fence;
         }
         self.are_alike(a, b)
     }

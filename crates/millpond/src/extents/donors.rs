@@ -1,31 +1,31 @@
-//! Where pages come from that lie in free blocks: remapped to another address, or exchanged for shorter ones.
+//! Where pages come from that lie in free extents: remapped to another address, or exchanged for shorter ones.
 
 use super::extent::State;
 use super::mapping::MapCursor;
 use super::placement::Place;
 use super::regions::Regions;
-use super::{Arena, BlockId, Refusal, Zone};
+use super::{Arena, ExtentId, Refusal, Zone};
 use crate::device::DeviceError;
 use crate::order::Stream;
 use crate::physical::PageId;
 
-/// A page to be taken from a free block.
+/// A page to be taken from a free extent.
 #[derive(Debug, Clone, Copy)]
 struct DonorPage {
     page: PageId,
-    /// The free block that the page lies in, or the first of the pieces it was cut into.
-    block: BlockId,
+    /// The free extent that the page lies in, or the first of the pieces it was cut into.
+    extent: ExtentId,
     /// Whether the stream may use it without waiting.
     is_ready: bool,
 }
 
-/// A free block that has pages to give. The last one of the length wanted is taken first.
+/// A free extent that has pages to give. The last one of the length wanted is taken first.
 #[derive(Debug)]
 struct Donor {
     rank: u128,
-    block: BlockId,
+    extent: ExtentId,
     region: u32,
-    /// The base pages that lie wholly in the block: the first, and the first behind them.
+    /// The base pages that lie wholly in the extent: the first, and the first behind them.
     base_pages: (u64, u64),
     /// For each length that a page in it may have, the bit of its binary logarithm.
     classes: u32,
@@ -33,15 +33,15 @@ struct Donor {
     next: (u32, u64),
 }
 
-/// How soon a block's pages are to be taken, the greatest first: those that are ready (`ready`, to the stream without
-/// waiting) before those that are not; of equal ones those of the block that has been free for longest, which is the
+/// How soon an extent's pages are to be taken, the greatest first: those that are ready (`ready`, to the stream without
+/// waiting) before those that are not; of equal ones those of the extent that has been free for longest, which is the
 /// least likely to be wanted soon. In one number, which is compared faster than three; `number` says in which order
-/// the blocks were found.
+/// the extents were found.
 fn rank(ready: bool, freed: u64, number: u32) -> u128 {
     u128::from(ready) << 96 | u128::from(!freed) << 32 | u128::from(number)
 }
 
-/// The pages that free blocks could give to one miss. Most misses take a few of many: so blocks are listed, not pages,
+/// The pages that free extents could give to one miss. Most misses take a few of many: so extents are listed, not pages,
 /// and a page is looked for when it is taken.
 #[derive(Debug, Default)]
 pub(super) struct Donors {
@@ -52,11 +52,11 @@ pub(super) struct Donors {
     best: Option<(u32, usize)>,
     /// Region and base pages of the place that is backed, which gives none.
     place: (u32, (u64, u64)),
-    /// Blocks whose pages went back to the device: to be made unmapped once the miss is over, since that joins
-    /// blocks, which the miss has in hand.
-    pub(super) emptied: Vec<BlockId>,
-    /// The free block that pages were cut out of last. It is on no index.
-    open_donor: Option<BlockId>,
+    /// Extents whose pages went back to the device: to be made unmapped once the miss is over, since that joins
+    /// extents, which the miss has in hand.
+    pub(super) emptied: Vec<ExtentId>,
+    /// The free extent that pages were cut out of last. It is on no index.
+    open_donor: Option<ExtentId>,
 }
 
 /// Pages considered in one miss that lacks no more base pages than that. Bounds the miss where very much is free in pieces.
@@ -101,7 +101,7 @@ impl Donors {
             let donor = &mut self.list[at];
             if let Some(page) = donor.next_page(class, regions, self.place) {
                 let is_ready = donor.rank >> 96 != 0;
-                return Some(DonorPage { page, block: donor.block, is_ready });
+                return Some(DonorPage { page, extent: donor.extent, is_ready });
             }
             donor.classes &= !(1 << class);
             self.best = None;
@@ -154,7 +154,7 @@ fn is_beside((region, base_pages): (u32, (u64, u64)), place: (u32, (u64, u64))) 
 }
 
 impl Arena {
-    /// The pages outside the place that free blocks could give to `stream`.
+    /// The pages outside the place that free extents could give to `stream`.
     pub(super) fn donors(&mut self, place: &Place, stream: &Stream) -> Donors {
         let mut donors = std::mem::take(&mut self.spare_donors);
         if self.keeps {
@@ -168,16 +168,16 @@ impl Arena {
         let mut reach = self.timelines.reach(stream.timeline(), self.policies);
         for zone in Zone::BOTH {
             for id in self.free[zone as usize].at_least(self.layout.units_per_base_page()) {
-                let block = &mut self.blocks[id];
-                let ready = reach.covers(&block.fence);
+                let extent = &mut self.extents[id];
+                let ready = reach.covers(&extent.fence);
                 if !ready && !self.policies.internal_dependencies {
                     continue;
                 }
-                let region = block.region;
+                let region = extent.region;
                 let base_pages =
-                    (self.layout.base_pages_for(block.start), self.layout.base_page_of(block.end()));
+                    (self.layout.base_pages_for(extent.start), self.layout.base_page_of(extent.end()));
                 let whole = if is_beside((region, base_pages), donors.place) {
-                    *block
+                    *extent
                         .whole
                         .get_or_insert_with(|| self.regions.whole_within(region, base_pages, |_| true))
                 } else {
@@ -190,10 +190,10 @@ impl Arena {
                         // What was found so far has to do.
                         return donors;
                     }
-                    let rank = rank(ready, block.freed, count);
+                    let rank = rank(ready, extent.freed, count);
                     donors.classes |= whole.classes;
                     let (classes, next) = (whole.classes, (u32::MAX, 0));
-                    donors.list.push(Donor { rank, block: id, region, base_pages, classes, next });
+                    donors.list.push(Donor { rank, extent: id, region, base_pages, classes, next });
                 }
                 if u64::from(count) >= enough {
                     return donors;
@@ -203,13 +203,13 @@ impl Arena {
         donors
     }
 
-    /// The base pages that lie wholly in a block: the first, and the first behind them.
-    pub(super) fn base_pages_within(&self, id: BlockId) -> (u64, u64) {
-        let block = &self.blocks[id];
-        (self.layout.base_pages_for(block.start), self.layout.base_page_of(block.end()))
+    /// The base pages that lie wholly in an extent: the first, and the first behind them.
+    pub(super) fn base_pages_within(&self, id: ExtentId) -> (u64, u64) {
+        let extent = &self.extents[id];
+        (self.layout.base_pages_for(extent.start), self.layout.base_page_of(extent.end()))
     }
 
-    /// Maps the largest page that fits from a free block elsewhere to the cursor; its old mapping is pending unmap.
+    /// Maps the largest page that fits from a free extent elsewhere to the cursor; its old mapping is pending unmap.
     /// Returns whether there was one.
     pub(super) fn remap_from_donor(
         &mut self,
@@ -222,47 +222,47 @@ impl Arena {
         }
         while let Some(donated) = donors.take_at_most(cursor.room(), &self.regions) {
             let Some((from, home)) = self.whereabouts(&donated) else { continue };
-            if !donated.is_ready && !self.make_block_ready(from, stream)? {
+            if !donated.is_ready && !self.make_extent_ready(from, stream)? {
                 continue;
             }
             if !self.make_room_for_fence(from, cursor) {
                 return Err(Refusal::of_host("a list of streams", self.host_bytes()));
             }
-            let freed = self.blocks[from].freed;
+            let freed = self.extents[from].freed;
             let at = self.next_address(cursor);
-            // SAFETY: the arena reserved the range, and the block there says that nothing is mapped.
+            // SAFETY: the arena reserved the range, and the extent there says that nothing is mapped.
             unsafe { self.pages.map(donated.page, at) }
                 .map_err(|failure| self.note_map_failure(donated.page, cursor, failure))?;
             let pending_unmap = self.cut_page(from, home, donated.page, donors);
             self.pending_unmap.push(pending_unmap);
-            // Out of the block for as long as it is read.
-            let fence = std::mem::take(&mut self.blocks[pending_unmap].fence);
+            // Out of the extent for as long as it is read.
+            let fence = std::mem::take(&mut self.extents[pending_unmap].fence);
             self.attach(donated.page, cursor, &fence, freed);
-            self.blocks[pending_unmap].fence = fence;
+            self.extents[pending_unmap].fence = fence;
             self.counters.pages_stolen.add(1);
             return Ok(true);
         }
         Ok(false)
     }
 
-    /// Sees to it that a page of a free block can be cut out of it, and put into a cursor, without memory of the host's for
+    /// Sees to it that a page of a free extent can be cut out of it, and put into a cursor, without memory of the host's for
     /// the streams that freed it. `false` where it is refused.
-    fn make_room_for_fence(&mut self, from: BlockId, cursor: &MapCursor) -> bool {
-        let streams = self.blocks[from].fence.len();
-        self.blocks.make_room_to_split(from)
+    fn make_room_for_fence(&mut self, from: ExtentId, cursor: &MapCursor) -> bool {
+        let streams = self.extents[from].fence.len();
+        self.extents.make_room_to_split(from)
             && [cursor.backed, cursor.unmapped].into_iter().flatten().all(|id| {
-                let fence = &mut self.blocks[id].fence;
+                let fence = &mut self.extents[id].fence;
                 // Nearly always both are of the same stream.
                 streams <= 1 && fence.len() <= 1 || fence.make_room(streams)
             })
     }
 
-    /// The piece of a block that holds the page now, and where the page is.
-    fn whereabouts(&self, donated: &DonorPage) -> Option<(BlockId, (u32, u64))> {
+    /// The piece of an extent that holds the page now, and where the page is.
+    fn whereabouts(&self, donated: &DonorPage) -> Option<(ExtentId, (u32, u64))> {
         let (region, base_page) = self.pages.get(donated.page).home?;
         let base_page = u64::from(base_page);
         Some((
-            self.piece_at(donated.block, base_page * self.layout.units_per_base_page()),
+            self.piece_at(donated.extent, base_page * self.layout.units_per_base_page()),
             (region, base_page),
         ))
     }
@@ -294,18 +294,18 @@ impl Arena {
     fn give_back(&mut self, donated: &DonorPage, donors: &mut Donors) -> Result<bool, DeviceError> {
         let Some((from, (region, base_page))) = self.whereabouts(donated) else { return Ok(false) };
         if !self.make_room_for_page()
-            || !self.blocks.make_room_to_split(from)
+            || !self.extents.make_room_to_split(from)
             || donors.emptied.try_reserve(1).is_err()
         {
             return Ok(false);
         }
-        self.poll_quietly(&self.blocks[from].fence);
+        self.poll_quietly(&self.extents[from].fence);
         let old_mappings = self.pages.mappings(donated.page) > 1;
-        if old_mappings || !self.timelines.is_complete(&self.blocks[from].fence) {
+        if old_mappings || !self.timelines.is_complete(&self.extents[from].fence) {
             return Ok(false);
         }
         let at = self.regions.address(region, base_page * self.layout.units_per_base_page(), &self.layout);
-        // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
+        // SAFETY: the page is mapped here and lies wholly in a free extent whose fence is complete; the
         // program holds no pointer into it.
         unsafe { self.pages.unmap(donated.page, at) }?;
         let emptied = self.cut_page(from, (region, base_page), donated.page, donors);
@@ -313,16 +313,16 @@ impl Arena {
         self.pages.release(donated.page).map(|_| true)
     }
 
-    /// Cuts the page's range out of the free block `from`, as a block pending unmap that the caller lists. What is left of
-    /// the block before it is on no index until the [end](Self::close_donor): the next page is likely to be the one
+    /// Cuts the page's range out of the free extent `from`, as an extent pending unmap that the caller lists. What is left of
+    /// the extent before it is on no index until the [end](Self::close_donor): the next page is likely to be the one
     /// before.
     fn cut_page(
         &mut self,
-        from: BlockId,
+        from: ExtentId,
         (region, base_page): (u32, u64),
         page: PageId,
         donors: &mut Donors,
-    ) -> BlockId {
+    ) -> ExtentId {
         let per_base_page = self.layout.units_per_base_page();
         let base_pages = self.pages.get(page).base_pages;
         let (start, end) = (base_page * per_base_page, (base_page + u64::from(base_pages)) * per_base_page);
@@ -332,19 +332,19 @@ impl Arena {
         }
         let mut cut = from;
         donors.open_donor = None;
-        if self.blocks[from].start < start {
-            cut = self.blocks.split(from, start);
+        if self.extents[from].start < start {
+            cut = self.extents.split(from, start);
             donors.open_donor = Some(from);
         }
-        if end < self.blocks[cut].end() {
+        if end < self.extents[cut].end() {
             self.index_rest(cut, end);
         }
         self.regions.set_page(region, base_page, base_pages, None);
-        self.blocks[cut].state = State::PendingUnmap(page);
+        self.extents[cut].state = State::PendingUnmap(page);
         cut
     }
 
-    /// Puts what is left of the block that pages were cut out of last on the index.
+    /// Puts what is left of the extent that pages were cut out of last on the index.
     pub(super) fn close_donor(&mut self, donors: &mut Donors) {
         if let Some(open_donor) = donors.open_donor.take() {
             self.index_free(open_donor);

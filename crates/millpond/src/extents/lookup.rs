@@ -1,7 +1,7 @@
 //! What an arena says of its blocks: what a pointer is, what is allocated, and how much is held.
 
 use super::Arena;
-use super::extent::{BlockId, State};
+use super::extent::{ExtentId, State};
 use super::page_map::BlockDescriptor;
 use super::regions::Source;
 use crate::device::DevicePtr;
@@ -16,7 +16,7 @@ thread_local! {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Pointer {
     /// The start of a live block.
-    Live(BlockId),
+    Live(ExtentId),
     /// Inside the live block that starts at the address.
     Inside(DevicePtr),
     /// In the arena's address space, but in no live block.
@@ -37,20 +37,20 @@ impl Arena {
         (self.allocated_blocks.iter().sum(), self.allocated_units * self.layout.unit_bytes)
     }
 
-    pub(super) fn descriptor_of(&self, id: BlockId) -> Option<&BlockDescriptor> {
-        let block = &self.blocks[id];
-        self.regions.allocated_at(block.region, block.start * self.layout.unit_bytes)
+    pub(super) fn descriptor_of(&self, id: ExtentId) -> Option<&BlockDescriptor> {
+        let extent = &self.extents[id];
+        self.regions.allocated_at(extent.region, extent.start * self.layout.unit_bytes)
     }
 
     /// Bytes asked for in a live block.
-    pub(crate) fn requested(&self, id: BlockId) -> u64 {
+    pub(crate) fn requested(&self, id: ExtentId) -> u64 {
         let bytes = self.bytes(id);
         self.descriptor_of(id).map_or(bytes, BlockDescriptor::requested)
     }
 
-    /// Length of a block in bytes.
-    pub(crate) fn bytes(&self, id: BlockId) -> u64 {
-        self.blocks[id].units * self.layout.unit_bytes
+    /// Length of an extent in bytes.
+    pub(crate) fn bytes(&self, id: ExtentId) -> u64 {
+        self.extents[id].units * self.layout.unit_bytes
     }
 
     /// Every live block, as its start and the bytes asked for.
@@ -76,29 +76,30 @@ impl Arena {
     fn look_inside(&self, region: u32, unit: u64) -> Pointer {
         let mut at = self.regions.head(region);
         while let Some(id) = at {
-            let block = &self.blocks[id];
-            if unit < block.start + block.units {
+            let extent = &self.extents[id];
+            if unit < extent.start + extent.units {
                 let live = self.descriptor_of(id).is_some_and(BlockDescriptor::is_live);
                 return if live { Pointer::Inside(self.address_of(id)) } else { Pointer::NotLive };
             }
-            at = block.next;
+            at = extent.next;
         }
         Pointer::NotLive
     }
 
-    /// Whether a block with this name is allocated, and starts there.
-    pub(super) fn is_allocated_at(&self, id: BlockId, ptr: DevicePtr) -> bool {
-        self.blocks.get(id).is_some_and(|block| block.state == State::Allocated) && self.address_of(id) == ptr
+    /// Whether an extent with this name is allocated, and starts there.
+    pub(super) fn is_allocated_at(&self, id: ExtentId, ptr: DevicePtr) -> bool {
+        self.extents.get(id).is_some_and(|extent| extent.state == State::Allocated)
+            && self.address_of(id) == ptr
     }
 
-    pub(super) fn address_of(&self, id: BlockId) -> DevicePtr {
-        let block = &self.blocks[id];
-        self.regions.address(block.region, block.start, &self.layout)
+    pub(super) fn address_of(&self, id: ExtentId) -> DevicePtr {
+        let extent = &self.extents[id];
+        self.regions.address(extent.region, extent.start, &self.layout)
     }
 
     /// Every allocated block: its descriptor.
-    pub(crate) fn iter_allocated(&self) -> impl Iterator<Item = (BlockId, &BlockDescriptor)> {
-        let allocated = self.blocks.iter().filter(|(_, block)| block.state == State::Allocated);
+    pub(crate) fn iter_allocated(&self) -> impl Iterator<Item = (ExtentId, &BlockDescriptor)> {
+        let allocated = self.extents.iter().filter(|(_, extent)| extent.state == State::Allocated);
         allocated.filter_map(|(id, _)| Some((id, self.descriptor_of(id)?)))
     }
 }

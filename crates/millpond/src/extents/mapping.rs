@@ -1,4 +1,4 @@
-//! The miss path: where no free block fits, choose a place in address space and put pages behind it.
+//! The miss path: where no free extent fits, choose a place in address space and put pages behind it.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use super::page_map::RegionMap;
 use super::placement::Place;
 use super::regions::Region;
 use super::search::Want;
-use super::{Arena, BlockId, Refusal, Zone};
+use super::{Arena, ExtentId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
 use crate::order::{Fence, Stream};
 use crate::physical::{MapFailure, NoPage, PageId, Shortage};
@@ -27,13 +27,13 @@ const FEW_PAGES: u64 = 96;
 /// Where pages for a place may come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PageOrigin {
-    /// From free blocks elsewhere, as long as there are some; else from the device.
+    /// From free extents elsewhere, as long as there are some; else from the device.
     All,
     /// From the device only.
     Growth,
 }
 
-/// Base pages of an unmapped block that are being backed. They are on no index meanwhile: each page would be put there to be taken off
+/// Base pages of an unmapped extent that are being backed. They are on no index meanwhile: each page would be put there to be taken off
 /// again for the next.
 #[derive(Debug)]
 pub(super) struct MapCursor {
@@ -42,14 +42,14 @@ pub(super) struct MapCursor {
     base_page: u64,
     end: u64,
     /// What is backed already.
-    pub(super) backed: Option<BlockId>,
+    pub(super) backed: Option<ExtentId>,
     /// What is unmapped from `base_page` on, if anything is.
-    pub(super) unmapped: Option<BlockId>,
+    pub(super) unmapped: Option<ExtentId>,
 }
 
 impl MapCursor {
-    /// Base pages that are all of an unmapped block, which is on no index.
-    pub(super) fn over(region: u32, (base_page, end): (u64, u64), unmapped: BlockId) -> Self {
+    /// Base pages that are all of an unmapped extent, which is on no index.
+    pub(super) fn over(region: u32, (base_page, end): (u64, u64), unmapped: ExtentId) -> Self {
         Self { region, base_page, end, backed: None, unmapped: Some(unmapped) }
     }
 
@@ -60,7 +60,7 @@ impl MapCursor {
 }
 
 impl Arena {
-    /// Backs a place for `want`; returns the free block there and the unit in it to start at. What that takes is paid out
+    /// Backs a place for `want`; returns the free extent there and the unit in it to start at. What that takes is paid out
     /// of the [remap budget](super::remap_budget).
     #[cold]
     pub(super) fn back(
@@ -68,7 +68,7 @@ impl Arena {
         want: &Want,
         stream: &Stream,
         origin: PageOrigin,
-    ) -> Result<(BlockId, u64), Refusal> {
+    ) -> Result<(ExtentId, u64), Refusal> {
         if !self.device.properties().virtual_memory {
             return self.back_by_segment(want);
         }
@@ -83,7 +83,7 @@ impl Arena {
         want: &Want,
         stream: &Stream,
         origin: PageOrigin,
-    ) -> Result<(BlockId, u64), Refusal> {
+    ) -> Result<(ExtentId, u64), Refusal> {
         self.reap();
         let place = self.choose_place(want, stream)?;
         let mut donors = match origin {
@@ -93,7 +93,7 @@ impl Arena {
         let filled = self.fill(want, &place, &mut donors, stream);
         self.close_donor(&mut donors);
         let whole = filled.map(|()| self.join_window(&place));
-        // Last, since it joins blocks that the place or the donors may name.
+        // Last, since it joins extents that the place or the donors may name.
         for id in &donors.emptied {
             self.make_unmapped(*id);
         }
@@ -112,9 +112,9 @@ impl Arena {
     ) -> Result<(), Refusal> {
         self.back_entries(place)?;
         let mut at = Some(place.first);
-        while let Some(id) = at.filter(|id| self.blocks[*id].start < place.end) {
-            let next = self.blocks[id].next;
-            if self.blocks[id].state == State::Unmapped {
+        while let Some(id) = at.filter(|id| self.extents[*id].start < place.end) {
+            let next = self.extents[id].next;
+            if self.extents[id].state == State::Unmapped {
                 let (first, end) = self.unmapped_base_pages(id, (place.start, place.end));
                 self.fill_unmapped(want, id, (first, end), donors, stream)?;
             }
@@ -139,11 +139,11 @@ impl Arena {
         Err(Refusal::of_host("memory for where blocks lie", bytes))
     }
 
-    /// Backs the base pages `base_pages.0..base_pages.1`, which lie in the unmapped block `unmapped`.
+    /// Backs the base pages `base_pages.0..base_pages.1`, which lie in the unmapped extent `unmapped`.
     fn fill_unmapped(
         &mut self,
         want: &Want,
-        unmapped: BlockId,
+        unmapped: ExtentId,
         base_pages: (u64, u64),
         donors: &mut Donors,
         stream: &Stream,
@@ -218,35 +218,35 @@ impl Arena {
 
     fn short_length(&self, want: &Want) -> u32 {
         let now = self.device.now();
-        let block = want.units >> self.layout.base_page_shift();
+        let requested = want.units >> self.layout.base_page_shift();
         let short = if self.remap_budget.savings(now) >= MUCH_SAVED {
-            block / MORE_PAGES_IN_BLOCK
+            requested / MORE_PAGES_IN_BLOCK
         } else {
             let enough = if self.remap_budget.has_credit(now) { MANY_PAGES } else { FEW_PAGES };
             let held = self.counters.reserved.current() / self.layout.base_page_bytes;
-            (block / PAGES_IN_BLOCK).max(held / enough)
+            (requested / PAGES_IN_BLOCK).max(held / enough)
         };
         u32::try_from(short.max(1)).unwrap_or(u32::MAX)
     }
 
     // ---- moving pages ----------------------------------------------------------------------------
 
-    /// Takes base pages of an unmapped block off the indexes, to be backed one after the other. To be
+    /// Takes base pages of an unmapped extent off the indexes, to be backed one after the other. To be
     /// [closed](Self::close_cursor) whatever comes of it.
-    pub(super) fn open_cursor(&mut self, unmapped: BlockId, (base_page, end): (u64, u64)) -> MapCursor {
-        let (zone, region) = (self.blocks[unmapped].zone as usize, self.blocks[unmapped].region);
-        self.unmapped[zone].remove(&self.blocks[unmapped]);
+    pub(super) fn open_cursor(&mut self, unmapped: ExtentId, (base_page, end): (u64, u64)) -> MapCursor {
+        let (zone, region) = (self.extents[unmapped].zone as usize, self.extents[unmapped].region);
+        self.unmapped[zone].remove(&self.extents[unmapped]);
         let mut unmapped = unmapped;
         let start = base_page * self.layout.units_per_base_page();
-        if self.blocks[unmapped].start < start {
-            let rest = self.blocks.split(unmapped, start);
-            self.unmapped[zone].insert(&self.blocks[unmapped], unmapped);
+        if self.extents[unmapped].start < start {
+            let rest = self.extents.split(unmapped, start);
+            self.unmapped[zone].insert(&self.extents[unmapped], unmapped);
             unmapped = rest;
         }
         MapCursor::over(region, (base_page, end), unmapped)
     }
 
-    /// Puts on the indexes what was backed of a cursor, as one free block, and what is left of the unmapped one.
+    /// Puts on the indexes what was backed of a cursor, as one free extent, and what is left of the unmapped one.
     pub(super) fn close_cursor(&mut self, cursor: &MapCursor) {
         if let Some(unmapped) = cursor.unmapped {
             // Where nothing could be backed, what lies before it is unmapped too.
@@ -254,7 +254,7 @@ impl Arena {
         }
         if let Some(backed) = cursor.backed {
             self.index_free(backed);
-            // Its neighbours may be free too; whoever needs a longer block joins them.
+            // Its neighbours may be free too; whoever needs a longer extent joins them.
             self.list_if_unmerged(backed);
         }
     }
@@ -268,7 +268,7 @@ impl Arena {
         freed: u64,
     ) -> Result<(), Refusal> {
         let at = self.next_address(cursor);
-        // SAFETY: the arena reserved the range, and the block there says that nothing is mapped.
+        // SAFETY: the arena reserved the range, and the extent there says that nothing is mapped.
         if let Err(failure) = unsafe { self.pages.map(page, at) } {
             return Err(self.park_after_map_failure(page, cursor, failure));
         }
@@ -311,7 +311,7 @@ impl Arena {
             MapFailure::Clean(error) => error,
             MapFailure::Stuck(error) => {
                 let stuck = self.cut_unmapped(cursor, self.pages.get(page).base_pages);
-                self.blocks[stuck].state = State::PendingUnmap(page);
+                self.extents[stuck].state = State::PendingUnmap(page);
                 self.pending_unmap.push(stuck);
                 error
             }
@@ -325,22 +325,22 @@ impl Arena {
         self.move_in(page, cursor.region, base_page);
         if let Some((backed, unmapped)) = cursor.backed.zip(cursor.unmapped) {
             let units = u64::from(base_pages) << self.layout.base_page_shift();
-            if units < self.blocks[unmapped].units {
+            if units < self.extents[unmapped].units {
                 cursor.base_page += u64::from(base_pages);
-                self.blocks.move_bound(backed, unmapped, units);
-                let block = &mut self.blocks[backed];
-                block.freed = block.freed.max(freed);
-                block.fence.join(fence);
+                self.extents.move_bound(backed, unmapped, units);
+                let extent = &mut self.extents[backed];
+                extent.freed = extent.freed.max(freed);
+                extent.fence.join(fence);
                 return;
             }
         }
         let new = self.cut_unmapped(cursor, base_pages);
-        let block = &mut self.blocks[new];
-        block.state = State::Free;
-        block.fence.clone_from(fence);
-        block.freed = freed;
+        let extent = &mut self.extents[new];
+        extent.state = State::Free;
+        extent.fence.clone_from(fence);
+        extent.freed = freed;
         cursor.backed = Some(match cursor.backed {
-            Some(backed) => self.blocks.join(backed, new),
+            Some(backed) => self.extents.join(backed, new),
             None => new,
         });
     }
@@ -353,33 +353,33 @@ impl Arena {
         self.regions.set_page(region, base_page, known.base_pages, Some(page));
     }
 
-    /// Cuts the next base pages off a cursor's unmapped block.
-    fn cut_unmapped(&mut self, cursor: &mut MapCursor, base_pages: u32) -> BlockId {
-        let cut = cursor.unmapped.expect("a cursor that is not at its end has an unmapped block");
+    /// Cuts the next base pages off a cursor's unmapped extent.
+    fn cut_unmapped(&mut self, cursor: &mut MapCursor, base_pages: u32) -> ExtentId {
+        let cut = cursor.unmapped.expect("a cursor that is not at its end has an unmapped extent");
         cursor.base_page += u64::from(base_pages);
         let end = cursor.base_page * self.layout.units_per_base_page();
-        cursor.unmapped = (end < self.blocks[cut].end()).then(|| self.blocks.split(cut, end));
+        cursor.unmapped = (end < self.extents[cut].end()).then(|| self.extents.split(cut, end));
         cut
     }
 
-    /// The piece of what was one block, and is still linked from `first` on, that holds the unit.
-    pub(super) fn piece_at(&self, first: BlockId, unit: u64) -> BlockId {
+    /// The piece of what was one extent, and is still linked from `first` on, that holds the unit.
+    pub(super) fn piece_at(&self, first: ExtentId, unit: u64) -> ExtentId {
         let mut at = first;
-        while self.blocks[at].end() <= unit {
-            at = self.blocks[at].next.expect("the pieces of a block cover what it covered");
+        while self.extents[at].end() <= unit {
+            at = self.extents[at].next.expect("the pieces of an extent cover what it covered");
         }
         at
     }
 
-    /// Joins the free blocks of a place, which is wholly backed now, into one.
-    fn join_window(&mut self, place: &Place) -> BlockId {
+    /// Joins the free extents of a place, which is wholly backed now, into one.
+    fn join_window(&mut self, place: &Place) -> ExtentId {
         let mut whole = self.piece_at(place.first, place.start);
         // Off the index once, and on it once, of however many pieces it is made.
         self.remove_free(whole);
-        while self.blocks[whole].end() < place.end {
-            let next = self.blocks[whole].next.expect("a place is covered by blocks");
+        while self.extents[whole].end() < place.end {
+            let next = self.extents[whole].next.expect("a place is covered by extents");
             self.remove_free(next);
-            whole = self.blocks.join(whole, next);
+            whole = self.extents.join(whole, next);
         }
         self.index_free(whole);
         whole

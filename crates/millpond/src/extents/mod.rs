@@ -2,9 +2,9 @@
 //!
 //! Uses `physical/`, `order/` and `device/`. One arena belongs to one pool and is used under its lock.
 //!
-//! **Base pages and blocks.** Address space comes in *regions*, cut into *base pages*, as long as the smallest page.
-//! Every byte of a region belongs to one *block*: allocated (in the program's hands, or in a magazine of `cache/`),
-//! free (backed by pages), unmapped (nothing mapped) or pending unmap (an old mapping of a remapped page, kept until the work that used it is complete). Blocks are cut at
+//! **Base pages and extents.** Address space comes in *regions*, cut into *base pages*, as long as the smallest page.
+//! Every byte of a region belongs to one *extent*: allocated (in the program's hands, or in a magazine of `cache/`),
+//! free (backed by pages), unmapped (nothing mapped) or pending unmap (an old mapping of a remapped page, kept until the work that used it is complete). Extents are cut at
 //! the pool's minimum alignment and linked in address order; free ones carry a fence.
 //!
 //! **Zones.** Small blocks live in regions of their own, over the smallest pages, so that a long-lived small
@@ -12,12 +12,12 @@
 //! freely between the zones.
 //!
 //! **How one allocation passes through** ([`Arena::alloc`]):
-//! 1. the best fit among the free blocks that the stream may use, by what is known already or, where one that fits better
+//! 1. the best fit among the free extents that the stream may use, by what is known already or, where one that fits better
 //!    might be ready by now, by a look at the device (*opportunistic*); where it leaves much over, the lowest instead;
 //! 2. the same by making the stream wait (*internal dependencies*);
 //! 3. the same after joining neighbours that were kept apart because different streams freed them;
 //! 4. a *miss* (`mapping`): choose the place that lacks the fewest pages (`placement`), back it with parked
-//!    pages, with pages remapped from free blocks elsewhere (`donors`), and only then with new ones; where that
+//!    pages, with pages remapped from free extents elsewhere (`donors`), and only then with new ones; where that
 //!    would take more memory than ever before, free pages that are too long are given back for it first.
 //!
 //! Blocks lie close together: a miss grows what is free already rather than to begin elsewhere, so that best fit finds
@@ -56,8 +56,8 @@ mod trim;
 
 use std::sync::Arc;
 
-pub(crate) use extent::{BlockId, Zone};
-use extent::{Blocks, State};
+pub(crate) use extent::{ExtentId, Zone};
+use extent::{Extents, State};
 use index::{FreeIndex, UnmappedIndex};
 pub(crate) use layout::Layout;
 #[cfg(test)]
@@ -115,7 +115,7 @@ impl From<DeviceError> for Refusal {
     }
 }
 
-/// Blocks that there is room for before anything is asked for: to cut one out of another makes two.
+/// Extents that there is room for before anything is asked for: to cut one out of another makes two.
 const ROOM: usize = 4;
 
 /// A block that the arena allocates.
@@ -141,7 +141,7 @@ pub(crate) struct Arena {
     /// them. See [`Arena::that_keeps`].
     keeps: bool,
     regions: Regions,
-    blocks: Blocks,
+    extents: Extents,
     free: [FreeIndex; 2],
     unmapped: [UnmappedIndex; 2],
     remap_budget: remap_budget::RemapBudget,
@@ -150,14 +150,14 @@ pub(crate) struct Arena {
     spare_donors: donors::Donors,
     /// Pages that the request under way created, to be given back if it fails.
     created: Vec<PageId>,
-    /// Blocks pending unmap, in no order.
-    pending_unmap: Vec<BlockId>,
-    /// Free blocks with a free neighbour behind another fence: of each such pair at least one. Each id once;
-    /// some are of blocks that are gone.
-    unmerged: Vec<BlockId>,
+    /// Extents pending unmap, in no order.
+    pending_unmap: Vec<ExtentId>,
+    /// Free extents with a free neighbour behind another fence: of each such pair at least one. Each id once;
+    /// some are of extents that are gone.
+    unmerged: Vec<ExtentId>,
     /// Memory for the next time that those are joined.
-    kept_apart: Vec<BlockId>,
-    /// Counts frees, to tell old free blocks from young ones.
+    kept_apart: Vec<ExtentId>,
+    /// Counts frees, to tell old free extents from young ones.
     frees: u64,
     /// Allocated blocks, by zone, and their units.
     allocated_blocks: [u64; 2],
@@ -185,7 +185,7 @@ impl Arena {
             pages,
             keeps: false,
             regions: Regions::new(&layout),
-            blocks: Blocks::default(),
+            extents: Extents::default(),
             free: Default::default(),
             unmapped: Default::default(),
             remap_budget,
@@ -317,24 +317,24 @@ impl Arena {
     /// What is asked for; and what the host must have for it to be cut, and freed again, while nothing has changed.
     fn want(&mut self, units: u64, align: u64) -> Result<search::Want, Refusal> {
         debug_assert!(0 < units && units < MOST_UNITS);
-        if !self.blocks.make_room(ROOM) || !self.make_room_beside_blocks() {
+        if !self.extents.make_room(ROOM) || !self.make_room_beside_extents() {
             return Err(Refusal::of_host("a list of blocks", self.host_bytes()));
         }
         let zone = self.layout.zone_of(units);
         Ok(search::Want { zone, units, align: align.max(self.layout.unit_bytes) })
     }
 
-    /// The host's memory for blocks.
+    /// The host's memory for extents.
     fn host_bytes(&self) -> u64 {
-        (self.blocks.capacity() * size_of::<extent::Block>()) as u64
+        (self.extents.capacity() * size_of::<extent::Extent>()) as u64
     }
 
-    /// What a free may need: room in the list of unmerged blocks, and descriptors for as many blocks as there are records for.
+    /// What a free may need: room in the list of unmerged extents, and descriptors for as many blocks as there are records for.
     /// And what an earlier one could not have: a place in the index.
     #[inline]
-    fn make_room_beside_blocks(&mut self) -> bool {
+    fn make_room_beside_extents(&mut self) -> bool {
         // Nearly always there is.
-        self.unmerged.capacity() >= self.blocks.capacity()
+        self.unmerged.capacity() >= self.extents.capacity()
             && !self.free.iter().chain(&self.unmapped).any(FreeIndex::lacks)
             || self.make_room_for_records() && self.complete_indexes()
     }
@@ -342,12 +342,12 @@ impl Arena {
     /// The first two.
     #[cold]
     fn make_room_for_records(&mut self) -> bool {
-        let all = self.blocks.capacity();
+        let all = self.extents.capacity();
         self.descriptors.as_ref().is_none_or(|descriptors| descriptors.back(all))
             && self.unmerged.try_reserve_exact(all - self.unmerged.len()).is_ok()
     }
 
-    /// Puts every block on its index that is missing there, since the host refused memory. `false` where it still does.
+    /// Puts every extent on its index that is missing there, since the host refused memory. `false` where it still does.
     /// Called between requests, when none is missing for another reason.
     #[cold]
     fn complete_indexes(&mut self) -> bool {
@@ -355,21 +355,21 @@ impl Arena {
             return true;
         }
         self.free.iter_mut().chain(&mut self.unmapped).for_each(FreeIndex::complete);
-        for (id, block) in self.blocks.iter() {
-            match block.state {
-                State::Free => self.free[block.zone as usize].insert_missing(block, id),
-                State::Unmapped => self.unmapped[block.zone as usize].insert_missing(block, id),
+        for (id, extent) in self.extents.iter() {
+            match extent.state {
+                State::Free => self.free[extent.zone as usize].insert_missing(extent, id),
+                State::Unmapped => self.unmapped[extent.zone as usize].insert_missing(extent, id),
                 _ => {}
             }
         }
         !self.free.iter().chain(&self.unmapped).any(FreeIndex::lacks)
     }
 
-    /// What the next page of a miss may need: blocks for the pieces that it is cut out of and put into, and room in the
+    /// What the next page of a miss may need: extents for the pieces that it is cut out of and put into, and room in the
     /// lists.
     pub(super) fn make_room_for_page(&mut self) -> bool {
-        self.blocks.make_room(2 * ROOM)
-            && (self.unmerged.capacity() >= self.blocks.capacity() || self.make_room_for_records())
+        self.extents.make_room(2 * ROOM)
+            && (self.unmerged.capacity() >= self.extents.capacity() || self.make_room_for_records())
             && self.pending_unmap.try_reserve(1).is_ok()
             && self.created.try_reserve(1).is_ok()
     }
@@ -380,7 +380,7 @@ impl Arena {
         want: &search::Want,
         stream: &Stream,
         origin: PageOrigin,
-    ) -> Result<(BlockId, u64), Refusal> {
+    ) -> Result<(ExtentId, u64), Refusal> {
         self.created.clear();
         self.back(want, stream, origin).inspect_err(|_| {
             if let Err(error) = self.undo_created() {
@@ -397,7 +397,7 @@ impl Arena {
         let is_allocated = descriptor.is_between();
         debug_assert!(
             !is_allocated || self.is_allocated_at(descriptor.id(), descriptor.ptr()),
-            "an entry that is open is that of its block"
+            "an open descriptor is that of its block"
         );
         is_allocated && self.free(descriptor.id(), fence)
     }
@@ -405,17 +405,17 @@ impl Arena {
     /// Takes back an allocated block, to be used after the work that `fence` names and the uses that were
     /// recorded. `false`, and nothing changed, where it is not out.
     #[must_use]
-    pub(crate) fn free(&mut self, id: BlockId, mut fence: Fence) -> bool {
-        let block = &mut self.blocks[id];
-        if block.state != State::Allocated {
+    pub(crate) fn free(&mut self, id: ExtentId, mut fence: Fence) -> bool {
+        let extent = &mut self.extents[id];
+        if extent.state != State::Allocated {
             return false;
         }
-        self.timelines.add_uses(&mut fence, &mut block.fence);
+        self.timelines.add_uses(&mut fence, &mut extent.fence);
         self.frees += 1;
-        (block.state, block.freed, block.fence) = (State::Free, self.frees, fence);
-        self.allocated_blocks[block.zone as usize] -= 1;
-        self.allocated_units -= block.units;
-        self.regions.get(block.region).map.close(block.start * self.layout.unit_bytes);
+        (extent.state, extent.freed, extent.fence) = (State::Free, self.frees, fence);
+        self.allocated_blocks[extent.zone as usize] -= 1;
+        self.allocated_units -= extent.units;
+        self.regions.get(extent.region).map.close(extent.start * self.layout.unit_bytes);
         self.insert_free(id);
         true
     }
@@ -423,28 +423,28 @@ impl Arena {
     /// Notes that the stream uses a live block, so that its free waits for the stream's work too. `false`, and nothing
     /// noted, where the host has no memory for it.
     #[must_use]
-    pub(crate) fn record_use(&mut self, id: BlockId, stream: &Stream) -> bool {
-        let is_noted = self.timelines.add_use(&mut self.blocks[id].fence, stream);
+    pub(crate) fn record_use(&mut self, id: ExtentId, stream: &Stream) -> bool {
+        let is_noted = self.timelines.add_use(&mut self.extents[id].fence, stream);
         if is_noted && let Some(descriptor) = self.descriptor_of(id) {
             descriptor.note_uses();
         }
         is_noted
     }
 
-    /// Cuts `units` at `at` out of a free block, and allocates them. What is left stays free.
+    /// Cuts `units` at `at` out of a free extent, and allocates them. What is left stays free.
     // Inlined: what is put together here is copied in other pieces where it is passed on, and each waits for the last store.
     #[inline(always)]
-    fn carve(&mut self, id: BlockId, at: u64, units: u64, misses: u64) -> Allocation {
+    fn carve(&mut self, id: ExtentId, at: u64, units: u64, misses: u64) -> Allocation {
         let (ptr, descriptor) = self.allocate(id, at, units);
         Allocation { ptr, descriptor, bytes: units * self.layout.unit_bytes, misses }
     }
 
-    fn allocate(&mut self, id: BlockId, at: u64, units: u64) -> (DevicePtr, DescriptorRef) {
-        let block = &self.blocks[id];
-        let (zone, region) = (block.zone, block.region);
+    fn allocate(&mut self, id: ExtentId, at: u64, units: u64) -> (DevicePtr, DescriptorRef) {
+        let extent = &self.extents[id];
+        let (zone, region) = (extent.zone, extent.region);
         self.allocated_blocks[zone as usize] += 1;
         self.allocated_units += units;
-        if block.start == at && units < block.units {
+        if extent.start == at && units < extent.units {
             // Nearly always.
             self.remove_free(id);
             let cut = self.cut_front(id, units);
@@ -459,11 +459,11 @@ impl Arena {
     /// Opens the descriptor of a block that was cut. It is on a line that few have touched: the sooner it is written, the less
     /// is waited for that when the lock is let go.
     #[inline]
-    fn open(&mut self, id: BlockId, region: u32) -> (DevicePtr, DescriptorRef) {
-        let block = &mut self.blocks[id];
-        block.state = State::Allocated;
-        block.fence = Fence::empty();
-        let (start, bytes) = (block.start * self.layout.unit_bytes, block.units * self.layout.unit_bytes);
+    fn open(&mut self, id: ExtentId, region: u32) -> (DevicePtr, DescriptorRef) {
+        let extent = &mut self.extents[id];
+        extent.state = State::Allocated;
+        extent.fence = Fence::empty();
+        let (start, bytes) = (extent.start * self.layout.unit_bytes, extent.units * self.layout.unit_bytes);
         let region = self.regions.get(region);
         (region.base.offset(start), region.map.open(start, id, bytes))
     }

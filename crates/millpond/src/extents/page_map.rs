@@ -25,7 +25,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use super::BlockId;
+use super::ExtentId;
 use super::sparse::{Blank, Sparse};
 use crate::device::DevicePtr;
 use crate::order::Tick;
@@ -95,7 +95,7 @@ impl BlockDescriptor {
     }
 
     /// A block leaves the arena, and is nobody's for now.
-    fn open(&self, ptr: DevicePtr, id: BlockId, bytes: u64) {
+    fn open(&self, ptr: DevicePtr, id: ExtentId, bytes: u64) {
         debug_assert!(ptr.raw() < USES, "a device with addresses beyond 2^62");
         // Relaxed, here and where nothing else is said: whoever reads a descriptor that matters to him got the block's
         // address from a thread that wrote it, or holds the pool's lock. For other addresses (a double free, a foreign
@@ -232,8 +232,8 @@ impl BlockDescriptor {
     }
 
     /// The arena's name of an allocated block.
-    pub(crate) fn id(&self) -> BlockId {
-        BlockId(self.id.load(Ordering::Relaxed))
+    pub(crate) fn id(&self) -> ExtentId {
+        ExtentId(self.id.load(Ordering::Relaxed))
     }
 
     /// A number that whoever has an allocated block may put down here. 0 at first.
@@ -258,7 +258,7 @@ impl BlockDescriptor {
     /// The descriptor of a cached block at `ptr`.
     pub(crate) fn for_test(ptr: DevicePtr, bytes: u64) -> Self {
         let descriptor = Self::none();
-        descriptor.open(ptr, BlockId(0), bytes);
+        descriptor.open(ptr, ExtentId(0), bytes);
         descriptor
     }
 }
@@ -393,7 +393,7 @@ impl RegionMap {
 
     /// Allocates the block that starts at byte `at` of the region, where one [may](Self::back), and whose descriptor may be
     /// [written](Descriptors::back). Under the pool's lock.
-    pub(super) fn open(&self, at: u64, id: BlockId, bytes: u64) -> DescriptorRef {
+    pub(super) fn open(&self, at: u64, id: ExtentId, bytes: u64) -> DescriptorRef {
         let (granule, number) = (self.granule_of(at), id.0 as usize + 1);
         debug_assert!(self.numbers.is_backed(granule) && self.descriptors.0.is_backed(number));
         let place = self.numbers.get(granule).expect("the block lies in the region");
@@ -555,11 +555,14 @@ mod tests {
         page_map.publish(base, 1 << 30, &map);
         let ptr = base.offset((5 << 20) + 512);
         assert!(map.allocated_at(5 << 20).is_none());
-        map.open((5 << 20) + 512, BlockId(7), 2 << 20);
+        map.open((5 << 20) + 512, ExtentId(7), 2 << 20);
         assert!(map.allocated_at(5 << 20).is_none());
         assert!(map.allocated_at((5 << 20) + 1024).is_none());
         let descriptor = map.allocated_at((5 << 20) + 512).expect("the block is allocated");
-        assert_eq!((descriptor.id(), descriptor.bytes(), descriptor.is_live()), (BlockId(7), 2 << 20, false));
+        assert_eq!(
+            (descriptor.id(), descriptor.bytes(), descriptor.is_live()),
+            (ExtentId(7), 2 << 20, false)
+        );
         assert!(!descriptor.is_plain(ptr));
         descriptor.make_live(ptr, 300);
         assert_eq!((descriptor.is_live(), descriptor.requested()), (true, 300));
@@ -571,7 +574,7 @@ mod tests {
         descriptor.set_label(9);
         let here = Place::of(&descriptor);
         descriptor.make_cached(here, 3);
-        assert_eq!((descriptor.id(), descriptor.label(), descriptor.tick()), (BlockId(7), 9, 3));
+        assert_eq!((descriptor.id(), descriptor.label(), descriptor.tick()), (ExtentId(7), 9, 3));
         assert!(!descriptor.is_live() && map.allocated_at((5 << 20) + 512).is_some());
         map.close((5 << 20) + 512);
         assert!(map.allocated_at((5 << 20) + 512).is_none());
@@ -595,7 +598,7 @@ mod tests {
         assert!(!descriptor.leave(here, ptr) && !descriptor.is_live());
         assert_eq!(descriptor.last_counted(), (300, 512));
         // The descriptor is another block's, in the same magazine.
-        descriptor.open(ptr.offset(512), BlockId(0), 512);
+        descriptor.open(ptr.offset(512), ExtentId(0), 512);
         descriptor.make_cached(here, 1);
         assert!(!descriptor.leave(here, ptr) && descriptor.leave(here, ptr.offset(512)));
     }
@@ -607,7 +610,7 @@ mod tests {
         let page_map = PageMap::default();
         page_map.publish(base, 1 << 30, &map);
         let ptr = base.offset(512);
-        map.open(512, BlockId(1), 512);
+        map.open(512, ExtentId(1), 512);
         // What the descriptor holds now, and would hold with uses, read as addresses.
         for made_up in [Place::BETWEEN.0, ptr.raw() | USES, 0, u64::MAX] {
             assert!(page_map.find(DevicePtr::new(made_up)).is_none());

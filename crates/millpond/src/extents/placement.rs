@@ -1,8 +1,8 @@
-//! Where an allocation goes that no free block fits: the place in address space that lacks the fewest pages.
+//! Where an allocation goes that no free extent fits: the place in address space that lacks the fewest pages.
 
-use super::extent::{Block, State};
+use super::extent::{Extent, State};
 use super::search::Want;
-use super::{Arena, BlockId, Refusal};
+use super::{Arena, ExtentId, Refusal};
 use crate::order::{Reach, Stream};
 
 /// A place for an allocation that is not wholly backed yet.
@@ -12,25 +12,25 @@ pub(super) struct Place {
     /// The unit that the allocation will start at.
     pub(super) start: u64,
     pub(super) end: u64,
-    /// The block that holds `start`.
-    pub(super) first: BlockId,
+    /// The extent that holds `start`.
+    pub(super) first: ExtentId,
     /// Base pages in `start..end` with no page.
     pub(super) missing: u64,
 }
 
 impl Place {
-    /// The first units of an unmapped block, none of whose base pages are backed.
-    pub(super) fn fresh(unmapped: &Block, first: BlockId, units: u64, base_pages: u64) -> Self {
-        let Block { region, start, .. } = *unmapped;
+    /// The first units of an unmapped extent, none of whose base pages are backed.
+    pub(super) fn fresh(unmapped: &Extent, first: ExtentId, units: u64, base_pages: u64) -> Self {
+        let Extent { region, start, .. } = *unmapped;
         Self { region, start, end: start + units, first, missing: base_pages }
     }
 }
 
-/// Free blocks tried as one end of a place. The longest ones save the most pages.
+/// Free extents tried as one end of a place. The longest ones save the most pages.
 const GROWTH_CANDIDATES: usize = 64;
 
-/// Free blocks looked at for those: most holes just shorter than what is asked for lie between two blocks that
-/// are allocated.
+/// Free extents looked at for those: most holes just shorter than what is asked for lie between two allocated
+/// blocks.
 const GROWTH_LOOKS: usize = 256;
 
 impl Arena {
@@ -48,15 +48,15 @@ impl Arena {
         self.fresh_place(want, base_pages)
     }
 
-    /// A place in the unmapped block that fits best, of which all base pages are missing.
+    /// A place in the unmapped extent that fits best, of which all base pages are missing.
     fn fresh_place(&mut self, want: &Want, base_pages: u64) -> Result<Place, Refusal> {
         let unmapped =
             self.unmapped[want.zone as usize].at_least(base_pages << self.layout.base_page_shift()).next();
         let first = unmapped.map_or_else(|| self.add_region(want.zone, base_pages), Ok)?;
-        Ok(Place::fresh(&self.blocks[first], first, want.units, base_pages))
+        Ok(Place::fresh(&self.extents[first], first, want.units, base_pages))
     }
 
-    /// The place with the fewest missing base pages that begins or ends with one of the longest free blocks.
+    /// The place with the fewest missing base pages that begins or ends with one of the longest free extents.
     fn best_growth(&self, want: &Want, stream: &Stream) -> Option<Place> {
         let mut best: Option<Place> = None;
         let looked_at = self.free[want.zone as usize].below(want.units).take(GROWTH_LOOKS);
@@ -72,40 +72,40 @@ impl Arena {
         best
     }
 
-    /// Whether there is room for pages beside a free block.
-    fn may_grow(&self, id: BlockId) -> bool {
-        let is_open = |id| matches!(self.blocks[id].state, State::Unmapped | State::Free);
-        let block = &self.blocks[id];
-        block.next.is_some_and(is_open) || block.prev.is_some_and(is_open)
+    /// Whether there is room for pages beside a free extent.
+    fn may_grow(&self, id: ExtentId) -> bool {
+        let is_open = |id| matches!(self.extents[id].state, State::Unmapped | State::Free);
+        let extent = &self.extents[id];
+        extent.next.is_some_and(is_open) || extent.prev.is_some_and(is_open)
     }
 
-    /// The place that starts with a free block, if it lacks fewer base pages than `better_than`.
-    fn grow_up(&self, id: BlockId, want: &Want, stream: &Stream, better_than: u64) -> Option<Place> {
-        let Block { region, start, .. } = self.blocks[id];
+    /// The place that starts with a free extent, if it lacks fewer base pages than `better_than`.
+    fn grow_up(&self, id: ExtentId, want: &Want, stream: &Stream, better_than: u64) -> Option<Place> {
+        let Extent { region, start, .. } = self.extents[id];
         let start = self.align_up(region, start, want.align);
         let end = start + want.units;
         let mut missing = 0;
         let mut at = id;
-        while self.blocks[at].end() < end {
-            at = self.blocks[at].next?;
+        while self.extents[at].end() < end {
+            at = self.extents[at].next?;
             missing += self.missing_in(at, (start, end), stream)?;
             if missing >= better_than {
                 return None;
             }
         }
-        (start < self.blocks[id].end()).then_some(Place { region, start, end, first: id, missing })
+        (start < self.extents[id].end()).then_some(Place { region, start, end, first: id, missing })
     }
 
-    /// The place that ends with a free block, if it lacks fewer base pages than `better_than`.
-    fn grow_down(&self, id: BlockId, want: &Want, stream: &Stream, better_than: u64) -> Option<Place> {
-        let region = self.blocks[id].region;
-        let lowest = self.blocks[id].end().checked_sub(want.units)?;
+    /// The place that ends with a free extent, if it lacks fewer base pages than `better_than`.
+    fn grow_down(&self, id: ExtentId, want: &Want, stream: &Stream, better_than: u64) -> Option<Place> {
+        let region = self.extents[id].region;
+        let lowest = self.extents[id].end().checked_sub(want.units)?;
         let start = self.align_down(region, lowest, want.align)?;
         let end = start + want.units;
         let mut missing = 0;
         let mut at = id;
-        while self.blocks[at].start > start {
-            at = self.blocks[at].prev?;
+        while self.extents[at].start > start {
+            at = self.extents[at].prev?;
             missing += self.missing_in(at, (start, end), stream)?;
             if missing >= better_than {
                 return None;
@@ -120,10 +120,10 @@ impl Arena {
         if up == unit { Some(unit) } else { up.checked_sub(align >> self.layout.unit_shift()) }
     }
 
-    /// Base pages to be backed in the part of a block that lies in `window`, or `None` where the block cannot be
+    /// Base pages to be backed in the part of an extent that lies in `window`, or `None` where the extent cannot be
     /// part of a place.
-    fn missing_in(&self, id: BlockId, window: (u64, u64), stream: &Stream) -> Option<u64> {
-        match self.blocks[id].state {
+    fn missing_in(&self, id: ExtentId, window: (u64, u64), stream: &Stream) -> Option<u64> {
+        match self.extents[id].state {
             State::Free => self.could_be_ready(id, stream).then_some(0),
             State::Unmapped => {
                 let (first, end) = self.unmapped_base_pages(id, window);
@@ -133,56 +133,56 @@ impl Arena {
         }
     }
 
-    /// The base pages of an unmapped block that a window covers, also in part.
-    pub(super) fn unmapped_base_pages(&self, id: BlockId, window: (u64, u64)) -> (u64, u64) {
-        let block = &self.blocks[id];
+    /// The base pages of an unmapped extent that a window covers, also in part.
+    pub(super) fn unmapped_base_pages(&self, id: ExtentId, window: (u64, u64)) -> (u64, u64) {
+        let extent = &self.extents[id];
         (
-            self.layout.base_page_of(block.start.max(window.0)),
-            self.layout.base_pages_for(block.end().min(window.1)),
+            self.layout.base_page_of(extent.start.max(window.0)),
+            self.layout.base_pages_for(extent.end().min(window.1)),
         )
     }
 
-    /// Whether the stream may use the free block now, or could be made to wait for it.
-    pub(super) fn could_be_ready(&self, id: BlockId, stream: &Stream) -> bool {
+    /// Whether the stream may use the free extent now, or could be made to wait for it.
+    pub(super) fn could_be_ready(&self, id: ExtentId, stream: &Stream) -> bool {
         self.policies.internal_dependencies || self.is_ready(id, stream)
     }
 
-    /// What [`is_ready`](Self::is_ready) says, for many blocks.
+    /// What [`is_ready`](Self::is_ready) says, for many extents.
     pub(super) fn reach<'a>(&'a self, stream: &'a Stream) -> Reach<'a> {
         self.timelines.reach(stream.timeline(), self.policies)
     }
 
-    /// Whether the stream may use the free block, by what is known already.
-    pub(super) fn is_ready(&self, id: BlockId, stream: &Stream) -> bool {
-        self.timelines.is_ready(&self.blocks[id].fence, stream.timeline(), self.policies)
+    /// Whether the stream may use the free extent, by what is known already.
+    pub(super) fn is_ready(&self, id: ExtentId, stream: &Stream) -> bool {
+        self.timelines.is_ready(&self.extents[id].fence, stream.timeline(), self.policies)
     }
 
     /// Whether the stream may use what is free in a place, by what is known already.
     fn is_place_ready(&self, place: &Place, stream: &Stream) -> bool {
-        let mut blocks = std::iter::successors(Some(place.first), |id| self.blocks[*id].next)
-            .take_while(|id| self.blocks[*id].start < place.end);
-        blocks.all(|id| self.blocks[id].state != State::Free || self.is_ready(id, stream))
+        let mut extents = std::iter::successors(Some(place.first), |id| self.extents[*id].next)
+            .take_while(|id| self.extents[*id].start < place.end);
+        extents.all(|id| self.extents[id].state != State::Free || self.is_ready(id, stream))
     }
 
-    /// Makes the stream wait for the free blocks in a place, where it must.
+    /// Makes the stream wait for the free extents in a place, where it must.
     fn make_ready(&mut self, place: &Place, stream: &Stream) -> Result<bool, Refusal> {
         let mut at = Some(place.first);
-        while let Some(id) = at.filter(|id| self.blocks[*id].start < place.end) {
-            if !self.make_block_ready(id, stream)? {
+        while let Some(id) = at.filter(|id| self.extents[*id].start < place.end) {
+            if !self.make_extent_ready(id, stream)? {
                 return Ok(false);
             }
-            at = self.blocks[id].next;
+            at = self.extents[id].next;
         }
         Ok(true)
     }
 
-    pub(super) fn make_block_ready(&mut self, id: BlockId, stream: &Stream) -> Result<bool, Refusal> {
-        let block = &self.blocks[id];
-        if block.state != State::Free || self.is_ready(id, stream) {
+    pub(super) fn make_extent_ready(&mut self, id: ExtentId, stream: &Stream) -> Result<bool, Refusal> {
+        let extent = &self.extents[id];
+        if extent.state != State::Free || self.is_ready(id, stream) {
             return Ok(true);
         }
         if !self.policies.internal_dependencies
-            || !self.timelines.make_wait(&block.fence, stream.timeline())?
+            || !self.timelines.make_wait(&extent.fence, stream.timeline())?
         {
             return Ok(false);
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::Layout;
 use super::bin::MOST_REGIONS;
-use super::extent::{BlockId, Whole, Zone};
+use super::extent::{ExtentId, Whole, Zone};
 use super::page_map::{BlockDescriptor, RegionMap};
 use super::ranges::{Owner, Published, Ranges};
 use super::shorten::SHORT;
@@ -27,7 +27,7 @@ pub(super) struct Region {
     pub(super) bytes: u64,
     pub(super) zone: Zone,
     pub(super) source: Source,
-    pub(super) head: BlockId,
+    pub(super) head: ExtentId,
     /// Per base page: the id + 1 of the page that backs it, 0 for none. As long as the highest base page ever backed.
     pages: Vec<u32>,
     /// Per base page a bit: whether a page begins there that is longer than a [short](SHORT) one. So those are found without
@@ -139,8 +139,8 @@ impl Regions {
             && self.published.as_mut().is_none_or(Published::make_room)
     }
 
-    /// Enters a region. `head` makes its first block, given the region's id.
-    pub(super) fn add(&mut self, new: NewRegion, head: impl FnOnce(u32) -> BlockId) -> u32 {
+    /// Enters a region. `head` makes its first extent, given the region's id.
+    pub(super) fn add(&mut self, new: NewRegion, head: impl FnOnce(u32) -> ExtentId) -> u32 {
         let vacant = self.list.iter().position(Option::is_none);
         let at = vacant.unwrap_or(self.list.len());
         let id = u32::try_from(at).ok().filter(|id| *id < MOST_REGIONS).expect("fewer than 2^24 regions");
@@ -189,12 +189,12 @@ impl Regions {
         self.list.iter().zip(0..).filter_map(|(region, id)| Some((id, region.as_ref()?)))
     }
 
-    /// Notes that another block is the region's first.
-    pub(super) fn set_head(&mut self, id: u32, head: BlockId) {
+    /// Notes that another extent is the region's first.
+    pub(super) fn set_head(&mut self, id: u32, head: ExtentId) {
         self.get_mut(id).head = head;
     }
 
-    pub(super) fn head(&self, id: u32) -> Option<BlockId> {
+    pub(super) fn head(&self, id: u32) -> Option<ExtentId> {
         Some(self.get(id).head)
     }
 
@@ -217,7 +217,7 @@ impl Regions {
         self.get(region).base.offset(unit * layout.unit_bytes)
     }
 
-    // ---- blocks ----------------------------------------------------------------------------------
+    // ---- extents ----------------------------------------------------------------------------------
 
     /// What is known of the allocated block that starts `bytes` into the region.
     pub(super) fn allocated_at(&self, region: u32, bytes: u64) -> Option<&BlockDescriptor> {

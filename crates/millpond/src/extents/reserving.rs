@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use super::extent::{Block, State};
+use super::extent::{Extent, State};
 use super::page_map::{Descriptors, RegionMap};
 use super::regions::{NewRegion, Source};
-use super::{Arena, BlockId, Refusal, Zone};
+use super::{Arena, ExtentId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
 
 /// Bytes of the first region of small blocks.
@@ -14,7 +14,7 @@ const FIRST_SMALL: u64 = if cfg!(miri) { 1 << 26 } else { 1 << 33 };
 impl Arena {
     /// How many bytes a new region should have that has at least as many base pages.
     fn region_bytes(&self, zone: Zone, base_pages: u64) -> u64 {
-        // Far more than the device has: address space is free, and unmapped blocks should not be scarce. Arenas that keep
+        // Far more than the device has: address space is free, and unmapped extents should not be scarce. Arenas that keep
         // their pages may be hundreds, and grow little.
         let total = if self.keeps { 0 } else { self.device.properties().total_memory };
         let is_first = self.regions.iter().all(|(_, region)| region.zone != zone);
@@ -42,14 +42,14 @@ impl Arena {
         if let Some(descriptors) = &self.descriptors {
             return Ok(descriptors.clone());
         }
-        let backed = Descriptors::new().filter(|descriptors| descriptors.back(self.blocks.capacity()));
+        let backed = Descriptors::new().filter(|descriptors| descriptors.back(self.extents.capacity()));
         let descriptors = backed.map(Arc::new).ok_or(Refusal::of_host("memory for blocks", 0))?;
         self.descriptors = Some(descriptors.clone());
         Ok(descriptors)
     }
 
-    /// Reserves a region of at least `base_pages`; returns the unmapped block that fills it.
-    pub(super) fn add_region(&mut self, zone: Zone, base_pages: u64) -> Result<BlockId, Refusal> {
+    /// Reserves a region of at least `base_pages`; returns the unmapped extent that fills it.
+    pub(super) fn add_region(&mut self, zone: Zone, base_pages: u64) -> Result<ExtentId, Refusal> {
         if !self.regions.make_room_for_one() {
             return Err(Refusal::of_host("a list of regions", self.regions.host_bytes()));
         }
@@ -77,12 +77,12 @@ impl Arena {
         let units = bytes / self.layout.unit_bytes;
         let map = Arc::new(RegionMap::new(base, granule, numbers, descriptors));
         self.page_map.publish(base, bytes, &map);
-        let blocks = &mut self.blocks;
+        let extents = &mut self.extents;
         let new = NewRegion { base, bytes, zone, source: Source::Reserved, map };
         let region =
-            self.regions.add(new, |region| blocks.add(Block::whole(region, zone, units, State::Unmapped)));
+            self.regions.add(new, |region| extents.add(Extent::whole(region, zone, units, State::Unmapped)));
         let unmapped = self.regions.get(region).head;
-        self.unmapped[zone as usize].insert(&self.blocks[unmapped], unmapped);
+        self.unmapped[zone as usize].insert(&self.extents[unmapped], unmapped);
         Ok(unmapped)
     }
 }

@@ -1,12 +1,12 @@
-//! Finding a free block that the stream may use: the hit path of an allocation, in three steps of rising cost.
+//! Finding a free extent that the stream may use: the hit path of an allocation, in three steps of rising cost.
 //!
-//! It is the best fit if that leaves next to nothing over, and else the free block with the lowest address, at its start,
+//! It is the best fit if that leaves next to nothing over, and else the free extent with the lowest address, at its start,
 //! whatever pages lie under it. One or the other leaves so little over on recorded jobs that pages seldom have to move:
 //! docs/pages.md.
 
 use super::bin::IndexEntry;
 use super::index::Rising;
-use super::{Arena, BlockId, Refusal, Zone};
+use super::{Arena, ExtentId, Refusal, Zone};
 use crate::order::{Fence, Reach, Stream};
 
 /// What an allocation needs.
@@ -18,23 +18,23 @@ pub(super) struct Want {
     pub(super) align: u64,
 }
 
-/// Free blocks looked at before a search gives up: enough that the best fit for the stream is found where
-/// streams share a pool evenly, few enough that a search over another stream's blocks costs about as much as
+/// Free extents looked at before a search gives up: enough that the best fit for the stream is found where
+/// streams share a pool evenly, few enough that a search over another stream's extents costs about as much as
 /// the event query that follows it.
 const CANDIDATES: usize = 16;
 
-/// Free blocks of which the lowest is taken, at most, the best fits: so that a search ends. Without it no recorded job
+/// Free extents of which the lowest is taken, at most, the best fits: so that a search ends. Without it no recorded job
 /// held more or less.
 const LOWEST_OF: usize = 1024;
 
 /// A close fit leaves over at most this part of the request, or of a base page.
 const CLOSE_PART: u64 = 8;
 
-/// What a look over the free blocks came to.
+/// What a look over the free extents came to.
 #[derive(Debug)]
 struct Looked<'a> {
     /// The best fit of those that are ready, and the unit in it to start at.
-    found: Option<(BlockId, u64)>,
+    found: Option<(ExtentId, u64)>,
     /// Whether one that fits better, or as well, was passed over since it is not.
     passed_over: bool,
     /// Those that come after it.
@@ -42,8 +42,8 @@ struct Looked<'a> {
 }
 
 impl Arena {
-    /// A free block for `want` that later work on `stream` may use, and the unit in it to start at.
-    pub(super) fn find(&mut self, want: &Want, stream: &Stream) -> Result<Option<(BlockId, u64)>, Refusal> {
+    /// A free extent for `want` that later work on `stream` may use, and the unit in it to start at.
+    pub(super) fn find(&mut self, want: &Want, stream: &Stream) -> Result<Option<(ExtentId, u64)>, Refusal> {
         if let found @ Some(_) = self.find_ready(want, stream)? {
             return Ok(found);
         }
@@ -59,14 +59,18 @@ impl Arena {
         self.find_by_waiting_slow(want, stream)
     }
 
-    /// Whether the block is not much longer than what is wanted. Of small ones that does not matter.
-    pub(super) fn is_close(&self, want: &Want, id: BlockId) -> bool {
-        let rest = self.blocks[id].units - want.units;
+    /// Whether the extent is not much longer than what is wanted. Of small ones that does not matter.
+    pub(super) fn is_close(&self, want: &Want, id: ExtentId) -> bool {
+        let rest = self.extents[id].units - want.units;
         want.zone == Zone::Small || rest <= want.units.max(self.layout.units_per_base_page()) / CLOSE_PART
     }
 
-    /// A block that is ready: the [best fit](Self::find_best_ready) if that is snug, else the lowest.
-    pub(super) fn find_ready(&self, want: &Want, stream: &Stream) -> Result<Option<(BlockId, u64)>, Refusal> {
+    /// An extent that is ready: the [best fit](Self::find_best_ready) if that is snug, else the lowest.
+    pub(super) fn find_ready(
+        &self,
+        want: &Want,
+        stream: &Stream,
+    ) -> Result<Option<(ExtentId, u64)>, Refusal> {
         let mut reach = self.reach(stream);
         let Looked { found, passed_over, mut longer } = self.look(want, &mut reach);
         let is_asked = self.is_worth_asking(want, found, passed_over);
@@ -94,7 +98,7 @@ impl Arena {
         &self,
         want: &Want,
         stream: &Stream,
-    ) -> Result<Option<(BlockId, u64)>, Refusal> {
+    ) -> Result<Option<(ExtentId, u64)>, Refusal> {
         let Looked { found, passed_over, .. } = self.look(want, &mut self.reach(stream));
         if self.is_worth_asking(want, found, passed_over) {
             return self.find_by_asking_slow(want, stream, found);
@@ -102,30 +106,30 @@ impl Arena {
         Ok(found)
     }
 
-    fn is_worth_asking(&self, want: &Want, found: Option<(BlockId, u64)>, passed_over: bool) -> bool {
+    fn is_worth_asking(&self, want: &Want, found: Option<(ExtentId, u64)>, passed_over: bool) -> bool {
         passed_over && (found.is_none() || want.zone == Zone::Large) && self.policies.opportunistic
     }
 
-    /// Whether a block leaves so little over that no page of it could serve elsewhere. Of small blocks all are snug.
-    fn is_snug(&self, want: &Want, (id, _): (BlockId, u64)) -> bool {
-        want.zone == Zone::Small || self.blocks[id].units - want.units <= self.layout.units_per_base_page()
+    /// Whether an extent leaves so little over that no page of it could serve elsewhere. Of small blocks all are snug.
+    fn is_snug(&self, want: &Want, (id, _): (ExtentId, u64)) -> bool {
+        want.zone == Zone::Small || self.extents[id].units - want.units <= self.layout.units_per_base_page()
     }
 
-    /// The block with the lowest address of those that are ready, by what is known, and that `want` fits into: `found`, or
-    /// one of the `others`. One that leaves much over is cut up whichever it is: so blocks come to lie together, and what is
+    /// The extent with the lowest address of those that are ready, by what is known, and that `want` fits into: `found`, or
+    /// one of the `others`. One that leaves much over is cut up whichever it is: so extents come to lie together, and what is
     /// free too.
     fn lowest_ready(
         &self,
         want: &Want,
-        found: (BlockId, u64),
+        found: (ExtentId, u64),
         others: Rising<'_>,
         reach: &mut Reach<'_>,
-    ) -> (BlockId, u64) {
-        let (mut lowest, mut place) = (found, IndexEntry::new(&self.blocks[found.0], found.0).place_bits());
+    ) -> (ExtentId, u64) {
+        let (mut lowest, mut place) = (found, IndexEntry::new(&self.extents[found.0], found.0).place_bits());
         for entry in others.take(LOWEST_OF) {
             if entry.place_bits() < place
                 && let Some(at) = self.fitting(entry, want)
-                && reach.covers(&self.blocks[entry.id].fence)
+                && reach.covers(&self.extents[entry.id].fence)
             {
                 (lowest, place) = ((entry.id, at), entry.place_bits());
             }
@@ -133,26 +137,26 @@ impl Arena {
         lowest
     }
 
-    /// The best fit of the blocks that are ready by what is known already. No device call.
+    /// The best fit of the extents that are ready by what is known already. No device call.
     #[inline(always)]
     fn look<'a>(&'a self, want: &Want, reach: &mut Reach<'_>) -> Looked<'a> {
         let mut passed_over = false;
         let (found, longer) = self.search(want, |id, at| {
-            let is_ready = reach.covers(&self.blocks[id].fence);
+            let is_ready = reach.covers(&self.extents[id].fence);
             passed_over |= !is_ready;
             is_ready.then_some((id, at))
         });
         Looked { found, passed_over, longer }
     }
 
-    /// Shows `each` the blocks that `want` fits into, and the unit in them to start at, until it has found something: the
+    /// Shows `each` the extents that `want` fits into, and the unit in them to start at, until it has found something: the
     /// best fit first, and no more than a search looks at. Where the address matters, those that want fits into wherever
     /// they lie come last: the others may all be too short. Returns those that were not looked at, too.
     #[inline(always)]
     fn search<R>(
         &self,
         want: &Want,
-        mut each: impl FnMut(BlockId, u64) -> Option<R>,
+        mut each: impl FnMut(ExtentId, u64) -> Option<R>,
     ) -> (Option<R>, Rising<'_>) {
         let mut units = want.units;
         loop {
@@ -172,7 +176,7 @@ impl Arena {
         }
     }
 
-    /// The unit of a free block of at least the length wanted at which `want` can start, if it fits there.
+    /// The unit of a free extent of at least the length wanted at which `want` can start, if it fits there.
     #[inline]
     fn fitting(&self, entry: &IndexEntry, want: &Want) -> Option<u64> {
         let (region, start) = entry.place();
@@ -180,23 +184,23 @@ impl Arena {
         (at + want.units <= start + entry.units()).then_some(at)
     }
 
-    /// What [`find_ready`](Self::find_ready) finds once the device was asked about the blocks that fit better than `found`.
+    /// What [`find_ready`](Self::find_ready) finds once the device was asked about the extents that fit better than `found`.
     #[cold]
     fn find_by_asking_slow(
         &self,
         want: &Want,
         stream: &Stream,
-        found: Option<(BlockId, u64)>,
-    ) -> Result<Option<(BlockId, u64)>, Refusal> {
+        found: Option<(ExtentId, u64)>,
+    ) -> Result<Option<(ExtentId, u64)>, Refusal> {
         let mut all = Fence::empty();
         self.search(want, |id, at| {
             if Some((id, at)) == found {
                 return Some(());
             }
-            all.join(&self.blocks[id].fence);
+            all.join(&self.extents[id].fence);
             None
         });
-        // Each stream is asked once, however many of the blocks it freed; this one comes after its own work anyway.
+        // Each stream is asked once, however many of the extents it freed; this one comes after its own work anyway.
         all.retain(|id, _| id != stream.timeline().id);
         match self.timelines.poll(&all) {
             Ok(true) => Ok(self.look(want, &mut self.reach(stream)).found),
@@ -215,12 +219,12 @@ impl Arena {
         &mut self,
         want: &Want,
         stream: &Stream,
-    ) -> Result<Option<(BlockId, u64)>, Refusal> {
+    ) -> Result<Option<(ExtentId, u64)>, Refusal> {
         if !self.policies.internal_dependencies {
             return Ok(None);
         }
         let Some((id, at)) = self.search(want, |id, at| Some((id, at))).0 else { return Ok(None) };
-        if !self.timelines.make_wait(&self.blocks[id].fence, stream.timeline())? {
+        if !self.timelines.make_wait(&self.extents[id].fence, stream.timeline())? {
             return Ok(None);
         }
         self.counters.stream_waits.add(1);

@@ -5,17 +5,17 @@
 
 use std::sync::Arc;
 
-use super::extent::{Block, State};
+use super::extent::{Extent, State};
 use super::page_map::RegionMap;
 use super::regions::{NewRegion, Source};
 use super::search::Want;
-use super::{Arena, BlockId, Refusal, Zone};
+use super::{Arena, ExtentId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
 use crate::physical::Shortage;
 
 impl Arena {
     /// Allocates a segment with room for `want`.
-    pub(super) fn back_by_segment(&mut self, want: &Want) -> Result<(BlockId, u64), Refusal> {
+    pub(super) fn back_by_segment(&mut self, want: &Want) -> Result<(ExtentId, u64), Refusal> {
         let least = want.units * self.layout.unit_bytes + want.align;
         let exact = least.next_multiple_of(self.layout.base_page_bytes);
         let ample = match want.zone {
@@ -28,13 +28,13 @@ impl Arena {
             Err(Refusal::Short { .. }) if ample > exact => self.add_segment(want.zone, exact)?,
             other => other?,
         };
-        let Block { region, start, .. } = self.blocks[id];
+        let Extent { region, start, .. } = self.extents[id];
         let at = self.align_up(region, start, want.align);
-        debug_assert!(at + want.units <= self.blocks[id].end(), "there is room for the alignment");
+        debug_assert!(at + want.units <= self.extents[id].end(), "there is room for the alignment");
         Ok((id, at))
     }
 
-    fn add_segment(&mut self, zone: Zone, bytes: u64) -> Result<BlockId, Refusal> {
+    fn add_segment(&mut self, zone: Zone, bytes: u64) -> Result<ExtentId, Refusal> {
         let short = |what| Refusal::Short { what, bytes };
         let granule = self.layout.granule(zone);
         // First, since nothing is held yet that would have to be given back.
@@ -62,11 +62,11 @@ impl Arena {
         limits.count(bytes, &self.counters);
         self.counters.calls.alloc.add(1);
         let units = bytes / self.layout.unit_bytes;
-        let blocks = &mut self.blocks;
+        let extents = &mut self.extents;
         let map = Arc::new(RegionMap::new(base, granule, numbers, descriptors));
         let new = NewRegion { base, bytes, zone, source: Source::Segment, map };
         let region =
-            self.regions.add(new, |region| blocks.add(Block::whole(region, zone, units, State::Free)));
+            self.regions.add(new, |region| extents.add(Extent::whole(region, zone, units, State::Free)));
         let free = self.regions.get(region).head;
         self.index_free(free);
         Ok(free)
@@ -80,12 +80,12 @@ impl Arena {
             .iter()
             .filter(|(_, region)| region.source == Source::Segment)
             .filter(|(_, region)| {
-                let block = &self.blocks[region.head];
-                block.state == State::Free
-                    && block.units * self.layout.unit_bytes == region.bytes
-                    && self.timelines.is_complete(&block.fence)
+                let extent = &self.extents[region.head];
+                extent.state == State::Free
+                    && extent.units * self.layout.unit_bytes == region.bytes
+                    && self.timelines.is_complete(&extent.fence)
             })
-            .map(|(id, region)| (self.blocks[region.head].freed, id));
+            .map(|(id, region)| (self.extents[region.head].freed, id));
         // Each of them is free.
         let mut idle = self.list_for_free()?;
         idle.extend(segments);
@@ -101,13 +101,13 @@ impl Arena {
     }
 
     fn free_segment(&mut self, id: u32) -> Result<(), DeviceError> {
-        let (base, bytes, head): (DevicePtr, u64, BlockId) = {
+        let (base, bytes, head): (DevicePtr, u64, ExtentId) = {
             let region = self.regions.get(id);
             (region.base, region.bytes, region.head)
         };
         // Before: another pool may get the addresses at once.
         self.regions.hide(id);
-        // SAFETY: the segment is one free block whose fence is complete: no pending work uses it, and no
+        // SAFETY: the segment is one free extent whose fence is complete: no pending work uses it, and no
         // program holds a pointer into it. The region goes below.
         if let Err(error) = unsafe { self.device.free_segment(base) } {
             self.regions.show(id);
@@ -116,7 +116,7 @@ impl Arena {
         self.counters.calls.free.add(1);
         self.pages.limits.withdraw(bytes, &self.counters);
         self.remove_free(head);
-        self.blocks.remove_alone(head);
+        self.extents.remove_alone(head);
         self.regions.remove(id);
         Ok(())
     }

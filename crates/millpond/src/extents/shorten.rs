@@ -13,9 +13,9 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use super::extent::{Block, State};
+use super::extent::{Extent, State};
 use super::mapping::MapCursor;
-use super::{Arena, BlockId, Refusal, Zone};
+use super::{Arena, ExtentId, Refusal, Zone};
 use crate::physical::PageId;
 
 /// Base pages of a short page. One of two base pages pins nearly as little as one of one, and is moved twice as far by a call.
@@ -53,8 +53,8 @@ struct Long {
     region: Reverse<u32>,
     base_page: Reverse<u64>,
     page: PageId,
-    /// The block that it lies in.
-    block: BlockId,
+    /// The extent that it lies in.
+    extent: ExtentId,
 }
 
 impl Arena {
@@ -114,14 +114,14 @@ impl Arena {
         let mut all = Vec::new();
         // More where there are more; without memory for the list, those found so far will do.
         let _ = all.try_reserve(4 * AT_ONCE);
-        for block in free.at_least(units) {
-            let Block { region, ref fence, .. } = self.blocks[block];
+        for extent in free.at_least(units) {
+            let Extent { region, ref fence, .. } = self.extents[extent];
             if !self.timelines.is_complete(fence) {
                 continue;
             }
             self.regions.for_each_long(
                 region,
-                self.base_pages_within(block),
+                self.base_pages_within(extent),
                 |page, base_page, base_pages| {
                     // Of some an old mapping is left, which waits for its work.
                     if self.pages.mappings(page) == 1 && all.try_reserve(1).is_ok() {
@@ -130,7 +130,7 @@ impl Arena {
                             region: Reverse(region),
                             base_page: Reverse(base_page),
                             page,
-                            block,
+                            extent,
                         });
                     }
                 },
@@ -139,11 +139,11 @@ impl Arena {
         all.into()
     }
 
-    /// Exchanges one page. Its block stays as it is, unless memory is lost to others meanwhile.
+    /// Exchanges one page. Its extent stays as it is, unless memory is lost to others meanwhile.
     fn exchange_in_place(&mut self, long: &Long) -> Result<(), Refusal> {
         let Long { region: Reverse(region), base_page: Reverse(base_page), page, .. } = *long;
         let at = self.regions.address(region, base_page * self.layout.units_per_base_page(), &self.layout);
-        // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
+        // SAFETY: the page is mapped here and lies wholly in a free extent whose fence is complete; the
         // program holds no pointer into it.
         unsafe { self.pages.unmap(page, at) }?;
         if let Err(error) = self.pages.release(page) {
@@ -152,7 +152,7 @@ impl Arena {
             self.close_cursor(&bare);
             return Err(error.into());
         }
-        self.blocks[long.block].whole = None;
+        self.extents[long.extent].whole = None;
         self.back_with_short(long)
     }
 
@@ -185,14 +185,14 @@ impl Arena {
         Ok(())
     }
 
-    /// Cuts the base pages from `base_page` on, that have no page any more, out of the block of what was a long page.
+    /// Cuts the base pages from `base_page` on, that have no page any more, out of the extent of what was a long page.
     #[cold]
     fn make_bare(&mut self, long: &Long, base_page: u64) -> MapCursor {
-        let Long { region: Reverse(region), base_page: Reverse(first), base_pages, block, .. } = *long;
+        let Long { region: Reverse(region), base_page: Reverse(first), base_pages, extent, .. } = *long;
         let end = first + u64::from(base_pages);
         let per_base_page = self.layout.units_per_base_page();
-        let unmapped = self.cut_free(block, base_page * per_base_page, end * per_base_page);
-        self.blocks[unmapped].state = State::Unmapped;
+        let unmapped = self.cut_free(extent, base_page * per_base_page, end * per_base_page);
+        self.extents[unmapped].state = State::Unmapped;
         self.regions.set_page(region, base_page, (end - base_page) as u32, None);
         MapCursor::over(region, (base_page, end), unmapped)
     }
@@ -206,7 +206,7 @@ mod tests {
     fn the_longest_come_first_and_of_equal_ones_those_at_low_addresses() {
         let page = |number: u64| {
             let (base_pages, base_page) = (4 << (number % 3), Reverse(number * 7919 % 5003));
-            Long { base_pages, region: Reverse(0), base_page, page: PageId(0), block: BlockId(0) }
+            Long { base_pages, region: Reverse(0), base_page, page: PageId(0), extent: ExtentId(0) }
         };
         let mut heap: BinaryHeap<_> = (0..1000).map(page).collect();
         let came: Vec<_> =

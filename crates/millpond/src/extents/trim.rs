@@ -1,9 +1,9 @@
 //! Giving memory back: old mappings, pages that hold no live byte, and at the end the address space.
 
-use super::extent::{Block, State};
+use super::extent::{Extent, State};
 use super::index::FreeIndex;
 use super::regions::Source;
-use super::{Arena, BlockId, Zone};
+use super::{Arena, ExtentId, Zone};
 use crate::device::DeviceError;
 use crate::order::Fence;
 use crate::physical::PageId;
@@ -24,7 +24,7 @@ impl Arena {
                 return true;
             }
             unmapped = Some(match unmapped.filter(|unmapped| self.are_neighbours(*unmapped, id)) {
-                Some(unmapped) => self.blocks.join(unmapped, id),
+                Some(unmapped) => self.extents.join(unmapped, id),
                 None => {
                     unmapped.into_iter().for_each(|unmapped| self.make_unmapped(unmapped));
                     id
@@ -36,9 +36,9 @@ impl Arena {
         self.pending_unmap = pending_unmap;
     }
 
-    /// Whether a block's work is complete, where `known` is one that was found to be so before.
-    fn is_complete_too(&self, id: BlockId, known: &mut Option<Fence>) -> bool {
-        let fence = &self.blocks[id].fence;
+    /// Whether an extent's work is complete, where `known` is one that was found to be so before.
+    fn is_complete_too(&self, id: ExtentId, known: &mut Option<Fence>) -> bool {
+        let fence = &self.extents[id].fence;
         if known.as_ref() == Some(fence) {
             return true;
         }
@@ -49,48 +49,48 @@ impl Arena {
         complete
     }
 
-    fn are_neighbours(&self, a: BlockId, b: BlockId) -> bool {
-        self.blocks[a].next == Some(b) || self.blocks[a].prev == Some(b)
+    fn are_neighbours(&self, a: ExtentId, b: ExtentId) -> bool {
+        self.extents[a].next == Some(b) || self.extents[a].prev == Some(b)
     }
 
-    /// Unmaps one block pending unmap, whose work is complete. It is unmapped then, and on no index.
-    fn unmap_pending(&mut self, id: BlockId) -> bool {
-        let State::PendingUnmap(page) = self.blocks[id].state else { return false };
+    /// Unmaps one extent pending unmap, whose work is complete. It is unmapped then, and on no index.
+    fn unmap_pending(&mut self, id: ExtentId) -> bool {
+        let State::PendingUnmap(page) = self.extents[id].state else { return false };
         let at = self.address_of(id);
         // SAFETY: the page was mapped here when the range was remapped; the work that used the range is
-        // complete, and later work cannot: the program holds no pointer into a free block.
+        // complete, and later work cannot: the program holds no pointer into a free extent.
         if let Err(error) = unsafe { self.pages.unmap(page, at) } {
             tracing::warn!(%error, %at, "an old mapping could not be removed; it is tried again");
             return false;
         }
-        let block = &mut self.blocks[id];
-        (block.state, block.fence) = (State::Unmapped, Fence::empty());
+        let extent = &mut self.extents[id];
+        (extent.state, extent.fence) = (State::Unmapped, Fence::empty());
         true
     }
 
-    /// Makes a block unmapped, and joins it with the unmapped ones beside it.
-    pub(super) fn make_unmapped(&mut self, id: BlockId) {
+    /// Makes an extent unmapped, and joins it with the unmapped ones beside it.
+    pub(super) fn make_unmapped(&mut self, id: ExtentId) {
         let mut id = id;
-        let zone = self.blocks[id].zone as usize;
-        self.blocks[id].state = State::Unmapped;
-        self.blocks[id].fence = Fence::empty();
-        for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
-            if self.blocks.is(neighbour, State::Unmapped) {
-                self.unmapped[zone].remove(&self.blocks[neighbour]);
-                id = self.blocks.join(id, neighbour);
+        let zone = self.extents[id].zone as usize;
+        self.extents[id].state = State::Unmapped;
+        self.extents[id].fence = Fence::empty();
+        for neighbour in [self.extents[id].prev, self.extents[id].next].into_iter().flatten() {
+            if self.extents.is(neighbour, State::Unmapped) {
+                self.unmapped[zone].remove(&self.extents[neighbour]);
+                id = self.extents.join(id, neighbour);
             }
         }
-        self.unmapped[zone].insert(&self.blocks[id], id);
+        self.unmapped[zone].insert(&self.extents[id], id);
     }
 
-    /// The fence of all these blocks; without host memory for it, of the first of them. Whoever goes by it asks again of
-    /// each block.
-    pub(super) fn fence_of(&self, ids: impl IntoIterator<Item = BlockId>) -> Fence {
+    /// The fence of all these extents; without host memory for it, of the first of them. Whoever goes by it asks again of
+    /// each extent.
+    pub(super) fn fence_of(&self, ids: impl IntoIterator<Item = ExtentId>) -> Fence {
         let mut all = Fence::empty();
         let mut last = None;
         for id in ids {
-            let fence = &self.blocks[id].fence;
-            // Pieces of one block have its fence.
+            let fence = &self.extents[id].fence;
+            // Pieces of one extent have its fence.
             if last.replace(fence) != Some(fence) && !all.try_join(fence) {
                 break;
             }
@@ -105,11 +105,11 @@ impl Arena {
         }
     }
 
-    fn free_ids(&self) -> impl Iterator<Item = BlockId> {
+    fn free_ids(&self) -> impl Iterator<Item = ExtentId> {
         Zone::BOTH.iter().flat_map(|zone| self.free[*zone as usize].at_least(0))
     }
 
-    /// A list that has room for every free block; or the host refuses it.
+    /// A list that has room for every free extent; or the host refuses it.
     pub(super) fn list_for_free<T>(&self) -> Result<Vec<T>, DeviceError> {
         let mut list = Vec::new();
         let most = self.free.iter().map(FreeIndex::len).sum();
@@ -157,8 +157,8 @@ impl Arena {
         let segments = self.trim_segments(keep);
         let released = before - self.counters.reserved.current();
         if released > 0 {
-            let end = self.blocks.shrink();
-            // Some are of blocks that are gone.
+            let end = self.extents.shrink();
+            // Some are of extents that are gone.
             self.unmerged.retain(|id| id.0 < end.0);
             self.let_go_of_descriptors();
         }
@@ -170,20 +170,20 @@ impl Arena {
     /// out.
     fn let_go_of_descriptors(&self) {
         for id in self.unmapped.iter().flat_map(|unmapped| unmapped.at_least(1)) {
-            let block = &self.blocks[id];
-            let bytes = block.start * self.layout.unit_bytes..block.end() * self.layout.unit_bytes;
-            self.regions.get(block.region).map.let_go(bytes);
+            let extent = &self.extents[id];
+            let bytes = extent.start * self.layout.unit_bytes..extent.end() * self.layout.unit_bytes;
+            self.regions.get(extent.region).map.let_go(bytes);
         }
         let Some(descriptors) = &self.descriptors else { return };
         let mut first = 0;
-        for (BlockId(id), _) in self.blocks.iter().filter(|(_, block)| block.state == State::Allocated) {
+        for (ExtentId(id), _) in self.extents.iter().filter(|(_, extent)| extent.state == State::Allocated) {
             descriptors.let_go(first..id as usize);
             first = id as usize + 1;
         }
-        descriptors.let_go(first..self.blocks.capacity());
+        descriptors.let_go(first..self.extents.capacity());
     }
 
-    /// Gives back the pages that a request created before it failed. Nobody has used them, whatever work the blocks that they are
+    /// Gives back the pages that a request created before it failed. Nobody has used them, whatever work the extents that they are
     /// part of now wait for. One that cannot be given back stays, as free memory.
     #[cold]
     pub(super) fn undo_created(&mut self) -> Result<(), DeviceError> {
@@ -206,7 +206,7 @@ impl Arena {
         let mut free = self.list_for_free()?;
         free.extend(self.free_ids());
         for id in free {
-            result = result.and(self.trim_block(id, |_, page| Some(created.binary_search(&page).is_ok())));
+            result = result.and(self.trim_extent(id, |_, page| Some(created.binary_search(&page).is_ok())));
         }
         created.clear();
         self.created = created;
@@ -217,13 +217,13 @@ impl Arena {
     fn join_complete(&mut self) {
         for at in 0..self.unmerged.len() {
             let id = self.unmerged[at];
-            if self.blocks.is(id, State::Free) && self.timelines.is_complete(&self.blocks[id].fence) {
-                self.blocks[id].fence = Fence::empty();
-                for neighbour in [self.blocks[id].prev, self.blocks[id].next].into_iter().flatten() {
-                    if self.blocks.is(neighbour, State::Free)
-                        && self.timelines.is_complete(&self.blocks[neighbour].fence)
+            if self.extents.is(id, State::Free) && self.timelines.is_complete(&self.extents[id].fence) {
+                self.extents[id].fence = Fence::empty();
+                for neighbour in [self.extents[id].prev, self.extents[id].next].into_iter().flatten() {
+                    if self.extents.is(neighbour, State::Free)
+                        && self.timelines.is_complete(&self.extents[neighbour].fence)
                     {
-                        self.blocks[neighbour].fence = Fence::empty();
+                        self.extents[neighbour].fence = Fence::empty();
                     }
                 }
             }
@@ -247,31 +247,31 @@ impl Arena {
         result
     }
 
-    /// Unmaps and releases whole pages of free blocks, those that have been free for longest first.
+    /// Unmaps and releases whole pages of free extents, those that have been free for longest first.
     fn trim_pages(&mut self, keep: u64) -> Result<(), DeviceError> {
         let mut idle = self.list_for_free()?;
         let free = self
             .free_ids()
-            .filter(|id| self.blocks[*id].units >= self.layout.units_per_base_page())
-            .filter(|id| self.timelines.is_complete(&self.blocks[*id].fence));
-        idle.extend(free.map(|id| (self.blocks[id].freed, id)));
+            .filter(|id| self.extents[*id].units >= self.layout.units_per_base_page())
+            .filter(|id| self.timelines.is_complete(&self.extents[*id].fence));
+        idle.extend(free.map(|id| (self.extents[id].freed, id)));
         idle.sort_unstable();
         let mut result = Ok(());
         for (_, id) in idle {
             result = result.and(
-                self.trim_block(id, |arena, _| (arena.counters.reserved.current() > keep).then_some(true)),
+                self.trim_extent(id, |arena, _| (arena.counters.reserved.current() > keep).then_some(true)),
             );
         }
         result
     }
 
-    /// Gives back those pages of a free and complete block that `goes` speaks for, as long as it says anything.
-    fn trim_block(
+    /// Gives back those pages of a free and complete extent that `goes` speaks for, as long as it says anything.
+    fn trim_extent(
         &mut self,
-        id: BlockId,
+        id: ExtentId,
         goes: impl Fn(&Self, PageId) -> Option<bool>,
     ) -> Result<(), DeviceError> {
-        let region = self.blocks[id].region;
+        let region = self.extents[id].region;
         let (start, mut end) = self.base_pages_within(id);
         let mut result = Ok(());
         // From the end, so that `id` keeps naming the part that is left.
@@ -286,20 +286,20 @@ impl Arena {
         result
     }
 
-    /// Gives back a page that lies wholly in a free and complete block.
+    /// Gives back a page that lies wholly in a free and complete extent.
     fn trim_page(
         &mut self,
-        id: BlockId,
+        id: ExtentId,
         page: PageId,
         (base_page, base_pages): (u64, u32),
     ) -> Result<(), DeviceError> {
         let per_base_page = self.layout.units_per_base_page();
-        let region = self.blocks[id].region;
-        if !self.make_room_for_page() || !self.blocks.make_room_to_split(id) {
+        let region = self.extents[id].region;
+        if !self.make_room_for_page() || !self.extents.make_room_to_split(id) {
             return Err(DeviceError::HostMemory { what: "a list of blocks", bytes: self.host_bytes() });
         }
         let at = self.regions.address(region, base_page * per_base_page, &self.layout);
-        // SAFETY: the page is mapped here and lies wholly in a free block whose fence is complete; the
+        // SAFETY: the page is mapped here and lies wholly in a free extent whose fence is complete; the
         // program holds no pointer into it.
         unsafe { self.pages.unmap(page, at) }?;
         let unmapped =
@@ -314,45 +314,45 @@ impl Arena {
         self.pages.release(page).map(drop)
     }
 
-    /// Cuts a range out of a free block and takes it off the index; what is left on either side stays free.
-    pub(super) fn cut_free(&mut self, id: BlockId, start: u64, end: u64) -> BlockId {
+    /// Cuts a range out of a free extent and takes it off the index; what is left on either side stays free.
+    pub(super) fn cut_free(&mut self, id: ExtentId, start: u64, end: u64) -> ExtentId {
         self.remove_free(id);
         let mut cut = id;
-        if self.blocks[id].start < start {
-            cut = self.blocks.split(id, start);
+        if self.extents[id].start < start {
+            cut = self.extents.split(id, start);
             self.index_free(id);
         }
-        if end < self.blocks[cut].end() {
+        if end < self.extents[cut].end() {
             self.index_rest(cut, end);
         }
         cut
     }
 
-    /// Cuts the first units off a free block, which is on no index. Nor is what is cut.
-    pub(super) fn cut_front(&mut self, id: BlockId, units: u64) -> BlockId {
-        let cut = self.blocks.split_front(id, units);
-        let Block { region, prev, .. } = self.blocks[cut];
+    /// Cuts the first units off a free extent, which is on no index. Nor is what is cut.
+    pub(super) fn cut_front(&mut self, id: ExtentId, units: u64) -> ExtentId {
+        let cut = self.extents.split_front(id, units);
+        let Extent { region, prev, .. } = self.extents[cut];
         if prev.is_none() {
             self.regions.set_head(region, cut);
         }
         cut
     }
 
-    /// Puts on the index what is left of a block that the first units were [cut off](Self::cut_front).
-    pub(super) fn index_front_rest(&mut self, id: BlockId) {
+    /// Puts on the index what is left of an extent that the first units were [cut off](Self::cut_front).
+    pub(super) fn index_front_rest(&mut self, id: ExtentId) {
         self.index_free(id);
         // If the two before it were listed as unmerged, it and its next may not be.
-        if self.is_free(self.blocks[id].next) {
+        if self.is_free(self.extents[id].next) {
             self.list_unmerged(id);
         }
     }
 
-    /// Cuts what lies behind `end` off a block that was free, as a free block.
-    pub(super) fn index_rest(&mut self, cut: BlockId, end: u64) {
-        let rest = self.blocks.split(cut, end);
+    /// Cuts what lies behind `end` off an extent that was free, as a free extent.
+    pub(super) fn index_rest(&mut self, cut: ExtentId, end: u64) {
+        let rest = self.extents.split(cut, end);
         self.index_free(rest);
-        // If the block and its next were listed as unmerged, these two are now.
-        if self.is_free(self.blocks[rest].next) {
+        // If the extent and its next were listed as unmerged, these two are now.
+        if self.is_free(self.extents[rest].next) {
             self.list_unmerged(rest);
         }
     }
@@ -364,7 +364,7 @@ impl Arena {
         let trimmed = self.trim(0).map(drop);
         let is_bare = |arena: &Self, id| {
             arena.regions.at(id).is_some_and(|region| {
-                let head = &arena.blocks[region.head];
+                let head = &arena.extents[region.head];
                 let is_whole = head.units * arena.layout.unit_bytes == region.bytes;
                 region.source == Source::Reserved && is_whole && head.state == State::Unmapped
             })
@@ -384,19 +384,19 @@ impl Arena {
         let (base, bytes, head) = (region.base, region.bytes, region.head);
         // Before: another pool may get the addresses at once.
         self.regions.hide(id);
-        // SAFETY: the region is one unmapped block: nothing is mapped in it, and the arena forgets it below.
+        // SAFETY: the region is one unmapped extent: nothing is mapped in it, and the arena forgets it below.
         if let Err(error) = unsafe { self.device.unreserve(base, bytes) } {
             self.regions.show(id);
             return Err(error);
         }
         self.counters.calls.unreserve.add(1);
-        self.unmapped[self.blocks[head].zone as usize].remove(&self.blocks[head]);
-        self.blocks.remove_alone(head);
+        self.unmapped[self.extents[head].zone as usize].remove(&self.extents[head]);
+        self.extents.remove_alone(head);
         self.regions.remove(id);
         Ok(())
     }
 
-    /// Bytes of the longest free block: the largest request that needs no page.
+    /// Bytes of the longest free extent: the largest request that needs no page.
     pub(crate) fn largest_free(&self) -> u64 {
         let longest = Zone::BOTH.iter().map(|zone| self.free[*zone as usize].longest()).max();
         longest.unwrap_or(0) * self.layout.unit_bytes

@@ -7,7 +7,7 @@
 
 use super::inner::{PoolInner, State};
 use crate::device::DevicePtr;
-use crate::extents::{Arena, BlockId, Pointer, Refusal};
+use crate::extents::{Arena, ExtentId, Pointer, Refusal};
 use crate::order::Stream;
 
 /// Names the memory of a capture, in one pool, for ever.
@@ -112,7 +112,7 @@ impl PoolInner {
 
     /// Frees a live block of the memory of a capture.
     /// `false`, and nothing done, where it is none.
-    pub(super) fn free_captured(&self, state: &mut State, at: usize, id: BlockId, stream: &Stream) -> bool {
+    pub(super) fn free_captured(&self, state: &mut State, at: usize, id: ExtentId, stream: &Stream) -> bool {
         let arena = &mut state.captured[at].arena;
         let (requested, size) = (arena.requested(id), arena.bytes(id));
         if !arena.free(id, stream.fence()) {

@@ -7,7 +7,7 @@ use super::beyond_caches::take_back;
 use super::inner::{PoolInner, State};
 use crate::Result;
 use crate::device::DevicePtr;
-use crate::extents::{BlockDescriptor, BlockId, Pointer};
+use crate::extents::{BlockDescriptor, ExtentId, Pointer};
 use crate::order::Stream;
 use crate::record::Moment;
 
@@ -129,7 +129,7 @@ impl PoolInner {
     }
 
     /// Frees what was live just now; `false`, and nothing done, where another thread was first.
-    fn free_under_lock(&self, state: &mut State, ptr: DevicePtr, id: BlockId, stream: &Stream) -> bool {
+    fn free_under_lock(&self, state: &mut State, ptr: DevicePtr, id: ExtentId, stream: &Stream) -> bool {
         if let Some(captured) = state.captured_at(ptr) {
             return self.free_captured(state, captured, id, stream);
         }

@@ -14,7 +14,7 @@ use super::routes::Routes;
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::{DeviceError, DevicePtr};
-use crate::extents::{Arena, BlockId, PageMap, Pointer, Ranges};
+use crate::extents::{Arena, ExtentId, PageMap, Pointer, Ranges};
 use crate::host::name_for_error;
 use crate::order::{Reuse, Stream, Timelines};
 use crate::physical::Limits;
@@ -113,7 +113,7 @@ impl PoolInner {
     pub(super) fn with_live<R>(
         &self,
         ptr: DevicePtr,
-        look: impl FnOnce(&mut Arena, BlockId) -> R,
+        look: impl FnOnce(&mut Arena, ExtentId) -> R,
     ) -> Result<R> {
         self.check_process()?;
         let mut state = self.state.lock();
