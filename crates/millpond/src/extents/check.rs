@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use super::extent::State;
-use super::regions::{Region, Source};
+use super::extent::ExtentState;
+use super::regions::{Region, RegionOrigin};
 use super::shorten::SHORT;
 use super::{Arena, ExtentId};
 
@@ -80,7 +80,7 @@ impl Arena {
             (unit, before, at) = (extent.end(), Some(extent_id), extent.next);
         }
         ensure!(unit * self.layout.unit_bytes == region.bytes, "the extents of region {id} do not fill it");
-        if region.source == Source::Segment {
+        if region.origin == RegionOrigin::Segment {
             count.segment_bytes += region.bytes;
         }
         Ok(())
@@ -90,14 +90,14 @@ impl Arena {
         let extent = &self.extents[id];
         let zone = extent.zone as usize;
         let descriptor = self.descriptor_of(id).map(|descriptor| (descriptor.id(), descriptor.bytes()));
-        let expected = (extent.state == State::Allocated).then_some((id, self.bytes(id)));
+        let expected = (extent.state == ExtentState::Allocated).then_some((id, self.bytes(id)));
         ensure!(descriptor == expected, "the descriptor of {id:?} is {descriptor:?}");
         match extent.state {
-            State::Allocated => {
+            ExtentState::Allocated => {
                 count.allocated[zone] += 1;
                 count.units += extent.units;
             }
-            State::Free => {
+            ExtentState::Free => {
                 count.free += 1;
                 let index = &self.free[zone];
                 ensure!(index.lacks() || index.contains(extent, id), "free extent {id:?} is not indexed");
@@ -108,20 +108,21 @@ impl Arena {
                     extent.whole.is_none_or(|known| known == whole),
                     "{id:?} has {whole:?}, not what is noted"
                 );
-                let next = extent.next.map(|next| &self.extents[next]).filter(|b| b.state == State::Free);
+                let next =
+                    extent.next.map(|next| &self.extents[next]).filter(|b| b.state == ExtentState::Free);
                 let mergeable = next.is_some_and(|next| next.fence.same_streams(&extent.fence));
                 let known = self.unmerged.contains(&id)
                     || extent.next.is_some_and(|next| self.unmerged.contains(&next));
                 ensure!(!mergeable || known, "free extent {id:?} and the next could be one");
             }
-            State::Unmapped => {
+            ExtentState::Unmapped => {
                 count.unmapped += 1;
                 let index = &self.unmapped[zone];
                 ensure!(index.lacks() || index.contains(extent, id), "unmapped {id:?} is not indexed");
-                let twin = extent.next.is_some_and(|next| self.extents.is(next, State::Unmapped));
+                let twin = extent.next.is_some_and(|next| self.extents.is(next, ExtentState::Unmapped));
                 ensure!(!twin, "unmapped {id:?} and the next could be one");
             }
-            State::PendingUnmap(page) => {
+            ExtentState::PendingUnmap(page) => {
                 count.pending_unmap += 1;
                 ensure!(self.pending_unmap.contains(&id), "extent pending unmap {id:?} is not listed");
                 ensure!(
@@ -129,7 +130,7 @@ impl Arena {
                     "extent pending unmap {id:?} is of a page mapped nowhere"
                 );
             }
-            State::Unused => return Err(format!("unused extent {id:?} is linked")),
+            ExtentState::Unused => return Err(format!("unused extent {id:?} is linked")),
         }
         self.check_backing(id, region)
     }
@@ -137,11 +138,14 @@ impl Arena {
     /// Allocated and free extents are backed in every base page they touch; unmapped and pending ones in none.
     fn check_backing(&self, id: ExtentId, region: &Region) -> Result<(), String> {
         let (extent, per_base_page) = (&self.extents[id], self.layout.units_per_base_page());
-        if region.source == Source::Segment {
-            ensure!(matches!(extent.state, State::Allocated | State::Free), "{id:?} cannot be in a segment");
+        if region.origin == RegionOrigin::Segment {
+            ensure!(
+                matches!(extent.state, ExtentState::Allocated | ExtentState::Free),
+                "{id:?} cannot be in a segment"
+            );
             return Ok(());
         }
-        let backed = matches!(extent.state, State::Allocated | State::Free);
+        let backed = matches!(extent.state, ExtentState::Allocated | ExtentState::Free);
         if !backed {
             ensure!(
                 extent.start % per_base_page == 0 && extent.end() % per_base_page == 0,
@@ -195,7 +199,7 @@ impl Arena {
             let pending_unmap = self
                 .pending_unmap
                 .iter()
-                .filter(|extent| self.extents.is(**extent, State::PendingUnmap(id)))
+                .filter(|extent| self.extents.is(**extent, ExtentState::PendingUnmap(id)))
                 .count() as u32;
             let parked = self.pages.parked().contains(&id);
             ensure!(parked != page.home.is_some(), "{id:?} is parked and at home, or neither");

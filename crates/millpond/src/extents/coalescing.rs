@@ -4,7 +4,7 @@
 //! Others stay apart, and listed as unmerged, until that would cost no stream its reuse. So does what a stream frees
 //! while it is being captured: nobody else can have that before the capture has ended, nor what it was joined with.
 
-use super::extent::{Extent, State};
+use super::extent::{Extent, ExtentState};
 use super::{Arena, ExtentId};
 
 impl Arena {
@@ -34,7 +34,9 @@ impl Arena {
     #[inline]
     fn join_if_ready(&mut self, id: ExtentId, neighbour: Option<ExtentId>) -> ExtentId {
         match neighbour {
-            Some(neighbour) if self.extents.is(neighbour, State::Free) => self.join_if_alike(id, neighbour),
+            Some(neighbour) if self.extents.is(neighbour, ExtentState::Free) => {
+                self.join_if_alike(id, neighbour)
+            }
             _ => id,
         }
     }
@@ -98,14 +100,14 @@ impl Arena {
     }
 
     pub(super) fn is_free(&self, neighbour: Option<ExtentId>) -> bool {
-        neighbour.is_some_and(|id| self.extents.is(id, State::Free))
+        neighbour.is_some_and(|id| self.extents.is(id, ExtentState::Free))
     }
 
     /// As [`join_unmerged`](Self::join_unmerged), by what the device says now where that matters.
     #[cold]
     pub(super) fn join_what_is_complete(&mut self) -> bool {
         if self.policies.opportunistic && !self.policies.internal_dependencies {
-            let is_free = |id: &ExtentId| self.extents.is(*id, State::Free);
+            let is_free = |id: &ExtentId| self.extents.is(*id, ExtentState::Free);
             let free = self.unmerged.iter().copied().filter(is_free);
             let around = free.flat_map(|id| [self.extents[id].prev, Some(id), self.extents[id].next]);
             self.poll_quietly(&self.fence_of(around.flatten().filter(is_free)));
@@ -121,7 +123,7 @@ impl Arena {
         let mut kept = std::mem::take(&mut self.kept_apart);
         while let Some(id) = self.unmerged.pop() {
             self.extents.set_listed(id, false);
-            if !self.extents.is(id, State::Free) {
+            if !self.extents.is(id, ExtentState::Free) {
                 continue;
             }
             match self.join_around(id) {
@@ -168,7 +170,9 @@ impl Arena {
     /// A free neighbour that the extent may be joined with.
     fn joinable(&mut self, id: ExtentId) -> Option<ExtentId> {
         let neighbours = [self.extents[id].prev, self.extents[id].next].into_iter().flatten();
-        neighbours.into_iter().find(|other| self.extents.is(*other, State::Free) && self.may_join(id, *other))
+        neighbours
+            .into_iter()
+            .find(|other| self.extents.is(*other, ExtentState::Free) && self.may_join(id, *other))
     }
 
     fn may_join(&mut self, a: ExtentId, b: ExtentId) -> bool {

@@ -1,8 +1,8 @@
 //! Where pages come from that lie in free extents: remapped to another address, or exchanged for shorter ones.
 
-use super::extent::State;
+use super::extent::ExtentState;
 use super::mapping::MapCursor;
-use super::placement::Place;
+use super::placement::Placement;
 use super::regions::Regions;
 use super::{Arena, ExtentId, Refusal, Zone};
 use crate::device::DeviceError;
@@ -155,7 +155,7 @@ fn is_beside((region, base_pages): (u32, (u64, u64)), place: (u32, (u64, u64))) 
 
 impl Arena {
     /// The pages outside the place that free extents could give to `stream`.
-    pub(super) fn donors(&mut self, place: &Place, stream: &Stream) -> Donors {
+    pub(super) fn donors(&mut self, place: &Placement, stream: &Stream) -> Donors {
         let mut donors = std::mem::take(&mut self.spare_donors);
         if self.keeps {
             return donors;
@@ -340,7 +340,7 @@ impl Arena {
             self.index_rest(cut, end);
         }
         self.regions.set_page(region, base_page, base_pages, None);
-        self.extents[cut].state = State::PendingUnmap(page);
+        self.extents[cut].state = ExtentState::PendingUnmap(page);
         cut
     }
 

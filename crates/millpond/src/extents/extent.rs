@@ -23,7 +23,7 @@ impl Zone {
 
 /// What an extent is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
+pub(super) enum ExtentState {
     /// In the program's hands, or in a magazine; the region's table says which.
     Allocated,
     /// Backed by pages, ready for whom its fence allows.
@@ -49,7 +49,7 @@ pub(super) struct Whole {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Extent {
-    pub(super) state: State,
+    pub(super) state: ExtentState,
     pub(super) region: u32,
     pub(super) zone: Zone,
     /// Whether the id is in the arena's list of unmerged extents. Stays with the id when the extent goes.
@@ -72,7 +72,7 @@ const _: () = assert!(size_of::<Extent>() == 128, "an extent has two cache lines
 
 impl Extent {
     /// The one extent of a new region.
-    pub(super) fn whole(region: u32, zone: Zone, units: u64, state: State) -> Self {
+    pub(super) fn whole(region: u32, zone: Zone, units: u64, state: ExtentState) -> Self {
         Self {
             state,
             zone,
@@ -134,8 +134,11 @@ impl Extents {
 
     /// Gives back the host's memory of records behind the last that is in use. Returns the first id that is none now.
     pub(super) fn shrink(&mut self) -> ExtentId {
-        let used =
-            self.records.iter().rposition(|extent| extent.state != State::Unused).map_or(0, |last| last + 1);
+        let used = self
+            .records
+            .iter()
+            .rposition(|extent| extent.state != ExtentState::Unused)
+            .map_or(0, |last| last + 1);
         self.records.truncate(used);
         shrink(&mut self.records, FIRST_RECORDS);
         self.vacant.retain(|id| (id.0 as usize) < used);
@@ -160,7 +163,7 @@ impl Extents {
         if self.records.capacity() == 0 {
             self.records.reserve_exact(FIRST_RECORDS);
         }
-        self.records.push(Extent::whole(0, Zone::Small, 0, State::Unused));
+        self.records.push(Extent::whole(0, Zone::Small, 0, ExtentState::Unused));
         ExtentId(u32::try_from(self.records.len() - 1).expect("fewer than 2^32 extents"))
     }
 
@@ -177,7 +180,7 @@ impl Extents {
     }
 
     /// Whether the id names an extent in this state now.
-    pub(super) fn is(&self, id: ExtentId, state: State) -> bool {
+    pub(super) fn is(&self, id: ExtentId, state: ExtentState) -> bool {
         self[id].state == state
     }
 
@@ -275,7 +278,7 @@ impl Extents {
         let (left, right) = if self[a].start < self[b].start { (a, b) } else { (b, a) };
         debug_assert_eq!(self[left].next, Some(right));
         let [kept, gone] = self.both(left, right);
-        gone.state = State::Unused;
+        gone.state = ExtentState::Unused;
         kept.units += gone.units;
         kept.next = gone.next;
         kept.freed = kept.freed.max(gone.freed);
@@ -296,7 +299,7 @@ impl Extents {
     pub(super) fn remove_alone(&mut self, id: ExtentId) {
         let gone = &mut self[id];
         debug_assert!(gone.prev.is_none() && gone.next.is_none());
-        gone.state = State::Unused;
+        gone.state = ExtentState::Unused;
         gone.fence = Fence::empty();
         self.vacant.push(id);
     }
@@ -306,7 +309,7 @@ impl Extents {
         self.records
             .iter()
             .zip(0..)
-            .filter(|(extent, _)| extent.state != State::Unused)
+            .filter(|(extent, _)| extent.state != ExtentState::Unused)
             .map(|(extent, id)| (ExtentId(id), extent))
     }
 }

@@ -177,11 +177,11 @@ pub(super) type UnmappedIndex = FreeIndex;
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::extent::{State, Zone};
+    use super::super::extent::{ExtentState, Zone};
     use super::*;
 
     fn extent(start: u64, units: u64) -> Extent {
-        let mut extent = Extent::whole(0, Zone::Large, units, State::Free);
+        let mut extent = Extent::whole(0, Zone::Large, units, ExtentState::Free);
         extent.start = start;
         extent
     }

@@ -1,9 +1,9 @@
 //! What an arena says of its blocks: what a pointer is, what is allocated, and how much is held.
 
 use super::Arena;
-use super::extent::{ExtentId, State};
+use super::extent::{ExtentId, ExtentState};
 use super::page_map::BlockDescriptor;
-use super::regions::Source;
+use super::regions::RegionOrigin;
 use crate::device::DevicePtr;
 
 #[cfg(test)]
@@ -28,7 +28,7 @@ pub(crate) enum Pointer {
 impl Arena {
     /// Physical bytes held, by recount.
     pub(crate) fn held(&self) -> u64 {
-        let segments = self.regions.iter().filter(|(_, region)| region.source == Source::Segment);
+        let segments = self.regions.iter().filter(|(_, region)| region.origin == RegionOrigin::Segment);
         self.pages.recount_bytes() + segments.map(|(_, region)| region.bytes).sum::<u64>()
     }
 
@@ -88,7 +88,7 @@ impl Arena {
 
     /// Whether an extent with this name is allocated, and starts there.
     pub(super) fn is_allocated_at(&self, id: ExtentId, ptr: DevicePtr) -> bool {
-        self.extents.get(id).is_some_and(|extent| extent.state == State::Allocated)
+        self.extents.get(id).is_some_and(|extent| extent.state == ExtentState::Allocated)
             && self.address_of(id) == ptr
     }
 
@@ -99,7 +99,7 @@ impl Arena {
 
     /// Every allocated block: its descriptor.
     pub(crate) fn iter_allocated(&self) -> impl Iterator<Item = (ExtentId, &BlockDescriptor)> {
-        let allocated = self.extents.iter().filter(|(_, extent)| extent.state == State::Allocated);
+        let allocated = self.extents.iter().filter(|(_, extent)| extent.state == ExtentState::Allocated);
         allocated.filter_map(|(id, _)| Some((id, self.descriptor_of(id)?)))
     }
 }

@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use super::donors::Donors;
-use super::extent::State;
+use super::extent::ExtentState;
 use super::page_map::RegionMap;
-use super::placement::Place;
+use super::placement::Placement;
 use super::regions::Region;
-use super::search::Want;
+use super::search::Request;
 use super::{Arena, ExtentId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
 use crate::order::{Fence, Stream};
@@ -60,37 +60,37 @@ impl MapCursor {
 }
 
 impl Arena {
-    /// Backs a place for `want`; returns the free extent there and the unit in it to start at. What that takes is paid out
+    /// Backs a place for `request`; returns the free extent there and the unit in it to start at. What that takes is paid out
     /// of the [remap budget](super::remap_budget).
     #[cold]
     pub(super) fn back(
         &mut self,
-        want: &Want,
+        request: &Request,
         stream: &Stream,
         origin: PageOrigin,
     ) -> Result<(ExtentId, u64), Refusal> {
         if !self.device.properties().virtual_memory {
-            return self.back_by_segment(want);
+            return self.back_by_segment(request);
         }
         let began = self.device.now();
-        let backed = self.back_with_pages(want, stream, origin);
+        let backed = self.back_with_pages(request, stream, origin);
         self.remap_budget.pay(self.device.now().saturating_sub(began));
         backed
     }
 
     fn back_with_pages(
         &mut self,
-        want: &Want,
+        request: &Request,
         stream: &Stream,
         origin: PageOrigin,
     ) -> Result<(ExtentId, u64), Refusal> {
         self.reap();
-        let place = self.choose_place(want, stream)?;
+        let place = self.choose_place(request, stream)?;
         let mut donors = match origin {
             PageOrigin::All => self.donors(&place, stream),
             PageOrigin::Growth => Donors::default(),
         };
-        let filled = self.fill(want, &place, &mut donors, stream);
+        let filled = self.fill(request, &place, &mut donors, stream);
         self.close_donor(&mut donors);
         let whole = filled.map(|()| self.join_window(&place));
         // Last, since it joins extents that the place or the donors may name.
@@ -105,8 +105,8 @@ impl Arena {
     /// Puts pages behind every base page of the place. On an error, what was backed so far is free memory.
     fn fill(
         &mut self,
-        want: &Want,
-        place: &Place,
+        request: &Request,
+        place: &Placement,
         donors: &mut Donors,
         stream: &Stream,
     ) -> Result<(), Refusal> {
@@ -114,9 +114,9 @@ impl Arena {
         let mut at = Some(place.first);
         while let Some(id) = at.filter(|id| self.extents[*id].start < place.end) {
             let next = self.extents[id].next;
-            if self.extents[id].state == State::Unmapped {
+            if self.extents[id].state == ExtentState::Unmapped {
                 let (first, end) = self.unmapped_base_pages(id, (place.start, place.end));
-                self.fill_unmapped(want, id, (first, end), donors, stream)?;
+                self.fill_unmapped(request, id, (first, end), donors, stream)?;
             }
             at = next;
         }
@@ -124,7 +124,7 @@ impl Arena {
     }
 
     /// Lets blocks start wherever pages are about to be put. While nothing has changed: it takes memory of the host's.
-    fn back_entries(&mut self, place: &Place) -> Result<(), Refusal> {
+    fn back_entries(&mut self, place: &Placement) -> Result<(), Refusal> {
         let base_pages = (self.layout.base_page_of(place.start), self.layout.base_pages_for(place.end));
         if !self.regions.make_room(place.region, base_pages, self.pages.records()) {
             return Err(Refusal::of_host("a list of pages", 16 * base_pages.1));
@@ -142,21 +142,21 @@ impl Arena {
     /// Backs the base pages `base_pages.0..base_pages.1`, which lie in the unmapped extent `unmapped`.
     fn fill_unmapped(
         &mut self,
-        want: &Want,
+        request: &Request,
         unmapped: ExtentId,
         base_pages: (u64, u64),
         donors: &mut Donors,
         stream: &Stream,
     ) -> Result<(), Refusal> {
         let mut cursor = self.open_cursor(unmapped, base_pages);
-        let filled = self.fill_at_cursor(want, &mut cursor, donors, stream);
+        let filled = self.fill_at_cursor(request, &mut cursor, donors, stream);
         self.close_cursor(&cursor);
         filled
     }
 
     fn fill_at_cursor(
         &mut self,
-        want: &Want,
+        request: &Request,
         cursor: &mut MapCursor,
         donors: &mut Donors,
         stream: &Stream,
@@ -169,7 +169,7 @@ impl Arena {
             if let Some(page) = self.pages.take_parked(room) {
                 self.map_at_cursor(page, cursor, &Fence::empty(), self.frees)?;
             } else if !self.remap_from_donor(cursor, donors, stream)? {
-                let page = self.create(want, room, donors)?;
+                let page = self.create(request, room, donors)?;
                 self.map_at_cursor(page, cursor, &Fence::empty(), self.frees)?;
             }
         }
@@ -178,12 +178,12 @@ impl Arena {
 
     /// Creates a page of at most `room` base pages, of the size that suits the block; smaller ones where memory
     /// is short.
-    fn create(&mut self, want: &Want, room: u32, donors: &mut Donors) -> Result<PageId, Refusal> {
-        let mut base_pages = self.page_length(want, room);
+    fn create(&mut self, request: &Request, room: u32, donors: &mut Donors) -> Result<PageId, Refusal> {
+        let mut base_pages = self.page_length(request, room);
         let reserved = self.counters.reserved.level();
         let after = reserved.current + u64::from(base_pages) * self.layout.base_page_bytes;
         if after > reserved.high {
-            self.note_growth(self.pages.base_pages() + u64::from(base_pages), want.units);
+            self.note_growth(self.pages.base_pages() + u64::from(base_pages), request.units);
         }
         // Free pages are left, if any, that are too long here: not a reason to hold more than ever before.
         self.exchange(after.saturating_sub(reserved.high), donors);
@@ -207,18 +207,18 @@ impl Arena {
     /// most a twelfth of the block, or of what is held the part that leaves enough pages, if that is more; where much was
     /// saved, a 24th of the block. About one page is pinned at the ends of a hole, and blocks leave one hole for several of
     /// them.
-    fn page_length(&self, want: &Want, room: u32) -> u32 {
-        if want.zone == Zone::Small {
+    fn page_length(&self, request: &Request, room: u32) -> u32 {
+        if request.zone == Zone::Small {
             return 1;
         }
         let longest = room.min(self.layout.largest_page);
-        let short = self.short_length(want);
+        let short = self.short_length(request);
         1 << longest.min(short).ilog2()
     }
 
-    fn short_length(&self, want: &Want) -> u32 {
+    fn short_length(&self, request: &Request) -> u32 {
         let now = self.device.now();
-        let requested = want.units >> self.layout.base_page_shift();
+        let requested = request.units >> self.layout.base_page_shift();
         let short = if self.remap_budget.savings(now) >= MUCH_SAVED {
             requested / MORE_PAGES_IN_BLOCK
         } else {
@@ -311,7 +311,7 @@ impl Arena {
             MapFailure::Clean(error) => error,
             MapFailure::Stuck(error) => {
                 let stuck = self.cut_unmapped(cursor, self.pages.get(page).base_pages);
-                self.extents[stuck].state = State::PendingUnmap(page);
+                self.extents[stuck].state = ExtentState::PendingUnmap(page);
                 self.pending_unmap.push(stuck);
                 error
             }
@@ -336,7 +336,7 @@ impl Arena {
         }
         let new = self.cut_unmapped(cursor, base_pages);
         let extent = &mut self.extents[new];
-        extent.state = State::Free;
+        extent.state = ExtentState::Free;
         extent.fence.clone_from(fence);
         extent.freed = freed;
         cursor.backed = Some(match cursor.backed {
@@ -372,7 +372,7 @@ impl Arena {
     }
 
     /// Joins the free extents of a place, which is wholly backed now, into one.
-    fn join_window(&mut self, place: &Place) -> ExtentId {
+    fn join_window(&mut self, place: &Placement) -> ExtentId {
         let mut whole = self.piece_at(place.first, place.start);
         // Off the index once, and on it once, of however many pieces it is made.
         self.remove_free(whole);

@@ -57,7 +57,7 @@ mod trim;
 use std::sync::Arc;
 
 pub(crate) use extent::{ExtentId, Zone};
-use extent::{Extents, State};
+use extent::{ExtentState, Extents};
 use index::{FreeIndex, UnmappedIndex};
 pub(crate) use layout::Layout;
 #[cfg(test)]
@@ -252,11 +252,11 @@ impl Arena {
         stream: &Stream,
         closely: bool,
     ) -> Result<Option<Allocation>, Refusal> {
-        let want = self.want(units, align)?;
+        let request = self.request(units, align)?;
         let found = if closely {
-            self.find_best_ready(&want, stream)?.filter(|(free, _)| self.is_close(&want, *free))
+            self.find_best_ready(&request, stream)?.filter(|(free, _)| self.is_close(&request, *free))
         } else {
-            self.find_ready(&want, stream)?
+            self.find_ready(&request, stream)?
         };
         Ok(found.map(|(free, at)| self.carve(free, at, units, 0)))
     }
@@ -276,8 +276,8 @@ impl Arena {
         align: u64,
         stream: &Stream,
     ) -> Result<Option<Allocation>, Refusal> {
-        let want = self.want(units, align)?;
-        let found = self.find(&want, stream)?;
+        let request = self.request(units, align)?;
+        let found = self.find(&request, stream)?;
         Ok(found.map(|(free, at)| self.carve(free, at, units, 0)))
     }
 
@@ -288,8 +288,8 @@ impl Arena {
         align: u64,
         stream: &Stream,
     ) -> Result<Allocation, Refusal> {
-        let want = self.want(units, align)?;
-        let (free, at) = self.back_or_undo(&want, stream, PageOrigin::All)?;
+        let request = self.request(units, align)?;
+        let (free, at) = self.back_or_undo(&request, stream, PageOrigin::All)?;
         Ok(self.carve(free, at, units, 1))
     }
 
@@ -301,11 +301,11 @@ impl Arena {
         align: u64,
         stream: &Stream,
     ) -> Result<Allocation, Refusal> {
-        let want = self.want(units, align)?;
-        if let Some((free, at)) = self.find_ready(&want, stream)? {
+        let request = self.request(units, align)?;
+        if let Some((free, at)) = self.find_ready(&request, stream)? {
             return Ok(self.carve(free, at, units, 0));
         }
-        let (free, at) = self.back_or_undo(&want, stream, PageOrigin::Growth)?;
+        let (free, at) = self.back_or_undo(&request, stream, PageOrigin::Growth)?;
         Ok(self.carve(free, at, units, 1))
     }
 
@@ -315,13 +315,13 @@ impl Arena {
     }
 
     /// What is asked for; and what the host must have for it to be cut, and freed again, while nothing has changed.
-    fn want(&mut self, units: u64, align: u64) -> Result<search::Want, Refusal> {
+    fn request(&mut self, units: u64, align: u64) -> Result<search::Request, Refusal> {
         debug_assert!(0 < units && units < MOST_UNITS);
         if !self.extents.make_room(ROOM) || !self.make_room_beside_extents() {
             return Err(Refusal::of_host("a list of blocks", self.host_bytes()));
         }
         let zone = self.layout.zone_of(units);
-        Ok(search::Want { zone, units, align: align.max(self.layout.unit_bytes) })
+        Ok(search::Request { zone, units, align: align.max(self.layout.unit_bytes) })
     }
 
     /// The host's memory for extents.
@@ -357,8 +357,8 @@ impl Arena {
         self.free.iter_mut().chain(&mut self.unmapped).for_each(FreeIndex::complete);
         for (id, extent) in self.extents.iter() {
             match extent.state {
-                State::Free => self.free[extent.zone as usize].insert_missing(extent, id),
-                State::Unmapped => self.unmapped[extent.zone as usize].insert_missing(extent, id),
+                ExtentState::Free => self.free[extent.zone as usize].insert_missing(extent, id),
+                ExtentState::Unmapped => self.unmapped[extent.zone as usize].insert_missing(extent, id),
                 _ => {}
             }
         }
@@ -374,15 +374,15 @@ impl Arena {
             && self.created.try_reserve(1).is_ok()
     }
 
-    /// Backs a place for `want`, or gives back what was created for it before it failed.
+    /// Backs a place for `request`, or gives back what was created for it before it failed.
     fn back_or_undo(
         &mut self,
-        want: &search::Want,
+        request: &search::Request,
         stream: &Stream,
         origin: PageOrigin,
     ) -> Result<(ExtentId, u64), Refusal> {
         self.created.clear();
-        self.back(want, stream, origin).inspect_err(|_| {
+        self.back(request, stream, origin).inspect_err(|_| {
             if let Err(error) = self.undo_created() {
                 tracing::warn!(%error, "pages for a request that failed could not be given back");
             }
@@ -407,12 +407,12 @@ impl Arena {
     #[must_use]
     pub(crate) fn free(&mut self, id: ExtentId, mut fence: Fence) -> bool {
         let extent = &mut self.extents[id];
-        if extent.state != State::Allocated {
+        if extent.state != ExtentState::Allocated {
             return false;
         }
         self.timelines.add_uses(&mut fence, &mut extent.fence);
         self.frees += 1;
-        (extent.state, extent.freed, extent.fence) = (State::Free, self.frees, fence);
+        (extent.state, extent.freed, extent.fence) = (ExtentState::Free, self.frees, fence);
         self.allocated_blocks[extent.zone as usize] -= 1;
         self.allocated_units -= extent.units;
         self.regions.get(extent.region).map.close(extent.start * self.layout.unit_bytes);
@@ -461,7 +461,7 @@ impl Arena {
     #[inline]
     fn open(&mut self, id: ExtentId, region: u32) -> (DevicePtr, DescriptorRef) {
         let extent = &mut self.extents[id];
-        extent.state = State::Allocated;
+        extent.state = ExtentState::Allocated;
         extent.fence = Fence::empty();
         let (start, bytes) = (extent.start * self.layout.unit_bytes, extent.units * self.layout.unit_bytes);
         let region = self.regions.get(region);

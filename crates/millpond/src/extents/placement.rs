@@ -1,13 +1,13 @@
 //! Where an allocation goes that no free extent fits: the place in address space that lacks the fewest pages.
 
-use super::extent::{Extent, State};
-use super::search::Want;
+use super::extent::{Extent, ExtentState};
+use super::search::Request;
 use super::{Arena, ExtentId, Refusal};
 use crate::order::{Reach, Stream};
 
 /// A place for an allocation that is not wholly backed yet.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct Placement {
     pub(super) region: u32,
     /// The unit that the allocation will start at.
     pub(super) start: u64,
@@ -18,7 +18,7 @@ pub(super) struct Place {
     pub(super) missing: u64,
 }
 
-impl Place {
+impl Placement {
     /// The first units of an unmapped extent, none of whose base pages are backed.
     pub(super) fn fresh(unmapped: &Extent, first: ExtentId, units: u64, base_pages: u64) -> Self {
         let Extent { region, start, .. } = *unmapped;
@@ -34,39 +34,39 @@ const GROWTH_CANDIDATES: usize = 64;
 const GROWTH_LOOKS: usize = 256;
 
 impl Arena {
-    /// The place for `want` that lacks the fewest pages, ready for `stream` but for those. At a tie it is beside what is
+    /// The place for `request` that lacks the fewest pages, ready for `stream` but for those. At a tie it is beside what is
     /// free already, unless the stream would have to wait for that: what lies in one piece stays in one.
-    pub(super) fn choose_place(&mut self, want: &Want, stream: &Stream) -> Result<Place, Refusal> {
-        let base_pages = self.layout.base_pages_for(want.units);
-        if let Some(grown) = self.best_growth(want, stream)
+    pub(super) fn choose_place(&mut self, request: &Request, stream: &Stream) -> Result<Placement, Refusal> {
+        let base_pages = self.layout.base_pages_for(request.units);
+        if let Some(grown) = self.best_growth(request, stream)
             && (grown.missing < base_pages
                 || (grown.missing == base_pages && self.is_place_ready(&grown, stream)))
             && self.make_ready(&grown, stream)?
         {
             return Ok(grown);
         }
-        self.fresh_place(want, base_pages)
+        self.fresh_place(request, base_pages)
     }
 
     /// A place in the unmapped extent that fits best, of which all base pages are missing.
-    fn fresh_place(&mut self, want: &Want, base_pages: u64) -> Result<Place, Refusal> {
+    fn fresh_place(&mut self, request: &Request, base_pages: u64) -> Result<Placement, Refusal> {
         let unmapped =
-            self.unmapped[want.zone as usize].at_least(base_pages << self.layout.base_page_shift()).next();
-        let first = unmapped.map_or_else(|| self.add_region(want.zone, base_pages), Ok)?;
-        Ok(Place::fresh(&self.extents[first], first, want.units, base_pages))
+            self.unmapped[request.zone as usize].at_least(base_pages << self.layout.base_page_shift()).next();
+        let first = unmapped.map_or_else(|| self.add_region(request.zone, base_pages), Ok)?;
+        Ok(Placement::fresh(&self.extents[first], first, request.units, base_pages))
     }
 
     /// The place with the fewest missing base pages that begins or ends with one of the longest free extents.
-    fn best_growth(&self, want: &Want, stream: &Stream) -> Option<Place> {
-        let mut best: Option<Place> = None;
-        let looked_at = self.free[want.zone as usize].below(want.units).take(GROWTH_LOOKS);
+    fn best_growth(&self, request: &Request, stream: &Stream) -> Option<Placement> {
+        let mut best: Option<Placement> = None;
+        let looked_at = self.free[request.zone as usize].below(request.units).take(GROWTH_LOOKS);
         for id in looked_at.filter(|id| self.may_grow(*id)).take(GROWTH_CANDIDATES) {
             if !self.could_be_ready(id, stream) {
                 continue;
             }
             for grow in [Self::grow_up, Self::grow_down] {
                 let better_than = best.map_or(u64::MAX, |best| best.missing);
-                best = grow(self, id, want, stream, better_than).or(best);
+                best = grow(self, id, request, stream, better_than).or(best);
             }
         }
         best
@@ -74,16 +74,22 @@ impl Arena {
 
     /// Whether there is room for pages beside a free extent.
     fn may_grow(&self, id: ExtentId) -> bool {
-        let is_open = |id| matches!(self.extents[id].state, State::Unmapped | State::Free);
+        let is_open = |id| matches!(self.extents[id].state, ExtentState::Unmapped | ExtentState::Free);
         let extent = &self.extents[id];
         extent.next.is_some_and(is_open) || extent.prev.is_some_and(is_open)
     }
 
     /// The place that starts with a free extent, if it lacks fewer base pages than `better_than`.
-    fn grow_up(&self, id: ExtentId, want: &Want, stream: &Stream, better_than: u64) -> Option<Place> {
+    fn grow_up(
+        &self,
+        id: ExtentId,
+        request: &Request,
+        stream: &Stream,
+        better_than: u64,
+    ) -> Option<Placement> {
         let Extent { region, start, .. } = self.extents[id];
-        let start = self.align_up(region, start, want.align);
-        let end = start + want.units;
+        let start = self.align_up(region, start, request.align);
+        let end = start + request.units;
         let mut missing = 0;
         let mut at = id;
         while self.extents[at].end() < end {
@@ -93,15 +99,21 @@ impl Arena {
                 return None;
             }
         }
-        (start < self.extents[id].end()).then_some(Place { region, start, end, first: id, missing })
+        (start < self.extents[id].end()).then_some(Placement { region, start, end, first: id, missing })
     }
 
     /// The place that ends with a free extent, if it lacks fewer base pages than `better_than`.
-    fn grow_down(&self, id: ExtentId, want: &Want, stream: &Stream, better_than: u64) -> Option<Place> {
+    fn grow_down(
+        &self,
+        id: ExtentId,
+        request: &Request,
+        stream: &Stream,
+        better_than: u64,
+    ) -> Option<Placement> {
         let region = self.extents[id].region;
-        let lowest = self.extents[id].end().checked_sub(want.units)?;
-        let start = self.align_down(region, lowest, want.align)?;
-        let end = start + want.units;
+        let lowest = self.extents[id].end().checked_sub(request.units)?;
+        let start = self.align_down(region, lowest, request.align)?;
+        let end = start + request.units;
         let mut missing = 0;
         let mut at = id;
         while self.extents[at].start > start {
@@ -111,7 +123,7 @@ impl Arena {
                 return None;
             }
         }
-        Some(Place { region, start, end, first: at, missing })
+        Some(Placement { region, start, end, first: at, missing })
     }
 
     #[inline]
@@ -124,8 +136,8 @@ impl Arena {
     /// part of a place.
     fn missing_in(&self, id: ExtentId, window: (u64, u64), stream: &Stream) -> Option<u64> {
         match self.extents[id].state {
-            State::Free => self.could_be_ready(id, stream).then_some(0),
-            State::Unmapped => {
+            ExtentState::Free => self.could_be_ready(id, stream).then_some(0),
+            ExtentState::Unmapped => {
                 let (first, end) = self.unmapped_base_pages(id, window);
                 Some(end - first)
             }
@@ -158,14 +170,14 @@ impl Arena {
     }
 
     /// Whether the stream may use what is free in a place, by what is known already.
-    fn is_place_ready(&self, place: &Place, stream: &Stream) -> bool {
+    fn is_place_ready(&self, place: &Placement, stream: &Stream) -> bool {
         let mut extents = std::iter::successors(Some(place.first), |id| self.extents[*id].next)
             .take_while(|id| self.extents[*id].start < place.end);
-        extents.all(|id| self.extents[id].state != State::Free || self.is_ready(id, stream))
+        extents.all(|id| self.extents[id].state != ExtentState::Free || self.is_ready(id, stream))
     }
 
     /// Makes the stream wait for the free extents in a place, where it must.
-    fn make_ready(&mut self, place: &Place, stream: &Stream) -> Result<bool, Refusal> {
+    fn make_ready(&mut self, place: &Placement, stream: &Stream) -> Result<bool, Refusal> {
         let mut at = Some(place.first);
         while let Some(id) = at.filter(|id| self.extents[*id].start < place.end) {
             if !self.make_extent_ready(id, stream)? {
@@ -178,7 +190,7 @@ impl Arena {
 
     pub(super) fn make_extent_ready(&mut self, id: ExtentId, stream: &Stream) -> Result<bool, Refusal> {
         let extent = &self.extents[id];
-        if extent.state != State::Free || self.is_ready(id, stream) {
+        if extent.state != ExtentState::Free || self.is_ready(id, stream) {
             return Ok(true);
         }
         if !self.policies.internal_dependencies

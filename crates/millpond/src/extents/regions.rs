@@ -13,7 +13,7 @@ use crate::physical::PageId;
 
 /// Where a region's address space came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum RegionOrigin {
     /// Reserved, with pages mapped into it.
     Reserved,
     /// A segment that the driver allocated, backed for ever.
@@ -26,7 +26,7 @@ pub(super) struct Region {
     pub(super) base: DevicePtr,
     pub(super) bytes: u64,
     pub(super) zone: Zone,
-    pub(super) source: Source,
+    pub(super) origin: RegionOrigin,
     pub(super) head: ExtentId,
     /// Per base page: the id + 1 of the page that backs it, 0 for none. As long as the highest base page ever backed.
     pages: Vec<u32>,
@@ -69,7 +69,7 @@ pub(super) struct NewRegion {
     pub(super) base: DevicePtr,
     pub(super) bytes: u64,
     pub(super) zone: Zone,
-    pub(super) source: Source,
+    pub(super) origin: RegionOrigin,
     pub(super) map: Arc<RegionMap>,
 }
 
@@ -145,8 +145,8 @@ impl Regions {
         let at = vacant.unwrap_or(self.list.len());
         let id = u32::try_from(at).ok().filter(|id| *id < MOST_REGIONS).expect("fewer than 2^24 regions");
         let head = head(id);
-        let NewRegion { base, bytes, zone, source, map } = new;
-        let region = Region { base, bytes, zone, source, head, pages: Vec::new(), long: Vec::new(), map };
+        let NewRegion { base, bytes, zone, origin, map } = new;
+        let region = Region { base, bytes, zone, origin, head, pages: Vec::new(), long: Vec::new(), map };
         if vacant.is_some() {
             self.list[at] = Some(region);
         } else {

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::extent::{Extent, State};
+use super::extent::{Extent, ExtentState};
 use super::page_map::{Descriptors, RegionMap};
-use super::regions::{NewRegion, Source};
+use super::regions::{NewRegion, RegionOrigin};
 use super::{Arena, ExtentId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
 
@@ -78,9 +78,10 @@ impl Arena {
         let map = Arc::new(RegionMap::new(base, granule, numbers, descriptors));
         self.page_map.publish(base, bytes, &map);
         let extents = &mut self.extents;
-        let new = NewRegion { base, bytes, zone, source: Source::Reserved, map };
-        let region =
-            self.regions.add(new, |region| extents.add(Extent::whole(region, zone, units, State::Unmapped)));
+        let new = NewRegion { base, bytes, zone, origin: RegionOrigin::Reserved, map };
+        let region = self
+            .regions
+            .add(new, |region| extents.add(Extent::whole(region, zone, units, ExtentState::Unmapped)));
         let unmapped = self.regions.get(region).head;
         self.unmapped[zone as usize].insert(&self.extents[unmapped], unmapped);
         Ok(unmapped)

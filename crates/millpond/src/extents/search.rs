@@ -11,7 +11,7 @@ use crate::order::{Fence, Reach, Stream};
 
 /// What an allocation needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Want {
+pub(super) struct Request {
     pub(super) zone: Zone,
     pub(super) units: u64,
     /// In bytes, at least a unit.
@@ -32,7 +32,7 @@ const CLOSE_PART: u64 = 8;
 
 /// What a look over the free extents came to.
 #[derive(Debug)]
-struct Looked<'a> {
+struct SearchResult<'a> {
     /// The best fit of those that are ready, and the unit in it to start at.
     found: Option<(ExtentId, u64)>,
     /// Whether one that fits better, or as well, was passed over since it is not.
@@ -42,85 +42,91 @@ struct Looked<'a> {
 }
 
 impl Arena {
-    /// A free extent for `want` that later work on `stream` may use, and the unit in it to start at.
-    pub(super) fn find(&mut self, want: &Want, stream: &Stream) -> Result<Option<(ExtentId, u64)>, Refusal> {
-        if let found @ Some(_) = self.find_ready(want, stream)? {
+    /// A free extent for `request` that later work on `stream` may use, and the unit in it to start at.
+    pub(super) fn find(
+        &mut self,
+        request: &Request,
+        stream: &Stream,
+    ) -> Result<Option<(ExtentId, u64)>, Refusal> {
+        if let found @ Some(_) = self.find_ready(request, stream)? {
             return Ok(found);
         }
-        if let found @ Some(_) = self.find_by_waiting_slow(want, stream)? {
+        if let found @ Some(_) = self.find_by_waiting_slow(request, stream)? {
             return Ok(found);
         }
         if self.unmerged.is_empty() || !self.join_what_is_complete() {
             return Ok(None);
         }
-        if let found @ Some(_) = self.find_ready(want, stream)? {
+        if let found @ Some(_) = self.find_ready(request, stream)? {
             return Ok(found);
         }
-        self.find_by_waiting_slow(want, stream)
+        self.find_by_waiting_slow(request, stream)
     }
 
     /// Whether the extent is not much longer than what is wanted. Of small ones that does not matter.
-    pub(super) fn is_close(&self, want: &Want, id: ExtentId) -> bool {
-        let rest = self.extents[id].units - want.units;
-        want.zone == Zone::Small || rest <= want.units.max(self.layout.units_per_base_page()) / CLOSE_PART
+    pub(super) fn is_close(&self, request: &Request, id: ExtentId) -> bool {
+        let rest = self.extents[id].units - request.units;
+        request.zone == Zone::Small
+            || rest <= request.units.max(self.layout.units_per_base_page()) / CLOSE_PART
     }
 
     /// An extent that is ready: the [best fit](Self::find_best_ready) if that is snug, else the lowest.
     pub(super) fn find_ready(
         &self,
-        want: &Want,
+        request: &Request,
         stream: &Stream,
     ) -> Result<Option<(ExtentId, u64)>, Refusal> {
         let mut reach = self.reach(stream);
-        let Looked { found, passed_over, mut longer } = self.look(want, &mut reach);
-        let is_asked = self.is_worth_asking(want, found, passed_over);
+        let SearchResult { found, passed_over, mut longer } = self.look(request, &mut reach);
+        let is_asked = self.is_worth_asking(request, found, passed_over);
         let found = if is_asked {
             // The old one must be gone before the device is asked, and does not know the answer.
             reach = self.reach(stream);
-            self.find_by_asking_slow(want, stream, found)?
+            self.find_by_asking_slow(request, stream, found)?
         } else {
             found
         };
         let Some(found) = found else { return Ok(None) };
-        if self.is_snug(want, found) {
+        if self.is_snug(request, found) {
             return Ok(Some(found));
         }
-        if is_asked || want.align > self.layout.unit_bytes {
+        if is_asked || request.align > self.layout.unit_bytes {
             // Shorter ones may be ready now, or fit where they lie.
-            longer = self.free[want.zone as usize].rising(want.units);
+            longer = self.free[request.zone as usize].rising(request.units);
         }
-        Ok(Some(self.lowest_ready(want, found, longer, &mut reach)))
+        Ok(Some(self.lowest_ready(request, found, longer, &mut reach)))
     }
 
     /// The best fit that is ready, by what is known or by what the device says. It is asked where a large block that fits
     /// better might be complete by now: the next best would be cut up for nothing.
     pub(super) fn find_best_ready(
         &self,
-        want: &Want,
+        request: &Request,
         stream: &Stream,
     ) -> Result<Option<(ExtentId, u64)>, Refusal> {
-        let Looked { found, passed_over, .. } = self.look(want, &mut self.reach(stream));
-        if self.is_worth_asking(want, found, passed_over) {
-            return self.find_by_asking_slow(want, stream, found);
+        let SearchResult { found, passed_over, .. } = self.look(request, &mut self.reach(stream));
+        if self.is_worth_asking(request, found, passed_over) {
+            return self.find_by_asking_slow(request, stream, found);
         }
         Ok(found)
     }
 
-    fn is_worth_asking(&self, want: &Want, found: Option<(ExtentId, u64)>, passed_over: bool) -> bool {
-        passed_over && (found.is_none() || want.zone == Zone::Large) && self.policies.opportunistic
+    fn is_worth_asking(&self, request: &Request, found: Option<(ExtentId, u64)>, passed_over: bool) -> bool {
+        passed_over && (found.is_none() || request.zone == Zone::Large) && self.policies.opportunistic
     }
 
     /// Whether an extent leaves so little over that no page of it could serve elsewhere. Of small blocks all are snug.
-    fn is_snug(&self, want: &Want, (id, _): (ExtentId, u64)) -> bool {
-        want.zone == Zone::Small || self.extents[id].units - want.units <= self.layout.units_per_base_page()
+    fn is_snug(&self, request: &Request, (id, _): (ExtentId, u64)) -> bool {
+        request.zone == Zone::Small
+            || self.extents[id].units - request.units <= self.layout.units_per_base_page()
     }
 
-    /// The extent with the lowest address of those that are ready, by what is known, and that `want` fits into: `found`, or
+    /// The extent with the lowest address of those that are ready, by what is known, and that `request` fits into: `found`, or
     /// one of the `others`. One that leaves much over is cut up whichever it is: so extents come to lie together, and what is
     /// free too.
     fn lowest_ready(
         &self,
-        want: &Want,
+        request: &Request,
         found: (ExtentId, u64),
         others: Rising<'_>,
         reach: &mut Reach<'_>,
@@ -128,7 +134,7 @@ impl Arena {
         let (mut lowest, mut place) = (found, IndexEntry::new(&self.extents[found.0], found.0).place_bits());
         for entry in others.take(LOWEST_OF) {
             if entry.place_bits() < place
-                && let Some(at) = self.fitting(entry, want)
+                && let Some(at) = self.fitting(entry, request)
                 && reach.covers(&self.extents[entry.id].fence)
             {
                 (lowest, place) = ((entry.id, at), entry.place_bits());
@@ -139,36 +145,36 @@ impl Arena {
 
     /// The best fit of the extents that are ready by what is known already. No device call.
     #[inline(always)]
-    fn look<'a>(&'a self, want: &Want, reach: &mut Reach<'_>) -> Looked<'a> {
+    fn look<'a>(&'a self, request: &Request, reach: &mut Reach<'_>) -> SearchResult<'a> {
         let mut passed_over = false;
-        let (found, longer) = self.search(want, |id, at| {
+        let (found, longer) = self.search(request, |id, at| {
             let is_ready = reach.covers(&self.extents[id].fence);
             passed_over |= !is_ready;
             is_ready.then_some((id, at))
         });
-        Looked { found, passed_over, longer }
+        SearchResult { found, passed_over, longer }
     }
 
-    /// Shows `each` the extents that `want` fits into, and the unit in them to start at, until it has found something: the
+    /// Shows `each` the extents that `request` fits into, and the unit in them to start at, until it has found something: the
     /// best fit first, and no more than a search looks at. Where the address matters, those that want fits into wherever
     /// they lie come last: the others may all be too short. Returns those that were not looked at, too.
     #[inline(always)]
     fn search<R>(
         &self,
-        want: &Want,
+        request: &Request,
         mut each: impl FnMut(ExtentId, u64) -> Option<R>,
     ) -> (Option<R>, Rising<'_>) {
-        let mut units = want.units;
+        let mut units = request.units;
         loop {
-            let mut rising = self.free[want.zone as usize].rising(units);
+            let mut rising = self.free[request.zone as usize].rising(units);
             for entry in rising.by_ref().take(CANDIDATES) {
-                if let Some(at) = self.fitting(entry, want)
+                if let Some(at) = self.fitting(entry, request)
                     && let found @ Some(_) = each(entry.id, at)
                 {
                     return (found, rising);
                 }
             }
-            let wherever = want.units + (want.align >> self.layout.unit_shift()) - 1;
+            let wherever = request.units + (request.align >> self.layout.unit_shift()) - 1;
             if units == wherever {
                 return (None, rising);
             }
@@ -176,24 +182,24 @@ impl Arena {
         }
     }
 
-    /// The unit of a free extent of at least the length wanted at which `want` can start, if it fits there.
+    /// The unit of a free extent of at least the length wanted at which `request` can start, if it fits there.
     #[inline]
-    fn fitting(&self, entry: &IndexEntry, want: &Want) -> Option<u64> {
+    fn fitting(&self, entry: &IndexEntry, request: &Request) -> Option<u64> {
         let (region, start) = entry.place();
-        let at = self.align_up(region, start, want.align);
-        (at + want.units <= start + entry.units()).then_some(at)
+        let at = self.align_up(region, start, request.align);
+        (at + request.units <= start + entry.units()).then_some(at)
     }
 
     /// What [`find_ready`](Self::find_ready) finds once the device was asked about the extents that fit better than `found`.
     #[cold]
     fn find_by_asking_slow(
         &self,
-        want: &Want,
+        request: &Request,
         stream: &Stream,
         found: Option<(ExtentId, u64)>,
     ) -> Result<Option<(ExtentId, u64)>, Refusal> {
         let mut all = Fence::empty();
-        self.search(want, |id, at| {
+        self.search(request, |id, at| {
             if Some((id, at)) == found {
                 return Some(());
             }
@@ -203,7 +209,7 @@ impl Arena {
         // Each stream is asked once, however many of the extents it freed; this one comes after its own work anyway.
         all.retain(|id, _| id != stream.timeline().id);
         match self.timelines.poll(&all) {
-            Ok(true) => Ok(self.look(want, &mut self.reach(stream)).found),
+            Ok(true) => Ok(self.look(request, &mut self.reach(stream)).found),
             Ok(false) => Ok(found),
             Err(error) if found.is_some() => {
                 tracing::warn!(%error, "the device could not be asked what is complete; the next best will do");
@@ -217,13 +223,13 @@ impl Arena {
     #[cold]
     fn find_by_waiting_slow(
         &mut self,
-        want: &Want,
+        request: &Request,
         stream: &Stream,
     ) -> Result<Option<(ExtentId, u64)>, Refusal> {
         if !self.policies.internal_dependencies {
             return Ok(None);
         }
-        let Some((id, at)) = self.search(want, |id, at| Some((id, at))).0 else { return Ok(None) };
+        let Some((id, at)) = self.search(request, |id, at| Some((id, at))).0 else { return Ok(None) };
         if !self.timelines.make_wait(&self.extents[id].fence, stream.timeline())? {
             return Ok(None);
         }

@@ -5,32 +5,32 @@
 
 use std::sync::Arc;
 
-use super::extent::{Extent, State};
+use super::extent::{Extent, ExtentState};
 use super::page_map::RegionMap;
-use super::regions::{NewRegion, Source};
-use super::search::Want;
+use super::regions::{NewRegion, RegionOrigin};
+use super::search::Request;
 use super::{Arena, ExtentId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
 use crate::physical::Shortage;
 
 impl Arena {
-    /// Allocates a segment with room for `want`.
-    pub(super) fn back_by_segment(&mut self, want: &Want) -> Result<(ExtentId, u64), Refusal> {
-        let least = want.units * self.layout.unit_bytes + want.align;
+    /// Allocates a segment with room for `request`.
+    pub(super) fn back_by_segment(&mut self, request: &Request) -> Result<(ExtentId, u64), Refusal> {
+        let least = request.units * self.layout.unit_bytes + request.align;
         let exact = least.next_multiple_of(self.layout.base_page_bytes);
-        let ample = match want.zone {
+        let ample = match request.zone {
             Zone::Small => exact,
             Zone::Large => {
                 exact.max(u64::from(self.layout.largest_page).min(10) * self.layout.base_page_bytes)
             }
         };
-        let id = match self.add_segment(want.zone, ample) {
-            Err(Refusal::Short { .. }) if ample > exact => self.add_segment(want.zone, exact)?,
+        let id = match self.add_segment(request.zone, ample) {
+            Err(Refusal::Short { .. }) if ample > exact => self.add_segment(request.zone, exact)?,
             other => other?,
         };
         let Extent { region, start, .. } = self.extents[id];
-        let at = self.align_up(region, start, want.align);
-        debug_assert!(at + want.units <= self.extents[id].end(), "there is room for the alignment");
+        let at = self.align_up(region, start, request.align);
+        debug_assert!(at + request.units <= self.extents[id].end(), "there is room for the alignment");
         Ok((id, at))
     }
 
@@ -64,9 +64,10 @@ impl Arena {
         let units = bytes / self.layout.unit_bytes;
         let extents = &mut self.extents;
         let map = Arc::new(RegionMap::new(base, granule, numbers, descriptors));
-        let new = NewRegion { base, bytes, zone, source: Source::Segment, map };
-        let region =
-            self.regions.add(new, |region| extents.add(Extent::whole(region, zone, units, State::Free)));
+        let new = NewRegion { base, bytes, zone, origin: RegionOrigin::Segment, map };
+        let region = self
+            .regions
+            .add(new, |region| extents.add(Extent::whole(region, zone, units, ExtentState::Free)));
         let free = self.regions.get(region).head;
         self.index_free(free);
         Ok(free)
@@ -78,10 +79,10 @@ impl Arena {
         let segments = self
             .regions
             .iter()
-            .filter(|(_, region)| region.source == Source::Segment)
+            .filter(|(_, region)| region.origin == RegionOrigin::Segment)
             .filter(|(_, region)| {
                 let extent = &self.extents[region.head];
-                extent.state == State::Free
+                extent.state == ExtentState::Free
                     && extent.units * self.layout.unit_bytes == region.bytes
                     && self.timelines.is_complete(&extent.fence)
             })

@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Duration;
 
-use super::extent::{Extent, State};
+use super::extent::{Extent, ExtentState};
 use super::mapping::MapCursor;
 use super::{Arena, ExtentId, Refusal, Zone};
 use crate::physical::PageId;
@@ -192,7 +192,7 @@ impl Arena {
         let end = first + u64::from(base_pages);
         let per_base_page = self.layout.units_per_base_page();
         let unmapped = self.cut_free(extent, base_page * per_base_page, end * per_base_page);
-        self.extents[unmapped].state = State::Unmapped;
+        self.extents[unmapped].state = ExtentState::Unmapped;
         self.regions.set_page(region, base_page, (end - base_page) as u32, None);
         MapCursor::over(region, (base_page, end), unmapped)
     }

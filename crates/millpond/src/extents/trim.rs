@@ -1,8 +1,8 @@
 //! Giving memory back: old mappings, pages that hold no live byte, and at the end the address space.
 
-use super::extent::{Extent, State};
+use super::extent::{Extent, ExtentState};
 use super::index::FreeIndex;
-use super::regions::Source;
+use super::regions::RegionOrigin;
 use super::{Arena, ExtentId, Zone};
 use crate::device::DeviceError;
 use crate::order::Fence;
@@ -55,7 +55,7 @@ impl Arena {
 
     /// Unmaps one extent pending unmap, whose work is complete. It is unmapped then, and on no index.
     fn unmap_pending(&mut self, id: ExtentId) -> bool {
-        let State::PendingUnmap(page) = self.extents[id].state else { return false };
+        let ExtentState::PendingUnmap(page) = self.extents[id].state else { return false };
         let at = self.address_of(id);
         // SAFETY: the page was mapped here when the range was remapped; the work that used the range is
         // complete, and later work cannot: the program holds no pointer into a free extent.
@@ -64,7 +64,7 @@ impl Arena {
             return false;
         }
         let extent = &mut self.extents[id];
-        (extent.state, extent.fence) = (State::Unmapped, Fence::empty());
+        (extent.state, extent.fence) = (ExtentState::Unmapped, Fence::empty());
         true
     }
 
@@ -72,10 +72,10 @@ impl Arena {
     pub(super) fn make_unmapped(&mut self, id: ExtentId) {
         let mut id = id;
         let zone = self.extents[id].zone as usize;
-        self.extents[id].state = State::Unmapped;
+        self.extents[id].state = ExtentState::Unmapped;
         self.extents[id].fence = Fence::empty();
         for neighbour in [self.extents[id].prev, self.extents[id].next].into_iter().flatten() {
-            if self.extents.is(neighbour, State::Unmapped) {
+            if self.extents.is(neighbour, ExtentState::Unmapped) {
                 self.unmapped[zone].remove(&self.extents[neighbour]);
                 id = self.extents.join(id, neighbour);
             }
@@ -176,7 +176,9 @@ impl Arena {
         }
         let Some(descriptors) = &self.descriptors else { return };
         let mut first = 0;
-        for (ExtentId(id), _) in self.extents.iter().filter(|(_, extent)| extent.state == State::Allocated) {
+        for (ExtentId(id), _) in
+            self.extents.iter().filter(|(_, extent)| extent.state == ExtentState::Allocated)
+        {
             descriptors.let_go(first..id as usize);
             first = id as usize + 1;
         }
@@ -217,10 +219,10 @@ impl Arena {
     fn join_complete(&mut self) {
         for at in 0..self.unmerged.len() {
             let id = self.unmerged[at];
-            if self.extents.is(id, State::Free) && self.timelines.is_complete(&self.extents[id].fence) {
+            if self.extents.is(id, ExtentState::Free) && self.timelines.is_complete(&self.extents[id].fence) {
                 self.extents[id].fence = Fence::empty();
                 for neighbour in [self.extents[id].prev, self.extents[id].next].into_iter().flatten() {
-                    if self.extents.is(neighbour, State::Free)
+                    if self.extents.is(neighbour, ExtentState::Free)
                         && self.timelines.is_complete(&self.extents[neighbour].fence)
                     {
                         self.extents[neighbour].fence = Fence::empty();
@@ -366,7 +368,7 @@ impl Arena {
             arena.regions.at(id).is_some_and(|region| {
                 let head = &arena.extents[region.head];
                 let is_whole = head.units * arena.layout.unit_bytes == region.bytes;
-                region.source == Source::Reserved && is_whole && head.state == State::Unmapped
+                region.origin == RegionOrigin::Reserved && is_whole && head.state == ExtentState::Unmapped
             })
         };
         let mut done = trimmed;
