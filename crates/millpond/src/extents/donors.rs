@@ -221,7 +221,7 @@ impl Arena {
             return Err(Refusal::of_host("a list of blocks", self.host_bytes()));
         }
         while let Some(donated) = donors.take_at_most(cursor.room(), &self.regions) {
-            let Some((from, home)) = self.whereabouts(&donated) else { continue };
+            let Some((from, home)) = self.locate(&donated) else { continue };
             if !donated.is_ready && !self.make_extent_ready(from, stream)? {
                 continue;
             }
@@ -258,7 +258,7 @@ impl Arena {
     }
 
     /// The piece of an extent that holds the page now, and where the page is.
-    fn whereabouts(&self, donated: &DonorPage) -> Option<(ExtentId, (u32, u64))> {
+    fn locate(&self, donated: &DonorPage) -> Option<(ExtentId, (u32, u64))> {
         let (region, base_page) = self.pages.get(donated.page).home?;
         let base_page = u64::from(base_page);
         Some((
@@ -292,7 +292,7 @@ impl Arena {
     /// Gives one page back, if the work on it is complete; its place stays in `donors.emptied`. Returns
     /// whether it was.
     fn give_back(&mut self, donated: &DonorPage, donors: &mut Donors) -> Result<bool, DeviceError> {
-        let Some((from, (region, base_page))) = self.whereabouts(donated) else { return Ok(false) };
+        let Some((from, (region, base_page))) = self.locate(donated) else { return Ok(false) };
         if !self.make_room_for_page()
             || !self.extents.make_room_to_split(from)
             || donors.emptied.try_reserve(1).is_err()

@@ -322,7 +322,7 @@ impl Arena {
     /// Notes that a page, mapped already, now backs the cursor's next base pages: they are free.
     pub(super) fn attach(&mut self, page: PageId, cursor: &mut MapCursor, fence: &Fence, freed: u64) {
         let (base_page, base_pages) = (cursor.base_page, self.pages.get(page).base_pages);
-        self.move_in(page, cursor.region, base_page);
+        self.set_home(page, cursor.region, base_page);
         if let Some((backed, unmapped)) = cursor.backed.zip(cursor.unmapped) {
             let units = u64::from(base_pages) << self.layout.base_page_shift();
             if units < self.extents[unmapped].units {
@@ -346,7 +346,7 @@ impl Arena {
     }
 
     /// Notes that a page backs the base pages from `base_page` on.
-    pub(super) fn move_in(&mut self, page: PageId, region: u32, base_page: u64) {
+    pub(super) fn set_home(&mut self, page: PageId, region: u32, base_page: u64) {
         let first = u32::try_from(base_page).expect("a region has fewer than 2^32 base pages");
         let known = self.pages.get_mut(page);
         known.home = Some((region, first));

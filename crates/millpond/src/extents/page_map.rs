@@ -604,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn no_address_is_taken_for_a_cached_block_or_one_that_other_streams_use() {
+    fn no_address_matches_a_cached_block_or_one_with_uses() {
         let base = DevicePtr::new(7 << 40);
         let map = map(base, 1 << 30, 512);
         let page_map = PageMap::default();

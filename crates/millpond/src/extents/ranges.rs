@@ -99,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_found_from_the_first_byte_of_its_range_to_the_last() {
+    fn an_address_is_found_in_every_byte_of_its_range() {
         let ranges = Arc::new(Ranges::default());
         let owner = |pool| Owner { pool, memory: None };
         let mut published = Published::new(ranges.clone(), owner(1));

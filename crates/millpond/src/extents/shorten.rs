@@ -48,7 +48,7 @@ pub(super) struct Shortener {
 
 /// A page that is free as a whole. The greatest is the longest; of those that are as long, the one at the lowest address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Long {
+struct LongPage {
     base_pages: u32,
     region: Reverse<u32>,
     base_page: Reverse<u64>,
@@ -107,7 +107,7 @@ impl Arena {
     }
 
     /// The long pages that are free, whose work is complete. A heap, since of thousands only the longest few are exchanged.
-    fn long_free_pages(&self) -> BinaryHeap<Long> {
+    fn long_free_pages(&self) -> BinaryHeap<LongPage> {
         let units = (u64::from(SHORT) + 1) << self.layout.base_page_shift();
         let free = &self.free[Zone::Large as usize];
         self.poll_quietly(&self.fence_of(free.at_least(units)));
@@ -125,7 +125,7 @@ impl Arena {
                 |page, base_page, base_pages| {
                     // Of some an old mapping is left, which waits for its work.
                     if self.pages.mappings(page) == 1 && all.try_reserve(1).is_ok() {
-                        all.push(Long {
+                        all.push(LongPage {
                             base_pages,
                             region: Reverse(region),
                             base_page: Reverse(base_page),
@@ -140,15 +140,15 @@ impl Arena {
     }
 
     /// Exchanges one page. Its extent stays as it is, unless memory is lost to others meanwhile.
-    fn exchange_in_place(&mut self, long: &Long) -> Result<(), Refusal> {
-        let Long { region: Reverse(region), base_page: Reverse(base_page), page, .. } = *long;
+    fn exchange_in_place(&mut self, long: &LongPage) -> Result<(), Refusal> {
+        let LongPage { region: Reverse(region), base_page: Reverse(base_page), page, .. } = *long;
         let at = self.regions.address(region, base_page * self.layout.units_per_base_page(), &self.layout);
         // SAFETY: the page is mapped here and lies wholly in a free extent whose fence is complete; the
         // program holds no pointer into it.
         unsafe { self.pages.unmap(page, at) }?;
         if let Err(error) = self.pages.release(page) {
             // It is parked, for the next miss.
-            let bare = self.make_bare(long, base_page);
+            let bare = self.cut_unbacked(long, base_page);
             self.close_cursor(&bare);
             return Err(error.into());
         }
@@ -157,15 +157,15 @@ impl Arena {
     }
 
     /// Puts short pages where a long one was.
-    fn back_with_short(&mut self, long: &Long) -> Result<(), Refusal> {
-        let Long { region: Reverse(region), base_page: Reverse(mut base_page), base_pages, .. } = *long;
+    fn back_with_short(&mut self, long: &LongPage) -> Result<(), Refusal> {
+        let LongPage { region: Reverse(region), base_page: Reverse(mut base_page), base_pages, .. } = *long;
         let mut left = base_pages;
         while left > 0 {
             let base_pages = SHORT.min(left);
             let page = match self.pages.create(base_pages) {
                 Ok(page) => page,
                 Err(error) => {
-                    let bare = self.make_bare(long, base_page);
+                    let bare = self.cut_unbacked(long, base_page);
                     self.close_cursor(&bare);
                     return Err(Refusal::of_page(error, u64::from(base_pages) * self.layout.base_page_bytes));
                 }
@@ -174,12 +174,12 @@ impl Arena {
                 self.regions.address(region, base_page * self.layout.units_per_base_page(), &self.layout);
             // SAFETY: the arena reserved the range, and what was mapped there is gone.
             if let Err(failure) = unsafe { self.pages.map(page, at) } {
-                let mut bare = self.make_bare(long, base_page);
+                let mut bare = self.cut_unbacked(long, base_page);
                 let refusal = self.park_after_map_failure(page, &mut bare, failure);
                 self.close_cursor(&bare);
                 return Err(refusal);
             }
-            self.move_in(page, region, base_page);
+            self.set_home(page, region, base_page);
             (base_page, left) = (base_page + u64::from(base_pages), left - base_pages);
         }
         Ok(())
@@ -187,8 +187,8 @@ impl Arena {
 
     /// Cuts the base pages from `base_page` on, that have no page any more, out of the extent of what was a long page.
     #[cold]
-    fn make_bare(&mut self, long: &Long, base_page: u64) -> MapCursor {
-        let Long { region: Reverse(region), base_page: Reverse(first), base_pages, extent, .. } = *long;
+    fn cut_unbacked(&mut self, long: &LongPage, base_page: u64) -> MapCursor {
+        let LongPage { region: Reverse(region), base_page: Reverse(first), base_pages, extent, .. } = *long;
         let end = first + u64::from(base_pages);
         let per_base_page = self.layout.units_per_base_page();
         let unmapped = self.cut_free(extent, base_page * per_base_page, end * per_base_page);
@@ -203,10 +203,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_come_first_and_of_equal_ones_those_at_low_addresses() {
+    fn the_longest_come_first_then_those_at_low_addresses() {
         let page = |number: u64| {
             let (base_pages, base_page) = (4 << (number % 3), Reverse(number * 7919 % 5003));
-            Long { base_pages, region: Reverse(0), base_page, page: PageId(0), extent: ExtentId(0) }
+            LongPage { base_pages, region: Reverse(0), base_page, page: PageId(0), extent: ExtentId(0) }
         };
         let mut heap: BinaryHeap<_> = (0..1000).map(page).collect();
         let came: Vec<_> =

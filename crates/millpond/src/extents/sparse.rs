@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_that_were_let_go_read_as_zeros_and_can_be_used_again() {
+    fn elements_let_go_read_as_zeros_and_can_be_reused() {
         let array = of(2 * IN_PART);
         let last = IN_PART + 64 * 1024;
         for at in [0, IN_PART - 1, IN_PART, last] {

@@ -95,7 +95,7 @@ fn what_fits_snugly_is_taken_else_what_lies_lowest() {
 }
 
 #[test]
-fn the_best_fit_is_taken_at_its_start_whatever_pages_it_shares() {
+fn the_best_fit_is_cut_at_its_start_on_any_page() {
     let bench = bench(|builder| builder);
     let whole = bench.alloc(512 * MIB);
     bench.free(whole);
@@ -107,7 +107,7 @@ fn the_best_fit_is_taken_at_its_start_whatever_pages_it_shares() {
 }
 
 #[test]
-fn a_page_is_a_twelfth_of_its_block_while_there_is_time() {
+fn a_page_is_a_twelfth_of_its_block_given_time() {
     let bench = bench(|builder| builder);
     let created = |bytes| {
         let before = bench.pool.stats().calls.create;
@@ -120,7 +120,7 @@ fn a_page_is_a_twelfth_of_its_block_while_there_is_time() {
 }
 
 #[test]
-fn a_long_block_takes_more_pages_than_a_short_miss_looks_at() {
+fn a_long_block_takes_more_pages_than_a_miss_considers() {
     let bench = bench(|builder| builder.page_sizes(2 * MIB, 2 * MIB));
     // Not checked one by one: there are ten thousand.
     let blocks: Vec<_> = (0..10_000).map(|_| bench.pool.alloc(2 * MIB, &bench.stream).unwrap()).collect();
@@ -156,7 +156,7 @@ fn how_long_pages_are_depends_on_the_remap_budget() {
 }
 
 #[test]
-fn pages_are_taken_from_what_has_been_free_for_longest_its_last_first() {
+fn donors_free_for_longest_come_first_their_last_page_first() {
     let bench = bench(|builder| builder.page_sizes(2 * MIB, 2 * MIB));
     let [young, _, old, _] = [(); 4].map(|()| bench.alloc(4 * MIB));
     bench.free(old);
@@ -169,7 +169,7 @@ fn pages_are_taken_from_what_has_been_free_for_longest_its_last_first() {
 }
 
 #[test]
-fn a_page_that_is_too_long_is_exchanged_for_a_short_one() {
+fn a_page_too_long_is_exchanged_for_a_short_one() {
     let bench = bench(|builder| builder);
     bench.with_a_long_page_free();
     let _small = bench.alloc(1000);
@@ -195,7 +195,7 @@ fn with_holes(bench: &Bench, holes: usize) {
 }
 
 #[test]
-fn a_block_grows_on_a_page_of_others_among_any_holes() {
+fn a_block_grows_from_a_shared_base_page_however_many_holes() {
     let bench = bench(|builder| builder);
     with_holes(&bench, 20);
     // Too long for any hole: it ends in the middle of a base page.
@@ -251,7 +251,7 @@ fn two_streams(reuse: ReusePolicies) -> (Bench, Stream) {
 }
 
 #[test]
-fn neighbours_that_two_streams_freed_are_one_at_once_if_one_is_complete_and_stay_apart_until_then() {
+fn neighbours_of_two_streams_join_once_one_is_complete() {
     let (bench, other) = two_streams(ReusePolicies::ALL);
     let [below, above, rest] = [10 * MIB, 10 * MIB, 44 * MIB].map(|bytes| bench.alloc(bytes));
     let hold = bench.sim.hold(bench.stream.handle()).unwrap();
