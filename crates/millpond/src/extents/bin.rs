@@ -10,10 +10,10 @@ pub(super) fn key(extent: &Extent) -> Key {
     first_of(extent.units) | u128::from(extent.region) << START_BITS | u128::from(extent.start)
 }
 
-/// Bits for a start, which is more than a region has units: a tebibyte of the shortest, or one extent and no more.
+/// Bits for a start. More than the units of a region: a tebibyte of the shortest, or a single extent.
 const START_BITS: u32 = 40;
 
-/// What the other bits leave room for. A region is as long as all memory of the device, or a segment of its own.
+/// The bits left name a region. One is as long as all device memory, or a segment.
 pub(super) const MOST_REGIONS: u32 = 1 << (64 - START_BITS);
 
 /// The least key of any extent of this length.
@@ -97,7 +97,7 @@ impl Bin {
             return false;
         }
         if run.len() <= SHORT {
-            // Nearly always. To move a few is done before a place is found and room is made for it.
+            // Nearly always. Moving a few is faster than searching and then making room.
             run.push(entry);
             let mut at = run.len() - 1;
             while at > 0 && run[at - 1].key > entry.key {
@@ -194,7 +194,7 @@ impl Bin {
 /// Where in a run the key is, or would be.
 #[inline]
 fn place_in(run: &[IndexEntry], key: Key) -> usize {
-    // By length first: to compare half of a key takes no branch, which no processor could foresee.
+    // By length first: comparing half of a key takes no unpredictable branch.
     let mut at = run.partition_point(|other| other.units() < units_of(key));
     while run.get(at).is_some_and(|other| other.key < key) {
         at += 1;

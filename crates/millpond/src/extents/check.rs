@@ -153,7 +153,8 @@ impl Arena {
             );
         }
         let base_pages = extent.start / per_base_page..extent.end().div_ceil(per_base_page);
-        // An unmapped extent may be a terabyte long; nothing beyond the highest base page ever backed can be in the table.
+        // An unmapped extent may be a terabyte long; nothing beyond the highest base page ever backed can be in the
+        // table.
         for base_page in
             base_pages.take_while(|base_page| *base_page < self.regions.page_table_len(extent.region))
         {

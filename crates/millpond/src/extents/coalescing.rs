@@ -1,8 +1,8 @@
 //! Free extents: on and off the index, and joined with their neighbours.
 //!
-//! An extent that becomes free is joined at once with neighbours that the same streams freed, or whose work is complete.
-//! Others stay apart, and listed as unmerged, until that would cost no stream its reuse. So does what a stream frees
-//! while it is being captured: nobody else can have that before the capture has ended, nor what it was joined with.
+//! An extent that becomes free is joined at once with neighbours that the same streams freed, or whose work is
+//! complete. Others stay apart, listed as unmerged, until a join costs no stream its reuse. So does what a stream
+//! frees while it is captured: nobody else can use that before the capture ends, nor what it was joined with.
 
 use super::extent::{Extent, ExtentState};
 use super::{Arena, ExtentId};
@@ -19,8 +19,8 @@ impl Arena {
         self.free[extent.zone as usize].remove(extent);
     }
 
-    /// Enters an extent that has just become free, joined with those of its neighbours that are free behind
-    /// the same streams, or for anybody.
+    /// Puts an extent that has just become free on the index, joined with neighbours that are free behind the same
+    /// streams, or for all.
     pub(super) fn insert_free(&mut self, id: ExtentId) {
         self.timelines.prune_several(&mut self.extents[id].fence, self.policies);
         let Extent { prev, next, .. } = self.extents[id];
@@ -30,7 +30,8 @@ impl Arena {
         self.list_if_unmerged(id);
     }
 
-    /// Joins a free extent, which is on no index, with a neighbour that is free behind the same streams, or for anybody.
+    /// Joins a free extent, which is on no index, with a neighbour that is free behind the same streams, or for
+    /// anybody.
     #[inline]
     fn join_if_ready(&mut self, id: ExtentId, neighbour: Option<ExtentId>) -> ExtentId {
         match neighbour {
@@ -57,10 +58,9 @@ impl Arena {
         self.extents[a].fence.same_streams(&self.extents[b].fence)
     }
 
-    /// Whether a neighbour's work is complete, by what the device says now, or what is left of it is of the same streams.
-    /// Apart, neighbours that different streams freed serve nothing that is longer than either of them, and there would
-    /// be more and more of them. But what is free for anybody is not to wait for something shorter, unless that is
-    /// complete too.
+    /// Whether the device says now that a neighbour's work is complete, or only the same streams are left. Neighbours
+    /// that stay apart serve nothing longer than either, and would become more and more. But what is free for all
+    /// must not wait for a shorter one, unless that is complete too.
     #[cold]
     fn is_alike_or_complete_slow(&mut self, id: ExtentId, neighbour: ExtentId) -> bool {
         if !self.is_free_for_all(neighbour) {
@@ -103,7 +103,7 @@ impl Arena {
         neighbour.is_some_and(|id| self.extents.is(id, ExtentState::Free))
     }
 
-    /// As [`join_unmerged`](Self::join_unmerged), by what the device says now where that matters.
+    /// As [`join_unmerged`](Self::join_unmerged), after asking the device where that matters.
     #[cold]
     pub(super) fn join_what_is_complete(&mut self) -> bool {
         if self.policies.opportunistic && !self.policies.internal_dependencies {
@@ -147,8 +147,8 @@ impl Arena {
         joined
     }
 
-    /// Joins a free extent with all free neighbours, one after the other, that it may be joined with. `None` where there
-    /// are none.
+    /// Joins a free extent with all free neighbours, one after the other, that it may be joined with. `None` where
+    /// there are none.
     fn join_around(&mut self, id: ExtentId) -> Option<ExtentId> {
         let (mut whole, mut joined) = (id, false);
         while let Some(neighbour) = self.joinable(whole) {
@@ -160,7 +160,7 @@ impl Arena {
             joined = true;
         }
         if joined {
-            // Once for all of them: of many streams' extents, each join would look at every stream again.
+            // Once for all: with many streams, each join would look at every stream again.
             self.timelines.prune_several(&mut self.extents[whole].fence, self.policies);
             self.index_free(whole);
         }

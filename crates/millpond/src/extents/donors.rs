@@ -33,16 +33,15 @@ struct Donor {
     next: (u32, u64),
 }
 
-/// How soon an extent's pages are to be taken, the greatest first: those that are ready (`ready`, to the stream without
-/// waiting) before those that are not; of equal ones those of the extent that has been free for longest, which is the
-/// least likely to be wanted soon. In one number, which is compared faster than three; `number` says in which order
-/// the extents were found.
+/// How soon a donor's pages are taken, the greatest first. Ready ones come first: the stream need not wait for them.
+/// Then comes what has been free for longest: it is the least likely to be wanted soon. One number is compared faster
+/// than three. `number` is the order in which donors were found.
 fn rank(ready: bool, freed: u64, number: u32) -> u128 {
     u128::from(ready) << 96 | u128::from(!freed) << 32 | u128::from(number)
 }
 
-/// The pages that free extents could give to one miss. Most misses take a few of many: so extents are listed, not pages,
-/// and a page is looked for when it is taken.
+/// The pages that free extents could give to one miss. Most misses take few of them, so extents are listed, and a
+/// page is looked for when it is taken.
 #[derive(Debug, Default)]
 pub(super) struct Donors {
     list: Vec<Donor>,
@@ -52,18 +51,18 @@ pub(super) struct Donors {
     best: Option<(u32, usize)>,
     /// Region and base pages of the place that is backed, which gives none.
     place: (u32, (u64, u64)),
-    /// Extents whose pages went back to the device: to be made unmapped once the miss is over, since that joins
-    /// extents, which the miss has in hand.
+    /// Extents whose pages went back to the device. They become unmapped after the miss: that joins extents which the
+    /// miss names.
     pub(super) emptied: Vec<ExtentId>,
     /// The free extent that pages were cut out of last. It is on no index.
     open_donor: Option<ExtentId>,
 }
 
-/// Pages considered in one miss that lacks no more base pages than that. Bounds the miss where very much is free in pieces.
+/// Pages considered in one miss, unless it lacks more. Bounds a miss where very much is free in pieces.
 const MOST_DONOR_PAGES: u64 = 4096;
 
-/// Pages whose work is not complete that an exchange looks at before it gives up: where the device is behind,
-/// the others are hardly complete either.
+/// Pages with incomplete work after which an exchange gives up. Where the device is behind, others are rarely
+/// complete.
 const REFUSALS: usize = 8;
 
 impl Donors {
@@ -130,7 +129,7 @@ impl Donor {
         }
         while self.next.1 > self.base_pages.0 {
             let base_page = self.next.1 - 1;
-            // Where a page was taken there is none, for as many base pages as it had.
+            // A page that was taken leaves as many base pages with none.
             let Some((first, end)) = regions.page_span(self.region, base_page) else {
                 self.next.1 = base_page;
                 continue;
@@ -148,7 +147,7 @@ impl Donor {
     }
 }
 
-/// Whether base pages of a region are none of a place.
+/// Whether base pages of a region lie outside a place.
 fn is_beside((region, base_pages): (u32, (u64, u64)), place: (u32, (u64, u64))) -> bool {
     region != place.0 || base_pages.1 <= place.1.0 || place.1.1 <= base_pages.0
 }
@@ -162,7 +161,7 @@ impl Arena {
         }
         donors.place =
             (place.region, (self.layout.base_page_of(place.start), self.layout.base_pages_for(place.end)));
-        // Of the shortest pages, too, there must be enough, or the pool would grow with free pages left.
+        // There must be enough of the shortest pages too, or the pool would grow with free pages left.
         let enough = MOST_DONOR_PAGES.max(place.missing);
         let mut count = 0;
         let mut reach = self.timelines.reach(stream.timeline(), self.policies);
@@ -209,8 +208,8 @@ impl Arena {
         (self.layout.base_pages_for(extent.start), self.layout.base_page_of(extent.end()))
     }
 
-    /// Maps the largest page that fits from a free extent elsewhere to the cursor; its old mapping is pending unmap.
-    /// Returns whether there was one.
+    /// Maps the largest page that fits from a donor at the cursor; its old mapping is then pending unmap. Returns
+    /// whether there was one.
     pub(super) fn remap_from_donor(
         &mut self,
         cursor: &mut MapCursor,
@@ -245,8 +244,8 @@ impl Arena {
         Ok(false)
     }
 
-    /// Sees to it that a page of a free extent can be cut out of it, and put into a cursor, without memory of the host's for
-    /// the streams that freed it. `false` where it is refused.
+    /// Reserves the host's memory for fences, so that a page can be cut out of `from` and mapped at the cursor.
+    /// `false` where the host refuses it.
     fn make_room_for_fence(&mut self, from: ExtentId, cursor: &MapCursor) -> bool {
         let streams = self.extents[from].fence.len();
         self.extents.make_room_to_split(from)
@@ -267,9 +266,8 @@ impl Arena {
         ))
     }
 
-    /// Gives free pages back to the device until that has made room for `bytes`, as far as their work is
-    /// complete. It is asked where no free page is short enough: one that is too long is exchanged for shorter
-    /// ones. Returns whether any was given back.
+    /// Gives free pages whose work is complete back to the device, until there is room for `bytes`. Called where
+    /// every free page is too long: shorter ones are created instead. Returns whether any was given back.
     pub(super) fn exchange(&mut self, bytes: u64, donors: &mut Donors) -> bool {
         let before = self.counters.reserved.current();
         let mut refused = 0;
@@ -313,9 +311,9 @@ impl Arena {
         self.pages.release(donated.page).map(|_| true)
     }
 
-    /// Cuts the page's range out of the free extent `from`, as an extent pending unmap that the caller lists. What is left of
-    /// the extent before it is on no index until the [end](Self::close_donor): the next page is likely to be the one
-    /// before.
+    /// Cuts the page's range out of the free extent `from`, as an extent pending unmap that the caller lists. What is
+    /// left of the extent before it is on no index until the [end](Self::close_donor): the next page is likely to be
+    /// the one before.
     fn cut_page(
         &mut self,
         from: ExtentId,

@@ -24,9 +24,9 @@ impl Zone {
 /// What an extent is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ExtentState {
-    /// In the program's hands, or in a magazine; the region's table says which.
+    /// Live, or in a magazine; the block descriptor says which.
     Allocated,
-    /// Backed by pages, ready for whom its fence allows.
+    /// Backed by pages; its fence says who may use it.
     Free,
     /// Nothing is mapped. Starts and ends at base pages.
     Unmapped,
@@ -44,8 +44,8 @@ pub(super) struct Whole {
     pub(super) classes: u32,
 }
 
-/// A piece of a region. In two cache lines, of which the first is what walks over extents and most changes need: an
-/// allocation or a free comes by several extents, which lie anywhere.
+/// A piece of a region. Takes two cache lines. Walks and most changes need the first only: each request touches
+/// several, scattered ones.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub(super) struct Extent {
@@ -94,7 +94,7 @@ impl Extent {
     }
 }
 
-/// Records that there is room for at first: as for `regions`, what is not used is address space only.
+/// Records that there is room for at first. Unused room is only address space.
 const FIRST_RECORDS: usize = 1 << 11;
 
 /// All extents of one arena.
@@ -115,8 +115,8 @@ impl Extents {
         id
     }
 
-    /// Sees to it that so many extents more need no memory of the host's, nor does it when any of all are joined. `false`
-    /// where the host refuses it.
+    /// Reserves the host's memory for so many more extents, and for joining any of them. `false` where the host
+    /// refuses it.
     #[inline]
     pub(super) fn make_room(&mut self, more: usize) -> bool {
         self.vacant.len() >= more || self.make_room_slow(more)
@@ -127,12 +127,12 @@ impl Extents {
         if self.records.capacity() == 0 && self.records.try_reserve_exact(FIRST_RECORDS).is_err() {
             return false;
         }
-        // One joined extent is vacant at a time, but all may come to be.
+        // All records may become vacant.
         self.records.try_reserve(more).is_ok()
             && self.vacant.try_reserve(self.records.capacity() - self.vacant.len()).is_ok()
     }
 
-    /// Gives back the host's memory of records behind the last that is in use. Returns the first id that is none now.
+    /// Gives back the host's memory behind the last record in use. Returns the first id without a record.
     pub(super) fn shrink(&mut self) -> ExtentId {
         let used = self
             .records
@@ -142,7 +142,7 @@ impl Extents {
         self.records.truncate(used);
         shrink(&mut self.records, FIRST_RECORDS);
         self.vacant.retain(|id| (id.0 as usize) < used);
-        // All records may come to be vacant.
+        // All records may become vacant.
         shrink(&mut self.vacant, self.records.capacity());
         ExtentId(used as u32)
     }
@@ -210,9 +210,9 @@ impl Extents {
         new
     }
 
-    /// Cuts the first units off an extent, which is longer than that, as an extent without a fence, and returns it. The id keeps
-    /// what is left, with its fence: a free extent that others are cut from stays the same. Indexes and the region's first
-    /// extent are the caller's.
+    /// Cuts the first units off a longer extent, and returns them as one without a fence. The id keeps the rest and
+    /// its fence, so a free extent stays the same as others are cut from it. Indexes and the region's first extent
+    /// are the caller's.
     pub(super) fn split_front(&mut self, id: ExtentId, units: u64) -> ExtentId {
         let new = self.vacant_record();
         let [front, rest] = self.both(new, id);
@@ -243,8 +243,8 @@ impl Extents {
         right.units -= units;
     }
 
-    /// Sees to it that to [split](Self::split) an extent twice takes no memory of the host's for the fence, given that there
-    /// is room for the extents; `false` where it is refused.
+    /// Reserves the host's memory for the fences of two [splits](Self::split), given room for the extents; `false`
+    /// where it is refused.
     pub(super) fn make_room_to_split(&mut self, id: ExtentId) -> bool {
         !self[id].fence.is_long() || self.make_room_for_fences(self[id].fence.len())
     }
@@ -264,8 +264,7 @@ impl Extents {
         })
     }
 
-    /// Sees to it that to [join](Self::join) the fences of two extents takes no memory of the host's; `false` where it is
-    /// refused.
+    /// Reserves the host's memory to [join](Self::join) the fences of two extents; `false` where it is refused.
     pub(super) fn make_room_to_join(&mut self, a: ExtentId, b: ExtentId) -> bool {
         let [a, b] = self.both(a, b);
         let (long, short) = if a.fence.len() < b.fence.len() { (b, a) } else { (a, b) };
@@ -285,7 +284,7 @@ impl Extents {
         if kept.fence.len() < gone.fence.len() {
             std::mem::swap(&mut kept.fence, &mut gone.fence);
         }
-        // The fence of a record that is unused stays where it is, and is written over.
+        // An unused record keeps its fence, which is later written over.
         kept.fence.join(&gone.fence);
         let next = kept.next;
         if let Some(next) = next {

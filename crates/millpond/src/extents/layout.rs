@@ -1,5 +1,4 @@
-//! The sizes that an arena is built with, and what follows from them: lengths in bytes, units and base pages, and which zone a
-//! block lies in.
+//! The sizes that an arena is built with: lengths in bytes, units and base pages, and the zone of a block.
 
 use super::extent::Zone;
 
@@ -14,8 +13,8 @@ pub(crate) struct Layout {
     pub(crate) largest_page: u32,
     /// Blocks of fewer bytes than this go to the small zone.
     pub(crate) small_below: u64,
-    /// Binary logarithms of a unit's bytes and of a base page's units. Every search asks for lengths in other units: a
-    /// shift costs much less than a division, and a known one less than one to be found.
+    /// Binary logarithms of a unit's bytes and of a base page's units. Every search converts lengths: a shift costs
+    /// much less than a division, and a stored one less than a computed one.
     unit_shift: u32,
     base_page_shift: u32,
 }

@@ -13,7 +13,7 @@ use crate::device::{DeviceError, DevicePtr};
 use crate::order::{Fence, Stream};
 use crate::physical::{MapFailure, NoPage, PageId, Shortage};
 
-/// Pages that are enough for a large block, and where much was saved.
+/// Pages enough for a large block, and where much was saved.
 const PAGES_IN_BLOCK: u64 = 12;
 const MORE_PAGES_IN_BLOCK: u64 = 24;
 
@@ -33,8 +33,8 @@ pub(super) enum PageOrigin {
     Growth,
 }
 
-/// Base pages of an unmapped extent that are being backed. They are on no index meanwhile: each page would be put there to be taken off
-/// again for the next.
+/// Base pages of an unmapped extent that are being backed. They are on no index meanwhile: each page would enter it
+/// only to leave it for the next.
 #[derive(Debug)]
 pub(super) struct MapCursor {
     region: u32,
@@ -48,7 +48,7 @@ pub(super) struct MapCursor {
 }
 
 impl MapCursor {
-    /// Base pages that are all of an unmapped extent, which is on no index.
+    /// All base pages of an unmapped extent, which is on no index.
     pub(super) fn over(region: u32, (base_page, end): (u64, u64), unmapped: ExtentId) -> Self {
         Self { region, base_page, end, backed: None, unmapped: Some(unmapped) }
     }
@@ -60,8 +60,8 @@ impl MapCursor {
 }
 
 impl Arena {
-    /// Backs a place for `request`; returns the free extent there and the unit in it to start at. What that takes is paid out
-    /// of the [remap budget](super::remap_budget).
+    /// Backs a place for `request`; returns the free extent there and the unit in it to start at. The [remap
+    /// budget](super::remap_budget) pays for it.
     #[cold]
     pub(super) fn back(
         &mut self,
@@ -123,7 +123,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Lets blocks start wherever pages are about to be put. While nothing has changed: it takes memory of the host's.
+    /// Lets blocks start wherever pages are about to be put. Comes first, since the host may refuse the memory.
     fn back_entries(&mut self, place: &Placement) -> Result<(), Refusal> {
         let base_pages = (self.layout.base_page_of(place.start), self.layout.base_pages_for(place.end));
         if !self.regions.make_room(place.region, base_pages, self.pages.records()) {
@@ -185,7 +185,7 @@ impl Arena {
         if after > reserved.high {
             self.note_growth(self.pages.base_pages() + u64::from(base_pages), request.units);
         }
-        // Free pages are left, if any, that are too long here: not a reason to hold more than ever before.
+        // Any free pages left are too long here. That is no reason to hold more than ever before.
         self.exchange(after.saturating_sub(reserved.high), donors);
         loop {
             match self.pages.create(base_pages) {
@@ -203,10 +203,9 @@ impl Arena {
         }
     }
 
-    /// How long a new page should be where `room` base pages of a large block are still to be backed: as long as fits, but at
-    /// most a twelfth of the block, or of what is held the part that leaves enough pages, if that is more; where much was
-    /// saved, a 24th of the block. About one page is pinned at the ends of a hole, and blocks leave one hole for several of
-    /// them.
+    /// The length of a new page, `room` base pages being left to back: `min(room, largest page, max(block / 12, held
+    /// / n))`. `n` is 512 with credit, else 96. Where much was saved, `block / 24` is the longest. About one page is
+    /// pinned at the ends of a hole, and several blocks share a hole.
     fn page_length(&self, request: &Request, room: u32) -> u32 {
         if request.zone == Zone::Small {
             return 1;
@@ -231,8 +230,8 @@ impl Arena {
 
     // ---- moving pages ----------------------------------------------------------------------------
 
-    /// Takes base pages of an unmapped extent off the indexes, to be backed one after the other. To be
-    /// [closed](Self::close_cursor) whatever comes of it.
+    /// Takes base pages of an unmapped extent off the index, to be backed in turn. Always [close](Self::close_cursor)
+    /// it.
     pub(super) fn open_cursor(&mut self, unmapped: ExtentId, (base_page, end): (u64, u64)) -> MapCursor {
         let (zone, region) = (self.extents[unmapped].zone as usize, self.extents[unmapped].region);
         self.unmapped[zone].remove(&self.extents[unmapped]);
@@ -246,7 +245,7 @@ impl Arena {
         MapCursor::over(region, (base_page, end), unmapped)
     }
 
-    /// Puts on the indexes what was backed of a cursor, as one free extent, and what is left of the unmapped one.
+    /// Puts what the cursor backed on the index, as one free extent, and the rest of the unmapped one.
     pub(super) fn close_cursor(&mut self, cursor: &MapCursor) {
         if let Some(unmapped) = cursor.unmapped {
             // Where nothing could be backed, what lies before it is unmapped too.
@@ -298,8 +297,8 @@ impl Arena {
         refusal
     }
 
-    /// Notes that a page could not be mapped at the cursor's next base pages. A mapping that could not be undone makes them
-    /// pending unmap.
+    /// Notes that a page could not be mapped at the cursor's next base pages. A mapping that could not be undone
+    /// makes them pending unmap.
     #[cold]
     pub(super) fn note_map_failure(
         &mut self,
@@ -362,7 +361,7 @@ impl Arena {
         cut
     }
 
-    /// The piece of what was one extent, and is still linked from `first` on, that holds the unit.
+    /// The piece that holds the unit, of an extent that was cut up and is linked from `first` on.
     pub(super) fn piece_at(&self, first: ExtentId, unit: u64) -> ExtentId {
         let mut at = first;
         while self.extents[at].end() <= unit {
@@ -374,7 +373,7 @@ impl Arena {
     /// Joins the free extents of a place, which is wholly backed now, into one.
     fn join_window(&mut self, place: &Placement) -> ExtentId {
         let mut whole = self.piece_at(place.first, place.start);
-        // Off the index once, and on it once, of however many pieces it is made.
+        // Off the index once and on it once, however many pieces there are.
         self.remove_free(whole);
         while self.extents[whole].end() < place.end {
             let next = self.extents[whole].next.expect("a place is covered by extents");

@@ -3,27 +3,27 @@
 //! Uses `physical/`, `order/` and `device/`. One arena belongs to one pool and is used under its lock.
 //!
 //! **Base pages and extents.** Address space comes in *regions*, cut into *base pages*, as long as the smallest page.
-//! Every byte of a region belongs to one *extent*: allocated (in the program's hands, or in a magazine of `cache/`),
-//! free (backed by pages), unmapped (nothing mapped) or pending unmap (an old mapping of a remapped page, kept until the work that used it is complete). Extents are cut at
-//! the pool's minimum alignment and linked in address order; free ones carry a fence.
+//! Every byte of a region belongs to one *extent*: allocated (a *block*, live or in a magazine of `cache/`), free
+//! (backed by pages), unmapped, or pending unmap (an old mapping of a remapped page, until its work is complete).
+//! Extents are cut at the pool's minimum alignment and linked in address order. Free ones carry a fence.
 //!
 //! **Zones.** Small blocks live in regions of their own, over the smallest pages, so that a long-lived small
 //! block cannot pin a large page, and large blocks leave no crumbs among the small ones. Physical pages pass
 //! freely between the zones.
 //!
 //! **How one allocation passes through** ([`Arena::alloc`]):
-//! 1. the best fit among the free extents that the stream may use, by what is known already or, where one that fits better
-//!    might be ready by now, by a look at the device (*opportunistic*); where it leaves much over, the lowest instead;
+//! 1. the best fit among the free extents that the stream may use; where a better one might be ready by now, the
+//!    device is asked (*opportunistic*); where the best fit leaves much over, the lowest instead;
 //! 2. the same by making the stream wait (*internal dependencies*);
 //! 3. the same after joining neighbours that were kept apart because different streams freed them;
 //! 4. a *miss* (`mapping`): choose the place that lacks the fewest pages (`placement`), back it with parked
 //!    pages, with pages remapped from free extents elsewhere (`donors`), and only then with new ones; where that
-//!    would take more memory than ever before, free pages that are too long are given back for it first.
+//!    takes more memory than ever before, free pages that are too long are given back first.
 //!
-//! Blocks lie close together: a miss grows what is free already rather than to begin elsewhere, so that best fit finds
-//! room for most of what comes. What is free on a page that a live block shares is *pinned*: it can be neither moved nor
-//! given back. Short pages pin less and take more calls; how short they are depends on the time there is (`remap_budget`), and
-//! long ones give way to short ones where that saves memory (`shorten`).
+//! Blocks lie close together: a miss grows what is free rather than begin elsewhere, so best fit finds room for most
+//! requests. What is free on a page that a live block shares is *pinned*: it can be neither moved nor given back.
+//! Short pages pin less and take more calls. Their length depends on the time there is (`remap_budget`). Long ones
+//! are exchanged for short ones where that saves memory (`shorten`).
 //!
 //! **How one free passes through** ([`Arena::free`]): the block, found through the `page_map`, becomes
 //! free behind the fence given, and coalesces with its neighbours.
@@ -115,7 +115,7 @@ impl From<DeviceError> for Refusal {
     }
 }
 
-/// Extents that there is room for before anything is asked for: to cut one out of another makes two.
+/// Extents that a request may add: to cut one out of another makes two more.
 const ROOM: usize = 4;
 
 /// A block that the arena allocates.
@@ -124,7 +124,7 @@ pub(crate) struct Allocation {
     pub(crate) ptr: DevicePtr,
     pub(crate) descriptor: DescriptorRef,
     pub(crate) bytes: u64,
-    /// 1 where something had to be mapped, else 0: a number, since to pass on a truth value is to copy the bytes beside it.
+    /// 1 where something had to be mapped, else 0. A number, since a `bool` is copied with the bytes beside it.
     pub(crate) misses: u64,
 }
 
@@ -137,8 +137,8 @@ pub(crate) struct Arena {
     layout: Layout,
     policies: ReusePolicies,
     pages: Pages,
-    /// Whether pages stay where they were mapped first, free or not: work that the arena does not know of uses
-    /// them. See [`Arena::that_keeps`].
+    /// Whether pages stay where they were first mapped, free or not: unknown work uses them. See
+    /// [`Arena::that_keeps`].
     keeps: bool,
     regions: Regions,
     extents: Extents,
@@ -152,10 +152,9 @@ pub(crate) struct Arena {
     created: Vec<PageId>,
     /// Extents pending unmap, in no order.
     pending_unmap: Vec<ExtentId>,
-    /// Free extents with a free neighbour behind another fence: of each such pair at least one. Each id once;
-    /// some are of extents that are gone.
+    /// Of each pair of free neighbours with different fences, at least one. Each id once; some extents are gone.
     unmerged: Vec<ExtentId>,
-    /// Memory for the next time that those are joined.
+    /// Memory for the next join of those.
     kept_apart: Vec<ExtentId>,
     /// Counts frees, to tell old free extents from young ones.
     frees: u64,
@@ -214,7 +213,7 @@ impl Arena {
         Self { keeps: true, ..new }
     }
 
-    /// From now on, the addresses of this arena, which has none yet, can be looked up in `ranges` as those of `owner`.
+    /// From now on `ranges` says that this arena's addresses are `owner`'s. It has none yet.
     pub(crate) fn publish(&mut self, ranges: &Arc<Ranges>, owner: Owner) {
         self.regions.publish(ranges, owner);
     }
@@ -237,14 +236,14 @@ impl Arena {
         self.keeps
     }
 
-    /// The tables that lead from an address to its block without the lock.
+    /// Leads from an address to its block without the lock.
     pub(crate) fn page_map(&self) -> &Arc<PageMap> {
         &self.page_map
     }
 
-    /// Allocates a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a
-    /// base page), for work on `stream`, if one is ready: the first step only. With `closely`, only one that is not much longer:
-    /// what the caches hold may fit better.
+    /// Allocates a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a base
+    /// page), for work on `stream`, if one is ready: the first step only. With `closely`, only one that is not much
+    /// longer: what the caches hold may fit better.
     pub(crate) fn alloc_ready(
         &mut self,
         units: u64,
@@ -314,7 +313,7 @@ impl Arena {
         self.layout.zone_of(units) == Zone::Large
     }
 
-    /// What is asked for; and what the host must have for it to be cut, and freed again, while nothing has changed.
+    /// Makes the request, and reserves the host's memory to cut it and free it again, before anything changes.
     fn request(&mut self, units: u64, align: u64) -> Result<search::Request, Refusal> {
         debug_assert!(0 < units && units < MOST_UNITS);
         if !self.extents.make_room(ROOM) || !self.make_room_beside_extents() {
@@ -329,11 +328,11 @@ impl Arena {
         (self.extents.capacity() * size_of::<extent::Extent>()) as u64
     }
 
-    /// What a free may need: room in the list of unmerged extents, and descriptors for as many blocks as there are records for.
-    /// And what an earlier one could not have: a place in the index.
+    /// What a free may need: room in the list of unmerged extents, and a descriptor for each record. And the place in
+    /// the index that an earlier free was refused.
     #[inline]
     fn make_room_beside_extents(&mut self) -> bool {
-        // Nearly always there is.
+        // Nearly always true.
         self.unmerged.capacity() >= self.extents.capacity()
             && !self.free.iter().chain(&self.unmapped).any(FreeIndex::lacks)
             || self.make_room_for_records() && self.complete_indexes()
@@ -347,8 +346,8 @@ impl Arena {
             && self.unmerged.try_reserve_exact(all - self.unmerged.len()).is_ok()
     }
 
-    /// Puts every extent on its index that is missing there, since the host refused memory. `false` where it still does.
-    /// Called between requests, when none is missing for another reason.
+    /// Indexes every extent that is missing there, since the host refused memory. `false` where it still does. Called
+    /// between requests, when none is missing for another reason.
     #[cold]
     fn complete_indexes(&mut self) -> bool {
         if !self.free.iter().chain(&self.unmapped).any(FreeIndex::lacks) {
@@ -365,8 +364,7 @@ impl Arena {
         !self.free.iter().chain(&self.unmapped).any(FreeIndex::lacks)
     }
 
-    /// What the next page of a miss may need: extents for the pieces that it is cut out of and put into, and room in the
-    /// lists.
+    /// What the next page of a miss may need: extents for the pieces on both sides, and room in the lists.
     pub(super) fn make_room_for_page(&mut self) -> bool {
         self.extents.make_room(2 * ROOM)
             && (self.unmerged.capacity() >= self.extents.capacity() || self.make_room_for_records())
@@ -389,9 +387,8 @@ impl Arena {
         })
     }
 
-    /// Takes back the block of a descriptor, which nobody holds any more ([`Place::BETWEEN`]), as [`free`](Self::free) does.
-    /// `false`, and nothing changed, where the descriptor is not that of an allocated block, or somebody holds it: then it
-    /// was freed twice.
+    /// Takes back a descriptor's block, which nobody holds ([`Place::BETWEEN`]), as [`free`](Self::free) does.
+    /// `false`, and nothing changed, where the block is not allocated or somebody holds it: then it was freed twice.
     #[must_use]
     pub(crate) fn take_back(&mut self, descriptor: &BlockDescriptor, fence: Fence) -> bool {
         let is_allocated = descriptor.is_between();
@@ -402,8 +399,8 @@ impl Arena {
         is_allocated && self.free(descriptor.id(), fence)
     }
 
-    /// Takes back an allocated block, to be used after the work that `fence` names and the uses that were
-    /// recorded. `false`, and nothing changed, where it is not out.
+    /// Takes back an allocated block, to be used after the work that `fence` names and the uses that were recorded.
+    /// `false`, and nothing changed, where it is none.
     #[must_use]
     pub(crate) fn free(&mut self, id: ExtentId, mut fence: Fence) -> bool {
         let extent = &mut self.extents[id];
@@ -432,7 +429,8 @@ impl Arena {
     }
 
     /// Cuts `units` at `at` out of a free extent, and allocates them. What is left stays free.
-    // Inlined: what is put together here is copied in other pieces where it is passed on, and each waits for the last store.
+    // Inlined: else the result is copied in other pieces than it is stored in, and each copy waits for the last
+    // store.
     #[inline(always)]
     fn carve(&mut self, id: ExtentId, at: u64, units: u64, misses: u64) -> Allocation {
         let (ptr, descriptor) = self.allocate(id, at, units);
@@ -456,8 +454,8 @@ impl Arena {
         self.open(cut, region)
     }
 
-    /// Opens the descriptor of a block that was cut. It is on a line that few have touched: the sooner it is written, the less
-    /// is waited for that when the lock is let go.
+    /// Opens the descriptor of a block that was cut. Its cache line is rarely at hand: the sooner it is written, the
+    /// shorter the wait when the lock is released.
     #[inline]
     fn open(&mut self, id: ExtentId, region: u32) -> (DevicePtr, DescriptorRef) {
         let extent = &mut self.extents[id];

@@ -1,24 +1,24 @@
-//! From an address to what is known of the block there, readable without the pool's lock.
+//! The page map: from an address to the descriptor of its block, without the pool's lock.
 //!
-//! Each allocated block has a [`BlockDescriptor`], under its number. Each region has a [`RegionMap`] of those numbers: one for every
-//! place where a block may start, which is every unit in the small zone; in the large zone, whose blocks are never shorter
-//! than a granule, every granule. The maps of address ranges are published in [`PageMap`], so that a free finds its block
-//! with a comparison, a shift and two loads. Both are [sparse](Sparse): they take memory of the host's where there are
-//! blocks. A number has 4 bytes, and a descriptor 64.
+//! Each allocated block has a [`BlockDescriptor`], under its number. Each region has a [`RegionMap`] of those
+//! numbers, one for each granule: that is a unit in the small zone, and the shortest block in the large zone.
+//! [`PageMap`] publishes them, so that a free finds its block with a comparison, a shift and two loads. Both are
+//! [sparse](Sparse): they take the host's memory only where there are blocks. A number has 4 bytes, and a descriptor
+//! 64.
 //!
-//! A block that has left the arena is *allocated*. It is *live* while the program holds it and *cached* while it
-//! lies in a thread's magazine; who has it writes its descriptor, so that needs no atomic read-modify-write. Only
-//! the pool's lock allocates blocks and takes them back.
+//! An allocated block is *live* while the program holds it and *cached* while it lies in a thread's magazine. Whoever
+//! has it writes its descriptor, without an atomic read-modify-write. The arena allocates blocks and takes them back
+//! only under the pool's lock.
 //!
 //! **Freed twice at once.** Two threads that free one block within the same nanoseconds both find it live, and each
-//! puts it into a magazine. The descriptor then names one of the two magazines: the last that wrote it. Whoever takes a
-//! block out of a magazine, to hand it out or to give it back, first looks whether the descriptor names this magazine, and
-//! the block's address ([`BlockDescriptor::is_in`]): the descriptor may be another block's by now. The other copy is a *stray*: it is
-//! dropped, counted and reported. So a block is never handed
-//! out twice, and the arena never takes back what is live or somebody else's. The descriptor of a block that went back to the
-//! arena names no address, so that a copy whose free was still under way then is not handed out either. One order is not
-//! seen, since the free would need an atomic read-modify-write for it: a thread that is stopped inside its free, after it
-//! found the block live, until a block at the same address was handed out again.
+//! puts it into a magazine. The descriptor then names one of the two magazines: the last that wrote it. Whoever takes
+//! a block out of a magazine first checks that the descriptor names this magazine and the block's address
+//! ([`BlockDescriptor::is_in`]): it may be another block's by now. The other copy is a *stray*: it is dropped,
+//! counted and reported. So a block is never handed out twice, and the arena never takes back what is live or
+//! somebody else's. A block that went back to the arena has no address in its descriptor, so a copy whose free was
+//! still under way is not handed out either. One order is not seen, since the free would need an atomic
+//! read-modify-write. A thread stops inside its free, after it found the block live, until a block at the same
+//! address is handed out again.
 
 use std::ops::Range;
 use std::ptr::NonNull;
@@ -57,7 +57,7 @@ pub(crate) struct BlockDescriptor {
 // SAFETY: it is made of atomics, and zeros are the descriptor of no block.
 unsafe impl Blank for BlockDescriptor {}
 
-/// Other streams' uses of the live block are recorded, so that its free is the arena's.
+/// Other streams' uses of the live block are recorded, so the arena must free it.
 const USES: u64 = 1 << 62;
 
 /// Where an allocated block is that is not live.
@@ -135,14 +135,15 @@ impl BlockDescriptor {
         self.key.store(place.0, Ordering::Relaxed);
     }
 
-    /// Whether the block at `ptr` is there. By whoever has a copy of it in that place: the descriptor may be another block's.
+    /// Whether the block at `ptr` is there. By whoever has a copy of it in that place: the descriptor may be another
+    /// block's.
     #[inline]
     pub(crate) fn is_in(&self, place: Place, ptr: DevicePtr) -> bool {
         self.key.load(Ordering::Relaxed) == place.0 && self.starts_at(ptr)
     }
 
-    /// Takes the block at `ptr` out of the hands of whoever has it at `place`; `false`, and nothing changed, where it is
-    /// not there, or was the arena's already.
+    /// Takes the block at `ptr` out of the hands of whoever has it at `place`; `false`, and nothing changed, where it
+    /// is not there, or was the arena's already.
     pub(crate) fn leave(&self, place: Place, ptr: DevicePtr) -> bool {
         let is_there = self.is_in(place, ptr);
         if is_there {
@@ -154,8 +155,8 @@ impl BlockDescriptor {
     /// Takes the live block at `ptr`, which has no recorded uses, out of the program's hands; `false`, and nothing
     /// changed, where another thread was first. Under the pool's lock.
     pub(crate) fn claim(&self, ptr: DevicePtr) -> bool {
-        // A load and a store: other threads' frees have no read-modify-write either, so that one here would exclude nothing.
-        // Whichever comes last has the block, and the other has a stray.
+        // A load and a store: other threads' frees have no read-modify-write either, so that one here would exclude
+        // nothing. Whichever comes last has the block, and the other has a stray.
         let is_live = self.is_plain(ptr);
         if is_live {
             self.move_to(Place::BETWEEN);
@@ -236,7 +237,7 @@ impl BlockDescriptor {
         ExtentId(self.id.load(Ordering::Relaxed))
     }
 
-    /// A number that whoever has an allocated block may put down here. 0 at first.
+    /// A number that the owner of an allocated block may store. 0 at first.
     #[inline]
     pub(crate) fn label(&self) -> u32 {
         self.label.load(Ordering::Relaxed)
@@ -287,20 +288,21 @@ impl DescriptorRef {
     /// The block is allocated, and its arena is alive; or the descriptor is static.
     #[inline]
     pub(crate) unsafe fn get<'a>(self) -> &'a BlockDescriptor {
-        // SAFETY: descriptors never move, and are kept as long as any region's map, which an arena drops only when no block
-        // of the region is allocated. The caller promises the rest.
+        // SAFETY: descriptors never move, and are kept as long as any region's map, which an arena drops only when no
+        // block of the region is allocated. The caller promises the rest.
         unsafe { self.0.as_ref() }
     }
 }
 
-/// Blocks that one arena may have allocated: as many as there are numbers in 4 GiB of the host's addresses. 32 GiB of the
-/// shortest blocks, that is.
+/// Blocks that one arena may have allocated: as many as there are numbers in 4 GiB of the host's addresses. 32 GiB of
+/// the shortest blocks, that is.
 const MOST_ALLOCATED: usize = if cfg!(all(unix, not(miri))) { 1 << 26 } else { 1 << 16 };
 
 /// Fewer are not worth having.
 const LEAST_ALLOCATED: usize = 1 << 12;
 
-/// The descriptors of all blocks of an arena, by number: one more than a block's id, so that number 0 is that of no block.
+/// The descriptors of all blocks of an arena, by number: one more than a block's id, so that number 0 is that of no
+/// block.
 #[derive(Debug)]
 pub(super) struct Descriptors(Sparse<BlockDescriptor>);
 
@@ -317,8 +319,8 @@ impl Descriptors {
         None
     }
 
-    /// Lets the descriptors of blocks with ids below `end` be written; `false` where the host has no memory, or no addresses,
-    /// for them. Under the pool's lock.
+    /// Lets the descriptors of blocks with ids below `end` be written; `false` where the host has no memory, or no
+    /// addresses, for them. Under the pool's lock.
     pub(super) fn back(&self, end: usize) -> bool {
         self.0.back(0..end + 1)
     }
@@ -337,7 +339,7 @@ impl Descriptors {
 pub(crate) struct RegionMap {
     base: DevicePtr,
     granule_shift: u32,
-    /// By granule: the number of the allocated block that starts there; 0 for none.
+    /// By granule: the number of the allocated block there; 0 for none.
     numbers: Sparse<AtomicU32>,
     descriptors: Arc<Descriptors>,
 }
@@ -370,7 +372,8 @@ impl RegionMap {
         self.numbers.back(self.granule_of(bytes.start)..self.granule_of(bytes.end - 1) + 1)
     }
 
-    /// Gives back what these bytes of the region take of the host's memory. No block in them is allocated. Under the pool's lock.
+    /// Gives back what these bytes of the region take of the host's memory. No block in them is allocated. Under the
+    /// pool's lock.
     pub(super) fn let_go(&self, bytes: Range<u64>) {
         let mask = (1 << self.granule_shift) - 1;
         let (first, end) = (self.granule_of(bytes.start + mask), self.granule_of(bytes.end));
@@ -391,8 +394,8 @@ impl RegionMap {
         Some((number, self.descriptors.0.get(number.load(Ordering::Relaxed) as usize)?))
     }
 
-    /// Allocates the block that starts at byte `at` of the region, where one [may](Self::back), and whose descriptor may be
-    /// [written](Descriptors::back). Under the pool's lock.
+    /// Allocates the block that starts at byte `at` of the region, where one [may](Self::back), and whose descriptor
+    /// may be [written](Descriptors::back). Under the pool's lock.
     pub(super) fn open(&self, at: u64, id: ExtentId, bytes: u64) -> DescriptorRef {
         let (granule, number) = (self.granule_of(at), id.0 as usize + 1);
         debug_assert!(self.numbers.is_backed(granule) && self.descriptors.0.is_backed(number));
@@ -464,8 +467,8 @@ impl PageMap {
         range.bytes.store(bytes, Ordering::Release);
     }
 
-    /// The descriptor of the block that starts in the granule in which an address lies, or of no block; `None` outside of the
-    /// ranges.
+    /// The descriptor of the block that starts in the granule in which an address lies, or of no block; `None`
+    /// outside of the ranges.
     pub(crate) fn find(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
         self.0.iter().find_map(|range| range.find(ptr))
     }
@@ -509,9 +512,9 @@ impl MapRange {
         let granule = ptr.raw() >> self.granule_shift.load(Ordering::Relaxed);
         let number = self.zero.load(Ordering::Relaxed).wrapping_add(granule as usize);
         // SAFETY: the range begins at a granule, so that this is the number by as many granules from the first as the
-        // address is from the range's start. The map is kept by the range until the page map is dropped, and has numbers
-        // for the whole range. Each is 0 or that of a descriptor, which the map keeps. (That none lies at 0 the compiler
-        // would not know.)
+        // address is from the range's start. The map is kept by the range until the page map is dropped, and has
+        // numbers for the whole range. Each is 0 or that of a descriptor, which the map keeps. (That none lies at 0
+        // the compiler would not know.)
         unsafe {
             // Relaxed: see `RegionMap::open`. Whoever frees what is not his may see any number that was there.
             let descriptor =
@@ -548,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn an_entry_is_found_only_at_the_byte_where_its_block_starts() {
+    fn a_descriptor_is_found_only_at_its_blocks_first_byte() {
         let base = DevicePtr::new(7 << 40);
         let map = map(base, 1 << 30, 1 << 20);
         let page_map = PageMap::default();

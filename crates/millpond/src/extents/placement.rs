@@ -34,8 +34,8 @@ const GROWTH_CANDIDATES: usize = 64;
 const GROWTH_LOOKS: usize = 256;
 
 impl Arena {
-    /// The place for `request` that lacks the fewest pages, ready for `stream` but for those. At a tie it is beside what is
-    /// free already, unless the stream would have to wait for that: what lies in one piece stays in one.
+    /// The place for `request` that lacks the fewest pages, ready for `stream` but for those. At a tie it grows what
+    /// is free already, unless the stream would have to wait for that. So free space stays contiguous.
     pub(super) fn choose_place(&mut self, request: &Request, stream: &Stream) -> Result<Placement, Refusal> {
         let base_pages = self.layout.base_pages_for(request.units);
         if let Some(grown) = self.best_growth(request, stream)

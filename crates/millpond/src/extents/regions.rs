@@ -30,8 +30,8 @@ pub(super) struct Region {
     pub(super) head: ExtentId,
     /// Per base page: the id + 1 of the page that backs it, 0 for none. As long as the highest base page ever backed.
     pages: Vec<u32>,
-    /// Per base page a bit: whether a page begins there that is longer than a [short](SHORT) one. So those are found without
-    /// a look at all that lies between them.
+    /// Per base page a bit: whether a page begins there that is longer than a [short](SHORT) one. So long pages are
+    /// found without a walk over all others.
     long: Vec<u64>,
     /// Where allocated blocks start.
     pub(super) map: Arc<RegionMap>,
@@ -73,8 +73,8 @@ pub(super) struct NewRegion {
     pub(super) map: Arc<RegionMap>,
 }
 
-/// Base pages that a region's table has room for at first. To grow it is to copy it to memory that was never touched;
-/// room that is not used is address space only.
+/// Base pages that a region has room for at first. Growing copies to untouched memory; unused room is only address
+/// space.
 const FIRST_BASE_PAGES: usize = 1 << 15;
 
 /// Regions that are looked through one by one.
@@ -84,8 +84,8 @@ const FEW: usize = 4;
 #[derive(Debug)]
 pub(super) struct Regions {
     list: Vec<Option<Region>>,
-    /// By page id: where each page that backs base pages lies. Apart from the base pages' own tables, so that those are short: they
-    /// are touched all over.
+    /// By page id: where each page that backs base pages lies. Apart from the lists per base page, which are touched
+    /// all over and so should be short.
     spans: Vec<Span>,
     /// The binary logarithm of a base page's units.
     base_page_shift: u32,
@@ -132,7 +132,7 @@ impl Regions {
         (self.list.len().max(1) * size_of::<Region>()) as u64
     }
 
-    /// Sees to it that one region more takes no memory of the host's; `false` where it is refused.
+    /// Reserves the host's memory for one more region; `false` where it is refused.
     pub(super) fn make_room_for_one(&mut self) -> bool {
         self.list.try_reserve(1).is_ok()
             && self.by_base.try_reserve(1).is_ok()
@@ -231,7 +231,7 @@ impl Regions {
         self.backing(region).page(base_page)
     }
 
-    /// The first base page of the page that backs a base page, and the first behind the page.
+    /// The first base page of the page that backs this one, and the first behind it.
     #[inline]
     pub(super) fn page_span(&self, region: u32, base_page: u64) -> Option<(u64, u64)> {
         self.backing(region).span(base_page).map(|span| self.in_base_pages(span))
@@ -247,8 +247,7 @@ impl Regions {
         Backing { pages: &self.get(region).pages, spans: &self.spans }
     }
 
-    /// What is to be known of those pages that lie wholly in `base_pages`, a range that is backed wholly or not at all, and are
-    /// `wanted` by the base pages that they have.
+    /// Counts the pages that lie wholly in `base_pages` and are `wanted`. The range is backed wholly or not at all.
     pub(super) fn whole_within(
         &self,
         region: u32,
@@ -265,8 +264,8 @@ impl Regions {
         whole
     }
 
-    /// Shows `each` the pages that lie wholly in a range of base pages that is backed wholly or not at all: page, first base page,
-    /// base pages. A loop and no iterator, for whoever looks at all that is free.
+    /// Shows `each` page that lies wholly in a range, which is backed wholly or not at all: page, first base page,
+    /// length. A loop, not an iterator, since callers walk all free memory.
     #[inline]
     pub(super) fn for_each_whole(
         &self,
@@ -286,7 +285,7 @@ impl Regions {
         }
     }
 
-    /// Shows `each` the pages that lie wholly in a range of base pages, and are longer than a short one: page, first base page, base pages.
+    /// Shows `each` page that lies wholly in a range and is longer than a short one: page, first base page, length.
     pub(super) fn for_each_long(
         &self,
         region: u32,
@@ -309,7 +308,8 @@ impl Regions {
         }
     }
 
-    /// The last page that lies wholly in a range of base pages that is backed wholly or not at all: page, first base page, base pages.
+    /// The last page that lies wholly in a range, which is backed wholly or not at all: page, first base page,
+    /// length.
     pub(super) fn last_whole(&self, region: u32, (start, mut end): (u64, u64)) -> Option<(PageId, u64, u32)> {
         let backing = self.backing(region);
         while start < end
@@ -324,7 +324,8 @@ impl Regions {
         None
     }
 
-    /// Whether a page begins at a base page that is longer than a short one, as [`for_each_long`](Self::for_each_long) has it.
+    /// Whether a page begins at a base page that is longer than a short one, as
+    /// [`for_each_long`](Self::for_each_long) has it.
     pub(super) fn is_long_from(&self, region: u32, base_page: u64) -> bool {
         let word = self.get(region).long.get((base_page / 64) as usize);
         word.is_some_and(|word| word >> (base_page % 64) & 1 != 0)
@@ -335,7 +336,7 @@ impl Regions {
         self.get(region).pages.len() as u64
     }
 
-    /// Notes that `page` backs `base_pages` base pages from `first` on, or that nothing does: all that one page backed, or its end.
+    /// Notes that `page` backs so many base pages from `first` on. `None` clears a whole page, or its end.
     pub(super) fn set_page(&mut self, region: u32, first: u64, base_pages: u32, page: Option<PageId>) {
         let (start, end) = (first as usize, first as usize + base_pages as usize);
         if self.get(region).pages.len() < end {
@@ -356,8 +357,8 @@ impl Regions {
         }
     }
 
-    /// Sees to it that pages behind the base pages below `end` can be noted without memory of the host's, of which there are so
-    /// many in all, and as many more as base pages from `first` on. `false` where the host refuses it.
+    /// Reserves the host's memory to note pages behind base pages below `end`. There are `pages` in all, and at most
+    /// one more for each base page from `first` on. `false` where the host refuses it.
     pub(super) fn make_room(&mut self, region: u32, (first, end): (u64, u64), pages: usize) -> bool {
         let more = (pages + (end - first) as usize).saturating_sub(self.spans.len());
         let Region { pages, long, .. } = self.get_mut(region);

@@ -1,19 +1,19 @@
 //! The remap budget: device time that the pool may spend to hold less memory.
 //!
-//! Short pages pin less than long ones where blocks share them, and cost as much each. How short pages can be depends on how
-//! fast the program is: a job that computes for a second between two allocations could have pages of 2 MiB, one that takes
-//! 15 GiB in its first seconds and ends should have long ones. So the pool earns a small part of the time that passes, and
-//! pays for its pages out of it: while there is some of it left, new pages are [short](super::mapping), and long
-//! ones that are free are [shortened](super::shorten).
+//! Short pages pin less than long ones where blocks share them, and each costs as much. So their length depends on
+//! how fast the program is. A job that computes for a second between two allocations can have pages of 2 MiB. One
+//! that takes 15 GiB in its first seconds and ends should have long ones. The pool earns a small part of the time
+//! that passes, and pays for its pages with it. While some is left, new pages are [short](super::mapping), and long
+//! free ones are [shortened](super::shorten).
 
 use std::time::Duration;
 
-/// What may be spent before anything is earned. Little: what a program takes first costs time in any case, and holds no less
-/// for pages that are shorter (docs/pages.md).
+/// What may be spent before anything is earned. Little, since shorter pages do not help what a program takes first
+/// (docs/pages.md).
 const INITIAL_CREDIT: Duration = Duration::from_millis(10);
 
-/// The part of the time that is earned. A little more than half of what all device calls may take, 1 %: a program that
-/// misses much spends more than it earns.
+/// The part of the time that is earned. A little more than half of the 1 % that all device calls may take: a program
+/// that misses much overspends.
 const EARNED_PART: u32 = 180;
 
 /// See the [module](self).
@@ -43,7 +43,7 @@ impl RemapBudget {
         self.earned(now).saturating_sub(self.spent)
     }
 
-    /// Whether less was spent than was earned, with the initial credit.
+    /// Whether less was spent than earned, with the initial credit.
     pub(super) fn has_credit(&self, now: Duration) -> bool {
         self.spent < self.earned(now) + INITIAL_CREDIT
     }

@@ -1,4 +1,4 @@
-//! Address space: a region is reserved, with the tables that lead from its addresses to its blocks.
+//! Reserving address space: a region, with the map from its addresses to its blocks.
 
 use std::sync::Arc;
 
@@ -14,12 +14,12 @@ const FIRST_SMALL: u64 = if cfg!(miri) { 1 << 26 } else { 1 << 33 };
 impl Arena {
     /// How many bytes a new region should have that has at least as many base pages.
     fn region_bytes(&self, zone: Zone, base_pages: u64) -> u64 {
-        // Far more than the device has: address space is free, and unmapped extents should not be scarce. Arenas that keep
-        // their pages may be hundreds, and grow little.
+        // Far more than the device has: address space is free. Arenas that keep their pages may be hundreds, and grow
+        // little.
         let total = if self.keeps { 0 } else { self.device.properties().total_memory };
         let is_first = self.regions.iter().all(|(_, region)| region.zone != zone);
         let (least_wanted, most) = match zone {
-            // Tables of the small zone are long, and most programs have little there.
+            // Maps of the small zone are long, and most programs have little there.
             Zone::Small if is_first => (FIRST_SMALL, FIRST_SMALL),
             Zone::Small => (1 << 36, 1 << 36),
             Zone::Large => (1 << 36, 1 << 40),
@@ -29,7 +29,7 @@ impl Arena {
         bytes.checked_next_multiple_of(self.layout.base_page_bytes).unwrap_or(least)
     }
 
-    /// Reserves address space. It is the process's that runs out, not memory of the device's.
+    /// Reserves address space. The process runs out of it, not the device.
     fn reserve_addresses(&self, bytes: u64) -> Result<DevicePtr, Refusal> {
         self.device.reserve(bytes).map_err(|error| match error {
             DeviceError::OutOfMemory { call, requested } => Refusal::of_host(call, requested),

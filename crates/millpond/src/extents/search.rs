@@ -1,8 +1,7 @@
 //! Finding a free extent that the stream may use: the hit path of an allocation, in three steps of rising cost.
 //!
-//! It is the best fit if that leaves next to nothing over, and else the free extent with the lowest address, at its start,
-//! whatever pages lie under it. One or the other leaves so little over on recorded jobs that pages seldom have to move:
-//! docs/pages.md.
+//! It is the best fit if that leaves next to nothing over. Otherwise best fit splits an arbitrary hole, and the
+//! lowest address keeps free space contiguous. On recorded jobs pages then seldom have to move: docs/pages.md.
 
 use super::bin::IndexEntry;
 use super::index::Rising;
@@ -18,24 +17,22 @@ pub(super) struct Request {
     pub(super) align: u64,
 }
 
-/// Free extents looked at before a search gives up: enough that the best fit for the stream is found where
-/// streams share a pool evenly, few enough that a search over another stream's extents costs about as much as
-/// the event query that follows it.
+/// Free extents looked at before a search gives up. Enough to find a best fit where streams share a pool evenly. A
+/// search over another stream's extents then costs about as much as the event query that follows.
 const CANDIDATES: usize = 16;
 
-/// Free extents of which the lowest is taken, at most, the best fits: so that a search ends. Without it no recorded job
-/// held more or less.
+/// At most so many best fits are searched for the lowest. No recorded job holds more or less for this bound.
 const LOWEST_OF: usize = 1024;
 
 /// A close fit leaves over at most this part of the request, or of a base page.
 const CLOSE_PART: u64 = 8;
 
-/// What a look over the free extents came to.
+/// What a search of the free extents found.
 #[derive(Debug)]
 struct SearchResult<'a> {
     /// The best fit of those that are ready, and the unit in it to start at.
     found: Option<(ExtentId, u64)>,
-    /// Whether one that fits better, or as well, was passed over since it is not.
+    /// Whether one that fits as well or better is not ready.
     passed_over: bool,
     /// Those that come after it.
     longer: Rising<'a>,
@@ -80,7 +77,7 @@ impl Arena {
         let SearchResult { found, passed_over, mut longer } = self.look(request, &mut reach);
         let is_asked = self.is_worth_asking(request, found, passed_over);
         let found = if is_asked {
-            // The old one must be gone before the device is asked, and does not know the answer.
+            // The old one must be gone before the device is asked, and is out of date after it.
             reach = self.reach(stream);
             self.find_by_asking_slow(request, stream, found)?
         } else {
@@ -97,8 +94,8 @@ impl Arena {
         Ok(Some(self.lowest_ready(request, found, longer, &mut reach)))
     }
 
-    /// The best fit that is ready, by what is known or by what the device says. It is asked where a large block that fits
-    /// better might be complete by now: the next best would be cut up for nothing.
+    /// The best fit that is ready, by what is known or by what the device says. It is asked where a better fit for a
+    /// large block might be complete by now: else the next best is cut up for nothing.
     pub(super) fn find_best_ready(
         &self,
         request: &Request,
@@ -121,9 +118,8 @@ impl Arena {
             || self.extents[id].units - request.units <= self.layout.units_per_base_page()
     }
 
-    /// The extent with the lowest address of those that are ready, by what is known, and that `request` fits into: `found`, or
-    /// one of the `others`. One that leaves much over is cut up whichever it is: so extents come to lie together, and what is
-    /// free too.
+    /// The extent with the lowest address of those that are ready, by what is known, and that `request` fits into:
+    /// `found`, or one of the `others`. So blocks come to lie together, and free space too.
     fn lowest_ready(
         &self,
         request: &Request,
@@ -155,9 +151,9 @@ impl Arena {
         SearchResult { found, passed_over, longer }
     }
 
-    /// Shows `each` the extents that `request` fits into, and the unit in them to start at, until it has found something: the
-    /// best fit first, and no more than a search looks at. Where the address matters, those that want fits into wherever
-    /// they lie come last: the others may all be too short. Returns those that were not looked at, too.
+    /// Shows `each` the extents that `request` fits into, and the unit to start at, until it finds something. The
+    /// best fit comes first. For large alignments, a second pass tries extents that fit at any address: those before
+    /// may all be too short. Returns also the extents that were not looked at.
     #[inline(always)]
     fn search<R>(
         &self,
@@ -190,7 +186,8 @@ impl Arena {
         (at + request.units <= start + entry.units()).then_some(at)
     }
 
-    /// What [`find_ready`](Self::find_ready) finds once the device was asked about the extents that fit better than `found`.
+    /// What [`find_ready`](Self::find_ready) finds once the device was asked about the extents that fit better than
+    /// `found`.
     #[cold]
     fn find_by_asking_slow(
         &self,
@@ -206,7 +203,7 @@ impl Arena {
             all.join(&self.extents[id].fence);
             None
         });
-        // Each stream is asked once, however many of the extents it freed; this one comes after its own work anyway.
+        // Each stream is asked once, however many extents it freed. This stream comes after its own work anyway.
         all.retain(|id, _| id != stream.timeline().id);
         match self.timelines.poll(&all) {
             Ok(true) => Ok(self.look(request, &mut self.reach(stream)).found),

@@ -1,7 +1,7 @@
 //! Devices without virtual memory management: blocks are cut from segments that the driver allocates whole.
 //!
-//! A segment is a region that is backed for ever. Nothing can be remapped from it; it goes back to the driver
-//! when all of it is free.
+//! A segment is a region that is always backed. Nothing can be remapped from it; it goes back to the driver when all
+//! of it is free.
 
 use std::sync::Arc;
 
@@ -106,7 +106,7 @@ impl Arena {
             let region = self.regions.get(id);
             (region.base, region.bytes, region.head)
         };
-        // Before: another pool may get the addresses at once.
+        // First: another pool may get the addresses at once.
         self.regions.hide(id);
         // SAFETY: the segment is one free extent whose fence is complete: no pending work uses it, and no
         // program holds a pointer into it. The region goes below.

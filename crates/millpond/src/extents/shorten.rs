@@ -1,13 +1,13 @@
-//! Shortening: free pages that are long are exchanged for short ones of the same bytes, in their place, where long ones
-//! cost the pool memory.
+//! Splitting long pages: free ones are exchanged for short ones in the same place, where long ones cost the pool
+//! memory.
 //!
-//! Holes between blocks that are shorter than a page are pinned, and where most is needed at once that is what the pool
-//! lacks: it grows by what is pinned more than ever before. Short pages pin less, and cost more calls each time that they
-//! move. So pages are shortened once the pool had to grow while much was free, for a quarter of what it holds then; and
-//! with what the [remap budget](super::remap_budget) has saved. Where nothing grows any more, that ends soon.
+//! Holes shorter than a page are pinned. At its peak, the pool grows by what is pinned. Short pages pin less, but
+//! cost more calls when they move. So pages are shortened once the pool had to grow while much was free, up to a
+//! quarter of what it then holds. The [remap budget](super::remap_budget) pays, out of its savings. Once nothing
+//! grows, this soon ends.
 //!
-//! A page is given back before short ones are created for it: what is reserved never rises. So the work on it must be
-//! complete then, for which nobody waits.
+//! A page is given back before short ones are created, so reserved bytes never rise. Its work must be complete by
+//! then; nobody waits for it.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -18,10 +18,10 @@ use super::mapping::MapCursor;
 use super::{Arena, ExtentId, Refusal, Zone};
 use crate::physical::PageId;
 
-/// Base pages of a short page. One of two base pages pins nearly as little as one of one, and is moved twice as far by a call.
+/// Base pages in a short page. Two pin nearly as little as one, and one call moves twice as much.
 pub(super) const SHORT: u32 = 2;
 
-/// This part of what is held, or more, is much to be free while the pool grows.
+/// Much is free while the pool grows if it is this part of what is held.
 const MUCH_PART: u64 = 256;
 
 /// The part of what is held that is shortened each time.
@@ -30,11 +30,11 @@ const SHORTENED_PART: u64 = 4;
 /// Pages that are exchanged at once, at most: what takes about 20 ms on an H200.
 const AT_ONCE: usize = 64;
 
-/// What must be saved before it is looked for long pages, and is spent then: enough for some twelve of them on an H200. To
-/// look takes longer, the more is free.
+/// Savings needed before a search for long pages, and spent then: enough for some twelve on an H200. The search takes
+/// longer, the more is free.
 const BATCH: Duration = Duration::from_millis(4);
 
-/// Frees until it is looked again for long pages that became free.
+/// Frees until the next search for long pages that became free.
 const LOOK_AFTER: u64 = 16;
 
 /// See the [module](self).
@@ -42,11 +42,11 @@ const LOOK_AFTER: u64 = 16;
 pub(super) struct Shortener {
     /// Base pages of long pages that are still to be exchanged.
     left: u64,
-    /// The count of frees from which on it is looked for them.
+    /// The count of frees from which they are searched for.
     due: u64,
 }
 
-/// A page that is free as a whole. The greatest is the longest; of those that are as long, the one at the lowest address.
+/// A page that is free as a whole. The greatest is the longest, and of equals the one at the lowest address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct LongPage {
     base_pages: u32,
@@ -58,8 +58,8 @@ struct LongPage {
 }
 
 impl Arena {
-    /// Notes that the pool is about to hold more than ever, `after` base pages here, for a block of `units`. (What captures hold
-    /// is theirs, and not free here.)
+    /// Notes that the pool is about to hold more than ever, `after` base pages here, for a block of `units`. (What
+    /// captures hold is not free here.)
     pub(super) fn note_growth(&mut self, after: u64, units: u64) {
         let held = after << self.layout.base_page_shift();
         let free = held.saturating_sub(self.allocated_units + units);
@@ -74,8 +74,8 @@ impl Arena {
         self.shortener.left > 0 && self.shortener.due <= self.frees && !self.keeps
     }
 
-    /// Exchanges free pages of the large zone whose work is complete for short ones, the longest first, as far as there is
-    /// time. What cannot be created anew is unmapped. Returns whether any was exchanged.
+    /// Exchanges free pages of the large zone whose work is complete for short ones, the longest first, as far as
+    /// there is time. What cannot be created anew is unmapped. Returns whether any was exchanged.
     #[cold]
     pub(crate) fn shorten(&mut self) -> bool {
         self.shortener.due = self.frees + LOOK_AFTER;
@@ -85,7 +85,7 @@ impl Arena {
         }
         self.reap();
         let mut all = self.long_free_pages();
-        // Also where there are none: to look takes time, and is done again soon.
+        // Also if there are none: the search takes time, and is soon repeated.
         self.remap_budget.pay(self.device.now().saturating_sub(began));
         let mut any = false;
         for _ in 0..AT_ONCE {
@@ -106,13 +106,14 @@ impl Arena {
         any
     }
 
-    /// The long pages that are free, whose work is complete. A heap, since of thousands only the longest few are exchanged.
+    /// The long pages that are free, whose work is complete. A heap, since of thousands only the longest few are
+    /// exchanged.
     fn long_free_pages(&self) -> BinaryHeap<LongPage> {
         let units = (u64::from(SHORT) + 1) << self.layout.base_page_shift();
         let free = &self.free[Zone::Large as usize];
         self.poll_quietly(&self.fence_of(free.at_least(units)));
         let mut all = Vec::new();
-        // More where there are more; without memory for the list, those found so far will do.
+        // It may grow; without memory for that, those found so far will do.
         let _ = all.try_reserve(4 * AT_ONCE);
         for extent in free.at_least(units) {
             let Extent { region, ref fence, .. } = self.extents[extent];
@@ -123,7 +124,7 @@ impl Arena {
                 region,
                 self.base_pages_within(extent),
                 |page, base_page, base_pages| {
-                    // Of some an old mapping is left, which waits for its work.
+                    // Some have an old mapping, which waits for its work.
                     if self.pages.mappings(page) == 1 && all.try_reserve(1).is_ok() {
                         all.push(LongPage {
                             base_pages,
@@ -185,7 +186,7 @@ impl Arena {
         Ok(())
     }
 
-    /// Cuts the base pages from `base_page` on, that have no page any more, out of the extent of what was a long page.
+    /// Cuts the base pages from `base_page` on, which lost their long page, out of its extent.
     #[cold]
     fn cut_unbacked(&mut self, long: &LongPage, base_page: u64) -> MapCursor {
         let LongPage { region: Reverse(region), base_page: Reverse(first), base_pages, extent, .. } = *long;

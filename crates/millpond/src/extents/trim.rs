@@ -19,7 +19,7 @@ impl Arena {
         let mut pending_unmap = std::mem::take(&mut self.pending_unmap);
         let (mut complete, mut unmapped) = (None, None);
         pending_unmap.retain(|&id| {
-            // What was taken from one place has one fence, and is unmapped side by side.
+            // What one donor gave has one fence, and lies side by side.
             if !self.is_complete_too(id, &mut complete) || !self.unmap_pending(id) {
                 return true;
             }
@@ -57,8 +57,8 @@ impl Arena {
     fn unmap_pending(&mut self, id: ExtentId) -> bool {
         let ExtentState::PendingUnmap(page) = self.extents[id].state else { return false };
         let at = self.address_of(id);
-        // SAFETY: the page was mapped here when the range was remapped; the work that used the range is
-        // complete, and later work cannot: the program holds no pointer into a free extent.
+        // SAFETY: the page was mapped here when it was remapped; the work that used the range is complete, and later
+        // work cannot: the program holds no pointer into a free extent.
         if let Err(error) = unsafe { self.pages.unmap(page, at) } {
             tracing::warn!(%error, %at, "an old mapping could not be removed; it is tried again");
             return false;
@@ -83,8 +83,7 @@ impl Arena {
         self.unmapped[zone].insert(&self.extents[id], id);
     }
 
-    /// The fence of all these extents; without host memory for it, of the first of them. Whoever goes by it asks again of
-    /// each extent.
+    /// The fence of all these extents; without host memory, of the first of them. Callers ask again for each extent.
     pub(super) fn fence_of(&self, ids: impl IntoIterator<Item = ExtentId>) -> Fence {
         let mut all = Fence::empty();
         let mut last = None;
@@ -125,7 +124,7 @@ impl Arena {
     /// The work that must be complete before everything free can be given back.
     pub(crate) fn fence_of_all_free(&self) -> Fence {
         let mut all = self.fence_of(self.free_ids());
-        // As there, without host memory for it.
+        // Host memory may be short, as there.
         let _ = all.try_join(&self.fence_of(self.pending_unmap.iter().copied()));
         self.timelines.prune(&mut all, self.policies);
         all
@@ -140,18 +139,18 @@ impl Arena {
             return Ok(0);
         }
         if self.keeps {
-            // What is mapped nowhere is no graph's.
+            // No graph uses what is mapped nowhere.
             self.reap();
             self.release_parked(keep)?;
             return Ok(before - self.counters.reserved.current());
         }
-        // Without memory for the indexes, what is missing there goes another time.
+        // Without memory for the indexes, a later trim gets what is missing there.
         let _ = self.complete_indexes();
         self.poll_quietly(&self.fence_of_all_free());
         self.reap();
         self.join_unmerged();
         self.join_complete();
-        // What cannot be given back is no reason to keep the rest.
+        // One failure is no reason to keep the rest.
         let parked = self.release_parked(keep);
         let pages = self.trim_pages(keep);
         let segments = self.trim_segments(keep);
@@ -166,8 +165,8 @@ impl Arena {
         Ok(released)
     }
 
-    /// Gives back the host's memory for where blocks lie, wherever nothing is mapped any more, and for blocks that are not
-    /// out.
+    /// Gives back the host's memory for where blocks lie, wherever nothing is mapped any more, and for blocks that
+    /// are gone.
     fn let_go_of_descriptors(&self) {
         for id in self.unmapped.iter().flat_map(|unmapped| unmapped.at_least(1)) {
             let extent = &self.extents[id];
@@ -185,8 +184,8 @@ impl Arena {
         descriptors.let_go(first..self.extents.capacity());
     }
 
-    /// Gives back the pages that a request created before it failed. Nobody has used them, whatever work the extents that they are
-    /// part of now wait for. One that cannot be given back stays, as free memory.
+    /// Gives back the pages that a request created before it failed. Nobody used them, whatever fence their extents
+    /// have now. One that cannot be given back stays as free memory.
     #[cold]
     pub(super) fn undo_created(&mut self) -> Result<(), DeviceError> {
         let mut created = std::mem::take(&mut self.created);
@@ -267,7 +266,7 @@ impl Arena {
         result
     }
 
-    /// Gives back those pages of a free and complete extent that `goes` speaks for, as long as it says anything.
+    /// Gives back the pages of a free and complete extent for which `goes` is true; ends when it is `None`.
     fn trim_extent(
         &mut self,
         id: ExtentId,
@@ -330,7 +329,7 @@ impl Arena {
         cut
     }
 
-    /// Cuts the first units off a free extent, which is on no index. Nor is what is cut.
+    /// Cuts the first units off a free extent. Both parts are on no index.
     pub(super) fn cut_front(&mut self, id: ExtentId, units: u64) -> ExtentId {
         let cut = self.extents.split_front(id, units);
         let Extent { region, prev, .. } = self.extents[cut];
@@ -340,7 +339,7 @@ impl Arena {
         cut
     }
 
-    /// Puts on the index what is left of an extent that the first units were [cut off](Self::cut_front).
+    /// Puts what [`cut_front`](Self::cut_front) left of an extent on the index.
     pub(super) fn index_front_rest(&mut self, id: ExtentId) {
         self.index_free(id);
         // If the two before it were listed as unmerged, it and its next may not be.
@@ -359,9 +358,9 @@ impl Arena {
         }
     }
 
-    /// Gives everything back whose work is complete, addresses too, for an arena that will not be used again. Does not
-    /// wait, so that it can be called under the pool's lock: wait for [all that is free](Self::fence_of_all_free) before.
-    /// What cannot be given back stays, and [`held`](Self::held) says so.
+    /// Gives everything back whose work is complete, addresses too, for an arena that will not be used again. Does
+    /// not wait, so that it can be called under the pool's lock: wait for [all that is free](Self::fence_of_all_free)
+    /// before. What cannot be given back stays, and [`held`](Self::held) says so.
     pub(crate) fn tear_down(&mut self) -> Result<(), DeviceError> {
         let trimmed = self.trim(0).map(drop);
         let is_bare = |arena: &Self, id| {
@@ -373,7 +372,7 @@ impl Arena {
         };
         let mut done = trimmed;
         for id in 0..self.regions.ids() {
-            // One range that stays is no reason to keep the others.
+            // One that stays is no reason to keep the others.
             if is_bare(self, id) {
                 done = done.and(self.unreserve(id));
             }
@@ -384,7 +383,7 @@ impl Arena {
     fn unreserve(&mut self, id: u32) -> Result<(), DeviceError> {
         let region = self.regions.get(id);
         let (base, bytes, head) = (region.base, region.bytes, region.head);
-        // Before: another pool may get the addresses at once.
+        // First: another pool may get the addresses at once.
         self.regions.hide(id);
         // SAFETY: the region is one unmapped extent: nothing is mapped in it, and the arena forgets it below.
         if let Err(error) = unsafe { self.device.unreserve(base, bytes) } {

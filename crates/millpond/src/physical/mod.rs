@@ -3,9 +3,9 @@
 //! Uses `device/`. It knows nothing of blocks or of who uses an address.
 //!
 //! A page is one driver handle (`cuMemCreate`), a whole number of *base pages* long, and is mapped whole. It may be
-//! mapped at several addresses for a while: when the arena remaps it, the new mapping is made at once and the
-//! old one is removed when the work that used it is complete. A page that is mapped nowhere is *parked*: held,
-//! counted as reserved, and the first to be used again.
+//! mapped at several addresses for a while: when the arena remaps it, the new mapping is made at once, and the old
+//! one goes when its work is complete. A page that is mapped nowhere is *parked*: held, counted as reserved, and the
+//! first to be used again.
 //!
 //! **How one request passes through.** The arena needs a run of base pages backed: it takes a parked page
 //! ([`Pages::take_parked`]) or creates one ([`Pages::create`], which asks [`Limits`] first), and maps it
@@ -44,7 +44,7 @@ pub(crate) struct Page {
 pub(crate) enum NoPage {
     /// There is no memory for it.
     Short(Shortage),
-    /// The host has no memory for its record, of so many bytes with all others.
+    /// The host has no memory for the records of all pages, of so many bytes.
     Host(u64),
     /// The device refused for another reason.
     Device(DeviceError),
@@ -60,7 +60,7 @@ pub(crate) enum MapFailure {
     Stuck(DeviceError),
 }
 
-/// Pages that there is room for at first: what is not used is address space only, and to grow is to copy.
+/// Pages that there is room for at first. Growing copies; unused room is only address space.
 const FIRST_PAGES: usize = 1 << 12;
 
 /// All pages of one pool.
@@ -142,7 +142,7 @@ impl Pages {
         self.parked.push(id);
     }
 
-    /// Creates a page of `base_pages`, mapped nowhere and in nobody's hands: map or park it.
+    /// Creates a page of `base_pages`, mapped nowhere: map or park it.
     pub(crate) fn create(&mut self, base_pages: u32) -> Result<PageId, NoPage> {
         let bytes = self.bytes(base_pages);
         if !self.make_room() {
@@ -175,8 +175,7 @@ impl Pages {
         })
     }
 
-    /// Sees to it that one page more, and to park or release any, takes no memory of the host's; `false` where it is
-    /// refused.
+    /// Reserves the host's memory for one more page, and to park or release any; `false` where it is refused.
     fn make_room(&mut self) -> bool {
         if self.table.capacity() == 0 && self.table.try_reserve_exact(FIRST_PAGES).is_err() {
             return false;
@@ -256,7 +255,7 @@ impl Pages {
         self.parked.remove(at);
     }
 
-    /// Turns the order of the parked pages round, from this one on.
+    /// Reverses the order of the parked pages from this one on.
     pub(crate) fn turn_parked(&mut self, from: usize) {
         self.parked[from..].reverse();
     }
