@@ -3,7 +3,7 @@
 //! Extents are kept in bins by length, one to a power of two, as in the first level of TLSF (Masmano et al., "TLSF: a
 //! new dynamic memory allocator for real-time systems", 2004), with a bit for each bin that has any. Unlike there
 //! each bin is sorted, so that the best fit is found and not merely a good one. (Four bins to a power of two, as
-//! there, took replays of recorded jobs 1 to 3 % more instructions: docs/replay.md.)
+//! there, took replays of recorded jobs 1 to 3 % more instructions: docs/lab/replay.md.)
 
 use super::bin::{Bin, IndexEntry, Key, first_of, key};
 use super::extent::{Extent, ExtentId};

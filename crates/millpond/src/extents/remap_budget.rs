@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 /// What may be spent before anything is earned. Little, since shorter pages do not help what a program takes first
-/// (docs/pages.md).
+/// (docs/lab/pages.md).
 const INITIAL_CREDIT: Duration = Duration::from_millis(10);
 
 /// The part of the time that is earned. A little more than half of the 1 % that all device calls may take: a program

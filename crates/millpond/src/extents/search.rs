@@ -1,7 +1,7 @@
 //! Finding a free extent that the stream may use: the hit path of an allocation, in three steps of rising cost.
 //!
 //! It is the best fit if that leaves next to nothing over. Otherwise best fit splits an arbitrary hole, and the
-//! lowest address keeps free space contiguous. On recorded jobs pages then seldom have to move: docs/pages.md.
+//! lowest address keeps free space contiguous. On recorded jobs pages then seldom have to move: docs/lab/pages.md.
 
 use super::bin::IndexEntry;
 use super::index::Rising;

@@ -244,7 +244,7 @@ impl Arena {
             }
         }
         // Those that were looked at last are the last to be used again.
-        self.pages.turn_parked(at);
+        self.pages.reverse_parked(at);
         result
     }
 

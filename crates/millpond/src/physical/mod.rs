@@ -256,7 +256,7 @@ impl Pages {
     }
 
     /// Reverses the order of the parked pages from this one on.
-    pub(crate) fn turn_parked(&mut self, from: usize) {
+    pub(crate) fn reverse_parked(&mut self, from: usize) {
         self.parked[from..].reverse();
     }
 
