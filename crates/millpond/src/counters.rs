@@ -104,7 +104,7 @@ pub(crate) struct Counters {
     pub(crate) misses: Count,
     pub(crate) stream_waits: Count,
     /// Those that were made without the lock; counted among the others.
-    pub(crate) waits_elsewhere: SharedCount,
+    pub(crate) stream_waits_without_lock: SharedCount,
     pub(crate) pages_stolen: Count,
     pub(crate) retries: Count,
     pub(crate) out_of_memory: Count,
@@ -125,7 +125,7 @@ impl Counters {
             frees: counted.frees,
             hits: counted.allocations.saturating_sub(misses),
             misses,
-            stream_waits: self.stream_waits.get() + self.waits_elsewhere.get(),
+            stream_waits: self.stream_waits.get() + self.stream_waits_without_lock.get(),
             pages_stolen: self.pages_stolen.get(),
             retries: self.retries.get(),
             out_of_memory: self.out_of_memory.get(),

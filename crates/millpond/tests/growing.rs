@@ -68,7 +68,7 @@ fn texts(pool: &Pool, stream: &Stream) -> Stats {
 #[test]
 fn texts_that_are_generated_seldom_move_pages() {
     let (device, stream) = sim(64 << 30);
-    // In haste it would be another thing: memory would be spent.
+    // In throughput mode, memory would be spent.
     let pool = Pool::builder(&device).spare(0).build().unwrap();
     let stats = texts(&pool, &stream);
     assert!(stats.misses < stats.allocations / 120, "{stats:?}");

@@ -18,7 +18,7 @@ struct Counting;
 static HELD: AtomicIsize = AtomicIsize::new(0);
 
 thread_local! {
-    /// Whether the calling thread gets what is as long as a thread's cache, or its lane of one stream.
+    /// Whether the calling thread gets what is as long as a thread's cache, or its stream cache.
     static REFUSES: Cell<bool> = const { Cell::new(false) };
     /// How often it did not.
     static REFUSED: Cell<u32> = const { Cell::new(0) };
@@ -128,7 +128,7 @@ fn a_stream_at_rest_takes_little_for_each_thread() {
         })
     };
     // What the arena and the timelines take for so much stays; how much that is depends on how the threads meet. What a
-    // lane would leave behind, it would leave in each round.
+    // stream cache would leave behind, it would leave in each round.
     for _ in 0..3 {
         round();
     }
@@ -200,7 +200,7 @@ fn without_host_memory_for_caches_blocks_go_through_the_arena() {
     let (context, pool) = bench();
     let streams = [context.create_stream().unwrap(), context.create_stream().unwrap()];
     use_pool(&pool, &streams[0]);
-    // What all streams have in common is there; this thread has no lane for the other one yet, and the second none at
+    // What all streams have in common is there; this thread has no cache for the other one yet, and the second none at
     // all.
     let refused = |stream: &Stream| {
         REFUSES.set(true);
@@ -208,7 +208,7 @@ fn without_host_memory_for_caches_blocks_go_through_the_arena() {
         REFUSES.set(false);
         REFUSED.replace(0)
     };
-    assert!(refused(&streams[1]) > 0, "the lane of a second stream");
+    assert!(refused(&streams[1]) > 0, "the cache of a second stream");
     let worker = || {
         assert!(refused(&streams[0]) > 0, "the cache of a second thread");
         use_pool(&pool, &streams[0]);

@@ -563,7 +563,7 @@ fn a_program_that_only_allocates_gets_spare_memory_but_no_more_than_that() {
     let pool = Pool::builder(&device).spare(1 << 30).build().unwrap();
     churn(&pool, &stream, &sim, Duration::ZERO);
     let stats = pool.stats();
-    assert!(stats.reserved.high > stats.allocated.high * 5 / 4, "not in haste: {stats:?}");
+    assert!(stats.reserved.high > stats.allocated.high * 5 / 4, "not in throughput mode: {stats:?}");
     assert!(stats.reserved.high <= stats.allocated.high + (1 << 30) + 64 * MIB, "{stats:?}");
     pool.trim_to(0).unwrap();
     assert_eq!(pool.reserved().current, 0);
@@ -586,7 +586,7 @@ fn classes_that_lend_each_other_blocks_rest_within_the_spare_bytes_without_a_mis
 }
 
 #[test]
-fn in_haste_a_stream_gets_what_another_freed_once_it_waits_for_it() {
+fn in_throughput_mode_a_stream_gets_what_another_freed_once_it_waits() {
     let (simulated, _, _) = sim(64 << 30);
     let checker = CheckerDevice::new(simulated.clone());
     let device = Context::new(checker.clone());

@@ -12,7 +12,7 @@ use freeing::Freeing;
 
 const MIB: u64 = 1 << 20;
 
-/// A pool that is never in haste, whatever little its program computes.
+/// A pool that is never in throughput mode, whatever little its program computes.
 fn bench() -> (Arc<SimDevice>, Pool, Stream) {
     let sim = SimDevice::new(SimOptions::default()).unwrap();
     let context = Context::new(sim.clone());

@@ -1,4 +1,4 @@
-//! The caches of all threads in one pool, and the ways to them that take no lock of the pool.
+//! The caches of all threads in one pool, and what uses them without the pool's lock.
 
 use std::ptr;
 use std::sync::Arc;
@@ -6,15 +6,15 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering}
 
 use smallvec::SmallVec;
 
+use super::asymmetric_lock::{Epoch, Passage};
 use super::depot::Depot;
-use super::gate::{Inside, Way};
-use super::lane::{Bounds, Known, Magazines};
-use super::magazine::{Item, Open};
+use super::magazine::{BufferedMagazine, Item};
 use super::settling::Peaks;
 use super::sizes::{MagazineIndex, Sizes};
 use super::strays::Strays;
+use super::stream_cache::{Bounds, Known, Magazines};
 use super::tally::Tally;
-use super::thread::{Own, ThreadCache};
+use super::thread::{Entered, ThreadCache};
 use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index};
 use crate::device::DevicePtr;
 use crate::extents::{BlockDescriptor, PageMap};
@@ -23,8 +23,8 @@ use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 /// See the [module](super).
 #[derive(Debug)]
 pub(crate) struct Caches {
-    /// By thread index. The first one is [`NOBODY`], for whoever has none: threads without a cache here have that one. A
-    /// raw pointer owns the others, since a `Box` that moves with this struct would claim that there are no others to it.
+    /// By thread index. The first one is [`SENTINEL`], and so is that of each thread without a cache here. A raw pointer
+    /// owns the others, since a `Box` that moves with this struct would claim to be the only one.
     pub(super) threads: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
     page_map: Arc<PageMap>,
     pub(super) sizes: Sizes,
@@ -33,13 +33,13 @@ pub(crate) struct Caches {
     pub(super) limit: AtomicU64,
     /// Bytes that the depot may hold.
     pub(super) depot_limit: AtomicU64,
-    /// A block serves a request of a large size if it has less than this to spare, in bytes: one unit, or in haste
-    /// anything, since what lies in one magazine differs by an eighth at most.
+    /// A block serves a request of a large size if it is less than so many bytes longer: one unit, or in throughput mode
+    /// anything, since blocks of one magazine differ by an eighth at most.
     most_slack: AtomicU64,
     /// Whether a request of a class that has no block may have one of a longer class.
     borrows: AtomicBool,
     /// Whether requests may take the fast path. Written under the pool's lock.
-    pub(super) has_doors: AtomicBool,
+    pub(super) has_lock_entries: AtomicBool,
     /// Entries of `threads` that may be in use.
     pub(super) used: AtomicUsize,
     /// What threads without a cache count. Written under the pool's lock.
@@ -54,21 +54,21 @@ pub(crate) struct Caches {
     pub(super) is_paused: AtomicBool,
 }
 
-/// *Nobody's* cache, in every pool: it never has an owner, nor lanes, and its gate is always closed. Threads that come to it
-/// note at the gate that they do, and nothing else.
+/// The sentinel cache of every pool: permanently closed, without owner or magazines. So the fast path needs no null
+/// check. Threads that enter it write its epochs, and nothing else.
 ///
-/// Made with the first pool, and kept. No `OnceLock`: a fork may come in between, and the child would wait for ever.
-static NOBODY: AtomicPtr<ThreadCache> = AtomicPtr::new(ptr::null_mut());
+/// Made with the first pool, and kept. No `OnceLock`: after a fork in between, the child would wait for ever.
+static SENTINEL: AtomicPtr<ThreadCache> = AtomicPtr::new(ptr::null_mut());
 
-fn nobody() -> *mut ThreadCache {
+fn sentinel() -> *mut ThreadCache {
     // Acquire: pairs with the Release below.
-    let there = NOBODY.load(Ordering::Acquire);
+    let there = SENTINEL.load(Ordering::Acquire);
     if !there.is_null() {
         return there;
     }
     let fresh = Box::into_raw(Box::new(ThreadCache::new(Arc::default())));
     // Release: who reads it sees what it points to. Acquire: another thread may have been first.
-    match NOBODY.compare_exchange(there, fresh, Ordering::Release, Ordering::Acquire) {
+    match SENTINEL.compare_exchange(there, fresh, Ordering::Release, Ordering::Acquire) {
         Ok(_) => fresh,
         Err(other) => {
             // SAFETY: it came from `Box::into_raw`, and nobody else knows it.
@@ -97,20 +97,20 @@ impl Cached {
     }
 }
 
-/// The part of what the pool may cache, that a thread may have freed since its own highest.
+/// A thread's high-water mark may drift by 1/16 of the cache limit.
 const MOST_DRIFT: u64 = 16;
 
-/// Bytes that it may have freed in any pool.
+/// Bytes that it may drift in any pool.
 const LEAST_DRIFT: u64 = 8 << 20;
 
 /// Bytes that a thread may cache in a pool that is small; in a larger one it is a share of what is reserved.
 const LEAST_LIMIT: u64 = 64 << 20;
 
-/// More than blocks in one magazine of those that are ever rounded can differ by; the difference wraps around where
-/// the block is shorter than the request.
-const SLACK_IN_HASTE: u64 = 1 << 32;
+/// More than rounded blocks of one magazine can differ by. The difference wraps around where the block is shorter than
+/// the request.
+const SLACK_IN_THROUGHPUT_MODE: u64 = 1 << 32;
 
-/// Classes beyond its own in which a request looks for a block in haste. There are eight a doubling, so that the
+/// Classes beyond its own in which a request looks for a block in throughput mode. There are eight a doubling, so that the
 /// block is less than half as long again as the request (or three units longer, in the shortest classes).
 const CLASSES_TO_BORROW_FROM: usize = 3;
 
@@ -124,9 +124,9 @@ pub(crate) struct Found {
 
 impl Caches {
     pub(crate) fn new(page_map: Arc<PageMap>, sizes: Sizes) -> Self {
-        let nobody = nobody();
+        let sentinel = sentinel();
         Self {
-            threads: std::array::from_fn(|_| AtomicPtr::new(nobody)),
+            threads: std::array::from_fn(|_| AtomicPtr::new(sentinel)),
             page_map,
             sizes,
             depot: Depot::new(sizes.large_from()),
@@ -134,7 +134,7 @@ impl Caches {
             depot_limit: AtomicU64::new(LEAST_LIMIT),
             most_slack: AtomicU64::new(sizes.bytes(1)),
             borrows: AtomicBool::new(false),
-            has_doors: AtomicBool::new(true),
+            has_lock_entries: AtomicBool::new(true),
             used: AtomicUsize::new(0),
             others: Tally::default(),
             peaks: Peaks::default(),
@@ -147,25 +147,25 @@ impl Caches {
 
     // ---- the fast path ---------------------------------------------------------------------------
 
-    /// The calling thread's cache, or nobody's.
+    /// The calling thread's cache, or the sentinel.
     #[inline(always)]
     pub(super) fn mine(&self) -> &ThreadCache {
         // SAFETY: an index is at most `MOST_THREADS`.
         let place = unsafe { self.threads.get_unchecked(thread_index()) };
         // Acquire: pairs with the Release in `join_slow`; another thread with this index may have made it.
-        // SAFETY: caches are dropped with the pool only, and nobody's never.
+        // SAFETY: caches are dropped with the pool only, and the sentinel never.
         unsafe { &*place.load(Ordering::Acquire) }
     }
 
     #[inline]
-    pub(super) fn enter<const WIDE: bool>(
+    pub(super) fn enter<const WITHOUT_ENTRY: bool>(
         &self,
-        way: fn(&Tally) -> &Way,
+        epoch: fn(&Tally) -> &Epoch,
         stream: &Stream,
-    ) -> Option<Own<'_>> {
-        // SAFETY: the cache under a thread's index is that thread's own, or its gate is closed until it is
+    ) -> Option<Entered<'_>> {
+        // SAFETY: the cache under a thread's index is that thread's own, or its asymmetric lock is closed until it is
         // (`join_slow`), or was left to it by one that ended (`collect_ended`). Callers leave before they return.
-        unsafe { self.mine().enter::<WIDE>(way, stream.key()) }
+        unsafe { self.mine().enter::<WITHOUT_ENTRY>(epoch, stream.key()) }
     }
 
     /// A block for work on `stream` from the calling thread's magazines, if the first look finds one that fits.
@@ -175,58 +175,60 @@ impl Caches {
         unsafe { self.get::<false>(self.mine(), bytes, stream.key()) }
     }
 
-    /// As [`alloc`](Self::alloc), also where the doors are shut.
+    /// As [`alloc`](Self::alloc), also where lock entries are closed.
     #[cold]
-    pub(crate) fn alloc_wide(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+    pub(crate) fn alloc_without_entry(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         // SAFETY: the cache is this thread's.
         unsafe { self.get::<true>(self.mine(), bytes, stream.key()) }
     }
 
     /// # Safety
-    /// `mine` is the calling thread's cache here, or nobody's.
-    // Always inlined: a call would have its caller keep in registers what only the slow way needs.
+    /// `mine` is the calling thread's cache here, or the sentinel.
+    // Always inlined: a call would have its caller keep in registers what only the slow path needs.
     #[inline(always)]
-    pub(super) unsafe fn get<const WIDE: bool>(
+    pub(super) unsafe fn get<const WITHOUT_ENTRY: bool>(
         &self,
         mine: &ThreadCache,
         bytes: u64,
         stream: StreamKey,
     ) -> Option<DevicePtr> {
         if self.sizes.is_rounded(bytes) {
-            // SAFETY: the caller's promise; nobody's gate is closed. All that return here leave.
-            let Own { lane, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_alloc, stream) }?;
+            // SAFETY: the caller's promise; the sentinel is closed. All that return here leave.
+            let Entered { magazines, tally, passage } =
+                unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_alloc, stream) }?;
             // SAFETY: asked above.
             let index = unsafe { self.sizes.magazine_for_rounded(bytes) };
-            let magazine = lane.magazine(index);
+            let magazine = magazines.magazine(index);
             let item = *magazine.top_or_end();
             // Also where it is empty.
-            if !item.is_in(magazine.place()) || !tally.rise(&inside, bytes, item.bytes()) {
+            if !item.is_in(magazine.place()) || !tally.rise(&passage, bytes, item.bytes()) {
                 return None;
             }
             // SAFETY: just seen.
             unsafe { magazine.drop_top() };
-            return Some(Self::hand_out(item, bytes, inside));
+            return Some(Self::hand_out(item, bytes, passage));
         }
         let index = self.sizes.magazine_for_exact(bytes)?;
         // Relaxed: a setting; any value that it ever had is safe.
         let most_slack = self.most_slack.load(Ordering::Relaxed);
         // SAFETY: as above.
-        let Own { lane, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_alloc, stream) }?;
-        let magazine = lane.magazine(index);
+        let Entered { magazines, tally, passage } =
+            unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_alloc, stream) }?;
+        let magazine = magazines.magazine(index);
         let item = *magazine.top_or_end();
         if item.bytes().wrapping_sub(bytes) >= most_slack || !item.is_in(magazine.place()) {
             return None;
         }
-        if !tally.rise(&inside, bytes, item.bytes()) {
+        if !tally.rise(&passage, bytes, item.bytes()) {
             return None;
         }
         // SAFETY: just seen.
         unsafe { magazine.drop_top() };
-        Some(Self::hand_out(item, bytes, inside))
+        Some(Self::hand_out(item, bytes, passage))
     }
 
     /// The block that [`get`](Self::get) would hand out, under the lock.
-    pub(super) fn pop(&self, lane: &mut Magazines, bytes: u64) -> Option<Item> {
+    pub(super) fn pop(&self, magazines: &mut Magazines, bytes: u64) -> Option<Item> {
         let is_rounded = self.sizes.is_rounded(bytes);
         let at = if is_rounded {
             // SAFETY: just asked.
@@ -234,7 +236,7 @@ impl Caches {
         } else {
             self.sizes.magazine_for_exact(bytes)?
         };
-        let magazine = lane.magazine(at);
+        let magazine = magazines.magazine(at);
         let item = *magazine.top_or_end();
         // Relaxed: as in `get`.
         let fits = is_rounded || item.bytes().wrapping_sub(bytes) < self.most_slack.load(Ordering::Relaxed);
@@ -247,16 +249,16 @@ impl Caches {
     }
 
     /// Hands out a block that was just taken from a magazine, and for which the tally [rose](Tally::rise), for a request
-    /// of so many bytes; and leaves. From then on
-    /// the magazine is anybody's: it is no argument here, which would have to be this thread's until the end.
+    /// of so many bytes; and leaves. From then on the magazine is anybody's: as an argument here it would have to be
+    /// this thread's until the end.
     #[inline(always)]
-    pub(super) fn hand_out(item: Item, requested: u64, inside: Inside<'_>) -> DevicePtr {
+    pub(super) fn hand_out(item: Item, requested: u64, passage: Passage<'_>) -> DevicePtr {
         item.entry().make_live(item.ptr, requested);
-        inside.pass();
+        passage.complete();
         item.ptr
     }
 
-    // ---- the way between: no lock but a part of the depot's ----------------------------------------------
+    // ---- without the pool's lock: the depot's only --------------------------------------------------------
 
     /// As [`alloc`](Self::alloc), and looks below the top of a magazine of several sizes, and into the depot.
     #[cold]
@@ -264,42 +266,45 @@ impl Caches {
         if !self.sizes.is_cached(bytes) || !self.may_have(bytes) {
             return None;
         }
-        let Own { lane, tally, inside } = self.enter::<true>(Tally::to_alloc, stream)?;
-        let units =
-            if self.is_in_haste() { self.sizes.units_in_haste(bytes) } else { self.sizes.units(bytes) };
+        let Entered { magazines, tally, passage } = self.enter::<true>(Tally::to_alloc, stream)?;
+        let units = if self.in_throughput_mode() {
+            self.sizes.units_in_throughput_mode(bytes)
+        } else {
+            self.sizes.units(bytes)
+        };
         let index = MagazineIndex::of(units);
         let size = self.sizes.bytes(units);
         let mut is_narrow = false;
-        if lane.magazine(index).is_empty() && self.depot.held() == 0 && !self.is_in_haste() {
+        if magazines.magazine(index).is_empty() && self.depot.held() == 0 && !self.in_throughput_mode() {
             // Nearly always: there is nowhere to look.
             return None;
         }
-        let mut known = lane.known(index)?;
+        let mut known = magazines.known(index)?;
         let magazine = &mut known.magazine;
         self.drop_strays_on_top(magazine);
         if !magazine.bring_up(size) {
             is_narrow = self.fetch(magazine, tally, (stream.timeline().id, Tick::MAX), size);
         }
         if magazine.has_on_top(size) {
-            if !tally.rise(&inside, bytes, size) {
+            if !tally.rise(&passage, bytes, size) {
                 return None;
             }
-            let ptr = Self::hand_out(magazine.take_top(size)?, bytes, inside);
+            let ptr = Self::hand_out(magazine.take_top(size)?, bytes, passage);
             return Some(Found { ptr, is_narrow });
         }
         // Relaxed: a setting.
-        if !self.borrows.load(Ordering::Relaxed) || !self.sizes.is_rounded_in_haste(bytes) {
+        if !self.borrows.load(Ordering::Relaxed) || !self.sizes.is_rounded_in_throughput_mode(bytes) {
             return None;
         }
-        if !known.ghost.may_borrow(tally.to_alloc().passed()) {
+        if !known.history.may_borrow(tally.to_alloc().passages()) {
             return None;
         }
-        let item = Self::borrow(lane, index, |item| tally.rise(&inside, bytes, item.bytes()))?;
-        Some(Found { ptr: Self::hand_out(item, bytes, inside), is_narrow: false })
+        let item = Self::borrow(magazines, index, |item| tally.rise(&passage, bytes, item.bytes()))?;
+        Some(Found { ptr: Self::hand_out(item, bytes, passage), is_narrow: false })
     }
 
-    /// Whether the thread's magazines or the depot may have a block for such a request, by a glance. Who is told that
-    /// they have none goes the slow way, and looks there.
+    /// Whether the thread's magazines or the depot may have a block for such a request, by a glance. If not, the slow
+    /// path looks once more.
     #[inline]
     pub(crate) fn may_have(&self, bytes: u64) -> bool {
         !self.sizes.is_large(bytes) || self.mine().granted_large() > 0 || self.depot.held_large() > 0
@@ -312,11 +317,11 @@ impl Caches {
         !self.sizes.is_large(bytes) || self.mine().granted_large() > 0
     }
 
-    /// A block of one of the next longer classes: what it wastes is less than what another block would take, and a
-    /// class seldom lacks blocks at the same time as those beside it. The first that `may` be had.
-    fn borrow(lane: &mut Magazines, index: MagazineIndex, may: impl Fn(&Item) -> bool) -> Option<Item> {
+    /// A block of one of the next longer classes: it wastes less than another block would take, and neighbouring classes
+    /// seldom run out together. The first that `may` be had.
+    fn borrow(magazines: &mut Magazines, index: MagazineIndex, may: impl Fn(&Item) -> bool) -> Option<Item> {
         index.longer().take(CLASSES_TO_BORROW_FROM).find_map(|longer| {
-            let magazine = lane.magazine(longer);
+            let magazine = magazines.magazine(longer);
             let item = *magazine.top()?;
             if !item.is_in(magazine.place()) || !may(&item) {
                 return None;
@@ -328,11 +333,10 @@ impl Caches {
     }
 
     /// Brings blocks of this length, freed on a stream up to a tick, from the depot to the thread's magazine, up to
-    /// half of what it may hold. Returns whether that is little, in haste: there were more, and the magazine may
-    /// still grow.
+    /// half of what it may hold. Returns whether, in throughput mode, there were more, and the magazine may still grow.
     pub(super) fn fetch(
         &self,
-        magazine: &mut Open<'_>,
+        magazine: &mut BufferedMagazine<'_>,
         tally: &Tally,
         from: (TimelineId, Tick),
         size: u64,
@@ -341,7 +345,7 @@ impl Caches {
         if most == 0 || self.depot.held() == 0 {
             return false;
         }
-        // Before it is so: who closes the depot next sees that this thread may hold something (`revoke`).
+        // Before it happens: who closes the depot next sees that this thread may hold something (`revoke`).
         tally.note_filled();
         let mut count = 0;
         let are_more = self.depot.take(from, size, most, |item| {
@@ -349,23 +353,29 @@ impl Caches {
             unsafe { magazine.push(item) };
             count += 1;
         });
-        magazine.draw_near(count);
-        are_more && self.is_in_haste() && !magazine.is_at_most(size, true)
+        magazine.claim_top(count);
+        are_more && self.in_throughput_mode() && !magazine.is_at_most(size, true)
     }
 
-    /// Brings the older half of a magazine that is as large as it gets to the depot, if its blocks are alike. Returns
-    /// whether there is room now.
+    /// Brings the older half of a magazine of the largest size to the depot, if its blocks are alike. Returns whether
+    /// there is room now.
     #[inline]
-    fn hand_on(&self, lane: &mut Magazines, index: MagazineIndex, tally: &Tally, of: TimelineId) -> bool {
-        if lane.magazine(index).is_empty() {
+    fn give_half_to_depot(
+        &self,
+        magazines: &mut Magazines,
+        index: MagazineIndex,
+        tally: &Tally,
+        of: TimelineId,
+    ) -> bool {
+        if magazines.magazine(index).is_empty() {
             // Nearly always, of large blocks.
             return false;
         }
-        let Some(Known { mut magazine, .. }) = lane.known(index) else { return false };
+        let Some(Known { mut magazine, .. }) = magazines.known(index) else { return false };
         let half = magazine.older_half();
         let Some(bytes) = half.first().map(Item::bytes) else { return false };
         if half.len() < 2
-            || !magazine.is_at_most(bytes, self.is_in_haste())
+            || !magazine.is_at_most(bytes, self.in_throughput_mode())
             || self.drifts(tally)
             || half.iter().any(|item| item.bytes() != bytes)
         {
@@ -383,9 +393,9 @@ impl Caches {
         true
     }
 
-    /// Drops the strays that are in the way of the others.
+    /// Drops the strays on top.
     #[inline]
-    pub(super) fn drop_strays_on_top(&self, magazine: &mut Open<'_>) {
+    pub(super) fn drop_strays_on_top(&self, magazine: &mut BufferedMagazine<'_>) {
         let place = magazine.place();
         let is_stray = |item: &Item| !item.is_in(place);
         while let Some(item) = magazine.top().copied().filter(is_stray) {
@@ -395,8 +405,8 @@ impl Caches {
         }
     }
 
-    /// Whether it is time for a thread that frees to give up the room that it got by that, for those who allocate: reads
-    /// what all other threads write all the time, so that it should do it seldom.
+    /// Whether a thread that frees should give up the room that it gained, for those who allocate. That reads what all
+    /// other threads write, so it should be seldom.
     pub(super) fn drifts(&self, tally: &Tally) -> bool {
         // Relaxed: a setting.
         tally.drift() > (self.depot_limit.load(Ordering::Relaxed) / MOST_DRIFT).max(LEAST_DRIFT)
@@ -410,48 +420,51 @@ impl Caches {
         unsafe { self.put::<false>(self.mine(), ptr, stream.key(), || stream.timeline()) }.is_some()
     }
 
-    /// As [`free`](Self::free), also where the doors are shut, and where the depot has room. Returns the bytes that were
-    /// asked for.
+    /// As [`free`](Self::free), also where lock entries are closed, and where the depot has room. Returns the bytes that
+    /// were asked for.
     #[cold]
-    pub(crate) fn free_wide(&self, ptr: DevicePtr, stream: &Stream) -> Option<u64> {
+    pub(crate) fn free_without_entry(&self, ptr: DevicePtr, stream: &Stream) -> Option<u64> {
         // SAFETY: the cache is this thread's.
         unsafe { self.put::<true>(self.mine(), ptr, stream.key(), || stream.timeline()) }
     }
 
-    /// Takes a block and returns the bytes that were asked for. The timeline is the stream's, and is not looked at before
-    /// it is needed: registers are few.
+    /// Takes a block and returns the bytes that were asked for. The timeline is the stream's, read only where needed:
+    /// registers are few.
     ///
     /// # Safety
-    /// `mine` is the calling thread's cache here, or nobody's.
+    /// `mine` is the calling thread's cache here, or the sentinel.
     #[inline(always)]
-    pub(super) unsafe fn put<'t, const WIDE: bool>(
+    pub(super) unsafe fn put<'t, const WITHOUT_ENTRY: bool>(
         &self,
         mine: &ThreadCache,
         ptr: DevicePtr,
         stream: StreamKey,
         timeline: impl Fn() -> &'t Timeline,
     ) -> Option<u64> {
-        // SAFETY: the caller's promise; nobody's gate is closed. All that return here leave.
-        let Own { lane, tally, inside } = unsafe { mine.enter::<WIDE>(Tally::to_free, stream) }?;
-        let entry = if WIDE { self.page_map.find(ptr) } else { self.page_map.find_soon(ptr) }?;
+        // SAFETY: the caller's promise; the sentinel is closed. All that return here leave.
+        let Entered { magazines, tally, passage } =
+            unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_free, stream) }?;
+        let entry = if WITHOUT_ENTRY { self.page_map.find(ptr) } else { self.page_map.find_soon(ptr) }?;
         let bytes = entry.bytes_of_live();
         if !entry.is_plain(ptr) {
             return None;
         }
         // SAFETY: a block that is live was labelled when it left the arena (`label`).
         let index = unsafe { MagazineIndex::from_label(entry.label()) };
-        if lane.magazine(index).is_full() && !(WIDE && self.hand_on(lane, index, tally, timeline().id)) {
+        if magazines.magazine(index).is_full()
+            && !(WITHOUT_ENTRY && self.give_half_to_depot(magazines, index, tally, timeline().id))
+        {
             return None;
         }
         // SAFETY: it is not full.
-        unsafe { lane.magazine(index).push(Item::new(ptr, entry)) };
+        unsafe { magazines.magazine(index).push(Item::new(ptr, entry)) };
         let requested = entry.requested();
-        entry.make_cached(lane.magazine(index).place(), timeline().now());
-        tally.count_free(inside, requested, bytes);
+        entry.make_cached(magazines.magazine(index).place(), timeline().now());
+        tally.count_free(passage, requested, bytes);
         Some(requested)
     }
 
-    pub(super) fn nobody(&self) -> *mut ThreadCache {
+    pub(super) fn sentinel(&self) -> *mut ThreadCache {
         // Relaxed: never written.
         self.threads[NO_THREAD].load(Ordering::Relaxed)
     }
@@ -459,24 +472,24 @@ impl Caches {
     pub(super) fn all(&self) -> impl Iterator<Item = &ThreadCache> + Clone {
         // Relaxed: an index beyond it has nothing to tell yet.
         let used = self.used.load(Ordering::Relaxed);
-        let nobody = self.nobody();
+        let sentinel = self.sentinel();
         // Acquire: as in `mine`.
         let all = self.threads[..used].iter().map(|place| place.load(Ordering::Acquire));
         // SAFETY: as in `mine`.
-        all.filter(move |cache| *cache != nobody).map(|cache| unsafe { &*cache })
+        all.filter(move |cache| *cache != sentinel).map(|cache| unsafe { &*cache })
     }
 
-    /// Adapts the bytes that a thread may cache to what the pool holds and how many threads use it: all of it
-    /// together. That is much, but nothing is lost by it: whoever finds too little elsewhere takes it back. With
-    /// anything to spare, the pool is in haste; where that gets scarce, classes borrow from longer ones.
-    pub(crate) fn adapt(&self, reserved: u64, spare: u64, is_scarce: bool) {
+    /// Shares what the pool holds between its threads, as the bytes that each may cache. That is much, but nothing is
+    /// lost: whoever needs it takes it back. With a growth allowance, the pool is in throughput mode; where that gets
+    /// scarce, classes borrow from longer ones.
+    pub(crate) fn adapt(&self, reserved: u64, growth_allowance: u64, is_scarce: bool) {
         let threads = self.all().filter(|cache| cache.is_owned()).count().max(1) as u64;
         // With the eighth that magazines of mixed sizes count on top.
-        let all = (reserved + reserved / 8 + spare).max(LEAST_LIMIT);
+        let all = (reserved + reserved / 8 + growth_allowance).max(LEAST_LIMIT);
         // Relaxed: settings.
         self.limit.store((all / threads).max(LEAST_LIMIT), Ordering::Relaxed);
         self.depot_limit.store(all, Ordering::Relaxed);
-        let most_slack = if spare > 0 { SLACK_IN_HASTE } else { self.sizes.bytes(1) };
+        let most_slack = if growth_allowance > 0 { SLACK_IN_THROUGHPUT_MODE } else { self.sizes.bytes(1) };
         self.most_slack.store(most_slack, Ordering::Relaxed);
         self.borrows.store(is_scarce, Ordering::Relaxed);
     }
@@ -488,15 +501,15 @@ impl Caches {
             is_large: self.sizes.is_large(size),
             // Relaxed: a setting.
             limit: self.limit.load(Ordering::Relaxed),
-            in_haste: self.is_in_haste(),
+            in_throughput_mode: self.in_throughput_mode(),
         }
     }
 
     /// Whether memory is spent to save time.
     #[inline]
-    pub(crate) fn is_in_haste(&self) -> bool {
+    pub(crate) fn in_throughput_mode(&self) -> bool {
         // Relaxed: a setting.
-        self.most_slack.load(Ordering::Relaxed) == SLACK_IN_HASTE
+        self.most_slack.load(Ordering::Relaxed) == SLACK_IN_THROUGHPUT_MODE
     }
 
     pub(crate) fn sizes(&self) -> Sizes {
@@ -521,16 +534,16 @@ impl Caches {
     }
 }
 
-/// Blocks that are dealt with together: half of what a magazine holds at most, so that there is room for all.
+/// Blocks that are moved together: at most half a magazine.
 pub(super) type Few<T> = SmallVec<[T; 32]>;
 
 impl Drop for Caches {
     fn drop(&mut self) {
-        let nobody = self.nobody();
+        let sentinel = self.sentinel();
         let (_, others) = self.threads.split_first_mut().expect("there are many");
         for place in others {
             let cache = *place.get_mut();
-            if cache != nobody {
+            if cache != sentinel {
                 // SAFETY: the cache came from `try_box`. The pool is going, so no thread is inside.
                 drop(unsafe { Box::from_raw(cache) });
             }
@@ -553,9 +566,9 @@ mod tests {
         assert!(size_of::<Magazines>() <= 11 << 8, "{}", size_of::<Magazines>());
     }
 
-    /// For Miri, which sees whether a thread that has passed its gate keeps what is then another's.
+    /// For Miri, which sees whether a thread that has left its cache keeps what is then another's.
     #[test]
-    fn a_thread_that_passed_its_gate_has_nothing_of_its_magazines_any_more() {
+    fn a_thread_that_left_its_cache_has_nothing_of_it_any_more() {
         let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
         let pool = Pool::builder(&context).build().unwrap();
         let is_done = AtomicBool::new(false);

@@ -1,9 +1,9 @@
-//! What no magazine has room for: blocks on shelves by size and stream, where other threads find them.
+//! The depot: what no magazine has room for, on shelves by size and stream, where other threads find it.
 //!
-//! A thread exchanges up to half a magazine at a time with the depot, while it is inside its own gate and without
+//! A thread exchanges up to half a magazine at a time with the depot, while it is inside its own cache and without
 //! the pool's lock: the shelves are spread over several locks, each held for that exchange only. Whoever takes
-//! everything back, under the pool's lock, closes the depot first: until it is open again nobody gets or brings
-//! anything, so that nothing slips from a shelf into a magazine that was emptied already, or back.
+//! everything back, under the pool's lock, closes the depot first. Until it is open again nobody gets or brings
+//! anything: so no block moves between a shelf and a magazine that was emptied already.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -16,7 +16,7 @@ use crate::order::{Tick, TimelineId};
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Depot {
-    parts: [Part; PARTS],
+    shards: [Shard; SHARDS],
     /// Bytes on all shelves.
     held: AtomicU64,
     /// Bytes of that in large blocks, which are those of `large_from` bytes and more.
@@ -26,12 +26,12 @@ pub(super) struct Depot {
 }
 
 /// Locks that the shelves are spread over.
-const PARTS: usize = 16;
+const SHARDS: usize = 16;
 
 /// A lock on cache lines of its own, and the shelves behind it.
 #[derive(Debug, Default)]
 #[repr(align(128))]
-struct Part(Mutex<Shelves>);
+struct Shard(Mutex<Shelves>);
 
 /// By the blocks' length in bytes and stream. The youngest block of a shelf is its last; no shelf is empty.
 type Shelves = FxHashMap<(u64, TimelineId), Vec<Shelved>>;
@@ -46,7 +46,7 @@ struct Shelved {
 impl Depot {
     pub(super) fn new(large_from: u64) -> Self {
         Self {
-            parts: Default::default(),
+            shards: Default::default(),
             held: AtomicU64::new(0),
             held_large: AtomicU64::new(0),
             large_from,
@@ -57,7 +57,7 @@ impl Depot {
     /// Bytes held. A glance.
     pub(super) fn held(&self) -> u64 {
         // Acquire: who sees that blocks were taken also sees that whoever took them may hold some
-        // (`Tally::note_filled`), so that nobody looks empty-handed meanwhile.
+        // (`Tally::note_filled`): so blocks on their way are never overlooked.
         self.held.load(Ordering::Acquire)
     }
 
@@ -85,17 +85,17 @@ impl Depot {
         self.held.fetch_sub(less, Ordering::Release);
     }
 
-    /// The part with the shelf for blocks of this stream and length. Streams that were made one after the other have
+    /// The shard with the shelf for blocks of this stream and length. Streams that were made one after the other have
     /// theirs side by side.
-    fn part_of(of: TimelineId, bytes: u64) -> usize {
+    fn shard_of(of: TimelineId, bytes: u64) -> usize {
         // Sizes often differ in their upper bits only: these are what a product with an odd number has below, too.
         let spread = (bytes >> 8).wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 60;
-        (u64::from(of.slot) + spread) as usize % PARTS
+        (u64::from(of.slot) + spread) as usize % SHARDS
     }
 
-    /// The shelves of a part; `None` while the depot is closed.
-    fn shelves(&self, part: usize) -> Option<MutexGuard<'_, Shelves>> {
-        let shelves = self.parts[part].0.lock();
+    /// The shelves of a shard; `None` while the depot is closed.
+    fn shelves(&self, shard: usize) -> Option<MutexGuard<'_, Shelves>> {
+        let shelves = self.shards[shard].0.lock();
         // Relaxed: who closed it has had this lock since.
         (!self.is_closed.load(Ordering::Relaxed)).then_some(shelves)
     }
@@ -109,7 +109,7 @@ impl Depot {
         if self.held() + more > limit {
             return false;
         }
-        let Some(mut shelves) = self.shelves(Self::part_of(of, bytes)) else { return false };
+        let Some(mut shelves) = self.shelves(Self::shard_of(of, bytes)) else { return false };
         if shelves.try_reserve(1).is_err() {
             return false;
         }
@@ -128,7 +128,7 @@ impl Depot {
     /// Whether there is a block of this stream and length.
     pub(super) fn has(&self, of: TimelineId, bytes: u64) -> bool {
         let has = |shelves: MutexGuard<'_, Shelves>| shelves.contains_key(&(bytes, of));
-        self.held() > 0 && self.shelves(Self::part_of(of, bytes)).is_some_and(has)
+        self.held() > 0 && self.shelves(Self::shard_of(of, bytes)).is_some_and(has)
     }
 
     /// Another stream that has blocks of this length here, and the tick at which the last of them came. Looks at
@@ -137,9 +137,9 @@ impl Depot {
         if self.held() == 0 {
             return None;
         }
-        let first = Self::part_of(of, bytes);
-        (first..first + PARTS).find_map(|part| {
-            let shelves = self.shelves(part % PARTS)?;
+        let first = Self::shard_of(of, bytes);
+        (first..first + SHARDS).find_map(|shard| {
+            let shelves = self.shelves(shard % SHARDS)?;
             let mut others = shelves.iter().filter(|((length, other), _)| *length == bytes && *other != of);
             others.find_map(|((_, other), shelf)| Some((*other, shelf.last()?.tick)))
         })
@@ -157,7 +157,7 @@ impl Depot {
         if self.held() == 0 {
             return false;
         }
-        let Some(mut shelves) = self.shelves(Self::part_of(of, bytes)) else { return false };
+        let Some(mut shelves) = self.shelves(Self::shard_of(of, bytes)) else { return false };
         let Some(shelf) = shelves.get_mut(&(bytes, of)) else { return false };
         let is_early = |shelved: &Shelved| shelved.tick <= tick;
         let Some(last) = shelf.iter().rposition(is_early) else { return false };
@@ -176,9 +176,9 @@ impl Depot {
     pub(super) fn close(&self, from: u64, mut each: impl FnMut(TimelineId, Item)) {
         // Relaxed: every lock is taken after this and before anything else is done under the pool's lock.
         self.is_closed.store(true, Ordering::Relaxed);
-        for part in &self.parts {
-            // Under the part's lock, so that no memory is needed: who waits for it would find the depot closed.
-            for ((bytes, of), shelf) in part.0.lock().extract_if(|(bytes, _), _| *bytes >= from) {
+        for shard in &self.shards {
+            // Under the shard's lock, so that no memory is needed: who waits for it would find the depot closed.
+            for ((bytes, of), shelf) in shard.0.lock().extract_if(|(bytes, _), _| *bytes >= from) {
                 self.count_taken(bytes, bytes * shelf.len() as u64);
                 shelf.into_iter().for_each(|shelved| each(of, shelved.item));
             }
@@ -187,21 +187,21 @@ impl Depot {
 
     /// Under the pool's lock.
     pub(super) fn open(&self) {
-        // Relaxed: who sees it late goes the slow way.
+        // Relaxed: who sees it late takes the slow path.
         self.is_closed.store(false, Ordering::Relaxed);
     }
 
     /// Gives back host memory that what it holds has no need of. Under the pool's lock.
     pub(super) fn give_back(&self) {
-        for part in &self.parts {
-            part.0.lock().shrink_to_fit();
+        for shard in &self.shards {
+            shard.0.lock().shrink_to_fit();
         }
     }
 
     /// What it holds.
     pub(super) fn items(&self) -> Vec<Item> {
         let items =
-            |part: &Part| part.0.lock().values().flatten().map(|shelved| shelved.item).collect::<Vec<_>>();
-        self.parts.iter().flat_map(items).collect()
+            |shard: &Shard| shard.0.lock().values().flatten().map(|shelved| shelved.item).collect::<Vec<_>>();
+        self.shards.iter().flat_map(items).collect()
     }
 }

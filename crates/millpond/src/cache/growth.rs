@@ -1,28 +1,28 @@
-//! Blocks that grow: whether each that a program asks for is a little longer than the one that it frees next, as where
-//! keys and values of a text get longer by a word at a time.
+//! Growth: whether requests in a size class are growing, each a little longer than the block freed next. So grow the
+//! keys and values of a text, by a word at a time.
 //!
-//! Exact sizes serve such a program badly. No free block is ever as long as the next request, so that each step moves
-//! pages, and leaves holes that no later block fits into. So a request that seems to grow gets [a little
-//! more](super::sizes::Sizes::units_of_growing), which the next steps have use for: those find blocks of just their length.
-//! docs/pages.md has what that gives.
+//! Exact sizes serve such a program badly. No free block is as long as the next request: each step moves pages, and
+//! leaves holes that no later block fits. So a growing request gets [a little
+//! more](super::sizes::Sizes::units_of_growing), and the next ones find blocks of just their length. docs/lab/pages.md has
+//! what that saves.
 
 /// What is remembered of the large blocks of one magazine, in it or not.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Growth {
     /// Bytes that were asked for in the block that was freed last; 0 for none.
     last: u64,
-    /// How sure it is.
+    /// Steps counted so far.
     steps: u32,
 }
 
-/// A request grows that is longer than the block freed last by at most this part of it.
+/// A request grows if it is longer than the block freed last by at most this part of it.
 const MOST_GROWN_PART: u64 = 64;
 
-/// Steps after which growth is taken for certain. A step that is none takes away as much: several such blocks may take
-/// turns, each with many of its length.
+/// Steps from which on requests are growing. A step of another kind takes away as much: several growing blocks may take
+/// turns.
 const STEPS: u32 = 4;
 
-/// More than so many are not counted.
+/// More steps are not counted.
 const MOST_STEPS: u32 = 16;
 
 impl Growth {
@@ -33,8 +33,8 @@ impl Growth {
         self.last = requested;
     }
 
-    /// So many bytes are asked for; returns whether such blocks grow. `last` is what was asked for in the block that was
-    /// freed last, where that is known better.
+    /// So many bytes are asked for; returns whether requests are growing. `last` is what was asked for in the block freed
+    /// last, where that is known better.
     pub(super) fn note_alloc(&mut self, bytes: u64, last: Option<u64>) -> bool {
         let last = last.unwrap_or(self.last);
         let by = bytes.wrapping_sub(last);

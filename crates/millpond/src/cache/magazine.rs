@@ -55,7 +55,7 @@ impl Item {
 /// A place for an item in a buffer. Laid out as an [`Item`], and one where a block is there, and at the ends.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
-struct Slot {
+struct ItemSlot {
     ptr: DevicePtr,
     entry: MaybeUninit<DescriptorRef>,
 }
@@ -63,7 +63,7 @@ struct Slot {
 /// The entry of no block.
 static NO_ENTRY: BlockDescriptor = BlockDescriptor::none();
 
-impl Slot {
+impl ItemSlot {
     /// Below the first block, and where the last one that may be there would have the next one above it.
     const END: Self =
         Self { ptr: DevicePtr::NULL, entry: MaybeUninit::new(DescriptorRef::of_static(&raw const NO_ENTRY)) };
@@ -73,35 +73,35 @@ impl Slot {
 }
 
 /// The buffer of all magazines without room.
-struct NoRoom([Slot; 2]);
+struct NoRoom([ItemSlot; 2]);
 
 // SAFETY: nobody writes to it.
 unsafe impl Sync for NoRoom {}
 
-static NO_ROOM: NoRoom = NoRoom([Slot::END; ENDS]);
+static NO_ROOM: NoRoom = NoRoom([ItemSlot::END; ENDS]);
 
 /// Places at the ends of a buffer.
 const ENDS: usize = 2;
 
 /// Where [`NO_ROOM`] starts.
-const NO_START: NonNull<Slot> = {
-    let start = NonNull::new((&raw const NO_ROOM.0).cast::<Slot>().cast_mut());
+const NO_START: NonNull<ItemSlot> = {
+    let start = NonNull::new((&raw const NO_ROOM.0).cast::<ItemSlot>().cast_mut());
     start.expect("a static has an address")
 };
 
 /// What the fast path knows of a magazine. The block freed last is on top.
 ///
-/// All else is in a [`Buffer`]: a lane has so many magazines, most of which are never used, that a word more for each
-/// counts. An address of 0 marks both ends of the buffer, so that whether a magazine is empty, or full, is seen where
-/// the fast path reads or writes anyway.
+/// All else is in a [`Buffer`]: a stream cache has many magazines, mostly unused, so that a word more for each counts.
+/// An address of 0 marks both ends of the buffer, so that the fast path sees whether a magazine is empty, or full,
+/// where it reads or writes anyway.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(super) struct Magazine {
     /// Where the next block goes: above the one on top.
-    top: NonNull<Slot>,
+    top: NonNull<ItemSlot>,
 }
 
-/// Bytes between two magazines of a lane.
+/// Bytes between two magazines of a stream cache.
 pub(super) const STRIDE: usize = size_of::<Magazine>();
 
 impl Magazine {
@@ -165,7 +165,7 @@ impl Magazine {
     }
 
     /// What the entries of its blocks say: that they are here. Where one says something else, the block was freed twice at
-    /// once, and its copy here is a *stray* (see `extents/page_map.rs`).
+    /// once, and its copy here is a *stray* (see `strays`).
     #[inline]
     pub(super) fn place(&self) -> Place {
         Place::of(self)
@@ -176,11 +176,11 @@ impl Magazine {
 #[derive(Debug)]
 pub(super) struct Buffer {
     /// The lower end, then `room` places, then the upper end. [`NO_ROOM`], or the buffer's own.
-    start: NonNull<Slot>,
+    start: NonNull<ItemSlot>,
     /// Places that were allocated, both ends among them; 0 for [`NO_ROOM`].
     capacity: usize,
-    /// Blocks that the magazine may hold; see [`Lanes::grant`](super::lane::Lanes::grant). While the buffer is
-    /// [stowed](Open::stow) it holds none.
+    /// Blocks that the magazine may hold; see [`StreamCaches::grant`](super::stream_cache::StreamCaches::grant). While the buffer is
+    /// [stowed](BufferedMagazine::stow) it holds none.
     room: usize,
 }
 
@@ -191,7 +191,7 @@ impl Buffer {
     pub(super) const NEW: Self = Self { start: NO_START, capacity: 0, room: 0 };
 
     /// Where the first block lies.
-    fn first(&self) -> NonNull<Slot> {
+    fn first(&self) -> NonNull<ItemSlot> {
         // SAFETY: a buffer has two ends at least.
         unsafe { self.start.add(1) }
     }
@@ -224,14 +224,14 @@ impl Drop for Buffer {
     }
 }
 
-/// A magazine with its buffer: what the slow ways do.
+/// A magazine with its buffer, for the slow paths.
 #[derive(Debug)]
-pub(super) struct Open<'a> {
+pub(super) struct BufferedMagazine<'a> {
     magazine: &'a mut Magazine,
     buffer: &'a mut Buffer,
 }
 
-impl<'a> Open<'a> {
+impl<'a> BufferedMagazine<'a> {
     /// # Safety
     /// The buffer is the magazine's.
     pub(super) unsafe fn new(magazine: &'a mut Magazine, buffer: &'a mut Buffer) -> Self {
@@ -316,8 +316,8 @@ impl<'a> Open<'a> {
             // SAFETY: the buffer has room for so many, and its ends. What lies above the items is nothing.
             unsafe {
                 let first = self.buffer.first();
-                (len..self.buffer.capacity - 1).for_each(|place| first.add(place).write(Slot::FREE));
-                first.add(room).write(Slot::END);
+                (len..self.buffer.capacity - 1).for_each(|place| first.add(place).write(ItemSlot::FREE));
+                first.add(room).write(ItemSlot::END);
             }
         }
         self.buffer.room = room;
@@ -328,15 +328,15 @@ impl<'a> Open<'a> {
     fn with_room(room: usize) -> Option<Buffer> {
         let mut slots = Vec::new();
         slots.try_reserve_exact(room + ENDS).ok()?;
-        slots.push(Slot::END);
-        slots.resize(room + 1, Slot::FREE);
-        slots.push(Slot::END);
+        slots.push(ItemSlot::END);
+        slots.resize(room + 1, ItemSlot::FREE);
+        slots.push(ItemSlot::END);
         let mut slots = ManuallyDrop::new(slots);
         let start = NonNull::new(slots.as_mut_ptr())?;
         Some(Buffer { start, capacity: slots.capacity(), room })
     }
 
-    /// Gives the memory of an empty magazine back, which keeps its room for when it is [needed](Self::unstow).
+    /// Gives the memory of an empty magazine back. It keeps its room for when that is [needed](Self::unstow).
     pub(super) fn stow(&mut self) {
         debug_assert!(self.is_empty(), "a magazine with blocks");
         let room = self.buffer.room;
@@ -422,20 +422,20 @@ impl<'a> Open<'a> {
     }
 
     /// Whether it may hold as many blocks of this length as any magazine ever.
-    pub(super) fn is_at_most(&self, bytes: u64, in_haste: bool) -> bool {
-        self.room() >= most_of(bytes, in_haste)
+    pub(super) fn is_at_most(&self, bytes: u64, in_throughput_mode: bool) -> bool {
+        self.room() >= most_of(bytes, in_throughput_mode)
     }
 
     /// Blocks of this length that it should be allowed next, where what it may hold is too little.
-    pub(super) fn next_room(&self, bytes: u64, in_haste: bool) -> usize {
+    pub(super) fn next_room(&self, bytes: u64, in_throughput_mode: bool) -> usize {
         let first = if bytes < LARGE { 4 } else { 1 };
-        (2 * self.room()).max(first).min(most_of(bytes, in_haste))
+        (2 * self.room()).max(first).min(most_of(bytes, in_throughput_mode))
     }
 
-    /// Writes to the entries of the `count` blocks on top, which came from the depot, that they are here: another thread
-    /// wrote them last, and all together they come to this processor's cache sooner than one by one when they are
-    /// handed out. Those that were no longer in the depot are strays here.
-    pub(super) fn draw_near(&self, count: usize) {
+    /// Writes to the entries of the `count` blocks on top, which came from the depot, that they are here. Another thread
+    /// wrote them last: together they come to this processor's cache sooner than one by one later. Those that were no
+    /// longer in the depot are strays here.
+    pub(super) fn claim_top(&self, count: usize) {
         let (from, place) = (self.len().saturating_sub(count), self.place());
         for item in self.above(from) {
             if item.leave(Place::BETWEEN) {
@@ -445,18 +445,18 @@ impl<'a> Open<'a> {
     }
 }
 
-/// Blocks of this size that a magazine ever holds. Larger ones are fewer: a magazine is searched where it holds
-/// several sizes, and what it holds may be many bytes. In haste, few ways to the depot count for more.
-const fn most_of(bytes: u64, in_haste: bool) -> usize {
+/// Most blocks of this size in a magazine. Fewer of large ones: a magazine of several sizes is searched, and may hold
+/// many bytes. In throughput mode, fewer visits to the depot count for more.
+const fn most_of(bytes: u64, in_throughput_mode: bool) -> usize {
     match bytes {
-        _ if in_haste => 64,
+        _ if in_throughput_mode => 64,
         0..=0x8000 => 64,
         0x8001..=0xF_FFFF => 32,
         LARGE.. => 16,
     }
 }
 
-/// Bytes from which on a magazine is short.
+/// Bytes from which on a magazine holds few blocks.
 const LARGE: u64 = 1 << 20;
 
 #[cfg(test)]
@@ -474,9 +474,9 @@ mod tests {
     struct Alone(Magazine, Buffer);
 
     impl Alone {
-        fn open(&mut self) -> Open<'_> {
+        fn open(&mut self) -> BufferedMagazine<'_> {
             // SAFETY: the two belong together.
-            unsafe { Open::new(&mut self.0, &mut self.1) }
+            unsafe { BufferedMagazine::new(&mut self.0, &mut self.1) }
         }
     }
 

@@ -3,7 +3,7 @@
 //! Uses `extents/` (the tables that lead from an address to its block) and `order/` (a stream's tick).
 //!
 //! **Who has what.** Each thread that uses a pool has a [`ThreadCache`](thread::ThreadCache) in it, found through the thread's
-//! index. In it lies a *lane* per stream, and in a lane a *magazine* per size class: a stack of blocks that
+//! index. In it lies a *stream cache* per stream, and in that a *magazine* per size class: a stack of blocks that
 //! this thread freed on this stream, so that work given to the stream later may use them at once. Sizes below
 //! the arena's small zone are rounded to eight classes a doubling (at most 1/8 is wasted, 1/16 on average);
 //! longer blocks keep their exact size, unless they seem to [grow](growth), and share a magazine with sizes near theirs. What a magazine has no
@@ -13,14 +13,14 @@
 //! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the
 //! thread, and the block's entry in the arena's table: no lock, no atomic read-modify-write, no device call.
 //! Where they cannot, the thread exchanges half a magazine with the depot, which has locks of its own
-//! ([`Caches::alloc_searching`], [`Caches::free_wide`]); what that cannot serve goes the slow way, under the pool's
+//! ([`Caches::alloc_searching`], [`Caches::free_without_entry`]); what that cannot serve takes the slow path, under the pool's
 //! lock.
 //!
-//! **Taking back.** Before the pool grows (unless it is in haste, `pool/haste.rs`), steals, trims or reports that
+//! **Taking back.** Before the pool grows (unless it is in throughput mode, `pool/throughput_mode.rs`), steals, trims or reports that
 //! memory ran out, it takes back what every thread caches, idle ones included ([`Caches::revoke`]); before it cuts up a
-//! free block that is much longer, what they cache of large blocks ([`Caches::revoke_large`]). A thread's *gate* makes
-//! that safe: see `gate`. Whoever revokes holds the pool's lock; a thread that finds its gate closed goes the slow way and
-//! so waits for the lock. A thread that holds the lock may use its own cache without passing the gate.
+//! free block that is much longer, what they cache of large blocks ([`Caches::revoke_large`]). The cache's *asymmetric
+//! lock* makes that safe: see `asymmetric_lock`. Whoever revokes holds the pool's lock; a thread whose cache is closed
+//! takes the slow path, and so waits for the pool's lock. A thread that holds that may use its own cache as it is.
 //!
 //! **Counting.** Each thread counts what it allocates and frees ([`Tally`](tally::Tally)); the pool's figures are sums, and [settling]
 //! makes their high-water marks right.
@@ -28,15 +28,14 @@
 //! Magazines and depot are Bonwick's (*Magazines and Vmem*, USENIX 2001); that the rare side pays for both,
 //! by a barrier in all threads at once, is the idea of asymmetric locks (Dice, Huang, Yang 2001).
 
+mod asymmetric_lock;
 mod caches;
 mod depot;
-mod elsewhere;
-mod gate;
 mod growth;
-mod lane;
 mod magazine;
 #[cfg(all(test, loom))]
 mod models;
+mod other_streams;
 mod restocking;
 mod settling;
 #[cfg(all(test, loom))]
@@ -44,6 +43,7 @@ mod settling_models;
 mod shortcut;
 mod sizes;
 mod strays;
+mod stream_cache;
 mod sync;
 mod taking_back;
 mod tally;

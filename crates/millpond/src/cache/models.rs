@@ -1,12 +1,12 @@
-//! Models of the gate and of what passes through it: loom tries every order in which the threads of a model may
+//! Models of the asymmetric lock and of what it guards: loom tries every order in which the threads of a model may
 //! run, and every value that a load may see. `scripts/check-concurrency loom` runs them.
 //!
-//! **What is real** is the gate. **What is modelled**: the kernel's barrier in all threads is a `SeqCst` fence on
-//! either side (`sync`), which is what the two amount to together, not how they come about; a lane is a stack of block
+//! **What is real** is the lock. **What is modelled**: the kernel's barrier in all threads is a `SeqCst` fence on
+//! either side (`sync`), which is what the two amount to together, not how they come about; magazines are a stack of block
 //! numbers and its stream's serial number, in cells that see when two threads reach them at once; a block's entry in
 //! the arena's table has its state and its tick, with the orderings of `extents/page_map.rs`; the pool's lock is loom's.
-//! **Not modelled**: tallies; grants in one model only, where room is there or not, and several lanes in those at the
-//! end. An owner comes in by the stream's door, of which there is only one, or, `WIDE`, without.
+//! **Not modelled**: tallies; grants in one model only, where room is there or not, and several streams in those at the
+//! end. An owner comes in by the stream's entry, of which there is only one, or, `WITHOUT_ENTRY`, without.
 
 use std::mem::take;
 use std::ptr::NonNull;
@@ -16,11 +16,11 @@ use loom::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread::{self, yield_now};
 
-use super::gate::{Behind, Gate, Inside, Way};
+use super::asymmetric_lock::{AsymmetricLock, Epoch, Guarded, Passage};
 use super::sync::heavy_barrier;
 use crate::order::StreamKey;
 
-/// The stream that has a lane, and others that have the same door: one that has a lane only in some models, and one that
+/// The stream that has a cache, and others that share its entry: one that has a cache only in some models, and one that
 /// comes once that is gone, with its slot.
 const STREAM: StreamKey = StreamKey { serial: 1, slot: 0 };
 const OTHER: StreamKey = StreamKey { serial: 2, slot: 1 };
@@ -28,27 +28,27 @@ const NEWCOMER: StreamKey = StreamKey { serial: 3, slot: 1 };
 
 /// What is known of a block.
 #[derive(Default)]
-struct Entry {
+struct ModelEntry {
     is_live: AtomicBool,
     /// Made up by whoever frees the block, who tells nobody but by leaving the block in his magazine.
     tick: AtomicU64,
 }
 
 /// `Magazines`.
-struct Lane {
+struct ModelMagazines {
     serial: UnsafeCell<u64>,
     blocks: UnsafeCell<Vec<usize>>,
 }
 
 static CLOSED: u64 = 0;
 
-impl Behind for Lane {
-    unsafe fn serial(lane: NonNull<Self>) -> u64 {
-        if lane == Self::closed() {
+impl Guarded for ModelMagazines {
+    unsafe fn serial(magazines: NonNull<Self>) -> u64 {
+        if magazines == Self::closed() {
             return CLOSED;
         }
         // SAFETY: the caller's promise, which the cell checks.
-        unsafe { lane.as_ref().serial.with(|serial| *serial) }
+        unsafe { magazines.as_ref().serial.with(|serial| *serial) }
     }
 
     fn closed() -> NonNull<Self> {
@@ -56,7 +56,7 @@ impl Behind for Lane {
     }
 }
 
-impl Lane {
+impl ModelMagazines {
     /// Of this stream, and empty.
     fn new(of: StreamKey) -> Box<Self> {
         Box::new(Self { serial: UnsafeCell::new(of.serial), blocks: UnsafeCell::default() })
@@ -68,7 +68,7 @@ impl Lane {
         self.blocks.with_mut(|blocks| reach(unsafe { &mut *blocks }))
     }
 
-    /// Gives the lane to another stream, or, as none is named, to none: it is freed.
+    /// Gives the stream cache to another stream, or, as none is named, to none: it is freed.
     fn give_to(&self, stream: Option<StreamKey>) {
         // SAFETY: as in `blocks`.
         self.serial.with_mut(|serial| unsafe { *serial = stream.map_or(u64::MAX, |stream| stream.serial) });
@@ -76,60 +76,64 @@ impl Lane {
 }
 
 /// One thread's cache.
-struct Cache {
-    gate: Gate<Lane>,
+struct ModelCache {
+    lock: AsymmetricLock<ModelMagazines>,
     /// `Tally::to_alloc` and `Tally::to_free`.
-    to_alloc: Way,
-    to_free: Way,
+    to_alloc: Epoch,
+    to_free: Epoch,
     owned: AtomicBool,
     /// `Ended`: whether its thread ended since this was looked at.
     ended: AtomicBool,
-    /// In a box, as a lane is: it stays where it is.
-    lane: Box<Lane>,
+    /// In a box, as a stream cache is: it stays where it is.
+    magazines: Box<ModelMagazines>,
     /// Whether the owner may cache blocks without the lock.
     has_room: UnsafeCell<bool>,
     /// The same, for others: `ThreadCache::note_granted`.
     granted: AtomicBool,
 }
 
-impl Cache {
+impl ModelCache {
     fn new() -> Self {
         Self {
-            gate: Gate::new(),
-            to_alloc: Way::default(),
-            to_free: Way::default(),
+            lock: AsymmetricLock::new(),
+            to_alloc: Epoch::default(),
+            to_free: Epoch::default(),
             owned: AtomicBool::new(false),
             ended: AtomicBool::new(false),
-            lane: Lane::new(STREAM),
+            magazines: ModelMagazines::new(STREAM),
             has_room: UnsafeCell::new(false),
             granted: AtomicBool::new(false),
         }
     }
 
-    /// Lets the owner pass to its one lane.
+    /// Lets the owner pass to its one stream cache.
     fn open(&self) {
-        self.gate.open();
-        self.gate.open_door(STREAM, NonNull::from(&*self.lane));
+        self.lock.open();
+        self.lock.open_entry(STREAM, NonNull::from(&*self.magazines));
     }
 
-    fn enter<'a, const WIDE: bool>(&self, way: &'a Way) -> Option<Inside<'a>> {
-        if WIDE { self.gate.enter_wide(way) } else { self.gate.enter(way, STREAM).map(|(_, inside)| inside) }
+    fn enter<'a, const WITHOUT_ENTRY: bool>(&self, epoch: &'a Epoch) -> Option<Passage<'a>> {
+        if WITHOUT_ENTRY {
+            self.lock.enter_without_entry(epoch)
+        } else {
+            self.lock.enter(epoch, STREAM).map(|(_, passage)| passage)
+        }
     }
 
-    /// Closes the gate to its owner, and waits until it is outside.
+    /// Closes the lock to its owner, and waits until it is outside.
     fn keep_out(&self) {
-        self.gate.close();
+        self.lock.close();
         heavy_barrier();
         self.wait_until_left();
     }
 
     fn wait_until_left(&self) {
-        Gate::<Lane>::wait_until_left([&self.to_alloc, &self.to_free]);
+        AsymmetricLock::<ModelMagazines>::wait_until_left([&self.to_alloc, &self.to_free]);
     }
 
-    /// Reaches the blocks of its one lane.
+    /// Reaches the blocks of its one stream cache.
     fn blocks<R>(&self, reach: impl FnOnce(&mut Vec<usize>) -> R) -> R {
-        self.lane.blocks(reach)
+        self.magazines.blocks(reach)
     }
 
     fn has_room(&self) -> bool {
@@ -137,7 +141,7 @@ impl Cache {
         self.has_room.with(|room| unsafe { *room })
     }
 
-    /// `Lanes::grant`, or what `Lanes::drain` does to a magazine of large blocks. Under the lock.
+    /// `StreamCaches::grant`, or what `StreamCaches::drain` does to a magazine of large blocks. Under the lock.
     fn set_room(&self, has_room: bool) {
         // SAFETY: as in `blocks`.
         self.has_room.with_mut(|room| unsafe { *room = has_room });
@@ -146,21 +150,21 @@ impl Cache {
 }
 
 /// A pool of as many threads' caches as there are indices.
-struct Pool<const THREADS: usize> {
-    entries: [Entry; 2],
-    caches: [Cache; THREADS],
+struct ModelPool<const THREADS: usize> {
+    entries: [ModelEntry; 2],
+    caches: [ModelCache; THREADS],
     /// What the pool's lock guards: the depot.
     state: Mutex<Vec<usize>>,
     /// Indices of threads that ended.
     indices: Mutex<Vec<usize>>,
 }
 
-impl<const THREADS: usize> Pool<THREADS> {
+impl<const THREADS: usize> ModelPool<THREADS> {
     /// With `blocks` blocks, all in the depot.
     fn new(blocks: usize) -> Arc<Self> {
         Arc::new(Self {
             entries: Default::default(),
-            caches: std::array::from_fn(|_| Cache::new()),
+            caches: std::array::from_fn(|_| ModelCache::new()),
             state: Mutex::new((0..blocks).collect()),
             indices: Mutex::new(Vec::new()),
         })
@@ -193,12 +197,12 @@ impl<const THREADS: usize> Pool<THREADS> {
     }
 
     /// `Caches::alloc`, else `Caches::restock`: a block is there.
-    fn alloc<const WIDE: bool>(&self, index: usize) -> Option<usize> {
+    fn alloc<const WITHOUT_ENTRY: bool>(&self, index: usize) -> Option<usize> {
         let cache = &self.caches[index];
-        let fast = cache.enter::<WIDE>(&cache.to_alloc).and_then(|inside| {
+        let fast = cache.enter::<WITHOUT_ENTRY>(&cache.to_alloc).and_then(|passage| {
             let block = cache.blocks(Vec::pop)?;
             self.make_live(block);
-            inside.pass();
+            passage.complete();
             Some(block)
         });
         fast.or_else(|| {
@@ -219,7 +223,7 @@ impl<const THREADS: usize> Pool<THREADS> {
     }
 
     /// `Caches::free`, else `Caches::put_slow`.
-    fn free<const WIDE: bool>(&self, index: usize, block: usize, tick: u64) {
+    fn free<const WITHOUT_ENTRY: bool>(&self, index: usize, block: usize, tick: u64) {
         let cache = &self.caches[index];
         let put = || {
             let entry = &self.entries[block];
@@ -228,9 +232,9 @@ impl<const THREADS: usize> Pool<THREADS> {
             entry.is_live.store(false, Ordering::Relaxed);
             cache.blocks(|blocks| blocks.push(block));
         };
-        if let Some(inside) = cache.enter::<WIDE>(&cache.to_free) {
+        if let Some(passage) = cache.enter::<WITHOUT_ENTRY>(&cache.to_free) {
             put();
-            inside.pass();
+            passage.complete();
             return;
         }
         let mut depot = self.state.lock().unwrap();
@@ -243,7 +247,7 @@ impl<const THREADS: usize> Pool<THREADS> {
     fn revoke(&self) {
         let mut depot = self.state.lock().unwrap();
         self.collect_ended(&mut depot);
-        self.caches.iter().for_each(|cache| cache.gate.close());
+        self.caches.iter().for_each(|cache| cache.lock.close());
         heavy_barrier();
         for cache in &self.caches {
             cache.wait_until_left();
@@ -263,11 +267,11 @@ impl<const THREADS: usize> Pool<THREADS> {
             self.entries[block].is_live.store(false, Ordering::Relaxed);
             cache.blocks(|blocks| blocks.push(block));
         };
-        if let Some(inside) = cache.enter::<false>(&cache.to_free)
+        if let Some(passage) = cache.enter::<false>(&cache.to_free)
             && cache.has_room()
         {
             put();
-            inside.pass();
+            passage.complete();
             return;
         }
         let _depot = self.state.lock().unwrap();
@@ -327,22 +331,22 @@ fn model(preemptions: usize, run: impl Fn() + Send + Sync + 'static) {
     builder.check(run);
 }
 
-fn gate_keeps_apart<const WIDE: bool>() {
+fn lock_keeps_apart<const WITHOUT_ENTRY: bool>() {
     loom::model(|| {
-        let cache = Arc::new(Cache::new());
+        let cache = Arc::new(ModelCache::new());
         cache.open();
         let owner = thread::spawn({
             let cache = cache.clone();
             move || {
-                let pass = |way| {
-                    let inside = cache.enter::<WIDE>(way)?;
+                let pass = |epoch| {
+                    let passage = cache.enter::<WITHOUT_ENTRY>(epoch)?;
                     cache.blocks(|all| all.push(7));
-                    inside.pass();
+                    passage.complete();
                     Some(())
                 };
                 let passed =
                     [pass(&cache.to_alloc), pass(&cache.to_free)].map(|passed| u64::from(passed.is_some()));
-                assert_eq!(passed, [cache.to_alloc.passed(), cache.to_free.passed()], "counted wrong");
+                assert_eq!(passed, [cache.to_alloc.passages(), cache.to_free.passages()], "counted wrong");
                 passed.iter().sum::<u64>() as usize
             }
         });
@@ -356,24 +360,24 @@ fn gate_keeps_apart<const WIDE: bool>() {
 
 #[test]
 fn an_owner_and_whoever_revokes_are_never_inside_together() {
-    gate_keeps_apart::<false>();
+    lock_keeps_apart::<false>();
 }
 
 #[test]
-fn an_owner_without_a_door_and_whoever_revokes_are_never_inside_together() {
-    gate_keeps_apart::<true>();
+fn an_owner_without_an_entry_and_whoever_revokes_are_never_inside_together() {
+    lock_keeps_apart::<true>();
 }
 
 #[test]
-fn a_gate_lets_nobody_pass_to_another_streams_lane() {
+fn a_lock_lets_nobody_enter_another_streams_cache() {
     loom::model(|| {
-        let cache = Arc::new(Cache::new());
+        let cache = Arc::new(ModelCache::new());
         let owner = thread::spawn({
             let cache = cache.clone();
             move || {
                 assert!(
-                    cache.gate.enter(&cache.to_alloc, OTHER).is_none(),
-                    "passed by another stream's door"
+                    cache.lock.enter(&cache.to_alloc, OTHER).is_none(),
+                    "entered by another stream's entry"
                 );
             }
         });
@@ -383,7 +387,7 @@ fn a_gate_lets_nobody_pass_to_another_streams_lane() {
 }
 
 /// Two threads that own a cache each, and work with it.
-fn two_workers(pool: &Arc<Pool<2>>, work: fn(&Pool<2>, usize)) -> Vec<thread::JoinHandle<()>> {
+fn two_workers(pool: &Arc<ModelPool<2>>, work: fn(&ModelPool<2>, usize)) -> Vec<thread::JoinHandle<()>> {
     let worker = |index| {
         let pool = pool.clone();
         thread::spawn(move || {
@@ -397,7 +401,7 @@ fn two_workers(pool: &Arc<Pool<2>>, work: fn(&Pool<2>, usize)) -> Vec<thread::Jo
 #[test]
 fn two_threads_allocate_and_free_while_a_third_revokes() {
     model(3, || {
-        let pool = Pool::<2>::new(2);
+        let pool = ModelPool::<2>::new(2);
         let workers = two_workers(&pool, |pool, index| {
             if let Some(block) = pool.alloc::<false>(index) {
                 pool.free::<false>(index, block, 10 + block as u64);
@@ -412,7 +416,7 @@ fn two_threads_allocate_and_free_while_a_third_revokes() {
 #[test]
 fn a_block_that_one_thread_frees_for_another_is_whole_when_it_is_taken_back() {
     model(3, || {
-        let pool = Pool::<2>::new(1);
+        let pool = ModelPool::<2>::new(1);
         // The program's own way of handing a pointer over synchronises, as a channel does.
         let handed = Arc::new(Mutex::new(None));
         let giver = thread::spawn({
@@ -445,7 +449,7 @@ fn a_block_that_one_thread_frees_for_another_is_whole_when_it_is_taken_back() {
 #[test]
 fn a_thread_that_ends_leaves_its_place_to_another_while_a_third_revokes() {
     model(3, || {
-        let pool = Pool::<1>::new(1);
+        let pool = ModelPool::<1>::new(1);
         pool.join(0);
         let first = thread::spawn({
             let pool = pool.clone();
@@ -477,7 +481,7 @@ fn a_thread_that_ends_leaves_its_place_to_another_while_a_third_revokes() {
 #[test]
 fn who_has_no_room_need_not_be_kept_out() {
     model(3, || {
-        let pool = Pool::<2>::new(2);
+        let pool = ModelPool::<2>::new(2);
         let workers = two_workers(&pool, |pool, index| {
             for _ in 0..2 {
                 if let Some(block) = pool.alloc::<false>(index) {
@@ -492,85 +496,89 @@ fn who_has_no_room_need_not_be_kept_out() {
     });
 }
 
-/// A cache with two lanes, whose streams have one door: one slot of the table each.
-struct Lanes {
-    cache: Cache,
+/// A cache of two streams, which share one entry: one slot of the table each.
+struct TwoStreams {
+    cache: ModelCache,
     /// The pool's lock.
     lock: Mutex<()>,
-    other: Box<Lane>,
+    other: Box<ModelMagazines>,
 }
 
-impl Lanes {
+impl TwoStreams {
     fn new() -> Arc<Self> {
-        let lanes = Self { cache: Cache::new(), lock: Mutex::default(), other: Lane::new(OTHER) };
-        lanes.open_all(OTHER);
-        Arc::new(lanes)
+        let two =
+            Self { cache: ModelCache::new(), lock: Mutex::default(), other: ModelMagazines::new(OTHER) };
+        two.open_all(OTHER);
+        Arc::new(two)
     }
 
-    /// `ThreadCache::open_all`, where the stream of the second lane is known.
+    /// `ThreadCache::open_all`, where the stream of the second stream cache is known.
     fn open_all(&self, other: StreamKey) {
         self.cache.open();
-        self.cache.gate.open_door(other, NonNull::from(&*self.other));
+        self.cache.lock.open_entry(other, NonNull::from(&*self.other));
     }
 
-    /// The owner frees a block for this stream, if it finds the stream's door open: a block of that number.
+    /// The owner frees a block for this stream, if it finds the stream's entry open: a block of that number.
     fn free(&self, stream: StreamKey) -> bool {
-        let Some((lane, inside)) = self.cache.gate.enter(&self.cache.to_free, stream) else { return false };
-        // SAFETY: the gate leads to lanes that are there, as long as the owner is inside.
-        unsafe { lane.as_ref() }.blocks(|blocks| blocks.push(stream.serial as usize));
-        inside.pass();
+        let Some((magazines, passage)) = self.cache.lock.enter(&self.cache.to_free, stream) else {
+            return false;
+        };
+        // SAFETY: entries lead to magazines that are there, as long as the owner is inside.
+        unsafe { magazines.as_ref() }.blocks(|blocks| blocks.push(stream.serial as usize));
+        passage.complete();
         true
     }
 
-    /// Takes back what a lane has, all of it freed for these streams; returns how many blocks.
-    fn take_from(lane: &Lane, of: &[StreamKey]) -> usize {
-        let blocks = lane.blocks(take);
+    /// Takes back what a stream cache has, all of it freed for these streams; returns how many blocks.
+    fn take_from(magazines: &ModelMagazines, of: &[StreamKey]) -> usize {
+        let blocks = magazines.blocks(take);
         let is_of = |block: &usize| of.iter().any(|stream| stream.serial as usize == *block);
-        assert!(blocks.iter().all(is_of), "a stream got another one's lane");
+        assert!(blocks.iter().all(is_of), "a stream got another one's blocks");
         blocks.len()
     }
 }
 
 #[test]
-fn streams_behind_one_door_never_get_each_others_lane() {
+fn streams_with_one_entry_never_get_each_others_cache() {
     model(4, || {
-        let lanes = Lanes::new();
+        let two = TwoStreams::new();
         let owner = thread::spawn({
-            let lanes = lanes.clone();
-            move || [STREAM, OTHER, STREAM].into_iter().filter(|stream| lanes.free(*stream)).count()
+            let two = two.clone();
+            move || [STREAM, OTHER, STREAM].into_iter().filter(|stream| two.free(*stream)).count()
         });
         // `Caches::revoke`.
         let taken = {
-            let _lock = lanes.lock.lock().unwrap();
-            lanes.cache.keep_out();
-            let taken =
-                Lanes::take_from(&lanes.cache.lane, &[STREAM]) + Lanes::take_from(&lanes.other, &[OTHER]);
-            lanes.open_all(OTHER);
+            let _lock = two.lock.lock().unwrap();
+            two.cache.keep_out();
+            let taken = TwoStreams::take_from(&two.cache.magazines, &[STREAM])
+                + TwoStreams::take_from(&two.other, &[OTHER]);
+            two.open_all(OTHER);
             taken
         };
         let freed = owner.join().unwrap();
-        let left = Lanes::take_from(&lanes.cache.lane, &[STREAM]) + Lanes::take_from(&lanes.other, &[OTHER]);
+        let left = TwoStreams::take_from(&two.cache.magazines, &[STREAM])
+            + TwoStreams::take_from(&two.other, &[OTHER]);
         assert_eq!(taken + left, freed, "something was lost");
     });
 }
 
 #[test]
-fn a_lane_goes_only_while_no_owner_has_it() {
+fn a_stream_cache_goes_only_while_no_owner_has_it() {
     model(4, || {
-        let lanes = Lanes::new();
+        let two = TwoStreams::new();
         let owner = thread::spawn({
-            let lanes = lanes.clone();
+            let two = two.clone();
             move || {
-                lanes.free(STREAM);
-                lanes.free(OTHER);
+                two.free(STREAM);
+                two.free(OTHER);
             }
         });
         {
-            let _lock = lanes.lock.lock().unwrap();
-            lanes.cache.keep_out();
-            Lanes::take_from(&lanes.other, &[OTHER]);
-            lanes.other.give_to(None);
-            lanes.cache.open();
+            let _lock = two.lock.lock().unwrap();
+            two.cache.keep_out();
+            TwoStreams::take_from(&two.other, &[OTHER]);
+            two.other.give_to(None);
+            two.cache.open();
         }
         owner.join().unwrap();
     });
@@ -579,31 +587,31 @@ fn a_lane_goes_only_while_no_owner_has_it() {
 #[test]
 fn a_newcomer_with_the_slot_of_a_stream_that_is_gone_gets_no_block_of_its() {
     model(4, || {
-        let lanes = Lanes::new();
+        let two = TwoStreams::new();
         let owner = thread::spawn({
-            let lanes = lanes.clone();
+            let two = two.clone();
             move || {
-                lanes.free(OTHER);
-                // `Lanes::of_or_add`, by the owner under the lock, with all doors open: the lane is emptied, and reused.
+                two.free(OTHER);
+                // `StreamCaches::of_or_add`, by the owner under the lock, with all entries open: emptied, and reused.
                 {
-                    let _lock = lanes.lock.lock().unwrap();
-                    Lanes::take_from(&lanes.other, &[OTHER]);
-                    lanes.other.give_to(Some(NEWCOMER));
-                    lanes.open_all(NEWCOMER);
+                    let _lock = two.lock.lock().unwrap();
+                    TwoStreams::take_from(&two.other, &[OTHER]);
+                    two.other.give_to(Some(NEWCOMER));
+                    two.open_all(NEWCOMER);
                 }
-                assert!(!lanes.free(OTHER), "the stream is gone");
-                lanes.free(NEWCOMER);
+                assert!(!two.free(OTHER), "the stream is gone");
+                two.free(NEWCOMER);
             }
         });
         {
-            let _lock = lanes.lock.lock().unwrap();
-            lanes.cache.keep_out();
-            Lanes::take_from(&lanes.other, &[OTHER, NEWCOMER]);
+            let _lock = two.lock.lock().unwrap();
+            two.cache.keep_out();
+            TwoStreams::take_from(&two.other, &[OTHER, NEWCOMER]);
             // SAFETY: the owner is kept out, and the lock is held.
-            let serial = unsafe { Behind::serial(NonNull::from(&*lanes.other)) };
-            lanes.open_all(StreamKey { serial, ..OTHER });
+            let serial = unsafe { Guarded::serial(NonNull::from(&*two.other)) };
+            two.open_all(StreamKey { serial, ..OTHER });
         }
         owner.join().unwrap();
-        Lanes::take_from(&lanes.other, &[NEWCOMER]);
+        TwoStreams::take_from(&two.other, &[NEWCOMER]);
     });
 }

@@ -1,13 +1,13 @@
-//! The slow way of an allocation or a free: under the pool's lock, between the thread's magazines, the depot and
+//! The slow path of an allocation or a free: under the pool's lock, between the thread's magazines, the depot and
 //! the arena.
 
 use std::sync::atomic::Ordering;
 
 use super::Locked;
 use super::caches::{Cached, Caches, Few};
-use super::lane::{Known, Lanes};
 use super::magazine::Item;
 use super::sizes::MagazineIndex;
+use super::stream_cache::{Known, StreamCaches};
 use super::thread::ThreadCache;
 use super::thread_index::visit;
 use crate::extents::{Allocation, BlockDescriptor, MOST_UNITS, Place};
@@ -33,8 +33,8 @@ impl Caches {
         self.ended.forget(index);
         let place = &self.threads[index];
         // Relaxed: written under the lock.
-        if place.load(Ordering::Relaxed) == self.nobody() {
-            // Without memory for it, the thread goes on as nobody.
+        if place.load(Ordering::Relaxed) == self.sentinel() {
+            // Without memory for it, the thread keeps the sentinel.
             let cache = try_box(ThreadCache::new(self.strays.clone()))?;
             // Release: see `mine`.
             place.store(cache.as_ptr(), Ordering::Release);
@@ -59,15 +59,16 @@ impl Caches {
         units
     }
 
-    /// Whether large blocks near this length grow, of those that this thread asks for and frees on this stream.
+    /// Whether this thread's requests near this length are growing on this stream.
     fn grows(&self, lock: &mut Locked, units: u64, bytes: u64, stream: &Stream) -> bool {
         if units >= MOST_UNITS {
             return false;
         }
         let Some(cache) = self.join_slow(lock) else { return false };
         // SAFETY: as in `restock`.
-        let lanes = unsafe { cache.lanes_under_lock() };
-        let known = lanes.of(stream.key()).and_then(|magazines| magazines.known(MagazineIndex::of(units)));
+        let stream_caches = unsafe { cache.stream_caches_under_lock() };
+        let known =
+            stream_caches.of(stream.key()).and_then(|magazines| magazines.known(MagazineIndex::of(units)));
         known.is_some_and(|known| {
             let last = known.magazine.top().map(|item| item.entry().requested());
             known.growth.note_alloc(bytes, last)
@@ -89,29 +90,29 @@ impl Caches {
         }
         let cache = self.join_slow(lock)?;
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
-        let lanes = unsafe { cache.lanes_under_lock() };
-        lanes.of_or_add(timeline, |of, item| each(Cached { item, of }))?;
-        cache.open(lanes, stream.key(), self.has_doors());
+        let stream_caches = unsafe { cache.stream_caches_under_lock() };
+        stream_caches.of_or_add(timeline, |of, item| each(Cached { item, of }))?;
+        cache.open(stream_caches, stream.key(), self.has_lock_entries());
         let (at, size) = (MagazineIndex::of(units), self.sizes.bytes(units));
-        let Known { mut magazine, ghost, .. } = lanes.of(stream.key())?.known(at)?;
+        let Known { mut magazine, history, .. } = stream_caches.of(stream.key())?.known(at)?;
         if let Some(found) = magazine.take_alike(size) {
             return Some(found.out());
         }
         let is_large = self.sizes.is_large(size);
-        let earned = is_large && ghost.note_alloc(size);
+        let earned = is_large && history.note_alloc(size);
         magazine.unstow();
         let has_room = magazine.restock_by() > 0;
-        let regretted = earned || (is_large && self.is_in_haste() && !has_room);
+        let deserves_room = earned || (is_large && self.in_throughput_mode() && !has_room);
         // What other threads free again and again is worth room, too.
-        let wants_room = regretted || (!has_room && self.depot.has(timeline.id, size));
+        let wants_room = deserves_room || (!has_room && self.depot.has(timeline.id, size));
         if wants_room {
-            self.grant(lanes, stream, (at, size), &mut each);
-            cache.note_granted(lanes);
+            self.grant(stream_caches, stream, (at, size), &mut each);
+            cache.note_granted(stream_caches);
         }
         if self.depot.held() == 0 {
             return None;
         }
-        let Known { mut magazine, .. } = lanes.of(stream.key())?.known(at)?;
+        let Known { mut magazine, .. } = stream_caches.of(stream.key())?.known(at)?;
         let (mut first, mut count) = (None, 0);
         let most = 1 + magazine.restock_by();
         self.depot.take((timeline.id, Tick::MAX), size, most, |item| match first {
@@ -123,7 +124,7 @@ impl Caches {
                 unsafe { magazine.push(item) };
             }
         });
-        magazine.draw_near(count);
+        magazine.claim_top(count);
         let mut out = None;
         if let Some(item) = first {
             self.strays.sort_out(item, Place::BETWEEN, |item| out = Some(item.out()));
@@ -139,9 +140,9 @@ impl Caches {
             return;
         }
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
-        let lanes = unsafe { cache.lanes_under_lock() };
-        lanes.grant(stream.key(), MagazineIndex::of(units), &self.bounds(self.sizes.bytes(units)));
-        cache.note_granted(lanes);
+        let stream_caches = unsafe { cache.stream_caches_under_lock() };
+        stream_caches.grant(stream.key(), MagazineIndex::of(units), &self.bounds(self.sizes.bytes(units)));
+        cache.note_granted(stream_caches);
     }
 
     /// Labels a block of so many bytes that has just left the arena with its magazine. Its entry is only written: to read
@@ -173,26 +174,26 @@ impl Caches {
             self.give_up_room(lock, std::iter::once(cache));
         }
         // SAFETY: as in `restock`.
-        let lanes = unsafe { cache.lanes_under_lock() };
+        let stream_caches = unsafe { cache.stream_caches_under_lock() };
         let at = MagazineIndex::of(self.sizes.exact_units(size));
-        let magazines = lanes.of_or_add(timeline, |of, item| each(Cached { item, of }));
+        let magazines = stream_caches.of_or_add(timeline, |of, item| each(Cached { item, of }));
         let Some(known) = magazines.and_then(|magazines| magazines.known(at)) else { return false };
         let mut magazine = known.magazine;
         known.growth.note_free(entry.requested());
         magazine.unstow();
         if magazine.is_full() {
-            let may_grow = !bounds.is_large || bounds.in_haste || known.ghost.note_free(size);
+            let may_grow = !bounds.is_large || bounds.in_throughput_mode || known.history.note_free(size);
             if !may_grow && magazine.is_empty() {
                 // Nearly always, of large blocks, while a program does not repeat itself.
                 return false;
             }
-            if !(may_grow && lanes.grant(stream.key(), at, &bounds)) {
-                self.make_room(lanes, stream, (at, size), &mut each);
+            if !(may_grow && stream_caches.grant(stream.key(), at, &bounds)) {
+                self.make_room(stream_caches, stream, (at, size), &mut each);
             }
-            cache.note_granted(lanes);
+            cache.note_granted(stream_caches);
         }
-        cache.open(lanes, stream.key(), self.has_doors());
-        let Some(magazines) = lanes.of(stream.key()) else { return false };
+        cache.open(stream_caches, stream.key(), self.has_lock_entries());
+        let Some(magazines) = stream_caches.of(stream.key()) else { return false };
         if magazines.magazine(at).is_full() {
             return false;
         }
@@ -203,17 +204,17 @@ impl Caches {
         true
     }
 
-    /// Makes room in a full magazine that may not grow: its older half goes. One without any room gets some.
+    /// Makes room in a full magazine that may not grow: gives up its older half. One without any room gets some.
     #[cold]
     fn make_room(
         &self,
-        lanes: &mut Lanes,
+        stream_caches: &mut StreamCaches,
         stream: &Stream,
         (at, size): (MagazineIndex, u64),
         each: &mut impl FnMut(Cached),
     ) {
         let timeline = stream.timeline();
-        let known = lanes.of(stream.key()).and_then(|magazines| magazines.known(at));
+        let known = stream_caches.of(stream.key()).and_then(|magazines| magazines.known(at));
         let Some(Known { mut magazine, .. }) = known else { return };
         if magazine.len() <= 2 {
             // Nearly always: one goes, if there is one.
@@ -222,7 +223,7 @@ impl Caches {
                 Some(item) => {
                     self.strays.sort_out(item, place, |item| each(Cached { item, of: timeline.id }))
                 }
-                None => self.grant(lanes, stream, (at, size), each),
+                None => self.grant(stream_caches, stream, (at, size), each),
             }
             return;
         }
@@ -232,29 +233,29 @@ impl Caches {
             self.strays.sort_out(*item, place, |_| is_here = true);
             is_here
         });
-        self.put_away(timeline.id, given_up, each);
+        self.give_to_depot(timeline.id, given_up, each);
     }
 
     /// Lets a magazine hold more blocks of about `size`. Where others have all that may be held, begins anew: the
     /// thread gives up what it caches, and every magazine its room.
     fn grant(
         &self,
-        lanes: &mut Lanes,
+        stream_caches: &mut StreamCaches,
         stream: &Stream,
         (at, size): (MagazineIndex, u64),
         each: &mut impl FnMut(Cached),
     ) {
         let bounds = self.bounds(size);
-        if bounds.longest <= bounds.limit && !lanes.grant(stream.key(), at, &bounds) {
-            self.drain(lanes, MagazineIndex::FIRST, each);
-            lanes.revoke_grants();
-            lanes.grant(stream.key(), at, &bounds);
+        if bounds.longest <= bounds.limit && !stream_caches.grant(stream.key(), at, &bounds) {
+            self.drain(stream_caches, MagazineIndex::FIRST, each);
+            stream_caches.revoke_grants();
+            stream_caches.grant(stream.key(), at, &bounds);
         }
     }
 
-    /// Brings blocks that a magazine gave up to the depot, if there are several of a length, which makes it
-    /// likely that they are wanted again; gives the others to `each`.
-    fn put_away(&self, of: TimelineId, mut items: Few<Item>, each: &mut impl FnMut(Cached)) {
+    /// Brings blocks that a magazine gave up to the depot, where several are of one length: those are likely to be
+    /// wanted again. Gives the others to `each`.
+    fn give_to_depot(&self, of: TimelineId, mut items: Few<Item>, each: &mut impl FnMut(Cached)) {
         // Relaxed: a setting.
         let limit = self.depot_limit.load(Ordering::Relaxed);
         // Stable: the youngest of a length stay the last ones.
@@ -270,7 +271,7 @@ impl Caches {
 
 #[cfg(test)]
 mod tests {
-    use super::super::lane::MANY_REGRETS;
+    use super::super::stream_cache::MANY_MISSED_REUSES;
     use crate::device::sim::{SimDevice, SimOptions};
     use crate::{Context, Pool, Stream};
 
@@ -278,7 +279,7 @@ mod tests {
 
     fn pool() -> (Pool, Stream) {
         let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
-        // Never in haste, where every large block would have room.
+        // Never in throughput mode, where every large block would have room.
         let pool = Pool::builder(&context).spare(0).build().unwrap();
         let stream = context.create_stream().unwrap();
         (pool, stream)
@@ -298,9 +299,9 @@ mod tests {
     #[test]
     fn a_pair_of_a_large_block_that_is_repeated_comes_from_a_magazine() {
         let bench = pool();
-        let is_cached = pairs(&bench, 20 * MIB, MANY_REGRETS + 5);
-        // The first pair has nothing to regret.
-        assert_eq!(is_cached.iter().position(|cached| *cached), Some(MANY_REGRETS as usize));
+        let is_cached = pairs(&bench, 20 * MIB, MANY_MISSED_REUSES + 5);
+        // The first pair cannot miss a reuse.
+        assert_eq!(is_cached.iter().position(|cached| *cached), Some(MANY_MISSED_REUSES as usize));
         assert!(is_cached.ends_with(&[true; 5]));
         bench.0.check().unwrap();
     }
@@ -309,7 +310,7 @@ mod tests {
     fn a_large_block_that_is_wanted_again_a_few_times_stays_in_the_arena() {
         let bench = pool();
         for _ in 0..10 {
-            let is_cached = pairs(&bench, 20 * MIB, MANY_REGRETS);
+            let is_cached = pairs(&bench, 20 * MIB, MANY_MISSED_REUSES);
             assert!(is_cached.iter().all(|cached| !cached), "{is_cached:?}");
             // Another length of the same magazine comes between: it begins anew.
             assert_eq!(pairs(&bench, 20 * MIB - 512, 1), [false]);

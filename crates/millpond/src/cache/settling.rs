@@ -1,4 +1,4 @@
-//! Settling: how high-water marks of all threads together are right, while each thread counts for itself.
+//! Settling: how the pool's high-water marks are right while each thread counts for itself.
 //!
 //! Each thread has a *ceiling* for each figure (requested bytes, allocated bytes, blocks), which it does not pass without
 //! asking under the pool's lock ([`Tally`]). Frees never ask. This is the escrow method (O'Neil, *The Escrow
@@ -21,11 +21,11 @@
 //! **Exceptions.** A thread that *alone* has a cache need not ask at all: then nothing else changes, R is P, and
 //! point 2 does not matter. It ends before anybody else counts anything.
 //!
-//! And settling is bounded: keeping other threads out costs them and the one that asks. Where threads
-//! allocate and free at once all the time, they would ask all the time. So what keeps others out takes at
-//! most 1 % of the time that passes ([`Credit`]). Where that is spent, a thread that asks gets an *overdraft* (`Escrow::overdraw`): point 2 does
-//! not hold until all is settled again, and R may be higher than P, by what threads have freed since their own highest:
-//! as far as they did not give that up yet (`Caches::drifts`). It is never lower.
+//! And settling is bounded: keeping other threads out costs them and the one that asks. Threads that allocate and free
+//! all the time would ask all the time. So keeping others out takes at most 1 % of the time that passes ([`Credit`]).
+//! Where that is spent, a thread that asks gets an *overdraft* (`Escrow::overdraw`). Point 2 does not hold until all is
+//! settled again: R may be higher than P, by what threads have freed since their own highest and not given up yet
+//! (`Caches::drifts`). It is never lower.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
 use std::time::{Duration, Instant};
@@ -41,12 +41,11 @@ use crate::order::Stream;
 /// The part of a peak by which the sum of ceilings may be above it.
 const TOLERANCE: i64 = 1024;
 
-/// Settlements for which a thread that asked is thought to allocate still: it gets some of the room that others
-/// ask for.
+/// Settlements for which a thread that asked counts as still allocating: it gets some of the room that others ask for.
 const RECENT: u64 = 8;
 
-/// The part of a peak that a thread may have beyond what is there to be granted, where nobody is to be kept out. What it does
-/// not use changes nothing that is reported.
+/// The part of a peak that a thread may have beyond what can be granted, where nobody is to be kept out. What it does
+/// not use changes no report.
 const OVERDRAFT: i64 = 2;
 
 /// An overdraft in any pool: two sums of bytes, and blocks.
@@ -61,9 +60,9 @@ const SHARE: u32 = 100;
 /// What may be saved up for that: thousands of settlements, as many as a job makes while it grows.
 const MOST_CREDIT: Duration = Duration::from_millis(20);
 
-/// What keeping out one thread costs at least, about: a barrier, and its next request may have to wait for the lock. Of many
-/// threads each also waits for all others there, so that the cost goes with their square: with a cost in proportion,
-/// 16 threads did a thirtieth of their pairs in a pool's first 200 ms (an H200's Xeon).
+/// About what keeping out one thread costs at least: a barrier, and its next request may have to wait for the lock. Each
+/// of many threads also waits for all others there, so the cost goes with their square. (With a cost in proportion,
+/// 16 threads did a thirtieth of their pairs in a pool's first 200 ms, on an H200's Xeon.)
 const LEAST_COST: Duration = Duration::from_micros(10);
 
 /// What is known of all ceilings together. Under the pool's lock.
@@ -104,12 +103,12 @@ impl Escrow {
         self.ceilings = combine(self.ceilings, more, |ceilings, more| ceilings + more);
     }
 
-    /// What a thread gets beyond what is there, the first time.
+    /// A thread's first overdraft.
     fn least_overdraft(&self) -> Figures {
         combine(self.reached, LEAST_OVERDRAFT, |reached, least| (reached / OVERDRAFT).max(least))
     }
 
-    /// Grants what is missing, though it is not there, and twice as much beyond it as the last time.
+    /// Grants what is missing as an overdraft, and twice as much beyond it as the last time.
     fn overdraw(&mut self, tally: &Tally, missing: Figures) {
         let beyond = self.least_overdraft().map(|least| least << self.overdrafts);
         self.overdrafts = (self.overdrafts + 1).min(MOST_DOUBLINGS);
@@ -118,7 +117,7 @@ impl Escrow {
     }
 }
 
-/// Time that keeping others out may take, in nanoseconds; less than nothing where the last time took more than was left.
+/// Time that keeping others out may take, in nanoseconds; negative where the last time took more than was left.
 #[derive(Debug)]
 struct Credit {
     left: i64,
@@ -153,7 +152,7 @@ fn nanoseconds(time: Duration) -> i64 {
 #[derive(Debug, Default)]
 pub(super) struct Peaks {
     figures: [AtomicI64; 3],
-    /// Odd while tallies are settled: so long, who reads them sees some as before and some as after.
+    /// Odd while tallies are settled: a reader may then see some of them settled and some not.
     version: AtomicU64,
 }
 
@@ -241,8 +240,11 @@ impl Caches {
     }
 
     fn block_for(&self, bytes: u64) -> Figures {
-        let units =
-            if self.is_in_haste() { self.sizes.units_in_haste(bytes) } else { self.sizes.units(bytes) };
+        let units = if self.in_throughput_mode() {
+            self.sizes.units_in_throughput_mode(bytes)
+        } else {
+            self.sizes.units(bytes)
+        };
         one_block(bytes, self.sizes.bytes(units))
     }
 
@@ -252,8 +254,8 @@ impl Caches {
     pub(crate) fn alloc_asking(&self, lock: &mut Locked, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
         let cache = self.join_slow(lock)?;
         // SAFETY: the calling thread owns the cache, is not inside, and holds the lock.
-        let lanes = unsafe { cache.lanes_under_lock() };
-        let popped = lanes.of(stream.key()).and_then(|magazines| self.pop(magazines, bytes));
+        let stream_caches = unsafe { cache.stream_caches_under_lock() };
+        let popped = stream_caches.of(stream.key()).and_then(|magazines| self.pop(magazines, bytes));
         let Some(item) = popped else {
             self.allow(lock, &cache.tally, self.block_for(bytes), false);
             return None;
@@ -279,8 +281,7 @@ impl Caches {
         }
     }
 
-    /// Takes what they may allocate without asking from threads that are kept out, or the calling one: somebody else
-    /// will ask for it.
+    /// Takes their allowances from threads that are kept out, or the calling one: somebody else will ask for them.
     pub(super) fn give_up_room<'a>(&self, lock: &mut Locked, caches: impl Iterator<Item = &'a ThreadCache>) {
         if lock.escrow.is_alone {
             return;
@@ -315,7 +316,7 @@ impl Caches {
         counted
     }
 
-    /// All of them. That of the strays makes up for frees that were none: what it says, nobody asked for.
+    /// All of them. That of the strays makes up for what strays counted as freed.
     fn tallies(&self) -> impl Iterator<Item = &Tally> {
         self.all().map(|cache| &cache.tally).chain([&self.others, self.strays.tally()])
     }
@@ -325,8 +326,8 @@ impl Caches {
         self.tallies().map(Tally::high).fold([0; 3], |a, b| combine(a, b, |a, b| a + b))
     }
 
-    /// Sees to it that the tally has room for so much more: the calling thread's, which is outside, or that of the others.
-    /// Where it `is_sure` that this is counted before the lock is given back, also if nobody had so much yet.
+    /// Gives the tally, the calling thread's or that of the others, room for so much more. If it `is_sure` that this is
+    /// counted before the lock is given back, also where nobody had so much yet. The thread is outside.
     fn allow(&self, lock: &mut Locked, tally: &Tally, more: Figures, is_sure: bool) {
         let missing = tally.missing(more);
         let escrow = &mut lock.escrow;
@@ -339,7 +340,7 @@ impl Caches {
         }
         let beyond = combine(escrow.room(), missing, |room, missing| room - missing);
         if beyond.iter().all(|beyond| *beyond >= 0) {
-            // Half of much, and all of what is little: so that nobody asks often.
+            // Half of much, and all of little: so threads seldom ask.
             let some = combine(beyond, escrow.least_overdraft(), |beyond, little| {
                 (beyond / 2).max(beyond.min(little))
             });
@@ -365,9 +366,9 @@ impl Caches {
         }
     }
 
-    /// Finds out what is there, takes all room back, and grants what may be granted, most of it to who asks.
+    /// Finds out what is live, takes all room back, and grants it anew, most of it to who asks.
     fn settle(&self, lock: &mut Locked, tally: &Tally, more: Figures, is_sure: bool) {
-        // While all gates are closed, nobody is kept out who was not.
+        // While all caches are closed, everybody is kept out already.
         let must_wait = !self.is_closed() && self.all().any(|cache| self.has_moved(cache));
         if must_wait && !lock.escrow.credit.is_left() {
             return lock.escrow.overdraw(tally, tally.missing(more));
@@ -403,8 +404,8 @@ impl Caches {
         cache.is_owned() && !cache.tally.is_frozen() && !self.is_mine(cache)
     }
 
-    /// Keeps all others out whose figures have changed since they were settled, or may rise. Those who are not kept out did
-    /// nothing until the last of those who are had left: so there is a moment at which what all tallies say was so.
+    /// Keeps out all others whose figures have changed since they were settled, or may rise. The rest did nothing until
+    /// the last of these had left: so at one moment all tallies were right together.
     fn keep_out_moved(&self, _lock: &mut Locked) {
         let is_new = |cache: &ThreadCache| !cache.is_kept_out() && self.has_moved(cache);
         while self.all().any(is_new) {
@@ -412,8 +413,8 @@ impl Caches {
         }
     }
 
-    /// Notes the peaks and what is there now, and takes all room back: ceilings are where the figures are. Other threads
-    /// than the calling one and those that are kept out have none.
+    /// Notes the peaks and the present figures, and takes all room back: ceilings come down to the figures. Only the
+    /// calling thread and those that are kept out have room.
     fn take_stock(&self, lock: &mut Locked) {
         let highest = self.high();
         self.peaks.change(|| {

@@ -1,23 +1,23 @@
 //! Models of settling (`settling.rs`): loom tries every order in which two threads may count, ask and settle.
 //!
-//! **What is real** are gates and tallies. **What is modelled**: the pool's lock is loom's; one block has one byte, and no
-//! more is granted than was there at one time, so that peaks have to be exact.
+//! **What is real** are asymmetric locks and tallies. **What is modelled**: the pool's lock is loom's; one block has one
+//! byte, and no more is granted than was there at one time, so that peaks have to be exact.
 
 use std::ptr::NonNull;
 
 use loom::sync::{Arc, Mutex};
 use loom::thread::{self, yield_now};
 
-use super::gate::{Behind, Gate};
+use super::asymmetric_lock::{AsymmetricLock, Guarded};
 use super::sync::heavy_barrier;
 use super::tally::{Tally, combine};
 
-/// Nobody comes in by a door.
-struct Lane;
+/// Nobody comes in by an entry.
+struct NoMagazines;
 
 static CLOSED: u64 = 0;
 
-impl Behind for Lane {
+impl Guarded for NoMagazines {
     unsafe fn serial(_: NonNull<Self>) -> u64 {
         CLOSED
     }
@@ -28,43 +28,43 @@ impl Behind for Lane {
 }
 
 /// One thread's cache.
-struct Cache {
-    gate: Gate<Lane>,
+struct SettlingCache {
+    lock: AsymmetricLock<NoMagazines>,
     tally: Tally,
 }
 
-impl Cache {
+impl SettlingCache {
     fn open(&self) {
-        self.gate.open();
+        self.lock.open();
     }
 }
 
 /// `Escrow`, of bytes.
 #[derive(Default)]
-struct Escrow {
+struct SettlingEscrow {
     reached: i64,
     peak: i64,
 }
 
-struct Pool {
-    caches: [Cache; 2],
-    state: Mutex<Escrow>,
+struct SettlingPool {
+    caches: [SettlingCache; 2],
+    state: Mutex<SettlingEscrow>,
 }
 
-impl Pool {
+impl SettlingPool {
     fn new() -> Arc<Self> {
-        let cache = || Cache { gate: Gate::new(), tally: Tally::default() };
+        let cache = || SettlingCache { lock: AsymmetricLock::new(), tally: Tally::default() };
         let pool = Self { caches: [cache(), cache()], state: Mutex::default() };
-        pool.caches.iter().for_each(Cache::open);
+        pool.caches.iter().for_each(SettlingCache::open);
         Arc::new(pool)
     }
 
     fn alloc(&self, index: usize) {
         let cache = &self.caches[index];
-        if let Some(inside) = cache.gate.enter_wide(cache.tally.to_alloc())
-            && cache.tally.rise(&inside, 1, 1)
+        if let Some(passage) = cache.lock.enter_without_entry(cache.tally.to_alloc())
+            && cache.tally.rise(&passage, 1, 1)
         {
-            inside.pass();
+            passage.complete();
             return;
         }
         let mut state = self.state.lock().unwrap();
@@ -76,8 +76,8 @@ impl Pool {
 
     fn free(&self, index: usize) {
         let cache = &self.caches[index];
-        if let Some(inside) = cache.gate.enter_wide(cache.tally.to_free()) {
-            cache.tally.count_free(inside, 1, 1);
+        if let Some(passage) = cache.lock.enter_without_entry(cache.tally.to_free()) {
+            cache.tally.count_free(passage, 1, 1);
             return;
         }
         let _state = self.state.lock().unwrap();
@@ -85,13 +85,13 @@ impl Pool {
     }
 
     /// `Caches::settle`.
-    fn settle(&self, escrow: &mut Escrow, asking: usize) {
+    fn settle(&self, escrow: &mut SettlingEscrow, asking: usize) {
         let other = &self.caches[1 - asking];
         let moved = !other.tally.is_frozen();
         if moved {
-            other.gate.close();
+            other.lock.close();
             heavy_barrier();
-            Gate::<Lane>::wait_until_left(other.tally.ways());
+            AsymmetricLock::<NoMagazines>::wait_until_left(other.tally.epochs());
         }
         escrow.peak = escrow.peak.max(self.high());
         let settled = self.caches.iter().enumerate().filter(|(at, _)| moved || *at == asking);
@@ -127,7 +127,7 @@ fn model(run: impl Fn() + Send + Sync + 'static) {
 #[test]
 fn peaks_of_threads_one_after_the_other_are_not_added_up() {
     model(|| {
-        let pool = Pool::new();
+        let pool = SettlingPool::new();
         // The program's own way of handing a pointer over synchronises, as a channel does.
         let handed = Arc::new(Mutex::new(false));
         let giver = thread::spawn({
@@ -150,7 +150,7 @@ fn peaks_of_threads_one_after_the_other_are_not_added_up() {
 #[test]
 fn what_two_threads_have_together_is_the_peak() {
     model(|| {
-        let pool = Pool::new();
+        let pool = SettlingPool::new();
         let other = thread::spawn({
             let pool = pool.clone();
             move || {

@@ -24,15 +24,15 @@ const GROWING_BITS: u32 = 6;
 /// Units of the longest request that is ever served from a magazine: 1 TiB, in units of 512 bytes.
 const LONGEST_CACHED: u64 = 1 << 31;
 
-/// Bytes of the longest request that is rounded to a class in haste. The eighth of it that may be wasted, like any
-/// other slack, must be less than `SLACK_IN_HASTE`.
-const LONGEST_IN_HASTE: u64 = 1 << 30;
+/// Bytes of the longest request that is rounded to a class in throughput mode. An eighth of it, as any other slack, must
+/// be less than `SLACK_IN_THROUGHPUT_MODE`.
+const LONGEST_IN_THROUGHPUT_MODE: u64 = 1 << 30;
 
-/// Magazines in a lane: one for each class of any size up to the most units that a block can have.
+/// Magazines in a stream cache: one for each class of any size up to the most units that a block can have.
 pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
 
-/// Names a magazine of a lane, by its distance from the lane's start, in bytes: what is looked up is added as it is. One
-/// stride before the first magazine is taken. At most `MAGAZINES` strides.
+/// Names a magazine of a stream cache, by its distance in bytes from the start of the magazines: it is added as it is.
+/// The first stride is taken. At most `MAGAZINES` strides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct MagazineIndex(usize);
 
@@ -68,7 +68,7 @@ impl MagazineIndex {
         self.0 as u32
     }
 
-    /// Its distance from the lane's start, in bytes.
+    /// Its distance from the start of the magazines, in bytes.
     #[inline]
     pub(super) fn place(self) -> usize {
         self.0
@@ -107,14 +107,14 @@ impl Sizes {
 
     /// As [`units`](Self::units), where large blocks are rounded to classes too: an eighth is wasted at most. The
     /// longest are not.
-    pub(crate) fn units_in_haste(self, bytes: u64) -> u64 {
+    pub(crate) fn units_in_throughput_mode(self, bytes: u64) -> u64 {
         let units = self.exact_units(bytes);
-        if self.is_rounded_in_haste(bytes) { rounded(units) } else { units }
+        if self.is_rounded_in_throughput_mode(bytes) { rounded(units) } else { units }
     }
 
-    /// Whether a request of this size is rounded to a class in haste.
-    pub(super) fn is_rounded_in_haste(self, bytes: u64) -> bool {
-        bytes <= LONGEST_IN_HASTE
+    /// Whether a request of this size is rounded to a class in throughput mode.
+    pub(super) fn is_rounded_in_throughput_mode(self, bytes: u64) -> bool {
+        bytes <= LONGEST_IN_THROUGHPUT_MODE
     }
 
     /// As [`units`](Self::units), for a large block that [grows](super::growth): 64 lengths a doubling, so that less than

@@ -1,4 +1,4 @@
-//! Copies of blocks that were freed twice at once: each was counted as a free, which it was not.
+//! Strays. A stray is the second copy of a block that two threads freed at once; it was counted as a free.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,13 +9,13 @@ use super::tally::Tally;
 use crate::counters::Counted;
 use crate::extents::Place;
 
-/// What was dropped, by whichever thread came upon it. See `extents/page_map.rs`.
+/// Strays that were dropped, by whichever thread found them. See `extents/page_map.rs`.
 #[derive(Debug)]
 pub(super) struct Strays {
     count: AtomicU64,
     /// Those that were reported.
     reported: AtomicU64,
-    /// Makes up for what was counted as freed. Of a block that was handed out again meanwhile the length is the new one.
+    /// Makes up for what was counted as freed. A block that was handed out again meanwhile has its new length.
     tally: Tally,
     /// Who has it writes the tally.
     writes: Mutex<()>,
@@ -31,7 +31,7 @@ impl Default for Strays {
 }
 
 impl Strays {
-    /// Notes a copy that was dropped. It is reported later: whoever comes upon it may be inside a gate.
+    /// Notes a copy that was dropped. It is reported later: whoever comes upon it may be inside a cache.
     #[cold]
     fn note(&self, item: Item) {
         let (requested, bytes) = item.entry().last_counted();

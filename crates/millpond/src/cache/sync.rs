@@ -1,4 +1,4 @@
-//! Atomics and barriers of the gate: the real ones, or loom's.
+//! Atomics and barriers of the asymmetric lock: the real ones, or loom's.
 
 #[cfg(not(loom))]
 pub(super) use std::sync::atomic::{
@@ -22,13 +22,13 @@ pub(super) use modelled::{full_barrier, heavy_barrier, is_asymmetric, light_barr
 /// the processor back, even where the waiting one has the higher priority of real time, and no processor is kept busy
 /// meanwhile.
 #[derive(Debug, Default)]
-pub(super) struct Patience {
+pub(super) struct Backoff {
     steps: u32,
 }
 
 /// What to do while waiting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum BackoffStep {
     /// Who runs needs a few instructions.
     Spin,
     /// Who was suspended waits for a processor, maybe this one.
@@ -49,18 +49,18 @@ const FIRST_SLEEP: Duration = Duration::from_micros(10);
 /// Sleeps are at most the first one, doubled so many times: 1.28 ms.
 const MOST_DOUBLINGS: u32 = 7;
 
-impl Patience {
+impl Backoff {
     pub(super) fn wait(&mut self) {
         pause(self.next());
     }
 
-    fn next(&mut self) -> Step {
+    fn next(&mut self) -> BackoffStep {
         let step = self.steps;
         self.steps = step.saturating_add(1);
         match step.checked_sub(SPINS) {
-            None => Step::Spin,
-            Some(after) if after < YIELDS => Step::Yield,
-            Some(after) => Step::Sleep(FIRST_SLEEP * (1 << (after - YIELDS).min(MOST_DOUBLINGS))),
+            None => BackoffStep::Spin,
+            Some(after) if after < YIELDS => BackoffStep::Yield,
+            Some(after) => BackoffStep::Sleep(FIRST_SLEEP * (1 << (after - YIELDS).min(MOST_DOUBLINGS))),
         }
     }
 }
@@ -69,7 +69,7 @@ impl Patience {
 mod real {
     use std::sync::atomic::{AtomicU8, Ordering, compiler_fence, fence};
 
-    use super::Step;
+    use super::BackoffStep;
 
     /// Whether the kernel issues barriers in all threads for us.
     pub(crate) fn is_asymmetric() -> bool {
@@ -96,7 +96,7 @@ mod real {
             && membarrier(MembarrierCommand::PrivateExpedited).is_ok()
     }
 
-    /// Miri has the owner issue full barriers, so that doors open there too.
+    /// Under Miri the owner issues full barriers, so that lock entries open there too.
     #[cfg(not(all(target_os = "linux", not(miri))))]
     fn register() -> bool {
         cfg!(miri)
@@ -111,7 +111,7 @@ mod real {
         compiler_fence(Ordering::SeqCst);
     }
 
-    /// The owner's barrier elsewhere.
+    /// The owner's barrier without it.
     pub(crate) fn full_barrier() {
         fence(Ordering::SeqCst);
     }
@@ -130,11 +130,11 @@ mod real {
     }
 
     /// Does what a step of a wait is.
-    pub(crate) fn pause(step: Step) {
+    pub(crate) fn pause(step: BackoffStep) {
         match step {
-            Step::Spin => std::hint::spin_loop(),
-            Step::Yield => std::thread::yield_now(),
-            Step::Sleep(time) => std::thread::sleep(time),
+            BackoffStep::Spin => std::hint::spin_loop(),
+            BackoffStep::Yield => std::thread::yield_now(),
+            BackoffStep::Sleep(time) => std::thread::sleep(time),
         }
     }
 }
@@ -144,7 +144,7 @@ mod real {
 mod modelled {
     use loom::sync::atomic::{Ordering, fence};
 
-    use super::Step;
+    use super::BackoffStep;
 
     pub(crate) fn is_asymmetric() -> bool {
         true
@@ -163,7 +163,7 @@ mod modelled {
     }
 
     /// A model has no time: every step lets another thread run.
-    pub(crate) fn pause(_: Step) {
+    pub(crate) fn pause(_: BackoffStep) {
         loom::thread::yield_now();
     }
 }
@@ -174,17 +174,17 @@ mod tests {
 
     #[test]
     fn who_waits_long_spins_and_yields_a_few_times_then_sleeps() {
-        let mut patience = Patience::default();
-        let steps: Vec<_> = (0..200).map(|_| patience.next()).collect();
+        let mut backoff = Backoff::default();
+        let steps: Vec<_> = (0..200).map(|_| backoff.next()).collect();
         let count = |step| steps.iter().filter(|other| **other == step).count() as u32;
-        assert_eq!((count(Step::Spin), count(Step::Yield)), (SPINS, YIELDS));
-        let mut sleeps = steps.iter().skip_while(|step| !matches!(step, Step::Sleep(_)));
+        assert_eq!((count(BackoffStep::Spin), count(BackoffStep::Yield)), (SPINS, YIELDS));
+        let mut sleeps = steps.iter().skip_while(|step| !matches!(step, BackoffStep::Sleep(_)));
         assert!(
-            sleeps.clone().all(|step| matches!(step, Step::Sleep(_))),
+            sleeps.clone().all(|step| matches!(step, BackoffStep::Sleep(_))),
             "a wait does not become busy again"
         );
-        assert_eq!(sleeps.next(), Some(&Step::Sleep(FIRST_SLEEP)));
-        assert_eq!(steps.last(), Some(&Step::Sleep(Duration::from_micros(1280))));
-        assert_eq!(Patience { steps: u32::MAX }.next(), *steps.last().unwrap());
+        assert_eq!(sleeps.next(), Some(&BackoffStep::Sleep(FIRST_SLEEP)));
+        assert_eq!(steps.last(), Some(&BackoffStep::Sleep(Duration::from_micros(1280))));
+        assert_eq!(Backoff { steps: u32::MAX }.next(), *steps.last().unwrap());
     }
 }

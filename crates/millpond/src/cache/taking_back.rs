@@ -1,12 +1,12 @@
-//! Taking back what threads cache, while their owners are kept out; and recounting it. All of it under the pool's lock.
+//! Taking back what threads cache, and recounting it, while their owners are kept out. All under the pool's lock.
 
 use std::sync::atomic::Ordering;
 
 use super::Locked;
 use super::caches::{Cached, Caches};
-use super::lane::{Counted, Lanes};
 use super::magazine::Item;
 use super::sizes::MagazineIndex;
+use super::stream_cache::{CountedBytes, StreamCaches};
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
 use crate::extents::Place;
@@ -19,8 +19,8 @@ impl Caches {
         self.revoke_and(lock, each, |_| ());
     }
 
-    /// As [`revoke`](Self::revoke), and gives back what host memory the caches do not need at rest: the lanes of streams
-    /// that are gone, and of the others all but what is known of the program.
+    /// As [`revoke`](Self::revoke), and gives back host memory that the caches do not need at rest: the caches of streams
+    /// that are gone, and of the others all but the records.
     #[cold]
     pub(crate) fn give_back(
         &self,
@@ -30,17 +30,22 @@ impl Caches {
     ) {
         // Also those that look empty.
         self.all().for_each(|cache| cache.tally.note_filled());
-        self.revoke_and(lock, each, |lanes| lanes.give_back(&is_gone));
+        self.revoke_and(lock, each, |stream_caches| stream_caches.give_back(&is_gone));
         self.depot.give_back();
     }
 
-    /// Takes back everything, and calls `and` with the lanes of each cache that had something.
-    fn revoke_and(&self, lock: &mut Locked, mut each: impl FnMut(Cached), mut and: impl FnMut(&mut Lanes)) {
+    /// Takes back everything, and calls `and` with the stream caches of each cache that had something.
+    fn revoke_and(
+        &self,
+        lock: &mut Locked,
+        mut each: impl FnMut(Cached),
+        mut and: impl FnMut(&mut StreamCaches),
+    ) {
         let closed = self.close_depot(0, &mut each);
-        self.for_all(lock, |cache, lanes| {
-            self.drain(lanes, MagazineIndex::FIRST, &mut each);
-            and(lanes);
-            cache.note_granted(lanes);
+        self.for_all(lock, |cache, stream_caches| {
+            self.drain(stream_caches, MagazineIndex::FIRST, &mut each);
+            and(stream_caches);
+            cache.note_granted(stream_caches);
             cache.tally.note_emptied();
         });
         if closed {
@@ -62,9 +67,9 @@ impl Caches {
         let mine = Some(self.mine()).filter(|cache| cache.is_owned());
         for cache in self.kept_out().chain(mine) {
             // SAFETY: the lock is held (`lock`); other owners are kept out, and the calling one is not inside.
-            let lanes = unsafe { cache.lanes_under_lock() };
-            self.drain(lanes, self.sizes.first_large(), &mut each);
-            cache.note_granted(lanes);
+            let stream_caches = unsafe { cache.stream_caches_under_lock() };
+            self.drain(stream_caches, self.sizes.first_large(), &mut each);
+            cache.note_granted(stream_caches);
         }
         self.give_up_room(lock, self.kept_out().chain(mine));
         self.let_in();
@@ -94,24 +99,25 @@ impl Caches {
         if in_depot + others > most {
             return false;
         }
-        // SAFETY: the calling thread owns the cache, for nobody's was granted nothing; it is not inside, and holds the
-        // lock.
-        let lanes = unsafe { mine.lanes_under_lock() };
+        // SAFETY: the calling thread owns the cache, for the sentinel was granted nothing; it is not inside, and holds
+        // the lock.
+        let stream_caches = unsafe { mine.stream_caches_under_lock() };
         let frees = mine.tally.frees();
-        // Since it was counted last, no more came than was freed; but for what came from the depot, which was counted there.
-        let bound = lanes.small.bytes + (frees - lanes.small.frees) * self.sizes.large_from();
+        // Since the last count no more came than was freed, and what came from the depot was counted there.
+        let bound = stream_caches.small.bytes + (frees - stream_caches.small.frees) * self.sizes.large_from();
         if in_depot + others + bound <= most {
             return true;
         }
-        let bytes = lanes.held_below(self.sizes.first_large(), |size| self.sizes.longest_beside(size));
-        lanes.small = Counted { bytes, frees };
+        let bytes =
+            stream_caches.held_below(self.sizes.first_large(), |size| self.sizes.longest_beside(size));
+        stream_caches.small = CountedBytes { bytes, frees };
         in_depot + others + bytes <= most
     }
 
     /// Empties the depot of blocks of at least `from` bytes, if it must be; returns whether it has to be opened again.
     fn close_depot(&self, from: u64, each: &mut impl FnMut(Cached)) -> bool {
-        // Threads use the depot while they are inside their own gates, or under the lock. Where there is none but the
-        // calling one, what the depot does not have will not come either, and its many locks need not be taken.
+        // Threads use the depot while they are inside their own caches, or under the pool's lock. Without any other
+        // thread, an empty depot stays empty, and its many locks need not be taken.
         let held = if from == 0 { self.depot.held() } else { self.depot.held_large() };
         let must_close = held > 0 || !self.all().all(|cache| self.is_mine(cache));
         if must_close {
@@ -123,8 +129,13 @@ impl Caches {
     }
 
     /// Empties the magazines from `from` on.
-    pub(super) fn drain(&self, lanes: &mut Lanes, from: MagazineIndex, each: &mut impl FnMut(Cached)) {
-        lanes.drain(from, |size| self.sizes.is_large(size), |of, item| each(Cached { item, of }));
+    pub(super) fn drain(
+        &self,
+        stream_caches: &mut StreamCaches,
+        from: MagazineIndex,
+        each: &mut impl FnMut(Cached),
+    ) {
+        stream_caches.drain(from, |size| self.sizes.is_large(size), |of, item| each(Cached { item, of }));
     }
 
     /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
@@ -134,35 +145,35 @@ impl Caches {
         self.close_all(lock, each);
     }
 
-    /// As [`shut`](Self::shut), until [`resume`](Self::resume): every request goes the slow way.
+    /// As [`shut`](Self::shut), until [`resume`](Self::resume): every request takes the slow path.
     pub(crate) fn pause(&self, lock: &mut Locked, each: impl FnMut(Cached)) {
         // Relaxed: under the lock.
         self.is_paused.store(true, Ordering::Relaxed);
         self.close_all(lock, each);
     }
 
-    /// Caches again: a thread's gate opens when it next goes the slow way.
+    /// Caches again: a thread's cache opens when it next takes the slow path.
     pub(crate) fn resume(&self, _lock: &mut Locked) {
         // Relaxed: under the lock.
         self.is_paused.store(false, Ordering::Relaxed);
     }
 
-    /// Opens the doors of every gate, or shuts them: then the fast path finds nothing, and every request comes by the ways
-    /// that can note it. When this returns, no thread is on the fast path any more.
+    /// Opens the lock entries of every cache, or closes them: then the fast path finds nothing, and every request takes
+    /// the slow functions, which can note it. When this returns, no thread is on the fast path any more.
     #[cold]
-    pub(crate) fn set_doors(&self, _lock: &mut Locked, open: bool) {
+    pub(crate) fn set_lock_entries(&self, _lock: &mut Locked, open: bool) {
         // Relaxed: for owners it is a hint; what counts is written under the lock.
-        self.has_doors.store(open, Ordering::Relaxed);
+        self.has_lock_entries.store(open, Ordering::Relaxed);
         self.keep_out(|_| true);
         self.let_in();
     }
 
-    /// Whether threads come in by doors.
-    pub(crate) fn has_doors(&self) -> bool {
-        self.has_doors.load(Ordering::Relaxed)
+    /// Whether threads enter by lock entries.
+    pub(crate) fn has_lock_entries(&self) -> bool {
+        self.has_lock_entries.load(Ordering::Relaxed)
     }
 
-    /// Whether no gate may be opened. Under the lock.
+    /// Whether no cache may be opened. Under the lock.
     pub(super) fn is_closed(&self) -> bool {
         self.is_shut.load(Ordering::Relaxed) || self.is_paused.load(Ordering::Relaxed)
     }
@@ -173,13 +184,13 @@ impl Caches {
         self.revoke(lock, each);
     }
 
-    /// Calls `each` with the lanes of every cache that may have something in it, while all their owners are kept out.
-    fn for_all(&self, lock: &mut Locked, mut each: impl FnMut(&ThreadCache, &mut Lanes)) {
+    /// Calls `each` with every cache that may have something in it, while all their owners are kept out.
+    fn for_all(&self, lock: &mut Locked, mut each: impl FnMut(&ThreadCache, &mut StreamCaches)) {
         self.keep_out(|cache| self.is_mine(cache) || cache.tally.may_hold());
         for cache in self.kept_out() {
             // SAFETY: the lock is held (`lock`), and owners are kept out.
-            let lanes = unsafe { cache.lanes_under_lock() };
-            each(cache, lanes);
+            let stream_caches = unsafe { cache.stream_caches_under_lock() };
+            each(cache, stream_caches);
         }
         // Whoever revokes will allocate, and would have to keep them out again.
         self.give_up_room(lock, self.kept_out());
@@ -217,12 +228,12 @@ impl Caches {
             cache.let_in();
             if cache.is_owned() && !self.is_closed() {
                 // SAFETY: the lock is held, and owners are kept out until here.
-                cache.open_all(unsafe { cache.lanes_under_lock() }, self.has_doors());
+                cache.open_all(unsafe { cache.stream_caches_under_lock() }, self.has_lock_entries());
             }
         }
     }
 
-    /// Whether anything is cached, as far as can be seen in passing.
+    /// Whether anything may be cached. A glance.
     pub(crate) fn holds_any(&self) -> bool {
         self.depot.held() > 0 || self.all().any(|cache| cache.tally.may_hold())
     }
@@ -239,8 +250,8 @@ impl Caches {
         self.ended.take(|index| {
             // Relaxed: under the lock, where it was written.
             let cache = self.threads[index].load(Ordering::Relaxed);
-            // Where the host had no memory for a cache, there is nobody's, which is all pools'.
-            if cache != self.nobody() {
+            // Where the host had no memory for a cache, there is the sentinel, which is all pools'.
+            if cache != self.sentinel() {
                 // SAFETY: as in `mine`.
                 unsafe { &*cache }.close();
             }
@@ -253,10 +264,10 @@ impl Caches {
             }
             cache.disown();
             // SAFETY: the lock is held (`lock`), and owners are kept out.
-            let lanes = unsafe { cache.lanes_under_lock() };
-            self.drain(lanes, MagazineIndex::FIRST, &mut each);
-            lanes.clear();
-            cache.note_granted(lanes);
+            let stream_caches = unsafe { cache.stream_caches_under_lock() };
+            self.drain(stream_caches, MagazineIndex::FIRST, &mut each);
+            stream_caches.clear();
+            cache.note_granted(stream_caches);
             cache.tally.note_emptied();
             cache.let_in();
         }
@@ -279,22 +290,26 @@ impl Caches {
     fn check_kept_out(&self, _lock: &mut Locked) -> Result<u64, String> {
         let bytes = |items: &[Item]| items.iter().map(Item::bytes).sum::<u64>();
         let mut items = self.depot.items();
-        let mut is_elsewhere = items.iter().find(|item| !item.is_in(Place::BETWEEN)).copied();
+        let mut misplaced = items.iter().find(|item| !item.is_in(Place::BETWEEN)).copied();
         let held = self.depot.held();
         if bytes(&items) != held {
             return Err(format!("the depot has {} bytes and counted {held}", bytes(&items)));
         }
         for cache in self.kept_out() {
             // SAFETY: the lock is held (`lock`), and owners are kept out.
-            let lanes = unsafe { cache.lanes_under_lock() };
-            let held: Vec<_> = lanes.iter().map(|(_, item)| *item).collect();
-            let stray = lanes.iter().find(|(place, item)| !item.is_in(*place));
-            is_elsewhere = is_elsewhere.or(stray.map(|(_, item)| *item));
-            if bytes(&held) > lanes.granted() {
-                return Err(format!("a thread caches {}, more than {}", bytes(&held), lanes.granted()));
+            let stream_caches = unsafe { cache.stream_caches_under_lock() };
+            let held: Vec<_> = stream_caches.iter().map(|(_, item)| *item).collect();
+            let stray = stream_caches.iter().find(|(place, item)| !item.is_in(*place));
+            misplaced = misplaced.or(stray.map(|(_, item)| *item));
+            if bytes(&held) > stream_caches.granted() {
+                return Err(format!(
+                    "a thread caches {}, more than {}",
+                    bytes(&held),
+                    stream_caches.granted()
+                ));
             }
-            if lanes.granted_large() != cache.granted_large()
-                || lanes.granted() != cache.granted_small() + cache.granted_large()
+            if stream_caches.granted_large() != cache.granted_large()
+                || stream_caches.granted() != cache.granted_small() + cache.granted_large()
             {
                 return Err("what a thread may cache was not noted".to_owned());
             }
@@ -303,7 +318,7 @@ impl Caches {
             }
             items.extend(held);
         }
-        if let Some(item) = is_elsewhere {
+        if let Some(item) = misplaced {
             return Err(format!("{} is cached, and is {:?}", item.ptr, item.entry()));
         }
         let blocks = items.len();

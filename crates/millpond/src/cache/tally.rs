@@ -1,12 +1,12 @@
 //! What one thread allocated and freed: written by that thread alone, read by all. Bytes are sums, and blocks are counted
-//! by the thread's passages through its gate.
+//! by the epochs of its asymmetric lock.
 //!
 //! **Ceilings.** A tally knows the highest that each of its figures has been since it was last settled, and an
 //! *allowance*: by how much that may rise. Both together are the thread's *ceiling*. An allocation that would pass it
 //! is not handed out before the thread has asked for more, under the pool's lock: see [settling](super::settling),
 //! which says what that is good for.
 
-use super::gate::{Inside, WAYS, Way};
+use super::asymmetric_lock::{EPOCHS, Epoch, Passage};
 use super::sync::{AtomicI64, AtomicU64, Ordering, fence};
 use crate::counters::Counted;
 use crate::stats::Level;
@@ -30,16 +30,16 @@ const UNBOUNDED: i64 = 1 << 60;
 /// What `Tally::frozen_at` is while the thread may allocate without asking.
 const NOT_FROZEN: u64 = u64::MAX;
 
-/// A sum that goes up and down in several threads' hands: this thread's part of it, which may be negative, as
-/// the highest that it has been since it was last settled, and how far below that it is now. That form costs the
-/// fast path one subtraction and a test for its sign.
+/// One thread's share of a sum that several threads raise and lower. It may be negative. It is kept as its highest
+/// since it was last settled, and how far below that it is now: so the fast path needs one subtraction and a test for
+/// its sign.
 #[derive(Debug, Default)]
-struct Part {
+struct ThreadShare {
     below: AtomicI64,
     high: AtomicI64,
 }
 
-impl Part {
+impl ThreadShare {
     /// How far below the highest it is once so much was added; less than nothing for a new highest.
     #[inline]
     fn below_with(&self, more: u64) -> i64 {
@@ -70,26 +70,26 @@ impl Part {
     }
 }
 
-/// What a passage adds to a mark.
+/// What a passage adds to an epoch.
 const ONE_BLOCK: i64 = 2;
 
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Tally {
-    requested: Part,
-    allocated: Part,
-    /// What the program got, and what it freed: counted by the marks at the thread's gate, so that a pair of both has
+    requested: ThreadShare,
+    allocated: ThreadShare,
+    /// What the program got, and what it freed: counted by the epochs of the cache's lock, so that a pair of both has
     /// no stores for it.
-    to_alloc: Way,
-    to_free: Way,
-    /// Twice the most live blocks since that was last settled, less [`ONE_BLOCK`]: by so much the mark of allocations may be
-    /// ahead of that of frees before the next one.
+    to_alloc: Epoch,
+    to_free: Epoch,
+    /// Twice the most live blocks since that was last settled, less [`ONE_BLOCK`]: by so much `to_alloc` may be ahead of
+    /// `to_free` before the next allocation.
     most_before: AtomicI64,
     /// What `to_free` was when the thread's magazines were last emptied: while it is that, they are empty.
     emptied: AtomicU64,
     /// By how much the highest may rise. Written by the owner, and by who holds the lock while the owner is kept out.
     allowance: [AtomicI64; 3],
-    /// The sum of the marks when the tally was last settled, if nothing was granted since. While the marks say the
+    /// The sum of the epochs when the tally was last settled, if nothing was granted since. While the epochs say the
     /// same, the figures are what they were then. Written under the pool's lock.
     frozen_at: AtomicU64,
     /// When the thread last asked for more, in settlements. Written under the pool's lock.
@@ -99,10 +99,10 @@ pub(super) struct Tally {
 impl Default for Tally {
     fn default() -> Self {
         Self {
-            requested: Part::default(),
-            allocated: Part::default(),
-            to_alloc: Way::default(),
-            to_free: Way::default(),
+            requested: ThreadShare::default(),
+            allocated: ThreadShare::default(),
+            to_alloc: Epoch::default(),
+            to_free: Epoch::default(),
             most_before: AtomicI64::new(-ONE_BLOCK),
             emptied: AtomicU64::default(),
             allowance: Default::default(),
@@ -113,20 +113,20 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// By which the owner goes to get a block.
+    /// Counts the blocks that the owner gets.
     #[inline]
-    pub(super) fn to_alloc(&self) -> &Way {
+    pub(super) fn to_alloc(&self) -> &Epoch {
         &self.to_alloc
     }
 
-    /// By which it goes to bring one back.
+    /// Counts those that it brings back.
     #[inline]
-    pub(super) fn to_free(&self) -> &Way {
+    pub(super) fn to_free(&self) -> &Epoch {
         &self.to_free
     }
 
-    /// All ways of the owner.
-    pub(super) fn ways(&self) -> [&Way; WAYS] {
+    /// All epochs of the owner.
+    pub(super) fn epochs(&self) -> [&Epoch; EPOCHS] {
         [&self.to_alloc, &self.to_free]
     }
 
@@ -134,16 +134,16 @@ impl Tally {
     /// is counted once the owner leaves. `false`, and nothing done, where the thread has to ask before. By the owner
     /// inside, who then hands the block out.
     #[inline(always)]
-    pub(super) fn rise(&self, inside: &Inside<'_>, requested: u64, bytes: u64) -> bool {
-        self.rise_from(inside.before(), requested, bytes)
+    pub(super) fn rise(&self, passage: &Passage<'_>, requested: u64, bytes: u64) -> bool {
+        self.rise_from(passage.before(), requested, bytes)
     }
 
-    /// The same, where that is the mark of the allocations so far.
+    /// The same, where that is the epoch of allocations so far.
     #[inline(always)]
     fn rise_from(&self, allocs: u64, requested: u64, bytes: u64) -> bool {
         let (requested, allocated) = (self.requested.below_with(requested), self.allocated.below_with(bytes));
         // In this order: registers are few.
-        let most = self.most_before.load(Ordering::Relaxed).wrapping_add(self.to_free.mark() as i64);
+        let most = self.most_before.load(Ordering::Relaxed).wrapping_add(self.to_free.value() as i64);
         let blocks = most.wrapping_sub(allocs as i64);
         // One test for the signs of all.
         if requested | allocated | blocks < 0 {
@@ -170,7 +170,7 @@ impl Tally {
         raise(&self.requested.high, by[0]);
         raise(&self.allocated.high, by[1]);
         raise(&self.most_before, ONE_BLOCK * by[2]);
-        // So that whoever sees what the owner stores after this sees the new highest: `Part::now`, `read`.
+        // So that whoever sees what the owner stores after this sees the new highest: `ThreadShare::now`, `read`.
         fence(Ordering::Release);
         self.requested.set_below(below[0].max(0));
         self.allocated.set_below(below[1].max(0));
@@ -179,16 +179,16 @@ impl Tally {
 
     /// The program freed such a block; the owner leaves.
     #[inline]
-    pub(super) fn count_free(&self, inside: Inside<'_>, requested: u64, bytes: u64) {
+    pub(super) fn count_free(&self, passage: Passage<'_>, requested: u64, bytes: u64) {
         self.requested.sub(requested);
         self.allocated.sub(bytes);
-        inside.pass();
+        passage.complete();
     }
 
     /// As [`rise`](Self::rise), by an owner that is not inside, or by who else counts here; counts the block too.
     #[must_use]
     pub(super) fn count_alloc_outside(&self, requested: u64, bytes: u64) -> bool {
-        let may_rise = self.rise_from(self.to_alloc.mark(), requested, bytes);
+        let may_rise = self.rise_from(self.to_alloc.value(), requested, bytes);
         if may_rise {
             self.to_alloc.count();
         }
@@ -210,7 +210,7 @@ impl Tally {
 
     /// Where the figures are. Exact for the owner, and for others while it is kept out.
     pub(super) fn now(&self) -> Figures {
-        let blocks = self.to_alloc.passed().wrapping_sub(self.to_free.passed()) as i64;
+        let blocks = self.to_alloc.passages().wrapping_sub(self.to_free.passages()) as i64;
         [self.requested.now(), self.allocated.now(), blocks]
     }
 
@@ -219,7 +219,7 @@ impl Tally {
     }
 
     fn set_allowance(&self, figures: Figures) {
-        // Relaxed, all: the owner reads what others wrote after the gate was opened.
+        // Relaxed, all: the owner reads what others wrote after its cache was opened.
         let each = self.allowance.iter().zip(figures);
         each.for_each(|(allowance, figure)| allowance.store(figure, Ordering::Relaxed));
     }
@@ -260,23 +260,23 @@ impl Tally {
         self.allocated.high.store(now[1], Ordering::Relaxed);
         self.most_before.store(ONE_BLOCK * (now[2] - 1), Ordering::Relaxed);
         self.set_allowance([0; 3]);
-        self.frozen_at.store(self.marks(), Ordering::Relaxed);
+        self.frozen_at.store(self.epoch_sum(), Ordering::Relaxed);
     }
 
     /// Whether the figures are as they were settled, as far as can be seen, and cannot rise. From any thread that holds
     /// the lock.
     pub(super) fn is_frozen(&self) -> bool {
-        // Marks only go up, but for those of a passage that counts nothing: so the same sum means the same marks.
-        self.frozen_at.load(Ordering::Relaxed) == self.marks()
+        // Epochs only go up, but for a passage that counts nothing: so the same sum means the same epochs.
+        self.frozen_at.load(Ordering::Relaxed) == self.epoch_sum()
     }
 
     /// Whether the owner is inside. A glance, from any thread.
     pub(super) fn is_inside(&self) -> bool {
-        self.ways().iter().any(|way| way.mark() % 2 == 1)
+        self.epochs().iter().any(|epoch| epoch.value() % 2 == 1)
     }
 
-    fn marks(&self) -> u64 {
-        self.to_alloc.mark().wrapping_add(self.to_free.mark())
+    fn epoch_sum(&self) -> u64 {
+        self.to_alloc.value().wrapping_add(self.to_free.value())
     }
 
     /// Notes that the thread asked for more at this settlement.
@@ -294,7 +294,7 @@ impl Tally {
         self.emptied.load(Ordering::Relaxed) != self.frees()
     }
 
-    /// Notes that the magazines are empty. By the owner, or while its gate is closed.
+    /// Notes that the magazines are empty. By the owner, or while its cache is closed.
     pub(super) fn note_emptied(&self) {
         self.emptied.store(self.frees(), Ordering::Relaxed);
     }
@@ -305,7 +305,7 @@ impl Tally {
     }
 
     pub(super) fn frees(&self) -> u64 {
-        self.to_free.passed()
+        self.to_free.passages()
     }
 
     /// Bytes that this thread freed since its own highest, which it could allocate again without asking. Nothing where it
@@ -321,9 +321,9 @@ impl Tally {
     /// is read after them.
     fn read(&self) -> (u64, u64, Figures) {
         // One thread's own counts belong together; a reader that is always overtaken takes what it has.
-        let (mut allocs, mut frees) = (self.to_alloc.passed(), self.to_free.passed());
+        let (mut allocs, mut frees) = (self.to_alloc.passages(), self.to_free.passages());
         for _ in 0..TRIES {
-            let again = (self.to_alloc.passed(), self.to_free.passed());
+            let again = (self.to_alloc.passages(), self.to_free.passages());
             if again == (allocs, frees) {
                 break;
             }

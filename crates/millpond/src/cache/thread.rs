@@ -4,9 +4,9 @@ use std::cell::UnsafeCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use super::gate::{Gate, Inside, Way};
-use super::lane::{Lanes, Magazines};
+use super::asymmetric_lock::{AsymmetricLock, Epoch, Passage};
 use super::strays::Strays;
+use super::stream_cache::{Magazines, StreamCaches};
 use super::tally::Tally;
 use crate::order::StreamKey;
 
@@ -14,82 +14,82 @@ use crate::order::StreamKey;
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct ThreadCache {
-    gate: Gate<Magazines>,
+    lock: AsymmetricLock<Magazines>,
     pub(super) tally: Tally,
     /// Whether a living thread has it. Written under the pool's lock.
     owned: AtomicBool,
     /// Whether whoever holds the pool's lock keeps its owner out.
     is_kept_out: AtomicBool,
-    /// What the lanes' magazines of small blocks may hold, in bytes, and those of large ones: to be known without
-    /// keeping the owner out. Written under the pool's lock.
+    /// Bytes that all magazines of small blocks may hold, and those of large ones: to be known without keeping the
+    /// owner out. Written under the pool's lock.
     granted: [AtomicU64; 2],
-    /// Whoever is inside the gate may use them, and whoever holds the pool's lock while the gate is closed or
-    /// is the owner.
-    lanes: UnsafeCell<Lanes>,
+    /// For the owner while it is inside the asymmetric lock, and for whoever holds the pool's lock while that is closed,
+    /// or is the owner.
+    stream_caches: UnsafeCell<StreamCaches>,
 }
 
-// SAFETY: everything but `lanes` is made of atomics. `lanes` is reached by one thread at a time: see the field,
-// `enter` and `lanes_under_lock`.
+// SAFETY: everything but `stream_caches` is made of atomics. That field is reached by one thread at a time: see there,
+// `enter` and `stream_caches_under_lock`.
 unsafe impl Sync for ThreadCache {}
 
-/// The owner's hand on its own cache. Once it [passes](Inside::pass), the lane is anybody's: whoever passes has no
-/// reference to any part of the lane as an argument, which would be taken to be its own until it returns.
+/// A cache that its owner has entered. Once the [passage is complete](Passage::complete), the magazines are anybody's:
+/// who completes it takes no reference to them as an argument, which would claim them until it returns.
 #[derive(Debug)]
-pub(super) struct Own<'a> {
-    pub(super) lane: &'a mut Magazines,
+pub(super) struct Entered<'a> {
+    pub(super) magazines: &'a mut Magazines,
     pub(super) tally: &'a Tally,
-    pub(super) inside: Inside<'a>,
+    pub(super) passage: Passage<'a>,
 }
 
 impl ThreadCache {
-    /// A cache without an owner: its gate is closed.
+    /// A cache without an owner: it is closed.
     pub(super) fn new(strays: Arc<Strays>) -> Self {
-        let (gate, tally) = (Gate::new(), Tally::default());
+        let (lock, tally) = (AsymmetricLock::new(), Tally::default());
         Self {
-            gate,
+            lock,
             tally,
             owned: AtomicBool::new(false),
             is_kept_out: AtomicBool::new(false),
             granted: Default::default(),
-            lanes: UnsafeCell::new(Lanes::new(strays)),
+            stream_caches: UnsafeCell::new(StreamCaches::new(strays)),
         }
     }
 
-    /// Passes the gate to the lane of a stream, by this way of the tally's; `None` where it is closed, or there is no
-    /// such lane. With `WIDE` also where the gate has no open door for it.
+    /// Enters the cache for a stream, and counts in this epoch of the tally's; `None` where it is closed, or has nothing
+    /// of the stream. With `WITHOUT_ENTRY` also where the lock has no open entry for it.
     ///
     /// # Safety
     /// The calling thread owns the cache, and is not inside.
     #[inline(always)]
-    pub(super) unsafe fn enter<const WIDE: bool>(
+    pub(super) unsafe fn enter<const WITHOUT_ENTRY: bool>(
         &self,
-        way: fn(&Tally) -> &Way,
+        epoch: fn(&Tally) -> &Epoch,
         stream: StreamKey,
-    ) -> Option<Own<'_>> {
-        let way = way(&self.tally);
-        let (mut lane, inside) = if WIDE {
-            let inside = self.gate.enter_wide(way)?;
+    ) -> Option<Entered<'_>> {
+        let epoch = epoch(&self.tally);
+        let (mut magazines, passage) = if WITHOUT_ENTRY {
+            let passage = self.lock.enter_without_entry(epoch)?;
             // SAFETY: as below.
-            (unsafe { &*self.lanes.get() }.of_stream(stream)?, inside)
+            (unsafe { &*self.stream_caches.get() }.of_stream(stream)?, passage)
         } else {
-            self.gate.enter(way, stream)?
+            self.lock.enter(epoch, stream)?
         };
-        // SAFETY: the owner is inside. Others reach the lanes only after closing the gate and waiting until the
-        // owner has left (`Caches::for_all`), which lasts until `inside` is dropped with what is returned here. So
-        // long a lane stays, too: see `gate`.
-        let lane = unsafe { lane.as_mut() };
-        Some(Own { lane, tally: &self.tally, inside })
+        // SAFETY: the owner is inside. Others reach the stream caches only after closing the lock and waiting until the
+        // owner has left (`Caches::for_all`): not before `passage` is dropped with what is returned here. So long
+        // the magazines stay, too: see `asymmetric_lock`.
+        let magazines = unsafe { magazines.as_mut() };
+        Some(Entered { magazines, tally: &self.tally, passage })
     }
 
-    /// The lanes, for whoever holds the pool's lock.
+    /// The stream caches, for whoever holds the pool's lock.
     ///
     /// # Safety
     /// The caller holds the pool's lock as long as the reference lives, asks for no second one, and either owns
-    /// the cache and is not inside, or has closed the gate and the owner has left, or the cache has no owner.
+    /// the cache and is not inside, or has closed the cache and the owner has left, or the cache has no owner.
     #[expect(clippy::mut_from_ref, reason = "an accessor of an UnsafeCell; the contract is above")]
-    pub(super) unsafe fn lanes_under_lock(&self) -> &mut Lanes {
+    pub(super) unsafe fn stream_caches_under_lock(&self) -> &mut StreamCaches {
         // SAFETY: the caller's promise: nobody is inside, nobody can come in, and all others need the lock.
-        unsafe { &mut *self.lanes.get() }
+        unsafe { &mut *self.stream_caches.get() }
     }
 
     pub(super) fn is_owned(&self) -> bool {
@@ -102,34 +102,34 @@ impl ThreadCache {
         self.owned.store(true, Ordering::Relaxed);
     }
 
-    /// Lets the owner pass to the lane of this stream, by its door too if there are `doors`. Under the pool's lock, with
-    /// the lanes.
-    pub(super) fn open(&self, lanes: &Lanes, stream: StreamKey, doors: bool) {
-        self.gate.open();
-        if let Some(lane) = lanes.of_stream(stream).filter(|_| doors) {
-            self.gate.open_door(stream, lane);
+    /// Lets the owner use the cache of this stream, by its lock entry too if there are `entries`. Under the pool's lock,
+    /// with the stream caches.
+    pub(super) fn open(&self, stream_caches: &StreamCaches, stream: StreamKey, entries: bool) {
+        self.lock.open();
+        if let Some(magazines) = stream_caches.of_stream(stream).filter(|_| entries) {
+            self.lock.open_entry(stream, magazines);
         }
     }
 
-    /// Lets the owner pass to all its lanes, as [`open`](Self::open) does to one.
-    pub(super) fn open_all(&self, lanes: &Lanes, doors: bool) {
-        self.gate.open();
-        if doors {
-            lanes.all().for_each(|(stream, lane)| self.gate.open_door(stream, lane));
+    /// Lets the owner use all its stream caches, as [`open`](Self::open) does with one.
+    pub(super) fn open_all(&self, stream_caches: &StreamCaches, entries: bool) {
+        self.lock.open();
+        if entries {
+            stream_caches.all().for_each(|(stream, magazines)| self.lock.open_entry(stream, magazines));
         }
     }
 
     /// The owner is going. By the owner, under the pool's lock.
     pub(super) fn disown(&self) {
         self.owned.store(false, Ordering::Relaxed);
-        self.gate.close();
+        self.lock.close();
     }
 
-    /// Notes what the lanes may hold. Under the pool's lock, whenever that has changed.
-    pub(super) fn note_granted(&self, lanes: &Lanes) {
+    /// Notes what the stream caches may hold. Under the pool's lock, whenever that has changed.
+    pub(super) fn note_granted(&self, stream_caches: &StreamCaches) {
         // Relaxed: written and read under the pool's lock.
-        self.granted[0].store(lanes.granted() - lanes.granted_large(), Ordering::Relaxed);
-        self.granted[1].store(lanes.granted_large(), Ordering::Relaxed);
+        self.granted[0].store(stream_caches.granted() - stream_caches.granted_large(), Ordering::Relaxed);
+        self.granted[1].store(stream_caches.granted_large(), Ordering::Relaxed);
     }
 
     /// Bytes that the magazines of small blocks may hold.
@@ -142,11 +142,11 @@ impl ThreadCache {
         self.granted[1].load(Ordering::Relaxed)
     }
 
-    /// Closes the gate, and notes whose it is: see [`is_kept_out`](Self::is_kept_out). Under the pool's lock.
+    /// Closes the cache, and notes that: see [`is_kept_out`](Self::is_kept_out). Under the pool's lock.
     pub(super) fn close(&self) {
         // Relaxed: read under the lock, too.
         self.is_kept_out.store(true, Ordering::Relaxed);
-        self.gate.close();
+        self.lock.close();
     }
 
     /// Notes that the owner may come in again, by what is opened from now on. Under the pool's lock.
@@ -159,8 +159,8 @@ impl ThreadCache {
         self.is_kept_out.load(Ordering::Relaxed)
     }
 
-    /// Waits until the owner, whose gate is closed, has left.
+    /// Waits until the owner of a closed cache has left.
     pub(super) fn wait_until_left(&self) {
-        Gate::<Magazines>::wait_until_left(self.tally.ways());
+        AsymmetricLock::<Magazines>::wait_until_left(self.tally.epochs());
     }
 }

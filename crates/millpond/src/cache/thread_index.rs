@@ -1,8 +1,8 @@
 //! Small numbers for threads, so that a thread finds what belongs to it in a table; given back when it ends.
 //!
-//! A thread's end takes no lock, since it may come at any time. `exit` ends the calling thread: in a signal handler, which
-//! may interrupt whoever holds a lock, and in a forked child, where a lock's holder may be gone. So the end only leaves
-//! notes ([`Ended`]), which each pool finds when it next takes its lock.
+//! A thread's end takes no lock, since it may come at any time. `exit` ends the calling thread: also in a signal handler,
+//! which may interrupt a lock's holder, and in a forked child, whose holder may be gone. So the end only leaves notes
+//! ([`Ended`]), which each pool finds when it next takes its lock.
 
 use std::alloc::{Layout, handle_alloc_error};
 use std::cell::{Cell, RefCell};
@@ -29,8 +29,8 @@ static INDICES: Indices = Indices::new();
 /// Who is told on each thread that ends, if it had an index.
 static TOLD: Listeners = Listeners::new();
 
-/// Has `tell` called on each thread that ends and had an index, before another one may get that. It must not lock. As
-/// often as it is named here: whether two functions are the same cannot be told from their addresses.
+/// Has `tell` called on each thread that ends and had an index, before another one may get that. It must not lock. It is
+/// called as often as it was named here: addresses do not tell whether two functions are the same.
 pub(crate) fn on_thread_end(tell: fn()) {
     if !TOLD.add(tell) {
         handle_alloc_error(Layout::new::<fn()>());
@@ -129,7 +129,7 @@ impl Ended {
     }
 }
 
-/// Where the calling thread has been, to say goodbye.
+/// The pools that the calling thread used, to be told of its end.
 struct Visits {
     pools: Vec<Weak<Ended>>,
 }
@@ -156,9 +156,9 @@ pub(super) fn visit(pool: &Arc<Ended>) -> Option<usize> {
         .flatten()
 }
 
-/// Has the forking thread go without an index in a child, where the parent's caches must not be used: so it finds their
-/// gates closed, and the check on the slow way. The other threads are gone, and their indices free. `false` where the host
-/// has no memory for it.
+/// Takes the forking thread's index away in a child, where the parent's caches must not be used: so it finds no cache,
+/// and the check on the slow path. The other threads are gone, and their indices free. `false` where the host has no
+/// memory for it.
 fn forget_at_forks() -> bool {
     static IS_TOLD: AtomicBool = AtomicBool::new(false);
     // Relaxed: to be told twice does no harm.

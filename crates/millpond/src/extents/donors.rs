@@ -164,7 +164,7 @@ impl Arena {
         // There must be enough of the shortest pages too, or the pool would grow with free pages left.
         let enough = MOST_DONOR_PAGES.max(place.missing);
         let mut count = 0;
-        let mut reach = self.timelines.reach(stream.timeline(), self.policies);
+        let mut reach = self.timelines.readiness(stream.timeline(), self.policies);
         for zone in Zone::BOTH {
             for id in self.free[zone as usize].at_least(self.layout.units_per_base_page()) {
                 let extent = &mut self.extents[id];

@@ -3,7 +3,7 @@
 use super::extent::{Extent, ExtentState};
 use super::search::Request;
 use super::{Arena, ExtentId, Refusal};
-use crate::order::{Reach, Stream};
+use crate::order::{ReadinessQuery, Stream};
 
 /// A place for an allocation that is not wholly backed yet.
 #[derive(Debug, Clone, Copy)]
@@ -160,8 +160,8 @@ impl Arena {
     }
 
     /// What [`is_ready`](Self::is_ready) says, for many extents.
-    pub(super) fn reach<'a>(&'a self, stream: &'a Stream) -> Reach<'a> {
-        self.timelines.reach(stream.timeline(), self.policies)
+    pub(super) fn reach<'a>(&'a self, stream: &'a Stream) -> ReadinessQuery<'a> {
+        self.timelines.readiness(stream.timeline(), self.policies)
     }
 
     /// Whether the stream may use the free extent, by what is known already.

@@ -6,7 +6,7 @@
 use super::bin::IndexEntry;
 use super::index::Rising;
 use super::{Arena, ExtentId, Refusal, Zone};
-use crate::order::{Fence, Reach, Stream};
+use crate::order::{Fence, ReadinessQuery, Stream};
 
 /// What an allocation needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,7 +125,7 @@ impl Arena {
         request: &Request,
         found: (ExtentId, u64),
         others: Rising<'_>,
-        reach: &mut Reach<'_>,
+        reach: &mut ReadinessQuery<'_>,
     ) -> (ExtentId, u64) {
         let (mut lowest, mut place) = (found, IndexEntry::new(&self.extents[found.0], found.0).place_bits());
         for entry in others.take(LOWEST_OF) {
@@ -141,7 +141,7 @@ impl Arena {
 
     /// The best fit of the extents that are ready by what is known already. No device call.
     #[inline(always)]
-    fn look<'a>(&'a self, request: &Request, reach: &mut Reach<'_>) -> SearchResult<'a> {
+    fn look<'a>(&'a self, request: &Request, reach: &mut ReadinessQuery<'_>) -> SearchResult<'a> {
         let mut passed_over = false;
         let (found, longer) = self.search(request, |id, at| {
             let is_ready = reach.covers(&self.extents[id].fence);

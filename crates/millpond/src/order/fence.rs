@@ -11,7 +11,7 @@ pub(crate) struct Fence(SmallVec<[(TimelineId, Tick); INLINE]>);
 /// Streams that a fence names without memory of its own.
 const INLINE: usize = 2;
 
-/// A fence that is this many times as long as another takes its streams one by one, instead of looking at all of its own.
+/// A fence this many times as long as another joins it stream by stream, without a pass over its own.
 const FAR_FEWER: usize = 8;
 
 impl Clone for Fence {
@@ -121,12 +121,12 @@ impl Fence {
         Some(copy)
     }
 
-    /// Sees to it that so many streams more take no memory of the host's; `false` where it is refused.
+    /// Reserves host memory for so many more streams; `false` where the host refuses it.
     pub(crate) fn make_room(&mut self, more: usize) -> bool {
         self.0.try_reserve(more).is_ok()
     }
 
-    /// Sees to it that to [join](Self::join) the other takes no memory of the host's; `false` where it is refused.
+    /// Reserves host memory to [join](Self::join) the other; `false` where the host refuses it.
     pub(crate) fn make_room_to_join(&mut self, other: &Self) -> bool {
         self.same_streams(other) || self.make_room(other.len())
     }
@@ -140,7 +140,7 @@ impl Fence {
         has_room
     }
 
-    /// Moves each entry to another tick; those without one go.
+    /// Moves each entry to another tick; drops those without one.
     pub(crate) fn update(&mut self, mut tick: impl FnMut(TimelineId, Tick) -> Option<Tick>) {
         self.0.retain(|entry| {
             let now = tick(entry.0, entry.1);

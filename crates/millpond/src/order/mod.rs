@@ -26,7 +26,7 @@
 mod event;
 mod fence;
 mod questions;
-mod reach;
+mod readiness;
 mod stream;
 mod timeline;
 mod timelines;
@@ -38,7 +38,7 @@ pub(crate) use fence::Fence;
 #[cfg(test)]
 pub(crate) use fence::LOOKS;
 pub(crate) use questions::Admission;
-pub(crate) use reach::Reach;
+pub(crate) use readiness::ReadinessQuery;
 pub use stream::Stream;
 pub(crate) use stream::StreamKey;
 pub(crate) use timeline::{Marking, Tick, Timeline, TimelineId};

@@ -1,6 +1,6 @@
 //! The questions a pool asks of the timelines: may memory behind a fence be used, and what makes it so?
 
-use super::{Fence, Reach, ReusePolicies, Stream, Tick, Timeline, TimelineId, Timelines};
+use super::{Fence, ReadinessQuery, ReusePolicies, Stream, Tick, Timeline, TimelineId, Timelines};
 use crate::device::{DeviceResult, EventHandle};
 
 /// Whether a stream may use what is behind a fence.
@@ -14,7 +14,7 @@ pub(crate) enum Admission {
     Refused,
 }
 
-/// Streams that use one live block, below which nobody looks whether they are done.
+/// Streams that use one live block, from which on complete uses are dropped.
 const FEW_USES: usize = 16;
 
 impl Timelines {
@@ -42,13 +42,17 @@ impl Timelines {
     }
 
     /// As [`is_ready`](Self::is_ready), for many fences.
-    pub(crate) fn reach<'a>(&'a self, stream: &'a Timeline, policies: ReusePolicies) -> Reach<'a> {
-        Reach::new(self, stream, policies)
+    pub(crate) fn readiness<'a>(
+        &'a self,
+        stream: &'a Timeline,
+        policies: ReusePolicies,
+    ) -> ReadinessQuery<'a> {
+        ReadinessQuery::new(self, stream, policies)
     }
 
     fn is_reached(&self, id: TimelineId, tick: Tick, stream: &Timeline, policies: ReusePolicies) -> bool {
-        let over = self.with(id, |timeline| timeline.over(policies)).unwrap_or(Tick::MAX);
-        over >= tick || (policies.follows() && stream.is_ordered_after(id, tick))
+        let ready = self.with(id, |timeline| timeline.ready_up_to(policies)).unwrap_or(Tick::MAX);
+        ready >= tick || (policies.follows() && stream.is_ordered_after(id, tick))
     }
 
     /// Whether everything in `fence` is known to be complete, so that nobody needs it. No device call.
@@ -72,14 +76,13 @@ impl Timelines {
         })
     }
 
-    /// Drops from `fence` what nobody needs to wait for, by these policies. It is complete, so that it may stay away when
-    /// they change.
+    /// Drops from `fence` what is complete, as far as these policies look. That stays true when the policies change.
     pub(crate) fn prune(&self, fence: &mut Fence, policies: ReusePolicies) {
         if fence.is_empty() {
             return;
         }
         let all = self.all();
-        fence.retain(|id, tick| all.get(id).is_some_and(|other| other.over(policies) < tick));
+        fence.retain(|id, tick| all.get(id).is_some_and(|other| other.ready_up_to(policies) < tick));
     }
 
     /// Prunes a fence that names several streams, as those of ranges that were joined do. The fewer it names, the
@@ -91,8 +94,8 @@ impl Timelines {
         }
     }
 
-    /// Notes in `uses`, those of a live block, that `stream` uses it. A block that lives long may have many: now and then
-    /// those are dropped that are complete. `false`, and nothing noted, where the host has no memory for it.
+    /// Notes in `uses`, those of a live block, that `stream` uses it. Drops complete uses now and then. `false`, and
+    /// nothing noted, where the host has no memory for it.
     #[must_use]
     pub(crate) fn add_use(&self, uses: &mut Fence, stream: &Stream) -> bool {
         // One is for the stream that frees.
@@ -110,8 +113,8 @@ impl Timelines {
     }
 
     /// Adds to `fence` the streams that a block's uses were recorded on, at the tick they have reached now:
-    /// work given to them since the record may use the block too. What `uses` has then is nothing's. No memory of the
-    /// host's is taken for a fence of one stream.
+    /// work given to them since may use the block too. Leaves garbage in `uses`. Takes no host memory for a fence of
+    /// one stream.
     #[inline]
     pub(crate) fn add_uses(&self, fence: &mut Fence, uses: &mut Fence) {
         if !uses.is_empty() {
@@ -197,8 +200,8 @@ impl Timelines {
         Ok(true)
     }
 
-    /// Waits on the host until everything in `fence` is complete, but for what was given to streams that are being
-    /// captured, and for what only a wait for the whole device could tell while pools know of a capture.
+    /// Waits on the host until everything in `fence` is complete. Skips streams that are being captured, and, while
+    /// pools know of a capture, what only a wait for the whole device could tell.
     pub(crate) fn wait_on_host(&self, fence: &Fence) -> DeviceResult<()> {
         for (id, tick) in fence.iter() {
             let Some(timeline) = self.get(id) else { continue };

@@ -13,7 +13,7 @@ use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 /// what; waiting behind their back is safe too, but they cannot use the knowledge.
 #[derive(Clone)]
 pub struct Stream {
-    inner: Arc<Inner>,
+    inner: Arc<StreamInner>,
     /// What tells it from others: looked at on every allocation and free.
     key: StreamKey,
 }
@@ -35,7 +35,7 @@ pub(crate) struct StreamKey {
 }
 
 #[derive(Debug)]
-pub(super) struct Inner {
+pub(super) struct StreamInner {
     timelines: Arc<Timelines>,
     timeline: Arc<Timeline>,
     handle: StreamHandle,
@@ -53,7 +53,7 @@ impl Stream {
         handle: StreamHandle,
         owned: bool,
     ) -> Self {
-        Self::from_inner(Arc::new(Inner {
+        Self::from_inner(Arc::new(StreamInner {
             timelines,
             timeline,
             handle,
@@ -63,7 +63,7 @@ impl Stream {
         }))
     }
 
-    pub(super) fn from_inner(inner: Arc<Inner>) -> Self {
+    pub(super) fn from_inner(inner: Arc<StreamInner>) -> Self {
         let key = StreamKey { serial: inner.timeline.serial, slot: inner.timeline.id.slot as usize };
         Self { inner, key }
     }
@@ -73,7 +73,7 @@ impl Stream {
         self.key
     }
 
-    pub(super) fn inner(&self) -> &Arc<Inner> {
+    pub(super) fn inner(&self) -> &Arc<StreamInner> {
         &self.inner
     }
 
@@ -212,7 +212,7 @@ impl Stream {
     }
 }
 
-impl Drop for Inner {
+impl Drop for StreamInner {
     fn drop(&mut self) {
         self.timelines.retire(&self.timeline, self.handle, self.owned);
     }

@@ -41,7 +41,7 @@ pub(crate) struct Mark {
 }
 
 #[derive(Debug)]
-struct State {
+struct TimelineState {
     /// `None` once the timeline is retired: the stream may be gone. Before that it is *valid*: for whoever holds this
     /// lock, and under [`Marking::AtOnce`] only for who presents the stream.
     handle: Option<StreamHandle>,
@@ -56,7 +56,7 @@ struct State {
 /// Streams that another is known to come after, up to which nothing is pruned.
 const FEW_NAMED: usize = 8;
 
-impl State {
+impl TimelineState {
     fn has_mark_for(&self, tick: Tick) -> bool {
         self.marks.back().is_some_and(|mark| mark.tick >= tick)
     }
@@ -70,17 +70,17 @@ fn no_memory(count: usize) -> DeviceError {
     }
 }
 
-/// What a [look](Timeline::look) came to.
+/// What a [look](Timeline::look) found.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Looked {
+pub(super) struct LookResult {
     /// Whether anything new was learned.
     pub(super) learned: bool,
     /// Whether a mark should close the tick, so that a later look can tell.
     pub(super) wants_mark: bool,
 }
 
-/// Marks of a stream, all pending, from which on a look records no more: each is an event of its own, and where the stream
-/// is that far behind, what came last is not complete soon. Half of the events that are kept spare.
+/// Pending marks of a stream, from which on a look records no more. Each is an event of its own, and a stream so far
+/// behind does not complete its last work soon. Half of the spare events that are kept.
 pub(super) const MOST_MARKS: usize = 32;
 
 /// See the [module](super).
@@ -99,7 +99,7 @@ pub(crate) struct Timeline {
     observed: AtomicU64,
     /// The highest tick that the host has waited for.
     synchronized: AtomicU64,
-    state: Mutex<State>,
+    state: Mutex<TimelineState>,
 }
 
 impl Timeline {
@@ -115,7 +115,7 @@ impl Timeline {
             now: AtomicU64::new(1),
             observed: AtomicU64::new(0),
             synchronized: AtomicU64::new(0),
-            state: Mutex::new(State {
+            state: Mutex::new(TimelineState {
                 handle: Some(handle),
                 marks: VecDeque::new(),
                 ordered_after: Fence::empty(),
@@ -161,7 +161,7 @@ impl Timeline {
 
     /// The highest tick that memory is ready for everybody after, by these policies.
     #[inline]
-    pub(super) fn over(&self, policies: ReusePolicies) -> Tick {
+    pub(super) fn ready_up_to(&self, policies: ReusePolicies) -> Tick {
         if policies.opportunistic { self.observed() } else { self.synchronized() }
     }
 
@@ -342,7 +342,7 @@ impl Timeline {
 
     fn take_complete(
         &self,
-        state: &mut State,
+        state: &mut TimelineState,
         device: &dyn Device,
         let_go: &mut impl FnMut(Shared<EventHandle>),
     ) -> DeviceResult<bool> {
@@ -369,24 +369,23 @@ impl Timeline {
         tick: Tick,
         is_capturing: impl FnOnce() -> bool,
         mut let_go: impl FnMut(Shared<EventHandle>),
-    ) -> DeviceResult<Looked> {
+    ) -> DeviceResult<LookResult> {
         if self.observed() >= tick {
-            return Ok(Looked::default());
+            return Ok(LookResult::default());
         }
         let mut state = self.state.lock();
         let learned = self.take_complete(&mut state, device, &mut let_go)?;
         if self.observed() >= tick || state.has_mark_for(tick) {
-            return Ok(Looked { learned, wants_mark: false });
+            return Ok(LookResult { learned, wants_mark: false });
         }
         // A stream with a mark that is pending is not idle.
         if state.marks.is_empty() && self.is_idle(&state, device, is_capturing)? {
-            return Ok(Looked { learned: true, wants_mark: false });
+            return Ok(LookResult { learned: true, wants_mark: false });
         }
-        Ok(Looked { learned, wants_mark: state.marks.len() < MOST_MARKS })
+        Ok(LookResult { learned, wants_mark: state.marks.len() < MOST_MARKS })
     }
 
-    /// Whether there are so many marks that those which are complete should be looked for before another is recorded:
-    /// who goes by waiting alone never looks.
+    /// Whether complete marks should be collected before another is recorded: a program that only waits never looks.
     pub(super) fn has_many_marks(&self) -> bool {
         self.state.lock().marks.len() >= MOST_MARKS
     }
@@ -409,7 +408,7 @@ impl Timeline {
 
     fn is_idle(
         &self,
-        state: &State,
+        state: &TimelineState,
         device: &dyn Device,
         is_capturing: impl FnOnce() -> bool,
     ) -> DeviceResult<bool> {
@@ -439,8 +438,8 @@ impl Timeline {
         }
     }
 
-    /// Returns once no other thread asks the stream anything any more that it began to ask before this call. What it
-    /// asks later, it asks with all that the caller did before in view.
+    /// Returns once every question that another thread began to ask the stream has ended. Later questions see what the
+    /// caller did before this call.
     pub(super) fn let_calls_end(&self) {
         drop(self.state.lock());
     }
@@ -457,14 +456,14 @@ impl Timeline {
     }
 
     /// The stream's handle, if it is still this stream's and the calling thread may use it.
-    fn usable_handle(&self, device: &dyn Device, state: &State) -> DeviceResult<StreamHandle> {
+    fn usable_handle(&self, device: &dyn Device, state: &TimelineState) -> DeviceResult<StreamHandle> {
         let handle = state.handle.ok_or_else(|| gone("the stream was destroyed"))?;
         self.check_usable(device, handle)?;
         Ok(handle)
     }
 
-    /// Refuses a handle that means another stream to the calling thread. All calls that give the device the stream's
-    /// handle are to ask here first: else they concern another stream than the ticks that they teach.
+    /// Refuses a handle that means another stream to the calling thread. Every call that gives the device the stream's
+    /// handle asks here first: else its ticks would be another stream's.
     pub(super) fn check_usable(&self, device: &dyn Device, handle: StreamHandle) -> DeviceResult<()> {
         if let Some(thread) = self.of_thread {
             return if thread == calling_thread() {

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use crate::host::Shared;
 use crate::lock::{Mutex, RwLock, RwLockReadGuard};
 
-use super::stream::Inner;
+use super::stream::StreamInner;
 use super::timeline::{Mark, Marking};
 use super::{Fence, Stream, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceError, DeviceResult, EventHandle, StreamHandle, StreamId};
@@ -20,14 +20,14 @@ pub(crate) trait AfterSync: Send + Sync {
 
 /// A slot of the table: the generation of its present or next owner, and the owner.
 #[derive(Debug, Default)]
-struct Slot {
+struct TableSlot {
     generation: u32,
     timeline: Option<Arc<Timeline>>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Table {
-    slots: Vec<Slot>,
+    slots: Vec<TableSlot>,
     free: Vec<u32>,
 }
 
@@ -51,8 +51,8 @@ impl Table {
 /// A stream that somebody holds.
 #[derive(Debug)]
 struct Alive {
-    inner: Weak<Inner>,
-    /// Whether its handle is valid as long as anybody holds it, whoever that is: it is ours to destroy, or nobody's.
+    inner: Weak<StreamInner>,
+    /// Whether its handle is valid while anybody holds it: either we destroy it, or nobody does.
     stays: bool,
 }
 
@@ -159,7 +159,7 @@ impl Timelines {
     }
 
     /// The stream, if somebody holds it by the same promise, or needs none.
-    fn find_alive(&self, id: StreamId, marking: Marking) -> Option<Arc<Inner>> {
+    fn find_alive(&self, id: StreamId, marking: Marking) -> Option<Arc<StreamInner>> {
         let alive = self.alive.lock();
         let staying = alive.get(&(id, Marking::WhenNeeded)).filter(|alive| alive.stays);
         let found = staying.and_then(|alive| alive.inner.upgrade());
@@ -177,11 +177,11 @@ impl Timelines {
         let timeline = {
             let mut table = self.table.write();
             if !self.make_room(&mut table) {
-                let bytes = (table.slots.len() * size_of::<Slot>()) as u64;
+                let bytes = (table.slots.len() * size_of::<TableSlot>()) as u64;
                 return Err(DeviceError::HostMemory { what: "a list of streams", bytes });
             }
             let slot = table.free.pop().unwrap_or_else(|| {
-                table.slots.push(Slot::default());
+                table.slots.push(TableSlot::default());
                 u32::try_from(table.slots.len() - 1).expect("fewer than 2^32 streams at once")
             });
             let entry = &mut table.slots[slot as usize];
@@ -196,8 +196,7 @@ impl Timelines {
         Ok(stream)
     }
 
-    /// Sees to it that one stream more takes no memory of the host's in the lists of all, now or when it ends. `false`
-    /// where that is refused.
+    /// Reserves host memory in all lists for one more stream, for its start and its end. `false` where the host refuses.
     fn make_room(&self, table: &mut Table) -> bool {
         let all = table.slots.len() + 1;
         let mut retired = self.retired.lock();
@@ -248,8 +247,8 @@ impl Timelines {
         self.sweep_retired();
     }
 
-    /// Frees the slots of retired timelines that are complete. Goes on as long as it finds such, and asks no more than a
-    /// few others: with each stream that comes or goes, a constant number of them. No lock is held meanwhile.
+    /// Frees the slots of retired timelines that are complete. Stops after a constant number of pending ones. No lock
+    /// is held meanwhile.
     fn sweep_retired(&self) {
         let mut pending = 0;
         while pending < MOST_PENDING {
@@ -646,14 +645,14 @@ mod tests {
 
     #[test]
     fn listeners_that_are_gone_are_forgotten_without_a_synchronise() {
-        struct Pool;
-        impl AfterSync for Pool {
+        struct Listener;
+        impl AfterSync for Listener {
             fn after_sync(&self) {}
         }
         let (_, timelines) = sim();
         for _ in 0..100 {
-            let pool: Arc<dyn AfterSync> = Arc::new(Pool);
-            timelines.listen(Arc::downgrade(&pool));
+            let gone: Arc<dyn AfterSync> = Arc::new(Listener);
+            timelines.listen(Arc::downgrade(&gone));
         }
         assert_eq!(timelines.listeners.lock().len(), 1);
     }

@@ -1,9 +1,9 @@
 //! How a pool allocates: from the thread's magazines, without a lock; or step by step under it.
 
-use super::beyond_caches::take_back;
-use super::haste::THROUGH_ARENA;
+use super::emptying_caches::take_back;
 use super::impossible::OthersLive;
-use super::inner::{PoolInner, State};
+use super::inner::{PoolInner, PoolState};
+use super::throughput_mode::THROUGH_ARENA;
 use crate::device::DevicePtr;
 use crate::extents::{Allocation, MOST_UNITS, Refusal};
 use crate::order::Stream;
@@ -37,19 +37,19 @@ impl PoolInner {
     #[cold]
     pub(super) fn alloc_slow(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
         self.check_process()?;
-        if !self.caches.has_doors() {
+        if !self.caches.has_lock_entries() {
             if !self.recording.is_on() {
-                self.open_doors();
+                self.open_lock_entries();
             } else if align == 1
-                && let Some(ptr) = self.caches.alloc_wide(bytes, stream)
+                && let Some(ptr) = self.caches.alloc_without_entry(bytes, stream)
             {
                 self.recording.alloc(ptr, bytes, stream);
                 return Ok(ptr);
             }
         }
-        let unlocked = if align == 1 { self.alloc_unlocked(bytes, stream) } else { None };
+        let searched = if align == 1 { self.alloc_searching_caches(bytes, stream) } else { None };
         self.report_freed_twice();
-        if let Some(ptr) = unlocked {
+        if let Some(ptr) = searched {
             self.recording.alloc(ptr, bytes, stream);
             return Ok(ptr);
         }
@@ -103,10 +103,10 @@ impl PoolInner {
     }
 
     /// The steps of a slow allocation that need the lock, in the order of what they cost. Memory is mapped,
-    /// stolen or created only after every cache was emptied, or in [haste](super::haste).
+    /// stolen or created only after every cache was emptied, or in [throughput mode](super::throughput_mode).
     fn alloc_under_lock(
         &self,
-        state: &mut State,
+        state: &mut PoolState,
         others: Option<OthersLive>,
         (bytes, align): (u64, u64),
         stream: &Stream,
@@ -115,8 +115,8 @@ impl PoolInner {
         let mut out = None;
         // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them
         // must have the class's length.
-        let units = if state.haste.is_on() {
-            sizes.units_in_haste(bytes)
+        let units = if state.throughput_mode.is_on() {
+            sizes.units_in_throughput_mode(bytes)
         } else {
             self.caches.units_slow(&mut state.locked, bytes, stream)
         };
@@ -125,14 +125,14 @@ impl PoolInner {
         }
         // Caches promise no more than the minimum alignment, which is 1 here.
         if align == 1 {
-            let State { arena, locked, .. } = &mut *state;
+            let PoolState { arena, locked, .. } = &mut *state;
             out = self.caches.restock(locked, units, stream, |cached| take_back(arena, cached));
         }
         let out = match out {
             Some(out) => out,
             None => match self.alloc_from_arena(state, others, (units, align), stream) {
                 Ok(out) => out,
-                // What was to spare for growth is not worth an error.
+                // The extra length of a growing request is not worth an error.
                 Err(Refusal::Short { .. }) if units > sizes.units(bytes) => {
                     self.alloc_from_arena(state, others, (sizes.units(bytes), align), stream)?
                 }
@@ -151,7 +151,7 @@ impl PoolInner {
     /// A block that no magazine has.
     fn alloc_from_arena(
         &self,
-        state: &mut State,
+        state: &mut PoolState,
         others: Option<OthersLive>,
         (units, align): (u64, u64),
         stream: &Stream,
@@ -159,27 +159,28 @@ impl PoolInner {
         self.shorten_if_due(state, units);
         let closely = self.caches.may_hold_large(&state.locked);
         if let Some(out) = state.arena.alloc_ready(units, align, stream, closely)? {
-            self.note_waste(state, THROUGH_ARENA);
+            self.note_slow_path_time(state, THROUGH_ARENA);
             return Ok(out);
         }
         if let Some(what) = others.and_then(|others| self.what_forbids_with(units, others)) {
             return Err(Refusal::Short { what, bytes: self.caches.sizes().bytes(units) });
         }
-        if state.haste.is_on() && self.may_spare(state, units) {
+        if state.throughput_mode.is_on() && self.may_grow(state, units) {
             // Where that fails, what others have is asked for.
             if let Ok(out) = state.arena.alloc_growing(units, align, stream) {
                 self.adapt(state);
                 return Ok(out);
             }
         }
-        let out = self.alloc_beyond_caches(state, units, align, stream)?;
+        let out = self.alloc_emptying_caches(state, units, align, stream)?;
         self.adapt(state);
         Ok(out)
     }
 
-    /// Whether a pool in haste may hold so much more.
-    fn may_spare(&self, state: &State, units: u64) -> bool {
+    /// Whether the growth allowance has room for so much.
+    fn may_grow(&self, state: &PoolState, units: u64) -> bool {
         let bytes = self.caches.sizes().bytes(units);
-        self.counters.reserved.current() + bytes <= self.counted().allocated.high + state.haste.spare()
+        self.counters.reserved.current() + bytes
+            <= self.counted().allocated.high + state.throughput_mode.growth_allowance()
     }
 }

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::lock::Mutex;
 
-use super::haste::Haste;
-use super::inner::{PoolInner, State};
+use super::inner::{PoolInner, PoolState};
 use super::pressure::Callbacks;
 use super::routes::Routes;
+use super::throughput_mode::ThroughputMode;
 use super::{Context, Pool};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;
@@ -53,11 +53,11 @@ const LARGEST_PAGE: u64 = 32 << 20;
 /// (`kSmallSize`).
 const SMALL_BELOW: u64 = 1 << 20;
 
-/// The part of the device's memory that a pool in haste may hold beyond what it needs.
-const SPARE_PART: u64 = 32;
+/// The part of the device's memory that limits the growth allowance of throughput mode.
+const GROWTH_ALLOWANCE_PART: u64 = 32;
 
 /// As much as a 32nd of the largest cards. A simulated device may say that it has any amount of memory.
-const MOST_SPARE: u64 = 8 << 30;
+const MOST_GROWTH_ALLOWANCE: u64 = 8 << 30;
 
 /// Alignments that a pool can be built with.
 const MIN_ALIGNMENTS: std::ops::RangeInclusive<u64> = 256..=2 << 20;
@@ -159,8 +159,10 @@ impl PoolBuilder {
         timelines.check_process()?;
         let registry = self.context.registry();
         let device = timelines.device().clone();
-        let spare = self.spare.unwrap_or((device.properties().total_memory / SPARE_PART).min(MOST_SPARE));
-        let haste = Haste::new(spare, device.now());
+        let most = self
+            .spare
+            .unwrap_or((device.properties().total_memory / GROWTH_ALLOWANCE_PART).min(MOST_GROWTH_ALLOWANCE));
+        let throughput_mode = ThroughputMode::new(most, device.now());
         let largest_align = device.properties().granularity.min(layout.base_page_bytes);
         let counters = Arc::new(Counters::default());
         let (hard_limit, headroom, together) = (self.hard_limit, self.headroom, registry.together().clone());
@@ -186,10 +188,10 @@ impl PoolBuilder {
             caches: OfProcess::new(Caches::new(page_map.clone(), sizes)),
             page_map,
             routes: Routes::default(),
-            state: OfProcess::new(Mutex::new(State {
+            state: OfProcess::new(Mutex::new(PoolState {
                 arena,
                 locked: Locked::default(),
-                haste,
+                throughput_mode,
                 captured: Vec::new(),
                 destroyed: false,
             })),

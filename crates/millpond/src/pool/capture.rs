@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::beyond_caches::take_back;
 use super::captured::{Captured, MemoryId};
-use super::inner::{PoolInner, State};
+use super::emptying_caches::take_back;
+use super::inner::{PoolInner, PoolState};
 use super::routes::{Filter, Route};
 use crate::extents::Owner;
 use crate::order::Stream;
@@ -196,7 +196,7 @@ impl PoolInner {
         if !self.routes.add(to, takes) {
             return false;
         }
-        let State { arena, locked, .. } = &mut *state;
+        let PoolState { arena, locked, .. } = &mut *state;
         self.caches.pause(locked, |cached| take_back(arena, cached));
         true
     }

@@ -5,7 +5,7 @@
 //! nobody else. Once the last claim is gone no replay can come; the host waits for those under way, and then the
 //! arena *lets go*: what is free goes back, and what is still live once it is freed.
 
-use super::inner::{PoolInner, State};
+use super::inner::{PoolInner, PoolState};
 use crate::device::DevicePtr;
 use crate::extents::{Arena, ExtentId, Pointer, Refusal};
 use crate::order::Stream;
@@ -19,7 +19,7 @@ pub(super) struct MemoryId(pub(super) u64);
 pub(super) struct Captured {
     pub(super) id: MemoryId,
     pub(super) arena: Arena,
-    /// Whether nobody claims it any more.
+    /// Whether the last claim is gone.
     pub(super) is_released: bool,
 }
 
@@ -39,7 +39,7 @@ impl Captured {
     }
 }
 
-impl State {
+impl PoolState {
     /// Where the memory is in the list.
     pub(super) fn captured(&self, id: MemoryId) -> Option<usize> {
         self.captured.binary_search_by_key(&id, |captured| captured.id).ok()
@@ -96,7 +96,7 @@ impl PoolInner {
     /// Allocates from the memory of a capture.
     pub(super) fn alloc_captured(
         &self,
-        state: &mut State,
+        state: &mut PoolState,
         at: usize,
         (bytes, align): (u64, u64),
         stream: &Stream,
@@ -110,9 +110,14 @@ impl PoolInner {
         Ok(out.ptr)
     }
 
-    /// Frees a live block of the memory of a capture.
-    /// `false`, and nothing done, where it is none.
-    pub(super) fn free_captured(&self, state: &mut State, at: usize, id: ExtentId, stream: &Stream) -> bool {
+    /// Frees a live block of the memory of a capture. `false`, and nothing done, where it is none.
+    pub(super) fn free_captured(
+        &self,
+        state: &mut PoolState,
+        at: usize,
+        id: ExtentId,
+        stream: &Stream,
+    ) -> bool {
         let arena = &mut state.captured[at].arena;
         let (requested, size) = (arena.requested(id), arena.bytes(id));
         if !arena.free(id, stream.fence()) {

@@ -17,7 +17,7 @@ use crate::{Error, Result, device};
 /// Pools and streams of one context know of each other; what belongs to another context is refused.
 #[derive(Clone)]
 pub struct Context {
-    inner: Arc<Inner>,
+    inner: Arc<ContextInner>,
 }
 
 impl fmt::Debug for Context {
@@ -27,7 +27,7 @@ impl fmt::Debug for Context {
 }
 
 #[derive(Debug)]
-struct Inner {
+struct ContextInner {
     timelines: Arc<Timelines>,
     registry: Arc<Registry>,
 }
@@ -37,7 +37,7 @@ impl Context {
     /// make one and clone it.
     pub fn new(device: Arc<dyn Device>) -> Self {
         Self {
-            inner: Arc::new(Inner {
+            inner: Arc::new(ContextInner {
                 timelines: Timelines::new(device),
                 registry: Arc::new(Registry::default()),
             }),
@@ -50,7 +50,7 @@ impl Context {
     /// [`DeviceError::Unavailable`](crate::device::DeviceError::Unavailable) without a driver or such a GPU.
     #[cfg(feature = "cuda")]
     pub fn cuda(ordinal: usize) -> Result<Self> {
-        type ByOrdinal = Mutex<Vec<(usize, Weak<Inner>)>>;
+        type ByOrdinal = Mutex<Vec<(usize, Weak<ContextInner>)>>;
         static CONTEXTS: PerProcess<ByOrdinal> = PerProcess::new();
         let mut contexts = CONTEXTS.get().lock();
         contexts.retain(|(_, context)| context.strong_count() > 0);
@@ -68,7 +68,7 @@ impl Context {
     /// # Errors
     /// The operating system's, where it refuses memory or threads.
     pub fn host() -> Result<Self> {
-        static CONTEXT: PerProcess<Mutex<Weak<Inner>>> = PerProcess::new();
+        static CONTEXT: PerProcess<Mutex<Weak<ContextInner>>> = PerProcess::new();
         let mut known = CONTEXT.get().lock();
         if let Some(inner) = known.upgrade() {
             return Ok(Self { inner });

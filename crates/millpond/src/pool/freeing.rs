@@ -1,10 +1,10 @@
-//! How a pool frees: into the thread's magazines, without a lock; or under it, where there is no room, other streams used
-//! the block, or it is none.
+//! How a pool frees: into the thread's magazines, without a lock. Or under the lock, where there is no room, other
+//! streams used the block, or the pointer is no block.
 
 use std::sync::atomic::Ordering;
 
-use super::beyond_caches::take_back;
-use super::inner::{PoolInner, State};
+use super::emptying_caches::take_back;
+use super::inner::{PoolInner, PoolState};
 use crate::Result;
 use crate::device::DevicePtr;
 use crate::extents::{BlockDescriptor, ExtentId, Pointer};
@@ -53,11 +53,11 @@ impl PoolInner {
         }
     }
 
-    /// Frees, and notes it as of a time when nobody else could have the block yet. What is no live block is
-    /// an error, and not noted.
+    /// Frees, and notes it at a time when nobody else could have the block yet. A pointer to no live block is an error,
+    /// and not noted.
     fn free_recorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         let before = Moment::now();
-        if let Some(requested) = self.caches.free_wide(ptr, stream) {
+        if let Some(requested) = self.caches.free_without_entry(ptr, stream) {
             self.recording.free(ptr, requested, stream, before);
             return Ok(());
         }
@@ -86,9 +86,9 @@ impl PoolInner {
     /// live block at all.
     fn free_unrecorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         let entry = self.page_map.find(ptr).filter(|entry| entry.is_plain(ptr));
-        // Nearly always of a large block, while a program does not repeat itself, there is no room.
+        // A large block nearly always finds no room, while a program does not repeat itself.
         if entry.is_some_and(|entry| self.caches.may_take(entry.bytes()))
-            && self.caches.free_wide(ptr, stream).is_some()
+            && self.caches.free_without_entry(ptr, stream).is_some()
         {
             return Ok(());
         }
@@ -101,7 +101,7 @@ impl PoolInner {
             // Another thread may have freed it just now, which would be a mistake.
             let plain = entry.filter(|entry| entry.is_plain(ptr));
             match plain.filter(|_| state.captured.is_empty() && !state.destroyed) {
-                // Nearly always: what has no room in a magazine.
+                // Nearly always: a block without room in a magazine.
                 Some(entry) => {
                     if !self.free_plain(&mut state, ptr, entry, stream) {
                         drop(state);
@@ -129,7 +129,7 @@ impl PoolInner {
     }
 
     /// Frees what was live just now; `false`, and nothing done, where another thread was first.
-    fn free_under_lock(&self, state: &mut State, ptr: DevicePtr, id: ExtentId, stream: &Stream) -> bool {
+    fn free_under_lock(&self, state: &mut PoolState, ptr: DevicePtr, id: ExtentId, stream: &Stream) -> bool {
         if let Some(captured) = state.captured_at(ptr) {
             return self.free_captured(state, captured, id, stream);
         }
@@ -137,7 +137,7 @@ impl PoolInner {
         match plain.filter(|_| !state.destroyed) {
             Some(entry) => self.free_plain(state, ptr, entry, stream),
             None => {
-                let State { arena, locked, .. } = state;
+                let PoolState { arena, locked, .. } = state;
                 let (requested, size) = (arena.requested(id), arena.bytes(id));
                 let freed = arena.free(id, stream.fence());
                 if freed {
@@ -152,7 +152,7 @@ impl PoolInner {
     /// done, where another thread was first.
     fn free_plain(
         &self,
-        state: &mut State,
+        state: &mut PoolState,
         ptr: DevicePtr,
         entry: &BlockDescriptor,
         stream: &Stream,
@@ -160,7 +160,7 @@ impl PoolInner {
         if !entry.claim(ptr) {
             return false;
         }
-        let State { arena, locked, .. } = state;
+        let PoolState { arena, locked, .. } = state;
         let each = |cached| take_back(arena, cached);
         if self.caches.put_slow(locked, entry, stream, each) {
             return true;
@@ -203,11 +203,11 @@ mod tests {
 
     const BYTES: u64 = 4096;
 
-    type Step = Box<dyn FnOnce() + Send>;
+    type Task = Box<dyn FnOnce() + Send>;
 
     /// A thread that does what it is told, one step after the other.
-    fn thread<'scope>(scope: &'scope Scope<'scope, '_>) -> Sender<(Step, Sender<()>)> {
-        let (send, steps) = channel::<(Step, Sender<()>)>();
+    fn thread<'scope>(scope: &'scope Scope<'scope, '_>) -> Sender<(Task, Sender<()>)> {
+        let (send, steps) = channel::<(Task, Sender<()>)>();
         scope.spawn(move || {
             for (step, done) in steps {
                 step();
@@ -218,7 +218,7 @@ mod tests {
     }
 
     fn run<R: Send + 'static>(
-        thread: &Sender<(Step, Sender<()>)>,
+        thread: &Sender<(Task, Sender<()>)>,
         step: impl FnOnce() -> R + Send + 'static,
     ) -> R {
         let ((done, is_done), (result, results)) = (channel(), channel());
@@ -228,13 +228,13 @@ mod tests {
     }
 
     /// A pool and a stream, whose blocks of `BYTES` find room in the magazines of the calling thread and of another.
-    struct Bench {
+    struct DoubleFree {
         pool: Pool,
         stream: Stream,
-        other: Option<Sender<(Step, Sender<()>)>>,
+        other: Option<Sender<(Task, Sender<()>)>>,
     }
 
-    impl Bench {
+    impl DoubleFree {
         fn new<'scope>(scope: &'scope Scope<'scope, '_>) -> Self {
             let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
             let pool = Pool::builder(&context).build().unwrap();
@@ -337,14 +337,14 @@ mod tests {
     fn a_block_freed_twice_at_once_is_handed_out_once() {
         for mine_is_last in [false, true] {
             scope(|scope| {
-                let bench = Bench::new(scope);
+                let bench = DoubleFree::new(scope);
                 let ptr = bench.alloc(1)[0];
                 bench.free_twice(ptr, mine_is_last);
                 let mut live = bench.alloc(8);
                 assert_eq!(live[0] == ptr, mine_is_last);
                 live.extend(bench.alloc_there(8));
                 assert!(live.contains(&ptr));
-                Bench::assert_apart(&live, None);
+                DoubleFree::assert_apart(&live, None);
                 bench.assert_sound(16, false);
                 live.into_iter().for_each(|ptr| bench.free(ptr));
                 bench.assert_sound(0, false);
@@ -356,7 +356,7 @@ mod tests {
     fn a_block_freed_twice_at_once_goes_back_to_the_arena_once() {
         for mine_is_last in [false, true] {
             scope(|scope| {
-                let bench = Bench::new(scope);
+                let bench = DoubleFree::new(scope);
                 let ptr = bench.alloc(1)[0];
                 bench.free_twice(ptr, mine_is_last);
                 bench.assert_sound(0, false);
@@ -369,7 +369,7 @@ mod tests {
     #[test]
     fn of_a_block_freed_twice_at_once_a_third_free_is_an_error() {
         scope(|scope| {
-            let bench = Bench::new(scope);
+            let bench = DoubleFree::new(scope);
             let ptr = bench.alloc(1)[0];
             bench.free_twice(ptr, false);
             // SAFETY: as in `free`.
@@ -384,7 +384,7 @@ mod tests {
         // Which thread wrote last, and whether its free was still under way when the arena took the block back.
         for (mine_is_last, is_late) in [(false, false), (true, false), (false, true)] {
             scope(|scope| {
-                let mut bench = Bench::new(scope);
+                let mut bench = DoubleFree::new(scope);
                 let ptr = bench.alloc(1)[0];
                 bench.free_twice(ptr, true);
                 let mine = bench.entry(ptr).place();
@@ -398,7 +398,7 @@ mod tests {
                 // Of another length, over where the block was.
                 let long = bench.pool.alloc(500 << 10, &bench.stream).unwrap();
                 let live = bench.alloc(8);
-                Bench::assert_apart(&live, Some((long, 500 << 10)));
+                DoubleFree::assert_apart(&live, Some((long, 500 << 10)));
                 assert_eq!(live[0] == ptr, mine_is_last);
                 bench.free(long);
                 bench.assert_sound(8, true);
@@ -409,7 +409,7 @@ mod tests {
     #[test]
     fn a_block_freed_twice_is_not_taken_from_who_has_it_now() {
         scope(|scope| {
-            let bench = Bench::new(scope);
+            let bench = DoubleFree::new(scope);
             let ptr = bench.alloc(1)[0];
             bench.free_twice(ptr, true);
             // Live again: the copy of the other thread must neither be handed out nor go to the arena.
@@ -424,7 +424,7 @@ mod tests {
     #[test]
     fn a_copy_of_a_block_in_the_depot_is_not_handed_out() {
         scope(|scope| {
-            let bench = Bench::new(scope);
+            let bench = DoubleFree::new(scope);
             let mut live = bench.alloc(500);
             let ptr = live.pop().unwrap();
             bench.free_twice(ptr, false);
@@ -432,7 +432,7 @@ mod tests {
             live.into_iter().for_each(|ptr| bench.free(ptr));
             let mut live = bench.alloc_there(300);
             live.extend(bench.alloc(300));
-            Bench::assert_apart(&live, None);
+            DoubleFree::assert_apart(&live, None);
             bench.assert_sound(600, false);
         });
     }
@@ -440,7 +440,7 @@ mod tests {
     #[test]
     fn an_arena_takes_no_block_back_that_is_not_out() {
         scope(|scope| {
-            let bench = Bench::new(scope);
+            let bench = DoubleFree::new(scope);
             let ptr = bench.alloc(1)[0];
             let mut state = bench.pool.inner().state.lock();
             let arena = &mut state.arena;

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::beyond_caches::take_back;
-use super::inner::{PoolInner, State};
+use super::emptying_caches::take_back;
+use super::inner::{PoolInner, PoolState};
 use crate::counters::Counted;
 use crate::device::DeviceResult;
 use crate::order::{AfterSync, Fence};
@@ -16,7 +16,7 @@ impl PoolInner {
         let mut state = self.state.lock();
         let released = self.trim_under_lock(&mut state, keep)?;
         if !self.caches.holds_any() {
-            let State { arena, locked, .. } = &mut *state;
+            let PoolState { arena, locked, .. } = &mut *state;
             let is_gone = |id| self.timelines.is_gone(id);
             self.caches.give_back(locked, is_gone, |cached| take_back(arena, cached));
         }
@@ -25,7 +25,7 @@ impl PoolInner {
         Ok(released)
     }
 
-    fn trim_under_lock(&self, state: &mut State, keep: u64) -> DeviceResult<u64> {
+    fn trim_under_lock(&self, state: &mut PoolState, keep: u64) -> DeviceResult<u64> {
         if self.caches.any_ended() {
             self.collect_ended(state);
         }
@@ -98,7 +98,7 @@ impl PoolInner {
         if std::mem::replace(&mut state.destroyed, true) {
             return None;
         }
-        let State { arena, locked, .. } = &mut *state;
+        let PoolState { arena, locked, .. } = &mut *state;
         self.caches.shut(locked, |cached| take_back(arena, cached));
         Some(self.counted())
     }
@@ -144,8 +144,8 @@ impl AfterSync for PoolInner {
 impl PoolInner {
     /// Gives the arena what threads that ended cached.
     #[cold]
-    pub(super) fn collect_ended(&self, state: &mut State) {
-        let State { arena, locked, .. } = state;
+    pub(super) fn collect_ended(&self, state: &mut PoolState) {
+        let PoolState { arena, locked, .. } = state;
         self.caches.collect_ended(locked, |cached| take_back(arena, cached));
     }
 
@@ -173,7 +173,7 @@ impl Drop for PoolInner {
             tracing::error!(%error, pool = self.name, "the end of a pool could not wait for work on its memory");
         }
         // What a replay may still use stays mapped: better lost than taken from it.
-        let State { arena, captured, .. } = self.state.get_mut();
+        let PoolState { arena, captured, .. } = self.state.get_mut();
         for captured in captured.iter_mut().filter(|captured| !captured.arena.keeps()) {
             captured.tear_down();
         }

@@ -1,11 +1,11 @@
-//! What no step can satisfy: it is refused before anything is given back, stolen or asked for.
+//! Impossible requests: what no step can satisfy is refused before anything is given back, stolen or asked for.
 //!
-//! A block of live bytes cannot move. So a request is impossible where it and what is live exceed a limit, whatever is
-//! free or cached. It is not where the pool holds that much already (a budget may have been lowered since): then nothing
-//! has to grow. Whether other allocators or processes will give memory back nobody knows, so that of the device all
-//! memory counts that is not live in a pool of the context.
+//! A live block cannot move. So a request is impossible if it and all live blocks exceed a limit, whatever is free or
+//! cached. It is possible if the pool holds that much already (a budget may have been lowered since): then nothing has
+//! to grow. Other allocators and processes may give memory back, so all of the device's memory counts that is not live
+//! in a pool of the context.
 //!
-//! A callback of the program may free what is live. Where one can be asked, only what exceeds a limit alone is impossible.
+//! A callback of the program may free live blocks. If one can be asked, only what alone exceeds a limit is impossible.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,8 +23,8 @@ pub(super) struct OthersLive {
 }
 
 impl PoolInner {
-    /// What is live in other pools; `None` where limits are so far that a request of so many bytes is not impossible,
-    /// whatever is live. Called without the lock: the last handle of one of them may go here.
+    /// What is live in other pools; `None` where limits are so far that the request is possible, whatever is live.
+    /// Called without the lock: the last handle of another pool may be dropped here.
     #[inline]
     pub(super) fn others_live(&self, bytes: u64) -> Option<OthersLive> {
         // A block is less than twice as long as what is asked for, or has one unit.
@@ -132,7 +132,7 @@ mod tests {
     const TOTAL: u64 = 1 << 30;
 
     /// A pool with blocks live, free and cached, and another one that caches.
-    struct Bench {
+    struct TwoPools {
         sim: Arc<SimDevice>,
         /// Pools know of each other as long as it lives.
         _context: Context,
@@ -141,7 +141,7 @@ mod tests {
         other: Pool,
     }
 
-    impl Bench {
+    impl TwoPools {
         fn new(options: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
             let sim = SimDevice::new(SimOptions { capacity: TOTAL, ..SimOptions::default() }).unwrap();
             let context = Context::new(sim.clone());
@@ -196,7 +196,7 @@ mod tests {
 
     #[test]
     fn what_the_device_cannot_hold_is_refused_at_once() {
-        let bench = Bench::new(|builder| builder);
+        let bench = TwoPools::new(|builder| builder);
         for bytes in [32 << 40, 1 << 50, TOTAL + 1, TOTAL - 199 * MIB] {
             assert_eq!(bench.is_refused_at_once(bytes), Limit::Device);
         }
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn what_the_hard_limit_forbids_is_refused_at_once() {
-        let bench = Bench::new(|builder| builder.hard_limit(300 * MIB));
+        let bench = TwoPools::new(|builder| builder.hard_limit(300 * MIB));
         for bytes in [32 << 40, 301 * MIB, 201 * MIB] {
             assert_eq!(bench.is_refused_at_once(bytes), Limit::HardLimit(300 * MIB));
         }
@@ -215,7 +215,7 @@ mod tests {
     #[test]
     fn what_the_budget_forbids_is_refused_at_once() {
         let budget = Budget::bytes(300 * MIB);
-        let bench = Bench::new(|builder| builder.budget(&budget));
+        let bench = TwoPools::new(|builder| builder.budget(&budget));
         for bytes in [32 << 40, 301 * MIB, 201 * MIB] {
             assert!(matches!(bench.is_refused_at_once(bytes), Limit::Budget { .. }));
         }
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn what_the_headroom_forbids_is_refused_at_once() {
-        let bench = Bench::new(|builder| builder.headroom(200 * MIB));
+        let bench = TwoPools::new(|builder| builder.headroom(200 * MIB));
         for bytes in [TOTAL - 199 * MIB, TOTAL - 399 * MIB] {
             assert_eq!(bench.is_refused_at_once(bytes), Limit::Headroom(200 * MIB));
         }
@@ -234,7 +234,7 @@ mod tests {
     #[test]
     fn what_is_held_beyond_a_lowered_budget_still_serves() {
         let budget = Budget::bytes(300 * MIB);
-        let bench = Bench::new(|builder| builder.budget(&budget));
+        let bench = TwoPools::new(|builder| builder.budget(&budget));
         budget.set_limit(10 * MIB);
         let held = bench.pool.reserved().current;
         bench.is_served(99 * MIB);
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn callbacks_are_asked_where_they_might_help_only_and_observers_told_once() {
-        let bench = Bench::new(|builder| builder.hard_limit(300 * MIB));
+        let bench = TwoPools::new(|builder| builder.hard_limit(300 * MIB));
         let (asked, told) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let counts = |count: &Arc<AtomicU64>| {
             let count = count.clone();
@@ -265,7 +265,7 @@ mod tests {
 
     #[test]
     fn what_a_capture_cannot_have_is_refused_at_once() {
-        let bench = Bench::new(|builder| builder.hard_limit(300 * MIB));
+        let bench = TwoPools::new(|builder| builder.hard_limit(300 * MIB));
         let memory = bench.pool.capture_pool();
         let capturing = memory.begin(&bench.stream).unwrap();
         for bytes in [32 << 40, 201 * MIB] {

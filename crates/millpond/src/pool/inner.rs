@@ -7,10 +7,10 @@ use std::sync::{Arc, Weak};
 use crate::lock::Mutex;
 
 use super::captured::Captured;
-use super::haste::Haste;
 use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use super::routes::Routes;
+use super::throughput_mode::ThroughputMode;
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::{DeviceError, DevicePtr};
@@ -30,16 +30,16 @@ pub(crate) struct PoolInner {
     pub(super) number: u64,
     pub(super) timelines: Arc<Timelines>,
     pub(super) registry: Weak<Registry>,
-    /// Whose addresses are whose, of all pools of the context.
+    /// Which pool of the context owns which addresses.
     pub(super) ranges: Arc<Ranges>,
-    /// As the arena has them, for who has not the lock.
+    /// A copy of the arena's, for readers without the lock.
     pub(super) limits: Limits,
     pub(super) counters: Arc<Counters>,
     pub(super) recording: Recording,
     pub(crate) caches: OfProcess<Caches>,
     pub(super) page_map: Arc<PageMap>,
     pub(super) routes: Routes,
-    pub(super) state: OfProcess<Mutex<State>>,
+    pub(super) state: OfProcess<Mutex<PoolState>>,
     pub(super) release_threshold: AtomicU64,
     pub(super) reclaimers: Callbacks<Reclaimer>,
     pub(super) observers: Callbacks<Observer>,
@@ -49,14 +49,14 @@ pub(crate) struct PoolInner {
     pub(super) has_said_freed_twice: AtomicBool,
 }
 
-/// What the pool's lock guards. Apart from what threads read on the fast path: whoever takes the lock writes to its
-/// cache line (processors fetch lines in pairs).
+/// What the pool's lock guards. Whoever takes the lock writes to its cache line, so it shares none with what threads
+/// read on the fast path (processors fetch lines in pairs).
 #[derive(Debug)]
 #[repr(align(128))]
-pub(super) struct State {
+pub(super) struct PoolState {
     pub(super) arena: Arena,
     pub(super) locked: Locked,
-    pub(super) haste: Haste,
+    pub(super) throughput_mode: ThroughputMode,
     /// The memory of captures, in the order of their ids.
     pub(super) captured: Vec<Captured>,
     pub(super) destroyed: bool,
@@ -69,8 +69,8 @@ impl fmt::Debug for PoolInner {
 }
 
 impl PoolInner {
-    /// Asked by every slow way before it locks, waits, or calls the device: in a forked child an error. There the fast path
-    /// finds nothing (`cache/thread_index.rs`), so that all requests come this way.
+    /// Every slow path calls this before it locks, waits, or calls the device: an error in a forked child. There the fast
+    /// path finds nothing (`cache/thread_index.rs`), so that all requests come here.
     #[inline]
     pub(crate) fn check_process(&self) -> Result<()> {
         Ok(self.timelines.check_process()?)
@@ -126,8 +126,8 @@ impl PoolInner {
         }
     }
 
-    /// What all threads counted. Where several did at once, a peak may be reported too high, but never too low. So
-    /// of two figures of which one is never above the other, the lower peak is right for both.
+    /// What all threads counted. Where several count at once, a peak may be too high, but never too low. So where one
+    /// figure never exceeds another, its peak is cut to the other's.
     pub(super) fn counted(&self) -> Counted {
         let mut counted = self.caches.counted();
         let held = self.counters.reserved.level().high;

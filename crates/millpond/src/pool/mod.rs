@@ -4,21 +4,20 @@
 //!
 //! **How one request passes through.** [`Pool::alloc`] asks the thread's magazines. Where they have nothing
 //! that fits, it checks the request and goes on under the pool's lock: to the depot, to the free blocks of the
-//! arena, then, once every thread's magazines are emptied, to the arena's other means. Where memory is short,
+//! arena, then, once every thread's magazines are emptied, to what the arena can map. Where memory is short,
 //! `pressure` makes room step by step, without the lock, and asks again. [`Pool::free`] gives the block to the
-//! thread's magazines; where it cannot, it finds the block under the lock, or says what is wrong with the
-//! address, and makes room in the magazines or hands the block to the arena behind the stream's present tick. Synchronising a stream, an event or the device through
-//! millpond calls back here to apply the release threshold.
+//! thread's magazines. Where it cannot, it finds the block under the lock, or says what is wrong with the address; it
+//! makes room in the magazines, or hands the block to the arena behind the stream's present tick. Synchronising a
+//! stream, an event or the device through millpond calls back here to apply the release threshold.
 
 mod allocating;
-mod beyond_caches;
 mod builder;
 mod capture;
 mod captured;
 mod context;
+mod emptying_caches;
 mod freeing;
 mod giving_back;
-mod haste;
 mod impossible;
 mod inner;
 mod pressure;
@@ -26,9 +25,10 @@ mod recorded;
 mod recounting;
 mod registry;
 mod routes;
+mod searching_caches;
 mod shortening;
-mod unlocked;
-mod waste;
+mod slow_path_time;
+mod throughput_mode;
 
 use std::fmt;
 use std::sync::Arc;

@@ -37,29 +37,29 @@ pub(super) struct Callbacks<F: ?Sized> {
     under_way: Mutex<Vec<u32>>,
 }
 
-/// Callbacks that can be inside of each other, on threads of their own. What a callback asks for on its thread is asked of
-/// none; of another thread nobody can tell whether a callback waits for it.
+/// Most callbacks nested on threads of their own. On one thread callbacks do not nest; whether a callback waits for
+/// another thread cannot be told.
 const MOST_NESTED: u32 = 4;
 
 thread_local! {
     /// The callbacks that this thread is inside of, by where they are kept.
-    static INSIDE: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
+    static ENTERED: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
 
 /// As long as this lives, the thread is inside of a callback.
-struct Inside<'a> {
+struct InCallback<'a> {
     under_way: &'a Mutex<Vec<u32>>,
     depth: u32,
 }
 
-impl Drop for Inside<'_> {
+impl Drop for InCallback<'_> {
     fn drop(&mut self) {
         let mut under_way = self.under_way.lock();
         if let Some(at) = under_way.iter().position(|depth| *depth == self.depth) {
             under_way.swap_remove(at);
         }
         // Fails while the thread's variables are being destroyed: nothing is to be known by then.
-        let _ = INSIDE.try_with(|inside| inside.borrow_mut().pop());
+        let _ = ENTERED.try_with(|entered| entered.borrow_mut().pop());
     }
 }
 
@@ -102,8 +102,7 @@ impl<F: ?Sized> Callbacks<F> {
         drop(all);
     }
 
-    /// How deep a request that begins now is nested in callbacks, at most: it may be one of those under way that waits
-    /// for it.
+    /// How deep a request that begins now may be nested in callbacks: each that is running may wait for it.
     fn depth(&self) -> u32 {
         self.under_way.lock().iter().max().map_or(0, |deepest| deepest + 1)
     }
@@ -111,23 +110,23 @@ impl<F: ?Sized> Callbacks<F> {
     /// Whether there are any that a request of this thread may be asked of.
     pub(super) fn can_be_asked(&self) -> bool {
         let at = std::ptr::from_ref(self).addr();
-        let is_inside = INSIDE.try_with(|inside| inside.borrow().contains(&at)).unwrap_or(true);
-        !is_inside && !self.all.lock().is_empty()
+        let is_entered = ENTERED.try_with(|entered| entered.borrow().contains(&at)).unwrap_or(true);
+        !is_entered && !self.all.lock().is_empty()
     }
 
-    /// Before one of them is called for a request of this depth; `None` where that is too deep, or where this thread is
-    /// inside of one already. It would be asked for what it asks for itself, without end.
-    fn enter(&self, depth: u32) -> Option<Inside<'_>> {
+    /// To be entered before a callback is called; `None` where the depth is too great, or where this thread is inside
+    /// one already: it would be asked for its own requests, without end.
+    fn enter(&self, depth: u32) -> Option<InCallback<'_>> {
         let at = std::ptr::from_ref(self).addr();
         if depth >= MOST_NESTED {
             return None;
         }
-        let entered = INSIDE.try_with(|inside| {
-            let mut inside = inside.borrow_mut();
-            let is_new = !inside.contains(&at);
-            let is_new = is_new && inside.try_reserve(1).is_ok();
+        let entered = ENTERED.try_with(|entered| {
+            let mut entered = entered.borrow_mut();
+            let is_new = !entered.contains(&at);
+            let is_new = is_new && entered.try_reserve(1).is_ok();
             if is_new {
-                inside.push(at);
+                entered.push(at);
             }
             is_new
         });
@@ -137,12 +136,12 @@ impl<F: ?Sized> Callbacks<F> {
         }
         let mut under_way = self.under_way.lock();
         if under_way.try_reserve(1).is_err() {
-            // Not by the end of an `Inside`, which looks for its depth.
-            let _ = INSIDE.try_with(|inside| inside.borrow_mut().pop());
+            // Not by the end of an `InCallback`, which looks for its depth.
+            let _ = ENTERED.try_with(|entered| entered.borrow_mut().pop());
             return None;
         }
         under_way.push(depth);
-        Some(Inside { under_way: &self.under_way, depth })
+        Some(InCallback { under_way: &self.under_way, depth })
     }
 
     /// Those that are registered now, in that order. The lock is not held in between: they may register and remove others.
@@ -317,7 +316,7 @@ impl fmt::Display for OutOfMemory {
 }
 
 impl PoolInner {
-    /// Tries again after each thing that may have made room, from the cheapest to the dearest. The pool's
+    /// Tries again after each step that may have made room, from the cheapest to the dearest. The pool's
     /// lock is never held while the host waits or a callback runs.
     #[cold]
     pub(super) fn alloc_under_pressure(
@@ -329,8 +328,13 @@ impl PoolInner {
         let depths = (self.reclaimers.depth(), self.observers.depth());
         let mut what = self.shortage_of(first)?;
         let request = bytes.next_multiple_of(align);
-        let reclaim = self.reclaimers.each().map(|reclaimer| Step::Reclaim(reclaimer, depths.0));
-        let steps = [Step::WaitForFences, Step::ReleaseSome, Step::ReleaseAll, Step::TrimOthers];
+        let reclaim = self.reclaimers.each().map(|reclaimer| PressureStep::Reclaim(reclaimer, depths.0));
+        let steps = [
+            PressureStep::WaitForFences,
+            PressureStep::ReleaseSome,
+            PressureStep::ReleaseAll,
+            PressureStep::TrimOthers,
+        ];
         let mut is_impossible = false;
         for step in steps.into_iter().chain(reclaim) {
             if let Some(limit) = self.what_forbids_now(bytes) {
@@ -352,7 +356,7 @@ impl PoolInner {
         let report = self.out_of_memory(bytes, what, is_impossible);
         self.recording.out_of_memory(bytes, report.device_free, stream);
         tracing::warn!(%report, "out of memory");
-        if let Some(_inside) = self.observers.enter(depths.1) {
+        if let Some(_entered) = self.observers.enter(depths.1) {
             self.observers.each().for_each(|observer| observer(&report));
         }
         match try_box(report) {
@@ -365,7 +369,7 @@ impl PoolInner {
         }
     }
 
-    /// What forbids a request of so many bytes whatever is done for it.
+    /// The limit that makes a request of so many bytes impossible.
     fn what_forbids_now(&self, bytes: u64) -> Option<Shortage> {
         self.what_forbids_with(self.caches.sizes().units(bytes), self.others_live(bytes)?)
     }
@@ -382,10 +386,10 @@ impl PoolInner {
         }
     }
 
-    /// Does one thing that may make room; `false` where it cannot have made any.
-    fn take_step(&self, step: &Step, request: u64) -> Result<bool> {
+    /// Takes one step; `false` where it cannot have made room.
+    fn take_step(&self, step: &PressureStep, request: u64) -> Result<bool> {
         match step {
-            Step::WaitForFences => {
+            PressureStep::WaitForFences => {
                 let let_go = self.let_go_of_released();
                 let fence = self.fence_of_all_free();
                 if fence.is_empty() {
@@ -395,16 +399,16 @@ impl PoolInner {
                 self.state.lock().arena.reap();
                 Ok(true)
             }
-            Step::ReleaseSome => {
+            PressureStep::ReleaseSome => {
                 let keep = self.counters.reserved.current().saturating_sub(request);
                 Ok(self.trim(keep)? > 0)
             }
             // Worth a try also where nothing is left: a request that failed has given back its own pages, of
             // whatever size.
-            Step::ReleaseAll => self.trim(0).map(|_| true).map_err(Error::from),
-            Step::TrimOthers => self.trim_others(),
-            Step::Reclaim(reclaimer, depth) => {
-                Ok(self.reclaimers.enter(*depth).is_some_and(|_inside| reclaimer(request)))
+            PressureStep::ReleaseAll => self.trim(0).map(|_| true).map_err(Error::from),
+            PressureStep::TrimOthers => self.trim_others(),
+            PressureStep::Reclaim(reclaimer, depth) => {
+                Ok(self.reclaimers.enter(*depth).is_some_and(|_entered| reclaimer(request)))
             }
         }
     }
@@ -462,8 +466,8 @@ impl PoolInner {
     }
 }
 
-/// One thing that may make room.
-enum Step {
+/// A step that may make room.
+enum PressureStep {
     /// Wait on the host until everything free is complete, so that every stream may use it and steal from it.
     WaitForFences,
     /// Give back about as much as was asked for: pages of other sizes may be had for it.

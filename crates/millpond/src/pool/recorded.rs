@@ -20,12 +20,12 @@ impl PoolInner {
         Moment::now();
         let mut state = self.state.lock();
         // No thread is on the fast path from here on, so that what is noted once is noted until its end.
-        self.caches.set_doors(&mut state.locked, false);
+        self.caches.set_lock_entries(&mut state.locked, false);
         let started = self.recording.start(options, &introduction);
         if started.is_ok() {
             self.recording.live(state.arenas().flat_map(Arena::live));
         } else {
-            self.caches.set_doors(&mut state.locked, true);
+            self.caches.set_lock_entries(&mut state.locked, true);
         }
         started
     }
@@ -33,17 +33,17 @@ impl PoolInner {
     pub(super) fn stop_recording(&self) -> Result<Option<record::Status>> {
         self.check_process()?;
         let stopped = self.recording.stop();
-        self.open_doors();
+        self.open_lock_entries();
         stopped
     }
 
     /// Opens the fast path again, where recording has ended; another time where the lock is not free now.
     #[cold]
-    pub(super) fn open_doors(&self) {
+    pub(super) fn open_lock_entries(&self) {
         if let Some(mut state) = self.state.try_lock()
             && !self.recording.is_on()
         {
-            self.caches.set_doors(&mut state.locked, true);
+            self.caches.set_lock_entries(&mut state.locked, true);
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Recounts every invariant of a pool, for tests.
 
-use super::inner::{PoolInner, State};
+use super::inner::{PoolInner, PoolState};
 use crate::extents::Arena;
 
 impl PoolInner {
@@ -12,7 +12,7 @@ impl PoolInner {
         for captured in &state.captured {
             captured.arena.check(captured.arena.held())?;
         }
-        let State { arena, locked, captured, .. } = &mut *state;
+        let PoolState { arena, locked, captured, .. } = &mut *state;
         let arenas = std::iter::once(&*arena).chain(captured.iter().map(|captured| &captured.arena));
         self.caches.check(locked, |cached| self.check_counts(arenas, cached))
     }

@@ -17,13 +17,13 @@ use crate::process::OfProcess;
 /// handle because blocks of theirs are live or work on them is pending.
 #[derive(Debug, Default)]
 pub(crate) struct Registry {
-    state: OfProcess<Mutex<State>>,
+    state: OfProcess<Mutex<RegistryState>>,
     ranges: Arc<Ranges>,
     together: Arc<AtomicU64>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RegistryState {
     /// By number, which is in the order in which they were built.
     pools: BTreeMap<u64, Weak<PoolInner>>,
     outliving: Vec<Arc<PoolInner>>,
@@ -35,8 +35,8 @@ impl Registry {
     pub(super) fn enter(&self, pool: &Arc<PoolInner>) {
         let mut state = self.state.lock();
         state.pools.insert(pool.number, Arc::downgrade(pool));
-        // While the pool can still be refused: no other list is made when it is closed.
-        let State { pools, outliving, .. } = &mut *state;
+        // Reserved while the pool can still be refused: closing it takes no memory.
+        let RegistryState { pools, outliving, .. } = &mut *state;
         outliving.reserve(pools.len() - outliving.len().min(pools.len()));
     }
 
@@ -45,7 +45,7 @@ impl Registry {
         self.state.lock().pools.remove(&number);
     }
 
-    /// Whose addresses are whose, of all pools.
+    /// Which pool owns which addresses.
     pub(super) fn ranges(&self) -> &Arc<Ranges> {
         &self.ranges
     }

@@ -1,23 +1,23 @@
-//! When long pages of a pool are exchanged for short ones: before a large block is looked for in the arena, where that is
-//! due (see `extents/shorten.rs`). What threads cache stays there: it is few large blocks.
+//! Shortening: where it is due, long free pages are exchanged for short ones before the arena is searched for a large
+//! block (see `extents/shorten.rs`). Threads keep what they cache: it is few large blocks.
 
-use super::inner::{PoolInner, State};
+use super::inner::{PoolInner, PoolState};
 
 impl PoolInner {
-    /// A pool in haste has no time for it.
+    /// A pool in throughput mode has no time for it.
     #[inline]
-    pub(super) fn shorten_if_due(&self, state: &mut State, units: u64) {
-        if state.arena.is_shortening_due() && state.arena.is_large(units) && !state.haste.is_on() {
+    pub(super) fn shorten_if_due(&self, state: &mut PoolState, units: u64) {
+        if state.arena.is_shortening_due() && state.arena.is_large(units) && !state.throughput_mode.is_on() {
             self.shorten(state);
         }
     }
 
     #[cold]
-    fn shorten(&self, state: &mut State) {
+    fn shorten(&self, state: &mut PoolState) {
         let device = self.timelines.device();
         let began = device.now();
         if state.arena.shorten() {
-            self.note_waste(state, device.now().saturating_sub(began));
+            self.note_slow_path_time(state, device.now().saturating_sub(began));
         }
     }
 }
@@ -46,7 +46,7 @@ mod tests {
         fn new() -> Self {
             let sim = SimDevice::new(SimOptions::default()).unwrap();
             let context = Context::new(sim.clone());
-            // Never in haste, whatever little it computes.
+            // Never in throughput mode, whatever little it computes.
             let pool = Pool::builder(&context).spare(0).build().unwrap();
             let stream = context.create_stream().unwrap();
             let mut job = Self { sim, pool, stream, lengths: 0 };

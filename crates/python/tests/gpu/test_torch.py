@@ -32,7 +32,7 @@ def _nothing_is_left() -> Any:
     millpond.pool(0).check()
 
 
-# First of all: the tests with many threads bring the pool in haste, in which it may grow at any step.
+# First of all: the tests with many threads bring the pool to throughput mode, in which it may grow at any step.
 def test_from_the_second_pass_on_no_device_call_is_made() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(512, 2048), torch.nn.ReLU(), torch.nn.Linear(2048, 10)).cuda()
     optimizer = torch.optim.Adam(model.parameters())

@@ -1,12 +1,11 @@
-//! What an allocation may need of the caches, before and while the arena puts pages behind it.
+//! Emptying caches for an allocation, before the arena puts pages behind it.
 //!
-//! What threads cache belongs to the pool: nothing is mapped before all of it is taken back. Short of that, a large
-//! block that finds no free block of its length only needs the large ones. The small ones lie in a zone of their own,
-//! where they are of no use to it but for the pages that they pin; and a program that is taken its small blocks away
-//! each time that it asks for a large one would find none of them in its magazines.
+//! What threads cache belongs to the pool: nothing is mapped before all of it is taken back. Before that, a large
+//! request needs the large blocks only. The small ones lie in a zone of their own, and could only give the pages that
+//! they pin. And a program that loses its small blocks with each large request would never find them in its magazines.
 
-use super::haste::{REVOCATION, THROUGH_ARENA};
-use super::inner::{PoolInner, State};
+use super::inner::{PoolInner, PoolState};
+use super::throughput_mode::{REVOCATION, THROUGH_ARENA};
 use crate::cache::Cached;
 use crate::extents::{Allocation, Arena, Refusal};
 use crate::order::Stream;
@@ -17,11 +16,11 @@ use crate::order::Stream;
 const SMALL_PART: u64 = 512;
 
 impl PoolInner {
-    /// Allocates where no free block is ready: once the caches are emptied. What that costs is noted where memory
-    /// would have saved it: growth is no waste.
-    pub(super) fn alloc_beyond_caches(
+    /// Allocates where no free block is ready, once the caches are emptied. Notes as slow-path time what memory would
+    /// have saved: growth is not.
+    pub(super) fn alloc_emptying_caches(
         &self,
-        state: &mut State,
+        state: &mut PoolState,
         units: u64,
         align: u64,
         stream: &Stream,
@@ -44,28 +43,28 @@ impl PoolInner {
         };
         let took = device.now().saturating_sub(began);
         let least = if revoked { REVOCATION } else { THROUGH_ARENA };
-        let wasted = if revoked || self.pages_moved() > moved { took.max(least) } else { THROUGH_ARENA };
-        self.note_waste(state, wasted);
+        let slow = if revoked || self.pages_moved() > moved { took.max(least) } else { THROUGH_ARENA };
+        self.note_slow_path_time(state, slow);
         out
     }
 
     /// Gives the arena what threads cache, as far as that may serve a request of `units`; returns whether there was
     /// anything.
-    fn empty_caches_for(&self, state: &mut State, units: u64) -> bool {
+    fn empty_caches_for(&self, state: &mut PoolState, units: u64) -> bool {
         let most = self.counters.reserved.current() / SMALL_PART;
-        let State { arena, locked, haste, .. } = &mut *state;
-        if haste.is_on() || !arena.is_large(units) || !self.caches.holds_few_small(locked, most) {
+        let PoolState { arena, locked, throughput_mode, .. } = &mut *state;
+        if throughput_mode.is_on() || !arena.is_large(units) || !self.caches.holds_few_small(locked, most) {
             return self.empty_caches(state);
         }
         self.caches.revoke_large(locked, |cached| take_back(arena, cached))
     }
 
     /// Gives the arena what every thread caches; returns whether there was anything.
-    pub(super) fn empty_caches(&self, state: &mut State) -> bool {
+    pub(super) fn empty_caches(&self, state: &mut PoolState) -> bool {
         if self.caches.any_ended() {
             self.collect_ended(state);
         }
-        let State { arena, locked, .. } = state;
+        let PoolState { arena, locked, .. } = state;
         let any = self.caches.holds_any();
         if any {
             self.caches.revoke(locked, |cached| take_back(arena, cached));

@@ -1,56 +1,55 @@
-//! What one thread caches of one stream: a magazine per size class.
+//! A stream cache: what one thread caches of one stream, a magazine per size class.
 
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::gate::Behind;
+use super::asymmetric_lock::Guarded;
 use super::growth::Growth;
-use super::magazine::{Buffer, Item, Magazine, Open, STRIDE};
+use super::magazine::{Buffer, BufferedMagazine, Item, Magazine, STRIDE};
 use super::sizes::{MAGAZINES, MagazineIndex};
 use super::strays::Strays;
 use crate::extents::Place;
 use crate::host::{shrink, try_box};
 use crate::order::{StreamKey, Timeline, TimelineId};
 
-/// What is remembered of blocks that a magazine did not have.
+/// The reuse history of a magazine: what it remembers of blocks that it did not have.
 ///
-/// Of exact sizes: what became of the last one that had no room. A large block is better off in the arena, where it
-/// coalesces, unless just its size is wanted again soon: so such a magazine earns its room.
+/// For exact sizes: the last freed block that found no room. In the arena a large block coalesces, unless its size is
+/// wanted again soon. So such a magazine earns its room by *missed reuses*.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Ghost {
+pub(super) struct ReuseHistory {
     /// The block's length in bytes.
     bytes: u64,
     /// Blocks of that length that had no room, one after the other.
     run: u32,
-    /// Requests in a row that a block would have served that had no room.
-    regrets: u32,
+    /// Requests in a row that the last block without room would have served.
+    missed_reuses: u32,
     /// Blocks that were borrowed from longer classes in a row.
     borrowed: u32,
     /// What the thread had allocated by the last of them.
     borrowed_at: u64,
 }
 
-/// Blocks of one length, freed one after the other, from which on it is worth keeping them: a thread that only
-/// frees brings them to the depot for those who allocate.
+/// Blocks of one length, freed one after the other, from which on the magazine gets room. A thread that only frees
+/// hands them over by the depot.
 const LONG_RUN: u32 = 32;
 
-/// Requests in a row that had to ask the arena for what they had just given it, from which on it is worth keeping. Each
-/// block that lies in a magazine breaks up what the arena has in one piece: with room for whatever is missed twice,
-/// recorded jobs hold 0.3 % more (docs/pages.md).
-pub(super) const MANY_REGRETS: u32 = 16;
+/// Missed reuses in a row, from which on the magazine gets room. A block in a magazine splits the arena's free space:
+/// with room for whatever is missed twice, recorded jobs hold 0.3 % more (docs/lab/pages.md).
+pub(super) const MANY_MISSED_REUSES: u32 = 16;
 
-/// Blocks that a class borrows in a row before it should have one of its own. A loop would go on borrowing: what is borrowed
-/// goes back to where it came from.
+/// Blocks that a class borrows in a row before it gets one of its own. A loop would borrow for ever: a borrowed block
+/// goes back to its own class.
 const MOST_BORROWED: u32 = 64;
 
-/// Allocations, of whatever size, between two that are in a row.
+/// Allocations of any size by which two in a row may be apart.
 const IN_A_ROW: u64 = 4;
 
-impl Ghost {
-    const NEW: Self = Self { bytes: 0, run: 0, regrets: 0, borrowed: 0, borrowed_at: 0 };
+impl ReuseHistory {
+    const NEW: Self = Self { bytes: 0, run: 0, missed_reuses: 0, borrowed: 0, borrowed_at: 0 };
 
-    /// A block of this length found no room; returns whether there should be some.
+    /// A freed block of this length found no room; returns whether the magazine should get some.
     pub(super) fn note_free(&mut self, bytes: u64) -> bool {
         self.run = if self.bytes == bytes { self.run + 1 } else { 1 };
         self.bytes = bytes;
@@ -65,20 +64,20 @@ impl Ghost {
         self.borrowed <= MOST_BORROWED
     }
 
-    /// A block of this length was not found; returns whether there should be room for it: the last ones that had none would
-    /// have been what was asked for.
+    /// A requested block of this length was not found; returns whether the magazine should get room, after so many
+    /// missed reuses.
     pub(super) fn note_alloc(&mut self, bytes: u64) -> bool {
-        let regretted = self.bytes == bytes;
-        self.regrets = if regretted { (self.regrets + 1).min(MANY_REGRETS) } else { 0 };
+        let is_missed = self.bytes == bytes;
+        self.missed_reuses = if is_missed { (self.missed_reuses + 1).min(MANY_MISSED_REUSES) } else { 0 };
         (self.bytes, self.run) = (0, 0);
-        self.regrets == MANY_REGRETS
+        self.missed_reuses == MANY_MISSED_REUSES
     }
 }
 
-/// The magazines of a lane.
+/// The magazines of a stream cache.
 ///
-/// What the fast path reads comes first, and is as short as can be; what else there is to know of a magazine has a
-/// record, once it is asked for.
+/// What the fast path reads comes first, and is as short as can be. All else is in a magazine's record, made when it is
+/// first asked for.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct Magazines {
@@ -86,21 +85,21 @@ pub(super) struct Magazines {
     serial: u64,
     all: [Magazine; MAGAZINES],
     /// By rising numbers of magazines. A magazine that has none is without room.
-    records: Vec<Record>,
+    records: Vec<MagazineRecord>,
     /// One more than the place of each magazine's record; 0 for none.
     record_of: [u16; MAGAZINES],
 }
 
 /// What else there is to know of a magazine.
 #[derive(Debug)]
-struct Record {
+struct MagazineRecord {
     number: usize,
     buffer: Buffer,
     /// Bytes of the longest block that the magazine may hold; 0 as long as it had no room.
     longest: u64,
     /// Whether that is a large one.
     is_large: bool,
-    ghost: Ghost,
+    history: ReuseHistory,
     growth: Growth,
 }
 
@@ -108,9 +107,9 @@ struct Record {
 #[derive(Debug)]
 pub(super) struct Known<'a> {
     /// Itself.
-    pub(super) magazine: Open<'a>,
-    /// What is remembered of blocks that it did not have.
-    pub(super) ghost: &'a mut Ghost,
+    pub(super) magazine: BufferedMagazine<'a>,
+    /// Of blocks that it did not have.
+    pub(super) history: &'a mut ReuseHistory,
     pub(super) growth: &'a mut Growth,
     longest: &'a mut u64,
     is_large: &'a mut bool,
@@ -119,11 +118,11 @@ pub(super) struct Known<'a> {
 /// The serial number of [`Magazines::closed`].
 static NO_STREAM: u64 = 0;
 
-impl Behind for Magazines {
+impl Guarded for Magazines {
     #[inline]
-    unsafe fn serial(lane: NonNull<Self>) -> u64 {
-        // SAFETY: the caller's promise. Both a lane and the sentinel begin with the number.
-        unsafe { lane.cast::<u64>().read() }
+    unsafe fn serial(magazines: NonNull<Self>) -> u64 {
+        // SAFETY: the caller's promise. Both magazines and the sentinel begin with the number.
+        unsafe { magazines.cast::<u64>().read() }
     }
 
     fn closed() -> NonNull<Self> {
@@ -132,14 +131,16 @@ impl Behind for Magazines {
 }
 
 impl Magazines {
-    /// Of no stream, and without room. A constant, since it is long: what is computed is put together elsewhere, and
+    /// Of no stream, and without room. A constant, since it is long: a computed value would be built elsewhere and
     /// copied.
     const NEW: Self =
         Self { serial: 0, all: [const { Magazine::NEW }; _], records: Vec::new(), record_of: [0; _] };
 
     #[inline]
     pub(super) fn magazine(&mut self, index: MagazineIndex) -> &mut Magazine {
-        const { assert!(std::mem::offset_of!(Self, all) == STRIDE, "places count from the lane's start") };
+        const {
+            assert!(std::mem::offset_of!(Self, all) == STRIDE, "places count from the start of the magazines")
+        };
         let start = NonNull::from(self).cast::<Magazine>();
         // SAFETY: an index of this type names one of the magazines.
         unsafe { start.byte_add(index.place()).as_mut() }
@@ -160,7 +161,7 @@ impl Magazines {
     fn add_record_slow(&mut self, number: usize) -> Option<usize> {
         self.records.try_reserve(1).ok()?;
         let place = self.records.partition_point(|record| record.number < number);
-        self.records.insert(place, Record::new(number));
+        self.records.insert(place, MagazineRecord::new(number));
         self.note_places(place);
         Some(place)
     }
@@ -194,18 +195,18 @@ impl Magazines {
     }
 }
 
-impl Record {
+impl MagazineRecord {
     fn new(number: usize) -> Self {
-        let (ghost, growth) = (Ghost::NEW, Growth::NEW);
-        Self { number, buffer: Buffer::NEW, longest: 0, is_large: false, ghost, growth }
+        let (history, growth) = (ReuseHistory::NEW, Growth::NEW);
+        Self { number, buffer: Buffer::NEW, longest: 0, is_large: false, history, growth }
     }
 
     /// The magazine, one of these, and what is known of it.
     fn with<'a>(&'a mut self, all: &'a mut [Magazine; MAGAZINES]) -> Known<'a> {
         // SAFETY: the buffer was made for it, or is that of no room at all, as a magazine's is at first.
-        let magazine = unsafe { Open::new(&mut all[self.number], &mut self.buffer) };
-        let Self { longest, is_large, ghost, growth, .. } = self;
-        Known { magazine, ghost, growth, longest, is_large }
+        let magazine = unsafe { BufferedMagazine::new(&mut all[self.number], &mut self.buffer) };
+        let Self { longest, is_large, history, growth, .. } = self;
+        Known { magazine, history, growth, longest, is_large }
     }
 
     /// Bytes that the magazine may hold.
@@ -216,38 +217,38 @@ impl Record {
 
 /// What one thread caches of one stream: a magazine per size class.
 #[derive(Debug)]
-struct Lane {
+struct StreamCache {
     /// The timeline's.
     slot: usize,
     /// [`Timeline::serial`] of the stream.
     serial: u64,
     /// What the stream's timeline is called.
     of: TimelineId,
-    /// There while the lane is in use. A raw pointer owns them, since the gate knows it too, and a `Box` would claim that
-    /// there is no other way to them.
+    /// There while the stream cache is in use. A raw pointer owns them: lock entries have a copy, and a `Box` would claim
+    /// to be the only one.
     magazines: Option<NonNull<Magazines>>,
-    /// What is known of the magazines, which are empty, while they are not there.
-    parked: Vec<Record>,
+    /// The records while the magazines, then empty, are not there.
+    parked: Vec<MagazineRecord>,
 }
 
-// SAFETY: a lane owns its magazines, of which nothing is bound to a thread.
-unsafe impl Send for Lane {}
+// SAFETY: a stream cache owns its magazines, of which nothing is bound to a thread.
+unsafe impl Send for StreamCache {}
 
-impl Lane {
-    /// The magazines, while the lane is in use.
+impl StreamCache {
+    /// The magazines, while the stream cache is in use.
     fn magazines(&mut self) -> Option<&mut Magazines> {
-        // SAFETY: the lane's own, until it is dropped. Who has the lane has them: the gate leads to one of the two.
+        // SAFETY: its own, until it is dropped. Who has the stream cache has them: the lock guards both.
         self.magazines.map(|mut magazines| unsafe { magazines.as_mut() })
     }
 
-    /// The lane's own.
+    /// As `magazines`, to be read only.
     fn seen(&self) -> Option<&Magazines> {
         // SAFETY: as in `magazines`.
         self.magazines.map(|magazines| unsafe { magazines.as_ref() })
     }
 
     /// The records, wherever they are.
-    fn records(&self) -> &[Record] {
+    fn records(&self) -> &[MagazineRecord] {
         self.seen().map_or(&self.parked, |magazines| &magazines.records)
     }
 
@@ -262,7 +263,7 @@ impl Lane {
         }
     }
 
-    /// The magazines, with what was known of them if they are not there; `None` where the host has no memory for them.
+    /// The magazines, made again from their records if need be; `None` where the host has no memory for them.
     #[inline]
     fn unpark(&mut self) -> Option<&mut Magazines> {
         if self.magazines.is_none() {
@@ -270,7 +271,7 @@ impl Lane {
         }
         let serial = self.serial;
         let magazines = self.magazines()?;
-        // A door may lead to them: that of the calling thread, which is outside.
+        // A lock entry may lead to them: that of the calling thread, which is outside.
         magazines.serial = serial;
         Some(magazines)
     }
@@ -288,7 +289,7 @@ impl Lane {
         }
     }
 
-    /// Gives back the memory of the magazines, which are empty, but for what is known of them.
+    /// Gives back the memory of the magazines, which are empty, but for their records.
     fn park(&mut self) {
         let Some(magazines) = self.magazines() else { return };
         magazines.for_each(0..MAGAZINES, |mut known| known.magazine.stow());
@@ -301,24 +302,24 @@ impl Lane {
     fn free(&mut self) {
         if let Some(magazines) = self.magazines.take() {
             // SAFETY: the pointer came from `try_box` (`unpark`), and is given up here only. No owner has it: it is
-            // outside, and its doors are closed, or it is the calling thread.
+            // outside, and its lock entries are closed, or it is the calling thread.
             drop(unsafe { Box::from_raw(magazines.as_ptr()) });
         }
     }
 }
 
-impl Drop for Lane {
+impl Drop for StreamCache {
     fn drop(&mut self) {
         self.free();
     }
 }
 
-/// The lanes of one thread in one pool.
+/// All stream caches of one thread in one pool.
 #[derive(Debug)]
-pub(super) struct Lanes {
-    /// By the timelines' slots.
-    lanes: Vec<Lane>,
-    /// Where the lane lies that was used last: each request asks for it several times.
+pub(super) struct StreamCaches {
+    /// Sorted by the timelines' slots.
+    by_slot: Vec<StreamCache>,
+    /// The place of the one used last: each request asks for it several times.
     last: usize,
     strays: Arc<Strays>,
     /// Bytes that the magazines may hold together, if each holds as many blocks as it may.
@@ -326,12 +327,12 @@ pub(super) struct Lanes {
     /// The part of that in magazines of large blocks.
     granted_large: u64,
     /// What the magazines of small blocks held when that was last counted.
-    pub(super) small: Counted,
+    pub(super) small: CountedBytes,
 }
 
 /// Bytes that were counted, and how many blocks the thread had freed by then.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Counted {
+pub(super) struct CountedBytes {
     pub(super) bytes: u64,
     pub(super) frees: u64,
 }
@@ -345,47 +346,54 @@ pub(super) struct Bounds {
     pub(super) is_large: bool,
     /// Bytes that all magazines of the thread may hold together.
     pub(super) limit: u64,
-    pub(super) in_haste: bool,
+    pub(super) in_throughput_mode: bool,
 }
 
-impl Lanes {
+impl StreamCaches {
     pub(super) fn new(strays: Arc<Strays>) -> Self {
-        Self { lanes: Vec::new(), last: 0, strays, granted: 0, granted_large: 0, small: Counted::default() }
+        Self {
+            by_slot: Vec::new(),
+            last: 0,
+            strays,
+            granted: 0,
+            granted_large: 0,
+            small: CountedBytes::default(),
+        }
     }
 
     #[inline]
     fn place_of(&self, slot: usize) -> Result<usize, usize> {
-        if self.lanes.get(self.last).is_some_and(|lane| lane.slot == slot) {
+        if self.by_slot.get(self.last).is_some_and(|cache| cache.slot == slot) {
             return Ok(self.last);
         }
-        self.lanes.binary_search_by_key(&slot, |lane| lane.slot)
+        self.by_slot.binary_search_by_key(&slot, |cache| cache.slot)
     }
 
-    /// The magazines of a stream, if it has a lane. By the owner.
+    /// The magazines of a stream, if it has a stream cache. By the owner.
     pub(super) fn of(&mut self, stream: StreamKey) -> Option<&mut Magazines> {
         let place = self.place_of(stream.slot).ok()?;
-        let lane = &mut self.lanes[place];
-        if lane.serial == stream.serial { lane.unpark() } else { None }
+        let cache = &mut self.by_slot[place];
+        if cache.serial == stream.serial { cache.unpark() } else { None }
     }
 
-    /// The magazines of a stream, if it has a lane in use. They stay until the lane is taken in hand: by
+    /// The magazines of a stream, if it has a stream cache in use. They stay until that is changed: by
     /// [`of_or_add`](Self::of_or_add) for another stream, [`give_back`](Self::give_back) or [`clear`](Self::clear).
     pub(super) fn of_stream(&self, stream: StreamKey) -> Option<NonNull<Magazines>> {
-        let lane = &self.lanes[self.place_of(stream.slot).ok()?];
-        if lane.serial == stream.serial { lane.magazines } else { None }
+        let cache = &self.by_slot[self.place_of(stream.slot).ok()?];
+        if cache.serial == stream.serial { cache.magazines } else { None }
     }
 
-    /// The magazines of every lane, and which stream's they are.
+    /// The magazines of every stream cache, and which stream's they are.
     pub(super) fn all(&self) -> impl Iterator<Item = (StreamKey, NonNull<Magazines>)> {
-        let of = |lane: &Lane| {
-            let (serial, slot) = (lane.serial, lane.slot);
-            Some((StreamKey { serial, slot }, lane.magazines?))
+        let of = |cache: &StreamCache| {
+            let (serial, slot) = (cache.serial, cache.slot);
+            Some((StreamKey { serial, slot }, cache.magazines?))
         };
-        self.lanes.iter().filter_map(of)
+        self.by_slot.iter().filter_map(of)
     }
 
-    /// The magazines of a stream, made if need be; `None` where the host has no memory for them. A lane of a stream that
-    /// is gone and had the same slot is emptied: its blocks are given to `each`.
+    /// The magazines of a stream, made if need be; `None` where the host has no memory for them. Those of a stream that
+    /// is gone and had the same slot are emptied: the blocks are given to `each`.
     #[inline]
     pub(super) fn of_or_add(
         &mut self,
@@ -393,11 +401,11 @@ impl Lanes {
         each: impl FnMut(TimelineId, Item),
     ) -> Option<&mut Magazines> {
         let place = match self.place_of(timeline.id.slot as usize) {
-            Ok(place) if self.lanes[place].serial == timeline.serial => place,
+            Ok(place) if self.by_slot[place].serial == timeline.serial => place,
             _ => self.add_slow(timeline, each)?,
         };
         self.last = place;
-        self.lanes[place].unpark()
+        self.by_slot[place].unpark()
     }
 
     #[cold]
@@ -407,27 +415,28 @@ impl Lanes {
         let place = match self.place_of(slot) {
             Ok(place) => place,
             Err(place) => {
-                self.lanes.try_reserve(1).ok()?;
-                self.lanes.insert(place, Lane { slot, serial, of, magazines: None, parked: Vec::new() });
+                self.by_slot.try_reserve(1).ok()?;
+                self.by_slot
+                    .insert(place, StreamCache { slot, serial, of, magazines: None, parked: Vec::new() });
                 place
             }
         };
-        let lane = &mut self.lanes[place];
-        lane.drain(&self.strays, each);
-        (lane.serial, lane.of) = (serial, of);
+        let cache = &mut self.by_slot[place];
+        cache.drain(&self.strays, each);
+        (cache.serial, cache.of) = (serial, of);
         Some(place)
     }
 
-    /// Lets a full magazine of a lane that is there hold more blocks, if that may be. Returns whether there is room
-    /// now.
+    /// Lets a full magazine hold more blocks, within the bounds, if the stream has a cache. Returns whether there is
+    /// room now.
     pub(super) fn grant(&mut self, stream: StreamKey, magazine: MagazineIndex, bounds: &Bounds) -> bool {
-        let Bounds { longest: bytes, is_large, limit, in_haste } = *bounds;
+        let Bounds { longest: bytes, is_large, limit, in_throughput_mode } = *bounds;
         let left = limit.saturating_sub(self.granted) / bytes;
         let Some(known) = self.of(stream).and_then(|magazines| magazines.known(magazine)) else {
             return false;
         };
         let mut magazine = known.magazine;
-        let more = magazine.next_room(bytes, in_haste).saturating_sub(magazine.room());
+        let more = magazine.next_room(bytes, in_throughput_mode).saturating_sub(magazine.room());
         let more = more.min(usize::try_from(left).unwrap_or(usize::MAX));
         if !magazine.set_room(magazine.room() + more) {
             return false;
@@ -441,17 +450,17 @@ impl Lanes {
         has_room
     }
 
-    /// Empties the magazines from `from` on of every lane. What those of large blocks held in vain, they may hold no
-    /// more. `is_large` says whether a block of so many bytes is one.
+    /// Empties the magazines from `from` on of every stream cache. Draining a magazine of large blocks cuts its room by
+    /// what it held. `is_large` says whether a block of so many bytes is large.
     pub(super) fn drain(
         &mut self,
         from: MagazineIndex,
         is_large: impl Fn(u64) -> bool,
         mut each: impl FnMut(TimelineId, Item),
     ) {
-        for lane in &mut self.lanes {
-            let of = lane.of;
-            let Some(magazines) = lane.magazines() else { continue };
+        for cache in &mut self.by_slot {
+            let of = cache.of;
+            let Some(magazines) = cache.magazines() else { continue };
             magazines.for_each(from.number()..MAGAZINES, |known| {
                 let mut magazine = known.magazine;
                 if magazine.is_empty() {
@@ -471,37 +480,37 @@ impl Lanes {
         }
     }
 
-    /// Takes back every grant; the lanes are empty.
+    /// Takes back every grant; the stream caches are empty.
     pub(super) fn revoke_grants(&mut self) {
         (self.granted, self.granted_large) = (0, 0);
-        for lane in &mut self.lanes {
-            if let Some(magazines) = lane.magazines() {
+        for cache in &mut self.by_slot {
+            if let Some(magazines) = cache.magazines() {
                 magazines.for_each(0..MAGAZINES, |mut known| _ = known.magazine.set_room(0));
             }
-            lane.parked.iter_mut().for_each(|record| record.buffer = Buffer::NEW);
+            cache.parked.iter_mut().for_each(|record| record.buffer = Buffer::NEW);
         }
     }
 
-    /// Gives back what host memory is not needed at rest; the lanes are empty. Those of streams that are gone go.
+    /// Gives back what host memory is not needed at rest; the stream caches are empty. Those of streams that are gone go.
     pub(super) fn give_back(&mut self, is_gone: impl Fn(TimelineId) -> bool) {
-        self.lanes.retain(|lane| !is_gone(lane.of));
-        self.lanes.iter_mut().for_each(Lane::park);
-        shrink(&mut self.lanes, 0);
-        let records = || self.lanes.iter().flat_map(Lane::records);
-        self.granted = records().map(Record::granted).sum();
-        self.granted_large = records().filter(|record| record.is_large).map(Record::granted).sum();
+        self.by_slot.retain(|cache| !is_gone(cache.of));
+        self.by_slot.iter_mut().for_each(StreamCache::park);
+        shrink(&mut self.by_slot, 0);
+        let records = || self.by_slot.iter().flat_map(StreamCache::records);
+        self.granted = records().map(MagazineRecord::granted).sum();
+        self.granted_large = records().filter(|record| record.is_large).map(MagazineRecord::granted).sum();
     }
 
-    /// Gives up all lanes, which are empty.
+    /// Drops all stream caches, which are empty.
     pub(super) fn clear(&mut self) {
         (self.granted, self.granted_large) = (0, 0);
-        self.lanes = Vec::new();
+        self.by_slot = Vec::new();
     }
 
     /// Bytes that the magazines before `end` hold, if the blocks of each are as long as they can be beside its first.
     pub(super) fn held_below(&mut self, end: MagazineIndex, longest: impl Fn(u64) -> u64) -> u64 {
         let mut held = 0;
-        for magazines in self.lanes.iter_mut().filter_map(Lane::magazines) {
+        for magazines in self.by_slot.iter_mut().filter_map(StreamCache::magazines) {
             magazines.for_each(0..end.number(), |Known { magazine, .. }| {
                 let bytes = magazine.items().first().map_or(0, |item| longest(item.bytes()));
                 held += bytes * magazine.len() as u64;
@@ -512,7 +521,7 @@ impl Lanes {
 
     /// Every block held, and where.
     pub(super) fn iter(&self) -> impl Iterator<Item = (Place, &Item)> {
-        self.lanes.iter().filter_map(Lane::seen).flat_map(Magazines::items)
+        self.by_slot.iter().filter_map(StreamCache::seen).flat_map(Magazines::items)
     }
 
     /// Bytes that may be held.
@@ -532,9 +541,9 @@ mod tests {
 
     #[test]
     fn a_class_that_is_empty_now_and_then_borrows_and_one_in_a_loop_gets_its_own() {
-        let mut ghost = Ghost::NEW;
-        assert!((1..1000).all(|step| ghost.may_borrow(step * 100)));
-        let mut in_a_loop = (100_000..).map(|allocations| ghost.may_borrow(allocations));
+        let mut history = ReuseHistory::NEW;
+        assert!((1..1000).all(|step| history.may_borrow(step * 100)));
+        let mut in_a_loop = (100_000..).map(|allocations| history.may_borrow(allocations));
         assert_eq!(in_a_loop.position(|may_borrow| !may_borrow), Some(MOST_BORROWED as usize));
     }
 }

@@ -1,11 +1,11 @@
-//! What a pool notes of the time that memory would have saved, by which it is in [haste](super::haste) or not.
+//! Slow-path time: what memory would have saved, as [throughput mode](super::throughput_mode) counts it.
 
 use std::time::Duration;
 
 use crate::lock::MutexGuard;
 
-use super::haste::Seen;
-use super::inner::{PoolInner, State};
+use super::inner::{PoolInner, PoolState};
+use super::throughput_mode::Observation;
 
 impl PoolInner {
     /// Pages that were taken from one place for another so far, or given back for others.
@@ -13,9 +13,9 @@ impl PoolInner {
         self.counters.pages_stolen.get() + self.counters.calls.release.get()
     }
 
-    /// The lock, for what found no block or no room in a magazine. What the thread waits for others is wasted: with
-    /// memory to spare, few would come here.
-    pub(super) fn lock_noting_waits(&self) -> MutexGuard<'_, State> {
+    /// The lock, for what found no block or no room in a magazine. The thread's wait counts as slow-path time: with
+    /// more memory, few would come here.
+    pub(super) fn lock_noting_waits(&self) -> MutexGuard<'_, PoolState> {
         let mut state = self.state.try_lock().unwrap_or_else(|| self.lock_waiting());
         if self.caches.any_ended() {
             self.collect_ended(&mut state);
@@ -24,32 +24,38 @@ impl PoolInner {
     }
 
     #[cold]
-    fn lock_waiting(&self) -> MutexGuard<'_, State> {
+    fn lock_waiting(&self) -> MutexGuard<'_, PoolState> {
         let device = self.timelines.device();
         let began = device.now();
         let mut state = self.state.lock();
         let waited = device.now().saturating_sub(began);
-        self.note_waste(&mut state, waited);
+        self.note_slow_path_time(&mut state, waited);
         state
     }
 
-    pub(super) fn note_waste(&self, state: &mut State, wasted: Duration) {
+    pub(super) fn note_slow_path_time(&self, state: &mut PoolState, slow: Duration) {
         let look = || {
             let counted = self.counted();
             let (served, live) = (counted.allocations, counted.allocated.high);
-            Seen { now: self.timelines.device().now(), served, live }
+            Observation { now: self.timelines.device().now(), served, live }
         };
-        if state.haste.note(wasted, look) {
-            tracing::debug!(pool = self.name, spare = state.haste.spare(), "haste");
+        if state.throughput_mode.note(slow, look) {
+            tracing::debug!(
+                pool = self.name,
+                growth_allowance = state.throughput_mode.growth_allowance(),
+                "throughput mode"
+            );
             self.adapt(state);
         }
     }
 
-    pub(super) fn adapt(&self, state: &State) {
-        let (reserved, spare) = (self.counters.reserved.current(), state.haste.spare());
-        let is_scarce = spare > 0 && reserved > self.counted().allocated.high + spare / 2;
-        // What may be cached, by contrast, takes no memory: the pool grows by what is spare now only.
-        self.caches.adapt(reserved, state.haste.most_spare(), is_scarce);
+    pub(super) fn adapt(&self, state: &PoolState) {
+        let (reserved, growth_allowance) =
+            (self.counters.reserved.current(), state.throughput_mode.growth_allowance());
+        let is_scarce =
+            growth_allowance > 0 && reserved > self.counted().allocated.high + growth_allowance / 2;
+        // By contrast, what may be cached takes no memory: the pool grows by the present allowance only.
+        self.caches.adapt(reserved, state.throughput_mode.most_growth_allowance(), is_scarce);
     }
 }
 
@@ -61,7 +67,7 @@ mod tests {
     use crate::{Context, Pool};
 
     #[test]
-    fn threads_that_wait_for_each_other_bring_the_pool_in_haste() {
+    fn threads_that_wait_for_each_other_start_throughput_mode() {
         let context = Context::host().unwrap();
         let pool = Pool::builder(&context).build().unwrap();
         let stream = context.create_stream().unwrap();
@@ -76,16 +82,16 @@ mod tests {
                     unsafe { pool.free(block, &stream) }.unwrap();
                 }
             });
-            let was_in_haste = (1..200).any(|mebibytes| {
+            let was_on = (1..200).any(|mebibytes| {
                 let state = inner.state.lock();
-                if !state.haste.is_on() {
+                if !state.throughput_mode.is_on() {
                     ask.send(mebibytes).unwrap();
                     std::thread::sleep(Duration::from_millis(15));
                 }
-                state.haste.is_on()
+                state.throughput_mode.is_on()
             });
             drop(ask);
-            assert!(was_in_haste);
+            assert!(was_on);
         });
     }
 }

@@ -1,24 +1,23 @@
-//! How far a stream is ordered after others: the answers of one search, which asks about the same few streams for
-//! each of many fences. Locks are taken once.
+//! Whether many fences are ready for one stream: what one search asks of the same few timelines. Locks are taken
+//! once.
 
 use crate::lock::RwLockReadGuard;
 
 use super::timelines::Table;
 use super::{Fence, ReusePolicies, Tick, Timeline, TimelineId, Timelines};
 
-/// What `Timelines::is_ready` would say to any fence. To be dropped before anything else is asked of the timelines, or of the
-/// device.
-pub(crate) struct Reach<'a> {
+/// Answers as `Timelines::is_ready` does, for any fence. Drop it before any other call to the timelines or the device.
+pub(crate) struct ReadinessQuery<'a> {
     timelines: &'a Timelines,
     stream: &'a Timeline,
     policies: ReusePolicies,
-    /// All timelines, once one is looked at.
+    /// All timelines, locked at the first look.
     all: Option<RwLockReadGuard<'a, Table>>,
-    /// What the stream has waited for, once that matters.
+    /// What the stream has waited for, read when needed.
     ordered_after: Option<Fence>,
 }
 
-impl<'a> Reach<'a> {
+impl<'a> ReadinessQuery<'a> {
     pub(super) fn new(timelines: &'a Timelines, stream: &'a Timeline, policies: ReusePolicies) -> Self {
         Self { timelines, stream, policies, all: None, ordered_after: None }
     }
@@ -36,8 +35,8 @@ impl<'a> Reach<'a> {
     #[inline]
     fn is_reached(&mut self, id: TimelineId, tick: Tick) -> bool {
         let all = self.all.get_or_insert_with(|| self.timelines.all());
-        let over = all.get(id).map_or(Tick::MAX, |timeline| timeline.over(self.policies));
-        over >= tick || (self.policies.follows() && self.is_ordered_after(id, tick))
+        let ready = all.get(id).map_or(Tick::MAX, |timeline| timeline.ready_up_to(self.policies));
+        ready >= tick || (self.policies.follows() && self.is_ordered_after(id, tick))
     }
 
     fn is_ordered_after(&mut self, id: TimelineId, tick: Tick) -> bool {

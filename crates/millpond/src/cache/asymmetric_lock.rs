@@ -1,0 +1,230 @@
+//! The asymmetric lock of a cache: its owner enters at the cost of two stores and a load. Another thread, rarely, closes
+//! it.
+//!
+//! **Epochs.** The owner's epoch is odd while it is inside, and the next even number says that it has left. So epochs
+//! count passages, which the statistics need anyway ([`Epoch`]). There is one epoch for each thing that is counted.
+//!
+//! **The protocol.** The lock has a row of *entries*. Each leads to the magazines of one stream or, while it is closed,
+//! to a sentinel that is no stream's. Magazines have their stream's serial number. The owner makes its epoch odd, reads
+//! the entry of its stream, and compares serial numbers: one comparison says that the entry is open, and that it leads
+//! to this stream. The other side closes every entry, then looks whether the owner is inside, and waits until it has
+//! left. Each side writes one place and reads the other (Dekker's algorithm), so that at least one of them must see the
+//! other, if neither's read comes before its own write.
+//!
+//! A stream's entry is chosen by the slot of its timeline. Streams whose slots are [`ENTRIES`] apart share one: it is
+//! that one's for which it was opened last, and the others use [`enter_without_entry`](AsymmetricLock::enter_without_entry).
+//! An entry is one pointer, so that it may be opened for another stream while the owner passes: the owner sees one
+//! stream's magazines or the other's, and which they are.
+//!
+//! **Magazines that go.** An owner that read an entry is inside until it has left, also where the entry is not its
+//! stream's. So who has closed the lock and waited may free magazines, or give them to other streams.
+//!
+//! **The barriers.** To keep a read behind a write takes a full barrier, which costs more than the whole of
+//! the fast path. The owner has only a barrier for the compiler; the other side, which is rare, issues a full
+//! barrier *in every running thread of the process* (`membarrier`, Linux 4.14). After it, an owner either had
+//! an odd epoch, visibly, or has yet to read whether the entry is closed. Where there is no `membarrier`, both
+//! sides issue a full barrier: entries stay closed, and owners use
+//! [`enter_without_entry`](AsymmetricLock::enter_without_entry).
+//!
+//! **The data.** What the lock guards is passed on by the release stores of epochs and entries and the acquire loads
+//! of them on the other side.
+
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+
+use super::sync::{self, AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Backoff, Ordering};
+use crate::order::StreamKey;
+
+/// Entries of a lock: as many as a byte tells apart, so that finding a stream's takes no instruction.
+#[cfg(not(loom))]
+pub(super) const ENTRIES: usize = if cfg!(miri) { 4 } else { 256 };
+/// A model tries what may happen at one of them.
+#[cfg(loom)]
+pub(super) const ENTRIES: usize = 1;
+
+/// Epochs of an owner.
+pub(super) const EPOCHS: usize = 2;
+
+/// What an entry leads to.
+pub(super) trait Guarded: Sized {
+    /// [`StreamKey::serial`] of its stream, or 0, which no stream has, for [`closed`](Self::closed).
+    ///
+    /// # Safety
+    /// It is there, and nobody gives it to another stream meanwhile.
+    unsafe fn serial(guarded: NonNull<Self>) -> u64;
+
+    /// The sentinel of closed entries. Only its serial number is read, and nothing is written.
+    fn closed() -> NonNull<Self>;
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct AsymmetricLock<T> {
+    is_fenced: bool,
+    /// For an owner that enters without an entry: whether the lock is open.
+    is_open: AtomicBool,
+    /// Entries up to the last one that may be open. Written under the pool's lock.
+    used: AtomicUsize,
+    /// For an owner that issues no barrier: what each entry leads to. All are closed where the kernel issues no barriers
+    /// for the other side.
+    entries: [AtomicPtr<T>; ENTRIES],
+}
+
+/// Counts an owner's passages of one kind: twice their number, and one more while it is inside.
+/// The owner alone writes it; or, while it is not inside, whoever else may count for it.
+#[derive(Debug, Default)]
+pub(super) struct Epoch(AtomicU64);
+
+/// The owner is inside as long as this lives. A passage that ends without [`complete`](Self::complete) does not count.
+#[derive(Debug)]
+pub(super) struct Passage<'a> {
+    epoch: &'a Epoch,
+    before: u64,
+}
+
+impl Epoch {
+    /// Twice the passages so far, and one more while the owner is inside.
+    #[inline]
+    pub(super) fn value(&self) -> u64 {
+        // Relaxed: a count. What was done inside is seen by those who wait.
+        self.0.load(Ordering::Relaxed)
+    }
+
+    /// Passages so far.
+    pub(super) fn passages(&self) -> u64 {
+        self.value() / 2
+    }
+
+    /// Counts a passage of an owner that is not inside. By the owner.
+    #[inline]
+    pub(super) fn count(&self) {
+        // Relaxed, and no read-modify-write: one thread writes.
+        self.0.store(self.0.load(Ordering::Relaxed) + 2, Ordering::Relaxed);
+    }
+
+    /// Notes that the owner is inside, or about to look whether it may be.
+    #[inline]
+    fn enter(&self) -> Passage<'_> {
+        // Relaxed: as in `count`. What keeps it before the look is the caller's barrier; see the module.
+        let before = self.0.load(Ordering::Relaxed);
+        self.0.store(before + 1, Ordering::Relaxed);
+        Passage { epoch: self, before }
+    }
+
+    fn is_inside(&self) -> bool {
+        // Acquire: pairs with the Release where the owner leaves: what it did inside is seen.
+        self.0.load(Ordering::Acquire) % 2 == 1
+    }
+}
+
+impl<T: Guarded> AsymmetricLock<T> {
+    /// A lock that is closed.
+    pub(super) fn new() -> Self {
+        Self {
+            is_fenced: !sync::is_asymmetric(),
+            is_open: AtomicBool::new(false),
+            used: AtomicUsize::new(0),
+            entries: std::array::from_fn(|_| AtomicPtr::new(T::closed().as_ptr())),
+        }
+    }
+
+    /// The owner's side: enters by this stream's entry, as it was [opened](Self::open_entry), and counts in `epoch`.
+    /// `None` where the entry is closed, or another stream's. Not to be nested.
+    #[inline]
+    pub(super) fn enter<'a>(&self, epoch: &'a Epoch, stream: StreamKey) -> Option<(NonNull<T>, Passage<'a>)> {
+        let passage = epoch.enter();
+        sync::light_barrier();
+        // Acquire: pairs with the Release in `open_entry`, so that what was done while it was closed is seen.
+        let guarded = self.entries[stream.slot % ENTRIES].load(Ordering::Acquire);
+        // SAFETY: an entry leads to the sentinel, or to something that is there (`open_entry`).
+        let guarded = unsafe { NonNull::new_unchecked(guarded) };
+        // SAFETY: the sentinel never changes. Anything else was read while the entry was open, and so stays as it is
+        // until the owner has left: see the module.
+        (unsafe { T::serial(guarded) } == stream.serial).then_some((guarded, passage))
+    }
+
+    /// As [`enter`](Self::enter), without an entry, and also where the kernel issues no barriers for the other side.
+    pub(super) fn enter_without_entry<'a>(&self, epoch: &'a Epoch) -> Option<Passage<'a>> {
+        let passage = epoch.enter();
+        if self.is_fenced {
+            sync::full_barrier();
+        } else {
+            sync::light_barrier();
+        }
+        // Acquire: as in `enter`.
+        self.is_open.load(Ordering::Acquire).then_some(passage)
+    }
+
+    /// Closes the lock to its owner, once a [`heavy_barrier`](super::sync::heavy_barrier) was issued and the owner
+    /// [has left](Self::wait_until_left). One thread at a time.
+    pub(super) fn close(&self) {
+        // Relaxed, all: the heavy barrier orders this before the load in `wait_until_left`.
+        self.is_open.store(false, Ordering::Relaxed);
+        let used = self.used.load(Ordering::Relaxed);
+        self.used.store(0, Ordering::Relaxed);
+        for entry in self.entries.iter().take(used) {
+            entry.store(T::closed().as_ptr(), Ordering::Relaxed);
+        }
+    }
+
+    /// Waits until the owner of a closed lock has left by all its epochs: a few instructions of its, unless it was
+    /// suspended. One epoch after the other will do, since the owner cannot enter again.
+    pub(super) fn wait_until_left(epochs: [&Epoch; EPOCHS]) {
+        for epoch in epochs {
+            let mut backoff = Backoff::default();
+            while epoch.is_inside() {
+                backoff.wait();
+            }
+        }
+    }
+
+    /// Lets the owner enter without an entry.
+    pub(super) fn open(&self) {
+        // Release: see `enter_wide`.
+        self.is_open.store(true, Ordering::Release);
+    }
+
+    /// Lets the owner enter by this stream's entry, which then is no other stream's. Under the pool's lock. What is
+    /// guarded stays, and stays this stream's, until the lock is closed and the owner has left, or until the owner
+    /// itself, outside, gives it to another stream.
+    pub(super) fn open_entry(&self, stream: StreamKey, guarded: NonNull<T>) {
+        if self.is_fenced {
+            return;
+        }
+        let entry = stream.slot % ENTRIES;
+        // Relaxed: read under the lock, as it is written.
+        self.used.store(self.used.load(Ordering::Relaxed).max(entry + 1), Ordering::Relaxed);
+        // Release: see `enter`.
+        self.entries[entry].store(guarded.as_ptr(), Ordering::Release);
+    }
+}
+
+impl Passage<'_> {
+    /// What the [epoch](Epoch::value) was before this passage.
+    #[inline]
+    pub(super) fn before(&self) -> u64 {
+        self.before
+    }
+
+    /// What the [epoch](Epoch::value) will be once this passage is counted.
+    #[inline]
+    fn next(&self) -> u64 {
+        self.before + 2
+    }
+
+    /// Leaves, and counts the passage.
+    #[inline]
+    pub(super) fn complete(self) {
+        let left = ManuallyDrop::new(self);
+        // Release: see `is_inside`.
+        left.epoch.0.store(left.next(), Ordering::Release);
+    }
+}
+
+impl Drop for Passage<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        // Release: as in `complete`.
+        self.epoch.0.store(self.before, Ordering::Release);
+    }
+}
