@@ -11,7 +11,7 @@
 //! arena.
 //!
 //! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the
-//! thread, and the block's entry in the arena's table: no lock, no atomic read-modify-write, no device call.
+//! thread, and the block's descriptor: no lock, no atomic read-modify-write, no device call.
 //! Where they cannot, the thread exchanges half a magazine with the depot, which has locks of its own
 //! ([`Caches::alloc_searching`], [`Caches::free_without_entry`]); what that cannot serve takes the slow path, under the pool's
 //! lock.

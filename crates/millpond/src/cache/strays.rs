@@ -34,7 +34,7 @@ impl Strays {
     /// Notes a copy that was dropped. It is reported later: whoever comes upon it may be inside a cache.
     #[cold]
     fn note(&self, item: Item) {
-        let (requested, bytes) = item.entry().last_counted();
+        let (requested, bytes) = item.descriptor().last_counted();
         let _writes = self.writes.lock();
         let is_counted = self.tally.count_alloc_outside(requested, bytes);
         debug_assert!(is_counted, "it need not ask");

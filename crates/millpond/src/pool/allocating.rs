@@ -140,9 +140,9 @@ impl PoolInner {
             },
         };
         // SAFETY: the block is out, and the arena is this pool's.
-        let entry = unsafe { out.descriptor.get() };
-        self.caches.label(&mut state.locked, entry, out.bytes);
-        entry.make_live(out.ptr, bytes);
+        let descriptor = unsafe { out.descriptor.get() };
+        self.caches.label(&mut state.locked, descriptor, out.bytes);
+        descriptor.make_live(out.ptr, bytes);
         self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
         self.counters.misses.add(out.misses);
         Ok(out.ptr)

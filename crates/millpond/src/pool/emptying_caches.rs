@@ -75,8 +75,8 @@ impl PoolInner {
 
 /// A block that a cache gave up goes back to the arena.
 pub(super) fn take_back(arena: &mut Arena, cached: Cached) {
-    if !arena.take_back(cached.entry(), cached.fence()) {
-        tracing::error!(entry = ?cached.entry(), "a cache gave up a block that is not out; it is dropped");
+    if !arena.take_back(cached.descriptor(), cached.fence()) {
+        tracing::error!(descriptor = ?cached.descriptor(), "a cache gave up a block that is not allocated; it is dropped");
     }
 }
 

@@ -24,13 +24,13 @@ impl PoolInner {
         cached: u64,
     ) -> std::result::Result<(), String> {
         let (mut live, mut requested, mut allocated, mut others) = (0, 0, 0, 0);
-        for (arena, (id, entry)) in
+        for (arena, (id, descriptor)) in
             arenas.flat_map(|arena| arena.iter_allocated().map(move |out| (arena, out)))
         {
-            if entry.is_live() {
+            if descriptor.is_live() {
                 live += 1;
                 requested += arena.requested(id);
-                allocated += entry.bytes();
+                allocated += descriptor.bytes();
             } else {
                 others += 1;
             }
