@@ -16,7 +16,7 @@
 //!
 //! # The floors
 //! Each module uses only those below it: [`Pool`], [`Context`] and [`Buffer`] (`pool/` and beside it, [`mod@cudarc`] too) over
-//! `cache/` (each thread's magazines), `arena/` (addresses), `pages/` (physical memory), `order/` ([`Stream`], [`Event`]) and [`device`]
+//! `cache/` (each thread's magazines), `extents/` (addresses), `physical/` (physical memory), `order/` ([`Stream`], [`Event`]) and [`device`]
 //! (hardware). `docs/walk.md` follows one allocation through all of them.
 //!
 //! # Features
@@ -25,7 +25,6 @@
 //! is one for all of a build; it asks nothing of the driver, which may be of CUDA 12.0. A program that uses cudarc
 //! with another version takes `default-features = false, features = ["cudarc"]` and chooses the version there.
 
-mod arena;
 #[doc(hidden)]
 pub mod bindings;
 mod buffer;
@@ -35,10 +34,11 @@ mod counters;
 pub mod cudarc;
 pub mod device;
 mod error;
+mod extents;
 mod host;
 mod lock;
 mod order;
-mod pages;
+mod physical;
 mod pool;
 mod process;
 pub mod record;
@@ -48,7 +48,7 @@ mod workspace;
 pub use buffer::Buffer;
 pub use error::{Error, Result};
 pub use order::{Event, ReusePolicies, Stream};
-pub use pages::Budget;
+pub use physical::Budget;
 pub use pool::{
     CapturePool, Capturing, Context, Limit, ObserverId, OutOfMemory, Pool, PoolBuilder, ReclaimId,
 };

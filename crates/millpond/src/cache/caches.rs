@@ -16,8 +16,8 @@ use super::stream_cache::{Bounds, Known, Magazines};
 use super::tally::Tally;
 use super::thread::{Entered, ThreadCache};
 use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index};
-use crate::arena::{Entry, Views};
 use crate::device::DevicePtr;
+use crate::extents::{BlockDescriptor, PageMap};
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
 
 /// See the [module](super).
@@ -26,7 +26,7 @@ pub(crate) struct Caches {
     /// By thread index. The first one is [`SENTINEL`], and so is that of each thread without a cache here. A raw pointer
     /// owns the others, since a `Box` that moves with this struct would claim to be the only one.
     pub(super) threads: [AtomicPtr<ThreadCache>; MOST_THREADS + 1],
-    views: Arc<Views>,
+    page_map: Arc<PageMap>,
     pub(super) sizes: Sizes,
     pub(super) depot: Depot,
     /// Bytes that one thread may cache.
@@ -87,13 +87,13 @@ pub(crate) struct Cached {
 
 impl Cached {
     /// What is known of the block, which is still out.
-    pub(crate) fn entry(&self) -> &Entry {
-        self.item.entry()
+    pub(crate) fn descriptor(&self) -> &BlockDescriptor {
+        self.item.descriptor()
     }
 
     /// The work that used it.
     pub(crate) fn fence(&self) -> Fence {
-        Fence::at(self.of, self.entry().tick())
+        Fence::at(self.of, self.descriptor().tick())
     }
 }
 
@@ -123,11 +123,11 @@ pub(crate) struct Found {
 }
 
 impl Caches {
-    pub(crate) fn new(views: Arc<Views>, sizes: Sizes) -> Self {
+    pub(crate) fn new(page_map: Arc<PageMap>, sizes: Sizes) -> Self {
         let sentinel = sentinel();
         Self {
             threads: std::array::from_fn(|_| AtomicPtr::new(sentinel)),
-            views,
+            page_map,
             sizes,
             depot: Depot::new(sizes.large_from()),
             limit: AtomicU64::new(LEAST_LIMIT),
@@ -253,7 +253,7 @@ impl Caches {
     /// this thread's until the end.
     #[inline(always)]
     pub(super) fn hand_out(item: Item, requested: u64, passage: Passage<'_>) -> DevicePtr {
-        item.entry().make_live(item.ptr, requested);
+        item.descriptor().make_live(item.ptr, requested);
         passage.complete();
         item.ptr
     }
@@ -386,7 +386,7 @@ impl Caches {
         let left = half.iter().take_while(|item| item.leave(place)).count();
         // Strays are sorted out under the lock (`make_room`).
         if left < half.len() || !self.depot.put(of, bytes, half, limit) {
-            half[..left].iter().for_each(|item| item.entry().move_to(place));
+            half[..left].iter().for_each(|item| item.descriptor().move_to(place));
             return false;
         }
         drop(magazine.give_up_half());
@@ -444,22 +444,22 @@ impl Caches {
         // SAFETY: the caller's promise; the sentinel is closed. All that return here leave.
         let Entered { magazines, tally, passage } =
             unsafe { mine.enter::<WITHOUT_ENTRY>(Tally::to_free, stream) }?;
-        let entry = if WITHOUT_ENTRY { self.views.find(ptr) } else { self.views.find_soon(ptr) }?;
-        let bytes = entry.bytes_of_live();
-        if !entry.is_plain(ptr) {
+        let descriptor = if WITHOUT_ENTRY { self.page_map.find(ptr) } else { self.page_map.find_soon(ptr) }?;
+        let bytes = descriptor.bytes_of_live();
+        if !descriptor.is_plain(ptr) {
             return None;
         }
         // SAFETY: a block that is live was labelled when it left the arena (`label`).
-        let index = unsafe { MagazineIndex::from_label(entry.label()) };
+        let index = unsafe { MagazineIndex::from_label(descriptor.label()) };
         if magazines.magazine(index).is_full()
             && !(WITHOUT_ENTRY && self.give_half_to_depot(magazines, index, tally, timeline().id))
         {
             return None;
         }
         // SAFETY: it is not full.
-        unsafe { magazines.magazine(index).push(Item::new(ptr, entry)) };
-        let requested = entry.requested();
-        entry.make_cached(magazines.magazine(index).place(), timeline().now());
+        unsafe { magazines.magazine(index).push(Item::new(ptr, descriptor)) };
+        let requested = descriptor.requested();
+        descriptor.make_cached(magazines.magazine(index).place(), timeline().now());
         tally.count_free(passage, requested, bytes);
         Some(requested)
     }

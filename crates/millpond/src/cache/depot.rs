@@ -36,7 +36,7 @@ struct Shard(Mutex<Shelves>);
 /// By the blocks' length in bytes and stream. The youngest block of a shelf is its last; no shelf is empty.
 type Shelves = FxHashMap<(u64, TimelineId), Vec<Shelved>>;
 
-/// A block, and the tick at which it was freed: in its entry, too, but that lies in another processor's cache.
+/// A block, and the tick at which it was freed: in its descriptor, too, but that lies in another processor's cache.
 #[derive(Debug, Clone, Copy)]
 struct Shelved {
     item: Item,
@@ -119,7 +119,7 @@ impl Depot {
             shelves.retain(|_, shelf| !shelf.is_empty());
             return false;
         }
-        let shelved = items.iter().map(|&item| Shelved { item, tick: item.entry().tick() });
+        let shelved = items.iter().map(|&item| Shelved { item, tick: item.descriptor().tick() });
         shelf.extend(shelved);
         self.count_put(bytes, more);
         true

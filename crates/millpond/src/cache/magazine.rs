@@ -5,50 +5,50 @@ use std::ptr::NonNull;
 use std::slice;
 
 use super::caches::Few;
-use crate::arena::{Entry, EntryRef, Out, Place};
 use crate::device::DevicePtr;
+use crate::extents::{Allocation, BlockDescriptor, DescriptorRef, Place};
 
-/// A block in a magazine. The entry knows the address too, but an allocation need not wait for it: a free has found the
-/// entry in several loads, each of which needs the one before.
+/// A block in a magazine. The descriptor knows the address too, but an allocation need not wait for it: a free has found the
+/// descriptor in several loads, each of which needs the one before.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Item {
     pub(super) ptr: DevicePtr,
-    entry: EntryRef,
+    descriptor: DescriptorRef,
 }
 
 impl Item {
     #[inline]
-    pub(super) fn new(ptr: DevicePtr, entry: &Entry) -> Self {
-        Self { ptr, entry: EntryRef::new(entry) }
+    pub(super) fn new(ptr: DevicePtr, descriptor: &BlockDescriptor) -> Self {
+        Self { ptr, descriptor: DescriptorRef::new(descriptor) }
     }
 
     /// What is known of the block.
     #[inline]
-    pub(super) fn entry(&self) -> &Entry {
+    pub(super) fn descriptor(&self) -> &BlockDescriptor {
         // SAFETY: what is cached is out, and the caches do not outlive the pool.
-        unsafe { self.entry.get() }
+        unsafe { self.descriptor.get() }
     }
 
     #[inline]
     pub(super) fn bytes(&self) -> u64 {
-        self.entry().bytes()
+        self.descriptor().bytes()
     }
 
     /// Whether the block is in the magazine at `place`, from which this copy was taken: else it is a stray, or none.
     #[inline]
     pub(super) fn is_in(&self, place: Place) -> bool {
-        self.entry().is_in(place, self.ptr)
+        self.descriptor().is_in(place, self.ptr)
     }
 
-    /// As [`Entry::leave`].
+    /// As [`BlockDescriptor::leave`].
     #[inline]
     pub(super) fn leave(&self, place: Place) -> bool {
-        self.entry().leave(place, self.ptr)
+        self.descriptor().leave(place, self.ptr)
     }
 
-    pub(super) fn out(&self) -> Out {
-        Out { ptr: self.ptr, entry: self.entry, bytes: self.bytes(), misses: 0 }
+    pub(super) fn out(&self) -> Allocation {
+        Allocation { ptr: self.ptr, descriptor: self.descriptor, bytes: self.bytes(), misses: 0 }
     }
 }
 
@@ -57,19 +57,21 @@ impl Item {
 #[repr(C)]
 struct ItemSlot {
     ptr: DevicePtr,
-    entry: MaybeUninit<EntryRef>,
+    descriptor: MaybeUninit<DescriptorRef>,
 }
 
-/// The entry of no block.
-static NO_ENTRY: Entry = Entry::none();
+/// The descriptor of no block.
+static NO_BLOCK: BlockDescriptor = BlockDescriptor::none();
 
 impl ItemSlot {
     /// Below the first block, and where the last one that may be there would have the next one above it.
-    const END: Self =
-        Self { ptr: DevicePtr::NULL, entry: MaybeUninit::new(EntryRef::of_static(&raw const NO_ENTRY)) };
+    const END: Self = Self {
+        ptr: DevicePtr::NULL,
+        descriptor: MaybeUninit::new(DescriptorRef::of_static(&raw const NO_BLOCK)),
+    };
 
     /// A place that is free: any but the ends has an address.
-    const FREE: Self = Self { ptr: DevicePtr::new(1), entry: MaybeUninit::uninit() };
+    const FREE: Self = Self { ptr: DevicePtr::new(1), descriptor: MaybeUninit::uninit() };
 }
 
 /// The buffer of all magazines without room.
@@ -164,7 +166,7 @@ impl Magazine {
         unsafe { (*self.top.as_ptr().sub(1)).ptr.is_null() }
     }
 
-    /// What the entries of its blocks say: that they are here. Where one says something else, the block was freed twice at
+    /// What the descriptors of its blocks say: that they are here. Where one says something else, the block was freed twice at
     /// once, and its copy here is a *stray* (see `strays`).
     #[inline]
     pub(super) fn place(&self) -> Place {
@@ -352,7 +354,7 @@ impl<'a> BufferedMagazine<'a> {
         }
     }
 
-    /// Takes the youngest block of exactly this length out, if there is one. Its entry says that it left.
+    /// Takes the youngest block of exactly this length out, if there is one. Its descriptor says that it left.
     pub(super) fn take_alike(&mut self, bytes: u64) -> Option<Item> {
         let place = self.place();
         if self.bring_up(bytes) { self.take_top(bytes).filter(|item| item.leave(place)) } else { None }
@@ -432,14 +434,14 @@ impl<'a> BufferedMagazine<'a> {
         (2 * self.room()).max(first).min(most_of(bytes, in_throughput_mode))
     }
 
-    /// Writes to the entries of the `count` blocks on top, which came from the depot, that they are here. Another thread
+    /// Writes to the descriptors of the `count` blocks on top, which came from the depot, that they are here. Another thread
     /// wrote them last: together they come to this processor's cache sooner than one by one later. Those that were no
     /// longer in the depot are strays here.
     pub(super) fn claim_top(&self, count: usize) {
         let (from, place) = (self.len().saturating_sub(count), self.place());
         for item in self.above(from) {
             if item.leave(Place::BETWEEN) {
-                item.entry().move_to(place);
+                item.descriptor().move_to(place);
             }
         }
     }
@@ -464,8 +466,10 @@ mod tests {
     use super::*;
 
     /// Entries of `count` blocks, of 512 and 1024 bytes in turn.
-    fn entries(count: u64) -> Vec<Entry> {
-        (0..count).map(|at| Entry::for_test(DevicePtr::new((at + 1) << 20), 512 << (at % 2))).collect()
+    fn descriptors(count: u64) -> Vec<BlockDescriptor> {
+        (0..count)
+            .map(|at| BlockDescriptor::for_test(DevicePtr::new((at + 1) << 20), 512 << (at % 2)))
+            .collect()
     }
 
     /// A magazine of its own.
@@ -480,15 +484,15 @@ mod tests {
 
     /// A magazine with room for so many blocks, and as many of these as it takes. In a box, since it must not move while
     /// it holds blocks.
-    fn with(entries: &[Entry], room: usize) -> Box<Alone> {
+    fn with(descriptors: &[BlockDescriptor], room: usize) -> Box<Alone> {
         let mut alone = Box::new(Alone(Magazine::NEW, Buffer::NEW));
         let mut magazine = alone.open();
         assert!(magazine.set_room(room));
-        for entry in entries {
+        for descriptor in descriptors {
             if !magazine.is_full() {
                 // SAFETY: just asked.
-                unsafe { magazine.push(Item::new(entry.ptr(), entry)) };
-                entry.move_to(magazine.place());
+                unsafe { magazine.push(Item::new(descriptor.ptr(), descriptor)) };
+                descriptor.move_to(magazine.place());
             }
         }
         alone
@@ -500,8 +504,8 @@ mod tests {
 
     #[test]
     fn it_takes_as_many_as_it_has_room_for_and_gives_the_youngest_first() {
-        let entries = entries(6);
-        let mut alone = with(&entries, 4);
+        let descriptors = descriptors(6);
+        let mut alone = with(&descriptors, 4);
         assert!(alone.open().is_full() && alone.open().room() == 4);
         let magazine = &mut alone.0;
         for place in [4, 3, 2, 1] {
@@ -523,8 +527,8 @@ mod tests {
 
     #[test]
     fn more_room_keeps_the_blocks_and_less_room_the_buffer() {
-        let entries = entries(40);
-        let mut alone = with(&entries, 3);
+        let descriptors = descriptors(40);
+        let mut alone = with(&descriptors, 3);
         let mut magazine = alone.open();
         magazine.set_room(40);
         assert_eq!((places(magazine.items()), magazine.room()), (vec![1, 2, 3], 40));
@@ -532,15 +536,15 @@ mod tests {
         assert!(magazine.is_full());
         magazine.set_room(4);
         // SAFETY: there is room for one.
-        unsafe { magazine.push(Item::new(entries[9].ptr(), &entries[9])) };
+        unsafe { magazine.push(Item::new(descriptors[9].ptr(), &descriptors[9])) };
         assert_eq!(places(magazine.items()), [1, 2, 3, 10]);
         assert!(magazine.is_full());
     }
 
     #[test]
     fn one_that_is_stowed_takes_nothing_and_has_its_room_again_later() {
-        let entries = entries(9);
-        let mut alone = with(&entries, 8);
+        let descriptors = descriptors(9);
+        let mut alone = with(&descriptors, 8);
         let mut magazine = alone.open();
         magazine.give_up_all(|_| ());
         magazine.stow();
@@ -549,18 +553,18 @@ mod tests {
         let mut magazine = alone.open();
         magazine.unstow();
         assert_eq!((magazine.restock_by(), magazine.room()), (4, 8));
-        for entry in &entries[1..] {
+        for descriptor in &descriptors[1..] {
             assert!(!magazine.is_full());
             // SAFETY: just asked.
-            unsafe { magazine.push(Item::new(entry.ptr(), entry)) };
+            unsafe { magazine.push(Item::new(descriptor.ptr(), descriptor)) };
         }
         assert!(magazine.is_full() && places(magazine.items()) == [2, 3, 4, 5, 6, 7, 8, 9]);
     }
 
     #[test]
     fn the_older_half_goes_and_then_all() {
-        let entries = entries(5);
-        let mut alone = with(&entries, 8);
+        let descriptors = descriptors(5);
+        let mut alone = with(&descriptors, 8);
         let mut magazine = alone.open();
         assert_eq!(places(magazine.older_half()), [1, 2, 3]);
         assert_eq!(places(&magazine.give_up_half()), [1, 2, 3]);
@@ -573,8 +577,8 @@ mod tests {
 
     #[test]
     fn the_youngest_of_a_length_is_found_below_others() {
-        let entries = entries(5);
-        let mut alone = with(&entries, 8);
+        let descriptors = descriptors(5);
+        let mut alone = with(&descriptors, 8);
         let mut magazine = alone.open();
         assert!(magazine.bring_up(1024));
         assert_eq!(places(magazine.items()), [1, 2, 3, 5, 4]);
@@ -582,7 +586,7 @@ mod tests {
         assert!(magazine.take_alike(2048).is_none());
         assert_eq!(places(magazine.items()), [1, 2, 3, 4]);
         // A copy of a block that lies elsewhere.
-        entries[3].move_to(Place::BETWEEN);
+        descriptors[3].move_to(Place::BETWEEN);
         assert_eq!(magazine.take_alike(1024).map(|item| item.ptr.raw() >> 20), Some(2));
     }
 }

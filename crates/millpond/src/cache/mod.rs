@@ -1,6 +1,6 @@
 //! `cache/`: magazines of ready blocks, per thread, pool and stream: the fast path of an allocation.
 //!
-//! Uses `arena/` (the tables that lead from an address to its block) and `order/` (a stream's tick).
+//! Uses `extents/` (the tables that lead from an address to its block) and `order/` (a stream's tick).
 //!
 //! **Who has what.** Each thread that uses a pool has a [`ThreadCache`](thread::ThreadCache) in it, found through the thread's
 //! index. In it lies a *stream cache* per stream, and in that a *magazine* per size class: a stack of blocks that
@@ -11,7 +11,7 @@
 //! arena.
 //!
 //! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the
-//! thread, and the block's entry in the arena's table: no lock, no atomic read-modify-write, no device call.
+//! thread, and the block's descriptor: no lock, no atomic read-modify-write, no device call.
 //! Where they cannot, the thread exchanges half a magazine with the depot, which has locks of its own
 //! ([`Caches::alloc_searching`], [`Caches::free_without_entry`]); what that cannot serve takes the slow path, under the pool's
 //! lock.

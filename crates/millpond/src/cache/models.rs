@@ -4,7 +4,7 @@
 //! **What is real** is the lock. **What is modelled**: the kernel's barrier in all threads is a `SeqCst` fence on
 //! either side (`sync`), which is what the two amount to together, not how they come about; magazines are a stack of block
 //! numbers and its stream's serial number, in cells that see when two threads reach them at once; a block's entry in
-//! the arena's table has its state and its tick, with the orderings of `arena/table.rs`; the pool's lock is loom's.
+//! the arena's table has its state and its tick, with the orderings of `extents/page_map.rs`; the pool's lock is loom's.
 //! **Not modelled**: tallies; grants in one model only, where room is there or not, and several streams in those at the
 //! end. An owner comes in by the stream's entry, of which there is only one, or, `WITHOUT_ENTRY`, without.
 

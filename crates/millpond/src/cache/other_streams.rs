@@ -66,7 +66,7 @@ impl Caches {
         let place = magazine.place();
         for item in magazine.above(before) {
             if item.is_in(place) {
-                item.entry().make_cached(place, now);
+                item.descriptor().make_cached(place, now);
             }
         }
         if !magazine.has_on_top(size) || !tally.rise(&passage, bytes, size) {

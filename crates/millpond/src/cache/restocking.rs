@@ -10,7 +10,7 @@ use super::sizes::MagazineIndex;
 use super::stream_cache::{Known, StreamCaches};
 use super::thread::ThreadCache;
 use super::thread_index::visit;
-use crate::arena::{Entry, MOST_UNITS, Out, Place};
+use crate::extents::{Allocation, BlockDescriptor, MOST_UNITS, Place};
 use crate::host::try_box;
 use crate::order::{Marking, Stream, Tick, TimelineId};
 
@@ -70,7 +70,7 @@ impl Caches {
         let known =
             stream_caches.of(stream.key()).and_then(|magazines| magazines.known(MagazineIndex::of(units)));
         known.is_some_and(|known| {
-            let last = known.magazine.top().map(|item| item.entry().requested());
+            let last = known.magazine.top().map(|item| item.descriptor().requested());
             known.growth.note_alloc(bytes, last)
         })
     }
@@ -83,7 +83,7 @@ impl Caches {
         units: u64,
         stream: &Stream,
         mut each: impl FnMut(Cached),
-    ) -> Option<Out> {
+    ) -> Option<Allocation> {
         let timeline = stream.timeline();
         if timeline.marking != Marking::WhenNeeded {
             return None;
@@ -145,11 +145,11 @@ impl Caches {
         cache.note_granted(stream_caches);
     }
 
-    /// Labels a block of so many bytes that has just left the arena with its magazine. Its entry is only written: to read
+    /// Labels a block of so many bytes that has just left the arena with its magazine. Its descriptor is only written: to read
     /// it is to wait for it.
-    pub(crate) fn label(&self, _lock: &mut Locked, entry: &Entry, bytes: u64) {
+    pub(crate) fn label(&self, _lock: &mut Locked, descriptor: &BlockDescriptor, bytes: u64) {
         let units = self.sizes.exact_units(bytes);
-        entry.set_label(MagazineIndex::of(units).label());
+        descriptor.set_label(MagazineIndex::of(units).label());
     }
 
     /// Takes a block without recorded uses, which the program has just freed and nobody has now, into the thread's
@@ -159,12 +159,12 @@ impl Caches {
     pub(crate) fn put_slow(
         &self,
         lock: &mut Locked,
-        entry: &Entry,
+        descriptor: &BlockDescriptor,
         stream: &Stream,
         mut each: impl FnMut(Cached),
     ) -> bool {
         let timeline = stream.timeline();
-        let size = entry.bytes();
+        let size = descriptor.bytes();
         let bounds = self.bounds(size);
         if timeline.marking != Marking::WhenNeeded || bounds.longest > bounds.limit {
             return false;
@@ -179,7 +179,7 @@ impl Caches {
         let magazines = stream_caches.of_or_add(timeline, |of, item| each(Cached { item, of }));
         let Some(known) = magazines.and_then(|magazines| magazines.known(at)) else { return false };
         let mut magazine = known.magazine;
-        known.growth.note_free(entry.requested());
+        known.growth.note_free(descriptor.requested());
         magazine.unstow();
         if magazine.is_full() {
             let may_grow = !bounds.is_large || bounds.in_throughput_mode || known.history.note_free(size);
@@ -197,10 +197,10 @@ impl Caches {
         if magazines.magazine(at).is_full() {
             return false;
         }
-        entry.make_cached(magazines.magazine(at).place(), timeline.now());
-        cache.tally.count_free_outside(entry.requested(), size);
+        descriptor.make_cached(magazines.magazine(at).place(), timeline.now());
+        cache.tally.count_free_outside(descriptor.requested(), size);
         // SAFETY: it is not full.
-        unsafe { magazines.magazine(at).push(Item::new(entry.ptr(), entry)) };
+        unsafe { magazines.magazine(at).push(Item::new(descriptor.ptr(), descriptor)) };
         true
     }
 

@@ -261,7 +261,7 @@ impl Caches {
             return None;
         };
         self.count_alloc(lock, bytes, item.bytes());
-        item.entry().make_live(item.ptr, bytes);
+        item.descriptor().make_live(item.ptr, bytes);
         Some(item.ptr)
     }
 

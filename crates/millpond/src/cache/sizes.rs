@@ -1,7 +1,7 @@
 //! Sizes in units, and the magazine that blocks of a size lie in.
 
 use super::magazine::STRIDE;
-use crate::arena::MOST_UNITS;
+use crate::extents::MOST_UNITS;
 
 /// How a pool rounds sizes. See the [module](super).
 #[derive(Debug, Clone, Copy)]

@@ -6,10 +6,10 @@ use crate::lock::Mutex;
 
 use super::magazine::Item;
 use super::tally::Tally;
-use crate::arena::Place;
 use crate::counters::Counted;
+use crate::extents::Place;
 
-/// Strays that were dropped, by whichever thread found them. See `arena/table.rs`.
+/// Strays that were dropped, by whichever thread found them. See `extents/page_map.rs`.
 #[derive(Debug)]
 pub(super) struct Strays {
     count: AtomicU64,
@@ -34,7 +34,7 @@ impl Strays {
     /// Notes a copy that was dropped. It is reported later: whoever comes upon it may be inside a cache.
     #[cold]
     fn note(&self, item: Item) {
-        let (requested, bytes) = item.entry().last_counted();
+        let (requested, bytes) = item.descriptor().last_counted();
         let _writes = self.writes.lock();
         let is_counted = self.tally.count_alloc_outside(requested, bytes);
         debug_assert!(is_counted, "it need not ask");

@@ -9,7 +9,7 @@ use super::growth::Growth;
 use super::magazine::{Buffer, BufferedMagazine, Item, Magazine, STRIDE};
 use super::sizes::{MAGAZINES, MagazineIndex};
 use super::strays::Strays;
-use crate::arena::Place;
+use crate::extents::Place;
 use crate::host::{shrink, try_box};
 use crate::order::{StreamKey, Timeline, TimelineId};
 

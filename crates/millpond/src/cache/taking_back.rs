@@ -9,7 +9,7 @@ use super::sizes::MagazineIndex;
 use super::stream_cache::{CountedBytes, StreamCaches};
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
-use crate::arena::Place;
+use crate::extents::Place;
 use crate::order::TimelineId;
 
 impl Caches {
@@ -319,7 +319,7 @@ impl Caches {
             items.extend(held);
         }
         if let Some(item) = misplaced {
-            return Err(format!("{} is cached, and is {:?}", item.ptr, item.entry()));
+            return Err(format!("{} is cached, and is {:?}", item.ptr, item.descriptor()));
         }
         let blocks = items.len();
         items.sort_unstable_by_key(|item| item.ptr);

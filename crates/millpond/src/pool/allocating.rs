@@ -4,10 +4,10 @@ use super::emptying_caches::take_back;
 use super::impossible::OthersLive;
 use super::inner::{PoolInner, PoolState};
 use super::throughput_mode::THROUGH_ARENA;
-use crate::arena::{MOST_UNITS, Out, Refusal};
 use crate::device::DevicePtr;
+use crate::extents::{Allocation, MOST_UNITS, Refusal};
 use crate::order::Stream;
-use crate::pages::Shortage;
+use crate::physical::Shortage;
 use crate::{Error, Result};
 
 /// More than any device can address: sizes beyond it come from arithmetic that overflowed.
@@ -140,9 +140,9 @@ impl PoolInner {
             },
         };
         // SAFETY: the block is out, and the arena is this pool's.
-        let entry = unsafe { out.entry.get() };
-        self.caches.label(&mut state.locked, entry, out.bytes);
-        entry.make_live(out.ptr, bytes);
+        let descriptor = unsafe { out.descriptor.get() };
+        self.caches.label(&mut state.locked, descriptor, out.bytes);
+        descriptor.make_live(out.ptr, bytes);
         self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
         self.counters.misses.add(out.misses);
         Ok(out.ptr)
@@ -155,7 +155,7 @@ impl PoolInner {
         others: Option<OthersLive>,
         (units, align): (u64, u64),
         stream: &Stream,
-    ) -> std::result::Result<Out, Refusal> {
+    ) -> std::result::Result<Allocation, Refusal> {
         self.shorten_if_due(state, units);
         let closely = self.caches.may_hold_large(&state.locked);
         if let Some(out) = state.arena.alloc_ready(units, align, stream, closely)? {

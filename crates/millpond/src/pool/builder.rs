@@ -11,11 +11,11 @@ use super::pressure::Callbacks;
 use super::routes::Routes;
 use super::throughput_mode::ThroughputMode;
 use super::{Context, Pool};
-use crate::arena::{Arena, Layout, Owner};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;
+use crate::extents::{Arena, Layout, Owner};
 use crate::order::{AfterSync, Reuse, ReusePolicies};
-use crate::pages::{Budget, Limits, Pages};
+use crate::physical::{Budget, Limits, Pages};
 use crate::process::OfProcess;
 use crate::record::{self, Recording};
 use crate::{Error, Result};
@@ -163,18 +163,18 @@ impl PoolBuilder {
             .spare
             .unwrap_or((device.properties().total_memory / GROWTH_ALLOWANCE_PART).min(MOST_GROWTH_ALLOWANCE));
         let throughput_mode = ThroughputMode::new(most, device.now());
-        let largest_align = device.properties().granularity.min(layout.slot_bytes);
+        let largest_align = device.properties().granularity.min(layout.base_page_bytes);
         let counters = Arc::new(Counters::default());
         let (hard_limit, headroom, together) = (self.hard_limit, self.headroom, registry.together().clone());
         let on_device = device.properties().total_memory.saturating_sub(headroom);
         let limits = Limits { hard_limit, headroom, budget: self.budget, on_device, together };
-        let pages = Pages::new(device, counters.clone(), limits.clone(), layout.slot_bytes);
+        let pages = Pages::new(device, counters.clone(), limits.clone(), layout.base_page_bytes);
         let mut arena = Arena::new(timelines.clone(), counters.clone(), layout, self.reuse, pages);
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
         arena.publish(registry.ranges(), Owner { pool: number, memory: None });
-        let views = arena.views().clone();
+        let page_map = arena.page_map().clone();
         let sizes = Sizes::new(layout.unit_bytes, layout.small_below);
         let inner = Arc::new(PoolInner {
             name: self.name,
@@ -185,8 +185,8 @@ impl PoolBuilder {
             recording: Recording::new(counters.clone()),
             limits,
             counters,
-            caches: OfProcess::new(Caches::new(views.clone(), sizes)),
-            views,
+            caches: OfProcess::new(Caches::new(page_map.clone(), sizes)),
+            page_map,
             routes: Routes::default(),
             state: OfProcess::new(Mutex::new(PoolState {
                 arena,

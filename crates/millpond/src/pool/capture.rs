@@ -8,7 +8,7 @@ use super::captured::{Captured, MemoryId};
 use super::emptying_caches::take_back;
 use super::inner::{PoolInner, PoolState};
 use super::routes::{Filter, Route};
-use crate::arena::Owner;
+use crate::extents::Owner;
 use crate::order::Stream;
 use crate::{Error, Result};
 
@@ -148,7 +148,7 @@ impl CapturePool {
 
     /// Bytes in live blocks of the memory.
     pub fn used(&self) -> u64 {
-        self.with(|captured| captured.arena.out().1)
+        self.with(|captured| captured.arena.allocated().1)
     }
 
     fn with(&self, look: impl FnOnce(&Captured) -> u64) -> u64 {

@@ -6,8 +6,8 @@
 //! arena *lets go*: what is free goes back, and what is still live once it is freed.
 
 use super::inner::{PoolInner, PoolState};
-use crate::arena::{Arena, BlockId, Pointer, Refusal};
 use crate::device::DevicePtr;
+use crate::extents::{Arena, ExtentId, Pointer, Refusal};
 use crate::order::Stream;
 
 /// Names the memory of a capture, in one pool, for ever.
@@ -25,7 +25,7 @@ pub(super) struct Captured {
 
 impl Captured {
     fn is_bare(&self) -> bool {
-        self.arena.out().0 == 0 && self.arena.held() == 0
+        self.arena.allocated().0 == 0 && self.arena.held() == 0
     }
 
     /// Gives everything back, for memory without live blocks that nothing uses any more. Returns whether that succeeded.
@@ -104,7 +104,7 @@ impl PoolInner {
         let units = self.caches.sizes().units(bytes);
         let out = state.captured[at].arena.alloc(units, align, stream)?;
         // SAFETY: the block is out, and the arena is this pool's.
-        unsafe { out.entry.get() }.make_live(out.ptr, bytes);
+        unsafe { out.descriptor.get() }.make_live(out.ptr, bytes);
         self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
         self.counters.misses.add(out.misses);
         Ok(out.ptr)
@@ -115,7 +115,7 @@ impl PoolInner {
         &self,
         state: &mut PoolState,
         at: usize,
-        id: BlockId,
+        id: ExtentId,
         stream: &Stream,
     ) -> bool {
         let arena = &mut state.captured[at].arena;
@@ -123,7 +123,7 @@ impl PoolInner {
         if !arena.free(id, stream.fence()) {
             return false;
         }
-        let last_of_released = !arena.keeps() && arena.out().0 == 0;
+        let last_of_released = !arena.keeps() && arena.allocated().0 == 0;
         self.caches.count_free(&mut state.locked, requested, size);
         if last_of_released {
             state.trim_released();
@@ -167,8 +167,8 @@ impl PoolInner {
 
 #[cfg(test)]
 mod tests {
-    use crate::arena::LOOKS;
     use crate::device::sim::{SimDevice, SimOptions};
+    use crate::extents::LOOKS;
     use crate::{Context, Pool};
 
     #[test]

@@ -6,8 +6,8 @@
 
 use super::inner::{PoolInner, PoolState};
 use super::throughput_mode::{REVOCATION, THROUGH_ARENA};
-use crate::arena::{Arena, Out, Refusal};
 use crate::cache::Cached;
+use crate::extents::{Allocation, Arena, Refusal};
 use crate::order::Stream;
 
 /// Small blocks stay cached while a large one is looked for, as long as they are together no more than this part of
@@ -24,7 +24,7 @@ impl PoolInner {
         units: u64,
         align: u64,
         stream: &Stream,
-    ) -> Result<Out, Refusal> {
+    ) -> Result<Allocation, Refusal> {
         let device = self.timelines.device();
         let (began, moved) = (device.now(), self.pages_moved());
         let mut revoked = self.empty_caches_for(state, units);
@@ -75,8 +75,8 @@ impl PoolInner {
 
 /// A block that a cache gave up goes back to the arena.
 pub(super) fn take_back(arena: &mut Arena, cached: Cached) {
-    if !arena.take_back(cached.entry(), cached.fence()) {
-        tracing::error!(entry = ?cached.entry(), "a cache gave up a block that is not out; it is dropped");
+    if !arena.take_back(cached.descriptor(), cached.fence()) {
+        tracing::error!(descriptor = ?cached.descriptor(), "a cache gave up a block that is not allocated; it is dropped");
     }
 }
 

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 use super::emptying_caches::take_back;
 use super::inner::{PoolInner, PoolState};
 use crate::Result;
-use crate::arena::{BlockId, Entry, Pointer};
 use crate::device::DevicePtr;
+use crate::extents::{BlockDescriptor, ExtentId, Pointer};
 use crate::order::Stream;
 use crate::record::Moment;
 
@@ -70,10 +70,10 @@ impl PoolInner {
     }
 
     /// Bytes asked for in the live block that starts at `ptr`; `None` where there is none. Takes the lock
-    /// only where the entry of the block does not say.
+    /// only where the descriptor of the block does not say.
     fn requested(&self, ptr: DevicePtr) -> Option<u64> {
-        if let Some(entry) = self.views.find(ptr).filter(|entry| entry.is_plain(ptr)) {
-            return Some(entry.requested());
+        if let Some(descriptor) = self.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr)) {
+            return Some(descriptor.requested());
         }
         let mut state = self.state.lock();
         match state.look_up(ptr) {
@@ -85,9 +85,9 @@ impl PoolInner {
     /// Frees under the lock: what has no room in the thread's magazines, is used by other streams, or is no
     /// live block at all.
     fn free_unrecorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        let entry = self.views.find(ptr).filter(|entry| entry.is_plain(ptr));
+        let descriptor = self.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
         // A large block nearly always finds no room, while a program does not repeat itself.
-        if entry.is_some_and(|entry| self.caches.may_take(entry.bytes()))
+        if descriptor.is_some_and(|descriptor| self.caches.may_take(descriptor.bytes()))
             && self.caches.free_without_entry(ptr, stream).is_some()
         {
             return Ok(());
@@ -99,11 +99,11 @@ impl PoolInner {
         let last_of_destroyed = {
             let mut state = self.lock_noting_waits();
             // Another thread may have freed it just now, which would be a mistake.
-            let plain = entry.filter(|entry| entry.is_plain(ptr));
+            let plain = descriptor.filter(|descriptor| descriptor.is_plain(ptr));
             match plain.filter(|_| state.captured.is_empty() && !state.destroyed) {
                 // Nearly always: a block without room in a magazine.
-                Some(entry) => {
-                    if !self.free_plain(&mut state, ptr, entry, stream) {
+                Some(descriptor) => {
+                    if !self.free_plain(&mut state, ptr, descriptor, stream) {
                         drop(state);
                         return Err(self.misuse(ptr, Pointer::NotLive));
                     }
@@ -129,13 +129,13 @@ impl PoolInner {
     }
 
     /// Frees what was live just now; `false`, and nothing done, where another thread was first.
-    fn free_under_lock(&self, state: &mut PoolState, ptr: DevicePtr, id: BlockId, stream: &Stream) -> bool {
+    fn free_under_lock(&self, state: &mut PoolState, ptr: DevicePtr, id: ExtentId, stream: &Stream) -> bool {
         if let Some(captured) = state.captured_at(ptr) {
             return self.free_captured(state, captured, id, stream);
         }
-        let plain = self.views.find(ptr).filter(|entry| entry.is_plain(ptr));
+        let plain = self.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
         match plain.filter(|_| !state.destroyed) {
-            Some(entry) => self.free_plain(state, ptr, entry, stream),
+            Some(descriptor) => self.free_plain(state, ptr, descriptor, stream),
             None => {
                 let PoolState { arena, locked, .. } = state;
                 let (requested, size) = (arena.requested(id), arena.bytes(id));
@@ -150,17 +150,23 @@ impl PoolInner {
 
     /// Frees a live block of the pool's own arena, of which no other stream's uses are recorded. `false`, and nothing
     /// done, where another thread was first.
-    fn free_plain(&self, state: &mut PoolState, ptr: DevicePtr, entry: &Entry, stream: &Stream) -> bool {
-        if !entry.claim(ptr) {
+    fn free_plain(
+        &self,
+        state: &mut PoolState,
+        ptr: DevicePtr,
+        descriptor: &BlockDescriptor,
+        stream: &Stream,
+    ) -> bool {
+        if !descriptor.claim(ptr) {
             return false;
         }
         let PoolState { arena, locked, .. } = state;
         let each = |cached| take_back(arena, cached);
-        if self.caches.put_slow(locked, entry, stream, each) {
+        if self.caches.put_slow(locked, descriptor, stream, each) {
             return true;
         }
-        let (requested, size) = (entry.requested(), entry.bytes());
-        let freed = arena.take_back(entry, stream.fence());
+        let (requested, size) = (descriptor.requested(), descriptor.bytes());
+        let freed = arena.take_back(descriptor, stream.fence());
         if freed {
             self.caches.count_free(locked, requested, size);
         }
@@ -265,34 +271,34 @@ mod tests {
             self.there(move |pool, stream| unsafe { pool.free(ptr, stream) }.unwrap());
         }
 
-        fn entry(&self, ptr: DevicePtr) -> &Entry {
-            self.pool.inner().views.find(ptr).expect("an address of the pool")
+        fn descriptor(&self, ptr: DevicePtr) -> &BlockDescriptor {
+            self.pool.inner().page_map.find(ptr).expect("an address of the pool")
         }
 
         /// The calling thread frees a block, and the other one as well, as if it had looked at the same time. The
-        /// entry is left as the one that wrote it last left it.
+        /// descriptor is left as the one that wrote it last left it.
         fn free_twice(&self, ptr: DevicePtr, mine_is_last: bool) {
             self.free(ptr);
-            let mine = self.entry(ptr).place();
-            self.entry(ptr).make_live(ptr, BYTES);
+            let mine = self.descriptor(ptr).place();
+            self.descriptor(ptr).make_live(ptr, BYTES);
             self.free_there(ptr);
             if mine_is_last {
-                self.entry(ptr).move_to(mine);
+                self.descriptor(ptr).move_to(mine);
             }
         }
 
-        /// Of a block that both have a copy of, the other thread wrote the entry last.
+        /// Of a block that both have a copy of, the other thread wrote the descriptor last.
         fn free_there_last(&self, ptr: DevicePtr) {
-            let mine = self.entry(ptr).place();
+            let mine = self.descriptor(ptr).place();
             let theirs = self.there(move |pool, stream| {
                 // Where the thread's next block of this length goes is where the copy lies.
                 let other = pool.alloc_aligned(BYTES, 8192, stream).unwrap();
                 // SAFETY: as in `free`.
                 unsafe { pool.free(other, stream) }.unwrap();
-                pool.inner().views.find(other).expect("an address of the pool").place()
+                pool.inner().page_map.find(other).expect("an address of the pool").place()
             });
             assert_ne!(mine, theirs);
-            self.entry(ptr).move_to(theirs);
+            self.descriptor(ptr).move_to(theirs);
         }
 
         /// The other thread ends, and gives back to the arena what it cached.
@@ -381,13 +387,13 @@ mod tests {
                 let mut bench = DoubleFree::new(scope);
                 let ptr = bench.alloc(1)[0];
                 bench.free_twice(ptr, true);
-                let mine = bench.entry(ptr).place();
+                let mine = bench.descriptor(ptr).place();
                 if !mine_is_last {
                     bench.free_there_last(ptr);
                 }
                 bench.end_other();
                 if is_late {
-                    bench.entry(ptr).move_to(mine);
+                    bench.descriptor(ptr).move_to(mine);
                 }
                 // Of another length, over where the block was.
                 let long = bench.pool.alloc(500 << 10, &bench.stream).unwrap();
@@ -438,11 +444,11 @@ mod tests {
             let ptr = bench.alloc(1)[0];
             let mut state = bench.pool.inner().state.lock();
             let arena = &mut state.arena;
-            assert!(!arena.take_back(bench.entry(ptr), bench.stream.fence()), "the program has it");
-            bench.entry(ptr).claim(ptr);
-            assert!(arena.take_back(bench.entry(ptr), bench.stream.fence()));
-            assert!(!arena.take_back(bench.entry(ptr), bench.stream.fence()));
-            let id = bench.entry(ptr).id();
+            assert!(!arena.take_back(bench.descriptor(ptr), bench.stream.fence()), "the program has it");
+            bench.descriptor(ptr).claim(ptr);
+            assert!(arena.take_back(bench.descriptor(ptr), bench.stream.fence()));
+            assert!(!arena.take_back(bench.descriptor(ptr), bench.stream.fence()));
+            let id = bench.descriptor(ptr).id();
             assert!(!arena.free(id, bench.stream.fence()));
         });
     }

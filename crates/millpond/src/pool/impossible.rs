@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::inner::PoolInner;
-use crate::arena::MOST_UNITS;
-use crate::pages::{Budget, Shortage};
+use crate::extents::MOST_UNITS;
+use crate::physical::{Budget, Shortage};
 
 /// Bytes that are live in the other pools of the context.
 #[derive(Debug, Default, Clone, Copy)]

@@ -11,13 +11,13 @@ use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use super::routes::Routes;
 use super::throughput_mode::ThroughputMode;
-use crate::arena::{Arena, BlockId, Pointer, Ranges, Views};
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::{DeviceError, DevicePtr};
+use crate::extents::{Arena, ExtentId, PageMap, Pointer, Ranges};
 use crate::host::name_for_error;
 use crate::order::{Reuse, Stream, Timelines};
-use crate::pages::Limits;
+use crate::physical::Limits;
 use crate::process::OfProcess;
 use crate::record::Recording;
 use crate::stats::Stats;
@@ -37,7 +37,7 @@ pub(crate) struct PoolInner {
     pub(super) counters: Arc<Counters>,
     pub(super) recording: Recording,
     pub(crate) caches: OfProcess<Caches>,
-    pub(super) views: Arc<Views>,
+    pub(super) page_map: Arc<PageMap>,
     pub(super) routes: Routes,
     pub(super) state: OfProcess<Mutex<PoolState>>,
     pub(super) release_threshold: AtomicU64,
@@ -113,7 +113,7 @@ impl PoolInner {
     pub(super) fn with_live<R>(
         &self,
         ptr: DevicePtr,
-        look: impl FnOnce(&mut Arena, BlockId) -> R,
+        look: impl FnOnce(&mut Arena, ExtentId) -> R,
     ) -> Result<R> {
         self.check_process()?;
         let mut state = self.state.lock();

@@ -1,6 +1,6 @@
 //! `pool/`: what programs hold: contexts, pools and their options, and what happens when memory runs out.
 //!
-//! Uses `cache/`, `arena/`, `pages/`, `order/` and `device/`.
+//! Uses `cache/`, `extents/`, `physical/`, `order/` and `device/`.
 //!
 //! **How one request passes through.** [`Pool::alloc`] asks the thread's magazines. Where they have nothing
 //! that fits, it checks the request and goes on under the pool's lock: to the depot, to the free blocks of the

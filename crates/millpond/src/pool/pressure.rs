@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::lock::Mutex;
 
 use super::inner::PoolInner;
-use crate::arena::Refusal;
 use crate::device::DevicePtr;
+use crate::extents::Refusal;
 use crate::host::try_box;
 use crate::order::Stream;
-use crate::pages::Shortage;
+use crate::physical::Shortage;
 use crate::{Error, HumanBytes, Result};
 
 /// Names a callback registered with [`Pool::on_reclaim`](crate::Pool::on_reclaim).

@@ -2,8 +2,8 @@
 
 use super::inner::PoolInner;
 use crate::Result;
-use crate::arena::Arena;
 use crate::device::Kind;
+use crate::extents::Arena;
 use crate::record::{self, Introduction, Moment};
 
 impl PoolInner {

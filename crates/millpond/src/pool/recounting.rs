@@ -1,7 +1,7 @@
 //! Recounts every invariant of a pool, for tests.
 
 use super::inner::{PoolInner, PoolState};
-use crate::arena::Arena;
+use crate::extents::Arena;
 
 impl PoolInner {
     /// Recounts everything; says what is wrong, if anything is.
@@ -24,11 +24,13 @@ impl PoolInner {
         cached: u64,
     ) -> std::result::Result<(), String> {
         let (mut live, mut requested, mut allocated, mut others) = (0, 0, 0, 0);
-        for (arena, (id, entry)) in arenas.flat_map(|arena| arena.iter_out().map(move |out| (arena, out))) {
-            if entry.is_live() {
+        for (arena, (id, descriptor)) in
+            arenas.flat_map(|arena| arena.iter_allocated().map(move |out| (arena, out)))
+        {
+            if descriptor.is_live() {
                 live += 1;
                 requested += arena.requested(id);
-                allocated += entry.bytes();
+                allocated += descriptor.bytes();
             } else {
                 others += 1;
             }

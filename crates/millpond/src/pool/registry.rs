@@ -9,8 +9,8 @@ use crate::lock::Mutex;
 use super::Pool;
 use super::inner::PoolInner;
 use crate::Result;
-use crate::arena::Ranges;
 use crate::device::DevicePtr;
+use crate::extents::Ranges;
 use crate::process::OfProcess;
 
 /// See the [module](self). Holds the default and the current pool, and the pools that outlive their last

@@ -1,5 +1,5 @@
 //! Shortening: where it is due, long free pages are exchanged for short ones before the arena is searched for a large
-//! block (see `arena/shorten.rs`). Threads keep what they cache: it is few large blocks.
+//! block (see `extents/shorten.rs`). Threads keep what they cache: it is few large blocks.
 
 use super::inner::{PoolInner, PoolState};
 

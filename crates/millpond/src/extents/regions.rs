@@ -4,16 +4,16 @@ use std::sync::Arc;
 
 use super::Layout;
 use super::bin::MOST_REGIONS;
-use super::blocks::{BlockId, Whole, Zone};
+use super::extent::{ExtentId, Whole, Zone};
+use super::page_map::{BlockDescriptor, RegionMap};
 use super::ranges::{Owner, Published, Ranges};
 use super::shorten::SHORT;
-use super::table::{Entry, Table};
 use crate::device::DevicePtr;
-use crate::pages::PageId;
+use crate::physical::PageId;
 
 /// Where a region's address space came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum RegionOrigin {
     /// Reserved, with pages mapped into it.
     Reserved,
     /// A segment that the driver allocated, backed for ever.
@@ -26,21 +26,21 @@ pub(super) struct Region {
     pub(super) base: DevicePtr,
     pub(super) bytes: u64,
     pub(super) zone: Zone,
-    pub(super) source: Source,
-    pub(super) head: BlockId,
-    /// Per slot: the id + 1 of the page that backs it, 0 for none. As long as the highest slot ever backed.
+    pub(super) origin: RegionOrigin,
+    pub(super) head: ExtentId,
+    /// Per base page: the id + 1 of the page that backs it, 0 for none. As long as the highest base page ever backed.
     pages: Vec<u32>,
-    /// Per slot a bit: whether a page begins there that is longer than a [short](SHORT) one. So those are found without
-    /// a look at all that lies between them.
+    /// Per base page a bit: whether a page begins there that is longer than a [short](SHORT) one. So long pages are
+    /// found without a walk over all others.
     long: Vec<u64>,
-    /// Where blocks that are out start.
-    pub(super) table: Arc<Table>,
+    /// Where allocated blocks start.
+    pub(super) map: Arc<RegionMap>,
 }
 
 /// A page's first unit, and the first behind it.
 pub(super) type Span = (u64, u64);
 
-/// What backs the slots of a region. Every search asks for it.
+/// What backs the base pages of a region. Every search asks for it.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Backing<'a> {
     /// See [`Region`].
@@ -50,16 +50,16 @@ pub(super) struct Backing<'a> {
 }
 
 impl Backing<'_> {
-    /// The page that backs a slot.
+    /// The page that backs a base page.
     #[inline]
-    fn page(self, slot: u64) -> Option<PageId> {
-        self.pages.get(slot as usize)?.checked_sub(1).map(PageId)
+    fn page(self, base_page: u64) -> Option<PageId> {
+        self.pages.get(base_page as usize)?.checked_sub(1).map(PageId)
     }
 
-    /// Where the page lies that backs a slot.
+    /// Where the page lies that backs a base page.
     #[inline]
-    pub(super) fn span(self, slot: u64) -> Option<Span> {
-        Some(self.spans[self.page(slot)?.0 as usize])
+    pub(super) fn span(self, base_page: u64) -> Option<Span> {
+        Some(self.spans[self.page(base_page)?.0 as usize])
     }
 }
 
@@ -69,13 +69,13 @@ pub(super) struct NewRegion {
     pub(super) base: DevicePtr,
     pub(super) bytes: u64,
     pub(super) zone: Zone,
-    pub(super) source: Source,
-    pub(super) table: Arc<Table>,
+    pub(super) origin: RegionOrigin,
+    pub(super) map: Arc<RegionMap>,
 }
 
-/// Slots that a region's table has room for at first. To grow it is to copy it to memory that was never touched;
-/// room that is not used is address space only.
-const FIRST_SLOTS: usize = 1 << 15;
+/// Base pages that a region has room for at first. Growing copies to untouched memory; unused room is only address
+/// space.
+const FIRST_BASE_PAGES: usize = 1 << 15;
 
 /// Regions that are looked through one by one.
 const FEW: usize = 4;
@@ -83,12 +83,12 @@ const FEW: usize = 4;
 /// All regions of one arena.
 #[derive(Debug)]
 pub(super) struct Regions {
-    table: Vec<Option<Region>>,
-    /// By page id: where each page that backs slots lies. Apart from the slots' own tables, so that those are short: they
-    /// are touched all over.
+    list: Vec<Option<Region>>,
+    /// By page id: where each page that backs base pages lies. Apart from the lists per base page, which are touched
+    /// all over and so should be short.
     spans: Vec<Span>,
-    /// The binary logarithm of a slot's units.
-    slot_shift: u32,
+    /// The binary logarithm of a base page's units.
+    base_page_shift: u32,
     /// First address and id of each, in the order of the addresses.
     by_base: Vec<(u64, u32)>,
     published: Option<Published>,
@@ -96,8 +96,8 @@ pub(super) struct Regions {
 
 impl Regions {
     pub(super) fn new(layout: &Layout) -> Self {
-        let slot_shift = layout.slot_shift();
-        Self { table: Vec::new(), spans: Vec::new(), slot_shift, by_base: Vec::new(), published: None }
+        let base_page_shift = layout.base_page_shift();
+        Self { list: Vec::new(), spans: Vec::new(), base_page_shift, by_base: Vec::new(), published: None }
     }
 
     /// Publishes the ranges of all regions to come.
@@ -129,28 +129,28 @@ impl Regions {
 
     /// The host's memory for the list of them.
     pub(super) fn host_bytes(&self) -> u64 {
-        (self.table.len().max(1) * size_of::<Region>()) as u64
+        (self.list.len().max(1) * size_of::<Region>()) as u64
     }
 
-    /// Sees to it that one region more takes no memory of the host's; `false` where it is refused.
+    /// Reserves the host's memory for one more region; `false` where it is refused.
     pub(super) fn make_room_for_one(&mut self) -> bool {
-        self.table.try_reserve(1).is_ok()
+        self.list.try_reserve(1).is_ok()
             && self.by_base.try_reserve(1).is_ok()
             && self.published.as_mut().is_none_or(Published::make_room)
     }
 
-    /// Enters a region. `head` makes its first block, given the region's id.
-    pub(super) fn add(&mut self, new: NewRegion, head: impl FnOnce(u32) -> BlockId) -> u32 {
-        let vacant = self.table.iter().position(Option::is_none);
-        let at = vacant.unwrap_or(self.table.len());
+    /// Enters a region. `head` makes its first extent, given the region's id.
+    pub(super) fn add(&mut self, new: NewRegion, head: impl FnOnce(u32) -> ExtentId) -> u32 {
+        let vacant = self.list.iter().position(Option::is_none);
+        let at = vacant.unwrap_or(self.list.len());
         let id = u32::try_from(at).ok().filter(|id| *id < MOST_REGIONS).expect("fewer than 2^24 regions");
         let head = head(id);
-        let NewRegion { base, bytes, zone, source, table } = new;
-        let region = Region { base, bytes, zone, source, head, pages: Vec::new(), long: Vec::new(), table };
+        let NewRegion { base, bytes, zone, origin, map } = new;
+        let region = Region { base, bytes, zone, origin, head, pages: Vec::new(), long: Vec::new(), map };
         if vacant.is_some() {
-            self.table[at] = Some(region);
+            self.list[at] = Some(region);
         } else {
-            self.table.push(Some(region));
+            self.list.push(Some(region));
         }
         let place = self.by_base.partition_point(|(other, _)| *other < base.raw());
         self.by_base.insert(place, (base.raw(), id));
@@ -159,7 +159,7 @@ impl Regions {
     }
 
     pub(super) fn remove(&mut self, id: u32) -> Option<Region> {
-        let region = self.table[id as usize].take()?;
+        let region = self.list[id as usize].take()?;
         if let Ok(at) = self.by_base.binary_search_by_key(&region.base.raw(), |(base, _)| *base) {
             self.by_base.remove(at);
         }
@@ -168,40 +168,40 @@ impl Regions {
 
     #[inline]
     pub(super) fn get(&self, id: u32) -> &Region {
-        self.table[id as usize].as_ref().expect("a region id in use names a region")
+        self.list[id as usize].as_ref().expect("a region id in use names a region")
     }
 
     /// The region with this id, if there is one.
     pub(super) fn at(&self, id: u32) -> Option<&Region> {
-        self.table.get(id as usize)?.as_ref()
+        self.list.get(id as usize)?.as_ref()
     }
 
     /// All ids are below this.
     pub(super) fn ids(&self) -> u32 {
-        self.table.len() as u32
+        self.list.len() as u32
     }
 
     fn get_mut(&mut self, id: u32) -> &mut Region {
-        self.table[id as usize].as_mut().expect("a region id in use names a region")
+        self.list[id as usize].as_mut().expect("a region id in use names a region")
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = (u32, &Region)> {
-        self.table.iter().zip(0..).filter_map(|(region, id)| Some((id, region.as_ref()?)))
+        self.list.iter().zip(0..).filter_map(|(region, id)| Some((id, region.as_ref()?)))
     }
 
-    /// Notes that another block is the region's first.
-    pub(super) fn set_head(&mut self, id: u32, head: BlockId) {
+    /// Notes that another extent is the region's first.
+    pub(super) fn set_head(&mut self, id: u32, head: ExtentId) {
         self.get_mut(id).head = head;
     }
 
-    pub(super) fn head(&self, id: u32) -> Option<BlockId> {
+    pub(super) fn head(&self, id: u32) -> Option<ExtentId> {
         Some(self.get(id).head)
     }
 
     /// The region that holds the address, and how far in it lies, in bytes.
     pub(super) fn find(&self, ptr: DevicePtr) -> Option<(u32, u64)> {
         // Where segments are regions there are many; else there are two, one for each zone.
-        if self.table.len() > FEW {
+        if self.list.len() > FEW {
             let behind = self.by_base.partition_point(|(base, _)| *base <= ptr.raw());
             let (base, id) = self.by_base[behind.checked_sub(1)?];
             let offset = ptr.raw() - base;
@@ -217,46 +217,45 @@ impl Regions {
         self.get(region).base.offset(unit * layout.unit_bytes)
     }
 
-    // ---- blocks ----------------------------------------------------------------------------------
+    // ---- extents ----------------------------------------------------------------------------------
 
-    /// What is known of the block that is out and starts `bytes` into the region.
-    pub(super) fn out_at(&self, region: u32, bytes: u64) -> Option<&Entry> {
-        self.get(region).table.out_at(bytes)
+    /// What is known of the allocated block that starts `bytes` into the region.
+    pub(super) fn allocated_at(&self, region: u32, bytes: u64) -> Option<&BlockDescriptor> {
+        self.get(region).map.allocated_at(bytes)
     }
 
     // ---- pages -----------------------------------------------------------------------------------
 
-    /// The page that backs a slot.
-    pub(super) fn page_at(&self, region: u32, slot: u64) -> Option<PageId> {
-        self.backing(region).page(slot)
+    /// The page that backs a base page.
+    pub(super) fn page_at(&self, region: u32, base_page: u64) -> Option<PageId> {
+        self.backing(region).page(base_page)
     }
 
-    /// The first slot of the page that backs a slot, and the first behind the page.
+    /// The first base page of the page that backs this one, and the first behind it.
     #[inline]
-    pub(super) fn page_span(&self, region: u32, slot: u64) -> Option<(u64, u64)> {
-        self.backing(region).span(slot).map(|span| self.in_slots(span))
+    pub(super) fn page_span(&self, region: u32, base_page: u64) -> Option<(u64, u64)> {
+        self.backing(region).span(base_page).map(|span| self.in_base_pages(span))
     }
 
-    fn in_slots(&self, (first, end): Span) -> (u64, u64) {
-        (first >> self.slot_shift, end >> self.slot_shift)
+    fn in_base_pages(&self, (first, end): Span) -> (u64, u64) {
+        (first >> self.base_page_shift, end >> self.base_page_shift)
     }
 
-    /// What backs each slot of a region.
+    /// What backs each base page of a region.
     #[inline]
     pub(super) fn backing(&self, region: u32) -> Backing<'_> {
         Backing { pages: &self.get(region).pages, spans: &self.spans }
     }
 
-    /// What is to be known of those pages that lie wholly in `slots`, a range that is backed wholly or not at all, and are
-    /// `wanted` by the slots that they have.
+    /// Counts the pages that lie wholly in `base_pages` and are `wanted`. The range is backed wholly or not at all.
     pub(super) fn whole_within(
         &self,
         region: u32,
-        slots: (u64, u64),
+        base_pages: (u64, u64),
         wanted: impl Fn((u64, u64)) -> bool,
     ) -> Whole {
         let mut whole = Whole::default();
-        self.for_each_whole(region, slots, |_, first, length| {
+        self.for_each_whole(region, base_pages, |_, first, length| {
             if wanted((first, first + u64::from(length))) {
                 whole.count += 1;
                 whole.classes |= 1 << length.ilog2();
@@ -265,28 +264,28 @@ impl Regions {
         whole
     }
 
-    /// Shows `each` the pages that lie wholly in a range of slots that is backed wholly or not at all: page, first slot,
-    /// slots. A loop and no iterator, for whoever looks at all that is free.
+    /// Shows `each` page that lies wholly in a range, which is backed wholly or not at all: page, first base page,
+    /// length. A loop, not an iterator, since callers walk all free memory.
     #[inline]
     pub(super) fn for_each_whole(
         &self,
         region: u32,
-        (mut slot, end): (u64, u64),
+        (mut base_page, end): (u64, u64),
         mut each: impl FnMut(PageId, u64, u32),
     ) {
         let backing = self.backing(region);
-        while slot < end
-            && let Some(page) = backing.page(slot)
+        while base_page < end
+            && let Some(page) = backing.page(base_page)
         {
-            let (first, page_end) = self.in_slots(backing.spans[page.0 as usize]);
-            if first == slot && page_end <= end {
+            let (first, page_end) = self.in_base_pages(backing.spans[page.0 as usize]);
+            if first == base_page && page_end <= end {
                 each(page, first, (page_end - first) as u32);
             }
-            slot = page_end;
+            base_page = page_end;
         }
     }
 
-    /// Shows `each` the pages that lie wholly in a range of slots, and are longer than a short one: page, first slot, slots.
+    /// Shows `each` page that lies wholly in a range and is longer than a short one: page, first base page, length.
     pub(super) fn for_each_long(
         &self,
         region: u32,
@@ -297,9 +296,10 @@ impl Regions {
         for word in start / 64..end.div_ceil(64).min(long.len() as u64) {
             let mut bits = long[word as usize] & (u64::MAX << start.saturating_sub(word * 64));
             while bits != 0 {
-                let slot = word * 64 + u64::from(bits.trailing_zeros());
+                let base_page = word * 64 + u64::from(bits.trailing_zeros());
                 bits &= bits - 1;
-                if let Some((page, (first, page_end))) = backing.page(slot).zip(self.page_span(region, slot))
+                if let Some((page, (first, page_end))) =
+                    backing.page(base_page).zip(self.page_span(region, base_page))
                     && page_end <= end
                 {
                     each(page, first, (page_end - first) as u32);
@@ -308,13 +308,14 @@ impl Regions {
         }
     }
 
-    /// The last page that lies wholly in a range of slots that is backed wholly or not at all: page, first slot, slots.
+    /// The last page that lies wholly in a range, which is backed wholly or not at all: page, first base page,
+    /// length.
     pub(super) fn last_whole(&self, region: u32, (start, mut end): (u64, u64)) -> Option<(PageId, u64, u32)> {
         let backing = self.backing(region);
         while start < end
             && let Some(page) = backing.page(end - 1)
         {
-            let (first, page_end) = self.in_slots(backing.spans[page.0 as usize]);
+            let (first, page_end) = self.in_base_pages(backing.spans[page.0 as usize]);
             if start <= first && page_end <= end {
                 return Some((page, first, (page_end - first) as u32));
             }
@@ -323,57 +324,58 @@ impl Regions {
         None
     }
 
-    /// Whether a page begins at a slot that is longer than a short one, as [`for_each_long`](Self::for_each_long) has it.
-    pub(super) fn is_long_from(&self, region: u32, slot: u64) -> bool {
-        let word = self.get(region).long.get((slot / 64) as usize);
-        word.is_some_and(|word| word >> (slot % 64) & 1 != 0)
+    /// Whether a page begins at a base page that is longer than a short one, as
+    /// [`for_each_long`](Self::for_each_long) has it.
+    pub(super) fn is_long_from(&self, region: u32, base_page: u64) -> bool {
+        let word = self.get(region).long.get((base_page / 64) as usize);
+        word.is_some_and(|word| word >> (base_page % 64) & 1 != 0)
     }
 
-    /// Slots that the page table covers; none beyond them was ever backed.
-    pub(super) fn table_len(&self, region: u32) -> u64 {
+    /// Base pages that the page table covers; none beyond them was ever backed.
+    pub(super) fn page_table_len(&self, region: u32) -> u64 {
         self.get(region).pages.len() as u64
     }
 
-    /// Notes that `page` backs `slots` slots from `first` on, or that nothing does: all that one page backed, or its end.
-    pub(super) fn set_page(&mut self, region: u32, first: u64, slots: u32, page: Option<PageId>) {
-        let (start, end) = (first as usize, first as usize + slots as usize);
+    /// Notes that `page` backs so many base pages from `first` on. `None` clears a whole page, or its end.
+    pub(super) fn set_page(&mut self, region: u32, first: u64, base_pages: u32, page: Option<PageId>) {
+        let (start, end) = (first as usize, first as usize + base_pages as usize);
         if self.get(region).pages.len() < end {
             self.lengthen_slow(region, end);
         }
         let Region { pages, long, .. } = self.get_mut(region);
         let number = page.map_or(0, |page| page.0 + 1);
-        pages[start..end].iter_mut().for_each(|slot| *slot = number);
+        pages[start..end].iter_mut().for_each(|base_page| *base_page = number);
         let (word, bit) = (&mut long[start / 64], 1 << (start % 64));
-        *word = if page.is_some() && slots > SHORT { *word | bit } else { *word & !bit };
+        *word = if page.is_some() && base_pages > SHORT { *word | bit } else { *word & !bit };
         if let Some(PageId(page)) = page {
             let page = page as usize;
             if self.spans.len() <= page {
                 self.spans.resize(page + 1, (0, 0));
             }
-            let shift = self.slot_shift;
-            self.spans[page] = (first << shift, (first + u64::from(slots)) << shift);
+            let shift = self.base_page_shift;
+            self.spans[page] = (first << shift, (first + u64::from(base_pages)) << shift);
         }
     }
 
-    /// Sees to it that pages behind the slots below `end` can be noted without memory of the host's, of which there are so
-    /// many in all, and as many more as slots from `first` on. `false` where the host refuses it.
+    /// Reserves the host's memory to note pages behind base pages below `end`. There are `pages` in all, and at most
+    /// one more for each base page from `first` on. `false` where the host refuses it.
     pub(super) fn make_room(&mut self, region: u32, (first, end): (u64, u64), pages: usize) -> bool {
         let more = (pages + (end - first) as usize).saturating_sub(self.spans.len());
         let Region { pages, long, .. } = self.get_mut(region);
         let end = end as usize;
-        let slots = if pages.capacity() == 0 { end.max(FIRST_SLOTS) } else { end };
-        pages.try_reserve(slots.saturating_sub(pages.len())).is_ok()
-            && long.try_reserve(slots.div_ceil(64).saturating_sub(long.len())).is_ok()
+        let base_pages = if pages.capacity() == 0 { end.max(FIRST_BASE_PAGES) } else { end };
+        pages.try_reserve(base_pages.saturating_sub(pages.len())).is_ok()
+            && long.try_reserve(base_pages.div_ceil(64).saturating_sub(long.len())).is_ok()
             && self.spans.try_reserve(more).is_ok()
     }
 
     #[cold]
-    fn lengthen_slow(&mut self, region: u32, slots: usize) {
+    fn lengthen_slow(&mut self, region: u32, base_pages: usize) {
         let Region { pages, long, .. } = self.get_mut(region);
         if pages.capacity() == 0 {
-            pages.reserve_exact(slots.max(FIRST_SLOTS));
+            pages.reserve_exact(base_pages.max(FIRST_BASE_PAGES));
         }
-        pages.resize(slots, 0);
-        long.resize(slots.div_ceil(64), 0);
+        pages.resize(base_pages, 0);
+        long.resize(base_pages.div_ceil(64), 0);
     }
 }

@@ -1,16 +1,16 @@
-//! Blocks: the pieces that address space is cut into, linked in address order.
+//! Extents: the pieces that address space is cut into, linked in address order.
 
 use std::ops::{Index, IndexMut};
 
 use crate::host::shrink;
 use crate::order::Fence;
-use crate::pages::PageId;
+use crate::physical::PageId;
 
-/// Names a block of one arena. Recycled when the block is joined with another.
+/// Names an extent of one arena. Recycled when the extent is joined with another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct BlockId(pub(super) u32);
+pub(crate) struct ExtentId(pub(super) u32);
 
-/// Which of the two kinds of region a block lies in.
+/// Which of the two kinds of region an extent lies in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Zone {
     Small = 0,
@@ -21,58 +21,58 @@ impl Zone {
     pub(super) const BOTH: [Self; 2] = [Self::Small, Self::Large];
 }
 
-/// What a block is.
+/// What an extent is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum State {
-    /// In the program's hands, or in a magazine; the region's table says which.
-    Out,
-    /// Backed by pages, ready for whom its fence allows.
+pub(super) enum ExtentState {
+    /// Live, or in a magazine; the block descriptor says which.
+    Allocated,
+    /// Backed by pages; its fence says who may use it.
     Free,
-    /// Nothing is mapped. Starts and ends at slots.
-    Void,
-    /// An old mapping of a page that now backs another address. Starts and ends at slots.
-    Stale(PageId),
+    /// Nothing is mapped. Starts and ends at base pages.
+    Unmapped,
+    /// An old mapping of a page that now backs another address. Starts and ends at base pages.
+    PendingUnmap(PageId),
     /// The record is unused.
     Unused,
 }
 
-/// The pages that lie wholly in a block.
+/// The pages that lie wholly in an extent.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Whole {
     pub(super) count: u32,
-    /// For each length that one of them has in slots, the bit of its binary logarithm.
+    /// For each length that one of them has in base pages, the bit of its binary logarithm.
     pub(super) classes: u32,
 }
 
-/// A piece of a region. In two cache lines, of which the first is what walks over blocks and most changes need: an
-/// allocation or a free comes by several blocks, which lie anywhere.
+/// A piece of a region. Takes two cache lines. Walks and most changes need the first only: each request touches
+/// several, scattered ones.
 #[derive(Debug)]
 #[repr(C, align(64))]
-pub(super) struct Block {
-    pub(super) state: State,
+pub(super) struct Extent {
+    pub(super) state: ExtentState,
     pub(super) region: u32,
     pub(super) zone: Zone,
-    /// Whether the id is in the arena's list of unmerged blocks. Stays with the id when the block goes.
+    /// Whether the id is in the arena's list of unmerged extents. Stays with the id when the extent goes.
     listed: bool,
     /// First unit, counted from the region's start.
     pub(super) start: u64,
     /// Length in units, never 0.
     pub(super) units: u64,
-    pub(super) prev: Option<BlockId>,
-    pub(super) next: Option<BlockId>,
-    /// Free blocks: the count of frees when the youngest part of it was freed.
+    pub(super) prev: Option<ExtentId>,
+    pub(super) next: Option<ExtentId>,
+    /// Free extents: the count of frees when the youngest part of it was freed.
     pub(super) freed: u64,
-    /// Free blocks: the pages that lie wholly in it, once a miss has asked (see `supply`).
+    /// Free extents: the pages that lie wholly in it, once a miss has asked (see `donors`).
     pub(super) whole: Option<Whole>,
-    /// Free and stale blocks: the work to wait for. Blocks that are out: the streams of recorded uses.
+    /// Free extents, and those pending unmap: the work to wait for. Allocated blocks: the streams of recorded uses.
     pub(super) fence: Fence,
 }
 
-const _: () = assert!(size_of::<Block>() == 128, "a block has two cache lines");
+const _: () = assert!(size_of::<Extent>() == 128, "an extent has two cache lines");
 
-impl Block {
-    /// The one block of a new region.
-    pub(super) fn whole(region: u32, zone: Zone, units: u64, state: State) -> Self {
+impl Extent {
+    /// The one extent of a new region.
+    pub(super) fn whole(region: u32, zone: Zone, units: u64, state: ExtentState) -> Self {
         Self {
             state,
             zone,
@@ -94,29 +94,29 @@ impl Block {
     }
 }
 
-/// Records that there is room for at first: as for `regions`, what is not used is address space only.
+/// Records that there is room for at first. Unused room is only address space.
 const FIRST_RECORDS: usize = 1 << 11;
 
-/// All blocks of one arena.
+/// All extents of one arena.
 #[derive(Debug, Default)]
-pub(super) struct Blocks {
-    records: Vec<Block>,
-    vacant: Vec<BlockId>,
+pub(super) struct Extents {
+    records: Vec<Extent>,
+    vacant: Vec<ExtentId>,
 }
 
-impl Blocks {
-    /// Enters a block.
-    pub(super) fn add(&mut self, block: Block) -> BlockId {
+impl Extents {
+    /// Enters an extent.
+    pub(super) fn add(&mut self, extent: Extent) -> ExtentId {
         let id = self.vacant_record();
         let record = &mut self[id];
         let listed = record.listed;
-        *record = block;
+        *record = extent;
         record.listed = listed;
         id
     }
 
-    /// Sees to it that so many blocks more need no memory of the host's, nor does it when any of all are joined. `false`
-    /// where the host refuses it.
+    /// Reserves the host's memory for so many more extents, and for joining any of them. `false` where the host
+    /// refuses it.
     #[inline]
     pub(super) fn make_room(&mut self, more: usize) -> bool {
         self.vacant.len() >= more || self.make_room_slow(more)
@@ -127,21 +127,24 @@ impl Blocks {
         if self.records.capacity() == 0 && self.records.try_reserve_exact(FIRST_RECORDS).is_err() {
             return false;
         }
-        // One joined block is vacant at a time, but all may come to be.
+        // All records may become vacant.
         self.records.try_reserve(more).is_ok()
             && self.vacant.try_reserve(self.records.capacity() - self.vacant.len()).is_ok()
     }
 
-    /// Gives back the host's memory of records behind the last that is in use. Returns the first id that is none now.
-    pub(super) fn shrink(&mut self) -> BlockId {
-        let used =
-            self.records.iter().rposition(|block| block.state != State::Unused).map_or(0, |last| last + 1);
+    /// Gives back the host's memory behind the last record in use. Returns the first id without a record.
+    pub(super) fn shrink(&mut self) -> ExtentId {
+        let used = self
+            .records
+            .iter()
+            .rposition(|extent| extent.state != ExtentState::Unused)
+            .map_or(0, |last| last + 1);
         self.records.truncate(used);
         shrink(&mut self.records, FIRST_RECORDS);
         self.vacant.retain(|id| (id.0 as usize) < used);
-        // All records may come to be vacant.
+        // All records may become vacant.
         shrink(&mut self.vacant, self.records.capacity());
-        BlockId(used as u32)
+        ExtentId(used as u32)
     }
 
     /// Records that there is room for.
@@ -151,44 +154,44 @@ impl Blocks {
 
     /// A record that is unused.
     #[inline]
-    fn vacant_record(&mut self) -> BlockId {
+    fn vacant_record(&mut self) -> ExtentId {
         self.vacant.pop().unwrap_or_else(|| self.new_record_slow())
     }
 
     #[cold]
-    fn new_record_slow(&mut self) -> BlockId {
+    fn new_record_slow(&mut self) -> ExtentId {
         if self.records.capacity() == 0 {
             self.records.reserve_exact(FIRST_RECORDS);
         }
-        self.records.push(Block::whole(0, Zone::Small, 0, State::Unused));
-        BlockId(u32::try_from(self.records.len() - 1).expect("fewer than 2^32 blocks"))
+        self.records.push(Extent::whole(0, Zone::Small, 0, ExtentState::Unused));
+        ExtentId(u32::try_from(self.records.len() - 1).expect("fewer than 2^32 extents"))
     }
 
     /// Two records at once.
     #[inline]
-    fn both(&mut self, a: BlockId, b: BlockId) -> [&mut Block; 2] {
+    fn both(&mut self, a: ExtentId, b: ExtentId) -> [&mut Extent; 2] {
         let both = self.records.get_disjoint_mut([a.0 as usize, b.0 as usize]);
-        both.expect("two blocks have two records, and ids in use name records")
+        both.expect("two extents have two records, and ids in use name records")
     }
 
-    /// The block with this name; `None` where no block ever had it.
-    pub(super) fn get(&self, id: BlockId) -> Option<&Block> {
+    /// The extent with this name; `None` where it never named an extent.
+    pub(super) fn get(&self, id: ExtentId) -> Option<&Extent> {
         self.records.get(id.0 as usize)
     }
 
-    /// Whether the id names a block in this state now.
-    pub(super) fn is(&self, id: BlockId, state: State) -> bool {
+    /// Whether the id names an extent in this state now.
+    pub(super) fn is(&self, id: ExtentId, state: ExtentState) -> bool {
         self[id].state == state
     }
 
     /// Notes that the id is listed as unmerged or no longer; returns whether it was.
-    pub(super) fn set_listed(&mut self, id: BlockId, listed: bool) -> bool {
+    pub(super) fn set_listed(&mut self, id: ExtentId, listed: bool) -> bool {
         std::mem::replace(&mut self[id].listed, listed)
     }
 
-    /// Cuts a block in two at unit `at`, which lies inside it. The id keeps the left part; the right part,
+    /// Cuts an extent in two at unit `at`, which lies inside it. The id keeps the left part; the right part,
     /// with the same state and fence, is returned. Indexes are the caller's.
-    pub(super) fn split(&mut self, id: BlockId, at: u64) -> BlockId {
+    pub(super) fn split(&mut self, id: ExtentId, at: u64) -> ExtentId {
         let new = self.vacant_record();
         let [left, right] = self.both(id, new);
         debug_assert!(left.start < at && at < left.end());
@@ -207,10 +210,10 @@ impl Blocks {
         new
     }
 
-    /// Cuts the first units off a block, which is longer than that, as a block without a fence, and returns it. The id keeps
-    /// what is left, with its fence: a free block that others are cut from stays the same. Indexes and the region's first
-    /// block are the caller's.
-    pub(super) fn split_front(&mut self, id: BlockId, units: u64) -> BlockId {
+    /// Cuts the first units off a longer extent, and returns them as one without a fence. The id keeps the rest and
+    /// its fence, so a free extent stays the same as others are cut from it. Indexes and the region's first extent
+    /// are the caller's.
+    pub(super) fn split_front(&mut self, id: ExtentId, units: u64) -> ExtentId {
         let new = self.vacant_record();
         let [front, rest] = self.both(new, id);
         debug_assert!(0 < units && units < rest.units);
@@ -230,9 +233,9 @@ impl Blocks {
         new
     }
 
-    /// Moves the bound between a block and its next, which is longer than that, up by so many units. Indexes are the
+    /// Moves the bound between an extent and its next, which is longer than that, up by so many units. Indexes are the
     /// caller's.
-    pub(super) fn move_bound(&mut self, left: BlockId, right: BlockId, units: u64) {
+    pub(super) fn move_bound(&mut self, left: ExtentId, right: ExtentId, units: u64) {
         let [left, right] = self.both(left, right);
         debug_assert!(left.end() == right.start && units < right.units);
         left.units += units;
@@ -240,9 +243,9 @@ impl Blocks {
         right.units -= units;
     }
 
-    /// Sees to it that to [split](Self::split) a block twice takes no memory of the host's for the fence, given that there
-    /// is room for the blocks; `false` where it is refused.
-    pub(super) fn make_room_to_split(&mut self, id: BlockId) -> bool {
+    /// Reserves the host's memory for the fences of two [splits](Self::split), given room for the extents; `false`
+    /// where it is refused.
+    pub(super) fn make_room_to_split(&mut self, id: ExtentId) -> bool {
         !self[id].fence.is_long() || self.make_room_for_fences(self[id].fence.len())
     }
 
@@ -261,9 +264,8 @@ impl Blocks {
         })
     }
 
-    /// Sees to it that to [join](Self::join) the fences of two blocks takes no memory of the host's; `false` where it is
-    /// refused.
-    pub(super) fn make_room_to_join(&mut self, a: BlockId, b: BlockId) -> bool {
+    /// Reserves the host's memory to [join](Self::join) the fences of two extents; `false` where it is refused.
+    pub(super) fn make_room_to_join(&mut self, a: ExtentId, b: ExtentId) -> bool {
         let [a, b] = self.both(a, b);
         let (long, short) = if a.fence.len() < b.fence.len() { (b, a) } else { (a, b) };
         long.fence.make_room_to_join(&short.fence)
@@ -271,18 +273,18 @@ impl Blocks {
 
     /// Joins two neighbours, in either order; the fences are joined too. Returns the id that keeps the whole;
     /// the other is vacant. Indexes are the caller's.
-    pub(super) fn join(&mut self, a: BlockId, b: BlockId) -> BlockId {
+    pub(super) fn join(&mut self, a: ExtentId, b: ExtentId) -> ExtentId {
         let (left, right) = if self[a].start < self[b].start { (a, b) } else { (b, a) };
         debug_assert_eq!(self[left].next, Some(right));
         let [kept, gone] = self.both(left, right);
-        gone.state = State::Unused;
+        gone.state = ExtentState::Unused;
         kept.units += gone.units;
         kept.next = gone.next;
         kept.freed = kept.freed.max(gone.freed);
         if kept.fence.len() < gone.fence.len() {
             std::mem::swap(&mut kept.fence, &mut gone.fence);
         }
-        // The fence of a record that is unused stays where it is, and is written over.
+        // An unused record keeps its fence, which is later written over.
         kept.fence.join(&gone.fence);
         let next = kept.next;
         if let Some(next) = next {
@@ -292,36 +294,36 @@ impl Blocks {
         left
     }
 
-    /// Removes a block that is its region's only one.
-    pub(super) fn remove_alone(&mut self, id: BlockId) {
+    /// Removes an extent that is its region's only one.
+    pub(super) fn remove_alone(&mut self, id: ExtentId) {
         let gone = &mut self[id];
         debug_assert!(gone.prev.is_none() && gone.next.is_none());
-        gone.state = State::Unused;
+        gone.state = ExtentState::Unused;
         gone.fence = Fence::empty();
         self.vacant.push(id);
     }
 
-    /// Every block that is in use.
-    pub(super) fn iter(&self) -> impl Iterator<Item = (BlockId, &Block)> {
+    /// Every extent that is in use.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
         self.records
             .iter()
             .zip(0..)
-            .filter(|(block, _)| block.state != State::Unused)
-            .map(|(block, id)| (BlockId(id), block))
+            .filter(|(extent, _)| extent.state != ExtentState::Unused)
+            .map(|(extent, id)| (ExtentId(id), extent))
     }
 }
 
-impl Index<BlockId> for Blocks {
-    type Output = Block;
+impl Index<ExtentId> for Extents {
+    type Output = Extent;
     #[inline]
-    fn index(&self, id: BlockId) -> &Block {
+    fn index(&self, id: ExtentId) -> &Extent {
         &self.records[id.0 as usize]
     }
 }
 
-impl IndexMut<BlockId> for Blocks {
+impl IndexMut<ExtentId> for Extents {
     #[inline]
-    fn index_mut(&mut self, id: BlockId) -> &mut Block {
+    fn index_mut(&mut self, id: ExtentId) -> &mut Extent {
         &mut self.records[id.0 as usize]
     }
 }

@@ -1,27 +1,27 @@
-//! The indexes that answer "which free block fits best" and "which void fits best".
+//! The indexes that answer "which free extent fits best" and "which unmapped one fits best".
 //!
-//! Blocks are kept in bins by length, one to a power of two, as in the first level of TLSF (Masmano et al.,
-//! "TLSF: a new dynamic memory allocator for real-time systems", 2004), with a bit for each bin that has any.
-//! Unlike there each bin is sorted, so that the best fit is found and not merely a good one. (Four bins to a power of two,
-//! as there, took replays of recorded jobs 1 to 3 % more instructions: docs/replay.md.)
+//! Extents are kept in bins by length, one to a power of two, as in the first level of TLSF (Masmano et al., "TLSF: a
+//! new dynamic memory allocator for real-time systems", 2004), with a bit for each bin that has any. Unlike there
+//! each bin is sorted, so that the best fit is found and not merely a good one. (Four bins to a power of two, as
+//! there, took replays of recorded jobs 1 to 3 % more instructions: docs/lab/replay.md.)
 
-use super::bin::{Bin, Entry, Key, first_of, key};
-use super::blocks::{Block, BlockId};
+use super::bin::{Bin, IndexEntry, Key, first_of, key};
+use super::extent::{Extent, ExtentId};
 
-/// Entries of blocks by rising length.
+/// Entries of extents by rising length.
 #[derive(Debug)]
 pub(super) struct Rising<'a> {
     index: &'a FreeIndex,
-    run: std::slice::Iter<'a, Entry>,
-    more: std::slice::Iter<'a, Vec<Entry>>,
+    run: std::slice::Iter<'a, IndexEntry>,
+    more: std::slice::Iter<'a, Vec<IndexEntry>>,
     next_bin: usize,
 }
 
 impl<'a> Iterator for Rising<'a> {
-    type Item = &'a Entry;
+    type Item = &'a IndexEntry;
 
     #[inline]
-    fn next(&mut self) -> Option<&'a Entry> {
+    fn next(&mut self) -> Option<&'a IndexEntry> {
         match self.run.next() {
             Some(entry) => Some(entry),
             None => self.next_run(),
@@ -31,7 +31,7 @@ impl<'a> Iterator for Rising<'a> {
 
 impl<'a> Rising<'a> {
     /// The first entry of the next run, which is not empty.
-    fn next_run(&mut self) -> Option<&'a Entry> {
+    fn next_run(&mut self) -> Option<&'a IndexEntry> {
         let run = match self.more.next() {
             Some(run) => run,
             None => {
@@ -50,20 +50,20 @@ impl<'a> Rising<'a> {
 /// Bins for every length of an address space, which has less than 2^48 units.
 const BINS: usize = 64;
 
-/// The bin of blocks of this length.
+/// The bin of extents of this length.
 #[inline]
 fn bin_of(units: u64) -> usize {
     units.checked_ilog2().map_or(0, |log| log as usize)
 }
 
-/// The free blocks of a zone, by length.
+/// The free extents of a zone, by length.
 #[derive(Debug)]
 pub(super) struct FreeIndex {
     bins: Box<[Bin; BINS]>,
     /// A bit for each bin that is not empty.
     filled: u64,
     len: usize,
-    /// Whether the host refused memory for a block, which is on no index since: a free must not fail.
+    /// Whether extents are missing, since the host refused memory: a free must not fail.
     lacks: bool,
 }
 
@@ -75,9 +75,9 @@ impl Default for FreeIndex {
 
 impl FreeIndex {
     /// Where the host has no memory for it, the index [lacks](Self::lacks) it from then on.
-    pub(super) fn insert(&mut self, block: &Block, id: BlockId) {
-        let bin = bin_of(block.units);
-        if !self.bins[bin].insert(Entry::new(block, id)) {
+    pub(super) fn insert(&mut self, extent: &Extent, id: ExtentId) {
+        let bin = bin_of(extent.units);
+        if !self.bins[bin].insert(IndexEntry::new(extent, id)) {
             self.lacks = true;
             return;
         }
@@ -85,16 +85,16 @@ impl FreeIndex {
         self.len += 1;
     }
 
-    /// Whether some blocks may be missing.
+    /// Whether some extents may be missing.
     #[inline]
     pub(super) fn lacks(&self) -> bool {
         self.lacks
     }
 
-    /// Inserts a block that may be missing.
-    pub(super) fn insert_missing(&mut self, block: &Block, id: BlockId) {
-        if !self.contains(block, id) {
-            self.insert(block, id);
+    /// Inserts an extent that may be missing.
+    pub(super) fn insert_missing(&mut self, extent: &Extent, id: ExtentId) {
+        if !self.contains(extent, id) {
+            self.insert(extent, id);
         }
     }
 
@@ -103,10 +103,10 @@ impl FreeIndex {
         self.lacks = false;
     }
 
-    pub(super) fn remove(&mut self, block: &Block) {
-        let bin = bin_of(block.units);
-        if !self.bins[bin].remove(key(block)) {
-            debug_assert!(self.lacks, "a block that is removed is there");
+    pub(super) fn remove(&mut self, extent: &Extent) {
+        let bin = bin_of(extent.units);
+        if !self.bins[bin].remove(key(extent)) {
+            debug_assert!(self.lacks, "an extent that is removed is there");
             return;
         }
         if self.bins[bin].is_empty() {
@@ -115,12 +115,12 @@ impl FreeIndex {
         self.len -= 1;
     }
 
-    /// Blocks of at least `units`, the best fit first.
-    pub(super) fn at_least(&self, units: u64) -> impl Iterator<Item = BlockId> + '_ {
+    /// Extents of at least `units`, the best fit first.
+    pub(super) fn at_least(&self, units: u64) -> impl Iterator<Item = ExtentId> + '_ {
         self.rising(units).map(|entry| entry.id)
     }
 
-    /// The entries of blocks of at least `units`, the best fit first.
+    /// The entries of extents of at least `units`, the best fit first.
     #[inline(always)]
     pub(super) fn rising(&self, units: u64) -> Rising<'_> {
         let bin = bin_of(units);
@@ -128,8 +128,8 @@ impl FreeIndex {
         Rising { index: self, run: first.iter(), more, next_bin: bin + 1 }
     }
 
-    /// Blocks of less than `units`, the longest first.
-    pub(super) fn below(&self, units: u64) -> impl Iterator<Item = BlockId> + '_ {
+    /// Extents of less than `units`, the longest first.
+    pub(super) fn below(&self, units: u64) -> impl Iterator<Item = ExtentId> + '_ {
         let last = bin_of(units);
         let longest = self.bins[last].before(first_of(units)).rev();
         let shorter = self.filled_below(last).flat_map(|bin| self.bins[bin].before(Key::MAX).rev());
@@ -153,7 +153,7 @@ impl FreeIndex {
         })
     }
 
-    /// The length of the longest block, in units.
+    /// The length of the longest extent, in units.
     pub(super) fn longest(&self) -> u64 {
         let bin = self.filled_below(BINS).next();
         let last = bin.and_then(|bin| self.bins[bin].before(Key::MAX).next_back());
@@ -164,30 +164,30 @@ impl FreeIndex {
         self.len
     }
 
-    /// Whether the block is in it, as it is now.
-    pub(super) fn contains(&self, block: &Block, id: BlockId) -> bool {
-        self.bins[bin_of(block.units)].get(key(block)) == Some(&Entry::new(block, id))
+    /// Whether the extent is in it, as it is now.
+    pub(super) fn contains(&self, extent: &Extent, id: ExtentId) -> bool {
+        self.bins[bin_of(extent.units)].get(key(extent)) == Some(&IndexEntry::new(extent, id))
     }
 }
 
-/// The voids of a zone, by length. The same structure: a void is found as a free block is.
-pub(super) type VoidIndex = FreeIndex;
+/// The unmapped extents of a zone, by length. The same structure: an unmapped extent is found as a free extent is.
+pub(super) type UnmappedIndex = FreeIndex;
 
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::blocks::{State, Zone};
+    use super::super::extent::{ExtentState, Zone};
     use super::*;
 
-    fn block(start: u64, units: u64) -> Block {
-        let mut block = Block::whole(0, Zone::Large, units, State::Free);
-        block.start = start;
-        block
+    fn extent(start: u64, units: u64) -> Extent {
+        let mut extent = Extent::whole(0, Zone::Large, units, ExtentState::Free);
+        extent.start = start;
+        extent
     }
 
     proptest! {
-        /// As a sorted list of all blocks would answer.
+        /// As a sorted list of all extents would answer.
         #[test]
         fn the_best_fit_and_the_longest_below_are_found(
             lengths in prop::collection::vec(prop_oneof![1u64..200, 1u64..1 << 40, Just(77)], 1..300),
@@ -197,12 +197,12 @@ mod tests {
             let mut index = FreeIndex::default();
             let mut all: Vec<_> = (0u32..).zip(&lengths).map(|(at, units)| (*units, at)).collect();
             for (units, at) in &all {
-                index.insert(&block(u64::from(*at), *units), BlockId(*at));
+                index.insert(&extent(u64::from(*at), *units), ExtentId(*at));
             }
             for which in removed {
                 if !all.is_empty() {
                     let (units, at) = all.swap_remove(which.index(all.len()));
-                    index.remove(&block(u64::from(at), units));
+                    index.remove(&extent(u64::from(at), units));
                 }
             }
             all.sort_unstable();

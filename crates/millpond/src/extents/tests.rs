@@ -85,7 +85,7 @@ fn what_fits_snugly_is_taken_else_what_lies_lowest() {
     let sizes = [40, 4, 20, 4, 9, 4].map(|mib| mib * MIB);
     let blocks = sizes.map(|bytes| bench.alloc(bytes));
     [0, 2, 4].into_iter().for_each(|at| bench.free(blocks[at]));
-    // A slot less than the shortest hole, where nothing is left over that could serve elsewhere.
+    // A base page less than the shortest hole, where nothing is left over that could serve elsewhere.
     assert_eq!(bench.alloc(7 * MIB), blocks[4]);
     // Of 20 MiB three pages would be left over, of 40 MiB more: it is all the same.
     assert_eq!(bench.alloc(14 * MIB), blocks[0]);
@@ -95,7 +95,7 @@ fn what_fits_snugly_is_taken_else_what_lies_lowest() {
 }
 
 #[test]
-fn the_best_fit_is_taken_at_its_start_whatever_pages_it_shares() {
+fn the_best_fit_is_cut_at_its_start_on_any_page() {
     let bench = bench(|builder| builder);
     let whole = bench.alloc(512 * MIB);
     bench.free(whole);
@@ -107,7 +107,7 @@ fn the_best_fit_is_taken_at_its_start_whatever_pages_it_shares() {
 }
 
 #[test]
-fn a_page_is_a_twelfth_of_its_block_while_there_is_time() {
+fn a_page_is_a_twelfth_of_its_block_given_time() {
     let bench = bench(|builder| builder);
     let created = |bytes| {
         let before = bench.pool.stats().calls.create;
@@ -120,7 +120,7 @@ fn a_page_is_a_twelfth_of_its_block_while_there_is_time() {
 }
 
 #[test]
-fn a_long_block_takes_more_pages_than_a_short_miss_looks_at() {
+fn a_long_block_takes_more_pages_than_a_miss_considers() {
     let bench = bench(|builder| builder.page_sizes(2 * MIB, 2 * MIB));
     // Not checked one by one: there are ten thousand.
     let blocks: Vec<_> = (0..10_000).map(|_| bench.pool.alloc(2 * MIB, &bench.stream).unwrap()).collect();
@@ -134,7 +134,7 @@ fn a_long_block_takes_more_pages_than_a_short_miss_looks_at() {
 }
 
 #[test]
-fn how_long_pages_are_depends_on_what_is_in_the_purse() {
+fn how_long_pages_are_depends_on_the_remap_budget() {
     let bench = bench(|builder| builder);
     // 10 ms, at 35.8 µs a page.
     let blocks: Vec<_> = (0..600).map(|_| bench.pool.alloc(2 * MIB, &bench.stream).unwrap()).collect();
@@ -156,7 +156,7 @@ fn how_long_pages_are_depends_on_what_is_in_the_purse() {
 }
 
 #[test]
-fn pages_are_taken_from_what_has_been_free_for_longest_its_last_first() {
+fn donors_free_for_longest_come_first_their_last_page_first() {
     let bench = bench(|builder| builder.page_sizes(2 * MIB, 2 * MIB));
     let [young, _, old, _] = [(); 4].map(|()| bench.alloc(4 * MIB));
     bench.free(old);
@@ -169,7 +169,7 @@ fn pages_are_taken_from_what_has_been_free_for_longest_its_last_first() {
 }
 
 #[test]
-fn a_page_that_is_too_long_is_exchanged_for_a_short_one() {
+fn a_page_too_long_is_exchanged_for_a_short_one() {
     let bench = bench(|builder| builder);
     bench.with_a_long_page_free();
     let _small = bench.alloc(1000);
@@ -187,7 +187,7 @@ fn a_page_in_use_is_not_exchanged_and_the_pool_grows() {
     bench.sim.release(hold);
 }
 
-/// Holes of 2.5 MiB between blocks that stay. The last block ends with its slot.
+/// Holes of 2.5 MiB between blocks that stay. The last block ends with its base page.
 fn with_holes(bench: &Bench, holes: usize) {
     let blocks: Vec<_> = (0..2 * holes).map(|_| bench.alloc(5 * MIB / 2)).collect();
     blocks.iter().step_by(2).for_each(|ptr| bench.free(*ptr));
@@ -195,10 +195,10 @@ fn with_holes(bench: &Bench, holes: usize) {
 }
 
 #[test]
-fn a_block_grows_from_another_ones_slot_however_many_holes_are_closed_in() {
+fn a_block_grows_from_a_shared_base_page_however_many_holes() {
     let bench = bench(|builder| builder);
     with_holes(&bench, 20);
-    // Too long for any hole: it ends in the middle of a slot.
+    // Too long for any hole: it ends in the middle of a base page.
     let first = bench.alloc(7 * MIB);
     assert_eq!(bench.alloc(7 * MIB), first.offset(7 * MIB));
 }
@@ -251,7 +251,7 @@ fn two_streams(reuse: ReusePolicies) -> (Bench, Stream) {
 }
 
 #[test]
-fn neighbours_that_two_streams_freed_are_one_at_once_if_one_is_complete_and_stay_apart_until_then() {
+fn neighbours_of_two_streams_join_once_one_is_complete() {
     let (bench, other) = two_streams(ReusePolicies::ALL);
     let [below, above, rest] = [10 * MIB, 10 * MIB, 44 * MIB].map(|bytes| bench.alloc(bytes));
     let hold = bench.sim.hold(bench.stream.handle()).unwrap();

@@ -1,56 +1,56 @@
 //! A bin of an index: entries in order, in short sorted runs.
 
-use super::blocks::{Block, BlockId};
+use super::extent::{Extent, ExtentId};
 
 /// Length, region and start in one number, which is compared faster than three: sorts by best fit, then by address.
 pub(super) type Key = u128;
 
-pub(super) fn key(block: &Block) -> Key {
-    debug_assert!(block.start >> START_BITS == 0 && block.region < MOST_REGIONS);
-    first_of(block.units) | u128::from(block.region) << START_BITS | u128::from(block.start)
+pub(super) fn key(extent: &Extent) -> Key {
+    debug_assert!(extent.start >> START_BITS == 0 && extent.region < MOST_REGIONS);
+    first_of(extent.units) | u128::from(extent.region) << START_BITS | u128::from(extent.start)
 }
 
-/// Bits for a start, which is more than a region has units: a tebibyte of the shortest, or one block and no more.
+/// Bits for a start. More than the units of a region: a tebibyte of the shortest, or a single extent.
 const START_BITS: u32 = 40;
 
-/// What the other bits leave room for. A region is as long as all memory of the device, or a segment of its own.
+/// The bits left name a region. One is as long as all device memory, or a segment.
 pub(super) const MOST_REGIONS: u32 = 1 << (64 - START_BITS);
 
-/// The least key of any block of this length.
+/// The least key of any extent of this length.
 pub(super) fn first_of(units: u64) -> Key {
     u128::from(units) << 64
 }
 
-/// The length of the block with this key.
+/// The length of the extent with this key.
 pub(super) fn units_of(key: Key) -> u64 {
     (key >> 64) as u64
 }
 
-/// A block in a bin, and where it lies: its record is elsewhere.
+/// An extent in a bin, and where it lies: its record is elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct IndexEntry {
     key: Key,
-    pub(super) id: BlockId,
+    pub(super) id: ExtentId,
 }
 
-impl Entry {
-    pub(super) fn new(block: &Block, id: BlockId) -> Self {
-        Self { key: key(block), id }
+impl IndexEntry {
+    pub(super) fn new(extent: &Extent, id: ExtentId) -> Self {
+        Self { key: key(extent), id }
     }
 
-    /// The block's length.
+    /// The extent's length.
     #[inline]
     pub(super) fn units(&self) -> u64 {
         units_of(self.key)
     }
 
-    /// The block's region and first unit in one number, which sorts as its address does.
+    /// The extent's region and first unit in one number, which sorts as its address does.
     #[inline]
     pub(super) fn place_bits(&self) -> u64 {
         self.key as u64
     }
 
-    /// The block's region and first unit.
+    /// The extent's region and first unit.
     #[inline]
     pub(super) fn place(&self) -> (u32, u64) {
         let place = self.place_bits();
@@ -64,13 +64,13 @@ const LONG: usize = 64;
 /// Entries up to which those of a run are moved one by one.
 const SHORT: usize = 8;
 
-/// Blocks in order. Most bins are one run: a search that starts in it goes through a slice. A tree finds a place as
+/// Extents in order. Most bins are one run: a search that starts in it goes through a slice. A tree finds a place as
 /// fast, but costs several times as much to walk.
 #[derive(Debug, Default)]
 pub(super) struct Bin {
-    first: Vec<Entry>,
+    first: Vec<IndexEntry>,
     /// The runs behind the first, none of which is empty; nor is the first then.
-    more: Vec<Vec<Entry>>,
+    more: Vec<Vec<IndexEntry>>,
 }
 
 impl Bin {
@@ -80,24 +80,24 @@ impl Bin {
         if self.more.is_empty() { 0 } else { self.more.partition_point(|run| run[0].key <= key) }
     }
 
-    fn run(&self, number: usize) -> &Vec<Entry> {
+    fn run(&self, number: usize) -> &Vec<IndexEntry> {
         if number == 0 { &self.first } else { &self.more[number - 1] }
     }
 
-    fn run_mut(&mut self, number: usize) -> &mut Vec<Entry> {
+    fn run_mut(&mut self, number: usize) -> &mut Vec<IndexEntry> {
         if number == 0 { &mut self.first } else { &mut self.more[number - 1] }
     }
 
     /// `false`, and nothing done, where the host has no memory for it.
     #[must_use]
-    pub(super) fn insert(&mut self, entry: Entry) -> bool {
+    pub(super) fn insert(&mut self, entry: IndexEntry) -> bool {
         let number = self.run_of(entry.key);
         let run = self.run_mut(number);
         if run.len() == run.capacity() && run.try_reserve(1).is_err() {
             return false;
         }
         if run.len() <= SHORT {
-            // Nearly always. To move a few is done before a place is found and room is made for it.
+            // Nearly always. Moving a few is faster than searching and then making room.
             run.push(entry);
             let mut at = run.len() - 1;
             while at > 0 && run[at - 1].key > entry.key {
@@ -131,7 +131,7 @@ impl Bin {
         let number = self.run_of(key);
         let run = self.run_mut(number);
         if run.len() <= SHORT {
-            // Two blocks do not start at one place: half of a key tells which it is.
+            // Two extents do not start at one place: half of a key tells which it is.
             let Some(at) = run.iter().position(|entry| entry.place_bits() == key as u64) else {
                 return false;
             };
@@ -159,27 +159,27 @@ impl Bin {
         self.first.is_empty()
     }
 
-    pub(super) fn get(&self, key: Key) -> Option<&Entry> {
+    pub(super) fn get(&self, key: Key) -> Option<&IndexEntry> {
         let run = self.run(self.run_of(key));
         run.get(place_in(run, key)).filter(|entry| entry.key == key)
     }
 
-    /// The blocks from `key` on, in order: the rest of a run, and the runs behind it.
+    /// The extents from `key` on, in order: the rest of a run, and the runs behind it.
     #[inline]
-    pub(super) fn from(&self, key: Key) -> (&[Entry], std::slice::Iter<'_, Vec<Entry>>) {
+    pub(super) fn from(&self, key: Key) -> (&[IndexEntry], std::slice::Iter<'_, Vec<IndexEntry>>) {
         let number = self.run_of(key);
         let run = self.run(number);
         (&run[place_in(run, key)..], self.more[number..].iter())
     }
 
-    /// All blocks, in order, likewise.
+    /// All extents, in order, likewise.
     #[inline]
-    pub(super) fn all(&self) -> (&Vec<Entry>, std::slice::Iter<'_, Vec<Entry>>) {
+    pub(super) fn all(&self) -> (&Vec<IndexEntry>, std::slice::Iter<'_, Vec<IndexEntry>>) {
         (&self.first, self.more.iter())
     }
 
-    /// The blocks before `key`, in order.
-    pub(super) fn before(&self, key: Key) -> impl DoubleEndedIterator<Item = Entry> + '_ {
+    /// The extents before `key`, in order.
+    pub(super) fn before(&self, key: Key) -> impl DoubleEndedIterator<Item = IndexEntry> + '_ {
         let number = self.run_of(key);
         let last = self.run(number);
         let last = &last[..place_in(last, key)];
@@ -193,8 +193,8 @@ impl Bin {
 
 /// Where in a run the key is, or would be.
 #[inline]
-fn place_in(run: &[Entry], key: Key) -> usize {
-    // By length first: to compare half of a key takes no branch, which no processor could foresee.
+fn place_in(run: &[IndexEntry], key: Key) -> usize {
+    // By length first: comparing half of a key takes no unpredictable branch.
     let mut at = run.partition_point(|other| other.units() < units_of(key));
     while run.get(at).is_some_and(|other| other.key < key) {
         at += 1;

@@ -1,13 +1,13 @@
-//! `pages/`: physical memory: pages are created, mapped, parked and released here, and nowhere else.
+//! `physical/`: physical memory: pages are created, mapped, parked and released here, and nowhere else.
 //!
 //! Uses `device/`. It knows nothing of blocks or of who uses an address.
 //!
-//! A page is one driver handle (`cuMemCreate`), a whole number of *slots* long, and is mapped whole. It may be
-//! mapped at several addresses for a while: when the arena steals it, the new mapping is made at once and the
-//! old one is removed when the work that used it is complete. A page that is mapped nowhere is *parked*: held,
-//! counted as reserved, and the first to be used again.
+//! A page is one driver handle (`cuMemCreate`), a whole number of *base pages* long, and is mapped whole. It may be
+//! mapped at several addresses for a while: when the arena remaps it, the new mapping is made at once, and the old
+//! one goes when its work is complete. A page that is mapped nowhere is *parked*: held, counted as reserved, and the
+//! first to be used again.
 //!
-//! **How one request passes through.** The arena needs a run of slots backed: it takes a parked page
+//! **How one request passes through.** The arena needs a run of base pages backed: it takes a parked page
 //! ([`Pages::take_parked`]) or creates one ([`Pages::create`], which asks [`Limits`] first), and maps it
 //! ([`Pages::map`]). When memory is given back, [`Pages::unmap`] and [`Pages::release`] undo this. Each step
 //! either happens whole or leaves everything as it was, so a failure anywhere loses no page.
@@ -31,20 +31,20 @@ pub(crate) struct PageId(pub(crate) u32);
 #[derive(Debug)]
 pub(crate) struct Page {
     handle: PageHandle,
-    /// Length in slots.
-    pub(crate) slots: u32,
-    /// Where the arena uses it: region and first slot. `None` while it is parked.
+    /// Length in base pages.
+    pub(crate) base_pages: u32,
+    /// Where the arena uses it: region and first base page. `None` while it is parked.
     pub(crate) home: Option<(u32, u32)>,
     /// Mappings, the one in use and old ones that wait for their fence.
     mappings: u32,
 }
 
-/// Why a page could not be had.
+/// Why there is no page.
 #[derive(Debug)]
 pub(crate) enum NoPage {
     /// There is no memory for it.
     Short(Shortage),
-    /// The host has no memory for its record, of so many bytes with all others.
+    /// The host has no memory for the records of all pages, of so many bytes.
     Host(u64),
     /// The device refused for another reason.
     Device(DeviceError),
@@ -60,7 +60,7 @@ pub(crate) enum MapFailure {
     Stuck(DeviceError),
 }
 
-/// Pages that there is room for at first: what is not used is address space only, and to grow is to copy.
+/// Pages that there is room for at first. Growing copies; unused room is only address space.
 const FIRST_PAGES: usize = 1 << 12;
 
 /// All pages of one pool.
@@ -69,12 +69,12 @@ pub(crate) struct Pages {
     device: Arc<dyn Device>,
     counters: Arc<Counters>,
     pub(crate) limits: Limits,
-    slot_bytes: u64,
+    base_page_bytes: u64,
     table: Vec<Option<Page>>,
     vacant: Vec<u32>,
     parked: Vec<PageId>,
-    /// Slots of all pages.
-    slots: u64,
+    /// Base pages of all pages.
+    base_pages: u64,
 }
 
 impl Pages {
@@ -82,17 +82,17 @@ impl Pages {
         device: Arc<dyn Device>,
         counters: Arc<Counters>,
         limits: Limits,
-        slot_bytes: u64,
+        base_page_bytes: u64,
     ) -> Self {
         Self {
             device,
             counters,
             limits,
-            slot_bytes,
+            base_page_bytes,
             table: Vec::new(),
             vacant: Vec::new(),
             parked: Vec::new(),
-            slots: 0,
+            base_pages: 0,
         }
     }
 
@@ -104,9 +104,9 @@ impl Pages {
         self.table[id.0 as usize].as_mut().expect("a page id in use names a page")
     }
 
-    /// Slots of all pages that are held.
-    pub(crate) fn slots(&self) -> u64 {
-        self.slots
+    /// Base pages of all pages that are held.
+    pub(crate) fn base_pages(&self) -> u64 {
+        self.base_pages
     }
 
     /// Every page that is held, for recounts.
@@ -124,14 +124,14 @@ impl Pages {
         &self.parked
     }
 
-    fn bytes(&self, slots: u32) -> u64 {
-        u64::from(slots) * self.slot_bytes
+    fn bytes(&self, base_pages: u32) -> u64 {
+        u64::from(base_pages) * self.base_page_bytes
     }
 
-    /// The largest parked page of at most `slots`.
-    pub(crate) fn take_parked(&mut self, slots: u32) -> Option<PageId> {
-        let fits = |id: &&PageId| self.get(**id).slots <= slots;
-        let best = self.parked.iter().filter(fits).max_by_key(|id| self.get(**id).slots).copied()?;
+    /// The largest parked page of at most `base_pages`.
+    pub(crate) fn take_parked(&mut self, base_pages: u32) -> Option<PageId> {
+        let fits = |id: &&PageId| self.get(**id).base_pages <= base_pages;
+        let best = self.parked.iter().filter(fits).max_by_key(|id| self.get(**id).base_pages).copied()?;
         self.parked.retain(|id| *id != best);
         Some(best)
     }
@@ -142,9 +142,9 @@ impl Pages {
         self.parked.push(id);
     }
 
-    /// Creates a page of `slots`, mapped nowhere and in nobody's hands: map or park it.
-    pub(crate) fn create(&mut self, slots: u32) -> Result<PageId, NoPage> {
-        let bytes = self.bytes(slots);
+    /// Creates a page of `base_pages`, mapped nowhere: map or park it.
+    pub(crate) fn create(&mut self, base_pages: u32) -> Result<PageId, NoPage> {
+        let bytes = self.bytes(base_pages);
         if !self.make_room() {
             return Err(NoPage::Host((self.table.len() * size_of::<Option<Page>>()) as u64));
         }
@@ -161,8 +161,8 @@ impl Pages {
         };
         self.limits.count(bytes, &self.counters);
         self.counters.calls.create.add(1);
-        self.slots += u64::from(slots);
-        let page = Page { handle, slots, home: None, mappings: 0 };
+        self.base_pages += u64::from(base_pages);
+        let page = Page { handle, base_pages, home: None, mappings: 0 };
         Ok(match self.vacant.pop() {
             Some(id) => {
                 self.table[id as usize] = Some(page);
@@ -175,8 +175,7 @@ impl Pages {
         })
     }
 
-    /// Sees to it that one page more, and to park or release any, takes no memory of the host's; `false` where it is
-    /// refused.
+    /// Reserves the host's memory for one more page, and to park or release any; `false` where it is refused.
     fn make_room(&mut self) -> bool {
         if self.table.capacity() == 0 && self.table.try_reserve_exact(FIRST_PAGES).is_err() {
             return false;
@@ -195,7 +194,7 @@ impl Pages {
     /// # Safety
     /// The range is the caller's, reserved from this device, and nothing is mapped there.
     pub(crate) unsafe fn map(&mut self, id: PageId, at: DevicePtr) -> Result<(), MapFailure> {
-        let (handle, bytes) = (self.get(id).handle, self.bytes(self.get(id).slots));
+        let (handle, bytes) = (self.get(id).handle, self.bytes(self.get(id).base_pages));
         // SAFETY: the page is in the table, so not released; the range is the caller's promise.
         unsafe { self.device.map(at, bytes, handle) }.map_err(MapFailure::Clean)?;
         self.counters.calls.map.add(1);
@@ -217,7 +216,7 @@ impl Pages {
     /// # Safety
     /// The page is mapped there by [`map`](Self::map), and no pending or later work uses the range.
     pub(crate) unsafe fn unmap(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
-        let bytes = self.bytes(self.get(id).slots);
+        let bytes = self.bytes(self.get(id).base_pages);
         // SAFETY: the caller's promise is the device's condition.
         unsafe { self.device.unmap(at, bytes) }?;
         self.counters.calls.unmap.add(1);
@@ -230,8 +229,8 @@ impl Pages {
     pub(crate) fn release(&mut self, id: PageId) -> DeviceResult<u64> {
         let page = self.get(id);
         debug_assert_eq!(page.mappings, 0, "a page is released only once it is mapped nowhere");
-        let (handle, slots) = (page.handle, page.slots);
-        let bytes = self.bytes(slots);
+        let (handle, base_pages) = (page.handle, page.base_pages);
+        let bytes = self.bytes(base_pages);
         // SAFETY: the page leaves the table below, and with it every trace of the handle.
         if let Err(error) = unsafe { self.device.release_page(handle) } {
             self.park(id);
@@ -239,7 +238,7 @@ impl Pages {
         }
         self.counters.calls.release.add(1);
         self.limits.withdraw(bytes, &self.counters);
-        self.slots -= u64::from(slots);
+        self.base_pages -= u64::from(base_pages);
         self.table[id.0 as usize] = None;
         self.vacant.push(id.0);
         Ok(bytes)
@@ -256,8 +255,8 @@ impl Pages {
         self.parked.remove(at);
     }
 
-    /// Turns the order of the parked pages round, from this one on.
-    pub(crate) fn turn_parked(&mut self, from: usize) {
+    /// Reverses the order of the parked pages from this one on.
+    pub(crate) fn reverse_parked(&mut self, from: usize) {
         self.parked[from..].reverse();
     }
 
@@ -267,6 +266,6 @@ impl Pages {
 
     /// The memory held in pages, in bytes, by recount.
     pub(crate) fn recount_bytes(&self) -> u64 {
-        self.iter().map(|(_, page)| self.bytes(page.slots)).sum()
+        self.iter().map(|(_, page)| self.bytes(page.base_pages)).sum()
     }
 }

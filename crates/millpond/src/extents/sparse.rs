@@ -1,9 +1,9 @@
-//! Arrays with room for all that may ever be needed, of which only the pages that were written take the host's memory.
+//! Sparse arrays: room for all that may ever be needed, but memory only for pages that were written.
 //!
-//! So an element never moves, and a look-up needs no test: what was never written reads as zeros. (As in a sparse file.)
-//! Nothing is counted by the system before it is made writable: until then the array is mapped for reading only. Elements
-//! are [backed](Sparse::back) before anything is changed that will write them, so that this can fail while nothing has
-//! changed. Elements that are no longer needed [give](Sparse::let_go) their memory back.
+//! So an element never moves, and a look-up needs no test: what was never written reads as zeros. (As in a sparse
+//! file.) The system counts nothing before it is writable: until then the array is mapped for reading only. Elements
+//! are [backed](Sparse::back) before anything is changed that will write them, so that this can fail while nothing
+//! has changed. Elements that are no longer needed [give](Sparse::let_go) their memory back.
 //!
 //! The pages are the smallest that the host has. On huge pages a few hundred blocks that lie far apart took as much as
 //! all that the array has room for.
@@ -74,8 +74,8 @@ impl<T: Blank> Sparse<T> {
         (at < self.len).then(|| unsafe { self.first().add(at).as_ref() })
     }
 
-    /// Lets these elements be written; `false` where the host has no memory for them, or there are fewer. Under the pool's
-    /// lock.
+    /// Lets these elements be written; `false` where the host has no memory for them, or there are fewer. Under the
+    /// pool's lock.
     pub(super) fn back(&self, range: Range<usize>) -> bool {
         range.end <= self.len
             && (range.start / Self::IN_PART..range.end.div_ceil(Self::IN_PART)).all(|part| {
@@ -98,8 +98,8 @@ impl<T: Blank> Sparse<T> {
         self.is_writable.get(at / Self::IN_PART).is_some_and(|part| part.load(Ordering::Relaxed))
     }
 
-    /// Gives back the host's memory of these elements, which nobody needs: those on pages of their own read as zeros again,
-    /// if the system can do that. Under the pool's lock.
+    /// Gives back the host's memory of these elements, which nobody needs: those on pages of their own read as zeros
+    /// again, if the system can do that. Under the pool's lock.
     pub(super) fn let_go(&self, range: Range<usize>) {
         self.memory.let_go(range.start * size_of::<T>()..range.end * size_of::<T>());
     }
@@ -164,7 +164,8 @@ mod mapped {
             if start < end {
                 // SAFETY: within what was asked for.
                 let at = unsafe { self.start.add(start) }.as_ptr().cast();
-                // SAFETY: the pages are this mapping's. Elements are atomics, and nobody needs those that are zeroed here.
+                // SAFETY: the pages are this mapping's. Elements are atomics, and nobody needs those that are zeroed
+                // here.
                 let let_go = unsafe { madvise(at, end - start, Advice::LinuxDontNeed) };
                 if let Err(error) = let_go {
                     tracing::debug!(%error, "the host's memory for blocks that are gone is kept");
@@ -260,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_that_were_let_go_read_as_zeros_and_can_be_used_again() {
+    fn elements_let_go_read_as_zeros_and_can_be_reused() {
         let array = of(2 * IN_PART);
         let last = IN_PART + 64 * 1024;
         for at in [0, IN_PART - 1, IN_PART, last] {

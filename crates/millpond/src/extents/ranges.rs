@@ -1,5 +1,5 @@
-//! From an address to its owner: the address ranges of many arenas in one ordered map, so that who has an address need not
-//! ask each of them.
+//! From an address to its owner: the address ranges of many arenas in one ordered map, so that who has an address
+//! need not ask each of them.
 
 use std::sync::Arc;
 
@@ -16,8 +16,9 @@ pub(crate) struct Owner {
     pub(crate) memory: Option<u64>,
 }
 
-/// See the [module](self). By the first address: that, length in bytes, and owner. A sorted list, since a tree cannot say
-/// that the host has no memory for one more; to enter a range takes calls of the device that cost more than to move others.
+/// See the [module](self). By the first address: that, length in bytes, and owner. A sorted list, since a tree cannot
+/// say that the host has no memory for one more; to enter a range takes calls of the device that cost more than to
+/// move others.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges(RwLock<Vec<(u64, u64, Owner)>>);
 
@@ -30,8 +31,8 @@ impl Ranges {
         (ptr.raw() - base < bytes).then_some(owner)
     }
 
-    /// Sees to it that one more takes no memory of the host's; `false` where it is refused. Other pools may enter theirs
-    /// first.
+    /// Sees to it that one more takes no memory of the host's; `false` where it is refused. Other pools may enter
+    /// theirs first.
     fn make_room(&self) -> bool {
         self.0.write().try_reserve(1).is_ok()
     }
@@ -99,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_found_from_the_first_byte_of_its_range_to_the_last() {
+    fn an_address_is_found_in_every_byte_of_its_range() {
         let ranges = Arc::new(Ranges::default());
         let owner = |pool| Owner { pool, memory: None };
         let mut published = Published::new(ranges.clone(), owner(1));

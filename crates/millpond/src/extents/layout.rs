@@ -1,0 +1,68 @@
+//! The sizes that an arena is built with: lengths in bytes, units and base pages, and the zone of a block.
+
+use super::extent::Zone;
+
+/// Sizes that an arena is built with. All are powers of two, and each divides the next.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Layout {
+    /// Bytes in a unit: the pool's minimum alignment.
+    pub(crate) unit_bytes: u64,
+    /// Bytes in a base page, which is as long as the smallest page.
+    pub(crate) base_page_bytes: u64,
+    /// Base pages in the largest page.
+    pub(crate) largest_page: u32,
+    /// Blocks of fewer bytes than this go to the small zone.
+    pub(crate) small_below: u64,
+    /// Binary logarithms of a unit's bytes and of a base page's units. Every search converts lengths: a shift costs
+    /// much less than a division, and a stored one less than a computed one.
+    unit_shift: u32,
+    base_page_shift: u32,
+}
+
+impl Layout {
+    /// All sizes are in bytes, and powers of two; `unit` divides `base_page`, which divides `largest_page`.
+    pub(crate) fn new(unit: u64, base_page: u64, largest_page: u64, small_below: u64) -> Self {
+        Self {
+            unit_bytes: unit,
+            base_page_bytes: base_page,
+            largest_page: u32::try_from(largest_page / base_page).unwrap_or(u32::MAX),
+            small_below,
+            unit_shift: unit.ilog2(),
+            base_page_shift: base_page.ilog2() - unit.ilog2(),
+        }
+    }
+
+    pub(super) fn unit_shift(&self) -> u32 {
+        self.unit_shift
+    }
+
+    pub(super) fn base_page_shift(&self) -> u32 {
+        self.base_page_shift
+    }
+
+    pub(crate) fn units_per_base_page(&self) -> u64 {
+        1 << self.base_page_shift()
+    }
+
+    /// The base page that holds a unit.
+    pub(super) fn base_page_of(&self, unit: u64) -> u64 {
+        unit >> self.base_page_shift()
+    }
+
+    /// Base pages that so many units need; also the first base page that starts at or behind a unit.
+    pub(super) fn base_pages_for(&self, units: u64) -> u64 {
+        (units + self.units_per_base_page() - 1) >> self.base_page_shift()
+    }
+
+    /// Bytes that blocks of the zone start apart, at least.
+    pub(super) fn granule(&self, zone: Zone) -> u64 {
+        match zone {
+            Zone::Small => self.unit_bytes,
+            Zone::Large => self.small_below.max(self.unit_bytes),
+        }
+    }
+
+    pub(super) fn zone_of(&self, units: u64) -> Zone {
+        if units * self.unit_bytes < self.small_below { Zone::Small } else { Zone::Large }
+    }
+}

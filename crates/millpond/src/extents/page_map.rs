@@ -1,0 +1,626 @@
+//! The page map: from an address to the descriptor of its block, without the pool's lock.
+//!
+//! Each allocated block has a [`BlockDescriptor`], under its number. Each region has a [`RegionMap`] of those
+//! numbers, one for each granule: that is a unit in the small zone, and the shortest block in the large zone.
+//! [`PageMap`] publishes them, so that a free finds its block with a comparison, a shift and two loads. Both are
+//! [sparse](Sparse): they take the host's memory only where there are blocks. A number has 4 bytes, and a descriptor
+//! 64.
+//!
+//! An allocated block is *live* while the program holds it and *cached* while it lies in a thread's magazine. Whoever
+//! has it writes its descriptor, without an atomic read-modify-write. The arena allocates blocks and takes them back
+//! only under the pool's lock.
+//!
+//! **Freed twice at once.** Two threads that free one block within the same nanoseconds both find it live, and each
+//! puts it into a magazine. The descriptor then names one of the two magazines: the last that wrote it. Whoever takes
+//! a block out of a magazine first checks that the descriptor names this magazine and the block's address
+//! ([`BlockDescriptor::is_in`]): it may be another block's by now. The other copy is a *stray*: it is dropped,
+//! counted and reported. So a block is never handed out twice, and the arena never takes back what is live or
+//! somebody else's. A block that went back to the arena has no address in its descriptor, so a copy whose free was
+//! still under way is not handed out either. One order is not seen, since the free would need an atomic
+//! read-modify-write. A thread stops inside its free, after it found the block live, until a block at the same
+//! address is handed out again.
+
+use std::ops::Range;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use super::ExtentId;
+use super::sparse::{Blank, Sparse};
+use crate::device::DevicePtr;
+use crate::order::Tick;
+
+/// What is known of an allocated block. On a cache line of its own: threads that own neighbouring
+/// blocks write their descriptors all the time.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(crate) struct BlockDescriptor {
+    /// The address of the live block, so that a free compares it with what it was given and knows all it must. With
+    /// [`USES`] added for a block that other streams use it is no address that a device has ([`Device::reserve`]). For
+    /// a block that is not live, the [place](Place) where it is. 0 for no block.
+    ///
+    /// [`Device::reserve`]: crate::device::Device::reserve
+    key: AtomicU64,
+    /// Bytes of a live block that were asked for.
+    requested: AtomicU64,
+    /// Length in bytes. Constant while the block is allocated.
+    bytes: AtomicU64,
+    /// Where the block starts. Constant while it is allocated, and 0 afterwards.
+    start: AtomicU64,
+    /// The stream's tick when the block was last freed to a magazine.
+    tick: AtomicU64,
+    /// Constant while the block is allocated, as is `id`.
+    label: AtomicU32,
+    id: AtomicU32,
+}
+
+// SAFETY: it is made of atomics, and zeros are the descriptor of no block.
+unsafe impl Blank for BlockDescriptor {}
+
+/// Other streams' uses of the live block are recorded, so the arena must free it.
+const USES: u64 = 1 << 62;
+
+/// Where an allocated block is that is not live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place(u64);
+
+impl Place {
+    /// Between two places, in the depot, or in the hands of whoever has the pool's lock.
+    pub(crate) const BETWEEN: Self = Self(1);
+
+    /// In this magazine, which does not move while it holds blocks. Its address in the host's memory is not where a
+    /// block starts: a host and its devices share one range of addresses, and simulated ones begin far below the heap.
+    #[inline]
+    pub(crate) fn of<M>(magazine: &M) -> Self {
+        const { assert!(align_of::<M>() > 1, "its address is another place than `BETWEEN`") };
+        Self(std::ptr::from_ref(magazine).addr() as u64)
+    }
+}
+
+/// Blocks are shorter than this, in units: 16 TiB in the smallest units.
+pub(crate) const MOST_UNITS: u64 = 1 << 36;
+
+impl BlockDescriptor {
+    /// That of no block.
+    pub(crate) const fn none() -> Self {
+        Self {
+            key: AtomicU64::new(0),
+            requested: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            start: AtomicU64::new(0),
+            tick: AtomicU64::new(0),
+            label: AtomicU32::new(0),
+            id: AtomicU32::new(0),
+        }
+    }
+
+    /// A block leaves the arena, and is nobody's for now.
+    fn open(&self, ptr: DevicePtr, id: ExtentId, bytes: u64) {
+        debug_assert!(ptr.raw() < USES, "a device with addresses beyond 2^62");
+        // Relaxed, here and where nothing else is said: whoever reads a descriptor that matters to him got the block's
+        // address from a thread that wrote it, or holds the pool's lock. For other addresses (a double free, a foreign
+        // pointer) any value seen is a value that was there, and none of them says more than that.
+        self.id.store(id.0, Ordering::Relaxed);
+        self.start.store(ptr.raw(), Ordering::Relaxed);
+        self.key.store(Place::BETWEEN.0, Ordering::Relaxed);
+        // Release: who reads this length with Acquire sees what comes before it (`bytes_of_live`).
+        self.bytes.store(bytes, Ordering::Release);
+    }
+
+    /// The block is the arena's again.
+    fn close(&self) {
+        self.start.store(0, Ordering::Relaxed);
+        self.key.store(0, Ordering::Relaxed);
+    }
+
+    /// The program gets the block at `ptr`, of which it asked for so many bytes.
+    #[inline]
+    pub(crate) fn make_live(&self, ptr: DevicePtr, requested: u64) {
+        self.requested.store(requested, Ordering::Relaxed);
+        // Release: pairs with the Acquire in `is_plain`, so that a thread that got the pointer by whatever way sees
+        // the label and the lengths that belong to this life of the block.
+        self.key.store(ptr.raw(), Ordering::Release);
+    }
+
+    /// The program gave the block back to the magazine at `place`, at `tick` of the stream that freed it.
+    #[inline]
+    pub(crate) fn make_cached(&self, place: Place, tick: Tick) {
+        self.tick.store(tick, Ordering::Relaxed);
+        self.move_to(place);
+    }
+
+    /// The allocated block that is not live lies elsewhere now.
+    #[inline]
+    pub(crate) fn move_to(&self, place: Place) {
+        self.key.store(place.0, Ordering::Relaxed);
+    }
+
+    /// Whether the block at `ptr` is there. By whoever has a copy of it in that place: the descriptor may be another
+    /// block's.
+    #[inline]
+    pub(crate) fn is_in(&self, place: Place, ptr: DevicePtr) -> bool {
+        self.key.load(Ordering::Relaxed) == place.0 && self.starts_at(ptr)
+    }
+
+    /// Takes the block at `ptr` out of the hands of whoever has it at `place`; `false`, and nothing changed, where it
+    /// is not there, or was the arena's already.
+    pub(crate) fn leave(&self, place: Place, ptr: DevicePtr) -> bool {
+        let is_there = self.is_in(place, ptr);
+        if is_there {
+            self.move_to(Place::BETWEEN);
+        }
+        is_there
+    }
+
+    /// Takes the live block at `ptr`, which has no recorded uses, out of the program's hands; `false`, and nothing
+    /// changed, where another thread was first. Under the pool's lock.
+    pub(crate) fn claim(&self, ptr: DevicePtr) -> bool {
+        // A load and a store: other threads' frees have no read-modify-write either, so that one here would exclude
+        // nothing. Whichever comes last has the block, and the other has a stray.
+        let is_live = self.is_plain(ptr);
+        if is_live {
+            self.move_to(Place::BETWEEN);
+        }
+        is_live
+    }
+
+    /// Whether the block is allocated, and in nobody's hands but those of whoever asks. Under the pool's lock.
+    pub(super) fn is_between(&self) -> bool {
+        self.key.load(Ordering::Relaxed) == Place::BETWEEN.0
+    }
+
+    /// Where the allocated block starts.
+    pub(crate) fn ptr(&self) -> DevicePtr {
+        DevicePtr::new(self.start.load(Ordering::Relaxed))
+    }
+
+    /// Notes that other streams use the live block.
+    pub(super) fn note_uses(&self) {
+        let live = self.start.load(Ordering::Relaxed);
+        // A read-modify-write: another thread may free the block meanwhile, which would be a mistake. Where it is not
+        // live, or noted already, nothing is to be done.
+        let _ = self.key.compare_exchange(live, live | USES, Ordering::Relaxed, Ordering::Relaxed);
+    }
+
+    /// Whether a live block without recorded uses starts at `ptr`, an address for which the descriptor was
+    /// [found](PageMap::find).
+    #[inline]
+    pub(crate) fn is_plain(&self, ptr: DevicePtr) -> bool {
+        // Acquire: see `make_live`.
+        self.key.load(Ordering::Acquire) == ptr.raw()
+    }
+
+    #[inline]
+    fn starts_at(&self, ptr: DevicePtr) -> bool {
+        self.ptr() == ptr
+    }
+
+    /// Whether the program holds the block.
+    pub(crate) fn is_live(&self) -> bool {
+        let start = self.ptr().raw();
+        start != 0 && self.key.load(Ordering::Relaxed) & !USES == start
+    }
+
+    /// Bytes of a live block that were asked for.
+    #[inline]
+    pub(crate) fn requested(&self) -> u64 {
+        self.requested.load(Ordering::Relaxed)
+    }
+
+    /// Length of the block that is, or was last, allocated.
+    #[inline]
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// What [`bytes`](Self::bytes) is before [`is_plain`](Self::is_plain) is asked: if it answers yes, the length is
+    /// that of the block, also where it goes back to the arena meanwhile.
+    #[inline]
+    pub(crate) fn bytes_of_live(&self) -> u64 {
+        // Acquire: comes before the look at the key.
+        self.bytes.load(Ordering::Acquire)
+    }
+
+    /// What was counted when a copy of the block was freed, as far as that is still known: bytes asked for, and its
+    /// length.
+    pub(crate) fn last_counted(&self) -> (u64, u64) {
+        (self.requested(), self.bytes())
+    }
+
+    /// The tick at which a cached block was freed.
+    pub(crate) fn tick(&self) -> Tick {
+        self.tick.load(Ordering::Relaxed)
+    }
+
+    /// The arena's name of an allocated block.
+    pub(crate) fn id(&self) -> ExtentId {
+        ExtentId(self.id.load(Ordering::Relaxed))
+    }
+
+    /// A number that the owner of an allocated block may store. 0 at first.
+    #[inline]
+    pub(crate) fn label(&self) -> u32 {
+        self.label.load(Ordering::Relaxed)
+    }
+
+    /// Puts the number down. Under the pool's lock.
+    pub(crate) fn set_label(&self, label: u32) {
+        self.label.store(label, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+impl BlockDescriptor {
+    /// Where the block is, of one that is not live.
+    pub(crate) fn place(&self) -> Place {
+        Place(self.key.load(Ordering::Relaxed))
+    }
+
+    /// The descriptor of a cached block at `ptr`.
+    pub(crate) fn for_test(ptr: DevicePtr, bytes: u64) -> Self {
+        let descriptor = Self::none();
+        descriptor.open(ptr, ExtentId(0), bytes);
+        descriptor
+    }
+}
+
+/// Names a descriptor while its block is allocated; see [`DescriptorRef::get`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct DescriptorRef(NonNull<BlockDescriptor>);
+
+// SAFETY: a descriptor is made of atomics, and may be read and written from any thread.
+unsafe impl Send for DescriptorRef {}
+
+impl DescriptorRef {
+    #[inline]
+    pub(crate) fn new(descriptor: &BlockDescriptor) -> Self {
+        Self(NonNull::from(descriptor))
+    }
+
+    /// That of a static descriptor.
+    pub(crate) const fn of_static(descriptor: *const BlockDescriptor) -> Self {
+        Self(NonNull::new(descriptor.cast_mut()).expect("a static has an address"))
+    }
+
+    /// The descriptor.
+    ///
+    /// # Safety
+    /// The block is allocated, and its arena is alive; or the descriptor is static.
+    #[inline]
+    pub(crate) unsafe fn get<'a>(self) -> &'a BlockDescriptor {
+        // SAFETY: descriptors never move, and are kept as long as any region's map, which an arena drops only when no
+        // block of the region is allocated. The caller promises the rest.
+        unsafe { self.0.as_ref() }
+    }
+}
+
+/// Blocks that one arena may have allocated: as many as there are numbers in 4 GiB of the host's addresses. 32 GiB of
+/// the shortest blocks, that is.
+const MOST_ALLOCATED: usize = if cfg!(all(unix, not(miri))) { 1 << 26 } else { 1 << 16 };
+
+/// Fewer are not worth having.
+const LEAST_ALLOCATED: usize = 1 << 12;
+
+/// The descriptors of all blocks of an arena, by number: one more than a block's id, so that number 0 is that of no
+/// block.
+#[derive(Debug)]
+pub(super) struct Descriptors(Sparse<BlockDescriptor>);
+
+impl Descriptors {
+    /// Room for as many descriptors as the process has addresses for; `None` where those are few.
+    pub(super) fn new() -> Option<Self> {
+        let mut most = MOST_ALLOCATED;
+        while most >= LEAST_ALLOCATED {
+            if let Some(descriptors) = Sparse::new(most) {
+                return Some(Self(descriptors));
+            }
+            most /= 2;
+        }
+        None
+    }
+
+    /// Lets the descriptors of blocks with ids below `end` be written; `false` where the host has no memory, or no
+    /// addresses, for them. Under the pool's lock.
+    pub(super) fn back(&self, end: usize) -> bool {
+        self.0.back(0..end + 1)
+    }
+
+    /// Gives back the host's memory of blocks with these ids, none of which is allocated. Under the pool's lock.
+    pub(super) fn let_go(&self, ids: Range<usize>) {
+        let end = (ids.end + 1).min(self.0.len());
+        if ids.start + 1 < end {
+            self.0.let_go(ids.start + 1..end);
+        }
+    }
+}
+
+/// Where allocated blocks start in one region.
+#[derive(Debug)]
+pub(crate) struct RegionMap {
+    base: DevicePtr,
+    granule_shift: u32,
+    /// By granule: the number of the allocated block there; 0 for none.
+    numbers: Sparse<AtomicU32>,
+    descriptors: Arc<Descriptors>,
+}
+
+impl RegionMap {
+    /// Numbers for a region of `bytes`, in which blocks start at least `granule` bytes (a power of two) apart. `None`
+    /// where the process has not enough addresses left.
+    pub(super) fn numbers(bytes: u64, granule: u64) -> Option<Sparse<AtomicU32>> {
+        Sparse::new(usize::try_from(bytes.div_ceil(granule)).ok()?)
+    }
+
+    /// The host's memory that such numbers may take.
+    pub(super) fn bytes_of_numbers(bytes: u64, granule: u64) -> u64 {
+        bytes.div_ceil(granule).saturating_mul(size_of::<AtomicU32>() as u64)
+    }
+
+    /// A map of these numbers, for the region at `base`, of blocks with these descriptors.
+    pub(super) fn new(
+        base: DevicePtr,
+        granule: u64,
+        numbers: Sparse<AtomicU32>,
+        descriptors: Arc<Descriptors>,
+    ) -> Self {
+        Self { base, granule_shift: granule.ilog2(), numbers, descriptors }
+    }
+
+    /// Lets blocks start in these bytes of the region from now on; `false` where the host has no memory for that. Under
+    /// the pool's lock.
+    pub(super) fn back(&self, bytes: Range<u64>) -> bool {
+        self.numbers.back(self.granule_of(bytes.start)..self.granule_of(bytes.end - 1) + 1)
+    }
+
+    /// Gives back what these bytes of the region take of the host's memory. No block in them is allocated. Under the
+    /// pool's lock.
+    pub(super) fn let_go(&self, bytes: Range<u64>) {
+        let mask = (1 << self.granule_shift) - 1;
+        let (first, end) = (self.granule_of(bytes.start + mask), self.granule_of(bytes.end));
+        if first < end {
+            self.numbers.let_go(first..end);
+        }
+    }
+
+    /// The granule that byte `at` of the region lies in.
+    fn granule_of(&self, at: u64) -> usize {
+        (at >> self.granule_shift) as usize
+    }
+
+    /// Where the number of the block that starts at byte `at` is, and its descriptor, or that of no block.
+    fn number_and_descriptor(&self, at: u64) -> Option<(&AtomicU32, &BlockDescriptor)> {
+        let number = self.numbers.get(self.granule_of(at))?;
+        // Relaxed: under the pool's lock.
+        Some((number, self.descriptors.0.get(number.load(Ordering::Relaxed) as usize)?))
+    }
+
+    /// Allocates the block that starts at byte `at` of the region, where one [may](Self::back), and whose descriptor
+    /// may be [written](Descriptors::back). Under the pool's lock.
+    pub(super) fn open(&self, at: u64, id: ExtentId, bytes: u64) -> DescriptorRef {
+        let (granule, number) = (self.granule_of(at), id.0 as usize + 1);
+        debug_assert!(self.numbers.is_backed(granule) && self.descriptors.0.is_backed(number));
+        let place = self.numbers.get(granule).expect("the block lies in the region");
+        let descriptor =
+            self.descriptors.0.get(number).expect("descriptors are backed before a block gets an id");
+        // Relaxed: who frees the block got its address from whoever allocated it, and sees this.
+        place.store(number as u32, Ordering::Relaxed);
+        descriptor.open(self.base.offset(at), id, bytes);
+        DescriptorRef::new(descriptor)
+    }
+
+    /// Takes back the allocated block that starts at byte `at`.
+    pub(super) fn close(&self, at: u64) {
+        if let Some((number, descriptor)) = self.number_and_descriptor(at) {
+            descriptor.close();
+            number.store(0, Ordering::Relaxed);
+        }
+    }
+
+    /// The allocated block that starts at byte `at`.
+    pub(super) fn allocated_at(&self, at: u64) -> Option<&BlockDescriptor> {
+        let (_, descriptor) = self.number_and_descriptor(at)?;
+        descriptor.starts_at(self.base.offset(at)).then_some(descriptor)
+    }
+}
+
+/// Address ranges that can be looked up without the lock. An arena has two as a rule, one per zone; blocks in
+/// ranges beyond these go to the arena when they are freed.
+const MAP_RANGES: usize = 4;
+
+/// What a look-up needs of one region, in one place.
+#[derive(Debug, Default)]
+struct MapRange {
+    base: AtomicU64,
+    /// 0 until the range is published.
+    bytes: AtomicU64,
+    granule_shift: AtomicU8,
+    /// Where the number for address 0 would be, if there were one: from there an address leads to its number without a
+    /// subtraction, for which the free of a block that was just allocated would wait.
+    zero: AtomicPtr<AtomicU32>,
+    descriptors: AtomicPtr<BlockDescriptor>,
+    /// Keeps the map.
+    map: AtomicPtr<RegionMap>,
+}
+
+/// The maps of a pool's address ranges. Once published they stay, also when the range is given back.
+#[derive(Debug, Default)]
+pub(crate) struct PageMap([MapRange; MAP_RANGES]);
+
+impl PageMap {
+    /// Publishes a map, if there is room. Called under the pool's lock.
+    pub(super) fn publish(&self, base: DevicePtr, bytes: u64, map: &Arc<RegionMap>) {
+        // Relaxed: only the holder of the lock writes.
+        let Some(range) = self.0.iter().find(|range| range.bytes.load(Ordering::Relaxed) == 0) else {
+            return;
+        };
+        let granule_shift = map.granule_shift;
+        let granules = bytes.div_ceil(1 << granule_shift);
+        assert!(granules <= map.numbers.len() as u64, "a map has a number for each granule");
+        assert_eq!(base.raw() % (1 << granule_shift), 0, "ranges are aligned, and granules divide that");
+        range.base.store(base.raw(), Ordering::Relaxed);
+        range.granule_shift.store(granule_shift as u8, Ordering::Relaxed);
+        let zero = map.numbers.first().as_ptr().wrapping_sub((base.raw() >> granule_shift) as usize);
+        range.zero.store(zero, Ordering::Relaxed);
+        range.descriptors.store(map.descriptors.0.first().as_ptr(), Ordering::Relaxed);
+        range.map.store(Arc::into_raw(map.clone()).cast_mut(), Ordering::Relaxed);
+        // Release: who sees the length sees the rest, too.
+        range.bytes.store(bytes, Ordering::Release);
+    }
+
+    /// The descriptor of the block that starts in the granule in which an address lies, or of no block; `None`
+    /// outside of the ranges.
+    pub(crate) fn find(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
+        self.0.iter().find_map(|range| range.find(ptr))
+    }
+
+    /// As [`find`](Self::find), in the first two ranges only, where nearly all addresses lie: no loop, and no call, for
+    /// which the fast path would have to put away what it has in registers.
+    #[inline(always)]
+    pub(crate) fn find_soon(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
+        let [first, second, ..] = &self.0;
+        let mut range = first;
+        if !range.contains(ptr) {
+            range = second;
+            if !range.contains(ptr) {
+                return None;
+            }
+        }
+        // SAFETY: just asked.
+        Some(unsafe { range.descriptor(ptr) })
+    }
+}
+
+impl MapRange {
+    fn find(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
+        // SAFETY: asked for.
+        self.contains(ptr).then(|| unsafe { self.descriptor(ptr) })
+    }
+
+    #[inline(always)]
+    fn contains(&self, ptr: DevicePtr) -> bool {
+        // Acquire: see `publish`.
+        let bytes = self.bytes.load(Ordering::Acquire);
+        ptr.raw().wrapping_sub(self.base.load(Ordering::Relaxed)) < bytes
+    }
+
+    /// The descriptor of the block that starts in the granule in which an address lies, or of no block.
+    ///
+    /// # Safety
+    /// The range [contains](Self::contains) it.
+    #[inline(always)]
+    unsafe fn descriptor(&self, ptr: DevicePtr) -> &BlockDescriptor {
+        let granule = ptr.raw() >> self.granule_shift.load(Ordering::Relaxed);
+        let number = self.zero.load(Ordering::Relaxed).wrapping_add(granule as usize);
+        // SAFETY: the range begins at a granule, so that this is the number by as many granules from the first as the
+        // address is from the range's start. The map is kept by the range until the page map is dropped, and has
+        // numbers for the whole range. Each is 0 or that of a descriptor, which the map keeps. (That none lies at 0
+        // the compiler would not know.)
+        unsafe {
+            // Relaxed: see `RegionMap::open`. Whoever frees what is not his may see any number that was there.
+            let descriptor =
+                self.descriptors.load(Ordering::Relaxed).add((*number).load(Ordering::Relaxed) as usize);
+            std::hint::assert_unchecked(!descriptor.is_null());
+            &*descriptor
+        }
+    }
+}
+
+impl Drop for PageMap {
+    fn drop(&mut self) {
+        for range in &mut self.0 {
+            let map = *range.map.get_mut();
+            if !map.is_null() {
+                // SAFETY: the pointer came from `Arc::into_raw` in `publish`, and is given up here only.
+                drop(unsafe { Arc::from_raw(map.cast_const()) });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(base: DevicePtr, bytes: u64, granule: u64) -> Arc<RegionMap> {
+        let numbers = RegionMap::numbers(bytes, granule).expect("there are addresses");
+        let descriptors = Arc::new(Descriptors::new().expect("there are addresses"));
+        assert!(descriptors.back(64));
+        let map = RegionMap::new(base, granule, numbers, descriptors);
+        assert!(map.back(0..bytes));
+        Arc::new(map)
+    }
+
+    #[test]
+    fn a_descriptor_is_found_only_at_its_blocks_first_byte() {
+        let base = DevicePtr::new(7 << 40);
+        let map = map(base, 1 << 30, 1 << 20);
+        let page_map = PageMap::default();
+        page_map.publish(base, 1 << 30, &map);
+        let ptr = base.offset((5 << 20) + 512);
+        assert!(map.allocated_at(5 << 20).is_none());
+        map.open((5 << 20) + 512, ExtentId(7), 2 << 20);
+        assert!(map.allocated_at(5 << 20).is_none());
+        assert!(map.allocated_at((5 << 20) + 1024).is_none());
+        let descriptor = map.allocated_at((5 << 20) + 512).expect("the block is allocated");
+        assert_eq!(
+            (descriptor.id(), descriptor.bytes(), descriptor.is_live()),
+            (ExtentId(7), 2 << 20, false)
+        );
+        assert!(!descriptor.is_plain(ptr));
+        descriptor.make_live(ptr, 300);
+        assert_eq!((descriptor.is_live(), descriptor.requested()), (true, 300));
+        let found = page_map.find(ptr).expect("the address lies in the range");
+        assert!(found.is_plain(ptr) && std::ptr::eq(found, descriptor));
+        assert!(!descriptor.is_plain(base.offset(5 << 20)));
+        descriptor.note_uses();
+        assert!(descriptor.is_live() && !descriptor.is_plain(ptr));
+        descriptor.set_label(9);
+        let here = Place::of(&descriptor);
+        descriptor.make_cached(here, 3);
+        assert_eq!((descriptor.id(), descriptor.label(), descriptor.tick()), (ExtentId(7), 9, 3));
+        assert!(!descriptor.is_live() && map.allocated_at((5 << 20) + 512).is_some());
+        map.close((5 << 20) + 512);
+        assert!(map.allocated_at((5 << 20) + 512).is_none());
+    }
+
+    #[test]
+    fn a_block_leaves_one_place_once() {
+        let ptr = DevicePtr::new(7 << 40);
+        let (descriptor, magazines) = (BlockDescriptor::for_test(ptr, 512), [1_u64, 2]);
+        let [here, there] = [Place::of(&magazines[0]), Place::of(&magazines[1])];
+        descriptor.make_live(ptr, 300);
+        assert!(descriptor.claim(ptr) && !descriptor.claim(ptr), "the second free comes too late");
+        descriptor.make_cached(here, 1);
+        descriptor.make_cached(there, 1);
+        assert!(
+            !descriptor.leave(here, ptr) && descriptor.leave(there, ptr) && !descriptor.leave(there, ptr)
+        );
+        descriptor.close();
+        // A free that was under way.
+        descriptor.make_cached(here, 1);
+        assert!(!descriptor.leave(here, ptr) && !descriptor.is_live());
+        assert_eq!(descriptor.last_counted(), (300, 512));
+        // The descriptor is another block's, in the same magazine.
+        descriptor.open(ptr.offset(512), ExtentId(0), 512);
+        descriptor.make_cached(here, 1);
+        assert!(!descriptor.leave(here, ptr) && descriptor.leave(here, ptr.offset(512)));
+    }
+
+    #[test]
+    fn no_address_matches_a_cached_block_or_one_with_uses() {
+        let base = DevicePtr::new(7 << 40);
+        let map = map(base, 1 << 30, 512);
+        let page_map = PageMap::default();
+        page_map.publish(base, 1 << 30, &map);
+        let ptr = base.offset(512);
+        map.open(512, ExtentId(1), 512);
+        // What the descriptor holds now, and would hold with uses, read as addresses.
+        for made_up in [Place::BETWEEN.0, ptr.raw() | USES, 0, u64::MAX] {
+            assert!(page_map.find(DevicePtr::new(made_up)).is_none());
+        }
+        // Neither does an address within the block.
+        assert!(!page_map.find(ptr).expect("in the range").is_plain(ptr));
+        page_map.find(ptr).expect("in the range").make_live(ptr, 512);
+        assert!(!page_map.find(ptr.offset(1)).expect("in the range").is_plain(ptr.offset(1)));
+    }
+}
