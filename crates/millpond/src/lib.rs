@@ -39,6 +39,7 @@ mod host;
 mod lock;
 mod order;
 mod physical;
+mod policy;
 mod pool;
 mod process;
 pub mod record;

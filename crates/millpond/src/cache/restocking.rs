@@ -13,6 +13,7 @@ use super::thread_index::visit;
 use crate::extents::{Allocation, BlockDescriptor, MOST_UNITS, Place};
 use crate::host::try_box;
 use crate::order::{Marking, Stream, Tick, TimelineId};
+use crate::policy::{Mechanism, without};
 
 impl Caches {
     /// The calling thread's cache, made if need be; `None` where it can have none.
@@ -53,6 +54,9 @@ impl Caches {
     #[inline]
     pub(crate) fn units_slow(&self, lock: &mut Locked, bytes: u64, stream: &Stream) -> u64 {
         let units = self.sizes.units(bytes);
+        if without(Mechanism::GrowthFlat) && self.sizes.is_large(bytes) {
+            return units.next_multiple_of((units / 512).max(1).next_power_of_two());
+        }
         if self.sizes.is_large(bytes) && self.grows(lock, units, bytes, stream) {
             return self.sizes.units_of_growing(bytes);
         }
@@ -61,7 +65,7 @@ impl Caches {
 
     /// Whether this thread's requests near this length are growing on this stream.
     fn grows(&self, lock: &mut Locked, units: u64, bytes: u64, stream: &Stream) -> bool {
-        if units >= MOST_UNITS {
+        if units >= MOST_UNITS || without(Mechanism::Growth) {
             return false;
         }
         let Some(cache) = self.join_slow(lock) else { return false };

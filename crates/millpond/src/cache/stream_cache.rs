@@ -12,6 +12,7 @@ use super::strays::Strays;
 use crate::extents::Place;
 use crate::host::{shrink, try_box};
 use crate::order::{StreamKey, Timeline, TimelineId};
+use crate::policy::{Mechanism, without};
 
 /// The reuse history of a magazine: what it remembers of blocks that it did not have.
 ///
@@ -53,7 +54,7 @@ impl ReuseHistory {
     pub(super) fn note_free(&mut self, bytes: u64) -> bool {
         self.run = if self.bytes == bytes { self.run + 1 } else { 1 };
         self.bytes = bytes;
-        self.run >= LONG_RUN
+        !without(Mechanism::ReuseHistory) && self.run >= LONG_RUN || without(Mechanism::ReuseHistoryAlways)
     }
 
     /// The class has no block, after so many allocations by the thread; returns whether it may borrow one.
@@ -70,7 +71,8 @@ impl ReuseHistory {
         let is_missed = self.bytes == bytes;
         self.missed_reuses = if is_missed { (self.missed_reuses + 1).min(MANY_MISSED_REUSES) } else { 0 };
         (self.bytes, self.run) = (0, 0);
-        self.missed_reuses == MANY_MISSED_REUSES
+        !without(Mechanism::ReuseHistory) && self.missed_reuses == MANY_MISSED_REUSES
+            || without(Mechanism::ReuseHistoryAlways)
     }
 }
 

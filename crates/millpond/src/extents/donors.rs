@@ -8,6 +8,7 @@ use super::{Arena, ExtentId, Refusal, Zone};
 use crate::device::DeviceError;
 use crate::order::Stream;
 use crate::physical::PageId;
+use crate::policy::{Mechanism, without};
 
 /// A page to be taken from a free extent.
 #[derive(Debug, Clone, Copy)]
@@ -37,6 +38,7 @@ struct Donor {
 /// Then comes what has been free for longest: it is the least likely to be wanted soon. One number is compared faster
 /// than three. `number` is the order in which donors were found.
 fn rank(ready: bool, freed: u64, number: u32) -> u128 {
+    let freed = if without(Mechanism::DonorOrder) { 0 } else { freed };
     u128::from(ready) << 96 | u128::from(!freed) << 32 | u128::from(number)
 }
 
@@ -269,6 +271,9 @@ impl Arena {
     /// Gives free pages whose work is complete back to the device, until there is room for `bytes`. Called where
     /// every free page is too long: shorter ones are created instead. Returns whether any was given back.
     pub(super) fn exchange(&mut self, bytes: u64, donors: &mut Donors) -> bool {
+        if without(Mechanism::Exchange) {
+            return false;
+        }
         let before = self.counters.reserved.current();
         let mut refused = 0;
         while before - self.counters.reserved.current() < bytes

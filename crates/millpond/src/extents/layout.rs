@@ -1,6 +1,7 @@
 //! The sizes that an arena is built with: lengths in bytes, units and base pages, and the zone of a block.
 
 use super::extent::Zone;
+use crate::policy::{Mechanism, without};
 
 /// Sizes that an arena is built with. All are powers of two, and each divides the next.
 #[derive(Debug, Clone, Copy)]
@@ -58,11 +59,16 @@ impl Layout {
     pub(super) fn granule(&self, zone: Zone) -> u64 {
         match zone {
             Zone::Small => self.unit_bytes,
+            Zone::Large if without(Mechanism::Zones) => self.unit_bytes,
             Zone::Large => self.small_below.max(self.unit_bytes),
         }
     }
 
     pub(super) fn zone_of(&self, units: u64) -> Zone {
-        if units * self.unit_bytes < self.small_below { Zone::Small } else { Zone::Large }
+        if units * self.unit_bytes < self.small_below && !without(Mechanism::Zones) {
+            Zone::Small
+        } else {
+            Zone::Large
+        }
     }
 }

@@ -8,6 +8,8 @@
 
 use std::time::Duration;
 
+use crate::policy::{Mechanism, without};
+
 /// What may be spent before anything is earned. Little, since shorter pages do not help what a program takes first
 /// (docs/lab/pages.md).
 const INITIAL_CREDIT: Duration = Duration::from_millis(10);
@@ -40,11 +42,17 @@ impl RemapBudget {
 
     /// What was earned and not spent.
     pub(super) fn savings(&self, now: Duration) -> Duration {
+        if without(Mechanism::ShortPages) {
+            return Duration::ZERO;
+        }
         self.earned(now).saturating_sub(self.spent)
     }
 
     /// Whether less was spent than earned, with the initial credit.
     pub(super) fn has_credit(&self, now: Duration) -> bool {
+        if without(Mechanism::ShortPages) || without(Mechanism::ShortPagesAlways) {
+            return without(Mechanism::ShortPagesAlways);
+        }
         self.spent < self.earned(now) + INITIAL_CREDIT
     }
 }

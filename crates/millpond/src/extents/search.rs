@@ -7,6 +7,7 @@ use super::bin::IndexEntry;
 use super::index::Rising;
 use super::{Arena, ExtentId, Refusal, Zone};
 use crate::order::{Fence, ReadinessQuery, Stream};
+use crate::policy::{Mechanism, without};
 
 /// What an allocation needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,7 +64,11 @@ impl Arena {
     /// Whether the extent is not much longer than what is wanted. Of small ones that does not matter.
     pub(super) fn is_close(&self, request: &Request, id: ExtentId) -> bool {
         let rest = self.extents[id].units - request.units;
+        if without(Mechanism::LowestAlways) {
+            return false;
+        }
         request.zone == Zone::Small
+            || without(Mechanism::Lowest)
             || rest <= request.units.max(self.layout.units_per_base_page()) / CLOSE_PART
     }
 

@@ -8,6 +8,7 @@ use crate::device::DevicePtr;
 use crate::extents::{Allocation, MOST_UNITS, Refusal};
 use crate::order::Stream;
 use crate::physical::Shortage;
+use crate::policy::{Mechanism, without};
 use crate::{Error, Result};
 
 /// More than any device can address: sizes beyond it come from arithmetic that overflowed.
@@ -157,7 +158,7 @@ impl PoolInner {
         stream: &Stream,
     ) -> std::result::Result<Allocation, Refusal> {
         self.shorten_if_due(state, units);
-        let closely = self.caches.may_hold_large(&state.locked);
+        let closely = !without(Mechanism::Closely) && self.caches.may_hold_large(&state.locked);
         if let Some(out) = state.arena.alloc_ready(units, align, stream, closely)? {
             self.note_slow_path_time(state, THROUGH_ARENA);
             return Ok(out);

@@ -9,6 +9,7 @@ use super::throughput_mode::{REVOCATION, THROUGH_ARENA};
 use crate::cache::Cached;
 use crate::extents::{Allocation, Arena, Refusal};
 use crate::order::Stream;
+use crate::policy::{Mechanism, without};
 
 /// Small blocks stay cached while a large one is looked for, as long as they are together no more than this part of
 /// what the pool holds. Many would keep pages from it: with ten times as much, generated jobs with experts reserved
@@ -53,7 +54,11 @@ impl PoolInner {
     fn empty_caches_for(&self, state: &mut PoolState, units: u64) -> bool {
         let most = self.counters.reserved.current() / SMALL_PART;
         let PoolState { arena, locked, throughput_mode, .. } = &mut *state;
-        if throughput_mode.is_on() || !arena.is_large(units) || !self.caches.holds_few_small(locked, most) {
+        if throughput_mode.is_on()
+            || !arena.is_large(units)
+            || !self.caches.holds_few_small(locked, most)
+            || without(Mechanism::RevokeLarge)
+        {
             return self.empty_caches(state);
         }
         self.caches.revoke_large(locked, |cached| take_back(arena, cached))

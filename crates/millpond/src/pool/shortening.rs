@@ -2,12 +2,17 @@
 //! block (see `extents/shorten.rs`). Threads keep what they cache: it is few large blocks.
 
 use super::inner::{PoolInner, PoolState};
+use crate::policy::{Mechanism, without};
 
 impl PoolInner {
     /// A pool in throughput mode has no time for it.
     #[inline]
     pub(super) fn shorten_if_due(&self, state: &mut PoolState, units: u64) {
-        if state.arena.is_shortening_due() && state.arena.is_large(units) && !state.throughput_mode.is_on() {
+        if state.arena.is_shortening_due()
+            && state.arena.is_large(units)
+            && !state.throughput_mode.is_on()
+            && !without(Mechanism::Splitting)
+        {
             self.shorten(state);
         }
     }

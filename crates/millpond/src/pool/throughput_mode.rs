@@ -14,6 +14,7 @@
 //! Throughput mode removes the slow-path time that began it. So it lasts, too, while requests come so fast that they
 //! would cost as much if no magazine had their blocks.
 
+use crate::policy::{Mechanism, without};
 use std::time::Duration;
 
 /// See the [module](self).
@@ -100,6 +101,9 @@ impl ThroughputMode {
 
     #[cold]
     fn look_slow(&mut self, observed: &Observation) -> bool {
+        if without(Mechanism::Throughput) {
+            return false;
+        }
         let passed = observed.now.saturating_sub(self.looked);
         let is_much = |time: Duration| time * SHARE > passed;
         let before = self.growth_allowance;

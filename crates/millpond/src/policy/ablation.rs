@@ -1,0 +1,92 @@
+//! Which mechanisms are left out, to measure what each is worth. `scripts/mechanisms` does that.
+//!
+//! With the feature `lab`, `MILLPOND_WITHOUT` names them, with commas between. Without the feature nothing is left out, and
+//! the compiler removes the questions.
+
+/// A mechanism, or a simpler one in its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mechanism {
+    /// Throughput mode.
+    Throughput,
+    /// Large blocks are cached where their lengths repeat. Left out: they are cached in throughput mode only.
+    ReuseHistory,
+    /// Left out: every large block that finds no room gets some.
+    ReuseHistoryAlways,
+    /// Longer blocks for requests that grow.
+    Growth,
+    /// Left out: large sizes are rounded by 1/512, whether they grow or not.
+    GrowthFlat,
+    /// Long pages are split while there is time.
+    Splitting,
+    /// Free pages that are too long are exchanged for shorter ones.
+    Exchange,
+    /// Pages are remapped from the block that has been free for longest. Left out: from the first that is found.
+    DonorOrder,
+    /// A large block that fits closely is taken before the caches are emptied. Left out: any.
+    Closely,
+    /// Only the large cached blocks are taken back for a large one. Left out: all.
+    RevokeLarge,
+    /// Small blocks lie in address ranges of their own.
+    Zones,
+    /// The lowest free block is taken where the best fit leaves much over. Left out: always the best fit.
+    Lowest,
+    /// Left out: the lowest always.
+    LowestAlways,
+    /// Short pages while there is time. Left out: pages are always long.
+    ShortPages,
+    /// Left out: pages are always short.
+    ShortPagesAlways,
+}
+
+/// Whether this one is left out.
+#[cfg(not(feature = "lab"))]
+#[inline(always)]
+pub(crate) const fn without(_: Mechanism) -> bool {
+    false
+}
+
+#[cfg(feature = "lab")]
+pub(crate) use lab::without;
+
+#[cfg(feature = "lab")]
+mod lab {
+    use std::sync::OnceLock;
+
+    use super::Mechanism;
+
+    /// Their names in `MILLPOND_WITHOUT`.
+    const NAMES: [(&str, Mechanism); 15] = [
+        ("throughput", Mechanism::Throughput),
+        ("reuse-history", Mechanism::ReuseHistory),
+        ("reuse-history-always", Mechanism::ReuseHistoryAlways),
+        ("growth", Mechanism::Growth),
+        ("growth-flat", Mechanism::GrowthFlat),
+        ("splitting", Mechanism::Splitting),
+        ("exchange", Mechanism::Exchange),
+        ("donor-order", Mechanism::DonorOrder),
+        ("closely", Mechanism::Closely),
+        ("revoke-large", Mechanism::RevokeLarge),
+        ("zones", Mechanism::Zones),
+        ("lowest", Mechanism::Lowest),
+        ("lowest-always", Mechanism::LowestAlways),
+        ("short-pages", Mechanism::ShortPages),
+        ("short-pages-always", Mechanism::ShortPagesAlways),
+    ];
+
+    static LEFT_OUT: OnceLock<Vec<Mechanism>> = OnceLock::new();
+
+    /// Whether this one is left out.
+    pub(crate) fn without(what: Mechanism) -> bool {
+        LEFT_OUT.get_or_init(from_environment).contains(&what)
+    }
+
+    /// Panics for a name that is none: a measurement of nothing would mislead.
+    fn from_environment() -> Vec<Mechanism> {
+        let text = std::env::var("MILLPOND_WITHOUT").unwrap_or_default();
+        let named = |name: &str| {
+            let found = NAMES.iter().find(|(known, _)| *known == name);
+            found.unwrap_or_else(|| panic!("MILLPOND_WITHOUT: no mechanism is called {name}")).1
+        };
+        text.split(',').filter(|name| !name.is_empty()).map(named).collect()
+    }
+}
