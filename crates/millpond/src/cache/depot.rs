@@ -173,12 +173,12 @@ impl Depot {
 
     /// Takes everything of at least `from` bytes, and is closed until it is [opened](Self::open). Under the pool's
     /// lock.
-    pub(super) fn close(&self, from: u64, mut each: impl FnMut(TimelineId, Item)) {
+    pub(super) fn close(&self, mut each: impl FnMut(TimelineId, Item)) {
         // Relaxed: every lock is taken after this and before anything else is done under the pool's lock.
         self.is_closed.store(true, Ordering::Relaxed);
         for shard in &self.shards {
             // Under the shard's lock, so that no memory is needed: who waits for it would find the depot closed.
-            for ((bytes, of), shelf) in shard.0.lock().extract_if(|(bytes, _), _| *bytes >= from) {
+            for ((bytes, of), shelf) in shard.0.lock().drain() {
                 self.count_taken(bytes, bytes * shelf.len() as u64);
                 shelf.into_iter().for_each(|shelved| each(of, shelved.item));
             }

@@ -17,8 +17,7 @@
 //! lock.
 //!
 //! **Taking back.** Before the pool grows (unless it is in throughput mode, `pool/throughput_mode.rs`), steals, trims or reports that
-//! memory ran out, it takes back what every thread caches, idle ones included ([`Caches::revoke`]); before it cuts up a
-//! free block that is much longer, what they cache of large blocks ([`Caches::revoke_large`]). The cache's *asymmetric
+//! memory ran out, it takes back what every thread caches, idle ones included ([`Caches::revoke`]). The cache's *asymmetric
 //! lock* makes that safe: see `asymmetric_lock`. Whoever revokes holds the pool's lock; a thread whose cache is closed
 //! takes the slow path, and so waits for the pool's lock. A thread that holds that may use its own cache as it is.
 //!

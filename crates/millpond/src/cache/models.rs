@@ -280,21 +280,6 @@ impl<const THREADS: usize> ModelPool<THREADS> {
         put();
     }
 
-    /// `Caches::revoke_large`: keeps out those owners only that may hold something.
-    fn revoke_large(&self) {
-        let mut depot = self.state.lock().unwrap();
-        for cache in self.caches.iter().filter(|cache| cache.granted.load(Ordering::Relaxed)) {
-            cache.keep_out();
-            depot.extend(cache.blocks(take));
-            cache.set_room(false);
-            cache.open();
-        }
-        for (block, entry) in self.entries.iter().enumerate() {
-            let is_out = entry.is_live.load(Ordering::Relaxed);
-            assert!(is_out || depot.contains(&block), "a block stayed in a cache");
-        }
-    }
-
     /// The arena reads the entry of each block that it takes back.
     fn look_at(&self, blocks: &[usize]) {
         for block in blocks {
@@ -475,24 +460,6 @@ fn a_thread_that_ends_leaves_its_place_to_another_while_a_third_revokes() {
         first.join().unwrap();
         second.join().unwrap();
         pool.verify(1);
-    });
-}
-
-#[test]
-fn who_has_no_room_need_not_be_kept_out() {
-    model(3, || {
-        let pool = ModelPool::<2>::new(2);
-        let workers = two_workers(&pool, |pool, index| {
-            for _ in 0..2 {
-                if let Some(block) = pool.alloc::<false>(index) {
-                    pool.free_large(index, block);
-                }
-            }
-        });
-        pool.revoke_large();
-        workers.into_iter().for_each(|worker| worker.join().unwrap());
-        pool.revoke_large();
-        pool.verify(2);
     });
 }
 

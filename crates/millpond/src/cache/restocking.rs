@@ -251,7 +251,7 @@ impl Caches {
     ) {
         let bounds = self.bounds(size);
         if bounds.longest <= bounds.limit && !stream_caches.grant(stream.key(), at, &bounds) {
-            self.drain(stream_caches, MagazineIndex::FIRST, each);
+            self.drain(stream_caches, each);
             stream_caches.revoke_grants();
             stream_caches.grant(stream.key(), at, &bounds);
         }

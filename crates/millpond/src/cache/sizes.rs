@@ -39,9 +39,6 @@ pub(super) struct MagazineIndex(usize);
 const _: () = assert!(MAGAZINES * STRIDE < 1 << u16::BITS, "places are looked up in tables of that width");
 
 impl MagazineIndex {
-    /// The magazine for the shortest blocks.
-    pub(super) const FIRST: Self = Self(STRIDE);
-
     /// The magazine for blocks of this length, which is less than `MOST_UNITS`.
     #[inline]
     pub(super) fn of(units: u64) -> Self {
@@ -159,11 +156,6 @@ impl Sizes {
     /// Bytes of the shortest block whose magazine is of exact sizes.
     pub(super) fn large_from(self) -> u64 {
         self.rounded_to + self.bytes(1)
-    }
-
-    /// The first magazine of exact sizes.
-    pub(super) fn first_large(self) -> MagazineIndex {
-        MagazineIndex::of(self.exact_units(self.large_from()))
     }
 
     /// The longest that a block in the same magazine can be: an eighth more at most.

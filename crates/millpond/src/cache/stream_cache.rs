@@ -1,6 +1,5 @@
 //! A stream cache: what one thread caches of one stream, a magazine per size class.
 
-use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -175,13 +174,9 @@ impl Magazines {
         }
     }
 
-    /// Calls `each` with every magazine whose number is in the range and that was ever asked for.
-    fn for_each(&mut self, range: Range<usize>, mut each: impl FnMut(Known<'_>)) {
-        let first = self.records.partition_point(|record| record.number < range.start);
-        for record in &mut self.records[first..] {
-            if record.number >= range.end {
-                break;
-            }
+    /// Calls `each` with every magazine that was ever asked for.
+    fn for_each(&mut self, mut each: impl FnMut(Known<'_>)) {
+        for record in &mut self.records {
             each(record.with(&mut self.all));
         }
     }
@@ -258,7 +253,7 @@ impl StreamCache {
     fn drain(&mut self, strays: &Strays, mut each: impl FnMut(TimelineId, Item)) {
         let of = self.of;
         if let Some(magazines) = self.magazines() {
-            magazines.for_each(0..MAGAZINES, |mut known| {
+            magazines.for_each(|mut known| {
                 let place = known.magazine.place();
                 known.magazine.give_up_all(|item| strays.sort_out(item, place, |item| each(of, item)));
             });
@@ -294,7 +289,7 @@ impl StreamCache {
     /// Gives back the memory of the magazines, which are empty, but for their records.
     fn park(&mut self) {
         let Some(magazines) = self.magazines() else { return };
-        magazines.for_each(0..MAGAZINES, |mut known| known.magazine.stow());
+        magazines.for_each(|mut known| known.magazine.stow());
         let mut records = std::mem::take(&mut magazines.records);
         shrink(&mut records, 0);
         self.parked = records;
@@ -328,15 +323,6 @@ pub(super) struct StreamCaches {
     granted: u64,
     /// The part of that in magazines of large blocks.
     granted_large: u64,
-    /// What the magazines of small blocks held when that was last counted.
-    pub(super) small: CountedBytes,
-}
-
-/// Bytes that were counted, and how many blocks the thread had freed by then.
-#[derive(Debug, Default, Clone, Copy)]
-pub(super) struct CountedBytes {
-    pub(super) bytes: u64,
-    pub(super) frees: u64,
 }
 
 /// What bounds the room of a magazine.
@@ -353,14 +339,7 @@ pub(super) struct Bounds {
 
 impl StreamCaches {
     pub(super) fn new(strays: Arc<Strays>) -> Self {
-        Self {
-            by_slot: Vec::new(),
-            last: 0,
-            strays,
-            granted: 0,
-            granted_large: 0,
-            small: CountedBytes::default(),
-        }
+        Self { by_slot: Vec::new(), last: 0, strays, granted: 0, granted_large: 0 }
     }
 
     #[inline]
@@ -452,18 +431,13 @@ impl StreamCaches {
         has_room
     }
 
-    /// Empties the magazines from `from` on of every stream cache. Draining a magazine of large blocks cuts its room by
+    /// Empties the magazines of every stream cache. Draining a magazine of large blocks cuts its room by
     /// what it held. `is_large` says whether a block of so many bytes is large.
-    pub(super) fn drain(
-        &mut self,
-        from: MagazineIndex,
-        is_large: impl Fn(u64) -> bool,
-        mut each: impl FnMut(TimelineId, Item),
-    ) {
+    pub(super) fn drain(&mut self, is_large: impl Fn(u64) -> bool, mut each: impl FnMut(TimelineId, Item)) {
         for cache in &mut self.by_slot {
             let of = cache.of;
             let Some(magazines) = cache.magazines() else { continue };
-            magazines.for_each(from.number()..MAGAZINES, |known| {
+            magazines.for_each(|known| {
                 let mut magazine = known.magazine;
                 if magazine.is_empty() {
                     return;
@@ -487,7 +461,7 @@ impl StreamCaches {
         (self.granted, self.granted_large) = (0, 0);
         for cache in &mut self.by_slot {
             if let Some(magazines) = cache.magazines() {
-                magazines.for_each(0..MAGAZINES, |mut known| _ = known.magazine.set_room(0));
+                magazines.for_each(|mut known| _ = known.magazine.set_room(0));
             }
             cache.parked.iter_mut().for_each(|record| record.buffer = Buffer::NEW);
         }
@@ -507,18 +481,6 @@ impl StreamCaches {
     pub(super) fn clear(&mut self) {
         (self.granted, self.granted_large) = (0, 0);
         self.by_slot = Vec::new();
-    }
-
-    /// Bytes that the magazines before `end` hold, if the blocks of each are as long as they can be beside its first.
-    pub(super) fn held_below(&mut self, end: MagazineIndex, longest: impl Fn(u64) -> u64) -> u64 {
-        let mut held = 0;
-        for magazines in self.by_slot.iter_mut().filter_map(StreamCache::magazines) {
-            magazines.for_each(0..end.number(), |Known { magazine, .. }| {
-                let bytes = magazine.items().first().map_or(0, |item| longest(item.bytes()));
-                held += bytes * magazine.len() as u64;
-            });
-        }
-        held
     }
 
     /// Every block held, and where.

@@ -5,8 +5,7 @@ use std::sync::atomic::Ordering;
 use super::Locked;
 use super::caches::{Cached, Caches};
 use super::magazine::Item;
-use super::sizes::MagazineIndex;
-use super::stream_cache::{CountedBytes, StreamCaches};
+use super::stream_cache::StreamCaches;
 use super::sync::heavy_barrier;
 use super::thread::ThreadCache;
 use crate::extents::Place;
@@ -41,9 +40,9 @@ impl Caches {
         mut each: impl FnMut(Cached),
         mut and: impl FnMut(&mut StreamCaches),
     ) {
-        let closed = self.close_depot(0, &mut each);
+        let closed = self.close_depot(&mut each);
         self.for_all(lock, |cache, stream_caches| {
-            self.drain(stream_caches, MagazineIndex::FIRST, &mut each);
+            self.drain(stream_caches, &mut each);
             and(stream_caches);
             cache.note_granted(stream_caches);
             cache.tally.note_emptied();
@@ -53,32 +52,6 @@ impl Caches {
         }
     }
 
-    /// Takes back the large blocks that any thread caches, or the depot: gives them to `each`. Returns whether there
-    /// may have been any.
-    #[cold]
-    pub(crate) fn revoke_large(&self, lock: &mut Locked, mut each: impl FnMut(Cached)) -> bool {
-        if !self.may_hold_large(lock) {
-            return false;
-        }
-        let closed = self.close_depot(self.sizes.large_from(), &mut each);
-        // The calling thread is not inside, and need not be kept out.
-        let is_concerned = |cache: &ThreadCache| cache.granted_large() > 0 && !self.is_mine(cache);
-        self.keep_out(is_concerned);
-        let mine = Some(self.mine()).filter(|cache| cache.is_owned());
-        for cache in self.kept_out().chain(mine) {
-            // SAFETY: the lock is held (`lock`); other owners are kept out, and the calling one is not inside.
-            let stream_caches = unsafe { cache.stream_caches_under_lock() };
-            self.drain(stream_caches, self.sizes.first_large(), &mut each);
-            cache.note_granted(stream_caches);
-        }
-        self.give_up_room(lock, self.kept_out().chain(mine));
-        self.let_in();
-        if closed {
-            self.depot.open();
-        }
-        true
-    }
-
     /// Whether there may be large blocks in any magazine, or in the depot.
     pub(crate) fn may_hold_large(&self, _lock: &Locked) -> bool {
         // No magazine gets room but under the lock.
@@ -86,56 +59,22 @@ impl Caches {
         some.any(|cache| cache.tally.may_hold()) || self.depot.held_large() > 0
     }
 
-    /// Whether the small blocks that are cached have at most so many bytes. `false` where that is not known without
-    /// keeping other owners out.
-    pub(crate) fn holds_few_small(&self, _lock: &mut Locked, most: u64) -> bool {
-        let in_depot = self.depot.held().saturating_sub(self.depot.held_large());
-        let granted: u64 = self.all().map(ThreadCache::granted_small).sum();
-        if in_depot + granted <= most {
-            return true;
-        }
-        let mine = self.mine();
-        let others = granted - mine.granted_small();
-        if in_depot + others > most {
-            return false;
-        }
-        // SAFETY: the calling thread owns the cache, for the sentinel was granted nothing; it is not inside, and holds
-        // the lock.
-        let stream_caches = unsafe { mine.stream_caches_under_lock() };
-        let frees = mine.tally.frees();
-        // Since the last count no more came than was freed, and what came from the depot was counted there.
-        let bound = stream_caches.small.bytes + (frees - stream_caches.small.frees) * self.sizes.large_from();
-        if in_depot + others + bound <= most {
-            return true;
-        }
-        let bytes =
-            stream_caches.held_below(self.sizes.first_large(), |size| self.sizes.longest_beside(size));
-        stream_caches.small = CountedBytes { bytes, frees };
-        in_depot + others + bytes <= most
-    }
-
-    /// Empties the depot of blocks of at least `from` bytes, if it must be; returns whether it has to be opened again.
-    fn close_depot(&self, from: u64, each: &mut impl FnMut(Cached)) -> bool {
+    /// Empties the depot, if it must be; returns whether it has to be opened again.
+    fn close_depot(&self, each: &mut impl FnMut(Cached)) -> bool {
         // Threads use the depot while they are inside their own caches, or under the pool's lock. Without any other
         // thread, an empty depot stays empty, and its many locks need not be taken.
-        let held = if from == 0 { self.depot.held() } else { self.depot.held_large() };
-        let must_close = held > 0 || !self.all().all(|cache| self.is_mine(cache));
+        let must_close = self.depot.held() > 0 || !self.all().all(|cache| self.is_mine(cache));
         if must_close {
-            self.depot.close(from, |of, item| {
+            self.depot.close(|of, item| {
                 self.strays.sort_out(item, Place::BETWEEN, |item| each(Cached { item, of }));
             });
         }
         must_close
     }
 
-    /// Empties the magazines from `from` on.
-    pub(super) fn drain(
-        &self,
-        stream_caches: &mut StreamCaches,
-        from: MagazineIndex,
-        each: &mut impl FnMut(Cached),
-    ) {
-        stream_caches.drain(from, |size| self.sizes.is_large(size), |of, item| each(Cached { item, of }));
+    /// Empties the magazines.
+    pub(super) fn drain(&self, stream_caches: &mut StreamCaches, each: &mut impl FnMut(Cached)) {
+        stream_caches.drain(|size| self.sizes.is_large(size), |of, item| each(Cached { item, of }));
     }
 
     /// Takes back everything, as [`revoke`](Self::revoke) does, and caches nothing from now on.
@@ -265,7 +204,7 @@ impl Caches {
             cache.disown();
             // SAFETY: the lock is held (`lock`), and owners are kept out.
             let stream_caches = unsafe { cache.stream_caches_under_lock() };
-            self.drain(stream_caches, MagazineIndex::FIRST, &mut each);
+            self.drain(stream_caches, &mut each);
             stream_caches.clear();
             cache.note_granted(stream_caches);
             cache.tally.note_emptied();
@@ -308,9 +247,7 @@ impl Caches {
                     stream_caches.granted()
                 ));
             }
-            if stream_caches.granted_large() != cache.granted_large()
-                || stream_caches.granted() != cache.granted_small() + cache.granted_large()
-            {
+            if stream_caches.granted_large() != cache.granted_large() {
                 return Err("what a thread may cache was not noted".to_owned());
             }
             if !held.is_empty() && !cache.tally.may_hold() {

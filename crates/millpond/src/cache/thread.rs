@@ -20,9 +20,8 @@ pub(super) struct ThreadCache {
     owned: AtomicBool,
     /// Whether whoever holds the pool's lock keeps its owner out.
     is_kept_out: AtomicBool,
-    /// Bytes that all magazines of small blocks may hold, and those of large ones: to be known without keeping the
-    /// owner out. Written under the pool's lock.
-    granted: [AtomicU64; 2],
+    /// Bytes that all magazines of large blocks may hold: to be known without keeping the owner out. Written under the pool's lock.
+    granted_large: AtomicU64,
     /// For the owner while it is inside the asymmetric lock, and for whoever holds the pool's lock while that is closed,
     /// or is the owner.
     stream_caches: UnsafeCell<StreamCaches>,
@@ -50,7 +49,7 @@ impl ThreadCache {
             tally,
             owned: AtomicBool::new(false),
             is_kept_out: AtomicBool::new(false),
-            granted: Default::default(),
+            granted_large: AtomicU64::new(0),
             stream_caches: UnsafeCell::new(StreamCaches::new(strays)),
         }
     }
@@ -128,18 +127,12 @@ impl ThreadCache {
     /// Notes what the stream caches may hold. Under the pool's lock, whenever that has changed.
     pub(super) fn note_granted(&self, stream_caches: &StreamCaches) {
         // Relaxed: written and read under the pool's lock.
-        self.granted[0].store(stream_caches.granted() - stream_caches.granted_large(), Ordering::Relaxed);
-        self.granted[1].store(stream_caches.granted_large(), Ordering::Relaxed);
-    }
-
-    /// Bytes that the magazines of small blocks may hold.
-    pub(super) fn granted_small(&self) -> u64 {
-        self.granted[0].load(Ordering::Relaxed)
+        self.granted_large.store(stream_caches.granted_large(), Ordering::Relaxed);
     }
 
     /// Bytes that the magazines of large blocks may hold. Without the lock a glance.
     pub(super) fn granted_large(&self) -> u64 {
-        self.granted[1].load(Ordering::Relaxed)
+        self.granted_large.load(Ordering::Relaxed)
     }
 
     /// Closes the cache, and notes that: see [`is_kept_out`](Self::is_kept_out). Under the pool's lock.

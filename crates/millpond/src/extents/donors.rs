@@ -23,7 +23,9 @@ struct DonorPage {
 /// A free extent that has pages to give. The last one of the length wanted is taken first.
 #[derive(Debug)]
 struct Donor {
-    rank: u128,
+    /// How soon its pages are taken, the greatest first: whether the stream may use it without waiting, then the order in
+    /// which donors were found, the last first.
+    rank: (bool, u32),
     extent: ExtentId,
     region: u32,
     /// The base pages that lie wholly in the extent: the first, and the first behind them.
@@ -32,14 +34,6 @@ struct Donor {
     classes: u32,
     /// The class that was asked for last, and the base page below which its next page is looked for.
     next: (u32, u64),
-}
-
-/// How soon a donor's pages are taken, the greatest first. Ready ones come first: the stream need not wait for them.
-/// Then comes what has been free for longest: it is the least likely to be wanted soon. One number is compared faster
-/// than three. `number` is the order in which donors were found.
-fn rank(ready: bool, freed: u64, number: u32) -> u128 {
-    let freed = if without(Mechanism::DonorOrder) { 0 } else { freed };
-    u128::from(ready) << 96 | u128::from(!freed) << 32 | u128::from(number)
 }
 
 /// The pages that free extents could give to one miss. Most misses take few of them, so extents are listed, and a
@@ -101,7 +95,7 @@ impl Donors {
         while let Some(at) = self.best_donor(class) {
             let donor = &mut self.list[at];
             if let Some(page) = donor.next_page(class, regions, self.place) {
-                let is_ready = donor.rank >> 96 != 0;
+                let is_ready = donor.rank.0;
                 return Some(DonorPage { page, extent: donor.extent, is_ready });
             }
             donor.classes &= !(1 << class);
@@ -191,7 +185,7 @@ impl Arena {
                         // What was found so far has to do.
                         return donors;
                     }
-                    let rank = rank(ready, extent.freed, count);
+                    let rank = (ready, count);
                     donors.classes |= whole.classes;
                     let (classes, next) = (whole.classes, (u32::MAX, 0));
                     donors.list.push(Donor { rank, extent: id, region, base_pages, classes, next });

@@ -51,10 +51,10 @@ impl<T: Blank> Sparse<T> {
     pub(super) fn new(len: usize) -> Option<Self> {
         const { assert!(PART.is_multiple_of(size_of::<T>()) && align_of::<T>() <= 64) };
         let bytes = len.checked_mul(size_of::<T>())?.checked_next_multiple_of(HOST_PAGE)?;
+        let memory = Memory::reserve(bytes)?;
         let mut is_writable = Vec::new();
         is_writable.try_reserve_exact(bytes.div_ceil(PART)).ok()?;
         is_writable.extend(std::iter::repeat_with(AtomicBool::default).take(bytes.div_ceil(PART)));
-        let memory = Memory::reserve(bytes)?;
         Some(Self { memory, len, is_writable: is_writable.into_boxed_slice(), elements: PhantomData })
     }
 

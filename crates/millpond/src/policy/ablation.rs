@@ -20,12 +20,8 @@ pub(crate) enum Mechanism {
     Splitting,
     /// Free pages that are too long are exchanged for shorter ones.
     Exchange,
-    /// Pages are remapped from the block that has been free for longest. Left out: from the first that is found.
-    DonorOrder,
     /// A large block that fits closely is taken before the caches are emptied. Left out: any.
     Closely,
-    /// Only the large cached blocks are taken back for a large one. Left out: all.
-    RevokeLarge,
     /// Small blocks lie in address ranges of their own.
     Zones,
     /// The lowest free block is taken where the best fit leaves much over. Left out: always the best fit.
@@ -55,7 +51,7 @@ mod lab {
     use super::Mechanism;
 
     /// Their names in `MILLPOND_WITHOUT`.
-    const NAMES: [(&str, Mechanism); 15] = [
+    const NAMES: [(&str, Mechanism); 13] = [
         ("throughput", Mechanism::Throughput),
         ("reuse-history", Mechanism::ReuseHistory),
         ("reuse-history-always", Mechanism::ReuseHistoryAlways),
@@ -63,9 +59,7 @@ mod lab {
         ("growth-flat", Mechanism::GrowthFlat),
         ("splitting", Mechanism::Splitting),
         ("exchange", Mechanism::Exchange),
-        ("donor-order", Mechanism::DonorOrder),
         ("closely", Mechanism::Closely),
-        ("revoke-large", Mechanism::RevokeLarge),
         ("zones", Mechanism::Zones),
         ("lowest", Mechanism::Lowest),
         ("lowest-always", Mechanism::LowestAlways),
