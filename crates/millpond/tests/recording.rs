@@ -218,9 +218,10 @@ fn as_another_process() {
             // SAFETY: the child uses the simulated device only, which has no threads, and leaves by `_exit`.
             let child = unsafe { libc::fork() };
             if child == 0 {
-                work(&pool, &stream, 10_000);
+                // A panic would end the child's only thread, and with it the child, as if all were well.
+                let is_refused = matches!(pool.alloc(1000, &stream), Err(Error::Forked));
                 // SAFETY: ends the child at once.
-                unsafe { libc::_exit(0) };
+                unsafe { libc::_exit(i32::from(!is_refused)) };
             }
             let mut status = 0;
             // SAFETY: waits for the child made above.
