@@ -13,13 +13,13 @@
 //! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the
 //! thread, and the block's descriptor: no lock, no atomic read-modify-write, no device call.
 //! Where they cannot, the thread exchanges half a magazine with the depot, which has locks of its own
-//! ([`Caches::alloc_searching`], [`Caches::free_without_entry`]); what that cannot serve takes the slow path, under the pool's
+//! ([`Caches::alloc_searching`], [`Caches::free_without_entry`]). What that cannot serve takes the slow path, under the pool's
 //! lock.
 //!
-//! **Taking back.** Before the pool grows (unless it is in throughput mode, `pool/throughput_mode.rs`), steals, trims or reports that
-//! memory ran out, it takes back what every thread caches, idle ones included ([`Caches::revoke`]). The cache's *asymmetric
-//! lock* makes that safe: see `asymmetric_lock`. Whoever revokes holds the pool's lock; a thread whose cache is closed
-//! takes the slow path, and so waits for the pool's lock. A thread that holds that may use its own cache as it is.
+//! **Taking back.** Before the pool remaps, trims or reports that memory ran out, it takes back what every thread caches,
+//! idle ones included ([`Caches::revoke`]). It does so before it grows, too, unless it is in throughput mode
+//! (`pool/throughput_mode.rs`). The cache's *asymmetric lock* makes that safe: see `asymmetric_lock`. Whoever revokes holds
+//! the pool's lock. A thread whose cache is closed takes the slow path, and so waits for the pool's lock. A thread that holds that may use its own cache as it is.
 //!
 //! **Counting.** Each thread counts what it allocates and frees ([`Tally`](tally::Tally)); the pool's figures are sums, and [settling]
 //! makes their high-water marks right.

@@ -260,34 +260,12 @@ impl Arena {
         Ok(found.map(|(free, at)| self.carve(free, at, units, 0)))
     }
 
-    /// Allocates a block as [`alloc_ready`](Self::alloc_ready) does, by all steps.
+    /// Allocates a block as [`alloc_ready`](Self::alloc_ready) does, by all steps: what maps nothing comes first.
     pub(crate) fn alloc(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Allocation, Refusal> {
-        match self.alloc_unbacked(units, align, stream)? {
-            Some(allocation) => Ok(allocation),
-            None => self.alloc_backed(units, align, stream),
+        let request = self.request(units, align)?;
+        if let Some((free, at)) = self.find(&request, stream)? {
+            return Ok(self.carve(free, at, units, 0));
         }
-    }
-
-    /// Allocates a block as [`alloc_ready`](Self::alloc_ready) does, by all steps that map nothing.
-    pub(crate) fn alloc_unbacked(
-        &mut self,
-        units: u64,
-        align: u64,
-        stream: &Stream,
-    ) -> Result<Option<Allocation>, Refusal> {
-        let request = self.request(units, align)?;
-        let found = self.find(&request, stream)?;
-        Ok(found.map(|(free, at)| self.carve(free, at, units, 0)))
-    }
-
-    /// Allocates a block as [`alloc_ready`](Self::alloc_ready) does, where pages are put for it.
-    pub(crate) fn alloc_backed(
-        &mut self,
-        units: u64,
-        align: u64,
-        stream: &Stream,
-    ) -> Result<Allocation, Refusal> {
-        let request = self.request(units, align)?;
         let (free, at) = self.back_or_undo(&request, stream, PageOrigin::All)?;
         Ok(self.carve(free, at, units, 1))
     }

@@ -16,9 +16,11 @@
 //! ([`BlockDescriptor::is_in`]): it may be another block's by now. The other copy is a *stray*: it is dropped,
 //! counted and reported. So a block is never handed out twice, and the arena never takes back what is live or
 //! somebody else's. A block that went back to the arena has no address in its descriptor, so a copy whose free was
-//! still under way is not handed out either. One order is not seen, since the free would need an atomic
-//! read-modify-write. A thread stops inside its free, after it found the block live, until a block at the same
-//! address is handed out again.
+//! still under way is not handed out either.
+//!
+//! One order is not seen, since the free would need an atomic read-modify-write: a thread stops inside its free, after
+//! it found the block live, until the descriptor is another block's. It then writes to that one. A block at the same
+//! address may be handed out twice. One elsewhere is not, but its own free is refused, and it stays allocated.
 
 use std::ops::Range;
 use std::ptr::NonNull;
