@@ -7,7 +7,7 @@
 
 use super::inner::{PoolInner, PoolState};
 use crate::device::DevicePtr;
-use crate::extents::{Arena, ExtentId, Pointer, Refusal};
+use crate::extents::{Arena, ExtentId, Pointer};
 use crate::order::Stream;
 
 /// Names the memory of a capture, in one pool, for ever.
@@ -93,23 +93,6 @@ impl PoolState {
 }
 
 impl PoolInner {
-    /// Allocates from the memory of a capture.
-    pub(super) fn alloc_captured(
-        &self,
-        state: &mut PoolState,
-        at: usize,
-        (bytes, align): (u64, u64),
-        stream: &Stream,
-    ) -> Result<DevicePtr, Refusal> {
-        let units = self.caches.sizes().units(bytes);
-        let out = state.captured[at].arena.alloc(units, align, stream)?;
-        // SAFETY: the block is out, and the arena is this pool's.
-        unsafe { out.descriptor.get() }.make_live(out.ptr, bytes);
-        self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
-        self.counters.misses.add(out.misses);
-        Ok(out.ptr)
-    }
-
     /// Frees a live block of the memory of a capture. `false`, and nothing done, where it is none.
     pub(super) fn free_captured(
         &self,

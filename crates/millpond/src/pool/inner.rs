@@ -10,7 +10,6 @@ use super::captured::Captured;
 use super::pressure::{Callbacks, Observer, Reclaimer};
 use super::registry::Registry;
 use super::routes::Routes;
-use super::throughput_mode::ThroughputMode;
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::{DeviceError, DevicePtr};
@@ -18,6 +17,7 @@ use crate::extents::{Arena, ExtentId, PageMap, Pointer, Ranges};
 use crate::host::name_for_error;
 use crate::order::{Reuse, Stream, Timelines};
 use crate::physical::Limits;
+use crate::policy::ledger::Ledger;
 use crate::process::OfProcess;
 use crate::record::Recording;
 use crate::stats::Stats;
@@ -56,7 +56,7 @@ pub(crate) struct PoolInner {
 pub(super) struct PoolState {
     pub(super) arena: Arena,
     pub(super) locked: Locked,
-    pub(super) throughput_mode: ThroughputMode,
+    pub(super) ledger: Ledger,
     /// The memory of captures, in the order of their ids.
     pub(super) captured: Vec<Captured>,
     pub(super) destroyed: bool,

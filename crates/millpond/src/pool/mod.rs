@@ -25,10 +25,9 @@ mod recorded;
 mod recounting;
 mod registry;
 mod routes;
-mod searching_caches;
-mod shortening;
 mod slow_path_time;
-mod throughput_mode;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::sync::Arc;
