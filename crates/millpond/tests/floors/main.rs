@@ -74,14 +74,6 @@ const KNOWN_CIRCLES: &[(&[&str], &str)] = &[
     ),
     (
         &[
-            "millpond/src/device/checker/blocks.rs",
-            "millpond/src/device/checker/memory.rs",
-            "millpond/src/device/checker/state.rs",
-        ],
-        "to be mended: `State` stands too high",
-    ),
-    (
-        &[
             "millpond/src/extents/donors.rs",
             "millpond/src/extents/mapping.rs",
             "millpond/src/extents/regions.rs",
