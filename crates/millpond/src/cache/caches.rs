@@ -19,6 +19,7 @@ use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index};
 use crate::device::DevicePtr;
 use crate::extents::{BlockDescriptor, PageMap};
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
+use crate::policy::{Mechanism, without};
 
 /// See the [module](super).
 #[derive(Debug)]
@@ -491,7 +492,7 @@ impl Caches {
         self.depot_limit.store(all, Ordering::Relaxed);
         let most_slack = if growth_allowance > 0 { SLACK_IN_THROUGHPUT_MODE } else { self.sizes.bytes(1) };
         self.most_slack.store(most_slack, Ordering::Relaxed);
-        self.borrows.store(is_scarce, Ordering::Relaxed);
+        self.borrows.store(is_scarce && !without(Mechanism::Borrowing), Ordering::Relaxed);
     }
 
     /// What bounds the room of a magazine for blocks of `size` bytes.
