@@ -30,11 +30,11 @@
 mod asymmetric_lock;
 mod caches;
 mod depot;
-mod growth;
 mod magazine;
 #[cfg(all(test, loom))]
 mod models;
 mod other_streams;
+mod peaks;
 mod restocking;
 mod settling;
 #[cfg(all(test, loom))]

@@ -4,6 +4,11 @@
 //! that carry it out stand in the folders above. Each constant says which measurement chose it.
 
 mod ablation;
+pub(crate) mod caching;
+pub(crate) mod growth;
 pub(crate) mod ledger;
+pub(crate) mod reuse_history;
+pub(crate) mod settling;
+pub(crate) mod size_classes;
 
 pub(crate) use ablation::{Mechanism, without};

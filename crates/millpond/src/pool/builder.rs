@@ -16,6 +16,7 @@ use crate::extents::{Arena, Layout, Owner};
 use crate::order::{AfterSync, Reuse, ReusePolicies};
 use crate::physical::{Budget, Limits, Pages};
 use crate::policy::ledger::{self, Ledger};
+use crate::policy::size_classes::EXACT_FROM;
 use crate::process::OfProcess;
 use crate::record::{self, Recording};
 use crate::{Error, Result};
@@ -48,10 +49,6 @@ impl fmt::Debug for PoolBuilder {
 
 /// The largest page by default. Larger pages cost fewer device calls and hold more memory; see docs/pages.md.
 const LARGEST_PAGE: u64 = 32 << 20;
-
-/// Blocks smaller than this share the smallest pages, away from larger blocks, as in PyTorch's allocator
-/// (`kSmallSize`).
-const SMALL_BELOW: u64 = 1 << 20;
 
 /// Alignments that a pool can be built with.
 const MIN_ALIGNMENTS: std::ops::RangeInclusive<u64> = 256..=2 << 20;
@@ -234,6 +231,6 @@ impl PoolBuilder {
                 format!("{unit} bytes; it must be a power of two from 256 bytes to 2 MiB and at most a page"),
             );
         }
-        Ok(Layout::new(unit, smallest, largest, SMALL_BELOW))
+        Ok(Layout::new(unit, smallest, largest, EXACT_FROM))
     }
 }

@@ -61,19 +61,6 @@ const KNOWN_CIRCLES: &[(&[&str], &str)] = &[
     (&["cli/src/replay.rs", "cli/src/replay_tables.rs"], "to be mended: so does `Row`"),
     (
         &[
-            "millpond/src/cache/caches.rs",
-            "millpond/src/cache/depot.rs",
-            "millpond/src/cache/magazine.rs",
-            "millpond/src/cache/settling.rs",
-            "millpond/src/cache/sizes.rs",
-            "millpond/src/cache/strays.rs",
-            "millpond/src/cache/stream_cache.rs",
-            "millpond/src/cache/thread.rs",
-        ],
-        "to be mended: `Few`, `STRIDE` and `Item` stand too high",
-    ),
-    (
-        &[
             "millpond/src/extents/donors.rs",
             "millpond/src/extents/mapping.rs",
             "millpond/src/extents/regions.rs",
