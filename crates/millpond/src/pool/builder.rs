@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::lock::Mutex;
 
+use super::callbacks::Callbacks;
 use super::inner::{PoolInner, PoolState};
-use super::pressure::Callbacks;
 use super::routes::Routes;
 use super::{Context, Pool};
 use crate::cache::{Caches, Locked, Sizes};

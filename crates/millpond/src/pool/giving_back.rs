@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::emptying_caches::take_back;
 use super::inner::{PoolInner, PoolState};
+use super::registry::Registered;
 use crate::counters::Counted;
 use crate::device::DeviceResult;
 use crate::order::{AfterSync, Fence};

@@ -6,9 +6,9 @@ use std::sync::{Arc, Weak};
 
 use crate::lock::Mutex;
 
-use super::captured::Captured;
-use super::pressure::{Callbacks, Observer, Reclaimer};
-use super::registry::Registry;
+use super::callbacks::{Callbacks, Observer, Reclaimer};
+use super::capture_memory::Captured;
+use super::registry::{Registered, Registry};
 use super::routes::Routes;
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
@@ -29,7 +29,7 @@ pub(crate) struct PoolInner {
     /// Unlike any other pool's.
     pub(super) number: u64,
     pub(super) timelines: Arc<Timelines>,
-    pub(super) registry: Weak<Registry>,
+    pub(super) registry: Weak<Registry<Self>>,
     /// Which pool of the context owns which addresses.
     pub(super) ranges: Arc<Ranges>,
     /// A copy of the arena's, for readers without the lock.
@@ -171,8 +171,14 @@ impl PoolInner {
     pub(crate) fn largest_free(&self) -> u64 {
         self.state.lock().arena.largest_free()
     }
+}
 
-    pub(super) fn holds_nothing(&self) -> bool {
+impl Registered for PoolInner {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn holds_nothing(&self) -> bool {
         self.counters.reserved.current() == 0 && self.counted().blocks.current == 0
     }
 }
