@@ -33,7 +33,7 @@ pub use ratio::{times, times_mark};
 pub use row::Row;
 pub use subject::{MIMALLOC, names};
 pub use suites::Suite;
-pub use target::{On, Target};
+pub use target::Target;
 
 use clock::Clock;
 use cores::Cores;

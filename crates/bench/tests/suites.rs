@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use millpond_bench::{Bench, MIMALLOC, On, Row, Suite, Target, names, repeat};
+use millpond::device::DeviceName;
+use millpond_bench::{Bench, MIMALLOC, Row, Suite, Target, names, repeat};
 
 fn bench() -> Bench {
-    let (target, _) = Target::find(On::Sim).unwrap();
+    let (target, _) = Target::find(DeviceName::SIM.into()).unwrap();
     Bench::new(target, Duration::from_millis(1))
 }
 
@@ -119,7 +120,7 @@ fn a_row_in_json_has_exactly_the_promised_keys_in_their_order() {
 
 #[test]
 fn an_allocator_that_is_not_there_is_an_error_that_names_those_that_are() {
-    let (target, _) = Target::find(On::Sim).unwrap();
+    let (target, _) = Target::find(DeviceName::SIM.into()).unwrap();
     let error = repeat(&target, "jemalloc", 512, 1).unwrap_err().to_string();
     assert!(error.contains("jemalloc") && error.contains("millpond"), "{error}");
 }

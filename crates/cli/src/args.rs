@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand};
+use millpond::device::DeviceChoice;
 use millpond_baselines::NAMES;
-use millpond_mlp::{Config, DeviceChoice};
+use millpond_mlp::{Config, Machine};
 
 /// The name that stands for every allocator in turn.
 pub(crate) const ALL: &str = "all";
@@ -152,7 +153,7 @@ pub(crate) fn allocators() -> Vec<&'static str> {
 }
 
 fn device(text: &str) -> Result<DeviceChoice, String> {
-    text.parse().map_err(|expected| format!("expected {expected}"))
+    Machine::choice(text).map_err(|expected| format!("expected {expected}"))
 }
 
 #[cfg(test)]

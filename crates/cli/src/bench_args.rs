@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use millpond_bench::{On, Suite, names};
+use millpond::device::DeviceChoice;
+use millpond_bench::{Suite, names};
 
 use crate::args::ALL;
 
@@ -25,9 +26,8 @@ pub(crate) struct BenchArgs {
     /// Allocators, with commas between, or all; those of the other commands and mimalloc
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = PossibleValuesParser::new(allocators()), hide_possible_values = true)]
     allocator: Vec<String>,
-    /// auto, cuda, cuda:N, host or sim
-    #[arg(long, default_value = "auto", value_parser = device)]
-    pub(crate) device: On,
+    #[arg(long, default_value_t = DeviceChoice::Auto, help = DeviceChoice::listed())]
+    pub(crate) device: DeviceChoice,
     /// Milliseconds that each figure is measured
     #[arg(long, value_name = "MS", default_value = "200", value_parser = clap::value_parser!(u64).range(1..))]
     time: u64,
@@ -66,16 +66,4 @@ fn suites() -> Vec<&'static str> {
 
 fn allocators() -> Vec<&'static str> {
     names().into_iter().chain([ALL]).collect()
-}
-
-fn device(text: &str) -> Result<On, String> {
-    let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
-    match (text, ordinal) {
-        ("auto", _) => Ok(On::Auto),
-        ("sim", _) => Ok(On::Sim),
-        ("host", _) => Ok(On::Host),
-        ("cuda", _) => Ok(On::Cuda(0)),
-        (_, Some(ordinal)) => Ok(On::Cuda(ordinal)),
-        _ => Err("expected auto, cuda, cuda:N, host or sim".to_owned()),
-    }
 }

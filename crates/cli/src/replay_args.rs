@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
+use millpond::device::DeviceName;
 use millpond_baselines::{CachingOptions, NAMES};
 use millpond_replay::choice::Choice;
 use millpond_replay::fit::{CONTEXT_BYTES, Card};
@@ -37,9 +38,8 @@ pub(crate) struct ReplayArgs {
     /// Fail with status 1 where an allocator finds no memory
     #[arg(long)]
     pub(crate) fail_if_oom: bool,
-    /// sim, or host, cuda or cuda:N to allocate for real
-    #[arg(long, default_value = "sim", value_parser = device)]
-    pub(crate) device: On,
+    #[arg(long, default_value_t = DeviceName::SIM, help = DeviceName::listed() + "; sim keeps no bytes")]
+    pub(crate) device: DeviceName,
     /// On a real device: mark every block, and check the marks
     #[arg(long)]
     pub(crate) verify: bool,
@@ -67,14 +67,6 @@ pub(crate) struct ReplayArgs {
     /// Write the counters of the first trace's replay by the first allocator, for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub(crate) export_counters: Option<PathBuf>,
-}
-
-/// The device to replay on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum On {
-    Sim,
-    Host,
-    Cuda(usize),
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -120,17 +112,6 @@ impl ReplayArgs {
     }
 }
 
-fn device(text: &str) -> Result<On, String> {
-    let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
-    match (text, ordinal) {
-        ("sim", _) => Ok(On::Sim),
-        ("host", _) => Ok(On::Host),
-        ("cuda", _) => Ok(On::Cuda(0)),
-        (_, Some(ordinal)) => Ok(On::Cuda(ordinal)),
-        _ => Err("expected sim, host, cuda or cuda:N".to_owned()),
-    }
-}
-
 fn size(text: &str) -> Result<u64, String> {
     match size_or_none(text) {
         Ok(0) => Err(A_SIZE.to_owned()),
@@ -162,13 +143,6 @@ fn page_sizes(text: &str) -> Result<(u64, u64), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn devices_go_by_their_names() {
-        assert_eq!(device("cuda:3"), Ok(On::Cuda(3)));
-        assert_eq!(device("host"), Ok(On::Host));
-        assert!(device("cuda:x").is_err());
-    }
 
     #[test]
     fn sizes_are_binary_unless_they_say_otherwise() {

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use millpond::Pool;
+use millpond::device::DeviceChoice;
 use millpond_baselines::{Allocator, NAMES, Usage, by_name};
 use millpond_mlp::data::Dataset;
-use millpond_mlp::{Config, DeviceChoice, Epoch, Hyper, Machine, Memory};
+use millpond_mlp::{Config, Epoch, Hyper, Machine, Memory};
 use serde::Serialize;
 
 use crate::account;
@@ -179,7 +180,7 @@ impl Run {
 
 fn outcome(machine: &Machine, name: &str, epochs: Vec<Epoch>, usage: Usage) -> Outcome {
     Outcome {
-        device: machine.name(),
+        device: machine.name().to_string(),
         allocator: name.to_owned(),
         epochs,
         peak_reserved: usage.reserved.high,

@@ -3,10 +3,10 @@
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use millpond::device::DeviceChoice;
 use serde::{Deserialize, Serialize};
 
-use crate::machine::DeviceChoice;
-use crate::{Error, Hyper, Result};
+use crate::{Error, Hyper, Machine, Result};
 
 /// The settings of a run, as a TOML file has them. Every key may be left out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -93,9 +93,9 @@ impl Config {
         if !(self.learning_rate.is_finite() && self.learning_rate > 0.0) {
             return refuse("learning_rate", self.learning_rate.to_string(), "a number above 0".to_owned());
         }
-        let device = match self.device.parse() {
+        let device = match Machine::choice(&self.device) {
             Ok(device) => device,
-            Err(expected) => return refuse("device", format!("'{}'", self.device), expected),
+            Err(expected) => return refuse("device", format!("'{}'", self.device), expected.to_owned()),
         };
         let &Self { num_layers, feat_dim, learning_rate, batch_size, epochs, seed, .. } = self;
         Ok((device, Hyper { num_layers, feat_dim, learning_rate, batch_size, epochs, seed }))

@@ -6,12 +6,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, NAMES, by_name};
 use millpond_mlp::cuda::{CudaBackend, CudaTraining};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::{
-    Backend, Batch, DeviceChoice, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Step, TOTAL_LOSS,
-    TOTALS, Tensor, train,
+    Backend, Batch, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Step, TOTAL_LOSS, TOTALS, Tensor,
+    train,
 };
 
 const SMALL: Hyper =
@@ -35,7 +36,7 @@ enum Streams {
 }
 
 fn gpu() -> Machine {
-    Machine::open(DeviceChoice::Cuda(0)).unwrap().0
+    Machine::open(DeviceName::cuda(0).into()).unwrap().0
 }
 
 fn memory_of(machine: &Machine, allocator: &str) -> Memory {
@@ -68,7 +69,7 @@ fn assert_close(found: f64, expected: f64, relative: f64, what: &str) {
 
 #[test]
 fn a_backend_on_another_device_is_refused() {
-    let (host, _) = Machine::open(DeviceChoice::Host).unwrap();
+    let (host, _) = Machine::open(DeviceName::HOST.into()).unwrap();
     let refused = CudaBackend::new(memory_of(&host, "driver"), CudaTraining::default());
     assert!(matches!(refused, Err(Error::Device(_))), "{refused:?}");
 }
@@ -77,7 +78,7 @@ fn a_backend_on_another_device_is_refused() {
 #[ignore = "needs a CUDA GPU"]
 fn the_gpu_computes_the_losses_of_the_host() {
     let data = digits();
-    let (host, _) = Machine::open(DeviceChoice::Host).unwrap();
+    let (host, _) = Machine::open(DeviceName::HOST.into()).unwrap();
     let mut host_backend = host.backend(memory_of(&host, "driver"), false).unwrap();
     let expected = losses(&train(host_backend.as_mut(), &data, &SMALL, &mut Unwatched).unwrap());
     for streams in [Streams::One, Streams::Two] {
@@ -170,7 +171,7 @@ fn the_gradients_are_those_of_the_loss() {
 /// The same on the CPU, which also shows that the check itself is sound.
 #[test]
 fn the_hosts_gradients_are_those_of_the_loss() {
-    let (host, _) = Machine::open(DeviceChoice::Host).unwrap();
+    let (host, _) = Machine::open(DeviceName::HOST.into()).unwrap();
     check_gradients(host.backend(memory_of(&host, "driver"), false).unwrap().as_mut());
 }
 

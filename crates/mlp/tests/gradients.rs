@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use millpond::device::DeviceName;
 use millpond_baselines::by_name;
 use millpond_mlp::{
-    Activation, Backend, Batch, CLASSES, DeviceChoice, Error, Machine, Memory, Model, TOTAL_CORRECT,
-    TOTAL_LOSS, TOTALS,
+    Activation, Backend, Batch, CLASSES, Error, Machine, Memory, Model, TOTAL_CORRECT, TOTAL_LOSS, TOTALS,
 };
 
 const IMAGES: usize = 7;
@@ -27,7 +27,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let (machine, _) = Machine::open(DeviceChoice::Host).unwrap();
+        let (machine, _) = Machine::open(DeviceName::HOST.into()).unwrap();
         let allocator = Arc::from(by_name("millpond", machine.context()).unwrap());
         let memory = Memory::new(allocator, machine.context().create_stream().unwrap());
         let backend = machine.backend(memory.clone(), false).unwrap();

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, NAMES, by_name};
 use millpond_mlp::data::Dataset;
-use millpond_mlp::{DeviceChoice, Epoch, Hyper, Machine, Memory, Observer, Step, train};
+use millpond_mlp::{Epoch, Hyper, Machine, Memory, Observer, Step, train};
 
 /// The model of the command's defaults.
 const DEFAULTS: Hyper =
@@ -22,7 +23,7 @@ impl Observer for Unwatched {
 
 /// Trains on the bundled digits with this allocator.
 fn run(allocator: &str, hyper: &Hyper, data: &Dataset) -> Vec<Epoch> {
-    let (machine, _) = Machine::open(DeviceChoice::Host).unwrap();
+    let (machine, _) = Machine::open(DeviceName::HOST.into()).unwrap();
     let allocator: Arc<dyn Allocator> = Arc::from(by_name(allocator, machine.context()).unwrap());
     let memory = Memory::new(allocator.clone(), machine.context().create_stream().unwrap());
     let mut backend = machine.backend(memory, false).unwrap();

@@ -201,7 +201,7 @@ def test_a_simulated_device_has_no_memory_and_any_size() -> None:
 
 
 def test_devices_that_do_not_exist_are_refused() -> None:
-    with pytest.raises(ValueError, match="'cuda:N', 'host' or 'sim'"):
+    with pytest.raises(ValueError, match="no device is called 'tpu': expected cuda, cuda:N, host or sim"):
         millpond.Pool("tpu")
     with pytest.raises(TypeError, match="a GPU's number"):
         millpond.Pool(1.5)  # type: ignore[arg-type]
