@@ -1,7 +1,7 @@
 //! One figure as programs read it.
 
 use millpond::device::DeviceName;
-use millpond_baselines::NAMES;
+use millpond_baselines::MILLPOND;
 use serde::Serialize;
 
 use crate::samples::Samples;
@@ -56,7 +56,7 @@ impl Row {
 
     /// Whether it is of the pool.
     pub fn is_ours(&self) -> bool {
-        self.allocator == NAMES[0]
+        self.allocator == MILLPOND
     }
 }
 

@@ -4,11 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
 use millpond::device::DeviceChoice;
 use millpond_bench::{Suite, names};
 
-use crate::args::ALL;
+use crate::choices::{ALL, is_asked, listed, names_or_all};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -20,11 +19,10 @@ Examples:
   millpond bench --suite latency,churn --device sim      the allocators' own work, without a driver
   millpond bench --allocator millpond,binned --json out.json --report out.html")]
 pub(crate) struct BenchArgs {
-    /// Suites, with commas between: latency, throughput, mixed, threads, hand-over, churn, reuse, streams or all
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = PossibleValuesParser::new(suites()), hide_possible_values = true)]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = names_or_all(Suite::ALL.map(Suite::name)), hide_possible_values = true, help = suites_help())]
     suite: Vec<String>,
     /// Allocators, with commas between, or all; those of the other commands and mimalloc
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = PossibleValuesParser::new(allocators()), hide_possible_values = true)]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = names_or_all(names()), hide_possible_values = true)]
     allocator: Vec<String>,
     #[arg(long, default_value_t = DeviceChoice::Auto, help = DeviceChoice::listed())]
     pub(crate) device: DeviceChoice,
@@ -42,12 +40,12 @@ pub(crate) struct BenchArgs {
 impl BenchArgs {
     /// The suites to run, in their order.
     pub(crate) fn suites(&self) -> Vec<Suite> {
-        Suite::ALL.into_iter().filter(|suite| asked(&self.suite, suite.name())).collect()
+        Suite::ALL.into_iter().filter(|suite| is_asked(&self.suite, suite.name())).collect()
     }
 
     /// The allocators to run them with, in the order of reports.
     pub(crate) fn allocators(&self) -> Vec<&'static str> {
-        names().into_iter().filter(|name| asked(&self.allocator, name)).collect()
+        names().into_iter().filter(|name| is_asked(&self.allocator, name)).collect()
     }
 
     /// How long each figure is measured.
@@ -56,14 +54,6 @@ impl BenchArgs {
     }
 }
 
-fn asked(given: &[String], name: &str) -> bool {
-    given.iter().any(|asked| asked == ALL || asked == name)
-}
-
-fn suites() -> Vec<&'static str> {
-    Suite::ALL.map(Suite::name).into_iter().chain([ALL]).collect()
-}
-
-fn allocators() -> Vec<&'static str> {
-    names().into_iter().chain([ALL]).collect()
+fn suites_help() -> String {
+    format!("Suites, with commas between: {}", listed(Suite::ALL.map(Suite::name)))
 }

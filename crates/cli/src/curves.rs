@@ -6,7 +6,7 @@ use millpond_mlp::Epoch;
 use plotters::coord::types::{RangedCoordf64, RangedCoordusize};
 use plotters::prelude::*;
 
-use crate::train::Outcome;
+use crate::account::Outcome;
 
 /// Width and height of the picture.
 const SIZE: (u32, u32) = (1000, 420);

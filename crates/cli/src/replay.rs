@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use millpond::device::DeviceName;
 use millpond::{Context, HumanBytes};
+use millpond_baselines::{Caching, MILLPOND};
 use millpond_replay::fit;
 use millpond_replay::read::{self, Limits};
 use millpond_replay::replay::{
@@ -19,17 +20,8 @@ use crate::error::{Error, Result};
 use crate::outputs::{Output, refuse_clashes};
 use crate::replay_args::ReplayArgs;
 use crate::replay_export::{self, Exports};
-use crate::replay_tables::{account, calls, kept, room, wasted, which_cards};
+use crate::replay_tables::{Row, account, calls, kept, room, wasted, which_cards};
 use crate::screen::{complain, count, remark, say};
-
-/// One trace with one allocator.
-pub(crate) struct Row {
-    pub(crate) outcome: Outcome,
-    /// The smallest capacity in bytes that fits, where it was looked for and there is one.
-    pub(crate) smallest: Option<u64>,
-    /// Where memory is wasted at the peak, where that was looked for.
-    pub(crate) waste: Option<Waste>,
-}
 
 /// What is told of one trace, in the shape that `--json` writes.
 #[derive(Serialize)]
@@ -127,10 +119,10 @@ fn refuse_oom(all: &[Told]) -> Result<()> {
 fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> {
     let names = args.allocators();
     let for_nobody = |whose: &[&str]| !names.iter().any(|name| whose.contains(name));
-    if args.page_sizes.is_some() && for_nobody(&["millpond"]) {
+    if args.page_sizes.is_some() && for_nobody(&[MILLPOND]) {
         return Err(Error::Usage("--page-sizes is for millpond: add --allocator millpond".to_owned()));
     }
-    if args.alloc_conf.is_some() && for_nobody(&["caching", "expandable"]) {
+    if args.alloc_conf.is_some() && for_nobody(&[Caching::NAME, Caching::EXPANDABLE]) {
         return Err(Error::Usage(
             "--alloc-conf is for PyTorch's allocator: add --allocator caching or expandable".to_owned(),
         ));
@@ -221,7 +213,7 @@ fn lacking_for_a_verdict(args: &ReplayArgs, names: &[&str]) -> Option<&'static s
     if is_real(args.device) {
         return Some("leave --device out");
     }
-    match ["millpond", "caching"].map(|name| names.contains(&name)) {
+    match [MILLPOND, Caching::NAME].map(|name| names.contains(&name)) {
         [true, true] => None,
         [true, false] => Some("add --allocator caching"),
         [false, true] => Some("add --allocator millpond"),

@@ -2,7 +2,6 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
 use millpond::device::DeviceName;
 use millpond_baselines::{CachingOptions, NAMES};
@@ -10,7 +9,7 @@ use millpond_replay::choice::Choice;
 use millpond_replay::fit::{CONTEXT_BYTES, Card};
 use millpond_replay::replay::{FreeWhen, UNLIMITED};
 
-use crate::args::{ALL, allocators};
+use crate::choices::{ALL, is_asked, names_or_all};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -27,7 +26,7 @@ pub(crate) struct ReplayArgs {
     #[arg(value_name = "TRACE", required = true)]
     pub(crate) traces: Vec<PathBuf>,
     /// Allocators, with commas between, or all
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = PossibleValuesParser::new(allocators()), hide_possible_values = true)]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = names_or_all(NAMES), hide_possible_values = true)]
     allocator: Vec<String>,
     /// Memory of the simulated device, such as 24GiB [default: no limit, and the smallest that fits is found]
     #[arg(long, value_name = "SIZE", value_parser = capacity)]
@@ -80,8 +79,7 @@ enum Free {
 impl ReplayArgs {
     /// The allocators to replay with, in the order of reports.
     pub(crate) fn allocators(&self) -> Vec<&'static str> {
-        let named = |name: &&str| self.allocator.iter().any(|asked| asked == ALL || asked == *name);
-        NAMES.into_iter().filter(named).collect()
+        NAMES.into_iter().filter(|name| is_asked(&self.allocator, name)).collect()
     }
 
     /// What the allocators are built with.

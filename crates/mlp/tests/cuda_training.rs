@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use millpond::device::DeviceName;
-use millpond_baselines::{Allocator, NAMES, by_name};
+use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
 use millpond_mlp::cuda::{CudaBackend, CudaTraining};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::{
@@ -101,7 +101,7 @@ fn the_same_seed_gives_bit_equal_losses_with_every_allocator_and_any_number_of_s
         let mut backend = cuda_backend(&machine, allocator, streams);
         losses(&train(&mut backend, &data, &SMALL, &mut Unwatched).unwrap())
     };
-    let first = run(NAMES[0], Streams::One);
+    let first = run(MILLPOND, Streams::One);
     for name in NAMES {
         for streams in [Streams::One, Streams::Two] {
             assert_eq!(run(name, streams), first, "{name} with {streams:?}");
