@@ -540,21 +540,6 @@ millpond_status millpond_context_memory_info(millpond_context *context, size_t *
 millpond_status millpond_context_properties(millpond_context *context,
                                             millpond_device_properties *properties);
 
-// A handle of the device's default pool, which is built with the default options when it is first asked for.
-// Release it as any other; the pool stays.
-millpond_status millpond_context_default_pool(millpond_context *context, millpond_pool **out);
-
-// A handle of the pool that code without a preference should use: the one last set, else the default one.
-// Release it as any other; the pool stays.
-millpond_status millpond_context_current_pool(millpond_context *context, millpond_pool **out);
-
-// Makes `pool` the current one; null goes back to the default pool. The context keeps the pool, also when its
-// handle is released.
-millpond_status millpond_context_set_current_pool(millpond_context *context, millpond_pool *pool);
-
-// Frees a block of any pool of this device, also of one that was destroyed or whose last handle was released.
-millpond_status millpond_context_free(millpond_context *context, void *ptr, millpond_any_stream stream);
-
 // Sets `bytes` bytes of device memory at `at` to the low byte of `value`, in stream order.
 millpond_status millpond_memset(millpond_context *context,
                                 void *at,
@@ -623,6 +608,9 @@ millpond_status millpond_free(millpond_pool *pool,
                               void *ptr,
                               millpond_any_stream stream);
 
+// Frees a block of any pool of this device, also of one that was destroyed or whose last handle was released.
+millpond_status millpond_context_free(millpond_context *context, void *ptr, millpond_any_stream stream);
+
 // Allocates at an address that is a multiple of `align` bytes, a power of two up to the device's granularity
 // (2 MiB).
 millpond_status millpond_alloc_aligned(millpond_pool *pool,
@@ -654,6 +642,18 @@ millpond_status millpond_pool_options_init(millpond_pool_options *options, size_
 millpond_status millpond_pool_create(millpond_context *context,
                                      const millpond_pool_options *options,
                                      millpond_pool **out);
+
+// A handle of the device's default pool, which is built with the default options when it is first asked for.
+// Release it as any other; the pool stays.
+millpond_status millpond_context_default_pool(millpond_context *context, millpond_pool **out);
+
+// A handle of the pool that code without a preference should use: the one last set, else the default one.
+// Release it as any other; the pool stays.
+millpond_status millpond_context_current_pool(millpond_context *context, millpond_pool **out);
+
+// Makes `pool` the current one; null goes back to the default pool. The context keeps the pool, also when its
+// handle is released.
+millpond_status millpond_context_set_current_pool(millpond_context *context, millpond_pool *pool);
 
 // Gives up the handle. With a pool's last handle the pool goes: the host waits for pending work on its memory. If
 // blocks are still live then, their memory goes back when the last of them is freed (`millpond_context_free`).

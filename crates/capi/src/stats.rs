@@ -4,7 +4,8 @@ use millpond::{Level, Stats};
 
 use crate::arguments::{SizedStruct, write_struct};
 use crate::failure::boundary;
-use crate::pool::{POOLS, PoolHandle};
+use crate::kind::PoolHandle;
+use crate::pool::POOLS;
 use crate::status::Status;
 
 /// A figure that moves: where it is, and the highest it has been since the last reset.
