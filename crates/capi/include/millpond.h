@@ -373,23 +373,23 @@ typedef struct {
 
 // Device calls by kind, counted since the pool was built.
 typedef struct {
-    // Address ranges reserved (cuMemAddressReserve).
+    // Address ranges reserved (`cuMemAddressReserve`).
     uint64_t reserve;
-    // Address ranges given back (cuMemAddressFree).
+    // Address ranges given back (`cuMemAddressFree`).
     uint64_t unreserve;
-    // Pages created (cuMemCreate).
+    // Pages created (`cuMemCreate`).
     uint64_t create;
-    // Mappings made (cuMemMap).
+    // Mappings made (`cuMemMap`).
     uint64_t map;
-    // Access rights set (cuMemSetAccess).
+    // Access rights set (`cuMemSetAccess`).
     uint64_t set_access;
-    // Mappings removed (cuMemUnmap).
+    // Mappings removed (`cuMemUnmap`).
     uint64_t unmap;
-    // Pages released (cuMemRelease).
+    // Pages released (`cuMemRelease`).
     uint64_t release;
-    // Plain allocations (cuMemAlloc).
+    // Plain allocations (`cuMemAlloc`, or `cuMemAllocAsync` where an allocator uses that).
     uint64_t alloc;
-    // Plain frees (cuMemFree).
+    // Plain frees (`cuMemFree`, or `cuMemFreeAsync`).
     uint64_t free;
 } millpond_device_calls;
 
@@ -399,7 +399,8 @@ typedef struct {
     size_t size;
     // Bytes asked for, in live blocks.
     millpond_level requested;
-    // Bytes in live blocks, rounded to the pool's minimum alignment.
+    // Bytes in live blocks, rounded to the pool's minimum alignment, and below 1 MiB to one of eight size
+    // classes in each doubling.
     millpond_level allocated;
     // Physical bytes held from the device.
     millpond_level reserved;
@@ -417,7 +418,7 @@ typedef struct {
     uint64_t stream_waits;
     // Pages taken from a free range to back another address.
     uint64_t pages_stolen;
-    // Times that memory ran out, something was given back or waited for, and the request tried again.
+    // Times that memory ran out and something was given back or waited for, and the request tried again.
     uint64_t retries;
     // Requests that ended in an out-of-memory error.
     uint64_t out_of_memory;

@@ -116,6 +116,9 @@ class Stats:
     def out_of_memory(self) -> int:
         """Requests that ended in an out-of-memory error."""
     @property
+    def double_frees(self) -> int:
+        """Blocks that two threads freed at once, so that neither got an error. A mistake of the program."""
+    @property
     def cached(self) -> int:
         """Bytes held but in no live block."""
     @property
