@@ -11,13 +11,10 @@ use millpond::{Budget, Context};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, MOST_DEVICES, Result};
 use crate::options::Options;
 use crate::pool::Pool;
 use crate::streams::Streams;
-
-/// GPUs that a process can have: more than a machine has.
-pub(crate) const MOST_DEVICES: usize = 64;
 
 /// What this process has on one GPU.
 #[derive(Debug)]
