@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_finds_what_it_remembered_and_its_end_takes_that_away() {
+    fn a_thread_finds_what_it_remembered_until_it_ends() {
         let (pointer, before, after) = on_a_thread(found_after_set);
         assert!(!before && after);
         let place = &ALL[index_of(pointer)];
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_that_was_taken_away_is_not_found_and_null_is_no_pool() {
+    fn a_pair_taken_away_and_null_are_not_found() {
         on_a_thread(|| {
             found_after_set();
             let place = Place::mine().unwrap();

@@ -94,7 +94,7 @@ fn the_gpu_computes_the_losses_of_the_host() {
 
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn the_same_seed_gives_bit_equal_losses_with_every_allocator_and_any_number_of_streams() {
+fn losses_are_bit_equal_with_every_allocator_and_stream_count() {
     let data = digits();
     let machine = gpu();
     let run = |allocator, streams| {

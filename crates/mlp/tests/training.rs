@@ -33,7 +33,7 @@ fn run(allocator: &str, hyper: &Hyper, data: &Dataset) -> Vec<Epoch> {
 }
 
 #[test]
-fn the_defaults_recognise_93_of_100_digits_and_call_the_device_in_the_first_epoch_only() {
+fn the_defaults_recognise_93_percent_and_stop_calling_the_device() {
     let epochs = run("millpond", &DEFAULTS, &Dataset::bundled().unwrap());
     let last = epochs.last().unwrap();
     assert!(last.val_accuracy >= 0.93, "{last:?}");
