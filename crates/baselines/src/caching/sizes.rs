@@ -4,6 +4,7 @@
 use millpond::{Error, Result};
 
 use super::CachingOptions;
+use super::options::OWN_SEGMENT;
 use crate::books::round_up;
 
 /// Bytes that blocks are multiples of.
@@ -12,8 +13,6 @@ pub(super) const UNIT: u64 = 512;
 const SMALL_REQUEST: u64 = 1 << 20;
 /// Bytes of a segment, or of a page of an expandable segment, of the small pool.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// Requests of the large pool below this many bytes share a segment; those from here on get their own.
-pub(super) const OWN_SEGMENT: u64 = 10 << 20;
 /// Bytes that segments for one request are multiples of.
 const SEGMENT_STEP: u64 = 2 << 20;
 /// Bytes that no request of any device reaches; rounding below it does not overflow.
