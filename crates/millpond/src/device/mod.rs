@@ -48,12 +48,14 @@ mod driver_pool;
 mod error;
 pub mod host;
 mod ledger;
+mod name;
 pub mod sim;
 #[doc(hidden)]
 pub mod trusted;
 mod types;
 
 pub use error::{DeviceError, DeviceResult};
+pub use name::{DeviceChoice, DeviceName, UnknownDevice};
 pub(crate) use types::calling_thread;
 pub use types::{
     AsyncUsage, CaptureId, DevicePtr, EventHandle, Kind, MemoryInfo, PageHandle, Properties, StreamHandle,
