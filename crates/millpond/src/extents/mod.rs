@@ -242,21 +242,15 @@ impl Arena {
     }
 
     /// Allocates a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a base
-    /// page), for work on `stream`, if one is ready: the first step only. With `closely`, only one that is not much
-    /// longer: what the caches hold may fit better.
+    /// page), for work on `stream`, if one is ready: the first step only.
     pub(crate) fn alloc_ready(
         &mut self,
         units: u64,
         align: u64,
         stream: &Stream,
-        closely: bool,
     ) -> Result<Option<Allocation>, Refusal> {
         let request = self.request(units, align)?;
-        let found = if closely {
-            self.find_best_ready(&request, stream)?.filter(|(free, _)| self.is_close(&request, *free))
-        } else {
-            self.find_ready(&request, stream)?
-        };
+        let found = self.find_ready(&request, stream)?;
         Ok(found.map(|(free, at)| self.carve(free, at, units, 0)))
     }
 

@@ -25,9 +25,6 @@ const CANDIDATES: usize = 16;
 /// At most so many best fits are searched for the lowest. No recorded job holds more or less for this bound.
 const LOWEST_OF: usize = 1024;
 
-/// A close fit leaves over at most this part of the request, or of a base page.
-const CLOSE_PART: u64 = 8;
-
 /// What a search of the free extents found.
 #[derive(Debug)]
 struct SearchResult<'a> {
@@ -61,18 +58,7 @@ impl Arena {
         self.find_by_waiting_slow(request, stream)
     }
 
-    /// Whether the extent is not much longer than what is wanted. Of small ones that does not matter.
-    pub(super) fn is_close(&self, request: &Request, id: ExtentId) -> bool {
-        let rest = self.extents[id].units - request.units;
-        if without(Mechanism::LowestAlways) {
-            return false;
-        }
-        request.zone == Zone::Small
-            || without(Mechanism::Lowest)
-            || rest <= request.units.max(self.layout.units_per_base_page()) / CLOSE_PART
-    }
-
-    /// An extent that is ready: the [best fit](Self::find_best_ready) if that is snug, else the lowest.
+    /// An extent that is ready: the best fit if that is snug, else the lowest.
     pub(super) fn find_ready(
         &self,
         request: &Request,
@@ -99,28 +85,19 @@ impl Arena {
         Ok(Some(self.lowest_ready(request, found, longer, &mut reach)))
     }
 
-    /// The best fit that is ready, by what is known or by what the device says. It is asked where a better fit for a
-    /// large block might be complete by now: else the next best is cut up for nothing.
-    pub(super) fn find_best_ready(
-        &self,
-        request: &Request,
-        stream: &Stream,
-    ) -> Result<Option<(ExtentId, u64)>, Refusal> {
-        let SearchResult { found, passed_over, .. } = self.look(request, &mut self.reach(stream));
-        if self.is_worth_asking(request, found, passed_over) {
-            return self.find_by_asking_slow(request, stream, found);
-        }
-        Ok(found)
-    }
-
+    /// Whether to ask the device: a better fit for a large block might be complete by now. Else the next best is cut up
+    /// for nothing.
     fn is_worth_asking(&self, request: &Request, found: Option<(ExtentId, u64)>, passed_over: bool) -> bool {
         passed_over && (found.is_none() || request.zone == Zone::Large) && self.policies.opportunistic
     }
 
     /// Whether an extent leaves so little over that no page of it could serve elsewhere. Of small blocks all are snug.
     fn is_snug(&self, request: &Request, (id, _): (ExtentId, u64)) -> bool {
-        request.zone == Zone::Small
-            || self.extents[id].units - request.units <= self.layout.units_per_base_page()
+        if request.zone == Zone::Small || without(Mechanism::Lowest) {
+            return true;
+        }
+        let rest = self.extents[id].units - request.units;
+        rest <= self.layout.units_per_base_page() && !without(Mechanism::LowestAlways)
     }
 
     /// The extent with the lowest address of those that are ready, by what is known, and that `request` fits into:

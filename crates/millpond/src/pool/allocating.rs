@@ -158,8 +158,11 @@ impl PoolInner {
         stream: &Stream,
     ) -> std::result::Result<Allocation, Refusal> {
         self.shorten_if_due(state, units);
-        let closely = !without(Mechanism::Closely) && self.caches.may_hold_large(&state.locked);
-        if let Some(out) = state.arena.alloc_ready(units, align, stream, closely)? {
+        // What threads cache may fit better, and joins its neighbours in the arena.
+        let caches_first = !without(Mechanism::CachesFirst)
+            && state.arena.is_large(units)
+            && self.caches.may_hold_large(&state.locked);
+        if !caches_first && let Some(out) = state.arena.alloc_ready(units, align, stream)? {
             self.note_slow_path_time(state, THROUGH_ARENA);
             return Ok(out);
         }
