@@ -44,6 +44,8 @@ mod pool;
 mod process;
 pub mod record;
 mod stats;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod workspace;
 
 pub use buffer::Buffer;
