@@ -12,6 +12,7 @@ use super::{Arena, ExtentId, Refusal, Zone};
 use crate::device::{DeviceError, DevicePtr};
 use crate::order::{Fence, Stream};
 use crate::physical::{MapFailure, NoPage, PageId, Shortage};
+use crate::policy::ledger::Balance;
 
 /// Pages enough for a large block, and where much was saved.
 const PAGES_IN_BLOCK: u64 = 12;
@@ -60,8 +61,7 @@ impl MapCursor {
 }
 
 impl Arena {
-    /// Backs a place for `request`; returns the free extent there and the unit in it to start at. The [remap
-    /// budget](super::remap_budget) pays for it.
+    /// Backs a place for `request`; returns the free extent there and the unit in it to start at.
     #[cold]
     pub(super) fn back(
         &mut self,
@@ -72,18 +72,6 @@ impl Arena {
         if !self.device.properties().virtual_memory {
             return self.back_by_segment(request);
         }
-        let began = self.device.now();
-        let backed = self.back_with_pages(request, stream, origin);
-        self.remap_budget.pay(self.device.now().saturating_sub(began));
-        backed
-    }
-
-    fn back_with_pages(
-        &mut self,
-        request: &Request,
-        stream: &Stream,
-        origin: PageOrigin,
-    ) -> Result<(ExtentId, u64), Refusal> {
         self.reap();
         let place = self.choose_place(request, stream)?;
         let mut donors = match origin {
@@ -216,14 +204,12 @@ impl Arena {
     }
 
     fn short_length(&self, request: &Request) -> u32 {
-        let now = self.device.now();
         let requested = request.units >> self.layout.base_page_shift();
-        let short = if self.remap_budget.savings(now) >= MUCH_SAVED {
-            requested / MORE_PAGES_IN_BLOCK
-        } else {
-            let enough = if self.remap_budget.has_credit(now) { MANY_PAGES } else { FEW_PAGES };
-            let held = self.counters.reserved.current() / self.layout.base_page_bytes;
-            (requested / PAGES_IN_BLOCK).max(held / enough)
+        let held = self.counters.reserved.current() / self.layout.base_page_bytes;
+        let short = match request.balance {
+            Balance::Saving(saved) if saved >= MUCH_SAVED => requested / MORE_PAGES_IN_BLOCK,
+            Balance::Saving(_) => (requested / PAGES_IN_BLOCK).max(held / MANY_PAGES),
+            Balance::Even | Balance::Overdrawn => (requested / PAGES_IN_BLOCK).max(held / FEW_PAGES),
         };
         u32::try_from(short.max(1)).unwrap_or(u32::MAX)
     }

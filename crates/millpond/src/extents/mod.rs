@@ -22,7 +22,7 @@
 //!
 //! Blocks lie close together: a miss grows what is free rather than begin elsewhere, so best fit finds room for most
 //! requests. What is free on a page that a live block shares is *pinned*: it can be neither moved nor given back.
-//! Short pages pin less and take more calls. Their length depends on the time there is (`remap_budget`). Long ones
+//! Short pages pin less and take more calls. Their length depends on the time there is (`policy/ledger.rs`). Long ones
 //! are exchanged for short ones where that saves memory (`shorten`).
 //!
 //! **How one free passes through** ([`Arena::free`]): the block, found through the `page_map`, becomes
@@ -44,7 +44,6 @@ mod page_map;
 mod placement;
 mod ranges;
 mod regions;
-mod remap_budget;
 mod reserving;
 mod search;
 mod segments;
@@ -73,6 +72,7 @@ use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr};
 use crate::order::{Fence, ReusePolicies, Stream, Timelines};
 use crate::physical::{NoPage, PageId, Pages, Shortage};
+use crate::policy::ledger::Balance;
 
 /// Why an allocation was refused.
 #[derive(Debug)]
@@ -144,7 +144,6 @@ pub(crate) struct Arena {
     extents: Extents,
     free: [FreeIndex; 2],
     unmapped: [UnmappedIndex; 2],
-    remap_budget: remap_budget::RemapBudget,
     shortener: shorten::Shortener,
     /// Memory for the next miss.
     spare_donors: donors::Donors,
@@ -174,7 +173,6 @@ impl Arena {
         policies: ReusePolicies,
         pages: Pages,
     ) -> Self {
-        let remap_budget = remap_budget::RemapBudget::new(timelines.device().now());
         Self {
             device: timelines.device().clone(),
             timelines,
@@ -187,7 +185,6 @@ impl Arena {
             extents: Extents::default(),
             free: Default::default(),
             unmapped: Default::default(),
-            remap_budget,
             shortener: shorten::Shortener::default(),
             spare_donors: donors::Donors::default(),
             created: Vec::new(),
@@ -251,7 +248,7 @@ impl Arena {
         stream: &Stream,
         closely: bool,
     ) -> Result<Option<Allocation>, Refusal> {
-        let request = self.request(units, align)?;
+        let request = self.request(units, align, Balance::Even)?;
         let found = if closely {
             self.find_best_ready(&request, stream)?.filter(|(free, _)| self.is_close(&request, *free))
         } else {
@@ -261,8 +258,15 @@ impl Arena {
     }
 
     /// Allocates a block as [`alloc_ready`](Self::alloc_ready) does, by all steps: what maps nothing comes first.
-    pub(crate) fn alloc(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Allocation, Refusal> {
-        let request = self.request(units, align)?;
+    /// `balance` decides how long new pages are.
+    pub(crate) fn alloc(
+        &mut self,
+        units: u64,
+        align: u64,
+        stream: &Stream,
+        balance: Balance,
+    ) -> Result<Allocation, Refusal> {
+        let request = self.request(units, align, balance)?;
         if let Some((free, at)) = self.find(&request, stream)? {
             return Ok(self.carve(free, at, units, 0));
         }
@@ -278,7 +282,7 @@ impl Arena {
         align: u64,
         stream: &Stream,
     ) -> Result<Allocation, Refusal> {
-        let request = self.request(units, align)?;
+        let request = self.request(units, align, Balance::Overdrawn)?;
         if let Some((free, at)) = self.find_ready(&request, stream)? {
             return Ok(self.carve(free, at, units, 0));
         }
@@ -292,13 +296,13 @@ impl Arena {
     }
 
     /// Makes the request, and reserves the host's memory to cut it and free it again, before anything changes.
-    fn request(&mut self, units: u64, align: u64) -> Result<search::Request, Refusal> {
+    fn request(&mut self, units: u64, align: u64, balance: Balance) -> Result<search::Request, Refusal> {
         debug_assert!(0 < units && units < MOST_UNITS);
         if !self.extents.make_room(ROOM) || !self.make_room_beside_extents() {
             return Err(Refusal::of_host("a list of blocks", self.host_bytes()));
         }
         let zone = self.layout.zone_of(units);
-        Ok(search::Request { zone, units, align: align.max(self.layout.unit_bytes) })
+        Ok(search::Request { zone, units, align: align.max(self.layout.unit_bytes), balance })
     }
 
     /// The host's memory for extents.

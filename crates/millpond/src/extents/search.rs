@@ -7,6 +7,7 @@ use super::bin::IndexEntry;
 use super::index::Rising;
 use super::{Arena, ExtentId, Refusal, Zone};
 use crate::order::{Fence, ReadinessQuery, Stream};
+use crate::policy::ledger::Balance;
 use crate::policy::{Mechanism, without};
 
 /// What an allocation needs.
@@ -16,6 +17,8 @@ pub(super) struct Request {
     pub(super) units: u64,
     /// In bytes, at least a unit.
     pub(super) align: u64,
+    /// Decides how long new pages are.
+    pub(super) balance: Balance,
 }
 
 /// Free extents looked at before a search gives up. Enough to find a best fit where streams share a pool evenly. A

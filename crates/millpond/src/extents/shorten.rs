@@ -3,7 +3,7 @@
 //!
 //! Holes shorter than a page are pinned. At its peak, the pool grows by what is pinned. Short pages pin less, but
 //! cost more calls when they move. So pages are shortened once the pool had to grow while much was free, up to a
-//! quarter of what it then holds. The [remap budget](super::remap_budget) pays, out of its savings. Once nothing
+//! quarter of what it then holds. The ledger's savings pay for it. Once nothing
 //! grows, this soon ends.
 //!
 //! A page is given back before short ones are created, so reserved bytes never rise. Its work must be complete by
@@ -17,6 +17,7 @@ use super::extent::{Extent, ExtentState};
 use super::mapping::MapCursor;
 use super::{Arena, ExtentId, Refusal, Zone};
 use crate::physical::PageId;
+use crate::policy::ledger::{Balance, Ledger};
 
 /// Base pages in a short page. Two pin nearly as little as one, and one call moves twice as much.
 pub(super) const SHORT: u32 = 2;
@@ -75,27 +76,28 @@ impl Arena {
     }
 
     /// Exchanges free pages of the large zone whose work is complete for short ones, the longest first, as far as
-    /// there is time. What cannot be created anew is unmapped. Returns whether any was exchanged.
+    /// the savings of the `ledger` go, which pays. What cannot be created anew is unmapped. Returns whether any was exchanged.
     #[cold]
-    pub(crate) fn shorten(&mut self) -> bool {
+    pub(crate) fn shorten(&mut self, ledger: &mut Ledger) -> bool {
         self.shortener.due = self.frees + LOOK_AFTER;
         let began = self.device.now();
-        if self.remap_budget.savings(began) < BATCH {
+        if !matches!(ledger.balance(began), Balance::Saving(saved) if saved >= BATCH) {
             return false;
         }
         self.reap();
         let mut all = self.long_free_pages();
         // Also if there are none: the search takes time, and is soon repeated.
-        self.remap_budget.pay(self.device.now().saturating_sub(began));
+        ledger.pay_for_pages(self.device.now().saturating_sub(began));
         let mut any = false;
         for _ in 0..AT_ONCE {
             let began = self.device.now();
-            if self.shortener.left == 0 || self.remap_budget.savings(began).is_zero() {
+            let has_savings = matches!(ledger.balance(began), Balance::Saving(saved) if !saved.is_zero());
+            if self.shortener.left == 0 || !has_savings {
                 break;
             }
             let Some(long) = all.pop() else { break };
             let exchanged = self.exchange_in_place(&long);
-            self.remap_budget.pay(self.device.now().saturating_sub(began));
+            ledger.pay_for_pages(self.device.now().saturating_sub(began));
             self.shortener.left = self.shortener.left.saturating_sub(u64::from(long.base_pages));
             any = true;
             if let Err(refusal) = exchanged {

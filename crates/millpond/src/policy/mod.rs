@@ -1,7 +1,14 @@
-//! `policy/`: what the pool decides, apart from the mechanisms that do it. Uses nothing.
+//! `policy/`: what the pool decides, and the constants that can be tuned. Uses nothing.
 //!
-//! So far only the switches for ablation are here. The decisions themselves still stand beside their mechanisms.
+//! A decision takes observations and returns an answer. It knows no pool, and is tested without one. The mechanisms
+//! that carry it out stand in the folders above. Each constant says which measurement chose it.
 
 mod ablation;
+pub(crate) mod caching;
+pub(crate) mod growth;
+pub(crate) mod ledger;
+pub(crate) mod reuse_history;
+pub(crate) mod settling;
+pub(crate) mod size_classes;
 
 pub(crate) use ablation::{Mechanism, without};
