@@ -162,7 +162,7 @@ proptest! {
     }
 
     #[test]
-    fn a_device_whose_calls_fail_costs_no_memory_and_no_order(
+    fn failing_device_calls_cost_no_memory_and_no_order(
         which in 0..3usize,
         program in prop::collection::vec(step(), 1..120),
     ) {

@@ -48,6 +48,7 @@ mod error;
 mod forward;
 pub mod host;
 mod ledger;
+mod name;
 pub mod sim;
 mod types;
 
@@ -56,6 +57,7 @@ pub use error::{DeviceError, DeviceResult};
 pub use forward::Forward;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use ledger::invalid;
+pub use name::{DeviceChoice, DeviceName, UnknownDevice};
 pub(crate) use types::calling_thread;
 pub use types::{
     AsyncUsage, CaptureId, DevicePtr, EventHandle, Kind, MemoryInfo, PageHandle, Properties, StreamHandle,

@@ -28,52 +28,15 @@ const FLOORS: [&[&str]; 13] = [
 ];
 
 /// Circles that are known: the files, below `crates/`, and why they may stand. One that is gone has to go from here.
-const KNOWN_CIRCLES: &[(&[&str], &str)] = &[
-    (
-        &["baselines/src/caching/options.rs", "baselines/src/caching/sizes.rs"],
-        "an option's limit is a size of the allocator that is modelled",
-    ),
-    (&["bench/src/row.rs", "bench/src/suites/mod.rs"], "a row names its suite, which makes rows"),
-    (
-        &[
-            "capi/src/arguments.rs",
-            "capi/src/budget.rs",
-            "capi/src/context.rs",
-            "capi/src/event.rs",
-            "capi/src/failure.rs",
-            "capi/src/fast.rs",
-            "capi/src/handle.rs",
-            "capi/src/in_use.rs",
-            "capi/src/options.rs",
-            "capi/src/place.rs",
-            "capi/src/pool.rs",
-            "capi/src/stream.rs",
-        ],
-        "to be mended: handles, failures and objects are one heap",
-    ),
-    (
-        &["cli/src/account.rs", "cli/src/curves.rs", "cli/src/train.rs"],
-        "to be mended: `Outcome` needs a file",
-    ),
-    (
-        &["cli/src/args.rs", "cli/src/bench_args.rs", "cli/src/replay_args.rs"],
-        "to be mended: so do the allocators' names",
-    ),
-    (&["cli/src/replay.rs", "cli/src/replay_tables.rs"], "to be mended: so does `Row`"),
-    (
-        &[
-            "millpond/src/extents/donors.rs",
-            "millpond/src/extents/mapping.rs",
-            "millpond/src/extents/regions.rs",
-            "millpond/src/extents/shorten.rs",
-        ],
-        "to be mended: `MapCursor` and `SHORT` stand too high",
-    ),
-    (
-        &["python/src/devices.rs", "python/src/streams.rs"],
-        "to be mended: the list of devices keeps their streams",
-    ),
-];
+const KNOWN_CIRCLES: &[(&[&str], &str)] = &[(
+    &[
+        "millpond/src/extents/donors.rs",
+        "millpond/src/extents/mapping.rs",
+        "millpond/src/extents/regions.rs",
+        "millpond/src/extents/shorten.rs",
+    ],
+    "to be mended: `MapCursor` and `SHORT` stand too high",
+)];
 
 fn crates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a folder of crates").to_owned()
