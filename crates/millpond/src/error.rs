@@ -1,6 +1,7 @@
 //! What can go wrong with a pool, said so that the reader knows what to do next.
 
 use crate::device::{DeviceError, DevicePtr};
+use crate::out_of_memory::OutOfMemory;
 
 /// Why a request to a pool, a buffer or a budget was refused. Nothing changed then, unless the variant says
 /// otherwise.
@@ -9,7 +10,7 @@ use crate::device::{DeviceError, DevicePtr};
 pub enum Error {
     /// There is no memory for the request, after everything that could be given back was given back.
     #[error("{0}")]
-    OutOfMemory(Box<crate::OutOfMemory>),
+    OutOfMemory(Box<OutOfMemory>),
     /// The host refused memory, or addresses, that describe the device's: a limit of this process, not the device's.
     /// docs/out-of-memory.md says which calls may end the process instead.
     #[error(

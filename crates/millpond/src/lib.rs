@@ -38,6 +38,7 @@ mod extents;
 mod host;
 mod lock;
 mod order;
+mod out_of_memory;
 mod physical;
 mod policy;
 mod pool;
@@ -49,9 +50,8 @@ mod workspace;
 pub use buffer::Buffer;
 pub use error::{Error, Result};
 pub use order::{Event, ReusePolicies, Stream};
+pub use out_of_memory::{Limit, OutOfMemory};
 pub use physical::Budget;
-pub use pool::{
-    CapturePool, Capturing, Context, Limit, ObserverId, OutOfMemory, Pool, PoolBuilder, ReclaimId,
-};
+pub use pool::{CapturePool, Capturing, Context, ObserverId, Pool, PoolBuilder, ReclaimId};
 pub use stats::{DeviceCalls, HumanBytes, Level, Stats};
 pub use workspace::{Workspace, WorkspaceSlice};

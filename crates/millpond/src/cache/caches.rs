@@ -4,12 +4,10 @@ use std::ptr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 
-use smallvec::SmallVec;
-
 use super::asymmetric_lock::{Epoch, Passage};
 use super::depot::Depot;
 use super::magazine::{BufferedMagazine, Item};
-use super::settling::Peaks;
+use super::peaks::Peaks;
 use super::sizes::{MagazineIndex, Sizes};
 use super::strays::Strays;
 use super::stream_cache::{Bounds, Known, Magazines};
@@ -19,6 +17,9 @@ use super::thread_index::{Ended, MOST_THREADS, NO_THREAD, thread_index};
 use crate::device::DevicePtr;
 use crate::extents::{BlockDescriptor, PageMap};
 use crate::order::{Fence, Stream, StreamKey, Tick, Timeline, TimelineId};
+use crate::policy::caching::{CLASSES_TO_BORROW_FROM, CacheLimits, LEAST_LIMIT, drifts_too_far};
+use crate::policy::size_classes::SLACK_IN_THROUGHPUT_MODE;
+use crate::policy::{Mechanism, without};
 
 /// See the [module](super).
 #[derive(Debug)]
@@ -96,23 +97,6 @@ impl Cached {
         Fence::at(self.of, self.descriptor().tick())
     }
 }
-
-/// A thread's high-water mark may drift by 1/16 of the cache limit.
-const MOST_DRIFT: u64 = 16;
-
-/// Bytes that it may drift in any pool.
-const LEAST_DRIFT: u64 = 8 << 20;
-
-/// Bytes that a thread may cache in a pool that is small; in a larger one it is a share of what is reserved.
-const LEAST_LIMIT: u64 = 64 << 20;
-
-/// More than rounded blocks of one magazine can differ by. The difference wraps around where the block is shorter than
-/// the request.
-const SLACK_IN_THROUGHPUT_MODE: u64 = 1 << 32;
-
-/// Classes beyond its own in which a request looks for a block in throughput mode. There are eight a doubling, so that the
-/// block is less than half as long again as the request (or three units longer, in the shortest classes).
-const CLASSES_TO_BORROW_FROM: usize = 3;
 
 /// A block found without the pool's lock.
 #[derive(Debug, Clone, Copy)]
@@ -409,7 +393,7 @@ impl Caches {
     /// other threads write, so it should be seldom.
     pub(super) fn drifts(&self, tally: &Tally) -> bool {
         // Relaxed: a setting.
-        tally.drift() > (self.depot_limit.load(Ordering::Relaxed) / MOST_DRIFT).max(LEAST_DRIFT)
+        drifts_too_far(tally.drift(), self.depot_limit.load(Ordering::Relaxed))
     }
 
     /// Takes a live block, freed on `stream`, into the calling thread's magazines. `false`, and nothing done,
@@ -483,15 +467,14 @@ impl Caches {
     /// lost: whoever needs it takes it back. With a growth allowance, the pool is in throughput mode; where that gets
     /// scarce, classes borrow from longer ones.
     pub(crate) fn adapt(&self, reserved: u64, growth_allowance: u64, is_scarce: bool) {
-        let threads = self.all().filter(|cache| cache.is_owned()).count().max(1) as u64;
-        // With the eighth that magazines of mixed sizes count on top.
-        let all = (reserved + reserved / 8 + growth_allowance).max(LEAST_LIMIT);
+        let threads = self.all().filter(|cache| cache.is_owned()).count() as u64;
+        let limits = CacheLimits::new(reserved, growth_allowance, threads);
         // Relaxed: settings.
-        self.limit.store((all / threads).max(LEAST_LIMIT), Ordering::Relaxed);
-        self.depot_limit.store(all, Ordering::Relaxed);
+        self.limit.store(limits.of_thread, Ordering::Relaxed);
+        self.depot_limit.store(limits.of_depot, Ordering::Relaxed);
         let most_slack = if growth_allowance > 0 { SLACK_IN_THROUGHPUT_MODE } else { self.sizes.bytes(1) };
         self.most_slack.store(most_slack, Ordering::Relaxed);
-        self.borrows.store(is_scarce, Ordering::Relaxed);
+        self.borrows.store(is_scarce && !without(Mechanism::Borrowing), Ordering::Relaxed);
     }
 
     /// What bounds the room of a magazine for blocks of `size` bytes.
@@ -533,9 +516,6 @@ impl Caches {
         self.strays.to_report()
     }
 }
-
-/// Blocks that are moved together: at most half a magazine.
-pub(super) type Few<T> = SmallVec<[T; 32]>;
 
 impl Drop for Caches {
     fn drop(&mut self) {

@@ -4,9 +4,14 @@ use std::mem::{ManuallyDrop, MaybeUninit};
 use std::ptr::NonNull;
 use std::slice;
 
-use super::caches::Few;
+use smallvec::SmallVec;
+
 use crate::device::DevicePtr;
 use crate::extents::{Allocation, BlockDescriptor, DescriptorRef, Place};
+use crate::policy::caching::{most_blocks, next_room};
+
+/// Blocks that are moved together: at most half a magazine.
+pub(super) type Few<T> = SmallVec<[T; 32]>;
 
 /// A block in a magazine. The descriptor knows the address too, but an allocation need not wait for it: a free has found the
 /// descriptor in several loads, each of which needs the one before.
@@ -425,13 +430,12 @@ impl<'a> BufferedMagazine<'a> {
 
     /// Whether it may hold as many blocks of this length as any magazine ever.
     pub(super) fn is_at_most(&self, bytes: u64, in_throughput_mode: bool) -> bool {
-        self.room() >= most_of(bytes, in_throughput_mode)
+        self.room() >= most_blocks(bytes, in_throughput_mode)
     }
 
     /// Blocks of this length that it should be allowed next, where what it may hold is too little.
     pub(super) fn next_room(&self, bytes: u64, in_throughput_mode: bool) -> usize {
-        let first = if bytes < LARGE { 4 } else { 1 };
-        (2 * self.room()).max(first).min(most_of(bytes, in_throughput_mode))
+        next_room(self.room(), bytes, in_throughput_mode)
     }
 
     /// Writes to the descriptors of the `count` blocks on top, which came from the depot, that they are here. Another thread
@@ -446,20 +450,6 @@ impl<'a> BufferedMagazine<'a> {
         }
     }
 }
-
-/// Most blocks of this size in a magazine. Fewer of large ones: a magazine of several sizes is searched, and may hold
-/// many bytes. In throughput mode, fewer visits to the depot count for more.
-const fn most_of(bytes: u64, in_throughput_mode: bool) -> usize {
-    match bytes {
-        _ if in_throughput_mode => 64,
-        0..=0x8000 => 64,
-        0x8001..=0xF_FFFF => 32,
-        LARGE.. => 16,
-    }
-}
-
-/// Bytes from which on a magazine holds few blocks.
-const LARGE: u64 = 1 << 20;
 
 #[cfg(test)]
 mod tests {

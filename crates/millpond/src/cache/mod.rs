@@ -18,7 +18,7 @@
 //!
 //! **Taking back.** Before the pool remaps, trims or reports that memory ran out, it takes back what every thread caches,
 //! idle ones included ([`Caches::revoke`]). It does so before it grows, too, unless it is in throughput mode
-//! (`pool/throughput_mode.rs`). The cache's *asymmetric lock* makes that safe: see `asymmetric_lock`. Whoever revokes holds
+//! (`policy/ledger.rs`). The cache's *asymmetric lock* makes that safe: see `asymmetric_lock`. Whoever revokes holds
 //! the pool's lock. A thread whose cache is closed takes the slow path, and so waits for the pool's lock. A thread that holds that may use its own cache as it is.
 //!
 //! **Counting.** Each thread counts what it allocates and frees ([`Tally`](tally::Tally)); the pool's figures are sums, and [settling]
@@ -30,11 +30,11 @@
 mod asymmetric_lock;
 mod caches;
 mod depot;
-mod growth;
 mod magazine;
 #[cfg(all(test, loom))]
 mod models;
 mod other_streams;
+mod peaks;
 mod restocking;
 mod settling;
 #[cfg(all(test, loom))]

@@ -10,6 +10,7 @@ use super::stream_cache::Known;
 use super::tally::Tally;
 use super::thread::Entered;
 use crate::order::{Fence, Stream, Tick, TimelineId};
+use crate::policy::{Mechanism, without};
 
 /// Blocks of another stream, seen in the depot.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +34,7 @@ impl Caches {
     /// thread's magazine has room for some.
     #[cold]
     pub(crate) fn find_of_other_stream(&self, bytes: u64, stream: &Stream) -> Option<OtherStreamBlocks> {
-        if !self.in_throughput_mode() || !self.sizes.is_cached(bytes) {
+        if !self.in_throughput_mode() || !self.sizes.is_cached(bytes) || without(Mechanism::OtherStreams) {
             return None;
         }
         // A closed cache may mean that the stream is being captured.

@@ -4,8 +4,8 @@
 use std::sync::atomic::Ordering;
 
 use super::Locked;
-use super::caches::{Cached, Caches, Few};
-use super::magazine::Item;
+use super::caches::{Cached, Caches};
+use super::magazine::{Few, Item};
 use super::sizes::MagazineIndex;
 use super::stream_cache::{Known, StreamCaches};
 use super::thread::ThreadCache;
@@ -50,7 +50,7 @@ impl Caches {
     }
 
     /// The length of a block for a request of `bytes`, at least 1, in units: a little more than that takes where such blocks
-    /// [grow](super::growth).
+    /// [grow](crate::policy::growth).
     #[inline]
     pub(crate) fn units_slow(&self, lock: &mut Locked, bytes: u64, stream: &Stream) -> u64 {
         let units = self.sizes.units(bytes);
@@ -275,8 +275,8 @@ impl Caches {
 
 #[cfg(test)]
 mod tests {
-    use super::super::stream_cache::MANY_MISSED_REUSES;
     use crate::device::sim::{SimDevice, SimOptions};
+    use crate::policy::reuse_history::MANY_MISSED_REUSES;
     use crate::{Context, Pool, Stream};
 
     const MIB: u64 = 1 << 20;

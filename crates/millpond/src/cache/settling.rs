@@ -13,7 +13,7 @@
 //!    that is being handed out.
 //! 2. The sum of all ceilings is at most F + F / 1024, since no more is granted. (But see the exceptions below.)
 //! 3. What is reported, R, is the most that the sum of all threads' own highest has been. Whoever lowers
-//!    one of them first notes the sum in [`Peaks`].
+//!    one of them first notes the sum in [`Peaks`](super::peaks::Peaks).
 //!
 //! A thread is never above its own highest, so P is at most R. Its own highest is never above its ceiling, so R is at most
 //! F + F / 1024, which is at most P + P / 1024. So P ≤ R ≤ P + P / 1024.
@@ -27,43 +27,16 @@
 //! settled again: R may be higher than P, by what threads have freed since their own highest and not given up yet
 //! (`Caches::drifts`). It is never lower.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering, fence};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::Locked;
 use super::caches::Caches;
-use super::tally::{Figures, TRIES, Tally, combine, one_block, sum};
+use super::tally::{Figures, Tally, combine, one_block, sum};
 use super::thread::ThreadCache;
 use crate::counters::Counted;
 use crate::device::DevicePtr;
 use crate::order::Stream;
-
-/// The part of a peak by which the sum of ceilings may be above it.
-const TOLERANCE: i64 = 1024;
-
-/// Settlements for which a thread that asked counts as still allocating: it gets some of the room that others ask for.
-const RECENT: u64 = 8;
-
-/// The part of a peak that a thread may have beyond what can be granted, where nobody is to be kept out. What it does
-/// not use changes no report.
-const OVERDRAFT: i64 = 2;
-
-/// An overdraft in any pool: two sums of bytes, and blocks.
-const LEAST_OVERDRAFT: Figures = [64 << 20, 64 << 20, 128 << 10];
-
-/// Times that an overdraft doubles at most: threads that pass many blocks on should seldom meet at the lock.
-const MOST_DOUBLINGS: u32 = 12;
-
-/// The part of the time that may go to keeping others out.
-const SHARE: u32 = 100;
-
-/// What may be saved up for that: thousands of settlements, as many as a job makes while it grows.
-const MOST_CREDIT: Duration = Duration::from_millis(20);
-
-/// About what keeping out one thread costs at least: a barrier, and its next request may have to wait for the lock. Each
-/// of many threads also waits for all others there, so the cost goes with their square. (With a cost in proportion,
-/// 16 threads did a thirtieth of their pairs in a pool's first 200 ms, on an H200's Xeon.)
-const LEAST_COST: Duration = Duration::from_micros(10);
+use crate::policy::settling::{Credit, LEAST_OVERDRAFT, MOST_DOUBLINGS, OVERDRAFT_PART, RECENT, TOLERANCE};
 
 /// What is known of all ceilings together. Under the pool's lock.
 #[derive(Debug, Default)]
@@ -105,7 +78,7 @@ impl Escrow {
 
     /// A thread's first overdraft.
     fn least_overdraft(&self) -> Figures {
-        combine(self.reached, LEAST_OVERDRAFT, |reached, least| (reached / OVERDRAFT).max(least))
+        combine(self.reached, LEAST_OVERDRAFT, |reached, least| (reached / OVERDRAFT_PART).max(least))
     }
 
     /// Grants what is missing as an overdraft, and twice as much beyond it as the last time.
@@ -114,91 +87,6 @@ impl Escrow {
         self.overdrafts = (self.overdrafts + 1).min(MOST_DOUBLINGS);
         let some = |missing, beyond| if missing > 0 { missing + beyond } else { 0 };
         self.grant(tally, combine(missing, beyond, some));
-    }
-}
-
-/// Time that keeping others out may take, in nanoseconds; negative where the last time took more than was left.
-#[derive(Debug)]
-struct Credit {
-    left: i64,
-    since: Option<Instant>,
-}
-
-impl Default for Credit {
-    fn default() -> Self {
-        Self { left: nanoseconds(MOST_CREDIT), since: None }
-    }
-}
-
-impl Credit {
-    fn is_left(&mut self) -> bool {
-        let now = Instant::now();
-        let passed = self.since.replace(now).map_or(Duration::ZERO, |since| now - since);
-        self.left = self.left.saturating_add(nanoseconds(passed / SHARE)).min(nanoseconds(MOST_CREDIT));
-        self.left > 0
-    }
-
-    fn spend(&mut self, took: Duration) {
-        self.left = self.left.saturating_sub(nanoseconds(took));
-    }
-}
-
-fn nanoseconds(time: Duration) -> i64 {
-    i64::try_from(time.as_nanos()).unwrap_or(i64::MAX)
-}
-
-/// High-water marks of what threads count themselves, up to when their tallies were settled. Written under the pool's lock,
-/// read without it.
-#[derive(Debug, Default)]
-pub(super) struct Peaks {
-    figures: [AtomicI64; 3],
-    /// Odd while tallies are settled: a reader may then see some of them settled and some not.
-    version: AtomicU64,
-}
-
-impl Peaks {
-    fn figures(&self) -> Figures {
-        self.figures.each_ref().map(|figure| figure.load(Ordering::Relaxed))
-    }
-
-    fn set(&self, to: Figures) {
-        self.figures.iter().zip(to).for_each(|(figure, to)| figure.store(to, Ordering::Relaxed));
-    }
-
-    fn raise(&self, to: Figures) {
-        self.set(combine(self.figures(), to, i64::max));
-    }
-
-    /// Calls `settle`, during which readers wait.
-    fn change<R>(&self, settle: impl FnOnce() -> R) -> R {
-        // A load and a store: under the lock.
-        let version = self.version.load(Ordering::Relaxed);
-        self.version.store(version + 1, Ordering::Relaxed);
-        // Who sees what is written from here on sees the odd number.
-        fence(Ordering::Release);
-        let result = settle();
-        // Release: who sees the even number sees all that was written.
-        self.version.store(version + 2, Ordering::Release);
-        result
-    }
-
-    /// What `read` returns while nothing is settled; after many tries, as in a forked child whose parent
-    /// was settling, whatever it returns.
-    fn read<R>(&self, read: impl Fn() -> R) -> R {
-        for _ in 0..TRIES {
-            // Acquire: pairs with the Release at the end of `change`.
-            let before = self.version.load(Ordering::Acquire);
-            if before.is_multiple_of(2) {
-                let result = read();
-                // Acquire: pairs with the fence in `change`.
-                fence(Ordering::Acquire);
-                if self.version.load(Ordering::Relaxed) == before {
-                    return result;
-                }
-            }
-            std::thread::yield_now();
-        }
-        read()
     }
 }
 
@@ -370,7 +258,7 @@ impl Caches {
     fn settle(&self, lock: &mut Locked, tally: &Tally, more: Figures, is_sure: bool) {
         // While all caches are closed, everybody is kept out already.
         let must_wait = !self.is_closed() && self.all().any(|cache| self.has_moved(cache));
-        if must_wait && !lock.escrow.credit.is_left() {
+        if must_wait && !lock.escrow.credit.is_left(Instant::now()) {
             return lock.escrow.overdraw(tally, tally.missing(more));
         }
         // Who is inside may be suspended. Where nobody is, the clock would count what other programs do.
@@ -395,8 +283,7 @@ impl Caches {
         escrow.overdrafts = escrow.overdrafts.saturating_sub(1);
         tally.note_asked(escrow.settled);
         self.let_in();
-        let least = LEAST_COST * (kept_out * kept_out) as u32;
-        lock.escrow.credit.spend(began.map_or(least, |began| began.elapsed().max(least)));
+        lock.escrow.credit.spend(kept_out, began.map(|began| began.elapsed()));
     }
 
     /// Whether this is another thread's, whose figures may be others than when they were settled, or may rise.
@@ -430,21 +317,5 @@ impl Caches {
             escrow.raise_reached(highest);
         }
         (escrow.ceilings, escrow.is_alone) = (now, false);
-    }
-}
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_spent_beyond_the_credit_is_owed() {
-        let mut credit = Credit::default();
-        assert!(credit.is_left());
-        // A hundred times as long has to pass now.
-        credit.spend(MOST_CREDIT * 1000);
-        for _ in 0..100 {
-            assert!(!credit.is_left());
-        }
     }
 }

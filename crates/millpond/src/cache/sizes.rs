@@ -2,6 +2,9 @@
 
 use super::magazine::STRIDE;
 use crate::extents::MOST_UNITS;
+use crate::policy::size_classes::{
+    CLASS_BITS, LONGEST_IN_THROUGHPUT_MODE, class_of, rounded, rounded_to_grow,
+};
 
 /// How a pool rounds sizes. See the [module](super).
 #[derive(Debug, Clone, Copy)]
@@ -15,18 +18,8 @@ pub(crate) struct Sizes {
     exact_shift: u32,
 }
 
-/// Bits of a size that its class keeps, besides the leading one: eight classes a doubling.
-const CLASS_BITS: u32 = 3;
-
-/// Bits that the length of a block that grows keeps, besides the leading one.
-const GROWING_BITS: u32 = 6;
-
 /// Units of the longest request that is ever served from a magazine: 1 TiB, in units of 512 bytes.
 const LONGEST_CACHED: u64 = 1 << 31;
-
-/// Bytes of the longest request that is rounded to a class in throughput mode. An eighth of it, as any other slack, must
-/// be less than `SLACK_IN_THROUGHPUT_MODE`.
-const LONGEST_IN_THROUGHPUT_MODE: u64 = 1 << 30;
 
 /// Magazines in a stream cache: one for each class of any size up to the most units that a block can have.
 pub(super) const MAGAZINES: usize = class_of(MOST_UNITS) + 1;
@@ -114,12 +107,10 @@ impl Sizes {
         bytes <= LONGEST_IN_THROUGHPUT_MODE
     }
 
-    /// As [`units`](Self::units), for a large block that [grows](super::growth): 64 lengths a doubling, so that less than
-    /// a 64th is wasted. No more than `MOST_UNITS`, and of the same magazine.
+    /// As [`units`](Self::units), for a large block that [grows](crate::policy::growth). No more than `MOST_UNITS`, and
+    /// of the same magazine.
     pub(super) fn units_of_growing(self, bytes: u64) -> u64 {
-        let last = self.exact_units(bytes) - 1;
-        let ignored_bits = (last | 1).ilog2().saturating_sub(GROWING_BITS);
-        ((last >> ignored_bits) + 1) << ignored_bits
+        rounded_to_grow(self.exact_units(bytes))
     }
 
     /// As [`units`](Self::units), for a block that is not of a class.
@@ -174,35 +165,10 @@ impl Sizes {
     }
 }
 
-/// The class of a length, in units: those of up to 16 units have classes of their own; then classes are 2 units
-/// wide up to 32 units, 4 up to 64, and so on, so that the longest of a class is a whole number of eighths of a
-/// power of two: sizes that are powers of two waste nothing.
-const fn class_of(units: u64) -> usize {
-    let last = units - 1;
-    if last < FIRST {
-        return last as usize;
-    }
-    let doublings = last.ilog2() - CLASS_BITS;
-    ((doublings as usize) << CLASS_BITS) + (last >> doublings) as usize
-}
-
 /// The place of the class's magazine: see [`MagazineIndex`].
 const fn place_of(units: u64) -> u16 {
     ((class_of(units) + 1) * STRIDE) as u16
 }
-
-/// The longest length of the class.
-const fn rounded(units: u64) -> u64 {
-    let last = units - 1;
-    if last < FIRST {
-        return units;
-    }
-    let width = 1 << (last.ilog2() - CLASS_BITS);
-    (last | (width - 1)) + 1
-}
-
-/// Classes before the first doubling.
-const FIRST: u64 = 1 << CLASS_BITS;
 
 /// Places of the magazines for so many lengths.
 type Places = [u16; LOOKED_UP];
@@ -250,33 +216,6 @@ mod tests {
             }
         }
         assert!(sizes.is_rounded((1 << 20) - 512) && !sizes.is_rounded((1 << 20) - 511));
-    }
-
-    #[test]
-    fn what_grows_gets_less_than_a_64th_more_and_stays_in_its_magazine() {
-        let sizes = Sizes::new(512, 1 << 20);
-        for bytes in (1 << 20..100 << 20).step_by(40_009 * ONE_IN).chain([1 << 40, (1 << 44) - 5]) {
-            let (exact, growing) = (sizes.units(bytes), sizes.units_of_growing(bytes));
-            assert!(exact <= growing && (growing - exact) * 64 < exact, "{bytes} got {growing} units");
-            assert_eq!(
-                MagazineIndex::of(exact.min(MOST_UNITS - 1)),
-                MagazineIndex::of(growing.min(MOST_UNITS - 1))
-            );
-            assert_eq!(sizes.units_of_growing(sizes.bytes(growing)), growing);
-        }
-        assert_eq!(Sizes::new(2 << 20, 1 << 20).units_of_growing(1), 1);
-    }
-
-    #[test]
-    fn a_rounded_length_stays_in_its_class_and_is_its_longest() {
-        for units in (1..100_000).step_by(ONE_IN) {
-            assert_eq!(class_of(rounded(units)), class_of(units));
-            assert_eq!(class_of(rounded(units) + 1), class_of(units) + 1);
-            assert!(class_of(units) <= class_of(units + 1));
-        }
-        for power in 0..40 {
-            assert_eq!(rounded(1 << power), 1 << power);
-        }
     }
 
     #[test]

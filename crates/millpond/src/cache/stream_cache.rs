@@ -4,76 +4,14 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::asymmetric_lock::Guarded;
-use super::growth::Growth;
 use super::magazine::{Buffer, BufferedMagazine, Item, Magazine, STRIDE};
 use super::sizes::{MAGAZINES, MagazineIndex};
 use super::strays::Strays;
 use crate::extents::Place;
 use crate::host::{shrink, try_box};
 use crate::order::{StreamKey, Timeline, TimelineId};
-use crate::policy::{Mechanism, without};
-
-/// The reuse history of a magazine: what it remembers of blocks that it did not have.
-///
-/// For exact sizes: the last freed block that found no room. In the arena a large block coalesces, unless its size is
-/// wanted again soon. So such a magazine earns its room by *missed reuses*.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct ReuseHistory {
-    /// The block's length in bytes.
-    bytes: u64,
-    /// Blocks of that length that had no room, one after the other.
-    run: u32,
-    /// Requests in a row that the last block without room would have served.
-    missed_reuses: u32,
-    /// Blocks that were borrowed from longer classes in a row.
-    borrowed: u32,
-    /// What the thread had allocated by the last of them.
-    borrowed_at: u64,
-}
-
-/// Blocks of one length, freed one after the other, from which on the magazine gets room. A thread that only frees
-/// hands them over by the depot.
-const LONG_RUN: u32 = 32;
-
-/// Missed reuses in a row, from which on the magazine gets room. A block in a magazine splits the arena's free space:
-/// with room for whatever is missed twice, recorded jobs hold 0.3 % more (docs/lab/pages.md).
-pub(super) const MANY_MISSED_REUSES: u32 = 16;
-
-/// Blocks that a class borrows in a row before it gets one of its own. A loop would borrow for ever: a borrowed block
-/// goes back to its own class.
-const MOST_BORROWED: u32 = 64;
-
-/// Allocations of any size by which two in a row may be apart.
-const IN_A_ROW: u64 = 4;
-
-impl ReuseHistory {
-    const NEW: Self = Self { bytes: 0, run: 0, missed_reuses: 0, borrowed: 0, borrowed_at: 0 };
-
-    /// A freed block of this length found no room; returns whether the magazine should get some.
-    pub(super) fn note_free(&mut self, bytes: u64) -> bool {
-        self.run = if self.bytes == bytes { self.run + 1 } else { 1 };
-        self.bytes = bytes;
-        !without(Mechanism::ReuseHistory) && self.run >= LONG_RUN || without(Mechanism::ReuseHistoryAlways)
-    }
-
-    /// The class has no block, after so many allocations by the thread; returns whether it may borrow one.
-    pub(super) fn may_borrow(&mut self, allocations: u64) -> bool {
-        let is_in_a_row = allocations - self.borrowed_at <= IN_A_ROW;
-        self.borrowed = if is_in_a_row { self.borrowed + 1 } else { 1 };
-        self.borrowed_at = allocations;
-        self.borrowed <= MOST_BORROWED
-    }
-
-    /// A requested block of this length was not found; returns whether the magazine should get room, after so many
-    /// missed reuses.
-    pub(super) fn note_alloc(&mut self, bytes: u64) -> bool {
-        let is_missed = self.bytes == bytes;
-        self.missed_reuses = if is_missed { (self.missed_reuses + 1).min(MANY_MISSED_REUSES) } else { 0 };
-        (self.bytes, self.run) = (0, 0);
-        !without(Mechanism::ReuseHistory) && self.missed_reuses == MANY_MISSED_REUSES
-            || without(Mechanism::ReuseHistoryAlways)
-    }
-}
+use crate::policy::growth::Growth;
+use crate::policy::reuse_history::ReuseHistory;
 
 /// The magazines of a stream cache.
 ///
@@ -194,7 +132,7 @@ impl Magazines {
 
 impl MagazineRecord {
     fn new(number: usize) -> Self {
-        let (history, growth) = (ReuseHistory::NEW, Growth::NEW);
+        let (history, growth) = (ReuseHistory::default(), Growth::default());
         Self { number, buffer: Buffer::NEW, longest: 0, is_large: false, history, growth }
     }
 
@@ -496,18 +434,5 @@ impl StreamCaches {
     /// The part of that in magazines of large blocks.
     pub(super) fn granted_large(&self) -> u64 {
         self.granted_large
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_class_that_is_empty_now_and_then_borrows_and_one_in_a_loop_gets_its_own() {
-        let mut history = ReuseHistory::NEW;
-        assert!((1..1000).all(|step| history.may_borrow(step * 100)));
-        let mut in_a_loop = (100_000..).map(|allocations| history.may_borrow(allocations));
-        assert_eq!(in_a_loop.position(|may_borrow| !may_borrow), Some(MOST_BORROWED as usize));
     }
 }

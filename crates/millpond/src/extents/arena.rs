@@ -15,7 +15,6 @@ use super::page_map::{BlockDescriptor, DescriptorRef, MOST_UNITS, PageMap};
 use super::ranges::{Owner, Ranges};
 use super::refusal::Refusal;
 use super::regions::RegionOrigin;
-use super::remap_budget::RemapBudget;
 use super::reuse_rules::ReuseRules;
 use super::search::{Found, Request, Search, find};
 use super::segments::Segments;
@@ -25,7 +24,8 @@ use crate::counters::Counters;
 use crate::device::{DeviceError, DevicePtr};
 use crate::order::{Fence, ReusePolicies, Stream, Timelines};
 use crate::physical::Pages;
-use crate::policy::Shortening;
+use crate::policy::ledger::{Balance, Ledger};
+use crate::policy::shortening::Shortening;
 
 /// A block that the arena allocates.
 #[derive(Debug, Clone, Copy)]
@@ -45,7 +45,6 @@ pub(crate) struct Arena {
     mapper: Mapper,
     segments: Segments,
     donors: Donors,
-    remap_budget: RemapBudget,
     shortening: Shortening,
     /// Whether pages stay where they were first mapped, free or not: unknown work uses them. See
     /// [`Arena::that_keeps`].
@@ -62,7 +61,6 @@ impl Arena {
     ) -> Self {
         let device = timelines.device().clone();
         Self {
-            remap_budget: RemapBudget::new(device.now()),
             segments: Segments::new(device.clone(), counters.clone(), pages.limits.clone()),
             map: ExtentMap::new(layout, AddressSpace::new(device, counters.clone(), layout)),
             rules: ReuseRules::new(timelines, policies, counters.clone()),
@@ -122,14 +120,21 @@ impl Arena {
         align: u64,
         stream: &Stream,
     ) -> Result<Option<Allocation>, Refusal> {
-        let request = self.request(units, align, stream)?;
+        let request = self.request(units, align, stream, Balance::Even)?;
         let found = self.search(request).ready()?;
         Ok(found.map(|found| self.carve(found, units, 0)))
     }
 
     /// Allocates a block as [`alloc_ready`](Self::alloc_ready) does, by all steps: what maps nothing comes first.
-    pub(crate) fn alloc(&mut self, units: u64, align: u64, stream: &Stream) -> Result<Allocation, Refusal> {
-        let request = self.request(units, align, stream)?;
+    /// `balance` decides how long new pages are.
+    pub(crate) fn alloc(
+        &mut self,
+        units: u64,
+        align: u64,
+        stream: &Stream,
+        balance: Balance,
+    ) -> Result<Allocation, Refusal> {
+        let request = self.request(units, align, stream, balance)?;
         if let Some(found) = find(&mut self.map, &self.rules, request)? {
             return Ok(self.carve(found, units, 0));
         }
@@ -145,7 +150,7 @@ impl Arena {
         align: u64,
         stream: &Stream,
     ) -> Result<Allocation, Refusal> {
-        let request = self.request(units, align, stream)?;
+        let request = self.request(units, align, stream, Balance::Overdrawn)?;
         if let Some(found) = self.search(request).ready()? {
             return Ok(self.carve(found, units, 0));
         }
@@ -159,13 +164,19 @@ impl Arena {
     }
 
     /// Makes the request, and reserves the host's memory for it, before anything changes.
-    fn request<'a>(&mut self, units: u64, align: u64, stream: &'a Stream) -> Result<Request<'a>, Refusal> {
+    fn request<'a>(
+        &mut self,
+        units: u64,
+        align: u64,
+        stream: &'a Stream,
+        balance: Balance,
+    ) -> Result<Request<'a>, Refusal> {
         debug_assert!(0 < units && units < MOST_UNITS);
         if !self.map.make_room() {
             return Err(self.map.no_room());
         }
         let zone = self.map.layout.zone_of(units);
-        Ok(Request { zone, units, align: align.max(self.map.layout.unit_bytes), stream })
+        Ok(Request { zone, units, align: align.max(self.map.layout.unit_bytes), stream, balance })
     }
 
     #[inline]
@@ -176,11 +187,11 @@ impl Arena {
     /// Backs a place for the request.
     #[cold]
     fn back(&mut self, request: Request<'_>, origin: PageOrigin) -> Result<Found, Refusal> {
-        let Self { map, rules, mapper, segments, donors, remap_budget, shortening, keeps } = self;
+        let Self { map, rules, mapper, segments, donors, shortening, keeps } = self;
         if !rules.timelines.device().properties().virtual_memory {
             return segments.back(map, request);
         }
-        Miss { map, rules, mapper, donors, remap_budget, shortening, request, keeps: *keeps }.back(origin)
+        Miss { map, rules, mapper, donors, shortening, request, keeps: *keeps }.back(origin)
     }
 
     /// Cuts `units` out of a free extent, and allocates them. What is left stays free.
@@ -292,11 +303,11 @@ impl Arena {
         self.shortening.is_due(self.map.frees()) && !self.keeps
     }
 
-    /// Exchanges free long pages for short ones, as far as there is time. Returns whether any was exchanged.
+    /// Exchanges free long pages for short ones, as far as the savings of the `ledger` go, which pays. Returns whether any was exchanged.
     #[cold]
-    pub(crate) fn shorten(&mut self) -> bool {
-        let Self { map, rules, mapper, shortening, remap_budget, .. } = self;
-        shorten::shorten(map, rules, mapper, (shortening, remap_budget))
+    pub(crate) fn shorten(&mut self, ledger: &mut Ledger) -> bool {
+        let Self { map, rules, mapper, shortening, .. } = self;
+        shorten::shorten(map, rules, mapper, (shortening, ledger))
     }
 
     /// Removes the old mappings whose work is complete. Never waits; a mapping that cannot be removed stays

@@ -10,11 +10,11 @@ use super::page_map::RegionMap;
 use super::placement::{Placement, choose_place};
 use super::refusal::Refusal;
 use super::regions::Region;
-use super::remap_budget::RemapBudget;
 use super::reuse_rules::ReuseRules;
 use super::search::{Found, Request};
 use crate::physical::{NoPage, PageId, Shortage};
-use crate::policy::{PageNeed, Shortening, page_length};
+use crate::policy::page_length::{PageNeed, page_length};
+use crate::policy::shortening::Shortening;
 
 /// Where pages for a place may come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,7 +32,6 @@ pub(super) struct Miss<'a> {
     pub(super) rules: &'a ReuseRules,
     pub(super) mapper: &'a mut Mapper,
     pub(super) donors: &'a mut Donors,
-    pub(super) remap_budget: &'a mut RemapBudget,
     pub(super) shortening: &'a mut Shortening,
     pub(super) request: Request<'a>,
     /// Whether what is free stays where it is, in address space that grows little.
@@ -40,16 +39,12 @@ pub(super) struct Miss<'a> {
 }
 
 impl Miss<'_> {
-    /// Backs a place for the request; returns the free extent there and the unit in it to start at. The [remap
-    /// budget](super::remap_budget) pays for it. What was created for it is given back if it fails.
+    /// Backs a place for the request; returns the free extent there and the unit in it to start at. What was
+    /// created for it is given back if it fails.
     #[cold]
     pub(super) fn back(mut self, origin: PageOrigin) -> Result<Found, Refusal> {
         self.mapper.begin_request();
-        let device = self.rules.timelines.device();
-        let began = device.now();
-        let backed = self.back_with_pages(origin);
-        self.remap_budget.pay(device.now().saturating_sub(began));
-        backed.inspect_err(|_| {
+        self.back_with_pages(origin).inspect_err(|_| {
             if let Err(error) = self.mapper.undo_created(self.map, self.rules) {
                 tracing::warn!(%error, "pages for a request that failed could not be given back");
             }
@@ -148,7 +143,7 @@ impl Miss<'_> {
     }
 
     fn page_length(&self, room: u32) -> u32 {
-        let (layout, now) = (self.map.layout, self.rules.timelines.device().now());
+        let layout = self.map.layout;
         if self.request.zone == Zone::Small {
             return 1;
         }
@@ -157,8 +152,7 @@ impl Miss<'_> {
             longest: layout.largest_page,
             block: self.request.units >> layout.base_page_shift(),
             held: self.mapper.reserved() / layout.base_page_bytes,
-            savings: self.remap_budget.savings(now),
-            has_credit: self.remap_budget.has_credit(now),
+            balance: self.request.balance,
         })
     }
 

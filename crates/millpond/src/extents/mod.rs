@@ -22,7 +22,7 @@
 //!
 //! Blocks lie close together: a miss grows what is free rather than begin elsewhere, so best fit finds room for most
 //! requests. What is free on a page that a live block shares is *pinned*: it can be neither moved nor given back.
-//! Short pages pin less and take more calls. Their length depends on the time there is (`remap_budget`). Long ones
+//! Short pages pin less and take more calls. Their length depends on the time there is (`policy/ledger.rs`). Long ones
 //! are exchanged for short ones where that saves memory (`shorten`).
 //!
 //! **How one free passes through** ([`Arena::free`]): the block, found through the `page_map`, becomes
@@ -50,7 +50,6 @@ mod placement;
 mod ranges;
 mod refusal;
 mod regions;
-mod remap_budget;
 mod reuse_rules;
 mod search;
 mod segments;

@@ -5,7 +5,7 @@ use super::extent_map::ExtentMap;
 use super::refusal::Refusal;
 use super::reuse_rules::ReuseRules;
 use super::search::Request;
-use crate::policy::{GROWTH_CANDIDATES, GROWTH_LOOKS};
+use crate::policy::fit::{GROWTH_CANDIDATES, GROWTH_LOOKS};
 
 /// A place for an allocation that is not wholly backed yet.
 #[derive(Debug, Clone, Copy)]

@@ -9,7 +9,7 @@ use super::page_map::{BlockDescriptor, RegionMap};
 use super::ranges::{Owner, Published, Ranges};
 use crate::device::DevicePtr;
 use crate::physical::PageId;
-use crate::policy::SHORT_PAGE;
+use crate::policy::shortening::SHORT_PAGE;
 
 /// Where a region's address space came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

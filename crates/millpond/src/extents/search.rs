@@ -12,7 +12,8 @@ use super::layout::Zone;
 use super::refusal::Refusal;
 use super::reuse_rules::ReuseRules;
 use crate::order::{Fence, ReadinessQuery, Stream};
-use crate::policy::{CANDIDATES, LOWEST_OF, is_snug};
+use crate::policy::fit::{CANDIDATES, LOWEST_OF, is_snug};
+use crate::policy::ledger::Balance;
 
 /// What an allocation needs.
 #[derive(Debug, Clone, Copy)]
@@ -23,6 +24,8 @@ pub(super) struct Request<'a> {
     pub(super) align: u64,
     /// The stream that will use it first.
     pub(super) stream: &'a Stream,
+    /// Decides how long new pages are.
+    pub(super) balance: Balance,
 }
 
 /// A free extent, and the unit in it to start at.

@@ -12,10 +12,10 @@ use super::extent_map::ExtentMap;
 use super::layout::Zone;
 use super::mapper::Mapper;
 use super::refusal::Refusal;
-use super::remap_budget::RemapBudget;
 use super::reuse_rules::ReuseRules;
 use crate::physical::PageId;
-use crate::policy::{AT_ONCE, SHORT_PAGE, Shortening};
+use crate::policy::ledger::Ledger;
+use crate::policy::shortening::{AT_ONCE, SHORT_PAGE, Shortening};
 
 /// A page that is free as a whole. The greatest is the longest, and of equals the one at the lowest address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,32 +29,32 @@ struct LongPage {
 }
 
 /// Exchanges free pages of the large zone whose work is complete for short ones, the longest first, as far as
-/// there is time. What cannot be created anew is unmapped. Returns whether any was exchanged.
+/// the savings of the `ledger` go, which pays. What cannot be created anew is unmapped. Returns whether any was exchanged.
 #[cold]
 pub(super) fn shorten(
     map: &mut ExtentMap,
     rules: &ReuseRules,
     mapper: &mut Mapper,
-    (shortening, remap_budget): (&mut Shortening, &mut RemapBudget),
+    (shortening, ledger): (&mut Shortening, &mut Ledger),
 ) -> bool {
     let device = rules.timelines.device();
     let began = device.now();
-    if !shortening.begin(map.frees(), remap_budget.savings(began)) {
+    if !shortening.begin(map.frees(), ledger.balance(began)) {
         return false;
     }
     mapper.reap(map, rules);
     let mut all = long_free_pages(map, rules, mapper);
     // Also if there are none: the search takes time, and is soon repeated.
-    remap_budget.pay(device.now().saturating_sub(began));
+    ledger.pay_for_pages(device.now().saturating_sub(began));
     let mut any = false;
     for _ in 0..AT_ONCE {
         let began = device.now();
-        if !shortening.goes_on(remap_budget.savings(began)) {
+        if !shortening.goes_on(ledger.balance(began)) {
             break;
         }
         let Some(long) = all.pop() else { break };
         let exchanged = exchange_in_place(map, mapper, &long);
-        remap_budget.pay(device.now().saturating_sub(began));
+        ledger.pay_for_pages(device.now().saturating_sub(began));
         shortening.note_exchanged(long.base_pages);
         any = true;
         if let Err(refusal) = exchanged {

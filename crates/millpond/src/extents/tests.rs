@@ -134,7 +134,7 @@ fn a_long_block_takes_more_pages_than_a_miss_considers() {
 }
 
 #[test]
-fn how_long_pages_are_depends_on_the_remap_budget() {
+fn how_long_pages_are_depends_on_the_ledger() {
     let bench = bench(|builder| builder);
     // 10 ms, at 35.8 µs a page.
     let blocks: Vec<_> = (0..600).map(|_| bench.pool.alloc(2 * MIB, &bench.stream).unwrap()).collect();
@@ -156,7 +156,7 @@ fn how_long_pages_are_depends_on_the_remap_budget() {
 }
 
 #[test]
-fn donors_free_for_longest_come_first_their_last_page_first() {
+fn donors_found_last_come_first_their_last_page_first() {
     let bench = bench(|builder| builder.page_sizes(2 * MIB, 2 * MIB));
     let [young, _, old, _] = [(); 4].map(|()| bench.alloc(4 * MIB));
     bench.free(old);

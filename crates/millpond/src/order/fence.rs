@@ -2,7 +2,15 @@
 
 use smallvec::SmallVec;
 
-use super::{Tick, TimelineId};
+/// A point on a timeline. Tick 0 is before everything.
+pub(crate) type Tick = u64;
+
+/// Names a timeline for ever: slots are recycled, (slot, generation) pairs are not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct TimelineId {
+    pub(crate) slot: u32,
+    pub(crate) generation: u32,
+}
 
 /// A set of (timeline, tick), sorted by timeline, each timeline once.
 #[derive(Debug, Default, PartialEq, Eq)]

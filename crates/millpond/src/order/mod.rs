@@ -34,14 +34,14 @@ mod timelines;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 pub use event::Event;
-pub(crate) use fence::Fence;
 #[cfg(test)]
 pub(crate) use fence::LOOKS;
+pub(crate) use fence::{Fence, Tick, TimelineId};
 pub(crate) use questions::Admission;
 pub(crate) use readiness::ReadinessQuery;
 pub use stream::Stream;
 pub(crate) use stream::StreamKey;
-pub(crate) use timeline::{Marking, Tick, Timeline, TimelineId};
+pub(crate) use timeline::{Marking, Timeline};
 pub(crate) use timelines::{AfterSync, Timelines};
 
 /// How memory that one stream freed may pass to another, as for CUDA's own pools

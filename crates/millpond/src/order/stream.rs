@@ -3,6 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
+use super::timelines::HeldTimeline;
 use super::{Event, Fence, Marking, Tick, Timeline, Timelines};
 use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 
@@ -13,7 +14,7 @@ use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 /// what; waiting behind their back is safe too, but they cannot use the knowledge.
 #[derive(Clone)]
 pub struct Stream {
-    inner: Arc<StreamInner>,
+    inner: Arc<HeldTimeline>,
     /// What tells it from others: looked at on every allocation and free.
     key: StreamKey,
 }
@@ -34,36 +35,8 @@ pub(crate) struct StreamKey {
     pub(crate) slot: usize,
 }
 
-#[derive(Debug)]
-pub(super) struct StreamInner {
-    timelines: Arc<Timelines>,
-    timeline: Arc<Timeline>,
-    handle: StreamHandle,
-    /// Whether the stream is ours to destroy.
-    owned: bool,
-    /// Where somebody else's object destroys the stream: that object. Let go of after the last tick is closed.
-    #[cfg(feature = "cudarc")]
-    owner: std::sync::OnceLock<Arc<dyn std::any::Any + Send + Sync>>,
-}
-
 impl Stream {
-    pub(super) fn new(
-        timelines: Arc<Timelines>,
-        timeline: Arc<Timeline>,
-        handle: StreamHandle,
-        owned: bool,
-    ) -> Self {
-        Self::from_inner(Arc::new(StreamInner {
-            timelines,
-            timeline,
-            handle,
-            owned,
-            #[cfg(feature = "cudarc")]
-            owner: Default::default(),
-        }))
-    }
-
-    pub(super) fn from_inner(inner: Arc<StreamInner>) -> Self {
+    fn new(inner: Arc<HeldTimeline>) -> Self {
         let key = StreamKey { serial: inner.timeline.serial, slot: inner.timeline.id.slot as usize };
         Self { inner, key }
     }
@@ -71,10 +44,6 @@ impl Stream {
     #[inline]
     pub(crate) fn key(&self) -> StreamKey {
         self.key
-    }
-
-    pub(super) fn inner(&self) -> &Arc<StreamInner> {
-        &self.inner
     }
 
     /// Keeps `owner`, whose end would destroy the stream, until the last clone of the stream is gone. The first
@@ -212,8 +181,23 @@ impl Stream {
     }
 }
 
-impl Drop for StreamInner {
-    fn drop(&mut self) {
-        self.timelines.retire(&self.timeline, self.handle, self.owned);
+impl Timelines {
+    /// Creates a stream of our own.
+    pub(crate) fn create_stream(self: &Arc<Self>) -> DeviceResult<Stream> {
+        self.create().map(Stream::new)
+    }
+
+    /// The stream behind a handle that somebody else made. (A default stream is marked as it can be.)
+    ///
+    /// # Safety
+    /// The handle is valid until the last clone of the returned stream is gone; with [`Marking::AtOnce`], now and in
+    /// each later call that is given the returned stream.
+    pub(crate) unsafe fn adopt_stream(
+        self: &Arc<Self>,
+        handle: StreamHandle,
+        marking: Marking,
+    ) -> DeviceResult<Stream> {
+        // SAFETY: the caller's promise.
+        unsafe { self.adopt(handle, marking) }.map(Stream::new)
     }
 }

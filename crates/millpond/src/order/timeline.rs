@@ -6,18 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::host::Shared;
 use crate::lock::Mutex;
 
-use super::{Fence, ReusePolicies};
+use super::ReusePolicies;
+use super::fence::{Fence, Tick, TimelineId};
 use crate::device::{Device, DeviceError, DeviceResult, EventHandle, StreamHandle, StreamId, calling_thread};
-
-/// A point on a timeline. Tick 0 is before everything.
-pub(crate) type Tick = u64;
-
-/// Names a timeline for ever: slots are recycled, (slot, generation) pairs are not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct TimelineId {
-    pub(crate) slot: u32,
-    pub(crate) generation: u32,
-}
 
 /// How marks can be recorded on a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

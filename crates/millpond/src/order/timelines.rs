@@ -7,9 +7,8 @@ use std::sync::{Arc, Weak};
 use crate::host::Shared;
 use crate::lock::{Mutex, RwLock, RwLockReadGuard};
 
-use super::stream::StreamInner;
 use super::timeline::{Mark, Marking};
-use super::{Fence, Stream, Tick, Timeline, TimelineId};
+use super::{Fence, Tick, Timeline, TimelineId};
 use crate::device::{Device, DeviceError, DeviceResult, EventHandle, StreamHandle, StreamId};
 use crate::process::{OfProcess, Process};
 
@@ -48,10 +47,29 @@ impl Table {
     }
 }
 
+/// A stream's timeline for as long as the program holds the stream. Its end retires the timeline.
+#[derive(Debug)]
+pub(super) struct HeldTimeline {
+    pub(super) timelines: Arc<Timelines>,
+    pub(super) timeline: Arc<Timeline>,
+    pub(super) handle: StreamHandle,
+    /// Whether the stream is ours to destroy.
+    owned: bool,
+    /// Where somebody else's object destroys the stream: that object. Let go of after the last tick is closed.
+    #[cfg(feature = "cudarc")]
+    pub(super) owner: std::sync::OnceLock<Arc<dyn std::any::Any + Send + Sync>>,
+}
+
+impl Drop for HeldTimeline {
+    fn drop(&mut self) {
+        self.timelines.retire(&self.timeline, self.handle, self.owned);
+    }
+}
+
 /// A stream that somebody holds.
 #[derive(Debug)]
 struct Alive {
-    inner: Weak<StreamInner>,
+    held: Weak<HeldTimeline>,
     /// Whether its handle is valid while anybody holds it: either we destroy it, or nobody does.
     stays: bool,
 }
@@ -121,8 +139,8 @@ impl Timelines {
 
     // ---- streams ---------------------------------------------------------------------------------
 
-    /// Creates a stream of our own.
-    pub(crate) fn create_stream(self: &Arc<Self>) -> DeviceResult<Stream> {
+    /// See [`create_stream`](Self::create_stream).
+    pub(super) fn create(self: &Arc<Self>) -> DeviceResult<Arc<HeldTimeline>> {
         self.check_process()?;
         let handle = self.device.create_stream()?;
         // SAFETY: the stream was created above.
@@ -134,16 +152,15 @@ impl Timelines {
         .inspect_err(|_| _ = unsafe { self.device.destroy_stream(handle) })
     }
 
-    /// The stream behind a handle that somebody else made. (A default stream is marked as it can be.)
+    /// See [`adopt_stream`](Self::adopt_stream).
     ///
     /// # Safety
-    /// The handle is valid until the last clone of the returned stream is gone; with [`Marking::AtOnce`], now and in
-    /// each later call that is given the returned stream.
-    pub(crate) unsafe fn adopt_stream(
+    /// As there.
+    pub(super) unsafe fn adopt(
         self: &Arc<Self>,
         handle: StreamHandle,
         marking: Marking,
-    ) -> DeviceResult<Stream> {
+    ) -> DeviceResult<Arc<HeldTimeline>> {
         self.check_process()?;
         let marking = match handle {
             StreamHandle::PER_THREAD => Marking::AtOnce,
@@ -153,17 +170,17 @@ impl Timelines {
         // SAFETY: the caller's promise.
         let id = unsafe { self.device.stream_id(handle) }?;
         match self.find_alive(id, marking) {
-            Some(inner) => Ok(Stream::from_inner(inner)),
+            Some(held) => Ok(held),
             None => self.register(handle, id, marking, false),
         }
     }
 
     /// The stream, if somebody holds it by the same promise, or needs none.
-    fn find_alive(&self, id: StreamId, marking: Marking) -> Option<Arc<StreamInner>> {
+    fn find_alive(&self, id: StreamId, marking: Marking) -> Option<Arc<HeldTimeline>> {
         let alive = self.alive.lock();
         let staying = alive.get(&(id, Marking::WhenNeeded)).filter(|alive| alive.stays);
-        let found = staying.and_then(|alive| alive.inner.upgrade());
-        found.or_else(|| alive.get(&(id, marking))?.inner.upgrade())
+        let found = staying.and_then(|alive| alive.held.upgrade());
+        found.or_else(|| alive.get(&(id, marking))?.held.upgrade())
     }
 
     fn register(
@@ -172,7 +189,7 @@ impl Timelines {
         id: StreamId,
         marking: Marking,
         owned: bool,
-    ) -> DeviceResult<Stream> {
+    ) -> DeviceResult<Arc<HeldTimeline>> {
         self.sweep_retired();
         let timeline = {
             let mut table = self.table.write();
@@ -190,10 +207,17 @@ impl Timelines {
             entry.timeline = Some(timeline.clone());
             timeline
         };
-        let stream = Stream::new(self.clone(), timeline, handle, owned);
-        let alive = Alive { inner: Arc::downgrade(stream.inner()), stays: owned || is_legacy(handle) };
+        let held = Arc::new(HeldTimeline {
+            timelines: self.clone(),
+            timeline,
+            handle,
+            owned,
+            #[cfg(feature = "cudarc")]
+            owner: Default::default(),
+        });
+        let alive = Alive { held: Arc::downgrade(&held), stays: owned || is_legacy(handle) };
         self.alive.lock().insert((id, marking), alive);
-        Ok(stream)
+        Ok(held)
     }
 
     /// Reserves host memory in all lists for one more stream, for its start and its end. `false` where the host refuses.
@@ -218,7 +242,7 @@ impl Timelines {
             let mut alive = self.alive.lock();
             // The same stream may have been presented again since: then the entry is the newcomer's.
             let key = (timeline.stream, timeline.marking);
-            if alive.get(&key).is_some_and(|entry| entry.inner.strong_count() == 0) {
+            if alive.get(&key).is_some_and(|entry| entry.held.strong_count() == 0) {
                 alive.remove(&key);
             }
         }
@@ -483,6 +507,7 @@ mod tests {
     use crate::device::DeviceError;
     use crate::device::sim::{Call, SimDevice, SimOptions};
     use crate::order::ReusePolicies;
+    use crate::order::Stream;
 
     fn sim() -> (Arc<SimDevice>, Arc<Timelines>) {
         let sim = SimDevice::new(SimOptions::default()).unwrap();

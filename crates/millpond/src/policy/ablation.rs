@@ -33,6 +33,10 @@ pub(crate) enum Mechanism {
     ShortPages,
     /// Left out: pages are always short.
     ShortPagesAlways,
+    /// In throughput mode, a class that has no block borrows one of a longer class.
+    Borrowing,
+    /// In throughput mode, what other streams freed is had from the depot.
+    OtherStreams,
 }
 
 /// Whether this one is left out.
@@ -52,7 +56,7 @@ mod lab {
     use super::Mechanism;
 
     /// Their names in `MILLPOND_WITHOUT`.
-    const NAMES: [(&str, Mechanism); 13] = [
+    const NAMES: [(&str, Mechanism); 15] = [
         ("throughput", Mechanism::Throughput),
         ("reuse-history", Mechanism::ReuseHistory),
         ("reuse-history-always", Mechanism::ReuseHistoryAlways),
@@ -66,6 +70,8 @@ mod lab {
         ("lowest-always", Mechanism::LowestAlways),
         ("short-pages", Mechanism::ShortPages),
         ("short-pages-always", Mechanism::ShortPagesAlways),
+        ("borrowing", Mechanism::Borrowing),
+        ("other-streams", Mechanism::OtherStreams),
     ];
 
     static LEFT_OUT: OnceLock<Vec<Mechanism>> = OnceLock::new();

@@ -4,6 +4,8 @@
 
 use std::time::Duration;
 
+use super::ledger::Balance;
+
 /// Pages enough for a large block: about one is pinned at the ends of a hole, and several blocks share a hole. (A sixth
 /// of the block came to 1.0150 at 0.68 %, a twelfth to 1.0137 at 0.72 %.)
 const PAGES_IN_BLOCK: u64 = 12;
@@ -14,11 +16,11 @@ const MORE_PAGES_IN_BLOCK: u64 = 24;
 /// What is much: some five hundred pages on an H200.
 const MUCH_SAVED: Duration = Duration::from_millis(20);
 
-/// Pages that are enough for all that is held, while there is credit. (Against none: 1.0154 at 0.72 %, from 1.0156 at
+/// Pages that are enough for all that is held, while the pool saves. (Against none: 1.0154 at 0.72 %, from 1.0156 at
 /// 0.74 %.)
 const MANY_PAGES: u64 = 512;
 
-/// Pages that are enough for all that is held, without credit. (A 64th came to 1.0106, an 80th to 1.0107, a 96th to
+/// Pages that are enough for all that is held, while it does not. (A 64th came to 1.0106, an 80th to 1.0107, a 96th to
 /// 1.0108; the first five seconds to 1.0099 with a 96th, from 1.0109.)
 const FEW_PAGES: u64 = 96;
 
@@ -39,20 +41,18 @@ pub(crate) struct PageNeed {
     pub(crate) block: u64,
     /// All that the pool holds.
     pub(crate) held: u64,
-    /// What the remap budget has saved.
-    pub(crate) savings: Duration,
-    /// Whether it has any credit.
-    pub(crate) has_credit: bool,
+    /// Whether there is time for short pages.
+    pub(crate) balance: Balance,
 }
 
 /// The length of a new page of the large zone, a power of two: `min(room, longest, max(block / 12, held / n))`, where `n`
-/// is 512 with credit, else 96. Where much was saved, `block / 24` takes the place of the maximum.
+/// is 512 while the pool saves, else 96. Where much was saved, `block / 24` takes the place of the maximum.
 pub(crate) fn page_length(need: PageNeed) -> u32 {
-    let PageNeed { room, longest, block, held, savings, has_credit } = need;
-    let enough = if savings >= MUCH_SAVED {
-        block / MORE_PAGES_IN_BLOCK
-    } else {
-        (block / PAGES_IN_BLOCK).max(held / if has_credit { MANY_PAGES } else { FEW_PAGES })
+    let PageNeed { room, longest, block, held, balance } = need;
+    let enough = match balance {
+        Balance::Saving(saved) if saved >= MUCH_SAVED => block / MORE_PAGES_IN_BLOCK,
+        Balance::Saving(_) => (block / PAGES_IN_BLOCK).max(held / MANY_PAGES),
+        Balance::Even | Balance::Overdrawn => (block / PAGES_IN_BLOCK).max(held / FEW_PAGES),
     };
     let enough = u32::try_from(enough.max(1)).unwrap_or(u32::MAX);
     1 << room.min(longest).min(enough).ilog2()
@@ -62,8 +62,9 @@ pub(crate) fn page_length(need: PageNeed) -> u32 {
 mod tests {
     use super::*;
 
-    const NEED: PageNeed =
-        PageNeed { room: 4096, longest: 16, block: 96, held: 0, savings: Duration::ZERO, has_credit: true };
+    const SAVING: Balance = Balance::Saving(Duration::ZERO);
+
+    const NEED: PageNeed = PageNeed { room: 4096, longest: 16, block: 96, held: 0, balance: SAVING };
 
     #[test]
     fn a_page_is_a_twelfth_of_its_block_and_no_longer_than_its_room() {
@@ -75,11 +76,9 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_long_without_credit_and_short_after_saving() {
-        let of = |has_credit, millis| {
-            let savings = Duration::from_millis(millis);
-            page_length(PageNeed { held: 1536, has_credit, savings, ..NEED })
-        };
-        assert_eq!([of(true, 19), of(false, 0), of(true, 20)], [8, 16, 4]);
+    fn pages_are_long_without_savings_and_short_after_saving() {
+        let of = |balance| page_length(PageNeed { held: 1536, balance, ..NEED });
+        let saved = |millis| Balance::Saving(Duration::from_millis(millis));
+        assert_eq!([saved(19), saved(20), Balance::Even, Balance::Overdrawn].map(of), [8, 4, 16, 16]);
     }
 }

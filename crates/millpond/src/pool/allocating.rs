@@ -1,18 +1,61 @@
-//! How a pool allocates: from the thread's magazines, without a lock; or step by step under it.
+//! One allocation, as a ladder: rungs in the order of what they cost. Each gives a block, or leaves it to the next.
+//!
+//! 1. The top of a magazine: the fast path ([`Caches::alloc`](crate::cache::Caches::alloc)).
+//! 2. Without the pool's lock: deeper in the thread's magazines, then the depot ([`PoolInner::alloc_unlocked`]).
+//! 3. Under it: the [`RUNGS`].
+//! 4. Memory is short: `pressure` makes room, step by step, and climbs the third part again.
+//!
+//! The request is checked between 2 and 3: what is wrong finds no magazine. Requests of a capture take another way at
+//! 3, to memory of its own (`captured`).
 
 use super::emptying_caches::take_back;
 use super::impossible::OthersLive;
 use super::inner::{PoolInner, PoolState};
-use super::throughput_mode::THROUGH_ARENA;
+use crate::cache::Found;
 use crate::device::DevicePtr;
-use crate::extents::{Allocation, MOST_UNITS, Refusal};
-use crate::order::Stream;
+use crate::extents::{Allocation, Arena, MOST_UNITS, Refusal};
+use crate::order::{Admission, Stream};
 use crate::physical::Shortage;
+use crate::policy::ledger::{Ledger, SlowPath};
 use crate::policy::{Mechanism, without};
 use crate::{Error, Result};
 
+/// What a rung gives: an allocation, or why none can be had.
+type Climb<T> = std::result::Result<T, Refusal>;
+
 /// More than any device can address: sizes beyond it come from arithmetic that overflowed.
 const LARGEST_REQUEST: u64 = 1 << 56;
+
+/// A request under the pool's lock.
+#[derive(Debug, Clone, Copy)]
+struct LockedRequest<'a> {
+    /// How long the block is to be.
+    units: u64,
+    align: u64,
+    stream: &'a Stream,
+    /// What is live in other pools, where a limit is near.
+    others: Option<OthersLive>,
+}
+
+/// A rung under the pool's lock.
+type Rung = fn(&PoolInner, &mut PoolState, &LockedRequest<'_>) -> Climb<Option<Allocation>>;
+
+/// The rungs under the pool's lock. Nothing is mapped, moved or created before every cache was emptied, but in
+/// throughput mode.
+const RUNGS: [Rung; 6] = [
+    // The depot, and a magazine with room for more.
+    PoolInner::restock,
+    // Long free pages become short ones, where that is due. Never gives a block.
+    PoolInner::split_long_pages,
+    // A free extent that fits; but no large one while large blocks are cached, which may fit better.
+    PoolInner::cut_ready,
+    // Nothing below can satisfy what exceeds a limit with all that is live. Never gives a block.
+    PoolInner::refuse_impossible,
+    // Throughput mode: new pages, within the growth allowance.
+    PoolInner::grow,
+    // Every cache is emptied. Then any free extent, also after a wait; then pages: parked, remapped, new.
+    PoolInner::empty_caches_and_map,
+];
 
 impl PoolInner {
     /// Allocates without a wish for the address. The fast path is one call, which takes no lock; a pool that is
@@ -34,51 +77,94 @@ impl PoolInner {
         self.alloc_slow(bytes, align, stream)
     }
 
-    /// Allocates under the lock: from the depot or the arena, with what all caches hold, and under pressure.
+    /// Climbs the ladder from its second rung on.
     #[cold]
     pub(super) fn alloc_slow(&self, bytes: u64, align: u64, stream: &Stream) -> Result<DevicePtr> {
         self.check_process()?;
-        if !self.caches.has_lock_entries() {
-            if !self.recording.is_on() {
-                self.open_lock_entries();
-            } else if align == 1
-                && let Some(ptr) = self.caches.alloc_without_entry(bytes, stream)
-            {
-                self.recording.alloc(ptr, bytes, stream);
-                return Ok(ptr);
-            }
-        }
-        let searched = if align == 1 { self.alloc_searching_caches(bytes, stream) } else { None };
+        // Caches promise no more than the minimum alignment, which is 1 here.
+        let unlocked = if align == 1 { self.alloc_unlocked(bytes, stream) } else { None };
         self.report_freed_twice();
-        if let Some(ptr) = searched {
-            self.recording.alloc(ptr, bytes, stream);
-            return Ok(ptr);
-        }
-        self.check_stream(stream)?;
-        if bytes == 0 {
-            return Ok(DevicePtr::NULL);
-        }
-        if !align.is_power_of_two() || align > self.largest_align {
-            return Err(Error::BadAlignment { align, largest: self.largest_align });
-        }
-        if bytes > LARGEST_REQUEST {
-            return Err(Error::SizeOverflow { bytes, count: 1 });
-        }
-        let ptr = match self.try_alloc((bytes, align), stream) {
-            Ok(Ok(ptr)) => ptr,
-            Ok(Err(refusal)) => self.alloc_under_pressure((bytes, align), stream, refusal)?,
-            Err(error) => return Err(error),
+        let ptr = match unlocked {
+            Some(ptr) => ptr,
+            None => {
+                self.check_request(bytes, align, stream)?;
+                if bytes == 0 {
+                    return Ok(DevicePtr::NULL);
+                }
+                match self.try_alloc((bytes, align), stream)? {
+                    Ok(ptr) => ptr,
+                    Err(refusal) => self.alloc_under_pressure((bytes, align), stream, refusal)?,
+                }
+            }
         };
         self.recording.alloc(ptr, bytes, stream);
         Ok(ptr)
     }
 
-    /// One try to allocate, under the lock.
-    pub(super) fn try_alloc(
-        &self,
-        (bytes, align): (u64, u64),
-        stream: &Stream,
-    ) -> Result<std::result::Result<DevicePtr, Refusal>> {
+    fn check_request(&self, bytes: u64, align: u64, stream: &Stream) -> Result<()> {
+        self.check_stream(stream)?;
+        if bytes > 0 && (!align.is_power_of_two() || align > self.largest_align) {
+            return Err(Error::BadAlignment { align, largest: self.largest_align });
+        }
+        if bytes > LARGEST_REQUEST {
+            return Err(Error::SizeOverflow { bytes, count: 1 });
+        }
+        Ok(())
+    }
+
+    // ---- without the pool's lock -----------------------------------------------------------------
+
+    /// A block from the thread's magazines, where they have to be searched, or from the depot.
+    #[inline]
+    fn alloc_unlocked(&self, bytes: u64, stream: &Stream) -> Option<DevicePtr> {
+        if !self.caches.has_lock_entries() {
+            if !self.recording.is_on() {
+                self.open_lock_entries();
+            } else if let found @ Some(_) = self.caches.alloc_without_entry(bytes, stream) {
+                return found;
+            }
+        }
+        if !self.caches.may_have(bytes) && !self.caches.in_throughput_mode() {
+            return None;
+        }
+        if self.caches.must_ask(bytes) {
+            let asked = self.caches.alloc_asking(&mut self.lock_noting_waits().locked, bytes, stream);
+            if asked.is_some() {
+                return asked;
+            }
+        }
+        let found = self.caches.alloc_searching(bytes, stream);
+        let of_other = || {
+            if self.caches.in_throughput_mode() { self.alloc_of_other_stream(bytes, stream) } else { None }
+        };
+        let Found { ptr, is_narrow } = found.or_else(of_other)?;
+        // Later, if the lock is taken now.
+        if is_narrow && let Some(mut state) = self.state.try_lock() {
+            let units = self.caches.sizes().units_in_throughput_mode(bytes);
+            self.caches.widen(&mut state.locked, units, stream);
+        }
+        Some(ptr)
+    }
+
+    /// A block that another stream freed, once the stream is ordered after that one.
+    fn alloc_of_other_stream(&self, bytes: u64, stream: &Stream) -> Option<Found> {
+        let seen = self.caches.find_of_other_stream(bytes, stream)?;
+        match self.timelines.admit(&seen.fence(), stream.timeline(), self.reuse.get()) {
+            Ok(Admission::Ready) => {}
+            Ok(Admission::Waits) => self.counters.stream_waits_without_lock.add(1),
+            Ok(Admission::Refused) => return None,
+            Err(error) => {
+                tracing::warn!(%error, "a stream could not be ordered after another");
+                return None;
+            }
+        }
+        self.caches.alloc_of_other_stream(bytes, stream, seen)
+    }
+
+    // ---- under the pool's lock -------------------------------------------------------------------
+
+    /// One climb under the lock.
+    pub(super) fn try_alloc(&self, (bytes, align): (u64, u64), stream: &Stream) -> Result<Climb<DevicePtr>> {
         let route = self.routes.of(stream);
         // A filter or a callback of the program may have forked.
         self.check_process()?;
@@ -94,97 +180,179 @@ impl PoolInner {
         {
             return Ok(Err(Refusal::Short { what, bytes }));
         }
-        if let Some(captured) = route.and_then(|to| state.captured(to)) {
-            if let Some(what) = others.and_then(|others| self.what_forbids_with(units, others)) {
-                return Ok(Err(Refusal::Short { what, bytes }));
+        let mut request = LockedRequest { units, align, stream, others };
+        let found = match route.and_then(|to| state.captured(to)) {
+            Some(captured) => self.alloc_captured(&mut state, captured, &request),
+            None => {
+                request.units = self.units_to_allocate(&mut state, bytes, stream);
+                match self.climb(&mut state, &request) {
+                    // The extra length of a growing request is not worth an error.
+                    Err(Refusal::Short { .. }) if request.units > units => {
+                        self.climb(&mut state, &LockedRequest { units, ..request })
+                    }
+                    found => found,
+                }
             }
-            return Ok(self.alloc_captured(&mut state, captured, (bytes, align), stream));
-        }
-        Ok(self.alloc_under_lock(&mut state, others, (bytes, align), stream))
+        };
+        Ok(found.map(|found| self.hand_out(&mut state, &found, bytes)))
     }
 
-    /// The steps of a slow allocation that need the lock, in the order of what they cost. Memory is mapped,
-    /// stolen or created only after every cache was emptied, or in [throughput mode](super::throughput_mode).
-    fn alloc_under_lock(
-        &self,
-        state: &mut PoolState,
-        others: Option<OthersLive>,
-        (bytes, align): (u64, u64),
-        stream: &Stream,
-    ) -> std::result::Result<DevicePtr, Refusal> {
-        let sizes = self.caches.sizes();
-        let mut out = None;
-        // Rounded whatever the alignment: a magazine of a class hands out any of its blocks, so that all of them
-        // must have the class's length.
-        let units = if state.throughput_mode.is_on() {
-            sizes.units_in_throughput_mode(bytes)
+    /// How long the block is to be. Rounded whatever the alignment: a magazine of a class hands out any of its blocks,
+    /// so that all of them must have the class's length.
+    fn units_to_allocate(&self, state: &mut PoolState, bytes: u64, stream: &Stream) -> u64 {
+        if state.ledger.is_overdrawn() {
+            self.caches.sizes().units_in_throughput_mode(bytes)
         } else {
             self.caches.units_slow(&mut state.locked, bytes, stream)
-        };
-        if units >= MOST_UNITS {
-            return Err(Refusal::Short { what: Shortage::Device, bytes });
         }
-        // Caches promise no more than the minimum alignment, which is 1 here.
-        if align == 1 {
-            let PoolState { arena, locked, .. } = &mut *state;
-            out = self.caches.restock(locked, units, stream, |cached| take_back(arena, cached));
-        }
-        let out = match out {
-            Some(out) => out,
-            None => match self.alloc_from_arena(state, others, (units, align), stream) {
-                Ok(out) => out,
-                // The extra length of a growing request is not worth an error.
-                Err(Refusal::Short { .. }) if units > sizes.units(bytes) => {
-                    self.alloc_from_arena(state, others, (sizes.units(bytes), align), stream)?
-                }
-                Err(refusal) => return Err(refusal),
-            },
-        };
-        // SAFETY: the block is out, and the arena is this pool's.
-        let descriptor = unsafe { out.descriptor.get() };
-        self.caches.label(&mut state.locked, descriptor, out.bytes);
-        descriptor.make_live(out.ptr, bytes);
-        self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
-        self.counters.misses.add(out.misses);
-        Ok(out.ptr)
     }
 
-    /// A block that no magazine has.
-    fn alloc_from_arena(
-        &self,
-        state: &mut PoolState,
-        others: Option<OthersLive>,
-        (units, align): (u64, u64),
-        stream: &Stream,
-    ) -> std::result::Result<Allocation, Refusal> {
-        self.shorten_if_due(state, units);
-        // What threads cache may fit better, and joins its neighbours in the arena.
-        let caches_first = !without(Mechanism::CachesFirst)
-            && state.arena.is_large(units)
-            && self.caches.may_hold_large(&state.locked);
-        if !caches_first && let Some(out) = state.arena.alloc_ready(units, align, stream)? {
-            self.note_slow_path_time(state, THROUGH_ARENA);
-            return Ok(out);
+    fn climb(&self, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Allocation> {
+        if request.units >= MOST_UNITS {
+            return Err(self.shortage(Shortage::Device, request));
         }
-        if let Some(what) = others.and_then(|others| self.what_forbids_with(units, others)) {
-            return Err(Refusal::Short { what, bytes: self.caches.sizes().bytes(units) });
-        }
-        if state.throughput_mode.is_on() && self.may_grow(state, units) {
-            // Where that fails, what others have is asked for.
-            if let Ok(out) = state.arena.alloc_growing(units, align, stream) {
-                self.adapt(state);
-                return Ok(out);
+        for rung in RUNGS {
+            if let Some(found) = rung(self, state, request)? {
+                return Ok(found);
             }
         }
-        let out = self.alloc_emptying_caches(state, units, align, stream)?;
-        self.adapt(state);
-        Ok(out)
+        unreachable!("the last rung gives a block or refuses")
     }
 
-    /// Whether the growth allowance has room for so much.
-    fn may_grow(&self, state: &PoolState, units: u64) -> bool {
-        let bytes = self.caches.sizes().bytes(units);
-        self.counters.reserved.current() + bytes
-            <= self.counted().allocated.high + state.throughput_mode.growth_allowance()
+    fn restock(&self, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
+        if request.align > 1 {
+            return Ok(None);
+        }
+        let PoolState { arena, locked, .. } = state;
+        Ok(self.caches.restock(locked, request.units, request.stream, |cached| take_back(arena, cached)))
+    }
+
+    #[inline]
+    fn split_long_pages(
+        &self,
+        state: &mut PoolState,
+        request: &LockedRequest<'_>,
+    ) -> Climb<Option<Allocation>> {
+        if state.arena.is_shortening_due()
+            && state.arena.is_large(request.units)
+            && !without(Mechanism::Splitting)
+        {
+            self.shorten(state);
+        }
+        Ok(None)
+    }
+
+    #[cold]
+    pub(super) fn shorten(&self, state: &mut PoolState) {
+        let device = self.timelines.device();
+        let began = device.now();
+        let PoolState { arena, ledger, .. } = &mut *state;
+        if arena.shorten(ledger) {
+            self.note_slow_path(state, SlowPath::Moved(device.now().saturating_sub(began)));
+        }
+    }
+
+    fn cut_ready(&self, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
+        let caches_first = !without(Mechanism::CachesFirst)
+            && state.arena.is_large(request.units)
+            && self.caches.may_hold_large(&state.locked);
+        if caches_first {
+            return Ok(None);
+        }
+        let ready = state.arena.alloc_ready(request.units, request.align, request.stream)?;
+        if ready.is_some() {
+            self.note_slow_path(state, SlowPath::Cut);
+        }
+        Ok(ready)
+    }
+
+    #[inline]
+    fn refuse_impossible(&self, _: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
+        match request.others.and_then(|others| self.what_forbids_with(request.units, others)) {
+            Some(what) => Err(self.shortage(what, request)),
+            None => Ok(None),
+        }
+    }
+
+    /// Where that fails, what others have is asked for.
+    fn grow(&self, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
+        let bytes = self.caches.sizes().bytes(request.units);
+        let may_grow = state.ledger.is_overdrawn()
+            && self.counters.reserved.current() + bytes
+                <= self.counted().allocated.high + state.ledger.growth_allowance();
+        if !may_grow {
+            return Ok(None);
+        }
+        let grown = state.arena.alloc_growing(request.units, request.align, request.stream);
+        if grown.is_ok() {
+            self.adapt(state);
+        }
+        Ok(grown.ok())
+    }
+
+    /// Notes as slow-path time what memory would have saved: to grow is not.
+    fn empty_caches_and_map(
+        &self,
+        state: &mut PoolState,
+        request: &LockedRequest<'_>,
+    ) -> Climb<Option<Allocation>> {
+        let device = self.timelines.device();
+        let (began, moved) = (device.now(), self.pages_moved());
+        let revoked = self.empty_caches(state);
+        let PoolState { arena, ledger, .. } = &mut *state;
+        let found = self.alloc_mapping(arena, ledger, request);
+        let took = device.now().saturating_sub(began);
+        let slow = match (revoked, self.pages_moved() > moved) {
+            (true, _) => SlowPath::Revoked(took),
+            (false, true) => SlowPath::Moved(took),
+            (false, false) => SlowPath::Cut,
+        };
+        self.note_slow_path(state, slow);
+        let found = found?;
+        self.adapt(state);
+        Ok(Some(found))
+    }
+
+    /// Allocates from the memory of a capture.
+    fn alloc_captured(
+        &self,
+        state: &mut PoolState,
+        at: usize,
+        request: &LockedRequest<'_>,
+    ) -> Climb<Allocation> {
+        self.refuse_impossible(state, request)?;
+        let PoolState { captured, ledger, .. } = state;
+        self.alloc_mapping(&mut captured[at].arena, ledger, request)
+    }
+
+    /// Allocates by all steps of an arena. The ledger decides how long new pages are, and pays for them.
+    fn alloc_mapping(
+        &self,
+        arena: &mut Arena,
+        ledger: &mut Ledger,
+        request: &LockedRequest<'_>,
+    ) -> Climb<Allocation> {
+        let device = self.timelines.device();
+        let began = device.now();
+        let LockedRequest { units, align, stream, .. } = *request;
+        let found = arena.alloc(units, align, stream, ledger.balance(began));
+        if !matches!(found, Ok(Allocation { misses: 0, .. })) {
+            ledger.pay_for_pages(device.now().saturating_sub(began));
+        }
+        found
+    }
+
+    fn hand_out(&self, state: &mut PoolState, found: &Allocation, bytes: u64) -> DevicePtr {
+        // SAFETY: the block is allocated, and the arena is this pool's.
+        let descriptor = unsafe { found.descriptor.get() };
+        self.caches.label(&mut state.locked, descriptor, found.bytes);
+        descriptor.make_live(found.ptr, bytes);
+        self.caches.count_alloc(&mut state.locked, bytes, found.bytes);
+        self.counters.misses.add(found.misses);
+        found.ptr
+    }
+
+    fn shortage(&self, what: Shortage, request: &LockedRequest<'_>) -> Refusal {
+        Refusal::Short { what, bytes: self.caches.sizes().bytes(request.units) }
     }
 }

@@ -6,16 +6,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::lock::Mutex;
 
+use super::callbacks::Callbacks;
 use super::inner::{PoolInner, PoolState};
-use super::pressure::Callbacks;
 use super::routes::Routes;
-use super::throughput_mode::ThroughputMode;
 use super::{Context, Pool};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;
 use crate::extents::{Arena, Layout, Owner};
 use crate::order::{AfterSync, Reuse, ReusePolicies};
 use crate::physical::{Budget, Limits, Pages};
+use crate::policy::ledger::{self, Ledger};
+use crate::policy::size_classes::EXACT_FROM;
 use crate::process::OfProcess;
 use crate::record::{self, Recording};
 use crate::{Error, Result};
@@ -48,16 +49,6 @@ impl fmt::Debug for PoolBuilder {
 
 /// The largest page by default. Larger pages cost fewer device calls and hold more memory; see docs/pages.md.
 const LARGEST_PAGE: u64 = 32 << 20;
-
-/// Blocks smaller than this share the smallest pages, away from larger blocks, as in PyTorch's allocator
-/// (`kSmallSize`).
-const SMALL_BELOW: u64 = 1 << 20;
-
-/// The part of the device's memory that limits the growth allowance of throughput mode.
-const GROWTH_ALLOWANCE_PART: u64 = 32;
-
-/// As much as a 32nd of the largest cards. A simulated device may say that it has any amount of memory.
-const MOST_GROWTH_ALLOWANCE: u64 = 8 << 30;
 
 /// Alignments that a pool can be built with.
 const MIN_ALIGNMENTS: std::ops::RangeInclusive<u64> = 256..=2 << 20;
@@ -159,10 +150,8 @@ impl PoolBuilder {
         timelines.check_process()?;
         let registry = self.context.registry();
         let device = timelines.device().clone();
-        let most = self
-            .spare
-            .unwrap_or((device.properties().total_memory / GROWTH_ALLOWANCE_PART).min(MOST_GROWTH_ALLOWANCE));
-        let throughput_mode = ThroughputMode::new(most, device.now());
+        let most_growth = self.spare.unwrap_or_else(|| ledger::most_growth(device.properties().total_memory));
+        let ledger = Ledger::new(most_growth, device.now());
         let largest_align = device.properties().granularity.min(layout.base_page_bytes);
         let counters = Arc::new(Counters::default());
         let (hard_limit, headroom, together) = (self.hard_limit, self.headroom, registry.together().clone());
@@ -191,7 +180,7 @@ impl PoolBuilder {
             state: OfProcess::new(Mutex::new(PoolState {
                 arena,
                 locked: Locked::default(),
-                throughput_mode,
+                ledger,
                 captured: Vec::new(),
                 destroyed: false,
             })),
@@ -242,6 +231,6 @@ impl PoolBuilder {
                 format!("{unit} bytes; it must be a power of two from 256 bytes to 2 MiB and at most a page"),
             );
         }
-        Ok(Layout::new(unit, smallest, largest, SMALL_BELOW))
+        Ok(Layout::new(unit, smallest, largest, EXACT_FROM))
     }
 }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use super::captured::{Captured, MemoryId};
+use super::capture_memory::{Captured, MemoryId};
 use super::emptying_caches::take_back;
 use super::inner::{PoolInner, PoolState};
 use super::routes::{Filter, Route};

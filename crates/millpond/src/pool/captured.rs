@@ -1,43 +1,10 @@
-//! The memory of captures: an arena each, beside the pool's own and under the same lock, limits and counters.
-//!
-//! What a graph uses must be where it was at every replay, which nobody tells the pool of. So the arena *keeps* its
-//! pages (`Arena::that_keeps`): a block that is freed can be had again by the captures that share the arena, and by
-//! nobody else. Once the last claim is gone no replay can come; the host waits for those under way, and then the
-//! arena *lets go*: what is free goes back, and what is still live once it is freed.
+//! How a pool finds, frees and lets go of the memory of captures: see `capture_memory`.
 
+use super::capture_memory::{Captured, MemoryId};
 use super::inner::{PoolInner, PoolState};
 use crate::device::DevicePtr;
-use crate::extents::{Arena, ExtentId, Pointer, Refusal};
+use crate::extents::{Arena, ExtentId, Pointer};
 use crate::order::Stream;
-
-/// Names the memory of a capture, in one pool, for ever.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct MemoryId(pub(super) u64);
-
-/// See the [module](self).
-#[derive(Debug)]
-pub(super) struct Captured {
-    pub(super) id: MemoryId,
-    pub(super) arena: Arena,
-    /// Whether the last claim is gone.
-    pub(super) is_released: bool,
-}
-
-impl Captured {
-    fn is_bare(&self) -> bool {
-        self.arena.allocated().0 == 0 && self.arena.held() == 0
-    }
-
-    /// Gives everything back, for memory without live blocks that nothing uses any more. Returns whether that succeeded.
-    pub(super) fn tear_down(&mut self) -> bool {
-        self.arena.let_go();
-        let done = self.arena.tear_down();
-        if let Err(error) = &done {
-            tracing::warn!(%error, "the memory of a capture could not be given back");
-        }
-        done.is_ok()
-    }
-}
 
 impl PoolState {
     /// Where the memory is in the list.
@@ -93,23 +60,6 @@ impl PoolState {
 }
 
 impl PoolInner {
-    /// Allocates from the memory of a capture.
-    pub(super) fn alloc_captured(
-        &self,
-        state: &mut PoolState,
-        at: usize,
-        (bytes, align): (u64, u64),
-        stream: &Stream,
-    ) -> Result<DevicePtr, Refusal> {
-        let units = self.caches.sizes().units(bytes);
-        let out = state.captured[at].arena.alloc(units, align, stream)?;
-        // SAFETY: the block is out, and the arena is this pool's.
-        unsafe { out.descriptor.get() }.make_live(out.ptr, bytes);
-        self.caches.count_alloc(&mut state.locked, bytes, out.bytes);
-        self.counters.misses.add(out.misses);
-        Ok(out.ptr)
-    }
-
     /// Frees a live block of the memory of a capture. `false`, and nothing done, where it is none.
     pub(super) fn free_captured(
         &self,

@@ -6,10 +6,12 @@ use std::sync::{Arc, Weak};
 use crate::host::name_for_error;
 use crate::lock::Mutex;
 
-use super::{Pool, registry::Registry};
+use super::Pool;
+use super::inner::PoolInner;
+use super::registry::Registry;
 use crate::device::{Device, DeviceResult, MemoryInfo, StreamHandle};
 use crate::order::{Marking, Stream, Timelines};
-use crate::process::PerProcess;
+use crate::process::{OfProcess, PerProcess};
 use crate::{Error, Result, device};
 
 /// A device with its streams and its pools. Clones are the same context.
@@ -29,7 +31,9 @@ impl fmt::Debug for Context {
 #[derive(Debug)]
 struct ContextInner {
     timelines: Arc<Timelines>,
-    registry: Arc<Registry>,
+    registry: Arc<Registry<PoolInner>>,
+    default: OfProcess<Mutex<Option<Pool>>>,
+    current: OfProcess<Mutex<Option<Pool>>>,
 }
 
 impl Context {
@@ -39,7 +43,9 @@ impl Context {
         Self {
             inner: Arc::new(ContextInner {
                 timelines: Timelines::new(device),
-                registry: Arc::new(Registry::default()),
+                registry: Arc::default(),
+                default: OfProcess::default(),
+                current: OfProcess::default(),
             }),
         }
     }
@@ -169,7 +175,19 @@ impl Context {
     /// Those of building a pool.
     pub fn default_pool(&self) -> Result<Pool> {
         self.inner.timelines.check_process()?;
-        self.inner.registry.default_pool(|| Pool::builder(self).name("default").build())
+        if let Some(pool) = &*self.inner.default.lock() {
+            return Ok(pool.clone());
+        }
+        // Without the lock. Of two that race, the first stays, and the other goes without the lock, too.
+        let built = Pool::builder(self).name("default").build()?;
+        let (default, _other) = {
+            let default = &mut *self.inner.default.lock();
+            match default {
+                Some(first) => (first.clone(), Some(built)),
+                None => (default.insert(built).clone(), None),
+            }
+        };
+        Ok(default)
     }
 
     /// The pool that code without a preference should use: the one last [set](Self::set_current_pool), else
@@ -179,7 +197,8 @@ impl Context {
     /// Those of building a pool.
     pub fn current_pool(&self) -> Result<Pool> {
         self.inner.timelines.check_process()?;
-        match self.inner.registry.current_pool() {
+        let current = self.inner.current.lock().clone();
+        match current {
             Some(pool) => Ok(pool),
             None => self.default_pool(),
         }
@@ -197,7 +216,7 @@ impl Context {
             return Err(Error::WrongDevice { what: "current pool", pool: pool.name().to_owned() });
         }
         self.inner.timelines.check_process()?;
-        Ok(self.inner.registry.set_current_pool(pool.cloned()))
+        Ok(std::mem::replace(&mut *self.inner.current.lock(), pool.cloned()))
     }
 
     /// Frees a block of any pool of this device, also of one that was destroyed or whose last handle is gone.
@@ -239,7 +258,7 @@ impl Context {
         &self.inner.timelines
     }
 
-    pub(super) fn registry(&self) -> &Arc<Registry> {
+    pub(super) fn registry(&self) -> &Arc<Registry<PoolInner>> {
         &self.inner.registry
     }
 }

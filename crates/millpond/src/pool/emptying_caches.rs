@@ -1,32 +1,10 @@
-//! Emptying caches for an allocation, before the arena puts pages behind it: what threads cache belongs to the pool.
+//! Taking back what threads cache: it belongs to the pool.
 
 use super::inner::{PoolInner, PoolState};
-use super::throughput_mode::{REVOCATION, THROUGH_ARENA};
 use crate::cache::Cached;
-use crate::extents::{Allocation, Arena, Refusal};
-use crate::order::Stream;
+use crate::extents::Arena;
 
 impl PoolInner {
-    /// Allocates where no free block is ready, once the caches are emptied. Notes as slow-path time what memory would
-    /// have saved: growth is not.
-    pub(super) fn alloc_emptying_caches(
-        &self,
-        state: &mut PoolState,
-        units: u64,
-        align: u64,
-        stream: &Stream,
-    ) -> Result<Allocation, Refusal> {
-        let device = self.timelines.device();
-        let (began, moved) = (device.now(), self.pages_moved());
-        let revoked = self.empty_caches(state);
-        let out = state.arena.alloc(units, align, stream);
-        let took = device.now().saturating_sub(began);
-        let least = if revoked { REVOCATION } else { THROUGH_ARENA };
-        let slow = if revoked || self.pages_moved() > moved { took.max(least) } else { THROUGH_ARENA };
-        self.note_slow_path_time(state, slow);
-        out
-    }
-
     /// Gives the arena what every thread caches; returns whether there was anything.
     pub(super) fn empty_caches(&self, state: &mut PoolState) -> bool {
         if self.caches.any_ended() {
@@ -38,6 +16,23 @@ impl PoolInner {
             self.caches.revoke(locked, |cached| take_back(arena, cached));
         }
         any
+    }
+
+    /// Gives the arena what threads that ended cached.
+    #[cold]
+    pub(super) fn collect_ended(&self, state: &mut PoolState) {
+        let PoolState { arena, locked, .. } = state;
+        self.caches.collect_ended(locked, |cached| take_back(arena, cached));
+    }
+
+    /// As [`collect_ended`](Self::collect_ended), if there is anything, and nobody has the lock.
+    pub(super) fn collect_ended_if_free(&self) {
+        if self.caches.any_ended()
+            && self.is_here()
+            && let Some(mut state) = self.state.try_lock()
+        {
+            self.collect_ended(&mut state);
+        }
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::emptying_caches::take_back;
 use super::inner::{PoolInner, PoolState};
+use super::registry::Registered;
 use crate::counters::Counted;
 use crate::device::DeviceResult;
 use crate::order::{AfterSync, Fence};
@@ -137,25 +138,6 @@ impl AfterSync for PoolInner {
         };
         if destroyed {
             self.bury();
-        }
-    }
-}
-
-impl PoolInner {
-    /// Gives the arena what threads that ended cached.
-    #[cold]
-    pub(super) fn collect_ended(&self, state: &mut PoolState) {
-        let PoolState { arena, locked, .. } = state;
-        self.caches.collect_ended(locked, |cached| take_back(arena, cached));
-    }
-
-    /// As [`collect_ended`](Self::collect_ended), if there is anything, and nobody has the lock.
-    pub(super) fn collect_ended_if_free(&self) {
-        if self.caches.any_ended()
-            && self.is_here()
-            && let Some(mut state) = self.state.try_lock()
-        {
-            self.collect_ended(&mut state);
         }
     }
 }

@@ -6,11 +6,10 @@ use std::sync::{Arc, Weak};
 
 use crate::lock::Mutex;
 
-use super::captured::Captured;
-use super::pressure::{Callbacks, Observer, Reclaimer};
-use super::registry::Registry;
+use super::callbacks::{Callbacks, Observer, Reclaimer};
+use super::capture_memory::Captured;
+use super::registry::{Registered, Registry};
 use super::routes::Routes;
-use super::throughput_mode::ThroughputMode;
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::{DeviceError, DevicePtr};
@@ -18,6 +17,7 @@ use crate::extents::{Arena, ExtentId, PageMap, Pointer, Ranges};
 use crate::host::name_for_error;
 use crate::order::{Reuse, Stream, Timelines};
 use crate::physical::Limits;
+use crate::policy::ledger::Ledger;
 use crate::process::OfProcess;
 use crate::record::Recording;
 use crate::stats::Stats;
@@ -29,7 +29,7 @@ pub(crate) struct PoolInner {
     /// Unlike any other pool's.
     pub(super) number: u64,
     pub(super) timelines: Arc<Timelines>,
-    pub(super) registry: Weak<Registry>,
+    pub(super) registry: Weak<Registry<Self>>,
     /// Which pool of the context owns which addresses.
     pub(super) ranges: Arc<Ranges>,
     /// A copy of the arena's, for readers without the lock.
@@ -56,7 +56,7 @@ pub(crate) struct PoolInner {
 pub(super) struct PoolState {
     pub(super) arena: Arena,
     pub(super) locked: Locked,
-    pub(super) throughput_mode: ThroughputMode,
+    pub(super) ledger: Ledger,
     /// The memory of captures, in the order of their ids.
     pub(super) captured: Vec<Captured>,
     pub(super) destroyed: bool,
@@ -171,8 +171,14 @@ impl PoolInner {
     pub(crate) fn largest_free(&self) -> u64 {
         self.state.lock().arena.largest_free()
     }
+}
 
-    pub(super) fn holds_nothing(&self) -> bool {
+impl Registered for PoolInner {
+    fn number(&self) -> u64 {
+        self.number
+    }
+
+    fn holds_nothing(&self) -> bool {
         self.counters.reserved.current() == 0 && self.counted().blocks.current == 0
     }
 }

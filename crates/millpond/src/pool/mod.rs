@@ -12,7 +12,9 @@
 
 mod allocating;
 mod builder;
+mod callbacks;
 mod capture;
+mod capture_memory;
 mod captured;
 mod context;
 mod emptying_caches;
@@ -25,26 +27,25 @@ mod recorded;
 mod recounting;
 mod registry;
 mod routes;
-mod searching_caches;
-mod shortening;
 mod slow_path_time;
-mod throughput_mode;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 pub use builder::PoolBuilder;
+pub use callbacks::{ObserverId, ReclaimId};
 pub use capture::{CapturePool, Capturing};
 pub use context::Context;
 pub(crate) use inner::PoolInner;
-pub use pressure::{Limit, ObserverId, OutOfMemory, ReclaimId};
 
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::order::{ReusePolicies, Stream, Timelines};
 use crate::record;
 use crate::stats::{Level, Stats};
-use crate::{Error, Result};
+use crate::{Error, OutOfMemory, Result};
 
 /// A memory pool of one device. Clones are the same pool.
 ///

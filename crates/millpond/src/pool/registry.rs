@@ -1,4 +1,4 @@
-//! The pools of one context: which exist, which is the default, which is current, which owns a pointer.
+//! The pools of one context: which exist, which outlive their handles, which owns a pointer.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
@@ -6,35 +6,46 @@ use std::sync::{Arc, Weak};
 
 use crate::lock::Mutex;
 
-use super::Pool;
-use super::inner::PoolInner;
-use crate::Result;
 use crate::device::DevicePtr;
 use crate::extents::Ranges;
 use crate::process::OfProcess;
 
-/// See the [module](self). Holds the default and the current pool, and the pools that outlive their last
-/// handle because blocks of theirs are live or work on them is pending.
-#[derive(Debug, Default)]
-pub(crate) struct Registry {
-    state: OfProcess<Mutex<RegistryState>>,
+/// What the registry asks of a pool.
+pub(crate) trait Registered {
+    /// Unlike any other pool's.
+    fn number(&self) -> u64;
+
+    /// Whether nothing of the pool has to outlive its last handle.
+    fn holds_nothing(&self) -> bool;
+}
+
+/// See the [module](self). Holds the pools that outlive their last handle because blocks of theirs are live or work on
+/// them is pending.
+#[derive(Debug)]
+pub(crate) struct Registry<P> {
+    state: OfProcess<Mutex<RegistryState<P>>>,
     ranges: Arc<Ranges>,
     together: Arc<AtomicU64>,
 }
 
-#[derive(Debug, Default)]
-struct RegistryState {
+#[derive(Debug)]
+struct RegistryState<P> {
     /// By number, which is in the order in which they were built.
-    pools: BTreeMap<u64, Weak<PoolInner>>,
-    outliving: Vec<Arc<PoolInner>>,
-    default: Option<Pool>,
-    current: Option<Pool>,
+    pools: BTreeMap<u64, Weak<P>>,
+    outliving: Vec<Arc<P>>,
 }
 
-impl Registry {
-    pub(super) fn enter(&self, pool: &Arc<PoolInner>) {
+impl<P> Default for Registry<P> {
+    fn default() -> Self {
+        let state = RegistryState { pools: BTreeMap::new(), outliving: Vec::new() };
+        Self { state: OfProcess::new(Mutex::new(state)), ranges: Arc::default(), together: Arc::default() }
+    }
+}
+
+impl<P: Registered> Registry<P> {
+    pub(super) fn enter(&self, pool: &Arc<P>) {
         let mut state = self.state.lock();
-        state.pools.insert(pool.number, Arc::downgrade(pool));
+        state.pools.insert(pool.number(), Arc::downgrade(pool));
         // Reserved while the pool can still be refused: closing it takes no memory.
         let RegistryState { pools, outliving, .. } = &mut *state;
         outliving.reserve(pools.len() - outliving.len().min(pools.len()));
@@ -55,8 +66,8 @@ impl Registry {
         &self.together
     }
 
-    /// Keeps a pool, also without a handle, as long as it [holds](PoolInner::holds_nothing) anything.
-    pub(super) fn outlive(&self, pool: Arc<PoolInner>) {
+    /// Keeps a pool, also without a handle, as long as it [holds](Registered::holds_nothing) anything.
+    pub(super) fn outlive(&self, pool: Arc<P>) {
         let outliving = &mut self.state.lock().outliving;
         if !outliving.iter().any(|known| Arc::ptr_eq(known, &pool)) {
             outliving.push(pool);
@@ -76,39 +87,13 @@ impl Registry {
         }
     }
 
-    /// The default pool, built now if it is not there yet.
-    pub(super) fn default_pool(&self, build: impl FnOnce() -> Result<Pool>) -> Result<Pool> {
-        if let Some(pool) = &self.state.lock().default {
-            return Ok(pool.clone());
-        }
-        // Built without the lock: building enters the pool here. Of two that race, the first stays, and the other goes
-        // without the lock, too.
-        let built = build()?;
-        let (default, _other) = {
-            let default = &mut self.state.lock().default;
-            match default {
-                Some(first) => (first.clone(), Some(built)),
-                None => (default.insert(built).clone(), None),
-            }
-        };
-        Ok(default)
-    }
-
-    pub(super) fn current_pool(&self) -> Option<Pool> {
-        self.state.lock().current.clone()
-    }
-
-    pub(super) fn set_current_pool(&self, pool: Option<Pool>) -> Option<Pool> {
-        std::mem::replace(&mut self.state.lock().current, pool)
-    }
-
     /// The pool with this number, or the first that was built later.
-    pub(super) fn first_from(&self, number: u64) -> Option<Arc<PoolInner>> {
+    pub(super) fn first_from(&self, number: u64) -> Option<Arc<P>> {
         self.state.lock().pools.range(number..).find_map(|(_, pool)| pool.upgrade())
     }
 
     /// The pool in whose address space the pointer lies. Takes no pool's lock.
-    pub(super) fn owner_of(&self, ptr: DevicePtr) -> Option<Arc<PoolInner>> {
+    pub(super) fn owner_of(&self, ptr: DevicePtr) -> Option<Arc<P>> {
         let owner = self.ranges.owner_of(ptr)?;
         self.state.lock().pools.get(&owner.pool).and_then(Weak::upgrade)
     }

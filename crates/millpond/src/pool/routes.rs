@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::lock::Mutex;
 
-use super::captured::MemoryId;
+use super::capture_memory::MemoryId;
 use crate::order::{Marking, Stream};
 
 /// Says of a stream whether allocations for work on it belong to a capture.

@@ -1,11 +1,9 @@
-//! Slow-path time: what memory would have saved, as [throughput mode](super::throughput_mode) counts it.
-
-use std::time::Duration;
+//! What a pool tells its ledger of slow paths, and what the threads' caches may hold by its answer.
 
 use crate::lock::MutexGuard;
 
 use super::inner::{PoolInner, PoolState};
-use super::throughput_mode::Observation;
+use crate::policy::ledger::{Observation, SlowPath};
 
 impl PoolInner {
     /// Pages that were taken from one place for another so far, or given back for others.
@@ -29,20 +27,20 @@ impl PoolInner {
         let began = device.now();
         let mut state = self.state.lock();
         let waited = device.now().saturating_sub(began);
-        self.note_slow_path_time(&mut state, waited);
+        self.note_slow_path(&mut state, SlowPath::Moved(waited));
         state
     }
 
-    pub(super) fn note_slow_path_time(&self, state: &mut PoolState, slow: Duration) {
+    pub(super) fn note_slow_path(&self, state: &mut PoolState, slow: SlowPath) {
         let look = || {
             let counted = self.counted();
             let (served, live) = (counted.allocations, counted.allocated.high);
             Observation { now: self.timelines.device().now(), served, live }
         };
-        if state.throughput_mode.note(slow, look) {
+        if state.ledger.note(slow, look) {
             tracing::debug!(
                 pool = self.name,
-                growth_allowance = state.throughput_mode.growth_allowance(),
+                growth_allowance = state.ledger.growth_allowance(),
                 "throughput mode"
             );
             self.adapt(state);
@@ -51,11 +49,11 @@ impl PoolInner {
 
     pub(super) fn adapt(&self, state: &PoolState) {
         let (reserved, growth_allowance) =
-            (self.counters.reserved.current(), state.throughput_mode.growth_allowance());
+            (self.counters.reserved.current(), state.ledger.growth_allowance());
         let is_scarce =
             growth_allowance > 0 && reserved > self.counted().allocated.high + growth_allowance / 2;
         // By contrast, what may be cached takes no memory: the pool grows by the present allowance only.
-        self.caches.adapt(reserved, state.throughput_mode.most_growth_allowance(), is_scarce);
+        self.caches.adapt(reserved, state.ledger.most_growth_allowance(), is_scarce);
     }
 }
 
@@ -63,7 +61,8 @@ impl PoolInner {
 mod tests {
     use std::sync::mpsc;
 
-    use super::*;
+    use std::time::Duration;
+
     use crate::{Context, Pool};
 
     #[test]
@@ -84,11 +83,11 @@ mod tests {
             });
             let was_on = (1..200).any(|mebibytes| {
                 let state = inner.state.lock();
-                if !state.throughput_mode.is_on() {
+                if !state.ledger.is_overdrawn() {
                     ask.send(mebibytes).unwrap();
                     std::thread::sleep(Duration::from_millis(15));
                 }
-                state.throughput_mode.is_on()
+                state.ledger.is_overdrawn()
             });
             drop(ask);
             assert!(was_on);

@@ -1,53 +1,39 @@
-//! The blocks that are live, and the rules for blocks: what a test says of them is checked here.
+//! The blocks that are live.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::clock::{StreamKey, Uses, Work};
-use super::memory::Extent;
-use super::report::Rule;
-use super::state::State;
+use super::clock::{StreamKey, Uses};
+use super::memory::{BlockId, Extent};
 use crate::device::DevicePtr;
-
-/// Names one allocation for ever, however often its address is given out again.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BlockId(u64);
 
 #[derive(Debug)]
 pub(super) struct Block {
     pub(super) at: DevicePtr,
-    bytes: u64,
-    stream: StreamKey,
-    extents: Vec<Extent>,
-    uses: Uses,
+    pub(super) bytes: u64,
+    pub(super) stream: StreamKey,
+    pub(super) extents: Vec<Extent>,
+    pub(super) uses: Uses,
     /// Streams whose work up to the free is ordered by the pool (`record_use`), not by the program.
-    recorded: SmallVec<[StreamKey; 2]>,
-}
-
-/// What stays of a block when it is freed: whose work must come before the next user of its bytes.
-#[derive(Debug)]
-pub(super) struct Past {
-    name: String,
-    uses: Uses,
+    pub(super) recorded: SmallVec<[StreamKey; 2]>,
 }
 
 /// A free that was announced, for taking it back where the pool refuses.
 #[derive(Debug)]
 #[must_use = "hand it to `free_refused` if the pool refuses the free"]
-pub struct Freeing(Option<(BlockId, Block)>);
+pub struct Freeing(pub(super) Option<(BlockId, Block)>);
 
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    live: HashMap<BlockId, Block>,
-    by_address: BTreeMap<u64, BlockId>,
-    made: u64,
+    pub(super) live: HashMap<BlockId, Block>,
+    pub(super) by_address: BTreeMap<u64, BlockId>,
+    pub(super) made: u64,
 }
 
 impl Blocks {
     /// A live block that has an address in the range.
-    fn overlapping(&self, at: DevicePtr, bytes: u64) -> Option<BlockId> {
+    pub(super) fn overlapping(&self, at: DevicePtr, bytes: u64) -> Option<BlockId> {
         let (_, id) = self.by_address.range(..at.raw().saturating_add(bytes)).next_back()?;
         let block = &self.live[id];
         (block.at.raw() + block.bytes > at.raw()).then_some(*id)
@@ -55,185 +41,5 @@ impl Blocks {
 
     pub(super) fn live(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.live.keys().copied()
-    }
-}
-
-impl State {
-    pub(super) fn block_name(&self, id: BlockId) -> String {
-        let known = self.blocks.live.get(&id);
-        known.map_or_else(|| format!("block #{}", id.0), |block| self.name_of(id, block))
-    }
-
-    fn name_of(&self, id: BlockId, block: &Block) -> String {
-        let Block { at, bytes, stream, .. } = block;
-        format!("block #{} ({bytes} B at {at}, allocated on {})", id.0, self.order.name(*stream))
-    }
-
-    /// A block begins, as if by a kernel on its stream: from here on its bytes are its own.
-    pub(super) fn begin(&mut self, at: DevicePtr, bytes: u64, stream: StreamKey) -> BlockId {
-        self.blocks.made += 1;
-        let id = BlockId(self.blocks.made);
-        let name = format!("block #{} ({bytes} B at {at}, allocated on {})", id.0, self.order.name(stream));
-        if let Some(other) = self.blocks.overlapping(at, bytes) {
-            let other = self.block_name(other);
-            self.report(Rule::Overlap, format!("{name} overlaps the addresses of live {other}"));
-        }
-        let (work, extents) = self.touch(&name, at, bytes, stream);
-        let mut uses = Uses::default();
-        uses.add(work);
-        for extent in &extents {
-            self.memory.occupy(*extent, id);
-        }
-        let block = Block { at, bytes, stream, extents, uses, recorded: SmallVec::new() };
-        self.blocks.live.insert(id, block);
-        self.blocks.by_address.insert(at.raw(), id);
-        id
-    }
-
-    /// Work of `name`, which is no live block, on bytes: nobody else's, and after everybody's before.
-    fn touch(&mut self, name: &str, at: DevicePtr, bytes: u64, stream: StreamKey) -> (Work, Vec<Extent>) {
-        let work = self.order.submit(stream);
-        let extents = match self.memory.resolve(at, bytes) {
-            Ok(extents) => extents,
-            Err(missing) => {
-                self.report(Rule::NotMapped, format!("{name} has no memory behind it: {missing}"));
-                Vec::new()
-            }
-        };
-        for extent in &extents {
-            if let Some(other) = self.memory.occupant(*extent) {
-                let other = self.block_name(other);
-                self.report(Rule::Overlap, format!("{name} shares physical bytes with live {other}"));
-            }
-            for past in self.memory.take_past(*extent) {
-                if let Some(early) = past.uses.iter().find(|work| !self.order.is_before(*work, stream)) {
-                    let why = self.order.explain(early, stream);
-                    self.report(Rule::Order, format!("{name} got bytes of {} too early: {why}", past.name));
-                }
-            }
-            if let Some(mapping) = self.memory.mapping_mut(extent.mapping) {
-                mapping.uses.add(work);
-            }
-        }
-        (work, extents)
-    }
-
-    /// Work on a live block.
-    pub(super) fn work_on(&mut self, id: BlockId, stream: StreamKey) {
-        let work = self.order.submit(stream);
-        let Some(mut block) = self.blocks.live.remove(&id) else {
-            self.report(Rule::Program, format!("block #{} is used, but was freed", id.0));
-            return;
-        };
-        self.check_in_place(id, &block);
-        for extent in &block.extents {
-            if let Some(mapping) = self.memory.mapping_mut(extent.mapping) {
-                mapping.uses.add(work);
-            }
-        }
-        block.uses.add(work);
-        self.blocks.live.insert(id, block);
-    }
-
-    /// A live block keeps the bytes it began with.
-    fn check_in_place(&mut self, id: BlockId, block: &Block) {
-        match self.memory.resolve(block.at, block.bytes) {
-            Err(missing) => {
-                let name = self.name_of(id, block);
-                self.report(Rule::NotMapped, format!("{name} lost its memory while live: {missing}"));
-            }
-            Ok(now) if now != block.extents => {
-                let name = self.name_of(id, block);
-                let was = &block.extents;
-                self.report(Rule::Moved, format!("{name} lies on {now:?} now, and lay on {was:?}"));
-            }
-            Ok(_) => {}
-        }
-    }
-
-    /// Work on a range of addresses: that of the live block it lies in, or of the allocator itself.
-    pub(super) fn work_at(&mut self, call: &'static str, at: DevicePtr, bytes: u64, stream: StreamKey) {
-        if bytes == 0 {
-            return;
-        }
-        if let Some(id) = self.blocks.overlapping(at, bytes) {
-            let block = &self.blocks.live[&id];
-            if at < block.at || at.raw() + bytes > block.at.raw() + block.bytes {
-                let name = self.block_name(id);
-                let text = format!("{call} of {bytes} bytes at {at} reaches beyond {name}");
-                self.report(Rule::Program, text);
-            }
-            self.work_on(id, stream);
-            return;
-        }
-        let name = format!("{call} of {bytes} B at {at}, in no live block, on {}", self.order.name(stream));
-        let (work, extents) = self.touch(&name, at, bytes, stream);
-        let mut uses = Uses::default();
-        uses.add(work);
-        self.leave_past(&extents, Past { name, uses });
-    }
-
-    pub(super) fn recorded(&mut self, id: BlockId, stream: StreamKey) {
-        match self.blocks.live.get_mut(&id) {
-            Some(block) => block.recorded.push(stream),
-            None => self.report(Rule::Program, format!("block #{} has a use recorded, but was freed", id.0)),
-        }
-    }
-
-    /// A block ends, as if by a kernel on `stream`.
-    pub(super) fn end(&mut self, id: BlockId, stream: StreamKey) -> Freeing {
-        let work = self.order.submit(stream);
-        let Some(mut block) = self.blocks.live.remove(&id) else {
-            self.report(Rule::Program, format!("block #{} is freed twice", id.0));
-            return Freeing(None);
-        };
-        self.check_in_place(id, &block);
-        let by_program = |work: &Work| !block.recorded.contains(&work.stream);
-        let late = block.uses.iter().filter(by_program).find(|work| !self.order.is_before(*work, stream));
-        if let Some(late) = late {
-            let name = self.name_of(id, &block);
-            let why = self.order.explain(late, stream);
-            self.report(Rule::Program, format!("{name} is freed under work of the program: {why}"));
-        }
-        for extent in &block.extents {
-            self.memory.vacate(*extent, id);
-            if let Some(mapping) = self.memory.mapping_mut(extent.mapping) {
-                mapping.uses.add(work);
-            }
-        }
-        block.uses.add(work);
-        self.blocks.by_address.remove(&block.at.raw());
-        let name = format!("{}, freed on {}", self.name_of(id, &block), self.order.name(stream));
-        self.leave_past(&block.extents, Past { name, uses: block.uses.clone() });
-        Freeing(Some((id, block)))
-    }
-
-    fn leave_past(&mut self, extents: &[Extent], mut past: Past) {
-        past.uses.retain(|work| !self.order.is_known_complete(work));
-        let past = Arc::new(past);
-        for extent in extents {
-            let order = &self.order;
-            let is_over = |past: &Past| past.uses.iter().all(|work| order.is_known_complete(work));
-            self.memory.remember(*extent, past.clone(), is_over);
-        }
-    }
-
-    /// The free did not happen: the block is live as before.
-    pub(super) fn undo_end(&mut self, freeing: Freeing) {
-        let Some((id, block)) = freeing.0 else { return };
-        for extent in &block.extents {
-            self.memory.take_past(*extent);
-            self.memory.occupy(*extent, id);
-        }
-        self.blocks.by_address.insert(block.at.raw(), id);
-        self.blocks.live.insert(id, block);
-    }
-
-    /// A live block in a range that is about to lose its memory.
-    pub(super) fn report_live_in(&mut self, call: &'static str, at: DevicePtr, bytes: u64) {
-        if let Some(id) = self.blocks.overlapping(at, bytes) {
-            let name = self.block_name(id);
-            self.report(Rule::UnmapUnderBlock, format!("{call} of {bytes} bytes at {at} under live {name}"));
-        }
     }
 }

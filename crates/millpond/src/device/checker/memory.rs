@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::clock::Uses;
-use super::{BlockId, blocks::Past};
 use crate::device::{DevicePtr, PageHandle};
 
 /// Names a piece of physical memory (a page, a segment) for ever.
@@ -18,6 +17,17 @@ pub(super) struct Extent {
     pub(super) offset: u64,
     pub(super) bytes: u64,
     pub(super) mapping: u64,
+}
+
+/// Names one allocation for ever, however often its address is given out again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId(pub(super) u64);
+
+/// What stays of a block when it is freed: whose work must come before the next user of its bytes.
+#[derive(Debug)]
+pub(super) struct Past {
+    pub(super) name: String,
+    pub(super) uses: Uses,
 }
 
 #[derive(Debug)]

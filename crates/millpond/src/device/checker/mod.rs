@@ -21,7 +21,7 @@
 //! - A program that breaks the contract itself (work on a freed block, a free under unordered work) is told
 //!   apart from an allocator that does: [`Rule::Program`].
 //!
-//! **To add a rule**, add it to [`Rule`], report it from `state.rs` (device calls) or `blocks.rs` (blocks),
+//! **To add a rule**, add it to [`Rule`], report it from `state.rs` (handles) or `rules.rs` (blocks and memory),
 //! and plant a violation in `tests.rs`: a checker that never fails proves nothing.
 //!
 //! [`allocated`]: CheckerDevice::allocated
@@ -36,6 +36,7 @@ mod clock;
 mod memory;
 mod order;
 mod report;
+mod rules;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -51,7 +52,8 @@ use self::state::State;
 use super::{Device, DevicePtr, DeviceResult, StreamHandle};
 use crate::process::Process;
 
-pub use self::blocks::{BlockId, Freeing};
+pub use self::blocks::Freeing;
+pub use self::memory::BlockId;
 pub use self::report::{Report, Rule, Violation};
 
 /// A device that checks how an allocator uses another one. See the [module](self).

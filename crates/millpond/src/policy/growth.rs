@@ -3,12 +3,12 @@
 //!
 //! Exact sizes serve such a program badly. No free block is as long as the next request: each step moves pages, and
 //! leaves holes that no later block fits. So a growing request gets [a little
-//! more](super::sizes::Sizes::units_of_growing), and the next ones find blocks of just their length. docs/lab/pages.md has
+//! more](super::size_classes::rounded_to_grow), and the next ones find blocks of just their length. docs/lab/pages.md has
 //! what that saves.
 
 /// What is remembered of the large blocks of one magazine, in it or not.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Growth {
+pub(crate) struct Growth {
     /// Bytes that were asked for in the block that was freed last; 0 for none.
     last: u64,
     /// Steps counted so far.
@@ -26,16 +26,14 @@ const STEPS: u32 = 4;
 const MOST_STEPS: u32 = 16;
 
 impl Growth {
-    pub(super) const NEW: Self = Self { last: 0, steps: 0 };
-
     /// A block was freed, of which so many bytes were asked for.
-    pub(super) fn note_free(&mut self, requested: u64) {
+    pub(crate) fn note_free(&mut self, requested: u64) {
         self.last = requested;
     }
 
     /// So many bytes are asked for; returns whether requests are growing. `last` is what was asked for in the block freed
     /// last, where that is known better.
-    pub(super) fn note_alloc(&mut self, bytes: u64, last: Option<u64>) -> bool {
+    pub(crate) fn note_alloc(&mut self, bytes: u64, last: Option<u64>) -> bool {
         let last = last.unwrap_or(self.last);
         let by = bytes.wrapping_sub(last);
         if last != 0 && by != 0 {

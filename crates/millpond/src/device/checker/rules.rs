@@ -1,0 +1,216 @@
+//! The rules for blocks, and for the memory under them: what a test says of blocks is checked here.
+
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use super::blocks::{Block, Freeing};
+use super::clock::{StreamKey, Uses, Work};
+use super::memory::{BlockId, Extent, Mapping, Past};
+use super::report::{Rule, Violation};
+use super::state::State;
+use crate::device::{DevicePtr, DeviceResult};
+
+impl State {
+    pub(super) fn block_name(&self, id: BlockId) -> String {
+        let known = self.blocks.live.get(&id);
+        known.map_or_else(|| format!("block #{}", id.0), |block| self.name_of(id, block))
+    }
+
+    fn name_of(&self, id: BlockId, block: &Block) -> String {
+        let Block { at, bytes, stream, .. } = block;
+        format!("block #{} ({bytes} B at {at}, allocated on {})", id.0, self.order.name(*stream))
+    }
+
+    /// A block begins, as if by a kernel on its stream: from here on its bytes are its own.
+    pub(super) fn begin(&mut self, at: DevicePtr, bytes: u64, stream: StreamKey) -> BlockId {
+        self.blocks.made += 1;
+        let id = BlockId(self.blocks.made);
+        let name = format!("block #{} ({bytes} B at {at}, allocated on {})", id.0, self.order.name(stream));
+        if let Some(other) = self.blocks.overlapping(at, bytes) {
+            let other = self.block_name(other);
+            self.report(Rule::Overlap, format!("{name} overlaps the addresses of live {other}"));
+        }
+        let (work, extents) = self.touch(&name, at, bytes, stream);
+        let mut uses = Uses::default();
+        uses.add(work);
+        for extent in &extents {
+            self.memory.occupy(*extent, id);
+        }
+        let block = Block { at, bytes, stream, extents, uses, recorded: SmallVec::new() };
+        self.blocks.live.insert(id, block);
+        self.blocks.by_address.insert(at.raw(), id);
+        id
+    }
+
+    /// Work of `name`, which is no live block, on bytes: nobody else's, and after everybody's before.
+    fn touch(&mut self, name: &str, at: DevicePtr, bytes: u64, stream: StreamKey) -> (Work, Vec<Extent>) {
+        let work = self.order.submit(stream);
+        let extents = match self.memory.resolve(at, bytes) {
+            Ok(extents) => extents,
+            Err(missing) => {
+                self.report(Rule::NotMapped, format!("{name} has no memory behind it: {missing}"));
+                Vec::new()
+            }
+        };
+        for extent in &extents {
+            if let Some(other) = self.memory.occupant(*extent) {
+                let other = self.block_name(other);
+                self.report(Rule::Overlap, format!("{name} shares physical bytes with live {other}"));
+            }
+            for past in self.memory.take_past(*extent) {
+                if let Some(early) = past.uses.iter().find(|work| !self.order.is_before(*work, stream)) {
+                    let why = self.order.explain(early, stream);
+                    self.report(Rule::Order, format!("{name} got bytes of {} too early: {why}", past.name));
+                }
+            }
+            if let Some(mapping) = self.memory.mapping_mut(extent.mapping) {
+                mapping.uses.add(work);
+            }
+        }
+        (work, extents)
+    }
+
+    /// Work on a live block.
+    pub(super) fn work_on(&mut self, id: BlockId, stream: StreamKey) {
+        let work = self.order.submit(stream);
+        let Some(mut block) = self.blocks.live.remove(&id) else {
+            self.report(Rule::Program, format!("block #{} is used, but was freed", id.0));
+            return;
+        };
+        self.check_in_place(id, &block);
+        for extent in &block.extents {
+            if let Some(mapping) = self.memory.mapping_mut(extent.mapping) {
+                mapping.uses.add(work);
+            }
+        }
+        block.uses.add(work);
+        self.blocks.live.insert(id, block);
+    }
+
+    /// A live block keeps the bytes it began with.
+    fn check_in_place(&mut self, id: BlockId, block: &Block) {
+        match self.memory.resolve(block.at, block.bytes) {
+            Err(missing) => {
+                let name = self.name_of(id, block);
+                self.report(Rule::NotMapped, format!("{name} lost its memory while live: {missing}"));
+            }
+            Ok(now) if now != block.extents => {
+                let name = self.name_of(id, block);
+                let was = &block.extents;
+                self.report(Rule::Moved, format!("{name} lies on {now:?} now, and lay on {was:?}"));
+            }
+            Ok(_) => {}
+        }
+    }
+
+    /// Work on a range of addresses: that of the live block it lies in, or of the allocator itself.
+    pub(super) fn work_at(&mut self, call: &'static str, at: DevicePtr, bytes: u64, stream: StreamKey) {
+        if bytes == 0 {
+            return;
+        }
+        if let Some(id) = self.blocks.overlapping(at, bytes) {
+            let block = &self.blocks.live[&id];
+            if at < block.at || at.raw() + bytes > block.at.raw() + block.bytes {
+                let name = self.block_name(id);
+                let text = format!("{call} of {bytes} bytes at {at} reaches beyond {name}");
+                self.report(Rule::Program, text);
+            }
+            self.work_on(id, stream);
+            return;
+        }
+        let name = format!("{call} of {bytes} B at {at}, in no live block, on {}", self.order.name(stream));
+        let (work, extents) = self.touch(&name, at, bytes, stream);
+        let mut uses = Uses::default();
+        uses.add(work);
+        self.leave_past(&extents, Past { name, uses });
+    }
+
+    pub(super) fn recorded(&mut self, id: BlockId, stream: StreamKey) {
+        match self.blocks.live.get_mut(&id) {
+            Some(block) => block.recorded.push(stream),
+            None => self.report(Rule::Program, format!("block #{} has a use recorded, but was freed", id.0)),
+        }
+    }
+
+    /// A block ends, as if by a kernel on `stream`.
+    pub(super) fn end(&mut self, id: BlockId, stream: StreamKey) -> Freeing {
+        let work = self.order.submit(stream);
+        let Some(mut block) = self.blocks.live.remove(&id) else {
+            self.report(Rule::Program, format!("block #{} is freed twice", id.0));
+            return Freeing(None);
+        };
+        self.check_in_place(id, &block);
+        let by_program = |work: &Work| !block.recorded.contains(&work.stream);
+        let late = block.uses.iter().filter(by_program).find(|work| !self.order.is_before(*work, stream));
+        if let Some(late) = late {
+            let name = self.name_of(id, &block);
+            let why = self.order.explain(late, stream);
+            self.report(Rule::Program, format!("{name} is freed under work of the program: {why}"));
+        }
+        for extent in &block.extents {
+            self.memory.vacate(*extent, id);
+            if let Some(mapping) = self.memory.mapping_mut(extent.mapping) {
+                mapping.uses.add(work);
+            }
+        }
+        block.uses.add(work);
+        self.blocks.by_address.remove(&block.at.raw());
+        let name = format!("{}, freed on {}", self.name_of(id, &block), self.order.name(stream));
+        self.leave_past(&block.extents, Past { name, uses: block.uses.clone() });
+        Freeing(Some((id, block)))
+    }
+
+    fn leave_past(&mut self, extents: &[Extent], mut past: Past) {
+        past.uses.retain(|work| !self.order.is_known_complete(work));
+        let past = Arc::new(past);
+        for extent in extents {
+            let order = &self.order;
+            let is_over = |past: &Past| past.uses.iter().all(|work| order.is_known_complete(work));
+            self.memory.remember(*extent, past.clone(), is_over);
+        }
+    }
+
+    /// The free did not happen: the block is live as before.
+    pub(super) fn undo_end(&mut self, freeing: Freeing) {
+        let Some((id, block)) = freeing.0 else { return };
+        for extent in &block.extents {
+            self.memory.take_past(*extent);
+            self.memory.occupy(*extent, id);
+        }
+        self.blocks.by_address.insert(block.at.raw(), id);
+        self.blocks.live.insert(id, block);
+    }
+
+    /// A live block in a range that is about to lose its memory.
+    pub(super) fn report_live_in(&mut self, call: &'static str, at: DevicePtr, bytes: u64) {
+        if let Some(id) = self.blocks.overlapping(at, bytes) {
+            let name = self.block_name(id);
+            self.report(Rule::UnmapUnderBlock, format!("{call} of {bytes} bytes at {at} under live {name}"));
+        }
+    }
+
+    /// A mapping may go only when all work through it is known to be complete, and no block lives in it.
+    pub(super) fn check_unmap(&mut self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let pending = self.memory.check_unmap(at, bytes).map(|mapping| self.pending(mapping));
+        if let Some(why) = self.require("unmap", pending)? {
+            self.report(Rule::UnmapUnderWork, format!("unmap of {bytes} bytes at {at}: {why}"));
+        }
+        self.report_live_in("unmap", at, bytes);
+        Ok(())
+    }
+
+    fn pending(&self, mapping: &Mapping) -> Option<String> {
+        let pending = mapping.uses.iter().find(|work| !self.order.is_known_complete(*work))?;
+        Some(self.order.explain_pending(pending))
+    }
+
+    /// What was not given back.
+    pub(super) fn leaks(&self) -> Vec<Violation> {
+        let streams = self.order.streams_left().map(|stream| format!("stream {:#x}", stream.raw()));
+        let events = self.order.events_left().map(|event| format!("event {:#x}", event.raw()));
+        let blocks = self.blocks.live().map(|block| format!("{} is live", self.block_name(block)));
+        let left = self.memory.left().into_iter().chain(streams).chain(events).chain(blocks);
+        left.map(|text| Violation { rule: Rule::Leak, text }).collect()
+    }
+}

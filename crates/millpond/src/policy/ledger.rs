@@ -1,0 +1,333 @@
+//! The ledger: of the time that passes, how much goes to device calls and slow paths?
+//!
+//! Time buys memory, and memory buys time. Short pages leave less memory unused than long ones, and each costs as
+//! much time. A pool that holds next to nothing beyond what is live moves pages and empties caches for each new
+//! request. One that holds more need not. The ledger says what there is too much of. It has two accounts:
+//!
+//! - **Pages**, over the pool's life: the pool earns a small part of the time that passes, and pays for its pages.
+//! - **Slow paths**, in recent time: what went to work that more memory would have saved.
+//!
+//! They give one of three answers, the [`Balance`]. The clock is the device's
+//! ([`Device::now`](crate::device::Device::now)). The simulated device's is virtual, so a replay decides by the trace's
+//! own time.
+//!
+//! An overdrawn pool is in *throughput mode*. It grows before it takes memory from anybody, up to its *growth
+//! allowance* beyond the most that was ever live. The allowance is small at first. Each look that still finds much
+//! slow-path time doubles it, up to a limit.
+
+use std::time::Duration;
+
+use super::{Mechanism, without};
+
+/// What the ledger answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Balance {
+    /// There is time: new pages are short, and long free ones are split. With the time that was earned and not spent,
+    /// which is zero while a new pool lives on its initial credit.
+    Saving(Duration),
+    /// Pages have taken all that was earned: new ones are long.
+    Even,
+    /// Slow paths take much of the time: the pool grows a little rather than move memory.
+    Overdrawn,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) struct Ledger {
+    /// When the pool was made.
+    opened: Duration,
+    /// What its pages took since then.
+    paid: Duration,
+    /// Slow-path time since the last look.
+    slow: Duration,
+    /// When the last look was, and the requests served until then.
+    looked: (Duration, u64),
+    /// Looks in a row, up to the last, that found much slow-path time.
+    row: u32,
+    /// Bytes; 0 unless overdrawn.
+    growth_allowance: u64,
+    /// Bytes that the growth allowance may come to.
+    most_growth: u64,
+}
+
+/// What a pool sees when it looks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Observation {
+    /// The device's clock.
+    pub(crate) now: Duration,
+    /// Requests served so far.
+    pub(crate) served: u64,
+    /// The most bytes that were ever live.
+    pub(crate) live: u64,
+}
+
+/// What pages may take before anything is earned. Little, since shorter pages do not help what a program takes first.
+/// More, up to 100 ms, took more memory and more time (docs/lab/pages.md).
+const INITIAL_CREDIT: Duration = Duration::from_millis(10);
+
+/// The part of the time that is earned for pages. A little more than half of the 1 % that all device calls may take:
+/// a program that misses much overspends. See docs/lab/pages.md.
+const EARNED_PART: u32 = 180;
+
+/// Slow-path time from which on the pool looks.
+const LOOK_AFTER: Duration = Duration::from_millis(10);
+
+/// Slow-path time is much if it is more than one part in so many. At one in two, a thousand small blocks replaced at
+/// random came to rest just below it on some machines, at two to four times what a step takes in throughput mode. At
+/// one in four, a generated job whose streams ask for 450 GB a second held 14 % more than was live, not 5.
+const MUCH_PART: u32 = 3;
+
+/// Looks in a row that find much before the pool is overdrawn: a program that enters another phase moves much memory
+/// once. The traces of training have up to 3 in a row.
+const IN_A_ROW: u32 = 5;
+
+/// The first growth allowance, as a part of what was live.
+const FIRST_PART: u64 = 16;
+
+/// The first growth allowance at least, in bytes.
+const LEAST_FIRST: u64 = 32 << 20;
+
+/// The most that the growth allowance comes to if the program does not say: this part of the device's memory.
+const MOST_GROWTH_PART: u64 = 32;
+
+/// And no more bytes than this.
+const MOST_GROWTH: u64 = 8 << 30;
+
+/// About what a block costs that is cut from free memory instead of taken from a magazine. An estimate: to measure it
+/// would cost as much. A step of such a program saved 520 ns a block in throughput mode on 2 cores of an AMD EPYC, and
+/// 1,100 on a busy machine with an H200.
+const CUT: Duration = Duration::from_nanos(600);
+
+/// About what it costs, at least, to empty the threads' caches: a barrier in each of them, and their misses after it.
+const REVOCATION: Duration = Duration::from_micros(4);
+
+/// What a request on the slow path did, as far as more memory would have saved it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum SlowPath {
+    /// Cut a block from free memory, or grew.
+    Cut,
+    /// Emptied caches, moved pages, or waited for another thread: as long as this.
+    Moved(Duration),
+    /// Emptied caches, in all as long as this.
+    Revoked(Duration),
+}
+
+impl SlowPath {
+    fn time(self) -> Duration {
+        match self {
+            Self::Cut => CUT,
+            Self::Moved(took) => took,
+            Self::Revoked(took) => took.max(REVOCATION),
+        }
+    }
+}
+
+/// What the growth allowance may come to on a device with so many bytes, if the program does not say.
+pub(crate) fn most_growth(total_memory: u64) -> u64 {
+    (total_memory / MOST_GROWTH_PART).min(MOST_GROWTH)
+}
+
+impl Ledger {
+    /// For a pool that is made `now`, whose growth allowance is at most so many bytes.
+    pub(crate) fn new(most_growth: u64, now: Duration) -> Self {
+        Self {
+            opened: now,
+            paid: Duration::ZERO,
+            slow: Duration::ZERO,
+            looked: (now, 0),
+            row: 0,
+            growth_allowance: 0,
+            most_growth,
+        }
+    }
+
+    /// See [`Balance`].
+    pub(crate) fn balance(&self, now: Duration) -> Balance {
+        if self.is_overdrawn() {
+            return Balance::Overdrawn;
+        }
+        if without(Mechanism::ShortPages) {
+            return Balance::Even;
+        }
+        let earned = now.saturating_sub(self.opened) / EARNED_PART;
+        if self.paid < earned + INITIAL_CREDIT || without(Mechanism::ShortPagesAlways) {
+            Balance::Saving(earned.saturating_sub(self.paid))
+        } else {
+            Balance::Even
+        }
+    }
+
+    /// Whether the pool is in throughput mode.
+    #[inline]
+    pub(crate) fn is_overdrawn(&self) -> bool {
+        self.growth_allowance > 0
+    }
+
+    /// Bytes that may be held beyond the most that was ever live, before memory is taken from anybody.
+    pub(crate) fn growth_allowance(&self) -> u64 {
+        self.growth_allowance
+    }
+
+    /// Bytes that the allowance may come to; 0 unless overdrawn.
+    pub(crate) fn most_growth_allowance(&self) -> u64 {
+        if self.is_overdrawn() { self.most_growth } else { 0 }
+    }
+
+    /// Notes what pages took: to create, map, unmap and search for them.
+    pub(crate) fn pay_for_pages(&mut self, time: Duration) {
+        self.paid += time;
+    }
+
+    /// Notes a slow path, and has the pool `look` if they took much by now. Returns whether the growth allowance has
+    /// changed.
+    pub(crate) fn note(&mut self, slow: SlowPath, look: impl FnOnce() -> Observation) -> bool {
+        self.slow += slow.time();
+        self.slow >= LOOK_AFTER && self.look_slow(&look())
+    }
+
+    #[cold]
+    fn look_slow(&mut self, observed: &Observation) -> bool {
+        if without(Mechanism::Throughput) {
+            return false;
+        }
+        let passed = observed.now.saturating_sub(self.looked.0);
+        let is_much = |time: Duration| time * MUCH_PART > passed;
+        let before = self.growth_allowance;
+        if self.is_overdrawn() {
+            // Throughput mode removes the slow paths that began it. So it lasts, too, while requests come so fast
+            // that they would take much time if each were cut from free memory.
+            let saved = CUT
+                .saturating_mul(observed.served.saturating_sub(self.looked.1).try_into().unwrap_or(u32::MAX));
+            if is_much(self.slow) {
+                self.growth_allowance = self.growth_allowance.saturating_mul(2).min(self.most_growth);
+            } else if !is_much(self.slow + saved) {
+                (self.growth_allowance, self.row) = (0, 0);
+            }
+        } else {
+            self.row = if is_much(self.slow) { self.row + 1 } else { 0 };
+            if self.row >= IN_A_ROW {
+                let first = (observed.live / FIRST_PART).max(LEAST_FIRST);
+                (self.growth_allowance, self.row) = (first.min(self.most_growth), 0);
+            }
+        }
+        (self.looked, self.slow) = ((observed.now, observed.served), Duration::ZERO);
+        self.growth_allowance != before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOOK: Duration = LOOK_AFTER;
+
+    /// A ledger and the clock that it is asked by.
+    struct Books {
+        ledger: Ledger,
+        now: Duration,
+    }
+
+    impl Books {
+        fn new(most_growth: u64) -> Self {
+            let now = Duration::from_secs(100);
+            Self { ledger: Ledger::new(most_growth, now), now }
+        }
+
+        /// Spends enough for one look, of a time `per` times as long, in which no request was served.
+        fn spend(&mut self, per: u32) -> bool {
+            self.look(per, 0)
+        }
+
+        /// The same, when so many requests were served so far.
+        fn look(&mut self, per: u32, served: u64) -> bool {
+            self.now += LOOK * per;
+            let now = self.now;
+            self.ledger.note(SlowPath::Moved(LOOK), || Observation { now, served, live: 1 << 30 })
+        }
+    }
+
+    #[test]
+    fn pages_begin_with_credit_and_earn_a_part_of_the_time() {
+        let Books { mut ledger, .. } = Books::new(0);
+        let at = Duration::from_secs;
+        assert_eq!(ledger.balance(at(100)), Balance::Saving(Duration::ZERO));
+        ledger.pay_for_pages(Duration::from_millis(50));
+        // 50 ms are earned in nine seconds.
+        assert_eq!(ledger.balance(at(107)), Balance::Even);
+        assert_eq!(ledger.balance(at(108)), Balance::Saving(Duration::ZERO));
+        assert_eq!(ledger.balance(at(118)), Balance::Saving(Duration::from_millis(50)));
+    }
+
+    #[test]
+    fn an_overdrawn_pool_saves_nothing_on_pages() {
+        let mut books = Books::new(1 << 20);
+        (0..IN_A_ROW).for_each(|_| _ = books.spend(1));
+        assert_eq!(books.ledger.balance(books.now), Balance::Overdrawn);
+    }
+
+    #[test]
+    fn much_slow_path_time_in_a_row_overdraws_and_little_ends_it() {
+        let mut books = Books::new(1 << 20);
+        for _ in 0..2 {
+            assert_eq!((books.ledger.is_overdrawn(), books.ledger.growth_allowance()), (false, 0));
+            for _ in 1..IN_A_ROW {
+                assert!(!books.spend(1));
+            }
+            // A pause between begins the row again.
+            assert!(!books.spend(MUCH_PART + 1));
+            for _ in 1..IN_A_ROW {
+                assert!(!books.spend(1));
+            }
+            assert!(books.spend(1));
+            assert_eq!((books.ledger.is_overdrawn(), books.ledger.growth_allowance()), (true, 1 << 20));
+            let look = || unreachable!("too little to look");
+            assert!(!books.ledger.note(SlowPath::Moved(LOOK / 2), look));
+            assert!(books.spend(2 * MUCH_PART));
+            assert!(!books.ledger.is_overdrawn());
+        }
+    }
+
+    #[test]
+    fn the_growth_allowance_doubles_while_slow_paths_take_much() {
+        let mut books = Books::new(200 << 20);
+        (0..IN_A_ROW).for_each(|_| _ = books.spend(1));
+        assert_eq!(books.ledger.growth_allowance(), 64 << 20, "a part of what was live");
+        // Little time, which would be much without throughput mode: the allowance is enough.
+        let enough = (LOOK * 2 * MUCH_PART).div_duration_f64(CUT) as u64;
+        assert!(!books.look(2 * MUCH_PART, enough));
+        assert!(books.spend(1));
+        assert_eq!(books.ledger.growth_allowance(), 128 << 20);
+        assert!(books.spend(1));
+        assert_eq!(books.ledger.growth_allowance(), 200 << 20);
+        assert!(!books.spend(1), "no more than that");
+    }
+
+    #[test]
+    fn it_lasts_while_requests_would_cost_much_without_it() {
+        let mut books = Books::new(1 << 20);
+        // Too long for the slow-path time to be much, and so many requests that it would be.
+        let per = 2 * MUCH_PART;
+        let requests = (LOOK * per).div_duration_f64(CUT * MUCH_PART) as u64;
+        for looks in 1..2 * u64::from(IN_A_ROW) {
+            assert!(!books.look(per, looks * requests), "requests alone do not begin it");
+        }
+        (0..IN_A_ROW).for_each(|_| _ = books.spend(1));
+        assert!(books.ledger.is_overdrawn());
+        for looks in 1..2 * u64::from(IN_A_ROW) {
+            assert!(!books.look(per, looks * requests));
+        }
+        let so_far = 2 * u64::from(IN_A_ROW) * requests;
+        assert!(!books.look(per, so_far));
+        assert!(books.look(per, so_far), "none since");
+        assert!(!books.ledger.is_overdrawn());
+    }
+
+    #[test]
+    fn a_pool_without_growth_allowance_is_never_overdrawn() {
+        let mut books = Books::new(0);
+        for _ in 0..3 * IN_A_ROW {
+            assert!(!books.spend(1));
+        }
+        assert!(!books.ledger.is_overdrawn());
+    }
+}

@@ -1,0 +1,219 @@
+//! Long free pages are split while there is time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::device::sim::{Call, SimDevice, SimOptions};
+use crate::device::{DeviceError, DevicePtr};
+use crate::{Context, Pool, Stream};
+
+const MIB: u64 = 1 << 20;
+
+/// A job whose level falls to nothing again and again. No length comes twice, so that no magazine has it.
+struct Job {
+    sim: Arc<SimDevice>,
+    pool: Pool,
+    stream: Stream,
+    lengths: u64,
+}
+
+impl Job {
+    /// In a pool that holds a gigabyte, in pages of 32 MiB.
+    fn new() -> Self {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let context = Context::new(sim.clone());
+        // Never in throughput mode, whatever little it computes.
+        let pool = Pool::builder(&context).spare(0).build().unwrap();
+        let stream = context.create_stream().unwrap();
+        let mut job = Self { sim, pool, stream, lengths: 0 };
+        let whole = job.alloc(1023);
+        job.free([whole]);
+        job
+    }
+
+    fn alloc(&mut self, mebibytes: u64) -> DevicePtr {
+        self.lengths += 1;
+        self.pool.alloc(mebibytes * MIB + self.lengths * 512, &self.stream).unwrap()
+    }
+
+    fn free(&self, blocks: impl IntoIterator<Item = DevicePtr>) {
+        // SAFETY: the tests free blocks of their own, and give them no work.
+        blocks.into_iter().for_each(|ptr| unsafe { self.pool.free(ptr, &self.stream) }.unwrap());
+    }
+
+    /// Holes of 16 MiB on long pages, and then, at high water, one block of so many. Then low water.
+    fn high_water(&mut self, long: u64) {
+        let pairs: Vec<_> = (0..7).map(|_| (self.alloc(20), self.alloc(16))).collect();
+        let (stay, go): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
+        self.free(go);
+        let long = self.alloc(long);
+        self.free(stay.into_iter().chain([long]));
+    }
+
+    /// Asks for blocks while nothing else is out.
+    fn low_water(&mut self) {
+        for at in 0..20 {
+            // No two in a row near each other, or they would seem to grow.
+            let short = self.alloc(2 + at % 3);
+            self.free([short]);
+        }
+    }
+
+    fn pass_time(&self, seconds: u64) {
+        self.sim.advance_to(self.sim.now() + Duration::from_secs(seconds));
+    }
+
+    fn pages(&self) -> u64 {
+        let calls = self.pool.stats().calls;
+        calls.create - calls.release
+    }
+
+    /// One block of a gibibyte and more, and then time, in which the pages stay as long as they are.
+    fn grows_and_keeps_its_pages(&mut self) {
+        let longer = self.alloc(1100);
+        self.free([longer]);
+        self.pass_time(60);
+        let pages = self.pages();
+        self.low_water();
+        assert_eq!(self.pages(), pages);
+    }
+
+    fn shorten(&self) {
+        let inner = self.pool.inner();
+        inner.shorten(&mut inner.state.lock());
+    }
+}
+
+#[test]
+fn what_long_pages_pinned_at_high_water_is_not_lacking_at_a_higher_one() {
+    let grown_at_the_second = |seconds| {
+        let mut job = Job::new();
+        // It must grow, with all holes free.
+        job.high_water(800);
+        job.pass_time(seconds);
+        job.low_water();
+        job.pool.check().unwrap();
+        let reserved = job.pool.reserved().high;
+        job.high_water(860);
+        job.pool.check().unwrap();
+        job.pool.reserved().high - reserved
+    };
+    assert_eq!(grown_at_the_second(60), 0);
+    assert!(grown_at_the_second(0) >= 32 * MIB, "where there is no time for it");
+}
+
+#[test]
+fn pages_stay_long_where_they_pin_little() {
+    let mut job = Job::new();
+    job.grows_and_keeps_its_pages();
+}
+
+#[test]
+fn what_captures_hold_is_not_taken_for_free() {
+    let mut job = Job::new();
+    let memory = job.pool.capture_pool();
+    let capturing = memory.begin(&job.stream).unwrap();
+    let captured = job.alloc(100);
+    drop(capturing);
+    // What it takes then is all that is the pool's own, and more.
+    job.grows_and_keeps_its_pages();
+    job.free([captured]);
+}
+
+#[test]
+fn to_look_in_vain_takes_a_small_part_of_the_time_too() {
+    let mut job = Job::new();
+    job.high_water(800);
+    let block = job.alloc(1023);
+    job.sim.launch(job.stream.handle(), Duration::from_secs(100)).unwrap();
+    job.free([block]);
+    let asked = |job: &Job| {
+        let calls = job.sim.calls();
+        calls[Call::QueryEvent] + calls[Call::StreamIsIdle]
+    };
+    let before = asked(&job);
+    while asked(&job) == before {
+        job.sim.advance_to(job.sim.now() + Duration::from_millis(1));
+        job.shorten();
+    }
+    // It just had the time for it: of the last millisecond 5 µs are left, at 157 ns a question.
+    (0..1000).for_each(|_| job.shorten());
+    assert!(asked(&job) - before < 40, "{}", asked(&job) - before);
+}
+
+#[test]
+fn a_quarter_of_what_is_held_is_shortened_for_each_growth() {
+    let mut job = Job::new();
+    job.high_water(800);
+    job.pass_time(600);
+    let (pages, held) = (job.pages(), job.pool.reserved().current);
+    (0..20).for_each(|_| job.low_water());
+    // Eight short pages for each long one.
+    let shortened = (job.pages() - pages) / 7 * 32 * MIB;
+    assert!(shortened.abs_diff(held / 4) <= 32 * MIB, "{shortened} of {held}");
+    assert_eq!(job.pool.reserved().current, held);
+}
+
+#[test]
+fn it_takes_a_small_part_of_the_time() {
+    let mut job = Job::new();
+    job.high_water(800);
+    let pages = job.pages();
+    job.low_water();
+    assert_eq!(job.pages(), pages, "what there is was just created");
+    job.pass_time(2);
+    let before = job.sim.time_spent().total();
+    job.low_water();
+    assert!(job.pages() > pages);
+    let spent = job.sim.time_spent().total() - before;
+    assert!(spent < Duration::from_micros(10_500), "{spent:?}");
+}
+
+#[test]
+fn a_page_that_work_still_uses_stays() {
+    let mut job = Job::new();
+    job.high_water(800);
+    let block = job.alloc(1023);
+    let pages = job.pages();
+    job.sim.launch(job.stream.handle(), Duration::from_secs(100)).unwrap();
+    job.free([block]);
+    job.pass_time(60);
+    job.shorten();
+    assert_eq!(job.pages(), pages);
+    job.pass_time(200);
+    job.shorten();
+    assert!(job.pages() > pages);
+}
+
+/// Shortens while the calls of these kinds with these numbers fail: what was held is held no more than before, or less.
+fn shorten_while_failing(calls: &[(Call, u64)]) {
+    let mut job = Job::new();
+    job.high_water(800);
+    job.pass_time(60);
+    let reserved = job.pool.reserved().current;
+    let name = "cuMem";
+    for (call, nth) in calls {
+        job.sim.fail_next(*call, *nth, DeviceError::OutOfMemory { call: name, requested: 8 * MIB });
+    }
+    job.shorten();
+    job.pool.check().unwrap();
+    assert!(job.pool.reserved().current <= reserved);
+    let whole = job.alloc(1000);
+    // A page that could not be given back may be too long for what is missing.
+    assert!(job.pool.reserved().high <= reserved + 32 * MIB, "{calls:?}");
+    job.free([whole]);
+    job.pool.check().unwrap();
+}
+
+#[test]
+fn a_call_that_fails_amid_it_loses_nothing() {
+    for call in [Call::Unmap, Call::ReleasePage, Call::CreatePage, Call::Map, Call::SetAccess] {
+        (1..6).for_each(|nth| shorten_while_failing(&[(call, nth)]));
+    }
+}
+
+#[test]
+fn a_mapping_amid_it_that_cannot_be_undone_is_removed_later() {
+    // The first `unmap` is the long page's.
+    (1..6).for_each(|nth| shorten_while_failing(&[(Call::SetAccess, nth), (Call::Unmap, 2)]));
+}
