@@ -112,8 +112,8 @@ impl Arena {
 
     // ---- one allocation --------------------------------------------------------------------------
 
-    /// Allocates a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a base
-    /// page), for work on `stream`, if one is ready: the first step only.
+    /// Allocates a block of `units` for work on `stream`, if one is ready: the first step only. Its address is a multiple
+    /// of `align` bytes, a power of two that is at most a base page.
     pub(crate) fn alloc_ready(
         &mut self,
         units: u64,

@@ -113,8 +113,7 @@ impl Growth<'_> {
         Some(Placement { region, start, end, first: at, missing })
     }
 
-    /// Base pages to be backed in the part of an extent that lies in `window`, or `None` where the extent cannot be
-    /// part of a place.
+    /// Base pages to be backed in the part of an extent that lies in `window`. `None` where no place may hold the extent.
     fn missing_in(&self, id: ExtentId, window: (u64, u64)) -> Option<u64> {
         match self.map[id].state {
             ExtentState::Free => self.could_be_ready(id).then_some(0),

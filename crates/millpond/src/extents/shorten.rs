@@ -28,8 +28,8 @@ struct LongPage {
     extent: ExtentId,
 }
 
-/// Exchanges free pages of the large zone whose work is complete for short ones, the longest first, as far as
-/// the savings of the `ledger` go, which pays. What cannot be created anew is unmapped. Returns whether any was exchanged.
+/// Exchanges free long pages of the large zone for short ones, the longest first, while the `ledger` has savings. It pays
+/// for them. The work on them is complete. What cannot be created anew is unmapped. Returns whether any was exchanged.
 #[cold]
 pub(super) fn shorten(
     map: &mut ExtentMap,

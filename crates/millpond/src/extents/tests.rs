@@ -290,8 +290,8 @@ fn asked(sim: &SimDevice) -> u64 {
     [Call::QueryEvent, Call::StreamIsIdle, Call::RecordEvent].map(|call| calls[call]).iter().sum()
 }
 
-/// Frees what lies side by side on two streams that are busy, and asks on one of them for what would fit best into
-/// what the other one freed. Returns how often the device was asked.
+/// Frees what lies side by side on two busy streams. Then asks on one of them for what would fit best into what the
+/// other one freed. Returns how often the device was asked.
 fn asked_about_another_stream(reuse: ReusePolicies) -> u64 {
     let (bench, other) = two_streams(reuse);
     let [small, _, side, long] = [4 * MIB, 4 * MIB, 16 * MIB, 40 * MIB].map(|bytes| bench.alloc(bytes));
