@@ -146,12 +146,9 @@ fn how_long_pages_are_depends_on_the_ledger() {
     };
     // Of 1.2 GiB an 80th, and down to a power of two.
     assert_eq!(created(16 * MIB), 2);
-    // Three seconds later there is time again, and ten later much of it.
-    let later = |seconds| bench.sim.advance_to(bench.sim.now() + std::time::Duration::from_secs(seconds));
-    later(3);
+    // Three seconds later there is time again: a twelfth of the block, down to a power of two.
+    bench.sim.advance_to(bench.sim.now() + std::time::Duration::from_secs(3));
     assert_eq!([16 * MIB, 160 * MIB].map(created), [8, 20]);
-    later(10);
-    assert_eq!(created(160 * MIB), 40);
     blocks.into_iter().for_each(|ptr| bench.free_on(ptr, &bench.stream));
 }
 
@@ -290,8 +287,8 @@ fn asked(sim: &SimDevice) -> u64 {
     [Call::QueryEvent, Call::StreamIsIdle, Call::RecordEvent].map(|call| calls[call]).iter().sum()
 }
 
-/// Frees what lies side by side on two streams that are busy, and asks on one of them for what would fit best into
-/// what the other one freed. Returns how often the device was asked.
+/// Frees what lies side by side on two busy streams. Then asks on one of them for what would fit best into what the
+/// other one freed. Returns how often the device was asked.
 fn asked_about_another_stream(reuse: ReusePolicies) -> u64 {
     let (bench, other) = two_streams(reuse);
     let [small, _, side, long] = [4 * MIB, 4 * MIB, 16 * MIB, 40 * MIB].map(|bytes| bench.alloc(bytes));
