@@ -20,13 +20,14 @@ pub(crate) enum Mechanism {
     Splitting,
     /// Free pages that are too long are exchanged for shorter ones.
     Exchange,
-    /// A large block that fits closely is taken before the caches are emptied. Left out: any.
-    Closely,
+    /// Where threads cache large blocks, the caches are emptied before a large free block is cut up. Left out: only
+    /// where no free block is ready.
+    CachesFirst,
     /// Small blocks lie in address ranges of their own.
     Zones,
     /// The lowest free block is taken where the best fit leaves much over. Left out: always the best fit.
     Lowest,
-    /// Left out: the lowest always.
+    /// Left out: the lowest always, of large blocks.
     LowestAlways,
     /// Short pages while there is time. Left out: pages are always long.
     ShortPages,
@@ -67,7 +68,7 @@ mod lab {
         ("growth-flat", Mechanism::GrowthFlat),
         ("splitting", Mechanism::Splitting),
         ("exchange", Mechanism::Exchange),
-        ("closely", Mechanism::Closely),
+        ("caches-first", Mechanism::CachesFirst),
         ("zones", Mechanism::Zones),
         ("lowest", Mechanism::Lowest),
         ("lowest-always", Mechanism::LowestAlways),
