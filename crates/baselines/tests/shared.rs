@@ -64,7 +64,7 @@ fn an_unknown_name_is_answered_with_the_known_ones() {
 #[test]
 fn a_device_without_memory_pools_has_no_stream_ordered_allocator() {
     use millpond::device::sim::{SimDevice, SimOptions};
-    let device = SimDevice::new(SimOptions { memory_pools: false, ..SimOptions::default() }).unwrap();
+    let device = SimDevice::new(SimOptions::default().memory_pools(false)).unwrap();
     let context = millpond::Context::new(device);
     let error = millpond_baselines::by_name("stream-ordered", &context).unwrap_err().to_string();
     assert_eq!(error, "simulated does not support stream-ordered memory pools");

@@ -44,6 +44,7 @@ macro_rules! define_device_calls {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Device calls by kind, counted since the pool was built.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        #[non_exhaustive]
         pub struct DeviceCalls {
             $($(#[$doc])* pub $name: u64,)*
         }

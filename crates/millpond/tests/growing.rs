@@ -15,7 +15,7 @@ const WORD: u64 = 4096;
 const LAYERS: usize = 40;
 
 fn sim(capacity: u64) -> (Context, Stream) {
-    let context = Context::new(SimDevice::new(SimOptions { capacity, ..SimOptions::default() }).unwrap());
+    let context = Context::new(SimDevice::new(SimOptions::default().capacity(capacity)).unwrap());
     let stream = context.create_stream().unwrap();
     (context, stream)
 }

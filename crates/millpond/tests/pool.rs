@@ -20,7 +20,7 @@ use freeing::Freeing;
 const MIB: u64 = 1 << 20;
 
 fn sim(capacity: u64) -> (Arc<SimDevice>, Context, Stream) {
-    let sim = SimDevice::new(SimOptions { capacity, ..SimOptions::default() }).unwrap();
+    let sim = SimDevice::new(SimOptions::default().capacity(capacity)).unwrap();
     let context = Context::new(sim.clone());
     let stream = context.create_stream().unwrap();
     (sim, context, stream)

@@ -32,10 +32,7 @@ struct Sim(Arc<SimDevice>);
 
 impl Sim {
     fn new(virtual_memory: bool) -> Self {
-        Self(
-            SimDevice::new(SimOptions { capacity: CAPACITY, virtual_memory, ..SimOptions::default() })
-                .unwrap(),
-        )
+        Self(SimDevice::new(SimOptions::default().capacity(CAPACITY).virtual_memory(virtual_memory)).unwrap())
     }
 }
 
@@ -60,7 +57,7 @@ struct Host(Arc<HostDevice>);
 
 impl Host {
     fn new(virtual_memory: bool) -> Self {
-        let options = HostOptions { capacity: Some(CAPACITY), virtual_memory, ..HostOptions::default() };
+        let options = HostOptions::default().capacity(CAPACITY).virtual_memory(virtual_memory);
         Self(HostDevice::with_options(options).unwrap())
     }
 }
@@ -95,8 +92,7 @@ mod gpu {
 
     impl Cuda {
         pub(crate) fn new(virtual_memory: bool) -> Self {
-            let options =
-                CudaOptions { virtual_memory: (!virtual_memory).then_some(false), ..Default::default() };
+            let options = CudaOptions::default().virtual_memory((!virtual_memory).then_some(false));
             Self(CudaDevice::with_options(0, options).unwrap())
         }
     }
