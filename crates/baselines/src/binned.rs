@@ -227,7 +227,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_class_holds_its_sizes_and_the_last_holds_two_gibibytes() {
+    fn a_class_holds_its_sizes_the_last_two_gibibytes() {
         assert_eq!(class_of(1), Some(0));
         assert_eq!(class_of(512), Some(0));
         assert_eq!(class_of(513), Some(1));

@@ -5,18 +5,20 @@ use millpond::{Pool, Result, Stream};
 
 use crate::{Allocator, Usage};
 
-/// The name in [`NAMES`](crate::NAMES).
-pub(crate) const NAME: &str = "millpond";
+/// The pool's name in [`NAMES`](crate::NAMES).
+pub const NAME: &str = "millpond";
 
 impl Allocator for Pool {
     fn name(&self) -> &'static str {
         NAME
     }
 
+    #[inline]
     fn allocate(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
         self.alloc(bytes, stream)
     }
 
+    #[inline]
     unsafe fn free(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { Pool::free(self, ptr, stream) }

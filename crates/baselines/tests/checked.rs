@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond::device::DevicePtr;
-use millpond::device::checker::{BlockId, CheckerDevice};
 use millpond::device::sim::{Call, SimDevice, SimOptions};
+use millpond::testing::checker::{BlockId, CheckerDevice};
 use millpond::{Context, Stream};
 use millpond_baselines::{Allocator, by_name};
 use proptest::prelude::*;
@@ -162,7 +162,7 @@ proptest! {
     }
 
     #[test]
-    fn a_device_whose_calls_fail_costs_no_memory_and_no_order(
+    fn failing_device_calls_cost_no_memory_and_no_order(
         which in 0..3usize,
         program in prop::collection::vec(step(), 1..120),
     ) {

@@ -52,7 +52,7 @@ suite! {
 }
 
 #[test]
-fn an_unknown_name_is_answered_with_the_names_that_there_are() {
+fn an_unknown_name_is_answered_with_the_known_ones() {
     let context = millpond::Context::host().unwrap();
     let error = millpond_baselines::by_name("jemalloc", &context).unwrap_err().to_string();
     assert!(error.contains("'jemalloc'"), "{error}");

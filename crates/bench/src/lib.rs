@@ -21,6 +21,7 @@ pub mod report;
 mod row;
 mod samples;
 mod subject;
+mod suite;
 mod suites;
 mod target;
 mod work;
@@ -32,8 +33,8 @@ pub use machine::Machine;
 pub use ratio::{times, times_mark};
 pub use row::Row;
 pub use subject::{MIMALLOC, names};
-pub use suites::Suite;
-pub use target::{On, Target};
+pub use suite::Suite;
+pub use target::Target;
 
 use clock::Clock;
 use cores::Cores;

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::SystemTime;
 
-use millpond::device::cuda;
+use millpond::device::{Kind, cuda};
 
 use crate::Target;
 
@@ -31,7 +31,7 @@ impl Machine {
             processor: processor().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             device: format!("{} ({})", target.name(), target.model()),
-            driver: target.name().starts_with("cuda").then(driver).flatten(),
+            driver: (target.name().kind() == Kind::Cuda).then(driver).flatten(),
             date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             command: command(),
         }

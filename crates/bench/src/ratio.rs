@@ -28,7 +28,7 @@ mod tests {
     use crate::Suite;
 
     #[test]
-    fn the_mark_that_was_measured_beside_a_row_goes_before_the_one_before_all() {
+    fn a_mark_measured_beside_a_row_comes_first() {
         let mark = Row::for_test(Suite::Latency, "pair", "mimalloc", 1);
         let mut row = mark.clone();
         (row.p50_ns, row.mark_p50_ns) = (30.0, Some(20.0));
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[test]
-    fn one_thread_is_compared_by_the_median_and_several_by_what_they_do_together() {
+    fn one_thread_is_compared_by_median_several_by_total() {
         let mut ours = Row::for_test(Suite::Threads, "1MiB", "millpond", 1);
         let mut other = ours.clone();
         (ours.p50_ns, other.p50_ns) = (10.0, 30.0);

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_has_the_machine_and_a_chart_of_each_suite_and_fetches_nothing() {
+    fn the_page_has_machine_and_charts_and_fetches_nothing() {
         let rows = [
             row(Suite::Latency, "millpond", 1),
             row(Suite::Threads, "millpond", 4),

@@ -1,6 +1,7 @@
 //! One figure as programs read it.
 
-use millpond_baselines::NAMES;
+use millpond::device::DeviceName;
+use millpond_baselines::MILLPOND;
 use serde::Serialize;
 
 use crate::samples::Samples;
@@ -55,7 +56,7 @@ impl Row {
 
     /// Whether it is of the pool.
     pub fn is_ours(&self) -> bool {
-        self.allocator == NAMES[0]
+        self.allocator == MILLPOND
     }
 }
 
@@ -83,12 +84,13 @@ impl Case {
     /// The row of samples of several threads at once, which together made so many pairs a second.
     pub(crate) fn row_at_rate(self, bench: &Bench, samples: Samples, pairs_per_s: Option<f64>) -> Row {
         let figures = samples.figures();
-        let device = if self.allocator == crate::MIMALLOC { "host" } else { bench.target.name() };
+        let of_the_cpu = self.allocator == crate::MIMALLOC;
+        let device = if of_the_cpu { DeviceName::HOST } else { bench.target.name() };
         Row {
             suite: self.suite.name(),
             mode: self.mode,
             allocator: self.allocator,
-            device: device.to_owned(),
+            device: device.to_string(),
             bytes: self.bytes,
             threads: self.threads,
             mean_ns: rounded(figures.mean),

@@ -2,10 +2,11 @@
 
 use std::time::Duration;
 
-use millpond_bench::{Bench, MIMALLOC, On, Row, Suite, Target, names, repeat};
+use millpond::device::DeviceName;
+use millpond_bench::{Bench, MIMALLOC, Row, Suite, Target, names, repeat};
 
 fn bench() -> Bench {
-    let (target, _) = Target::find(On::Sim).unwrap();
+    let (target, _) = Target::find(DeviceName::SIM.into()).unwrap();
     Bench::new(target, Duration::from_millis(1))
 }
 
@@ -32,7 +33,7 @@ fn modes(suite: Suite, allocator: &'static str) -> Vec<String> {
 }
 
 #[test]
-fn latency_measures_six_sizes_in_pairs_and_each_call_alone_with_every_allocator() {
+fn latency_measures_six_sizes_in_pairs_and_single_calls() {
     for allocator in names() {
         let modes = modes(Suite::Latency, allocator);
         assert_eq!(modes.len(), 18);
@@ -49,7 +50,7 @@ fn throughput_and_mixed_are_one_figure_each() {
 }
 
 #[test]
-fn threads_go_up_to_sixteen_at_least_with_one_size_and_with_mixed_sizes() {
+fn threads_go_to_sixteen_with_one_size_and_mixed() {
     let cases = run(Suite::Threads, "millpond");
     for threads in [1, 2, 4, 8, 16] {
         for mode in ["1MiB", "mixed"] {
@@ -59,7 +60,7 @@ fn threads_go_up_to_sixteen_at_least_with_one_size_and_with_mixed_sizes() {
 }
 
 #[test]
-fn what_one_thread_allocates_another_frees_on_the_same_stream_and_on_its_own() {
+fn another_thread_frees_on_the_same_stream_and_its_own() {
     for allocator in ["millpond", "caching", MIMALLOC] {
         let cases = run(Suite::HandOver, allocator);
         assert_eq!(cases.len(), 8);
@@ -82,7 +83,7 @@ fn reuse_has_cold_and_warm_and_nothing_of_mimalloc() {
 }
 
 #[test]
-fn streams_have_each_policy_of_the_pool_and_one_row_of_each_baseline() {
+fn streams_have_a_row_for_each_policy_and_baseline() {
     let policies = ["default", "no-policy", "event-dependencies", "opportunistic", "internal-dependencies"];
     assert_eq!(modes(Suite::Streams, "millpond"), policies);
     assert_eq!(modes(Suite::Streams, "caching"), ["default"]);
@@ -97,7 +98,7 @@ fn the_mark_is_mimallocs_pair_of_512_bytes() {
 }
 
 #[test]
-fn a_row_in_json_has_exactly_the_promised_keys_in_their_order() {
+fn a_row_in_json_has_the_promised_keys_in_order() {
     let text = serde_json::to_string(&bench().mark().unwrap()).unwrap();
     let keys: Vec<_> = text.split('"').filter(|part| text.contains(&format!("\"{part}\":"))).collect();
     let promised = [
@@ -118,8 +119,8 @@ fn a_row_in_json_has_exactly_the_promised_keys_in_their_order() {
 }
 
 #[test]
-fn an_allocator_that_is_not_there_is_an_error_that_names_those_that_are() {
-    let (target, _) = Target::find(On::Sim).unwrap();
+fn an_unknown_allocator_is_an_error_that_names_the_known() {
+    let (target, _) = Target::find(DeviceName::SIM.into()).unwrap();
     let error = repeat(&target, "jemalloc", 512, 1).unwrap_err().to_string();
     assert!(error.contains("jemalloc") && error.contains("millpond"), "{error}");
 }

@@ -373,23 +373,23 @@ typedef struct {
 
 // Device calls by kind, counted since the pool was built.
 typedef struct {
-    // Address ranges reserved (cuMemAddressReserve).
+    // Address ranges reserved (`cuMemAddressReserve`).
     uint64_t reserve;
-    // Address ranges given back (cuMemAddressFree).
+    // Address ranges given back (`cuMemAddressFree`).
     uint64_t unreserve;
-    // Pages created (cuMemCreate).
+    // Pages created (`cuMemCreate`).
     uint64_t create;
-    // Mappings made (cuMemMap).
+    // Mappings made (`cuMemMap`).
     uint64_t map;
-    // Access rights set (cuMemSetAccess).
+    // Access rights set (`cuMemSetAccess`).
     uint64_t set_access;
-    // Mappings removed (cuMemUnmap).
+    // Mappings removed (`cuMemUnmap`).
     uint64_t unmap;
-    // Pages released (cuMemRelease).
+    // Pages released (`cuMemRelease`).
     uint64_t release;
-    // Plain allocations (cuMemAlloc).
+    // Plain allocations (`cuMemAlloc`, or `cuMemAllocAsync` where an allocator uses that).
     uint64_t alloc;
-    // Plain frees (cuMemFree).
+    // Plain frees (`cuMemFree`, or `cuMemFreeAsync`).
     uint64_t free;
 } millpond_device_calls;
 
@@ -399,7 +399,8 @@ typedef struct {
     size_t size;
     // Bytes asked for, in live blocks.
     millpond_level requested;
-    // Bytes in live blocks, rounded to the pool's minimum alignment.
+    // Bytes in live blocks, rounded to the pool's minimum alignment, and below 1 MiB to one of eight size
+    // classes in each doubling.
     millpond_level allocated;
     // Physical bytes held from the device.
     millpond_level reserved;
@@ -417,7 +418,7 @@ typedef struct {
     uint64_t stream_waits;
     // Pages taken from a free range to back another address.
     uint64_t pages_stolen;
-    // Times that memory ran out, something was given back or waited for, and the request tried again.
+    // Times that memory ran out and something was given back or waited for, and the request tried again.
     uint64_t retries;
     // Requests that ended in an out-of-memory error.
     uint64_t out_of_memory;
@@ -540,21 +541,6 @@ millpond_status millpond_context_memory_info(millpond_context *context, size_t *
 millpond_status millpond_context_properties(millpond_context *context,
                                             millpond_device_properties *properties);
 
-// A handle of the device's default pool, which is built with the default options when it is first asked for.
-// Release it as any other; the pool stays.
-millpond_status millpond_context_default_pool(millpond_context *context, millpond_pool **out);
-
-// A handle of the pool that code without a preference should use: the one last set, else the default one.
-// Release it as any other; the pool stays.
-millpond_status millpond_context_current_pool(millpond_context *context, millpond_pool **out);
-
-// Makes `pool` the current one; null goes back to the default pool. The context keeps the pool, also when its
-// handle is released.
-millpond_status millpond_context_set_current_pool(millpond_context *context, millpond_pool *pool);
-
-// Frees a block of any pool of this device, also of one that was destroyed or whose last handle was released.
-millpond_status millpond_context_free(millpond_context *context, void *ptr, millpond_any_stream stream);
-
 // Sets `bytes` bytes of device memory at `at` to the low byte of `value`, in stream order.
 millpond_status millpond_memset(millpond_context *context,
                                 void *at,
@@ -623,6 +609,9 @@ millpond_status millpond_free(millpond_pool *pool,
                               void *ptr,
                               millpond_any_stream stream);
 
+// Frees a block of any pool of this device, also of one that was destroyed or whose last handle was released.
+millpond_status millpond_context_free(millpond_context *context, void *ptr, millpond_any_stream stream);
+
 // Allocates at an address that is a multiple of `align` bytes, a power of two up to the device's granularity
 // (2 MiB).
 millpond_status millpond_alloc_aligned(millpond_pool *pool,
@@ -654,6 +643,18 @@ millpond_status millpond_pool_options_init(millpond_pool_options *options, size_
 millpond_status millpond_pool_create(millpond_context *context,
                                      const millpond_pool_options *options,
                                      millpond_pool **out);
+
+// A handle of the device's default pool, which is built with the default options when it is first asked for.
+// Release it as any other; the pool stays.
+millpond_status millpond_context_default_pool(millpond_context *context, millpond_pool **out);
+
+// A handle of the pool that code without a preference should use: the one last set, else the default one.
+// Release it as any other; the pool stays.
+millpond_status millpond_context_current_pool(millpond_context *context, millpond_pool **out);
+
+// Makes `pool` the current one; null goes back to the default pool. The context keeps the pool, also when its
+// handle is released.
+millpond_status millpond_context_set_current_pool(millpond_context *context, millpond_pool *pool);
 
 // Gives up the handle. With a pool's last handle the pool goes: the host waits for pending work on its memory. If
 // blocks are still live then, their memory goes back when the last of them is freed (`millpond_context_free`).

@@ -138,6 +138,33 @@ pub(crate) unsafe fn write_struct<T: SizedStruct>(
     Ok(())
 }
 
+/// Fills a struct that is `size` bytes long with defaults, and its size.
+///
+/// # Safety
+/// `at` is null, or valid for writes of `size` bytes.
+pub(crate) unsafe fn init_struct<T: SizedStruct>(
+    at: *mut T,
+    size: usize,
+    defaults: &T,
+) -> Result<(), Failure> {
+    if at.is_null() {
+        return Err(Failure::Null("options"));
+    }
+    if size < size_of::<usize>() || size > LARGEST_STRUCT {
+        return Err(Failure::BadStruct { what: T::NAME, found: size });
+    }
+    // SAFETY: valid for `size` bytes; the shorter of both sizes is copied, and what is beyond ours is set to zero.
+    unsafe {
+        at.cast::<u8>().write_bytes(0, size);
+        ptr::copy_nonoverlapping(
+            ptr::from_ref(defaults).cast::<u8>(),
+            at.cast::<u8>(),
+            size.min(size_of::<T>()),
+        );
+    }
+    Ok(())
+}
+
 /// A text in a field of fixed length, cut where it is longer, and ended with a zero.
 pub(crate) fn fixed_text<const N: usize>(text: &str) -> [c_char; N] {
     let mut field = [0; N];

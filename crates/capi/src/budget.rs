@@ -3,14 +3,11 @@
 use millpond::Budget;
 
 use crate::arguments::Out;
-use crate::context::{CONTEXTS, ContextHandle};
+use crate::context::CONTEXTS;
 use crate::failure::boundary;
-use crate::handle::{Kind, Table};
+use crate::handle::Table;
+use crate::kind::{BudgetHandle, ContextHandle, Kind};
 use crate::status::Status;
-
-/// A limit on the physical bytes that all pools with this budget hold together. Opaque.
-#[derive(Debug)]
-pub struct BudgetHandle;
 
 pub(crate) static BUDGETS: Table<Budget> = Table::new(Kind::Budget);
 

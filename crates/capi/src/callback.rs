@@ -8,7 +8,8 @@ use millpond::{Limit, OutOfMemory};
 use crate::arguments::{Out, SizedStruct, fixed_text, write_struct};
 use crate::failure::{Failure, boundary, last_out_of_memory};
 use crate::gate::Gate;
-use crate::pool::{POOLS, PoolHandle};
+use crate::kind::PoolHandle;
+use crate::pool::POOLS;
 use crate::status::Status;
 
 /// Asked when memory is short: frees what it can of what the program can do without, and answers whether trying

@@ -11,15 +11,11 @@ use crate::arguments::Out;
 use crate::context::ContextObject;
 use crate::failure::{Failure, boundary};
 use crate::gate::Gate;
-use crate::handle::{Kind, Table};
-use crate::pool::{POOLS, PoolHandle};
+use crate::handle::Table;
+use crate::kind::{AnyStream, CaptureHandle, Kind, PoolHandle};
+use crate::pool::POOLS;
 use crate::status::Status;
-use crate::stream::{AnyStream, find_stream};
-
-/// Memory for what is captured into CUDA graphs: it stays where it is, and is nobody else's, until the last handle of
-/// it is released. Opaque.
-#[derive(Debug)]
-pub struct CaptureHandle;
+use crate::stream::find_stream;
 
 /// What a capture's handle stands for.
 #[derive(Debug)]

@@ -1,25 +1,20 @@
 //! Contexts: a device with its streams and pools.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_char;
 use std::sync::{Arc, OnceLock, Weak};
 
 use millpond::bindings::Mutex;
 use millpond::bindings::PerProcess;
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::device::{DevicePtr, Kind as DeviceKind, MemoryInfo};
+use millpond::device::{Kind as DeviceKind, MemoryInfo};
 use millpond::{Context, Stream};
 
-use crate::arguments::{Out, SizedStruct, fixed_text, read_struct, write_struct};
+use crate::arguments::{Out, SizedStruct, fixed_text, init_struct, read_struct, write_struct};
 use crate::failure::{Failure, boundary};
-use crate::handle::{Kind, Table};
-use crate::pool::{POOLS, PoolHandle, PoolObject};
+use crate::handle::Table;
+use crate::kind::{ContextHandle, Kind};
 use crate::status::Status;
-use crate::stream::{AnyStream, find_stream};
-
-/// A device with its streams and its pools. Opaque.
-#[derive(Debug)]
-pub struct ContextHandle;
 
 /// What a context's handle stands for.
 #[derive(Debug)]
@@ -206,7 +201,7 @@ pub unsafe extern "C" fn millpond_context_host(out: *mut *mut ContextHandle) -> 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_host_options_init(options: *mut HostDeviceOptions, size: usize) -> Status {
     // SAFETY: as the header asks of its caller.
-    boundary(|_| unsafe { crate::options::init_struct(options, size, &default_host_options(size)) })
+    boundary(|_| unsafe { init_struct(options, size, &default_host_options(size)) })
 }
 
 /// Makes a host device of its own with these options (null: the defaults).
@@ -233,7 +228,7 @@ pub unsafe extern "C" fn millpond_context_host_with(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_sim_options_init(options: *mut SimDeviceOptions, size: usize) -> Status {
     // SAFETY: as the header asks of its caller.
-    boundary(|_| unsafe { crate::options::init_struct(options, size, &default_sim_options(size)) })
+    boundary(|_| unsafe { init_struct(options, size, &default_sim_options(size)) })
 }
 
 /// Makes a simulated device with these options (null: the defaults): it keeps no bytes and is deterministic.
@@ -319,72 +314,4 @@ fn kind_code(kind: DeviceKind) -> DeviceKindCode {
         DeviceKind::Sim => DeviceKindCode::Sim,
         _ => DeviceKindCode::Unknown,
     }
-}
-
-/// A handle of the device's default pool, which is built with the default options when it is first asked for.
-/// Release it as any other; the pool stays.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn millpond_context_default_pool(
-    context: *mut ContextHandle,
-    out: *mut *mut PoolHandle,
-) -> Status {
-    boundary(|me| {
-        // SAFETY: as the header asks of its caller.
-        let out = unsafe { Out::pointer(out, "out") }?;
-        let object = CONTEXTS.get(me, context)?;
-        let pool = object.context.default_pool()?;
-        out.set(POOLS.insert(PoolObject::new(pool, object.clone()))?);
-        Ok(())
-    })
-}
-
-/// A handle of the pool that code without a preference should use: the one last set, else the default one.
-/// Release it as any other; the pool stays.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn millpond_context_current_pool(
-    context: *mut ContextHandle,
-    out: *mut *mut PoolHandle,
-) -> Status {
-    boundary(|me| {
-        // SAFETY: as the header asks of its caller.
-        let out = unsafe { Out::pointer(out, "out") }?;
-        let object = CONTEXTS.get(me, context)?;
-        let pool = object.context.current_pool()?;
-        out.set(POOLS.insert(PoolObject::new(pool, object.clone()))?);
-        Ok(())
-    })
-}
-
-/// Makes `pool` the current one; null goes back to the default pool. The context keeps the pool, also when its
-/// handle is released.
-#[unsafe(no_mangle)]
-pub extern "C" fn millpond_context_set_current_pool(
-    context: *mut ContextHandle,
-    pool: *mut PoolHandle,
-) -> Status {
-    boundary(|me| {
-        let object = CONTEXTS.get(me, context)?;
-        if pool.is_null() {
-            object.context.set_current_pool(None)?;
-        } else {
-            object.context.set_current_pool(Some(&POOLS.get(me, pool)?.pool))?;
-        }
-        Ok(())
-    })
-}
-
-/// Frees a block of any pool of this device, also of one that was destroyed or whose last handle was released.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn millpond_context_free(
-    context: *mut ContextHandle,
-    ptr: *mut c_void,
-    stream: AnyStream,
-) -> Status {
-    boundary(|me| {
-        let object = CONTEXTS.get(me, context)?;
-        // SAFETY: as the header asks of its caller.
-        let stream = unsafe { find_stream(me, &object, stream) }?;
-        // SAFETY: the block is the caller's, as the header asks.
-        Ok(unsafe { object.context.free(DevicePtr::new(ptr.addr() as u64), &stream) }?)
-    })
 }

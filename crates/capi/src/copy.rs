@@ -5,11 +5,12 @@ use std::ffi::c_void;
 use millpond::Stream;
 use millpond::device::Device;
 
-use crate::context::{CONTEXTS, ContextHandle};
+use crate::context::CONTEXTS;
 use crate::failure::{Failure, boundary};
+use crate::kind::{AnyStream, ContextHandle};
 use crate::memory::from_c;
 use crate::status::Status;
-use crate::stream::{AnyStream, find_stream};
+use crate::stream::find_stream;
 
 /// Gives a stream work on `bytes` of device memory; none where there are none.
 ///

@@ -6,12 +6,9 @@ use millpond::Event;
 
 use crate::arguments::Out;
 use crate::failure::boundary;
-use crate::handle::{Kind, Table};
+use crate::handle::Table;
+use crate::kind::{EventHandle, Kind};
 use crate::status::Status;
-
-/// A point in a stream's work, made by `millpond_stream_record`. Opaque.
-#[derive(Debug)]
-pub struct EventHandle;
 
 pub(crate) static EVENTS: Table<Event> = Table::new(Kind::Event);
 

@@ -8,8 +8,8 @@ use millpond::bindings::Forked;
 use millpond::device::DeviceError;
 use millpond::{Context, Error, OutOfMemory};
 
-use crate::handle::Kind;
 use crate::in_use::{Record, this_thread};
+use crate::kind::Kind;
 use crate::status::Status;
 
 /// Why a call did nothing.

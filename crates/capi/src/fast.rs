@@ -6,10 +6,10 @@
 //! found pool and stream, it leaves a [`Shortcut`] in the thread's `place`, under the two handles.
 //!
 //! **How an object stays** while it is used here: not by a note of its handle (`in_use`), but by one flag for the thread,
-//! that it is inside. Who releases a handle makes it invalid first and takes every pair of it away (`forget`), then
-//! waits until every thread was seen outside once (`wait_for_calls`). That is soon, for nothing here waits. Who comes in
-//! later finds no pair. As for notes, the full fence that this needs on both sides is paid by the releasing side
-//! (`membarrier`); where the system has none, no thread has a way in.
+//! that it is inside. Who releases a handle makes it invalid first and takes every pair of it away (`place::forget`), then
+//! waits until every thread was seen outside once (`place::wait_for_calls`). That is soon, for nothing here waits. Who
+//! comes in later finds no pair. As for notes, the full fence that this needs on both sides is paid by the releasing
+//! side (`membarrier`); where the system has none, no thread has a way in.
 
 use std::sync::atomic::{Ordering, compiler_fence, fence};
 
@@ -17,9 +17,10 @@ use millpond::Pool;
 use millpond::bindings::Shortcut;
 
 use crate::in_use;
+use crate::kind::{AnyStream, PoolHandle};
 use crate::place::Place;
-use crate::pool::{POOLS, PoolHandle};
-use crate::stream::{AnyStream, FoundStream, STREAMS};
+use crate::pool::POOLS;
+use crate::stream::{FoundStream, STREAMS};
 
 /// The thread is inside as long as this lives.
 struct Inside(&'static Place);
@@ -86,23 +87,5 @@ pub(crate) fn remember(
     let is_default = matches!(found, FoundStream::Default(_));
     if !POOLS.is_valid(pool) || !(is_default || STREAMS.is_valid(stream)) {
         pair.take_away();
-    }
-}
-
-/// Takes away every pair of a handle, which was made invalid before. Whoever came in before may still use it.
-pub(crate) fn forget(handle: u64) {
-    fence(Ordering::SeqCst);
-    let pairs = Place::all_used().flat_map(|place| &place.pairs);
-    pairs.filter(|pair| pair.is_of(handle)).for_each(|pair| pair.take_away());
-}
-
-/// Waits until every thread that may still use a forgotten handle has left the fast path. After a
-/// [heavy fence](in_use::heavy_fence), which comes after [`forget`].
-pub(crate) fn wait_for_calls() {
-    for place in Place::all_used() {
-        // Acquire: what the thread did with the object happened before its end, which follows.
-        while place.inside.load(Ordering::Acquire) {
-            std::thread::yield_now();
-        }
     }
 }

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_shuts_a_gate_waits_for_the_calls_that_passed_and_no_more_do() {
+    fn shutting_a_gate_waits_for_the_calls_inside() {
         let gate = Gate::default();
         let (entered, has_entered) = channel();
         let (leave, may_leave) = channel::<()>();

@@ -9,18 +9,16 @@ use std::cell::UnsafeCell;
 use std::mem::MaybeUninit;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
-use std::{fmt, ptr, thread};
+use std::{ptr, thread};
 
 use millpond::bindings::Mutex;
 use millpond::bindings::PerProcess;
 
 use crate::failure::Failure;
-use crate::fast;
 use crate::in_use::{self, Note, Record};
+use crate::kind::{KIND_SHIFT, Kind, TAG};
+use crate::place;
 
-/// The highest byte of a handle is this and the [`Kind`]: no address of a user program, nor of a device.
-const TAG: u64 = 0x40;
-const KIND_SHIFT: u32 = 56;
 const GENERATION_SHIFT: u32 = 20;
 const INDEX_MASK: u64 = (1 << GENERATION_SHIFT) - 1;
 
@@ -30,55 +28,6 @@ const CHUNKS: usize = (1 << GENERATION_SHIFT) / CHUNK;
 
 /// Generations that a slot can have: what is left between index and kind.
 const GENERATIONS: u64 = 1 << (KIND_SHIFT - GENERATION_SHIFT);
-
-/// What a handle stands for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Kind {
-    /// A context.
-    Context = 1,
-    /// A stream.
-    Stream,
-    /// An event.
-    Event,
-    /// A pool.
-    Pool,
-    /// A budget.
-    Budget,
-    /// A workspace.
-    Workspace,
-    /// The memory of a capture.
-    Capture,
-}
-
-impl Kind {
-    const ALL: [Self; 7] =
-        [Self::Context, Self::Stream, Self::Event, Self::Pool, Self::Budget, Self::Workspace, Self::Capture];
-
-    /// The word for it, which is also what the header calls an argument of this kind.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Context => "context",
-            Self::Stream => "stream",
-            Self::Event => "event",
-            Self::Pool => "pool",
-            Self::Budget => "budget",
-            Self::Workspace => "workspace",
-            Self::Capture => "capture",
-        }
-    }
-
-    /// The kind of thing that the bits are a handle of, valid or not.
-    pub(crate) fn of(bits: u64) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| bits >> KIND_SHIFT == TAG | *kind as u64)
-    }
-}
-
-impl fmt::Display for Kind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
 
 /// All objects of one kind.
 pub(crate) struct Table<T: 'static> {
@@ -205,7 +154,7 @@ impl<T: Send + Sync> Table<T> {
     #[inline]
     pub(crate) fn get<H>(&'static self, me: &'static Record, handle: *mut H) -> Result<Using<T>, Failure> {
         let bits = handle.addr() as u64;
-        let note = me.note(bits)?;
+        let note = me.note(bits).ok_or(Failure::NestedTooDeep)?;
         // SAFETY: the note says so until the end of what is returned.
         match unsafe { self.look(bits) } {
             Some(object) => Ok(Using { object, _note: note }),
@@ -262,9 +211,9 @@ impl<T: Send + Sync> Table<T> {
             // Relaxed: the fences that follow come before each look at other threads.
             slot.handle.store(NO_HANDLE, Ordering::Relaxed);
         }
-        fast::forget(bits);
+        place::forget(bits);
         in_use::heavy_fence();
-        fast::wait_for_calls();
+        place::wait_for_calls();
         while in_use::is_used_by_anyone(bits) {
             if me.is_busy() {
                 self.vacant().lock().dying.push(bits);

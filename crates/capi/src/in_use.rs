@@ -13,8 +13,6 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64, Ordering, co
 
 use millpond::bindings::on_fork;
 
-use crate::failure::Failure;
-
 /// Handles that one thread can have in use at once: two or three a call, and calls nest through callbacks.
 const DEPTH: usize = 16;
 
@@ -133,11 +131,12 @@ impl Record {
         self.taken.store(false, Ordering::Release);
     }
 
-    /// Notes that the handle is about to be used. It must be looked up only after this.
+    /// Notes that the handle is about to be used. It must be looked up only after this. `None` where calls are nested
+    /// too deep in callbacks.
     #[inline]
-    pub(crate) fn note(&'static self, handle: u64) -> Result<Note, Failure> {
+    pub(crate) fn note(&'static self, handle: u64) -> Option<Note> {
         let depth = self.depth.get();
-        let Some(place) = self.handles.get(depth) else { return Err(Failure::NestedTooDeep) };
+        let place = self.handles.get(depth)?;
         // Relaxed: ordered before the look-up by the fence.
         place.store(handle, Ordering::Relaxed);
         if self.fenced_by_kernel {
@@ -146,7 +145,7 @@ impl Record {
             fence(Ordering::SeqCst);
         }
         self.depth.set(depth + 1);
-        Ok(Note { record: self, place: depth })
+        Some(Note { record: self, place: depth })
     }
 
     /// Whether a call is under way on this thread: then this one comes from a callback.

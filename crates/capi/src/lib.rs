@@ -6,6 +6,9 @@
 //! garbage, released handles and handles of another kind are told apart and answered with a status. `in_use.rs`
 //! keeps an object alive while any thread is inside a call with it, and `gate.rs` what a callback is called with.
 //!
+//! **The floors**, from below: the kinds of handles (`kind.rs`) and statuses; who uses what (`in_use.rs`, `place.rs`);
+//! failures; arguments and handles; contexts; pools and streams; and what is done with those. None uses one above it.
+//!
 //! **How one request passes through.** Each function is a closure given to `failure::boundary`, which catches
 //! panics, turns an error into a [`status::Status`] and keeps its message for `millpond_last_error`. Inside, the
 //! arguments are checked ([`arguments`]), the handles looked up, and the Rust interface called. Allocate and free
@@ -29,6 +32,7 @@ pub mod fast;
 mod gate;
 pub mod handle;
 pub mod in_use;
+pub mod kind;
 pub mod memory;
 pub mod options;
 mod place;

@@ -7,11 +7,13 @@ use millpond::device::DevicePtr;
 use millpond::{Pool, Stream};
 
 use crate::arguments::Out;
+use crate::context::CONTEXTS;
 use crate::failure::boundary;
 use crate::fast;
-use crate::pool::{POOLS, PoolHandle};
+use crate::kind::{AnyStream, ContextHandle, PoolHandle};
+use crate::pool::POOLS;
 use crate::status::Status;
-use crate::stream::{AnyStream, find_stream};
+use crate::stream::find_stream;
 
 #[inline]
 fn to_c(ptr: DevicePtr) -> *mut c_void {
@@ -109,6 +111,22 @@ unsafe extern "C" fn free_slow(pool: *mut PoolHandle, ptr: *mut c_void, stream: 
         unsafe { object.pool.free(from_c(ptr), &found) }?;
         fast::remember(pool, stream, &object.pool, &found);
         Ok(())
+    })
+}
+
+/// Frees a block of any pool of this device, also of one that was destroyed or whose last handle was released.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_context_free(
+    context: *mut ContextHandle,
+    ptr: *mut c_void,
+    stream: AnyStream,
+) -> Status {
+    boundary(|me| {
+        let object = CONTEXTS.get(me, context)?;
+        // SAFETY: as the header asks of its caller.
+        let stream = unsafe { find_stream(me, &object, stream) }?;
+        // SAFETY: the block is the caller's, as the header asks.
+        Ok(unsafe { object.context.free(from_c(ptr), &stream) }?)
     })
 }
 

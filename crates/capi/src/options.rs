@@ -5,11 +5,12 @@ use std::ptr;
 
 use millpond::{Pool, PoolBuilder, ReusePolicies};
 
-use crate::arguments::{SizedStruct, text};
-use crate::budget::{BUDGETS, BudgetHandle};
+use crate::arguments::{SizedStruct, init_struct, text};
+use crate::budget::BUDGETS;
 use crate::context::ContextObject;
 use crate::failure::{Failure, boundary};
 use crate::in_use::Record;
+use crate::kind::BudgetHandle;
 use crate::status::Status;
 
 /// Memory passes to a stream that is ordered after the free by events that millpond knows of.
@@ -75,33 +76,6 @@ pub(crate) const fn defaults(size: usize) -> PoolOptions {
         budget: ptr::null_mut(),
         spare: usize::MAX,
     }
-}
-
-/// Fills a struct that is `size` bytes long with defaults, and its size.
-///
-/// # Safety
-/// `at` is null, or valid for writes of `size` bytes.
-pub(crate) unsafe fn init_struct<T: SizedStruct>(
-    at: *mut T,
-    size: usize,
-    defaults: &T,
-) -> Result<(), Failure> {
-    if at.is_null() {
-        return Err(Failure::Null("options"));
-    }
-    if size < size_of::<usize>() || size > 4096 {
-        return Err(Failure::BadStruct { what: T::NAME, found: size });
-    }
-    // SAFETY: valid for `size` bytes; the shorter of both sizes is copied, and what is beyond ours is set to zero.
-    unsafe {
-        at.cast::<u8>().write_bytes(0, size);
-        ptr::copy_nonoverlapping(
-            ptr::from_ref(defaults).cast::<u8>(),
-            at.cast::<u8>(),
-            size.min(size_of::<T>()),
-        );
-    }
-    Ok(())
 }
 
 /// Fills a pool's options with the defaults. `size` is sizeof the struct.

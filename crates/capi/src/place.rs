@@ -11,12 +11,11 @@ use std::cell::UnsafeCell;
 use std::hint::cold_path;
 use std::mem::MaybeUninit;
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering, fence};
 
 use millpond::bindings::{Shortcut, on_fork, on_thread_end};
 
-use crate::pool::PoolHandle;
-use crate::stream::AnyStream;
+use crate::kind::{AnyStream, PoolHandle};
 
 const PLACES: usize = 1 << 12;
 
@@ -217,6 +216,24 @@ impl Pair {
     }
 }
 
+/// Takes away every pair of a handle, which was made invalid before. Whoever came in before may still use it.
+pub(crate) fn forget(handle: u64) {
+    fence(Ordering::SeqCst);
+    let pairs = Place::all_used().flat_map(|place| &place.pairs);
+    pairs.filter(|pair| pair.is_of(handle)).for_each(|pair| pair.take_away());
+}
+
+/// Waits until every thread that may still use a forgotten handle has left the fast path. After a
+/// [heavy fence](crate::in_use::heavy_fence), which comes after [`forget`].
+pub(crate) fn wait_for_calls() {
+    for place in Place::all_used() {
+        // Acquire: what the thread did with the object happened before its end, which follows.
+        while place.inside.load(Ordering::Acquire) {
+            std::thread::yield_now();
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use millpond::bindings::Mutex;
@@ -258,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_finds_what_it_remembered_and_its_end_takes_that_away() {
+    fn a_thread_finds_what_it_remembered_until_it_ends() {
         let (pointer, before, after) = on_a_thread(found_after_set);
         assert!(!before && after);
         let place = &ALL[index_of(pointer)];
@@ -269,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_that_was_taken_away_is_not_found_and_null_is_no_pool() {
+    fn a_pair_taken_away_and_null_are_not_found() {
         on_a_thread(|| {
             found_after_set();
             let place = Place::mine().unwrap();

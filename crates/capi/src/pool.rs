@@ -8,16 +8,13 @@ use millpond::bindings::Process;
 use millpond::{ObserverId, Pool, ReclaimId};
 
 use crate::arguments::{Out, read_struct};
-use crate::context::{CONTEXTS, ContextHandle, ContextObject};
+use crate::context::{CONTEXTS, ContextObject};
 use crate::failure::{Failure, boundary};
 use crate::gate::Gate;
-use crate::handle::{Kind, Table};
+use crate::handle::Table;
+use crate::kind::{ContextHandle, Kind, PoolHandle};
 use crate::options::{self, PoolOptions};
 use crate::status::Status;
-
-/// A memory pool. Opaque.
-#[derive(Debug)]
-pub struct PoolHandle;
 
 /// What a pool's handle stands for.
 #[derive(Debug)]
@@ -84,6 +81,58 @@ pub unsafe extern "C" fn millpond_pool_create(
             options::builder(me, &object, &options)?.build()?
         };
         out.set(POOLS.insert(PoolObject::new(pool, object.clone()))?);
+        Ok(())
+    })
+}
+
+/// A handle of the device's default pool, which is built with the default options when it is first asked for.
+/// Release it as any other; the pool stays.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_context_default_pool(
+    context: *mut ContextHandle,
+    out: *mut *mut PoolHandle,
+) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        let object = CONTEXTS.get(me, context)?;
+        let pool = object.context.default_pool()?;
+        out.set(POOLS.insert(PoolObject::new(pool, object.clone()))?);
+        Ok(())
+    })
+}
+
+/// A handle of the pool that code without a preference should use: the one last set, else the default one.
+/// Release it as any other; the pool stays.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_context_current_pool(
+    context: *mut ContextHandle,
+    out: *mut *mut PoolHandle,
+) -> Status {
+    boundary(|me| {
+        // SAFETY: as the header asks of its caller.
+        let out = unsafe { Out::pointer(out, "out") }?;
+        let object = CONTEXTS.get(me, context)?;
+        let pool = object.context.current_pool()?;
+        out.set(POOLS.insert(PoolObject::new(pool, object.clone()))?);
+        Ok(())
+    })
+}
+
+/// Makes `pool` the current one; null goes back to the default pool. The context keeps the pool, also when its
+/// handle is released.
+#[unsafe(no_mangle)]
+pub extern "C" fn millpond_context_set_current_pool(
+    context: *mut ContextHandle,
+    pool: *mut PoolHandle,
+) -> Status {
+    boundary(|me| {
+        let object = CONTEXTS.get(me, context)?;
+        if pool.is_null() {
+            object.context.set_current_pool(None)?;
+        } else {
+            object.context.set_current_pool(Some(&POOLS.get(me, pool)?.pool))?;
+        }
         Ok(())
     })
 }

@@ -7,7 +7,8 @@ use millpond::record::{self, Status as Recorded, Tagged, tag};
 
 use crate::arguments::{SizedStruct, fixed_text, text, write_struct};
 use crate::failure::{Failure, boundary};
-use crate::pool::{POOLS, PoolHandle};
+use crate::kind::PoolHandle;
+use crate::pool::POOLS;
 use crate::status::Status;
 
 /// Each allocation's call stack is kept: microseconds for each, milliseconds for each new one.

@@ -1,127 +1,104 @@
-//! What a pool counts.
+//! What a pool counts: the structs of C are made of the lists in `millpond`'s `stats.rs`.
 
-use millpond::{Level, Stats};
+use std::mem::offset_of;
 
 use crate::arguments::{SizedStruct, write_struct};
 use crate::failure::boundary;
-use crate::pool::{POOLS, PoolHandle};
+use crate::kind::PoolHandle;
+use crate::pool::POOLS;
 use crate::status::Status;
 
 /// A figure that moves: where it is, and the highest it has been since the last reset.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
-pub struct LevelFigures {
+pub struct Level {
     /// Now.
     pub current: u64,
     /// At most.
     pub high: u64,
 }
 
-impl From<Level> for LevelFigures {
-    fn from(Level { current, high }: Level) -> Self {
+impl From<millpond::Level> for Level {
+    fn from(millpond::Level { current, high }: millpond::Level) -> Self {
         Self { current, high }
     }
 }
 
-/// Device calls by kind, counted since the pool was built.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct CallFigures {
-    /// Address ranges reserved (cuMemAddressReserve).
-    pub reserve: u64,
-    /// Address ranges given back (cuMemAddressFree).
-    pub unreserve: u64,
-    /// Pages created (cuMemCreate).
-    pub create: u64,
-    /// Mappings made (cuMemMap).
-    pub map: u64,
-    /// Access rights set (cuMemSetAccess).
-    pub set_access: u64,
-    /// Mappings removed (cuMemUnmap).
-    pub unmap: u64,
-    /// Pages released (cuMemRelease).
-    pub release: u64,
-    /// Plain allocations (cuMemAlloc).
-    pub alloc: u64,
-    /// Plain frees (cuMemFree).
-    pub free: u64,
+/// Defines a struct of the header and keeps its text for `tests/header.rs`: cbindgen does not look into macros.
+macro_rules! with_text {
+    ($text:ident, $item:item) => {
+        $item
+
+        #[doc(hidden)]
+        pub const $text: &str = stringify!($item);
+    };
 }
 
-/// What a pool did and holds; sizes in bytes. Set `size` before the call.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-pub struct PoolStats {
-    /// sizeof this struct.
-    pub size: usize,
-    /// Bytes asked for, in live blocks.
-    pub requested: LevelFigures,
-    /// Bytes in live blocks, rounded to the pool's minimum alignment.
-    pub allocated: LevelFigures,
-    /// Physical bytes held from the device.
-    pub reserved: LevelFigures,
-    /// Live blocks.
-    pub blocks: LevelFigures,
-    /// Allocations since the pool was built.
-    pub allocations: u64,
-    /// Frees since the pool was built.
-    pub frees: u64,
-    /// Allocations that found memory ready, without a device call that moves memory.
-    pub hits: u64,
-    /// Allocations that had to map, steal or create.
-    pub misses: u64,
-    /// Allocations for which the pool made the stream wait for another.
-    pub stream_waits: u64,
-    /// Pages taken from a free range to back another address.
-    pub pages_stolen: u64,
-    /// Times that memory ran out, something was given back or waited for, and the request tried again.
-    pub retries: u64,
-    /// Requests that ended in an out-of-memory error.
-    pub out_of_memory: u64,
-    /// Device calls by kind.
-    pub calls: CallFigures,
-    /// Bytes held but in no live block.
-    pub cached: u64,
-    /// 1 - requested / reserved, now: the share of the memory held that nobody asked for.
-    pub fragmentation: f64,
+macro_rules! define_device_calls {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        with_text! {
+            DEVICE_CALLS_TEXT,
+            /// Device calls by kind, counted since the pool was built.
+            #[repr(C)]
+            #[derive(Debug, Clone, Copy)]
+            pub struct DeviceCalls {
+                $($(#[$doc])* pub $name: u64,)*
+            }
+        }
+
+        impl From<millpond::DeviceCalls> for DeviceCalls {
+            fn from(millpond::DeviceCalls { $($name,)* }: millpond::DeviceCalls) -> Self {
+                Self { $($name,)* }
+            }
+        }
+    };
 }
+
+millpond::list_of_device_calls!(define_device_calls);
+
+macro_rules! define_stats {
+    (
+        fields { $($(#[$doc:meta])* $name:ident: $type:ident,)* }
+        methods { $($(#[$method_doc:meta])* $method:ident: $method_type:ident,)* }
+        later { $($later:tt)* }
+    ) => {
+        with_text! {
+            POOL_STATS_TEXT,
+            /// What a pool did and holds; sizes in bytes. Set `size` before the call.
+            #[repr(C)]
+            #[derive(Debug, Clone, Copy)]
+            pub struct PoolStats {
+                /// sizeof this struct.
+                pub size: usize,
+                $($(#[$doc])* pub $name: $type,)*
+                $($(#[$method_doc])* pub $method: $method_type,)*
+            }
+        }
+
+        impl From<millpond::Stats> for PoolStats {
+            fn from(stats: millpond::Stats) -> Self {
+                Self {
+                    size: size_of::<Self>(),
+                    $($name: stats.$name.into(),)*
+                    $($method: stats.$method(),)*
+                }
+            }
+        }
+    };
+}
+
+millpond::list_of_stats!(define_stats);
+
+// What programs were compiled with. A figure may come after the last one, and nowhere else.
+const _: () = assert!(
+    offset_of!(PoolStats, allocations) == 72
+        && offset_of!(PoolStats, calls) == 136
+        && offset_of!(PoolStats, fragmentation) == 216
+);
 
 // SAFETY: `repr(C)`, numbers only, the size first.
 unsafe impl SizedStruct for PoolStats {
     const NAME: &'static str = "millpond_stats";
-}
-
-impl From<Stats> for PoolStats {
-    fn from(stats: Stats) -> Self {
-        let calls = stats.calls;
-        Self {
-            size: size_of::<Self>(),
-            requested: stats.requested.into(),
-            allocated: stats.allocated.into(),
-            reserved: stats.reserved.into(),
-            blocks: stats.blocks.into(),
-            allocations: stats.allocations,
-            frees: stats.frees,
-            hits: stats.hits,
-            misses: stats.misses,
-            stream_waits: stats.stream_waits,
-            pages_stolen: stats.pages_stolen,
-            retries: stats.retries,
-            out_of_memory: stats.out_of_memory,
-            calls: CallFigures {
-                reserve: calls.reserve,
-                unreserve: calls.unreserve,
-                create: calls.create,
-                map: calls.map,
-                set_access: calls.set_access,
-                unmap: calls.unmap,
-                release: calls.release,
-                alloc: calls.alloc,
-                free: calls.free,
-            },
-            cached: stats.cached(),
-            fragmentation: stats.fragmentation(),
-        }
-    }
 }
 
 /// What the pool did and holds. Takes no lock.

@@ -8,23 +8,13 @@ use millpond::Stream;
 use millpond::device::StreamHandle as RawStream;
 
 use crate::arguments::Out;
-use crate::context::{CONTEXTS, ContextHandle, ContextObject};
-use crate::event::{EVENTS, EventHandle};
+use crate::context::{CONTEXTS, ContextObject};
+use crate::event::EVENTS;
 use crate::failure::{Failure, boundary};
-use crate::handle::{Kind, Table, Using};
+use crate::handle::{Table, Using};
 use crate::in_use::Record;
+use crate::kind::{AnyStream, ContextHandle, EventHandle, Kind, StreamHandle};
 use crate::status::Status;
-
-/// A stream that millpond knows: created by it, or registered with it. Opaque.
-#[derive(Debug)]
-pub struct StreamHandle;
-
-/// A stream of either kind: a `millpond_stream`, or the driver's `CUstream` (the runtime's `cudaStream_t`).
-///
-/// Null is the legacy default stream, as in CUDA, and so is 1; 2 is the calling thread's default stream. A
-/// `millpond_stream` costs a look at a table. Any other `CUstream` is looked up each time, and a free on it records
-/// an event at once, since it may be destroyed at any time: register the streams that are used often.
-pub type AnyStream = *mut c_void;
 
 /// What a stream's handle stands for.
 #[derive(Debug)]

@@ -9,14 +9,11 @@ use millpond::bindings::{Mutex, MutexGuard};
 
 use crate::arguments::Out;
 use crate::failure::{Failure, boundary};
-use crate::handle::{Kind, Table};
-use crate::pool::{POOLS, PoolHandle};
+use crate::handle::Table;
+use crate::kind::{AnyStream, Kind, PoolHandle, WorkspaceHandle};
+use crate::pool::POOLS;
 use crate::status::Status;
-use crate::stream::{AnyStream, find_stream};
-
-/// Device memory that is handed out from front to back and taken back all at once. Opaque.
-#[derive(Debug)]
-pub struct WorkspaceHandle;
+use crate::stream::find_stream;
 
 /// What a workspace's handle stands for.
 #[derive(Debug)]

@@ -3,9 +3,24 @@
 use millpond::{DeviceCalls, HumanBytes, Stats};
 use millpond_baselines::Usage;
 use millpond_mlp::Epoch;
+use serde::Serialize;
 
 use crate::screen::{count, table, thousands};
-use crate::train::Outcome;
+
+/// What one allocator gave, as `--json` has it.
+#[derive(Debug, Serialize)]
+pub(crate) struct Outcome {
+    /// The device by the name that `--device` takes.
+    pub(crate) device: String,
+    /// The allocator's name.
+    pub(crate) allocator: String,
+    /// Epoch by epoch.
+    pub(crate) epochs: Vec<Epoch>,
+    /// Physical bytes held at most.
+    pub(crate) peak_reserved: u64,
+    /// Bytes in live blocks at most.
+    pub(crate) peak_requested: u64,
+}
 
 /// The account of the pool.
 pub(crate) fn of_pool(stats: &Stats, epochs: &[Epoch]) -> String {

@@ -4,35 +4,39 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand};
+use millpond::device::DeviceChoice;
 use millpond_baselines::NAMES;
-use millpond_mlp::{Config, DeviceChoice};
+use millpond_mlp::{Config, Machine};
 
-/// The name that stands for every allocator in turn.
-pub(crate) const ALL: &str = "all";
+use crate::bench_args::BenchArgs;
+use crate::choices::{about_allocators, listed, names_or_all};
+use crate::replay_args::ReplayArgs;
 
 /// A GPU memory pool, and a neural network trained through it.
 #[derive(Debug, Parser)]
 #[command(name = "millpond", version, propagate_version = true)]
-#[command(after_help = "\
+#[command(after_help = format!("{EXAMPLES}\n\n{}", about_allocators()))]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
 Examples:
   millpond train                            train on the bundled digits, every byte from the pool
   millpond train --allocator all            compare the pool with other allocators
   millpond replay snapshot.pickle           what a PyTorch job's memory did, and where it would fit
   millpond bench --suite latency            what allocating costs, in nanoseconds
-  millpond info                             devices, memory, driver")]
-pub(crate) struct Args {
-    #[command(subcommand)]
-    pub(crate) command: Command,
-}
+  millpond info                             devices, memory, driver";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Train a neural network whose every weight, activation and gradient is from the pool
     Train(Box<TrainArgs>),
     /// Replay a recorded job: what each allocator would reserve, and where it would fit
-    Replay(Box<crate::replay_args::ReplayArgs>),
+    Replay(Box<ReplayArgs>),
     /// Measure what a pair of allocate and free costs, beside other allocators
-    Bench(crate::bench_args::BenchArgs),
+    Bench(BenchArgs),
     /// Show devices, memory, driver, and what they support
     Info(InfoArgs),
     /// Download a data set to train on
@@ -64,8 +68,7 @@ pub(crate) struct TrainArgs {
     /// auto, host, cuda or cuda:N [default: auto]
     #[arg(long, value_parser = device)]
     device: Option<DeviceChoice>,
-    /// millpond, caching, expandable, bfc, stream-ordered, driver, binned, first-fit or all [default: millpond]
-    #[arg(long, value_name = "NAME", value_parser = PossibleValuesParser::new(allocators()), hide_possible_values = true)]
+    #[arg(long, value_name = "NAME", value_parser = names_or_all(NAMES), hide_possible_values = true, help = listed(NAMES) + " [default: millpond]")]
     allocator: Option<String>,
     /// Folder with the four IDX files of MNIST or Fashion-MNIST [default: bundled digits]
     #[arg(long, value_name = "DIR")]
@@ -146,13 +149,8 @@ impl TrainArgs {
     }
 }
 
-/// The names that `--allocator` takes.
-pub(crate) fn allocators() -> Vec<&'static str> {
-    NAMES.into_iter().chain([ALL]).collect()
-}
-
 fn device(text: &str) -> Result<DeviceChoice, String> {
-    text.parse().map_err(|expected| format!("expected {expected}"))
+    Machine::choice(text).map_err(|expected| format!("expected {expected}"))
 }
 
 #[cfg(test)]

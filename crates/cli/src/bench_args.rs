@@ -4,10 +4,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
-use millpond_bench::{On, Suite, names};
+use millpond::device::DeviceChoice;
+use millpond_bench::{Suite, names};
 
-use crate::args::ALL;
+use crate::choices::{ALL, is_asked, listed, names_or_all};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -19,15 +19,13 @@ Examples:
   millpond bench --suite latency,churn --device sim      the allocators' own work, without a driver
   millpond bench --allocator millpond,binned --json out.json --report out.html")]
 pub(crate) struct BenchArgs {
-    /// Suites, with commas between: latency, throughput, mixed, threads, hand-over, churn, reuse, streams or all
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = PossibleValuesParser::new(suites()), hide_possible_values = true)]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = names_or_all(Suite::ALL.map(Suite::name)), hide_possible_values = true, help = suites_help())]
     suite: Vec<String>,
     /// Allocators, with commas between, or all; those of the other commands and mimalloc
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = PossibleValuesParser::new(allocators()), hide_possible_values = true)]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = names_or_all(names()), hide_possible_values = true)]
     allocator: Vec<String>,
-    /// auto, cuda, cuda:N, host or sim
-    #[arg(long, default_value = "auto", value_parser = device)]
-    pub(crate) device: On,
+    #[arg(long, default_value_t = DeviceChoice::Auto, help = DeviceChoice::listed())]
+    pub(crate) device: DeviceChoice,
     /// Milliseconds that each figure is measured
     #[arg(long, value_name = "MS", default_value = "200", value_parser = clap::value_parser!(u64).range(1..))]
     time: u64,
@@ -42,12 +40,12 @@ pub(crate) struct BenchArgs {
 impl BenchArgs {
     /// The suites to run, in their order.
     pub(crate) fn suites(&self) -> Vec<Suite> {
-        Suite::ALL.into_iter().filter(|suite| asked(&self.suite, suite.name())).collect()
+        Suite::ALL.into_iter().filter(|suite| is_asked(&self.suite, suite.name())).collect()
     }
 
     /// The allocators to run them with, in the order of reports.
     pub(crate) fn allocators(&self) -> Vec<&'static str> {
-        names().into_iter().filter(|name| asked(&self.allocator, name)).collect()
+        names().into_iter().filter(|name| is_asked(&self.allocator, name)).collect()
     }
 
     /// How long each figure is measured.
@@ -56,26 +54,6 @@ impl BenchArgs {
     }
 }
 
-fn asked(given: &[String], name: &str) -> bool {
-    given.iter().any(|asked| asked == ALL || asked == name)
-}
-
-fn suites() -> Vec<&'static str> {
-    Suite::ALL.map(Suite::name).into_iter().chain([ALL]).collect()
-}
-
-fn allocators() -> Vec<&'static str> {
-    names().into_iter().chain([ALL]).collect()
-}
-
-fn device(text: &str) -> Result<On, String> {
-    let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
-    match (text, ordinal) {
-        ("auto", _) => Ok(On::Auto),
-        ("sim", _) => Ok(On::Sim),
-        ("host", _) => Ok(On::Host),
-        ("cuda", _) => Ok(On::Cuda(0)),
-        (_, Some(ordinal)) => Ok(On::Cuda(ordinal)),
-        _ => Err("expected auto, cuda, cuda:N, host or sim".to_owned()),
-    }
+fn suites_help() -> String {
+    format!("Suites, with commas between: {}", listed(Suite::ALL.map(Suite::name)))
 }

@@ -6,7 +6,7 @@ use millpond_mlp::Epoch;
 use plotters::coord::types::{RangedCoordf64, RangedCoordusize};
 use plotters::prelude::*;
 
-use crate::train::Outcome;
+use crate::account::Outcome;
 
 /// Width and height of the picture.
 const SIZE: (u32, u32) = (1000, 420);
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_csv_has_a_row_for_each_epoch_of_each_allocator() {
+    fn the_csv_has_a_row_an_epoch_and_allocator() {
         let text = csv(&[outcome("millpond"), outcome("driver")]);
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "allocator,epoch,train_loss,val_loss,val_accuracy,wall_ms,device_calls");

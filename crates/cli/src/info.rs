@@ -1,12 +1,10 @@
 //! `millpond info`: devices, memory, driver, and what they support.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use millpond::HumanBytes;
 use millpond::device::cuda::{self, CudaDevice, CudaFacts};
-use millpond::device::host::HostDevice;
-use millpond::device::{Device, DeviceError, Properties};
+use millpond::device::{Device, DeviceError, DeviceName, Kind, Properties};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
@@ -75,34 +73,32 @@ fn gather() -> Result<Info> {
         Ok(driver) => (Some(driver), None),
         Err(why) => (None, Some(why.to_string())),
     };
-    let host = HostDevice::new()?;
-    devices.push(described("host".to_owned(), host.as_ref(), None)?);
+    for name in DeviceName::present().filter(|name| name.kind() != Kind::Cuda) {
+        devices.push(described(&*name.open()?, None)?);
+    }
     Ok(Info { version: env!("CARGO_PKG_VERSION"), cuda, no_cuda, devices })
 }
 
 fn gpus(devices: &mut Vec<Described>) -> std::result::Result<Driver, DeviceError> {
     let driver = cuda::driver()?;
     for ordinal in 0..driver.devices {
-        let device: Arc<CudaDevice> = CudaDevice::new(ordinal)?;
+        let device = CudaDevice::new(ordinal)?;
         let facts = device.facts()?;
-        devices.push(described(format!("cuda:{ordinal}"), device.as_ref(), Some(facts))?);
+        devices.push(described(&*device, Some(facts))?);
     }
     Ok(Driver { cuda_version: driver.cuda.to_string(), library: driver.library })
 }
 
-fn described(
-    device: String,
-    of: &dyn Device,
-    facts: Option<CudaFacts>,
-) -> std::result::Result<Described, DeviceError> {
+fn described(of: &dyn Device, facts: Option<CudaFacts>) -> std::result::Result<Described, DeviceError> {
     let memory = of.memory_info()?;
+    let device = DeviceName::of(of.properties()).to_string();
     let Properties { name, granularity, virtual_memory, memory_pools, .. } = of.properties().clone();
     let (memory_total, memory_free) = (memory.total, memory.free);
     let gpu = facts.map(|facts| Gpu {
         compute_capability: format!("{}.{}", facts.compute_capability.0, facts.compute_capability.1),
         multiprocessors: facts.multiprocessors,
         pci_bus_id: facts.pci_bus_id,
-        peer_access: facts.peers.iter().map(|ordinal| format!("cuda:{ordinal}")).collect(),
+        peer_access: facts.peers.iter().map(|ordinal| DeviceName::cuda(*ordinal).to_string()).collect(),
     });
     Ok(Described { device, name, memory_total, memory_free, granularity, virtual_memory, memory_pools, gpu })
 }

@@ -10,6 +10,7 @@ mod args;
 mod bench;
 mod bench_args;
 mod bench_tables;
+mod choices;
 mod curves;
 mod error;
 mod fetch;

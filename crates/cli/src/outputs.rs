@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_file_is_written_once_and_not_where_it_is_read_whatever_paths_lead_to_it() {
+    fn no_file_is_written_twice_or_where_it_is_read() {
         let dir = tempfile::tempdir().unwrap();
         let at = |name: &str| dir.path().join(name);
         std::fs::write(at("trace"), "").unwrap();
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_a_folder_that_is_not_there_yet_is_one_file() {
+    fn a_file_in_a_new_folder_is_one_file() {
         let error = refuse_clashes(&[], &[Some(Path::new("/no/such/folder/a")); 2]).unwrap_err();
         assert!(error.to_string().starts_with("/no/such/folder/a: is written to already"), "{error}");
     }

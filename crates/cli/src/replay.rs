@@ -1,12 +1,10 @@
 //! `millpond replay`: traces through allocators, on a simulated or a real device, and what they tell.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use millpond::device::Device;
-use millpond::device::cuda::CudaDevice;
-use millpond::device::host::{HostDevice, HostOptions};
+use millpond::device::DeviceName;
 use millpond::{Context, HumanBytes};
+use millpond_baselines::{Caching, MILLPOND};
 use millpond_replay::fit;
 use millpond_replay::read::{self, Limits};
 use millpond_replay::replay::{
@@ -20,19 +18,10 @@ use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::outputs::{Output, refuse_clashes};
-use crate::replay_args::{On, ReplayArgs};
+use crate::replay_args::ReplayArgs;
 use crate::replay_export::{self, Exports};
-use crate::replay_tables::{account, calls, kept, room, wasted, which_cards};
+use crate::replay_tables::{Row, account, calls, kept, room, wasted, which_cards};
 use crate::screen::{complain, count, remark, say};
-
-/// One trace with one allocator.
-pub(crate) struct Row {
-    pub(crate) outcome: Outcome,
-    /// The smallest capacity in bytes that fits, where it was looked for and there is one.
-    pub(crate) smallest: Option<u64>,
-    /// Where memory is wasted at the peak, where that was looked for.
-    pub(crate) waste: Option<Waste>,
-}
 
 /// What is told of one trace, in the shape that `--json` writes.
 #[derive(Serialize)]
@@ -130,31 +119,36 @@ fn refuse_oom(all: &[Told]) -> Result<()> {
 fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> {
     let names = args.allocators();
     let for_nobody = |whose: &[&str]| !names.iter().any(|name| whose.contains(name));
-    if args.page_sizes.is_some() && for_nobody(&["millpond"]) {
+    if args.page_sizes.is_some() && for_nobody(&[MILLPOND]) {
         return Err(Error::Usage("--page-sizes is for millpond: add --allocator millpond".to_owned()));
     }
-    if args.alloc_conf.is_some() && for_nobody(&["caching", "expandable"]) {
+    if args.alloc_conf.is_some() && for_nobody(&[Caching::NAME, Caching::EXPANDABLE]) {
         return Err(Error::Usage(
             "--alloc-conf is for PyTorch's allocator: add --allocator caching or expandable".to_owned(),
         ));
     }
     let for_cards = [("--context", args.context.is_some()), ("--card", !args.card.is_empty())];
-    if (args.device != On::Sim || args.capacity.is_some())
+    if (is_real(args.device) || args.capacity.is_some())
         && let Some((flag, _)) = for_cards.into_iter().find(|(_, is_given)| *is_given)
     {
         return Err(Error::Usage(format!(
             "{flag} is for the table of cards, which is made on --device sim without --capacity"
         )));
     }
-    match (args.device, args.verify, args.capacity) {
-        (On::Sim, true, _) => {
-            Err(Error::Usage("--verify needs real memory: add --device host or --device cuda".to_owned()))
-        }
-        (On::Cuda(_), _, Some(_)) => {
-            Err(Error::Usage("--capacity is for --device sim or host; a GPU has what it has".to_owned()))
-        }
-        _ => Ok(()),
+    if args.verify && !is_real(args.device) {
+        return Err(Error::Usage(
+            "--verify needs real memory: add --device host or --device cuda".to_owned(),
+        ));
     }
+    if args.capacity.is_some() && args.device.is_gpu() {
+        return Err(Error::Usage("--capacity is for --device sim or host; a GPU has what it has".to_owned()));
+    }
+    Ok(())
+}
+
+/// Whether the device keeps bytes.
+fn is_real(device: DeviceName) -> bool {
+    device != DeviceName::SIM
 }
 
 /// Replays one trace with every allocator asked for, and says what came of it.
@@ -164,16 +158,13 @@ fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Resu
     let names = args.allocators();
     let mut rows = Vec::new();
     for &name in &names {
-        let row = match args.device {
-            On::Sim => simulated(args, trace, &program, name),
-            device => for_real(args, trace, &program, (name, device)),
-        };
-        rows.push(row?);
+        let row = if is_real(args.device) { for_real } else { simulated };
+        rows.push(row(args, trace, &program, name)?);
     }
     say(&account(&rows));
     say(&format!("\nDevice calls by kind\n{}", calls(&rows)));
     let (mut verdict, cards) = (None, args.cards());
-    if args.device == On::Sim {
+    if !is_real(args.device) {
         // Whatever the capacity: where memory is short, allocators give back what they cache.
         let limit = if args.capacity.is_some() { " without a limit" } else { "" };
         say(&format!("\nAt the peak{limit}, reserved and not requested\n{}", wasted(&rows)));
@@ -219,12 +210,14 @@ fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Resu
 
 /// What would have to be asked for differently for a verdict to be given.
 fn lacking_for_a_verdict(args: &ReplayArgs, names: &[&str]) -> Option<&'static str> {
-    match (args.device, ["millpond", "caching"].map(|name| names.contains(&name))) {
-        (On::Host | On::Cuda(_), _) => Some("leave --device out"),
-        (On::Sim, [true, true]) => None,
-        (On::Sim, [true, false]) => Some("add --allocator caching"),
-        (On::Sim, [false, true]) => Some("add --allocator millpond"),
-        (On::Sim, [false, false]) => Some("add --allocator millpond,caching"),
+    if is_real(args.device) {
+        return Some("leave --device out");
+    }
+    match [MILLPOND, Caching::NAME].map(|name| names.contains(&name)) {
+        [true, true] => None,
+        [true, false] => Some("add --allocator caching"),
+        [false, true] => Some("add --allocator millpond"),
+        [false, false] => Some("add --allocator millpond,caching"),
     }
 }
 
@@ -257,21 +250,11 @@ fn simulated(args: &ReplayArgs, trace: &Trace, program: &Program, name: &'static
 }
 
 /// Replays on a device object of its own, so that nothing is left from the allocator before.
-fn for_real(
-    args: &ReplayArgs,
-    trace: &Trace,
-    program: &Program,
-    (name, on): (&'static str, On),
-) -> Result<Row> {
+fn for_real(args: &ReplayArgs, trace: &Trace, program: &Program, name: &'static str) -> Result<Row> {
     let choice = args.choice();
     let choose = move |context: &Context| choice.build(name, context);
-    let device: Arc<dyn Device> = match on {
-        On::Cuda(ordinal) => CudaDevice::new(ordinal)?,
-        On::Host | On::Sim => {
-            let capacity = Some(args.capacity.unwrap_or(HOST_CAPACITY));
-            HostDevice::with_options(HostOptions { capacity, ..HostOptions::default() })?
-        }
-    };
+    let capacity = (!args.device.is_gpu()).then(|| args.capacity.unwrap_or(HOST_CAPACITY));
+    let device = args.device.open_with_capacity(capacity)?;
     let (outcome, marks) = on_device(trace, program, &choose, device, args.verify)?;
     if args.verify {
         say(&format!("{name}: {} found as written", count(marks, "mark")));

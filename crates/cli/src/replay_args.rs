@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::builder::PossibleValuesParser;
 use clap::{Args, ValueEnum};
+use millpond::device::DeviceName;
 use millpond_baselines::{CachingOptions, NAMES};
 use millpond_replay::choice::Choice;
 use millpond_replay::fit::{CONTEXT_BYTES, Card};
 use millpond_replay::replay::{FreeWhen, UNLIMITED};
 
-use crate::args::{ALL, allocators};
+use crate::choices::{ALL, is_asked, names_or_all};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -26,7 +26,7 @@ pub(crate) struct ReplayArgs {
     #[arg(value_name = "TRACE", required = true)]
     pub(crate) traces: Vec<PathBuf>,
     /// Allocators, with commas between, or all
-    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = PossibleValuesParser::new(allocators()), hide_possible_values = true)]
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = names_or_all(NAMES), hide_possible_values = true)]
     allocator: Vec<String>,
     /// Memory of the simulated device, such as 24GiB [default: no limit, and the smallest that fits is found]
     #[arg(long, value_name = "SIZE", value_parser = capacity)]
@@ -37,9 +37,8 @@ pub(crate) struct ReplayArgs {
     /// Fail with status 1 where an allocator finds no memory
     #[arg(long)]
     pub(crate) fail_if_oom: bool,
-    /// sim, or host, cuda or cuda:N to allocate for real
-    #[arg(long, default_value = "sim", value_parser = device)]
-    pub(crate) device: On,
+    #[arg(long, default_value_t = DeviceName::SIM, help = DeviceName::listed() + "; sim keeps no bytes")]
+    pub(crate) device: DeviceName,
     /// On a real device: mark every block, and check the marks
     #[arg(long)]
     pub(crate) verify: bool,
@@ -69,14 +68,6 @@ pub(crate) struct ReplayArgs {
     pub(crate) export_counters: Option<PathBuf>,
 }
 
-/// The device to replay on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum On {
-    Sim,
-    Host,
-    Cuda(usize),
-}
-
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum Free {
     /// When the recorded allocator found it reusable
@@ -88,8 +79,7 @@ enum Free {
 impl ReplayArgs {
     /// The allocators to replay with, in the order of reports.
     pub(crate) fn allocators(&self) -> Vec<&'static str> {
-        let named = |name: &&str| self.allocator.iter().any(|asked| asked == ALL || asked == *name);
-        NAMES.into_iter().filter(named).collect()
+        NAMES.into_iter().filter(|name| is_asked(&self.allocator, name)).collect()
     }
 
     /// What the allocators are built with.
@@ -117,17 +107,6 @@ impl ReplayArgs {
             Free::Completed => FreeWhen::Completed,
             Free::Requested => FreeWhen::Requested,
         }
-    }
-}
-
-fn device(text: &str) -> Result<On, String> {
-    let ordinal = text.strip_prefix("cuda:").and_then(|ordinal| ordinal.parse().ok());
-    match (text, ordinal) {
-        ("sim", _) => Ok(On::Sim),
-        ("host", _) => Ok(On::Host),
-        ("cuda", _) => Ok(On::Cuda(0)),
-        (_, Some(ordinal)) => Ok(On::Cuda(ordinal)),
-        _ => Err("expected sim, host, cuda or cuda:N".to_owned()),
     }
 }
 
@@ -162,13 +141,6 @@ fn page_sizes(text: &str) -> Result<(u64, u64), String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn devices_go_by_their_names() {
-        assert_eq!(device("cuda:3"), Ok(On::Cuda(3)));
-        assert_eq!(device("host"), Ok(On::Host));
-        assert!(device("cuda:x").is_err());
-    }
 
     #[test]
     fn sizes_are_binary_unless_they_say_otherwise() {

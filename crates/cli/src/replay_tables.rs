@@ -2,10 +2,19 @@
 
 use millpond::HumanBytes;
 use millpond_replay::fit::Card;
+use millpond_replay::replay::{Outcome, Waste};
 use millpond_replay::sites::Site;
 
-use crate::replay::Row;
 use crate::screen::{table, thousands};
+
+/// One trace with one allocator.
+pub(crate) struct Row {
+    pub(crate) outcome: Outcome,
+    /// The smallest capacity in bytes that fits, where it was looked for and there is one.
+    pub(crate) smallest: Option<u64>,
+    /// Where memory is wasted at the peak, where that was looked for.
+    pub(crate) waste: Option<Waste>,
+}
 
 /// What each allocator reserved and did.
 pub(crate) fn account(rows: &[Row]) -> String {

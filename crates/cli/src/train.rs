@@ -4,33 +4,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use millpond::Pool;
-use millpond_baselines::{Allocator, NAMES, Usage, by_name};
+use millpond::device::DeviceChoice;
+use millpond_baselines::{Allocator, MILLPOND, NAMES, Usage, by_name};
 use millpond_mlp::data::Dataset;
-use millpond_mlp::{Config, DeviceChoice, Epoch, Hyper, Machine, Memory};
-use serde::Serialize;
+use millpond_mlp::{Config, Epoch, Hyper, Machine, Memory};
 
-use crate::account;
-use crate::args::{ALL, TrainArgs, allocators};
+use crate::account::{self, Outcome};
+use crate::args::TrainArgs;
+use crate::choices::{allocators, is_asked};
 use crate::curves;
 use crate::error::{Error, Result};
 use crate::outputs::{Log, Output, refuse_clashes, refuse_stdout};
 use crate::progress::Progress;
 use crate::screen::{count, remark, say, thousands};
-
-/// What one allocator gave, as `--json` has it.
-#[derive(Debug, Serialize)]
-pub(crate) struct Outcome {
-    /// The device by the name that `--device` takes.
-    pub(crate) device: String,
-    /// The allocator's name.
-    pub(crate) allocator: String,
-    /// Epoch by epoch.
-    pub(crate) epochs: Vec<Epoch>,
-    /// Physical bytes held at most.
-    pub(crate) peak_reserved: u64,
-    /// Bytes in live blocks at most.
-    pub(crate) peak_requested: u64,
-}
 
 /// A run with its settings checked and its files open.
 struct Run {
@@ -47,8 +33,8 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     let (config, origin) = settings(args)?;
     let (device, hyper) = config.check(&origin)?;
     let names = chosen(&config, &origin)?;
-    if args.record.is_some() && !names.contains(&NAMES[0]) {
-        return Err(Error::Usage(format!("--record records the pool: add --allocator {}", NAMES[0])));
+    if args.record.is_some() && !names.contains(&MILLPOND) {
+        return Err(Error::Usage(format!("--record records the pool: add --allocator {}", MILLPOND)));
     }
     refuse_to_write_over(args, &config)?;
     let log = config.log_dir.as_deref().map(Log::open).transpose()?;
@@ -105,8 +91,8 @@ fn settings(args: &TrainArgs) -> Result<(Config, String)> {
 
 /// The allocators to train with.
 fn chosen(config: &Config, origin: &str) -> Result<Vec<&'static str>> {
-    let named = |name: &&str| config.allocator == ALL || config.allocator == **name;
-    let names: Vec<_> = NAMES.into_iter().filter(named).collect();
+    let asked = std::slice::from_ref(&config.allocator);
+    let names: Vec<_> = NAMES.into_iter().filter(|name| is_asked(asked, name)).collect();
     if names.is_empty() {
         return Err(Error::Training(millpond_mlp::Error::Config {
             origin: origin.to_owned(),
@@ -130,7 +116,7 @@ impl Run {
         }
         say(&format!("\nallocator: {name}"));
         // The pool tells more than the trait asks of everyone.
-        let pool = (name == NAMES[0]).then(|| self.pool(&machine)).transpose()?;
+        let pool = (name == MILLPOND).then(|| self.pool(&machine)).transpose()?;
         let allocator: Arc<dyn Allocator> = match &pool {
             Some(pool) => Arc::new(pool.clone()),
             None => Arc::from(by_name(name, machine.context())?),
@@ -154,7 +140,7 @@ impl Run {
     }
 
     fn pool(&self, machine: &Machine) -> millpond::Result<Pool> {
-        let builder = Pool::builder(machine.context()).name(NAMES[0]);
+        let builder = Pool::builder(machine.context()).name(MILLPOND);
         match &self.record {
             Some(path) => builder.record(path.as_path()).build(),
             None => builder.build(),
@@ -179,7 +165,7 @@ impl Run {
 
 fn outcome(machine: &Machine, name: &str, epochs: Vec<Epoch>, usage: Usage) -> Outcome {
     Outcome {
-        device: machine.name(),
+        device: machine.name().to_string(),
         allocator: name.to_owned(),
         epochs,
         peak_reserved: usage.reserved.high,

@@ -1,23 +1,22 @@
 //! `millpond bench` as a user calls it.
 
-use std::process::{Command, Output};
+mod shared;
+
+use std::process::Output;
 
 use serde_json::Value;
 
+use shared::{command, read_json, stderr, stdout};
+
 fn bench(args: &[&str]) -> Output {
     let quick = ["bench", "--device", "sim", "--time", "1"];
-    Command::new(env!("CARGO_BIN_EXE_millpond")).args(quick).args(args).output().unwrap()
-}
-
-fn stdout(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout.clone()).unwrap()
+    command().args(quick).args(args).output().unwrap()
 }
 
 #[test]
-fn a_run_says_where_and_when_and_holds_allocators_against_the_pool_and_malloc() {
+fn a_run_names_its_machine_and_compares_pool_and_malloc() {
     let output = bench(&["--suite", "throughput,reuse", "--allocator", "millpond,binned,mimalloc"]);
-    let said = String::from_utf8_lossy(&output.stderr);
+    let said = stderr(&output);
     assert_eq!(said.contains("built with debug assertions"), cfg!(debug_assertions), "{said}");
     let text = stdout(&output);
     for part in [
@@ -39,13 +38,13 @@ fn a_run_says_where_and_when_and_holds_allocators_against_the_pool_and_malloc() 
 }
 
 #[test]
-fn json_is_an_array_of_rows_with_the_mark_in_it_whatever_was_asked_for() {
+fn json_is_an_array_of_rows_that_has_the_mark() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("bench.json");
     let path = file.to_str().unwrap();
     for (suite, rows) in [("throughput", 2), ("latency", 19)] {
         stdout(&bench(&["--suite", suite, "--allocator", "millpond", "--json", path]));
-        let json: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        let json = read_json(&file);
         let found = json.as_array().unwrap();
         assert_eq!(found.len(), rows, "{json:#}");
         assert!(found.iter().all(|row| row.as_object().unwrap().len() == 12), "{json:#}");
@@ -55,11 +54,11 @@ fn json_is_an_array_of_rows_with_the_mark_in_it_whatever_was_asked_for() {
 }
 
 #[test]
-fn json_goes_to_stdout_alone_where_it_is_named_by_a_dash() {
+fn json_named_by_a_dash_is_alone_on_stdout() {
     let output = bench(&["--suite", "throughput", "--allocator", "millpond", "--json", "-"]);
     let json: Value = serde_json::from_str(&stdout(&output)).unwrap();
     assert_eq!(json.as_array().unwrap().len(), 2);
-    assert!(String::from_utf8(output.stderr).unwrap().contains("mark: mimalloc"));
+    assert!(stderr(&output).contains("mark: mimalloc"));
 }
 
 #[test]
@@ -74,19 +73,19 @@ fn a_report_is_one_page() {
 }
 
 #[test]
-fn names_that_do_not_exist_are_answered_with_those_that_do() {
+fn unknown_names_are_answered_with_the_known_ones() {
     for (flag, expected) in [("--suite", "hand-over"), ("--allocator", "stream-ordered")] {
         let output = bench(&[flag, "fast"]);
         assert_eq!(output.status.code(), Some(2));
-        let error = String::from_utf8(output.stderr).unwrap();
+        let error = stderr(&output);
         assert!(error.contains("fast") && error.contains(expected), "{error}");
     }
 }
 
 #[test]
-fn a_suite_that_is_for_none_of_the_allocators_says_so_instead_of_an_empty_table() {
+fn a_suite_for_none_of_the_allocators_says_so() {
     let output = bench(&["--suite", "reuse", "--allocator", "mimalloc"]);
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let said = stderr(&output);
     assert!(said.contains("reuse: nothing measured; it is not for mimalloc"), "{said}");
     assert!(!stdout(&output).contains("p50"));
 }

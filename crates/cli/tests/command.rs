@@ -1,32 +1,19 @@
 //! The `millpond` command as a user calls it.
 
+mod shared;
+
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 use serde_json::Value;
+
+use shared::{command, failure, keys, millpond, read_json, stdout};
 
 /// A model that trains in a moment.
 const SMALL: [&str; 8] = ["--device", "host", "--num-layers", "1", "--feat-dim", "16", "--batch-size", "500"];
 
-fn millpond(args: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_millpond")).args(args).output().unwrap()
-}
-
 fn train_small(args: &[&str]) -> Output {
     millpond(&[&["train"], &SMALL[..], args].concat())
-}
-
-fn stdout(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-/// The one line on stderr of a command that failed with exit code 1.
-fn failure(output: &Output) -> String {
-    let text = String::from_utf8(output.stderr.clone()).unwrap();
-    assert_eq!(output.status.code(), Some(1), "{text}");
-    assert_eq!(text.lines().count(), 1, "{text}");
-    text.trim_end().strip_prefix("millpond: ").expect("the error says who speaks").to_owned()
 }
 
 #[test]
@@ -50,10 +37,10 @@ fn training_writes_over_none_of_its_files() {
 }
 
 #[test]
-fn json_to_stdout_is_all_there_and_what_people_read_is_on_stderr() {
+fn json_takes_stdout_and_what_people_read_goes_to_stderr() {
     let dir = tempfile::tempdir().unwrap();
     let run = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+        let mut command = command();
         command.args(["train", "--epochs", "1"]).args(SMALL).args(args).current_dir(&dir).output().unwrap()
     };
     let output = run(&["--json", "-"]);
@@ -76,10 +63,10 @@ fn one_device_call_is_not_called_many() {
 }
 
 #[test]
-fn help_to_a_full_disk_is_an_error_and_to_nobody_is_none() {
+fn help_fails_on_a_full_disk_not_a_closed_pipe() {
     for args in [&["--help"][..], &["--version"], &["train", "--help"], &["help", "replay"], &["info"]] {
         let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+        let mut command = command();
         let said = failure(&command.args(args).stdout(full).output().unwrap());
         assert!(said.starts_with("stdout: cannot write to it: No space left"), "{args:?}: {said}");
         let (reader, writer) = std::io::pipe().unwrap();
@@ -87,14 +74,6 @@ fn help_to_a_full_disk_is_an_error_and_to_nobody_is_none() {
         let output = command.stdout(writer).output().unwrap();
         assert!(output.status.success() && output.stderr.is_empty(), "{args:?}: {output:?}");
     }
-}
-
-fn read_json(path: &Path) -> Value {
-    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
-}
-
-fn keys(value: &Value) -> Vec<&str> {
-    value.as_object().unwrap().keys().map(String::as_str).collect()
 }
 
 #[test]
@@ -114,7 +93,7 @@ fn training_prints_a_line_an_epoch_and_the_pools_account() {
 }
 
 #[test]
-fn json_of_one_allocator_is_an_object_with_exactly_these_keys() {
+fn json_of_one_allocator_is_an_object_with_these_keys() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("run.json");
     // What was there before is replaced.
@@ -142,7 +121,7 @@ fn json_of_one_allocator_is_an_object_with_exactly_these_keys() {
 }
 
 #[test]
-fn all_allocators_give_the_same_losses_a_list_in_json_and_a_table() {
+fn all_allocators_give_equal_losses_in_list_and_table() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("run.json");
     let text =
@@ -169,7 +148,7 @@ fn a_file_of_settings_is_overridden_by_flags() {
 }
 
 #[test]
-fn curves_are_written_to_a_new_folder_and_written_anew_by_the_next_run() {
+fn curves_make_their_folder_and_replace_those_of_earlier_runs() {
     let dir = tempfile::tempdir().unwrap();
     let logs = dir.path().join("a/b");
     for epochs in ["2", "1"] {
@@ -201,7 +180,7 @@ fn a_place_that_cannot_be_written_is_found_before_training() {
 }
 
 #[test]
-fn settings_that_make_no_sense_name_the_key_what_was_found_and_what_was_expected() {
+fn wrong_settings_name_the_key_what_was_found_and_expected() {
     assert_eq!(
         failure(&millpond(&["train", "--batch-size", "0"])),
         "flags: batch_size: found 0, expected 1 to 65536"
@@ -297,7 +276,7 @@ fn a_training_that_was_recorded_can_be_replayed() {
 fn a_pipe_that_closes_stops_no_run_and_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("run.json");
-    let mut child = Command::new(env!("CARGO_BIN_EXE_millpond"))
+    let mut child = command()
         .arg("train")
         .args(SMALL)
         .args(["--epochs", "2", "--json", file.to_str().unwrap()])

@@ -1,33 +1,28 @@
 //! `millpond replay` as a user calls it.
 
+mod shared;
+
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::Value;
+
+use shared::{command, keys, millpond, read_json, stderr, stdout};
 
 fn trace(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../replay/tests/data").join(name)
 }
 
 fn replay(name: &str, args: &[&str]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+    let mut command = command();
     command.arg("replay").arg(trace(name)).args(args).output().unwrap()
-}
-
-fn stdout(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout.clone()).unwrap()
-}
-
-fn stderr(output: &Output) -> String {
-    String::from_utf8(output.stderr.clone()).unwrap()
 }
 
 const GNN: &str = "gnn_stacks.pickle.gz";
 const PIPELINE: &str = "pipeline_streams_stacks.pickle.gz";
 
 #[test]
-fn a_replay_tells_what_was_held_wasted_and_needed_and_ends_with_a_verdict() {
+fn a_replay_tells_held_wasted_and_needed_then_a_verdict() {
     let text = stdout(&replay(PIPELINE, &[]));
     for part in [
         "344 blocks, 6 streams",
@@ -47,18 +42,13 @@ fn a_replay_tells_what_was_held_wasted_and_needed_and_ends_with_a_verdict() {
     }
 }
 
-/// The keys of an object, and of the first object in its list `within`.
-fn keys(object: &Value) -> Vec<&str> {
-    object.as_object().unwrap().keys().map(String::as_str).collect()
-}
-
 #[test]
 fn json_has_all_that_is_printed() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out.json");
     let told = |args: &[&str]| {
         let text = stdout(&replay(GNN, &[&["--json", file.to_str().unwrap()], args].concat()));
-        let all: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        let all = read_json(&file);
         assert_eq!(all.as_array().unwrap().len(), 1);
         assert_eq!(keys(&all[0]), ["allocators", "live_at_end", "live_at_peak", "trace", "verdict"]);
         (text, all[0].clone())
@@ -124,7 +114,7 @@ fn out_of_memory_fails_where_that_was_asked_for() {
 
 #[test]
 fn a_trace_comes_from_standard_input() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+    let mut command = command();
     let command = command.args(["replay", "-", "--allocator", "driver"]);
     let output = command.stdin(std::fs::File::open(trace(GNN)).unwrap()).output().unwrap();
     assert!(stdout(&output).starts_with("-: "), "{}", stdout(&output));
@@ -134,12 +124,12 @@ fn a_trace_comes_from_standard_input() {
 }
 
 #[test]
-fn of_several_traces_a_bad_one_does_not_cost_the_others() {
+fn a_bad_trace_does_not_cost_the_others() {
     let dir = tempfile::tempdir().unwrap();
     let bad = dir.path().join("bad.pickle");
     std::fs::write(&bad, "no trace").unwrap();
     let json = dir.path().join("out.json");
-    let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+    let mut command = command();
     let command = command.arg("replay").arg(&bad).arg(trace(GNN)).arg("/no/such.pickle");
     let output = command.args(["--allocator", "driver", "--json"]).arg(&json).output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -148,12 +138,12 @@ fn of_several_traces_a_bad_one_does_not_cost_the_others() {
         said.contains("bad.pickle: not a trace") && said.contains("/no/such.pickle: cannot be read"),
         "{said}"
     );
-    let all: Value = serde_json::from_str(&std::fs::read_to_string(&json).unwrap()).unwrap();
+    let all: Value = read_json(&json);
     assert_eq!(all[0]["trace"], GNN);
 }
 
 #[test]
-fn a_capacity_tells_who_fits_and_at_which_event_the_others_end() {
+fn a_capacity_tells_who_fits_and_where_the_others_end() {
     let text = stdout(&replay(GNN, &["--capacity", "9.85GiB", "--allocator", "millpond,bfc"]));
     assert!(text.contains("in 9.85 GiB: fits with millpond; not with bfc"), "{text}");
     assert!(text.contains("out of memory at event"), "{text}");
@@ -167,8 +157,7 @@ fn a_run_writes_over_none_of_its_files() {
     let before = std::fs::read(&copy).unwrap();
     let path = copy.to_str().unwrap();
     for flag in ["--json", "--report", "--export-snapshot", "--export-counters"] {
-        let output =
-            Command::new(env!("CARGO_BIN_EXE_millpond")).args(["replay", path, flag, path]).output().unwrap();
+        let output = millpond(&["replay", path, flag, path]);
         assert_eq!(output.status.code(), Some(1));
         assert_eq!(stderr(&output), format!("millpond: {path}: is read; name another file\n"));
         assert_eq!(std::fs::read(&copy).unwrap(), before, "{flag}");
@@ -180,11 +169,11 @@ fn a_run_writes_over_none_of_its_files() {
 }
 
 #[test]
-fn a_recording_that_the_environment_still_names_is_replayed_and_left_as_it_is() {
+fn a_recording_that_the_environment_names_is_not_overwritten() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run.mprec");
     let millpond = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+        let mut command = command();
         stdout(&command.args(args).env("MILLPOND_RECORD", &run).output().unwrap())
     };
     millpond(&["train", "--device", "host", "--epochs", "1", "--feat-dim", "8"]);
@@ -207,7 +196,7 @@ fn a_recording_that_the_environment_still_names_is_replayed_and_left_as_it_is() 
 }
 
 #[test]
-fn with_a_capacity_what_is_of_a_replay_without_a_limit_says_so() {
+fn with_a_capacity_figures_without_a_limit_say_so() {
     let text = stdout(&replay(GNN, &["--capacity", "9.85GiB", "--allocator", "millpond,caching"]));
     assert!(text.contains("At the peak without a limit, reserved and not requested"), "{text}");
     assert!(text.contains("\nWithout a limit:\nThe job requests 9.78 GiB at most."), "{text}");
@@ -265,15 +254,15 @@ fn files_that_were_asked_for_are_written() {
     stdout(&replay(PIPELINE, &[&args[..], &["--allocator", "millpond"]].concat()));
     assert!(std::fs::read_to_string(page).unwrap().contains("pipeline_streams_stacks"));
     assert!(std::fs::read(snapshot).unwrap().starts_with(&[0x80]));
-    let counters: Value = serde_json::from_str(&std::fs::read_to_string(counters).unwrap()).unwrap();
+    let counters: Value = read_json(counters.as_ref());
     assert!(counters["traceEvents"].as_array().unwrap().len() > 100);
 }
 
 #[test]
-fn a_file_named_by_a_dash_is_all_that_is_on_stdout() {
+fn a_file_named_by_a_dash_is_alone_on_stdout() {
     let dir = tempfile::tempdir().unwrap();
     let replayed = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+        let mut command = command();
         let command = command.arg("replay").arg(trace(GNN)).args(["--allocator", "driver"]).args(args);
         let output = command.current_dir(&dir).output().unwrap();
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "no file is made");
@@ -327,7 +316,7 @@ fn exports_of_several_traces_say_whose_they_are() {
 }
 
 #[test]
-fn a_file_that_cannot_be_written_is_found_before_the_replay_and_none_is_left_empty() {
+fn files_that_cannot_be_written_are_found_before_the_replay() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("out.json");
     let args = ["--allocator", "driver", "--json", json.to_str().unwrap()];
@@ -349,7 +338,7 @@ fn what_was_said_to_a_full_disk_is_an_error() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
     // A snapshot does not end in a newline, so that its end waits to be flushed.
     for args in [&[][..], &["--json", "-"], &["--export-snapshot", "-"]] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_millpond"));
+        let mut command = command();
         let command = command.arg("replay").arg(trace(GNN)).args(["--allocator", "driver"]).args(args);
         let output = command.stdout(full.try_clone().unwrap()).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
@@ -360,7 +349,7 @@ fn what_was_said_to_a_full_disk_is_an_error() {
 }
 
 #[test]
-fn what_does_not_go_together_or_cannot_be_read_is_one_line() {
+fn flags_that_clash_and_unreadable_traces_are_one_line() {
     let said = |args: &[&str]| {
         let output = replay(GNN, args);
         assert_eq!(output.status.code(), Some(1));

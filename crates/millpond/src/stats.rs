@@ -11,28 +11,46 @@ pub struct Level {
     pub high: u64,
 }
 
-/// Device calls by kind, counted since the pool was built.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct DeviceCalls {
-    /// Address ranges reserved (`cuMemAddressReserve`).
-    pub reserve: u64,
-    /// Address ranges given back (`cuMemAddressFree`).
-    pub unreserve: u64,
-    /// Pages created (`cuMemCreate`).
-    pub create: u64,
-    /// Mappings made (`cuMemMap`).
-    pub map: u64,
-    /// Access rights set (`cuMemSetAccess`).
-    pub set_access: u64,
-    /// Mappings removed (`cuMemUnmap`).
-    pub unmap: u64,
-    /// Pages released (`cuMemRelease`).
-    pub release: u64,
-    /// Plain allocations (`cuMemAlloc`, or `cuMemAllocAsync` where an allocator uses that).
-    pub alloc: u64,
-    /// Plain frees (`cuMemFree`, or `cuMemFreeAsync`).
-    pub free: u64,
+/// The list of device calls that are counted, for Rust here, for C and for Python: it hands them to the macro that is
+/// named.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! list_of_device_calls {
+    ($define:ident) => {
+        $define! {
+            /// Address ranges reserved (`cuMemAddressReserve`).
+            reserve,
+            /// Address ranges given back (`cuMemAddressFree`).
+            unreserve,
+            /// Pages created (`cuMemCreate`).
+            create,
+            /// Mappings made (`cuMemMap`).
+            map,
+            /// Access rights set (`cuMemSetAccess`).
+            set_access,
+            /// Mappings removed (`cuMemUnmap`).
+            unmap,
+            /// Pages released (`cuMemRelease`).
+            release,
+            /// Plain allocations (`cuMemAlloc`, or `cuMemAllocAsync` where an allocator uses that).
+            alloc,
+            /// Plain frees (`cuMemFree`, or `cuMemFreeAsync`).
+            free,
+        }
+    };
 }
+
+macro_rules! define_device_calls {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Device calls by kind, counted since the pool was built.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        pub struct DeviceCalls {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+    };
+}
+
+list_of_device_calls!(define_device_calls);
 
 impl DeviceCalls {
     /// Calls that created, mapped, unmapped, released, allocated or freed device memory. Reserving addresses
@@ -47,47 +65,82 @@ impl DeviceCalls {
     }
 }
 
-/// What a pool did and holds. All sizes in bytes. Read without stopping the pool: each figure is exact, but
-/// two of them may be a moment apart while others allocate.
+/// The list of what a pool counts, for Rust here, for C and for Python: it hands the fields of [`Stats`], and those of
+/// its methods that are figures, to the macro that is named.
 ///
-/// The high-water mark of what is reserved is exact. Those of what is live are never too low. They are exact as long as
-/// one thread uses the pool, and at most 1/1024 too high where several do: one after the other, or at once as
-/// far as their peaks can be settled in 1 % of the time. Beyond that, where many threads allocate and free at
-/// once all the time, each one's own highest counts: the mark may be too high by what they freed since.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub struct Stats {
-    /// Bytes asked for, in live blocks.
-    pub requested: Level,
-    /// Bytes in live blocks, rounded to the pool's minimum alignment, and below 1 MiB to one of eight size classes
-    /// in each doubling.
-    pub allocated: Level,
-    /// Physical bytes held from the device.
-    pub reserved: Level,
-    /// Live blocks.
-    pub blocks: Level,
-    /// Allocations since the pool was built.
-    pub allocations: u64,
-    /// Frees since the pool was built.
-    pub frees: u64,
-    /// Allocations that found memory ready, without a device call that moves memory.
-    pub hits: u64,
-    /// Allocations that had to map, steal or create.
-    pub misses: u64,
-    /// Allocations for which the pool made the stream wait for another.
-    pub stream_waits: u64,
-    /// Pages taken from a free range to back another address.
-    pub pages_stolen: u64,
-    /// Times that memory ran out and something was given back or waited for, and the request tried again.
-    pub retries: u64,
-    /// Requests that ended in an out-of-memory error.
-    pub out_of_memory: u64,
-    /// Blocks that two threads freed at once, so that neither got an error: one of the two frees was dropped. A mistake
-    /// of the program.
-    pub double_frees: u64,
-    /// Device calls by kind.
-    pub calls: DeviceCalls,
+/// A new figure is the last of `later`, which C's struct does not have: C programs know the places of the others.
+#[doc(hidden)]
+#[macro_export]
+macro_rules! list_of_stats {
+    ($define:ident) => {
+        $define! {
+            fields {
+                /// Bytes asked for, in live blocks.
+                requested: Level,
+                /// Bytes in live blocks, rounded to the pool's minimum alignment, and below 1 MiB to one of eight size
+                /// classes in each doubling.
+                allocated: Level,
+                /// Physical bytes held from the device.
+                reserved: Level,
+                /// Live blocks.
+                blocks: Level,
+                /// Allocations since the pool was built.
+                allocations: u64,
+                /// Frees since the pool was built.
+                frees: u64,
+                /// Allocations that found memory ready, without a device call that moves memory.
+                hits: u64,
+                /// Allocations that had to map, steal or create.
+                misses: u64,
+                /// Allocations for which the pool made the stream wait for another.
+                stream_waits: u64,
+                /// Pages taken from a free range to back another address.
+                pages_stolen: u64,
+                /// Times that memory ran out and something was given back or waited for, and the request tried again.
+                retries: u64,
+                /// Requests that ended in an out-of-memory error.
+                out_of_memory: u64,
+                /// Device calls by kind.
+                calls: DeviceCalls,
+            }
+            methods {
+                /// Bytes held but in no live block.
+                cached: u64,
+                /// 1 - requested / reserved, now: the share of the memory held that nobody asked for.
+                fragmentation: f64,
+            }
+            later {
+                /// Blocks that two threads freed at once, so that neither got an error: one of the two frees was
+                /// dropped. A mistake of the program.
+                double_frees: u64,
+            }
+        }
+    };
 }
+
+macro_rules! define_stats {
+    (
+        fields { $($(#[$doc:meta])* $name:ident: $type:ident,)* }
+        methods { $($methods:tt)* }
+        later { $($(#[$later_doc:meta])* $later:ident: $later_type:ident,)* }
+    ) => {
+        /// What a pool did and holds. All sizes in bytes. Read without stopping the pool: each figure is exact, but
+        /// two of them may be a moment apart while others allocate.
+        ///
+        /// The high-water mark of what is reserved is exact. Those of what is live are never too low. They are exact as
+        /// long as one thread uses the pool, and at most 1/1024 too high where several do: one after the other, or at
+        /// once as far as their peaks can be settled in 1 % of the time. Beyond that, where many threads allocate and
+        /// free at once all the time, each one's own highest counts: the mark may be too high by what they freed since.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        #[non_exhaustive]
+        pub struct Stats {
+            $($(#[$doc])* pub $name: $type,)*
+            $($(#[$later_doc])* pub $later: $later_type,)*
+        }
+    };
+}
+
+list_of_stats!(define_stats);
 
 impl Stats {
     /// Bytes held but in no live block.

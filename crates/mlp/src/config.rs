@@ -3,10 +3,10 @@
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use millpond::device::DeviceChoice;
 use serde::{Deserialize, Serialize};
 
-use crate::machine::DeviceChoice;
-use crate::{Error, Hyper, Result};
+use crate::{Error, Hyper, Machine, Result};
 
 /// The settings of a run, as a TOML file has them. Every key may be left out.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -93,9 +93,9 @@ impl Config {
         if !(self.learning_rate.is_finite() && self.learning_rate > 0.0) {
             return refuse("learning_rate", self.learning_rate.to_string(), "a number above 0".to_owned());
         }
-        let device = match self.device.parse() {
+        let device = match Machine::choice(&self.device) {
             Ok(device) => device,
-            Err(expected) => return refuse("device", format!("'{}'", self.device), expected),
+            Err(expected) => return refuse("device", format!("'{}'", self.device), expected.to_owned()),
         };
         let &Self { num_layers, feat_dim, learning_rate, batch_size, epochs, seed, .. } = self;
         Ok((device, Hyper { num_layers, feat_dim, learning_rate, batch_size, epochs, seed }))
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_key_is_named_with_its_line_and_the_known_ones() {
+    fn an_unknown_key_is_named_with_line_and_known_ones() {
         let error = read("epochs = 3\n\nbatchsize = 64\n");
         assert!(
             error.starts_with("FILE: line 3: unknown field `batchsize`, expected one of `num_layers`"),
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_the_wrong_type_is_named_with_its_key_and_line() {
+    fn a_value_of_wrong_type_is_named_with_its_line() {
         let error = read("seed = 1\nepochs = \"ten\"\n");
         assert_eq!(error, "FILE: line 2: epochs: invalid type: string \"ten\", expected usize");
         let error = read("epochs = -1");
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn values_out_of_range_name_the_key_what_was_found_and_what_was_expected() {
+    fn values_out_of_range_name_the_key_found_and_expected() {
         let with = |change: fn(&mut Config)| {
             let mut config = Config::default();
             change(&mut config);

@@ -23,7 +23,7 @@ pub use backend::{Activation, Backend, Batch, TOTAL_CORRECT, TOTAL_LOSS, TOTALS}
 pub use config::Config;
 pub use error::{Error, Result};
 pub use host::HostBackend;
-pub use machine::{DeviceChoice, Machine};
+pub use machine::Machine;
 pub use memory::{Memory, Tensor};
 pub use model::{CLASSES, Model};
 pub use train::{Epoch, Hyper, Observer, Step, train};

@@ -6,12 +6,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use millpond_baselines::{Allocator, NAMES, by_name};
+use millpond::device::DeviceName;
+use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
 use millpond_mlp::cuda::{CudaBackend, CudaTraining};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::{
-    Backend, Batch, DeviceChoice, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Step, TOTAL_LOSS,
-    TOTALS, Tensor, train,
+    Backend, Batch, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Step, TOTAL_LOSS, TOTALS, Tensor,
+    train,
 };
 
 const SMALL: Hyper =
@@ -35,7 +36,7 @@ enum Streams {
 }
 
 fn gpu() -> Machine {
-    Machine::open(DeviceChoice::Cuda(0)).unwrap().0
+    Machine::open(DeviceName::cuda(0).into()).unwrap().0
 }
 
 fn memory_of(machine: &Machine, allocator: &str) -> Memory {
@@ -68,7 +69,7 @@ fn assert_close(found: f64, expected: f64, relative: f64, what: &str) {
 
 #[test]
 fn a_backend_on_another_device_is_refused() {
-    let (host, _) = Machine::open(DeviceChoice::Host).unwrap();
+    let (host, _) = Machine::open(DeviceName::HOST.into()).unwrap();
     let refused = CudaBackend::new(memory_of(&host, "driver"), CudaTraining::default());
     assert!(matches!(refused, Err(Error::Device(_))), "{refused:?}");
 }
@@ -77,7 +78,7 @@ fn a_backend_on_another_device_is_refused() {
 #[ignore = "needs a CUDA GPU"]
 fn the_gpu_computes_the_losses_of_the_host() {
     let data = digits();
-    let (host, _) = Machine::open(DeviceChoice::Host).unwrap();
+    let (host, _) = Machine::open(DeviceName::HOST.into()).unwrap();
     let mut host_backend = host.backend(memory_of(&host, "driver"), false).unwrap();
     let expected = losses(&train(host_backend.as_mut(), &data, &SMALL, &mut Unwatched).unwrap());
     for streams in [Streams::One, Streams::Two] {
@@ -93,14 +94,14 @@ fn the_gpu_computes_the_losses_of_the_host() {
 
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn the_same_seed_gives_bit_equal_losses_with_every_allocator_and_any_number_of_streams() {
+fn losses_are_bit_equal_with_every_allocator_and_stream_count() {
     let data = digits();
     let machine = gpu();
     let run = |allocator, streams| {
         let mut backend = cuda_backend(&machine, allocator, streams);
         losses(&train(&mut backend, &data, &SMALL, &mut Unwatched).unwrap())
     };
-    let first = run(NAMES[0], Streams::One);
+    let first = run(MILLPOND, Streams::One);
     for name in NAMES {
         for streams in [Streams::One, Streams::Two] {
             assert_eq!(run(name, streams), first, "{name} with {streams:?}");
@@ -170,7 +171,7 @@ fn the_gradients_are_those_of_the_loss() {
 /// The same on the CPU, which also shows that the check itself is sound.
 #[test]
 fn the_hosts_gradients_are_those_of_the_loss() {
-    let (host, _) = Machine::open(DeviceChoice::Host).unwrap();
+    let (host, _) = Machine::open(DeviceName::HOST.into()).unwrap();
     check_gradients(host.backend(memory_of(&host, "driver"), false).unwrap().as_mut());
 }
 

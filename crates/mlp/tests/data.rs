@@ -67,7 +67,7 @@ fn the_bundled_digits_are_8000_and_2000_of_ten_classes() {
 }
 
 #[test]
-fn a_folder_is_read_gzipped_or_not_and_with_dotted_names() {
+fn folders_are_read_gzipped_or_not_with_dotted_names_too() {
     let plain = Dataset::from_dir(folder().path()).unwrap();
     assert_eq!((plain.train.labels.len(), plain.validation.labels.len()), (12, 3));
 
@@ -89,7 +89,7 @@ fn a_folder_is_read_gzipped_or_not_and_with_dotted_names() {
 }
 
 #[test]
-fn a_truncated_file_says_how_much_is_there_and_how_much_should_be() {
+fn a_truncated_file_says_how_much_should_be_there() {
     let cut = &images(12)[..5000];
     let expected = "train-images-idx3-ubyte: bytes after the header: found 4984 (truncated?), expected 9408, as the \
                     header says";
@@ -136,7 +136,7 @@ fn images_of_another_size_are_refused() {
 }
 
 #[test]
-fn hostile_counts_are_refused_or_believed_no_further_than_the_bytes_go() {
+fn hostile_counts_are_believed_only_as_far_as_bytes_go() {
     assert_eq!(
         error_with(NAMES[0], &with_number(images(12), 1, u32::MAX)),
         "train-images-idx3-ubyte: number of images: found 4294967295, expected 1 to 1000000"
@@ -175,7 +175,7 @@ fn as_many_labels_as_images_and_none_above_nine() {
 }
 
 #[test]
-fn a_missing_file_or_folder_is_named_with_what_belongs_there() {
+fn a_missing_file_is_named_with_what_belongs_there() {
     let dir = folder();
     std::fs::remove_file(dir.path().join(NAMES[2])).unwrap();
     let error = error_of(dir.path());

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use millpond::device::DeviceName;
 use millpond_baselines::by_name;
 use millpond_mlp::{
-    Activation, Backend, Batch, CLASSES, DeviceChoice, Error, Machine, Memory, Model, TOTAL_CORRECT,
-    TOTAL_LOSS, TOTALS,
+    Activation, Backend, Batch, CLASSES, Error, Machine, Memory, Model, TOTAL_CORRECT, TOTAL_LOSS, TOTALS,
 };
 
 const IMAGES: usize = 7;
@@ -27,7 +27,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
-        let (machine, _) = Machine::open(DeviceChoice::Host).unwrap();
+        let (machine, _) = Machine::open(DeviceName::HOST.into()).unwrap();
         let allocator = Arc::from(by_name("millpond", machine.context()).unwrap());
         let memory = Memory::new(allocator, machine.context().create_stream().unwrap());
         let backend = machine.backend(memory.clone(), false).unwrap();
@@ -63,7 +63,7 @@ impl Bench {
 }
 
 #[test]
-fn every_gradient_agrees_with_finite_differences_and_the_loss_with_the_reference() {
+fn gradients_agree_with_finite_differences_and_losses_with_the_reference() {
     let mut bench = Bench::new();
     let weights = bench.weights();
     let memory = bench.memory.clone();
@@ -97,7 +97,7 @@ fn every_gradient_agrees_with_finite_differences_and_the_loss_with_the_reference
 }
 
 #[test]
-fn a_step_along_the_gradient_is_the_rate_times_it_and_lowers_the_loss() {
+fn a_step_is_rate_times_gradient_and_lowers_the_loss() {
     let mut bench = Bench::new();
     let before = bench.weights();
     let memory = bench.memory.clone();
@@ -122,7 +122,7 @@ fn a_step_along_the_gradient_is_the_rate_times_it_and_lowers_the_loss() {
 }
 
 #[test]
-fn tensors_of_the_wrong_shape_are_refused_before_anything_is_queued() {
+fn tensors_of_wrong_shapes_are_refused_before_queueing() {
     let mut bench = Bench::new();
     let memory = bench.memory.clone();
     let [a, b] = [(3, 4), (5, 6)].map(|(rows, cols)| memory.zeroed::<f32>(rows, cols).unwrap());

@@ -6,17 +6,15 @@ use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use millpond::bindings::{Mutex, PerProcess, on_fork};
+use millpond::device::DeviceName;
 use millpond::{Budget, Context};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use crate::failure::{Failure, Result};
+use crate::failure::{Failure, MOST_DEVICES, Result};
 use crate::options::Options;
 use crate::pool::Pool;
 use crate::streams::Streams;
-
-/// GPUs that a process can have: more than a machine has.
-pub(crate) const MOST_DEVICES: usize = 64;
 
 /// What this process has on one GPU.
 #[derive(Debug)]
@@ -96,7 +94,8 @@ fn make_slow(number: i64) -> Result<&'static Device> {
     let context = Context::cuda(ordinal)?;
     let budget = Budget::bytes(u64::MAX);
     let default = Options::default();
-    let builder = options.as_ref().unwrap_or(&default).builder(&context, &format!("cuda:{ordinal}"));
+    let builder =
+        options.as_ref().unwrap_or(&default).builder(&context, &DeviceName::cuda(ordinal).to_string());
     let pool = builder.budget(&budget).build()?;
     let streams = Streams::new(&context)?;
     Ok(publish(ordinal, Device { pool, context, budget, streams }))

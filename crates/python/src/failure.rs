@@ -16,12 +16,15 @@ mod exceptions {
     import_exception!(millpond._errors, RecordingError);
 }
 
+/// GPUs that a process can have: more than a machine has.
+pub(crate) const MOST_DEVICES: usize = 64;
+
 /// Why a call did nothing.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     #[error(transparent)]
     Pool(#[from] millpond::Error),
-    #[error("there is no GPU {0}: GPUs are numbered from 0 to {most}", most = crate::devices::MOST_DEVICES - 1)]
+    #[error("there is no GPU {0}: GPUs are numbered from 0 to {most}", most = MOST_DEVICES - 1)]
     NoSuchDevice(i64),
     #[error(
         "the pool of GPU {0} is in use already, with the options that it was made with; give options before the first \

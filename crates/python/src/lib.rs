@@ -42,7 +42,7 @@ fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
 #[pymodule(gil_used = false)]
 fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
-    module.add_class::<pool::Pool>()?;
+    pool::add_to(module)?;
     module.add_class::<block::Block>()?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<stats::Stats>()?;

@@ -2,9 +2,7 @@
 
 use std::path::PathBuf;
 
-use millpond::device::host::{HostDevice, HostOptions};
-use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::device::{DevicePtr, Kind};
+use millpond::device::{DeviceName, DevicePtr, Kind, UnknownDevice};
 use millpond::{Context, record};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
@@ -26,50 +24,31 @@ pub(crate) struct Pool {
     pub(crate) pool: millpond::Pool,
 }
 
-/// Which device a pool is of, as Python names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum DeviceName {
-    Cuda(usize),
-    Host,
-    Sim,
+/// Reads which device a pool is of: a GPU by its number, or any by its name.
+fn read_device(argument: &Bound<'_, PyAny>) -> PyResult<DeviceName> {
+    if let Ok(ordinal) = argument.extract::<i64>() {
+        return Ok(DeviceName::cuda(usize::try_from(ordinal).map_err(|_| Failure::NoSuchDevice(ordinal))?));
+    }
+    let Ok(name) = argument.extract::<String>() else {
+        let names = DeviceName::listed();
+        return Err(PyTypeError::new_err(format!("a device is a GPU's number, or its name: {names}")));
+    };
+    name.parse().map_err(|unknown: UnknownDevice| PyValueError::new_err(unknown.to_string()))
 }
 
-impl DeviceName {
-    fn read(argument: &Bound<'_, PyAny>) -> PyResult<Self> {
-        if let Ok(ordinal) = argument.extract::<i64>() {
-            return Ok(Self::Cuda(usize::try_from(ordinal).map_err(|_| Failure::NoSuchDevice(ordinal))?));
-        }
-        let Ok(name) = argument.extract::<String>() else {
-            return Err(PyTypeError::new_err(
-                "a device is a GPU's number, 'cuda', 'cuda:N', 'host' or 'sim'",
-            ));
-        };
-        match name.as_str() {
-            "cuda" => Ok(Self::Cuda(0)),
-            "host" => Ok(Self::Host),
-            "sim" => Ok(Self::Sim),
-            other => match other.strip_prefix("cuda:").and_then(|number| number.parse().ok()) {
-                Some(ordinal) => Ok(Self::Cuda(ordinal)),
-                None => Err(PyValueError::new_err(format!(
-                    "there is no device '{other}': it is 'cuda', 'cuda:N', 'host' or 'sim'"
-                ))),
-            },
-        }
-    }
+/// Opens a device; one without a capacity of its own is shared with the rest of the process.
+fn open(name: DeviceName, capacity: Option<u64>) -> Result<Context> {
+    Ok(match (name.kind(), capacity) {
+        (Kind::Cuda, None) => Context::cuda(name.ordinal())?,
+        (Kind::Host, None) => Context::host()?,
+        _ => Context::new(name.open_with_capacity(capacity)?),
+    })
+}
 
-    fn open(self, capacity: Option<u64>) -> Result<Context> {
-        Ok(match (self, capacity) {
-            (Self::Cuda(ordinal), _) => Context::cuda(ordinal)?,
-            (Self::Host, None) => Context::host()?,
-            (Self::Host, capacity) => {
-                Context::new(HostDevice::with_options(HostOptions { capacity, ..HostOptions::default() })?)
-            }
-            (Self::Sim, None) => Context::new(SimDevice::new(SimOptions::default())?),
-            (Self::Sim, Some(capacity)) => {
-                Context::new(SimDevice::new(SimOptions { capacity, ..SimOptions::default() })?)
-            }
-        })
-    }
+/// The number of the GPU that a text names; `None` where it names none.
+#[pyfunction]
+fn gpu_ordinal(name: &str) -> Option<usize> {
+    name.parse().ok().filter(|name: &DeviceName| name.is_gpu()).map(DeviceName::ordinal)
 }
 
 impl Pool {
@@ -88,12 +67,12 @@ impl Pool {
         capacity: Option<u64>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
-        let (device, options) = (DeviceName::read(device)?, Options::from_keywords(options)?);
-        if capacity.is_some() && matches!(device, DeviceName::Cuda(_)) {
+        let (device, options) = (read_device(device)?, Options::from_keywords(options)?);
+        if capacity.is_some() && device.is_gpu() {
             return Err(PyValueError::new_err("capacity is for 'host' and 'sim'; a GPU has what it has"));
         }
         let built = py.detach(|| -> Result<Self> {
-            let context = device.open(capacity)?;
+            let context = open(device, capacity)?;
             let pool = options.builder(&context, "pool").build()?;
             Ok(Self { context, pool })
         });
@@ -108,13 +87,7 @@ impl Pool {
     /// The device, as `Pool` takes it.
     #[getter]
     fn device(&self) -> String {
-        let properties = self.pool.device().properties();
-        match properties.kind {
-            Kind::Cuda => format!("cuda:{}", properties.ordinal),
-            Kind::Host => "host".to_owned(),
-            Kind::Sim => "sim".to_owned(),
-            _ => properties.name.clone(),
-        }
+        DeviceName::of(self.pool.device().properties()).to_string()
     }
 
     #[pyo3(signature = (size, stream=None, *, align=None))]
@@ -215,4 +188,9 @@ impl Pool {
     fn __repr__(&self) -> String {
         format!("<millpond.Pool '{}' of {}>", self.pool.name(), self.device())
     }
+}
+
+pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Pool>()?;
+    module.add_function(wrap_pyfunction!(gpu_ordinal, module)?)
 }

@@ -1,4 +1,5 @@
-//! A pool's figures, as Python reads them. `python/millpond/_millpond.pyi` documents the fields.
+//! A pool's figures, as Python reads them: made of the lists in `millpond`'s `stats.rs`. `python/millpond/_millpond.pyi`
+//! documents the fields; mypy's stubtest finds the one that it lacks.
 
 use pyo3::prelude::*;
 
@@ -23,39 +24,26 @@ impl Level {
     }
 }
 
-/// Device calls by kind.
-#[pyclass(frozen, get_all, eq, module = "millpond")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct DeviceCalls {
-    reserve: u64,
-    unreserve: u64,
-    create: u64,
-    map: u64,
-    set_access: u64,
-    unmap: u64,
-    release: u64,
-    alloc: u64,
-    free: u64,
-    memory: u64,
+macro_rules! define_device_calls {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Device calls by kind.
+        #[pyclass(frozen, get_all, eq, module = "millpond")]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub(crate) struct DeviceCalls {
+            $($(#[$doc])* $name: u64,)*
+            /// Calls that created, mapped, unmapped, released, allocated or freed device memory.
+            memory: u64,
+        }
+
+        impl From<millpond::DeviceCalls> for DeviceCalls {
+            fn from(calls: millpond::DeviceCalls) -> Self {
+                Self { $($name: calls.$name,)* memory: calls.memory() }
+            }
+        }
+    };
 }
 
-impl From<millpond::DeviceCalls> for DeviceCalls {
-    fn from(calls: millpond::DeviceCalls) -> Self {
-        let memory = calls.memory();
-        let millpond::DeviceCalls {
-            reserve,
-            unreserve,
-            create,
-            map,
-            set_access,
-            unmap,
-            release,
-            alloc,
-            free,
-        } = calls;
-        Self { reserve, unreserve, create, map, set_access, unmap, release, alloc, free, memory }
-    }
-}
+millpond::list_of_device_calls!(define_device_calls);
 
 #[pymethods]
 impl DeviceCalls {
@@ -67,48 +55,34 @@ impl DeviceCalls {
     }
 }
 
-/// What a pool did and holds.
-#[pyclass(frozen, get_all, eq, module = "millpond")]
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) struct Stats {
-    requested: Level,
-    allocated: Level,
-    reserved: Level,
-    blocks: Level,
-    allocations: u64,
-    frees: u64,
-    hits: u64,
-    misses: u64,
-    stream_waits: u64,
-    pages_stolen: u64,
-    retries: u64,
-    out_of_memory: u64,
-    cached: u64,
-    fragmentation: f64,
-    calls: DeviceCalls,
+macro_rules! define_stats {
+    (
+        fields { $($(#[$doc:meta])* $name:ident: $type:ident,)* }
+        methods { $($(#[$method_doc:meta])* $method:ident: $method_type:ident,)* }
+        later { $($(#[$later_doc:meta])* $later:ident: $later_type:ident,)* }
+    ) => {
+        /// What a pool did and holds.
+        #[pyclass(frozen, get_all, eq, module = "millpond")]
+        #[derive(Debug, Clone, Copy, PartialEq)]
+        pub(crate) struct Stats {
+            $($(#[$doc])* $name: $type,)*
+            $($(#[$method_doc])* $method: $method_type,)*
+            $($(#[$later_doc])* $later: $later_type,)*
+        }
+
+        impl From<millpond::Stats> for Stats {
+            fn from(stats: millpond::Stats) -> Self {
+                Self {
+                    $($name: stats.$name.into(),)*
+                    $($method: stats.$method(),)*
+                    $($later: stats.$later,)*
+                }
+            }
+        }
+    };
 }
 
-impl From<millpond::Stats> for Stats {
-    fn from(stats: millpond::Stats) -> Self {
-        Self {
-            requested: stats.requested.into(),
-            allocated: stats.allocated.into(),
-            reserved: stats.reserved.into(),
-            blocks: stats.blocks.into(),
-            allocations: stats.allocations,
-            frees: stats.frees,
-            hits: stats.hits,
-            misses: stats.misses,
-            stream_waits: stats.stream_waits,
-            pages_stolen: stats.pages_stolen,
-            retries: stats.retries,
-            out_of_memory: stats.out_of_memory,
-            cached: stats.cached(),
-            fragmentation: stats.fragmentation(),
-            calls: stats.calls.into(),
-        }
-    }
-}
+millpond::list_of_stats!(define_stats);
 
 #[pymethods]
 impl Stats {

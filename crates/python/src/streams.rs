@@ -7,13 +7,13 @@
 
 use std::cell::Cell;
 use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use millpond::bindings::RwLock;
 use millpond::device::StreamHandle;
 use millpond::{Context, Stream};
 use rustc_hash::FxHashMap;
 
-use crate::devices;
 use crate::failure::{Failure, Result};
 
 /// The streams of one device. They are never dropped, so that a reference to one needs no counting.
@@ -23,6 +23,9 @@ pub(crate) struct Streams {
     default: Stream,
     by_handle: RwLock<FxHashMap<u64, &'static Stream>>,
 }
+
+/// How many `Streams` this process has made: at least one for each GPU in use.
+static MADE: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     /// The stream that this thread used last: its `Streams`, its handle, and itself.
@@ -52,6 +55,8 @@ impl Deref for Found<'_> {
 impl Streams {
     pub(crate) fn new(context: &Context) -> Result<Self> {
         let default = context.default_stream()?;
+        // Relaxed, here and where it is read: nothing is concluded about what else was written.
+        MADE.fetch_add(1, Ordering::Relaxed);
         Ok(Self { context: context.clone(), default, by_handle: RwLock::default() })
     }
 
@@ -134,7 +139,7 @@ impl Streams {
     /// uses memory there could not be waited for.
     fn refuse_another_gpus(&self, stream: &Stream) -> Result<()> {
         let device = self.context.device();
-        let may_be = devices::present().nth(1).is_some();
+        let may_be = MADE.load(Ordering::Relaxed) > 1;
         // No event that we record in a capture tells us anything; captures of other GPUs' streams are not looked for.
         // SAFETY: the stream was registered just now.
         if !may_be || unsafe { device.capture_of(stream.handle()) }?.is_some() {

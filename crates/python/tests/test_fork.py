@@ -93,7 +93,7 @@ def test_a_child_is_told_that_the_pool_is_its_parents(pool: millpond.Pool) -> No
     block.free()
 
 
-def test_a_child_drops_what_is_its_parents_and_has_pools_of_its_own(pool: millpond.Pool) -> None:
+def test_a_child_drops_its_parents_and_has_its_own_pools(pool: millpond.Pool) -> None:
     kept = [pool.allocate(MIB), pool.create_stream(), millpond.Pool("sim").allocate(100)]
 
     def child() -> None:
@@ -148,6 +148,6 @@ assert millpond.pool(0).stats().blocks.current == 0
 """
 
 
-def test_pytorchs_hooks_refuse_a_child_and_say_nothing_of_what_it_drops() -> None:
+def test_pytorchs_hooks_refuse_a_child_and_drop_silently() -> None:
     ran = subprocess.run([sys.executable, "-c", SHARED], capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0 and ran.stderr == "", ran.stderr

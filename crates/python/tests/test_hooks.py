@@ -98,7 +98,7 @@ def test_the_base_of_a_block_is_found_from_inside(hooks: Hooks) -> None:
     hooks.free(address, MIB, ORDINAL, None)
 
 
-def test_without_pytorch_a_failing_allocation_is_null_and_the_message_is_kept(hooks: Hooks) -> None:
+def test_without_pytorch_a_failing_allocation_is_null_with_a_message(hooks: Hooks) -> None:
     assert hooks.alloc(512 * MIB, ORDINAL, None) is None
     message = millpond.last_error()
     assert message is not None and "512.00 MiB requested" in message and "hard limit" in message
@@ -113,7 +113,7 @@ def test_a_free_that_fails_is_said_and_changes_nothing(
     assert "millpond: 0x1230 was not allocated by pool 'stand-in'" in capfd.readouterr().err
 
 
-def test_a_free_that_fails_where_nobody_can_be_told_does_not_end_the_process() -> None:
+def test_a_free_that_fails_does_not_end_the_process() -> None:
     program = """
 import ctypes, millpond
 from millpond import _millpond

@@ -1,7 +1,7 @@
 //! Which allocators are replayed, with which options.
 
 use millpond::{Context, Pool};
-use millpond_baselines::{Allocator, Caching, CachingOptions, ChoiceError};
+use millpond_baselines::{Allocator, Caching, CachingOptions, ChoiceError, MILLPOND};
 
 /// What the allocators are built with, beyond their names. By default as by
 /// [`by_name`](millpond_baselines::by_name).
@@ -20,7 +20,7 @@ impl Choice {
     /// As for [`by_name`](millpond_baselines::by_name), and for options that the allocator refuses.
     pub fn build(&self, name: &str, context: &Context) -> Result<Box<dyn Allocator>, ChoiceError> {
         match (name, self.page_sizes, &self.pytorch) {
-            ("millpond", Some((smallest, largest)), _) => {
+            (MILLPOND, Some((smallest, largest)), _) => {
                 Ok(Box::new(Pool::builder(context).name(name).page_sizes(smallest, largest).build()?))
             }
             (Caching::NAME | Caching::EXPANDABLE, _, Some(options)) => {

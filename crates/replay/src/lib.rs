@@ -11,6 +11,8 @@ pub mod choice;
 pub mod event;
 pub mod export;
 pub mod fit;
+#[cfg(test)]
+mod fixtures;
 pub mod generate;
 mod pickle;
 pub mod read;

@@ -4,7 +4,7 @@
 use std::cmp::Ordering;
 
 use millpond::{Context, HumanBytes};
-use millpond_baselines::{Allocator, Caching, CachingOptions, ChoiceError};
+use millpond_baselines::{Allocator, Caching, CachingOptions, ChoiceError, MILLPOND};
 use serde::Serialize;
 
 use crate::choice::Choice;
@@ -90,9 +90,9 @@ impl Verdict {
         };
         Ok(Self {
             peak_requested: program.peak_requested().0,
-            pytorch: need("caching")?,
-            pytorch_waste: at_peak(program, &|context| choice.build("caching", context))?,
-            millpond: need("millpond")?,
+            pytorch: need(Caching::NAME)?,
+            pytorch_waste: at_peak(program, &|context| choice.build(Caching::NAME, context))?,
+            millpond: need(MILLPOND)?,
             best_setting: if trace.is_pytorchs { best_setting(trace, program)? } else { None },
         })
     }

@@ -2,19 +2,19 @@
 //!
 //! `cargo test --release -p millpond-replay --test cuda -- --ignored --test-threads 1`
 
-use std::path::Path;
+mod shared;
 
 use millpond::Context;
 use millpond::device::cuda::CudaDevice;
-use millpond_replay::read::{self, Limits};
 use millpond_replay::replay::{FreeWhen, Program, UNLIMITED, on_device, on_sim};
+
+use shared::{GNN, PIPELINE, data, only};
 
 #[test]
 #[ignore = "needs a CUDA GPU with 16 GiB free"]
-fn a_gpu_gives_the_ratios_of_the_simulation_loses_no_mark_and_its_driver_agrees() {
-    for name in ["gnn_stacks.pickle.gz", "pipeline_streams_stacks.pickle.gz"] {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
-        let trace = read::read(&path, Limits::default()).unwrap().remove(0);
+fn a_gpu_agrees_with_the_simulation_and_its_driver() {
+    for name in [GNN, PIPELINE] {
+        let trace = only(&data(name));
         let program = Program::new(&trace, FreeWhen::Completed);
         for allocator in ["millpond", "caching", "expandable"] {
             let choose = |context: &Context| millpond_baselines::by_name(allocator, context);

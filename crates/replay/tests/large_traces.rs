@@ -1,14 +1,16 @@
-//! The four large recorded traces, which are too large for the repository: `MILLPOND_TRACES` names their folder,
-//! `../shared/traces` beside the repository is looked at without it.
+//! Four whole jobs of `data/traces`, through the allocators.
 //!
-//! `cargo test --release -p millpond-replay --test large_traces -- --ignored`
+//! `cargo test --release -p millpond-replay --test large_traces -- --ignored` measures the loop.
 
-use std::path::PathBuf;
+mod shared;
+
+use std::path::Path;
 
 use millpond::Context;
-use millpond_replay::read::{self, Limits};
 use millpond_replay::replay::{FreeWhen, Outcome, Program, UNLIMITED, on_sim};
 use millpond_replay::trace::Trace;
+
+use shared::only;
 
 /// What one job really did, from the traces' own README: bytes.
 struct Job {
@@ -52,15 +54,9 @@ const JOBS: [Job; 4] = [
     },
 ];
 
-fn folder() -> PathBuf {
-    let beside = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../shared/traces");
-    std::env::var_os("MILLPOND_TRACES").map_or_else(|| beside.into(), PathBuf::from)
-}
-
 fn trace(job: &Job) -> Trace {
-    let path = folder().join(format!("{}.pickle.gz", job.name));
-    assert!(path.exists(), "{} is not there: set MILLPOND_TRACES to the traces' folder", path.display());
-    read::read(&path, Limits::default()).unwrap().remove(0)
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/traces");
+    only(&folder.join(job.name).with_extension("pickle.zst"))
 }
 
 fn replayed(trace: &Trace, allocator: &str, capacity: u64) -> Outcome {
@@ -70,8 +66,7 @@ fn replayed(trace: &Trace, allocator: &str, capacity: u64) -> Outcome {
 }
 
 #[test]
-#[ignore = "needs the large traces"]
-fn the_pool_holds_little_more_than_is_requested_at_one_percent_of_the_time() {
+fn the_pool_meets_its_ratio_at_one_percent_of_time() {
     for job in &JOBS {
         let outcome = replayed(&trace(job), "millpond", UNLIMITED);
         assert_eq!(outcome.peak_requested, job.requested, "{}", job.name);
@@ -83,7 +78,6 @@ fn the_pool_holds_little_more_than_is_requested_at_one_percent_of_the_time() {
 }
 
 #[test]
-#[ignore = "needs the large traces"]
 fn pytorchs_allocator_is_predicted_within_two_percent() {
     for job in &JOBS {
         let trace = trace(job);
@@ -97,7 +91,6 @@ fn pytorchs_allocator_is_predicted_within_two_percent() {
 }
 
 #[test]
-#[ignore = "needs the large traces"]
 fn no_allocator_holds_more_than_the_device_has() {
     for job in &JOBS {
         let trace = trace(job);
@@ -138,7 +131,7 @@ impl millpond_baselines::Allocator for Nothing {
 
 /// What is between the allocator and its figures: at 5 million events a second, an event has 200 ns.
 #[test]
-#[ignore = "needs the large traces, and measures time"]
+#[ignore = "measures time"]
 fn the_loop_itself_takes_less_than_20_ns_an_event() {
     for job in &JOBS {
         let program = Program::new(&trace(job), FreeWhen::Completed);

@@ -1,6 +1,7 @@
 //! Recordings of real pools, read back as traces; and what is said of those that are damaged.
 
-use std::path::Path;
+mod shared;
+
 use std::sync::mpsc;
 
 use millpond::device::DevicePtr;
@@ -10,6 +11,8 @@ use millpond::{Context, Pool, Stream, record};
 use millpond_replay::read::{Limits, read, read_from};
 use millpond_replay::trace::{OpKind, Trace};
 
+use shared::only;
+
 fn context() -> Context {
     Context::new(SimDevice::new(SimOptions::default()).unwrap())
 }
@@ -17,12 +20,6 @@ fn context() -> Context {
 fn free(pool: &Pool, block: DevicePtr, stream: &Stream) {
     // SAFETY: the tests free blocks of their own, and give them no work.
     unsafe { pool.free(block, stream) }.unwrap();
-}
-
-fn only(path: &Path) -> Trace {
-    let mut traces = read(path, Limits::default()).unwrap();
-    assert_eq!(traces.len(), 1);
-    traces.remove(0)
 }
 
 /// Allocations, and frees, in the trace's order: the sizes, and whether they are frees.
@@ -67,7 +64,7 @@ fn what_a_pool_did_comes_back_as_a_trace() {
 }
 
 #[test]
-fn blocks_that_were_live_before_are_live_before_in_the_trace() {
+fn blocks_live_before_a_recording_are_so_in_the_trace() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.mprec");
     let context = context();
@@ -91,7 +88,7 @@ fn blocks_that_were_live_before_are_live_before_in_the_trace() {
 }
 
 #[test]
-fn threads_that_hand_blocks_to_each_other_are_put_into_the_true_order() {
+fn threads_that_hand_over_blocks_are_put_in_order() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.mprec");
     let context = context();
@@ -160,7 +157,7 @@ fn small() -> Vec<u8> {
 }
 
 #[test]
-fn a_file_cut_anywhere_is_read_up_to_its_last_whole_chunk_and_says_so() {
+fn a_cut_file_is_read_to_its_last_whole_chunk() {
     let whole = small();
     let all = read_from(&mut &whole[..], "whole", Limits::default()).unwrap().remove(0);
     assert_eq!(all.remarks, [""; 0]);
@@ -202,7 +199,7 @@ fn said(file: &[u8]) -> String {
 }
 
 #[test]
-fn a_file_that_makes_no_sense_is_refused_with_the_reason() {
+fn a_senseless_file_is_refused_with_the_reason() {
     const POOL: Record<'_> = Record::Pool { pool: 1, name: "p", device: "d", ordinal: 0, device_key: 1 };
     const AT: Record<'_> = Record::At { pool: 1, stream: 1 };
     const ALLOC: Record<'_> = Record::Alloc { after: 1, address: 512, size: 1 };
@@ -240,7 +237,7 @@ fn a_file_that_makes_no_sense_is_refused_with_the_reason() {
 }
 
 #[test]
-fn what_was_dropped_is_said_be_it_one_event_or_many() {
+fn dropped_events_are_reported_be_it_one_or_many() {
     const POOL: Record<'_> = Record::Pool { pool: 1, name: "p", device: "d", ordinal: 0, device_key: 1 };
     const AT: Record<'_> = Record::At { pool: 1, stream: 1 };
     const ALLOC: Record<'_> = Record::Alloc { after: 1, address: 512, size: 1 };
@@ -254,7 +251,7 @@ fn what_was_dropped_is_said_be_it_one_event_or_many() {
 }
 
 #[test]
-fn any_payload_with_a_right_checksum_is_a_trace_or_an_error() {
+fn any_checked_payload_is_a_trace_or_an_error() {
     let whole = small();
     let payload = &whole[20..];
     for at in 0..payload.len().min(2000) {
@@ -270,7 +267,7 @@ fn any_payload_with_a_right_checksum_is_a_trace_or_an_error() {
 }
 
 #[test]
-fn a_pool_that_is_recorded_in_the_middle_of_its_threads_work_loses_no_block() {
+fn recording_begun_amid_threads_work_loses_no_block() {
     let folder = tempfile::tempdir().unwrap();
     let context = context();
     let pool = Pool::builder(&context).build().unwrap();

@@ -1,16 +1,19 @@
 //! The report in a real browser: Chromium, which the environment variable `MILLPOND_CHROMIUM` names, or which is
 //! looked for on the path. Where there is none, the tests say so and pass.
 
+mod shared;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use millpond::Context;
 use millpond_replay::choice::Choice;
 use millpond_replay::fit::Card;
-use millpond_replay::read::{self, Limits};
 use millpond_replay::replay::{FreeWhen, Program, UNLIMITED, on_sim};
 use millpond_replay::report::{Section, write};
 use millpond_replay::verdict::Verdict;
+
+use shared::{GNN, data, only};
 
 const ALLOCATORS: [&str; 3] = ["millpond", "caching", "expandable"];
 
@@ -30,8 +33,7 @@ fn chromium() -> Option<PathBuf> {
 
 /// A report, and the figures that must be found in it.
 fn report() -> (String, Vec<String>) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/gnn_stacks.pickle.gz");
-    let trace = read::read(&path, Limits::default()).unwrap().remove(0);
+    let trace = only(&data(GNN));
     let program = Program::new(&trace, FreeWhen::Completed);
     let choice = Choice::default();
     let verdict = Verdict::of(&trace, &program, &choice, |_| None).unwrap().lines();
@@ -79,7 +81,7 @@ fn opened(chromium: &Path, page: &str, width: u32) -> String {
 }
 
 #[test]
-fn a_browser_wide_or_narrow_shows_the_figures_and_draws_every_chart() {
+fn browsers_wide_and_narrow_show_figures_and_every_chart() {
     let Some(chromium) = chromium() else { return };
     let (page, figures) = report();
     for width in [1280, 500] {

@@ -1,14 +1,12 @@
 //! Reading real snapshots: what they say, and what is said of them when they are damaged.
 
+mod shared;
+
 use std::io::{Read, Write};
-use std::path::{Path, PathBuf};
 
 use millpond_replay::read::{Limits, read, read_from};
-use millpond_replay::trace::Trace;
 
-fn data(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name)
-}
+use shared::{GNN, PIPELINE, data, only};
 
 fn plain(name: &str) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -17,16 +15,10 @@ fn plain(name: &str) -> Vec<u8> {
     bytes
 }
 
-fn only(path: &Path) -> Trace {
-    let mut traces = read(path, Limits::default()).unwrap();
-    assert_eq!(traces.len(), 1);
-    traces.remove(0)
-}
-
 #[test]
 fn a_snapshot_gives_its_blocks_streams_times_and_stacks() {
-    let trace = only(&data("gnn_stacks.pickle.gz"));
-    assert_eq!(trace.name, "gnn_stacks.pickle.gz");
+    let trace = only(&data(GNN));
+    assert_eq!(trace.name, GNN);
     assert_eq!((trace.blocks.len(), trace.ops.len()), (591, 591 + 588 + 588));
     assert_eq!(trace.streams, [0]);
     assert!(trace.live_before.is_empty());
@@ -37,14 +29,14 @@ fn a_snapshot_gives_its_blocks_streams_times_and_stacks() {
 
 #[test]
 fn what_pytorch_reserved_is_read_from_its_segments() {
-    let trace = only(&data("pipeline_streams_stacks.pickle.gz"));
+    let trace = only(&data(PIPELINE));
     assert_eq!(trace.recorded_reserved, Some(11_995_709_440));
     assert_eq!(trace.streams.len(), 6);
 }
 
 #[test]
-fn a_compressed_file_whose_check_sum_is_damaged_or_missing_is_refused() {
-    let bytes = std::fs::read(data("gnn_stacks.pickle.gz")).unwrap();
+fn a_compressed_file_without_its_right_checksum_is_refused() {
+    let bytes = std::fs::read(data(GNN)).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("damaged.pickle.gz");
     // The last eight bytes are the check sum and the length.
@@ -60,14 +52,14 @@ fn a_compressed_file_whose_check_sum_is_damaged_or_missing_is_refused() {
 
 #[test]
 fn zstd_and_plain_files_are_read_like_gzipped_ones() {
-    let bytes = plain("gnn_stacks.pickle.gz");
+    let bytes = plain(GNN);
     let folder = tempfile::tempdir().unwrap();
     let write = |name: &str, bytes: &[u8]| {
         let path = folder.path().join(name);
         std::fs::File::create(&path).unwrap().write_all(bytes).unwrap();
         only(&path)
     };
-    let gzipped = only(&data("gnn_stacks.pickle.gz"));
+    let gzipped = only(&data(GNN));
     let zstd = zstd::encode_all(&bytes[..], 3).unwrap();
     // As `pzstd` writes it: each frame behind one that is to be passed over.
     let pzstd = [&[0x50, 0x2a, 0x4d, 0x18, 4, 0, 0, 0, 1, 2, 3, 4], &zstd[..]].concat();
@@ -79,7 +71,7 @@ fn zstd_and_plain_files_are_read_like_gzipped_ones() {
 
 #[test]
 fn a_file_cut_anywhere_says_where() {
-    let bytes = plain("pipeline_streams_stacks.pickle.gz");
+    let bytes = plain(PIPELINE);
     for cut in [3, 100, 5_000, bytes.len() / 2, bytes.len() - 1] {
         let said = read_from(&mut &bytes[..cut], "cut", Limits::default()).unwrap_err().to_string();
         assert!(said.starts_with("byte ") && said.contains("the file ends"), "{cut}: {said}");
@@ -87,10 +79,10 @@ fn a_file_cut_anywhere_says_where() {
 }
 
 #[test]
-fn a_compressed_file_that_is_cut_in_its_first_block_says_that_it_was_cut() {
+fn a_compressed_file_cut_in_its_first_block_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("cut");
-    let zstd = zstd::encode_all(&plain("gnn_stacks.pickle.gz")[..], 3).unwrap();
+    let zstd = zstd::encode_all(&plain(GNN)[..], 3).unwrap();
     for start in [&b"\x1f\x8b\x08"[..], &zstd[..4], &zstd[..1000]] {
         std::fs::write(&path, start).unwrap();
         let said = read(&path, Limits::default()).unwrap_err().to_string();
@@ -99,8 +91,8 @@ fn a_compressed_file_that_is_cut_in_its_first_block_says_that_it_was_cut() {
 }
 
 #[test]
-fn a_damaged_file_is_an_error_or_another_trace_and_never_a_panic() {
-    let bytes = plain("gnn_stacks.pickle.gz");
+fn no_damaged_file_makes_a_panic() {
+    let bytes = plain(GNN);
     // One byte changed, at places spread over the file.
     for at in (2..bytes.len()).step_by(bytes.len() / 400) {
         let mut damaged = bytes.clone();
@@ -110,7 +102,7 @@ fn a_damaged_file_is_an_error_or_another_trace_and_never_a_panic() {
 }
 
 #[test]
-fn a_small_file_takes_no_more_memory_than_one_of_its_size_should() {
+fn a_small_file_takes_memory_after_its_size() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("lists");
     let mut file =
@@ -126,7 +118,7 @@ fn a_small_file_takes_no_more_memory_than_one_of_its_size_should() {
 }
 
 #[test]
-fn what_stands_in_a_file_again_and_again_takes_no_more_memory_than_may_be_taken() {
+fn repetition_in_a_file_takes_no_more_memory_than_allowed() {
     let limits = Limits { memory: 1 << 20, ..Limits::default() };
     let said = |bytes: &[u8]| read_from(&mut &*bytes, "x", limits).map(drop).unwrap_err().to_string();
     let header = b"Thread,Time,Action,Pointer,Size,Stream\n";

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_chunk_that_fits_is_taken_and_neighbours_are_merged() {
+    fn the_smallest_fitting_chunk_is_taken_and_neighbours_merge() {
         let mut chunks = region(4096);
         let [a, b, c] = [1024, 256, 512].map(|bytes| chunks.take(bytes).expect("there is room").id);
         chunks.give(a, UsedBy::new());

@@ -4,7 +4,8 @@ use std::str::FromStr;
 
 use millpond::{Error, Result};
 
-use super::sizes::OWN_SEGMENT;
+/// Requests of the large pool below this many bytes share a segment; those from here on get their own.
+pub(super) const OWN_SEGMENT: u64 = 10 << 20;
 
 const MIB: u64 = 1 << 20;
 /// The variable, as errors name it.

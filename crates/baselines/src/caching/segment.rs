@@ -191,7 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_claims_to_have_everything_is_no_reason_to_panic() {
+    fn a_device_that_claims_everything_makes_no_panic() {
         let device = SimDevice::new(SimOptions { capacity: u64::MAX, ..SimOptions::default() }).unwrap();
         let mut calls = DeviceCalls::default();
         let refused = Segment::reserve(Counted { device: &*device, calls: &mut calls }, 20 << 20);

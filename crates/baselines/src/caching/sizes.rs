@@ -4,6 +4,7 @@
 use millpond::{Error, Result};
 
 use super::CachingOptions;
+use super::options::OWN_SEGMENT;
 use crate::books::round_up;
 
 /// Bytes that blocks are multiples of.
@@ -12,8 +13,6 @@ pub(super) const UNIT: u64 = 512;
 const SMALL_REQUEST: u64 = 1 << 20;
 /// Bytes of a segment, or of a page of an expandable segment, of the small pool.
 const SMALL_SEGMENT: u64 = 2 << 20;
-/// Requests of the large pool below this many bytes share a segment; those from here on get their own.
-pub(super) const OWN_SEGMENT: u64 = 10 << 20;
 /// Bytes that segments for one request are multiples of.
 const SEGMENT_STEP: u64 = 2 << 20;
 /// Bytes that no request of any device reaches; rounding below it does not overflow.
@@ -102,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn requests_are_rounded_to_512_bytes_or_to_divisions_of_a_power_of_two() {
+    fn requests_round_to_512_bytes_or_divisions_of_a_power() {
         let plain = CachingOptions::default();
         let rounded = [1, 512, 513, 1_503_232].map(|bytes| plain.rounded(bytes).unwrap());
         assert_eq!(rounded, [512, 512, 1024, 1_503_232]);
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn segments_are_2_or_20_mebibytes_or_the_request_in_steps_of_2() {
+    fn segments_are_2_or_20_mebibytes_or_the_request_rounded() {
         const MIB: u64 = 1 << 20;
         let options = CachingOptions::default();
         let segments = [MIB, MIB + 512, 10 * MIB - 512, 10 * MIB, 10 * MIB + 512];
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn small_blocks_split_at_512_bytes_and_large_ones_above_a_mebibyte() {
+    fn small_blocks_split_at_512_bytes_large_above_a_mebibyte() {
         const MIB: u64 = 1 << 20;
         let options = CachingOptions::default();
         assert!(options.splits(Size::Small, 1024, 512));

@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_free_chunk_that_fits_is_split_and_merged_again() {
+    fn the_first_chunk_that_fits_is_split_and_merged() {
         let mut chunks = Chunks::default();
         chunks.add_segment(BASE, 4096);
         let [a, b, c] = [1024, 512, 256].map(|bytes| take(&mut chunks, bytes));
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_segment_can_be_removed_and_a_used_one_is_not_offered() {
+    fn only_a_free_segment_is_offered_for_removal() {
         let mut chunks = Chunks::default();
         chunks.add_segment(BASE, 1024);
         chunks.add_segment(BASE.offset(4096), 1024);

@@ -81,7 +81,7 @@ fn replay(context: &Context, name: &str, trace: &str, scale: u64) {
 }
 
 #[test]
-fn no_block_of_a_replayed_job_is_overwritten_on_the_host() {
+fn no_block_of_a_job_is_overwritten_on_the_host() {
     for name in NAMES {
         let options = HostOptions { capacity: Some(1 << 30), ..HostOptions::default() };
         let context = Context::new(HostDevice::with_options(options).unwrap());
@@ -93,7 +93,7 @@ fn no_block_of_a_replayed_job_is_overwritten_on_the_host() {
 
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn no_block_of_a_replayed_job_is_overwritten_on_a_gpu() {
+fn no_block_of_a_job_is_overwritten_on_a_gpu() {
     let context = Context::cuda(0).unwrap();
     for name in NAMES {
         for trace in [events::GNN, events::PIPELINE] {

@@ -86,7 +86,7 @@ fn a_replayed_gnn_allocates_the_segments_that_pytorch_allocated() {
 }
 
 #[test]
-fn a_replayed_pipeline_of_six_streams_allocates_the_segments_that_pytorch_allocated() {
+fn a_pipeline_of_six_streams_allocates_the_segments_of_pytorch() {
     assert_eq!(compare_segments(events::PIPELINE), 95);
 }
 
@@ -103,7 +103,7 @@ fn oversize_blocks_are_given_back_before_everything_else() {
 }
 
 #[test]
-fn unused_segments_are_collected_above_the_threshold_and_young_ones_stay() {
+fn old_unused_segments_are_collected_above_the_threshold() {
     let options = "garbage_collection_threshold:0.5,per_process_memory_fraction:0.5";
     let rig = Rig::new(1 << 30, options);
     let [old, young, other, _] = [100, 98, 20, 60].map(|mebibytes| rig.alloc(mebibytes * MIB));
@@ -128,7 +128,7 @@ fn a_memory_fraction_is_a_limit() {
 }
 
 #[test]
-fn a_block_used_by_another_stream_comes_back_when_that_is_past_it() {
+fn a_block_comes_back_once_its_other_stream_passed_it() {
     for options in ["", "expandable_segments:True"] {
         let rig = Rig::new(1 << 30, options);
         let ptr = rig.alloc(30 * MIB);
@@ -142,7 +142,7 @@ fn a_block_used_by_another_stream_comes_back_when_that_is_past_it() {
 }
 
 #[test]
-fn expandable_segments_make_one_range_of_what_separate_ones_could_not_merge() {
+fn expandable_segments_merge_what_separate_ones_could_not() {
     let rig = Rig::new(1 << 30, "expandable_segments:True");
     let blocks = [40 * MIB, 40 * MIB, 40 * MIB].map(|bytes| rig.alloc(bytes));
     assert_eq!(blocks[2], blocks[0].offset(80 * MIB));
@@ -160,7 +160,7 @@ fn the_end_of_an_expandable_segment_is_used_last() {
 }
 
 #[test]
-fn pages_of_an_expandable_segment_go_back_when_memory_runs_out_and_holes_are_filled_first() {
+fn expandable_pages_go_back_under_shortage_and_holes_fill_first() {
     let rig = Rig::new(200 * MIB, "expandable_segments:True");
     let [first, last] = [120 * MIB, 60 * MIB].map(|bytes| rig.alloc(bytes));
     rig.free(first);

@@ -7,16 +7,15 @@
 mod mimalloc;
 mod ordered;
 
-use millpond_baselines::{
-    Bfc, Binned, Caching, CachingOptions, ChoiceError, Driver, FirstFit, NAMES, StreamOrdered,
-};
+use millpond::Context;
+use millpond_baselines::{Allocator, NAMES, with_allocator};
 
+use crate::Result;
 use crate::opaque::Opaque;
-use crate::target::{Opened, Target};
-use crate::{Error, Result};
+use crate::target::Target;
 pub use mimalloc::MIMALLOC;
 pub(crate) use mimalloc::Mimalloc;
-use ordered::{Millpond, Ordered};
+use ordered::Ordered;
 
 /// An allocator under measurement.
 pub(crate) trait Subject: Sync {
@@ -53,19 +52,22 @@ pub fn names() -> Vec<&'static str> {
 
 /// Chooses the allocator of this name and hands it to `visit`.
 pub(crate) fn with_subject<V: Visit>(name: &str, target: &Target, visit: V) -> Result<V::Outcome> {
-    let open = || target.open().map(|Opened { context, .. }| context);
     match name {
         MIMALLOC => visit.visit(|| Ok(Mimalloc)),
-        Caching::NAME => visit.visit(|| Ok(Ordered::new(open()?, Caching::new))),
-        Caching::EXPANDABLE => visit.visit(|| {
-            Ordered::build(open()?, |context| Caching::with_options(context, CachingOptions::expandable()))
-        }),
-        Bfc::NAME => visit.visit(|| Ok(Ordered::new(open()?, Bfc::new))),
-        StreamOrdered::NAME => visit.visit(|| Ordered::build(open()?, StreamOrdered::new)),
-        Driver::NAME => visit.visit(|| Ok(Ordered::new(open()?, Driver::new))),
-        Binned::NAME => visit.visit(|| Ok(Ordered::new(open()?, Binned::new))),
-        FirstFit::NAME => visit.visit(|| Ok(Ordered::new(open()?, FirstFit::new))),
-        name if name == NAMES[0] => visit.visit(|| Millpond::new(open()?)),
-        name => Err(Error::Choice(ChoiceError::UnknownName { name: name.to_owned() })),
+        _ => with_allocator(name, InOrder { target, visit })?,
+    }
+}
+
+/// Opens the device for an allocator in stream order.
+struct InOrder<'a, V> {
+    target: &'a Target,
+    visit: V,
+}
+
+impl<V: Visit> millpond_baselines::Visit for InOrder<'_, V> {
+    type Outcome = Result<V::Outcome>;
+
+    fn visit<A: Allocator>(self, build: impl Fn(&Context) -> millpond::Result<A>) -> Self::Outcome {
+        self.visit.visit(|| Ordered::build(self.target.open()?.context, &build))
     }
 }

@@ -1,51 +1,13 @@
 //! Allocators in stream order: the pool, and those of `millpond-baselines`.
 
 use millpond::device::DevicePtr;
-use millpond::{Context, Pool, Stream};
-use millpond_baselines::{Allocator, NAMES};
+use millpond::{Context, Stream};
+use millpond_baselines::Allocator;
 
 use super::Subject;
 use crate::Result;
 
-/// The pool, through its own interface.
-#[derive(Debug)]
-pub(super) struct Millpond {
-    context: Context,
-    pool: Pool,
-}
-
-impl Millpond {
-    pub(super) fn new(context: Context) -> Result<Self> {
-        let pool = Pool::builder(&context).name("bench").build()?;
-        Ok(Self { context, pool })
-    }
-}
-
-impl Subject for Millpond {
-    type Lane = Stream;
-    type Block = DevicePtr;
-
-    fn name(&self) -> &'static str {
-        NAMES[0]
-    }
-
-    fn lane(&self) -> Result<Stream> {
-        Ok(self.context.create_stream()?)
-    }
-
-    #[inline(always)]
-    fn allocate(&self, bytes: u64, lane: &Stream) -> Result<DevicePtr> {
-        Ok(self.pool.alloc(bytes, lane)?)
-    }
-
-    #[inline(always)]
-    fn free(&self, block: DevicePtr, lane: &Stream) -> Result<()> {
-        // SAFETY: a suite frees each block once, and orders what it gave it to do.
-        Ok(unsafe { self.pool.free(block, lane) }?)
-    }
-}
-
-/// A baseline, with its calls known at compile time.
+/// An allocator with its calls known at compile time.
 #[derive(Debug)]
 pub(super) struct Ordered<A> {
     context: Context,
@@ -53,11 +15,6 @@ pub(super) struct Ordered<A> {
 }
 
 impl<A: Allocator> Ordered<A> {
-    pub(super) fn new(context: Context, build: impl FnOnce(&Context) -> A) -> Self {
-        let allocator = build(&context);
-        Self { context, allocator }
-    }
-
     pub(super) fn build(
         context: Context,
         build: impl FnOnce(&Context) -> millpond::Result<A>,
@@ -86,7 +43,7 @@ impl<A: Allocator> Subject for Ordered<A> {
 
     #[inline(always)]
     fn free(&self, block: DevicePtr, lane: &Stream) -> Result<()> {
-        // SAFETY: as above.
+        // SAFETY: a suite frees each block once, and orders what it gave it to do.
         Ok(unsafe { self.allocator.free(block, lane) }?)
     }
 }

@@ -5,7 +5,7 @@
 //! go through the trait of the baselines, which costs one or two nanoseconds where a pair costs hundreds.
 
 use millpond::{Context, Pool, ReusePolicies, Stream};
-use millpond_baselines::{Allocator, NAMES, by_name};
+use millpond_baselines::{Allocator, MILLPOND, by_name};
 
 use super::{MIB, Suite};
 use crate::row::Case;
@@ -30,7 +30,7 @@ pub(super) fn run(bench: &Bench, name: &'static str) -> Result<Vec<Row>> {
     }
     let default = |context: &Context| Ok(by_name(name, context)?);
     let mut rows = vec![measure(bench, (name, "default"), default)?];
-    if name == NAMES[0] {
+    if name == MILLPOND {
         for (mode, policies) in POLICIES {
             rows.push(measure(bench, (name, mode), |context| {
                 Ok(Box::new(Pool::builder(context).name(mode).reuse(policies).build()?))

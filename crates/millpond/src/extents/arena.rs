@@ -278,6 +278,7 @@ impl Arena {
     }
 
     /// Every live block, as its start and the bytes asked for.
+    #[cfg(feature = "record")]
     pub(crate) fn live(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
         let live = self.iter_allocated().filter(|(_, descriptor)| descriptor.is_live());
         live.map(|(id, _)| (self.map.address_of(id), self.requested(id)))
@@ -303,7 +304,8 @@ impl Arena {
         self.shortening.is_due(self.map.frees()) && !self.keeps
     }
 
-    /// Exchanges free long pages for short ones, as far as the savings of the `ledger` go, which pays. Returns whether any was exchanged.
+    /// Exchanges free long pages for short ones while the `ledger` has savings. It pays for them. Returns whether any was
+    /// exchanged.
     #[cold]
     pub(crate) fn shorten(&mut self, ledger: &mut Ledger) -> bool {
         let Self { map, rules, mapper, shortening, .. } = self;

@@ -39,7 +39,7 @@ pub(super) fn shorten(
 ) -> bool {
     let device = rules.timelines.device();
     let began = device.now();
-    if !shortening.begin(map.frees(), ledger.balance(began)) {
+    if !shortening.begin(map.frees(), ledger.balance(began).savings()) {
         return false;
     }
     mapper.reap(map, rules);
@@ -49,7 +49,7 @@ pub(super) fn shorten(
     let mut any = false;
     for _ in 0..AT_ONCE {
         let began = device.now();
-        if !shortening.goes_on(ledger.balance(began)) {
+        if !shortening.goes_on(ledger.balance(began).savings()) {
             break;
         }
         let Some(long) = all.pop() else { break };

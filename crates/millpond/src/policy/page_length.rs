@@ -20,7 +20,7 @@ const MUCH_SAVED: Duration = Duration::from_millis(20);
 /// 0.74 %.)
 const MANY_PAGES: u64 = 512;
 
-/// Pages that are enough for all that is held, while it does not. (A 64th came to 1.0106, an 80th to 1.0107, a 96th to
+/// Pages that are enough for all that is held, otherwise. (A 64th came to 1.0106, an 80th to 1.0107, a 96th to
 /// 1.0108; the first five seconds to 1.0099 with a 96th, from 1.0109.)
 const FEW_PAGES: u64 = 96;
 
@@ -41,7 +41,7 @@ pub(crate) struct PageNeed {
     pub(crate) block: u64,
     /// All that the pool holds.
     pub(crate) held: u64,
-    /// Whether there is time for short pages.
+    /// What the ledger says.
     pub(crate) balance: Balance,
 }
 
@@ -62,9 +62,8 @@ pub(crate) fn page_length(need: PageNeed) -> u32 {
 mod tests {
     use super::*;
 
-    const SAVING: Balance = Balance::Saving(Duration::ZERO);
-
-    const NEED: PageNeed = PageNeed { room: 4096, longest: 16, block: 96, held: 0, balance: SAVING };
+    const NEED: PageNeed =
+        PageNeed { room: 4096, longest: 16, block: 96, held: 0, balance: Balance::Saving(Duration::ZERO) };
 
     #[test]
     fn a_page_is_a_twelfth_of_its_block_and_no_longer_than_its_room() {
@@ -76,9 +75,12 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_long_without_savings_and_short_after_saving() {
+    fn pages_are_long_unless_the_pool_saves_and_short_after_much() {
         let of = |balance| page_length(PageNeed { held: 1536, balance, ..NEED });
-        let saved = |millis| Balance::Saving(Duration::from_millis(millis));
-        assert_eq!([saved(19), saved(20), Balance::Even, Balance::Overdrawn].map(of), [8, 4, 16, 16]);
+        let saving = |millis| Balance::Saving(Duration::from_millis(millis));
+        assert_eq!(
+            [of(saving(19)), of(Balance::Even), of(Balance::Overdrawn), of(saving(20))],
+            [8, 16, 16, 4]
+        );
     }
 }

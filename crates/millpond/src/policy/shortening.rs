@@ -1,12 +1,10 @@
 //! When free pages that are long are exchanged for short ones, and how many of them.
 //!
 //! Holes shorter than a page are pinned. At its peak, the pool grows by what is pinned. So pages are shortened once the
-//! pool had to grow while much was free, up to a quarter of what it then holds. The ledger pays, out of its savings.
+//! pool had to grow while much was free, up to a quarter of what it then holds. The ledger's savings pay for it.
 //! Once nothing grows, this soon ends. docs/lab/pages.md, "How long should a page be?", has what was measured.
 
 use std::time::Duration;
-
-use super::ledger::Balance;
 
 /// Base pages in a short page. Two pin nearly as little as one, and one call moves twice as much. (Pages of 2, 4 and
 /// 8 MiB came to 1.0229 at 0.73 %, 1.0231 at 0.61 % and 1.0258 at 0.50 %.)
@@ -54,14 +52,14 @@ impl Shortening {
     }
 
     /// Whether there is time for a search, which is about to begin. The next one comes later.
-    pub(crate) fn begin(&mut self, frees: u64, balance: Balance) -> bool {
+    pub(crate) fn begin(&mut self, frees: u64, savings: Duration) -> bool {
         self.due = frees + LOOK_AFTER;
-        matches!(balance, Balance::Saving(saved) if saved >= BATCH)
+        savings >= BATCH
     }
 
     /// Whether to exchange one more page.
-    pub(crate) fn goes_on(&self, balance: Balance) -> bool {
-        self.left > 0 && matches!(balance, Balance::Saving(saved) if !saved.is_zero())
+    pub(crate) fn goes_on(&self, savings: Duration) -> bool {
+        self.left > 0 && !savings.is_zero()
     }
 
     /// Notes that a page of so many base pages was exchanged.
@@ -89,20 +87,18 @@ mod tests {
     #[test]
     fn a_quarter_is_exchanged_then_it_ends() {
         let mut shortening = grown(1 << 20);
-        let saved = |millis| Balance::Saving(Duration::from_millis(millis));
+        let savings = Duration::from_millis(4);
         (0..16).for_each(|_| shortening.note_exchanged(15));
-        assert!(shortening.goes_on(saved(1)) && !shortening.goes_on(saved(0)));
-        assert!(!shortening.goes_on(Balance::Even));
+        assert!(shortening.goes_on(savings) && !shortening.goes_on(Duration::ZERO));
         shortening.note_exchanged(16);
-        assert!(!shortening.goes_on(saved(1)));
+        assert!(!shortening.goes_on(savings));
     }
 
     #[test]
     fn a_search_needs_savings_and_the_next_comes_later() {
         let mut shortening = grown(1 << 20);
-        let saved = |millis| Balance::Saving(Duration::from_millis(millis));
-        assert!(!shortening.begin(100, saved(3)), "too little is saved");
+        assert!(!shortening.begin(100, Duration::from_millis(3)), "too little is saved");
         assert!(!shortening.is_due(115) && shortening.is_due(116));
-        assert!(shortening.begin(116, saved(4)));
+        assert!(shortening.begin(116, Duration::from_millis(4)));
     }
 }

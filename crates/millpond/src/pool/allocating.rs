@@ -47,7 +47,7 @@ const RUNGS: [Rung; 6] = [
     PoolInner::restock,
     // Long free pages become short ones, where that is due. Never gives a block.
     PoolInner::split_long_pages,
-    // A free extent that fits; but no large one while large blocks are cached, which may fit better.
+    // A free extent that fits. Not for a large request while large blocks are cached: those may fit better.
     PoolInner::cut_ready,
     // Nothing below can satisfy what exceeds a limit with all that is live. Never gives a block.
     PoolInner::refuse_impossible,

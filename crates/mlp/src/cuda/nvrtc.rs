@@ -152,7 +152,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_unknown_newer_gpu_gets_assembly_of_the_newest_known_one() {
+    fn a_newer_gpu_gets_assembly_of_the_newest_known() {
         assert_eq!(choose(&[75, 80, 90], 90).unwrap(), Target::Exact(90));
         assert_eq!(choose(&[75, 80, 90], 103).unwrap(), Target::Portable(90));
         assert!(choose(&[75, 80], 70).unwrap_err().to_string().contains("7.0"));

@@ -116,6 +116,9 @@ class Stats:
     def out_of_memory(self) -> int:
         """Requests that ended in an out-of-memory error."""
     @property
+    def double_frees(self) -> int:
+        """Blocks that two threads freed at once, so that neither got an error. A mistake of the program."""
+    @property
     def cached(self) -> int:
         """Bytes held but in no live block."""
     @property
@@ -216,8 +219,9 @@ class Pool:
         """Builds a pool. No memory is taken yet.
 
         Args:
-            device: a GPU's number, ``"cuda:N"``, ``"host"`` (the CPU, with real memory) or ``"sim"`` (no memory at all).
-            capacity: bytes that a ``"host"`` or ``"sim"`` device of its own has.
+            device: a GPU's number, or a device's name as the command has it: ``"cuda:N"``, ``"host"`` (the CPU, with real
+                memory), ``"sim"`` (no memory at all).
+            capacity: bytes that a device of its own has, which is no GPU.
             name: a name for errors and reports.
             hard_limit: physical bytes that the pool may hold. No limit by default.
             release_threshold: physical bytes kept when a stream or the device is synchronised through millpond. All, by
@@ -290,6 +294,9 @@ class tag:
     def __new__(cls, text: str) -> tag: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *exception: object) -> None: ...
+
+def gpu_ordinal(name: str) -> Optional[int]:
+    """The number of the GPU that a text names; ``None`` where it names none."""
 
 def configure(**options: Unpack[Options]) -> None:
     """Sets the options of the GPUs' shared pools, by the names of :class:`Pool`'s. Before the first of them is made."""

@@ -24,9 +24,9 @@ def ordinal_of(device: Device) -> int:
     if isinstance(device, int):
         return device
     if isinstance(device, str):
-        kind, _, number = device.partition(":")
-        if kind == "cuda" and (number.isdecimal() or not number):
-            return int(number) if number else _current()
+        ordinal = _millpond.gpu_ordinal(device)
+        if ordinal is not None:
+            return ordinal if ":" in device else _current()
     elif getattr(device, "type", None) == "cuda":
         return _current() if device.index is None else int(device.index)
     raise ValueError(f"{device!r} is no GPU: pass its number, 'cuda:N' or a torch.device")

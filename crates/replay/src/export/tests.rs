@@ -1,18 +1,11 @@
-use std::path::Path;
-
 use super::*;
+use crate::fixtures::{PIPELINE, named, recorded};
 use crate::read::{self, Limits};
 use crate::replay::FreeWhen;
-use crate::trace::Trace;
-
-fn recorded() -> Trace {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/pipeline_streams_stacks.pickle.gz");
-    read::read(&path, Limits::default()).unwrap().remove(0)
-}
 
 #[test]
 fn an_exported_snapshot_reads_back_as_the_same_trace() {
-    let trace = recorded();
+    let trace = recorded(PIPELINE);
     let mut file = Vec::new();
     snapshot(&trace, &mut file).unwrap();
     let again = read::read_from(&mut &file[..], &trace.name, Limits::default()).unwrap().remove(0);
@@ -72,9 +65,9 @@ fn rewind(file: &[u8]) {
 }
 
 #[test]
-fn memory_viz_finds_a_segment_for_every_block_of_a_recorded_snapshot() {
+fn memory_viz_finds_a_segment_for_each_recorded_block() {
     let mut file = Vec::new();
-    snapshot(&recorded(), &mut file).unwrap();
+    snapshot(&recorded(PIPELINE), &mut file).unwrap();
     rewind(&file);
 }
 
@@ -97,10 +90,9 @@ fn a_log_without_segments_gets_some_that_hold_every_block() {
 
 #[test]
 fn counters_are_json_and_reach_the_peaks() {
-    let trace = recorded();
+    let trace = recorded(PIPELINE);
     let mut file = Vec::new();
-    let choose = |context: &millpond::Context| millpond_baselines::by_name("caching", context);
-    chrome(&trace, FreeWhen::Completed, &choose, &mut file).unwrap();
+    chrome(&trace, FreeWhen::Completed, &named("caching"), &mut file).unwrap();
     let json: serde_json::Value = serde_json::from_slice(&file).unwrap();
     let events = json["traceEvents"].as_array().unwrap();
     let peak = |what: &str| events.iter().filter_map(|event| event["args"][what].as_u64()).max();

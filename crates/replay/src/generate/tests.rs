@@ -5,7 +5,7 @@ use super::*;
 use crate::replay::{FreeWhen, Program, Stage, UNLIMITED};
 
 #[test]
-fn the_same_seed_gives_the_same_job_and_another_seed_another() {
+fn each_seed_gives_one_job_of_its_own() {
     for pattern in Pattern::ALL {
         let (one, again, other) = (pattern.generate(1), pattern.generate(1), pattern.generate(2));
         assert_eq!(one.ops, again.ops, "{}", pattern.name());
@@ -29,7 +29,7 @@ proptest! {
 
     /// The pool's books stand a recount at any point of any job.
     #[test]
-    fn a_pool_is_whole_in_the_middle_and_at_the_end_of_any_job(seed in 0u64..1 << 32, part in 1usize..8) {
+    fn a_pool_is_whole_at_any_point_of_a_job(seed in 0u64..1 << 32, part in 1usize..8) {
         for pattern in Pattern::ALL {
             let trace = pattern.generate(seed);
             let program = Program::new(&trace, FreeWhen::Completed);

@@ -17,7 +17,7 @@ fn message(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn numbers_texts_lists_and_dicts_come_back_as_another_crate_wrote_them() {
+fn values_come_back_as_another_crate_wrote_them() {
     #[derive(serde::Serialize)]
     struct Row {
         name: &'static str,
@@ -69,7 +69,7 @@ fn a_million_marks_or_nested_tuples_do_no_harm() {
 }
 
 #[test]
-fn whatever_a_byte_stands_for_takes_no_more_memory_than_may_be_taken() {
+fn no_opcode_takes_more_memory_than_allowed() {
     let limits = Limits { memory: 1 << 20, ..Limits::default() };
     let of =
         |bytes: &[u8]| load(&mut &*bytes, limits, &mut KeepAll).map(drop).map_err(|error| error.to_string());
@@ -102,7 +102,7 @@ fn a_list_that_holds_itself_is_read() {
 }
 
 #[test]
-fn a_string_longer_than_the_file_is_no_reason_to_take_memory() {
+fn a_string_longer_than_the_file_takes_no_memory() {
     assert!(message(b"X\xff\xff\xff\x7f").contains("longer than 1 MiB"));
     assert!(message(b"B\xff\xff\xff\xffabc.").contains("the file ends"));
 }

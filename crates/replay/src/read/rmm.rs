@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_went_through_a_spreadsheet_is_read_as_it_was() {
+    fn a_log_from_a_spreadsheet_is_read_as_it_was() {
         let (plain, through) =
             (one(LOG).unwrap(), one(&format!("\u{feff}{}", LOG.replace('\n', "\r\n"))).unwrap());
         assert_eq!((plain.ops, plain.blocks, plain.wall_us), (through.ops, through.blocks, through.wall_us));
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_an_end_is_refused_before_it_fills_memory() {
+    fn an_endless_line_is_refused_before_it_fills_memory() {
         let mut endless = LOG.as_bytes().chain(io::repeat(b'1').take(1 << 40));
         let mut source = io::BufReader::new(&mut endless);
         let error = super::super::read_from(&mut source, "log", Limits::default()).unwrap_err();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_not_utf_8_is_said_to_be_so() {
+    fn text_that_is_no_utf8_is_reported() {
         let mut log = LOG.as_bytes().to_vec();
         log.extend_from_slice(b"1,1:2:3,fr\xffe,0x1,1,0\n");
         let error = super::super::read_from(&mut &log[..], "log", Limits::default()).unwrap_err();

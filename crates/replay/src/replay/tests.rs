@@ -1,20 +1,9 @@
-use std::path::Path;
-
 use super::*;
-use crate::read;
-
-fn trace(name: &str) -> Trace {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
-    read::read(&path, read::Limits::default()).unwrap().remove(0)
-}
-
-fn named(name: &str) -> impl Fn(&Context) -> Result<Box<dyn Allocator>, ChoiceError> {
-    move |context| millpond_baselines::by_name(name, context)
-}
+use crate::fixtures::{GNN, PIPELINE, named, recorded};
 
 #[test]
 fn a_trace_is_replayed_through_every_allocator() {
-    let trace = trace("gnn_stacks.pickle.gz");
+    let trace = recorded(GNN);
     let program = Program::new(&trace, FreeWhen::Completed);
     for allocator in millpond_baselines::NAMES {
         let outcome = on_sim(&trace, &program, &named(allocator), UNLIMITED).unwrap();
@@ -26,8 +15,8 @@ fn a_trace_is_replayed_through_every_allocator() {
 }
 
 #[test]
-fn a_short_replay_is_played_several_times_for_its_time_and_comes_to_the_same() {
-    let trace = trace("gnn_stacks.pickle.gz");
+fn a_short_replay_is_timed_several_times_with_equal_results() {
+    let trace = recorded(GNN);
     let program = Program::new(&trace, FreeWhen::Completed);
     let plays = std::cell::RefCell::new(Vec::new());
     let choose = |context: &Context| {
@@ -44,8 +33,8 @@ fn a_short_replay_is_played_several_times_for_its_time_and_comes_to_the_same() {
 }
 
 #[test]
-fn a_block_that_other_streams_use_lives_until_its_free_is_complete() {
-    let trace = trace("pipeline_streams_stacks.pickle.gz");
+fn a_block_of_several_streams_lives_until_its_free_completes() {
+    let trace = recorded(PIPELINE);
     let completed = Program::new(&trace, FreeWhen::Completed).peak_requested().0;
     let requested = Program::new(&trace, FreeWhen::Requested).peak_requested().0;
     assert_eq!(completed, 6_173_473_808);
@@ -53,8 +42,8 @@ fn a_block_that_other_streams_use_lives_until_its_free_is_complete() {
 }
 
 #[test]
-fn a_device_that_is_too_small_ends_the_replay_at_the_request_that_found_no_memory() {
-    let trace = trace("gnn_stacks.pickle.gz");
+fn a_replay_ends_at_the_request_without_memory() {
+    let trace = recorded(GNN);
     let program = Program::new(&trace, FreeWhen::Completed);
     for allocator in millpond_baselines::NAMES {
         let outcome = on_sim(&trace, &program, &named(allocator), 4 << 30).unwrap();
@@ -65,7 +54,7 @@ fn a_device_that_is_too_small_ends_the_replay_at_the_request_that_found_no_memor
 
 #[test]
 fn no_allocator_holds_more_than_the_device_has() {
-    let trace = trace("pipeline_streams_stacks.pickle.gz");
+    let trace = recorded(PIPELINE);
     let program = Program::new(&trace, FreeWhen::Completed);
     for allocator in millpond_baselines::NAMES {
         for capacity in [2 << 30, 6 << 30, 7 << 30, 10 << 30] {
@@ -77,7 +66,7 @@ fn no_allocator_holds_more_than_the_device_has() {
 
 #[test]
 fn the_smallest_capacity_fits_and_a_step_less_does_not() {
-    let trace = trace("gnn_stacks.pickle.gz");
+    let trace = recorded(GNN);
     let program = Program::new(&trace, FreeWhen::Completed);
     for allocator in ["millpond", "caching", "stream-ordered"] {
         let choose = named(allocator);
@@ -94,7 +83,7 @@ fn the_smallest_capacity_fits_and_a_step_less_does_not() {
 #[test]
 fn real_memory_keeps_every_mark_on_the_host() {
     use millpond::device::host::{HostDevice, HostOptions};
-    let trace = trace("pipeline_streams_stacks.pickle.gz");
+    let trace = recorded(PIPELINE);
     let program = Program::new(&trace, FreeWhen::Completed);
     for allocator in ["millpond", "caching"] {
         let device =
@@ -113,7 +102,7 @@ fn real_memory_keeps_every_mark_on_the_host() {
 #[test]
 fn every_allocators_books_agree_with_the_devices_own() {
     use millpond::device::host::{HostDevice, HostOptions};
-    let trace = trace("gnn_stacks.pickle.gz");
+    let trace = recorded(GNN);
     let program = Program::new(&trace, FreeWhen::Completed);
     for allocator in millpond_baselines::NAMES {
         let device =
@@ -157,7 +146,7 @@ fn an_allocator_that_gives_memory_out_twice_is_found() {
         }
     }
     use millpond::device::host::{HostDevice, HostOptions};
-    let trace = trace("gnn_stacks.pickle.gz");
+    let trace = recorded(GNN);
     let program = Program::new(&trace, FreeWhen::Completed);
     let device = HostDevice::with_options(HostOptions { capacity: Some(1 << 40), ..HostOptions::default() });
     let choose = |context: &Context| -> Result<Box<dyn Allocator>, ChoiceError> {
@@ -169,7 +158,7 @@ fn an_allocator_that_gives_memory_out_twice_is_found() {
 
 #[test]
 fn every_reserved_byte_at_the_peak_is_accounted_for() {
-    let trace = trace("pipeline_streams_stacks.pickle.gz");
+    let trace = recorded(PIPELINE);
     let program = Program::new(&trace, FreeWhen::Completed);
     for name in millpond_baselines::NAMES {
         let choose = named(name);

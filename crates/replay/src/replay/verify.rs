@@ -197,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn marks_lie_at_both_ends_and_on_pages_and_never_overlap() {
+    fn marks_lie_at_ends_and_pages_without_overlap() {
         for size in [1, 15, 16, 17, 31, 32, 4096, APART, APART + 7, 5 * APART + 3, 1 << 34] {
             let marks: Vec<_> = marks(size).collect();
             assert!(marks.len() as u64 <= MOST_MARKS + 2, "{size}");

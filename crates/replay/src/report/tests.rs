@@ -1,9 +1,8 @@
 //! The page that is written: the figures in it, what it fetches, which cards it judges, and how long traces are thinned.
 
-use std::path::Path;
-
 use super::timeline::thinned;
 use super::*;
+use crate::fixtures::{GNN, named, recorded};
 use crate::read::{self, Limits};
 use crate::replay::{FreeWhen, UNLIMITED, on_sim};
 
@@ -13,15 +12,14 @@ fn report(names: &[&str]) -> String {
 
 /// A report of replays within a capacity; what is needed was looked for where there was no limit.
 fn report_within(names: &[&str], capacity: u64) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/gnn_stacks.pickle.gz");
-    report_of(&read::read(&path, Limits::default()).unwrap()[0], names, capacity)
+    report_of(&recorded(GNN), names, capacity)
 }
 
 fn report_of(trace: &Trace, names: &[&str], capacity: u64) -> String {
     let program = Program::new(trace, FreeWhen::Completed);
     let mut section = Section::of(trace, &program, vec!["a < b".to_owned()], (Card::all(), 512 << 20));
     for &name in names {
-        let choose = |context: &millpond::Context| millpond_baselines::by_name(name, context);
+        let choose = named(name);
         let outcome = on_sim(trace, &program, &choose, capacity).unwrap();
         let smallest = (capacity == UNLIMITED).then_some(outcome.peak_reserved);
         section.add((trace, &program), &choose, outcome, smallest).unwrap();
@@ -34,7 +32,7 @@ fn report_of(trace: &Trace, names: &[&str], capacity: u64) -> String {
 #[test]
 fn a_report_holds_its_figures_and_fetches_nothing() {
     let page = report(&["millpond", "caching"]);
-    assert!(page.contains("gnn_stacks.pickle.gz") && page.contains("a &lt; b"));
+    assert!(page.contains(GNN) && page.contains("a &lt; b"));
     assert!(page.contains("(t3.py:67)"), "call sites");
     let own = page.split("</script>").filter(|part| part.len() < 1_000_000).collect::<String>();
     assert!(!own.contains("http"), "nothing but the charts' own script names an address");
@@ -51,7 +49,7 @@ fn one_segment_is_not_called_many() {
 }
 
 #[test]
-fn cards_are_judged_only_where_what_is_needed_was_looked_for() {
+fn cards_are_judged_only_where_the_need_is_known() {
     let table =
         |page: &str| page.split("<table>").nth(1).unwrap().split("</table>").next().unwrap().to_owned();
     let of_cards = table(&report(&["millpond"]));

@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_free_without_an_allocation_means_that_the_block_was_live_before() {
+    fn a_free_without_an_allocation_tells_of_an_earlier_block() {
         let mut builder = TraceBuilder::default();
         builder.push(event(EventKind::FreeRequested, 64, 10)).unwrap();
         builder.push(event(EventKind::FreeCompleted, 64, 10)).unwrap();
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_is_live_at_the_end_and_unknown_to_the_events_was_live_all_the_time() {
+    fn a_live_block_without_events_was_live_all_the_time() {
         let mut builder = TraceBuilder::default();
         builder.push(event(EventKind::Alloc, 64, 10)).unwrap();
         builder.live_at_end(event(EventKind::Alloc, 64, 10)).unwrap();
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_let_go_of_once_and_before_it_becomes_reusable() {
+    fn a_block_is_freed_once_and_then_becomes_reusable() {
         let kinds = |kinds: &[EventKind]| {
             let mut builder = TraceBuilder::default();
             kinds.iter().for_each(|&kind| builder.push(event(kind, 64, 10)).unwrap());
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_recorder_held_at_most_counts_from_what_it_held_at_the_end() {
+    fn the_recorders_peak_counts_back_from_its_end() {
         let mut builder = TraceBuilder::default();
         builder.push(event(EventKind::Alloc, 1, 1)).unwrap();
         builder.push(event(EventKind::SegmentAlloc, 64, 100)).unwrap();
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn more_live_bytes_than_any_device_has_are_refused_before_sums_overflow() {
+    fn too_many_live_bytes_are_refused_before_sums_overflow() {
         let mut builder = TraceBuilder::default();
         for _ in 0..3 * 4096 {
             builder.push(event(EventKind::Alloc, 64, 1 << 48)).unwrap();

@@ -1,0 +1,43 @@
+//! What the tests of the command share: running it, and what it said.
+// Each program of tests uses a part.
+#![allow(dead_code)]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+pub(crate) fn command() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_millpond"))
+}
+
+pub(crate) fn millpond(args: &[&str]) -> Output {
+    command().args(args).output().unwrap()
+}
+
+/// What a command that went well said.
+pub(crate) fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", stderr(output));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+pub(crate) fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// The one line on stderr of a command that failed with exit code 1.
+pub(crate) fn failure(output: &Output) -> String {
+    let text = stderr(output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(text.lines().count(), 1, "{text}");
+    text.trim_end().strip_prefix("millpond: ").expect("the error says who speaks").to_owned()
+}
+
+pub(crate) fn read_json(path: &Path) -> Value {
+    serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// The keys of an object.
+pub(crate) fn keys(object: &Value) -> Vec<&str> {
+    object.as_object().unwrap().keys().map(String::as_str).collect()
+}
