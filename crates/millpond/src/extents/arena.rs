@@ -304,7 +304,8 @@ impl Arena {
         self.shortening.is_due(self.map.frees()) && !self.keeps
     }
 
-    /// Exchanges free long pages for short ones, as far as the savings of the `ledger` go, which pays. Returns whether any was exchanged.
+    /// Exchanges free long pages for short ones while the `ledger` has savings. It pays for them. Returns whether any was
+    /// exchanged.
     #[cold]
     pub(crate) fn shorten(&mut self, ledger: &mut Ledger) -> bool {
         let Self { map, rules, mapper, shortening, .. } = self;

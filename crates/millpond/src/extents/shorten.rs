@@ -120,7 +120,8 @@ fn back_with_short(map: &mut ExtentMap, mapper: &mut Mapper, long: &LongPage) ->
                 return Err(Refusal::of_page(error, bytes));
             }
         };
-        if let Err(failure) = mapper.map_alone(map, page, (region, base_page)) {
+        // SAFETY: the long page that was here was unmapped before, and short ones come one behind the other.
+        if let Err(failure) = unsafe { mapper.map_alone(map, page, (region, base_page)) } {
             let mut bare = cut_bare(map, long, base_page);
             let refusal = mapper.note_failure(map, &mut bare, page, failure);
             mapper.park(page);
