@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use millpond::device::{Device, DeviceError, DevicePtr};
+use millpond::device::{Device, DevicePtr};
 use millpond::{Context, Level, Result, Stream};
 use parking_lot::Mutex;
 
@@ -24,14 +24,10 @@ impl StreamOrdered {
     /// The driver's stream-ordered pool of the context's device.
     ///
     /// # Errors
-    /// [`DeviceError::Unsupported`] where the driver has none.
+    /// [`DeviceError::Unsupported`](millpond::device::DeviceError::Unsupported) where the driver has none.
     pub fn new(context: &Context) -> Result<Self> {
         let device = context.device().clone();
-        let properties = device.properties();
-        if !properties.memory_pools {
-            let device = properties.name.clone();
-            return Err(DeviceError::Unsupported { device, what: "stream-ordered memory pools" }.into());
-        }
+        device.driver_pool()?;
         Ok(Self { device, books: Mutex::new(Books::new(Self::NAME)) })
     }
 
@@ -45,7 +41,7 @@ impl StreamOrdered {
         }
         // SAFETY: the books had it, so it came from `alloc_async`, and they have it no more. Recorded uses are
         // ordered before by the waits above, all other use by the caller.
-        unsafe { self.device.free_async(ptr, stream.handle()) }?;
+        unsafe { self.device.driver_pool()?.free_async(ptr, stream.handle()) }?;
         Ok(())
     }
 }
@@ -60,7 +56,7 @@ impl Allocator for StreamOrdered {
             return Ok(DevicePtr::NULL);
         }
         // SAFETY: the stream is borrowed, so its handle is valid.
-        let ptr = unsafe { self.device.alloc_async(bytes, stream.handle()) }?;
+        let ptr = unsafe { self.device.driver_pool()?.alloc_async(bytes, stream.handle()) }?;
         let mut books = self.books.lock();
         books.usage.calls.alloc += 1;
         books.open(ptr, bytes, ());
@@ -92,7 +88,7 @@ impl Allocator for StreamOrdered {
     }
 
     fn usage(&self) -> Usage {
-        let held = self.device.async_usage();
+        let held = self.device.driver_pool().and_then(|pool| pool.async_usage());
         let mut books = self.books.lock();
         // Where the driver does not answer, the last figures stand.
         if let Ok(held) = held {

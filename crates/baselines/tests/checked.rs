@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millpond::device::DevicePtr;
-use millpond::device::checker::{BlockId, CheckerDevice};
 use millpond::device::sim::{Call, SimDevice, SimOptions};
+use millpond::testing::checker::{BlockId, CheckerDevice};
 use millpond::{Context, Stream};
 use millpond_baselines::{Allocator, by_name};
 use proptest::prelude::*;

@@ -23,7 +23,10 @@
 //! `cuda` (default): the CUDA device, over cudarc. `cudarc` (default): the module [`mod@cudarc`], buffers that
 //! cudarc's launches, copies and libraries take. `cuda-13000` (default): the CUDA version of cudarc's types, which
 //! is one for all of a build; it asks nothing of the driver, which may be of CUDA 12.0. A program that uses cudarc
-//! with another version takes `default-features = false, features = ["cudarc"]` and chooses the version there.
+//! with another version takes `default-features = false, features = ["cudarc", "record"]` and chooses the version there.
+//!
+//! `record` (default): the module [`mod@record`], [`Pool::start_recording`] and `MILLPOND_RECORD`. `testing`: the module
+//! `testing`, devices that check how an allocator uses them.
 
 #[doc(hidden)]
 pub mod bindings;
@@ -37,15 +40,23 @@ mod error;
 mod extents;
 mod host;
 mod lock;
+#[cfg(not(feature = "record"))]
+mod no_record;
 mod order;
 mod out_of_memory;
 mod physical;
 mod policy;
 mod pool;
 mod process;
+#[cfg(feature = "record")]
 pub mod record;
 mod stats;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 mod workspace;
+
+#[cfg(not(feature = "record"))]
+use no_record as record;
 
 pub use buffer::Buffer;
 pub use error::{Error, Result};

@@ -6,10 +6,10 @@ mod freeing;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
-use millpond::device::capturing::{CapturingDevice, Graph};
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{Call, SimDevice, SimOptions};
 use millpond::device::{Device, DeviceError, DevicePtr, StreamHandle};
+use millpond::testing::capturing::{CapturingDevice, Graph};
 use millpond::{Budget, Buffer, CapturePool, Context, Error, Pool, PoolBuilder, Stream};
 
 use freeing::Freeing;

@@ -9,8 +9,8 @@ use std::sync::{Arc, mpsc};
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, DevicePtrMut};
 use millpond::device::cuda::{self, CudaDevice, CudaOptions};
-use millpond::device::trusted::Trusted;
 use millpond::device::{Device, DeviceError, DevicePtr, DeviceResult, StreamHandle};
+use millpond::testing::trusted::Trusted;
 
 const PAGE: u64 = 2 << 20;
 

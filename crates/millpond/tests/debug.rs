@@ -2,10 +2,10 @@
 
 use std::fmt::Debug;
 
-use millpond::device::capturing::CapturingDevice;
-use millpond::device::checker::CheckerDevice;
 use millpond::device::host::HostDevice;
 use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::testing::capturing::CapturingDevice;
+use millpond::testing::checker::CheckerDevice;
 use millpond::{Budget, Buffer, Context, Pool, Workspace};
 
 fn assert_is_a_line(object: &dyn Debug) {

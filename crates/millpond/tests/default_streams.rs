@@ -3,9 +3,9 @@
 use std::sync::Arc;
 use std::thread;
 
-use millpond::device::checker::CheckerDevice;
 use millpond::device::sim::{Call, SimDevice, SimOptions};
 use millpond::device::{Device, DeviceError, StreamHandle};
+use millpond::testing::checker::CheckerDevice;
 use millpond::{Buffer, Context, Error, Pool, ReusePolicies, Stream};
 
 /// A checked device, a pool, and the main thread's default stream.

@@ -5,9 +5,9 @@ mod freeing;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millpond::device::capturing::CapturingDevice;
 use millpond::device::sim::{Call, SimDevice, SimOptions};
 use millpond::device::{Device, DeviceError, DevicePtr};
+use millpond::testing::capturing::CapturingDevice;
 use millpond::{Context, Error, Pool, Stream};
 
 use freeing::Freeing;

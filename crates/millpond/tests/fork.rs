@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use millpond::device::Kind;
-use millpond::device::checker::{CheckerDevice, Rule};
 use millpond::device::host::HostDevice;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::device::{Device, DeviceError};
+use millpond::testing::checker::{CheckerDevice, Rule};
 use millpond::{Buffer, Context, Error, Event, Pool, Stream};
 
 const MIB: u64 = 1 << 20;

@@ -10,9 +10,9 @@ use std::time::Duration;
 use parking_lot::Mutex;
 
 use millpond::device::Device;
-use millpond::device::checker::CheckerDevice;
 use millpond::device::host::HostDevice;
 use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::testing::checker::CheckerDevice;
 use millpond::{Budget, Buffer, Context, Error, Limit, Pool, ReusePolicies, Stream};
 
 use freeing::Freeing;

@@ -5,8 +5,8 @@ mod freeing;
 use std::sync::Arc;
 
 use millpond::device::DevicePtr;
-use millpond::device::checker::CheckerDevice;
 use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::testing::checker::CheckerDevice;
 use millpond::{Budget, Buffer, Context, Error, Pool, Result, Stream, Workspace};
 
 use freeing::Freeing;

@@ -16,9 +16,11 @@ fn main() -> Result<(), Box<dyn Error>> {
         "{:26} {:>8} {:>8} {:>6} {:>12} {:>12}",
         "pattern", "median", "worst", "seed", "requested", "calls' share"
     );
+    let mut ratios = Vec::new();
     for pattern in Pattern::ALL {
         let mut outcomes =
             (0..seeds).map(|seed| replay(pattern, seed, &allocator)).collect::<Result<Vec<_>, _>>()?;
+        ratios.extend(outcomes.iter().map(|(_, outcome)| outcome.ratio));
         outcomes.sort_by(|(_, a), (_, b)| a.ratio.total_cmp(&b.ratio));
         let Some((seed, worst)) = outcomes.last() else { return Ok(()) };
         let median = outcomes[outcomes.len() / 2].1.ratio;
@@ -31,6 +33,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             share * 100.0
         );
     }
+    let above = ratios.iter().filter(|ratio| **ratio > 1.02).count();
+    println!("mean {:.4}, above 1.02: {above}", ratios.iter().sum::<f64>() / ratios.len() as f64);
     Ok(())
 }
 

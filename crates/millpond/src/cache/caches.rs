@@ -338,7 +338,10 @@ impl Caches {
             count += 1;
         });
         magazine.claim_top(count);
-        are_more && self.in_throughput_mode() && !magazine.is_at_most(size, true)
+        are_more
+            && self.in_throughput_mode()
+            && !magazine.is_at_most(size, true)
+            && !without(Mechanism::Widening)
     }
 
     /// Brings the older half of a magazine of the largest size to the depot, if its blocks are alike. Returns whether

@@ -1,13 +1,42 @@
-//! A model of the driver's own stream-ordered pool (`cuMemAllocAsync`), for the devices without a driver.
+//! The driver's own stream-ordered pool (`cuMemAllocAsync`): the calls, and a model of it for the devices without a driver.
 //!
-//! Best fit with splitting and coalescing over chunks that are never given back, as a pool with its release
+//! **The model.** Best fit with splitting and coalescing over chunks that are never given back, as a pool with its release
 //! threshold at the maximum. A free block carries what its last stream had been given when it was freed (a
 //! fence): that stream gets the block again at once, another stream once the fence is reached. Unlike the
 //! real one, it never makes a stream wait in order to reuse a block.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{AsyncUsage, DevicePtr, DeviceResult, ledger::invalid};
+use super::error::DeviceResult;
+use super::ledger::invalid;
+use super::types::{AsyncUsage, DevicePtr, StreamHandle};
+
+/// The driver's own stream-ordered pool, of a device that has one ([`Device::driver_pool`](super::Device::driver_pool)).
+/// No pool of this crate uses it: it is what they are measured against.
+///
+/// It belongs to the device object, and its release threshold is at the maximum: it keeps what it has.
+///
+/// # Safety
+/// As for [`Device`](super::Device): blocks that are out do not overlap.
+pub unsafe trait DriverPool {
+    /// Allocates in stream order (`cuMemAllocAsync`).
+    ///
+    /// # Errors
+    /// [`DeviceError::OutOfMemory`](super::DeviceError::OutOfMemory) where the device has too little free memory.
+    ///
+    /// # Safety
+    /// The stream is [valid](super).
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr>;
+
+    /// Frees in stream order (`cuMemFreeAsync`).
+    ///
+    /// # Safety
+    /// `at` came from [`alloc_async`](Self::alloc_async), and work that uses it is ordered before this free.
+    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()>;
+
+    /// What the pool holds now and held at most.
+    fn async_usage(&self) -> DeviceResult<AsyncUsage>;
+}
 
 /// Block sizes and addresses are multiples of this, in bytes; `cuMemAllocAsync` aligns so.
 const ALIGNMENT: u64 = 512;
@@ -18,7 +47,7 @@ pub(super) const CHUNK: u64 = 32 << 20;
 
 /// Blocks of one device, each guarded by a fence of type `F` while it is free.
 #[derive(Debug)]
-pub(super) struct DriverPool<F> {
+pub(super) struct DriverPoolModel<F> {
     blocks: BTreeMap<u64, Block<F>>,
     /// The free blocks, by size and then address.
     free: BTreeSet<(u64, u64)>,
@@ -34,7 +63,7 @@ struct Block<F> {
     starts_chunk: bool,
 }
 
-impl<F: Clone> DriverPool<F> {
+impl<F: Clone> DriverPoolModel<F> {
     pub(super) fn new() -> Self {
         Self { blocks: BTreeMap::new(), free: BTreeSet::new(), usage: AsyncUsage::default() }
     }
@@ -136,7 +165,7 @@ mod tests {
     /// Stream and time of the free. Passes for its own stream at once, for others three steps later.
     type TestFence = (u8, u64);
 
-    impl DriverPool<TestFence> {
+    impl DriverPoolModel<TestFence> {
         /// The blocks tile the chunks, the free set is the free blocks, and the account is right.
         fn check(&self, chunks: &BTreeMap<u64, u64>) {
             let mut left = chunks.clone();
@@ -166,7 +195,7 @@ mod tests {
         fn blocks_tile_the_chunks_and_live_ones_do_not_overlap(
             program in prop::collection::vec((0..3_u8, 1..2_000_000_u64, any::<prop::sample::Index>()), 1..200),
         ) {
-            let mut pool = DriverPool::<TestFence>::new();
+            let mut pool = DriverPoolModel::<TestFence>::new();
             let (mut chunks, mut live) = (BTreeMap::new(), Vec::new());
             let mut next_chunk = 1 << 30;
             for (now, (stream, bytes, which)) in program.into_iter().enumerate() {
@@ -177,7 +206,7 @@ mod tests {
                     pool.free(at, (stream, now), passed).unwrap();
                     prop_assert!(pool.free(at, (stream, now), passed).is_err());
                 } else {
-                    let size = DriverPool::<TestFence>::block_size(bytes).unwrap();
+                    let size = DriverPoolModel::<TestFence>::block_size(bytes).unwrap();
                     let at = pool.alloc(size, passed).unwrap_or_else(|| {
                         chunks.insert(next_chunk, 4 << 20);
                         pool.grow(DevicePtr::new(next_chunk), 4 << 20, (stream, now));

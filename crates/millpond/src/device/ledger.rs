@@ -107,7 +107,7 @@ pub(super) struct Extent {
 }
 
 /// A wrong argument of `call`.
-pub(super) fn invalid<T>(call: &'static str, what: impl Into<String>) -> DeviceResult<T> {
+pub(crate) fn invalid<T>(call: &'static str, what: impl Into<String>) -> DeviceResult<T> {
     Err(DeviceError::Invalid { call, what: what.into() })
 }
 

@@ -4,6 +4,7 @@
 //! pages, mappings, streams, events, copies. `cuda` is the real one, `host` is made of the CPU and is real
 //! too, `sim` keeps no bytes and counts cost in virtual time. All three pass `tests/conformance.rs`. What a
 //! driver does for `cuda`, `ledger` (records, checks) and `driver_pool` (its own pool) do for the other two.
+//! A device over another one says only what it does otherwise (`forward`).
 //!
 //! A device only does what it is told. It holds no policy, caches nothing and never waits unless the name
 //! of the function says so (`synchronize_…`, [`Device::free_segment`]).
@@ -40,21 +41,22 @@ use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
 
-pub mod capturing;
-pub mod checker;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod driver_pool;
 mod error;
+mod forward;
 pub mod host;
 mod ledger;
 mod name;
 pub mod sim;
-#[doc(hidden)]
-pub mod trusted;
 mod types;
 
+pub use driver_pool::DriverPool;
 pub use error::{DeviceError, DeviceResult};
+pub use forward::Forward;
+#[cfg(any(test, feature = "testing"))]
+pub(crate) use ledger::invalid;
 pub use name::{DeviceChoice, DeviceName, UnknownDevice};
 pub(crate) use types::calling_thread;
 pub use types::{
@@ -65,6 +67,19 @@ pub use types::{
 /// Hardware, as a pool sees it. See the [module](self) for the rules that hold for all of it.
 ///
 /// All sizes and addresses are in bytes. Calls may come from any thread at any time.
+///
+/// # Devices of other crates
+/// The trait is open: a pool takes any device (`Context::new`). A device over another one implements [`Forward`] instead,
+/// and writes down only the calls that it changes.
+///
+/// Versions of this crate that are compatible by their number keep such a device working:
+/// - A new call has a default, which does what a device without it does: it refuses with [`DeviceError::Unsupported`], or
+///   gives the answer that was right before. So a device that does not know the call need not be changed.
+/// - A pool makes a new call only where [`Properties`] or the default's answer says that the device has it.
+/// - [`Forward`] passes new calls on.
+/// - The rules of a call become stricter for its caller only, never for the device.
+///
+/// A call without a default, or one that is taken away, needs a version that is incompatible by its number.
 ///
 /// # Safety
 /// A pool hands out memory on the word of its device. So, as long as its callers keep their promises: address ranges,
@@ -149,24 +164,14 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// `at` came from [`alloc_segment`](Self::alloc_segment) and is not used again.
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()>;
 
-    /// Allocates in stream order from the driver's own pool (`cuMemAllocAsync`), from a pool of this device
-    /// object whose release threshold is at its maximum, so that it keeps what it has.
+    /// The driver's own stream-ordered pool.
     ///
     /// # Errors
     /// [`DeviceError::Unsupported`] where [`Properties::memory_pools`] is false.
-    ///
-    /// # Safety
-    /// The stream is [valid](self).
-    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr>;
-
-    /// Frees in stream order.
-    ///
-    /// # Safety
-    /// `at` came from [`alloc_async`](Self::alloc_async), and work that uses it is ordered before this free.
-    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()>;
-
-    /// What the driver's own pool behind [`alloc_async`](Self::alloc_async) holds now and held at most.
-    fn async_usage(&self) -> DeviceResult<AsyncUsage>;
+    fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
+        let device = self.properties().name.clone();
+        Err(DeviceError::Unsupported { device, what: "stream-ordered memory pools" })
+    }
 
     // ---- streams ---------------------------------------------------------------------------------
 

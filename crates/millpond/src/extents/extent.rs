@@ -1,7 +1,9 @@
 //! Extents: the pieces that address space is cut into, linked in address order.
 
+use std::cell::Cell;
 use std::ops::{Index, IndexMut};
 
+use super::layout::Zone;
 use crate::host::shrink;
 use crate::order::Fence;
 use crate::physical::PageId;
@@ -9,17 +11,6 @@ use crate::physical::PageId;
 /// Names an extent of one arena. Recycled when the extent is joined with another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) struct ExtentId(pub(super) u32);
-
-/// Which of the two kinds of region an extent lies in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Zone {
-    Small = 0,
-    Large = 1,
-}
-
-impl Zone {
-    pub(super) const BOTH: [Self; 2] = [Self::Small, Self::Large];
-}
 
 /// What an extent is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,7 +43,7 @@ pub(super) struct Extent {
     pub(super) state: ExtentState,
     pub(super) region: u32,
     pub(super) zone: Zone,
-    /// Whether the id is in the arena's list of unmerged extents. Stays with the id when the extent goes.
+    /// Whether the id is in the list of unmerged extents. Stays with the id when the extent goes.
     listed: bool,
     /// First unit, counted from the region's start.
     pub(super) start: u64,
@@ -63,7 +54,7 @@ pub(super) struct Extent {
     /// Free extents: the count of frees when the youngest part of it was freed.
     pub(super) freed: u64,
     /// Free extents: the pages that lie wholly in it, once a miss has asked (see `donors`).
-    pub(super) whole: Option<Whole>,
+    pub(super) whole: Cell<Option<Whole>>,
     /// Free extents, and those pending unmap: the work to wait for. Allocated blocks: the streams of recorded uses.
     pub(super) fence: Fence,
 }
@@ -83,7 +74,7 @@ impl Extent {
             next: None,
             fence: Fence::empty(),
             freed: 0,
-            whole: None,
+            whole: Cell::new(None),
             listed: false,
         }
     }
@@ -201,7 +192,7 @@ impl Extents {
         (right.prev, right.next) = (Some(id), left.next);
         right.fence.clone_from(&left.fence);
         right.freed = left.freed;
-        right.whole = None;
+        right.whole = Cell::new(None);
         left.units = at - left.start;
         let next = left.next.replace(new);
         if let Some(next) = next {
@@ -222,7 +213,7 @@ impl Extents {
         front.next = Some(id);
         front.fence = Fence::empty();
         front.freed = rest.freed;
-        front.whole = None;
+        front.whole = Cell::new(None);
         rest.start += units;
         rest.units -= units;
         let prev = rest.prev.replace(new);

@@ -177,7 +177,8 @@ pub(super) type UnmappedIndex = FreeIndex;
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::extent::{ExtentState, Zone};
+    use super::super::extent::ExtentState;
+    use super::super::layout::Zone;
     use super::*;
 
     fn extent(start: u64, units: u64) -> Extent {

@@ -1,7 +1,21 @@
 //! The sizes that an arena is built with: lengths in bytes, units and base pages, and the zone of a block.
+//!
+//! Small blocks and large ones lie in different zones, mainly for the [page map](super::page_map): blocks of the large
+//! zone start at least 1 MiB apart, so few places say which block starts there. With one zone, recorded jobs were
+//! replayed at less than half the speed (docs/lab/mechanisms.md).
 
-use super::extent::Zone;
 use crate::policy::{Mechanism, without};
+
+/// Which of the two kinds of region an extent lies in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) enum Zone {
+    Small = 0,
+    Large = 1,
+}
+
+impl Zone {
+    pub(super) const BOTH: [Self; 2] = [Self::Small, Self::Large];
+}
 
 /// Sizes that an arena is built with. All are powers of two, and each divides the next.
 #[derive(Debug, Clone, Copy)]

@@ -27,7 +27,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Ordering};
 
-use super::ExtentId;
+use super::extent::ExtentId;
 use super::sparse::{Blank, Sparse};
 use crate::device::DevicePtr;
 use crate::order::Tick;

@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use super::Layout;
 use super::bin::MOST_REGIONS;
-use super::extent::{ExtentId, Whole, Zone};
+use super::extent::{ExtentId, Whole};
+use super::layout::{Layout, Zone};
 use super::page_map::{BlockDescriptor, RegionMap};
 use super::ranges::{Owner, Published, Ranges};
-use super::shorten::SHORT;
 use crate::device::DevicePtr;
 use crate::physical::PageId;
+use crate::policy::SHORT_PAGE;
 
 /// Where a region's address space came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,7 +30,7 @@ pub(super) struct Region {
     pub(super) head: ExtentId,
     /// Per base page: the id + 1 of the page that backs it, 0 for none. As long as the highest base page ever backed.
     pages: Vec<u32>,
-    /// Per base page a bit: whether a page begins there that is longer than a [short](SHORT) one. So long pages are
+    /// Per base page a bit: whether a page begins there that is longer than a [short](SHORT_PAGE) one. So long pages are
     /// found without a walk over all others.
     long: Vec<u64>,
     /// Where allocated blocks start.
@@ -346,7 +346,7 @@ impl Regions {
         let number = page.map_or(0, |page| page.0 + 1);
         pages[start..end].iter_mut().for_each(|base_page| *base_page = number);
         let (word, bit) = (&mut long[start / 64], 1 << (start % 64));
-        *word = if page.is_some() && base_pages > SHORT { *word | bit } else { *word & !bit };
+        *word = if page.is_some() && base_pages > SHORT_PAGE { *word | bit } else { *word & !bit };
         if let Some(PageId(page)) = page {
             let page = page as usize;
             if self.spans.len() <= page {

@@ -5,120 +5,108 @@
 
 use std::sync::Arc;
 
-use super::extent::{Extent, ExtentState};
-use super::page_map::RegionMap;
-use super::regions::{NewRegion, RegionOrigin};
-use super::search::Request;
-use super::{Arena, ExtentId, Refusal, Zone};
-use crate::device::{DeviceError, DevicePtr};
-use crate::physical::Shortage;
+use super::extent::{Extent, ExtentId, ExtentState};
+use super::extent_map::ExtentMap;
+use super::layout::Zone;
+use super::refusal::Refusal;
+use super::regions::RegionOrigin;
+use super::reuse_rules::ReuseRules;
+use super::search::{Found, Request};
+use crate::counters::Counters;
+use crate::device::{Device, DeviceError};
+use crate::physical::{Limits, Shortage};
+use crate::policy::PAGES_IN_SEGMENT;
 
-impl Arena {
-    /// Allocates a segment with room for `request`.
-    pub(super) fn back_by_segment(&mut self, request: &Request) -> Result<(ExtentId, u64), Refusal> {
-        let least = request.units * self.layout.unit_bytes + request.align;
-        let exact = least.next_multiple_of(self.layout.base_page_bytes);
+/// Where segments come from, and go to.
+#[derive(Debug)]
+pub(super) struct Segments {
+    device: Arc<dyn Device>,
+    counters: Arc<Counters>,
+    limits: Limits,
+}
+
+impl Segments {
+    pub(super) fn new(device: Arc<dyn Device>, counters: Arc<Counters>, limits: Limits) -> Self {
+        Self { device, counters, limits }
+    }
+
+    /// Allocates a segment with room for the request.
+    pub(super) fn back(&self, map: &mut ExtentMap, request: Request<'_>) -> Result<Found, Refusal> {
+        let base_page_bytes = map.layout.base_page_bytes;
+        let least = request.units * map.layout.unit_bytes + request.align;
+        let exact = least.next_multiple_of(base_page_bytes);
         let ample = match request.zone {
             Zone::Small => exact,
             Zone::Large => {
-                exact.max(u64::from(self.layout.largest_page).min(10) * self.layout.base_page_bytes)
+                exact.max(u64::from(map.layout.largest_page).min(PAGES_IN_SEGMENT) * base_page_bytes)
             }
         };
-        let id = match self.add_segment(request.zone, ample) {
-            Err(Refusal::Short { .. }) if ample > exact => self.add_segment(request.zone, exact)?,
+        let id = match self.add(map, request.zone, ample) {
+            Err(Refusal::Short { .. }) if ample > exact => self.add(map, request.zone, exact)?,
             other => other?,
         };
-        let Extent { region, start, .. } = self.extents[id];
-        let at = self.align_up(region, start, request.align);
-        debug_assert!(at + request.units <= self.extents[id].end(), "there is room for the alignment");
+        let Extent { region, start, .. } = map[id];
+        let at = map.align_up(region, start, request.align);
+        debug_assert!(at + request.units <= map[id].end(), "there is room for the alignment");
         Ok((id, at))
     }
 
-    fn add_segment(&mut self, zone: Zone, bytes: u64) -> Result<ExtentId, Refusal> {
+    fn add(&self, map: &mut ExtentMap, zone: Zone, bytes: u64) -> Result<ExtentId, Refusal> {
         let short = |what| Refusal::Short { what, bytes };
-        let granule = self.layout.granule(zone);
         // First, since nothing is held yet that would have to be given back.
-        if !self.regions.make_room_for_one() {
-            return Err(Refusal::of_host("a list of segments", self.regions.host_bytes()));
-        }
-        let no_map = || Refusal::of_host("where blocks lie", RegionMap::bytes_of_numbers(bytes, granule));
-        let descriptors = self.descriptors()?;
-        let numbers = RegionMap::numbers(bytes, granule).ok_or_else(no_map)?;
-        if !numbers.back(0..bytes.div_ceil(granule) as usize) {
-            return Err(no_map());
-        }
-        let limits = &self.pages.limits;
-        limits.admit(bytes, self.device.as_ref(), &self.counters).map_err(short)?;
+        let blank = map.make_room_for_segment(zone, bytes)?;
+        self.limits.admit(bytes, self.device.as_ref(), &self.counters).map_err(short)?;
         let base = match self.device.alloc_segment(bytes) {
             Ok(base) => base,
             Err(error) => {
-                limits.refuse(bytes);
+                self.limits.refuse(bytes);
                 return Err(match error {
                     DeviceError::OutOfMemory { .. } => short(Shortage::Device),
                     other => Refusal::Device(other),
                 });
             }
         };
-        limits.count(bytes, &self.counters);
+        self.limits.count(bytes, &self.counters);
         self.counters.calls.alloc.add(1);
-        let units = bytes / self.layout.unit_bytes;
-        let extents = &mut self.extents;
-        let map = Arc::new(RegionMap::new(base, granule, numbers, descriptors));
-        let new = NewRegion { base, bytes, zone, origin: RegionOrigin::Segment, map };
-        let region = self
-            .regions
-            .add(new, |region| extents.add(Extent::whole(region, zone, units, ExtentState::Free)));
-        let free = self.regions.get(region).head;
-        self.index_free(free);
-        Ok(free)
+        Ok(map.add_segment(base, bytes, zone, blank))
     }
 
     /// Gives back segments that are wholly free and complete, the oldest first, until at most `keep` bytes
     /// are reserved.
-    pub(super) fn trim_segments(&mut self, keep: u64) -> Result<(), DeviceError> {
-        let segments = self
-            .regions
-            .iter()
-            .filter(|(_, region)| region.origin == RegionOrigin::Segment)
-            .filter(|(_, region)| {
-                let extent = &self.extents[region.head];
-                extent.state == ExtentState::Free
-                    && extent.units * self.layout.unit_bytes == region.bytes
-                    && self.timelines.is_complete(&extent.fence)
-            })
-            .map(|(id, region)| (self.extents[region.head].freed, id));
+    pub(super) fn trim(&self, map: &mut ExtentMap, rules: &ReuseRules, keep: u64) -> Result<(), DeviceError> {
         // Each of them is free.
-        let mut idle = self.list_for_free()?;
-        idle.extend(segments);
+        let mut idle = map.list_for_free()?;
+        idle.extend(
+            map.regions
+                .iter()
+                .filter(|(_, region)| region.origin == RegionOrigin::Segment)
+                .map(|(id, region)| (&map[region.head], region.bytes, id))
+                .filter(|(extent, bytes, _)| {
+                    extent.state == ExtentState::Free
+                        && extent.units * map.layout.unit_bytes == *bytes
+                        && rules.is_complete(&extent.fence)
+                })
+                .map(|(extent, _, id)| (extent.freed, id)),
+        );
         idle.sort_unstable();
         let mut result = Ok(());
         for (_, id) in idle {
             if self.counters.reserved.current() <= keep {
                 break;
             }
-            result = result.and(self.free_segment(id));
+            result = result.and(self.free(map, id));
         }
         result
     }
 
-    fn free_segment(&mut self, id: u32) -> Result<(), DeviceError> {
-        let (base, bytes, head): (DevicePtr, u64, ExtentId) = {
-            let region = self.regions.get(id);
-            (region.base, region.bytes, region.head)
-        };
-        // First: another pool may get the addresses at once.
-        self.regions.hide(id);
-        // SAFETY: the segment is one free extent whose fence is complete: no pending work uses it, and no
-        // program holds a pointer into it. The region goes below.
-        if let Err(error) = unsafe { self.device.free_segment(base) } {
-            self.regions.show(id);
-            return Err(error);
-        }
-        self.counters.calls.free.add(1);
-        self.pages.limits.withdraw(bytes, &self.counters);
-        self.remove_free(head);
-        self.extents.remove_alone(head);
-        self.regions.remove(id);
-        Ok(())
+    fn free(&self, map: &mut ExtentMap, id: u32) -> Result<(), DeviceError> {
+        map.remove_region(id, |_, base, bytes| {
+            // SAFETY: the segment is one free extent whose fence is complete: no pending work uses it, and no
+            // program holds a pointer into it. The region goes with it.
+            unsafe { self.device.free_segment(base) }?;
+            self.counters.calls.free.add(1);
+            self.limits.withdraw(bytes, &self.counters);
+            Ok(())
+        })
     }
 }

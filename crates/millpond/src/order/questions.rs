@@ -231,9 +231,9 @@ mod tests {
     use super::super::timeline::MOST_MARKS;
     use super::*;
     use crate::device::Device;
-    use crate::device::capturing::CapturingDevice;
     use crate::device::sim::{Call, SimDevice, SimOptions};
     use crate::order::Stream;
+    use crate::testing::capturing::CapturingDevice;
 
     #[test]
     fn a_fence_forgets_what_was_seen_complete_where_the_policies_go_by_that() {

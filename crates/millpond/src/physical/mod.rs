@@ -96,6 +96,12 @@ impl Pages {
         }
     }
 
+    /// No pages yet, of the same device, limits and counters.
+    pub(crate) fn none_yet(&self) -> Self {
+        let (device, counters, limits) = (self.device.clone(), self.counters.clone(), self.limits.clone());
+        Self::new(device, counters, limits, self.base_page_bytes)
+    }
+
     pub(crate) fn get(&self, id: PageId) -> &Page {
         self.table[id.0 as usize].as_ref().expect("a page id in use names a page")
     }

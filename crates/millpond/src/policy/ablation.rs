@@ -20,18 +20,23 @@ pub(crate) enum Mechanism {
     Splitting,
     /// Free pages that are too long are exchanged for shorter ones.
     Exchange,
-    /// A large block that fits closely is taken before the caches are emptied. Left out: any.
-    Closely,
+    /// Where threads cache large blocks, the caches are emptied before a large free block is cut up. Left out: only
+    /// where no free block is ready.
+    CachesFirst,
     /// Small blocks lie in address ranges of their own.
     Zones,
     /// The lowest free block is taken where the best fit leaves much over. Left out: always the best fit.
     Lowest,
-    /// Left out: the lowest always.
+    /// Left out: the lowest always, of large blocks.
     LowestAlways,
     /// Short pages while there is time. Left out: pages are always long.
     ShortPages,
     /// Left out: pages are always short.
     ShortPagesAlways,
+    /// In throughput mode, magazines that were restocked from the depot get more room.
+    Widening,
+    /// Large blocks of one length that are freed one after the other earn room.
+    LongRuns,
     /// In throughput mode, a class that has no block borrows one of a longer class.
     Borrowing,
     /// In throughput mode, what other streams freed is had from the depot.
@@ -55,7 +60,7 @@ mod lab {
     use super::Mechanism;
 
     /// Their names in `MILLPOND_WITHOUT`.
-    const NAMES: [(&str, Mechanism); 15] = [
+    const NAMES: [(&str, Mechanism); 17] = [
         ("throughput", Mechanism::Throughput),
         ("reuse-history", Mechanism::ReuseHistory),
         ("reuse-history-always", Mechanism::ReuseHistoryAlways),
@@ -63,13 +68,15 @@ mod lab {
         ("growth-flat", Mechanism::GrowthFlat),
         ("splitting", Mechanism::Splitting),
         ("exchange", Mechanism::Exchange),
-        ("closely", Mechanism::Closely),
+        ("caches-first", Mechanism::CachesFirst),
         ("zones", Mechanism::Zones),
         ("lowest", Mechanism::Lowest),
         ("lowest-always", Mechanism::LowestAlways),
         ("short-pages", Mechanism::ShortPages),
         ("short-pages-always", Mechanism::ShortPagesAlways),
         ("borrowing", Mechanism::Borrowing),
+        ("widening", Mechanism::Widening),
+        ("long-runs", Mechanism::LongRuns),
         ("other-streams", Mechanism::OtherStreams),
     ];
 

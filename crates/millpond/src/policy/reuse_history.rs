@@ -41,7 +41,8 @@ impl ReuseHistory {
     pub(crate) fn note_free(&mut self, bytes: u64) -> bool {
         self.run = if self.bytes == bytes { self.run + 1 } else { 1 };
         self.bytes = bytes;
-        !without(Mechanism::ReuseHistory) && self.run >= LONG_RUN || without(Mechanism::ReuseHistoryAlways)
+        let is_left_out = without(Mechanism::ReuseHistory) || without(Mechanism::LongRuns);
+        !is_left_out && self.run >= LONG_RUN || without(Mechanism::ReuseHistoryAlways)
     }
 
     /// No block of this length was found for a request. Whether the magazine should get room.

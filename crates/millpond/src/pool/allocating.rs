@@ -47,7 +47,7 @@ const RUNGS: [Rung; 6] = [
     PoolInner::restock,
     // Long free pages become short ones, where that is due. Never gives a block.
     PoolInner::split_long_pages,
-    // A free extent that fits. Where large blocks are cached, which may fit better, only one that fits closely.
+    // A free extent that fits. Not for a large request while large blocks are cached: those may fit better.
     PoolInner::cut_ready,
     // Nothing below can satisfy what exceeds a limit with all that is live. Never gives a block.
     PoolInner::refuse_impossible,
@@ -253,8 +253,13 @@ impl PoolInner {
     }
 
     fn cut_ready(&self, state: &mut PoolState, request: &LockedRequest<'_>) -> Climb<Option<Allocation>> {
-        let closely = !without(Mechanism::Closely) && self.caches.may_hold_large(&state.locked);
-        let ready = state.arena.alloc_ready(request.units, request.align, request.stream, closely)?;
+        let caches_first = !without(Mechanism::CachesFirst)
+            && state.arena.is_large(request.units)
+            && self.caches.may_hold_large(&state.locked);
+        if caches_first {
+            return Ok(None);
+        }
+        let ready = state.arena.alloc_ready(request.units, request.align, request.stream)?;
         if ready.is_some() {
             self.note_slow_path(state, SlowPath::Cut);
         }

@@ -18,7 +18,9 @@ use crate::physical::{Budget, Limits, Pages};
 use crate::policy::ledger::{self, Ledger};
 use crate::policy::size_classes::EXACT_FROM;
 use crate::process::OfProcess;
-use crate::record::{self, Recording};
+#[cfg(feature = "record")]
+use crate::record;
+use crate::record::Recording;
 use crate::{Error, Result};
 
 /// The options of a pool. Made by [`Pool::builder`]; sizes in bytes.
@@ -35,6 +37,7 @@ pub struct PoolBuilder {
     min_alignment: u64,
     spare: Option<u64>,
     budget: Option<Budget>,
+    #[cfg(feature = "record")]
     record: Option<record::Options>,
 }
 
@@ -66,6 +69,7 @@ impl PoolBuilder {
             min_alignment: 512,
             spare: None,
             budget: None,
+            #[cfg(feature = "record")]
             record: None,
         }
     }
@@ -133,6 +137,7 @@ impl PoolBuilder {
     /// Records what the pool does to a file, from the start; see [`Pool::start_recording`]. Without this
     /// option, the environment variable `MILLPOND_RECORD` names the file, for all pools of the process; and
     /// `MILLPOND_RECORD_CALL_SITES=1` lets it hold call sites.
+    #[cfg(feature = "record")]
     pub fn record(mut self, to: impl Into<record::Options>) -> Self {
         self.record = Some(to.into());
         self
@@ -191,6 +196,7 @@ impl PoolBuilder {
             reuse: Reuse::new(self.reuse),
             has_said_freed_twice: AtomicBool::new(false),
         });
+        #[cfg(feature = "record")]
         match (self.record, record::Options::from_environment()) {
             (Some(asked), _) => inner.start_recording(&asked)?,
             (None, Some(environment)) => {

@@ -21,6 +21,7 @@ impl PoolState {
     }
 
     /// The pool's own arena, and those of captures.
+    #[cfg(feature = "record")]
     pub(super) fn arenas(&self) -> impl Iterator<Item = &Arena> {
         std::iter::once(&self.arena).chain(self.captured.iter().map(|captured| &captured.arena))
     }

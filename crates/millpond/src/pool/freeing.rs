@@ -1,5 +1,11 @@
-//! How a pool frees: into the thread's magazines, without a lock. Or under the lock, where there is no room, other
-//! streams used the block, or the pointer is no block.
+//! One free, as a ladder, like an allocation's.
+//!
+//! 1. Onto the thread's magazine: the fast path ([`Caches::free`](crate::cache::Caches::free)).
+//! 2. Without the pool's lock: the same where lock entries are closed, or where a full magazine can bring its older
+//!    half to the depot.
+//! 3. Under it, a block that no other stream used: room is made in the thread's magazines, or the arena takes it.
+//! 4. Under it, any other block: the arena takes it, behind the fence of all streams that used it.
+//! 5. What is no live block is a mistake of the program's, and said so.
 
 use std::sync::atomic::Ordering;
 
@@ -7,7 +13,7 @@ use super::emptying_caches::take_back;
 use super::inner::{PoolInner, PoolState};
 use crate::Result;
 use crate::device::DevicePtr;
-use crate::extents::{BlockDescriptor, ExtentId, Pointer};
+use crate::extents::Pointer;
 use crate::order::Stream;
 use crate::record::Moment;
 
@@ -21,14 +27,18 @@ impl PoolInner {
         if self.caches.free(ptr, stream) { Ok(()) } else { self.free_slow(ptr, stream) }
     }
 
+    /// Climbs the ladder from its second rung on. Where the pool is recorded, notes the free at a time when nobody else
+    /// could have the block yet.
     #[cold]
     fn free_slow(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         self.check_process()?;
-        let freed = if self.recording.is_on() {
-            self.free_recorded(ptr, stream)
-        } else {
-            self.free_unrecorded(ptr, stream)
-        };
+        let noted = if self.recording.is_on() { self.requested(ptr).zip(Some(Moment::now())) } else { None };
+        let freed = if self.free_unlocked(ptr, stream) { Ok(()) } else { self.free_locking(ptr, stream) };
+        if let Some((requested, before)) = noted
+            && freed.is_ok()
+        {
+            self.recording.free(ptr, requested, stream, before);
+        }
         self.report_freed_twice();
         freed
     }
@@ -53,22 +63,6 @@ impl PoolInner {
         }
     }
 
-    /// Frees, and notes it at a time when nobody else could have the block yet. A pointer to no live block is an error,
-    /// and not noted.
-    fn free_recorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        let before = Moment::now();
-        if let Some(requested) = self.caches.free_without_entry(ptr, stream) {
-            self.recording.free(ptr, requested, stream, before);
-            return Ok(());
-        }
-        let requested = if ptr.is_null() { None } else { self.requested(ptr) };
-        self.free_unrecorded(ptr, stream)?;
-        if let Some(requested) = requested {
-            self.recording.free(ptr, requested, stream, before);
-        }
-        Ok(())
-    }
-
     /// Bytes asked for in the live block that starts at `ptr`; `None` where there is none. Takes the lock
     /// only where the descriptor of the block does not say.
     fn requested(&self, ptr: DevicePtr) -> Option<u64> {
@@ -82,84 +76,39 @@ impl PoolInner {
         }
     }
 
-    /// Frees under the lock: what has no room in the thread's magazines, is used by other streams, or is no
-    /// live block at all.
-    fn free_unrecorded(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
-        let descriptor = self.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
+    fn free_unlocked(&self, ptr: DevicePtr, stream: &Stream) -> bool {
+        let plain = self.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
         // A large block nearly always finds no room, while a program does not repeat itself.
-        if descriptor.is_some_and(|descriptor| self.caches.may_take(descriptor.bytes()))
+        plain.is_some_and(|descriptor| self.caches.may_take(descriptor.bytes()))
             && self.caches.free_without_entry(ptr, stream).is_some()
-        {
-            return Ok(());
-        }
+    }
+
+    fn free_locking(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         self.check_stream(stream)?;
         if ptr.is_null() {
             return Ok(());
         }
-        let last_of_destroyed = {
-            let mut state = self.lock_noting_waits();
-            // Another thread may have freed it just now, which would be a mistake.
-            let plain = descriptor.filter(|descriptor| descriptor.is_plain(ptr));
-            match plain.filter(|_| state.captured.is_empty() && !state.destroyed) {
-                // Nearly always: a block without room in a magazine.
-                Some(descriptor) => {
-                    if !self.free_plain(&mut state, ptr, descriptor, stream) {
-                        drop(state);
-                        return Err(self.misuse(ptr, Pointer::NotLive));
-                    }
-                }
-                None => {
-                    let pointer = state.look_up(ptr);
-                    let freed = match pointer {
-                        Pointer::Live(id) => self.free_under_lock(&mut state, ptr, id, stream),
-                        _ => false,
-                    };
-                    if !freed {
-                        drop(state);
-                        return Err(self.misuse(ptr, pointer));
-                    }
-                }
+        let mut state = self.lock_noting_waits();
+        if !self.free_plain(&mut state, ptr, stream) {
+            let pointer = state.look_up(ptr);
+            if !self.free_any(&mut state, ptr, pointer, stream) {
+                drop(state);
+                return Err(self.misuse(ptr, pointer));
             }
-            state.destroyed && self.counted().blocks.current == 0
-        };
-        if last_of_destroyed {
+        }
+        let is_last_of_destroyed = state.destroyed && self.counted().blocks.current == 0;
+        drop(state);
+        if is_last_of_destroyed {
             self.give_all_back_slow();
         }
         Ok(())
     }
 
-    /// Frees what was live just now; `false`, and nothing done, where another thread was first.
-    fn free_under_lock(&self, state: &mut PoolState, ptr: DevicePtr, id: ExtentId, stream: &Stream) -> bool {
-        if let Some(captured) = state.captured_at(ptr) {
-            return self.free_captured(state, captured, id, stream);
-        }
-        let plain = self.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
-        match plain.filter(|_| !state.destroyed) {
-            Some(descriptor) => self.free_plain(state, ptr, descriptor, stream),
-            None => {
-                let PoolState { arena, locked, .. } = state;
-                let (requested, size) = (arena.requested(id), arena.bytes(id));
-                let freed = arena.free(id, stream.fence());
-                if freed {
-                    self.caches.count_free(locked, requested, size);
-                }
-                freed
-            }
-        }
-    }
-
     /// Frees a live block of the pool's own arena, of which no other stream's uses are recorded. `false`, and nothing
-    /// done, where another thread was first.
-    fn free_plain(
-        &self,
-        state: &mut PoolState,
-        ptr: DevicePtr,
-        descriptor: &BlockDescriptor,
-        stream: &Stream,
-    ) -> bool {
-        if !descriptor.claim(ptr) {
-            return false;
-        }
+    /// done, where it is none, or another thread was first.
+    fn free_plain(&self, state: &mut PoolState, ptr: DevicePtr, stream: &Stream) -> bool {
+        let plain = self.page_map.find(ptr).filter(|descriptor| descriptor.is_plain(ptr));
+        let Some(descriptor) = plain.filter(|descriptor| descriptor.claim(ptr)) else { return false };
         let PoolState { arena, locked, .. } = state;
         let each = |cached| take_back(arena, cached);
         if self.caches.put_slow(locked, descriptor, stream, each) {
@@ -167,6 +116,21 @@ impl PoolInner {
         }
         let (requested, size) = (descriptor.requested(), descriptor.bytes());
         let freed = arena.take_back(descriptor, stream.fence());
+        if freed {
+            self.caches.count_free(locked, requested, size);
+        }
+        freed
+    }
+
+    /// Frees a live block of any arena. `false`, and nothing done, where it is none.
+    fn free_any(&self, state: &mut PoolState, ptr: DevicePtr, pointer: Pointer, stream: &Stream) -> bool {
+        let Pointer::Live(id) = pointer else { return false };
+        if let Some(captured) = state.captured_at(ptr) {
+            return self.free_captured(state, captured, id, stream);
+        }
+        let PoolState { arena, locked, .. } = state;
+        let (requested, size) = (arena.requested(id), arena.bytes(id));
+        let freed = arena.free(id, stream.fence());
         if freed {
             self.caches.count_free(locked, requested, size);
         }
@@ -199,6 +163,7 @@ mod tests {
 
     use super::*;
     use crate::device::sim::{SimDevice, SimOptions};
+    use crate::extents::BlockDescriptor;
     use crate::{Context, Error, Pool};
 
     const BYTES: u64 = 4096;

@@ -43,6 +43,7 @@ pub(crate) use inner::PoolInner;
 
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::order::{ReusePolicies, Stream, Timelines};
+#[cfg(feature = "record")]
 use crate::record;
 use crate::stats::{Level, Stats};
 use crate::{Error, OutOfMemory, Result};
@@ -344,6 +345,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::Recording`] if the file cannot be written; the pool records nothing then.
+    #[cfg(feature = "record")]
     pub fn start_recording(&self, to: impl Into<record::Options>) -> Result<()> {
         self.inner.start_recording(&to.into())
     }
@@ -353,6 +355,7 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::Recording`] if the file's last part could not be written.
+    #[cfg(feature = "record")]
     pub fn stop_recording(&self) -> Result<Option<record::Status>> {
         self.inner.stop_recording()
     }
@@ -361,6 +364,7 @@ impl Pool {
     /// nothing where nothing is recorded; a write that fails is tried again, and [`Status::failure`] has it.
     ///
     /// [`Status::failure`]: record::Status::failure
+    #[cfg(feature = "record")]
     pub fn flush_recording(&self) {
         if !self.inner.is_here() {
             return;
@@ -369,6 +373,7 @@ impl Pool {
     }
 
     /// The recording that runs; `None` where none does.
+    #[cfg(feature = "record")]
     pub fn recording(&self) -> Option<record::Status> {
         if !self.inner.is_here() {
             return None;

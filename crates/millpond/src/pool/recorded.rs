@@ -1,13 +1,17 @@
 //! A pool that is recorded: its fast path is closed, so that every request comes by the functions that note it.
 
 use super::inner::PoolInner;
-use crate::Result;
-use crate::device::Kind;
-use crate::extents::Arena;
-use crate::record::{self, Introduction, Moment};
+#[cfg(feature = "record")]
+use crate::{
+    Result,
+    device::Kind,
+    extents::Arena,
+    record::{Introduction, Moment, Options, Status},
+};
 
+#[cfg(feature = "record")]
 impl PoolInner {
-    pub(super) fn start_recording(&self, options: &record::Options) -> Result<()> {
+    pub(super) fn start_recording(&self, options: &Options) -> Result<()> {
         self.check_process()?;
         let device = self.timelines.device().as_ref();
         let device_key = match device.properties().kind {
@@ -30,13 +34,15 @@ impl PoolInner {
         started
     }
 
-    pub(super) fn stop_recording(&self) -> Result<Option<record::Status>> {
+    pub(super) fn stop_recording(&self) -> Result<Option<Status>> {
         self.check_process()?;
         let stopped = self.recording.stop();
         self.open_lock_entries();
         stopped
     }
+}
 
+impl PoolInner {
     /// Opens the fast path again, where recording has ended; another time where the lock is not free now.
     #[cold]
     pub(super) fn open_lock_entries(&self) {

@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, mpsc};
 
-use millpond::device::capturing::CapturingDevice;
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{Hold, SimDevice, SimOptions};
-use millpond::device::trusted::Trusted;
 use millpond::device::{Device, DevicePtr, PageHandle, StreamHandle};
+use millpond::testing::capturing::CapturingDevice;
+use millpond::testing::trusted::Trusted;
 
 /// A device under test.
 pub(crate) trait Harness: Sync {

@@ -4,13 +4,9 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::Duration;
 
 use millpond::device::sim::SimDevice;
-use millpond::device::{
-    AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle, Properties,
-    StreamHandle, StreamId,
-};
+use millpond::device::{Device, Forward};
 
 /// Refuses one allocation of the thread that asked for it.
 struct Refusing;
@@ -92,60 +88,13 @@ pub(crate) fn spared<R>(work: impl FnOnce() -> R) -> R {
 #[derive(Debug)]
 pub(crate) struct Spared(pub Arc<SimDevice>);
 
-macro_rules! spare {
-    ($(fn $name:ident($($argument:ident: $of:ty),*) -> $result:ty;)* unsafe $(fn $unsafe:ident($($given:ident: $its:ty),*) -> $yields:ty;)*) => {
-        // SAFETY: the simulated device's, as it is.
-        unsafe impl Device for Spared {
-            fn properties(&self) -> &Properties {
-                self.0.properties()
-            }
+// SAFETY: the simulated device's, as it is.
+unsafe impl Forward for Spared {
+    fn below(&self) -> &dyn Device {
+        &*self.0
+    }
 
-            fn now(&self) -> Duration {
-                Device::now(&*self.0)
-            }
-
-            $(fn $name(&self, $($argument: $of),*) -> DeviceResult<$result> {
-                spared(|| Device::$name(&*self.0, $($argument),*))
-            })*
-
-            $(unsafe fn $unsafe(&self, $($given: $its),*) -> DeviceResult<$yields> {
-                // SAFETY: the caller's promise.
-                spared(|| unsafe { Device::$unsafe(&*self.0, $($given),*) })
-            })*
-        }
-    };
-}
-
-spare! {
-    fn memory_info() -> MemoryInfo;
-    fn reserve(bytes: u64) -> DevicePtr;
-    fn create_page(bytes: u64) -> PageHandle;
-    fn alloc_segment(bytes: u64) -> DevicePtr;
-    fn async_usage() -> AsyncUsage;
-    fn create_stream() -> StreamHandle;
-    fn synchronize() -> ();
-    fn create_event() -> EventHandle;
-    unsafe
-    fn unreserve(at: DevicePtr, bytes: u64) -> ();
-    fn map(at: DevicePtr, bytes: u64, page: PageHandle) -> ();
-    fn set_access(at: DevicePtr, bytes: u64) -> ();
-    fn unmap(at: DevicePtr, bytes: u64) -> ();
-    fn release_page(page: PageHandle) -> ();
-    fn free_segment(at: DevicePtr) -> ();
-    fn alloc_async(bytes: u64, stream: StreamHandle) -> DevicePtr;
-    fn free_async(at: DevicePtr, stream: StreamHandle) -> ();
-    fn destroy_stream(stream: StreamHandle) -> ();
-    fn stream_id(stream: StreamHandle) -> StreamId;
-    fn stream_is_idle(stream: StreamHandle) -> bool;
-    fn capture_of(stream: StreamHandle) -> Option<CaptureId>;
-    fn synchronize_stream(stream: StreamHandle) -> ();
-    fn destroy_event(event: EventHandle) -> ();
-    fn record_event(event: EventHandle, stream: StreamHandle) -> ();
-    fn query_event(event: EventHandle) -> bool;
-    fn wait_event(stream: StreamHandle, event: EventHandle) -> ();
-    fn synchronize_event(event: EventHandle) -> ();
-    fn memset(at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> ();
-    fn copy_from_host(to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> ();
-    fn copy_to_host(to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> ();
-    fn copy(to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> ();
+    fn pass_on<R>(&self, call: impl FnOnce(&dyn Device) -> R) -> R {
+        spared(|| call(self.below()))
+    }
 }

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use millpond::device::capturing::{CapturingDevice, Graph};
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::{Device, DevicePtr};
+use millpond::testing::capturing::{CapturingDevice, Graph};
 use millpond::{CapturePool, Context, Error, Pool, Stream};
 use proptest::prelude::*;
 

@@ -5,10 +5,10 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use millpond::device::checker::CheckerDevice;
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::device::{Device, DevicePtr};
+use millpond::testing::checker::CheckerDevice;
 use millpond::{Context, Error, Pool, ReusePolicies, Stream};
 
 use crate::freeing::Freeing;
@@ -55,7 +55,7 @@ struct Block {
     /// The stream that is ordered after all its work.
     stream: usize,
     pattern: u8,
-    checked: millpond::device::checker::BlockId,
+    checked: millpond::testing::checker::BlockId,
 }
 
 impl Shared {
@@ -123,7 +123,7 @@ impl Shared {
             }
         }
         let kept = random.below(2) as usize * blocks.len();
-        let free = |(pool, at, checked): (&Pool, DevicePtr, millpond::device::checker::BlockId)| {
+        let free = |(pool, at, checked): (&Pool, DevicePtr, millpond::testing::checker::BlockId)| {
             let _freed = self.checker.freed(checked, stream.handle());
             pool.free_block(at, &stream).unwrap();
         };

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millpond::device::checker::{BlockId, CheckerDevice, Freeing};
 use millpond::device::sim::{Call, Hold, SimDevice};
 use millpond::device::{Device, DeviceError, DevicePtr, StreamHandle};
+use millpond::testing::checker::{BlockId, CheckerDevice, Freeing};
 use millpond::{Budget, Buffer, Context, Error, Event, Pool, Result, Stream, Workspace};
 
 use crate::freeing::Freeing as _;

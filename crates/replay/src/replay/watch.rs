@@ -7,8 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use millpond::device::{
-    AsyncUsage, Device, DevicePtr, DeviceResult, EventHandle, Kind, MemoryInfo, PageHandle, Properties,
-    StreamHandle, StreamId,
+    AsyncUsage, Device, DevicePtr, DeviceResult, DriverPool, Forward, Kind, PageHandle, StreamHandle,
 };
 use parking_lot::Mutex;
 
@@ -120,7 +119,7 @@ impl Watched {
 
     /// The same where the driver's own pool may have grown.
     fn look_at_pool(&self) {
-        let Ok(usage) = self.device.async_usage() else { return };
+        let Ok(usage) = self.device.driver_pool().and_then(|pool| pool.async_usage()) else { return };
         // Relaxed, as above.
         if self.pool_high.fetch_max(usage.reserved_high, Ordering::Relaxed) < usage.reserved_high {
             self.look_at_free();
@@ -164,27 +163,16 @@ impl Watched {
     }
 }
 
-/// Calls that are passed on and timed, nothing else.
-macro_rules! pass_on {
-    ($($name:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
-        $(fn $name(&self, $($argument: $of),*) -> DeviceResult<$result> {
-            self.timed(|device| device.$name($($argument),*))
-        })*
-    };
-}
-
-/// The same for calls whose caller makes a promise.
-macro_rules! pass_on_unsafe {
-    ($($name:ident($($argument:ident: $of:ty),*) -> $result:ty;)*) => {
-        $(unsafe fn $name(&self, $($argument: $of),*) -> DeviceResult<$result> {
-            // SAFETY: the caller keeps the promise of the same call of the device below.
-            self.timed(|device| unsafe { device.$name($($argument),*) })
-        })*
-    };
-}
-
 // SAFETY: it passes every call on, and every answer back.
-unsafe impl Device for Watched {
+unsafe impl Forward for Watched {
+    fn below(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    fn pass_on<R>(&self, call: impl FnOnce(&dyn Device) -> R) -> R {
+        self.timed(call)
+    }
+
     fn now(&self) -> Duration {
         if self.is_simulated() {
             return self.device.now();
@@ -192,46 +180,15 @@ unsafe impl Device for Watched {
         Duration::from_nanos(self.trace_time.load(Ordering::Relaxed)) + self.time()
     }
 
-    fn properties(&self) -> &Properties {
-        self.device.properties()
-    }
-
-    pass_on! {
-        memory_info() -> MemoryInfo;
-        reserve(bytes: u64) -> DevicePtr;
-        async_usage() -> AsyncUsage;
-        create_stream() -> StreamHandle;
-        synchronize() -> ();
-        create_event() -> EventHandle;
-    }
-
-    pass_on_unsafe! {
-        unreserve(at: DevicePtr, bytes: u64) -> ();
-        set_access(at: DevicePtr, bytes: u64) -> ();
-        release_page(page: PageHandle) -> ();
-        free_async(at: DevicePtr, stream: StreamHandle) -> ();
-        destroy_stream(stream: StreamHandle) -> ();
-        stream_id(stream: StreamHandle) -> StreamId;
-        stream_is_idle(stream: StreamHandle) -> bool;
-        synchronize_stream(stream: StreamHandle) -> ();
-        destroy_event(event: EventHandle) -> ();
-        record_event(event: EventHandle, stream: StreamHandle) -> ();
-        query_event(event: EventHandle) -> bool;
-        wait_event(stream: StreamHandle, event: EventHandle) -> ();
-        synchronize_event(event: EventHandle) -> ();
+    fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
+        self.device.driver_pool()?;
+        Ok(self)
     }
 
     fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
         let page = self.timed(|device| device.create_page(bytes))?;
         self.look_at_free();
         Ok(page)
-    }
-
-    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
-        // SAFETY: the caller keeps the promise of the same call of the device below.
-        let at = self.timed(|device| unsafe { device.alloc_async(bytes, stream) })?;
-        self.look_at_pool();
-        Ok(at)
     }
 
     unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
@@ -300,5 +257,27 @@ unsafe impl Device for Watched {
     ) -> DeviceResult<()> {
         // SAFETY: as above.
         unsafe { self.device.copy(to, from, bytes, stream) }
+    }
+}
+
+// SAFETY: as above.
+unsafe impl DriverPool for Watched {
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+        let pool = self.device.driver_pool()?;
+        // SAFETY: the caller keeps the promise of the same call of the device below.
+        let at = self.timed(|_| unsafe { pool.alloc_async(bytes, stream) })?;
+        self.look_at_pool();
+        Ok(at)
+    }
+
+    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
+        let pool = self.device.driver_pool()?;
+        // SAFETY: the caller keeps the promise of the same call of the device below.
+        self.timed(|_| unsafe { pool.free_async(at, stream) })
+    }
+
+    fn async_usage(&self) -> DeviceResult<AsyncUsage> {
+        let pool = self.device.driver_pool()?;
+        self.timed(|_| pool.async_usage())
     }
 }

@@ -9,8 +9,8 @@ use super::api::{CaptureStatus, Code, is_ready};
 use super::device::{CudaDevice, stream_of};
 use super::structures::page_props;
 use crate::device::{
-    AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle, Properties,
-    StreamHandle, StreamId,
+    AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, DriverPool, EventHandle, MemoryInfo, PageHandle,
+    Properties, StreamHandle, StreamId,
 };
 
 // SAFETY: each call is one of the driver's, which keeps what the trait asks for.
@@ -107,25 +107,9 @@ unsafe impl Device for CudaDevice {
         Ok(unsafe { self.api().cuMemFree_v2(at.raw()) }?)
     }
 
-    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
-        let pool = self.async_pool()?;
-        let _entered = self.enter_for(stream)?;
-        let mut at = 0;
-        // SAFETY: `at` is writable, the pool lives as long as `self`, the stream by the caller's promise.
-        unsafe { self.api().cuMemAllocFromPoolAsync(&mut at, bytes as usize, pool.raw(), stream_of(stream)) }
-            .map_err(|failure| failure.asking(bytes))
-            .inspect_err(|_| pool.trim())?;
-        Ok(DevicePtr::new(at))
-    }
-
-    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
-        let _entered = self.enter_for(stream)?;
-        // SAFETY: the caller's promise: a block of `alloc_async`, its uses ordered before this.
-        Ok(unsafe { self.api().cuMemFreeAsync(at.raw(), stream_of(stream)) }?)
-    }
-
-    fn async_usage(&self) -> DeviceResult<AsyncUsage> {
-        self.async_pool()?.usage()
+    fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
+        self.async_pool()?;
+        Ok(self)
     }
 
     // ---- streams ---------------------------------------------------------------------------------
@@ -346,4 +330,28 @@ impl CudaDevice {
 
 fn event_of(event: EventHandle) -> CUevent {
     event.raw() as CUevent
+}
+
+// SAFETY: the driver's own.
+unsafe impl DriverPool for CudaDevice {
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+        let pool = self.async_pool()?;
+        let _entered = self.enter_for(stream)?;
+        let mut at = 0;
+        // SAFETY: `at` is writable, the pool lives as long as `self`, the stream by the caller's promise.
+        unsafe { self.api().cuMemAllocFromPoolAsync(&mut at, bytes as usize, pool.raw(), stream_of(stream)) }
+            .map_err(|failure| failure.asking(bytes))
+            .inspect_err(|_| pool.trim())?;
+        Ok(DevicePtr::new(at))
+    }
+
+    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
+        let _entered = self.enter_for(stream)?;
+        // SAFETY: the caller's promise: a block of `alloc_async`, its uses ordered before this.
+        Ok(unsafe { self.api().cuMemFreeAsync(at.raw(), stream_of(stream)) }?)
+    }
+
+    fn async_usage(&self) -> DeviceResult<AsyncUsage> {
+        self.async_pool()?.usage()
+    }
 }

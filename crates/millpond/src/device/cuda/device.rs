@@ -191,7 +191,7 @@ impl CudaDevice {
             return Ok(pool);
         }
         if !self.properties.memory_pools {
-            return Err(self.unsupported("stream-ordered allocation (cuMemAllocAsync)"));
+            return Err(self.unsupported("stream-ordered memory pools (cuMemAllocAsync)"));
         }
         let made = AsyncPool::create(self.api, self.raw)?;
         // Of two threads that come here at once, the second one's pool is dropped, empty.

@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use super::stream::{Moment, Stream};
-use crate::device::driver_pool::{CHUNK, DriverPool};
+use crate::device::driver_pool::{CHUNK, DriverPoolModel};
 use crate::device::ledger::{Extent, Ledger, Owner};
 use crate::device::{AsyncUsage, DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageHandle};
 use crate::process::{OfProcess, Process};
@@ -32,7 +32,7 @@ struct State {
     ledger: Ledger,
     /// Bytes of the file.
     length: u64,
-    driver_pool: DriverPool<Moment>,
+    driver_pool: DriverPoolModel<Moment>,
 }
 
 impl Memory {
@@ -46,7 +46,7 @@ impl Memory {
             state: OfProcess::new(Mutex::new(State {
                 ledger: Ledger::new(granularity, capacity),
                 length: 0,
-                driver_pool: DriverPool::new(),
+                driver_pool: DriverPoolModel::new(),
             })),
         })
     }
@@ -177,7 +177,7 @@ impl Memory {
     pub(super) fn alloc_async(&self, bytes: u64, stream: &Arc<Stream>) -> DeviceResult<DevicePtr> {
         const CALL: &str = "alloc_async";
         let mut state = self.state.lock();
-        let Some(block) = DriverPool::<Moment>::block_size(bytes) else {
+        let Some(block) = DriverPoolModel::<Moment>::block_size(bytes) else {
             return Err(DeviceError::OutOfMemory { call: CALL, requested: bytes });
         };
         let now = stream.now();

@@ -26,8 +26,8 @@ use self::stream::{Moment, Stream};
 use self::streams::Streams;
 use super::ledger::invalid;
 use super::{
-    AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, EventHandle, Kind, MemoryInfo, PageHandle,
-    Properties, StreamHandle, StreamId,
+    AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, Kind, MemoryInfo,
+    PageHandle, Properties, StreamHandle, StreamId,
 };
 use crate::process::{OfProcess, Process};
 
@@ -238,16 +238,8 @@ unsafe impl Device for HostDevice {
         unsafe { self.memory()?.free_segment(at) }
     }
 
-    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
-        self.memory()?.alloc_async(bytes, &self.stream("alloc_async", stream)?)
-    }
-
-    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
-        self.memory()?.free_async(at, &self.stream("free_async", stream)?)
-    }
-
-    fn async_usage(&self) -> DeviceResult<AsyncUsage> {
-        Ok(self.memory()?.async_usage())
+    fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
+        Ok(self)
     }
 
     fn create_stream(&self) -> DeviceResult<StreamHandle> {
@@ -403,4 +395,19 @@ unsafe impl Device for HostDevice {
 /// Where device memory lies in the process: at its own address.
 fn bytes_at(at: DevicePtr) -> *mut u8 {
     std::ptr::with_exposed_provenance_mut(at.raw() as usize)
+}
+
+// SAFETY: the model's blocks do not overlap.
+unsafe impl DriverPool for HostDevice {
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+        self.memory()?.alloc_async(bytes, &self.stream("alloc_async", stream)?)
+    }
+
+    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
+        self.memory()?.free_async(at, &self.stream("free_async", stream)?)
+    }
+
+    fn async_usage(&self) -> DeviceResult<AsyncUsage> {
+        Ok(self.memory()?.async_usage())
+    }
 }

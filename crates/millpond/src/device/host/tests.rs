@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::thread;
 
 use super::*;
-use crate::device::trusted::Trusted;
+use crate::testing::trusted::Trusted;
 
 fn host() -> Trusted<Arc<HostDevice>> {
     // SAFETY: the tests map ranges of their own; handles the device checks.

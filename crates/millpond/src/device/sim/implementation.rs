@@ -12,8 +12,8 @@ use super::state::{State, event_key};
 use super::when::When;
 use crate::device::ledger::{Owner, invalid};
 use crate::device::{
-    AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle,
-    Properties, StreamHandle, StreamId,
+    AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, MemoryInfo,
+    PageHandle, Properties, StreamHandle, StreamId,
 };
 
 impl SimDevice {
@@ -165,32 +165,8 @@ unsafe impl Device for SimDevice {
         Ok(())
     }
 
-    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
-        let mut state = self.enter(Call::AllocAsync)?;
-        if !self.properties.memory_pools {
-            return self.unsupported("stream-ordered allocation");
-        }
-        let (at, grown) = state.alloc_async(bytes, stream)?;
-        let growth = if grown { state.costs.alloc_segment } else { 0 };
-        let cost = state.costs.alloc_async + growth;
-        state.spend(Call::AllocAsync, cost);
-        Ok(at)
-    }
-
-    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
-        let mut state = self.enter(Call::FreeAsync)?;
-        state.free_async(at, stream)?;
-        let cost = state.costs.free_async;
-        state.spend(Call::FreeAsync, cost);
-        Ok(())
-    }
-
-    fn async_usage(&self) -> DeviceResult<AsyncUsage> {
-        let state = self.enter(Call::AsyncUsage)?;
-        if !self.properties.memory_pools {
-            return self.unsupported("stream-ordered allocation");
-        }
-        Ok(state.driver_pool.usage())
+    fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
+        if self.properties.memory_pools { Ok(self) } else { self.unsupported("stream-ordered memory pools") }
     }
 
     // ---- streams ---------------------------------------------------------------------------------
@@ -341,5 +317,30 @@ unsafe impl Device for SimDevice {
             return invalid("copy", format!("{bytes} bytes at {from} and at {to} overlap"));
         }
         self.submit(Call::Copy, &[(from, bytes), (to, bytes)], |costs| costs.device_bytes_per_us, stream)
+    }
+}
+
+// SAFETY: the model's blocks do not overlap.
+unsafe impl DriverPool for SimDevice {
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+        let mut state = self.enter(Call::AllocAsync)?;
+        let (at, grown) = state.alloc_async(bytes, stream)?;
+        let growth = if grown { state.costs.alloc_segment } else { 0 };
+        let cost = state.costs.alloc_async + growth;
+        state.spend(Call::AllocAsync, cost);
+        Ok(at)
+    }
+
+    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
+        let mut state = self.enter(Call::FreeAsync)?;
+        state.free_async(at, stream)?;
+        let cost = state.costs.free_async;
+        state.spend(Call::FreeAsync, cost);
+        Ok(())
+    }
+
+    fn async_usage(&self) -> DeviceResult<AsyncUsage> {
+        let state = self.enter(Call::AsyncUsage)?;
+        Ok(state.driver_pool.usage())
     }
 }

@@ -11,7 +11,7 @@ use super::call::{Call, PerCall};
 use super::faults::Faults;
 use super::when::When;
 use super::{CostTable, SimOptions, SimTime};
-use crate::device::driver_pool::{CHUNK, DriverPool};
+use crate::device::driver_pool::{CHUNK, DriverPoolModel};
 use crate::device::ledger::{Ledger, Owner, invalid};
 use crate::device::{DeviceError, DevicePtr, DeviceResult, EventHandle, StreamHandle, StreamId};
 
@@ -25,7 +25,7 @@ const LEGACY: usize = 0;
 pub(super) struct State {
     pub(super) ledger: Ledger,
     pub(super) addresses: AddressSpace,
-    pub(super) driver_pool: DriverPool<Fence>,
+    pub(super) driver_pool: DriverPoolModel<Fence>,
     /// What each event stands for.
     pub(super) events: SlotMap<DefaultKey, When>,
     pub(super) calls: PerCall<u64>,
@@ -64,7 +64,7 @@ impl State {
         let mut state = Self {
             ledger: Ledger::new(options.granularity, options.capacity),
             addresses: AddressSpace::new(options.granularity),
-            driver_pool: DriverPool::new(),
+            driver_pool: DriverPoolModel::new(),
             events: SlotMap::new(),
             calls: PerCall::default(),
             spent: SimTime::default(),
@@ -253,7 +253,7 @@ impl State {
         let fence = self.fence(CALL, stream)?;
         let now = self.now;
         let passed = |other: &Fence| other.stream == fence.stream || other.when.is_past(now);
-        let Some(block) = DriverPool::<Fence>::block_size(bytes) else {
+        let Some(block) = DriverPoolModel::<Fence>::block_size(bytes) else {
             return Err(DeviceError::OutOfMemory { call: CALL, requested: bytes });
         };
         if let Some(at) = self.driver_pool.alloc(block, passed) {

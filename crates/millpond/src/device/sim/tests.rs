@@ -2,8 +2,8 @@
 //! `tests/conformance.rs`.
 
 use super::*;
-use crate::device::trusted::Trusted;
 use crate::device::{Device, DevicePtr};
+use crate::testing::trusted::Trusted;
 
 const MIB: u64 = 1 << 20;
 

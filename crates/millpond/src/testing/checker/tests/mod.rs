@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use super::{BlockId, CheckerDevice, Rule};
 use crate::device::sim::{Hold, SimDevice, SimOptions};
-use crate::device::trusted::Trusted;
 use crate::device::{Device, DevicePtr, PageHandle, StreamHandle};
+use crate::testing::trusted::Trusted;
 
 const PAGE: u64 = 2 << 20;
 

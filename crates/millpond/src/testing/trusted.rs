@@ -2,7 +2,9 @@
 
 use std::ops::Deref;
 
-use super::{CaptureId, Device, DevicePtr, DeviceResult, EventHandle, PageHandle, StreamHandle, StreamId};
+use crate::device::{
+    AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, EventHandle, PageHandle, StreamHandle, StreamId,
+};
 
 /// A device (an `Arc` or a reference) for a test that made its promise once: the calls of [`Device`] that are unsafe only
 /// for what their handles must be are safe here, by the same names.
@@ -43,7 +45,6 @@ macro_rules! trust {
 trust! {
     map(at: DevicePtr, bytes: u64, page: PageHandle) -> ();
     set_access(at: DevicePtr, bytes: u64) -> ();
-    alloc_async(bytes: u64, stream: StreamHandle) -> DevicePtr;
     stream_id(stream: StreamHandle) -> StreamId;
     stream_is_idle(stream: StreamHandle) -> bool;
     capture_of(stream: StreamHandle) -> Option<CaptureId>;
@@ -52,4 +53,27 @@ trust! {
     query_event(event: EventHandle) -> bool;
     wait_event(stream: StreamHandle, event: EventHandle) -> ();
     synchronize_event(event: EventHandle) -> ();
+}
+
+#[allow(clippy::missing_errors_doc, reason = "they are those of `DriverPool`")]
+impl<P: Deref<Target: Device>> Trusted<P> {
+    /// Of the device's own pool.
+    pub fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+        // SAFETY: promised by who made this.
+        unsafe { self.0.driver_pool()?.alloc_async(bytes, stream) }
+    }
+
+    /// To the device's own pool.
+    ///
+    /// # Safety
+    /// As for [`DriverPool::free_async`](crate::device::DriverPool::free_async).
+    pub unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.driver_pool()?.free_async(at, stream) }
+    }
+
+    /// What the device's own pool holds.
+    pub fn async_usage(&self) -> DeviceResult<AsyncUsage> {
+        self.0.driver_pool()?.async_usage()
+    }
 }

@@ -1,4 +1,4 @@
-//! `device/checker/`: a device that watches an allocator work, and says where it is wrong. The safety net of
+//! `testing/checker/`: a device that watches an allocator work, and says where it is wrong. The safety net of
 //! the tests.
 //!
 //! It wraps another device, passes every call on, and keeps vector clocks beside (Fidge's and Mattern's): for
@@ -49,7 +49,7 @@ use crate::lock::{Mutex, MutexGuard};
 
 use self::clock::StreamKey;
 use self::state::State;
-use super::{Device, DevicePtr, DeviceResult, StreamHandle};
+use crate::device::{Device, DevicePtr, DeviceResult, StreamHandle};
 use crate::process::Process;
 
 pub use self::blocks::Freeing;

@@ -3,13 +3,11 @@
 //! Calls that do not wait are passed on under the lock, so that the clocks see calls in the order in which
 //! the device sees them. Calls that wait take what they will teach before, and note it after.
 
-use std::time::Duration;
-
 use super::memory::Origin;
 use super::{CheckerDevice, clock::Clock};
 use crate::device::{
-    AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle, Properties,
-    StreamHandle, StreamId,
+    AsyncUsage, Device, DevicePtr, DeviceResult, DriverPool, EventHandle, Forward, PageHandle, StreamHandle,
+    StreamId,
 };
 
 impl CheckerDevice {
@@ -23,17 +21,9 @@ impl CheckerDevice {
 }
 
 // SAFETY: it passes every call on or refuses it, and changes no answer.
-unsafe impl Device for CheckerDevice {
-    fn properties(&self) -> &Properties {
-        self.inner.properties()
-    }
-
-    fn now(&self) -> Duration {
-        self.inner.now()
-    }
-
-    fn memory_info(&self) -> DeviceResult<MemoryInfo> {
-        self.inner.memory_info()
+unsafe impl Forward for CheckerDevice {
+    fn below(&self) -> &dyn Device {
+        &*self.inner
     }
 
     fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
@@ -130,33 +120,9 @@ unsafe impl Device for CheckerDevice {
         done
     }
 
-    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
-        let mut state = self.note_call("alloc_async", [bytes, stream.raw(), 0])?;
-        state.stream("alloc_async", stream)?;
-        // SAFETY: the caller's promise.
-        let at = unsafe { self.inner.alloc_async(bytes, stream) };
-        let at = state.judge(at)?;
-        state.memory.add_segment(at, bytes, Origin::DriverPool);
-        Ok(at)
-    }
-
-    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
-        let mut state = self.note_call("free_async", [at.raw(), stream.raw(), 0])?;
-        state.stream("free_async", stream)?;
-        let taken = state.memory.take_segment(at, Origin::DriverPool);
-        let segment = state.require("free_async", taken)?;
-        state.report_live_in("free_async", at, segment.bytes);
-        // SAFETY: the caller's promise, and checked above.
-        let done = unsafe { self.inner.free_async(at, stream) };
-        match done {
-            Ok(()) => state.memory.forget(&segment),
-            Err(_) => state.memory.put_back(at, segment),
-        }
-        state.judge(done)
-    }
-
-    fn async_usage(&self) -> DeviceResult<AsyncUsage> {
-        self.inner.async_usage()
+    fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
+        self.inner.driver_pool()?;
+        Ok(self)
     }
 
     fn create_stream(&self) -> DeviceResult<StreamHandle> {
@@ -198,11 +164,6 @@ unsafe impl Device for CheckerDevice {
             state.order.complete(&clock);
         }
         Ok(idle)
-    }
-
-    unsafe fn capture_of(&self, stream: StreamHandle) -> DeviceResult<Option<CaptureId>> {
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.capture_of(stream) }
     }
 
     unsafe fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
@@ -348,5 +309,37 @@ unsafe impl Device for CheckerDevice {
         state.work_at("copy", from, bytes, key);
         state.work_at("copy", to, bytes, key);
         Ok(())
+    }
+}
+
+// SAFETY: as above.
+unsafe impl DriverPool for CheckerDevice {
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+        let mut state = self.note_call("alloc_async", [bytes, stream.raw(), 0])?;
+        state.stream("alloc_async", stream)?;
+        // SAFETY: the caller's promise.
+        let at = unsafe { self.inner.driver_pool()?.alloc_async(bytes, stream) };
+        let at = state.judge(at)?;
+        state.memory.add_segment(at, bytes, Origin::DriverPool);
+        Ok(at)
+    }
+
+    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
+        let mut state = self.note_call("free_async", [at.raw(), stream.raw(), 0])?;
+        state.stream("free_async", stream)?;
+        let taken = state.memory.take_segment(at, Origin::DriverPool);
+        let segment = state.require("free_async", taken)?;
+        state.report_live_in("free_async", at, segment.bytes);
+        // SAFETY: the caller's promise, and checked above.
+        let done = unsafe { self.inner.driver_pool()?.free_async(at, stream) };
+        match done {
+            Ok(()) => state.memory.forget(&segment),
+            Err(_) => state.memory.put_back(at, segment),
+        }
+        state.judge(done)
+    }
+
+    fn async_usage(&self) -> DeviceResult<AsyncUsage> {
+        self.inner.driver_pool()?.async_usage()
     }
 }

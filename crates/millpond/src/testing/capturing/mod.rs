@@ -1,4 +1,4 @@
-//! `device/capturing/`: stream capture over a device that has none, with the driver's rules.
+//! `testing/capturing/`: stream capture over a device that has none, with the driver's rules.
 //!
 //! It wraps another device, `host` or `sim`, and passes every call on. Between [`CapturingDevice::begin_capture`] and
 //! [`end_capture`](CapturingDevice::end_capture) fills and copies on a stream become nodes of a [`Graph`] instead, and
@@ -18,15 +18,12 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
-use crate::lock::Mutex;
-
-use super::ledger::invalid;
-use super::{
-    AsyncUsage, CaptureId, Device, DeviceError, DevicePtr, DeviceResult, EventHandle, MemoryInfo, PageHandle,
-    Properties, StreamHandle, StreamId, calling_thread,
+use crate::device::{
+    AsyncUsage, CaptureId, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, Forward,
+    StreamHandle, StreamId, calling_thread, invalid,
 };
+use crate::lock::Mutex;
 
 /// A [`Device`] with stream capture. See the [module](self).
 pub struct CapturingDevice {
@@ -233,40 +230,9 @@ impl CapturingDevice {
 }
 
 // SAFETY: memory and order are those of the device below, and no call that it would refuse is passed on.
-unsafe impl Device for CapturingDevice {
-    fn properties(&self) -> &Properties {
-        self.inner.properties()
-    }
-
-    fn now(&self) -> Duration {
-        self.inner.now()
-    }
-
-    fn memory_info(&self) -> DeviceResult<MemoryInfo> {
-        self.inner.memory_info()
-    }
-
-    fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
-        self.inner.reserve(bytes)
-    }
-
-    unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.unreserve(at, bytes) }
-    }
-
-    fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
-        self.inner.create_page(bytes)
-    }
-
-    unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.map(at, bytes, page) }
-    }
-
-    unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.set_access(at, bytes) }
+unsafe impl Forward for CapturingDevice {
+    fn below(&self) -> &dyn Device {
+        &*self.inner
     }
 
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
@@ -275,39 +241,15 @@ unsafe impl Device for CapturingDevice {
         unsafe { self.inner.unmap(at, bytes) }
     }
 
-    unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.release_page(page) }
-    }
-
-    fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
-        self.inner.alloc_segment(bytes)
-    }
-
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
         self.state.lock().refuse_if_in_graph("free_segment", at, 1)?;
         // SAFETY: the caller's promise.
         unsafe { self.inner.free_segment(at) }
     }
 
-    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
-        self.state.lock().refuse_if_captured("alloc_async", stream)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.alloc_async(bytes, stream) }
-    }
-
-    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
-        self.state.lock().refuse_if_captured("free_async", stream)?;
-        // SAFETY: the caller's promise.
-        unsafe { self.inner.free_async(at, stream) }
-    }
-
-    fn async_usage(&self) -> DeviceResult<AsyncUsage> {
-        self.inner.async_usage()
-    }
-
-    fn create_stream(&self) -> DeviceResult<StreamHandle> {
-        self.inner.create_stream()
+    fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
+        self.inner.driver_pool()?;
+        Ok(self)
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
@@ -351,10 +293,6 @@ unsafe impl Device for CapturingDevice {
         let all: Vec<_> = self.state.lock().captures.iter_mut().map(ended).collect();
         all.into_iter().collect::<DeviceResult<()>>()?;
         self.inner.synchronize()
-    }
-
-    fn create_event(&self) -> DeviceResult<EventHandle> {
-        self.inner.create_event()
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()> {
@@ -452,5 +390,24 @@ unsafe impl Device for CapturingDevice {
         }
         // SAFETY: the caller's promise.
         unsafe { self.inner.copy(to, from, bytes, stream) }
+    }
+}
+
+// SAFETY: the blocks are those of the device below.
+unsafe impl DriverPool for CapturingDevice {
+    unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
+        self.state.lock().refuse_if_captured("alloc_async", stream)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.driver_pool()?.alloc_async(bytes, stream) }
+    }
+
+    unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
+        self.state.lock().refuse_if_captured("free_async", stream)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.driver_pool()?.free_async(at, stream) }
+    }
+
+    fn async_usage(&self) -> DeviceResult<AsyncUsage> {
+        self.inner.driver_pool()?.async_usage()
     }
 }

@@ -1,8 +1,11 @@
 //! The driver's rules of captures, one by one.
 
-use super::*;
+use std::sync::Arc;
+
+use super::CapturingDevice;
 use crate::device::sim::{Call, SimDevice, SimOptions};
-use crate::device::trusted::Trusted;
+use crate::device::{Device, DevicePtr, DeviceResult, EventHandle, PageHandle, StreamHandle};
+use crate::testing::trusted::Trusted;
 
 const PAGE: u64 = 2 << 20;
 

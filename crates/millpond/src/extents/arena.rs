@@ -1,0 +1,353 @@
+//! The arena: the address space of one pool, and the pages behind it. It composes the parts; each owns its state.
+
+use std::sync::Arc;
+
+use super::address_space::AddressSpace;
+use super::check;
+use super::coalescing;
+use super::donors::Donors;
+use super::extent::ExtentId;
+use super::extent_map::{ExtentMap, Pointer};
+use super::layout::{Layout, Zone};
+use super::mapper::Mapper;
+use super::miss::{Miss, PageOrigin};
+use super::page_map::{BlockDescriptor, DescriptorRef, MOST_UNITS, PageMap};
+use super::ranges::{Owner, Ranges};
+use super::refusal::Refusal;
+use super::regions::RegionOrigin;
+use super::reuse_rules::ReuseRules;
+use super::search::{Found, Request, Search, find};
+use super::segments::Segments;
+use super::shorten;
+use super::trim;
+use crate::counters::Counters;
+use crate::device::{DeviceError, DevicePtr};
+use crate::order::{Fence, ReusePolicies, Stream, Timelines};
+use crate::physical::Pages;
+use crate::policy::Shortening;
+use crate::policy::ledger::{Balance, Ledger};
+
+/// A block that the arena allocates.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Allocation {
+    pub(crate) ptr: DevicePtr,
+    pub(crate) descriptor: DescriptorRef,
+    pub(crate) bytes: u64,
+    /// 1 where something had to be mapped, else 0. A number, since a `bool` is copied with the bytes beside it.
+    pub(crate) misses: u64,
+}
+
+/// The address space of one pool, used under its lock. See the [folder](super).
+#[derive(Debug)]
+pub(crate) struct Arena {
+    map: ExtentMap,
+    rules: ReuseRules,
+    mapper: Mapper,
+    segments: Segments,
+    donors: Donors,
+    shortening: Shortening,
+    /// Whether pages stay where they were first mapped, free or not: unknown work uses them. See
+    /// [`Arena::that_keeps`].
+    keeps: bool,
+}
+
+impl Arena {
+    pub(crate) fn new(
+        timelines: Arc<Timelines>,
+        counters: Arc<Counters>,
+        layout: Layout,
+        policies: ReusePolicies,
+        pages: Pages,
+    ) -> Self {
+        let device = timelines.device().clone();
+        Self {
+            segments: Segments::new(device.clone(), counters.clone(), pages.limits.clone()),
+            map: ExtentMap::new(layout, AddressSpace::new(device, counters.clone(), layout)),
+            rules: ReuseRules::new(timelines, policies, counters.clone()),
+            mapper: Mapper::new(pages, counters),
+            donors: Donors::default(),
+            shortening: Shortening::default(),
+            keeps: false,
+        }
+    }
+
+    /// Another arena with the same layout, limits and counters, whose pages stay where they are: what was free is
+    /// neither remapped, trimmed nor exchanged, until it [lets go](Self::let_go). It makes no stream wait, so
+    /// that what different streams freed stays apart.
+    pub(crate) fn that_keeps(&self) -> Self {
+        let policies = ReusePolicies { internal_dependencies: false, ..self.rules.policies };
+        let (timelines, layout) = (self.rules.timelines.clone(), self.map.layout);
+        let pages = self.mapper.pages().none_yet();
+        let new = Self::new(timelines, self.mapper.counters().clone(), layout, policies, pages);
+        Self { keeps: true, ..new }
+    }
+
+    /// From now on `ranges` says that this arena's addresses are `owner`'s. It has none yet.
+    pub(crate) fn publish(&mut self, ranges: &Arc<Ranges>, owner: Owner) {
+        self.map.regions.publish(ranges, owner);
+    }
+
+    /// Whose an address is, of all that are published where this arena's are.
+    pub(crate) fn owner_of(&self, ptr: DevicePtr) -> Option<Owner> {
+        self.map.regions.owner_of(ptr)
+    }
+
+    pub(crate) fn set_policies(&mut self, policies: ReusePolicies) {
+        self.rules.policies = policies;
+    }
+
+    /// From now on what is free may go back to the device, as in any arena.
+    pub(crate) fn let_go(&mut self) {
+        self.keeps = false;
+    }
+
+    pub(crate) fn keeps(&self) -> bool {
+        self.keeps
+    }
+
+    /// Leads from an address to its block without the lock.
+    pub(crate) fn page_map(&self) -> &Arc<PageMap> {
+        self.map.page_map()
+    }
+
+    // ---- one allocation --------------------------------------------------------------------------
+
+    /// Allocates a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a base
+    /// page), for work on `stream`, if one is ready: the first step only.
+    pub(crate) fn alloc_ready(
+        &mut self,
+        units: u64,
+        align: u64,
+        stream: &Stream,
+    ) -> Result<Option<Allocation>, Refusal> {
+        let request = self.request(units, align, stream, Balance::Even)?;
+        let found = self.search(request).ready()?;
+        Ok(found.map(|found| self.carve(found, units, 0)))
+    }
+
+    /// Allocates a block as [`alloc_ready`](Self::alloc_ready) does, by all steps: what maps nothing comes first.
+    /// `balance` decides how long new pages are.
+    pub(crate) fn alloc(
+        &mut self,
+        units: u64,
+        align: u64,
+        stream: &Stream,
+        balance: Balance,
+    ) -> Result<Allocation, Refusal> {
+        let request = self.request(units, align, stream, balance)?;
+        if let Some(found) = find(&mut self.map, &self.rules, request)? {
+            return Ok(self.carve(found, units, 0));
+        }
+        let found = self.back(request, PageOrigin::All)?;
+        Ok(self.carve(found, units, 1))
+    }
+
+    /// Allocates a block as [`alloc_ready`](Self::alloc_ready) does, wherever it lies, or else from new pages: nothing
+    /// is taken from anybody.
+    pub(crate) fn alloc_growing(
+        &mut self,
+        units: u64,
+        align: u64,
+        stream: &Stream,
+    ) -> Result<Allocation, Refusal> {
+        let request = self.request(units, align, stream, Balance::Overdrawn)?;
+        if let Some(found) = self.search(request).ready()? {
+            return Ok(self.carve(found, units, 0));
+        }
+        let found = self.back(request, PageOrigin::Growth)?;
+        Ok(self.carve(found, units, 1))
+    }
+
+    /// Whether blocks of this length lie in the large zone.
+    pub(crate) fn is_large(&self, units: u64) -> bool {
+        self.map.layout.zone_of(units) == Zone::Large
+    }
+
+    /// Makes the request, and reserves the host's memory for it, before anything changes.
+    fn request<'a>(
+        &mut self,
+        units: u64,
+        align: u64,
+        stream: &'a Stream,
+        balance: Balance,
+    ) -> Result<Request<'a>, Refusal> {
+        debug_assert!(0 < units && units < MOST_UNITS);
+        if !self.map.make_room() {
+            return Err(self.map.no_room());
+        }
+        let zone = self.map.layout.zone_of(units);
+        Ok(Request { zone, units, align: align.max(self.map.layout.unit_bytes), stream, balance })
+    }
+
+    #[inline]
+    fn search<'a>(&'a self, request: Request<'a>) -> Search<'a> {
+        Search { map: &self.map, rules: &self.rules, request }
+    }
+
+    /// Backs a place for the request.
+    #[cold]
+    fn back(&mut self, request: Request<'_>, origin: PageOrigin) -> Result<Found, Refusal> {
+        let Self { map, rules, mapper, segments, donors, shortening, keeps } = self;
+        if !rules.timelines.device().properties().virtual_memory {
+            return segments.back(map, request);
+        }
+        Miss { map, rules, mapper, donors, shortening, request, keeps: *keeps }.back(origin)
+    }
+
+    /// Cuts `units` out of a free extent, and allocates them. What is left stays free.
+    // Inlined: else the result is copied in other pieces than it is stored in, and each copy waits for the last
+    // store.
+    #[inline(always)]
+    fn carve(&mut self, (id, at): Found, units: u64, misses: u64) -> Allocation {
+        let (ptr, descriptor) = self.map.allocate(id, at, units);
+        Allocation { ptr, descriptor, bytes: units * self.map.layout.unit_bytes, misses }
+    }
+
+    // ---- one free --------------------------------------------------------------------------------
+
+    /// Takes back a descriptor's block, which nobody holds (`Place::BETWEEN`), as [`free`](Self::free) does.
+    /// `false`, and nothing changed, where the block is not allocated or somebody holds it: then it was freed twice.
+    #[must_use]
+    pub(crate) fn take_back(&mut self, descriptor: &BlockDescriptor, fence: Fence) -> bool {
+        let is_allocated = descriptor.is_between();
+        debug_assert!(
+            !is_allocated || self.map.is_allocated_at(descriptor.id(), descriptor.ptr()),
+            "an open descriptor is that of its block"
+        );
+        is_allocated && self.free(descriptor.id(), fence)
+    }
+
+    /// Takes back an allocated block, to be used after the work that `fence` names and the uses that were recorded.
+    /// `false`, and nothing changed, where it is none.
+    #[must_use]
+    pub(crate) fn free(&mut self, id: ExtentId, mut fence: Fence) -> bool {
+        let Self { map, rules, .. } = self;
+        let is_closed = map.close(id, |uses| {
+            rules.timelines.add_uses(&mut fence, uses);
+            fence
+        });
+        if is_closed {
+            coalescing::insert_free(map, rules, id);
+        }
+        is_closed
+    }
+
+    /// Notes that the stream uses a live block, so that its free waits for the stream's work too. `false`, and nothing
+    /// noted, where the host has no memory for it.
+    #[must_use]
+    pub(crate) fn record_use(&mut self, id: ExtentId, stream: &Stream) -> bool {
+        let is_noted = self.rules.timelines.add_use(self.map.fence_mut(id), stream);
+        if is_noted && let Some(descriptor) = self.map.descriptor_of(id) {
+            descriptor.note_uses();
+        }
+        is_noted
+    }
+
+    // ---- what there is ---------------------------------------------------------------------------
+
+    /// Physical bytes held, by recount.
+    pub(crate) fn held(&self) -> u64 {
+        let segments = self.map.regions.iter().filter(|(_, region)| region.origin == RegionOrigin::Segment);
+        self.mapper.pages().recount_bytes() + segments.map(|(_, region)| region.bytes).sum::<u64>()
+    }
+
+    /// Allocated blocks, and the bytes in them.
+    pub(crate) fn allocated(&self) -> (u64, u64) {
+        let (blocks, units) = self.map.allocated();
+        (blocks.iter().sum(), units * self.map.layout.unit_bytes)
+    }
+
+    /// Bytes asked for in a live block.
+    pub(crate) fn requested(&self, id: ExtentId) -> u64 {
+        self.map.requested(id)
+    }
+
+    /// Length of an extent in bytes.
+    pub(crate) fn bytes(&self, id: ExtentId) -> u64 {
+        self.map.bytes(id)
+    }
+
+    /// What the pointer is.
+    pub(crate) fn look_up(&self, ptr: DevicePtr) -> Pointer {
+        self.map.look_up(ptr)
+    }
+
+    /// Every allocated block: its descriptor.
+    pub(crate) fn iter_allocated(&self) -> impl Iterator<Item = (ExtentId, &BlockDescriptor)> {
+        self.map.iter_allocated()
+    }
+
+    /// Every live block, as its start and the bytes asked for.
+    #[cfg(feature = "record")]
+    pub(crate) fn live(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
+        let live = self.iter_allocated().filter(|(_, descriptor)| descriptor.is_live());
+        live.map(|(id, _)| (self.map.address_of(id), self.requested(id)))
+    }
+
+    /// Bytes of the longest free extent: the largest request that needs no page.
+    pub(crate) fn largest_free(&self) -> u64 {
+        self.map.largest_free()
+    }
+
+    /// Recounts everything; says what is wrong, if anything is.
+    ///
+    /// `reserved` is what was counted, less what other arenas that count together with this one hold.
+    pub(crate) fn check(&self, reserved: u64) -> Result<(), String> {
+        check::check(&self.map, &self.mapper, reserved)
+    }
+
+    // ---- pages -----------------------------------------------------------------------------------
+
+    /// Whether long pages should be exchanged for [short](Self::shorten) ones now, if there is time.
+    #[inline]
+    pub(crate) fn is_shortening_due(&self) -> bool {
+        self.shortening.is_due(self.map.frees()) && !self.keeps
+    }
+
+    /// Exchanges free long pages for short ones, as far as the savings of the `ledger` go, which pays. Returns whether any
+    /// was exchanged.
+    #[cold]
+    pub(crate) fn shorten(&mut self, ledger: &mut Ledger) -> bool {
+        let Self { map, rules, mapper, shortening, .. } = self;
+        shorten::shorten(map, rules, mapper, (shortening, ledger))
+    }
+
+    /// Removes the old mappings whose work is complete. Never waits; a mapping that cannot be removed stays
+    /// pending unmap.
+    pub(crate) fn reap(&mut self) {
+        self.mapper.reap(&mut self.map, &self.rules);
+    }
+
+    /// The work that must be complete before everything free can be given back.
+    pub(crate) fn fence_of_all_free(&self) -> Fence {
+        trim::fence_of_all_free(&self.map, &self.rules, &self.mapper)
+    }
+
+    /// Gives memory that holds no live byte, and whose work is complete, back to the device until at most
+    /// `keep` bytes are reserved. Never waits for the device (but on one without virtual memory, where the
+    /// driver's free does). Returns the bytes given back.
+    pub(crate) fn trim(&mut self, keep: u64) -> Result<u64, DeviceError> {
+        let before = self.mapper.reserved();
+        if before <= keep {
+            return Ok(0);
+        }
+        let Self { map, rules, mapper, segments, .. } = self;
+        if self.keeps {
+            // No graph uses what is mapped nowhere.
+            mapper.reap(map, rules);
+            mapper.release_parked(keep)?;
+        } else {
+            trim::trim(map, rules, mapper, segments, keep)?;
+        }
+        Ok(before - self.mapper.reserved())
+    }
+
+    /// Gives everything back whose work is complete, addresses too, for an arena that will not be used again. Does
+    /// not wait, so that it can be called under the pool's lock: wait for [all that is free](Self::fence_of_all_free)
+    /// before. What cannot be given back stays, and [`held`](Self::held) says so.
+    pub(crate) fn tear_down(&mut self) -> Result<(), DeviceError> {
+        let trimmed = self.trim(0);
+        let unreserved = trim::unreserve_all(&mut self.map);
+        trimmed.and(unreserved)
+    }
+}

@@ -1,0 +1,684 @@
+//! The extent map: every extent of a pool's address space, the indexes of those that are free or unmapped, and the way
+//! from an address to its block.
+//!
+//! It knows nothing of time: which free extents may be joined, and which one a stream may use, others decide by the
+//! fences in it. Each change leaves every free and unmapped extent in its index, but for the extents that a method says
+//! are *on no index*.
+
+use std::ops::Index;
+use std::sync::Arc;
+
+use super::address_space::{AddressSpace, BlankMap};
+use super::extent::{Extent, ExtentId, ExtentState, Extents, Whole};
+use super::index::{FreeIndex, UnmappedIndex};
+use super::layout::{Layout, Zone};
+use super::page_map::{BlockDescriptor, DescriptorRef, PageMap};
+use super::refusal::Refusal;
+use super::regions::{NewRegion, RegionOrigin, Regions};
+use crate::device::{DeviceError, DevicePtr};
+use crate::order::Fence;
+use crate::physical::PageId;
+
+/// Extents that a request may add: to cut one out of another makes two more.
+const ROOM: usize = 4;
+
+#[cfg(test)]
+thread_local! {
+    /// How many maps were asked by this thread what a pointer is.
+    pub(crate) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
+}
+
+/// What a pointer is to an extent map.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pointer {
+    /// The start of a live block.
+    Live(ExtentId),
+    /// Inside the live block that starts at the address.
+    Inside(DevicePtr),
+    /// In the map's address space, but in no live block.
+    NotLive,
+    /// Elsewhere.
+    Foreign,
+}
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct ExtentMap {
+    pub(super) layout: Layout,
+    pub(super) regions: Regions,
+    addresses: AddressSpace,
+    extents: Extents,
+    free: [FreeIndex; 2],
+    unmapped: [UnmappedIndex; 2],
+    /// Of each pair of free neighbours with different fences, at least one. Each id once; some extents are gone.
+    unmerged: Vec<ExtentId>,
+    /// Counts frees, to tell old free extents from young ones.
+    frees: u64,
+    /// Allocated blocks, by zone, and their units.
+    allocated_blocks: [u64; 2],
+    allocated_units: u64,
+}
+
+impl Index<ExtentId> for ExtentMap {
+    type Output = Extent;
+    #[inline]
+    fn index(&self, id: ExtentId) -> &Extent {
+        &self.extents[id]
+    }
+}
+
+impl ExtentMap {
+    pub(super) fn new(layout: Layout, addresses: AddressSpace) -> Self {
+        Self {
+            layout,
+            regions: Regions::new(&layout),
+            addresses,
+            extents: Extents::default(),
+            free: Default::default(),
+            unmapped: Default::default(),
+            unmerged: Vec::new(),
+            frees: 0,
+            allocated_blocks: [0; 2],
+            allocated_units: 0,
+        }
+    }
+
+    pub(super) fn page_map(&self) -> &Arc<PageMap> {
+        self.addresses.page_map()
+    }
+
+    // ---- the host's memory -----------------------------------------------------------------------
+
+    /// Reserves the host's memory to cut an extent and free it again, before anything changes: extents, room in the list
+    /// of unmerged ones, and a descriptor for each record. And the place in an index that an earlier free was refused.
+    /// `false` where it is refused.
+    #[inline]
+    pub(super) fn make_room(&mut self) -> bool {
+        // Nearly always true.
+        self.extents.make_room(ROOM)
+            && (self.unmerged.capacity() >= self.extents.capacity() && !self.lacks()
+                || self.make_room_for_records() && self.complete_indexes())
+    }
+
+    /// The same, for the next page of a miss: pieces on both sides of two places. Extents may be on no index meanwhile.
+    pub(super) fn make_room_for_page(&mut self) -> bool {
+        self.extents.make_room(2 * ROOM)
+            && (self.unmerged.capacity() >= self.extents.capacity() || self.make_room_for_records())
+    }
+
+    #[cold]
+    fn make_room_for_records(&mut self) -> bool {
+        let all = self.extents.capacity();
+        self.addresses.back_descriptors(all)
+            && self.unmerged.try_reserve_exact(all - self.unmerged.len()).is_ok()
+    }
+
+    /// Whether an index lacks extents, since the host refused memory.
+    fn lacks(&self) -> bool {
+        self.free.iter().chain(&self.unmapped).any(FreeIndex::lacks)
+    }
+
+    /// Indexes every extent that is missing there, since the host refused memory. `false` where it still does. Called
+    /// between requests, when none is missing for another reason.
+    #[cold]
+    pub(super) fn complete_indexes(&mut self) -> bool {
+        if !self.lacks() {
+            return true;
+        }
+        self.free.iter_mut().chain(&mut self.unmapped).for_each(FreeIndex::complete);
+        for (id, extent) in self.extents.iter() {
+            match extent.state {
+                ExtentState::Free => self.free[extent.zone as usize].insert_missing(extent, id),
+                ExtentState::Unmapped => self.unmapped[extent.zone as usize].insert_missing(extent, id),
+                _ => {}
+            }
+        }
+        !self.lacks()
+    }
+
+    /// Reserves the host's memory for the fences of two [splits](Self::split); `false` where it is refused.
+    pub(super) fn make_room_to_split(&mut self, id: ExtentId) -> bool {
+        self.extents.make_room_to_split(id)
+    }
+
+    /// Reserves the host's memory to join the fences of two extents; `false` where it is refused.
+    pub(super) fn make_room_to_join(&mut self, a: ExtentId, b: ExtentId) -> bool {
+        self.extents.make_room_to_join(a, b)
+    }
+
+    /// That the host refused memory for extents.
+    pub(super) fn no_room(&self) -> Refusal {
+        Refusal::of_host("a list of blocks", self.host_bytes())
+    }
+
+    /// The host's memory for extents.
+    pub(super) fn host_bytes(&self) -> u64 {
+        (self.extents.capacity() * size_of::<Extent>()) as u64
+    }
+
+    /// Gives back the host's memory for extents that are gone, and for where blocks lie wherever nothing is mapped.
+    pub(super) fn shrink(&mut self) {
+        let end = self.extents.shrink();
+        // Some are of extents that are gone.
+        self.unmerged.retain(|id| id.0 < end.0);
+        for id in self.unmapped.iter().flat_map(|unmapped| unmapped.at_least(1)) {
+            let extent = &self.extents[id];
+            let bytes = extent.start * self.layout.unit_bytes..extent.end() * self.layout.unit_bytes;
+            self.regions.get(extent.region).map.let_go(bytes);
+        }
+        let mut first = 0;
+        for (ExtentId(id), _) in self.in_state(ExtentState::Allocated) {
+            self.addresses.let_go_of_descriptors(first..id as usize);
+            first = id as usize + 1;
+        }
+        self.addresses.let_go_of_descriptors(first..self.extents.capacity());
+    }
+
+    // ---- regions ---------------------------------------------------------------------------------
+
+    /// Reserves a region of at least `base_pages`, and no longer than need be if it `is_short`; returns the unmapped
+    /// extent that fills it.
+    pub(super) fn add_region(
+        &mut self,
+        zone: Zone,
+        base_pages: u64,
+        is_short: bool,
+    ) -> Result<ExtentId, Refusal> {
+        if !self.regions.make_room_for_one() {
+            return Err(Refusal::of_host("a list of regions", self.regions.host_bytes()));
+        }
+        let least = base_pages * self.layout.base_page_bytes;
+        let is_first = self.regions.iter().all(|(_, region)| region.zone != zone);
+        let records = self.extents.capacity();
+        let new = self.addresses.reserve(zone, least, (is_first, is_short), records)?;
+        let unmapped = self.enter_region(new, ExtentState::Unmapped);
+        self.unmapped[zone as usize].insert(&self.extents[unmapped], unmapped);
+        Ok(unmapped)
+    }
+
+    /// Reserves the host's memory for a segment, before there is one; returns the map for it.
+    pub(super) fn make_room_for_segment(&mut self, zone: Zone, bytes: u64) -> Result<BlankMap, Refusal> {
+        if !self.regions.make_room_for_one() {
+            return Err(Refusal::of_host("a list of segments", self.regions.host_bytes()));
+        }
+        let map = self.addresses.blank_map(zone, bytes, self.extents.capacity())?;
+        if !map.back(bytes) {
+            return Err(Refusal::of_host("where blocks lie", map.host_bytes(bytes)));
+        }
+        Ok(map)
+    }
+
+    /// Enters a segment; returns the free extent that fills it.
+    pub(super) fn add_segment(&mut self, base: DevicePtr, bytes: u64, zone: Zone, map: BlankMap) -> ExtentId {
+        let map = map.of_region_at(base);
+        let new = NewRegion { base, bytes, zone, origin: RegionOrigin::Segment, map };
+        let free = self.enter_region(new, ExtentState::Free);
+        self.index_free(free);
+        free
+    }
+
+    /// Enters a region with one extent, which is on no index.
+    fn enter_region(&mut self, new: NewRegion, state: ExtentState) -> ExtentId {
+        let (zone, units, extents) = (new.zone, new.bytes / self.layout.unit_bytes, &mut self.extents);
+        let region = self.regions.add(new, |region| extents.add(Extent::whole(region, zone, units, state)));
+        self.regions.get(region).head
+    }
+
+    /// Forgets a region that is one extent, free or unmapped, and has `give_back` give its addresses back. On an error
+    /// it stays.
+    pub(super) fn remove_region(
+        &mut self,
+        id: u32,
+        give_back: impl FnOnce(&AddressSpace, DevicePtr, u64) -> Result<(), DeviceError>,
+    ) -> Result<(), DeviceError> {
+        let region = self.regions.get(id);
+        let (base, bytes, head) = (region.base, region.bytes, region.head);
+        // First: another pool may get the addresses at once.
+        self.regions.hide(id);
+        if let Err(error) = give_back(&self.addresses, base, bytes) {
+            self.regions.show(id);
+            return Err(error);
+        }
+        let extent = &self.extents[head];
+        let indexes = if extent.state == ExtentState::Free { &mut self.free } else { &mut self.unmapped };
+        indexes[extent.zone as usize].remove(extent);
+        self.extents.remove_alone(head);
+        self.regions.remove(id);
+        Ok(())
+    }
+
+    // ---- extents ---------------------------------------------------------------------------------
+
+    /// Whether the id names an extent in this state now.
+    #[inline]
+    pub(super) fn is(&self, id: ExtentId, state: ExtentState) -> bool {
+        self.extents.is(id, state)
+    }
+
+    #[inline]
+    pub(super) fn is_free(&self, neighbour: Option<ExtentId>) -> bool {
+        neighbour.is_some_and(|id| self.is(id, ExtentState::Free))
+    }
+
+    /// Every extent that is in use.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (ExtentId, &Extent)> {
+        self.extents.iter()
+    }
+
+    fn in_state(&self, state: ExtentState) -> impl Iterator<Item = (ExtentId, &Extent)> {
+        self.iter().filter(move |(_, extent)| extent.state == state)
+    }
+
+    #[inline]
+    pub(super) fn fence_mut(&mut self, id: ExtentId) -> &mut Fence {
+        &mut self.extents[id].fence
+    }
+
+    /// The fence of all these extents; without host memory, of the first of them. Callers ask again for each extent.
+    pub(super) fn fence_of(&self, ids: impl IntoIterator<Item = ExtentId>) -> Fence {
+        let mut all = Fence::empty();
+        let mut last = None;
+        for id in ids {
+            let fence = &self.extents[id].fence;
+            // Pieces of one extent have its fence.
+            if last.replace(fence) != Some(fence) && !all.try_join(fence) {
+                break;
+            }
+        }
+        all
+    }
+
+    /// The pages that lie wholly in a free extent. It remembers them.
+    pub(super) fn whole(&self, id: ExtentId) -> Whole {
+        let extent = &self.extents[id];
+        let whole = extent.whole.get().unwrap_or_else(|| {
+            self.regions.whole_within(extent.region, self.base_pages_within(id), |_| true)
+        });
+        extent.whole.set(Some(whole));
+        whole
+    }
+
+    /// Notes that other pages than before lie in a free extent.
+    pub(super) fn forget_whole(&self, id: ExtentId) {
+        self.extents[id].whole.set(None);
+    }
+
+    /// The count of frees so far.
+    pub(super) fn frees(&self) -> u64 {
+        self.frees
+    }
+
+    // ---- geometry --------------------------------------------------------------------------------
+
+    pub(super) fn address_of(&self, id: ExtentId) -> DevicePtr {
+        let extent = &self.extents[id];
+        self.regions.address(extent.region, extent.start, &self.layout)
+    }
+
+    /// Where a base page of a region lies.
+    pub(super) fn address_of_base_page(&self, region: u32, base_page: u64) -> DevicePtr {
+        self.regions.address(region, base_page << self.layout.base_page_shift(), &self.layout)
+    }
+
+    /// The base pages that lie wholly in an extent: the first, and the first behind them.
+    pub(super) fn base_pages_within(&self, id: ExtentId) -> (u64, u64) {
+        let extent = &self.extents[id];
+        (self.layout.base_pages_for(extent.start), self.layout.base_page_of(extent.end()))
+    }
+
+    /// The first unit of the region from `unit` on whose address is a multiple of `align` bytes.
+    #[inline]
+    pub(super) fn align_up(&self, region: u32, unit: u64, align: u64) -> u64 {
+        if align <= self.layout.unit_bytes {
+            return unit;
+        }
+        let base = self.regions.get(region).base.raw();
+        let address = (base + unit * self.layout.unit_bytes).next_multiple_of(align);
+        (address - base) >> self.layout.unit_shift()
+    }
+
+    /// The last such unit up to `unit`, if there is one.
+    pub(super) fn align_down(&self, region: u32, unit: u64, align: u64) -> Option<u64> {
+        let up = self.align_up(region, unit, align);
+        if up == unit { Some(unit) } else { up.checked_sub(align >> self.layout.unit_shift()) }
+    }
+
+    /// The piece that holds the unit, of an extent that was cut up and is linked from `first` on.
+    pub(super) fn piece_at(&self, first: ExtentId, unit: u64) -> ExtentId {
+        let mut at = first;
+        while self.extents[at].end() <= unit {
+            at = self.extents[at].next.expect("the pieces of an extent cover what it covered");
+        }
+        at
+    }
+
+    /// The extents from `first` on that begin before unit `end`.
+    pub(super) fn until(&self, first: ExtentId, end: u64) -> impl Iterator<Item = ExtentId> {
+        std::iter::successors(Some(first), |id| self.extents[*id].next)
+            .take_while(move |id| self.extents[*id].start < end)
+    }
+
+    // ---- cutting and joining ---------------------------------------------------------------------
+
+    /// Cuts an extent in two at unit `at`; returns the right part. Both are on no index.
+    pub(super) fn split(&mut self, id: ExtentId, at: u64) -> ExtentId {
+        self.extents.split(id, at)
+    }
+
+    /// Joins two neighbours, which are on no index; returns the id that keeps the whole.
+    pub(super) fn join(&mut self, a: ExtentId, b: ExtentId) -> ExtentId {
+        self.extents.join(a, b)
+    }
+
+    /// Cuts a range out of a free extent, to be on no index; what is left on either side stays free.
+    pub(super) fn cut_free(&mut self, id: ExtentId, start: u64, end: u64) -> ExtentId {
+        self.remove_free(id);
+        let mut cut = id;
+        if self.extents[id].start < start {
+            cut = self.extents.split(id, start);
+            self.index_free(id);
+        }
+        if end < self.extents[cut].end() {
+            self.index_rest(cut, end);
+        }
+        cut
+    }
+
+    /// Cuts what lies behind `end` off an extent that was free, as a free extent.
+    pub(super) fn index_rest(&mut self, cut: ExtentId, end: u64) {
+        let rest = self.extents.split(cut, end);
+        self.index_free(rest);
+        // If the extent and its next were listed as unmerged, these two are now.
+        if self.is_free(self.extents[rest].next) {
+            self.list_unmerged(rest);
+        }
+    }
+
+    /// Joins the free extents from the one at `start` to `end`, none of which is on no index.
+    pub(super) fn join_free(&mut self, first: ExtentId, (start, end): (u64, u64)) -> ExtentId {
+        let mut whole = self.piece_at(first, start);
+        // Off the index once and on it once, however many pieces there are.
+        self.remove_free(whole);
+        while self.extents[whole].end() < end {
+            let next = self.extents[whole].next.expect("a place is covered by extents");
+            self.remove_free(next);
+            whole = self.extents.join(whole, next);
+        }
+        self.index_free(whole);
+        whole
+    }
+
+    // ---- free extents ----------------------------------------------------------------------------
+
+    /// The free extents of a zone.
+    #[inline]
+    pub(super) fn free(&self, zone: Zone) -> &FreeIndex {
+        &self.free[zone as usize]
+    }
+
+    pub(super) fn free_ids(&self) -> impl Iterator<Item = ExtentId> {
+        self.free.iter().flat_map(|free| free.at_least(0))
+    }
+
+    /// A list that has room for every free extent; or the host refuses it.
+    pub(super) fn list_for_free<T>(&self) -> Result<Vec<T>, DeviceError> {
+        let mut list = Vec::new();
+        let most = self.free.iter().map(FreeIndex::len).sum();
+        match list.try_reserve_exact(most) {
+            Ok(()) => Ok(list),
+            Err(_) => Err(DeviceError::HostMemory {
+                what: "a list of free blocks",
+                bytes: (most * size_of::<T>()) as u64,
+            }),
+        }
+    }
+
+    /// Bytes of the longest free extent.
+    pub(super) fn largest_free(&self) -> u64 {
+        self.free.iter().map(FreeIndex::longest).max().unwrap_or(0) * self.layout.unit_bytes
+    }
+
+    /// Puts a free extent on its index.
+    pub(super) fn index_free(&mut self, id: ExtentId) {
+        let extent = &mut self.extents[id];
+        extent.whole.set(None);
+        self.free[extent.zone as usize].insert(extent, id);
+    }
+
+    /// Takes a free extent off its index.
+    pub(super) fn remove_free(&mut self, id: ExtentId) {
+        let extent = &self.extents[id];
+        self.free[extent.zone as usize].remove(extent);
+    }
+
+    /// Free extents with free neighbours. See the field.
+    pub(super) fn unmerged(&self) -> &[ExtentId] {
+        &self.unmerged
+    }
+
+    /// Takes the last of them off the list.
+    pub(super) fn pop_unmerged(&mut self) -> Option<ExtentId> {
+        let id = self.unmerged.pop()?;
+        self.extents.set_listed(id, false);
+        Some(id)
+    }
+
+    pub(super) fn list_unmerged(&mut self, id: ExtentId) {
+        if !self.extents.set_listed(id, true) {
+            self.unmerged.push(id);
+        }
+    }
+
+    /// Remembers a free extent that has a free neighbour.
+    pub(super) fn list_if_unmerged(&mut self, id: ExtentId) {
+        if self.is_free(self.extents[id].prev) || self.is_free(self.extents[id].next) {
+            self.list_unmerged(id);
+        }
+    }
+
+    // ---- unmapped extents ------------------------------------------------------------------------
+
+    /// The shortest unmapped extent of a zone that has so many base pages.
+    pub(super) fn unmapped_with(&self, zone: Zone, base_pages: u64) -> Option<ExtentId> {
+        self.unmapped[zone as usize].at_least(base_pages << self.layout.base_page_shift()).next()
+    }
+
+    /// The unmapped extents of a zone.
+    pub(super) fn unmapped(&self, zone: Zone) -> &UnmappedIndex {
+        &self.unmapped[zone as usize]
+    }
+
+    /// The base pages of an unmapped extent that a window covers, also in part.
+    pub(super) fn unmapped_base_pages(&self, id: ExtentId, window: (u64, u64)) -> (u64, u64) {
+        let extent = &self.extents[id];
+        (
+            self.layout.base_page_of(extent.start.max(window.0)),
+            self.layout.base_pages_for(extent.end().min(window.1)),
+        )
+    }
+
+    /// Makes an extent that is on no index unmapped, joins it with the unmapped ones beside it, and indexes it.
+    pub(super) fn make_unmapped(&mut self, id: ExtentId) {
+        let mut id = id;
+        self.make_bare(id);
+        for neighbour in [self.extents[id].prev, self.extents[id].next].into_iter().flatten() {
+            if self.is(neighbour, ExtentState::Unmapped) {
+                self.remove_unmapped(neighbour);
+                id = self.extents.join(id, neighbour);
+            }
+        }
+        self.index_unmapped(id);
+    }
+
+    /// Makes an extent that is on no index unmapped, and leaves it there.
+    pub(super) fn make_bare(&mut self, id: ExtentId) {
+        let extent = &mut self.extents[id];
+        (extent.state, extent.fence) = (ExtentState::Unmapped, Fence::empty());
+    }
+
+    pub(super) fn index_unmapped(&mut self, id: ExtentId) {
+        let extent = &self.extents[id];
+        self.unmapped[extent.zone as usize].insert(extent, id);
+    }
+
+    pub(super) fn remove_unmapped(&mut self, id: ExtentId) {
+        let extent = &self.extents[id];
+        self.unmapped[extent.zone as usize].remove(extent);
+    }
+
+    // ---- mapping ---------------------------------------------------------------------------------
+
+    /// Notes that an extent on no index is an old mapping of the page.
+    pub(super) fn make_pending_unmap(&mut self, id: ExtentId, page: PageId) {
+        self.extents[id].state = ExtentState::PendingUnmap(page);
+    }
+
+    /// Notes that an unmapped extent on no index is backed: it is free, behind the fence.
+    pub(super) fn make_backed(&mut self, id: ExtentId, fence: &Fence, freed: u64) {
+        let extent = &mut self.extents[id];
+        extent.state = ExtentState::Free;
+        extent.fence.clone_from(fence);
+        extent.freed = freed;
+    }
+
+    /// Notes that the first units of an unmapped extent are backed, behind the fence, and adds them to the free extent
+    /// before it. Both are on no index, and some stay unmapped.
+    pub(super) fn back_first(
+        &mut self,
+        (backed, unmapped): (ExtentId, ExtentId),
+        units: u64,
+        fence: &Fence,
+        freed: u64,
+    ) {
+        self.extents.move_bound(backed, unmapped, units);
+        let extent = &mut self.extents[backed];
+        extent.freed = extent.freed.max(freed);
+        extent.fence.join(fence);
+    }
+
+    // ---- blocks ----------------------------------------------------------------------------------
+
+    /// Cuts `units` at `at` out of a free extent, and allocates them. What is left stays free.
+    pub(super) fn allocate(&mut self, id: ExtentId, at: u64, units: u64) -> (DevicePtr, DescriptorRef) {
+        let extent = &self.extents[id];
+        let (zone, region) = (extent.zone, extent.region);
+        self.allocated_blocks[zone as usize] += 1;
+        self.allocated_units += units;
+        if extent.start == at && units < extent.units {
+            // Nearly always.
+            self.remove_free(id);
+            let cut = self.cut_front(id, units);
+            let opened = self.open(cut, region);
+            self.index_front_rest(id);
+            return opened;
+        }
+        let cut = self.cut_free(id, at, at + units);
+        self.open(cut, region)
+    }
+
+    /// Cuts the first units off a free extent. Both parts are on no index.
+    fn cut_front(&mut self, id: ExtentId, units: u64) -> ExtentId {
+        let cut = self.extents.split_front(id, units);
+        let Extent { region, prev, .. } = self.extents[cut];
+        if prev.is_none() {
+            self.regions.set_head(region, cut);
+        }
+        cut
+    }
+
+    /// Puts what [`cut_front`](Self::cut_front) left of an extent on the index.
+    fn index_front_rest(&mut self, id: ExtentId) {
+        self.index_free(id);
+        // If the two before it were listed as unmerged, it and its next may not be.
+        if self.is_free(self.extents[id].next) {
+            self.list_unmerged(id);
+        }
+    }
+
+    /// Opens the descriptor of a block that was cut. Its cache line is rarely at hand: the sooner it is written, the
+    /// shorter the wait when the lock is released.
+    #[inline]
+    fn open(&mut self, id: ExtentId, region: u32) -> (DevicePtr, DescriptorRef) {
+        let extent = &mut self.extents[id];
+        extent.state = ExtentState::Allocated;
+        extent.fence = Fence::empty();
+        let (start, bytes) = (extent.start * self.layout.unit_bytes, extent.units * self.layout.unit_bytes);
+        let region = self.regions.get(region);
+        (region.base.offset(start), region.map.open(start, id, bytes))
+    }
+
+    /// Takes back an allocated block: it is free behind what `fence` makes of the fence of its uses, and on no index.
+    /// `false`, and nothing changed, where it is no block.
+    pub(super) fn close(&mut self, id: ExtentId, fence: impl FnOnce(&mut Fence) -> Fence) -> bool {
+        let extent = &mut self.extents[id];
+        if extent.state != ExtentState::Allocated {
+            return false;
+        }
+        self.frees += 1;
+        let fence = fence(&mut extent.fence);
+        (extent.state, extent.freed, extent.fence) = (ExtentState::Free, self.frees, fence);
+        self.allocated_blocks[extent.zone as usize] -= 1;
+        self.allocated_units -= extent.units;
+        self.regions.get(extent.region).map.close(extent.start * self.layout.unit_bytes);
+        true
+    }
+
+    /// Allocated blocks by zone, and their units.
+    pub(super) fn allocated(&self) -> ([u64; 2], u64) {
+        (self.allocated_blocks, self.allocated_units)
+    }
+
+    pub(super) fn descriptor_of(&self, id: ExtentId) -> Option<&BlockDescriptor> {
+        let extent = &self.extents[id];
+        self.regions.allocated_at(extent.region, extent.start * self.layout.unit_bytes)
+    }
+
+    /// Bytes asked for in a live block.
+    pub(super) fn requested(&self, id: ExtentId) -> u64 {
+        let bytes = self.bytes(id);
+        self.descriptor_of(id).map_or(bytes, BlockDescriptor::requested)
+    }
+
+    /// Length of an extent in bytes.
+    pub(super) fn bytes(&self, id: ExtentId) -> u64 {
+        self.extents[id].units * self.layout.unit_bytes
+    }
+
+    /// Every allocated block: its descriptor.
+    pub(super) fn iter_allocated(&self) -> impl Iterator<Item = (ExtentId, &BlockDescriptor)> {
+        self.in_state(ExtentState::Allocated).filter_map(|(id, _)| Some((id, self.descriptor_of(id)?)))
+    }
+
+    /// Whether an extent with this name is allocated, and starts there.
+    pub(super) fn is_allocated_at(&self, id: ExtentId, ptr: DevicePtr) -> bool {
+        self.extents.get(id).is_some_and(|extent| extent.state == ExtentState::Allocated)
+            && self.address_of(id) == ptr
+    }
+
+    /// What the pointer is.
+    pub(super) fn look_up(&self, ptr: DevicePtr) -> Pointer {
+        #[cfg(test)]
+        LOOKS.with(|looks| looks.set(looks.get() + 1));
+        let Some((region, at)) = self.regions.find(ptr) else { return Pointer::Foreign };
+        match self.regions.allocated_at(region, at) {
+            Some(descriptor) if descriptor.is_live() => Pointer::Live(descriptor.id()),
+            Some(_) => Pointer::NotLive,
+            None => self.look_inside(region, at >> self.layout.unit_shift()),
+        }
+    }
+
+    /// The slow half of [`look_up`](Self::look_up), for errors only: walks the region.
+    #[cold]
+    fn look_inside(&self, region: u32, unit: u64) -> Pointer {
+        let mut at = self.regions.head(region);
+        while let Some(id) = at {
+            let extent = &self.extents[id];
+            if unit < extent.end() {
+                let live = self.descriptor_of(id).is_some_and(BlockDescriptor::is_live);
+                return if live { Pointer::Inside(self.address_of(id)) } else { Pointer::NotLive };
+            }
+            at = extent.next;
+        }
+        Pointer::NotLive
+    }
+}

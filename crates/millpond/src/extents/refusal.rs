@@ -1,0 +1,55 @@
+//! Why an allocation was refused.
+
+use crate::device::DeviceError;
+use crate::physical::{NoPage, Shortage};
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(crate) enum Refusal {
+    /// Memory for a page of this many bytes is lacking.
+    Short {
+        /// What stood in the way.
+        what: Shortage,
+        /// Bytes that were asked of the device.
+        bytes: u64,
+    },
+    /// The host has no memory, or no addresses, left for what describes the device's.
+    Host {
+        /// What it is needed for, or the call that failed.
+        what: &'static str,
+        /// Bytes that were asked of the host.
+        bytes: u64,
+    },
+    /// The device refused for another reason.
+    Device(DeviceError),
+}
+
+impl Refusal {
+    pub(super) fn of_host(what: &'static str, bytes: u64) -> Self {
+        Self::Host { what, bytes }
+    }
+
+    pub(super) fn of_page(error: NoPage, bytes: u64) -> Self {
+        match error {
+            NoPage::Short(what) => Self::Short { what, bytes },
+            NoPage::Host(bytes) => Self::of_host("a list of pages", bytes),
+            NoPage::Device(error) => Self::Device(error),
+        }
+    }
+
+    /// A mapping that fails for lack of memory (the driver's own, for page tables) is a shortage too.
+    pub(super) fn of_mapping(error: DeviceError) -> Self {
+        match error {
+            DeviceError::OutOfMemory { requested, .. } => {
+                Self::Short { what: Shortage::Device, bytes: requested }
+            }
+            other => Self::Device(other),
+        }
+    }
+}
+
+impl From<DeviceError> for Refusal {
+    fn from(error: DeviceError) -> Self {
+        Self::Device(error)
+    }
+}

@@ -1,0 +1,90 @@
+//! Which free memory a stream may use: what the timelines say, under the pool's reuse policies.
+
+use std::sync::Arc;
+
+use crate::counters::Counters;
+use crate::device::DeviceError;
+use crate::order::{Fence, ReadinessQuery, ReusePolicies, Stream, Timelines};
+
+/// See the [module](self).
+#[derive(Debug, Clone)]
+pub(super) struct ReuseRules {
+    pub(super) timelines: Arc<Timelines>,
+    pub(super) policies: ReusePolicies,
+    counters: Arc<Counters>,
+}
+
+impl ReuseRules {
+    pub(super) fn new(timelines: Arc<Timelines>, policies: ReusePolicies, counters: Arc<Counters>) -> Self {
+        Self { timelines, policies, counters }
+    }
+
+    /// Whether the stream may use what lies behind the fence, by what is known already.
+    pub(super) fn is_ready(&self, fence: &Fence, stream: &Stream) -> bool {
+        self.timelines.is_ready(fence, stream.timeline(), self.policies)
+    }
+
+    /// What [`is_ready`](Self::is_ready) says, for many fences.
+    #[inline]
+    pub(super) fn query<'a>(&'a self, stream: &'a Stream) -> ReadinessQuery<'a> {
+        self.timelines.readiness(stream.timeline(), self.policies)
+    }
+
+    /// Whether the stream may use what lies behind the fence now, or could be made to wait for it.
+    pub(super) fn could_be_ready(&self, fence: &Fence, stream: &Stream) -> bool {
+        self.policies.internal_dependencies || self.is_ready(fence, stream)
+    }
+
+    /// Makes the stream wait for the fence, where that is allowed; returns whether it may use what lies behind it.
+    pub(super) fn wait_for(&self, fence: &Fence, stream: &Stream) -> Result<bool, DeviceError> {
+        if !self.policies.internal_dependencies || !self.timelines.make_wait(fence, stream.timeline())? {
+            return Ok(false);
+        }
+        self.counters.stream_waits.add(1);
+        Ok(true)
+    }
+
+    /// As [`wait_for`](Self::wait_for), where the stream must wait.
+    pub(super) fn make_ready(&self, fence: &Fence, stream: &Stream) -> Result<bool, DeviceError> {
+        Ok(self.is_ready(fence, stream) || self.wait_for(fence, stream)?)
+    }
+
+    /// Whether the fence's work is complete, by what is known.
+    pub(super) fn is_complete(&self, fence: &Fence) -> bool {
+        self.timelines.is_complete(fence)
+    }
+
+    /// Asks the device about a fence. An error only means that nothing is learned.
+    pub(super) fn poll(&self, fence: &Fence) {
+        if let Err(error) = self.timelines.poll(fence) {
+            tracing::warn!(%error, "the device could not be asked what is complete");
+        }
+    }
+
+    /// Takes what is ready for all out of the fence.
+    pub(super) fn prune(&self, fence: &mut Fence) {
+        self.timelines.prune(fence, self.policies);
+    }
+
+    /// The same, of a fence of several streams only.
+    #[inline]
+    pub(super) fn prune_several(&self, fence: &mut Fence) {
+        self.timelines.prune_several(fence, self.policies);
+    }
+
+    /// Whether everybody may use what lies behind the fence, by what the device says now.
+    pub(super) fn prune_to_nothing(&self, fence: &mut Fence) -> bool {
+        self.prune(fence);
+        if !fence.is_empty() && self.policies.opportunistic {
+            self.poll(fence);
+            self.prune(fence);
+        }
+        fence.is_empty()
+    }
+
+    /// Whether a stream that is being captured is in one of two fences, and not in the other.
+    #[inline]
+    pub(super) fn is_one_of_a_capture(&self, a: &Fence, b: &Fence) -> bool {
+        self.timelines.is_capturing() && self.timelines.can_be_reached(a) != self.timelines.can_be_reached(b)
+    }
+}

@@ -1,0 +1,36 @@
+//! Which free memory a request takes, and how far it is looked for.
+
+use super::ablation::{Mechanism, without};
+
+/// Free extents looked at before a search gives up. Enough to find a best fit where streams share a pool evenly. A
+/// search over another stream's extents then costs about as much as the event query that follows.
+pub(crate) const CANDIDATES: usize = 16;
+
+/// At most so many best fits are searched for the lowest. No recorded job holds more or less for this bound.
+pub(crate) const LOWEST_OF: usize = 1024;
+
+/// Free extents tried as one end of a place that has to grow. The longest ones save the most pages. (docs/lab/pages.md,
+/// "Which rules were tried on the way": 1.0208 to 1.0197 with a tie going to what is free.)
+pub(crate) const GROWTH_CANDIDATES: usize = 64;
+
+/// Free extents looked at for those: most holes just shorter than what is asked for lie between two allocated blocks.
+pub(crate) const GROWTH_LOOKS: usize = 256;
+
+const _: () = assert!(CANDIDATES <= LOWEST_OF && GROWTH_CANDIDATES <= GROWTH_LOOKS);
+
+/// Whether the best fit is taken for a large block: `rest` units are left over, and a base page has so many. No page of
+/// so little could serve elsewhere. Else the lowest address is taken. (docs/lab/pages.md, "The lowest address, or the best
+/// fit?": one base page is as good as a half, two or four, and better than none.)
+pub(crate) fn is_snug(rest: u64, base_page: u64) -> bool {
+    without(Mechanism::Lowest) || (rest <= base_page && !without(Mechanism::LowestAlways))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_most_a_base_page_is_left_over_of_a_snug_fit() {
+        assert_eq!([0, 4096, 4097].map(|rest| is_snug(rest, 4096)), [true, true, false]);
+    }
+}
