@@ -351,7 +351,7 @@ fn bytes_are_read_before_their_page_is_written_at_another_address(bench: &impl B
     let (first, second) = (context.create_stream().unwrap(), context.create_stream().unwrap());
     let kept = pool.alloc(PAGE, &first).unwrap();
     let hold = bench.hold(first.handle());
-    // Two pages, with a live one between them: only stealing both gives room for two together.
+    // Two pages, with a live one between them: only remapping both gives room for two together.
     let blocks: Vec<_> = (0..3).map(|_| pool.alloc(PAGE, &first).unwrap()).collect();
     let filler = pool.alloc(2 * PAGE, &first).unwrap();
     fill(&context, blocks[0], 1, PAGE, &first);
@@ -362,7 +362,7 @@ fn bytes_are_read_before_their_page_is_written_at_another_address(bench: &impl B
     pool.free_block(blocks[2], &first).unwrap();
     let next = pool.alloc(2 * PAGE, &second).unwrap();
     pool.check().unwrap();
-    assert!(pool.stats().pages_stolen >= 1, "{:?}", pool.stats());
+    assert!(pool.stats().pages_remapped >= 1, "{:?}", pool.stats());
     fill(&context, next, 2, 2 * PAGE, &second);
     bench.release(hold);
     expect(bench, &context, kept, 1, PAGE, &first);

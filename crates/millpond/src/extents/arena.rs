@@ -24,8 +24,8 @@ use crate::counters::Counters;
 use crate::device::{DeviceError, DevicePtr};
 use crate::order::{Fence, ReusePolicies, Stream, Timelines};
 use crate::physical::Pages;
-use crate::policy::Shortening;
 use crate::policy::ledger::{Balance, Ledger};
+use crate::policy::shortening::Shortening;
 
 /// A block that the arena allocates.
 #[derive(Debug, Clone, Copy)]
@@ -112,8 +112,8 @@ impl Arena {
 
     // ---- one allocation --------------------------------------------------------------------------
 
-    /// Allocates a block of `units` at an address that is a multiple of `align` bytes (a power of two, at most a base
-    /// page), for work on `stream`, if one is ready: the first step only.
+    /// Allocates a block of `units` for work on `stream`, if one is ready: the first step only. Its address is a multiple
+    /// of `align` bytes, a power of two that is at most a base page.
     pub(crate) fn alloc_ready(
         &mut self,
         units: u64,
@@ -304,8 +304,8 @@ impl Arena {
         self.shortening.is_due(self.map.frees()) && !self.keeps
     }
 
-    /// Exchanges free long pages for short ones, as far as the savings of the `ledger` go, which pays. Returns whether any
-    /// was exchanged.
+    /// Exchanges free long pages for short ones while the `ledger` has savings. It pays for them. Returns whether any was
+    /// exchanged.
     #[cold]
     pub(crate) fn shorten(&mut self, ledger: &mut Ledger) -> bool {
         let Self { map, rules, mapper, shortening, .. } = self;

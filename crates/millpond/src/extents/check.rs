@@ -7,7 +7,7 @@ use super::extent_map::ExtentMap;
 use super::layout::Zone;
 use super::mapper::Mapper;
 use super::regions::{Region, RegionOrigin};
-use crate::policy::SHORT_PAGE;
+use crate::policy::shortening::SHORT_PAGE;
 
 /// Fails with a sentence unless `holds`.
 macro_rules! ensure {

@@ -12,7 +12,8 @@ use super::reuse_rules::ReuseRules;
 use crate::device::DeviceError;
 use crate::order::Stream;
 use crate::physical::PageId;
-use crate::policy::{Mechanism, enough_donor_pages, exchange_goes_on, without};
+use crate::policy::donating::{enough_pages, exchange_goes_on};
+use crate::policy::{Mechanism, without};
 
 /// A page to be taken from a free extent.
 #[derive(Debug, Clone, Copy)]
@@ -63,7 +64,7 @@ impl Donors {
     pub(super) fn gather(&mut self, map: &ExtentMap, rules: &ReuseRules, place: &Placement, stream: &Stream) {
         let layout = &map.layout;
         self.place = (place.region, (layout.base_page_of(place.start), layout.base_pages_for(place.end)));
-        let enough = enough_donor_pages(place.missing);
+        let enough = enough_pages(place.missing);
         let mut count = 0;
         let mut query = rules.query(stream);
         let free = Zone::BOTH.iter().flat_map(|zone| map.free(*zone).at_least(layout.units_per_base_page()));
@@ -122,7 +123,7 @@ impl Donors {
             let fence = std::mem::take(map.fence_mut(old));
             mapper.attach(map, cursor, donated.page, &fence, freed);
             *map.fence_mut(old) = fence;
-            mapper.counters().pages_stolen.add(1);
+            mapper.counters().pages_remapped.add(1);
             return Ok(true);
         }
         Ok(false)

@@ -85,7 +85,8 @@ impl Extent {
     }
 }
 
-/// Records that there is room for at first. Unused room is only address space.
+/// Records that there is room for at first: as much memory as the C library maps by itself, and so gives back. Unused
+/// room is only address space.
 const FIRST_RECORDS: usize = 1 << 11;
 
 /// All extents of one arena.

@@ -158,6 +158,7 @@ impl ExtentMap {
 
     /// Gives back the host's memory for extents that are gone, and for where blocks lie wherever nothing is mapped.
     pub(super) fn shrink(&mut self) {
+        let records = self.extents.capacity();
         let end = self.extents.shrink();
         // Some are of extents that are gone.
         self.unmerged.retain(|id| id.0 < end.0);
@@ -171,7 +172,7 @@ impl ExtentMap {
             self.addresses.let_go_of_descriptors(first..id as usize);
             first = id as usize + 1;
         }
-        self.addresses.let_go_of_descriptors(first..self.extents.capacity());
+        self.addresses.let_go_of_descriptors(first..records);
     }
 
     // ---- regions ---------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ impl<'a> Rising<'a> {
 }
 
 /// Bins for every length of an address space, which has less than 2^48 units.
-const BINS: usize = 64;
+const BINS: usize = u64::BITS as usize;
 
 /// The bin of extents of this length.
 #[inline]

@@ -105,18 +105,22 @@ impl Mapper {
         cursor: &mut MapCursor,
         page: PageId,
     ) -> Result<(), Refusal> {
-        self.map_alone(map, page, cursor.next_base_page())
+        // SAFETY: the extent at the cursor is unmapped, with room for the page.
+        unsafe { self.map_alone(map, page, cursor.next_base_page()) }
             .map_err(|failure| self.note_failure(map, cursor, page, failure))
     }
 
-    /// Maps a page at base pages of a region that have none.
-    pub(super) fn map_alone(
+    /// Maps a page at base pages of a region.
+    ///
+    /// # Safety
+    /// Nothing is mapped there.
+    pub(super) unsafe fn map_alone(
         &mut self,
         map: &ExtentMap,
         page: PageId,
         (region, base_page): (u32, u64),
     ) -> Result<(), MapFailure> {
-        // SAFETY: regions are reserved, and the callers' extents or what they did before say that nothing is mapped.
+        // SAFETY: the region is reserved, and the caller says that nothing is mapped.
         unsafe { self.pages.map(page, map.address_of_base_page(region, base_page)) }
     }
 

@@ -1,23 +1,30 @@
 //! `extents/`: addresses: where a block lies, which page backs which address, and what is free.
 //!
-//! Uses `physical/`, `order/` and `device/`. One arena belongs to one pool and is used under its lock.
+//! Uses `policy/`, `physical/`, `order/` and `device/`. One [`Arena`] belongs to one pool and is used under its lock.
 //!
 //! **Base pages and extents.** Address space comes in *regions*, cut into *base pages*, as long as the smallest page.
-//! Every byte of a region belongs to one *extent*: allocated (a *block*, live or in a magazine of `cache/`), free
-//! (backed by pages), unmapped, or pending unmap (an old mapping of a remapped page, until its work is complete).
+//! Every byte of a region belongs to one *extent*. It is allocated (a *block*, live or in a magazine of `cache/`), free
+//! (backed by pages), unmapped, or pending unmap (the old mapping of a page that moved, until its work is complete).
 //! Extents are cut at the pool's minimum alignment and linked in address order. Free ones carry a fence.
 //!
-//! **Zones.** Small blocks live in regions of their own, over the smallest pages, so that a long-lived small
-//! block cannot pin a large page, and large blocks leave no crumbs among the small ones. Physical pages pass
-//! freely between the zones.
+//! **Zones.** Small blocks live in regions of their own, over the smallest pages. So a long-lived small block cannot pin
+//! a large page, and the page map needs few places for large blocks. Physical pages pass freely between the zones.
+//!
+//! **The objects**, from the ground up. A file uses only files that come before it:
+//! - `extent_map`: all extents, the indexes of free and unmapped ones (`index`, `bin`), the `regions` with their page
+//!   tables, and the `page_map` from an address to its block. It knows nothing of time.
+//! - `reuse_rules`: which free memory a stream may use, and when. `coalescing` and `search` apply the rules to the map.
+//! - `mapper`: which page backs which address. With it work `cursor`, `pending_unmap`, `donors` and `segments`.
+//! - `miss`, `shorten` and `trim`: what takes pages, exchanges them and gives them back.
+//! - `arena`: composes all of them.
 //!
 //! **How one allocation passes through** ([`Arena::alloc`]):
-//! 1. the best fit among the free extents that the stream may use; where a better one might be ready by now, the
-//!    device is asked (*opportunistic*); where the best fit leaves much over, the lowest instead (`search`);
-//! 2. the same by making the stream wait (*internal dependencies*);
-//! 3. the same after joining neighbours that were kept apart because different streams freed them;
-//! 4. a *miss* (`miss`): choose the place that lacks the fewest pages (`placement`), back it with parked
-//!    pages, with pages remapped from free extents elsewhere (`donors`), and only then with new ones; where that
+//! 1. The best fit among the free extents that the stream may use (`search`). Where a better one might be ready by now,
+//!    the device is asked (*opportunistic*). Where the best fit leaves much over, the lowest address is taken.
+//! 2. The same by making the stream wait (*internal dependencies*).
+//! 3. The same after joining neighbours that were kept apart because different streams freed them.
+//! 4. A *miss* (`miss`): the place is chosen that lacks the fewest pages (`placement`). It is backed with parked pages,
+//!    then with pages remapped from free extents elsewhere (`donors`), and only then with new ones. Where that
 //!    takes more memory than ever before, free pages that are too long are given back first.
 //!
 //! Blocks lie close together: a miss grows what is free rather than begin elsewhere, so best fit finds room for most

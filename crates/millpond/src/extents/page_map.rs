@@ -15,7 +15,7 @@
 //! a block out of a magazine first checks that the descriptor names this magazine and the block's address
 //! ([`BlockDescriptor::is_in`]): it may be another block's by now. The other copy is a *stray*: it is dropped,
 //! counted and reported. So a block is never handed out twice, and the arena never takes back what is live or
-//! somebody else's. A block that went back to the arena has no address in its descriptor, so a copy whose free was
+//! somebody else's. A block that went back to the arena has no address in its descriptor. So a copy whose free was
 //! still under way is not handed out either.
 //!
 //! One order is not seen, since the free would need an atomic read-modify-write: a thread stops inside its free, after
@@ -101,7 +101,7 @@ impl BlockDescriptor {
         debug_assert!(ptr.raw() < USES, "a device with addresses beyond 2^62");
         // Relaxed, here and where nothing else is said: whoever reads a descriptor that matters to him got the block's
         // address from a thread that wrote it, or holds the pool's lock. For other addresses (a double free, a foreign
-        // pointer) any value seen is a value that was there, and none of them says more than that.
+        // pointer) any value seen is one that was there. None of them says more than that.
         self.id.store(id.0, Ordering::Relaxed);
         self.start.store(ptr.raw(), Ordering::Relaxed);
         self.key.store(Place::BETWEEN.0, Ordering::Relaxed);
@@ -119,8 +119,8 @@ impl BlockDescriptor {
     #[inline]
     pub(crate) fn make_live(&self, ptr: DevicePtr, requested: u64) {
         self.requested.store(requested, Ordering::Relaxed);
-        // Release: pairs with the Acquire in `is_plain`, so that a thread that got the pointer by whatever way sees
-        // the label and the lengths that belong to this life of the block.
+        // Release: pairs with the Acquire in `is_plain`. A thread that got the pointer, by whatever way, so sees the
+        // label and the lengths of this life of the block.
         self.key.store(ptr.raw(), Ordering::Release);
     }
 
@@ -513,8 +513,8 @@ impl MapRange {
     unsafe fn descriptor(&self, ptr: DevicePtr) -> &BlockDescriptor {
         let granule = ptr.raw() >> self.granule_shift.load(Ordering::Relaxed);
         let number = self.zero.load(Ordering::Relaxed).wrapping_add(granule as usize);
-        // SAFETY: the range begins at a granule, so that this is the number by as many granules from the first as the
-        // address is from the range's start. The map is kept by the range until the page map is dropped, and has
+        // SAFETY: the range begins at a granule. So this is as many numbers behind the first as the address is granules
+        // behind the range's start. The map is kept by the range until the page map is dropped, and has
         // numbers for the whole range. Each is 0 or that of a descriptor, which the map keeps. (That none lies at 0
         // the compiler would not know.)
         unsafe {

@@ -5,7 +5,7 @@ use super::extent_map::ExtentMap;
 use super::refusal::Refusal;
 use super::reuse_rules::ReuseRules;
 use super::search::Request;
-use crate::policy::{GROWTH_CANDIDATES, GROWTH_LOOKS};
+use crate::policy::fit::GROWTH_CANDIDATES;
 
 /// A place for an allocation that is not wholly backed yet.
 #[derive(Debug, Clone, Copy)]
@@ -58,9 +58,9 @@ impl Growth<'_> {
     /// The place with the fewest missing base pages that begins or ends with one of the longest free extents.
     fn best(&self) -> Option<Placement> {
         let mut best: Option<Placement> = None;
-        let looked_at = self.map.free(self.request.zone).below(self.request.units).take(GROWTH_LOOKS);
-        for id in looked_at.filter(|id| self.may_grow(*id)).take(GROWTH_CANDIDATES) {
-            if !self.could_be_ready(id) {
+        let longest = self.map.free(self.request.zone).below(self.request.units);
+        for id in longest.take(GROWTH_CANDIDATES) {
+            if !self.may_grow(id) || !self.could_be_ready(id) {
                 continue;
             }
             for grow in [Self::up, Self::down] {
@@ -113,8 +113,7 @@ impl Growth<'_> {
         Some(Placement { region, start, end, first: at, missing })
     }
 
-    /// Base pages to be backed in the part of an extent that lies in `window`, or `None` where the extent cannot be
-    /// part of a place.
+    /// Base pages to be backed in the part of an extent that lies in `window`. `None` where no place may hold the extent.
     fn missing_in(&self, id: ExtentId, window: (u64, u64)) -> Option<u64> {
         match self.map[id].state {
             ExtentState::Free => self.could_be_ready(id).then_some(0),

@@ -9,7 +9,7 @@ use super::page_map::{BlockDescriptor, RegionMap};
 use super::ranges::{Owner, Published, Ranges};
 use crate::device::DevicePtr;
 use crate::physical::PageId;
-use crate::policy::SHORT_PAGE;
+use crate::policy::shortening::SHORT_PAGE;
 
 /// Where a region's address space came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -72,13 +72,6 @@ pub(super) struct NewRegion {
     pub(super) origin: RegionOrigin,
     pub(super) map: Arc<RegionMap>,
 }
-
-/// Base pages that a region has room for at first. Growing copies to untouched memory; unused room is only address
-/// space.
-const FIRST_BASE_PAGES: usize = 1 << 15;
-
-/// Regions that are looked through one by one.
-const FEW: usize = 4;
 
 /// All regions of one arena.
 #[derive(Debug)]
@@ -200,17 +193,10 @@ impl Regions {
 
     /// The region that holds the address, and how far in it lies, in bytes.
     pub(super) fn find(&self, ptr: DevicePtr) -> Option<(u32, u64)> {
-        // Where segments are regions there are many; else there are two, one for each zone.
-        if self.list.len() > FEW {
-            let behind = self.by_base.partition_point(|(base, _)| *base <= ptr.raw());
-            let (base, id) = self.by_base[behind.checked_sub(1)?];
-            let offset = ptr.raw() - base;
-            return (offset < self.get(id).bytes).then_some((id, offset));
-        }
-        self.iter().find_map(|(id, region)| {
-            let offset = ptr.raw().wrapping_sub(region.base.raw());
-            (offset < region.bytes).then_some((id, offset))
-        })
+        let behind = self.by_base.partition_point(|(base, _)| *base <= ptr.raw());
+        let (base, id) = self.by_base[behind.checked_sub(1)?];
+        let offset = ptr.raw() - base;
+        (offset < self.get(id).bytes).then_some((id, offset))
     }
 
     pub(super) fn address(&self, region: u32, unit: u64, layout: &Layout) -> DevicePtr {
@@ -363,18 +349,14 @@ impl Regions {
         let more = (pages + (end - first) as usize).saturating_sub(self.spans.len());
         let Region { pages, long, .. } = self.get_mut(region);
         let end = end as usize;
-        let base_pages = if pages.capacity() == 0 { end.max(FIRST_BASE_PAGES) } else { end };
-        pages.try_reserve(base_pages.saturating_sub(pages.len())).is_ok()
-            && long.try_reserve(base_pages.div_ceil(64).saturating_sub(long.len())).is_ok()
+        pages.try_reserve(end.saturating_sub(pages.len())).is_ok()
+            && long.try_reserve(end.div_ceil(64).saturating_sub(long.len())).is_ok()
             && self.spans.try_reserve(more).is_ok()
     }
 
     #[cold]
     fn lengthen_slow(&mut self, region: u32, base_pages: usize) {
         let Region { pages, long, .. } = self.get_mut(region);
-        if pages.capacity() == 0 {
-            pages.reserve_exact(base_pages.max(FIRST_BASE_PAGES));
-        }
         pages.resize(base_pages, 0);
         long.resize(base_pages.div_ceil(64), 0);
     }

@@ -12,8 +12,8 @@ use super::layout::Zone;
 use super::refusal::Refusal;
 use super::reuse_rules::ReuseRules;
 use crate::order::{Fence, ReadinessQuery, Stream};
+use crate::policy::fit::{CANDIDATES, LOWEST_OF, is_snug};
 use crate::policy::ledger::Balance;
-use crate::policy::{CANDIDATES, LOWEST_OF, is_snug};
 
 /// What an allocation needs.
 #[derive(Debug, Clone, Copy)]

@@ -15,7 +15,7 @@ use super::search::{Found, Request};
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError};
 use crate::physical::{Limits, Shortage};
-use crate::policy::PAGES_IN_SEGMENT;
+use crate::policy::page_length::PAGES_IN_SEGMENT;
 
 /// Where segments come from, and go to.
 #[derive(Debug)]

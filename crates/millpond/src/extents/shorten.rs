@@ -15,7 +15,7 @@ use super::refusal::Refusal;
 use super::reuse_rules::ReuseRules;
 use crate::physical::PageId;
 use crate::policy::ledger::Ledger;
-use crate::policy::{AT_ONCE, SHORT_PAGE, Shortening};
+use crate::policy::shortening::{AT_ONCE, SHORT_PAGE, Shortening, goes_on};
 
 /// A page that is free as a whole. The greatest is the longest, and of equals the one at the lowest address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -28,8 +28,8 @@ struct LongPage {
     extent: ExtentId,
 }
 
-/// Exchanges free pages of the large zone whose work is complete for short ones, the longest first, as far as
-/// there is time. What cannot be created anew is unmapped. Returns whether any was exchanged.
+/// Exchanges free long pages of the large zone for short ones, the longest first, while the `ledger` has savings. It pays
+/// for them. The work on them is complete. What cannot be created anew is unmapped. Returns whether any was exchanged.
 #[cold]
 pub(super) fn shorten(
     map: &mut ExtentMap,
@@ -39,23 +39,25 @@ pub(super) fn shorten(
 ) -> bool {
     let device = rules.timelines.device();
     let began = device.now();
-    if !shortening.begin(map.frees(), ledger.balance(began).savings()) {
+    if !shortening.begin(map.frees(), ledger.balance(began)) {
         return false;
     }
     mapper.reap(map, rules);
     let mut all = long_free_pages(map, rules, mapper);
     // Also if there are none: the search takes time, and is soon repeated.
     ledger.pay_for_pages(device.now().saturating_sub(began));
+    if all.is_empty() {
+        shortening.note_none();
+    }
     let mut any = false;
     for _ in 0..AT_ONCE {
         let began = device.now();
-        if !shortening.goes_on(ledger.balance(began).savings()) {
+        if !goes_on(ledger.balance(began)) {
             break;
         }
         let Some(long) = all.pop() else { break };
         let exchanged = exchange_in_place(map, mapper, &long);
         ledger.pay_for_pages(device.now().saturating_sub(began));
-        shortening.note_exchanged(long.base_pages);
         any = true;
         if let Err(refusal) = exchanged {
             tracing::warn!(?refusal, "a long page could not be exchanged for short ones");
@@ -118,7 +120,8 @@ fn back_with_short(map: &mut ExtentMap, mapper: &mut Mapper, long: &LongPage) ->
                 return Err(Refusal::of_page(error, bytes));
             }
         };
-        if let Err(failure) = mapper.map_alone(map, page, (region, base_page)) {
+        // SAFETY: the long page that was here was unmapped before, and short ones come one behind the other.
+        if let Err(failure) = unsafe { mapper.map_alone(map, page, (region, base_page)) } {
             let mut bare = cut_bare(map, long, base_page);
             let refusal = mapper.note_failure(map, &mut bare, page, failure);
             mapper.park(page);

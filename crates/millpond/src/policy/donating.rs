@@ -9,7 +9,7 @@ const REFUSALS: usize = 8;
 
 /// Donor pages that are enough for a miss that lacks so many base pages. There must be enough of the shortest pages too,
 /// or the pool would grow with free pages left.
-pub(crate) fn enough_donor_pages(missing: u64) -> u64 {
+pub(crate) fn enough_pages(missing: u64) -> u64 {
     MOST_DONOR_PAGES.max(missing)
 }
 
@@ -24,7 +24,7 @@ mod tests {
 
     #[test]
     fn a_miss_considers_as_many_pages_as_it_may_take() {
-        assert_eq!([1, 4096, 10_000].map(enough_donor_pages), [4096, 4096, 10_000]);
+        assert_eq!([1, 4096, 10_000].map(enough_pages), [4096, 4096, 10_000]);
     }
 
     #[test]
