@@ -55,7 +55,7 @@ struct World {
 
 impl World {
     fn new(name: &str, faulty: bool) -> Self {
-        let sim = SimDevice::new(SimOptions { capacity: CAPACITY, ..SimOptions::default() }).unwrap();
+        let sim = SimDevice::new(SimOptions::default().capacity(CAPACITY)).unwrap();
         let checker = CheckerDevice::new(sim.clone());
         let context = Context::new(checker.clone());
         let streams = (0..STREAMS).map(|_| context.create_stream().unwrap()).collect();

@@ -6,8 +6,8 @@ mod cases;
 mod rig;
 
 macro_rules! suite {
-    ($($module:ident: $name:literal on $machine:ident;)*) => {
-        $(suite! { @cases $module $name $machine
+    ($($module:ident: $machine:ident;)*) => {
+        $(suite! { @cases $module $machine
             live_blocks_never_overlap_and_the_counters_equal_a_recount
             freed_memory_is_used_again
             what_a_busy_stream_freed_is_not_handed_to_another_unordered
@@ -21,34 +21,26 @@ macro_rules! suite {
             device_calls_are_counted
         })*
     };
-    (@cases $module:ident $name:literal $machine:ident $($case:ident)*) => {
+    (@cases $module:ident $machine:ident $($case:ident)*) => {
         mod $module {
+            use millpond_baselines::NAMES;
+
             use crate::{cases, rig::{Machine, Rig}};
+
             $(#[test]
             fn $case() {
-                cases::$case(Rig::new(Machine::$machine(), $name));
+                for name in NAMES {
+                    println!("{name}");
+                    cases::$case(Rig::new(Machine::$machine(), name));
+                }
             })*
         }
     };
 }
 
 suite! {
-    millpond_on_host: "millpond" on host;
-    millpond_on_sim: "millpond" on sim;
-    stream_ordered_on_host: "stream-ordered" on host;
-    stream_ordered_on_sim: "stream-ordered" on sim;
-    driver_on_host: "driver" on host;
-    driver_on_sim: "driver" on sim;
-    binned_on_host: "binned" on host;
-    binned_on_sim: "binned" on sim;
-    first_fit_on_host: "first-fit" on host;
-    first_fit_on_sim: "first-fit" on sim;
-    caching_on_host: "caching" on host;
-    caching_on_sim: "caching" on sim;
-    expandable_on_host: "expandable" on host;
-    expandable_on_sim: "expandable" on sim;
-    bfc_on_host: "bfc" on host;
-    bfc_on_sim: "bfc" on sim;
+    on_host: host;
+    on_sim: sim;
 }
 
 #[test]
@@ -64,7 +56,7 @@ fn an_unknown_name_is_answered_with_the_known_ones() {
 #[test]
 fn a_device_without_memory_pools_has_no_stream_ordered_allocator() {
     use millpond::device::sim::{SimDevice, SimOptions};
-    let device = SimDevice::new(SimOptions { memory_pools: false, ..SimOptions::default() }).unwrap();
+    let device = SimDevice::new(SimOptions::default().memory_pools(false)).unwrap();
     let context = millpond::Context::new(device);
     let error = millpond_baselines::by_name("stream-ordered", &context).unwrap_err().to_string();
     assert_eq!(error, "simulated does not support stream-ordered memory pools");

@@ -412,12 +412,12 @@ typedef struct {
     uint64_t frees;
     // Allocations that found memory ready, without a device call that moves memory.
     uint64_t hits;
-    // Allocations that had to map, steal or create.
+    // Allocations that had to map, remap or create.
     uint64_t misses;
     // Allocations for which the pool made the stream wait for another.
     uint64_t stream_waits;
     // Pages taken from a free range to back another address.
-    uint64_t pages_stolen;
+    uint64_t pages_remapped;
     // Times that memory ran out and something was given back or waited for, and the request tried again.
     uint64_t retries;
     // Requests that ended in an out-of-memory error.

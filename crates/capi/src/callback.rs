@@ -190,6 +190,8 @@ impl From<&OutOfMemory> for OutOfMemoryReport {
             Limit::HardLimit(bytes) => (LimitCode::HardLimit, bytes, 0),
             Limit::Budget { limit, held } => (LimitCode::Budget, limit, held),
             Limit::Headroom(bytes) => (LimitCode::Headroom, bytes, 0),
+            // A limit that comes gets a code with it. Until then a program is told what holds of each: there is no more.
+            _ => (LimitCode::Device, 0, 0),
         };
         Self {
             size: size_of::<Self>(),

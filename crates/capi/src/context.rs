@@ -213,11 +213,12 @@ pub unsafe extern "C" fn millpond_context_host_with(
     let open = || {
         // SAFETY: as the header asks of its caller.
         let options = unsafe { read_struct(options, default_host_options(0)) }?;
-        let device = HostDevice::with_options(HostOptions {
-            capacity: (options.capacity > 0).then_some(options.capacity as u64),
-            granularity: options.granularity as u64,
-            virtual_memory: options.virtual_memory != 0,
-        })?;
+        let capacity = (options.capacity > 0).then_some(options.capacity as u64);
+        let host = HostOptions::default()
+            .capacity(capacity)
+            .granularity(options.granularity as u64)
+            .virtual_memory(options.virtual_memory != 0);
+        let device = HostDevice::with_options(host)?;
         Ok(ContextObject::of_host(device))
     };
     // SAFETY: likewise.
@@ -240,12 +241,12 @@ pub unsafe extern "C" fn millpond_context_sim(
     let open = || {
         // SAFETY: as the header asks of its caller.
         let options = unsafe { read_struct(options, default_sim_options(0)) }?;
-        let device = SimDevice::new(SimOptions {
-            capacity: options.capacity as u64,
-            granularity: options.granularity as u64,
-            virtual_memory: options.virtual_memory != 0,
-            ..SimOptions::default()
-        })?;
+        let device = SimDevice::new(
+            SimOptions::default()
+                .capacity(options.capacity as u64)
+                .granularity(options.granularity as u64)
+                .virtual_memory(options.virtual_memory != 0),
+        )?;
         Ok(ContextObject::new(Context::new(device), None))
     };
     // SAFETY: likewise.

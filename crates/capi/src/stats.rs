@@ -47,7 +47,7 @@ macro_rules! define_device_calls {
         }
 
         impl From<millpond::DeviceCalls> for DeviceCalls {
-            fn from(millpond::DeviceCalls { $($name,)* }: millpond::DeviceCalls) -> Self {
+            fn from(millpond::DeviceCalls { $($name,)* .. }: millpond::DeviceCalls) -> Self {
                 Self { $($name,)* }
             }
         }

@@ -73,9 +73,9 @@ pub(crate) fn of_pool(stats: &Stats, epochs: &[Epoch]) -> String {
             "under pressure",
             thousands(stats.retries),
             &format!(
-                "{}; {} stolen, {} between streams, {} out of memory",
+                "{}; {} remapped, {} between streams, {} out of memory",
                 if stats.retries == 1 { "retry" } else { "retries" },
-                count(stats.pages_stolen, "page"),
+                count(stats.pages_remapped, "page"),
                 count(stats.stream_waits, "wait"),
                 thousands(stats.out_of_memory)
             ),
@@ -186,10 +186,10 @@ mod tests {
     #[test]
     fn one_page_and_one_wait_are_not_many() {
         let mut stats = Stats::default();
-        (stats.retries, stats.pages_stolen, stats.stream_waits) = (1, 1, 1);
+        (stats.retries, stats.pages_remapped, stats.stream_waits) = (1, 1, 1);
         let account = of_pool(&stats, &[]);
         assert!(
-            account.ends_with("1  retry; 1 page stolen, 1 wait between streams, 0 out of memory"),
+            account.ends_with("1  retry; 1 page remapped, 1 wait between streams, 0 out of memory"),
             "{account}"
         );
     }

@@ -173,4 +173,13 @@ mod tests {
             assert!(help.lines().count() <= 40, "{help}");
         }
     }
+
+    #[test]
+    fn the_help_says_what_each_allocator_is() {
+        let help = Args::command().render_help().to_string();
+        for millpond_baselines::Listed { name, about } in millpond_baselines::ALLOCATORS {
+            let says = |line: &str| line.trim_start().starts_with(name) && line.ends_with(about);
+            assert!(help.lines().any(says), "{name}: {help}");
+        }
+    }
 }

@@ -105,7 +105,7 @@ pub(crate) struct Counters {
     pub(crate) stream_waits: Count,
     /// Those that were made without the lock; counted among the others.
     pub(crate) stream_waits_without_lock: SharedCount,
-    pub(crate) pages_stolen: Count,
+    pub(crate) pages_remapped: Count,
     pub(crate) retries: Count,
     pub(crate) out_of_memory: Count,
     pub(crate) calls: CallCounts,
@@ -126,7 +126,7 @@ impl Counters {
             hits: counted.allocations.saturating_sub(misses),
             misses,
             stream_waits: self.stream_waits.get() + self.stream_waits_without_lock.get(),
-            pages_stolen: self.pages_stolen.get(),
+            pages_remapped: self.pages_remapped.get(),
             retries: self.retries.get(),
             out_of_memory: self.out_of_memory.get(),
             double_frees: 0,

@@ -6,6 +6,7 @@ use crate::stats::HumanBytes;
 
 /// An out-of-memory error's account of where the memory is. Bytes throughout.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct OutOfMemory {
     /// The pool's name.
     pub pool: String,
@@ -33,6 +34,7 @@ pub struct OutOfMemory {
 
 /// What stood in the way of more memory. Bytes throughout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Limit {
     /// The device has none left.
     Device,

@@ -44,6 +44,7 @@ macro_rules! define_device_calls {
     ($($(#[$doc:meta])* $name:ident,)*) => {
         /// Device calls by kind, counted since the pool was built.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+        #[non_exhaustive]
         pub struct DeviceCalls {
             $($(#[$doc])* pub $name: u64,)*
         }
@@ -90,12 +91,12 @@ macro_rules! list_of_stats {
                 frees: u64,
                 /// Allocations that found memory ready, without a device call that moves memory.
                 hits: u64,
-                /// Allocations that had to map, steal or create.
+                /// Allocations that had to map, remap or create.
                 misses: u64,
                 /// Allocations for which the pool made the stream wait for another.
                 stream_waits: u64,
                 /// Pages taken from a free range to back another address.
-                pages_stolen: u64,
+                pages_remapped: u64,
                 /// Times that memory ran out and something was given back or waited for, and the request tried again.
                 retries: u64,
                 /// Requests that ended in an out-of-memory error.
@@ -190,10 +191,10 @@ impl fmt::Display for Stats {
         )?;
         write!(
             f,
-            "{} device calls, {} stream waits, {} pages stolen, {} retries, {} out of memory",
+            "{} device calls, {} stream waits, {} pages remapped, {} retries, {} out of memory",
             self.calls.all(),
             self.stream_waits,
-            self.pages_stolen,
+            self.pages_remapped,
             self.retries,
             self.out_of_memory
         )

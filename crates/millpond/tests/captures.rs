@@ -52,7 +52,7 @@ impl Rig {
     }
 
     fn with(virtual_memory: bool) -> Self {
-        let options = HostOptions { capacity: Some(CAPACITY), virtual_memory, ..HostOptions::default() };
+        let options = HostOptions::default().capacity(CAPACITY).virtual_memory(virtual_memory);
         let host = HostDevice::with_options(options).unwrap();
         let device = CapturingDevice::new(host.clone());
         let context = Context::new(device.clone());
@@ -532,7 +532,7 @@ struct Sim {
 
 impl Sim {
     fn new(capacity: u64, options: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
-        let sim = SimDevice::new(SimOptions { capacity, ..SimOptions::default() }).unwrap();
+        let sim = SimDevice::new(SimOptions::default().capacity(capacity)).unwrap();
         let device = CapturingDevice::new(sim.clone());
         let context = Context::new(device.clone());
         let pool = options(Pool::builder(&context)).build().unwrap();

@@ -145,7 +145,7 @@ fn every_call(gpu: &Trusted<Arc<CudaDevice>>) -> DeviceResult<()> {
 #[test]
 #[ignore = "needs a CUDA GPU"]
 fn without_virtual_memory_pages_are_unsupported_and_segments_work() {
-    let options = CudaOptions { virtual_memory: Some(false), ..Default::default() };
+    let options = CudaOptions::default().virtual_memory(false);
     let gpu = CudaDevice::with_options(0, options).unwrap();
     assert!(!gpu.properties().virtual_memory);
     assert!(matches!(gpu.reserve(PAGE), Err(DeviceError::Unsupported { .. })));

@@ -119,7 +119,7 @@ impl Rig {
 #[ignore = "needs a CUDA GPU"]
 fn a_graph_replays_correctly_a_hundred_times_while_the_pool_works_and_its_memory_goes_back() {
     for virtual_memory in [true, false] {
-        let rig = Rig::with(CudaOptions { virtual_memory: Some(virtual_memory), ..Default::default() });
+        let rig = Rig::with(CudaOptions::default().virtual_memory(virtual_memory));
         let bytes = 24 * MIB;
         let memory = rig.pool.capture_pool();
         let input = rig.pool.alloc(bytes, &rig.stream).unwrap();

@@ -90,7 +90,7 @@ mod two_gpus {
     #[test]
     #[ignore = "needs two CUDA GPUs"]
     fn without_peer_access_pages_stay_their_own_gpu_s() {
-        let alone = CudaOptions { peer_access: Some(false), ..Default::default() };
+        let alone = CudaOptions::default().peer_access(false);
         let (first, second) = (Gpu::open(0, alone), Gpu::open(1, CudaOptions::default()));
         let (of_first, of_second) = (first.filled(1), second.filled(2));
         assert!(first.may_use(&of_first) && second.may_use(&of_second));
@@ -117,7 +117,7 @@ mod two_gpus {
     #[test]
     #[ignore = "needs two CUDA GPUs"]
     fn segments_are_within_reach_too() {
-        let segments = CudaOptions { virtual_memory: Some(false), ..Default::default() };
+        let segments = CudaOptions::default().virtual_memory(false);
         let (first, second) = (Gpu::open(0, segments), Gpu::open(1, segments));
         let (of_first, of_second) = (first.filled(1), second.filled(2));
         second.writes_to(&of_first);

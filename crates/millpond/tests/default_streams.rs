@@ -19,7 +19,7 @@ struct Bench {
 
 impl Bench {
     fn new(reuse: ReusePolicies) -> Self {
-        let sim = SimDevice::new(SimOptions { capacity: 64 << 20, ..SimOptions::default() }).unwrap();
+        let sim = SimDevice::new(SimOptions::default().capacity(64 << 20)).unwrap();
         let checker = CheckerDevice::new(sim.clone());
         let context = Context::new(checker.clone());
         let pool = Pool::builder(&context).reuse(reuse).build().unwrap();

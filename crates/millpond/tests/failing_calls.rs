@@ -28,7 +28,7 @@ struct World {
 
 impl World {
     fn new(virtual_memory: bool) -> Self {
-        let options = SimOptions { capacity: TOTAL, virtual_memory, ..SimOptions::default() };
+        let options = SimOptions::default().capacity(TOTAL).virtual_memory(virtual_memory);
         let sim = SimDevice::new(options).unwrap();
         let device = CapturingDevice::new(sim.clone());
         let context = Context::new(device.clone());

@@ -376,8 +376,7 @@ fn the_parent_goes_on_as_before() {
 #[test]
 fn a_callback_may_fork_and_the_childs_request_is_refused() {
     alone("a_callback_may_fork_and_the_childs_request_is_refused", || {
-        let context =
-            Context::new(SimDevice::new(SimOptions { capacity: 64 * MIB, ..SimOptions::default() }).unwrap());
+        let context = Context::new(SimDevice::new(SimOptions::default().capacity(64 * MIB)).unwrap());
         let pool = Pool::builder(&context).build().unwrap();
         let stream = context.create_stream().unwrap();
         let _full = pool.alloc(60 * MIB, &stream).unwrap();

@@ -148,7 +148,7 @@ impl<'a> Bench<'a> {
 }
 
 fn with_pool<R>(test: impl FnOnce(&Context, &Pool, &Stream) -> R) -> R {
-    let options = SimOptions { capacity: 64 << 30, ..SimOptions::default() };
+    let options = SimOptions::default().capacity(64 << 30);
     let context = Context::new(SimDevice::new(options).unwrap());
     let pool = Pool::builder(&context).build().unwrap();
     test(&context, &pool, &context.create_stream().unwrap())

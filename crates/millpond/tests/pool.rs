@@ -1,4 +1,4 @@
-//! What a pool promises, on the simulated device: placement, stealing, limits, pressure, giving back.
+//! What a pool promises, on the simulated device: placement, remapping, limits, pressure, giving back.
 
 mod freeing;
 
@@ -20,7 +20,7 @@ use freeing::Freeing;
 const MIB: u64 = 1 << 20;
 
 fn sim(capacity: u64) -> (Arc<SimDevice>, Context, Stream) {
-    let sim = SimDevice::new(SimOptions { capacity, ..SimOptions::default() }).unwrap();
+    let sim = SimDevice::new(SimOptions::default().capacity(capacity)).unwrap();
     let context = Context::new(sim.clone());
     let stream = context.create_stream().unwrap();
     (sim, context, stream)
@@ -69,7 +69,7 @@ fn pages_of_free_blocks_back_a_larger_block_before_new_ones_are_created() {
     let large = pool.alloc(32 * MIB, &stream).unwrap();
     pool.check().unwrap();
     assert_eq!(pool.reserved().current, reserved, "nothing was created");
-    assert!(pool.stats().pages_stolen >= 8);
+    assert!(pool.stats().pages_remapped >= 8);
     pool.free_block(large, &stream).unwrap();
     for block in blocks.iter().skip(1).step_by(2) {
         pool.free_block(*block, &stream).unwrap();
@@ -81,7 +81,7 @@ fn pages_of_free_blocks_back_a_larger_block_before_new_ones_are_created() {
 }
 
 #[test]
-fn a_stolen_page_stays_mapped_at_its_old_place_until_the_work_there_is_done() {
+fn a_remapped_page_stays_mapped_at_its_old_place_until_the_work_there_is_done() {
     let (sim, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).build().unwrap();
     let blocks: Vec<_> = (0..4).map(|_| pool.alloc(4 * MIB, &stream).unwrap()).collect();
@@ -89,7 +89,7 @@ fn a_stolen_page_stays_mapped_at_its_old_place_until_the_work_there_is_done() {
     pool.free_block(blocks[0], &stream).unwrap();
     pool.free_block(blocks[2], &stream).unwrap();
     let large = pool.alloc(8 * MIB, &stream).unwrap();
-    assert!(pool.stats().pages_stolen > 0);
+    assert!(pool.stats().pages_remapped > 0);
     assert_eq!(pool.stats().calls.unmap, 0);
     pool.check().unwrap();
     sim.release(hold);

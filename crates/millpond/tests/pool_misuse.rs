@@ -60,7 +60,7 @@ impl Bench {
 }
 
 fn device() -> (Arc<CheckerDevice>, Context) {
-    let sim = SimDevice::new(SimOptions { capacity: 256 * MIB, ..SimOptions::default() }).unwrap();
+    let sim = SimDevice::new(SimOptions::default().capacity(256 * MIB)).unwrap();
     let checker = CheckerDevice::new(sim);
     (checker.clone(), Context::new(checker))
 }
@@ -322,7 +322,7 @@ fn every_error_says_which_pool_and_what_to_do() {
 
 #[test]
 fn nobody_is_told_to_free_more_than_there_could_be() {
-    let sim = SimDevice::new(SimOptions { capacity: 256 * MIB, ..SimOptions::default() }).unwrap();
+    let sim = SimDevice::new(SimOptions::default().capacity(256 * MIB)).unwrap();
     let context = Context::new(sim);
     let stream = context.create_stream().unwrap();
     let advice = |pool: &Pool, bytes| match pool.alloc(bytes, &stream).unwrap_err() {
@@ -360,7 +360,7 @@ fn nobody_is_told_to_free_more_than_there_could_be() {
 
 #[test]
 fn where_only_holes_are_free_nobody_is_told_to_free_nothing() {
-    let sim = SimDevice::new(SimOptions { capacity: 8 * MIB, ..SimOptions::default() }).unwrap();
+    let sim = SimDevice::new(SimOptions::default().capacity(8 * MIB)).unwrap();
     let context = Context::new(sim);
     let stream = context.create_stream().unwrap();
     let pool = Pool::builder(&context).build().unwrap();

@@ -24,7 +24,7 @@ const fn count(full: usize) -> usize {
 }
 
 fn sim(capacity: u64) -> Context {
-    Context::new(SimDevice::new(SimOptions { capacity, ..SimOptions::default() }).unwrap())
+    Context::new(SimDevice::new(SimOptions::default().capacity(capacity)).unwrap())
 }
 
 fn pool(context: &Context) -> Pool {
@@ -466,7 +466,7 @@ fn a_block_in_a_magazine_cannot_be_freed_again_by_any_thread() {
 
 #[test]
 fn a_block_with_recorded_uses_waits_for_them_though_threads_cache() {
-    let sim = SimDevice::new(SimOptions { capacity: 1 << 30, ..SimOptions::default() }).unwrap();
+    let sim = SimDevice::new(SimOptions::default().capacity(1 << 30)).unwrap();
     let device = Context::new(sim.clone());
     let pool = Pool::builder(&device).reuse(millpond::ReusePolicies::NONE).build().unwrap();
     let (stream, user) = (device.create_stream().unwrap(), device.create_stream().unwrap());
@@ -488,7 +488,7 @@ fn a_block_with_recorded_uses_waits_for_them_though_threads_cache() {
 
 #[test]
 fn a_stream_that_takes_the_place_of_another_gets_none_of_its_magazines() {
-    let sim = SimDevice::new(SimOptions { capacity: 1 << 30, ..SimOptions::default() }).unwrap();
+    let sim = SimDevice::new(SimOptions::default().capacity(1 << 30)).unwrap();
     let device = Context::new(sim.clone());
     let pool = Pool::builder(&device).reuse(millpond::ReusePolicies::NONE).build().unwrap();
     let mut before = Vec::new();

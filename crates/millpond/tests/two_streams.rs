@@ -32,10 +32,7 @@ struct Sim(Arc<SimDevice>);
 
 impl Sim {
     fn new(virtual_memory: bool) -> Self {
-        Self(
-            SimDevice::new(SimOptions { capacity: CAPACITY, virtual_memory, ..SimOptions::default() })
-                .unwrap(),
-        )
+        Self(SimDevice::new(SimOptions::default().capacity(CAPACITY).virtual_memory(virtual_memory)).unwrap())
     }
 }
 
@@ -60,7 +57,7 @@ struct Host(Arc<HostDevice>);
 
 impl Host {
     fn new(virtual_memory: bool) -> Self {
-        let options = HostOptions { capacity: Some(CAPACITY), virtual_memory, ..HostOptions::default() };
+        let options = HostOptions::default().capacity(CAPACITY).virtual_memory(virtual_memory);
         Self(HostDevice::with_options(options).unwrap())
     }
 }
@@ -95,8 +92,7 @@ mod gpu {
 
     impl Cuda {
         pub(crate) fn new(virtual_memory: bool) -> Self {
-            let options =
-                CudaOptions { virtual_memory: (!virtual_memory).then_some(false), ..Default::default() };
+            let options = CudaOptions::default().virtual_memory((!virtual_memory).then_some(false));
             Self(CudaDevice::with_options(0, options).unwrap())
         }
     }
@@ -355,7 +351,7 @@ fn bytes_are_read_before_their_page_is_written_at_another_address(bench: &impl B
     let (first, second) = (context.create_stream().unwrap(), context.create_stream().unwrap());
     let kept = pool.alloc(PAGE, &first).unwrap();
     let hold = bench.hold(first.handle());
-    // Two pages, with a live one between them: only stealing both gives room for two together.
+    // Two pages, with a live one between them: only remapping both gives room for two together.
     let blocks: Vec<_> = (0..3).map(|_| pool.alloc(PAGE, &first).unwrap()).collect();
     let filler = pool.alloc(2 * PAGE, &first).unwrap();
     fill(&context, blocks[0], 1, PAGE, &first);
@@ -366,7 +362,7 @@ fn bytes_are_read_before_their_page_is_written_at_another_address(bench: &impl B
     pool.free_block(blocks[2], &first).unwrap();
     let next = pool.alloc(2 * PAGE, &second).unwrap();
     pool.check().unwrap();
-    assert!(pool.stats().pages_stolen >= 1, "{:?}", pool.stats());
+    assert!(pool.stats().pages_remapped >= 1, "{:?}", pool.stats());
     fill(&context, next, 2, 2 * PAGE, &second);
     bench.release(hold);
     expect(bench, &context, kept, 1, PAGE, &first);

@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn a_device_that_claims_everything_makes_no_panic() {
-        let device = SimDevice::new(SimOptions { capacity: u64::MAX, ..SimOptions::default() }).unwrap();
+        let device = SimDevice::new(SimOptions::default().capacity(u64::MAX)).unwrap();
         let mut calls = DeviceCalls::default();
         let refused = Segment::reserve(Counted { device: &*device, calls: &mut calls }, 20 << 20);
         assert!(matches!(refused, Err(DeviceError::OutOfMemory { call: "reserve", .. })), "{refused:?}");

@@ -83,7 +83,7 @@ fn replay(context: &Context, name: &str, trace: &str, scale: u64) {
 #[test]
 fn no_block_of_a_job_is_overwritten_on_the_host() {
     for name in NAMES {
-        let options = HostOptions { capacity: Some(1 << 30), ..HostOptions::default() };
+        let options = HostOptions::default().capacity(1 << 30);
         let context = Context::new(HostDevice::with_options(options).unwrap());
         for trace in [events::GNN, events::PIPELINE] {
             replay(&context, name, trace, 512);

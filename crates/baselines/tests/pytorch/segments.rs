@@ -22,7 +22,7 @@ struct Rig {
 
 impl Rig {
     fn new(capacity: u64, options: &str) -> Self {
-        let device = SimDevice::new(SimOptions { capacity, ..SimOptions::default() }).unwrap();
+        let device = SimDevice::new(SimOptions::default().capacity(capacity)).unwrap();
         let context = Context::new(device.clone());
         let allocator = Caching::with_options(&context, options.parse().unwrap()).unwrap();
         let streams = (0..8).map(|_| context.create_stream().unwrap()).collect();
@@ -173,7 +173,7 @@ fn expandable_pages_go_back_under_shortage_and_holes_fill_first() {
 
 #[test]
 fn expandable_segments_need_a_device_that_maps_pages() {
-    let device = SimDevice::new(SimOptions { virtual_memory: false, ..SimOptions::default() }).unwrap();
+    let device = SimDevice::new(SimOptions::default().virtual_memory(false)).unwrap();
     let error = Caching::with_options(&Context::new(device), CachingOptions::expandable()).unwrap_err();
     assert_eq!(error.to_string(), "simulated does not support virtual memory");
 }

@@ -21,12 +21,12 @@ pub(crate) enum Machine {
 
 impl Machine {
     pub(crate) fn host() -> Self {
-        let options = HostOptions { capacity: Some(CAPACITY), ..HostOptions::default() };
+        let options = HostOptions::default().capacity(CAPACITY);
         Self::Host(HostDevice::with_options(options).unwrap())
     }
 
     pub(crate) fn sim() -> Self {
-        Self::Sim(SimDevice::new(SimOptions { capacity: CAPACITY, ..SimOptions::default() }).unwrap())
+        Self::Sim(SimDevice::new(SimOptions::default().capacity(CAPACITY)).unwrap())
     }
 
     fn context(&self) -> Context {

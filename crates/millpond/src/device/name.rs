@@ -94,6 +94,10 @@ impl DeviceName {
             Kind::Cuda => super::cuda::CudaDevice::new(self.ordinal)?,
             #[cfg(not(feature = "cuda"))]
             Kind::Cuda => return Err(self.not_compiled_in("cuda")),
+            Kind::Other => {
+                let text = "a device of another crate is opened by that crate".to_owned();
+                return Err(DeviceError::Unavailable(text));
+            }
             Kind::Host => HostDevice::with_options(HostOptions { capacity, ..HostOptions::default() })?,
             Kind::Sim => {
                 let default = SimOptions::default();
@@ -120,7 +124,7 @@ impl DeviceName {
             #[cfg(not(feature = "cuda"))]
             Kind::Cuda => 0,
             Kind::Host => 1,
-            Kind::Sim => 0,
+            Kind::Sim | Kind::Other => 0,
         }
     }
 

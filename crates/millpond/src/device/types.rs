@@ -154,6 +154,8 @@ pub enum Kind {
     Host,
     /// Nothing: bookkeeping in virtual time.
     Sim,
+    /// A device of another crate.
+    Other,
 }
 
 impl fmt::Display for Kind {
@@ -162,12 +164,14 @@ impl fmt::Display for Kind {
             Self::Cuda => "cuda",
             Self::Host => "host",
             Self::Sim => "sim",
+            Self::Other => "other",
         })
     }
 }
 
-/// What a device is and can do.
+/// What a device is and can do. Devices of other crates begin with [`Properties::new`], and set what differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Properties {
     /// Which of the devices this is.
     pub kind: Kind,
@@ -187,6 +191,20 @@ pub struct Properties {
 }
 
 impl Properties {
+    /// A device of [another crate](Kind::Other), its first, without virtual memory and without memory pools. What later
+    /// versions add is off, too.
+    pub fn new(name: impl Into<String>, total_memory: u64, granularity: u64) -> Self {
+        Self {
+            kind: Kind::Other,
+            ordinal: 0,
+            name: name.into(),
+            total_memory,
+            granularity,
+            virtual_memory: false,
+            memory_pools: false,
+        }
+    }
+
     /// The device in a word, as `cuda:0`.
     pub(crate) fn short(&self) -> impl fmt::Debug {
         struct Short(Kind, usize);

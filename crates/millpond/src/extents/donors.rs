@@ -123,7 +123,7 @@ impl Donors {
             let fence = std::mem::take(map.fence_mut(old));
             mapper.attach(map, cursor, donated.page, &fence, freed);
             *map.fence_mut(old) = fence;
-            mapper.counters().pages_stolen.add(1);
+            mapper.counters().pages_remapped.add(1);
             return Ok(true);
         }
         Ok(false)

@@ -127,7 +127,7 @@ impl Miss<'_> {
         let reserved = self.mapper.counters().reserved.level();
         let after = reserved.current + u64::from(base_pages) * base_page_bytes;
         if after > reserved.high {
-            self.note_growth(base_pages);
+            self.shortening.note_growth();
         }
         // Any free pages left are too long here. That is no reason to hold more than ever before.
         self.exchange(after.saturating_sub(reserved.high));
@@ -154,14 +154,6 @@ impl Miss<'_> {
             held: self.mapper.reserved() / layout.base_page_bytes,
             balance: self.request.balance,
         })
-    }
-
-    /// Notes that the pool is about to hold more than ever. (What captures hold is not free here.)
-    fn note_growth(&mut self, base_pages: u32) {
-        let after = self.mapper.pages().base_pages() + u64::from(base_pages);
-        let (_, used) = self.map.allocated();
-        let held = after << self.map.layout.base_page_shift();
-        self.shortening.note_growth(after, (held, used + self.request.units));
     }
 
     /// Gives free pages back for shorter ones, until there is room for so many bytes; returns whether any was.

@@ -5,7 +5,7 @@ use super::extent_map::ExtentMap;
 use super::refusal::Refusal;
 use super::reuse_rules::ReuseRules;
 use super::search::Request;
-use crate::policy::fit::{GROWTH_CANDIDATES, GROWTH_LOOKS};
+use crate::policy::fit::GROWTH_CANDIDATES;
 
 /// A place for an allocation that is not wholly backed yet.
 #[derive(Debug, Clone, Copy)]
@@ -58,9 +58,9 @@ impl Growth<'_> {
     /// The place with the fewest missing base pages that begins or ends with one of the longest free extents.
     fn best(&self) -> Option<Placement> {
         let mut best: Option<Placement> = None;
-        let looked_at = self.map.free(self.request.zone).below(self.request.units).take(GROWTH_LOOKS);
-        for id in looked_at.filter(|id| self.may_grow(*id)).take(GROWTH_CANDIDATES) {
-            if !self.could_be_ready(id) {
+        let longest = self.map.free(self.request.zone).below(self.request.units);
+        for id in longest.take(GROWTH_CANDIDATES) {
+            if !self.may_grow(id) || !self.could_be_ready(id) {
                 continue;
             }
             for grow in [Self::up, Self::down] {

@@ -15,7 +15,7 @@ use super::refusal::Refusal;
 use super::reuse_rules::ReuseRules;
 use crate::physical::PageId;
 use crate::policy::ledger::Ledger;
-use crate::policy::shortening::{AT_ONCE, SHORT_PAGE, Shortening};
+use crate::policy::shortening::{AT_ONCE, SHORT_PAGE, Shortening, goes_on};
 
 /// A page that is free as a whole. The greatest is the longest, and of equals the one at the lowest address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,23 +39,25 @@ pub(super) fn shorten(
 ) -> bool {
     let device = rules.timelines.device();
     let began = device.now();
-    if !shortening.begin(map.frees(), ledger.balance(began).savings()) {
+    if !shortening.begin(map.frees(), ledger.balance(began)) {
         return false;
     }
     mapper.reap(map, rules);
     let mut all = long_free_pages(map, rules, mapper);
     // Also if there are none: the search takes time, and is soon repeated.
     ledger.pay_for_pages(device.now().saturating_sub(began));
+    if all.is_empty() {
+        shortening.note_none();
+    }
     let mut any = false;
     for _ in 0..AT_ONCE {
         let began = device.now();
-        if !shortening.goes_on(ledger.balance(began).savings()) {
+        if !goes_on(ledger.balance(began)) {
             break;
         }
         let Some(long) = all.pop() else { break };
         let exchanged = exchange_in_place(map, mapper, &long);
         ledger.pay_for_pages(device.now().saturating_sub(began));
-        shortening.note_exchanged(long.base_pages);
         any = true;
         if let Err(refusal) = exchanged {
             tracing::warn!(?refusal, "a long page could not be exchanged for short ones");

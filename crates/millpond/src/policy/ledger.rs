@@ -31,16 +31,6 @@ pub(crate) enum Balance {
     Overdrawn,
 }
 
-impl Balance {
-    /// Time that was earned for pages and not spent.
-    pub(crate) fn savings(self) -> Duration {
-        match self {
-            Self::Saving(saved) => saved,
-            Self::Even | Self::Overdrawn => Duration::ZERO,
-        }
-    }
-}
-
 /// See the [module](self).
 #[derive(Debug)]
 pub(crate) struct Ledger {

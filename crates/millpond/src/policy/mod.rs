@@ -1,8 +1,7 @@
 //! `policy/`: what the pool decides, and the constants that can be tuned. Uses nothing.
 //!
-//! Each decision is a function or a small struct: observations go in, an answer comes out. It knows no pool, and is tested
-//! without one. A constant that can be tuned stands beside the decision that it belongs to, with the measurement that
-//! chose it.
+//! A decision takes observations and returns an answer. It knows no pool, and is tested without one. The mechanisms
+//! that carry it out stand in the folders above. Each constant says which measurement chose it.
 
 mod ablation;
 pub(crate) mod caching;

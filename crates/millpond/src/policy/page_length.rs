@@ -2,33 +2,19 @@
 //!
 //! docs/lab/pages.md, "How long should a page be?", has what was measured for each constant.
 
-use std::time::Duration;
-
 use super::ledger::Balance;
 
 /// Pages enough for a large block: about one is pinned at the ends of a hole, and several blocks share a hole. (A sixth
-/// of the block came to 1.0150 at 0.68 %, a twelfth to 1.0137 at 0.72 %.)
+/// of the block came to 1.0150 at 0.68 %, a twelfth to 1.0137 at 0.72 %. A 10th to a 20th are alike.)
 const PAGES_IN_BLOCK: u64 = 12;
 
-/// Pages enough for a large block where much was saved.
-const MORE_PAGES_IN_BLOCK: u64 = 24;
-
-/// What is much: some five hundred pages on an H200.
-const MUCH_SAVED: Duration = Duration::from_millis(20);
-
-/// Pages that are enough for all that is held, while the pool saves. (Against none: 1.0154 at 0.72 %, from 1.0156 at
-/// 0.74 %.)
-const MANY_PAGES: u64 = 512;
-
-/// Pages that are enough for all that is held, otherwise. (A 64th came to 1.0106, an 80th to 1.0107, a 96th to
-/// 1.0108; the first five seconds to 1.0099 with a 96th, from 1.0109.)
-const FEW_PAGES: u64 = 96;
+/// Pages that are enough for all that is held, unless the pool saves. (A 64th came to 1.0106, an 80th to 1.0107, a 96th
+/// to 1.0108; the first five seconds to 1.0099 with a 96th, from 1.0109. Without it three jobs take more than 1 %.)
+const PAGES_IN_POOL: u64 = 96;
 
 /// Base pages in a segment that the driver allocates for large blocks, where it has no pages. As in PyTorch's allocator
 /// (`kLargeBuffer`, 20 MiB).
 pub(crate) const PAGES_IN_SEGMENT: u64 = 10;
-
-const _: () = assert!(PAGES_IN_BLOCK < MORE_PAGES_IN_BLOCK && FEW_PAGES < MANY_PAGES);
 
 /// What a new page is for. Lengths are in base pages.
 #[derive(Debug, Clone, Copy)]
@@ -41,18 +27,17 @@ pub(crate) struct PageNeed {
     pub(crate) block: u64,
     /// All that the pool holds.
     pub(crate) held: u64,
-    /// What the ledger says.
+    /// Whether there is time for short pages.
     pub(crate) balance: Balance,
 }
 
-/// The length of a new page of the large zone, a power of two: `min(room, longest, max(block / 12, held / n))`, where `n`
-/// is 512 while the pool saves, else 96. Where much was saved, `block / 24` takes the place of the maximum.
+/// The length of a new page of the large zone, a power of two: `min(room, longest, block / 12)` while the pool saves, else
+/// `min(room, longest, max(block / 12, held / 96))`.
 pub(crate) fn page_length(need: PageNeed) -> u32 {
     let PageNeed { room, longest, block, held, balance } = need;
     let enough = match balance {
-        Balance::Saving(saved) if saved >= MUCH_SAVED => block / MORE_PAGES_IN_BLOCK,
-        Balance::Saving(_) => (block / PAGES_IN_BLOCK).max(held / MANY_PAGES),
-        Balance::Even | Balance::Overdrawn => (block / PAGES_IN_BLOCK).max(held / FEW_PAGES),
+        Balance::Saving(_) => block / PAGES_IN_BLOCK,
+        Balance::Even | Balance::Overdrawn => (block / PAGES_IN_BLOCK).max(held / PAGES_IN_POOL),
     };
     let enough = u32::try_from(enough.max(1)).unwrap_or(u32::MAX);
     1 << room.min(longest).min(enough).ilog2()
@@ -60,10 +45,13 @@ pub(crate) fn page_length(need: PageNeed) -> u32 {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
-    const NEED: PageNeed =
-        PageNeed { room: 4096, longest: 16, block: 96, held: 0, balance: Balance::Saving(Duration::ZERO) };
+    const SAVING: Balance = Balance::Saving(Duration::ZERO);
+
+    const NEED: PageNeed = PageNeed { room: 4096, longest: 16, block: 96, held: 0, balance: SAVING };
 
     #[test]
     fn a_page_is_a_twelfth_of_its_block_and_no_longer_than_its_room() {
@@ -75,12 +63,8 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_long_unless_the_pool_saves_and_short_after_much() {
+    fn pages_are_long_unless_the_pool_saves() {
         let of = |balance| page_length(PageNeed { held: 1536, balance, ..NEED });
-        let saving = |millis| Balance::Saving(Duration::from_millis(millis));
-        assert_eq!(
-            [of(saving(19)), of(Balance::Even), of(Balance::Overdrawn), of(saving(20))],
-            [8, 16, 16, 4]
-        );
+        assert_eq!([SAVING, Balance::Even, Balance::Overdrawn].map(of), [8, 16, 16]);
     }
 }

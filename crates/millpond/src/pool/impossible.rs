@@ -1,4 +1,4 @@
-//! Impossible requests: what no step can satisfy is refused before anything is given back, stolen or asked for.
+//! Impossible requests: what no step can satisfy is refused before anything is given back, remapped or asked for.
 //!
 //! A live block cannot move. So a request is impossible if it and all live blocks exceed a limit, whatever is free or
 //! cached. It is possible if the pool holds that much already (a budget may have been lowered since): then nothing has

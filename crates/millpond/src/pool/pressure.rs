@@ -191,7 +191,7 @@ impl PoolInner {
 
 /// A step that may make room.
 enum PressureStep {
-    /// Wait on the host until everything free is complete, so that every stream may use it and steal from it.
+    /// Wait on the host until everything free is complete, so that every stream may use it and remap its pages.
     WaitForFences,
     /// Give back about as much as was asked for: pages of other sizes may be had for it.
     ReleaseSome,

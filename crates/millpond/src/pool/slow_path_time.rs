@@ -8,7 +8,7 @@ use crate::policy::ledger::{Observation, SlowPath};
 impl PoolInner {
     /// Pages that were taken from one place for another so far, or given back for others.
     pub(super) fn pages_moved(&self) -> u64 {
-        self.counters.pages_stolen.get() + self.counters.calls.release.get()
+        self.counters.pages_remapped.get() + self.counters.calls.release.get()
     }
 
     /// The lock, for what found no block or no room in a magazine. The thread's wait counts as slow-path time: with

@@ -12,8 +12,7 @@ pub(crate) struct CudaHarness(Arc<CudaDevice>);
 impl CudaHarness {
     /// GPU 0; without virtual memory, as if it had none.
     pub(crate) fn new(virtual_memory: bool) -> Self {
-        let options =
-            CudaOptions { virtual_memory: (!virtual_memory).then_some(false), ..Default::default() };
+        let options = CudaOptions::default().virtual_memory((!virtual_memory).then_some(false));
         Self(CudaDevice::with_options(0, options).unwrap())
     }
 }

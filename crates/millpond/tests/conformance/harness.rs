@@ -44,7 +44,7 @@ pub(crate) struct HostHarness(Arc<HostDevice>);
 
 impl HostHarness {
     pub(crate) fn new(virtual_memory: bool) -> Self {
-        let options = HostOptions { capacity: Some(CAPACITY), virtual_memory, ..HostOptions::default() };
+        let options = HostOptions::default().capacity(CAPACITY).virtual_memory(virtual_memory);
         Self(HostDevice::with_options(options).unwrap())
     }
 }
@@ -119,7 +119,7 @@ pub(crate) struct SimHarness(Arc<SimDevice>);
 
 impl SimHarness {
     pub(crate) fn new(virtual_memory: bool) -> Self {
-        let options = SimOptions { capacity: CAPACITY, virtual_memory, ..SimOptions::default() };
+        let options = SimOptions::default().capacity(CAPACITY).virtual_memory(virtual_memory);
         Self(SimDevice::new(options).unwrap())
     }
 }

@@ -168,7 +168,7 @@ fn limited() -> Bench {
 
 /// On a device without virtual memory.
 fn segments() -> Bench {
-    let bench = Bench::with(SimOptions { virtual_memory: false, ..SimOptions::default() }, |builder| builder);
+    let bench = Bench::with(SimOptions::default().virtual_memory(false), |builder| builder);
     let bench = bench.holding((0..30).map(|at| (3 + at % 7) * 5 * MIB));
     bench.free_every_other();
     bench

@@ -90,7 +90,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new() -> Self {
-        let options = HostOptions { capacity: Some(CAPACITY), ..HostOptions::default() };
+        let options = HostOptions::default().capacity(CAPACITY);
         let device = CapturingDevice::new(HostDevice::with_options(options).unwrap());
         let context = Context::new(device.clone());
         let pool = Pool::builder(&context).build().unwrap();

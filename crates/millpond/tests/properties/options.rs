@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millpond::device::sim::{CostTable, SimDevice, SimOptions};
+use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Budget, Context, Pool, Result, ReusePolicies};
 use proptest::prelude::*;
 
@@ -51,14 +51,11 @@ impl Options {
     }
 
     pub(crate) fn device(&self) -> Arc<SimDevice> {
-        let device = SimDevice::new(SimOptions {
-            capacity: self.capacity * GRANULARITY,
-            granularity: GRANULARITY,
-            virtual_memory: self.virtual_memory,
-            memory_pools: true,
-            costs: CostTable::h200(),
-        });
-        device.expect("the options are a device's")
+        let options = SimOptions::default()
+            .capacity(self.capacity * GRANULARITY)
+            .granularity(GRANULARITY)
+            .virtual_memory(self.virtual_memory);
+        SimDevice::new(options).expect("the options are a device's")
     }
 
     pub(crate) fn budget(&self) -> Option<Budget> {

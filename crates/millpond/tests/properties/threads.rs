@@ -217,12 +217,12 @@ fn stress(device: Arc<dyn Device>, bytes: bool, reuse: ReusePolicies) {
 
 fn sim(virtual_memory: bool) -> Arc<dyn Device> {
     let capacity = 24 * GRANULARITY;
-    SimDevice::new(SimOptions { capacity, virtual_memory, ..SimOptions::default() }).unwrap()
+    SimDevice::new(SimOptions::default().capacity(capacity).virtual_memory(virtual_memory)).unwrap()
 }
 
 fn host() -> Arc<dyn Device> {
     let capacity = Some(24 * GRANULARITY);
-    HostDevice::with_options(HostOptions { capacity, ..HostOptions::default() }).unwrap()
+    HostDevice::with_options(HostOptions::default().capacity(capacity)).unwrap()
 }
 
 #[test]

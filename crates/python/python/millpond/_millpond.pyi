@@ -102,12 +102,12 @@ class Stats:
         """Allocations that found memory ready, without a device call that moves memory."""
     @property
     def misses(self) -> int:
-        """Allocations that had to map, steal or create."""
+        """Allocations that had to map, remap or create."""
     @property
     def stream_waits(self) -> int:
         """Allocations for which the pool made the stream wait for another."""
     @property
-    def pages_stolen(self) -> int:
+    def pages_remapped(self) -> int:
         """Pages taken from a free range to back another address."""
     @property
     def retries(self) -> int:

@@ -124,7 +124,7 @@ def summary(of: Pool) -> str:
     lines += [
         f"cached {human(figures.cached)}, fragmentation {figures.fragmentation:.1%}",
         f"allocations {figures.allocations:,}, of which {share} found memory ready; frees {figures.frees:,}",
-        f"device calls {figures.calls.memory:,}; pages stolen {figures.pages_stolen:,}; "
+        f"device calls {figures.calls.memory:,}; pages remapped {figures.pages_remapped:,}; "
         f"stream waits {figures.stream_waits:,}; retries {figures.retries:,}; out of memory {figures.out_of_memory:,}",
         f"the device has {human(free)} free of {human(total)}",
     ]

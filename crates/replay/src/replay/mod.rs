@@ -94,7 +94,7 @@ impl Stage {
     /// # Errors
     /// The device's own.
     pub fn sim(program: &Program, capacity: u64) -> Result<Self, ReplayError> {
-        let sim = SimDevice::new(SimOptions { capacity, ..SimOptions::default() })?;
+        let sim = SimDevice::new(SimOptions::default().capacity(capacity))?;
         let context = Context::new(sim.clone());
         Ok(Self { sim: Some(sim), ..Self::new(program, context)? })
     }
@@ -114,7 +114,7 @@ impl Stage {
     /// # Errors
     /// The device's own.
     pub fn watched_sim(program: &Program, capacity: u64) -> Result<Self, ReplayError> {
-        let sim = SimDevice::new(SimOptions { capacity, ..SimOptions::default() })?;
+        let sim = SimDevice::new(SimOptions::default().capacity(capacity))?;
         Ok(Self { sim: Some(sim.clone()), ..Self::watched(program, sim)? })
     }
 

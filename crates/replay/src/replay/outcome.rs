@@ -112,7 +112,8 @@ impl Calls {
 
 impl From<DeviceCalls> for Calls {
     fn from(calls: DeviceCalls) -> Self {
-        let DeviceCalls { reserve, unreserve, create, map, set_access, unmap, release, alloc, free } = calls;
+        let DeviceCalls { reserve, unreserve, create, map, set_access, unmap, release, alloc, free, .. } =
+            calls;
         Self { reserve, unreserve, create, map, set_access, unmap, release, alloc, free }
     }
 }

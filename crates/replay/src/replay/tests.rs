@@ -86,8 +86,7 @@ fn real_memory_keeps_every_mark_on_the_host() {
     let trace = recorded(PIPELINE);
     let program = Program::new(&trace, FreeWhen::Completed);
     for allocator in ["millpond", "caching"] {
-        let device =
-            HostDevice::with_options(HostOptions { capacity: Some(1 << 40), ..HostOptions::default() });
+        let device = HostDevice::with_options(HostOptions::default().capacity(1 << 40));
         let (outcome, marks) = on_device(&trace, &program, &named(allocator), device.unwrap(), true).unwrap();
         assert_eq!(outcome.peak_requested, 6_173_473_808, "{allocator}");
         assert_eq!(outcome.device, "host");
@@ -105,8 +104,7 @@ fn every_allocators_books_agree_with_the_devices_own() {
     let trace = recorded(GNN);
     let program = Program::new(&trace, FreeWhen::Completed);
     for allocator in millpond_baselines::NAMES {
-        let device =
-            HostDevice::with_options(HostOptions { capacity: Some(1 << 40), ..HostOptions::default() });
+        let device = HostDevice::with_options(HostOptions::default().capacity(1 << 40));
         let (outcome, _) = on_device(&trace, &program, &named(allocator), device.unwrap(), false).unwrap();
         let off = outcome.driver.unwrap().disagreement(outcome.peak_reserved);
         assert!(off.abs() < 0.01, "{allocator}: {off:+.4}, {outcome:?}");
@@ -148,7 +146,7 @@ fn an_allocator_that_gives_memory_out_twice_is_found() {
     use millpond::device::host::{HostDevice, HostOptions};
     let trace = recorded(GNN);
     let program = Program::new(&trace, FreeWhen::Completed);
-    let device = HostDevice::with_options(HostOptions { capacity: Some(1 << 40), ..HostOptions::default() });
+    let device = HostDevice::with_options(HostOptions::default().capacity(1 << 40));
     let choose = |context: &Context| -> Result<Box<dyn Allocator>, ChoiceError> {
         Ok(Box::new(Careless(millpond_baselines::by_name("driver", context)?, Default::default())))
     };

@@ -21,8 +21,10 @@ use crate::device::{DeviceError, DeviceResult, Kind, Properties, StreamHandle};
 /// allocators grow by.
 const GRANULARITY_WITHOUT_PAGES: u64 = 2 << 20;
 
-/// How to open a GPU.
+/// How to open a GPU. `CudaOptions::default().peer_access(false)` is one that leaves other GPUs alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+#[must_use = "options do nothing until a GPU is opened with them"]
 pub struct CudaOptions {
     /// Whether to use virtual memory management. `None` uses it where it is there; `Some(false)` leaves it,
     /// so that a pool falls back to segments; `Some(true)` refuses to open a GPU without it.
@@ -34,8 +36,23 @@ pub struct CudaOptions {
     pub peer_access: Option<bool>,
 }
 
+impl CudaOptions {
+    /// As [`virtual_memory`](field@Self::virtual_memory).
+    pub fn virtual_memory(mut self, virtual_memory: impl Into<Option<bool>>) -> Self {
+        self.virtual_memory = virtual_memory.into();
+        self
+    }
+
+    /// As [`peer_access`](field@Self::peer_access).
+    pub fn peer_access(mut self, peer_access: impl Into<Option<bool>>) -> Self {
+        self.peer_access = peer_access.into();
+        self
+    }
+}
+
 /// What is worth knowing of a GPU beside its [`Properties`].
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct CudaFacts {
     /// The compute capability, major and minor, as (9, 0).
     pub compute_capability: (u32, u32),

@@ -30,6 +30,7 @@ impl std::fmt::Display for DriverVersion {
 
 /// The driver of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct DriverInfo {
     /// The newest CUDA version that it supports.
     pub cuda: DriverVersion,

@@ -31,8 +31,10 @@ use super::{
 };
 use crate::process::{OfProcess, Process};
 
-/// How a [`HostDevice`] is made.
+/// How a [`HostDevice`] is made. `HostOptions::default().capacity(1 << 30)` is one with 1 GiB.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use = "options do nothing until a device is made with them"]
 pub struct HostOptions {
     /// Bytes of memory that the device has. Nothing: half of what the process may have, by the machine and
     /// by its control group. More than there is can be given, and is not noticed before it is used.
@@ -46,6 +48,26 @@ pub struct HostOptions {
 impl Default for HostOptions {
     fn default() -> Self {
         Self { capacity: None, granularity: 2 << 20, virtual_memory: true }
+    }
+}
+
+impl HostOptions {
+    /// As [`capacity`](field@Self::capacity).
+    pub fn capacity(mut self, capacity: impl Into<Option<u64>>) -> Self {
+        self.capacity = capacity.into();
+        self
+    }
+
+    /// As [`granularity`](field@Self::granularity).
+    pub fn granularity(mut self, granularity: u64) -> Self {
+        self.granularity = granularity;
+        self
+    }
+
+    /// As [`virtual_memory`](field@Self::virtual_memory).
+    pub fn virtual_memory(mut self, virtual_memory: bool) -> Self {
+        self.virtual_memory = virtual_memory;
+        self
     }
 }
 

@@ -7,6 +7,7 @@ macro_rules! calls {
         /// A call of [`Device`](crate::device::Device), named as its function.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         #[allow(missing_docs, reason = "each is named as the function that it stands for")]
+        #[non_exhaustive]
         pub enum Call { $($call,)* }
 
         impl Call {

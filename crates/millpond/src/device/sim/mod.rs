@@ -37,8 +37,10 @@ use super::ledger::invalid;
 use super::{DeviceError, DeviceResult, Kind, Properties, StreamHandle};
 use crate::process::{OfProcess, Process};
 
-/// How a [`SimDevice`] is made.
+/// How a [`SimDevice`] is made. `SimOptions::default().capacity(1 << 30)` is one with 1 GiB.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+#[must_use = "options do nothing until a device is made with them"]
 pub struct SimOptions {
     /// Bytes of memory that the device has.
     pub capacity: u64,
@@ -62,6 +64,38 @@ impl Default for SimOptions {
             memory_pools: true,
             costs: CostTable::h200(),
         }
+    }
+}
+
+impl SimOptions {
+    /// As [`capacity`](field@Self::capacity).
+    pub fn capacity(mut self, capacity: u64) -> Self {
+        self.capacity = capacity;
+        self
+    }
+
+    /// As [`granularity`](field@Self::granularity).
+    pub fn granularity(mut self, granularity: u64) -> Self {
+        self.granularity = granularity;
+        self
+    }
+
+    /// As [`virtual_memory`](field@Self::virtual_memory).
+    pub fn virtual_memory(mut self, virtual_memory: bool) -> Self {
+        self.virtual_memory = virtual_memory;
+        self
+    }
+
+    /// As [`memory_pools`](field@Self::memory_pools).
+    pub fn memory_pools(mut self, memory_pools: bool) -> Self {
+        self.memory_pools = memory_pools;
+        self
+    }
+
+    /// As [`costs`](field@Self::costs).
+    pub fn costs(mut self, costs: CostTable) -> Self {
+        self.costs = costs;
+        self
     }
 }
 

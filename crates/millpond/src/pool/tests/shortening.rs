@@ -68,16 +68,6 @@ impl Job {
         calls.create - calls.release
     }
 
-    /// One block of a gibibyte and more, and then time, in which the pages stay as long as they are.
-    fn grows_and_keeps_its_pages(&mut self) {
-        let longer = self.alloc(1100);
-        self.free([longer]);
-        self.pass_time(60);
-        let pages = self.pages();
-        self.low_water();
-        assert_eq!(self.pages(), pages);
-    }
-
     fn shorten(&self) {
         let inner = self.pool.inner();
         inner.shorten(&mut inner.state.lock());
@@ -103,24 +93,6 @@ fn what_long_pages_pinned_at_high_water_is_not_lacking_at_a_higher_one() {
 }
 
 #[test]
-fn pages_stay_long_where_they_pin_little() {
-    let mut job = Job::new();
-    job.grows_and_keeps_its_pages();
-}
-
-#[test]
-fn what_captures_hold_is_not_taken_for_free() {
-    let mut job = Job::new();
-    let memory = job.pool.capture_pool();
-    let capturing = memory.begin(&job.stream).unwrap();
-    let captured = job.alloc(100);
-    drop(capturing);
-    // What it takes then is all that is the pool's own, and more.
-    job.grows_and_keeps_its_pages();
-    job.free([captured]);
-}
-
-#[test]
 fn to_look_in_vain_takes_a_small_part_of_the_time_too() {
     let mut job = Job::new();
     job.high_water(800);
@@ -142,16 +114,18 @@ fn to_look_in_vain_takes_a_small_part_of_the_time_too() {
 }
 
 #[test]
-fn a_quarter_of_what_is_held_is_shortened_for_each_growth() {
+fn it_ends_when_no_long_page_is_left() {
     let mut job = Job::new();
     job.high_water(800);
     job.pass_time(600);
-    let (pages, held) = (job.pages(), job.pool.reserved().current);
+    let held = job.pool.reserved().current;
     (0..20).for_each(|_| job.low_water());
-    // Eight short pages for each long one.
-    let shortened = (job.pages() - pages) / 7 * 32 * MIB;
-    assert!(shortened.abs_diff(held / 4) <= 32 * MIB, "{shortened} of {held}");
-    assert_eq!(job.pool.reserved().current, held);
+    let pages = job.pages();
+    // Two base pages are the longest then; what was created for small blocks is shorter.
+    assert!(pages >= held / (4 * MIB), "{pages} pages of {held} bytes");
+    job.pass_time(600);
+    job.low_water();
+    assert_eq!((job.pages(), job.pool.reserved().current), (pages, held));
 }
 
 #[test]

@@ -33,6 +33,7 @@ pub enum Rule {
 
 /// One broken rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Violation {
     /// Which rule.
     pub rule: Rule,
@@ -48,6 +49,7 @@ impl fmt::Display for Violation {
 
 /// Everything that went wrong, with the device calls before the first of it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
 pub struct Report {
     /// The broken rules, first things first.
     pub violations: Vec<Violation>,
