@@ -582,7 +582,10 @@ fn classes_that_lend_each_other_blocks_rest_within_the_spare_bytes_without_a_mis
     assert_eq!(after.allocations - before.allocations, STEPS);
     assert!(after.misses - before.misses < STEPS / 5_000, "{before:?} {after:?}");
     assert!(after.calls.memory() - before.calls.memory() < STEPS / 1_000, "{before:?} {after:?}");
-    assert!(after.reserved.high < after.allocated.high * 13 / 10, "{after:?}");
+    assert!(
+        after.reserved.high <= after.allocated.high + (5 << 30),
+        "within the growth allowance: {after:?}"
+    );
 }
 
 #[test]

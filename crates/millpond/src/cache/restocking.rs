@@ -186,7 +186,9 @@ impl Caches {
         known.growth.note_free(descriptor.requested());
         magazine.unstow();
         if magazine.is_full() {
-            let may_grow = !bounds.is_large || bounds.in_throughput_mode || known.history.note_free(size);
+            let may_grow =
+                !bounds.is_large || bounds.in_throughput_mode || without(Mechanism::ReuseHistoryAlways);
+            known.history.note_free(size);
             if !may_grow && magazine.is_empty() {
                 // Nearly always, of large blocks, while a program does not repeat itself.
                 return false;

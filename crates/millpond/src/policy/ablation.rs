@@ -35,8 +35,6 @@ pub(crate) enum Mechanism {
     ShortPagesAlways,
     /// In throughput mode, magazines that were restocked from the depot get more room.
     Widening,
-    /// Large blocks of one length that are freed one after the other earn room.
-    LongRuns,
     /// In throughput mode, a class that has no block borrows one of a longer class.
     Borrowing,
     /// In throughput mode, what other streams freed is had from the depot.
@@ -60,7 +58,7 @@ mod lab {
     use super::Mechanism;
 
     /// Their names in `MILLPOND_WITHOUT`.
-    const NAMES: [(&str, Mechanism); 17] = [
+    const NAMES: [(&str, Mechanism); 16] = [
         ("throughput", Mechanism::Throughput),
         ("reuse-history", Mechanism::ReuseHistory),
         ("reuse-history-always", Mechanism::ReuseHistoryAlways),
@@ -76,7 +74,6 @@ mod lab {
         ("short-pages-always", Mechanism::ShortPagesAlways),
         ("borrowing", Mechanism::Borrowing),
         ("widening", Mechanism::Widening),
-        ("long-runs", Mechanism::LongRuns),
         ("other-streams", Mechanism::OtherStreams),
     ];
 

@@ -11,8 +11,6 @@ use super::{Mechanism, without};
 pub(crate) struct ReuseHistory {
     /// Bytes of the block freed last that found no room.
     bytes: u64,
-    /// Blocks of that length that had no room, one after the other.
-    run: u32,
     /// Missed reuses in a row.
     missed_reuses: u32,
     /// Blocks that were borrowed from longer classes in a row.
@@ -20,10 +18,6 @@ pub(crate) struct ReuseHistory {
     /// What the thread had allocated by the last of them.
     borrowed_at: u64,
 }
-
-/// Blocks of one length, freed one after the other, from which on the magazine gets room. A thread that only frees
-/// hands them over by the depot.
-const LONG_RUN: u32 = 32;
 
 /// Missed reuses in a row, from which on the magazine gets room. A block in a magazine splits free memory: with room for
 /// whatever is missed twice, recorded jobs hold 0.3 % more (docs/lab/pages.md).
@@ -37,19 +31,16 @@ const MOST_BORROWED: u32 = 64;
 const IN_A_ROW: u64 = 4;
 
 impl ReuseHistory {
-    /// A freed block of this length found no room. Whether the magazine should get some.
-    pub(crate) fn note_free(&mut self, bytes: u64) -> bool {
-        self.run = if self.bytes == bytes { self.run + 1 } else { 1 };
+    /// A freed block of this length found no room.
+    pub(crate) fn note_free(&mut self, bytes: u64) {
         self.bytes = bytes;
-        let is_left_out = without(Mechanism::ReuseHistory) || without(Mechanism::LongRuns);
-        !is_left_out && self.run >= LONG_RUN || without(Mechanism::ReuseHistoryAlways)
     }
 
     /// No block of this length was found for a request. Whether the magazine should get room.
     pub(crate) fn note_alloc(&mut self, bytes: u64) -> bool {
         let is_missed = self.bytes == bytes;
         self.missed_reuses = if is_missed { (self.missed_reuses + 1).min(MANY_MISSED_REUSES) } else { 0 };
-        (self.bytes, self.run) = (0, 0);
+        self.bytes = 0;
         !without(Mechanism::ReuseHistory) && self.missed_reuses == MANY_MISSED_REUSES
             || without(Mechanism::ReuseHistoryAlways)
     }
@@ -70,22 +61,14 @@ mod tests {
     #[test]
     fn only_a_length_missed_again_and_again_earns_room() {
         let mut history = ReuseHistory::default();
-        let mut pair = |bytes| {
-            assert!(!history.note_free(bytes));
+        let pair = |history: &mut ReuseHistory, bytes| {
+            history.note_free(bytes);
             history.note_alloc(bytes)
         };
-        assert!((1..MANY_MISSED_REUSES).all(|_| !pair(5 << 20)));
-        assert!(pair(5 << 20));
+        assert!((1..MANY_MISSED_REUSES).all(|_| !pair(&mut history, 5 << 20)));
+        assert!(pair(&mut history, 5 << 20));
         assert!(!history.note_alloc(6 << 20), "another length begins anew");
-        assert!(!history.note_free(5 << 20) && !history.note_alloc(5 << 20));
-    }
-
-    #[test]
-    fn a_thread_that_only_frees_one_length_earns_room() {
-        let mut history = ReuseHistory::default();
-        assert!((1..LONG_RUN).all(|_| !history.note_free(5 << 20)));
-        assert!(history.note_free(5 << 20));
-        assert!(!history.note_free(6 << 20));
+        assert!(!pair(&mut history, 5 << 20));
     }
 
     #[test]
