@@ -551,7 +551,7 @@ mod tests {
 
     /// For Miri, which sees whether a thread that has left its cache keeps what is then another's.
     #[test]
-    fn a_thread_that_left_its_cache_has_nothing_of_it_any_more() {
+    fn a_thread_that_left_its_cache_has_nothing_of_it() {
         let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
         let pool = Pool::builder(&context).build().unwrap();
         let is_done = AtomicBool::new(false);

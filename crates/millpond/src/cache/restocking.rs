@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pair_of_a_large_block_that_is_repeated_comes_from_a_magazine() {
+    fn a_repeated_large_pair_comes_from_a_magazine() {
         let bench = pool();
         let is_cached = pairs(&bench, 20 * MIB, MANY_MISSED_REUSES + 5);
         // The first pair cannot miss a reuse.
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_large_block_that_is_wanted_again_a_few_times_stays_in_the_arena() {
+    fn a_large_block_seldom_wanted_again_stays_in_the_arena() {
         let bench = pool();
         for _ in 0..10 {
             let is_cached = pairs(&bench, 20 * MIB, MANY_MISSED_REUSES);

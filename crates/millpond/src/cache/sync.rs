@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_long_spins_and_yields_a_few_times_then_sleeps() {
+    fn a_long_wait_spins_and_yields_briefly_then_sleeps() {
         let mut backoff = Backoff::default();
         let steps: Vec<_> = (0..200).map(|_| backoff.next()).collect();
         let count = |step| steps.iter().filter(|other| **other == step).count() as u32;

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_get_a_little_longer_grow_after_a_few_steps() {
+    fn after_a_few_slightly_longer_requests_blocks_grow() {
         let mut growth = Growth::default();
         let grows = in_a_row(&mut growth, (0..40).map(|step| 5 * MIB + step * 4096));
         assert_eq!(grows.iter().position(|grows| *grows), Some(STEPS as usize + 1));

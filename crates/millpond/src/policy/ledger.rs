@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_begin_with_credit_and_earn_a_part_of_the_time() {
+    fn pages_begin_with_credit_and_earn_part_of_time() {
         let Books { mut ledger, .. } = Books::new(0);
         let at = Duration::from_secs;
         assert_eq!(ledger.balance(at(100)), Balance::Saving(Duration::ZERO));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn much_slow_path_time_in_a_row_overdraws_and_little_ends_it() {
+    fn much_slow_path_time_overdraws_and_little_ends_it() {
         let mut books = Books::new(1 << 20);
         for _ in 0..2 {
             assert_eq!((books.ledger.is_overdrawn(), books.ledger.growth_allowance()), (false, 0));

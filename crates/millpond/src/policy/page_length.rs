@@ -54,7 +54,7 @@ mod tests {
     const NEED: PageNeed = PageNeed { room: 4096, longest: 16, block: 96, held: 0, balance: SAVING };
 
     #[test]
-    fn a_page_is_a_twelfth_of_its_block_and_no_longer_than_its_room() {
+    fn a_page_is_a_twelfth_of_its_block_within_room() {
         let of = |block, room| page_length(PageNeed { block, room, ..NEED });
         assert_eq!(
             [of(96, 4096), of(95, 4096), of(96, 7), of(11, 4096), of(1 << 40, 4096)],
