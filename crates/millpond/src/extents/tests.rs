@@ -95,7 +95,7 @@ fn what_fits_snugly_is_taken_else_what_lies_lowest() {
 }
 
 #[test]
-fn the_best_fit_is_cut_at_its_start_on_any_page() {
+fn the_best_fit_is_cut_at_its_start_anywhere() {
     let bench = bench(|builder| builder);
     let whole = bench.alloc(512 * MIB);
     bench.free(whole);
@@ -175,7 +175,7 @@ fn a_page_too_long_is_exchanged_for_a_short_one() {
 }
 
 #[test]
-fn a_page_in_use_is_not_exchanged_and_the_pool_grows() {
+fn a_page_in_use_stays_and_the_pool_grows() {
     let bench = bench(|builder| builder);
     let hold = bench.sim.hold(bench.stream.handle()).unwrap();
     bench.with_a_long_page_free();
@@ -192,7 +192,7 @@ fn with_holes(bench: &Bench, holes: usize) {
 }
 
 #[test]
-fn a_block_grows_from_a_shared_base_page_however_many_holes() {
+fn a_block_grows_from_a_shared_base_page_beside_holes() {
     let bench = bench(|builder| builder);
     with_holes(&bench, 20);
     // Too long for any hole: it ends in the middle of a base page.
@@ -211,7 +211,7 @@ fn misses_lie_side_by_side() {
 }
 
 #[test]
-fn an_aligned_block_is_found_behind_any_number_that_lie_badly() {
+fn an_aligned_block_is_found_behind_many_that_lie_badly() {
     for virtual_memory in [true, false] {
         let sim = SimDevice::new(SimOptions { virtual_memory, ..SimOptions::default() }).unwrap();
         let context = Context::new(sim);
@@ -270,7 +270,7 @@ fn neighbours_of_two_streams_join_once_one_is_complete() {
 }
 
 #[test]
-fn what_is_free_for_anybody_does_not_wait_for_something_shorter() {
+fn a_complete_block_is_taken_before_a_pending_shorter_one() {
     let (bench, other) = two_streams(ReusePolicies::ALL);
     let [long, short, _last] = [100 * MIB, 2 * MIB, 2 * MIB].map(|bytes| bench.alloc(bytes));
     bench.free(long);
@@ -312,7 +312,7 @@ fn without_the_policy_the_device_is_not_asked() {
 }
 
 #[test]
-fn where_the_device_cannot_be_asked_the_next_best_will_do() {
+fn if_the_device_cannot_be_asked_the_next_best_serves() {
     let (bench, other) = two_streams(ReusePolicies::ALL);
     let [better, _, longer] = [4 * MIB, 4 * MIB, 56 * MIB].map(|bytes| bench.alloc(bytes));
     let hold = bench.sim.hold(other.handle()).unwrap();
@@ -330,7 +330,7 @@ fn where_the_device_cannot_be_asked_the_next_best_will_do() {
 }
 
 #[test]
-fn a_block_of_many_streams_costs_each_of_them_the_same() {
+fn the_cost_of_a_block_per_stream_is_constant() {
     let looks = |streams: u64| {
         let bench = bench(|pool| pool.spare(0));
         let whole = bench.pool.alloc(streams * 2 * MIB, &bench.stream).unwrap();

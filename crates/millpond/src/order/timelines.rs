@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_that_come_and_go_ask_a_constant_number_of_times() {
+    fn streams_that_come_and_go_ask_equally_often() {
         let (sim, timelines) = sim();
         let handle = sim.create_stream().unwrap();
         let hold = sim.hold(handle).unwrap();
@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn uses_of_a_long_lived_block_are_forgotten_with_the_streams() {
+    fn a_long_lived_block_forgets_uses_of_ended_streams() {
         let (sim, timelines) = sim();
         let mut uses = Fence::empty();
         let busy = timelines.create_stream().unwrap();
