@@ -219,7 +219,7 @@ mod tests {
     use crate::{Context, Pool};
 
     #[test]
-    fn a_capture_that_could_not_begin_makes_up_for_the_last_one() {
+    fn a_refused_capture_frees_what_the_last_one_left() {
         let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
         let stream = context.create_stream().unwrap();
         let pool = Pool::builder(&context).build().unwrap();

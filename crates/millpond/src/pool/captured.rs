@@ -123,7 +123,7 @@ mod tests {
     use crate::{Context, Pool};
 
     #[test]
-    fn whose_a_captured_block_is_takes_one_look_of_many_captures() {
+    fn a_captured_blocks_owner_is_found_in_few_looks() {
         let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
         let stream = context.create_stream().unwrap();
         let pool = Pool::builder(&context).build().unwrap();

@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn where_no_large_block_is_cached_one_from_what_is_free_takes_nothing_back() {
+    fn a_free_extent_serves_without_emptying_caches_of_small_blocks() {
         let (pool, stream) = pool();
         cache_small(&pool, &stream, 16, MIB / 2);
         alloc_from_what_is_free(&pool, &stream);
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn before_anything_is_mapped_all_that_is_cached_is_taken_back() {
+    fn all_caches_are_emptied_before_anything_is_mapped() {
         let (pool, stream) = pool();
         cache_small(&pool, &stream, 4, 4096);
         let misses = pool.stats().misses;

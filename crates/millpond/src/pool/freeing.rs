@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_freed_twice_at_once_goes_back_to_the_arena_once() {
+    fn a_block_freed_twice_goes_back_to_the_arena_once() {
         for mine_is_last in [false, true] {
             scope(|scope| {
                 let bench = DoubleFree::new(scope);
@@ -332,7 +332,7 @@ mod tests {
 
     /// Both are misuse that was seen, of the thread that came second.
     #[test]
-    fn of_a_block_freed_twice_at_once_a_third_free_is_an_error() {
+    fn after_two_frees_at_once_a_third_is_an_error() {
         scope(|scope| {
             let bench = DoubleFree::new(scope);
             let ptr = bench.alloc(1)[0];
@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn what_became_of_a_block_freed_twice_is_not_handed_out() {
+    fn what_became_of_a_stray_is_not_handed_out() {
         // Which thread wrote last, and whether its free was still under way when the arena took the block back.
         for (mine_is_last, is_late) in [(false, false), (true, false), (false, true)] {
             scope(|scope| {
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_freed_twice_is_not_taken_from_who_has_it_now() {
+    fn a_stray_takes_no_block_from_its_present_owner() {
         scope(|scope| {
             let bench = DoubleFree::new(scope);
             let ptr = bench.alloc(1)[0];
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_of_a_block_in_the_depot_is_not_handed_out() {
+    fn a_stray_in_the_depot_is_not_handed_out() {
         scope(|scope| {
             let bench = DoubleFree::new(scope);
             let mut live = bench.alloc(500);

@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn callbacks_are_asked_where_they_might_help_only_and_observers_told_once() {
+    fn only_callbacks_that_might_help_are_asked_observers_told_once() {
         let bench = TwoPools::new(|builder| builder.hard_limit(300 * MIB));
         let (asked, told) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let counts = |count: &Arc<AtomicU64>| {

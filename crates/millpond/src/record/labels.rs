@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_site_is_named_by_the_program_s_own_lines() {
+    fn a_call_site_is_named_by_the_programs_own_lines() {
         #[inline(never)]
         fn somewhere() -> u32 {
             current_site()

@@ -75,7 +75,7 @@ impl Job {
 }
 
 #[test]
-fn what_long_pages_pinned_at_high_water_is_not_lacking_at_a_higher_one() {
+fn memory_in_split_pages_serves_a_higher_high_water_mark() {
     let grown_at_the_second = |seconds| {
         let mut job = Job::new();
         // It must grow, with all holes free.
@@ -93,7 +93,7 @@ fn what_long_pages_pinned_at_high_water_is_not_lacking_at_a_higher_one() {
 }
 
 #[test]
-fn to_look_in_vain_takes_a_small_part_of_the_time_too() {
+fn vain_searches_take_a_small_part_of_the_time() {
     let mut job = Job::new();
     job.high_water(800);
     let block = job.alloc(1023);
@@ -187,7 +187,7 @@ fn a_call_that_fails_amid_it_loses_nothing() {
 }
 
 #[test]
-fn a_mapping_amid_it_that_cannot_be_undone_is_removed_later() {
+fn a_mapping_that_cannot_be_undone_is_removed_later() {
     // The first `unmap` is the long page's.
     (1..6).for_each(|nth| shorten_while_failing(&[(Call::SetAccess, nth), (Call::Unmap, 2)]));
 }
