@@ -263,8 +263,8 @@ fn every_call_is_refused(world: World) {
 }
 
 #[test]
-fn every_call_on_what_the_parent_has_is_refused_at_once() {
-    alone("every_call_on_what_the_parent_has_is_refused_at_once", || {
+fn calls_on_what_the_parent_has_are_refused_at_once() {
+    alone("calls_on_what_the_parent_has_are_refused_at_once", || {
         every_call_is_refused(World::sim());
         every_call_is_refused(World::host());
     });

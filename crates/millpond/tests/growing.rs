@@ -78,7 +78,7 @@ fn texts_that_are_generated_seldom_move_pages() {
 }
 
 #[test]
-fn what_is_to_spare_for_growth_is_not_worth_a_refusal() {
+fn lengths_are_not_rounded_where_that_would_be_refused() {
     let (device, stream) = sim(64 << 30);
     let by = 6 * MIB;
     let last = (1 << 30) + 99 * by;

@@ -157,17 +157,17 @@ fn calls_outlive_each_refused_allocation_unless_they_are_listed() {
 }
 
 #[test]
-fn calls_outlive_a_host_that_refuses_everything_unless_they_are_listed() {
-    try_all_calls("calls_outlive_a_host_that_refuses_everything_unless_they_are_listed", true);
+fn unlisted_calls_outlive_a_host_that_refuses_everything() {
+    try_all_calls("unlisted_calls_outlive_a_host_that_refuses_everything", true);
 }
 
 /// Under a limit of its addresses, of which a region's table takes most.
 #[test]
-fn a_limit_of_the_host_is_not_reported_as_the_devices() {
+fn a_limit_of_the_host_is_reported_as_such() {
     if std::env::var(CHILD).is_err() {
         let mut command = Command::new("sh");
         command.args(["-c", "ulimit -v 3000000 && exec \"$0\" \"$@\""]).arg(std::env::current_exe().unwrap());
-        command.args(["a_limit_of_the_host_is_not_reported_as_the_devices", "--exact", "--test-threads=1"]);
+        command.args(["a_limit_of_the_host_is_reported_as_such", "--exact", "--test-threads=1"]);
         let output = command.env(CHILD, "limited").output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         return;

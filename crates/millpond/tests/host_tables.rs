@@ -23,7 +23,7 @@ fn resident() -> u64 {
 }
 
 #[test]
-fn a_pool_takes_little_of_the_host_and_a_trim_gives_it_back() {
+fn a_pool_takes_little_host_memory_and_trims_it() {
     // Else glibc soon takes long lists from a thread's heap, of whose end `malloc_trim` gives nothing back.
     #[cfg(target_env = "gnu")]
     // SAFETY: it only says which lists are mapped on their own.

@@ -164,7 +164,7 @@ fn activation(random: &mut Random) -> u64 {
 }
 
 #[test]
-fn a_training_loop_with_a_backward_thread_has_its_true_peak() {
+fn training_with_a_backward_thread_has_its_true_peak() {
     with_pool(|_, pool, stream| {
         scope(|scope| {
             let bench = Bench::new(pool, stream);
@@ -324,7 +324,7 @@ fn marks_start_again_from_what_all_threads_have() {
 
 /// Where threads truly run at once, a mark is never below what was live at any time, nor above what their own peaks add up to.
 #[test]
-fn marks_of_threads_that_run_at_once_lie_between_the_bounds() {
+fn marks_of_concurrent_threads_lie_between_the_bounds() {
     const THREADS: u64 = 4;
     with_pool(|context, pool, _| {
         scope(|scope| {

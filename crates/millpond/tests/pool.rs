@@ -56,7 +56,7 @@ fn addresses_are_multiples_of_the_alignment_asked_for() {
 }
 
 #[test]
-fn pages_of_free_blocks_back_a_larger_block_before_new_ones_are_created() {
+fn pages_are_remapped_before_new_ones_are_created() {
     let (_, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).build().unwrap();
     // Eight blocks with live ones between them, so that they cannot coalesce.
@@ -81,7 +81,7 @@ fn pages_of_free_blocks_back_a_larger_block_before_new_ones_are_created() {
 }
 
 #[test]
-fn a_remapped_page_stays_mapped_at_its_old_place_until_the_work_there_is_done() {
+fn an_old_mapping_stays_until_the_work_there_is_done() {
     let (sim, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).build().unwrap();
     let blocks: Vec<_> = (0..4).map(|_| pool.alloc(4 * MIB, &stream).unwrap()).collect();
@@ -116,7 +116,7 @@ fn small_blocks_do_not_hold_the_pages_of_large_ones() {
 }
 
 #[test]
-fn a_pool_stays_below_its_hard_limit_and_says_what_would_help() {
+fn a_pool_below_its_hard_limit_says_what_would_help() {
     let (_, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).name("bounded").hard_limit(64 * MIB).build().unwrap();
     let kept = pool.alloc(40 * MIB, &stream).unwrap();
@@ -134,7 +134,7 @@ fn a_pool_stays_below_its_hard_limit_and_says_what_would_help() {
 }
 
 #[test]
-fn a_shortage_is_relieved_by_pages_of_other_sizes_and_by_other_pools() {
+fn other_page_sizes_and_other_pools_relieve_a_shortage() {
     let (_, device, stream) = sim(64 * MIB);
     let other = Pool::builder(&device).name("other").build().unwrap();
     let theirs = other.alloc(30 * MIB, &stream).unwrap();
@@ -171,7 +171,7 @@ fn reclaim_callbacks_are_asked_last_and_may_free() {
 }
 
 #[test]
-fn what_a_callback_asks_for_itself_is_not_asked_of_callbacks() {
+fn a_callbacks_own_request_asks_no_callbacks() {
     let (_, device, stream) = sim(64 * MIB);
     let pool = Pool::builder(&device).build().unwrap();
     // Not the pool alone: it would hold itself.
@@ -224,7 +224,7 @@ fn in_time<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
 }
 
 #[test]
-fn what_a_removed_callback_holds_may_remove_others_as_it_goes() {
+fn dropping_a_removed_callback_may_remove_others() {
     let (_, device, _) = sim(64 * MIB);
     let pool = Pool::builder(&device).build().unwrap();
     let other = pool.on_reclaim(|_| false);
@@ -239,7 +239,7 @@ fn what_a_removed_callback_holds_may_remove_others_as_it_goes() {
 }
 
 #[test]
-fn callbacks_that_wait_for_threads_that_need_memory_nest_a_few_times_only() {
+fn nesting_of_callbacks_that_wait_for_threads_is_bounded() {
     let (_, device, stream) = sim(64 * MIB);
     let pool = Pool::builder(&device).build().unwrap();
     // Not the pool alone: it would hold itself.
@@ -269,7 +269,7 @@ fn callbacks_that_wait_for_threads_that_need_memory_nest_a_few_times_only() {
 }
 
 #[test]
-fn a_function_of_the_host_may_use_the_pool_while_its_end_waits_for_it() {
+fn a_host_function_may_use_the_pool_that_is_ending() {
     let host = HostDevice::new().unwrap();
     let context = Context::new(host.clone());
     let stream = context.create_stream().unwrap();
@@ -295,7 +295,7 @@ fn a_function_of_the_host_may_use_the_pool_while_its_end_waits_for_it() {
 }
 
 #[test]
-fn a_request_that_fails_gives_back_what_it_created_also_beside_pages_in_use() {
+fn a_failed_request_gives_back_the_pages_it_created() {
     let (sim, device, stream) = sim(1 << 30);
     let other = device.create_stream().unwrap();
     // Another allocator's.
@@ -316,7 +316,7 @@ fn a_request_that_fails_gives_back_what_it_created_also_beside_pages_in_use() {
 }
 
 #[test]
-fn a_pool_goes_with_its_last_handle_also_where_a_callback_holds_memory_of_it() {
+fn a_pool_goes_although_its_callback_holds_its_memory() {
     let (_, device, stream) = sim(64 * MIB);
     let pool = Pool::builder(&device).build().unwrap();
     let cache = Buffer::<u8>::new(&pool, 8 << 20, &stream).unwrap();
@@ -411,7 +411,7 @@ fn synchronising_through_us_applies_the_release_threshold() {
 }
 
 #[test]
-fn a_pool_destroyed_with_live_blocks_gives_back_their_memory_with_the_last_of_them() {
+fn a_destroyed_pools_memory_goes_with_its_last_live_block() {
     let (_, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).name("gone").build().unwrap();
     let block = pool.alloc(8 * MIB, &stream).unwrap();
@@ -470,7 +470,7 @@ fn any_number_of_streams_have_magazines() {
 }
 
 #[test]
-fn with_all_policies_off_only_a_streams_own_frees_and_synchronised_ones_are_reused() {
+fn without_policies_only_own_and_synchronised_frees_are_reused() {
     let (sim, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).reuse(ReusePolicies::NONE).build().unwrap();
     let other = device.create_stream().unwrap();
@@ -487,7 +487,7 @@ fn with_all_policies_off_only_a_streams_own_frees_and_synchronised_ones_are_reus
 }
 
 #[test]
-fn a_page_that_the_device_refused_leaves_no_high_water_mark() {
+fn a_page_that_was_refused_leaves_no_mark() {
     let (_, device, stream) = sim(64 * MIB);
     let pool = Pool::builder(&device).build().unwrap();
     let block = pool.alloc(60 * MIB, &stream).unwrap();
@@ -558,7 +558,7 @@ fn churn_of((live, most): (u64, u64), pool: &Pool, stream: &Stream, mut before: 
 }
 
 #[test]
-fn a_program_that_only_allocates_gets_spare_memory_but_no_more_than_that() {
+fn a_program_that_only_allocates_stays_within_its_allowance() {
     let (sim, device, stream) = sim(64 << 30);
     let pool = Pool::builder(&device).spare(1 << 30).build().unwrap();
     churn(&pool, &stream, &sim, Duration::ZERO);
@@ -570,7 +570,7 @@ fn a_program_that_only_allocates_gets_spare_memory_but_no_more_than_that() {
 }
 
 #[test]
-fn classes_that_lend_each_other_blocks_rest_within_the_spare_bytes_without_a_miss() {
+fn classes_that_lend_blocks_stop_missing_within_the_allowance() {
     let (_, device, stream) = sim(64 << 30);
     // As much again as one class after the other would take.
     let pool = Pool::builder(&device).spare(5 << 30).build().unwrap();
@@ -586,7 +586,7 @@ fn classes_that_lend_each_other_blocks_rest_within_the_spare_bytes_without_a_mis
 }
 
 #[test]
-fn in_throughput_mode_a_stream_gets_what_another_freed_once_it_waits() {
+fn throughput_mode_hands_blocks_over_once_the_stream_waits() {
     let (simulated, _, _) = sim(64 << 30);
     let checker = CheckerDevice::new(simulated.clone());
     let device = Context::new(checker.clone());
@@ -624,7 +624,7 @@ fn in_throughput_mode_a_stream_gets_what_another_freed_once_it_waits() {
 }
 
 #[test]
-fn a_program_that_computes_in_between_or_a_pool_without_spare_bytes_holds_little_more_than_is_live() {
+fn outside_throughput_mode_little_more_than_live_is_held() {
     for (spare, think) in [(1 << 30, Duration::from_millis(2)), (0, Duration::ZERO)] {
         let (sim, device, stream) = sim(64 << 30);
         let pool = Pool::builder(&device).spare(spare).build().unwrap();

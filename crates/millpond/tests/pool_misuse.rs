@@ -85,7 +85,7 @@ fn a_pointer_into_a_free_block_is_no_live_block() {
 }
 
 #[test]
-fn a_pointer_into_a_block_is_told_where_the_block_starts() {
+fn the_error_for_an_interior_pointer_names_the_block() {
     let bench = Bench::new();
     for offset in [1, 511, 512, 999, 1000, 1023] {
         let ptr = bench.live.offset(offset);
@@ -119,7 +119,7 @@ fn a_pointer_of_another_pool_names_its_owner() {
 }
 
 #[test]
-fn null_is_what_no_bytes_are_and_nothing_is_done_with_it() {
+fn zero_bytes_are_null_and_null_is_ignored() {
     let bench = Bench::new();
     let before = bench.pool.stats();
     assert_eq!(bench.pool.alloc(0, &bench.stream).unwrap(), DevicePtr::NULL);
@@ -253,7 +253,7 @@ fn a_full_workspace_says_what_is_left() {
 }
 
 #[test]
-fn a_destroyed_pool_allocates_no_more_and_frees_what_is_live() {
+fn a_destroyed_pool_only_frees_what_is_live() {
     let bench = Bench::new();
     let error = bench.pool.destroy().unwrap_err();
     assert_eq!(error, Error::LiveBlocks { pool: mine(), blocks: 1, bytes: 1000 });
@@ -272,7 +272,7 @@ fn a_destroyed_pool_allocates_no_more_and_frees_what_is_live() {
 }
 
 #[test]
-fn a_pool_dropped_with_live_blocks_lives_until_the_last_is_freed() {
+fn a_dropped_pool_lives_until_its_last_block_is_freed() {
     let Bench { checker, context, stream, pool, live, freed } = Bench::new();
     drop(pool);
     let twice = context.free_block(freed, &stream).unwrap_err();
@@ -359,7 +359,7 @@ fn nobody_is_told_to_free_more_than_there_could_be() {
 }
 
 #[test]
-fn where_only_holes_are_free_nobody_is_told_to_free_nothing() {
+fn the_advice_names_shared_pages_where_only_holes_are_free() {
     let sim = SimDevice::new(SimOptions::default().capacity(8 * MIB)).unwrap();
     let context = Context::new(sim);
     let stream = context.create_stream().unwrap();

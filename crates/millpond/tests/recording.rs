@@ -147,7 +147,7 @@ fn events_of_many_threads_are_all_there() {
 }
 
 #[test]
-fn pools_that_name_one_file_share_it_until_the_last_has_ended() {
+fn pools_share_a_named_file_until_the_last_ends() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shared.mprec");
     let context = context();
@@ -168,7 +168,7 @@ fn pools_that_name_one_file_share_it_until_the_last_has_ended() {
 }
 
 #[test]
-fn a_file_that_cannot_be_made_is_named_and_nothing_is_recorded() {
+fn a_file_that_cannot_be_made_is_named() {
     let (pool, stream) = pool();
     let said = pool.start_recording("/no/such/folder/run.mprec").unwrap_err().to_string();
     assert!(said.starts_with("cannot record to /no/such/folder/run.mprec: No such file"), "{said}");
@@ -264,7 +264,7 @@ fn file(folder: &tempfile::TempDir) -> PathBuf {
 }
 
 #[test]
-fn an_environment_that_cannot_be_followed_is_told_where_nobody_traces() {
+fn a_bad_record_variable_is_reported_without_tracing() {
     let output = in_another_process("cannot record", Path::new("/no/such/folder/run.mprec"));
     assert!(output.status.success(), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -273,7 +273,7 @@ fn an_environment_that_cannot_be_followed_is_told_where_nobody_traces() {
 }
 
 #[test]
-fn a_process_that_ends_without_dropping_its_pools_leaves_a_whole_recording() {
+fn a_process_that_leaks_its_pools_leaves_whole_recordings() {
     let folder = tempfile::tempdir().unwrap();
     let output = in_another_process("ends", &file(&folder));
     assert!(output.status.success(), "{output:?}");
@@ -300,7 +300,7 @@ fn a_forked_child_writes_nothing_to_its_parent_s_recording() {
 }
 
 #[test]
-fn what_a_full_disk_refused_is_written_once_there_is_room() {
+fn what_a_full_disk_refused_is_written_later() {
     let folder = tempfile::tempdir().unwrap();
     let output = in_another_process("runs out of disk", &file(&folder));
     assert!(output.status.success(), "{output:?}");
@@ -309,7 +309,7 @@ fn what_a_full_disk_refused_is_written_once_there_is_room() {
 }
 
 #[test]
-fn pools_that_follow_each_other_share_the_file_that_the_environment_names() {
+fn consecutive_pools_share_the_environments_file() {
     let folder = tempfile::tempdir().unwrap();
     let output = in_another_process("twice", &file(&folder));
     assert!(output.status.success(), "{output:?}");
@@ -318,7 +318,7 @@ fn pools_that_follow_each_other_share_the_file_that_the_environment_names() {
 }
 
 #[test]
-fn processes_that_name_one_file_at_once_leave_each_other_alone() {
+fn processes_that_name_one_file_do_not_collide() {
     let folder = tempfile::tempdir().unwrap();
     let (pool, stream) = pool();
     pool.start_recording(file(&folder)).unwrap();

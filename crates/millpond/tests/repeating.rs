@@ -122,7 +122,7 @@ fn a_job_that_repeats_its_steps_stops_calling_the_device() {
 }
 
 #[test]
-fn so_does_one_whose_steps_come_in_another_order_each_time() {
+fn so_does_one_whose_steps_change_their_order() {
     assert_calls_end([1, 3, 7, 9]);
 }
 
@@ -180,7 +180,7 @@ fn misses(pool: &Pool, rounds: usize, mut round: impl FnMut()) -> Vec<u64> {
 }
 
 #[test]
-fn a_job_with_large_blocks_of_a_moment_stops_calling_the_device() {
+fn a_job_with_brief_large_blocks_stops_calling_the_device() {
     let (_, pool, stream) = bench();
     stay(&pool, &stream, 0);
     let rounds = misses(&pool, 80, || (0..5).for_each(|at| convolve(&pool, &stream, 128 + 32 * at)));
@@ -190,7 +190,7 @@ fn a_job_with_large_blocks_of_a_moment_stops_calling_the_device() {
 }
 
 #[test]
-fn a_job_of_which_most_stays_stops_calling_the_device_too() {
+fn a_job_of_which_most_stays_stops_calling_too() {
     let (_, pool, stream) = bench();
     stay(&pool, &stream, 2000);
     let rounds = misses(&pool, 80, || (0..5).for_each(|at| convolve(&pool, &stream, 128 + 32 * at)));

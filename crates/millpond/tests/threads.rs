@@ -56,7 +56,7 @@ fn while_idle(threads: usize, fill: impl Fn(usize) + Sync, look: impl FnOnce()) 
 }
 
 #[test]
-fn a_trim_takes_back_what_idle_threads_cache_on_every_stream() {
+fn a_trim_takes_back_all_that_idle_threads_cache() {
     let device = sim(8 << 30);
     let pool = pool(&device);
     let streams: Vec<_> = (0..3).map(|_| device.create_stream().unwrap()).collect();
@@ -76,7 +76,7 @@ fn a_trim_takes_back_what_idle_threads_cache_on_every_stream() {
 }
 
 #[test]
-fn what_an_idle_thread_caches_serves_another_before_the_pool_grows() {
+fn idle_threads_caches_serve_others_before_the_pool_grows() {
     let device = sim(1 << 30);
     let pool = pool(&device);
     let stream = device.create_stream().unwrap();
@@ -95,7 +95,7 @@ fn what_an_idle_thread_caches_serves_another_before_the_pool_grows() {
 }
 
 #[test]
-fn what_an_idle_thread_caches_serves_another_before_memory_is_out() {
+fn idle_threads_caches_serve_others_before_memory_is_out() {
     let device = sim(64 * MIB);
     let (pool, other) = (pool(&device), pool(&device));
     let stream = device.create_stream().unwrap();
@@ -149,7 +149,7 @@ fn a_thread_that_ends_gives_its_magazines_back() {
 }
 
 #[test]
-fn marks_of_threads_that_ended_are_not_added_to_those_that_follow() {
+fn marks_of_ended_threads_are_not_added_to_later_ones() {
     let device = sim(1 << 30);
     let pool = pool(&device);
     let stream = device.create_stream().unwrap();
@@ -207,7 +207,7 @@ fn a_pool_is_destroyed_while_threads_hold_magazines() {
 }
 
 #[test]
-fn threads_that_allocate_while_their_pool_is_destroyed_get_an_error_and_lose_nothing() {
+fn destroying_a_pool_under_allocating_threads_loses_nothing() {
     for _ in 0..count(300) {
         let device = sim(1 << 30);
         let pool = pool(&device);
@@ -369,7 +369,7 @@ fn the_recount_holds_while_threads_churn() {
 }
 
 #[test]
-fn threads_churn_on_the_host_device_while_another_trims_and_synchronises() {
+fn threads_churn_on_the_host_device_beside_synchronising() {
     let device = Context::host().unwrap();
     let pool = Pool::builder(&device).release_threshold(MIB).build().unwrap();
     churn(&device, &pool, || device.synchronize().unwrap());
@@ -414,7 +414,7 @@ fn more_threads_at_once_than_have_caches_are_served() {
 }
 
 #[test]
-fn a_buffer_that_drops_after_the_threads_cache_is_gone_is_freed() {
+fn a_buffer_dropped_after_its_threads_cache_is_freed() {
     thread_local! {
         static KEPT: RefCell<Option<Buffer<u8>>> = const { RefCell::new(None) };
     }
@@ -440,7 +440,7 @@ fn a_buffer_that_drops_after_the_threads_cache_is_gone_is_freed() {
 }
 
 #[test]
-fn a_block_in_a_magazine_cannot_be_freed_again_by_any_thread() {
+fn no_thread_can_free_a_cached_block_again() {
     let device = sim(1 << 30);
     let pool = pool(&device);
     let stream = device.create_stream().unwrap();
@@ -465,7 +465,7 @@ fn a_block_in_a_magazine_cannot_be_freed_again_by_any_thread() {
 }
 
 #[test]
-fn a_block_with_recorded_uses_waits_for_them_though_threads_cache() {
+fn a_cached_block_waits_for_its_recorded_uses() {
     let sim = SimDevice::new(SimOptions::default().capacity(1 << 30)).unwrap();
     let device = Context::new(sim.clone());
     let pool = Pool::builder(&device).reuse(millpond::ReusePolicies::NONE).build().unwrap();
@@ -487,7 +487,7 @@ fn a_block_with_recorded_uses_waits_for_them_though_threads_cache() {
 }
 
 #[test]
-fn a_stream_that_takes_the_place_of_another_gets_none_of_its_magazines() {
+fn a_stream_in_anothers_place_gets_none_of_its_magazines() {
     let sim = SimDevice::new(SimOptions::default().capacity(1 << 30)).unwrap();
     let device = Context::new(sim.clone());
     let pool = Pool::builder(&device).reuse(millpond::ReusePolicies::NONE).build().unwrap();
