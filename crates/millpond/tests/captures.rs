@@ -1,7 +1,7 @@
 //! Captures into graphs: where their memory comes from, that it stays, and that no rule of a capture is broken. Over
 //! devices without a GPU; `cuda_graphs.rs` has the same on one.
 
-mod freeing;
+mod shared;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -12,9 +12,8 @@ use millpond::device::{Device, DeviceError, DevicePtr, StreamHandle};
 use millpond::testing::capturing::{CapturingDevice, Graph};
 use millpond::{Budget, Buffer, CapturePool, Context, Error, Pool, PoolBuilder, Stream};
 
-use freeing::Freeing;
+use shared::{Freeing, MIB};
 
-const MIB: u64 = 1 << 20;
 const CAPACITY: u64 = 256 * MIB;
 
 #[test]
@@ -690,8 +689,7 @@ fn two_threads_default_streams_are_captured_apart() {
                 rig.device.end_capture(StreamHandle::PER_THREAD).expect("no rule was broken");
                 drop(capturing);
                 let used = memory.used();
-                // SAFETY: the block is live, and nothing was given to its stream.
-                unsafe { rig.pool.free(at, &rig.stream) }.unwrap();
+                rig.pool.free_block(at, &rig.stream).unwrap();
                 (used, stream.id())
             })
         });

@@ -5,7 +5,7 @@
 //! system's loader (LD_LIBRARY_PATH).
 #![cfg(feature = "cudarc")]
 
-mod freeing;
+mod shared;
 
 use std::sync::{Arc, mpsc};
 
@@ -19,7 +19,7 @@ use millpond::device::DeviceError;
 use millpond::device::cuda::CudaDevice;
 use millpond::{Context, Error, Pool};
 
-use freeing::Freeing;
+use shared::Freeing;
 
 const ELEMENTS: usize = 1 << 20;
 

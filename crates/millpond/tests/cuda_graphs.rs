@@ -3,7 +3,7 @@
 //! `cargo test -p millpond --test cuda_graphs -- --ignored --test-threads=1`, or `scripts/gpu-test graphs`.
 #![cfg(feature = "cuda")]
 
-mod freeing;
+mod shared;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,9 +13,7 @@ use millpond::device::cuda::{CudaDevice, CudaOptions};
 use millpond::device::{Device, DevicePtr};
 use millpond::{Buffer, CapturePool, Context, Pool, Stream};
 
-use freeing::Freeing;
-
-const MIB: u64 = 1 << 20;
+use shared::{Freeing, MIB};
 
 /// The mode that forbids the most, to all threads.
 const GLOBAL: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;

@@ -1,6 +1,8 @@
 //! What the host's memory holds of a pool, and what becomes of one where the host has none: the process's allocator
 //! counts, and refuses.
 
+mod shared;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ops::RangeInclusive;
@@ -10,6 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Context, Pool, Stream};
+
+use shared::Freeing;
 
 /// The system's allocator, which counts what it gives out, and refuses what it is told to.
 struct Counting;
@@ -86,8 +90,7 @@ fn use_pool(pool: &Pool, stream: &Stream) {
     for bytes in SIZES {
         for count in [1, 3, 9] {
             let blocks: Vec<_> = (0..count).map(|_| pool.alloc(bytes, stream).unwrap()).collect();
-            // SAFETY: nobody uses the blocks.
-            blocks.into_iter().for_each(|block| unsafe { pool.free(block, stream) }.unwrap());
+            blocks.into_iter().for_each(|block| pool.free_block(block, stream).unwrap());
         }
     }
 }

@@ -2,6 +2,8 @@
 //! in a process of its own.
 #![cfg(unix)]
 
+mod shared;
+
 #[path = "host_refusals/calls.rs"]
 mod calls;
 #[path = "host_refusals/refusing.rs"]
@@ -12,9 +14,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 
 use calls::{CALLS, Call};
-use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::{Context, Error, Pool};
+use millpond::device::sim::SimOptions;
+use millpond::{Error, Pool};
 use refusing::{refuse, refuse_for_good, refused};
+
+use shared::{Freeing, sim_with};
 
 /// Calls that may end the process, and by how many of their allocations at most. docs/out-of-memory.md names them.
 const MAY_END: &[(&str, usize)] = &[
@@ -172,9 +176,8 @@ fn a_limit_of_the_host_is_reported_as_such() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         return;
     }
-    let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+    let (_, context, stream) = sim_with(SimOptions::default());
     let pool = Pool::builder(&context).build().unwrap();
-    let stream = context.create_stream().unwrap();
     let mut blocks = Vec::with_capacity(200_000);
     let error = loop {
         match pool.alloc(600_000, &stream) {
@@ -187,11 +190,9 @@ fn a_limit_of_the_host_is_reported_as_such() {
     assert!(blocks.len() > 10_000, "{}", blocks.len());
     // Nothing changed: what was freed is had again.
     let last = blocks.pop().unwrap();
-    // SAFETY: nothing uses the blocks.
-    unsafe { pool.free(last, &stream) }.unwrap();
+    pool.free_block(last, &stream).unwrap();
     blocks.push(pool.alloc(600_000, &stream).unwrap());
-    // SAFETY: as above.
-    blocks.into_iter().for_each(|ptr| unsafe { pool.free(ptr, &stream) }.unwrap());
+    blocks.into_iter().for_each(|ptr| pool.free_block(ptr, &stream).unwrap());
     pool.trim_to(0).unwrap();
     pool.check().unwrap();
 }

@@ -1,6 +1,6 @@
 //! What a pool promises, on the simulated device: placement, remapping, limits, pressure, giving back.
 
-mod freeing;
+mod shared;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,20 +11,11 @@ use parking_lot::Mutex;
 
 use millpond::device::Device;
 use millpond::device::host::HostDevice;
-use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::device::sim::SimDevice;
 use millpond::testing::checker::CheckerDevice;
 use millpond::{Budget, Buffer, Context, Error, Limit, Pool, ReusePolicies, Stream};
 
-use freeing::Freeing;
-
-const MIB: u64 = 1 << 20;
-
-fn sim(capacity: u64) -> (Arc<SimDevice>, Context, Stream) {
-    let sim = SimDevice::new(SimOptions::default().capacity(capacity)).unwrap();
-    let context = Context::new(sim.clone());
-    let stream = context.create_stream().unwrap();
-    (sim, context, stream)
-}
+use shared::{Freeing, MIB, Random, sim};
 
 #[test]
 fn a_block_freed_is_the_next_block_of_its_size() {
@@ -539,17 +530,13 @@ fn churn(pool: &Pool, stream: &Stream, sim: &SimDevice, think: Duration) {
 
 /// Keeps so many blocks live, of 1 MiB to `most` bytes.
 fn churn_of((live, most): (u64, u64), pool: &Pool, stream: &Stream, mut before: impl FnMut()) {
-    let mut random = 42u64;
-    let mut draw = |below: u64| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (random >> 33) % below
-    };
+    let mut random = Random(42);
     let mut blocks = Vec::new();
     for _ in 0..STEPS {
         before();
-        blocks.push(pool.alloc(MIB + draw(most - MIB), stream).unwrap());
+        blocks.push(pool.alloc(MIB + random.below(most - MIB), stream).unwrap());
         if blocks.len() as u64 > live {
-            let at = draw(live) as usize;
+            let at = random.below(live) as usize;
             pool.free_block(blocks.swap_remove(at), stream).unwrap();
         }
     }

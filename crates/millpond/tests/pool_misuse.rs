@@ -1,6 +1,6 @@
 //! Every misuse is a typed error that says what is wrong, and changes nothing.
 
-mod freeing;
+mod shared;
 
 use std::sync::Arc;
 
@@ -9,9 +9,7 @@ use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::testing::checker::CheckerDevice;
 use millpond::{Budget, Buffer, Context, Error, Pool, Result, Stream, Workspace};
 
-use freeing::Freeing;
-
-const MIB: u64 = 1 << 20;
+use shared::{Freeing, MIB, sim};
 
 /// A pool with some live and some free blocks, so that a change would show.
 struct Bench {
@@ -322,9 +320,7 @@ fn every_error_says_which_pool_and_what_to_do() {
 
 #[test]
 fn nobody_is_told_to_free_more_than_there_could_be() {
-    let sim = SimDevice::new(SimOptions::default().capacity(256 * MIB)).unwrap();
-    let context = Context::new(sim);
-    let stream = context.create_stream().unwrap();
+    let (_, context, stream) = sim(256 * MIB);
     let advice = |pool: &Pool, bytes| match pool.alloc(bytes, &stream).unwrap_err() {
         Error::OutOfMemory(report) => report.advice(),
         other => panic!("{other}"),
@@ -360,9 +356,7 @@ fn nobody_is_told_to_free_more_than_there_could_be() {
 
 #[test]
 fn the_advice_names_shared_pages_where_only_holes_are_free() {
-    let sim = SimDevice::new(SimOptions::default().capacity(8 * MIB)).unwrap();
-    let context = Context::new(sim);
-    let stream = context.create_stream().unwrap();
+    let (_, context, stream) = sim(8 * MIB);
     let pool = Pool::builder(&context).build().unwrap();
     let blocks: Vec<_> = (0..16).map(|_| pool.alloc(MIB / 2, &stream).unwrap()).collect();
     let (kept, freed): (Vec<_>, Vec<_>) = blocks.chunks_exact(2).map(|pair| (pair[0], pair[1])).unzip();

@@ -1,25 +1,21 @@
 //! What pools write to recordings, also when the process ends badly. That recordings come back as traces is
 //! tested in crates/replay/tests/recordings.rs.
 
-mod freeing;
+mod shared;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::device::sim::SimOptions;
 use millpond::record::format::Record;
 use millpond::record::{self, Chunks, records};
-use millpond::{Context, Error, Pool, Stream};
+use millpond::{Error, Pool, Stream};
 
-use freeing::Freeing;
-
-fn context() -> Context {
-    Context::new(SimDevice::new(SimOptions::default()).unwrap())
-}
+use shared::{Freeing, sim_with};
 
 fn pool() -> (Pool, Stream) {
-    let context = context();
-    (Pool::builder(&context).build().unwrap(), context.create_stream().unwrap())
+    let (_, context, stream) = sim_with(SimOptions::default());
+    (Pool::builder(&context).build().unwrap(), stream)
 }
 
 /// What a recording has of each kind.
@@ -80,7 +76,7 @@ fn work(pool: &Pool, stream: &Stream, pairs: usize) {
 fn every_kind_of_event_is_written_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.mprec");
-    let context = context();
+    let (_, context, _) = sim_with(SimOptions::default());
     let pool = Pool::builder(&context).name("weights").hard_limit(16 << 20).build().unwrap();
     let [one, two] = [(); 2].map(|()| context.create_stream().unwrap());
     let before = pool.alloc(100, &one).unwrap();
@@ -150,8 +146,7 @@ fn events_of_many_threads_are_all_there() {
 fn pools_share_a_named_file_until_the_last_ends() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shared.mprec");
-    let context = context();
-    let stream = context.create_stream().unwrap();
+    let (_, context, stream) = sim_with(SimOptions::default());
     let pools = ["a", "b"].map(|name| {
         let pool = Pool::builder(&context).name(name).record(path.as_path()).build().unwrap();
         work(&pool, &stream, 10);

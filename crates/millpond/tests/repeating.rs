@@ -1,23 +1,19 @@
 //! Jobs that repeat themselves stop calling the device.
 
-mod freeing;
+mod shared;
 
 use std::sync::Arc;
 
 use millpond::device::DevicePtr;
 use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::{Context, Pool, Stream};
+use millpond::{Pool, Stream};
 
-use freeing::Freeing;
-
-const MIB: u64 = 1 << 20;
+use shared::{Freeing, MIB, sim_with};
 
 /// A pool that is never in throughput mode, whatever little its program computes.
 fn bench() -> (Arc<SimDevice>, Pool, Stream) {
-    let sim = SimDevice::new(SimOptions::default()).unwrap();
-    let context = Context::new(sim.clone());
+    let (sim, context, stream) = sim_with(SimOptions::default());
     let pool = Pool::builder(&context).spare(0).build().unwrap();
-    let stream = context.create_stream().unwrap();
     (sim, pool, stream)
 }
 

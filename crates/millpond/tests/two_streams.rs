@@ -5,7 +5,7 @@
 //! The streams are *held*: work on them is pending until the test releases it. On a GPU:
 //! `cargo test --test two_streams -- --ignored --test-threads=1`.
 
-mod freeing;
+mod shared;
 
 use std::sync::{Arc, mpsc};
 
@@ -14,7 +14,7 @@ use millpond::device::sim::{Hold, SimDevice, SimOptions};
 use millpond::device::{Device, DevicePtr, StreamHandle};
 use millpond::{Buffer, Context, Pool, ReusePolicies, Stream};
 
-use freeing::Freeing;
+use shared::Freeing;
 
 /// A device under test.
 trait Bench {
