@@ -539,8 +539,7 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
     use super::*;
-    use crate::device::sim::{SimDevice, SimOptions};
-    use crate::{Context, Pool};
+    use crate::fixtures::{Bench, Freeing};
 
     #[test]
     fn the_caches_of_a_pool_without_threads_take_little_memory() {
@@ -552,16 +551,14 @@ mod tests {
     /// For Miri, which sees whether a thread that has left its cache keeps what is then another's.
     #[test]
     fn a_thread_that_left_its_cache_has_nothing_of_it() {
-        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
-        let pool = Pool::builder(&context).build().unwrap();
+        let Bench { context, pool, .. } = Bench::new(|pool| pool);
         let is_done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let stream = context.create_stream().unwrap();
                 for _ in 0..if cfg!(miri) { 60 } else { 5000 } {
                     let block = pool.alloc(512, &stream).unwrap();
-                    // SAFETY: nobody uses the block.
-                    unsafe { pool.free(block, &stream) }.unwrap();
+                    pool.free_block(block, &stream).unwrap();
                 }
                 is_done.store(true, Ordering::Relaxed);
             });

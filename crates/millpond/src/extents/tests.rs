@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use crate::device::sim::{Call, SimDevice, SimOptions};
 use crate::device::{Device, DeviceError, DevicePtr};
+use crate::fixtures::{self, Freeing, MIB};
 use crate::order::LOOKS;
 use crate::{Context, Pool, PoolBuilder, ReusePolicies, Stream};
-
-const MIB: u64 = 1 << 20;
 
 struct Bench {
     sim: Arc<SimDevice>,
@@ -18,11 +17,8 @@ struct Bench {
 
 /// A pool with pages of 2 to 32 MiB: a twelfth of a block, as long as the pool has time.
 fn bench(options: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Bench {
-    let sim = SimDevice::new(SimOptions::default()).unwrap();
+    let fixtures::Bench { sim, context, pool, stream } = fixtures::Bench::new(options);
     assert_eq!(sim.properties().granularity, 2 * MIB);
-    let context = Context::new(sim.clone());
-    let stream = context.create_stream().unwrap();
-    let pool = options(Pool::builder(&context)).build().unwrap();
     Bench { sim, context, pool, stream }
 }
 
@@ -39,8 +35,7 @@ impl Bench {
     }
 
     fn free_on(&self, ptr: DevicePtr, stream: &Stream) {
-        // SAFETY: the tests free blocks of their own, and give them no work.
-        unsafe { self.pool.free(ptr, stream) }.unwrap();
+        self.pool.free_block(ptr, stream).unwrap();
     }
 
     /// Recounts everything. Under Miri, which takes seconds for it, only at the end.
@@ -218,8 +213,7 @@ fn an_aligned_block_is_found_behind_many_that_lie_badly() {
         let stream = context.create_stream().unwrap();
         let pool = Pool::builder(&context).hard_limit(256 * MIB).build().unwrap();
         let alloc = |bytes| pool.alloc(bytes, &stream).unwrap();
-        // SAFETY: as in `Bench::free_on`.
-        let free = |ptr| unsafe { pool.free(ptr, &stream) }.unwrap();
+        let free = |ptr| pool.free_block(ptr, &stream).unwrap();
         free(alloc(250 * MIB));
         // Long enough, but a multiple of two mebibytes lies in the midst of each.
         let pairs: Vec<_> = (0..40).map(|_| (alloc(MIB + 1536), alloc(2 * MIB + 3584))).collect();
@@ -334,16 +328,14 @@ fn the_cost_of_a_block_per_stream_is_constant() {
     let looks = |streams: u64| {
         let bench = bench(|pool| pool.spare(0));
         let whole = bench.pool.alloc(streams * 2 * MIB, &bench.stream).unwrap();
-        // SAFETY: the block is live, and nobody else frees it.
-        unsafe { bench.pool.free(whole, &bench.stream) }.unwrap();
+        bench.pool.free_block(whole, &bench.stream).unwrap();
         bench.stream.synchronize().unwrap();
         let streams: Vec<_> = (0..streams).map(|_| bench.context.create_stream().unwrap()).collect();
         let blocks: Vec<_> =
             streams.iter().map(|stream| bench.pool.alloc(2 * MIB, stream).unwrap()).collect();
         for (stream, block) in streams.iter().zip(blocks) {
             bench.sim.launch(stream.handle(), std::time::Duration::from_secs(100)).unwrap();
-            // SAFETY: the block is live, and nobody else frees it.
-            unsafe { bench.pool.free(block, stream) }.unwrap();
+            bench.pool.free_block(block, stream).unwrap();
         }
         let before = LOOKS.get();
         let again = bench.pool.alloc(whole_of(&streams), &bench.stream).unwrap();

@@ -44,8 +44,7 @@ impl Growth {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const MIB: u64 = 1 << 20;
+    use crate::fixtures::MIB;
 
     /// Whether each of a row of blocks was taken to grow, where each is freed once the next one is there.
     fn in_a_row(growth: &mut Growth, sizes: impl IntoIterator<Item = u64>) -> Vec<bool> {

@@ -162,9 +162,9 @@ mod tests {
     use std::thread::{Scope, scope};
 
     use super::*;
-    use crate::device::sim::{SimDevice, SimOptions};
     use crate::extents::BlockDescriptor;
-    use crate::{Context, Error, Pool};
+    use crate::fixtures::{Bench, Freeing};
+    use crate::{Error, Pool};
 
     const BYTES: u64 = 4096;
 
@@ -201,9 +201,7 @@ mod tests {
 
     impl DoubleFree {
         fn new<'scope>(scope: &'scope Scope<'scope, '_>) -> Self {
-            let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
-            let pool = Pool::builder(&context).build().unwrap();
-            let stream = context.create_stream().unwrap();
+            let Bench { pool, stream, .. } = Bench::new(|pool| pool);
             let new = Self { pool, stream, other: Some(thread(scope)) };
             let (mine, others) = (new.alloc(3), new.alloc_there(3));
             mine.into_iter().for_each(|ptr| new.free(ptr));
@@ -216,8 +214,7 @@ mod tests {
         }
 
         fn free(&self, ptr: DevicePtr) {
-            // SAFETY: nothing uses the blocks of these tests.
-            unsafe { self.pool.free(ptr, &self.stream) }.unwrap();
+            self.pool.free_block(ptr, &self.stream).unwrap();
         }
 
         fn there<R: Send + 'static>(&self, step: impl FnOnce(&Pool, &Stream) -> R + Send + 'static) -> R {
@@ -232,8 +229,7 @@ mod tests {
         }
 
         fn free_there(&self, ptr: DevicePtr) {
-            // SAFETY: as in `free`.
-            self.there(move |pool, stream| unsafe { pool.free(ptr, stream) }.unwrap());
+            self.there(move |pool, stream| pool.free_block(ptr, stream).unwrap());
         }
 
         fn descriptor(&self, ptr: DevicePtr) -> &BlockDescriptor {
@@ -258,8 +254,7 @@ mod tests {
             let theirs = self.there(move |pool, stream| {
                 // Where the thread's next block of this length goes is where the copy lies.
                 let other = pool.alloc_aligned(BYTES, 8192, stream).unwrap();
-                // SAFETY: as in `free`.
-                unsafe { pool.free(other, stream) }.unwrap();
+                pool.free_block(other, stream).unwrap();
                 pool.inner().page_map.find(other).expect("an address of the pool").place()
             });
             assert_ne!(mine, theirs);
@@ -337,8 +332,7 @@ mod tests {
             let bench = DoubleFree::new(scope);
             let ptr = bench.alloc(1)[0];
             bench.free_twice(ptr, false);
-            // SAFETY: as in `free`.
-            let again = unsafe { bench.pool.free(ptr, &bench.stream) };
+            let again = bench.pool.free_block(ptr, &bench.stream);
             assert!(matches!(again, Err(Error::DoubleFree { .. })));
             bench.assert_sound(0, false);
         });

@@ -125,10 +125,10 @@ mod tests {
 
     use super::*;
     use crate::device::sim::{Call, PerCall, SimDevice, SimOptions};
+    use crate::fixtures::{Freeing, MIB};
     use crate::stats::Stats;
     use crate::{Context, Error, Limit, Pool, PoolBuilder, Stream};
 
-    const MIB: u64 = 1 << 20;
     const TOTAL: u64 = 1 << 30;
 
     /// A pool with blocks live, free and cached, and another one that caches.
@@ -155,10 +155,8 @@ mod tests {
                 pool.alloc(99 * MIB, &bench.stream).unwrap();
                 pool.alloc(MIB, &bench.stream).unwrap();
                 let small = pool.alloc(4096, &bench.stream).unwrap();
-                // SAFETY: no work uses the block, or it is none.
-                unsafe { pool.free(free, &bench.stream) }.unwrap();
-                // SAFETY: no work uses the block, or it is none.
-                unsafe { pool.free(small, &bench.stream) }.unwrap();
+                pool.free_block(free, &bench.stream).unwrap();
+                pool.free_block(small, &bench.stream).unwrap();
                 assert!(pool.inner().caches.holds_any());
             }
             bench
@@ -189,8 +187,7 @@ mod tests {
         fn is_served(&self, bytes: u64) {
             let block = self.pool.alloc(bytes, &self.stream).unwrap();
             self.pool.check().unwrap();
-            // SAFETY: no work uses the block, or it is none.
-            unsafe { self.pool.free(block, &self.stream) }.unwrap();
+            self.pool.free_block(block, &self.stream).unwrap();
         }
     }
 

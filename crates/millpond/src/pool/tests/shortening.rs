@@ -3,11 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::device::sim::{Call, SimDevice, SimOptions};
+use crate::device::sim::{Call, SimDevice};
 use crate::device::{DeviceError, DevicePtr};
-use crate::{Context, Pool, Stream};
-
-const MIB: u64 = 1 << 20;
+use crate::fixtures::{Bench, Freeing, MIB};
+use crate::{Pool, Stream};
 
 /// A job whose level falls to nothing again and again. No length comes twice, so that no magazine has it.
 struct Job {
@@ -20,11 +19,8 @@ struct Job {
 impl Job {
     /// In a pool that holds a gigabyte, in pages of 32 MiB.
     fn new() -> Self {
-        let sim = SimDevice::new(SimOptions::default()).unwrap();
-        let context = Context::new(sim.clone());
         // Never in throughput mode, whatever little it computes.
-        let pool = Pool::builder(&context).spare(0).build().unwrap();
-        let stream = context.create_stream().unwrap();
+        let Bench { sim, pool, stream, .. } = Bench::new(|pool| pool.spare(0));
         let mut job = Self { sim, pool, stream, lengths: 0 };
         let whole = job.alloc(1023);
         job.free([whole]);
@@ -37,8 +33,7 @@ impl Job {
     }
 
     fn free(&self, blocks: impl IntoIterator<Item = DevicePtr>) {
-        // SAFETY: the tests free blocks of their own, and give them no work.
-        blocks.into_iter().for_each(|ptr| unsafe { self.pool.free(ptr, &self.stream) }.unwrap());
+        blocks.into_iter().for_each(|ptr| self.pool.free_block(ptr, &self.stream).unwrap());
     }
 
     /// Holes of 16 MiB on long pages, and then, at high water, one block of so many. Then low water.
