@@ -227,6 +227,7 @@ fn lengths_that_differ_are_refused() {
     // SAFETY: the length is refused, so that nothing is made of the block.
     let made =
         bench.refused(|| unsafe { Buffer::<u64>::from_raw(&bench.pool, bench.live, 126, &bench.stream) });
+    // Of 1000 bytes, at eight each.
     assert_eq!(lengths(made), (126, 125));
 }
 
@@ -236,6 +237,7 @@ fn a_full_workspace_says_what_is_left() {
     let workspace = Workspace::new(&bench.pool, 2048, &bench.stream).unwrap();
     workspace.alloc::<u8>(1000).unwrap();
     let error = bench.refused(|| workspace.alloc::<u32>(257).map(drop));
+    // 257 of four bytes; the 1000 bytes before took 1024.
     assert_eq!(error, Error::WorkspaceFull { requested: 1028, left: 1024, capacity: 2048 });
     let error = bench.refused(|| workspace.alloc::<u64>(usize::MAX).map(drop));
     assert!(matches!(error, Error::SizeOverflow { .. }), "{error}");

@@ -138,6 +138,7 @@ fn events_of_many_threads_are_all_there() {
     });
     let status = pool.stop_recording().unwrap().unwrap();
     let counts = counts(&path);
+    // 4 threads, 5,000 pairs each.
     assert_eq!((counts.threads, counts.allocs, counts.frees, counts.dropped), (4, 20_000, 20_000, 0));
     assert!(status.events >= 40_000);
 }
@@ -159,6 +160,7 @@ fn pools_share_a_named_file_until_the_last_ends() {
     drop(b);
     let counts = counts(&path);
     assert_eq!(counts.pools, ["a", "b"]);
+    // 10 pairs of `a`, and twice 10 of `b`.
     assert_eq!((counts.allocs, counts.pool_ends, counts.ends), (30, 2, 1));
 }
 
@@ -273,6 +275,7 @@ fn a_process_that_leaks_its_pools_leaves_whole_recordings() {
     let output = in_another_process("ends", &file(&folder));
     assert!(output.status.success(), "{output:?}");
     let counts = counts(&file(&folder));
+    // What each of these processes begins with (`as_another_process`).
     assert_eq!((counts.allocs, counts.frees, counts.pool_ends, counts.ends), (10_000, 10_000, 0, 1));
 }
 
@@ -281,6 +284,7 @@ fn a_process_that_aborts_leaves_all_but_its_last_moment() {
     let folder = tempfile::tempdir().unwrap();
     assert!(!in_another_process("aborts", &file(&folder)).status.success());
     let counts = counts(&file(&folder));
+    // One pair more, just before the end.
     assert!((10_000..=10_001).contains(&counts.allocs), "{counts:?}");
     assert_eq!(counts.ends, 0);
 }
@@ -291,6 +295,7 @@ fn a_forked_child_writes_nothing_to_its_parent_s_recording() {
     let output = in_another_process("forks", &file(&folder));
     assert!(output.status.success(), "{output:?}");
     let counts = counts(&file(&folder));
+    // The pair after the child has ended.
     assert_eq!((counts.allocs, counts.frees, counts.ends), (10_001, 10_001, 1));
 }
 
@@ -300,6 +305,7 @@ fn what_a_full_disk_refused_is_written_later() {
     let output = in_another_process("runs out of disk", &file(&folder));
     assert!(output.status.success(), "{output:?}");
     let counts = counts(&file(&folder));
+    // 10,000 pairs before the disk is full, 20,000 while it is seen, and 10 while it is known.
     assert_eq!((counts.allocs, counts.frees, counts.dropped, counts.ends), (30_010, 30_010, 0, 1));
 }
 

@@ -389,6 +389,7 @@ fn more_threads_at_once_than_have_caches_are_served() {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     pool.check().unwrap();
     let stats = pool.stats();
+    // 1,200 threads, twice two blocks each.
     assert_eq!((stats.allocations, stats.frees), (4_800, 4_800));
     pool.trim_to(0).unwrap();
     assert_eq!(pool.reserved().current, 0);
@@ -531,6 +532,7 @@ fn blocks_that_two_threads_free_at_once_stay_one_each() {
         let accepted: u64 = results.iter().map(|(accepted, _)| accepted).sum();
         pool.trim_to(0).unwrap();
         let stats = pool.stats();
+        // One free of each of the 60 blocks counts.
         assert_eq!(stats.double_frees - dropped, accepted - 60, "round {round}");
         dropped = stats.double_frees;
         assert_eq!((stats.blocks.current, stats.reserved.current), (0, 0));

@@ -184,7 +184,7 @@ mod tests {
             "a wait does not become busy again"
         );
         assert_eq!(sleeps.next(), Some(&BackoffStep::Sleep(FIRST_SLEEP)));
-        assert_eq!(steps.last(), Some(&BackoffStep::Sleep(Duration::from_micros(1280))));
+        assert_eq!(steps.last(), Some(&BackoffStep::Sleep(FIRST_SLEEP * (1 << MOST_DOUBLINGS))));
         assert_eq!(Backoff { steps: u32::MAX }.next(), *steps.last().unwrap());
     }
 }

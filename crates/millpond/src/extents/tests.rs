@@ -109,6 +109,7 @@ fn a_page_is_a_twelfth_of_its_block_given_time() {
         bench.alloc(bytes);
         bench.pool.stats().calls.create - before
     };
+    // Twelfths of 0.5, 5.3 and 10.7 MiB: pages of 2 (the shortest), 4 and 8 MiB.
     assert_eq!([6 * MIB, 64 * MIB, 128 * MIB].map(created), [3, 16, 16]);
     assert_eq!(created(512 * MIB), 16, "of 32 MiB, the longest");
     assert_eq!(created(33 * MIB), 17, "of 2 MiB, the shortest");
@@ -123,7 +124,7 @@ fn a_long_block_takes_more_pages_than_a_miss_considers() {
     go.into_iter().for_each(|ptr| bench.free_on(ptr, &bench.stream));
     let reserved = bench.reserved_mib();
     let long = bench.alloc(9_900 * MIB);
-    // It ends in the last of the holes, which has one.
+    // It takes 4,950 pages. It ends in the last of the holes, which has one.
     assert_eq!((bench.reserved_mib(), bench.pool.stats().pages_remapped), (reserved, 4_949));
     stay.into_iter().chain([long]).for_each(|ptr| bench.free_on(ptr, &bench.stream));
 }
@@ -139,9 +140,10 @@ fn how_long_pages_are_depends_on_the_ledger() {
         bench.alloc(bytes);
         bench.pool.stats().calls.create - before
     };
-    // Of 1.2 GiB an 80th, and down to a power of two.
+    // Pages of 8 MiB: of 1.2 GiB a 96th, and down to a power of two.
     assert_eq!(created(16 * MIB), 2);
     // Three seconds later there is time again: a twelfth of the block, down to a power of two.
+    // That is 2 MiB, the shortest, and 8 MiB.
     bench.sim.advance_to(bench.sim.now() + std::time::Duration::from_secs(3));
     assert_eq!([16 * MIB, 160 * MIB].map(created), [8, 20]);
     blocks.into_iter().for_each(|ptr| bench.free_on(ptr, &bench.stream));
@@ -154,6 +156,7 @@ fn donors_found_last_come_first_their_last_page_first() {
     bench.free(old);
     bench.free(young);
     let _long = bench.alloc(6 * MIB);
+    // 6 MiB are three pages of 2 MiB; the four blocks were 16 MiB.
     assert_eq!((bench.pool.stats().pages_remapped, bench.reserved_mib()), (3, 16));
     // The first page of the younger one is left.
     assert_eq!(bench.alloc(2 * MIB), young);

@@ -575,6 +575,7 @@ mod tests {
             let request = timelines.create_stream().unwrap();
             long.wait_for(&request).unwrap();
         }
+        // It is pruned when it names more than eight, or twice as many as were left the last time.
         assert!(long.timeline().ordered_after().len() < 32, "{}", long.timeline().ordered_after().len());
         assert!(long.timeline().is_ordered_after(other.timeline().id, tick), "it is still there");
         assert!(long.record().unwrap().clock().len() < 32);
@@ -590,6 +591,7 @@ mod tests {
         for _ in 0..1000 {
             assert!(timelines.add_use(&mut uses, &timelines.create_stream().unwrap()));
         }
+        // They are pruned at 16, and whenever they have doubled; one is left.
         assert!(uses.len() < 64, "{}", uses.len());
         let mut fence = Fence::empty();
         timelines.add_uses(&mut fence, &mut uses);

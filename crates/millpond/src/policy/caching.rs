@@ -81,6 +81,7 @@ mod tests {
     fn threads_share_the_pools_memory_and_all_get_some() {
         let limits = |reserved, growth, threads| CacheLimits::new(reserved, growth, threads);
         assert_eq!(limits(0, 0, 0), CacheLimits { of_thread: LEAST_LIMIT, of_depot: LEAST_LIMIT });
+        // 8 GiB, an eighth of them, and 1 GiB of growth; a fifth for each thread.
         assert_eq!(limits(8 << 30, 1 << 30, 5), CacheLimits { of_thread: 2 << 30, of_depot: 10 << 30 });
     }
 }

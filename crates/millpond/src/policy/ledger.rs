@@ -252,7 +252,7 @@ mod tests {
         let at = Duration::from_secs;
         assert_eq!(ledger.balance(at(100)), Balance::Saving(Duration::ZERO));
         ledger.pay_for_pages(Duration::from_millis(50));
-        // 50 ms are earned in nine seconds.
+        // A 180th of the time is earned: beyond the credit of 10 ms, 40 ms in 7.2 s; and 100 ms in 18 s.
         assert_eq!(ledger.balance(at(107)), Balance::Even);
         assert_eq!(ledger.balance(at(108)), Balance::Saving(Duration::ZERO));
         assert_eq!(ledger.balance(at(118)), Balance::Saving(Duration::from_millis(50)));

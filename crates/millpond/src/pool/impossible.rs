@@ -194,15 +194,18 @@ mod tests {
     #[test]
     fn what_the_device_cannot_hold_is_refused_at_once() {
         let bench = TwoPools::new(|builder| builder);
+        // 200 MiB are live, in both pools together.
         for bytes in [32 << 40, 1 << 50, TOTAL + 1, TOTAL - 199 * MIB] {
             assert_eq!(bench.is_refused_at_once(bytes), Limit::Device);
         }
+        // Less than what is left, since live blocks share pages with free ones.
         bench.is_served(TOTAL - 210 * MIB);
     }
 
     #[test]
     fn what_the_hard_limit_forbids_is_refused_at_once() {
         let bench = TwoPools::new(|builder| builder.hard_limit(300 * MIB));
+        // Of 300 MiB, 100 are live.
         for bytes in [32 << 40, 301 * MIB, 201 * MIB] {
             assert_eq!(bench.is_refused_at_once(bytes), Limit::HardLimit(300 * MIB));
         }
@@ -213,6 +216,7 @@ mod tests {
     fn what_the_budget_forbids_is_refused_at_once() {
         let budget = Budget::bytes(300 * MIB);
         let bench = TwoPools::new(|builder| builder.budget(&budget));
+        // Of 300 MiB, 100 are live.
         for bytes in [32 << 40, 301 * MIB, 201 * MIB] {
             assert!(matches!(bench.is_refused_at_once(bytes), Limit::Budget { .. }));
         }

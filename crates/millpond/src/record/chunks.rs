@@ -270,6 +270,7 @@ mod tests {
         chunk.put(&Record::Tag { tag: 2, inside: 1, text: "ab" });
         let bytes = chunk.seal();
         assert_eq!(&bytes[HEAD..], [8, 0xac, 0x02, 3, 1, /* */ 2, 2, 1, 2, b'a', b'b']);
+        // The length of what follows: five bytes and six.
         assert_eq!(&bytes[..4], [11, 0, 0, 0]);
     }
 

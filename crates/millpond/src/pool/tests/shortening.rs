@@ -84,6 +84,7 @@ fn memory_in_split_pages_serves_a_higher_high_water_mark() {
         job.pool.reserved().high - reserved
     };
     assert_eq!(grown_at_the_second(60), 0);
+    // One page, of the longest.
     assert!(grown_at_the_second(0) >= 32 * MIB, "where there is no time for it");
 }
 
@@ -103,7 +104,7 @@ fn vain_searches_take_a_small_part_of_the_time() {
         job.sim.advance_to(job.sim.now() + Duration::from_millis(1));
         job.shorten();
     }
-    // It just had the time for it: of the last millisecond 5 µs are left, at 157 ns a question.
+    // It just had the time for it: of the last millisecond 5 µs are left, at 157 ns a question: 32.
     (0..1000).for_each(|_| job.shorten());
     assert!(asked(&job) - before < 40, "{}", asked(&job) - before);
 }
@@ -135,6 +136,7 @@ fn it_takes_a_small_part_of_the_time() {
     job.low_water();
     assert!(job.pages() > pages);
     let spent = job.sim.time_spent().total() - before;
+    // A 180th of the two seconds, 11.1 ms, of which the first pages took their part.
     assert!(spent < Duration::from_micros(10_500), "{spent:?}");
 }
 
