@@ -2,13 +2,12 @@
 //!
 //! Uses `extents/` (the tables that lead from an address to its block) and `order/` (a stream's tick).
 //!
-//! **Who has what.** Each thread that uses a pool has a [`ThreadCache`](thread::ThreadCache) in it, found through the thread's
-//! index. In it lies a *stream cache* per stream, and in that a *magazine* per size class: a stack of blocks that
-//! this thread freed on this stream, so that work given to the stream later may use them at once. Sizes below
-//! the arena's small zone are rounded to eight classes a doubling (at most 1/8 is wasted, 1/16 on average);
-//! longer blocks keep their exact size, unless they seem to [grow](growth), and share a magazine with sizes near theirs. What a magazine has no
-//! room for goes to the pool's [depot], where other threads find it, and what that has no room for to the
-//! arena.
+//! **Who has what.** Each thread that uses a pool has a [`ThreadCache`](thread::ThreadCache) in it, found through the
+//! thread's index. In it lies a *stream cache* per stream, and in that a *magazine* per size class: a stack of blocks
+//! that this thread freed on this stream. So work given to the stream later may use them at once. Sizes below 1 MiB are
+//! rounded to eight classes a doubling (at most 1/8 is wasted, 1/16 on average). Longer blocks keep their exact size,
+//! unless they seem to [grow](crate::policy::growth), and share a magazine with sizes near theirs. What a magazine has no
+//! room for goes to the pool's [depot], where other threads find it. What that has no room for goes to the arena.
 //!
 //! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the
 //! thread, and the block's descriptor: no lock, no atomic read-modify-write, no device call.
@@ -19,7 +18,8 @@
 //! **Taking back.** Before the pool remaps, trims or reports that memory ran out, it takes back what every thread caches,
 //! idle ones included ([`Caches::revoke`]). It does so before it grows, too, unless it is in throughput mode
 //! (`policy/ledger.rs`). The cache's *asymmetric lock* makes that safe: see `asymmetric_lock`. Whoever revokes holds
-//! the pool's lock. A thread whose cache is closed takes the slow path, and so waits for the pool's lock. A thread that holds that may use its own cache as it is.
+//! the pool's lock. A thread whose cache is closed takes the slow path, and so waits for the pool's lock. A thread that
+//! holds that may use its own cache as it is.
 //!
 //! **Counting.** Each thread counts what it allocates and frees ([`Tally`](tally::Tally)); the pool's figures are sums, and [settling]
 //! makes their high-water marks right.

@@ -3,8 +3,7 @@
 
 mod source;
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -26,9 +25,6 @@ const FLOORS: [&[&str]; 13] = [
     &["testing/"],
     &["bindings.rs", "lib.rs"],
 ];
-
-/// Circles that are known: the files, below `crates/`, and why they may stand. One that is gone has to go from here.
-const KNOWN_CIRCLES: &[(&[&str], &str)] = &[];
 
 fn crates() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("a folder of crates").to_owned()
@@ -57,58 +53,43 @@ fn house() -> BTreeMap<String, Uses> {
     house
 }
 
-/// The files that `from` leads to.
-fn reached<'a>(house: &'a BTreeMap<String, Uses>, from: &str) -> BTreeSet<&'a str> {
-    let mut reached = BTreeSet::new();
-    let mut next: Vec<&str> = house[from].keys().map(String::as_str).collect();
-    while let Some(file) = next.pop() {
-        if reached.insert(file) {
-            next.extend(house[file].keys().map(String::as_str));
+/// A shortest way from a file back to it, with the file at its end; `None` where there is none.
+fn circle_of<'a>(house: &'a BTreeMap<String, Uses>, start: &'a str) -> Option<Vec<&'a str>> {
+    let mut seen = BTreeSet::new();
+    let mut ways = VecDeque::from([vec![start]]);
+    while let Some(way) = ways.pop_front() {
+        for used in house[*way.last().expect("a way has a start")].keys() {
+            let longer = [way.as_slice(), &[used.as_str()]].concat();
+            if used == start {
+                return Some(longer);
+            }
+            if seen.insert(used) {
+                ways.push_back(longer);
+            }
         }
     }
-    reached
+    None
 }
 
-/// The largest sets of files each of which leads to all others.
-fn circles(house: &BTreeMap<String, Uses>) -> BTreeSet<BTreeSet<&str>> {
-    let all: BTreeMap<_, _> = house.keys().map(|file| (file.as_str(), reached(house, file))).collect();
-    let circle_of =
-        |file: &str| all[file].iter().copied().filter(|other| all[other].contains(file)).collect();
-    all.keys().map(|file| circle_of(file)).filter(|circle: &BTreeSet<_>| !circle.is_empty()).collect()
-}
-
-fn arrows_within(house: &BTreeMap<String, Uses>, circle: &BTreeSet<&str>) -> String {
-    let mut text = String::new();
-    for file in circle {
-        for (used, names) in house[*file].iter().filter(|(used, _)| circle.contains(used.as_str())) {
-            let names: Vec<_> = names.iter().map(String::as_str).collect();
-            writeln!(text, "  {file} uses {used}: {}", names.join(", ")).expect("a String takes all");
-        }
-    }
-    text
+fn joined(names: &BTreeSet<String>) -> String {
+    names.iter().map(String::as_str).collect::<Vec<_>>().join(", ")
 }
 
 #[test]
 fn no_file_uses_another_in_a_circle() {
     let house = house();
-    let found = circles(&house);
-    let known: BTreeSet<BTreeSet<_>> =
-        KNOWN_CIRCLES.iter().map(|(files, _)| files.iter().copied().collect()).collect();
-    let mut text = String::new();
-    for circle in found.difference(&known) {
-        writeln!(
-            text,
-            "{} files use each other in a circle:\n{}",
-            circle.len(),
-            arrows_within(&house, circle)
-        )
-        .expect("a String takes all");
-    }
-    for circle in known.difference(&found) {
-        writeln!(text, "KNOWN_CIRCLES names a circle that is not there: take it out, or name what is left of it: {circle:?}")
-            .expect("a String takes all");
-    }
-    assert!(text.is_empty(), "\n{text}");
+    let circles: Vec<_> = house.keys().filter_map(|file| circle_of(&house, file)).collect();
+    let in_circles: Vec<_> = circles.iter().map(|circle| circle[0]).collect();
+    let Some(shortest) = circles.iter().min_by_key(|circle| circle.len()) else { return };
+    let arrows = shortest.windows(2).map(|arrow| {
+        let [user, used] = [arrow[0], arrow[1]];
+        format!("  {user} uses {used}: {}\n", joined(&house[user][used]))
+    });
+    panic!(
+        "files use each other in a circle:\n{}in this or another circle: {}",
+        arrows.collect::<String>(),
+        in_circles.join(", ")
+    );
 }
 
 fn floor_of(file: &str) -> usize {
@@ -126,9 +107,7 @@ fn no_floor_uses_one_above_it() {
     for (file, uses) in &house {
         for (used, names) in uses {
             if floor_of(used) > floor_of(file) {
-                let names: Vec<_> = names.iter().map(String::as_str).collect();
-                writeln!(text, "src/{file} uses src/{used}, which stands above it: {}", names.join(", "))
-                    .expect("a String takes all");
+                text += &format!("src/{file} uses src/{used}, which stands above it: {}\n", joined(names));
             }
         }
     }
