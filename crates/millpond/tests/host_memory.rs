@@ -143,6 +143,7 @@ fn a_stream_at_rest_takes_little_for_each_thread() {
         before = ended;
     }
     let [working, at_rest, ended] = least.map(|held| held / pairs);
+    // 5,337, 630 and -4 were measured. A stream cache alone has 2.7 KiB.
     assert!(working < 8 * KIB, "{working} bytes for each pair of a thread and a stream");
     assert!(at_rest < KIB, "{at_rest} bytes for each pair of a thread and a stream at rest");
     assert!(ended < KIB / 64, "{ended} bytes for each pair after threads ended");
@@ -178,7 +179,7 @@ fn a_thousand_streams_at_once_leave_next_to_nothing() {
     };
     let before = use_streams(50);
     let more = use_streams(1000) - before;
-    // The table of timelines may have twice the places that it needs.
+    // The table of timelines may have twice the places that it needs: 144 bytes a stream were measured.
     assert!(more / 1000 < 160, "{more} bytes after 1,000 streams");
 }
 
