@@ -38,6 +38,8 @@ pub mod cudarc;
 pub mod device;
 mod error;
 mod extents;
+#[cfg(test)]
+mod fixtures;
 mod host;
 mod lock;
 #[cfg(not(feature = "record"))]

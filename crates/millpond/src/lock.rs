@@ -145,7 +145,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lock_can_be_had_after_a_panic_of_its_holder() {
+    fn a_lock_can_be_taken_after_its_holder_panics() {
         let lock = Mutex::new(1);
         let panicked = catch_unwind(AssertUnwindSafe(|| {
             let _held = lock.lock();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lock_that_is_held_is_not_waited_for_beyond_ones_patience() {
+    fn a_wait_for_a_held_lock_ends_after_its_timeout() {
         let lock = Mutex::new(());
         let held = lock.lock();
         assert!(lock.try_lock().is_none());

@@ -156,7 +156,7 @@ mod tests {
     use crate::device::sim::{SimDevice, SimOptions};
 
     #[test]
-    fn what_a_workspace_hands_out_is_aligned_whatever_the_pool_promises() {
+    fn a_workspaces_blocks_are_aligned_whatever_the_pool_promises() {
         let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
         let stream = context.create_stream().unwrap();
         let pool = Pool::builder(&context).min_alignment(256).build().unwrap();

@@ -1,7 +1,7 @@
 //! Captures into graphs: where their memory comes from, that it stays, and that no rule of a capture is broken. Over
 //! devices without a GPU; `cuda_graphs.rs` has the same on one.
 
-mod freeing;
+mod shared;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
@@ -12,9 +12,8 @@ use millpond::device::{Device, DeviceError, DevicePtr, StreamHandle};
 use millpond::testing::capturing::{CapturingDevice, Graph};
 use millpond::{Budget, Buffer, CapturePool, Context, Error, Pool, PoolBuilder, Stream};
 
-use freeing::Freeing;
+use shared::{Freeing, MIB};
 
-const MIB: u64 = 1 << 20;
 const CAPACITY: u64 = 256 * MIB;
 
 #[test]
@@ -120,7 +119,7 @@ fn other_traffic(rig: &Rig) {
 }
 
 #[test]
-fn a_graph_finds_its_memory_as_it_left_it_whatever_the_pool_does_between_replays() {
+fn a_graphs_memory_stays_as_it_was_between_replays() {
     for virtual_memory in [true, false] {
         let rig = Rig::with(virtual_memory);
         let memory = rig.pool.capture_pool();
@@ -176,7 +175,7 @@ fn within_a_capture_memory_is_reused_in_stream_order() {
 }
 
 #[test]
-fn other_streams_of_the_pool_go_on_while_one_is_captured() {
+fn other_streams_go_on_while_one_is_captured() {
     let rig = Rig::new();
     // Freed on the stream before its capture, and pending: the other stream cannot have it by asking.
     let held = rig.hold(rig.stream.handle());
@@ -209,7 +208,7 @@ fn other_streams_of_the_pool_go_on_while_one_is_captured() {
 }
 
 #[test]
-fn what_is_freed_on_a_stream_that_is_being_captured_takes_nothing_else_from_others() {
+fn frees_on_a_captured_stream_take_nothing_from_others() {
     let rig = Rig::new();
     // Long since complete, and freed by the other stream, or by the one that is captured then.
     for freed_on in [&rig.other, &rig.stream] {
@@ -242,7 +241,7 @@ fn what_is_freed_on_a_stream_that_is_being_captured_takes_nothing_else_from_othe
 }
 
 #[test]
-fn a_capture_that_begins_while_another_thread_looks_for_memory_ends_well_and_so_does_the_look() {
+fn a_capture_beside_a_search_for_memory_ends_well() {
     for pending in [false, true] {
         let rig = Rig::new();
         let memory = rig.pool.capture_pool();
@@ -264,7 +263,7 @@ fn a_capture_that_begins_while_another_thread_looks_for_memory_ends_well_and_so_
 }
 
 #[test]
-fn streams_that_join_a_capture_share_its_memory_but_not_their_frees() {
+fn streams_of_a_capture_share_its_memory_not_their_frees() {
     let rig = Rig::new();
     let memory = rig.pool.capture_pool();
     let graph = rig.capture(&memory, || {
@@ -342,7 +341,7 @@ fn captures_that_share_memory_use_it_one_after_the_other() {
 }
 
 #[test]
-fn a_block_that_outlives_its_graph_stays_valid_and_its_memory_goes_back_when_it_is_freed() {
+fn a_block_that_outlives_its_graph_is_valid_until_freed() {
     let rig = Rig::new();
     let memory = rig.pool.capture_pool();
     let mut output = None;
@@ -410,7 +409,7 @@ fn a_filter_decides_which_streams_are_routed() {
 }
 
 #[test]
-fn a_stream_that_is_presented_anew_each_time_reuses_memory_within_and_between_captures() {
+fn a_stream_wrapped_anew_reuses_memory_of_its_captures() {
     let rig = Rig::new();
     let memory = rig.pool.capture_pool();
     let handle = rig.device.create_stream().unwrap();
@@ -461,7 +460,7 @@ fn mistakes_with_captures_are_errors() {
 }
 
 #[test]
-fn a_pool_that_is_destroyed_keeps_the_memory_of_its_graphs_until_they_are_gone() {
+fn a_destroyed_pool_keeps_its_graphs_memory_while_they_live() {
     let rig = Rig::new();
     let memory = rig.pool.capture_pool();
     let mut block = DevicePtr::NULL;
@@ -561,7 +560,7 @@ impl Sim {
 }
 
 #[test]
-fn a_request_that_fails_in_a_capture_leaves_its_memory_as_it_was() {
+fn a_failed_request_leaves_a_captures_memory_as_it_was() {
     let budget = Budget::bytes(130 << 30);
     let rig = Sim::new(140 << 30, |builder| builder.budget(&budget));
     // Another allocator's, of which the pool knows nothing.
@@ -604,7 +603,7 @@ fn a_request_that_fails_in_a_capture_leaves_its_memory_as_it_was() {
 }
 
 #[test]
-fn a_capture_whose_end_could_not_wait_for_the_device_goes_at_the_next_synchronise() {
+fn a_capture_that_could_not_end_goes_at_a_synchronise() {
     let rig = Sim::new(4 << 30, |builder| builder);
     let memory = rig.captured(1 << 30);
     rig.fail(Call::Synchronize, 1);
@@ -616,7 +615,7 @@ fn a_capture_whose_end_could_not_wait_for_the_device_goes_at_the_next_synchronis
 }
 
 #[test]
-fn a_capture_whose_end_could_not_wait_for_the_device_goes_when_memory_is_short() {
+fn a_capture_that_could_not_end_goes_under_pressure() {
     for from_another_pool in [false, true] {
         let rig = Sim::new(4 << 30, |builder| builder);
         let another = Pool::builder(&rig.context).build().unwrap();
@@ -631,7 +630,7 @@ fn a_capture_whose_end_could_not_wait_for_the_device_goes_when_memory_is_short()
 }
 
 #[test]
-fn the_end_of_a_pool_takes_no_memory_from_replays_that_it_could_not_wait_for() {
+fn a_pools_end_takes_no_memory_from_unfinished_replays() {
     let rig = Sim::new(4 << 30, |builder| builder);
     let memory = rig.captured(1 << 30);
     let Sim { sim, context, pool, stream, .. } = rig;
@@ -649,7 +648,7 @@ fn the_end_of_a_pool_takes_no_memory_from_replays_that_it_could_not_wait_for() {
 }
 
 #[test]
-fn a_pool_destroyed_while_a_stream_is_captured_says_what_stays_and_gives_it_back_later() {
+fn a_pool_destroyed_during_a_capture_says_what_stays() {
     for by_drop in [false, true] {
         let Sim { sim, device, context, pool, stream } = Sim::new(1 << 30, |builder| builder.name("early"));
         let block = pool.alloc(8 * MIB, &stream).unwrap();
@@ -690,8 +689,7 @@ fn two_threads_default_streams_are_captured_apart() {
                 rig.device.end_capture(StreamHandle::PER_THREAD).expect("no rule was broken");
                 drop(capturing);
                 let used = memory.used();
-                // SAFETY: the block is live, and nothing was given to its stream.
-                unsafe { rig.pool.free(at, &rig.stream) }.unwrap();
+                rig.pool.free_block(at, &rig.stream).unwrap();
                 (used, stream.id())
             })
         });

@@ -68,8 +68,8 @@ macro_rules! conformance {
                 pages:
                     a_reserved_range_is_aligned_and_can_be_given_back
                     reserved_ranges_do_not_overlap
-                    a_page_mapped_at_two_addresses_has_the_same_bytes_at_both
-                    a_page_can_be_mapped_elsewhere_while_work_on_the_old_address_is_pending
+                    a_page_mapped_twice_shows_the_same_bytes
+                    a_page_can_be_remapped_under_pending_work
                     pages_permuted_in_stream_order_lose_no_byte
                     a_released_page_stays_until_its_last_mapping_goes
                     pages_of_several_sizes_lie_side_by_side
@@ -93,7 +93,7 @@ macro_rules! conformance {
                     an_event_is_complete_when_the_work_before_it_is
                     later_work_does_not_delay_an_event
                     recording_again_replaces_what_an_event_stands_for
-                    a_stream_waits_for_what_the_event_stood_for_at_the_call
+                    a_wait_is_for_what_the_event_stood_for
                     a_complete_event_delays_nobody
                     an_event_destroyed_while_pending_still_holds_back_who_waits
                     a_wait_follows_through_a_chain_of_streams
@@ -106,26 +106,26 @@ macro_rules! conformance {
                     a_copy_waits_for_an_event_of_another_stream
                     no_bytes_are_no_work;
                 programs:
-                    a_program_ordered_by_events_ends_as_if_run_in_order;
+                    a_program_ordered_by_events_ends_as_in_order;
                 segments:
                     segments_are_aligned_and_hold_their_bytes
                     segments_and_free_memory_add_up
                     a_segment_larger_than_the_device_is_out_of_memory
                     freeing_a_segment_waits_for_all_work
                     async_blocks_hold_their_bytes
-                    a_block_freed_on_a_stream_is_given_to_it_again
+                    a_block_freed_on_a_stream_is_reused_there
                     a_pending_block_is_not_given_to_another_stream
                     the_drivers_pool_keeps_what_it_has
-                    an_async_block_larger_than_the_device_is_out_of_memory;
+                    too_large_an_async_block_is_out_of_memory;
                 misuse:
                     sizes_that_are_no_multiple_of_the_granularity_are_refused
                     a_range_is_given_back_only_whole_and_empty
-                    a_page_is_mapped_only_whole_aligned_reserved_and_where_nothing_is
+                    pages_are_mapped_whole_and_aligned_in_empty_reserved_space
                     a_released_page_is_no_page
                     access_is_set_on_whole_mappings_only
                     a_mapping_is_removed_only_whole_and_once
                     memory_without_access_is_not_touched
-                    segments_and_async_blocks_are_freed_once_and_as_they_were_made
+                    segments_and_async_blocks_are_freed_once_as_made
                     destroyed_streams_and_events_are_refused
                     default_streams_cannot_be_destroyed
                     overlapping_copies_are_refused;

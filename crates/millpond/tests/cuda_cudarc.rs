@@ -5,7 +5,7 @@
 //! system's loader (LD_LIBRARY_PATH).
 #![cfg(feature = "cudarc")]
 
-mod freeing;
+mod shared;
 
 use std::sync::{Arc, mpsc};
 
@@ -19,7 +19,7 @@ use millpond::device::DeviceError;
 use millpond::device::cuda::CudaDevice;
 use millpond::{Context, Error, Pool};
 
-use freeing::Freeing;
+use shared::Freeing;
 
 const ELEMENTS: usize = 1 << 20;
 
@@ -45,7 +45,7 @@ fn a_buffer_is_what_cudarc_asks_of_a_slice() {
 }
 
 #[test]
-fn buffers_of_both_kinds_and_addresses_are_arguments_of_a_launch() {
+fn buffers_of_both_kinds_and_addresses_are_launch_arguments() {
     is_an_argument::<&Buffer<f32>>();
     is_an_argument::<&mut Buffer<f32>>();
     is_an_argument::<&millpond::Buffer<f32>>();
@@ -194,7 +194,7 @@ fn plain_buffers_and_addresses_reach_kernels_too() -> Outcome {
 /// The other stream is held back, so that nothing but the order kept by the free can make this right.
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn memory_used_on_a_second_stream_is_not_reused_before_that_work_is_done() -> Outcome {
+fn reuse_waits_for_work_on_a_second_stream() -> Outcome {
     let Rig { cuda, device, pool, stream, on } = rig()?;
     let copy = kernel(&cuda, "to[i] = from[i];")?;
     let second = cuda.new_stream()?;
@@ -267,7 +267,7 @@ fn a_gemm_of_cublas_multiplies_pool_buffers() -> Outcome {
 
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn a_context_or_stream_of_another_device_is_refused_with_what_to_do() -> Outcome {
+fn contexts_and_streams_of_another_device_are_refused() -> Outcome {
     let Rig { stream, on, .. } = rig()?;
     let host = Context::host()?;
     let error = Stream::new(&host, &stream).unwrap_err();
@@ -296,7 +296,7 @@ fn a_context_that_is_not_the_primary_one_is_refused() -> Outcome {
 
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn a_stream_of_cudarcs_lives_as_long_as_its_millpond_side() -> Outcome {
+fn a_stream_of_cudarcs_lives_while_millponds_side_does() -> Outcome {
     let Rig { cuda, device, pool, .. } = rig()?;
     let short_lived = cuda.new_stream()?;
     let weak = Arc::downgrade(&short_lived);
@@ -346,7 +346,7 @@ fn buffers_live_on_every_kind_of_stream() -> Outcome {
 /// What a pair costs on top of the pool's own, and beside cudarc's. For a person to read.
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn pairs_of_buffers_and_slices_are_timed_with_and_without_event_tracking() -> Outcome {
+fn pairs_are_timed_with_and_without_event_tracking() -> Outcome {
     const PAIRS: u32 = 10_000;
     let each = |what: &str, pair: &mut dyn FnMut() -> Outcome| -> Outcome {
         (0..PAIRS / 10).try_for_each(|_| pair())?;

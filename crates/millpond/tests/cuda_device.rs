@@ -74,7 +74,7 @@ fn the_driver_and_the_gpu_describe_themselves() {
 
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn an_ordinal_that_is_not_there_is_refused_with_the_ones_that_are() {
+fn a_wrong_ordinal_is_refused_by_its_number() {
     let count = CudaDevice::count().unwrap();
     let error = CudaDevice::new(count).unwrap_err();
     assert!(matches!(error, DeviceError::Unavailable(_)));
@@ -158,7 +158,7 @@ fn without_virtual_memory_pages_are_unsupported_and_segments_work() {
 
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn asking_for_more_than_there_is_says_how_much_and_changes_nothing() {
+fn too_large_a_request_is_named_and_changes_nothing() {
     let gpu = gpu();
     let bytes = gpu.properties().total_memory.next_multiple_of(PAGE) * 2;
     let stream = gpu.create_stream().unwrap();
@@ -192,7 +192,7 @@ fn a_refused_call_carries_the_drivers_name_and_sentence() {
 
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn a_pinned_source_may_be_changed_as_soon_as_the_copy_returned() {
+fn a_pinned_source_may_change_once_the_copy_returned() {
     let gpu = gpu();
     gpu.make_current().unwrap();
     let stream = gpu.create_stream().unwrap();
@@ -219,7 +219,7 @@ fn a_pinned_source_may_be_changed_as_soon_as_the_copy_returned() {
 /// The stream is held: a copy that waited for it would never return.
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn a_small_pageable_source_may_be_changed_too_and_the_copy_does_not_wait_for_the_stream() {
+fn a_small_pageable_source_is_copied_without_a_wait() {
     let gpu = gpu();
     let stream = gpu.create_stream().unwrap();
     let at = gpu.alloc_segment(32 << 10).unwrap();
@@ -239,7 +239,7 @@ fn a_small_pageable_source_may_be_changed_too_and_the_copy_does_not_wait_for_the
 
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn host_functions_run_in_stream_order_and_a_panic_stays_inside() {
+fn host_functions_run_in_stream_order_and_contain_panics() {
     let gpu = gpu();
     let stream = gpu.create_stream().unwrap();
     let ran = Arc::new(AtomicBool::new(false));
@@ -259,7 +259,7 @@ fn host_functions_run_in_stream_order_and_a_panic_stays_inside() {
 
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn each_thread_has_a_default_stream_of_its_own_and_all_share_the_legacy_one() {
+fn threads_have_own_default_streams_and_share_the_legacy_one() {
     let gpu = gpu();
     let ids = |gpu: &Trusted<Arc<CudaDevice>>| {
         [StreamHandle::LEGACY, StreamHandle::PER_THREAD].map(|stream| gpu.stream_id(stream).unwrap())

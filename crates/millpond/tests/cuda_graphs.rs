@@ -3,7 +3,7 @@
 //! `cargo test -p millpond --test cuda_graphs -- --ignored --test-threads=1`, or `scripts/gpu-test graphs`.
 #![cfg(feature = "cuda")]
 
-mod freeing;
+mod shared;
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -13,9 +13,7 @@ use millpond::device::cuda::{CudaDevice, CudaOptions};
 use millpond::device::{Device, DevicePtr};
 use millpond::{Buffer, CapturePool, Context, Pool, Stream};
 
-use freeing::Freeing;
-
-const MIB: u64 = 1 << 20;
+use shared::{Freeing, MIB};
 
 /// The mode that forbids the most, to all threads.
 const GLOBAL: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -117,7 +115,7 @@ impl Rig {
 
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn a_graph_replays_correctly_a_hundred_times_while_the_pool_works_and_its_memory_goes_back() {
+fn a_graph_replays_a_hundred_times_while_the_pool_works() {
     for virtual_memory in [true, false] {
         let rig = Rig::with(CudaOptions::default().virtual_memory(virtual_memory));
         let bytes = 24 * MIB;
@@ -199,7 +197,7 @@ fn streams_that_join_a_capture_allocate_from_its_memory() {
 /// end the capture.
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn other_threads_grow_trim_and_hand_over_memory_during_a_capture() {
+fn threads_grow_trim_and_hand_over_during_a_capture() {
     let rig = Rig::new();
     let memory = rig.pool.capture_pool();
     // Freed by the stream before its capture: others may ask for it, and must not ask the stream.
@@ -244,7 +242,7 @@ fn other_threads_grow_trim_and_hand_over_memory_during_a_capture() {
 /// What the pool does where a capture begins between its question and its event (docs/graphs.md, "Threads").
 #[test]
 #[ignore = "needs a CUDA GPU"]
-fn an_event_of_another_thread_that_comes_into_a_capture_and_is_destroyed_does_not_hurt_it() {
+fn an_event_destroyed_by_another_thread_leaves_the_capture_whole() {
     let rig = Rig::new();
     let memory = rig.pool.capture_pool();
     let block = rig.pool.alloc(MIB, &rig.stream).unwrap();

@@ -1,5 +1,7 @@
 //! What is printed of the objects that programs hold: a line, whatever they hold themselves.
 
+mod shared;
+
 use std::fmt::Debug;
 
 use millpond::device::host::HostDevice;
@@ -51,9 +53,8 @@ fn each_object_is_a_line_in_debug_output() {
 
 #[test]
 fn the_figures_of_a_pool_print_for_people() {
-    let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+    let (_, context, stream) = shared::sim_with(SimOptions::default());
     let pool = Pool::builder(&context).build().unwrap();
-    let stream = context.create_stream().unwrap();
     let _kept = Buffer::<u8>::new(&pool, 3 << 20, &stream).unwrap();
     drop(Buffer::<u8>::new(&pool, 1 << 20, &stream).unwrap());
     let text = pool.stats().to_string();

@@ -1,5 +1,7 @@
 //! Threads' default streams: one handle, which means another stream on each thread.
 
+mod shared;
+
 use std::sync::Arc;
 use std::thread;
 
@@ -7,6 +9,8 @@ use millpond::device::sim::{Call, SimDevice, SimOptions};
 use millpond::device::{Device, DeviceError, StreamHandle};
 use millpond::testing::checker::CheckerDevice;
 use millpond::{Buffer, Context, Error, Pool, ReusePolicies, Stream};
+
+use shared::Freeing;
 
 /// A checked device, a pool, and the main thread's default stream.
 struct Bench {
@@ -45,8 +49,7 @@ fn another_threads_synchronize_frees_nothing_that_is_in_use() {
         let used = pool.alloc(4 << 20, &stream).unwrap();
         let block = checker.allocated(used, 4 << 20, stream.handle());
         let _freed = checker.freed(block, stream.handle());
-        // SAFETY: the block is live, and nobody else frees it.
-        unsafe { pool.free(used, &stream) }.unwrap();
+        pool.free_block(used, &stream).unwrap();
         elsewhere(|| {
             let clone = stream.clone();
             assert!(is_invalid(clone.synchronize().map_err(Error::from)));
@@ -99,8 +102,7 @@ fn memory_for_another_threads_stream_is_had_without_its_waiting() {
     let block = checker.allocated(used, 4 << 20, busy.handle());
     let hold = sim.hold(busy.handle()).unwrap();
     let _freed = checker.freed(block, busy.handle());
-    // SAFETY: the block is live, and nobody else frees it.
-    unsafe { pool.free(used, &busy) }.unwrap();
+    pool.free_block(used, &busy).unwrap();
     let got = elsewhere(|| pool.alloc(4 << 20, &stream)).expect("there is other memory");
     checker.allocated(got, 4 << 20, stream.handle());
     checker.verify().unwrap();
@@ -116,8 +118,7 @@ fn the_default_streams_handle_is_no_stream_to_keep() {
     let block = checker.allocated(used, 4 << 20, kept.handle());
     let hold = sim.hold(kept.handle()).unwrap();
     let _freed = checker.freed(block, kept.handle());
-    // SAFETY: the block is live, and nobody else frees it.
-    unsafe { pool.free(used, &kept) }.unwrap();
+    pool.free_block(used, &kept).unwrap();
     elsewhere(|| {
         pool.trim_to(0).unwrap();
         pool.set_reuse(ReusePolicies::ALL);

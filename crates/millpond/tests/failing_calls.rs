@@ -1,6 +1,6 @@
 //! Whichever call of the device fails, and however often it was made before: nothing is lost, and the error says so.
 
-mod freeing;
+mod shared;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,9 +10,8 @@ use millpond::device::{Device, DeviceError, DevicePtr};
 use millpond::testing::capturing::CapturingDevice;
 use millpond::{Context, Error, Pool, Stream};
 
-use freeing::Freeing;
+use shared::{Freeing, MIB};
 
-const MIB: u64 = 1 << 20;
 const TOTAL: u64 = 256 * MIB;
 
 /// Two pools of one device, and what is live.

@@ -2,6 +2,8 @@
 //!
 //! Each test runs in a process of its own (this program again), since a fork copies all that other tests are doing.
 
+mod shared;
+
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 use std::sync::Arc;
@@ -15,7 +17,7 @@ use millpond::device::{Device, DeviceError};
 use millpond::testing::checker::{CheckerDevice, Rule};
 use millpond::{Buffer, Context, Error, Event, Pool, Stream};
 
-const MIB: u64 = 1 << 20;
+use shared::{Freeing, MIB, sim};
 
 /// How often each test forks.
 const CHILDREN: usize = 20;
@@ -52,8 +54,7 @@ impl World {
         let world = Self { context, pool, stream };
         // Something for the fast path.
         let block = world.pool.alloc(4096, &world.stream).unwrap();
-        // SAFETY: the block is the test's, and is not used again.
-        unsafe { world.pool.free(block, &world.stream) }.unwrap();
+        world.pool.free_block(block, &world.stream).unwrap();
         world
     }
 
@@ -77,8 +78,7 @@ impl World {
                             break;
                         }
                         let block = pool.alloc((1 + (round + thread) % 7) * 3 * MIB, stream).unwrap();
-                        // SAFETY: the block is the test's, and is not used again.
-                        unsafe { pool.free(block, stream) }.unwrap();
+                        pool.free_block(block, stream).unwrap();
                         pool.trim_to(0).unwrap();
                         // Streams of the host device are threads. Where one begins or ends at the fork, it may have a lock
                         // of the standard library's, for which each thread of the child would wait (seen with Rust 1.95).
@@ -190,8 +190,7 @@ fn use_pool(pool: &Pool, block: millpond::device::DevicePtr, stream: &Stream) {
     refused(pool.alloc(3 * MIB, stream));
     refused(pool.alloc_aligned(4096, 1 << 16, stream));
     refused(pool.alloc_zeroed(4096, stream));
-    // SAFETY: the block is the test's, and is not used again.
-    refused(unsafe { pool.free(block, stream) });
+    refused(pool.free_block(block, stream));
     refused(pool.record_use(block, stream));
     refused(pool.size_of(block));
     refused(pool.trim_to(0));
@@ -225,8 +224,7 @@ fn use_context(context: &Context, block: millpond::device::DevicePtr, stream: &S
     refused(context.default_pool());
     refused(context.current_pool());
     refused(context.set_current_pool(None));
-    // SAFETY: the block is the test's, and is not used again.
-    refused(unsafe { context.free(block, stream) });
+    refused(context.free_block(block, stream));
     refused(Pool::builder(context).build());
     refused_by_device(stream.record());
     refused_by_device(stream.wait(event));
@@ -258,13 +256,12 @@ fn every_call_is_refused(world: World) {
         }
     });
     assert_eq!(buffer.to_vec().unwrap(), [0; 100]);
-    // SAFETY: the block is the test's, and is not used again.
-    unsafe { world.pool.free(block, &world.stream) }.unwrap();
+    world.pool.free_block(block, &world.stream).unwrap();
 }
 
 #[test]
-fn every_call_on_what_the_parent_has_is_refused_at_once() {
-    alone("every_call_on_what_the_parent_has_is_refused_at_once", || {
+fn calls_on_what_the_parent_has_are_refused_at_once() {
+    alone("calls_on_what_the_parent_has_are_refused_at_once", || {
         every_call_is_refused(World::sim());
         every_call_is_refused(World::host());
     });
@@ -307,8 +304,7 @@ fn use_own(context: &Context) {
             scope.spawn(|| {
                 for round in 1..50 {
                     let block = pool.alloc(round * 100_000, &stream).unwrap();
-                    // SAFETY: the block is the test's, and is not used again.
-                    unsafe { pool.free(block, &stream) }.unwrap();
+                    pool.free_block(block, &stream).unwrap();
                 }
             });
         }
@@ -353,8 +349,7 @@ fn a_childs_child_is_refused_too() {
                 use_own(&Context::host().unwrap());
             });
             let block = own.pool.alloc(4096, &own.stream).unwrap();
-            // SAFETY: the block is the test's, and is not used again.
-            unsafe { own.pool.free(block, &own.stream) }.unwrap();
+            own.pool.free_block(block, &own.stream).unwrap();
         });
     });
 }
@@ -366,8 +361,7 @@ fn the_parent_goes_on_as_before() {
         let before = world.pool.stats();
         fork_and(End::Quick, || refused(world.pool.alloc(4096, &world.stream)));
         let block = world.pool.alloc(4096, &world.stream).unwrap();
-        // SAFETY: the block is the test's, and is not used again.
-        unsafe { world.pool.free(block, &world.stream) }.unwrap();
+        world.pool.free_block(block, &world.stream).unwrap();
         assert_eq!(world.pool.stats().misses, before.misses, "its magazines are as they were");
         world.pool.check().unwrap();
     });
@@ -376,9 +370,8 @@ fn the_parent_goes_on_as_before() {
 #[test]
 fn a_callback_may_fork_and_the_childs_request_is_refused() {
     alone("a_callback_may_fork_and_the_childs_request_is_refused", || {
-        let context = Context::new(SimDevice::new(SimOptions::default().capacity(64 * MIB)).unwrap());
+        let (_, context, stream) = sim(64 * MIB);
         let pool = Pool::builder(&context).build().unwrap();
-        let stream = context.create_stream().unwrap();
         let _full = pool.alloc(60 * MIB, &stream).unwrap();
         static CHILD: AtomicUsize = AtomicUsize::new(usize::MAX);
         pool.on_reclaim(|_| {
@@ -436,8 +429,7 @@ fn exit_in_a_signal_handler_ends_the_process() {
                 unsafe { libc::raise(libc::SIGSTOP) };
                 loop {
                     let block = own.pool.alloc(40 * MIB, &own.stream).unwrap();
-                    // SAFETY: the block is the test's, and is not used again.
-                    unsafe { own.pool.free(block, &own.stream) }.unwrap();
+                    own.pool.free_block(block, &own.stream).unwrap();
                     own.pool.trim_to(0).unwrap();
                 }
             }

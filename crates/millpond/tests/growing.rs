@@ -1,24 +1,16 @@
 //! Blocks that grow a little each time, as keys and values of a text do while it is generated: each is copied to a longer
 //! one and freed.
 
-mod freeing;
+mod shared;
 
 use millpond::device::DevicePtr;
-use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::{Context, Pool, Stats, Stream};
+use millpond::{Pool, Stats, Stream};
 
-use freeing::Freeing;
+use shared::{Freeing, MIB, sim};
 
-const MIB: u64 = 1 << 20;
 /// Bytes that a word adds to a block.
 const WORD: u64 = 4096;
 const LAYERS: usize = 40;
-
-fn sim(capacity: u64) -> (Context, Stream) {
-    let context = Context::new(SimDevice::new(SimOptions::default().capacity(capacity)).unwrap());
-    let stream = context.create_stream().unwrap();
-    (context, stream)
-}
 
 /// A text: its blocks, all of one size.
 struct Text {
@@ -67,10 +59,11 @@ fn texts(pool: &Pool, stream: &Stream) -> Stats {
 
 #[test]
 fn texts_that_are_generated_seldom_move_pages() {
-    let (device, stream) = sim(64 << 30);
+    let (_, device, stream) = sim(64 << 30);
     // In throughput mode, memory would be spent.
     let pool = Pool::builder(&device).spare(0).build().unwrap();
     let stats = texts(&pool, &stream);
+    // Above what was measured: 756 misses of 177,880, 438 pages, and ratios of 1.114 and 1.003.
     assert!(stats.misses < stats.allocations / 120, "{stats:?}");
     assert!(stats.pages_remapped < 1_200, "{stats:?}");
     assert!(stats.reserved.high < stats.requested.high * 113 / 100, "{stats:?}");
@@ -78,8 +71,8 @@ fn texts_that_are_generated_seldom_move_pages() {
 }
 
 #[test]
-fn what_is_to_spare_for_growth_is_not_worth_a_refusal() {
-    let (device, stream) = sim(64 << 30);
+fn lengths_are_not_rounded_where_that_would_be_refused() {
+    let (_, device, stream) = sim(64 << 30);
     let by = 6 * MIB;
     let last = (1 << 30) + 99 * by;
     // Just what the last takes as it is, beside the one before with what that has to spare: lengths of between one and

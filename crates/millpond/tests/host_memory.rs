@@ -1,6 +1,8 @@
 //! What the host's memory holds of a pool, and what becomes of one where the host has none: the process's allocator
 //! counts, and refuses.
 
+mod shared;
+
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::ops::RangeInclusive;
@@ -10,6 +12,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Context, Pool, Stream};
+
+use shared::Freeing;
 
 /// The system's allocator, which counts what it gives out, and refuses what it is told to.
 struct Counting;
@@ -86,8 +90,7 @@ fn use_pool(pool: &Pool, stream: &Stream) {
     for bytes in SIZES {
         for count in [1, 3, 9] {
             let blocks: Vec<_> = (0..count).map(|_| pool.alloc(bytes, stream).unwrap()).collect();
-            // SAFETY: nobody uses the blocks.
-            blocks.into_iter().for_each(|block| unsafe { pool.free(block, stream) }.unwrap());
+            blocks.into_iter().for_each(|block| pool.free_block(block, stream).unwrap());
         }
     }
 }
@@ -140,6 +143,7 @@ fn a_stream_at_rest_takes_little_for_each_thread() {
         before = ended;
     }
     let [working, at_rest, ended] = least.map(|held| held / pairs);
+    // 5,337, 630 and -4 were measured. A stream cache alone has 2.7 KiB.
     assert!(working < 8 * KIB, "{working} bytes for each pair of a thread and a stream");
     assert!(at_rest < KIB, "{at_rest} bytes for each pair of a thread and a stream at rest");
     assert!(ended < KIB / 64, "{ended} bytes for each pair after threads ended");
@@ -175,7 +179,7 @@ fn a_thousand_streams_at_once_leave_next_to_nothing() {
     };
     let before = use_streams(50);
     let more = use_streams(1000) - before;
-    // The table of timelines may have twice the places that it needs.
+    // The table of timelines may have twice the places that it needs: 144 bytes a stream were measured.
     assert!(more / 1000 < 160, "{more} bytes after 1,000 streams");
 }
 

@@ -2,6 +2,8 @@
 //! in a process of its own.
 #![cfg(unix)]
 
+mod shared;
+
 #[path = "host_refusals/calls.rs"]
 mod calls;
 #[path = "host_refusals/refusing.rs"]
@@ -12,9 +14,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::Command;
 
 use calls::{CALLS, Call};
-use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::{Context, Error, Pool};
+use millpond::device::sim::SimOptions;
+use millpond::{Error, Pool};
 use refusing::{refuse, refuse_for_good, refused};
+
+use shared::{Freeing, sim_with};
 
 /// Calls that may end the process, and by how many of their allocations at most. docs/out-of-memory.md names them.
 const MAY_END: &[(&str, usize)] = &[
@@ -157,24 +161,23 @@ fn calls_outlive_each_refused_allocation_unless_they_are_listed() {
 }
 
 #[test]
-fn calls_outlive_a_host_that_refuses_everything_unless_they_are_listed() {
-    try_all_calls("calls_outlive_a_host_that_refuses_everything_unless_they_are_listed", true);
+fn unlisted_calls_outlive_a_host_that_refuses_everything() {
+    try_all_calls("unlisted_calls_outlive_a_host_that_refuses_everything", true);
 }
 
 /// Under a limit of its addresses, of which a region's table takes most.
 #[test]
-fn a_limit_of_the_host_is_not_reported_as_the_devices() {
+fn a_limit_of_the_host_is_reported_as_such() {
     if std::env::var(CHILD).is_err() {
         let mut command = Command::new("sh");
         command.args(["-c", "ulimit -v 3000000 && exec \"$0\" \"$@\""]).arg(std::env::current_exe().unwrap());
-        command.args(["a_limit_of_the_host_is_not_reported_as_the_devices", "--exact", "--test-threads=1"]);
+        command.args(["a_limit_of_the_host_is_reported_as_such", "--exact", "--test-threads=1"]);
         let output = command.env(CHILD, "limited").output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         return;
     }
-    let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+    let (_, context, stream) = sim_with(SimOptions::default());
     let pool = Pool::builder(&context).build().unwrap();
-    let stream = context.create_stream().unwrap();
     let mut blocks = Vec::with_capacity(200_000);
     let error = loop {
         match pool.alloc(600_000, &stream) {
@@ -187,11 +190,9 @@ fn a_limit_of_the_host_is_not_reported_as_the_devices() {
     assert!(blocks.len() > 10_000, "{}", blocks.len());
     // Nothing changed: what was freed is had again.
     let last = blocks.pop().unwrap();
-    // SAFETY: nothing uses the blocks.
-    unsafe { pool.free(last, &stream) }.unwrap();
+    pool.free_block(last, &stream).unwrap();
     blocks.push(pool.alloc(600_000, &stream).unwrap());
-    // SAFETY: as above.
-    blocks.into_iter().for_each(|ptr| unsafe { pool.free(ptr, &stream) }.unwrap());
+    blocks.into_iter().for_each(|ptr| pool.free_block(ptr, &stream).unwrap());
     pool.trim_to(0).unwrap();
     pool.check().unwrap();
 }

@@ -2,11 +2,12 @@
 //! a trim gives it back. In a file of its own, since it looks at what the process has.
 #![cfg(target_os = "linux")]
 
-use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::{Context, Pool};
+mod shared;
 
-const KIB: u64 = 1 << 10;
-const MIB: u64 = 1 << 20;
+use millpond::Pool;
+use millpond::device::sim::SimOptions;
+
+use shared::{Freeing, KIB, MIB, sim_with};
 
 /// Bytes of the host's memory that the process has now, without files.
 fn resident() -> u64 {
@@ -23,15 +24,14 @@ fn resident() -> u64 {
 }
 
 #[test]
-fn a_pool_takes_little_of_the_host_and_a_trim_gives_it_back() {
+fn a_pool_takes_little_host_memory_and_trims_it() {
     // Else glibc soon takes long lists from a thread's heap, of whose end `malloc_trim` gives nothing back.
     #[cfg(target_env = "gnu")]
     // SAFETY: it only says which lists are mapped on their own.
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, 64 << 10)
     };
-    let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
-    let stream = context.create_stream().unwrap();
+    let (_, context, stream) = sim_with(SimOptions::default());
     let before = resident();
     let pools: Vec<_> = (0..16).map(|_| Pool::builder(&context).build().unwrap()).collect();
     let a_pool = (resident() - before) / 16;
@@ -49,16 +49,14 @@ fn a_pool_takes_little_of_the_host_and_a_trim_gives_it_back() {
         let per_cent = held as f64 * 100.0 / pool.reserved().current as f64;
         assert!(per_cent < most, "{per_cent} % of the device's memory in blocks of {} KiB", bytes / KIB);
 
-        // SAFETY: nothing uses the blocks.
-        blocks.drain(..).for_each(|ptr| unsafe { pool.free(ptr, &stream) }.unwrap());
+        blocks.drain(..).for_each(|ptr| pool.free_block(ptr, &stream).unwrap());
         pool.trim_to(0).unwrap();
         assert_eq!(pool.reserved().current, 0);
         let left = resident().saturating_sub(before);
         assert!(left < (held / 4).max(6 * MIB), "{left} of {held} bytes are left after a trim");
         // What was given back is used again.
         let again: Vec<_> = (0..100).map(|_| pool.alloc(bytes, &stream).unwrap()).collect();
-        // SAFETY: nothing uses the blocks.
-        again.into_iter().for_each(|ptr| unsafe { pool.free(ptr, &stream) }.unwrap());
+        again.into_iter().for_each(|ptr| pool.free_block(ptr, &stream).unwrap());
         pool.check().unwrap();
     }
 }

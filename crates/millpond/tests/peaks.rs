@@ -1,26 +1,16 @@
 //! High-water marks of what several threads allocate: never below the true peak, and at most 1/1024 above it. Threads
 //! take turns here, so that there is one true peak, which the test keeps itself.
 
+mod shared;
+
 use std::cell::RefCell;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{Scope, scope};
 
 use millpond::device::DevicePtr;
-use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Context, Pool, Stats, Stream};
 
-const KIB: u64 = 1 << 10;
-const MIB: u64 = 1 << 20;
-
-/// Knuth's generator (TAOCP 3.3.4, the MMIX constants).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
-    }
-}
+use shared::{Freeing, KIB, MIB, Random, sim};
 
 #[derive(Clone, Copy)]
 struct Block {
@@ -113,8 +103,7 @@ impl<'a> Bench<'a> {
     fn free(&self, worker: &Worker<'a>, block: Block) {
         let (pool, stream) = (self.pool, self.stream);
         worker.run(move || {
-            // SAFETY: the block is live, and there is no work on it.
-            unsafe { pool.free(block.ptr, stream) }.unwrap();
+            pool.free_block(block.ptr, stream).unwrap();
         });
         self.model.borrow_mut().free(block);
     }
@@ -148,10 +137,9 @@ impl<'a> Bench<'a> {
 }
 
 fn with_pool<R>(test: impl FnOnce(&Context, &Pool, &Stream) -> R) -> R {
-    let options = SimOptions::default().capacity(64 << 30);
-    let context = Context::new(SimDevice::new(options).unwrap());
+    let (_, context, stream) = sim(64 << 30);
     let pool = Pool::builder(&context).build().unwrap();
-    test(&context, &pool, &context.create_stream().unwrap())
+    test(&context, &pool, &stream)
 }
 
 /// Sizes as of a model's activations: a few large ones, many small ones.
@@ -164,7 +152,7 @@ fn activation(random: &mut Random) -> u64 {
 }
 
 #[test]
-fn a_training_loop_with_a_backward_thread_has_its_true_peak() {
+fn training_with_a_backward_thread_has_its_true_peak() {
     with_pool(|_, pool, stream| {
         scope(|scope| {
             let bench = Bench::new(pool, stream);
@@ -324,7 +312,7 @@ fn marks_start_again_from_what_all_threads_have() {
 
 /// Where threads truly run at once, a mark is never below what was live at any time, nor above what their own peaks add up to.
 #[test]
-fn marks_of_threads_that_run_at_once_lie_between_the_bounds() {
+fn marks_of_concurrent_threads_lie_between_the_bounds() {
     const THREADS: u64 = 4;
     with_pool(|context, pool, _| {
         scope(|scope| {
@@ -336,8 +324,7 @@ fn marks_of_threads_that_run_at_once_lie_between_the_bounds() {
                         if live.len() < 8 && random.below(2) == 0 {
                             live.push(pool.alloc(64 * KIB * (1 + random.below(4)), &stream).unwrap());
                         } else if let Some(block) = live.pop() {
-                            // SAFETY: the block is this thread's, and there is no work on it.
-                            unsafe { pool.free(block, &stream) }.unwrap();
+                            pool.free_block(block, &stream).unwrap();
                         }
                         if random.below(64) == 0 {
                             let stats = pool.stats();
@@ -347,8 +334,7 @@ fn marks_of_threads_that_run_at_once_lie_between_the_bounds() {
                         }
                     }
                     for block in live {
-                        // SAFETY: as above.
-                        unsafe { pool.free(block, &stream) }.unwrap();
+                        pool.free_block(block, &stream).unwrap();
                     }
                 });
             }

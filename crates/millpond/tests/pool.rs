@@ -1,6 +1,6 @@
 //! What a pool promises, on the simulated device: placement, remapping, limits, pressure, giving back.
 
-mod freeing;
+mod shared;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -11,20 +11,11 @@ use parking_lot::Mutex;
 
 use millpond::device::Device;
 use millpond::device::host::HostDevice;
-use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::device::sim::SimDevice;
 use millpond::testing::checker::CheckerDevice;
 use millpond::{Budget, Buffer, Context, Error, Limit, Pool, ReusePolicies, Stream};
 
-use freeing::Freeing;
-
-const MIB: u64 = 1 << 20;
-
-fn sim(capacity: u64) -> (Arc<SimDevice>, Context, Stream) {
-    let sim = SimDevice::new(SimOptions::default().capacity(capacity)).unwrap();
-    let context = Context::new(sim.clone());
-    let stream = context.create_stream().unwrap();
-    (sim, context, stream)
-}
+use shared::{Freeing, MIB, Random, sim};
 
 #[test]
 fn a_block_freed_is_the_next_block_of_its_size() {
@@ -56,7 +47,7 @@ fn addresses_are_multiples_of_the_alignment_asked_for() {
 }
 
 #[test]
-fn pages_of_free_blocks_back_a_larger_block_before_new_ones_are_created() {
+fn pages_are_remapped_before_new_ones_are_created() {
     let (_, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).build().unwrap();
     // Eight blocks with live ones between them, so that they cannot coalesce.
@@ -81,7 +72,7 @@ fn pages_of_free_blocks_back_a_larger_block_before_new_ones_are_created() {
 }
 
 #[test]
-fn a_remapped_page_stays_mapped_at_its_old_place_until_the_work_there_is_done() {
+fn an_old_mapping_stays_until_the_work_there_is_done() {
     let (sim, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).build().unwrap();
     let blocks: Vec<_> = (0..4).map(|_| pool.alloc(4 * MIB, &stream).unwrap()).collect();
@@ -116,7 +107,7 @@ fn small_blocks_do_not_hold_the_pages_of_large_ones() {
 }
 
 #[test]
-fn a_pool_stays_below_its_hard_limit_and_says_what_would_help() {
+fn a_pool_below_its_hard_limit_says_what_would_help() {
     let (_, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).name("bounded").hard_limit(64 * MIB).build().unwrap();
     let kept = pool.alloc(40 * MIB, &stream).unwrap();
@@ -134,7 +125,7 @@ fn a_pool_stays_below_its_hard_limit_and_says_what_would_help() {
 }
 
 #[test]
-fn a_shortage_is_relieved_by_pages_of_other_sizes_and_by_other_pools() {
+fn other_page_sizes_and_other_pools_relieve_a_shortage() {
     let (_, device, stream) = sim(64 * MIB);
     let other = Pool::builder(&device).name("other").build().unwrap();
     let theirs = other.alloc(30 * MIB, &stream).unwrap();
@@ -171,7 +162,7 @@ fn reclaim_callbacks_are_asked_last_and_may_free() {
 }
 
 #[test]
-fn what_a_callback_asks_for_itself_is_not_asked_of_callbacks() {
+fn a_callbacks_own_request_asks_no_callbacks() {
     let (_, device, stream) = sim(64 * MIB);
     let pool = Pool::builder(&device).build().unwrap();
     // Not the pool alone: it would hold itself.
@@ -224,7 +215,7 @@ fn in_time<R: Send + 'static>(work: impl FnOnce() -> R + Send + 'static) -> R {
 }
 
 #[test]
-fn what_a_removed_callback_holds_may_remove_others_as_it_goes() {
+fn dropping_a_removed_callback_may_remove_others() {
     let (_, device, _) = sim(64 * MIB);
     let pool = Pool::builder(&device).build().unwrap();
     let other = pool.on_reclaim(|_| false);
@@ -239,7 +230,7 @@ fn what_a_removed_callback_holds_may_remove_others_as_it_goes() {
 }
 
 #[test]
-fn callbacks_that_wait_for_threads_that_need_memory_nest_a_few_times_only() {
+fn nesting_of_callbacks_that_wait_for_threads_is_bounded() {
     let (_, device, stream) = sim(64 * MIB);
     let pool = Pool::builder(&device).build().unwrap();
     // Not the pool alone: it would hold itself.
@@ -258,18 +249,20 @@ fn callbacks_that_wait_for_threads_that_need_memory_nest_a_few_times_only() {
     let kept = pool.alloc(40 * MIB, &stream).unwrap();
     let refused = pool.alloc(60 * MIB, &stream);
     assert!(matches!(refused, Err(Error::OutOfMemory(_))), "{refused:?}");
+    // `MOST_NESTED` of `pool/callbacks.rs`: the request in the fourth callback asks none.
     assert_eq!(asked.load(Ordering::Relaxed), 4);
     pool.free_block(kept, &stream).unwrap();
     // One after the other they are asked as before.
     let kept = pool.alloc(40 * MIB, &stream).unwrap();
     assert!(pool.alloc(60 * MIB, &stream).is_err());
+    // Four more.
     assert_eq!(asked.load(Ordering::Relaxed), 8);
     pool.free_block(kept, &stream).unwrap();
     *held.lock() = None;
 }
 
 #[test]
-fn a_function_of_the_host_may_use_the_pool_while_its_end_waits_for_it() {
+fn a_host_function_may_use_the_pool_that_is_ending() {
     let host = HostDevice::new().unwrap();
     let context = Context::new(host.clone());
     let stream = context.create_stream().unwrap();
@@ -295,7 +288,7 @@ fn a_function_of_the_host_may_use_the_pool_while_its_end_waits_for_it() {
 }
 
 #[test]
-fn a_request_that_fails_gives_back_what_it_created_also_beside_pages_in_use() {
+fn a_failed_request_gives_back_the_pages_it_created() {
     let (sim, device, stream) = sim(1 << 30);
     let other = device.create_stream().unwrap();
     // Another allocator's.
@@ -316,7 +309,7 @@ fn a_request_that_fails_gives_back_what_it_created_also_beside_pages_in_use() {
 }
 
 #[test]
-fn a_pool_goes_with_its_last_handle_also_where_a_callback_holds_memory_of_it() {
+fn a_pool_goes_although_its_callback_holds_its_memory() {
     let (_, device, stream) = sim(64 * MIB);
     let pool = Pool::builder(&device).build().unwrap();
     let cache = Buffer::<u8>::new(&pool, 8 << 20, &stream).unwrap();
@@ -411,7 +404,7 @@ fn synchronising_through_us_applies_the_release_threshold() {
 }
 
 #[test]
-fn a_pool_destroyed_with_live_blocks_gives_back_their_memory_with_the_last_of_them() {
+fn a_destroyed_pools_memory_goes_with_its_last_live_block() {
     let (_, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).name("gone").build().unwrap();
     let block = pool.alloc(8 * MIB, &stream).unwrap();
@@ -470,7 +463,7 @@ fn any_number_of_streams_have_magazines() {
 }
 
 #[test]
-fn with_all_policies_off_only_a_streams_own_frees_and_synchronised_ones_are_reused() {
+fn without_policies_only_own_and_synchronised_frees_are_reused() {
     let (sim, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).reuse(ReusePolicies::NONE).build().unwrap();
     let other = device.create_stream().unwrap();
@@ -487,7 +480,7 @@ fn with_all_policies_off_only_a_streams_own_frees_and_synchronised_ones_are_reus
 }
 
 #[test]
-fn a_page_that_the_device_refused_leaves_no_high_water_mark() {
+fn a_page_that_was_refused_leaves_no_mark() {
     let (_, device, stream) = sim(64 * MIB);
     let pool = Pool::builder(&device).build().unwrap();
     let block = pool.alloc(60 * MIB, &stream).unwrap();
@@ -539,17 +532,13 @@ fn churn(pool: &Pool, stream: &Stream, sim: &SimDevice, think: Duration) {
 
 /// Keeps so many blocks live, of 1 MiB to `most` bytes.
 fn churn_of((live, most): (u64, u64), pool: &Pool, stream: &Stream, mut before: impl FnMut()) {
-    let mut random = 42u64;
-    let mut draw = |below: u64| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (random >> 33) % below
-    };
+    let mut random = Random(42);
     let mut blocks = Vec::new();
     for _ in 0..STEPS {
         before();
-        blocks.push(pool.alloc(MIB + draw(most - MIB), stream).unwrap());
+        blocks.push(pool.alloc(MIB + random.below(most - MIB), stream).unwrap());
         if blocks.len() as u64 > live {
-            let at = draw(live) as usize;
+            let at = random.below(live) as usize;
             pool.free_block(blocks.swap_remove(at), stream).unwrap();
         }
     }
@@ -558,19 +547,21 @@ fn churn_of((live, most): (u64, u64), pool: &Pool, stream: &Stream, mut before: 
 }
 
 #[test]
-fn a_program_that_only_allocates_gets_spare_memory_but_no_more_than_that() {
+fn a_program_that_only_allocates_stays_within_its_allowance() {
     let (sim, device, stream) = sim(64 << 30);
     let pool = Pool::builder(&device).spare(1 << 30).build().unwrap();
     churn(&pool, &stream, &sim, Duration::ZERO);
     let stats = pool.stats();
+    // 1.70 was measured, which is 519 MiB beyond what is allocated; outside of throughput mode it is 1.07.
     assert!(stats.reserved.high > stats.allocated.high * 5 / 4, "not in throughput mode: {stats:?}");
+    // The allowance, and a little for the ends of pages.
     assert!(stats.reserved.high <= stats.allocated.high + (1 << 30) + 64 * MIB, "{stats:?}");
     pool.trim_to(0).unwrap();
     assert_eq!(pool.reserved().current, 0);
 }
 
 #[test]
-fn classes_that_lend_each_other_blocks_rest_within_the_spare_bytes_without_a_miss() {
+fn classes_that_lend_blocks_stop_missing_within_the_allowance() {
     let (_, device, stream) = sim(64 << 30);
     // As much again as one class after the other would take.
     let pool = Pool::builder(&device).spare(5 << 30).build().unwrap();
@@ -580,6 +571,7 @@ fn classes_that_lend_each_other_blocks_rest_within_the_spare_bytes_without_a_mis
     churn_of(large, &pool, &stream, || ());
     let after = pool.stats();
     assert_eq!(after.allocations - before.allocations, STEPS);
+    // 14 misses and 44 calls were measured.
     assert!(after.misses - before.misses < STEPS / 5_000, "{before:?} {after:?}");
     assert!(after.calls.memory() - before.calls.memory() < STEPS / 1_000, "{before:?} {after:?}");
     assert!(
@@ -589,7 +581,7 @@ fn classes_that_lend_each_other_blocks_rest_within_the_spare_bytes_without_a_mis
 }
 
 #[test]
-fn in_throughput_mode_a_stream_gets_what_another_freed_once_it_waits() {
+fn throughput_mode_hands_blocks_over_once_the_stream_waits() {
     let (simulated, _, _) = sim(64 << 30);
     let checker = CheckerDevice::new(simulated.clone());
     let device = Context::new(checker.clone());
@@ -614,6 +606,7 @@ fn in_throughput_mode_a_stream_gets_what_another_freed_once_it_waits() {
     let (waits, misses) = (pool.stats().stream_waits, pool.stats().misses);
     let ours: Vec<_> = (0..150).map(|_| alloc(&allocating)).collect();
     assert!(pool.stats().stream_waits > waits, "the work on the other stream is pending");
+    // Of 150 blocks; one wait, 2 misses and 148 handed over were measured.
     assert!(pool.stats().stream_waits < waits + 30, "a wait for every few blocks");
     assert!(pool.stats().misses < misses + 10, "{:?}", pool.stats());
     let handed_over = ours.iter().filter(|(at, _)| addresses.contains(at)).count();
@@ -627,12 +620,13 @@ fn in_throughput_mode_a_stream_gets_what_another_freed_once_it_waits() {
 }
 
 #[test]
-fn a_program_that_computes_in_between_or_a_pool_without_spare_bytes_holds_little_more_than_is_live() {
+fn outside_throughput_mode_little_more_than_live_is_held() {
     for (spare, think) in [(1 << 30, Duration::from_millis(2)), (0, Duration::ZERO)] {
         let (sim, device, stream) = sim(64 << 30);
         let pool = Pool::builder(&device).spare(spare).build().unwrap();
         churn(&pool, &stream, &sim, think);
         let stats = pool.stats();
+        // 1.07 was measured for both.
         assert!(stats.reserved.high <= stats.allocated.high * 11 / 10, "{stats:?}");
     }
 }

@@ -1,6 +1,6 @@
 //! Every misuse is a typed error that says what is wrong, and changes nothing.
 
-mod freeing;
+mod shared;
 
 use std::sync::Arc;
 
@@ -9,9 +9,7 @@ use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::testing::checker::CheckerDevice;
 use millpond::{Budget, Buffer, Context, Error, Pool, Result, Stream, Workspace};
 
-use freeing::Freeing;
-
-const MIB: u64 = 1 << 20;
+use shared::{Freeing, MIB, sim};
 
 /// A pool with some live and some free blocks, so that a change would show.
 struct Bench {
@@ -85,7 +83,7 @@ fn a_pointer_into_a_free_block_is_no_live_block() {
 }
 
 #[test]
-fn a_pointer_into_a_block_is_told_where_the_block_starts() {
+fn the_error_for_an_interior_pointer_names_the_block() {
     let bench = Bench::new();
     for offset in [1, 511, 512, 999, 1000, 1023] {
         let ptr = bench.live.offset(offset);
@@ -119,7 +117,7 @@ fn a_pointer_of_another_pool_names_its_owner() {
 }
 
 #[test]
-fn null_is_what_no_bytes_are_and_nothing_is_done_with_it() {
+fn zero_bytes_are_null_and_null_is_ignored() {
     let bench = Bench::new();
     let before = bench.pool.stats();
     assert_eq!(bench.pool.alloc(0, &bench.stream).unwrap(), DevicePtr::NULL);
@@ -229,6 +227,7 @@ fn lengths_that_differ_are_refused() {
     // SAFETY: the length is refused, so that nothing is made of the block.
     let made =
         bench.refused(|| unsafe { Buffer::<u64>::from_raw(&bench.pool, bench.live, 126, &bench.stream) });
+    // Of 1000 bytes, at eight each.
     assert_eq!(lengths(made), (126, 125));
 }
 
@@ -238,6 +237,7 @@ fn a_full_workspace_says_what_is_left() {
     let workspace = Workspace::new(&bench.pool, 2048, &bench.stream).unwrap();
     workspace.alloc::<u8>(1000).unwrap();
     let error = bench.refused(|| workspace.alloc::<u32>(257).map(drop));
+    // 257 of four bytes; the 1000 bytes before took 1024.
     assert_eq!(error, Error::WorkspaceFull { requested: 1028, left: 1024, capacity: 2048 });
     let error = bench.refused(|| workspace.alloc::<u64>(usize::MAX).map(drop));
     assert!(matches!(error, Error::SizeOverflow { .. }), "{error}");
@@ -253,7 +253,7 @@ fn a_full_workspace_says_what_is_left() {
 }
 
 #[test]
-fn a_destroyed_pool_allocates_no_more_and_frees_what_is_live() {
+fn a_destroyed_pool_only_frees_what_is_live() {
     let bench = Bench::new();
     let error = bench.pool.destroy().unwrap_err();
     assert_eq!(error, Error::LiveBlocks { pool: mine(), blocks: 1, bytes: 1000 });
@@ -272,7 +272,7 @@ fn a_destroyed_pool_allocates_no_more_and_frees_what_is_live() {
 }
 
 #[test]
-fn a_pool_dropped_with_live_blocks_lives_until_the_last_is_freed() {
+fn a_dropped_pool_lives_until_its_last_block_is_freed() {
     let Bench { checker, context, stream, pool, live, freed } = Bench::new();
     drop(pool);
     let twice = context.free_block(freed, &stream).unwrap_err();
@@ -322,9 +322,7 @@ fn every_error_says_which_pool_and_what_to_do() {
 
 #[test]
 fn nobody_is_told_to_free_more_than_there_could_be() {
-    let sim = SimDevice::new(SimOptions::default().capacity(256 * MIB)).unwrap();
-    let context = Context::new(sim);
-    let stream = context.create_stream().unwrap();
+    let (_, context, stream) = sim(256 * MIB);
     let advice = |pool: &Pool, bytes| match pool.alloc(bytes, &stream).unwrap_err() {
         Error::OutOfMemory(report) => report.advice(),
         other => panic!("{other}"),
@@ -359,10 +357,8 @@ fn nobody_is_told_to_free_more_than_there_could_be() {
 }
 
 #[test]
-fn where_only_holes_are_free_nobody_is_told_to_free_nothing() {
-    let sim = SimDevice::new(SimOptions::default().capacity(8 * MIB)).unwrap();
-    let context = Context::new(sim);
-    let stream = context.create_stream().unwrap();
+fn the_advice_names_shared_pages_where_only_holes_are_free() {
+    let (_, context, stream) = sim(8 * MIB);
     let pool = Pool::builder(&context).build().unwrap();
     let blocks: Vec<_> = (0..16).map(|_| pool.alloc(MIB / 2, &stream).unwrap()).collect();
     let (kept, freed): (Vec<_>, Vec<_>) = blocks.chunks_exact(2).map(|pair| (pair[0], pair[1])).unzip();

@@ -1,25 +1,21 @@
 //! What pools write to recordings, also when the process ends badly. That recordings come back as traces is
 //! tested in crates/replay/tests/recordings.rs.
 
-mod freeing;
+mod shared;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use millpond::device::sim::{SimDevice, SimOptions};
+use millpond::device::sim::SimOptions;
 use millpond::record::format::Record;
 use millpond::record::{self, Chunks, records};
-use millpond::{Context, Error, Pool, Stream};
+use millpond::{Error, Pool, Stream};
 
-use freeing::Freeing;
-
-fn context() -> Context {
-    Context::new(SimDevice::new(SimOptions::default()).unwrap())
-}
+use shared::{Freeing, sim_with};
 
 fn pool() -> (Pool, Stream) {
-    let context = context();
-    (Pool::builder(&context).build().unwrap(), context.create_stream().unwrap())
+    let (_, context, stream) = sim_with(SimOptions::default());
+    (Pool::builder(&context).build().unwrap(), stream)
 }
 
 /// What a recording has of each kind.
@@ -80,7 +76,7 @@ fn work(pool: &Pool, stream: &Stream, pairs: usize) {
 fn every_kind_of_event_is_written_once() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("run.mprec");
-    let context = context();
+    let (_, context, _) = sim_with(SimOptions::default());
     let pool = Pool::builder(&context).name("weights").hard_limit(16 << 20).build().unwrap();
     let [one, two] = [(); 2].map(|()| context.create_stream().unwrap());
     let before = pool.alloc(100, &one).unwrap();
@@ -142,16 +138,16 @@ fn events_of_many_threads_are_all_there() {
     });
     let status = pool.stop_recording().unwrap().unwrap();
     let counts = counts(&path);
+    // 4 threads, 5,000 pairs each.
     assert_eq!((counts.threads, counts.allocs, counts.frees, counts.dropped), (4, 20_000, 20_000, 0));
     assert!(status.events >= 40_000);
 }
 
 #[test]
-fn pools_that_name_one_file_share_it_until_the_last_has_ended() {
+fn pools_share_a_named_file_until_the_last_ends() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("shared.mprec");
-    let context = context();
-    let stream = context.create_stream().unwrap();
+    let (_, context, stream) = sim_with(SimOptions::default());
     let pools = ["a", "b"].map(|name| {
         let pool = Pool::builder(&context).name(name).record(path.as_path()).build().unwrap();
         work(&pool, &stream, 10);
@@ -164,11 +160,12 @@ fn pools_that_name_one_file_share_it_until_the_last_has_ended() {
     drop(b);
     let counts = counts(&path);
     assert_eq!(counts.pools, ["a", "b"]);
+    // 10 pairs of `a`, and twice 10 of `b`.
     assert_eq!((counts.allocs, counts.pool_ends, counts.ends), (30, 2, 1));
 }
 
 #[test]
-fn a_file_that_cannot_be_made_is_named_and_nothing_is_recorded() {
+fn a_file_that_cannot_be_made_is_named() {
     let (pool, stream) = pool();
     let said = pool.start_recording("/no/such/folder/run.mprec").unwrap_err().to_string();
     assert!(said.starts_with("cannot record to /no/such/folder/run.mprec: No such file"), "{said}");
@@ -264,7 +261,7 @@ fn file(folder: &tempfile::TempDir) -> PathBuf {
 }
 
 #[test]
-fn an_environment_that_cannot_be_followed_is_told_where_nobody_traces() {
+fn a_bad_record_variable_is_reported_without_tracing() {
     let output = in_another_process("cannot record", Path::new("/no/such/folder/run.mprec"));
     assert!(output.status.success(), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -273,11 +270,12 @@ fn an_environment_that_cannot_be_followed_is_told_where_nobody_traces() {
 }
 
 #[test]
-fn a_process_that_ends_without_dropping_its_pools_leaves_a_whole_recording() {
+fn a_process_that_leaks_its_pools_leaves_whole_recordings() {
     let folder = tempfile::tempdir().unwrap();
     let output = in_another_process("ends", &file(&folder));
     assert!(output.status.success(), "{output:?}");
     let counts = counts(&file(&folder));
+    // What each of these processes begins with (`as_another_process`).
     assert_eq!((counts.allocs, counts.frees, counts.pool_ends, counts.ends), (10_000, 10_000, 0, 1));
 }
 
@@ -286,6 +284,7 @@ fn a_process_that_aborts_leaves_all_but_its_last_moment() {
     let folder = tempfile::tempdir().unwrap();
     assert!(!in_another_process("aborts", &file(&folder)).status.success());
     let counts = counts(&file(&folder));
+    // One pair more, just before the end.
     assert!((10_000..=10_001).contains(&counts.allocs), "{counts:?}");
     assert_eq!(counts.ends, 0);
 }
@@ -296,20 +295,22 @@ fn a_forked_child_writes_nothing_to_its_parent_s_recording() {
     let output = in_another_process("forks", &file(&folder));
     assert!(output.status.success(), "{output:?}");
     let counts = counts(&file(&folder));
+    // The pair after the child has ended.
     assert_eq!((counts.allocs, counts.frees, counts.ends), (10_001, 10_001, 1));
 }
 
 #[test]
-fn what_a_full_disk_refused_is_written_once_there_is_room() {
+fn what_a_full_disk_refused_is_written_later() {
     let folder = tempfile::tempdir().unwrap();
     let output = in_another_process("runs out of disk", &file(&folder));
     assert!(output.status.success(), "{output:?}");
     let counts = counts(&file(&folder));
+    // 10,000 pairs before the disk is full, 20,000 while it is seen, and 10 while it is known.
     assert_eq!((counts.allocs, counts.frees, counts.dropped, counts.ends), (30_010, 30_010, 0, 1));
 }
 
 #[test]
-fn pools_that_follow_each_other_share_the_file_that_the_environment_names() {
+fn consecutive_pools_share_the_environments_file() {
     let folder = tempfile::tempdir().unwrap();
     let output = in_another_process("twice", &file(&folder));
     assert!(output.status.success(), "{output:?}");
@@ -318,7 +319,7 @@ fn pools_that_follow_each_other_share_the_file_that_the_environment_names() {
 }
 
 #[test]
-fn processes_that_name_one_file_at_once_leave_each_other_alone() {
+fn processes_that_name_one_file_do_not_collide() {
     let folder = tempfile::tempdir().unwrap();
     let (pool, stream) = pool();
     pool.start_recording(file(&folder)).unwrap();

@@ -2,7 +2,7 @@
 //! and misuse is seen also where the block lies in a magazine. On the simulated device, and where bytes or
 //! timing matter on the host's.
 
-mod freeing;
+mod shared;
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,21 +10,13 @@ use std::sync::{Arc, Barrier, mpsc};
 use std::thread::{scope, spawn};
 
 use millpond::device::DevicePtr;
-use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Buffer, Context, Error, Pool, Stream};
 
-use freeing::Freeing;
-
-const KIB: u64 = 1 << 10;
-const MIB: u64 = 1 << 20;
+use shared::{Freeing, KIB, MIB, sim};
 
 /// Fewer under Miri and ThreadSanitizer, which are slow.
 const fn count(full: usize) -> usize {
     if cfg!(miri) { full.div_ceil(100) } else { full }
-}
-
-fn sim(capacity: u64) -> Context {
-    Context::new(SimDevice::new(SimOptions::default().capacity(capacity)).unwrap())
 }
 
 fn pool(context: &Context) -> Pool {
@@ -56,8 +48,8 @@ fn while_idle(threads: usize, fill: impl Fn(usize) + Sync, look: impl FnOnce()) 
 }
 
 #[test]
-fn a_trim_takes_back_what_idle_threads_cache_on_every_stream() {
-    let device = sim(8 << 30);
+fn a_trim_takes_back_all_that_idle_threads_cache() {
+    let (_, device, _) = sim(8 << 30);
     let pool = pool(&device);
     let streams: Vec<_> = (0..3).map(|_| device.create_stream().unwrap()).collect();
     let fill = |thread: usize| {
@@ -76,10 +68,9 @@ fn a_trim_takes_back_what_idle_threads_cache_on_every_stream() {
 }
 
 #[test]
-fn what_an_idle_thread_caches_serves_another_before_the_pool_grows() {
-    let device = sim(1 << 30);
+fn idle_threads_caches_serve_others_before_the_pool_grows() {
+    let (_, device, stream) = sim(1 << 30);
     let pool = pool(&device);
-    let stream = device.create_stream().unwrap();
     while_idle(
         1,
         |_| cache(&pool, &stream, 4 * MIB, 4),
@@ -95,10 +86,9 @@ fn what_an_idle_thread_caches_serves_another_before_the_pool_grows() {
 }
 
 #[test]
-fn what_an_idle_thread_caches_serves_another_before_memory_is_out() {
-    let device = sim(64 * MIB);
+fn idle_threads_caches_serve_others_before_memory_is_out() {
+    let (_, device, stream) = sim(64 * MIB);
     let (pool, other) = (pool(&device), pool(&device));
-    let stream = device.create_stream().unwrap();
     while_idle(
         2,
         |_| cache(&pool, &stream, 5 * MIB, 5),
@@ -114,9 +104,8 @@ fn what_an_idle_thread_caches_serves_another_before_memory_is_out() {
 
 #[test]
 fn the_release_threshold_applies_to_what_idle_threads_cache() {
-    let device = sim(1 << 30);
+    let (_, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).release_threshold(4 * MIB).build().unwrap();
-    let stream = device.create_stream().unwrap();
     while_idle(
         3,
         |_| cache(&pool, &stream, 8 * MIB, 3),
@@ -131,9 +120,8 @@ fn the_release_threshold_applies_to_what_idle_threads_cache() {
 
 #[test]
 fn a_thread_that_ends_gives_its_magazines_back() {
-    let device = sim(1 << 30);
+    let (_, device, stream) = sim(1 << 30);
     let pool = pool(&device);
-    let stream = device.create_stream().unwrap();
     let mut held = 0;
     for _ in 0..count(200) {
         scope(|scope| {
@@ -149,10 +137,9 @@ fn a_thread_that_ends_gives_its_magazines_back() {
 }
 
 #[test]
-fn marks_of_threads_that_ended_are_not_added_to_those_that_follow() {
-    let device = sim(1 << 30);
+fn marks_of_ended_threads_are_not_added_to_later_ones() {
+    let (_, device, stream) = sim(1 << 30);
     let pool = pool(&device);
-    let stream = device.create_stream().unwrap();
     cache(&pool, &stream, 32 * MIB, 1);
     for _ in 0..3 {
         // Another index than the main thread's, the same for all three or not.
@@ -167,9 +154,8 @@ fn marks_of_threads_that_ended_are_not_added_to_those_that_follow() {
 
 #[test]
 fn ten_thousand_short_lived_threads_leave_nothing() {
-    let device = sim(8 << 30);
+    let (_, device, stream) = sim(8 << 30);
     let pool = pool(&device);
-    let stream = device.create_stream().unwrap();
     let mut most = 0;
     for round in 0..count(2_500) {
         scope(|scope| {
@@ -191,9 +177,8 @@ fn ten_thousand_short_lived_threads_leave_nothing() {
 
 #[test]
 fn a_pool_is_destroyed_while_threads_hold_magazines() {
-    let device = sim(1 << 30);
+    let (_, device, stream) = sim(1 << 30);
     let pool = pool(&device);
-    let stream = device.create_stream().unwrap();
     while_idle(
         4,
         |_| cache(&pool, &stream, MIB, 4),
@@ -207,11 +192,10 @@ fn a_pool_is_destroyed_while_threads_hold_magazines() {
 }
 
 #[test]
-fn threads_that_allocate_while_their_pool_is_destroyed_get_an_error_and_lose_nothing() {
+fn destroying_a_pool_under_allocating_threads_loses_nothing() {
     for _ in 0..count(300) {
-        let device = sim(1 << 30);
+        let (_, device, stream) = sim(1 << 30);
         let pool = pool(&device);
-        let stream = device.create_stream().unwrap();
         let start = Barrier::new(4);
         scope(|scope| {
             for thread in 0..3 {
@@ -241,8 +225,7 @@ fn threads_that_allocate_while_their_pool_is_destroyed_get_an_error_and_lose_not
 
 #[test]
 fn pools_come_and_go_under_threads_that_stay() {
-    let device = sim(4 << 30);
-    let stream = device.create_stream().unwrap();
+    let (_, device, stream) = sim(4 << 30);
     scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
@@ -259,9 +242,8 @@ fn pools_come_and_go_under_threads_that_stay() {
 
 #[test]
 fn one_thread_frees_what_another_allocates() {
-    let device = sim(1 << 30);
+    let (_, device, stream) = sim(1 << 30);
     let pool = pool(&device);
-    let stream = device.create_stream().unwrap();
     let blocks = count(20_000);
     // What is on its way at once.
     let (give, take) = mpsc::sync_channel::<(DevicePtr, u64)>(64);
@@ -353,7 +335,7 @@ fn enter(taken: &mut std::collections::BTreeMap<u64, u64>, block: DevicePtr, byt
 
 #[test]
 fn threads_that_churn_keep_their_blocks_while_another_trims() {
-    let device = sim(8 << 30);
+    let (_, device, _) = sim(8 << 30);
     let pool = pool(&device);
     churn(&device, &pool, || {
         pool.trim_to(0).unwrap();
@@ -363,13 +345,13 @@ fn threads_that_churn_keep_their_blocks_while_another_trims() {
 #[test]
 #[cfg_attr(miri, ignore = "a recount takes seconds, which the threads wait for")]
 fn the_recount_holds_while_threads_churn() {
-    let device = sim(8 << 30);
+    let (_, device, _) = sim(8 << 30);
     let pool = pool(&device);
     churn(&device, &pool, || pool.check().unwrap());
 }
 
 #[test]
-fn threads_churn_on_the_host_device_while_another_trims_and_synchronises() {
+fn threads_churn_on_the_host_device_beside_synchronising() {
     let device = Context::host().unwrap();
     let pool = Pool::builder(&device).release_threshold(MIB).build().unwrap();
     churn(&device, &pool, || device.synchronize().unwrap());
@@ -377,7 +359,7 @@ fn threads_churn_on_the_host_device_while_another_trims_and_synchronises() {
 
 #[test]
 fn marks_are_read_and_reset_while_threads_churn() {
-    let device = sim(8 << 30);
+    let (_, device, _) = sim(8 << 30);
     let pool = pool(&device);
     churn(&device, &pool, || {
         let stats = pool.stats();
@@ -389,9 +371,8 @@ fn marks_are_read_and_reset_while_threads_churn() {
 #[test]
 #[cfg_attr(miri, ignore = "too many threads")]
 fn more_threads_at_once_than_have_caches_are_served() {
-    let device = sim(8 << 30);
+    let (_, device, stream) = sim(8 << 30);
     let pool = Arc::new(pool(&device));
-    let stream = device.create_stream().unwrap();
     let start = Arc::new(Barrier::new(1_201));
     let threads: Vec<_> = (0..1_200)
         .map(|thread| {
@@ -408,19 +389,19 @@ fn more_threads_at_once_than_have_caches_are_served() {
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     pool.check().unwrap();
     let stats = pool.stats();
+    // 1,200 threads, twice two blocks each.
     assert_eq!((stats.allocations, stats.frees), (4_800, 4_800));
     pool.trim_to(0).unwrap();
     assert_eq!(pool.reserved().current, 0);
 }
 
 #[test]
-fn a_buffer_that_drops_after_the_threads_cache_is_gone_is_freed() {
+fn a_buffer_dropped_after_its_threads_cache_is_freed() {
     thread_local! {
         static KEPT: RefCell<Option<Buffer<u8>>> = const { RefCell::new(None) };
     }
-    let device = sim(1 << 30);
+    let (_, device, stream) = sim(1 << 30);
     let pool = pool(&device);
-    let stream = device.create_stream().unwrap();
     // Whichever of the two is torn down first.
     for first in [true, false] {
         let (pool, stream) = (pool.clone(), stream.clone());
@@ -440,10 +421,9 @@ fn a_buffer_that_drops_after_the_threads_cache_is_gone_is_freed() {
 }
 
 #[test]
-fn a_block_in_a_magazine_cannot_be_freed_again_by_any_thread() {
-    let device = sim(1 << 30);
+fn no_thread_can_free_a_cached_block_again() {
+    let (_, device, stream) = sim(1 << 30);
     let pool = pool(&device);
-    let stream = device.create_stream().unwrap();
     cache(&pool, &stream, 5000, 2);
     let block = pool.alloc(5000, &stream).unwrap();
     pool.free_block(block, &stream).unwrap();
@@ -465,11 +445,10 @@ fn a_block_in_a_magazine_cannot_be_freed_again_by_any_thread() {
 }
 
 #[test]
-fn a_block_with_recorded_uses_waits_for_them_though_threads_cache() {
-    let sim = SimDevice::new(SimOptions::default().capacity(1 << 30)).unwrap();
-    let device = Context::new(sim.clone());
+fn a_cached_block_waits_for_its_recorded_uses() {
+    let (sim, device, stream) = sim(1 << 30);
     let pool = Pool::builder(&device).reuse(millpond::ReusePolicies::NONE).build().unwrap();
-    let (stream, user) = (device.create_stream().unwrap(), device.create_stream().unwrap());
+    let user = device.create_stream().unwrap();
     cache(&pool, &stream, 3 * MIB, 1);
     let block = pool.alloc(3 * MIB, &stream).unwrap();
     let hold = sim.hold(user.handle()).unwrap();
@@ -487,9 +466,8 @@ fn a_block_with_recorded_uses_waits_for_them_though_threads_cache() {
 }
 
 #[test]
-fn a_stream_that_takes_the_place_of_another_gets_none_of_its_magazines() {
-    let sim = SimDevice::new(SimOptions::default().capacity(1 << 30)).unwrap();
-    let device = Context::new(sim.clone());
+fn a_stream_in_anothers_place_gets_none_of_its_magazines() {
+    let (_, device, _) = sim(1 << 30);
     let pool = Pool::builder(&device).reuse(millpond::ReusePolicies::NONE).build().unwrap();
     let mut before = Vec::new();
     for _ in 0..count(300) {
@@ -509,9 +487,8 @@ fn a_stream_that_takes_the_place_of_another_gets_none_of_its_magazines() {
 /// error, or its free was dropped and counted, and no block is handed out twice or lost.
 #[test]
 fn blocks_that_two_threads_free_at_once_stay_one_each() {
-    let context = sim(8 << 30);
+    let (_, context, stream) = sim(8 << 30);
     let pool = pool(&context);
-    let stream = context.create_stream().unwrap();
     let (begin, freed, begun) = (Barrier::new(2), Barrier::new(2), AtomicUsize::new(0));
     let mut dropped = 0;
     for round in 0..count(40) {
@@ -534,8 +511,7 @@ fn blocks_that_two_threads_free_at_once_stay_one_each() {
                         std::thread::yield_now();
                     }
                 }
-                // SAFETY: nothing uses the block.
-                match unsafe { pool.free(*block, &stream) } {
+                match pool.free_block(*block, &stream) {
                     Ok(()) => accepted += 1,
                     Err(Error::DoubleFree { ptr, .. }) => assert_eq!(ptr, *block),
                     Err(error) => panic!("{error}"),
@@ -552,11 +528,11 @@ fn blocks_that_two_threads_free_at_once_stay_one_each() {
         let mut live: Vec<_> = results.iter().flat_map(|(_, live)| live.iter().copied()).collect();
         live.sort_unstable();
         assert!(live.windows(2).all(|two| two[0].raw() + bytes <= two[1].raw()), "round {round}: {live:?}");
-        // SAFETY: as above.
-        live.into_iter().for_each(|block| unsafe { pool.free(block, &stream) }.unwrap());
+        live.into_iter().for_each(|block| pool.free_block(block, &stream).unwrap());
         let accepted: u64 = results.iter().map(|(accepted, _)| accepted).sum();
         pool.trim_to(0).unwrap();
         let stats = pool.stats();
+        // One free of each of the 60 blocks counts.
         assert_eq!(stats.double_frees - dropped, accepted - 60, "round {round}");
         dropped = stats.double_frees;
         assert_eq!((stats.blocks.current, stats.reserved.current), (0, 0));

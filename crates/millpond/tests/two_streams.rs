@@ -5,7 +5,7 @@
 //! The streams are *held*: work on them is pending until the test releases it. On a GPU:
 //! `cargo test --test two_streams -- --ignored --test-threads=1`.
 
-mod freeing;
+mod shared;
 
 use std::sync::{Arc, mpsc};
 
@@ -14,7 +14,7 @@ use millpond::device::sim::{Hold, SimDevice, SimOptions};
 use millpond::device::{Device, DevicePtr, StreamHandle};
 use millpond::{Buffer, Context, Pool, ReusePolicies, Stream};
 
-use freeing::Freeing;
+use shared::Freeing;
 
 /// A device under test.
 trait Bench {
@@ -172,7 +172,7 @@ fn small_blocks_of_two_streams_share_a_page(bench: &impl Bench) {
     pool.free_block(other, &second).unwrap();
 }
 
-fn a_stream_gets_what_it_freed_itself_while_it_is_pending(bench: &impl Bench) {
+fn a_stream_gets_what_it_freed_while_that_is_pending(bench: &impl Bench) {
     let (_context, pool, first, _) = two_streams(bench, ReusePolicies::NONE);
     let hold = bench.hold(first.handle());
     let freed = freed_block(&pool, &first);
@@ -240,9 +240,7 @@ fn part(pool: &Pool, parts: u64, stream: &Stream) -> DevicePtr {
     part
 }
 
-fn a_better_fit_of_another_stream_is_taken_once_its_work_is_complete_and_the_next_best_until_then(
-    bench: &impl Bench,
-) {
+fn another_streams_better_fit_is_taken_once_complete(bench: &impl Bench) {
     let (context, pool, first, second) = two_streams(bench, ReusePolicies::ALL);
     let (better, longer) = (part(&pool, 1, &first), part(&pool, 3, &second));
     let hold = bench.hold(first.handle());
@@ -258,7 +256,7 @@ fn a_better_fit_of_another_stream_is_taken_once_its_work_is_complete_and_the_nex
     assert_eq!(pool.stats().stream_waits, 0);
 }
 
-fn neighbours_of_two_streams_that_are_complete_by_now_are_one_before_the_pool_grows(bench: &impl Bench) {
+fn complete_neighbours_of_two_streams_join_before_growth(bench: &impl Bench) {
     let (context, pool, first, second) = two_streams(bench, only_opportunistic());
     let whole = pool.alloc(2 * BLOCK, &first).unwrap();
     pool.free_block(whole, &first).unwrap();
@@ -341,7 +339,7 @@ fn bytes_are_read_before_the_next_owner_writes_them(bench: &impl Bench) {
 }
 
 /// The same where the memory goes to the next owner by remapping: no address is shared, but pages are.
-fn bytes_are_read_before_their_page_is_written_at_another_address(bench: &impl Bench) {
+fn bytes_are_read_before_their_page_is_written_elsewhere(bench: &impl Bench) {
     if !bench.device().properties().virtual_memory {
         return;
     }
@@ -428,16 +426,16 @@ macro_rules! on_each_device {
 
 on_each_device! {
     small_blocks_of_two_streams_share_a_page
-    a_stream_gets_what_it_freed_itself_while_it_is_pending
+    a_stream_gets_what_it_freed_while_that_is_pending
     without_policies_pending_memory_is_not_given_to_another_stream
     event_dependencies_are_followed
     policies_change_from_one_request_to_the_next
     an_event_recorded_before_the_free_is_no_dependency
     complete_memory_is_seen_to_be_complete
-    a_better_fit_of_another_stream_is_taken_once_its_work_is_complete_and_the_next_best_until_then
-    neighbours_of_two_streams_that_are_complete_by_now_are_one_before_the_pool_grows
+    another_streams_better_fit_is_taken_once_complete
+    complete_neighbours_of_two_streams_join_before_growth
     the_pool_makes_the_other_stream_wait
     a_recorded_use_holds_the_block_back
     bytes_are_read_before_the_next_owner_writes_them
-    bytes_are_read_before_their_page_is_written_at_another_address
+    bytes_are_read_before_their_page_is_written_elsewhere
 }

@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn it_takes_as_many_as_it_has_room_for_and_gives_the_youngest_first() {
+    fn it_takes_what_fits_and_gives_the_youngest_first() {
         let descriptors = descriptors(6);
         let mut alone = with(&descriptors, 4);
         assert!(alone.open().is_full() && alone.open().room() == 4);
@@ -532,7 +532,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_stowed_takes_nothing_and_has_its_room_again_later() {
+    fn one_that_is_stowed_takes_nothing_until_it_is_back() {
         let descriptors = descriptors(9);
         let mut alone = with(&descriptors, 8);
         let mut magazine = alone.open();

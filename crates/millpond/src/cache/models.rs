@@ -349,7 +349,7 @@ fn an_owner_and_whoever_revokes_are_never_inside_together() {
 }
 
 #[test]
-fn an_owner_without_an_entry_and_whoever_revokes_are_never_inside_together() {
+fn an_owner_without_entry_and_a_revoker_exclude_each_other() {
     lock_keeps_apart::<true>();
 }
 
@@ -399,7 +399,7 @@ fn two_threads_allocate_and_free_while_a_third_revokes() {
 }
 
 #[test]
-fn a_block_that_one_thread_frees_for_another_is_whole_when_it_is_taken_back() {
+fn a_block_freed_for_another_thread_is_taken_back_whole() {
     model(3, || {
         let pool = ModelPool::<2>::new(1);
         // The program's own way of handing a pointer over synchronises, as a channel does.
@@ -432,7 +432,7 @@ fn a_block_that_one_thread_frees_for_another_is_whole_when_it_is_taken_back() {
 }
 
 #[test]
-fn a_thread_that_ends_leaves_its_place_to_another_while_a_third_revokes() {
+fn a_place_changes_hands_while_a_third_thread_revokes() {
     model(3, || {
         let pool = ModelPool::<1>::new(1);
         pool.join(0);
@@ -552,7 +552,7 @@ fn a_stream_cache_goes_only_while_no_owner_has_it() {
 }
 
 #[test]
-fn a_newcomer_with_the_slot_of_a_stream_that_is_gone_gets_no_block_of_its() {
+fn a_new_stream_gets_no_block_of_its_slots_predecessor() {
     model(4, || {
         let two = TwoStreams::new();
         let owner = thread::spawn({

@@ -277,50 +277,43 @@ impl Caches {
 
 #[cfg(test)]
 mod tests {
-    use crate::device::sim::{SimDevice, SimOptions};
+    use crate::fixtures::{Bench, Freeing, MIB};
     use crate::policy::reuse_history::MANY_MISSED_REUSES;
-    use crate::{Context, Pool, Stream};
 
-    const MIB: u64 = 1 << 20;
-
-    fn pool() -> (Pool, Stream) {
-        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
-        // Never in throughput mode, where every large block would have room.
-        let pool = Pool::builder(&context).spare(0).build().unwrap();
-        let stream = context.create_stream().unwrap();
-        (pool, stream)
+    /// Never in throughput mode, where every large block would have room.
+    fn bench() -> Bench {
+        Bench::new(|pool| pool.spare(0))
     }
 
     /// Pairs of so many bytes, and after each: whether the block is cached, so that the arena has none that is as long.
-    fn pairs((pool, stream): &(Pool, Stream), bytes: u64, count: u32) -> Vec<bool> {
+    fn pairs(Bench { pool, stream, .. }: &Bench, bytes: u64, count: u32) -> Vec<bool> {
         let pair = |_| {
             let block = pool.alloc(bytes, stream).unwrap();
-            // SAFETY: nobody else has the block, and there is no work on it.
-            unsafe { pool.free(block, stream) }.unwrap();
+            pool.free_block(block, stream).unwrap();
             pool.inner().largest_free() < bytes
         };
         (0..count).map(pair).collect()
     }
 
     #[test]
-    fn a_pair_of_a_large_block_that_is_repeated_comes_from_a_magazine() {
-        let bench = pool();
+    fn a_repeated_large_pair_comes_from_a_magazine() {
+        let bench = bench();
         let is_cached = pairs(&bench, 20 * MIB, MANY_MISSED_REUSES + 5);
         // The first pair cannot miss a reuse.
         assert_eq!(is_cached.iter().position(|cached| *cached), Some(MANY_MISSED_REUSES as usize));
         assert!(is_cached.ends_with(&[true; 5]));
-        bench.0.check().unwrap();
+        bench.pool.check().unwrap();
     }
 
     #[test]
-    fn a_large_block_that_is_wanted_again_a_few_times_stays_in_the_arena() {
-        let bench = pool();
+    fn a_large_block_seldom_wanted_again_stays_in_the_arena() {
+        let bench = bench();
         for _ in 0..10 {
             let is_cached = pairs(&bench, 20 * MIB, MANY_MISSED_REUSES);
             assert!(is_cached.iter().all(|cached| !cached), "{is_cached:?}");
             // Another length of the same magazine comes between: it begins anew.
             assert_eq!(pairs(&bench, 20 * MIB - 512, 1), [false]);
         }
-        bench.0.check().unwrap();
+        bench.pool.check().unwrap();
     }
 }

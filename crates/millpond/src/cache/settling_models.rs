@@ -125,7 +125,7 @@ fn model(run: impl Fn() + Send + Sync + 'static) {
 }
 
 #[test]
-fn peaks_of_threads_one_after_the_other_are_not_added_up() {
+fn peaks_of_threads_that_take_turns_are_not_added_up() {
     model(|| {
         let pool = SettlingPool::new();
         // The program's own way of handing a pointer over synchronises, as a channel does.

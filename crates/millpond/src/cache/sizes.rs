@@ -203,7 +203,7 @@ mod tests {
     const ONE_IN: usize = if cfg!(miri) { 199 } else { 1 };
 
     #[test]
-    fn small_sizes_waste_at_most_an_eighth_and_large_ones_less_than_a_unit() {
+    fn sizes_waste_less_than_an_eighth_or_a_unit() {
         let sizes = Sizes::new(512, 1 << 20);
         for bytes in (1..4 << 20).step_by(61 * ONE_IN) {
             let held = sizes.bytes(sizes.units(bytes));

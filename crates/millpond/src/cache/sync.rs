@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_waits_long_spins_and_yields_a_few_times_then_sleeps() {
+    fn a_long_wait_spins_and_yields_briefly_then_sleeps() {
         let mut backoff = Backoff::default();
         let steps: Vec<_> = (0..200).map(|_| backoff.next()).collect();
         let count = |step| steps.iter().filter(|other| **other == step).count() as u32;
@@ -184,7 +184,7 @@ mod tests {
             "a wait does not become busy again"
         );
         assert_eq!(sleeps.next(), Some(&BackoffStep::Sleep(FIRST_SLEEP)));
-        assert_eq!(steps.last(), Some(&BackoffStep::Sleep(Duration::from_micros(1280))));
+        assert_eq!(steps.last(), Some(&BackoffStep::Sleep(FIRST_SLEEP * (1 << MOST_DOUBLINGS))));
         assert_eq!(Backoff { steps: u32::MAX }.next(), *steps.last().unwrap());
     }
 }

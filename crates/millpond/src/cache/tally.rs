@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_exact_for_one_thread_and_sums_are_for_all() {
+    fn marks_are_exact_for_one_thread_sums_for_all() {
         let (a, b) = (tally(), tally());
         assert!(a.count_alloc_outside(100, 512));
         assert!(a.count_alloc_outside(1000, 1024));
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_was_noted_stays_and_a_new_one_starts_from_now() {
+    fn a_noted_mark_stays_and_the_next_starts_from_now() {
         let tally = tally();
         assert!(tally.count_alloc_outside(1000, 1024));
         tally.count_free_outside(1000, 1024);
@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tally_is_frozen_until_it_counts_or_is_granted_something() {
+    fn a_tally_is_frozen_until_it_counts_or_is_granted() {
         let tally = Tally::default();
         assert!(tally.is_frozen());
         tally.count_free_outside(1, 512);

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wants_to_know_of_a_threads_end_is_told_once() {
+    fn each_listener_to_a_threads_end_is_told_once() {
         static TIMES: AtomicUsize = AtomicUsize::new(0);
         thread_local! {
             static IS_MINE: Cell<bool> = const { Cell::new(false) };
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_thousand_threads_one_after_the_other_use_few_indices_and_all_say_goodbye() {
+    fn ten_thousand_threads_in_turn_use_few_indices() {
         let ended = Arc::new(Ended::default());
         let count = if cfg!(miri) { 20 } else { 10_000 };
         for _ in 0..count {

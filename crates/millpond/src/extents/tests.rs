@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use crate::device::sim::{Call, SimDevice, SimOptions};
 use crate::device::{Device, DeviceError, DevicePtr};
+use crate::fixtures::{self, Freeing, MIB};
 use crate::order::LOOKS;
 use crate::{Context, Pool, PoolBuilder, ReusePolicies, Stream};
-
-const MIB: u64 = 1 << 20;
 
 struct Bench {
     sim: Arc<SimDevice>,
@@ -18,11 +17,8 @@ struct Bench {
 
 /// A pool with pages of 2 to 32 MiB: a twelfth of a block, as long as the pool has time.
 fn bench(options: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Bench {
-    let sim = SimDevice::new(SimOptions::default()).unwrap();
+    let fixtures::Bench { sim, context, pool, stream } = fixtures::Bench::new(options);
     assert_eq!(sim.properties().granularity, 2 * MIB);
-    let context = Context::new(sim.clone());
-    let stream = context.create_stream().unwrap();
-    let pool = options(Pool::builder(&context)).build().unwrap();
     Bench { sim, context, pool, stream }
 }
 
@@ -39,8 +35,7 @@ impl Bench {
     }
 
     fn free_on(&self, ptr: DevicePtr, stream: &Stream) {
-        // SAFETY: the tests free blocks of their own, and give them no work.
-        unsafe { self.pool.free(ptr, stream) }.unwrap();
+        self.pool.free_block(ptr, stream).unwrap();
     }
 
     /// Recounts everything. Under Miri, which takes seconds for it, only at the end.
@@ -95,7 +90,7 @@ fn what_fits_snugly_is_taken_else_what_lies_lowest() {
 }
 
 #[test]
-fn the_best_fit_is_cut_at_its_start_on_any_page() {
+fn the_best_fit_is_cut_at_its_start_anywhere() {
     let bench = bench(|builder| builder);
     let whole = bench.alloc(512 * MIB);
     bench.free(whole);
@@ -114,6 +109,7 @@ fn a_page_is_a_twelfth_of_its_block_given_time() {
         bench.alloc(bytes);
         bench.pool.stats().calls.create - before
     };
+    // Twelfths of 0.5, 5.3 and 10.7 MiB: pages of 2 (the shortest), 4 and 8 MiB.
     assert_eq!([6 * MIB, 64 * MIB, 128 * MIB].map(created), [3, 16, 16]);
     assert_eq!(created(512 * MIB), 16, "of 32 MiB, the longest");
     assert_eq!(created(33 * MIB), 17, "of 2 MiB, the shortest");
@@ -128,7 +124,7 @@ fn a_long_block_takes_more_pages_than_a_miss_considers() {
     go.into_iter().for_each(|ptr| bench.free_on(ptr, &bench.stream));
     let reserved = bench.reserved_mib();
     let long = bench.alloc(9_900 * MIB);
-    // It ends in the last of the holes, which has one.
+    // It takes 4,950 pages. It ends in the last of the holes, which has one.
     assert_eq!((bench.reserved_mib(), bench.pool.stats().pages_remapped), (reserved, 4_949));
     stay.into_iter().chain([long]).for_each(|ptr| bench.free_on(ptr, &bench.stream));
 }
@@ -144,9 +140,10 @@ fn how_long_pages_are_depends_on_the_ledger() {
         bench.alloc(bytes);
         bench.pool.stats().calls.create - before
     };
-    // Of 1.2 GiB an 80th, and down to a power of two.
+    // Pages of 8 MiB: of 1.2 GiB a 96th, and down to a power of two.
     assert_eq!(created(16 * MIB), 2);
     // Three seconds later there is time again: a twelfth of the block, down to a power of two.
+    // That is 2 MiB, the shortest, and 8 MiB.
     bench.sim.advance_to(bench.sim.now() + std::time::Duration::from_secs(3));
     assert_eq!([16 * MIB, 160 * MIB].map(created), [8, 20]);
     blocks.into_iter().for_each(|ptr| bench.free_on(ptr, &bench.stream));
@@ -159,6 +156,7 @@ fn donors_found_last_come_first_their_last_page_first() {
     bench.free(old);
     bench.free(young);
     let _long = bench.alloc(6 * MIB);
+    // 6 MiB are three pages of 2 MiB; the four blocks were 16 MiB.
     assert_eq!((bench.pool.stats().pages_remapped, bench.reserved_mib()), (3, 16));
     // The first page of the younger one is left.
     assert_eq!(bench.alloc(2 * MIB), young);
@@ -175,7 +173,7 @@ fn a_page_too_long_is_exchanged_for_a_short_one() {
 }
 
 #[test]
-fn a_page_in_use_is_not_exchanged_and_the_pool_grows() {
+fn a_page_in_use_stays_and_the_pool_grows() {
     let bench = bench(|builder| builder);
     let hold = bench.sim.hold(bench.stream.handle()).unwrap();
     bench.with_a_long_page_free();
@@ -192,7 +190,7 @@ fn with_holes(bench: &Bench, holes: usize) {
 }
 
 #[test]
-fn a_block_grows_from_a_shared_base_page_however_many_holes() {
+fn a_block_grows_from_a_shared_base_page_beside_holes() {
     let bench = bench(|builder| builder);
     with_holes(&bench, 20);
     // Too long for any hole: it ends in the middle of a base page.
@@ -211,15 +209,14 @@ fn misses_lie_side_by_side() {
 }
 
 #[test]
-fn an_aligned_block_is_found_behind_any_number_that_lie_badly() {
+fn an_aligned_block_is_found_behind_many_that_lie_badly() {
     for virtual_memory in [true, false] {
         let sim = SimDevice::new(SimOptions { virtual_memory, ..SimOptions::default() }).unwrap();
         let context = Context::new(sim);
         let stream = context.create_stream().unwrap();
         let pool = Pool::builder(&context).hard_limit(256 * MIB).build().unwrap();
         let alloc = |bytes| pool.alloc(bytes, &stream).unwrap();
-        // SAFETY: as in `Bench::free_on`.
-        let free = |ptr| unsafe { pool.free(ptr, &stream) }.unwrap();
+        let free = |ptr| pool.free_block(ptr, &stream).unwrap();
         free(alloc(250 * MIB));
         // Long enough, but a multiple of two mebibytes lies in the midst of each.
         let pairs: Vec<_> = (0..40).map(|_| (alloc(MIB + 1536), alloc(2 * MIB + 3584))).collect();
@@ -270,7 +267,7 @@ fn neighbours_of_two_streams_join_once_one_is_complete() {
 }
 
 #[test]
-fn what_is_free_for_anybody_does_not_wait_for_something_shorter() {
+fn a_complete_block_is_taken_before_a_pending_shorter_one() {
     let (bench, other) = two_streams(ReusePolicies::ALL);
     let [long, short, _last] = [100 * MIB, 2 * MIB, 2 * MIB].map(|bytes| bench.alloc(bytes));
     bench.free(long);
@@ -312,7 +309,7 @@ fn without_the_policy_the_device_is_not_asked() {
 }
 
 #[test]
-fn where_the_device_cannot_be_asked_the_next_best_will_do() {
+fn if_the_device_cannot_be_asked_the_next_best_serves() {
     let (bench, other) = two_streams(ReusePolicies::ALL);
     let [better, _, longer] = [4 * MIB, 4 * MIB, 56 * MIB].map(|bytes| bench.alloc(bytes));
     let hold = bench.sim.hold(other.handle()).unwrap();
@@ -330,20 +327,18 @@ fn where_the_device_cannot_be_asked_the_next_best_will_do() {
 }
 
 #[test]
-fn a_block_of_many_streams_costs_each_of_them_the_same() {
+fn the_cost_of_a_block_per_stream_is_constant() {
     let looks = |streams: u64| {
         let bench = bench(|pool| pool.spare(0));
         let whole = bench.pool.alloc(streams * 2 * MIB, &bench.stream).unwrap();
-        // SAFETY: the block is live, and nobody else frees it.
-        unsafe { bench.pool.free(whole, &bench.stream) }.unwrap();
+        bench.pool.free_block(whole, &bench.stream).unwrap();
         bench.stream.synchronize().unwrap();
         let streams: Vec<_> = (0..streams).map(|_| bench.context.create_stream().unwrap()).collect();
         let blocks: Vec<_> =
             streams.iter().map(|stream| bench.pool.alloc(2 * MIB, stream).unwrap()).collect();
         for (stream, block) in streams.iter().zip(blocks) {
             bench.sim.launch(stream.handle(), std::time::Duration::from_secs(100)).unwrap();
-            // SAFETY: the block is live, and nobody else frees it.
-            unsafe { bench.pool.free(block, stream) }.unwrap();
+            bench.pool.free_block(block, stream).unwrap();
         }
         let before = LOOKS.get();
         let again = bench.pool.alloc(whole_of(&streams), &bench.stream).unwrap();

@@ -236,7 +236,7 @@ mod tests {
     use crate::testing::capturing::CapturingDevice;
 
     #[test]
-    fn a_fence_forgets_what_was_seen_complete_where_the_policies_go_by_that() {
+    fn a_fence_forgets_complete_ticks_where_policies_allow_it() {
         let sim = SimDevice::new(SimOptions::default()).unwrap();
         let timelines = Timelines::new(sim.clone());
         let (idle, busy) = (timelines.create_stream().unwrap(), timelines.create_stream().unwrap());
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_is_far_behind_is_marked_a_few_times_and_is_seen_to_be_complete_all_the_same() {
+    fn a_few_marks_suffice_to_see_a_late_stream_complete() {
         let sim = SimDevice::new(SimOptions::default()).unwrap();
         let timelines = Timelines::new(sim.clone());
         let busy = timelines.create_stream().unwrap();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mark_that_comes_into_a_capture_is_none_and_makes_nobody_part_of_the_capture() {
+    fn a_mark_within_a_capture_is_none_and_adds_nobody() {
         let Race { device, sim, timelines, stream } = Race::new();
         let waiting = timelines.create_stream().unwrap();
         let hold = sim.hold(stream.handle()).unwrap();
@@ -322,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_not_asked_where_captures_are_known_of_and_is_found_idle_all_the_same() {
+    fn during_known_captures_streams_are_not_asked_but_found_idle() {
         let Race { device, sim, timelines, stream } = Race::new();
         timelines.begin_capture();
         assert!(timelines.poll(&stream.fence()).unwrap(), "it is complete");
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn who_asks_is_not_told_of_a_capture_that_began_without_the_pools_knowledge() {
+    fn asking_does_not_fail_for_a_capture_begun_unseen() {
         let Race { device, timelines, stream, .. } = Race::new();
         let fence = stream.fence();
         device.begin_capture_unseen(stream.handle());

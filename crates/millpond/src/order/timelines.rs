@@ -531,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_that_come_and_go_ask_a_constant_number_of_times() {
+    fn streams_that_come_and_go_ask_equally_often() {
         let (sim, timelines) = sim();
         let handle = sim.create_stream().unwrap();
         let hold = sim.hold(handle).unwrap();
@@ -575,13 +575,14 @@ mod tests {
             let request = timelines.create_stream().unwrap();
             long.wait_for(&request).unwrap();
         }
+        // It is pruned when it names more than eight, or twice as many as were left the last time.
         assert!(long.timeline().ordered_after().len() < 32, "{}", long.timeline().ordered_after().len());
         assert!(long.timeline().is_ordered_after(other.timeline().id, tick), "it is still there");
         assert!(long.record().unwrap().clock().len() < 32);
     }
 
     #[test]
-    fn uses_of_a_long_lived_block_are_forgotten_with_the_streams() {
+    fn a_long_lived_block_forgets_uses_of_ended_streams() {
         let (sim, timelines) = sim();
         let mut uses = Fence::empty();
         let busy = timelines.create_stream().unwrap();
@@ -590,6 +591,7 @@ mod tests {
         for _ in 0..1000 {
             assert!(timelines.add_use(&mut uses, &timelines.create_stream().unwrap()));
         }
+        // They are pruned at 16, and whenever they have doubled; one is left.
         assert!(uses.len() < 64, "{}", uses.len());
         let mut fence = Fence::empty();
         timelines.add_uses(&mut fence, &mut uses);

@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_magazine_doubles_until_it_is_as_large_as_its_size_allows() {
+    fn a_magazine_doubles_up_to_what_its_size_allows() {
         let rooms = |bytes| {
             let next = |room: &usize| Some(next_room(*room, bytes, false));
             std::iter::successors(Some(0), next).skip(1).take(7).collect::<Vec<_>>()
@@ -78,9 +78,10 @@ mod tests {
     }
 
     #[test]
-    fn threads_share_what_the_pool_holds_and_get_something_in_any() {
+    fn threads_share_the_pools_memory_and_all_get_some() {
         let limits = |reserved, growth, threads| CacheLimits::new(reserved, growth, threads);
         assert_eq!(limits(0, 0, 0), CacheLimits { of_thread: LEAST_LIMIT, of_depot: LEAST_LIMIT });
+        // 8 GiB, an eighth of them, and 1 GiB of growth; a fifth for each thread.
         assert_eq!(limits(8 << 30, 1 << 30, 5), CacheLimits { of_thread: 2 << 30, of_depot: 10 << 30 });
     }
 }

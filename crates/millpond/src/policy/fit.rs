@@ -27,7 +27,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn at_most_a_base_page_is_left_over_of_a_snug_fit() {
+    fn a_snug_fit_leaves_at_most_a_base_page() {
         assert_eq!([0, 4096, 4097].map(|rest| is_snug(rest, 4096)), [true, true, false]);
     }
 }

@@ -44,8 +44,7 @@ impl Growth {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    const MIB: u64 = 1 << 20;
+    use crate::fixtures::MIB;
 
     /// Whether each of a row of blocks was taken to grow, where each is freed once the next one is there.
     fn in_a_row(growth: &mut Growth, sizes: impl IntoIterator<Item = u64>) -> Vec<bool> {
@@ -60,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_that_get_a_little_longer_grow_after_a_few_steps() {
+    fn after_a_few_slightly_longer_requests_blocks_grow() {
         let mut growth = Growth::default();
         let grows = in_a_row(&mut growth, (0..40).map(|step| 5 * MIB + step * 4096));
         assert_eq!(grows.iter().position(|grows| *grows), Some(STEPS as usize + 1));
@@ -74,6 +73,7 @@ mod tests {
         let any = any.map(|number| 8 * MIB + number % 2048 * 512).take(2000);
         let mut growth = Growth::default();
         let grows = in_a_row(&mut growth, any).iter().filter(|grows| **grows).count();
+        // A next size is longer by up to a 64th, 128 KiB, once in eight times; `STEPS` in a row are one in 4,096.
         assert!(grows < 20, "{grows} of 2000 were taken to grow");
         assert!(in_a_row(&mut Growth::default(), [3 * MIB; 100]).iter().all(|grows| !grows));
     }

@@ -247,12 +247,12 @@ mod tests {
     }
 
     #[test]
-    fn pages_begin_with_credit_and_earn_a_part_of_the_time() {
+    fn pages_begin_with_credit_and_earn_part_of_time() {
         let Books { mut ledger, .. } = Books::new(0);
         let at = Duration::from_secs;
         assert_eq!(ledger.balance(at(100)), Balance::Saving(Duration::ZERO));
         ledger.pay_for_pages(Duration::from_millis(50));
-        // 50 ms are earned in nine seconds.
+        // A 180th of the time is earned: beyond the credit of 10 ms, 40 ms in 7.2 s; and 100 ms in 18 s.
         assert_eq!(ledger.balance(at(107)), Balance::Even);
         assert_eq!(ledger.balance(at(108)), Balance::Saving(Duration::ZERO));
         assert_eq!(ledger.balance(at(118)), Balance::Saving(Duration::from_millis(50)));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn much_slow_path_time_in_a_row_overdraws_and_little_ends_it() {
+    fn much_slow_path_time_overdraws_and_little_ends_it() {
         let mut books = Books::new(1 << 20);
         for _ in 0..2 {
             assert_eq!((books.ledger.is_overdrawn(), books.ledger.growth_allowance()), (false, 0));

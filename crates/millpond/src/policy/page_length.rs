@@ -54,8 +54,9 @@ mod tests {
     const NEED: PageNeed = PageNeed { room: 4096, longest: 16, block: 96, held: 0, balance: SAVING };
 
     #[test]
-    fn a_page_is_a_twelfth_of_its_block_and_no_longer_than_its_room() {
+    fn a_page_is_a_twelfth_of_its_block_within_room() {
         let of = |block, room| page_length(PageNeed { block, room, ..NEED });
+        // Twelfths of 8, 7.9, 8 (in a room of 7) and 0.9; and of more than the longest, 16. All down to powers of two.
         assert_eq!(
             [of(96, 4096), of(95, 4096), of(96, 7), of(11, 4096), of(1 << 40, 4096)],
             [8, 4, 4, 1, 16]
@@ -65,6 +66,7 @@ mod tests {
     #[test]
     fn pages_are_long_unless_the_pool_saves() {
         let of = |balance| page_length(PageNeed { held: 1536, balance, ..NEED });
+        // 96 / 12, and 1536 / 96.
         assert_eq!([SAVING, Balance::Even, Balance::Overdrawn].map(of), [8, 16, 16]);
     }
 }

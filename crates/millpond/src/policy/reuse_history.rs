@@ -72,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn a_class_borrows_now_and_then_but_not_in_a_loop() {
+    fn a_class_borrows_sometimes_but_not_in_a_loop() {
         let mut history = ReuseHistory::default();
         assert!((1..1000).all(|step| history.may_borrow(step * 100)));
         let mut in_a_loop = (100_000..).map(|allocations| history.may_borrow(allocations));

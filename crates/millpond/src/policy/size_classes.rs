@@ -61,7 +61,7 @@ mod tests {
     const ONE_IN: usize = if cfg!(miri) { 199 } else { 1 };
 
     #[test]
-    fn a_rounded_length_stays_in_its_class_and_is_its_longest() {
+    fn a_rounded_length_is_the_longest_of_its_class() {
         for units in (1..100_000).step_by(ONE_IN) {
             assert_eq!(class_of(rounded(units)), class_of(units));
             assert_eq!(class_of(rounded(units) + 1), class_of(units) + 1);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn what_grows_gets_less_than_a_64th_more_in_its_class() {
+    fn a_grown_length_adds_less_than_a_64th() {
         for units in (1..1 << 20).step_by(41 * ONE_IN).chain([1 << 31, (1 << 35) - 5]) {
             let growing = rounded_to_grow(units);
             assert!(units <= growing && (growing - units) * 64 < units, "{units} got {growing}");

@@ -215,19 +215,15 @@ impl PoolInner {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::sim::{SimDevice, SimOptions};
-    use crate::{Context, Pool};
+    use crate::fixtures::{Bench, Freeing};
 
     #[test]
-    fn a_capture_that_could_not_begin_makes_up_for_the_last_one() {
-        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
-        let stream = context.create_stream().unwrap();
-        let pool = Pool::builder(&context).build().unwrap();
+    fn a_refused_capture_frees_what_the_last_one_left() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
         let memory = pool.capture_pool();
         let capturing = memory.begin(&stream).unwrap();
         let block = pool.alloc(1 << 20, &stream).unwrap();
-        // SAFETY: no work uses the block, or it is none.
-        unsafe { pool.free(block, &stream) }.unwrap();
+        pool.free_block(block, &stream).unwrap();
         // It is about to find the route taken while the other one ends.
         let refused = UnderWay::begin(pool.inner());
         drop((capturing, memory));

@@ -118,15 +118,12 @@ impl PoolInner {
 
 #[cfg(test)]
 mod tests {
-    use crate::device::sim::{SimDevice, SimOptions};
     use crate::extents::LOOKS;
-    use crate::{Context, Pool};
+    use crate::fixtures::{Bench, Freeing};
 
     #[test]
-    fn whose_a_captured_block_is_takes_one_look_of_many_captures() {
-        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
-        let stream = context.create_stream().unwrap();
-        let pool = Pool::builder(&context).build().unwrap();
+    fn a_captured_blocks_owner_is_found_in_few_looks() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
         let own = pool.alloc(3 << 20, &stream).unwrap();
         let captures: Vec<_> = (0..50)
             .map(|_| {
@@ -139,8 +136,7 @@ mod tests {
             .collect();
         for block in captures.iter().map(|(_, block)| *block).chain([own]) {
             let before = LOOKS.get();
-            // SAFETY: no work uses the block, or it is none.
-            unsafe { pool.free(block, &stream) }.unwrap();
+            pool.free_block(block, &stream).unwrap();
             assert!(LOOKS.get() - before <= 2, "{} looks", LOOKS.get() - before);
         }
         pool.check().unwrap();
@@ -152,8 +148,7 @@ mod tests {
         let block = pool.alloc(1 << 20, &stream).unwrap();
         assert!(kept[7].used() > 0);
         drop(capturing);
-        // SAFETY: no work uses the block, or it is none.
-        unsafe { pool.free(block, &stream) }.unwrap();
+        pool.free_block(block, &stream).unwrap();
         drop(kept);
         assert_eq!(pool.inner().state.lock().captured.len(), 0);
         pool.check().unwrap();

@@ -45,56 +45,46 @@ pub(super) fn take_back(arena: &mut Arena, cached: Cached) {
 
 #[cfg(test)]
 mod tests {
-    use crate::device::DevicePtr;
-    use crate::device::sim::{SimDevice, SimOptions};
-    use crate::{Context, Pool, Stream};
-
-    const MIB: u64 = 1 << 20;
+    use crate::fixtures::{Bench, Freeing, MIB};
 
     /// A pool that holds a gigabyte, nothing of it live.
-    fn pool() -> (Pool, Stream) {
-        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
-        let pool = Pool::builder(&context).build().unwrap();
-        let stream = context.create_stream().unwrap();
-        free(&pool, &stream, pool.alloc(1024 * MIB, &stream).unwrap());
-        (pool, stream)
-    }
-
-    fn free(pool: &Pool, stream: &Stream, ptr: DevicePtr) {
-        // SAFETY: the tests free blocks of their own, and give them no work.
-        unsafe { pool.free(ptr, stream) }.unwrap();
+    fn bench() -> Bench {
+        let bench = Bench::new(|pool| pool);
+        let whole = bench.pool.alloc(1024 * MIB, &bench.stream).unwrap();
+        bench.pool.free_block(whole, &bench.stream).unwrap();
+        bench
     }
 
     /// Has as many small blocks cached.
-    fn cache_small(pool: &Pool, stream: &Stream, count: usize, bytes: u64) {
+    fn cache_small(Bench { pool, stream, .. }: &Bench, count: usize, bytes: u64) {
         let blocks: Vec<_> = (0..count).map(|_| pool.alloc(bytes, stream).unwrap()).collect();
-        blocks.into_iter().for_each(|ptr| free(pool, stream, ptr));
+        blocks.into_iter().for_each(|ptr| pool.free_block(ptr, stream).unwrap());
         assert!(pool.inner().caches.holds_any());
     }
 
     /// What is free is much longer, so that the caches are asked first, if they have large blocks.
-    fn alloc_from_what_is_free(pool: &Pool, stream: &Stream) {
+    fn alloc_from_what_is_free(Bench { pool, stream, .. }: &Bench) {
         let misses = pool.stats().misses;
         pool.alloc(3 * MIB, stream).unwrap();
         assert_eq!(pool.stats().misses, misses, "nothing was mapped");
     }
 
     #[test]
-    fn where_no_large_block_is_cached_one_from_what_is_free_takes_nothing_back() {
-        let (pool, stream) = pool();
-        cache_small(&pool, &stream, 16, MIB / 2);
-        alloc_from_what_is_free(&pool, &stream);
-        assert!(pool.inner().caches.holds_any());
-        pool.check().unwrap();
+    fn a_free_extent_serves_without_emptying_caches_of_small_blocks() {
+        let bench = bench();
+        cache_small(&bench, 16, MIB / 2);
+        alloc_from_what_is_free(&bench);
+        assert!(bench.pool.inner().caches.holds_any());
+        bench.pool.check().unwrap();
     }
 
     #[test]
-    fn before_anything_is_mapped_all_that_is_cached_is_taken_back() {
-        let (pool, stream) = pool();
-        cache_small(&pool, &stream, 4, 4096);
-        let misses = pool.stats().misses;
-        pool.alloc(2048 * MIB, &stream).unwrap();
-        assert!(pool.stats().misses > misses && !pool.inner().caches.holds_any());
-        pool.check().unwrap();
+    fn all_caches_are_emptied_before_anything_is_mapped() {
+        let bench = bench();
+        cache_small(&bench, 4, 4096);
+        let misses = bench.pool.stats().misses;
+        bench.pool.alloc(2048 * MIB, &bench.stream).unwrap();
+        assert!(bench.pool.stats().misses > misses && !bench.pool.inner().caches.holds_any());
+        bench.pool.check().unwrap();
     }
 }

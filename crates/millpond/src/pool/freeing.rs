@@ -162,9 +162,9 @@ mod tests {
     use std::thread::{Scope, scope};
 
     use super::*;
-    use crate::device::sim::{SimDevice, SimOptions};
     use crate::extents::BlockDescriptor;
-    use crate::{Context, Error, Pool};
+    use crate::fixtures::{Bench, Freeing};
+    use crate::{Error, Pool};
 
     const BYTES: u64 = 4096;
 
@@ -201,9 +201,7 @@ mod tests {
 
     impl DoubleFree {
         fn new<'scope>(scope: &'scope Scope<'scope, '_>) -> Self {
-            let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
-            let pool = Pool::builder(&context).build().unwrap();
-            let stream = context.create_stream().unwrap();
+            let Bench { pool, stream, .. } = Bench::new(|pool| pool);
             let new = Self { pool, stream, other: Some(thread(scope)) };
             let (mine, others) = (new.alloc(3), new.alloc_there(3));
             mine.into_iter().for_each(|ptr| new.free(ptr));
@@ -216,8 +214,7 @@ mod tests {
         }
 
         fn free(&self, ptr: DevicePtr) {
-            // SAFETY: nothing uses the blocks of these tests.
-            unsafe { self.pool.free(ptr, &self.stream) }.unwrap();
+            self.pool.free_block(ptr, &self.stream).unwrap();
         }
 
         fn there<R: Send + 'static>(&self, step: impl FnOnce(&Pool, &Stream) -> R + Send + 'static) -> R {
@@ -232,8 +229,7 @@ mod tests {
         }
 
         fn free_there(&self, ptr: DevicePtr) {
-            // SAFETY: as in `free`.
-            self.there(move |pool, stream| unsafe { pool.free(ptr, stream) }.unwrap());
+            self.there(move |pool, stream| pool.free_block(ptr, stream).unwrap());
         }
 
         fn descriptor(&self, ptr: DevicePtr) -> &BlockDescriptor {
@@ -258,8 +254,7 @@ mod tests {
             let theirs = self.there(move |pool, stream| {
                 // Where the thread's next block of this length goes is where the copy lies.
                 let other = pool.alloc_aligned(BYTES, 8192, stream).unwrap();
-                // SAFETY: as in `free`.
-                unsafe { pool.free(other, stream) }.unwrap();
+                pool.free_block(other, stream).unwrap();
                 pool.inner().page_map.find(other).expect("an address of the pool").place()
             });
             assert_ne!(mine, theirs);
@@ -318,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_freed_twice_at_once_goes_back_to_the_arena_once() {
+    fn a_block_freed_twice_goes_back_to_the_arena_once() {
         for mine_is_last in [false, true] {
             scope(|scope| {
                 let bench = DoubleFree::new(scope);
@@ -332,20 +327,19 @@ mod tests {
 
     /// Both are misuse that was seen, of the thread that came second.
     #[test]
-    fn of_a_block_freed_twice_at_once_a_third_free_is_an_error() {
+    fn after_two_frees_at_once_a_third_is_an_error() {
         scope(|scope| {
             let bench = DoubleFree::new(scope);
             let ptr = bench.alloc(1)[0];
             bench.free_twice(ptr, false);
-            // SAFETY: as in `free`.
-            let again = unsafe { bench.pool.free(ptr, &bench.stream) };
+            let again = bench.pool.free_block(ptr, &bench.stream);
             assert!(matches!(again, Err(Error::DoubleFree { .. })));
             bench.assert_sound(0, false);
         });
     }
 
     #[test]
-    fn what_became_of_a_block_freed_twice_is_not_handed_out() {
+    fn what_became_of_a_stray_is_not_handed_out() {
         // Which thread wrote last, and whether its free was still under way when the arena took the block back.
         for (mine_is_last, is_late) in [(false, false), (true, false), (false, true)] {
             scope(|scope| {
@@ -372,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_freed_twice_is_not_taken_from_who_has_it_now() {
+    fn a_stray_takes_no_block_from_its_present_owner() {
         scope(|scope| {
             let bench = DoubleFree::new(scope);
             let ptr = bench.alloc(1)[0];
@@ -387,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_of_a_block_in_the_depot_is_not_handed_out() {
+    fn a_stray_in_the_depot_is_not_handed_out() {
         scope(|scope| {
             let bench = DoubleFree::new(scope);
             let mut live = bench.alloc(500);

@@ -125,10 +125,10 @@ mod tests {
 
     use super::*;
     use crate::device::sim::{Call, PerCall, SimDevice, SimOptions};
+    use crate::fixtures::{Freeing, MIB};
     use crate::stats::Stats;
     use crate::{Context, Error, Limit, Pool, PoolBuilder, Stream};
 
-    const MIB: u64 = 1 << 20;
     const TOTAL: u64 = 1 << 30;
 
     /// A pool with blocks live, free and cached, and another one that caches.
@@ -155,10 +155,8 @@ mod tests {
                 pool.alloc(99 * MIB, &bench.stream).unwrap();
                 pool.alloc(MIB, &bench.stream).unwrap();
                 let small = pool.alloc(4096, &bench.stream).unwrap();
-                // SAFETY: no work uses the block, or it is none.
-                unsafe { pool.free(free, &bench.stream) }.unwrap();
-                // SAFETY: no work uses the block, or it is none.
-                unsafe { pool.free(small, &bench.stream) }.unwrap();
+                pool.free_block(free, &bench.stream).unwrap();
+                pool.free_block(small, &bench.stream).unwrap();
                 assert!(pool.inner().caches.holds_any());
             }
             bench
@@ -189,23 +187,25 @@ mod tests {
         fn is_served(&self, bytes: u64) {
             let block = self.pool.alloc(bytes, &self.stream).unwrap();
             self.pool.check().unwrap();
-            // SAFETY: no work uses the block, or it is none.
-            unsafe { self.pool.free(block, &self.stream) }.unwrap();
+            self.pool.free_block(block, &self.stream).unwrap();
         }
     }
 
     #[test]
     fn what_the_device_cannot_hold_is_refused_at_once() {
         let bench = TwoPools::new(|builder| builder);
+        // 200 MiB are live, in both pools together.
         for bytes in [32 << 40, 1 << 50, TOTAL + 1, TOTAL - 199 * MIB] {
             assert_eq!(bench.is_refused_at_once(bytes), Limit::Device);
         }
+        // Less than what is left, since live blocks share pages with free ones.
         bench.is_served(TOTAL - 210 * MIB);
     }
 
     #[test]
     fn what_the_hard_limit_forbids_is_refused_at_once() {
         let bench = TwoPools::new(|builder| builder.hard_limit(300 * MIB));
+        // Of 300 MiB, 100 are live.
         for bytes in [32 << 40, 301 * MIB, 201 * MIB] {
             assert_eq!(bench.is_refused_at_once(bytes), Limit::HardLimit(300 * MIB));
         }
@@ -216,6 +216,7 @@ mod tests {
     fn what_the_budget_forbids_is_refused_at_once() {
         let budget = Budget::bytes(300 * MIB);
         let bench = TwoPools::new(|builder| builder.budget(&budget));
+        // Of 300 MiB, 100 are live.
         for bytes in [32 << 40, 301 * MIB, 201 * MIB] {
             assert!(matches!(bench.is_refused_at_once(bytes), Limit::Budget { .. }));
         }
@@ -243,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn callbacks_are_asked_where_they_might_help_only_and_observers_told_once() {
+    fn only_callbacks_that_might_help_are_asked_observers_told_once() {
         let bench = TwoPools::new(|builder| builder.hard_limit(300 * MIB));
         let (asked, told) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicU64::new(0)));
         let counts = |count: &Arc<AtomicU64>| {

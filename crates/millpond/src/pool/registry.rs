@@ -105,6 +105,7 @@ mod tests {
     use std::time::Duration;
 
     use crate::device::sim::{SimDevice, SimOptions};
+    use crate::fixtures::Freeing;
     use crate::{Context, Error, Pool};
 
     #[test]
@@ -118,10 +119,8 @@ mod tests {
         let (done, is_done) = mpsc::channel();
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                // SAFETY: no work uses the block, or it is none.
-                let freed = unsafe { context.free(blocks[9], &stream) };
-                // SAFETY: no work uses the block, or it is none.
-                let unknown = unsafe { context.free(crate::device::DevicePtr::new(64), &stream) };
+                let freed = context.free_block(blocks[9], &stream);
+                let unknown = context.free_block(crate::device::DevicePtr::new(64), &stream);
                 done.send((freed, unknown)).unwrap();
             });
             let freed = is_done.recv_timeout(Duration::from_secs(20));
@@ -132,10 +131,8 @@ mod tests {
         });
         assert_eq!(last.stats().blocks.current, 0);
         for (pool, block) in others.iter().zip(blocks) {
-            // SAFETY: no work uses the block, or it is none.
-            assert!(matches!(unsafe { last.free(block, &stream) }, Err(Error::WrongPool { .. })));
-            // SAFETY: no work uses the block, or it is none.
-            unsafe { context.free(block, &stream) }.unwrap();
+            assert!(matches!(last.free_block(block, &stream), Err(Error::WrongPool { .. })));
+            context.free_block(block, &stream).unwrap();
             assert_eq!(pool.stats().blocks.current, 0);
         }
     }
@@ -147,18 +144,14 @@ mod tests {
         let gone = {
             let pool = Pool::builder(&context).build().unwrap();
             let block = pool.alloc(3 << 20, &stream).unwrap();
-            // SAFETY: no work uses the block, or it is none.
-            unsafe { pool.free(block, &stream) }.unwrap();
-            // SAFETY: no work uses the block, or it is none.
-            assert!(matches!(unsafe { context.free(block, &stream) }, Err(Error::DoubleFree { .. })));
+            pool.free_block(block, &stream).unwrap();
+            assert!(matches!(context.free_block(block, &stream), Err(Error::DoubleFree { .. })));
             block
         };
-        // SAFETY: no work uses the block, or it is none.
-        assert!(matches!(unsafe { context.free(gone, &stream) }, Err(Error::ForeignPointer { .. })));
+        assert!(matches!(context.free_block(gone, &stream), Err(Error::ForeignPointer { .. })));
         let next = Pool::builder(&context).build().unwrap();
         assert_eq!(next.alloc(3 << 20, &stream), Ok(gone), "the same addresses");
-        // SAFETY: no work uses the block, or it is none.
-        unsafe { context.free(gone, &stream) }.unwrap();
+        context.free_block(gone, &stream).unwrap();
         let only = context.registry().first_from(0).unwrap();
         assert_eq!((only.number, only.others().count()), (next.inner().number, 0));
     }

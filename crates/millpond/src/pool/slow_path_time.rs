@@ -63,6 +63,7 @@ mod tests {
 
     use std::time::Duration;
 
+    use crate::fixtures::Freeing;
     use crate::{Context, Pool};
 
     #[test]
@@ -77,8 +78,7 @@ mod tests {
                 // A length that no magazine has yet.
                 for mebibytes in asked {
                     let block = pool.alloc(mebibytes << 20, &stream).unwrap();
-                    // SAFETY: nobody else has the block, and there is no work on it.
-                    unsafe { pool.free(block, &stream) }.unwrap();
+                    pool.free_block(block, &stream).unwrap();
                 }
             });
             let was_on = (1..200).any(|mebibytes| {

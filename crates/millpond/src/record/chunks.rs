@@ -270,11 +270,12 @@ mod tests {
         chunk.put(&Record::Tag { tag: 2, inside: 1, text: "ab" });
         let bytes = chunk.seal();
         assert_eq!(&bytes[HEAD..], [8, 0xac, 0x02, 3, 1, /* */ 2, 2, 1, 2, b'a', b'b']);
+        // The length of what follows: five bytes and six.
         assert_eq!(&bytes[..4], [11, 0, 0, 0]);
     }
 
     #[test]
-    fn a_file_cut_anywhere_gives_its_whole_chunks_and_says_where_it_ends() {
+    fn a_cut_file_gives_whole_chunks_and_where_it_ends() {
         let whole = file(&TWO);
         let first = file(&TWO[..1]).len();
         for cut in 0..whole.len() {
@@ -301,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tail_of_zeros_is_damage_and_not_chunks_without_end() {
+    fn a_tail_of_zeros_is_damage_not_endless_chunks() {
         let mut whole = file(&TWO);
         whole.extend([0; 64]);
         assert!(matches!(read(&whole), (4, Some(ChunkError::Damaged { .. }))));

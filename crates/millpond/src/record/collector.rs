@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_dropped_is_told_as_soon_as_there_is_room() {
+    fn dropped_events_are_told_once_there_is_room() {
         let mut collector = Collector::new(&Record::End);
         written(&mut collector);
         collector.most_waiting = 0;
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ring_goes_with_its_thread_and_not_before_its_last_event_is_taken() {
+    fn a_ring_outlives_its_thread_until_its_last_event() {
         let mut collector = Collector::new(&Record::End);
         written(&mut collector);
         let mut producer = collector.enter_thread();

@@ -279,6 +279,7 @@ mod tests {
     fn tags_too_deep_are_left_out() {
         let tags: Vec<_> = (0..DEEPEST + 3).map(|depth| tag(&depth.to_string())).collect();
         let deepest = current_tag();
+        // The last of `DEEPEST`, which is 64.
         assert_eq!(&*TAGS.get().lock().all[deepest as usize - 1].text, "63");
         for tag in tags.into_iter().rev() {
             drop(tag);
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn a_call_site_is_named_by_the_program_s_own_lines() {
+    fn a_call_site_is_named_by_the_programs_own_lines() {
         #[inline(never)]
         fn somewhere() -> u32 {
             current_site()

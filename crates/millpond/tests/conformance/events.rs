@@ -47,7 +47,7 @@ pub(crate) fn recording_again_replaces_what_an_event_stands_for<H: Harness>(h: &
     h.release(hold);
 }
 
-pub(crate) fn a_stream_waits_for_what_the_event_stood_for_at_the_call<H: Harness>(h: &H) {
+pub(crate) fn a_wait_is_for_what_the_event_stood_for<H: Harness>(h: &H) {
     let (event, held) = event_and_stream(h);
     let (waiting, idle) = (h.device().create_stream().unwrap(), h.device().create_stream().unwrap());
     let hold = h.hold(held);

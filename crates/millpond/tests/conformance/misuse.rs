@@ -57,7 +57,7 @@ pub(crate) fn a_range_is_given_back_only_whole_and_empty<H: Harness>(h: &H) {
     unreserve_wrongly(h, at, 4 * g);
 }
 
-pub(crate) fn a_page_is_mapped_only_whole_aligned_reserved_and_where_nothing_is<H: Harness>(h: &H) {
+pub(crate) fn pages_are_mapped_whole_and_aligned_in_empty_reserved_space<H: Harness>(h: &H) {
     if !applies(h) {
         return;
     }
@@ -149,7 +149,7 @@ pub(crate) fn memory_without_access_is_not_touched<H: Harness>(h: &H) {
     fill_wrongly(at, 1);
 }
 
-pub(crate) fn segments_and_async_blocks_are_freed_once_and_as_they_were_made<H: Harness>(h: &H) {
+pub(crate) fn segments_and_async_blocks_are_freed_once_as_made<H: Harness>(h: &H) {
     if !H::EXACT {
         return;
     }

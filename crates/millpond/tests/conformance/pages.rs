@@ -36,7 +36,7 @@ pub(crate) fn reserved_ranges_do_not_overlap<H: Harness>(h: &H) {
     }
 }
 
-pub(crate) fn a_page_mapped_at_two_addresses_has_the_same_bytes_at_both<H: Harness>(h: &H) {
+pub(crate) fn a_page_mapped_twice_shows_the_same_bytes<H: Harness>(h: &H) {
     if !has_pages(h) {
         return;
     }
@@ -57,7 +57,7 @@ pub(crate) fn a_page_mapped_at_two_addresses_has_the_same_bytes_at_both<H: Harne
     unreserve(h, at, 2 * g);
 }
 
-pub(crate) fn a_page_can_be_mapped_elsewhere_while_work_on_the_old_address_is_pending<H: Harness>(h: &H) {
+pub(crate) fn a_page_can_be_remapped_under_pending_work<H: Harness>(h: &H) {
     if !has_pages(h) {
         return;
     }

@@ -23,7 +23,7 @@ struct Users {
 
 /// Fills and copies between cells, each after those that it depends on and no others, by events that are
 /// recorded again and again. In the end the cells hold what they would hold without any streams.
-pub(crate) fn a_program_ordered_by_events_ends_as_if_run_in_order<H: Harness>(h: &H) {
+pub(crate) fn a_program_ordered_by_events_ends_as_in_order<H: Harness>(h: &H) {
     for seed in 1..=3 {
         run(h, seed);
     }

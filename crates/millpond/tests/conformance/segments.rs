@@ -72,7 +72,7 @@ pub(crate) fn async_blocks_hold_their_bytes<H: Harness>(h: &H) {
     assert_eq!(h.device().async_usage().unwrap().used, 0);
 }
 
-pub(crate) fn a_block_freed_on_a_stream_is_given_to_it_again<H: Harness>(h: &H) {
+pub(crate) fn a_block_freed_on_a_stream_is_reused_there<H: Harness>(h: &H) {
     let stream = h.device().create_stream().unwrap();
     let first = alloc(h, 1 << 20, stream);
     let hold = h.hold(stream);
@@ -118,7 +118,7 @@ pub(crate) fn the_drivers_pool_keeps_what_it_has<H: Harness>(h: &H) {
     free_async(h, again, stream);
 }
 
-pub(crate) fn an_async_block_larger_than_the_device_is_out_of_memory<H: Harness>(h: &H) {
+pub(crate) fn too_large_an_async_block_is_out_of_memory<H: Harness>(h: &H) {
     let stream = h.device().create_stream().unwrap();
     let before = h.device().async_usage().unwrap();
     let too_much = 2 * h.device().properties().total_memory;

@@ -12,9 +12,7 @@ use millpond::{
 };
 
 use super::refusing::{Spared, refuse, spared};
-
-const KIB: u64 = 1 << 10;
-const MIB: u64 = 1 << 20;
+use super::shared::{Freeing, KIB, MIB};
 
 /// What a call finds, and leaves as it was but for the blocks.
 pub(crate) struct Bench {
@@ -93,8 +91,7 @@ impl Bench {
         self.live.borrow_mut().retain(|ptr| {
             at += 1;
             if which(at) {
-                // SAFETY: nothing uses the blocks.
-                unsafe { self.pool.free(*ptr, &self.streams[stream(at)]) }.unwrap();
+                self.pool.free_block(*ptr, &self.streams[stream(at)]).unwrap();
             }
             !which(at)
         });
@@ -361,8 +358,7 @@ pub(crate) const CALLS: &[Call] = &[
     }),
     call("Context::free", pieces, |bench| {
         let ptr = bench.live.borrow_mut().pop().unwrap();
-        // SAFETY: nothing uses the block.
-        unsafe { bench.context.free(ptr, &bench.streams[0]) }.unwrap();
+        bench.context.free_block(ptr, &bench.streams[0]).unwrap();
     }),
     call("pairs of Pool::alloc and free", Bench::new, |bench| {
         for at in 0..200 {
@@ -479,16 +475,14 @@ pub(crate) const CALLS: &[Call] = &[
         let pool = spared(|| Pool::builder(&bench.context).build().unwrap());
         let ptr = spared(|| pool.alloc(MIB, &bench.streams[0]).unwrap());
         pool.destroy().unwrap_err();
-        // SAFETY: nothing uses the block.
-        unsafe { bench.context.free(ptr, &bench.streams[0]) }.unwrap();
+        bench.context.free_block(ptr, &bench.streams[0]).unwrap();
     }),
     call("drop of a Pool", busy, |bench| {
         let pool = spared(|| Pool::builder(&bench.context).build().unwrap());
         spared(|| {
             for at in 1..20 {
                 let ptr = pool.alloc(at * MIB, &bench.streams[at as usize % 10]).unwrap();
-                // SAFETY: nothing uses the block.
-                unsafe { pool.free(ptr, &bench.streams[at as usize % 7]) }.unwrap();
+                pool.free_block(ptr, &bench.streams[at as usize % 7]).unwrap();
             }
         });
         drop(pool);
@@ -498,8 +492,7 @@ pub(crate) const CALLS: &[Call] = &[
         on_a_thread(bench, || {
             for bytes in [1000, 5 * MIB] {
                 if let Some(ptr) = unless_refused(pool.alloc(bytes, stream)) {
-                    // SAFETY: nothing uses the block.
-                    unsafe { pool.free(ptr, stream) }.unwrap();
+                    pool.free_block(ptr, stream).unwrap();
                 }
             }
         });
@@ -510,8 +503,7 @@ pub(crate) const CALLS: &[Call] = &[
         on_a_thread(bench, move || {
             spared(|| {
                 let ptr = pool.alloc(1000, stream).unwrap();
-                // SAFETY: nothing uses the block.
-                unsafe { pool.free(ptr, stream) }.unwrap();
+                pool.free_block(ptr, stream).unwrap();
             });
             refuse(number);
         });

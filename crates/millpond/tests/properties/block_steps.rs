@@ -3,9 +3,9 @@
 use millpond::device::DevicePtr;
 use millpond::{Buffer, Error, Pool, Result, Stream, Workspace};
 
-use crate::freeing::Freeing;
 use crate::order::Work;
 use crate::program::{How, POOLS};
+use crate::shared::Freeing;
 use crate::world::{Block, Owner, StreamSlot, Verdict, World};
 
 impl World {

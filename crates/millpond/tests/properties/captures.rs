@@ -9,7 +9,7 @@ use millpond::testing::capturing::{CapturingDevice, Graph};
 use millpond::{CapturePool, Context, Error, Pool, Stream};
 use proptest::prelude::*;
 
-use crate::freeing::Freeing;
+use crate::shared::Freeing;
 
 /// Little enough that programs run out of it.
 const CAPACITY: u64 = 96 << 20;

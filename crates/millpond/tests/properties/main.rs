@@ -14,8 +14,8 @@
 //! is kept in `regressions.txt` and tried first from then on. `MILLPOND_CASES=100000 cargo test --release
 //! --test properties` searches for longer; so does `scripts/check-long`.
 
-#[path = "../freeing/mod.rs"]
-mod freeing;
+#[path = "../shared/mod.rs"]
+mod shared;
 
 mod block_steps;
 mod captures;

@@ -23,7 +23,7 @@ fn plain(capacity: u64) -> Options {
 }
 
 #[test]
-fn a_block_as_large_as_the_device_fits_beside_pages_of_other_sizes() {
+fn a_block_as_large_as_the_device_fits() {
     let options = Options { pages: (0, 1), ..plain(11) };
     let steps = vec![
         Step::Alloc { pool: 1, stream: 0, bytes: 1, how: How::Plain },
@@ -47,7 +47,7 @@ fn another_threads_wait_for_a_default_stream_tells_nothing() {
 }
 
 #[test]
-fn a_buffer_is_not_given_away_under_its_copy_on_a_threads_default_stream() {
+fn a_copy_on_a_default_stream_keeps_its_buffer() {
     let steps = vec![
         Step::NewStream { stream: 3, kind: Kind::PerThread },
         Step::Alloc { pool: 0, stream: 0, bytes: 1_048_577, how: How::Buffer },

@@ -11,30 +11,21 @@ use millpond::device::{Device, DevicePtr};
 use millpond::testing::checker::CheckerDevice;
 use millpond::{Context, Error, Pool, ReusePolicies, Stream};
 
-use crate::freeing::Freeing;
 use crate::options::GRANULARITY;
+use crate::shared::{Freeing, Random};
 
 const THREADS: u64 = 4;
 const STEPS: usize = 400;
 /// Blocks that a thread keeps at once, so that memory is scarce but there is some.
 const KEPT: usize = 6;
 
-/// Knuth's generator (TAOCP 3.3.4, the MMIX constants): random enough to shuffle steps.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % end
-    }
-
-    fn bytes(&mut self) -> u64 {
-        match self.below(4) {
-            0 => 1 + self.below(512),
-            1 => 1 + self.below(64 << 10),
-            2 => 1 + self.below(2 * GRANULARITY),
-            _ => GRANULARITY * (1 + self.below(2)),
-        }
+/// So many bytes to ask for.
+fn bytes(random: &mut Random) -> u64 {
+    match random.below(4) {
+        0 => 1 + random.below(512),
+        1 => 1 + random.below(64 << 10),
+        2 => 1 + random.below(2 * GRANULARITY),
+        _ => GRANULARITY * (1 + random.below(2)),
     }
 }
 
@@ -70,7 +61,7 @@ impl Shared {
 
     fn alloc(&self, random: &mut Random) -> Option<Block> {
         let (pool, stream) = (random.below(2) as usize, random.below(3) as usize);
-        let (bytes, pattern) = (random.bytes(), random.below(256) as u8);
+        let (bytes, pattern) = (bytes(random), random.below(256) as u8);
         let on = &self.streams[stream];
         let at = match self.pools[pool].alloc(bytes, on) {
             Ok(at) => at,
@@ -114,7 +105,7 @@ impl Shared {
         let mut blocks = Vec::new();
         for pool in [&self.pools[random.below(2) as usize], &guest] {
             for _ in 0..=random.below(4) {
-                let bytes = random.bytes() / 2 + 1;
+                let bytes = bytes(random) / 2 + 1;
                 match pool.alloc(bytes, &stream) {
                     Ok(at) => blocks.push((pool, at, self.checker.allocated(at, bytes, stream.handle()))),
                     Err(Error::OutOfMemory(_)) => {}

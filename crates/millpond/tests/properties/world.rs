@@ -9,10 +9,10 @@ use millpond::device::{Device, DeviceError, DevicePtr, StreamHandle};
 use millpond::testing::checker::{BlockId, CheckerDevice, Freeing};
 use millpond::{Budget, Buffer, Context, Error, Event, Pool, Result, Stream, Workspace};
 
-use crate::freeing::Freeing as _;
 use crate::options::Options;
 use crate::order::{Clock, Key, Order, Work};
 use crate::program::{Kind, POOLS, STREAMS};
+use crate::shared::Freeing as _;
 
 /// A sentence that says what did not hold.
 pub(crate) type Verdict<T = ()> = std::result::Result<T, String>;

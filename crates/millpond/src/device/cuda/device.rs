@@ -309,7 +309,7 @@ mod tests {
 
     /// This holds on a machine without a GPU, and is not asked on one with.
     #[test]
-    fn without_a_gpu_opening_one_is_a_readable_error_and_no_panic() {
+    fn opening_a_gpu_where_none_is_fails_with_a_reason() {
         match CudaDevice::new(usize::MAX) {
             Err(DeviceError::Unavailable(text)) => assert!(text.contains("GPU"), "{text}"),
             other => panic!("expected Unavailable, found {other:?}"),

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_driver_says_what_was_looked_for_and_what_to_do() {
+    fn a_missing_driver_is_named_with_what_to_do() {
         let text = explain_missing(NoApi::NoLibrary).to_string();
         assert!(text.contains("libcuda.so.1") && text.contains("Install the NVIDIA driver"), "{text}");
         let text = explain_missing(NoApi::NoFunction("cuStreamGetId")).to_string();

@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn the_trampoline_runs_its_closure_once_and_holds_back_a_panic() {
+    fn the_trampoline_runs_its_closure_once_and_catches_a_panic() {
         let count = Arc::new(AtomicU32::new(0));
         let seen = Arc::clone(&count);
         // SAFETY: a fresh box, used once.

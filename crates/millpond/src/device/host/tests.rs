@@ -14,7 +14,7 @@ fn host() -> Trusted<Arc<HostDevice>> {
 }
 
 #[test]
-fn a_panic_of_work_is_reported_by_the_next_wait_and_the_stream_goes_on() {
+fn a_panic_of_work_is_reported_by_the_next_wait() {
     let device = host();
     let stream = device.create_stream().unwrap();
     device.launch(stream, || panic!("out of ink")).unwrap();
@@ -41,7 +41,7 @@ fn work_that_waits_for_the_device_is_refused() {
 }
 
 #[test]
-fn a_device_can_be_dropped_by_its_own_work_while_another_stream_waits_for_that_stream() {
+fn a_devices_own_work_can_drop_it_under_a_wait() {
     let device = host();
     let (first, second) = (device.create_stream().unwrap(), device.create_stream().unwrap());
     let (let_go, wait) = mpsc::channel::<()>();
@@ -77,7 +77,7 @@ fn dropping_a_device_lets_its_work_run() {
 }
 
 #[test]
-fn the_default_stream_of_a_thread_ends_with_it_and_its_work_still_runs() {
+fn work_on_a_threads_default_stream_outlives_the_thread() {
     let device = host();
     let (tell, told) = mpsc::channel();
     let of_thread = device.clone();

@@ -54,7 +54,7 @@ fn freeing_a_segment_waits_for_the_running_kernel() {
 }
 
 #[test]
-fn a_stream_takes_the_time_of_its_work_and_of_what_it_waits_for() {
+fn a_stream_takes_the_time_of_its_work_and_waits() {
     let sim = sim_with(SimOptions { costs: CostTable::free(), ..SimOptions::default() });
     let (first, second) = (sim.create_stream().unwrap(), sim.create_stream().unwrap());
     let event = sim.create_event().unwrap();
@@ -75,7 +75,7 @@ fn a_stream_takes_the_time_of_its_work_and_of_what_it_waits_for() {
 }
 
 #[test]
-fn a_stream_behind_a_hold_starts_its_work_when_the_hold_is_released() {
+fn work_behind_a_hold_starts_when_the_hold_is_released() {
     let sim = sim_with(SimOptions { costs: CostTable::free(), ..SimOptions::default() });
     let stream = sim.create_stream().unwrap();
     let hold = sim.hold(stream).unwrap();
@@ -177,7 +177,7 @@ fn the_nth_call_fails_and_changes_nothing() {
 }
 
 #[test]
-fn random_failures_come_at_their_rate_and_the_same_with_the_same_seed() {
+fn random_failures_keep_their_rate_and_repeat_with_the_seed() {
     let run = |seed| -> Vec<bool> {
         let sim = sim();
         sim.seed_failures(seed);

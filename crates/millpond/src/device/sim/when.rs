@@ -72,6 +72,7 @@ mod tests {
         when.release(2, 50);
         assert_eq!(when.time(), None, "another hold");
         when.release(1, 100);
+        // 100, and 5 and 6 behind it.
         assert_eq!(when.time(), Some(111));
     }
 
@@ -80,6 +81,7 @@ mod tests {
         let mut when = When::at(0).held_by(1).and(When::at(3).held_by(2)).then(7);
         when.release(2, 20);
         when.release(1, 40);
+        // 40, and 7 behind it.
         assert!(!when.is_past(46));
         assert!(when.is_past(47));
     }

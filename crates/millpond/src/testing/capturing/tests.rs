@@ -53,7 +53,7 @@ impl Rig {
 }
 
 #[test]
-fn work_on_a_captured_stream_runs_only_when_the_graph_is_launched() {
+fn captured_work_runs_only_when_the_graph_is_launched() {
     let rig = Rig::new();
     rig.device.begin_capture(rig.a).unwrap();
     rig.fill(rig.a);
@@ -90,7 +90,7 @@ fn whatever_would_wait_for_a_captured_stream_ends_the_capture() {
 }
 
 #[test]
-fn what_concerns_other_streams_and_memory_goes_on_during_a_capture() {
+fn other_streams_and_memory_calls_work_during_a_capture() {
     let rig = Rig::new();
     rig.device.begin_capture(rig.a).unwrap();
     let event = rig.event_on(rig.b);
@@ -104,7 +104,7 @@ fn what_concerns_other_streams_and_memory_goes_on_during_a_capture() {
 }
 
 #[test]
-fn a_stream_that_waits_for_an_event_of_a_capture_joins_it() {
+fn waiting_for_an_event_of_a_capture_joins_it() {
     let rig = Rig::new();
     let id = rig.device.begin_capture(rig.a).unwrap();
     let fork = rig.event_on(rig.a);
@@ -122,7 +122,7 @@ fn a_stream_that_waits_for_an_event_of_a_capture_joins_it() {
 }
 
 #[test]
-fn memory_that_a_graph_uses_stays_mapped_as_long_as_the_graph_lives() {
+fn memory_of_a_graph_stays_mapped_while_it_lives() {
     let rig = Rig::new();
     rig.device.begin_capture(rig.a).unwrap();
     rig.fill(rig.a);

@@ -20,7 +20,7 @@ fn two_live_blocks_on_one_address_are_reported() {
 }
 
 #[test]
-fn two_live_blocks_on_one_page_through_two_mappings_are_reported() {
+fn live_blocks_on_two_mappings_of_a_page_are_reported() {
     let bench = Bench::new();
     let page = bench.new_page_at(0);
     bench.map(1, page);
@@ -33,7 +33,7 @@ fn two_live_blocks_on_one_page_through_two_mappings_are_reported() {
 }
 
 #[test]
-fn a_page_remapped_in_stream_order_is_fine_and_out_of_it_is_reported() {
+fn only_remapping_out_of_stream_order_is_reported() {
     let bench = Bench::new();
     let page = bench.new_page_at(0);
     let (first, _hold) = bench.held_stream();
@@ -111,7 +111,7 @@ fn an_unmap_under_pending_work_is_reported() {
 }
 
 #[test]
-fn an_unmap_is_not_excused_by_an_event_that_a_stream_waits_for() {
+fn an_awaited_event_does_not_excuse_an_unmap() {
     let bench = Bench::new();
     bench.new_page_at(0);
     let (first, _hold) = bench.held_stream();
@@ -124,7 +124,7 @@ fn an_unmap_is_not_excused_by_an_event_that_a_stream_waits_for() {
 }
 
 #[test]
-fn an_unmap_is_fine_once_its_work_is_known_to_be_complete() {
+fn an_unmap_is_fine_once_its_work_is_complete() {
     let bench = Bench::new();
     let page = bench.new_page_at(0);
     let (stream, hold) = bench.held_stream();
@@ -158,7 +158,7 @@ fn a_segment_freed_under_a_live_block_is_reported() {
 }
 
 #[test]
-fn freeing_a_segment_waits_so_that_all_work_before_is_complete() {
+fn freeing_a_segment_waits_for_all_work_before_it() {
     let bench = Bench::new();
     bench.new_page_at(0);
     let first = bench.checker.create_stream().unwrap();

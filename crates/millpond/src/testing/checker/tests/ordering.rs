@@ -55,7 +55,7 @@ fn order_passes_through_a_third_stream() {
 }
 
 #[test]
-fn an_event_that_was_recorded_before_the_free_does_not_order_it() {
+fn an_event_recorded_before_the_free_does_not_order_it() {
     let bench = Bench::new();
     bench.new_page_at(0);
     let (first, _hold) = bench.held_stream();
@@ -68,7 +68,7 @@ fn an_event_that_was_recorded_before_the_free_does_not_order_it() {
 }
 
 #[test]
-fn a_wait_stands_for_what_the_event_was_when_it_was_given() {
+fn a_wait_stands_for_the_event_as_it_was_then() {
     let (bench, first, second, _hold) = freed_block();
     let event = bench.checker.create_event().unwrap();
     bench.checker.wait_event(second, event).unwrap();
@@ -160,7 +160,7 @@ fn what_a_later_block_left_over_is_still_guarded() {
 }
 
 #[test]
-fn a_use_recorded_on_another_stream_must_come_before_the_next_block() {
+fn uses_on_other_streams_must_precede_the_next_block() {
     let bench = Bench::new();
     bench.new_page_at(0);
     let (side, _hold) = bench.held_stream();
@@ -218,7 +218,7 @@ fn a_block_must_come_after_the_fill_of_its_bytes() {
 }
 
 #[test]
-fn a_copy_beyond_the_end_of_a_block_is_the_programs_fault() {
+fn a_copy_beyond_a_block_is_the_programs_fault() {
     let bench = Bench::new();
     bench.new_page_at(0);
     let stream = bench.checker.create_stream().unwrap();

@@ -1,0 +1,47 @@
+//! What the unit tests share: a pool on the simulated device, and freeing of blocks that are their own.
+
+use std::sync::Arc;
+
+use crate::device::DevicePtr;
+use crate::device::sim::{SimDevice, SimOptions};
+use crate::{Context, Pool, PoolBuilder, Result, Stream};
+
+pub(crate) const MIB: u64 = 1 << 20;
+
+/// A simulated device with the usual options, a pool on it, and a stream.
+pub(crate) struct Bench {
+    pub(crate) sim: Arc<SimDevice>,
+    pub(crate) context: Context,
+    pub(crate) pool: Pool,
+    pub(crate) stream: Stream,
+}
+
+impl Bench {
+    pub(crate) fn new(options: impl FnOnce(PoolBuilder) -> PoolBuilder) -> Self {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let context = Context::new(sim.clone());
+        let stream = context.create_stream().unwrap();
+        let pool = options(Pool::builder(&context)).build().unwrap();
+        Self { sim, context, pool, stream }
+    }
+}
+
+/// [`Pool::free`] and [`Context::free`] for blocks that nobody but the test has, and for pointers that are refused.
+pub(crate) trait Freeing {
+    /// Frees the block.
+    fn free_block(&self, ptr: DevicePtr, stream: &Stream) -> Result<()>;
+}
+
+impl Freeing for Pool {
+    fn free_block(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        // SAFETY: the tests free what they allocated themselves, and give it no work. What is no live block is refused.
+        unsafe { self.free(ptr, stream) }
+    }
+}
+
+impl Freeing for Context {
+    fn free_block(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        // SAFETY: as above.
+        unsafe { self.free(ptr, stream) }
+    }
+}
