@@ -15,7 +15,7 @@ use crate::opaque::Opaque;
 use crate::target::Target;
 pub use mimalloc::MIMALLOC;
 pub(crate) use mimalloc::Mimalloc;
-use ordered::Ordered;
+use ordered::{Millpond, Ordered};
 
 /// An allocator under measurement.
 pub(crate) trait Subject: Sync {
@@ -54,6 +54,7 @@ pub fn names() -> Vec<&'static str> {
 pub(crate) fn with_subject<V: Visit>(name: &str, target: &Target, visit: V) -> Result<V::Outcome> {
     match name {
         MIMALLOC => visit.visit(|| Ok(Mimalloc)),
+        name if name == NAMES[0] => visit.visit(|| Millpond::new(target.open()?.context)),
         _ => with_allocator(name, InOrder { target, visit })?,
     }
 }
