@@ -4,7 +4,8 @@
 //!
 //! **Base pages and extents.** Address space comes in *regions*, cut into *base pages*, as long as the smallest page.
 //! Every byte of a region belongs to one *extent*. It is allocated (a *block*, live or in a magazine of `cache/`), free
-//! (backed by pages), unmapped, or pending unmap (the old mapping of a page that moved, until its work is complete).
+//! (backed by pages), unmapped, or pending unmap. The latter is the old mapping of a page that moved, until its work is
+//! complete.
 //! Extents are cut at the pool's minimum alignment and linked in address order. Free ones carry a fence.
 //!
 //! **Zones.** Small blocks live in regions of their own, over the smallest pages. So a long-lived small block cannot pin
@@ -35,8 +36,8 @@
 //! **How one free passes through** ([`Arena::free`]): the block, found through the `page_map`, becomes
 //! free behind the fence given, and coalesces with its neighbours.
 //!
-//! Best fit with coalescing is Knuth's (TAOCP 2.5), with address order as the tie-break; boundary tags are
-//! kept out of band, since the memory is the device's.
+//! Best fit with coalescing is Knuth's (TAOCP 2.5), with address order as the tie-break. Boundary tags are kept out of
+//! band, since the memory is the device's.
 
 mod address_space;
 mod arena;
