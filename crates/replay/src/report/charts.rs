@@ -1,7 +1,4 @@
 //! The charts, as [plotly's JSON](https://plotly.com/javascript/reference/).
-//!
-//! Of plotly's crate only the script is used: its types make the same JSON, and as much machine code as the rest of
-//! this crate.
 
 use std::ops::Range;
 
@@ -16,12 +13,6 @@ const GIB: f64 = (1u64 << 30) as f64;
 /// Cells of the memory map.
 const ROWS: usize = 24;
 const COLUMNS: usize = 160;
-
-/// plotly's own script. The crate hands out MathJax with it, which nothing here uses.
-pub(super) fn script() -> String {
-    let scripts = plotly::Plot::offline_js_sources();
-    scripts.split_inclusive("</script>").next().unwrap_or_default().to_owned()
-}
 
 /// A plot as JSON that may stand in a script: no text in it can end the script.
 fn plot(data: &[Value], layout: &Value) -> String {

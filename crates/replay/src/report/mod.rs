@@ -1,7 +1,7 @@
 //! `report/`: one HTML file that shows replays, works offline and fetches nothing.
 //!
 //! Uses `trace`, `replay` and `fit`. [`Section::of`] replays a trace once more with each allocator and keeps
-//! what is drawn; `charts.rs` makes the charts with plotly, whose script comes with its crate; `page.html` is
+//! what is drawn; `charts.rs` makes the charts, which plotly.js draws; `page.html` is
 //! the frame around them. Everything from the trace is escaped: a function's name may be anything.
 
 mod charts;
@@ -79,7 +79,7 @@ pub fn write(sections: &[Section], out: &mut dyn Write) -> io::Result<()> {
     let (head, tail) = include_str!("page.html").split_once("{{sections}}").unwrap_or_default();
     let (before_script, after_script) = head.split_once("{{plotly}}").unwrap_or_default();
     out.write_all(before_script.as_bytes())?;
-    out.write_all(charts::script().as_bytes())?;
+    millpond_charts::write_script(out)?;
     out.write_all(after_script.as_bytes())?;
     for (number, section) in sections.iter().enumerate() {
         section.write(number, out)?;
