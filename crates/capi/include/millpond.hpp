@@ -603,13 +603,11 @@ public:
     }
 
 #ifdef MILLPOND_HAS_SPAN
-    /// The same for a span, and so for vectors and arrays.
-    void copy_from_host(std::span<const T> from, std::size_t first = 0) {
-        copy_from_host(from.data(), from.size(), first);
-    }
+    /// The same for a span, and so for vectors and arrays, from the buffer's first element on.
+    void copy_from_host(std::span<const T> from) { copy_from_host(from.data(), from.size()); }
 
-    /// The same for a span, and so for vectors and arrays.
-    void copy_to_host(std::span<T> to, std::size_t first = 0) const { copy_to_host(to.data(), to.size(), first); }
+    /// The same for a span, and so for vectors and arrays, from the buffer's first element on.
+    void copy_to_host(std::span<T> to) const { copy_to_host(to.data(), to.size()); }
 #endif
 
     /// The elements, after the work given to the stream so far. Waits.
