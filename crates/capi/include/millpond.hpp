@@ -1,9 +1,9 @@
 // Millpond for C++17 and later: RAII over millpond.h, header only.
 //
-// Contexts, streams, events, pools, budgets, workspaces and captures' memory are handles: copies are the same thing, and the last copy
-// lets go of it. A Buffer owns memory: it moves, does not copy, and is freed in stream order. Failures are exceptions
-// derived from std::runtime_error. Any function may be called from any thread; see docs/stream-order.md for who may
-// use memory when.
+// Contexts, streams, events, pools, budgets, workspaces and captures' memory are handles: a copy is the same thing, and
+// the last copy releases it. A Buffer owns memory: it moves, does not copy, and is freed in stream order. Failures are
+// exceptions derived from std::runtime_error. Any thread may call any function; docs/stream-order.md says who may use
+// memory, and when.
 //
 // It includes millpond_resources.hpp: a pool as a std::pmr::memory_resource, and as a resource of CCCL where that is.
 #ifndef MILLPOND_HPP
@@ -438,8 +438,7 @@ inline void Context::set_current_pool(const Pool *pool) const {
     check(millpond_context_set_current_pool(get(), pool == nullptr ? nullptr : pool->get()));
 }
 
-/// Files what this thread does with pools under a name, in recordings, as long as this lives. Tags stand inside each
-/// other.
+/// Files what this thread does with pools under a name, in recordings, as long as this lives. Tags nest.
 class Tag {
 public:
     explicit Tag(const std::string &name) { check(millpond_tag_begin(name.c_str())); }

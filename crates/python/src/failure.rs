@@ -27,13 +27,12 @@ pub(crate) enum Failure {
     #[error("there is no GPU {0}: GPUs are numbered from 0 to {most}", most = MOST_DEVICES - 1)]
     NoSuchDevice(i64),
     #[error(
-        "the pool of GPU {0} is in use already, with the options that it was made with; give options before the first \
-         allocation on any GPU"
+        "GPU {0} has its pool already, whose options do not change: give options before the first allocation on any GPU"
     )]
     InUse(usize),
     #[error(
-        "the stream is none of GPU {gpu}'s, on which the memory lies ({error}); synchronise the other GPU's stream before \
-         the memory is freed, instead of recording it"
+        "the memory is on GPU {gpu}, and the stream is another GPU's ({error}): synchronise that stream before the memory is \
+         freed, instead of recording it"
     )]
     StreamOfAnotherGpu { gpu: usize, error: DeviceError },
     #[error("the block was freed already")]

@@ -97,7 +97,7 @@ impl Pool {
         let (device, options) = (read_device(device)?, Options::from_keywords(options)?);
         let capacity = sizes::read_if_given("capacity", capacity)?;
         if capacity.is_some() && device.is_gpu() {
-            return Err(PyValueError::new_err("capacity is for 'host' and 'sim'; a GPU has what it has"));
+            return Err(PyValueError::new_err("capacity: it is for 'host' and 'sim'; the memory of a GPU is fixed"));
         }
         let built = py.detach(|| -> Result<Self> {
             let context = open(device, capacity)?;
@@ -194,7 +194,7 @@ impl Pool {
         py.detach(|| self.pool.reset_high_water());
     }
 
-    /// Gives free memory back to the device until at most ``keep`` bytes are reserved; the bytes given back.
+    /// Gives free memory back to the device until at most ``keep`` bytes are reserved. Returns the bytes given back.
     #[pyo3(signature = (keep=None), text_signature = "($self, keep=0)")]
     fn trim(&self, py: Python<'_>, keep: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
         let keep = sizes::read_if_given("keep", keep)?.unwrap_or(0);
@@ -226,7 +226,7 @@ impl Pool {
         self.pool.recording().map(Into::into)
     }
 
-    /// Writes a snapshot for memory_viz; ``False``, and no file, where there is nothing to show.
+    /// Writes a snapshot for memory_viz. Returns ``False``, and writes no file, where there is nothing to show.
     fn write_snapshot(&self, py: Python<'_>, path: PathBuf) -> PyResult<bool> {
         Ok(py.detach(|| snapshot::write(&self.pool, &path))?)
     }

@@ -207,7 +207,7 @@ def test_devices_that_do_not_exist_are_refused() -> None:
         millpond.Pool("cuda:63")
     with pytest.raises(millpond.DeviceError):
         millpond.Pool(-1)
-    with pytest.raises(ValueError, match="a GPU has what it has"):
+    with pytest.raises(ValueError, match="the memory of a GPU is fixed"):
         millpond.Pool("cuda", capacity=1)
 
 

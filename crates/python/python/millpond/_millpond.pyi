@@ -304,7 +304,7 @@ class Pool:
     def reset_peak(self) -> None:
         """Lets the high-water marks start again from where the figures are now."""
     def trim(self, keep: _Size = 0) -> int:
-        """Gives free memory back to the device until at most ``keep`` bytes are reserved; the bytes given back."""
+        """Gives free memory back to the device until at most ``keep`` bytes are reserved. Returns the bytes given back."""
     def memory_info(self) -> tuple[int, int]:
         """Free and total bytes of the device, as its driver counts."""
     def start_recording(self, path: _Path, *, call_sites: bool = False) -> None:
@@ -315,7 +315,7 @@ class Pool:
     def recording(self) -> Optional[RecordingStatus]:
         """The recording that runs."""
     def write_snapshot(self, path: _Path) -> bool:
-        """Writes a snapshot for memory_viz; ``False``, and no file, where there is nothing to show."""
+        """Writes a snapshot for memory_viz. Returns ``False``, and writes no file, where there is nothing to show."""
     def destroy(self) -> None:
         """Destroys the pool: it allocates no more. Waits for pending work on its memory."""
     def check(self) -> None:
