@@ -6,6 +6,7 @@
 //! A file that goes to stdout (`--json -`) has it for itself: then all that is said is on stderr.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::io::{Error, ErrorKind, Result, Write};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,6 +16,23 @@ static LOST: Mutex<Option<Error>> = Mutex::new(None);
 
 /// Whether stdout is a file's.
 static GIVEN_AWAY: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Remarks that are kept for the caller instead of being printed; nothing else is said meanwhile.
+    static KEPT: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
+
+/// Runs something of which nothing is printed, and returns its remarks beside what came of it.
+pub(crate) fn silently<R>(run: impl FnOnce() -> R) -> (R, Vec<String>) {
+    KEPT.set(Some(Vec::new()));
+    let result = run();
+    (result, KEPT.take().unwrap_or_default())
+}
+
+/// Whether nothing is printed by this thread.
+fn is_silent() -> bool {
+    KEPT.with_borrow(Option::is_some)
+}
 
 /// Forgets what an earlier command in this process did to stdout.
 pub(crate) fn begin() {
@@ -31,6 +49,9 @@ pub(crate) fn give_stdout_away() {
 
 /// Prints a line to stdout, or to stderr where stdout is a file's.
 pub(crate) fn say(line: &str) {
+    if is_silent() {
+        return;
+    }
     // Relaxed: as in `begin`.
     if GIVEN_AWAY.load(Ordering::Relaxed) {
         return remark(line);
@@ -76,6 +97,10 @@ fn lost() -> std::sync::MutexGuard<'static, Option<Error>> {
 
 /// Prints a remark to stderr.
 pub(crate) fn remark(line: &str) {
+    let is_kept = KEPT.with_borrow_mut(|kept| kept.as_mut().map(|kept| kept.push(line.to_owned())).is_some());
+    if is_kept {
+        return;
+    }
     let _ = writeln!(std::io::stderr().lock(), "{}", tame(line));
 }
 
