@@ -97,7 +97,7 @@ int main(void) {
     CHECK(strcmp(report.pool, "limited") == 0);
     OK(millpond_pool_remove_reclaim(cache.pool, id));
     FAILS(millpond_pool_remove_reclaim(cache.pool, id), BAD_OPTION, "no callback");
-    FAILS(millpond_alloc(cache.pool, 40 << 20, NULL, &none), OUT_OF_MEMORY, "What would help");
+    FAILS(millpond_alloc(cache.pool, 40 << 20, NULL, &none), OUT_OF_MEMORY, "requested, but");
     CHECK(cache.asked == 2 && missing == 80 << 20);
     OK(millpond_pool_remove_out_of_memory(cache.pool, observer));
     FAILS(millpond_pool_remove_out_of_memory(cache.pool, observer), BAD_OPTION, "no callback");

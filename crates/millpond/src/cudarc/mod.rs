@@ -45,7 +45,9 @@ impl Context {
         if !context.is_primary() {
             return Err(DeviceError::Invalid {
                 call: "Context::from_cudarc",
-                what: "pools live in a GPU's primary context; make cudarc's with CudaContext::new".to_owned(),
+                what:
+                    "this is not the GPU's primary context, which pools need: make it with CudaContext::new"
+                        .to_owned(),
             }
             .into());
         }

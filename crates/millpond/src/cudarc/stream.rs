@@ -119,13 +119,16 @@ fn check(device: &dyn Device, context: &CudaContext, call: &'static str) -> Devi
     if of.kind == Kind::Cuda && of.ordinal == context.ordinal() && context.is_primary() {
         return Ok(());
     }
-    let (primary, ordinal) = (if context.is_primary() { "the" } else { "a non-primary" }, context.ordinal());
+    let primary = if context.is_primary() { "the primary" } else { "a non-primary" };
     Err(DeviceError::Invalid {
         call,
         what: format!(
-            "cudarc's side is of {primary} context of GPU {ordinal}, the pools' of {} device {} ({}); make them \
-             with CudaContext::new and Context::from_cudarc",
-            of.kind, of.ordinal, of.name
+            "cudarc uses {primary} context of GPU {}, but the pool is of {} device {} ({}). Make cudarc's with \
+             CudaContext::new, and the pool's with Context::from_cudarc",
+            context.ordinal(),
+            of.kind,
+            of.ordinal,
+            of.name
         ),
     })
 }

@@ -86,7 +86,7 @@ impl DeviceName {
     /// As for [`open`](Self::open), and [`DeviceError::Unsupported`] for the capacity of a GPU, which has what it has.
     pub fn open_with_capacity(self, capacity: Option<u64>) -> DeviceResult<Arc<dyn Device>> {
         if self.is_gpu() && capacity.is_some() {
-            let what = "a capacity that is not its own";
+            let what = "another capacity than its own; leave the capacity out";
             return Err(DeviceError::Unsupported { device: self.to_string(), what });
         }
         Ok(match self.kind {
@@ -95,7 +95,7 @@ impl DeviceName {
             #[cfg(not(feature = "cuda"))]
             Kind::Cuda => return Err(self.not_compiled_in("cuda")),
             Kind::Other => {
-                let text = "a device of another crate is opened by that crate".to_owned();
+                let text = "this device belongs to another crate: open it with that crate".to_owned();
                 return Err(DeviceError::Unavailable(text));
             }
             Kind::Host => HostDevice::with_options(HostOptions { capacity, ..HostOptions::default() })?,
@@ -108,7 +108,7 @@ impl DeviceName {
 
     #[cfg(not(feature = "cuda"))]
     fn not_compiled_in(self, feature: &str) -> DeviceError {
-        DeviceError::Unavailable(format!("{self}: millpond was built without its feature `{feature}`"))
+        DeviceError::Unavailable(format!("{self} needs millpond's feature `{feature}`: add it in Cargo.toml"))
     }
 
     /// The devices that this machine has: GPUs whose driver answers, and the CPU.

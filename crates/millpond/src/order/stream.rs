@@ -111,7 +111,8 @@ impl Stream {
         if !Arc::ptr_eq(event.timelines(), &self.inner.timelines) {
             return Err(DeviceError::Invalid {
                 call: "Stream::wait",
-                what: "the event is another device's; record and wait on streams of one context".to_owned(),
+                what: "the event belongs to another device: record and wait on streams of one context"
+                    .to_owned(),
             });
         }
         self.inner.timelines.check_process()?;

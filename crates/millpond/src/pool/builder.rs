@@ -201,7 +201,7 @@ impl PoolBuilder {
             (Some(asked), _) => inner.start_recording(&asked)?,
             (None, Some(environment)) => {
                 if let Err(error) = inner.start_recording(&environment) {
-                    record::warn(&format!("MILLPOND_RECORD is not followed: {error}"));
+                    record::warn(&format!("MILLPOND_RECORD is ignored: {error}"));
                 }
             }
             (None, None) => {}
@@ -220,21 +220,24 @@ impl PoolBuilder {
             return bad(
                 "page_sizes",
                 format!(
-                    "smallest page of {smallest} bytes; it must be a power of two of at least {granularity}, the device's granularity"
+                    "the smallest page is {smallest} bytes: use a power of two, at least {granularity} (the device's granularity)"
                 ),
             );
         }
-        if !largest.is_power_of_two() || largest < smallest || largest / smallest > 1 << 20 {
+        let most = smallest.saturating_mul(1 << 20);
+        if !largest.is_power_of_two() || largest < smallest || largest > most {
             return bad(
                 "page_sizes",
-                format!("largest page of {largest} bytes; it must be a power of two from {smallest} up"),
+                format!("the largest page is {largest} bytes: use a power of two from {smallest} to {most}"),
             );
         }
         let unit = self.min_alignment;
         if !unit.is_power_of_two() || !MIN_ALIGNMENTS.contains(&unit) || unit > smallest {
             return bad(
                 "min_alignment",
-                format!("{unit} bytes; it must be a power of two from 256 bytes to 2 MiB and at most a page"),
+                format!(
+                    "{unit} bytes: use a power of two from 256 bytes to 2 MiB, at most the smallest page ({smallest})"
+                ),
             );
         }
         Ok(Layout::new(unit, smallest, largest, EXACT_FROM))

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use crate::host::name_for_error;
 use crate::lock::Mutex;
 
 use super::Pool;
@@ -213,7 +212,7 @@ impl Context {
         if let Some(pool) = pool
             && !Arc::ptr_eq(pool.timelines(), &self.inner.timelines)
         {
-            return Err(Error::WrongDevice { what: "current pool", pool: pool.name().to_owned() });
+            return Err(Error::WrongDevice { what: "context", pool: pool.name().to_owned() });
         }
         self.inner.timelines.check_process()?;
         Ok(std::mem::replace(&mut *self.inner.current.lock(), pool.cloned()))
@@ -250,7 +249,7 @@ impl Context {
         match self.inner.registry.owner_of(ptr) {
             // SAFETY: the caller's promise.
             Some(owner) => unsafe { owner.free(ptr, stream) },
-            None => Err(Error::ForeignPointer { ptr, pool: name_for_error("any") }),
+            None => Err(Error::ForeignPointer { ptr, pool: String::new() }),
         }
     }
 

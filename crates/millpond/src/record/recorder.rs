@@ -222,7 +222,9 @@ impl Recorder {
         let before = std::mem::replace(&mut state.failure, error.map(ToString::to_string));
         if let (None, Some(error)) = (before, error) {
             let path = self.path.display();
-            super::warn(&format!("the recording {path} cannot be written, and waits in memory: {error}"));
+            super::warn(&format!(
+                "the recording {path} cannot be written: {error}. It waits in memory, and is tried again"
+            ));
         }
     }
 

@@ -106,7 +106,8 @@ impl HostDevice {
         let HostOptions { capacity, granularity, virtual_memory } = options;
         let system_page = rustix::param::page_size() as u64;
         if !granularity.is_power_of_two() || granularity < system_page {
-            let what = format!("the granularity is {granularity}, not a power of two from {system_page} up");
+            let what =
+                format!("the granularity is {granularity} bytes: use a power of two, at least {system_page}");
             return invalid("HostDevice::with_options", what);
         }
         let total_memory = capacity.unwrap_or_else(half_of_memory);

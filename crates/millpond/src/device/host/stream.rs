@@ -78,7 +78,7 @@ impl Moment {
     /// Waits for the moment. Reports a panic of the stream's work, once.
     pub(super) fn wait(&self, call: &'static str) -> DeviceResult<()> {
         if on_stream_thread() {
-            return invalid(call, "work on a stream must not wait for the device; it could wait for itself");
+            return invalid(call, "work on a stream must not wait for the device: it would wait for itself");
         }
         let mut state = self.stream.state.lock();
         while !self.is_reached() {

@@ -144,7 +144,7 @@ impl SimDevice {
     pub fn new(options: SimOptions) -> DeviceResult<Arc<Self>> {
         let granularity = options.granularity;
         if !granularity.is_power_of_two() || granularity < super::ledger::SEGMENT_ALIGNMENT {
-            let what = format!("the granularity is {granularity}, not a power of two from 512 up");
+            let what = format!("the granularity is {granularity} bytes: use a power of two, at least 512");
             return invalid("SimDevice::new", what);
         }
         let properties = Properties {
