@@ -5,7 +5,20 @@ use crate::out_of_memory::OutOfMemory;
 use crate::stats::HumanBytes;
 
 /// Why a request to a pool, a buffer or a budget was refused. Nothing changed then, unless the variant says
-/// otherwise.
+/// otherwise. The text says what happened, the figures, and what to do next.
+///
+/// ```
+/// use millpond::{Context, Error, Pool};
+///
+/// let device = Context::host()?;
+/// let pool = Pool::builder(&device).hard_limit(64 << 20).build()?;
+/// let stream = device.create_stream()?;
+/// match pool.alloc(1 << 30, &stream) {
+///     Err(Error::OutOfMemory(report)) => assert_eq!(report.advice(), "raise hard_limit, or request less"),
+///     other => panic!("{other:?}"),
+/// }
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {

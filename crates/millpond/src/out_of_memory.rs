@@ -5,6 +5,19 @@ use std::fmt;
 use crate::stats::HumanBytes;
 
 /// An out-of-memory error's account of where the memory is. Bytes throughout.
+///
+/// ```
+/// use millpond::device::sim::{SimDevice, SimOptions};
+/// use millpond::{Context, Error, Limit, Pool};
+///
+/// let device = Context::new(SimDevice::new(SimOptions::default().capacity(64 << 20))?);
+/// let pool = Pool::builder(&device).build()?;
+/// let stream = device.create_stream()?;
+/// let Err(Error::OutOfMemory(report)) = pool.alloc(65 << 20, &stream) else { panic!("it fits") };
+/// assert_eq!((report.limit, report.requested), (Limit::Device, 65 << 20));
+/// println!("{report}"); // all of it, in words
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutOfMemory {

@@ -11,8 +11,8 @@ use crate::order::Stream;
 use crate::pool::Pool;
 use crate::{Error, Result};
 
-/// Device memory that is handed out from front to back and taken back all at once. Handing out costs an
-/// addition; nothing is freed one by one.
+/// Device memory that is handed out from front to back, and taken back all at once. Handing out costs an
+/// addition. Nothing is freed one by one.
 ///
 /// ```
 /// use millpond::{Context, Pool, Workspace};
@@ -47,7 +47,17 @@ impl fmt::Debug for Workspace {
     }
 }
 
-/// Memory of a [`Workspace`], until its next [reset](Workspace::reset).
+/// Memory of a [`Workspace`], until its next [reset](Workspace::reset). [`Workspace::alloc`] returns it.
+///
+/// ```
+/// # let device = millpond::Context::host()?;
+/// # let pool = millpond::Pool::builder(&device).build()?;
+/// # let stream = device.create_stream()?;
+/// let workspace = millpond::Workspace::new(&pool, 1 << 20, &stream)?;
+/// let scratch = workspace.alloc::<f32>(1024)?;
+/// assert_eq!((scratch.len(), scratch.ptr().raw() % 512), (1024, 0)); // the address is for kernels
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct WorkspaceSlice<'a, T> {
     ptr: DevicePtr,

@@ -11,8 +11,22 @@ use crate::{Context, Result};
 
 /// One stream, as cudarc and as millpond know it. Clones are the same stream.
 ///
-/// Launches, copies and libraries go by cudarc's side ([`cuda`](Self::cuda)), which the caller has at hand
-/// anyway; allocations go by millpond's ([`millpond`](Self::millpond)).
+/// Launches, copies and libraries use cudarc's side ([`cuda`](Self::cuda)). Allocations use millpond's
+/// ([`millpond`](Self::millpond)).
+///
+/// ```no_run
+/// use cudarc::driver::CudaContext;
+/// use millpond::{Context, Pool, Workspace};
+/// # fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let cuda = CudaContext::new(0)?;
+/// let device = Context::from_cudarc(&cuda)?;
+/// let pool = Pool::builder(&device).build()?;
+/// let on = millpond::cudarc::Stream::new(&device, &cuda.new_stream()?)?;
+/// let workspace = Workspace::new(&pool, 1 << 20, on.millpond())?;
+/// on.synchronize()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Stream {
     sides: Arc<Sides>,

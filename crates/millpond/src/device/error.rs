@@ -65,6 +65,7 @@ pub enum DeviceError {
     },
 }
 
+#[doc(hidden)]
 impl From<process::Forked> for DeviceError {
     fn from(_: process::Forked) -> Self {
         Self::Forked

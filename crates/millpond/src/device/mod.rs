@@ -1,34 +1,28 @@
-//! `device/`: what a pool needs of hardware, as one trait, and the devices that implement it.
+//! Devices: what a pool needs of hardware, as one trait, and three implementations.
 //!
-//! The lowest floor: it uses nothing of ours. [`Device`] is the whole of it: address ranges, physical
-//! pages, mappings, streams, events, copies. `cuda` is the real one, `host` is made of the CPU and is real
-//! too, `sim` keeps no bytes and counts cost in virtual time. All three pass `tests/conformance.rs`. What a
-//! driver does for `cuda`, `ledger` (records, checks) and `driver_pool` (its own pool) do for the other two.
-//! A device over another one says only what it does otherwise (`forward`).
+//! [`Device`] has address ranges, physical pages, mappings, streams, events and copies. The module `cuda` is for NVIDIA
+//! GPUs. [`host`] makes a real device of the CPU. [`sim`] keeps no bytes, and counts costs in virtual time.
+//! Programs open one with a [`Context`](crate::Context), or by name with a [`DeviceName`].
 //!
-//! A device only does what it is told. It holds no policy, caches nothing and never waits unless the name
-//! of the function says so (`synchronize_…`, [`Device::free_segment`]).
+//! A device does what it is told. It has no policy, caches nothing, and waits only in calls whose documentation says so
+//! (`synchronize_…`, [`Device::free_segment`]).
 //!
-//! **Captures.** While a stream is being captured into a graph ([`Device::capture_of`]), work given to it becomes
-//! nodes of the graph and does not run, and it can be neither queried nor waited for. Calls that concern memory,
-//! other streams or events recorded outside stay legal, on every thread: a device sees to that.
+//! # Captures
+//! Work that is given to a stream under capture ([`Device::capture_of`]) becomes nodes of a graph. It does not run, and
+//! can be neither queried nor waited for. Calls that concern memory, other streams, or events from outside stay legal on
+//! every thread: the device sees to that.
 //!
-//! **Handles.** Streams, events and pages are named by small copyable handles. A handle is *valid* on the device that
-//! returned it, from then until the call that destroys it; [`StreamHandle::LEGACY`] and
-//! [`PER_THREAD`](StreamHandle::PER_THREAD) are valid on each. A driver does not check that: a handle that is not valid
-//! may name anything. So each call that takes one is `unsafe`, and its caller promises that it is valid. Calls that
-//! only create something, and those that tell of the device as a whole, are safe.
+//! # Handles
+//! Streams, events and pages are named by small handles that can be copied. A handle is *valid* on the device that
+//! returned it, until the call that destroys it. [`StreamHandle::LEGACY`] and [`PER_THREAD`](StreamHandle::PER_THREAD) are
+//! valid on each device. A driver does not check handles, and one that is not valid may name anything. So each call that
+//! takes a handle is `unsafe`: its caller promises that the handle is valid.
 //!
-//! ```compile_fail,E0133
-//! # let device = millpond::device::sim::SimDevice::new(Default::default())?;
-//! # use millpond::device::Device;
-//! let (stream, event) = (device.create_stream()?, device.create_event()?);
-//! device.record_event(event, stream)?; // error: call to unsafe method
-//! # Ok::<(), millpond::device::DeviceError>(())
 //! ```
-//! ```
-//! # let device = millpond::device::sim::SimDevice::new(Default::default())?;
-//! # use millpond::device::Device;
+//! use millpond::device::Device;
+//! use millpond::device::sim::{SimDevice, SimOptions};
+//!
+//! let device = SimDevice::new(SimOptions::default())?;
 //! let (stream, event) = (device.create_stream()?, device.create_event()?);
 //! // SAFETY: both are this device's, and are destroyed below.
 //! unsafe { device.record_event(event, stream) }?;
@@ -36,6 +30,10 @@
 //! # unsafe { device.destroy_stream(stream) }?;
 //! # Ok::<(), millpond::device::DeviceError>(())
 //! ```
+
+// The lowest floor: it uses nothing of ours. All three devices pass `tests/conformance.rs`. What a driver does for `cuda`,
+// `ledger` (records, checks) and `driver_pool` (its own pool) do for the other two. A device over another one says only what
+// it does otherwise (`forward`).
 
 use std::time::Duration;
 

@@ -170,6 +170,17 @@ impl fmt::Display for DeviceName {
 }
 
 /// What a program's `--device` may say: a device by its name, or `auto`.
+///
+/// ```
+/// use millpond::device::DeviceChoice;
+///
+/// let choice: DeviceChoice = "auto".parse()?;
+/// let (name, why_no_gpu) = choice.find();
+/// if let Some(error) = why_no_gpu {
+///     eprintln!("using {name}: {error}");
+/// }
+/// # Ok::<(), millpond::device::UnknownDevice>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
     /// The first GPU where there is one, else the CPU.

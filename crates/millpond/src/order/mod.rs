@@ -44,9 +44,19 @@ pub(crate) use stream::StreamKey;
 pub(crate) use timeline::{Marking, Timeline};
 pub(crate) use timelines::{AfterSync, Timelines};
 
-/// How memory that one stream freed may pass to another, as for CUDA's own pools
-/// (`CU_MEMPOOL_ATTR_REUSE_…`). With all three off, only a stream's own frees, and what the host has
-/// synchronised with, are reused.
+/// How memory that one stream freed may pass to another, as for CUDA's own pools (`CU_MEMPOOL_ATTR_REUSE_…`).
+///
+/// With all three off, a stream reuses only its own frees, and what the host has synchronised with.
+///
+/// ```
+/// use millpond::{Context, Pool, ReusePolicies};
+///
+/// let device = Context::host()?;
+/// let policies = ReusePolicies { internal_dependencies: false, ..ReusePolicies::ALL };
+/// let pool = Pool::builder(&device).reuse(policies).build()?;
+/// pool.set_reuse(ReusePolicies::NONE); // from now on
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReusePolicies {
     /// Where the allocating stream is already ordered after the free, through our streams and events.

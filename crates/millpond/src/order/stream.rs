@@ -9,9 +9,25 @@ use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 
 /// A stream of a device: work given to it runs in order. Clones are the same stream.
 ///
-/// A stream made by millpond is destroyed with its last clone; work already given to it still runs. Waiting
-/// through [`wait`](Self::wait) and [`synchronize`](Self::synchronize) tells the pools what is ordered after
-/// what; waiting behind their back is safe too, but they cannot use the knowledge.
+/// A stream made by millpond is destroyed with its last clone. Work already given to it still runs.
+///
+/// [`wait`](Self::wait) and [`synchronize`](Self::synchronize) tell the pools what is ordered after what. Waiting by other
+/// means is safe, too, but pools do not learn from it.
+///
+/// ```
+/// use millpond::{Context, Pool};
+///
+/// let device = Context::host()?;
+/// let pool = Pool::builder(&device).build()?;
+/// let (one, two) = (device.create_stream()?, device.create_stream()?);
+/// let block = pool.alloc(1 << 20, &one)?;
+/// // … give `one` work that uses the block …
+/// two.wait_for(&one)?; // later work on `two` is ordered after it
+/// // SAFETY: nobody else has the block, and `two` is ordered after all work on it.
+/// unsafe { pool.free(block, &two) }?;
+/// two.synchronize()?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Stream {
     inner: Arc<HeldTimeline>,

@@ -24,6 +24,21 @@ use crate::record::Recording;
 use crate::{Error, Result};
 
 /// The options of a pool. Made by [`Pool::builder`]; sizes in bytes.
+///
+/// ```
+/// use millpond::{Budget, Context, Pool, ReusePolicies};
+///
+/// let device = Context::host()?;
+/// let budget = Budget::fraction(device.device().as_ref(), 0.5)?;
+/// let pool = Pool::builder(&device)
+///     .name("activations")
+///     .hard_limit(8 << 30) // never holds more
+///     .budget(&budget) // nor more than this, with the other pools under it
+///     .release_threshold(1 << 30) // gives back what is free above it when the program synchronises
+///     .reuse(ReusePolicies::ALL)
+///     .build()?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct PoolBuilder {

@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::lock::Mutex;
 use crate::out_of_memory::OutOfMemory;
 
-/// Names a callback registered with [`Pool::on_reclaim`](crate::Pool::on_reclaim).
+/// Names a callback registered with [`Pool::on_reclaim`](crate::Pool::on_reclaim), which has an example. For its removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReclaimId(pub(super) u64);
 
-/// Names a callback registered with [`Pool::on_out_of_memory`](crate::Pool::on_out_of_memory).
+/// Names a callback registered with [`Pool::on_out_of_memory`](crate::Pool::on_out_of_memory), for its removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ObserverId(pub(super) u64);
 

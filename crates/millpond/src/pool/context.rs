@@ -15,7 +15,20 @@ use crate::{Error, Result, device};
 
 /// A device with its streams and its pools. Clones are the same context.
 ///
-/// Pools and streams of one context know of each other; what belongs to another context is refused.
+/// Pools and streams of one context know of each other. What belongs to another context is refused.
+///
+/// ```
+/// use millpond::{Context, Pool};
+///
+/// let device = Context::host()?; // or Context::cuda(0)?
+/// let stream = device.create_stream()?;
+/// let weights = Pool::builder(&device).name("weights").build()?;
+/// let scratch = device.default_pool()?.alloc(4096, &stream)?;
+/// // SAFETY: nobody else has the block, and there is no work on it.
+/// unsafe { device.free(scratch, &stream) }?; // finds the pool by the address
+/// device.synchronize()?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<ContextInner>,

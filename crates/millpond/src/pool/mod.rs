@@ -288,10 +288,30 @@ impl Pool {
         self.device().memory_info()
     }
 
-    /// Registers a callback that is asked when memory is short, after everything the pool can do itself: it
-    /// gets the bytes wanted, may free, trim and allocate, and says whether trying again is worth it. For what it
-    /// allocates from this pool itself no callback is asked. It runs on the allocating thread without locks held. It goes
-    /// with the pool, and what it holds (a cache of buffers, say) with it; but one that holds a [`Pool`] keeps that: give it a [`Context`] or a [`Weak`](std::sync::Weak) instead.
+    /// Registers a callback that is asked when memory is short, after everything that the pool can do itself.
+    ///
+    /// It gets the bytes wanted, and may free, trim and allocate. It says whether trying again is worth it. It runs on the
+    /// allocating thread, without locks held. For what it allocates from this pool itself, no callback is asked.
+    ///
+    /// The callback is dropped with the pool. One that holds a [`Pool`] would keep that pool: give it a [`Context`] or a
+    /// [`Weak`](std::sync::Weak) instead.
+    ///
+    /// ```
+    /// use std::sync::{Arc, Mutex};
+    ///
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let device = Context::host()?;
+    /// let pool = Pool::builder(&device).hard_limit(64 << 20).build()?;
+    /// let stream = device.create_stream()?;
+    /// let cache = Arc::new(Mutex::new(vec![Buffer::<u8>::new(&pool, 40 << 20, &stream)?]));
+    /// let entries = cache.clone();
+    /// let id = pool.on_reclaim(move |_bytes| entries.lock().unwrap().pop().is_some());
+    /// let more = Buffer::<u8>::new(&pool, 40 << 20, &stream)?; // the cache gave way
+    /// assert!(cache.lock().unwrap().is_empty());
+    /// assert!(pool.remove_reclaim(id));
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     pub fn on_reclaim(&self, reclaim: impl Fn(u64) -> bool + Send + Sync + 'static) -> ReclaimId {
         self.inner.add_reclaimer(Arc::new(reclaim))
     }

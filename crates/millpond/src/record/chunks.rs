@@ -133,6 +133,20 @@ pub enum ChunkError {
 
 /// Reads the chunks of a recording, one after another, each into the same buffer of at most
 /// [`LARGEST_CHUNK`] bytes.
+///
+/// ```
+/// use millpond::record::format::Record;
+/// use millpond::record::{Chunks, records};
+///
+/// # fn count(file: std::fs::File) -> Result<usize, millpond::record::ChunkError> {
+/// let mut chunks = Chunks::new(std::io::BufReader::new(file))?;
+/// let mut allocations = 0;
+/// while let Some(payload) = chunks.next_chunk()? {
+///     allocations += records(payload).filter(|record| matches!(record, Some(Record::Alloc { .. }))).count();
+/// }
+/// # Ok(allocations)
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Chunks<R> {
     source: R,

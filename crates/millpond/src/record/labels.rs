@@ -30,7 +30,7 @@ pub(super) fn current_tag() -> u32 {
     tag.filter(|(process, _)| process.is_here()).map_or(0, |(_, tag)| tag)
 }
 
-/// What [`tag`] returns. The tag ends with it.
+/// What [`tag`] returns, which has an example. The tag ends when this is dropped.
 #[derive(Debug)]
 #[must_use = "the tag ends when this is dropped"]
 pub struct Tagged {

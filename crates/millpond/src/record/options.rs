@@ -21,8 +21,19 @@ pub fn ignore_environment() {
     IGNORED.store(true, Ordering::Relaxed);
 }
 
-/// Where to record, and what beside the events. A path alone will do:
-/// `pool.start_recording("run.mprec")`.
+/// Where to record, and what beside the events. A path alone will do: `pool.start_recording("run.mprec")`.
+///
+/// ```
+/// use millpond::{Context, Pool, record};
+///
+/// # let folder = tempfile::tempdir().expect("a folder");
+/// # let path = folder.path().join("run.%p.mprec");
+/// let device = Context::host()?;
+/// let options = record::Options::new(path).call_sites(true); // "run.%p.mprec": %p is the process's number
+/// let pool = Pool::builder(&device).record(options).build()?;
+/// assert!(pool.recording().is_some());
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "options do nothing until a pool is given them"]
 pub struct Options {
@@ -40,8 +51,8 @@ impl Options {
         Self { path: path.into(), call_sites: false, keep: false }
     }
 
-    /// Whether each allocation's call stack is kept: microseconds for each, milliseconds for each new one.
-    /// Not by default.
+    /// Whether each allocation's call stack is kept, which takes it some microseconds. The recorder's thread looks up the
+    /// lines of source code. Not by default.
     pub fn call_sites(mut self, keep: bool) -> Self {
         self.call_sites = keep;
         self

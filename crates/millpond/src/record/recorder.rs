@@ -80,7 +80,8 @@ struct State {
     failure: Option<String>,
 }
 
-/// What a recorder has done.
+/// What a recording has written so far: [`Pool::recording`](crate::Pool::recording) and
+/// [`Pool::stop_recording`](crate::Pool::stop_recording) return it. The [module](crate::record) has an example.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {

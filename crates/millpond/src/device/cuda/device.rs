@@ -21,7 +21,7 @@ use crate::device::{DeviceError, DeviceResult, Kind, Properties, StreamHandle};
 /// allocators grow by.
 const GRANULARITY_WITHOUT_PAGES: u64 = 2 << 20;
 
-/// How to open a GPU. `CudaOptions::default().peer_access(false)` is one that leaves other GPUs alone.
+/// How to open a GPU. The [module](super) has an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 #[must_use = "options do nothing until a GPU is opened with them"]
@@ -64,10 +64,10 @@ pub struct CudaFacts {
     pub peers: Vec<usize>,
 }
 
-/// One NVIDIA GPU. See the [module](super) for how it treats contexts.
+/// One NVIDIA GPU. The [module](super) has an example, and says how it treats contexts.
 ///
-/// It keeps the primary context alive. Streams, events and memory taken from it must be given back before it
-/// goes, as the last user of a primary context destroys it with all that is in it.
+/// It keeps the primary context alive. Give back streams, events and memory taken from it before you drop it: the last user
+/// of a primary context destroys it, with all that is in it.
 pub struct CudaDevice {
     properties: Properties,
     api: &'static Api,
