@@ -180,8 +180,8 @@ impl<T: Pod> Buffer<T> {
         Ok(elements)
     }
 
-    /// Copies from another buffer of the same length. The other's stream need not be this one's: this
-    /// stream is made to wait for it, and the other's memory is kept until the copy is done.
+    /// Copies from another buffer of the same length. It may be of another stream: this stream then waits for that one,
+    /// and the other's memory is kept until the copy is done.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`], [`Error::WrongDevice`], or the device's own.
@@ -199,8 +199,8 @@ impl<T: Pod> Buffer<T> {
         if elsewhere {
             self.stream.wait_for(&from.stream)?;
         }
-        // SAFETY: two live blocks do not overlap; both are valid on this stream, which waits for the other's
-        // writes, and whose use of it is recorded before anyone can free it.
+        // SAFETY: two live blocks do not overlap; both are valid on this stream, which waits for the other's writes,
+        // and whose use is recorded before a free.
         unsafe {
             self.stream.device().copy(self.ptr, from.ptr, self.byte_len(), handle)?;
         }

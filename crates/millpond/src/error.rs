@@ -25,8 +25,8 @@ pub enum Error {
     /// There is no memory for the request, after everything that could be given back was given back.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// The host refused memory, or addresses, that describe the device's: a limit of this process, not the device's.
-    /// docs/out-of-memory.md says which calls may end the process instead.
+    /// The host refused memory or addresses for the pool's own records. The limit is this process's, not the device's.
+    /// The page `docs/out-of-memory.md` says which calls may end the process instead.
     #[error("pool '{pool}': {}", DeviceError::HostMemory { what, bytes: *.bytes })]
     HostMemory {
         /// What it is needed for, or the call that failed.
@@ -106,8 +106,8 @@ pub enum Error {
         /// The pool's name.
         pool: String,
     },
-    /// The pool was destroyed while blocks were live. It **is** destroyed: their memory goes back when the
-    /// last of them is freed.
+    /// The pool was destroyed while blocks were live. The pool **is** destroyed. Their memory goes back when the last
+    /// of them is freed.
     #[error("pool '{pool}' was destroyed with {}", left_behind(*.blocks, *.bytes))]
     LiveBlocks {
         /// The pool's name.
@@ -117,9 +117,9 @@ pub enum Error {
         /// Bytes in them.
         bytes: u64,
     },
-    /// The pool was destroyed, and some of its memory could not be given back yet: a stream that is being captured may use
-    /// it, which cannot be waited for. It **is** destroyed: the memory goes back when the host next synchronises, once
-    /// the capture has ended.
+    /// The pool was destroyed, and some of its memory could not be given back yet. A stream that is being captured may
+    /// use it, and cannot be waited for. The pool **is** destroyed. The memory goes back when the host next
+    /// synchronises after the capture.
     #[error(
         "pool '{pool}' was destroyed, but work may still use {} of it: a stream is being captured, or an event failed. End the capture and synchronise: the memory then goes back",
         HumanBytes(*.bytes)

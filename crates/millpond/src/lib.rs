@@ -80,6 +80,18 @@ mod workspace;
 #[cfg(not(feature = "record"))]
 use no_record as record;
 
+// The examples of the repository's pages are tests. They are not in the packaged crate, whose own tests are in the repository.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../../docs/graphs.md")]
+    mod graphs {}
+    #[cfg(feature = "cudarc")]
+    #[doc = include_str!("../../../docs/rust.md")]
+    mod rust {}
+    #[doc = include_str!("../../../docs/stream-order.md")]
+    mod stream_order {}
+}
+
 pub use buffer::Buffer;
 pub use error::{Error, Result};
 pub use order::{Event, ReusePolicies, Stream};

@@ -29,16 +29,16 @@
 // | `buffer` | `Buffer`: memory of a pool with the traits of cudarc's `CudaSlice` |
 // | `uses` | cudarc's record of who reads and writes a block, and keeping it for the block's next owner |
 //
-// **How one request passes through.** `Buffer::zeroed` allocates from the pool on the stream's millpond side,
-// takes the `Uses` that were kept for this address or makes new ones, and sets the bytes on cudarc's side.
-// `launch_builder(…).arg(&buffer)` pushes the address, and lets cudarc push the events of the `Uses`: no lock,
-// no device call. Dropped, a buffer makes its stream wait for those events, as cudarc's own slices do, leaves
-// the `Uses` for the next owner of the address, and is freed to the pool in stream order.
+// **How one request passes through.** `Buffer::zeroed` allocates from the pool on the stream's millpond side, and takes
+// the `Uses` that were kept for this address or makes new ones. It sets the bytes on cudarc's side.
+// `launch_builder(…).arg(&buffer)` pushes the address, and lets cudarc push the events of the `Uses`: no lock, no
+// device call. A drop makes the buffer's stream wait for those events, as cudarc's own slices do. It leaves the `Uses`
+// for the next owner of the address, and frees the block in stream order.
 //
-// **Why the events are cudarc's.** A kernel may be launched on any stream, and `.arg()` is not told which. What
-// orders it is a pair of events per slice: cudarc waits for them before a launch or copy and records them after
-// it, where its context has more than one stream. Only a `CudaSlice` can hold such a pair, so each buffer has
-// one that owns no memory.
+// **Why the events are cudarc's.** A kernel may be launched on any stream, and `.arg()` is not told which. So each
+// slice has a pair of events. cudarc waits for them before a launch or copy, and records them after it, where its
+// context has more than one stream. Only a `CudaSlice` can hold such a pair, so each buffer has one that owns no
+// memory.
 
 mod buffer;
 mod stream;

@@ -91,9 +91,9 @@ impl Stream {
         &self.sides.millpond
     }
 
-    /// Waits until all work given to the stream so far is complete, and lets the pools know: unlike after
-    /// cudarc's `synchronize`, they reuse what is free for other streams without asking the device, and give
-    /// back what lies above their release thresholds.
+    /// Waits until all work given to the stream so far is complete, and tells the pools. They can then reuse free
+    /// memory for other streams without a device call, and give back what lies above their release thresholds. cudarc's
+    /// own `synchronize` does not tell them.
     ///
     /// # Errors
     /// The device's own.
@@ -118,8 +118,8 @@ impl Context {
         let stream = match raw {
             0 => self.default_stream()?,
             _ if raw == StreamHandle::PER_THREAD.raw() => self.per_thread_stream()?,
-            // SAFETY: the handle is of this device's primary context, as checked above. cudarc destroys it with
-            // the last owner of the `Arc`, and the last clone of `stream` is one, as of the next statement.
+            // SAFETY: the handle is of this device's primary context, as checked above. cudarc destroys it with the
+            // last owner of the `Arc`. The next statement makes the last clone of `stream` one.
             _ => unsafe { self.stream_from_raw(StreamHandle::from_raw(raw)) }?,
         };
         stream.keep_owner(cuda.clone());

@@ -71,8 +71,8 @@ pub use types::{
 /// and writes down only the calls that it changes.
 ///
 /// Versions of this crate that are compatible by their number keep such a device working:
-/// - A new call has a default, which does what a device without it does: it refuses with [`DeviceError::Unsupported`], or
-///   gives the answer that was right before. So a device that does not know the call need not be changed.
+/// - A new call has a default for devices that do not have it. The default refuses with [`DeviceError::Unsupported`],
+///   or gives the answer that was right before. So a device that does not know the call need not be changed.
 /// - A pool makes a new call only where [`Properties`] or the default's answer says that the device has it.
 /// - [`Forward`] passes new calls on.
 /// - The rules of a call become stricter for its caller only, never for the device.
@@ -80,10 +80,10 @@ pub use types::{
 /// A call without a default, or one that is taken away, needs a version that is incompatible by its number.
 ///
 /// # Safety
-/// A pool hands out memory on the word of its device. So, as long as its callers keep their promises: address ranges,
-/// pages and segments that are out do not overlap; what is mapped is there until it is unmapped; and work is called
-/// complete only when it is, with all that it was ordered after. Once a wait for a stream has returned, with an error too,
-/// nothing that was given to it before is copied to the host any more.
+/// A pool relies on what its device says. As long as callers keep their promises, a device guarantees four things. Live
+/// address ranges, pages and segments do not overlap. Mapped memory is there until it is unmapped. Work is called
+/// complete only when it and all that it was ordered after are. Once a wait for a stream has returned, even with an
+/// error, no earlier work on it copies to the host.
 pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// What the device is and can do. Constant for the life of the device.
     fn properties(&self) -> &Properties;

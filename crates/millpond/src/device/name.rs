@@ -1,7 +1,7 @@
 //! Names of devices, as users type them: `sim`, `host`, `cuda`, `cuda:1`. They are read, written and opened here only.
 //!
-//! A new kind of device gets a variant of [`Kind`] with its word, a place in [`KINDS`], and what is said of each kind
-//! below: whether it is a GPU, how many there are, how one is opened.
+//! A new kind of device gets a variant of [`Kind`] with its word, and a place in [`KINDS`]. The functions below say of
+//! each kind whether it is a GPU, how many there are, and how one is opened.
 
 use std::fmt;
 use std::str::FromStr;

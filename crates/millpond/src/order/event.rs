@@ -46,8 +46,8 @@ impl Event {
         Self { timelines, handle, clock }
     }
 
-    /// The driver's handle (`CUevent`), valid as long as this event lives. Recording it anew elsewhere is
-    /// not seen by the pool.
+    /// The driver's handle (`CUevent`), valid as long as this event lives. Pools do not see it if you record it again
+    /// by other means.
     pub fn handle(&self) -> EventHandle {
         self.handle
     }
@@ -74,8 +74,8 @@ impl Event {
         Ok(complete)
     }
 
-    /// Waits until the work before the event is complete, then lets the pools of the device give back what
-    /// lies above their release thresholds.
+    /// Waits until the work before the event is complete. Then the pools of the device give back what lies above their
+    /// release thresholds.
     ///
     /// # Errors
     /// The device's own.

@@ -144,8 +144,8 @@ impl Stream {
         self.wait(&other.record()?)
     }
 
-    /// Waits until all work given to the stream so far is complete, then lets the pools of the device give
-    /// back what lies above their release thresholds.
+    /// Waits until all work given to the stream so far is complete. Then the pools of the device give back what lies
+    /// above their release thresholds.
     ///
     /// # Errors
     /// As for [`handle_here`](Self::handle_here).
@@ -207,8 +207,8 @@ impl Timelines {
     /// The stream behind a handle that somebody else made. (A default stream is marked as it can be.)
     ///
     /// # Safety
-    /// The handle is valid until the last clone of the returned stream is gone; with [`Marking::AtOnce`], now and in
-    /// each later call that is given the returned stream.
+    /// The handle is valid until the last clone of the returned stream is gone. With [`Marking::AtOnce`], it is valid
+    /// now and in each later call that is given the returned stream.
     pub(crate) unsafe fn adopt_stream(
         self: &Arc<Self>,
         handle: StreamHandle,

@@ -101,15 +101,15 @@ impl PoolBuilder {
         self
     }
 
-    /// Physical bytes that the pool keeps when a stream, an event or the device is synchronised through
-    /// millpond; what is free above that goes back to the device. By default everything is kept.
+    /// Physical bytes that the pool keeps when the program synchronises a stream, an event or the device through
+    /// millpond. What is free above that goes back to the device. By default, the pool keeps everything.
     pub fn release_threshold(mut self, bytes: u64) -> Self {
         self.release_threshold = bytes;
         self
     }
 
-    /// Bytes of the device that the pool always leaves free for others. 0 by default; more costs a
-    /// memory-information call each time the pool grows.
+    /// Bytes of the device that the pool always leaves free for others. 0 by default. More costs a memory-information
+    /// call each time the pool grows.
     pub fn headroom(mut self, bytes: u64) -> Self {
         self.headroom = bytes;
         self
@@ -121,23 +121,23 @@ impl PoolBuilder {
         self
     }
 
-    /// The smallest and the largest physical page. Powers of two; the smallest is at least the device's
-    /// granularity, which is the default; 32 MiB is the default for the largest.
+    /// The smallest and the largest physical page, in bytes. Both are powers of two, and the smallest is at least the
+    /// device's granularity. The defaults are the granularity and 32 MiB.
     pub fn page_sizes(mut self, smallest: u64, largest: u64) -> Self {
         self.page_sizes = Some((smallest, largest));
         self
     }
 
-    /// What every address is a multiple of, and what sizes are rounded up to: a power of two from 256 bytes
-    /// to 2 MiB. 512 bytes by default.
+    /// Every address is a multiple of this, and sizes are rounded up to it. It is a power of two from 256 bytes to 2
+    /// MiB, by default 512 bytes.
     pub fn min_alignment(mut self, bytes: u64) -> Self {
         self.min_alignment = bytes;
         self
     }
 
-    /// Bytes that the pool may hold beyond the most that was ever live, to save time, while it is asked so often
-    /// that moving memory would take a third of the time. By default 1/32 of the device's memory, 8 GiB at most;
-    /// 0 never trades memory for time.
+    /// The growth allowance: bytes that the pool may hold beyond the most that was ever live, to save time. It does so
+    /// only where moving memory would take a third of the program's time. By default 1/32 of the device's memory, 8 GiB
+    /// at most. With 0, the pool never trades memory for time.
     pub fn spare(mut self, bytes: u64) -> Self {
         self.spare = Some(bytes);
         self
@@ -149,9 +149,9 @@ impl PoolBuilder {
         self
     }
 
-    /// Records what the pool does to a file, from the start; see [`Pool::start_recording`]. Without this
-    /// option, the environment variable `MILLPOND_RECORD` names the file, for all pools of the process; and
-    /// `MILLPOND_RECORD_CALL_SITES=1` lets it hold call sites.
+    /// Records what the pool does to a file, from the start. See [`Pool::start_recording`]. Without this option, the
+    /// environment variable `MILLPOND_RECORD` names the file, for all pools of the process. With
+    /// `MILLPOND_RECORD_CALL_SITES=1`, it has call sites.
     #[cfg(feature = "record")]
     pub fn record(mut self, to: impl Into<record::Options>) -> Self {
         self.record = Some(to.into());
@@ -161,9 +161,9 @@ impl PoolBuilder {
     /// Builds the pool. No memory of the device is taken yet, and little of the host's.
     ///
     /// # Errors
-    /// [`Error::BadOption`] for an option that makes no sense, naming it. [`Error::Recording`] if the file
-    /// that [`record`](Self::record) names cannot be written; if it is the environment that names it, the
-    /// pool goes without, and a warning is traced.
+    /// [`Error::BadOption`] for an option that makes no sense, naming it. [`Error::Recording`] if the file that
+    /// [`record`](Self::record) names cannot be written. If the environment names it, the pool warns, and records
+    /// nothing.
     pub fn build(self) -> Result<Pool> {
         let layout = self.layout()?;
         let timelines = self.context.timelines().clone();

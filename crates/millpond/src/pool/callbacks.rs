@@ -108,7 +108,7 @@ impl<F: ?Sized> Callbacks<F> {
     }
 
     /// To be entered before a callback is called; `None` where the depth is too great, or where this thread is inside
-    /// one already: it would be asked for its own requests, without end.
+    /// one already. That one would be asked for its own requests, without end.
     pub(super) fn enter(&self, depth: u32) -> Option<InCallback<'_>> {
         let at = std::ptr::from_ref(self).addr();
         if depth >= MOST_NESTED {

@@ -21,10 +21,10 @@
 
 // It uses the system (through rustix) and the records in `ledger.rs`, which check every call.
 //
-// **One request.** `create_page` takes a range of the device's one memfd (`memory.rs`); `map` is an `mmap`
-// of that range over reserved addresses, `set_access` an `mprotect`, `unmap` an anonymous `mmap` back over
-// it. `memset` looks up the stream (`streams.rs`), puts a closure on its queue and returns; the stream's
-// thread runs it (`stream.rs`). An event remembers how much its stream had been given.
+// **One request.** `create_page` takes a range of the device's one memfd (`memory.rs`); `map` is an `mmap` of that
+// range over reserved addresses. `set_access` is an `mprotect`, and `unmap` an anonymous `mmap` back over it. `memset`
+// looks up the stream (`streams.rs`), puts a closure on its queue and returns; the stream's thread runs it
+// (`stream.rs`). An event remembers how much its stream had been given.
 
 mod memory;
 mod stream;

@@ -1,8 +1,7 @@
 //! A stream: a thread that runs the work given to it in order, and counts what is done.
 //!
-//! Work is numbered from 1 as it is given. A [`Moment`] is a stream and a number, reached once the stream has
-//! done that many; so an event costs nothing but to remember one, and waiting for an event on another stream
-//! is work like any other.
+//! Work is numbered from 1 as it is given. A [`Moment`] is a stream and a number, and is reached once the stream has
+//! done that many. So an event only remembers one. To wait for an event on another stream is work like any other.
 
 use std::any::Any;
 use std::cell::Cell;

@@ -27,7 +27,7 @@
 // A stream has the time at which its work is complete (`when.rs`); an event remembers that time; waiting for it moves the
 // clock.
 //
-// **One request.** Each call takes the one lock, is counted, fails if a test asked for it (`faults.rs`), is
+// **One request.** Each call takes the one lock, and is counted. It fails if a test asked for it (`faults.rs`). It is
 // checked and done in the records (`state.rs`), and then costs its time.
 
 mod address_space;
