@@ -81,8 +81,8 @@ impl DeviceCalls {
     }
 }
 
-/// The list of what a pool counts, for Rust here, for C and for Python: it hands the fields of [`Stats`], and those of
-/// its methods that are figures, to the macro that is named.
+/// The list of what a pool counts, for Rust here, for C and for Python. It hands the fields of [`Stats`], and its
+/// methods that are figures, to the named macro.
 ///
 /// A new figure is the last of `later`, which C's struct does not have: C programs know the places of the others.
 #[doc(hidden)]

@@ -76,8 +76,7 @@ impl Workspace {
         Ok(Self { block, used: std::cell::Cell::new(0), high: 0 })
     }
 
-    /// Hands out `len` elements with no defined content, for work on the workspace's stream. No elements take
-    /// nothing, also of a workspace that is used up.
+    /// Hands out `len` elements with no defined content, for work on the workspace's stream. Zero elements always fit.
     ///
     /// # Errors
     /// [`Error::WorkspaceFull`] where less is left; nothing is handed out then.
@@ -95,8 +94,8 @@ impl Workspace {
         Ok(WorkspaceSlice { ptr: self.block.ptr().offset(start), len, of: PhantomData })
     }
 
-    /// Takes everything back. Slices handed out before cannot be used after, as the borrow shows; work that
-    /// uses them needs no waiting for, since what is handed out next is for later work on the same stream.
+    /// Takes everything back. The borrow forbids the use of earlier slices. Their work need not be waited for: what is
+    /// handed out next is for later work on the same stream.
     ///
     /// ```compile_fail,E0502
     /// # let device = millpond::Context::host()?;

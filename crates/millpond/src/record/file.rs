@@ -29,9 +29,9 @@ pub(super) fn expanded(path: &Path) -> PathBuf {
 }
 
 impl RecordFile {
-    /// Creates the file. A recording that is there already is kept beside it, as `NAME.old`, in place of an older one; if
-    /// a process is still recording to it, the new one gets the process's number into its name. What is no recording,
-    /// under either name, stays as it is, and is an error.
+    /// Creates the file. An existing recording is kept beside it as `NAME.old`, in place of an older one. If a process
+    /// is still recording to it, the new name has the process's number. Another file, under either name, stays as it
+    /// is, and is an error.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
         let mut path = path.to_owned();
         // Each turn is one that another process won.

@@ -39,9 +39,8 @@ pub struct Tagged {
     not_send: PhantomData<*const ()>,
 }
 
-/// Files what this thread does with pools under a name, in recordings, until the result is dropped. Tags
-/// stand inside each other; of more than 64 inside each other the inner ones are left out, and of more than
-/// 65,536 different ones the later ones.
+/// Files what this thread does with pools under a name, in recordings, until the result is dropped. Tags nest, at most
+/// 64 deep: deeper ones are left out. So are new ones after 65,536 different tags.
 ///
 /// ```
 /// let _forward = millpond::record::tag("forward");
@@ -127,7 +126,7 @@ impl Sites {
 }
 
 /// The number of the caller's call stack, from its return addresses alone. The recorder's thread looks up the lines of
-/// source code: for the first stack, that reads the program's debug information, and takes up to a second.
+/// source code. For the first stack, that reads the program's debug information, and takes up to a second.
 pub(super) fn current_site() -> u32 {
     let mut stack = [0; DEEPEST];
     let mut depth = 0;
@@ -211,8 +210,8 @@ fn resolved(stack: &[usize]) -> Vec<Frame> {
     frames
 }
 
-/// The first frame that is the program's own. The innermost are those that take the stack, then come this library's,
-/// with the standard library's between them where a request came through the C interface or Python's.
+/// The first frame that is the program's own. The innermost ones take the stack, and then come this library's. Where a
+/// request came through C or Python, frames of the standard library stand between them.
 fn of_program(frames: &[Frame]) -> usize {
     let mut first = frames.iter().position(is_ours).unwrap_or(0);
     loop {
@@ -228,8 +227,8 @@ fn of_program(frames: &[Frame]) -> usize {
     }
 }
 
-/// Whether the frame is of this library or its interfaces: by its file, since debug information that has line tables
-/// only names inlined functions without their modules.
+/// Whether the frame is of this library or its interfaces. The file tells: debug information with line tables only
+/// names inlined functions without their modules.
 fn is_ours(frame: &Frame) -> bool {
     const HERE: &str = env!("CARGO_MANIFEST_DIR");
     let folders = HERE.rsplit_once('/').map_or("", |(folders, _)| folders);

@@ -45,7 +45,7 @@ pub(super) struct Recorder {
     wake: Condvar,
 }
 
-/// The file, and what is defined on the way to it: call sites, whose lines are looked up here, where no thread of the
+/// The file, and the definitions of call sites on the way to it. Their lines are looked up here, where no thread of the
 /// program waits.
 #[derive(Debug)]
 struct Output {

@@ -192,8 +192,8 @@ impl CapturingDevice {
         Ok(state.begin_capture(stream))
     }
 
-    /// The next time that somebody asks whether the stream is being captured, the answer is no, and a capture begins
-    /// right after it: as where another thread begins one between that question and the call that it was asked for.
+    /// The next question whether the stream is being captured is answered with no, and a capture begins right after it.
+    /// So it is where another thread begins a capture between the question and the call that follows.
     pub fn begin_capture_unseen(&self, stream: StreamHandle) {
         self.state.lock().unseen.push(named(stream));
     }

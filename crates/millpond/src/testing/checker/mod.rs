@@ -46,7 +46,7 @@
 // It may use `device/` only, and knows nothing of pools. When a block begins, only the last block that had a byte need be
 // remembered: what came before that is ordered before it already.
 //
-// **To add a rule**, add it to `Rule`, report it from `state.rs` (handles) or `rules.rs` (blocks and memory), and plant a
+// **To add a rule**, add it to `Rule`. Report it from `state.rs` (handles) or `rules.rs` (blocks and memory). Plant a
 // violation in `tests.rs`: a checker that never fails proves nothing.
 
 mod blocks;
