@@ -20,6 +20,7 @@ mod progress;
 mod replay;
 mod replay_args;
 mod replay_export;
+mod replay_progress;
 mod replay_tables;
 mod screen;
 mod train;

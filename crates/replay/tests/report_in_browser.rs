@@ -8,10 +8,10 @@ use std::process::{Command, Stdio};
 
 use millpond::Context;
 use millpond_replay::choice::Choice;
-use millpond_replay::fit::Card;
+use millpond_replay::fit::{Card, Need};
 use millpond_replay::replay::{FreeWhen, Program, UNLIMITED, on_sim};
 use millpond_replay::report::{Section, write};
-use millpond_replay::verdict::Verdict;
+use millpond_replay::verdict::{Judged, Verdict};
 
 use shared::{GNN, data, only};
 
@@ -36,7 +36,8 @@ fn report() -> (String, Vec<String>) {
     let trace = only(&data(GNN));
     let program = Program::new(&trace, FreeWhen::Completed);
     let choice = Choice::default();
-    let verdict = Verdict::of(&trace, &program, &choice, |_| None).unwrap().lines();
+    let judged = |name| Judged::of(&trace, &program, &|context| choice.build(name, context)).unwrap();
+    let verdict = Verdict::of(&trace, &program, judged("caching"), judged("millpond")).unwrap().lines();
     let mut figures = verdict.clone();
     let mut section = Section::of(&trace, &program, verdict, (Card::all(), 512 << 20));
     for name in ALLOCATORS {
@@ -44,7 +45,8 @@ fn report() -> (String, Vec<String>) {
         let outcome = on_sim(&trace, &program, &choose, UNLIMITED).unwrap();
         figures.push(format!("{}", millpond::HumanBytes(outcome.peak_reserved)));
         figures.push(format!("{:.3}", outcome.ratio));
-        section.add((&trace, &program), &choose, outcome, Some(10 << 30)).unwrap();
+        let need = Need { bytes: 10 << 30, unlimited: outcome.peak_reserved, retries: 0 };
+        section.add((&trace, &program), &choose, outcome, Some(need)).unwrap();
     }
     let mut page = Vec::new();
     write(&[section], &mut page).unwrap();
