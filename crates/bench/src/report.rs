@@ -1,6 +1,6 @@
 //! One HTML file that shows a run's figures, works offline and fetches nothing.
 //!
-//! Charts are plotly's, whose script comes with its crate, from its [JSON](https://plotly.com/javascript/reference/);
+//! Charts are drawn by plotly.js from its [JSON](https://plotly.com/javascript/reference/);
 //! `page.html` is the frame around them.
 
 use std::io::{self, Write};
@@ -18,7 +18,9 @@ use crate::{Machine, Row, Suite};
 pub fn write(machine: &Machine, rows: &[Row], mark: &Row, out: &mut dyn Write) -> io::Result<()> {
     let (head, tail) = include_str!("page.html").split_once("{{sections}}").unwrap_or_default();
     let (before_script, after_script) = head.split_once("{{plotly}}").unwrap_or_default();
-    write!(out, "{before_script}{}{after_script}", script())?;
+    write!(out, "{before_script}")?;
+    millpond_charts::write_script(out)?;
+    write!(out, "{after_script}")?;
     writeln!(out, "<h1>Millpond bench</h1><p class=note>{}</p>", lines(&machine.to_string()))?;
     writeln!(out, "<p>The host's mark: mimalloc, 512 B, a pair in {:.1} ns.</p>", mark.p50_ns)?;
     for suite in Suite::ALL {
@@ -118,12 +120,6 @@ fn distinct<T: PartialEq>(rows: &[&Row], of: impl Fn(&Row) -> T) -> Vec<T> {
         }
     }
     seen
-}
-
-/// plotly's own script. The crate hands out MathJax with it, which nothing here uses.
-fn script() -> String {
-    let scripts = plotly::Plot::offline_js_sources();
-    scripts.split_inclusive("</script>").next().unwrap_or_default().to_owned()
 }
 
 fn lines(text: &str) -> String {

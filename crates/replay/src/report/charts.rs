@@ -1,17 +1,8 @@
 //! The chart of memory over time, as [plotly's JSON](https://plotly.com/javascript/reference/).
-//!
-//! Of plotly's crate only the script is used: its types make the same JSON, and as much machine code as the rest of
-//! this crate.
 
 use serde_json::{Value, json};
 
 use super::Shown;
-
-/// plotly's own script. The crate hands out MathJax with it, which nothing here uses.
-pub(super) fn script() -> String {
-    let scripts = plotly::Plot::offline_js_sources();
-    scripts.split_inclusive("</script>").next().unwrap_or_default().to_owned()
-}
 
 /// A unit, and how many of what is counted are one.
 type Unit = (&'static str, f64);

@@ -1,7 +1,7 @@
 //! `report/`: one HTML file that shows replays, works offline and fetches nothing.
 //!
 //! Uses `trace`, `replay`, `fit`, `phases` and `sites`. [`Section::of`] and [`Section::add`] keep what is shown of a
-//! trace and of each allocator; `charts.rs` makes the chart over time with plotly, whose script comes with its crate;
+//! trace and of each allocator; `charts.rs` makes the chart over time, which plotly.js draws;
 //! `map.rs` draws what lies where; `tables.rs` has everything else; `page.html` is the frame around them. Everything
 //! from the trace is escaped: a function's name may be anything.
 
@@ -180,7 +180,7 @@ pub fn write(about: &About, sections: &[Section], out: &mut dyn Write) -> io::Re
     let (head, tail) = include_str!("page.html").split_once("{{sections}}").unwrap_or_default();
     let (before_script, after_script) = head.split_once("{{plotly}}").unwrap_or_default();
     out.write_all(before_script.as_bytes())?;
-    out.write_all(charts::script().as_bytes())?;
+    millpond_charts::write_script(out)?;
     out.write_all(after_script.as_bytes())?;
     let About { date, version, command } = about;
     writeln!(
