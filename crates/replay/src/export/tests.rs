@@ -96,10 +96,11 @@ fn counters_have_every_allocator_stream_and_phase() {
     chrome(&trace, FreeWhen::Completed, &[("caching", &caching), ("millpond", &millpond)], &mut file).unwrap();
     let json: serde_json::Value = serde_json::from_slice(&file).unwrap();
     let events = json["traceEvents"].as_array().unwrap();
-    let of = |pid: u64, name: &str| -> Vec<_> {
-        events.iter().filter(|event| event["pid"] == pid && event["name"] == name).collect()
+    let of = |pid: u64, name: &str| -> Vec<serde_json::Value> {
+        events.iter().filter(|event| event["pid"] == pid && event["name"] == name).cloned().collect()
     };
-    let peak = |pid, name| of(pid, name).iter().filter_map(|event| event["args"]["bytes"].as_u64()).max();
+    let peak =
+        |pid, name: &str| of(pid, name).iter().filter_map(|event| event["args"]["bytes"].as_u64()).max();
     assert_eq!(peak(0, "requested"), Some(6_173_473_808));
     assert_eq!(peak(1, "reserved"), trace.recorded_reserved);
     assert!(peak(2, "reserved") >= peak(0, "requested"));
@@ -107,7 +108,6 @@ fn counters_have_every_allocator_stream_and_phase() {
     for stream in &trace.streams {
         let name = format!("stream {stream}");
         assert!(peak(0, &name) > Some(0), "{name}");
-        // What is not live at the end was freed on the block's own line.
         assert!(peak(0, &name) <= peak(0, "requested"));
     }
     let times: Vec<_> = of(0, "requested").iter().filter_map(|event| event["ts"].as_u64()).collect();
