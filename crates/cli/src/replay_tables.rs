@@ -144,13 +144,12 @@ pub(crate) fn kept(live: &Live) -> String {
 /// Call sites that are shown of what is live at the end.
 const MOST_KEPT: usize = 8;
 
-/// A name with its start left out where it is too long: the file and line stand at its end.
+/// A name without its end where it is too long: what stands first says most.
 fn cut(name: &str, room: usize) -> String {
-    let length = name.chars().count();
-    if length <= room {
+    if name.chars().count() <= room {
         return name.to_owned();
     }
-    format!("…{}", name.chars().skip(length + 1 - room).collect::<String>())
+    format!("{}…", name.chars().take(room - 1).collect::<String>())
 }
 
 /// Who fits in the capacity asked for.
@@ -194,7 +193,7 @@ mod tests {
         let lines = wrapped(&text);
         assert_eq!(lines.replace('\n', " "), text);
         assert!(lines.lines().all(|line| line.len() <= WIDTH || line == "x".repeat(90)), "{lines}");
-        assert_eq!(cut("convert (t3.py:67)", 10), "…t3.py:67)");
+        assert_eq!(cut("convert (t3.py:67)", 10), "convert (…");
         assert_eq!(cut("short", 10), "short");
     }
 }

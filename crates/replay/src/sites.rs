@@ -14,7 +14,7 @@ use crate::trace::Trace;
 pub struct Site {
     /// The tags, outermost first, with `/` between; `None` outside of any.
     pub tag: Option<String>,
-    /// The function, with its file and line.
+    /// The program's own innermost functions with file and line, the innermost first, with `<` between.
     pub site: String,
     /// The bytes that were requested there and are live.
     pub bytes: u64,
@@ -41,8 +41,8 @@ pub struct Live {
     pub blocks: u64,
     /// By tag and call site, the most first; empty where no stacks were recorded.
     pub sites: Vec<Site>,
-    /// Bytes by the power of two that the block's size lies above.
-    pub by_size: BTreeMap<u32, u64>,
+    /// Bytes by the power of two that the block's size is not below.
+    pub by_size: BTreeMap<u64, u64>,
 }
 
 /// Call sites that are listed.
@@ -73,7 +73,7 @@ impl Live {
             let sum = by_stack.entry((block.stack, before.contains(&number))).or_default();
             *sum = (sum.0 + block.size, sum.1 + 1);
             if block.size > 0 {
-                *live.by_size.entry(block.size.ilog2()).or_default() += block.size;
+                *live.by_size.entry(1 << block.size.ilog2()).or_default() += block.size;
             }
         }
         if !trace.stacks.is_empty() {
@@ -111,17 +111,32 @@ pub(crate) fn tag(trace: &Trace, stack: StackId) -> Option<String> {
     (!tags.is_empty()).then(|| tags.join("/"))
 }
 
-/// The innermost frame that is the program's own, else the innermost of all.
+/// Frames of a call site that are told: where memory is asked for through a helper, its caller says more.
+const MOST_FRAMES: usize = 3;
+
+/// The innermost frames that are the program's own, else the innermost of all.
 fn site(trace: &Trace, stack: StackId) -> Option<String> {
     let frames = || trace.stacks.frames(stack).filter(|frame| !frame.is_tag());
-    let frame = frames().find(|frame| !is_runtime(frame)).or_else(|| frames().next())?;
-    let file = frame.file.rsplit('/').next().unwrap_or(&frame.file);
-    Some(format!("{} ({file}:{})", frame.name, frame.line))
+    let line = |frame: &Frame| {
+        let file = frame.file.rsplit('/').next().unwrap_or(&frame.file);
+        format!("{} ({file}:{})", without_generics(&frame.name), frame.line)
+    };
+    let own: Vec<_> = frames().filter(|frame| !is_runtime(frame)).take(MOST_FRAMES).map(line).collect();
+    if own.is_empty() { frames().next().map(line) } else { Some(own.join(" < ")) }
+}
+
+/// `zeroed` of `zeroed<f64>`: a type parameter may be longer than a line.
+fn without_generics(name: &str) -> &str {
+    match name.find('<') {
+        // `<module>` and `<T as Trait>::name` are names.
+        None | Some(0) => name,
+        Some(at) => name[..at].trim_end_matches("::"),
+    }
 }
 
 /// Whether a frame is of Rust's, Python's or PyTorch's own code, of an installed library, or has no line.
 fn is_runtime(frame: &Frame) -> bool {
-    const FOLDERS: [&str; 10] = [
+    const FOLDERS: [&str; 12] = [
         "/rustc/",
         "/lib/rustlib/",
         "/.cargo/registry/",
@@ -132,6 +147,9 @@ fn is_runtime(frame: &Frame) -> bool {
         "<frozen ",
         "/aten/src/",
         "/c10/",
+        "/csu/",
+        // What `millpond train` asks the pool through.
+        "/crates/baselines/src/",
     ];
     const NAMES: [&str; 9] =
         ["std::", "core::", "alloc::", "<std::", "<core::", "<alloc::", "__rust", "millpond::", "<millpond::"];
@@ -167,5 +185,11 @@ mod tests {
         {
             assert!(!is_runtime(&own), "{own:?}");
         }
+    }
+
+    #[test]
+    fn names_lose_their_type_parameters() {
+        let names = ["zeroed<f64>", "<module>", "<T as New>::new", "Vec::<u8>::push", "run"];
+        assert_eq!(names.map(without_generics), ["zeroed", "<module>", "<T as New>::new", "Vec", "run"]);
     }
 }

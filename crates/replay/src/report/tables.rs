@@ -19,26 +19,19 @@ impl Section {
         if is_known {
             titles.extend(["needs", "retries"].map(str::to_owned));
         }
-        titles.extend(["reserved", "ratio", "device calls", "their time"].map(str::to_owned));
+        titles.extend(["reserved", "ratio"].map(str::to_owned));
         if is_known && !has_failed {
             titles.extend(self.cards.iter().map(|card| escaped(&card.name)));
         }
         let row = |shown: &Shown| {
-            let Outcome { allocator, peak_reserved, ratio, device_calls, device_us, oom, .. } = &shown.outcome;
+            let Outcome { allocator, peak_reserved, ratio, oom, .. } = &shown.outcome;
             let mut row = vec![escaped(allocator)];
             if is_known {
-                let known = |what: fn(Need) -> String| shown.need.map_or_else(|| "–".to_owned(), what);
+                let known = |what: fn(Need) -> String| shown.need.map_or_else(unknown, what);
                 row.push(known(|need| HumanBytes(need.bytes).to_string()));
                 row.push(known(|need| thousands(need.retries)));
             }
-            let share = shown.outcome.device_share();
-            row.extend([
-                HumanBytes(*peak_reserved).to_string(),
-                format!("{ratio:.3}"),
-                thousands(device_calls.total()),
-                device_us.map(time).unwrap_or_default()
-                    + &share.map(|share| format!(" ({:.2} %)", share * 100.0)).unwrap_or_default(),
-            ]);
+            row.extend([HumanBytes(*peak_reserved).to_string(), format!("{ratio:.3}")]);
             if let Some(oom) = oom {
                 row.push(format!("out of memory at event {}", thousands(oom.event as u64)));
             } else if is_known && !has_failed {
@@ -94,12 +87,19 @@ impl Section {
         let Some(first) = counts.first() else { return Ok(()) };
         let kinds: Vec<usize> =
             (0..first.len()).filter(|&kind| counts.iter().any(|counts| counts[kind].1 > 0)).collect();
-        let titles: Vec<_> =
-            ["allocator"].into_iter().chain(kinds.iter().map(|&kind| first[kind].0)).collect();
+        let titles = ["allocator", "all", "take", "of the job's time"].into_iter();
+        let titles: Vec<_> = titles.chain(kinds.iter().map(|&kind| first[kind].0)).collect();
         writeln!(out, "<h3>Device calls by kind</h3>")?;
-        let rows = self.allocators.iter().zip(&counts).map(|(shown, counts)| {
-            let cells = kinds.iter().map(|&kind| thousands(counts[kind].1));
-            [escaped(&shown.outcome.allocator)].into_iter().chain(cells).collect()
+        let rows = self.allocators.iter().zip(&counts).map(|(Shown { outcome, .. }, counts)| {
+            let share = outcome.device_share().map(|share| format!("{:.2} %", share * 100.0));
+            let mut row = vec![
+                escaped(&outcome.allocator),
+                thousands(outcome.device_calls.total()),
+                outcome.device_us.map_or_else(unknown, time),
+                share.unwrap_or_else(unknown),
+            ];
+            row.extend(kinds.iter().map(|&kind| thousands(counts[kind].1)));
+            row
         });
         table(&titles, rows, out)
     }
@@ -158,10 +158,14 @@ pub(super) fn write_live(when: &str, live: &Live, out: &mut dyn Write) -> io::Re
 
 /// In blocks of which size that is.
 pub(super) fn write_sizes(live: &Live, out: &mut dyn Write) -> io::Result<()> {
-    let rows = live.by_size.iter().rev().map(|(&power, &bytes)| {
-        vec![bar(bytes, live.bytes), format!("{} to {}", HumanBytes(1 << power), HumanBytes(1 << (power + 1)))]
+    let rows = live.by_size.iter().rev().map(|(&from, &bytes)| {
+        vec![bar(bytes, live.bytes), format!("{} to {}", HumanBytes(from), HumanBytes(2 * from))]
     });
     table(&["bytes", "in blocks of"], rows, out)
+}
+
+fn unknown() -> String {
+    "–".to_owned()
 }
 
 /// Bytes, over a bar as long as their share.

@@ -50,7 +50,7 @@ fn a_report_holds_its_figures_and_fetches_nothing() {
         "Recorded: 591 blocks, 1,179 events, 1 stream, ",
         "Reserved and not requested",
         "<h3>Device calls by kind</h3>",
-        "<h3>Live at the end: 33.00 MiB in 3 blocks</h3>",
+        "<h3>Live at the end: 65.00 MiB in 3 blocks</h3>",
         "Optimizer.step#Adam.step",
     ] {
         assert!(page.contains(told), "{told}");
