@@ -1,5 +1,5 @@
-//! The extent map: every extent of a pool's address space, the indexes of those that are free or unmapped, and the way
-//! from an address to its block.
+//! The extent map: every extent of a pool's address space, the indexes of free and unmapped ones, and the way from an
+//! address to its block.
 //!
 //! It knows nothing of time: which free extents may be joined, and which one a stream may use, others decide by the
 //! fences in it. Each change leaves every free and unmapped extent in its index, but for the extents that a method says
@@ -89,9 +89,9 @@ impl ExtentMap {
 
     // ---- the host's memory -----------------------------------------------------------------------
 
-    /// Reserves the host's memory to cut an extent and free it again, before anything changes: extents, room in the list
-    /// of unmerged ones, and a descriptor for each record. And the place in an index that an earlier free was refused.
-    /// `false` where it is refused.
+    /// Reserves the host's memory to cut an extent and free it again, before anything changes. That is extents, room in
+    /// the list of unmerged ones, and a descriptor for each record. And the place in an index that an earlier free was
+    /// refused. `false` where it is refused.
     #[inline]
     pub(super) fn make_room(&mut self) -> bool {
         // Nearly always true.
