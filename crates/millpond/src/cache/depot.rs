@@ -1,9 +1,9 @@
 //! The depot: what no magazine has room for, on shelves by size and stream, where other threads find it.
 //!
-//! A thread exchanges up to half a magazine at a time with the depot, while it is inside its own cache and without the
-//! pool's lock. The shelves have several locks, each held for one exchange only. Whoever takes everything back, under
-//! the pool's lock, closes the depot first. Until it is open again nobody gets or brings anything: so no block moves
-//! between a shelf and a magazine that was emptied already.
+//! A thread exchanges up to half a magazine at a time with the depot. It is inside its own cache then, and does not
+//! hold the pool's lock. The shelves have several locks, each held for one exchange only. Whoever takes everything
+//! back, under the pool's lock, closes the depot first. Until it is open again nobody gets or brings anything: so no
+//! block moves between a shelf and a magazine that was emptied already.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 

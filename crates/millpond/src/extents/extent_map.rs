@@ -1,5 +1,5 @@
-//! The extent map: every extent of a pool's address space, the indexes of free and unmapped ones, and the way from an
-//! address to its block.
+//! The extent map: every extent of a pool's address space, and the indexes of free and unmapped ones. It also leads
+//! from an address to its block.
 //!
 //! It knows nothing of time: which free extents may be joined, and which one a stream may use, others decide by the
 //! fences in it. Each change leaves every free and unmapped extent in its index, but for the extents that a method says

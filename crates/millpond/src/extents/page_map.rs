@@ -214,7 +214,7 @@ impl BlockDescriptor {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// What [`bytes`](Self::bytes) is before [`is_plain`](Self::is_plain) is asked: if that answers yes, the length is
+    /// What [`bytes`](Self::bytes) is before [`is_plain`](Self::is_plain) is asked. If that answers yes, the length is
     /// the block's, even if the block goes back to the arena meanwhile.
     #[inline]
     pub(crate) fn bytes_of_live(&self) -> u64 {

@@ -125,8 +125,8 @@ impl Timeline {
         self.now.load(Ordering::Relaxed)
     }
 
-    /// The last tick that work using a block may belong to, if the use was recorded at `recorded`: the present one
-    /// while marks can be recorded, else the last closed one.
+    /// The last tick that work using a block may belong to, if the use was recorded at `recorded`. That is the present
+    /// one while marks can be recorded, else the last closed one.
     pub(crate) fn last_tick(&self, recorded: Tick) -> Tick {
         let state = self.state.lock();
         match (self.marking, state.handle) {
