@@ -55,7 +55,7 @@ fn is_there(line: &str) -> bool {
         words.get(at + 1).copied()
     };
     let folder = match after("-p") {
-        Some(name) if name == "millpond" => root().join("crates/millpond"),
+        Some("millpond") => root().join("crates/millpond"),
         Some(name) => root().join("crates").join(name.trim_start_matches("millpond-")),
         None => root(),
     };
