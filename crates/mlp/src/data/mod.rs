@@ -123,7 +123,11 @@ fn find(dir: &Path, name: &str) -> Result<PathBuf> {
     if let Some(found) = names.iter().map(|name| dir.join(name)).find(|path| path.is_file()) {
         return Ok(found);
     }
-    let why = if dir.is_dir() { "no such file, nor one ending in .gz" } else { "no such folder" };
+    let why = match (dir.is_dir(), dir.exists()) {
+        (true, _) => "no such file, nor one ending in .gz",
+        (_, true) => "it is not a folder",
+        _ => "no such folder",
+    };
     Err(Error::Io {
         path: if dir.is_dir() { dir.join(name) } else { dir.to_owned() },
         action: "find the data",
