@@ -9,7 +9,7 @@ use crate::screen::wrapped;
 pub(crate) fn of_suite(suite: Suite, rows: &[Row], mark: &Row) -> String {
     let mut lines = vec![
         wrapped(&format!("{}: {}", suite.name(), suite.about()), 80),
-        format!("{:16} {:^32} {:>9}  {:>20}", "", "nanoseconds", "million", "times as long as"),
+        format!("{:16} {:^32} {:>9}  {:>19}", "", "nanoseconds", "million", "times as long as"),
         cells(["allocator", "median", "99 % below", "99.9 % below", "a second", "millpond", "malloc"]),
     ];
     for (at, row) in rows.iter().enumerate() {
@@ -38,7 +38,7 @@ fn line(row: &Row, ours: Option<&Row>, mark: &Row) -> String {
 }
 
 fn cells([name, median, p99, p999, rate, ours, mark]: [&str; 7]) -> String {
-    format!("{name:16} {median:>8} {p99:>10} {p999:>12} {rate:>9}  {ours:>10} {mark:>9}")
+    format!("{name:16} {median:>8} {p99:>10} {p999:>12} {rate:>9}  {ours:>9} {mark:>9}")
 }
 
 fn ratio(times: Option<f64>) -> String {

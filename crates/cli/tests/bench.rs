@@ -115,7 +115,7 @@ fn ctrl_c_keeps_what_was_measured() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("bench.json");
     let mut child = command()
-        .args(["bench", "--device", "sim", "--suite", "throughput,latency", "--time", "100", "--json"])
+        .args(["bench", "--device", "sim", "--suite", "throughput,latency", "--time", "20", "--json"])
         .arg(&file)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
