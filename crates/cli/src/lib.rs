@@ -68,6 +68,35 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
     })
 }
 
+/// Why a replay came to nothing.
+#[derive(Debug)]
+pub enum Refused {
+    /// The arguments make no sense.
+    Usage(String),
+    /// It could not be done.
+    Failed(String),
+}
+
+/// Runs `millpond replay` with these arguments, of which the first is the trace. Prints nothing: the answer is in the files
+/// that the arguments ask for, such as `--json`. Returns its remarks.
+///
+/// # Errors
+/// What the command would have printed as its error.
+pub fn replay_silently(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<String>, Refused> {
+    let begin = ["millpond", "replay"].map(OsString::from);
+    let args = Args::try_parse_from(begin.into_iter().chain(arguments));
+    let args = match args.map_err(|usage| Refused::Usage(usage.to_string()))?.command {
+        Command::Replay(args) => args,
+        _ => return Err(Refused::Usage("the arguments are not those of a replay".to_owned())),
+    };
+    let (ended, remarks) = screen::silently(|| replay::run(&args));
+    match ended {
+        Ok(()) => Ok(remarks),
+        Err(error @ Error::Usage(_)) => Err(Refused::Usage(error.to_string())),
+        Err(error) => Err(Refused::Failed(error.to_string())),
+    }
+}
+
 /// The exit status of a command that came to this; says what went wrong.
 fn status(result: error::Result<()>) -> u8 {
     let result = result.and_then(|()| match screen::take_lost() {

@@ -7,6 +7,7 @@
 //! is said but errors, and what a command is there to print.
 
 use std::borrow::Cow;
+use std::cell::RefCell;
 use std::io::{Error, ErrorKind, IsTerminal, Result, Write};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,6 +20,23 @@ static GIVEN_AWAY: AtomicBool = AtomicBool::new(false);
 
 /// Whether only errors are said.
 static QUIET: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Remarks that are kept for the caller instead of being printed; nothing else is said meanwhile.
+    static KEPT: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
+
+/// Runs something of which nothing is printed, and returns its remarks beside what came of it.
+pub(crate) fn silently<R>(run: impl FnOnce() -> R) -> (R, Vec<String>) {
+    KEPT.set(Some(Vec::new()));
+    let result = run();
+    (result, KEPT.take().unwrap_or_default())
+}
+
+/// Whether nothing is printed by this thread.
+fn is_silent() -> bool {
+    KEPT.with_borrow(Option::is_some)
+}
 
 /// Forgets what an earlier command in this process did to stdout.
 pub(crate) fn begin() {
@@ -48,7 +66,7 @@ pub(crate) fn give_stdout_away() {
 
 /// Prints a line to stdout, or to stderr where stdout is a file's.
 pub(crate) fn say(line: &str) {
-    if is_quiet() {
+    if is_quiet() || is_silent() {
         return;
     }
     // Relaxed: as in `begin`.
@@ -101,7 +119,8 @@ fn lost() -> std::sync::MutexGuard<'static, Option<Error>> {
 
 /// Prints a remark to stderr.
 pub(crate) fn remark(line: &str) {
-    if !is_quiet() {
+    let is_kept = KEPT.with_borrow_mut(|kept| kept.as_mut().map(|kept| kept.push(line.to_owned())).is_some());
+    if !is_kept && !is_quiet() {
         to_stderr(&on_a_terminal(line));
     }
 }

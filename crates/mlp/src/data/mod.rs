@@ -38,13 +38,13 @@ const VALIDATION: [&str; 2] = ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte
 
 macro_rules! digits {
     ($name:literal) => {
-        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/digits/", $name, ".gz"))
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/digits/", $name, ".gz"))
     };
 }
 
 impl Dataset {
     /// The digits in the program itself: 8,000 to train on and 2,000 to validate with
-    /// (`data/digits/README.md` says where they are from).
+    /// (`digits/README.md` of this crate says where they are from).
     ///
     /// # Errors
     /// None, unless the program was built from damaged files.
