@@ -109,11 +109,11 @@ fn show(info: &Info) {
     match (&info.cuda, &info.no_cuda) {
         (Some(driver), _) => {
             let from = driver.library.as_ref().map_or("unknown".into(), |path| path.display().to_string());
-            answer(&format!("CUDA driver: for CUDA {}, from {from}", driver.cuda_version));
+            answer(&format!("CUDA: {}, driver {from}", driver.cuda_version));
         }
         (None, why) => {
             let why = why.as_deref().unwrap_or("unknown");
-            answer(&wrapped(&format!("CUDA driver: {why}"), 80));
+            answer(&wrapped(&format!("CUDA: {why}"), 80));
         }
     }
     for device in &info.devices {

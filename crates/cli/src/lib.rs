@@ -85,7 +85,7 @@ pub enum Refused {
 pub fn replay_silently(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<String>, Refused> {
     let begin = ["millpond", "replay"].map(OsString::from);
     let args = Args::try_parse_from(begin.into_iter().chain(arguments));
-    let args = match args.map_err(|usage| Refused::Usage(usage.to_string()))?.command {
+    let args = match args.map_err(|usage| Refused::Usage(usage::error(&usage).to_string()))?.command {
         Command::Replay(args) => args,
         _ => return Err(Refused::Usage("the arguments are not those of a replay".to_owned())),
     };
@@ -106,7 +106,7 @@ fn status(result: error::Result<()>) -> u8 {
     match result {
         Ok(()) => 0,
         Err(error) => {
-            screen::complain(&error.to_string());
+            screen::complain(&error.worded());
             error.status()
         }
     }
