@@ -78,7 +78,11 @@ fn bars(rows: &[&Row], label: impl Fn(&Row) -> String) -> Value {
         let (x, y): (Vec<_>, Vec<_>) = of.iter().map(|row| (label(row), row.p50_ns)).unzip();
         json!({ "type": "bar", "name": allocator, "x": x, "y": y })
     });
-    json!({ "data": bars, "layout": { "yaxis": logarithmic("nanoseconds") } })
+    // From 1 ns: a bar that began elsewhere would make small differences look large.
+    let most = rows.iter().map(|row| row.p50_ns).fold(10.0, f64::max);
+    let mut axis = logarithmic("nanoseconds");
+    axis["range"] = json!([0.0, most.log10() * 1.02]);
+    json!({ "data": bars, "layout": { "yaxis": axis } })
 }
 
 fn by_threads(rows: &[&Row]) -> Value {

@@ -22,6 +22,7 @@ mod progress;
 mod replay;
 mod replay_args;
 mod replay_export;
+mod replay_progress;
 mod replay_tables;
 mod results;
 mod screen;

@@ -18,9 +18,6 @@ static LOST: Mutex<Option<Error>> = Mutex::new(None);
 /// Whether stdout is a file's.
 static GIVEN_AWAY: AtomicBool = AtomicBool::new(false);
 
-/// Whether only errors are said.
-static QUIET: AtomicBool = AtomicBool::new(false);
-
 thread_local! {
     /// Remarks that are kept for the caller instead of being printed; nothing else is said meanwhile.
     static KEPT: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
@@ -33,10 +30,8 @@ pub(crate) fn silently<R>(run: impl FnOnce() -> R) -> (R, Vec<String>) {
     (result, KEPT.take().unwrap_or_default())
 }
 
-/// Whether nothing is printed by this thread.
-fn is_silent() -> bool {
-    KEPT.with_borrow(Option::is_some)
-}
+/// Whether only errors are said.
+static QUIET: AtomicBool = AtomicBool::new(false);
 
 /// Forgets what an earlier command in this process did to stdout.
 pub(crate) fn begin() {
@@ -55,7 +50,7 @@ pub(crate) fn be_quiet(quiet: bool) {
 /// Whether nothing but errors is said.
 pub(crate) fn is_quiet() -> bool {
     // Relaxed: as in `begin`.
-    QUIET.load(Ordering::Relaxed)
+    QUIET.load(Ordering::Relaxed) || KEPT.with_borrow(Option::is_some)
 }
 
 /// From now on stdout is for [`Stdout`] alone.
@@ -66,7 +61,7 @@ pub(crate) fn give_stdout_away() {
 
 /// Prints a line to stdout, or to stderr where stdout is a file's.
 pub(crate) fn say(line: &str) {
-    if is_quiet() || is_silent() {
+    if is_quiet() {
         return;
     }
     // Relaxed: as in `begin`.
@@ -120,7 +115,10 @@ fn lost() -> std::sync::MutexGuard<'static, Option<Error>> {
 /// Prints a remark to stderr.
 pub(crate) fn remark(line: &str) {
     let is_kept = KEPT.with_borrow_mut(|kept| kept.as_mut().map(|kept| kept.push(line.to_owned())).is_some());
-    if !is_kept && !is_quiet() {
+    if is_kept {
+        return;
+    }
+    if !is_quiet() {
         to_stderr(&on_a_terminal(line));
     }
 }
