@@ -137,7 +137,7 @@ pub(super) fn write_live(when: &str, live: &Live, out: &mut dyn Write) -> io::Re
     if live.sites.is_empty() {
         return match live.blocks {
             0 => Ok(()),
-            _ => writeln!(out, "<p class=note>The recording has no tags and call stacks to say whose.</p>"),
+            _ => writeln!(out, "<p class=note>No tags or call stacks were recorded to say whose.</p>"),
         };
     }
     let has_tags = live.sites.iter().any(|site| site.tag.is_some());
