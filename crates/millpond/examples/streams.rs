@@ -17,8 +17,8 @@ fn main() -> Result<()> {
     let scratch = Buffer::<f32>::zeroed(&pool, ELEMENTS, &compute)?;
     assert_eq!(pool.reserved().current, reserved);
 
-    // Used on a stream that is not its own: order the work with an event, and record the use, so that the free
-    // waits for that stream too. (`copy_from` does both itself; a kernel of your own needs them.)
+    // Here the buffer is used on another stream. An event orders the work. The recorded use makes the free wait for
+    // that stream, too. (`copy_from` does both itself; a kernel of your own needs them.)
     let batch = Buffer::from_slice(&pool, &vec![2.0f32; ELEMENTS], &load)?;
     compute.wait(&load.record()?)?;
     batch.record_use(&compute)?;

@@ -1,8 +1,8 @@
 //! What bindings to other languages need, so that their own part of a call stays as short as the pool's.
 //!
-//! A binding finds the pool and the stream that a handle stands for, and must keep them while it uses them. Where a
-//! thread asks for the same two again and again, it may remember a [`Shortcut`] instead: for a few nanoseconds in the
-//! common case, since the calls never wait, call back or fail.
+//! A binding finds the pool and the stream that a handle stands for, and must keep them while it uses them. A thread
+//! that asks for the same two again and again may remember a [`Shortcut`] instead. Its calls take a few nanoseconds:
+//! they never wait, call back or fail.
 
 use crate::cache;
 use crate::device::DevicePtr;
@@ -25,7 +25,7 @@ impl Shortcut {
     /// where they have none, whatever the reason.
     ///
     /// # Safety
-    /// A clone of the pool and one of the stream are alive, this is the thread that made the shortcut, and its
+    /// A clone of the pool and one of the stream are alive. This is the thread that made the shortcut, and its
     /// [end](on_thread_end) was not told.
     #[inline(always)]
     pub unsafe fn alloc(&self, bytes: u64) -> Option<DevicePtr> {

@@ -12,21 +12,29 @@ use crate::order::Stream;
 use crate::pool::{Pool, PoolInner};
 use crate::{Error, Result};
 
-/// `len` elements of device memory on one stream. Moves but does not copy; dropped, it is freed after the
-/// work given to its stream by then. It keeps its pool's memory alive, also when the pool's last handle is
-/// gone.
+/// `len` elements of device memory on one stream.
 ///
-/// Elements are plain bytes ([`Pod`]), so that whatever a device wrote there is one:
+/// When dropped, it is freed after the work that its stream was given by then. The host does not wait. It keeps its pool's
+/// memory alive, even after the pool's last handle is gone.
+///
+/// ```
+/// use millpond::{Buffer, Context, Pool};
+///
+/// let device = Context::host()?;
+/// let pool = Pool::builder(&device).build()?;
+/// let stream = device.create_stream()?;
+/// let x = Buffer::from_slice(&pool, &[1.0_f32, 2.0], &stream)?;
+/// let mut y = Buffer::<f32>::zeroed(&pool, 2, &stream)?;
+/// y.copy_from(&x)?;
+/// assert_eq!(y.to_vec()?, [1.0, 2.0]); // waits for the stream
+/// # Ok::<(), millpond::Error>(())
+/// ```
+///
+/// Elements are plain bytes ([`Pod`]), so that any bytes which a device writes are valid elements:
 /// ```compile_fail,E0277
 /// # let device = millpond::Context::host()?;
 /// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
 /// let flags = millpond::Buffer::<bool>::new(&pool, 100, &stream)?; // error: `bool` is not `Pod`
-/// # Ok::<(), millpond::Error>(())
-/// ```
-/// ```
-/// # let device = millpond::Context::host()?;
-/// # let (pool, stream) = (millpond::Pool::builder(&device).build()?, device.create_stream()?);
-/// let flags = millpond::Buffer::<u8>::new(&pool, 100, &stream)?;
 /// # Ok::<(), millpond::Error>(())
 /// ```
 pub struct Buffer<T: Pod> {
@@ -172,8 +180,8 @@ impl<T: Pod> Buffer<T> {
         Ok(elements)
     }
 
-    /// Copies from another buffer of the same length. The other's stream need not be this one's: this
-    /// stream is made to wait for it, and the other's memory is kept until the copy is done.
+    /// Copies from another buffer of the same length. It may be of another stream: this stream then waits for that one,
+    /// and the other's memory is kept until the copy is done.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`], [`Error::WrongDevice`], or the device's own.
@@ -191,8 +199,8 @@ impl<T: Pod> Buffer<T> {
         if elsewhere {
             self.stream.wait_for(&from.stream)?;
         }
-        // SAFETY: two live blocks do not overlap; both are valid on this stream, which waits for the other's
-        // writes, and whose use of it is recorded before anyone can free it.
+        // SAFETY: two live blocks do not overlap; both are valid on this stream, which waits for the other's writes,
+        // and whose use is recorded before a free.
         unsafe {
             self.stream.device().copy(self.ptr, from.ptr, self.byte_len(), handle)?;
         }

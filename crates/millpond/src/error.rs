@@ -2,20 +2,32 @@
 
 use crate::device::{DeviceError, DevicePtr};
 use crate::out_of_memory::OutOfMemory;
+use crate::stats::HumanBytes;
 
 /// Why a request to a pool, a buffer or a budget was refused. Nothing changed then, unless the variant says
-/// otherwise.
+/// otherwise. The text says what happened, the figures, and what to do next.
+///
+/// ```
+/// use millpond::{Context, Error, Pool};
+///
+/// let device = Context::host()?;
+/// let pool = Pool::builder(&device).hard_limit(64 << 20).build()?;
+/// let stream = device.create_stream()?;
+/// match pool.alloc(1 << 30, &stream) {
+///     Err(Error::OutOfMemory(report)) => assert_eq!(report.advice(), "raise hard_limit, or request less"),
+///     other => panic!("{other:?}"),
+/// }
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// There is no memory for the request, after everything that could be given back was given back.
     #[error("{0}")]
     OutOfMemory(Box<OutOfMemory>),
-    /// The host refused memory, or addresses, that describe the device's: a limit of this process, not the device's.
-    /// docs/out-of-memory.md says which calls may end the process instead.
-    #[error(
-        "pool '{pool}': the host refused {bytes} bytes ({what}); the device may have memory left. Free or trim what is not needed, or raise the process's limits (ulimit -v, the container's memory)"
-    )]
+    /// The host refused memory or addresses for the pool's own records. The limit is this process's, not the device's.
+    /// The page `docs/out-of-memory.md` says which calls may end the process instead.
+    #[error("pool '{pool}': {}", DeviceError::HostMemory { what, bytes: *.bytes })]
     HostMemory {
         /// What it is needed for, or the call that failed.
         what: &'static str,
@@ -25,7 +37,7 @@ pub enum Error {
         pool: String,
     },
     /// The size overflows once rounded up, or is more than any device can address.
-    #[error("{} are more than can be addressed; check the size's arithmetic", in_all(*.bytes, *.count))]
+    #[error("{} are more than an address can hold: check how the size is computed", in_all(*.bytes, *.count))]
     SizeOverflow {
         /// Bytes asked for, saturated.
         bytes: u64,
@@ -33,7 +45,7 @@ pub enum Error {
         count: u64,
     },
     /// The alignment is no power of two, or larger than a page.
-    #[error("an alignment of {align} bytes: alignments are powers of two up to {largest} bytes")]
+    #[error("the alignment is {align} bytes: use a power of two, at most {}", HumanBytes(*.largest))]
     BadAlignment {
         /// The alignment asked for.
         align: u64,
@@ -73,15 +85,15 @@ pub enum Error {
         owner: String,
     },
     /// The pointer belongs to no pool of the device.
-    #[error("{ptr} was not allocated by pool '{pool}' or any other pool of its device")]
+    #[error("{ptr} was not allocated by {}: pass an address that alloc returned", pools(.pool))]
     ForeignPointer {
         /// The pointer.
         ptr: DevicePtr,
-        /// The pool that was asked.
+        /// The pool that was asked; empty if all of a context were.
         pool: String,
     },
     /// The stream, event or buffer belongs to another device than the pool.
-    #[error("the {what} belongs to another device than pool '{pool}'; use one of the pool's own context")]
+    #[error("the {what} belongs to another device than pool '{pool}': use one of the pool's own context")]
     WrongDevice {
         /// What was passed: "stream", "buffer", ….
         what: &'static str,
@@ -89,13 +101,13 @@ pub enum Error {
         pool: String,
     },
     /// The pool was destroyed; it frees what is live but allocates nothing.
-    #[error("pool '{pool}' was destroyed and allocates no more")]
+    #[error("pool '{pool}' was destroyed: build another pool to allocate")]
     PoolDestroyed {
         /// The pool's name.
         pool: String,
     },
-    /// The pool was destroyed while blocks were live. It **is** destroyed: their memory goes back when the
-    /// last of them is freed.
+    /// The pool was destroyed while blocks were live. The pool **is** destroyed. Their memory goes back when the last
+    /// of them is freed.
     #[error("pool '{pool}' was destroyed with {}", left_behind(*.blocks, *.bytes))]
     LiveBlocks {
         /// The pool's name.
@@ -105,11 +117,12 @@ pub enum Error {
         /// Bytes in them.
         bytes: u64,
     },
-    /// The pool was destroyed, and some of its memory could not be given back yet: a stream that is being captured may use
-    /// it, which cannot be waited for. It **is** destroyed: the memory goes back when the host next synchronises, once
-    /// the capture has ended.
+    /// The pool was destroyed, and some of its memory could not be given back yet. A stream that is being captured may
+    /// use it, and cannot be waited for. The pool **is** destroyed. The memory goes back when the host next
+    /// synchronises after the capture.
     #[error(
-        "pool '{pool}' was destroyed, and {bytes} bytes of it may still be in use: a stream is being captured, or an event on it failed; they go back when the host next synchronises"
+        "pool '{pool}' was destroyed, but work may still use {} of it: a stream is being captured, or an event failed. End the capture and synchronise: the memory then goes back",
+        HumanBytes(*.bytes)
     )]
     MemoryInUse {
         /// The pool's name.
@@ -119,14 +132,14 @@ pub enum Error {
     },
     /// Allocations go to this memory of a capture already.
     #[error(
-        "a capture into this memory of pool '{pool}' is under way; end it first, or make another CapturePool for the second"
+        "this CapturePool of pool '{pool}' is already in a capture: end that one first, or make a second CapturePool"
     )]
     CaptureUnderWay {
         /// The pool's name.
         pool: String,
     },
     /// A length of elements that does not match.
-    #[error("{what}: {found} elements where {expected} were expected")]
+    #[error("{what}: {found} elements given, but {expected} expected")]
     LengthMismatch {
         /// What was asked for.
         what: &'static str,
@@ -137,7 +150,7 @@ pub enum Error {
     },
     /// The workspace has less left than was asked for.
     #[error(
-        "the workspace has {left} of its {capacity} bytes left, and {requested} were asked for; reset it, or make it larger"
+        "{requested} bytes requested, but the workspace has {left} of its {capacity} bytes left: reset it, or make it larger"
     )]
     WorkspaceFull {
         /// Bytes asked for.
@@ -187,16 +200,23 @@ pub type Result<T> = std::result::Result<T, Error>;
 fn in_all(bytes: u64, count: u64) -> String {
     match count {
         1 => format!("{bytes} bytes"),
-        _ => format!("{bytes} bytes or more, of {count} elements,"),
+        _ => format!("{count} elements"),
+    }
+}
+
+/// The pools that do not know a pointer.
+fn pools(asked: &str) -> String {
+    match asked {
+        "" => "any pool of this device".to_owned(),
+        _ => format!("pool '{asked}', nor by another pool of its device"),
     }
 }
 
 /// What a destroyed pool still waits for.
 fn left_behind(blocks: u64, bytes: u64) -> String {
+    let bytes = HumanBytes(bytes);
     match blocks {
-        1 => format!("1 live block of {bytes} bytes; its memory goes back when that is freed"),
-        _ => format!(
-            "{blocks} live blocks of {bytes} bytes in all; its memory goes back when the last of them is freed"
-        ),
+        1 => format!("1 live block of {bytes}: free it, and its memory goes back"),
+        _ => format!("{blocks} live blocks of {bytes} in all: free them, and their memory goes back"),
     }
 }

@@ -1,32 +1,52 @@
-//! Millpond: a GPU memory pool. Stream-ordered allocation that holds no more memory than the program uses.
+//! A GPU memory pool: stream-ordered allocation that holds no more memory than the program uses.
+//!
+//! A *pool* takes memory from a device in pages, and gives it to the program in blocks. Allocations and frees are ordered
+//! by streams, as kernels are. A repeated allocation makes no device call, and the host does not wait for the device. Free
+//! pages are remapped to where they are needed, before the pool takes new memory.
 //!
 //! ```
 //! use millpond::{Buffer, Context, Pool};
 //!
-//! let device = Context::host()?; // or Context::cuda(0)?
-//! let pool = Pool::builder(&device).build()?;
+//! let device = Context::host()?; // the CPU as a device; Context::cuda(0)? is the first GPU
+//! let pool = Pool::builder(&device).name("activations").build()?;
 //! let stream = device.create_stream()?;
-//! let mut buffer = Buffer::<f32>::zeroed(&pool, 1024, &stream)?;
-//! buffer.copy_from_slice(&[1.0; 1024])?;
-//! assert_eq!(buffer.to_vec()?, [1.0; 1024]);
-//! drop(buffer); // freed in stream order
-//! println!("{}", pool.stats());
+//! let mut inputs = Buffer::<f32>::zeroed(&pool, 1024, &stream)?;
+//! inputs.copy_from_slice(&[1.0; 1024])?; // in stream order
+//! assert_eq!(inputs.to_vec()?, [1.0; 1024]); // waits for the stream
+//! drop(inputs); // freed in stream order: the host does not wait
+//! let outputs = Buffer::<f32>::new(&pool, 1024, &stream)?; // the same memory, without a device call
+//! println!("{} bytes in use\n{}", outputs.byte_len(), pool.stats());
 //! # Ok::<(), millpond::Error>(())
 //! ```
 //!
-//! # The floors
-//! Each module uses only those below it: [`Pool`], [`Context`] and [`Buffer`] (`pool/` and beside it, [`mod@cudarc`] too) over
-//! `cache/` (each thread's magazines), `extents/` (addresses), `physical/` (physical memory), `order/` ([`Stream`], [`Event`]) and [`device`]
-//! (hardware). `docs/walk.md` follows one allocation through all of them.
+//! # Where to begin
+//! | to … | use |
+//! | --- | --- |
+//! | open a device and make streams | [`Context`], [`Stream`], [`Event`] |
+//! | build a pool, with limits and options | [`Pool::builder`], [`PoolBuilder`], [`Budget`] |
+//! | hold typed memory that frees itself | [`Buffer`] |
+//! | reuse one block every step | [`Workspace`] |
+//! | hold plain blocks, as an allocator for others does | [`Pool::alloc`], [`Pool::free`] |
+//! | capture CUDA graphs | [`Pool::capture_pool`], [`CapturePool`] |
+//! | launch kernels with cudarc | [`mod@cudarc`] |
+//! | see what a pool did | [`Pool::stats`], [`Stats`] |
+//! | record a run for `millpond replay` | [`mod@record`] |
+//! | test an allocator or a device | the module `testing`, [`device::sim`] |
+//!
+//! The repository has a page for each question in `docs/`, and whole programs in `crates/millpond/examples/`.
 //!
 //! # Features
-//! `cuda` (default): the CUDA device, over cudarc. `cudarc` (default): the module [`mod@cudarc`], buffers that
-//! cudarc's launches, copies and libraries take. `cuda-13000` (default): the CUDA version of cudarc's types, which
-//! is one for all of a build; it asks nothing of the driver, which may be of CUDA 12.0. A program that uses cudarc
-//! with another version takes `default-features = false, features = ["cudarc", "record"]` and chooses the version there.
+//! | feature | default | what it adds |
+//! | --- | --- | --- |
+//! | `cuda` | yes | the CUDA device. It needs no toolkit to build, and loads the driver when a GPU is opened |
+//! | `cudarc` | yes | the module [`mod@cudarc`]: buffers for cudarc's launches, copies and libraries |
+//! | `cuda-13000` | yes | the CUDA version of cudarc's types; the driver may still be of CUDA 12.0 |
+//! | `record` | yes | the module [`mod@record`], [`Pool::start_recording`], and the variable `MILLPOND_RECORD` |
+//! | `testing` | no | the module `testing`: devices that check how an allocator uses them |
+//! | `lab` | no | for the experiments of this repository only |
 //!
-//! `record` (default): the module [`mod@record`], [`Pool::start_recording`] and `MILLPOND_RECORD`. `testing`: the module
-//! `testing`, devices that check how an allocator uses them.
+//! All of a build shares one CUDA version of cudarc's types. A program that uses another one depends on millpond with
+//! `default-features = false, features = ["cudarc", "record"]`, and chooses the version in its own dependency on cudarc.
 
 #[doc(hidden)]
 pub mod bindings;
@@ -59,6 +79,18 @@ mod workspace;
 
 #[cfg(not(feature = "record"))]
 use no_record as record;
+
+// The examples of the repository's pages are tests. They are not in the packaged crate, whose own tests are in the repository.
+#[cfg(doctest)]
+mod pages {
+    #[doc = include_str!("../../../docs/graphs.md")]
+    mod graphs {}
+    #[cfg(feature = "cudarc")]
+    #[doc = include_str!("../../../docs/rust.md")]
+    mod rust {}
+    #[doc = include_str!("../../../docs/stream-order.md")]
+    mod stream_order {}
+}
 
 pub use buffer::Buffer;
 pub use error::{Error, Result};

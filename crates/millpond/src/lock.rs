@@ -1,9 +1,9 @@
-//! Locks without a table that the whole process shares: those of the standard library, which are a word for the kernel's
-//! futex each, without its poison.
+//! Locks without a table that the whole process shares. Each is a lock of the standard library, one word for the
+//! kernel's futex, without poison.
 //!
-//! Uses nothing of ours; every floor may use it. parking_lot's locks queue in one table for all locks of a process, which
-//! has locks of its own. A thread that is queueing at a fork has one of them, for ever in the child: there the next thread
-//! that waits for any lock hangs, also one for a lock of the child's own.
+//! Uses nothing of ours. Every floor may use it. parking_lot's locks queue in one table for all locks of a process,
+//! which has locks of its own. A thread that queues at a fork holds one of them, in the child for ever. The child's
+//! next thread that waits for any lock then hangs, even for a lock of its own.
 //!
 //! A panic while a lock is held leaves what it guards as it is then: nothing of ours calls the program with a lock held.
 

@@ -5,6 +5,19 @@ use std::fmt;
 use crate::stats::HumanBytes;
 
 /// An out-of-memory error's account of where the memory is. Bytes throughout.
+///
+/// ```
+/// use millpond::device::sim::{SimDevice, SimOptions};
+/// use millpond::{Context, Error, Limit, Pool};
+///
+/// let device = Context::new(SimDevice::new(SimOptions::default().capacity(64 << 20))?);
+/// let pool = Pool::builder(&device).build()?;
+/// let stream = device.create_stream()?;
+/// let Err(Error::OutOfMemory(report)) = pool.alloc(65 << 20, &stream) else { panic!("it fits") };
+/// assert_eq!((report.limit, report.requested), (Limit::Device, 65 << 20));
+/// println!("{report}"); // all of it, in words
+/// # Ok::<(), Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OutOfMemory {
@@ -52,63 +65,64 @@ pub enum Limit {
 }
 
 impl OutOfMemory {
-    /// What would have let the request succeed.
+    /// What would have let the request succeed, as one phrase: "raise hard_limit, or request less".
     pub fn advice(&self) -> String {
-        let ours = self.reserved + self.other_pools;
-        let others = self.device_total.saturating_sub(self.device_free).saturating_sub(ours);
-        let free_some = self.what_to_free();
-        match (self.limit, free_some) {
-            (Limit::HardLimit(limit), _) if self.requested > limit => format!(
-                "ask for less, or raise the pool's hard limit of {}: no free makes that much room",
-                HumanBytes(limit)
-            ),
-            (Limit::Budget { limit, .. }, _) if self.requested > limit => format!(
-                "ask for less, or raise the budget of {}: no free makes that much room",
-                HumanBytes(limit)
-            ),
-            (Limit::Device, _) if self.requested > self.device_total => format!(
-                "ask for less: the whole device has {}, of which other allocators and processes hold {}",
-                HumanBytes(self.device_total),
-                HumanBytes(others)
-            ),
-            (Limit::HardLimit(limit), Some(free_some)) => {
-                format!("{free_some}, or raise the pool's hard limit of {}", HumanBytes(limit))
+        let free = self.what_to_free();
+        match (self.limit, free) {
+            (Limit::HardLimit(limit), _) if self.requested > limit => {
+                "raise hard_limit, or request less".to_owned()
             }
-            (Limit::HardLimit(limit), None) => format!(
-                "raise the pool's hard limit of {}: memory is taken in whole pages",
-                HumanBytes(limit)
-            ),
-            (Limit::Budget { limit, held }, _) => format!(
-                "the pools of this budget hold {} of {}: trim or free in any of them, or raise the budget",
-                HumanBytes(held),
-                HumanBytes(limit)
-            ),
-            (Limit::Headroom(headroom), Some(free_some)) => {
-                format!("lower the pool's headroom of {}, or {free_some}", HumanBytes(headroom))
+            (Limit::HardLimit(_), Some(free)) => format!("{free}, or raise hard_limit"),
+            (Limit::HardLimit(_), None) => "raise hard_limit: memory is taken in whole pages".to_owned(),
+            (Limit::Budget { limit, .. }, _) if self.requested > limit => {
+                "raise the budget, or request less".to_owned()
             }
-            (Limit::Headroom(headroom), None) => {
-                format!("lower the pool's headroom of {}", HumanBytes(headroom))
-            }
-            (Limit::Device, Some(free_some)) => format!(
-                "{free_some}; other allocators and processes hold {} of the device",
-                HumanBytes(others)
-            ),
-            (Limit::Device, None) => format!(
-                "nothing of this pool is live; other pools hold {}, and other allocators and processes {} of the device",
-                HumanBytes(self.other_pools),
-                HumanBytes(others)
-            ),
+            (Limit::Budget { .. }, _) => "free or trim in any of its pools, or raise the budget".to_owned(),
+            (Limit::Headroom(_), Some(free)) => format!("{free}, or lower headroom"),
+            (Limit::Headroom(_), None) => "lower headroom".to_owned(),
+            (Limit::Device, _) if self.requested > self.device_total => "request less".to_owned(),
+            (Limit::Device, Some(free)) => free,
+            (Limit::Device, None) => "free memory elsewhere on the device".to_owned(),
         }
     }
 
-    /// What frees in the pool would have to be of; `None` where nothing is live.
+    /// What was requested, and what stood in the way, by the name of the setting.
+    fn cause(&self) -> String {
+        let requested = self.requested;
+        let (what, limit) = match self.limit {
+            Limit::HardLimit(limit) => ("hard_limit is", limit),
+            Limit::Budget { limit, .. } if requested > limit => ("the budget is", limit),
+            Limit::Budget { limit, held } => {
+                let (held, limit) = (HumanBytes(held), HumanBytes(limit));
+                let requested = HumanBytes(requested);
+                return format!("{requested} requested, but the pools of its budget hold {held} of {limit}");
+            }
+            Limit::Headroom(headroom) => {
+                let (requested, headroom) = (HumanBytes(requested), HumanBytes(headroom));
+                return format!("{requested} requested, but headroom keeps {headroom} of the device free");
+            }
+            Limit::Device if requested > self.device_total => ("the whole device has", self.device_total),
+            Limit::Device => {
+                let (requested, free) = (HumanBytes(requested), HumanBytes(self.device_free));
+                return format!("{requested} requested, but the device has {free} free");
+            }
+        };
+        let texts = [requested, limit].map(|bytes| HumanBytes(bytes).to_string());
+        // Two figures that read the same would not say why.
+        if texts[0] == texts[1] {
+            return format!("{requested} bytes requested, but {what} {limit} bytes");
+        }
+        format!("{} requested, but {what} {}", texts[0], texts[1])
+    }
+
+    /// How much to free in the pool; `None` where nothing is live.
     fn what_to_free(&self) -> Option<String> {
         match self.requested.checked_sub(self.cached) {
             _ if self.live == 0 => None,
             Some(lacking @ 1..) if lacking <= self.live => {
                 Some(format!("free {} of live blocks", HumanBytes(lacking)))
             }
-            Some(1..) => Some("free what is live, which alone is not enough".to_owned()),
+            Some(1..) => Some("free the live blocks, which alone is not enough".to_owned()),
             // Whole pages would have been used, or given back.
             _ => Some("free live blocks that share a page with what is cached".to_owned()),
         }
@@ -117,22 +131,101 @@ impl OutOfMemory {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ours = self.reserved + self.other_pools;
+        let others = self.device_total.saturating_sub(self.device_free).saturating_sub(ours);
         write!(
             f,
-            "out of memory in pool '{}': {} requested; {} live in {} block{}, {} cached, {} reserved, {} in other \
-             pools; the longest free range has {}; the device has {} free of {}. What would help: {}",
+            "out of memory in pool '{}': {}: {}. The pool has {} live in {} block{}, {} cached, {} \
+             reserved; its longest free range is {}. The device has {} free of {}; other pools hold {}, other allocators \
+             and processes {}",
             self.pool,
-            HumanBytes(self.requested),
+            self.cause(),
+            self.advice(),
             HumanBytes(self.live),
             self.blocks,
             if self.blocks == 1 { "" } else { "s" },
             HumanBytes(self.cached),
             HumanBytes(self.reserved),
-            HumanBytes(self.other_pools),
             HumanBytes(self.largest_free),
             HumanBytes(self.device_free),
             HumanBytes(self.device_total),
-            self.advice()
+            HumanBytes(self.other_pools),
+            HumanBytes(others),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// A report of a pool that holds 10 MiB, of which 8 are live, on a device of 1 GiB.
+    fn report(requested: u64, limit: Limit) -> OutOfMemory {
+        OutOfMemory {
+            pool: "weights".to_owned(),
+            requested,
+            limit,
+            live: 8 * MIB,
+            blocks: 1,
+            cached: 2 * MIB,
+            reserved: 10 * MIB,
+            other_pools: 0,
+            device_free: 500 * MIB,
+            device_total: 1 << 30,
+            largest_free: MIB,
+        }
+    }
+
+    #[test]
+    fn a_report_names_the_setting_and_all_figures() {
+        assert_eq!(
+            report(1 << 30, Limit::HardLimit(256 * MIB)).to_string(),
+            "out of memory in pool 'weights': 1.00 GiB requested, but hard_limit is 256.00 MiB: raise hard_limit, or \
+             request less. The pool has 8.00 MiB live in 1 block, 2.00 MiB cached, 10.00 MiB reserved; its longest free \
+             range is 1.00 MiB. The device has 500.00 MiB free of 1.00 GiB; other pools hold 0 B, other allocators and \
+             processes 514.00 MiB"
+        );
+    }
+
+    #[test]
+    fn each_limit_has_its_cause_and_advice() {
+        let said = |requested, limit| {
+            let text = report(requested, limit).to_string();
+            text[text.find(": ").unwrap() + 2..text.find(". The pool").unwrap()].to_owned()
+        };
+        assert_eq!(
+            said(6 * MIB, Limit::HardLimit(12 * MIB)),
+            "6.00 MiB requested, but hard_limit is 12.00 MiB: free 4.00 MiB of live blocks, or raise hard_limit"
+        );
+        assert_eq!(
+            said(64 * MIB, Limit::Budget { limit: 32 * MIB, held: 10 * MIB }),
+            "64.00 MiB requested, but the budget is 32.00 MiB: raise the budget, or request less"
+        );
+        assert_eq!(
+            said(16 * MIB, Limit::Budget { limit: 32 * MIB, held: 30 * MIB }),
+            "16.00 MiB requested, but the pools of its budget hold 30.00 MiB of 32.00 MiB: free or trim in any of its \
+             pools, or raise the budget"
+        );
+        assert_eq!(
+            said(6 * MIB, Limit::Headroom(512 * MIB)),
+            "6.00 MiB requested, but headroom keeps 512.00 MiB of the device free: free 4.00 MiB of live blocks, or \
+             lower headroom"
+        );
+        assert_eq!(
+            said(2 << 30, Limit::Device),
+            "2.00 GiB requested, but the whole device has 1.00 GiB: request less"
+        );
+        assert_eq!(
+            said(600 * MIB, Limit::Device),
+            "600.00 MiB requested, but the device has 500.00 MiB free: free the live blocks, which alone is not enough"
+        );
+    }
+
+    #[test]
+    fn two_figures_never_read_the_same() {
+        let text = report((256 << 20) + 1, Limit::HardLimit(256 << 20)).to_string();
+        assert!(text.contains("268435457 bytes requested, but hard_limit is 268435456 bytes"), "{text}");
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! Uses nothing of ours; every floor may use it.
 //!
-//! Of the parent's threads only the one that forked lives on in the child. Locks that others held stay locked, streams
-//! whose threads are gone never get on, data may be half written, and CUDA does not work at all. So each object knows
-//! the [`Process`] that made it, and whoever is about to lock, wait or call the device [checks](Process::check) first.
+//! Of the parent's threads only the one that forked lives on in the child. Locks that others held stay locked, and
+//! streams whose threads are gone never go on. Data may be half written, and CUDA does not work at all. So each object
+//! knows the [`Process`] that made it, and whoever is about to lock, wait or call the device [checks](Process::check)
+//! first.
 //!
 //! **How the child knows.** The C library calls [`in_child`] there before `fork` returns (`pthread_atfork`): it counts
 //! the fork, and then calls what was [registered](on_fork). So a check is a load and a comparison. A page that the kernel

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A figure that moves: where it is, and the highest it has been since the last reset.
+/// A figure that moves: its present value, and its highest since the last reset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Level {
     /// Now.
@@ -42,7 +42,22 @@ macro_rules! list_of_device_calls {
 
 macro_rules! define_device_calls {
     ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Device calls by kind, counted since the pool was built.
+        /// Device calls by kind, counted since the pool was built. [`Stats::calls`] has them.
+        ///
+        /// ```
+        /// use millpond::{Context, Pool};
+        ///
+        /// let device = Context::host()?;
+        /// let pool = Pool::builder(&device).build()?;
+        /// let stream = device.create_stream()?;
+        /// for _step in 0..3 {
+        ///     let block = pool.alloc(1 << 20, &stream)?;
+        ///     # unsafe { pool.free(block, &stream) }?;
+        ///     // … free it …
+        /// }
+        /// assert_eq!(pool.stats().calls.create, 1); // the first step's
+        /// # Ok::<(), millpond::Error>(())
+        /// ```
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         #[non_exhaustive]
         pub struct DeviceCalls {
@@ -66,8 +81,8 @@ impl DeviceCalls {
     }
 }
 
-/// The list of what a pool counts, for Rust here, for C and for Python: it hands the fields of [`Stats`], and those of
-/// its methods that are figures, to the macro that is named.
+/// The list of what a pool counts, for Rust here, for C and for Python. It hands the fields of [`Stats`], and its
+/// methods that are figures, to the named macro.
 ///
 /// A new figure is the last of `later`, which C's struct does not have: C programs know the places of the others.
 #[doc(hidden)]
@@ -125,13 +140,29 @@ macro_rules! define_stats {
         methods { $($methods:tt)* }
         later { $($(#[$later_doc:meta])* $later:ident: $later_type:ident,)* }
     ) => {
-        /// What a pool did and holds. All sizes in bytes. Read without stopping the pool: each figure is exact, but
-        /// two of them may be a moment apart while others allocate.
+        /// What a pool did and holds. All sizes in bytes. Reading it does not stop the pool.
         ///
-        /// The high-water mark of what is reserved is exact. Those of what is live are never too low. They are exact as
-        /// long as one thread uses the pool, and at most 1/1024 too high where several do: one after the other, or at
-        /// once as far as their peaks can be settled in 1 % of the time. Beyond that, where many threads allocate and
-        /// free at once all the time, each one's own highest counts: the mark may be too high by what they freed since.
+        /// Each figure is exact, but two of them may be a moment apart while other threads allocate.
+        ///
+        /// ```
+        /// use millpond::{Context, Pool};
+        ///
+        /// let device = Context::host()?;
+        /// let pool = Pool::builder(&device).build()?;
+        /// let stream = device.create_stream()?;
+        /// let block = pool.alloc(1000, &stream)?;
+        /// let stats = pool.stats();
+        /// assert_eq!((stats.requested.current, stats.blocks.current), (1000, 1));
+        /// assert!(stats.allocated.current >= 1000 && stats.reserved.high >= stats.allocated.high);
+        /// println!("{stats}"); // for people
+        /// # unsafe { pool.free(block, &stream) }?;
+        /// # Ok::<(), millpond::Error>(())
+        /// ```
+        ///
+        /// # High-water marks
+        /// That of `reserved` is exact. Those of live bytes are never too low. They are exact while one thread uses the
+        /// pool, and at most 1/1024 too high while several do. An exception is many threads that allocate and free at once
+        /// all the time. Then a mark may be too high by what the threads freed since their own peaks.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
         #[non_exhaustive]
         pub struct Stats {

@@ -11,8 +11,8 @@ use crate::order::Stream;
 use crate::pool::Pool;
 use crate::{Error, Result};
 
-/// Device memory that is handed out from front to back and taken back all at once. Handing out costs an
-/// addition; nothing is freed one by one.
+/// Device memory that is handed out from front to back, and taken back all at once. Handing out costs an
+/// addition. Nothing is freed one by one.
 ///
 /// ```
 /// use millpond::{Context, Pool, Workspace};
@@ -47,7 +47,17 @@ impl fmt::Debug for Workspace {
     }
 }
 
-/// Memory of a [`Workspace`], until its next [reset](Workspace::reset).
+/// Memory of a [`Workspace`], until its next [reset](Workspace::reset). [`Workspace::alloc`] returns it.
+///
+/// ```
+/// # let device = millpond::Context::host()?;
+/// # let pool = millpond::Pool::builder(&device).build()?;
+/// # let stream = device.create_stream()?;
+/// let workspace = millpond::Workspace::new(&pool, 1 << 20, &stream)?;
+/// let scratch = workspace.alloc::<f32>(1024)?;
+/// assert_eq!((scratch.len(), scratch.ptr().raw() % 512), (1024, 0)); // the address is for kernels
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct WorkspaceSlice<'a, T> {
     ptr: DevicePtr,
@@ -66,8 +76,7 @@ impl Workspace {
         Ok(Self { block, used: std::cell::Cell::new(0), high: 0 })
     }
 
-    /// Hands out `len` elements with no defined content, for work on the workspace's stream. No elements take
-    /// nothing, also of a workspace that is used up.
+    /// Hands out `len` elements with no defined content, for work on the workspace's stream. Zero elements always fit.
     ///
     /// # Errors
     /// [`Error::WorkspaceFull`] where less is left; nothing is handed out then.
@@ -85,8 +94,8 @@ impl Workspace {
         Ok(WorkspaceSlice { ptr: self.block.ptr().offset(start), len, of: PhantomData })
     }
 
-    /// Takes everything back. Slices handed out before cannot be used after, as the borrow shows; work that
-    /// uses them needs no waiting for, since what is handed out next is for later work on the same stream.
+    /// Takes everything back. The borrow forbids the use of earlier slices. Their work need not be waited for: what is
+    /// handed out next is for later work on the same stream.
     ///
     /// ```compile_fail,E0502
     /// # let device = millpond::Context::host()?;

@@ -115,7 +115,7 @@ fn a_pool_below_its_hard_limit_says_what_would_help() {
     assert_eq!(report.requested, 40 * MIB);
     assert_eq!(report.live, 40 * MIB);
     assert_eq!(report.limit, Limit::HardLimit(64 * MIB));
-    assert!(report.to_string().contains("raise the pool's hard limit of 64.00 MiB"), "{report}");
+    assert!(report.to_string().contains("40.00 MiB requested, but hard_limit is 64.00 MiB"), "{report}");
     assert_eq!(pool.stats().out_of_memory, 1);
     pool.check().unwrap();
     pool.free_block(kept, &stream).unwrap();

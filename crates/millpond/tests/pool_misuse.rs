@@ -134,7 +134,7 @@ fn sizes_that_overflow_are_refused() {
     let text = bench.refused(|| bench.pool.alloc(u64::MAX, &bench.stream)).to_string();
     assert_eq!(
         text,
-        "18446744073709551615 bytes are more than can be addressed; check the size's arithmetic"
+        "18446744073709551615 bytes are more than an address can hold: check how the size is computed"
     );
     for bytes in [u64::MAX, u64::MAX - 511, 1 << 63, (1 << 56) + 1] {
         let error = bench.refused(|| bench.pool.alloc(bytes, &bench.stream));
@@ -198,7 +198,7 @@ fn streams_of_another_context_are_refused() {
     bench.refused(|| Ok(bench.stream.wait_for(&theirs)?));
     let pool = Pool::builder(&elsewhere).build().unwrap();
     let error = bench.refused(|| bench.context.set_current_pool(Some(&pool)));
-    assert!(matches!(error, Error::WrongDevice { what: "current pool", .. }), "{error}");
+    assert!(matches!(error, Error::WrongDevice { what: "context", .. }), "{error}");
 }
 
 #[test]
@@ -257,7 +257,10 @@ fn a_destroyed_pool_only_frees_what_is_live() {
     let bench = Bench::new();
     let error = bench.pool.destroy().unwrap_err();
     assert_eq!(error, Error::LiveBlocks { pool: mine(), blocks: 1, bytes: 1000 });
-    assert!(error.to_string().contains("with 1 live block of 1000 bytes; its memory goes back"), "{error}");
+    assert!(
+        error.to_string().contains("with 1 live block of 1000 B: free it, and its memory goes back"),
+        "{error}"
+    );
     let expected = Error::PoolDestroyed { pool: mine() };
     assert_eq!(bench.refused(|| bench.pool.alloc(64, &bench.stream)), expected);
     assert_eq!(bench.refused(|| bench.pool.alloc_zeroed(64, &bench.stream)), expected);
@@ -316,7 +319,7 @@ fn every_error_says_which_pool_and_what_to_do() {
         assert!(text.contains("'mine'") && text.contains(&ptr.to_string()), "{text}");
     }
     let text = bench.pool.alloc(1 << 40, &bench.stream).unwrap_err().to_string();
-    assert!(text.contains("'mine'") && text.contains("What would help"), "{text}");
+    assert!(text.contains("'mine'") && text.contains("request less"), "{text}");
     other.free_block(theirs, &bench.stream).unwrap();
 }
 
@@ -328,32 +331,25 @@ fn nobody_is_told_to_free_more_than_there_could_be() {
         other => panic!("{other}"),
     };
     let pool = Pool::builder(&context).build().unwrap();
-    assert!(advice(&pool, 257 * MIB).starts_with("ask for less: the whole device has 256.00 MiB"));
+    assert_eq!(advice(&pool, 257 * MIB), "request less");
     let small = Pool::builder(&context).hard_limit(64 * MIB).build().unwrap();
-    assert!(
-        advice(&small, 65 * MIB).starts_with("ask for less, or raise the pool's hard limit of 64.00 MiB")
-    );
+    assert_eq!(advice(&small, 65 * MIB), "raise hard_limit, or request less");
     let live = small.alloc(64 * MIB, &stream).unwrap();
-    assert!(advice(&small, 2 * MIB).starts_with("free 2.00 MiB of live blocks"));
+    assert_eq!(advice(&small, 2 * MIB), "free 2.00 MiB of live blocks, or raise hard_limit");
     small.free_block(live, &stream).unwrap();
     let tiny = Pool::builder(&context).hard_limit(MIB).build().unwrap();
-    assert!(
-        advice(&tiny, 512)
-            .starts_with("raise the pool's hard limit of 1.00 MiB: memory is taken in whole pages")
-    );
+    assert_eq!(advice(&tiny, 512), "raise hard_limit: memory is taken in whole pages");
     let budget = Budget::bytes(64 * MIB);
     let shared = Pool::builder(&context).budget(&budget).build().unwrap();
-    assert!(advice(&shared, 65 * MIB).starts_with("ask for less, or raise the budget of 64.00 MiB"));
+    assert_eq!(advice(&shared, 65 * MIB), "raise the budget, or request less");
     let most = pool.alloc(250 * MIB, &stream).unwrap();
-    assert!(
-        advice(&shared, 64 * MIB).starts_with("nothing of this pool is live; other pools hold 250.00 MiB")
-    );
+    assert_eq!(advice(&shared, 64 * MIB), "free memory elsewhere on the device");
     let little = shared.alloc(4 * MIB, &stream).unwrap();
-    assert!(advice(&shared, 60 * MIB).starts_with("free what is live, which alone is not enough; other"));
+    assert_eq!(advice(&shared, 60 * MIB), "free the live blocks, which alone is not enough");
     shared.free_block(little, &stream).unwrap();
     pool.free_block(most, &stream).unwrap();
     let modest = Pool::builder(&context).headroom(256 * MIB).build().unwrap();
-    assert_eq!(advice(&modest, MIB), "lower the pool's headroom of 256.00 MiB");
+    assert_eq!(advice(&modest, MIB), "lower headroom");
 }
 
 #[test]

@@ -265,7 +265,7 @@ fn a_bad_record_variable_is_reported_without_tracing() {
     let output = in_another_process("cannot record", Path::new("/no/such/folder/run.mprec"));
     assert!(output.status.success(), "{output:?}");
     let said = String::from_utf8_lossy(&output.stderr);
-    let expected = "millpond: MILLPOND_RECORD is not followed: cannot record to /no/such/folder/run.mprec: ";
+    let expected = "millpond: MILLPOND_RECORD is ignored: cannot record to /no/such/folder/run.mprec: ";
     assert!(said.contains(expected), "{said}");
 }
 

@@ -101,7 +101,7 @@ def test_the_base_of_a_block_is_found_from_inside(hooks: Hooks) -> None:
 def test_without_pytorch_a_failing_allocation_is_null_with_a_message(hooks: Hooks) -> None:
     assert hooks.alloc(512 * MIB, ORDINAL, None) is None
     message = millpond.last_error()
-    assert message is not None and "512.00 MiB requested" in message and "hard limit" in message
+    assert message is not None and "512.00 MiB requested" in message and "hard_limit" in message
     assert hooks.alloc(MIB, 64, None) is None
     assert millpond.last_error() == "there is no GPU 64: GPUs are numbered from 0 to 63"
 

@@ -86,7 +86,7 @@ def test_no_bytes_are_the_null_address(pool: millpond.Pool) -> None:
 
 def test_alignment_is_kept_or_refused(pool: millpond.Pool) -> None:
     assert pool.allocate(100, align=64 * 1024).ptr % (64 * 1024) == 0
-    with pytest.raises(ValueError, match="alignments are powers of two"):
+    with pytest.raises(ValueError, match="the alignment is 3 bytes: use a power of two"):
         pool.allocate(100, align=3)
 
 
@@ -96,8 +96,8 @@ def test_out_of_memory_tells_what_would_help() -> None:
     with pytest.raises(millpond.OutOfMemoryError) as caught:
         pool.allocate(4 * MIB)
     message = str(caught.value)
-    assert "4.00 MiB requested; 6.00 MiB live in 1 block," in message
-    assert "raise the pool's hard limit of 8.00 MiB" in message
+    assert "4.00 MiB requested, but hard_limit is 8.00 MiB: free" in message
+    assert "6.00 MiB live in 1 block," in message
     assert isinstance(caught.value, MemoryError) and isinstance(caught.value, millpond.Error)
     assert pool.stats().out_of_memory == 1
     kept.free()
@@ -105,10 +105,8 @@ def test_out_of_memory_tells_what_would_help() -> None:
 
 
 def test_more_than_can_be_addressed_is_an_overflow(pool: millpond.Pool) -> None:
-    with pytest.raises(OverflowError, match="check the size's arithmetic"):
+    with pytest.raises(OverflowError, match="check how the size is computed"):
         pool.allocate(1 << 60)
-    with pytest.raises(OverflowError):
-        pool.allocate(-1)
 
 
 def test_trim_gives_back_what_is_free(pool: millpond.Pool) -> None:
@@ -187,7 +185,7 @@ def test_a_destroyed_pool_allocates_no_more(pool: millpond.Pool) -> None:
     block = pool.allocate(MIB)
     with pytest.raises(millpond.MisuseError, match="was destroyed with 1 live block of"):
         pool.destroy()
-    with pytest.raises(millpond.MisuseError, match="allocates no more"):
+    with pytest.raises(millpond.MisuseError, match="build another pool"):
         pool.allocate(MIB)
     block.free()
 
@@ -209,7 +207,7 @@ def test_devices_that_do_not_exist_are_refused() -> None:
         millpond.Pool("cuda:63")
     with pytest.raises(millpond.DeviceError):
         millpond.Pool(-1)
-    with pytest.raises(ValueError, match="a GPU has what it has"):
+    with pytest.raises(ValueError, match="the memory of a GPU is fixed"):
         millpond.Pool("cuda", capacity=1)
 
 

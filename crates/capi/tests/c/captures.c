@@ -56,7 +56,7 @@ static void handles_share_memory(void) {
     OK(millpond_capture_create(pool, &first));
     OK(millpond_capture_share(first, &second));
     OK(millpond_capture_begin(first, stream));
-    FAILS(millpond_capture_begin(second, stream), CAPTURE_UNDER_WAY, "under way");
+    FAILS(millpond_capture_begin(second, stream), CAPTURE_UNDER_WAY, "already in a capture");
     OK(millpond_alloc(pool, 2 << 20, stream, &block));
     OK(millpond_free(pool, block, stream));
     /* A release ends what began through the handle. */

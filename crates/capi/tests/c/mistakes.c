@@ -186,9 +186,9 @@ static void pointers(void) {
     OK(millpond_free(pool, block, stream));
     FAILS(millpond_free(pool, block, stream), DOUBLE_FREE, "was freed already");
     FAILS(millpond_record_use(pool, block, stream), DOUBLE_FREE, "was freed already");
-    FAILS(millpond_alloc(pool, SIZE_MAX, stream, &none), SIZE_OVERFLOW, "check the size");
-    FAILS(millpond_alloc_aligned(pool, 8, 3, stream, &none), BAD_ALIGNMENT, "powers of two");
-    FAILS(millpond_alloc_aligned(pool, 8, 0, stream, &none), BAD_ALIGNMENT, "powers of two");
+    FAILS(millpond_alloc(pool, SIZE_MAX, stream, &none), SIZE_OVERFLOW, "check how the size");
+    FAILS(millpond_alloc_aligned(pool, 8, 3, stream, &none), BAD_ALIGNMENT, "power of two");
+    FAILS(millpond_alloc_aligned(pool, 8, 0, stream, &none), BAD_ALIGNMENT, "power of two");
 }
 
 static void other_devices(void) {
@@ -201,7 +201,7 @@ static void other_devices(void) {
     OK(millpond_stream_create(elsewhere, &theirs));
     FAILS(millpond_alloc(pool, 1, theirs, &block), WRONG_DEVICE, "another device");
     OK(millpond_stream_record(elsewhere, theirs, &event));
-    FAILS(millpond_stream_wait(context, stream, event), DEVICE_INVALID, "another device's");
+    FAILS(millpond_stream_wait(context, stream, event), DEVICE_INVALID, "another device");
     FAILS(millpond_host_launch(elsewhere, theirs, free, NULL), DEVICE_UNSUPPORTED, "does not support");
     OK(millpond_event_release(event));
     OK(millpond_stream_release(theirs));

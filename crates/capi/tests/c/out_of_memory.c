@@ -49,7 +49,7 @@ static int32_t take_time(size_t bytes, void *data) {
 static void *ask_for_too_much(void *data) {
     void *none;
     /* What a callback may make room for: beyond the limit itself, none is asked. */
-    FAILS(millpond_alloc(((struct visit *)data)->pool, 40 << 20, NULL, &none), OUT_OF_MEMORY, "hard limit");
+    FAILS(millpond_alloc(((struct visit *)data)->pool, 40 << 20, NULL, &none), OUT_OF_MEMORY, "hard_limit");
     return NULL;
 }
 
@@ -89,7 +89,7 @@ int main(void) {
     OK(millpond_alloc(cache.pool, 40 << 20, NULL, &block));
     CHECK(cache.asked == 1 && cache.block == NULL && cache.released_inside == MILLPOND_STATUS_BUSY);
 
-    FAILS(millpond_alloc(cache.pool, 40 << 20, NULL, &none), OUT_OF_MEMORY, "hard limit");
+    FAILS(millpond_alloc(cache.pool, 40 << 20, NULL, &none), OUT_OF_MEMORY, "hard_limit");
     CHECK(cache.asked == 2 && missing == 40 << 20);
     OK(millpond_last_out_of_memory(&report));
     CHECK(report.requested == 40 << 20 && report.live == 40 << 20 && report.blocks == 1);
@@ -97,7 +97,7 @@ int main(void) {
     CHECK(strcmp(report.pool, "limited") == 0);
     OK(millpond_pool_remove_reclaim(cache.pool, id));
     FAILS(millpond_pool_remove_reclaim(cache.pool, id), BAD_OPTION, "no callback");
-    FAILS(millpond_alloc(cache.pool, 40 << 20, NULL, &none), OUT_OF_MEMORY, "What would help");
+    FAILS(millpond_alloc(cache.pool, 40 << 20, NULL, &none), OUT_OF_MEMORY, "requested, but");
     CHECK(cache.asked == 2 && missing == 80 << 20);
     OK(millpond_pool_remove_out_of_memory(cache.pool, observer));
     FAILS(millpond_pool_remove_out_of_memory(cache.pool, observer), BAD_OPTION, "no callback");

@@ -21,8 +21,8 @@ use crate::{Result, device};
 /// `len` elements of a pool's memory that cudarc takes wherever it takes a `CudaSlice`: in launches, copies,
 /// cuBLAS, NCCL. Dropped, it is freed to the pool in stream order; the host does not wait.
 ///
-/// cudarc orders its use on other streams than its own, as it does for its slices: where the context has more
-/// than one stream and tracks events, reads wait for writes, writes for both, and the free for all of them.
+/// cudarc orders its use on other streams than its own, as it does for its slices. It does so where the context has
+/// more than one stream and tracks events. Reads then wait for writes, writes for both, and the free for all of them.
 ///
 /// ```no_run
 /// use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
@@ -207,8 +207,7 @@ impl<T> Drop for Buffer<T> {
             std::mem::forget(uses);
             return;
         }
-        // The stream waits for every read and write, as in the drop of cudarc's own slices, so that the free,
-        // which comes after the work given to it, does too.
+        // The stream waits for every read and write, as in the drop of cudarc's own slices. The free comes after that.
         let (_, write) = uses.device_ptr_mut(self.stream.cuda());
         // Its drop would record a write. It owns nothing.
         std::mem::forget(write);

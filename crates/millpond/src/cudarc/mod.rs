@@ -1,24 +1,44 @@
-//! `cudarc/`: memory of a pool in [cudarc]'s launches, copies, cuBLAS and NCCL. Behind the feature `cudarc`.
+//! Memory of a pool in [cudarc]'s launches, copies, cuBLAS and NCCL.
 //!
-//! Stands beside `Buffer` on the uppermost floor and uses the pool's public interface; of cudarc, its safe
-//! driver interface. `docs/rust.md` is the page for its users.
+//! [`Stream`] is a stream of cudarc's that a pool knows too. [`Buffer`] is memory of a pool that goes wherever a
+//! `CudaSlice` goes. cudarc orders its use between streams, as it does for its own slices.
 //!
-//! | file | concern |
-//! | --- | --- |
-//! | `stream` | [`Stream`]: a stream of cudarc's that a pool knows too |
-//! | `buffer` | [`Buffer`]: memory of a pool with the traits of cudarc's `CudaSlice` |
-//! | `uses` | cudarc's record of who reads and writes a block, and keeping it for the block's next owner |
+//! ```no_run
+//! use cudarc::driver::CudaContext;
+//! use millpond::cudarc::{Buffer, Stream};
+//! use millpond::{Context, Pool};
 //!
-//! **How one request passes through.** [`Buffer::zeroed`] allocates from the pool on the stream's millpond side,
-//! takes the `Uses` that were kept for this address or makes new ones, and sets the bytes on cudarc's side.
-//! `launch_builder(…).arg(&buffer)` pushes the address, and lets cudarc push the events of the `Uses`: no lock,
-//! no device call. Dropped, a buffer makes its stream wait for those events, as cudarc's own slices do, leaves
-//! the `Uses` for the next owner of the address, and is freed to the pool in stream order.
+//! let cuda = CudaContext::new(0)?;
+//! let stream = cuda.new_stream()?;
+//! let device = Context::from_cudarc(&cuda)?;
+//! let pool = Pool::builder(&device).build()?;
+//! let on = Stream::new(&device, &stream)?; // make it once, and clone it
+//! let y = Buffer::<f32>::zeroed(&pool, 1024, &on)?;
+//! assert_eq!(stream.clone_dtoh(&y)?, [0.0; 1024]);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
 //!
-//! **Why the events are cudarc's.** A kernel may be launched on any stream, and `.arg()` is not told which. What
-//! orders it is a pair of events per slice: cudarc waits for them before a launch or copy and records them after
-//! it, where its context has more than one stream. Only a `CudaSlice` can hold such a pair, so each buffer has
-//! one that owns no memory.
+//! [cudarc]: https://docs.rs/cudarc
+
+// Stands beside `Buffer` on the uppermost floor and uses the pool's public interface; of cudarc, its safe
+// driver interface. `docs/rust.md` is the page for its users.
+//
+// | file | concern |
+// | --- | --- |
+// | `stream` | `Stream`: a stream of cudarc's that a pool knows too |
+// | `buffer` | `Buffer`: memory of a pool with the traits of cudarc's `CudaSlice` |
+// | `uses` | cudarc's record of who reads and writes a block, and keeping it for the block's next owner |
+//
+// **How one request passes through.** `Buffer::zeroed` allocates from the pool on the stream's millpond side, and takes
+// the `Uses` that were kept for this address or makes new ones. It sets the bytes on cudarc's side.
+// `launch_builder(…).arg(&buffer)` pushes the address, and lets cudarc push the events of the `Uses`: no lock, no
+// device call. A drop makes the buffer's stream wait for those events, as cudarc's own slices do. It leaves the `Uses`
+// for the next owner of the address, and frees the block in stream order.
+//
+// **Why the events are cudarc's.** A kernel may be launched on any stream, and `.arg()` is not told which. So each
+// slice has a pair of events. cudarc waits for them before a launch or copy, and records them after it, where its
+// context has more than one stream. Only a `CudaSlice` can hold such a pair, so each buffer has one that owns no
+// memory.
 
 mod buffer;
 mod stream;
@@ -45,7 +65,9 @@ impl Context {
         if !context.is_primary() {
             return Err(DeviceError::Invalid {
                 call: "Context::from_cudarc",
-                what: "pools live in a GPU's primary context; make cudarc's with CudaContext::new".to_owned(),
+                what:
+                    "this is not the GPU's primary context, which pools need: make it with CudaContext::new"
+                        .to_owned(),
             }
             .into());
         }

@@ -11,8 +11,22 @@ use crate::{Context, Result};
 
 /// One stream, as cudarc and as millpond know it. Clones are the same stream.
 ///
-/// Launches, copies and libraries go by cudarc's side ([`cuda`](Self::cuda)), which the caller has at hand
-/// anyway; allocations go by millpond's ([`millpond`](Self::millpond)).
+/// Launches, copies and libraries use cudarc's side ([`cuda`](Self::cuda)). Allocations use millpond's
+/// ([`millpond`](Self::millpond)).
+///
+/// ```no_run
+/// use cudarc::driver::CudaContext;
+/// use millpond::{Context, Pool, Workspace};
+/// # fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let cuda = CudaContext::new(0)?;
+/// let device = Context::from_cudarc(&cuda)?;
+/// let pool = Pool::builder(&device).build()?;
+/// let on = millpond::cudarc::Stream::new(&device, &cuda.new_stream()?)?;
+/// let workspace = Workspace::new(&pool, 1 << 20, on.millpond())?;
+/// on.synchronize()?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct Stream {
     sides: Arc<Sides>,
@@ -77,9 +91,9 @@ impl Stream {
         &self.sides.millpond
     }
 
-    /// Waits until all work given to the stream so far is complete, and lets the pools know: unlike after
-    /// cudarc's `synchronize`, they reuse what is free for other streams without asking the device, and give
-    /// back what lies above their release thresholds.
+    /// Waits until all work given to the stream so far is complete, and tells the pools. They can then reuse free
+    /// memory for other streams without a device call, and give back what lies above their release thresholds. cudarc's
+    /// own `synchronize` does not tell them.
     ///
     /// # Errors
     /// The device's own.
@@ -104,8 +118,8 @@ impl Context {
         let stream = match raw {
             0 => self.default_stream()?,
             _ if raw == StreamHandle::PER_THREAD.raw() => self.per_thread_stream()?,
-            // SAFETY: the handle is of this device's primary context, as checked above. cudarc destroys it with
-            // the last owner of the `Arc`, and the last clone of `stream` is one, as of the next statement.
+            // SAFETY: the handle is of this device's primary context, as checked above. cudarc destroys it with the
+            // last owner of the `Arc`. The next statement makes the last clone of `stream` one.
             _ => unsafe { self.stream_from_raw(StreamHandle::from_raw(raw)) }?,
         };
         stream.keep_owner(cuda.clone());
@@ -119,13 +133,16 @@ fn check(device: &dyn Device, context: &CudaContext, call: &'static str) -> Devi
     if of.kind == Kind::Cuda && of.ordinal == context.ordinal() && context.is_primary() {
         return Ok(());
     }
-    let (primary, ordinal) = (if context.is_primary() { "the" } else { "a non-primary" }, context.ordinal());
+    let primary = if context.is_primary() { "the primary" } else { "a non-primary" };
     Err(DeviceError::Invalid {
         call,
         what: format!(
-            "cudarc's side is of {primary} context of GPU {ordinal}, the pools' of {} device {} ({}); make them \
-             with CudaContext::new and Context::from_cudarc",
-            of.kind, of.ordinal, of.name
+            "cudarc uses {primary} context of GPU {}, but the pool is of {} device {} ({}). Make cudarc's with \
+             CudaContext::new, and the pool's with Context::from_cudarc",
+            context.ordinal(),
+            of.kind,
+            of.ordinal,
+            of.name
         ),
     })
 }

@@ -63,8 +63,8 @@ impl Drop for Uses {
     }
 }
 
-/// The uses of blocks that were freed, by address: a pool hands the same addresses out again and again, and
-/// creating and destroying two events costs many times what a pair of the pool's does.
+/// The uses of blocks that were freed, by address. A pool hands out the same addresses again and again. To create and
+/// destroy two events costs many times what a pair of the pool's costs.
 #[derive(Debug, Default)]
 pub(super) struct KeptUses {
     by_address: OfProcess<Mutex<FxHashMap<DevicePtr, Uses>>>,

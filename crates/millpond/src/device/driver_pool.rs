@@ -1,9 +1,9 @@
 //! The driver's own stream-ordered pool (`cuMemAllocAsync`): the calls, and a model of it for the devices without a driver.
 //!
-//! **The model.** Best fit with splitting and coalescing over chunks that are never given back, as a pool with its release
-//! threshold at the maximum. A free block carries what its last stream had been given when it was freed (a
-//! fence): that stream gets the block again at once, another stream once the fence is reached. Unlike the
-//! real one, it never makes a stream wait in order to reuse a block.
+//! **The model.** Best fit with splitting and coalescing over chunks that are never given back, as a pool with its
+//! release threshold at the maximum. A free block carries a fence: what its last stream had been given when the block
+//! was freed. That stream gets the block again at once, another stream once the fence is reached. Unlike the real one,
+//! it never makes a stream wait in order to reuse a block.
 
 use std::collections::{BTreeMap, BTreeSet};
 

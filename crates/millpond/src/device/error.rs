@@ -1,13 +1,14 @@
 //! What can go wrong in a device call.
 
 use crate::process;
+use crate::stats::HumanBytes;
 
 /// A device call that did not happen.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
     /// The device has too little free memory. Nothing changed.
-    #[error("the device is out of memory: {call} of {requested} bytes")]
+    #[error("the device is out of memory: {call} requested {}. Free memory there, or request less", HumanBytes(*.requested))]
     OutOfMemory {
         /// The call that failed, as the driver names it.
         call: &'static str,
@@ -15,7 +16,10 @@ pub enum DeviceError {
         requested: u64,
     },
     /// The host has no memory for what the call needs beside the device's. Nothing changed.
-    #[error("the host refused {bytes} bytes ({what}); the device may have memory left")]
+    #[error(
+        "the host refused {} for its own memory ({what}). Raise the process's limit (ulimit -v, the container's memory), or free memory",
+        HumanBytes(*.bytes)
+    )]
     HostMemory {
         /// What it is needed for.
         what: &'static str,
@@ -43,8 +47,8 @@ pub enum DeviceError {
     },
     /// The object was made in the process that this one was forked from. Nothing changed, and nothing was waited for.
     #[error(
-        "this process was forked from the one that made the pool or the device: make a context of its own here; or, since \
-         CUDA does not work after a fork, start the process anew (in Python, with multiprocessing's \"spawn\")"
+        "a forked process cannot use the pools and devices of its parent: make a new context here. For a GPU, start a new \
+         process instead (in Python, use multiprocessing's \"spawn\"): CUDA does not work after a fork"
     )]
     Forked,
     /// The driver refused the call, or the device failed.
@@ -61,6 +65,7 @@ pub enum DeviceError {
     },
 }
 
+#[doc(hidden)]
 impl From<process::Forked> for DeviceError {
     fn from(_: process::Forked) -> Self {
         Self::Forked

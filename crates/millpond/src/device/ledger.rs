@@ -1,9 +1,9 @@
-//! What the devices without a driver (`host` and `sim`) remember of their memory, and check every call
-//! against: reserved ranges, pages, mappings, segments, and how many bytes of the capacity are taken.
+//! What the devices without a driver (`host` and `sim`) remember of their memory: reserved ranges, pages, mappings,
+//! segments, and how many bytes are taken. They check every call against it.
 //!
-//! A wrong argument is a bug of the pool above, so each is refused with a sentence that says what was wrong;
-//! a refused call changes nothing. A call costs what the range that it names has granules, and a search among the
-//! reserved ranges, of which there are few.
+//! A wrong argument is a bug of the pool above. Each is refused with a sentence that says what was wrong. A refused
+//! call changes nothing. A call costs what the range that it names has granules, and a search among the reserved
+//! ranges, of which there are few.
 
 use std::collections::BTreeMap;
 

@@ -1,34 +1,28 @@
-//! `device/`: what a pool needs of hardware, as one trait, and the devices that implement it.
+//! Devices: what a pool needs of hardware, as one trait, and three implementations.
 //!
-//! The lowest floor: it uses nothing of ours. [`Device`] is the whole of it: address ranges, physical
-//! pages, mappings, streams, events, copies. `cuda` is the real one, `host` is made of the CPU and is real
-//! too, `sim` keeps no bytes and counts cost in virtual time. All three pass `tests/conformance.rs`. What a
-//! driver does for `cuda`, `ledger` (records, checks) and `driver_pool` (its own pool) do for the other two.
-//! A device over another one says only what it does otherwise (`forward`).
+//! [`Device`] has address ranges, physical pages, mappings, streams, events and copies. The module `cuda` is for NVIDIA
+//! GPUs. [`host`] makes a real device of the CPU. [`sim`] keeps no bytes, and counts costs in virtual time.
+//! Programs open one with a [`Context`](crate::Context), or by name with a [`DeviceName`].
 //!
-//! A device only does what it is told. It holds no policy, caches nothing and never waits unless the name
-//! of the function says so (`synchronize_…`, [`Device::free_segment`]).
+//! A device does what it is told. It has no policy, caches nothing, and waits only in calls whose documentation says so
+//! (`synchronize_…`, [`Device::free_segment`]).
 //!
-//! **Captures.** While a stream is being captured into a graph ([`Device::capture_of`]), work given to it becomes
-//! nodes of the graph and does not run, and it can be neither queried nor waited for. Calls that concern memory,
-//! other streams or events recorded outside stay legal, on every thread: a device sees to that.
+//! # Captures
+//! Work that is given to a stream under capture ([`Device::capture_of`]) becomes nodes of a graph. It does not run, and
+//! can be neither queried nor waited for. Calls that concern memory, other streams, or events from outside stay legal on
+//! every thread: the device sees to that.
 //!
-//! **Handles.** Streams, events and pages are named by small copyable handles. A handle is *valid* on the device that
-//! returned it, from then until the call that destroys it; [`StreamHandle::LEGACY`] and
-//! [`PER_THREAD`](StreamHandle::PER_THREAD) are valid on each. A driver does not check that: a handle that is not valid
-//! may name anything. So each call that takes one is `unsafe`, and its caller promises that it is valid. Calls that
-//! only create something, and those that tell of the device as a whole, are safe.
+//! # Handles
+//! Streams, events and pages are named by small handles that can be copied. A handle is *valid* on the device that
+//! returned it, until the call that destroys it. [`StreamHandle::LEGACY`] and [`PER_THREAD`](StreamHandle::PER_THREAD) are
+//! valid on each device. A driver does not check handles, and one that is not valid may name anything. So each call that
+//! takes a handle is `unsafe`: its caller promises that the handle is valid.
 //!
-//! ```compile_fail,E0133
-//! # let device = millpond::device::sim::SimDevice::new(Default::default())?;
-//! # use millpond::device::Device;
-//! let (stream, event) = (device.create_stream()?, device.create_event()?);
-//! device.record_event(event, stream)?; // error: call to unsafe method
-//! # Ok::<(), millpond::device::DeviceError>(())
 //! ```
-//! ```
-//! # let device = millpond::device::sim::SimDevice::new(Default::default())?;
-//! # use millpond::device::Device;
+//! use millpond::device::Device;
+//! use millpond::device::sim::{SimDevice, SimOptions};
+//!
+//! let device = SimDevice::new(SimOptions::default())?;
 //! let (stream, event) = (device.create_stream()?, device.create_event()?);
 //! // SAFETY: both are this device's, and are destroyed below.
 //! unsafe { device.record_event(event, stream) }?;
@@ -36,6 +30,10 @@
 //! # unsafe { device.destroy_stream(stream) }?;
 //! # Ok::<(), millpond::device::DeviceError>(())
 //! ```
+
+// The lowest floor: it uses nothing of ours. All three devices pass `tests/conformance.rs`. What a driver does for `cuda`,
+// `ledger` (records, checks) and `driver_pool` (its own pool) do for the other two. A device over another one says only what
+// it does otherwise (`forward`).
 
 use std::time::Duration;
 
@@ -73,8 +71,8 @@ pub use types::{
 /// and writes down only the calls that it changes.
 ///
 /// Versions of this crate that are compatible by their number keep such a device working:
-/// - A new call has a default, which does what a device without it does: it refuses with [`DeviceError::Unsupported`], or
-///   gives the answer that was right before. So a device that does not know the call need not be changed.
+/// - A new call has a default for devices that do not have it. The default refuses with [`DeviceError::Unsupported`],
+///   or gives the answer that was right before. So a device that does not know the call need not be changed.
 /// - A pool makes a new call only where [`Properties`] or the default's answer says that the device has it.
 /// - [`Forward`] passes new calls on.
 /// - The rules of a call become stricter for its caller only, never for the device.
@@ -82,10 +80,10 @@ pub use types::{
 /// A call without a default, or one that is taken away, needs a version that is incompatible by its number.
 ///
 /// # Safety
-/// A pool hands out memory on the word of its device. So, as long as its callers keep their promises: address ranges,
-/// pages and segments that are out do not overlap; what is mapped is there until it is unmapped; and work is called
-/// complete only when it is, with all that it was ordered after. Once a wait for a stream has returned, with an error too,
-/// nothing that was given to it before is copied to the host any more.
+/// A pool relies on what its device says. As long as callers keep their promises, a device guarantees four things. Live
+/// address ranges, pages and segments do not overlap. Mapped memory is there until it is unmapped. Work is called
+/// complete only when it and all that it was ordered after are. Once a wait for a stream has returned, even with an
+/// error, no earlier work on it copies to the host.
 pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// What the device is and can do. Constant for the life of the device.
     fn properties(&self) -> &Properties;

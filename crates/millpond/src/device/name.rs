@@ -1,7 +1,7 @@
 //! Names of devices, as users type them: `sim`, `host`, `cuda`, `cuda:1`. They are read, written and opened here only.
 //!
-//! A new kind of device gets a variant of [`Kind`] with its word, a place in [`KINDS`], and what is said of each kind
-//! below: whether it is a GPU, how many there are, how one is opened.
+//! A new kind of device gets a variant of [`Kind`] with its word, and a place in [`KINDS`]. The functions below say of
+//! each kind whether it is a GPU, how many there are, and how one is opened.
 
 use std::fmt;
 use std::str::FromStr;
@@ -86,7 +86,7 @@ impl DeviceName {
     /// As for [`open`](Self::open), and [`DeviceError::Unsupported`] for the capacity of a GPU, which has what it has.
     pub fn open_with_capacity(self, capacity: Option<u64>) -> DeviceResult<Arc<dyn Device>> {
         if self.is_gpu() && capacity.is_some() {
-            let what = "a capacity that is not its own";
+            let what = "another capacity than its own; leave the capacity out";
             return Err(DeviceError::Unsupported { device: self.to_string(), what });
         }
         Ok(match self.kind {
@@ -95,7 +95,7 @@ impl DeviceName {
             #[cfg(not(feature = "cuda"))]
             Kind::Cuda => return Err(self.not_compiled_in("cuda")),
             Kind::Other => {
-                let text = "a device of another crate is opened by that crate".to_owned();
+                let text = "this device belongs to another crate: open it with that crate".to_owned();
                 return Err(DeviceError::Unavailable(text));
             }
             Kind::Host => HostDevice::with_options(HostOptions { capacity, ..HostOptions::default() })?,
@@ -108,7 +108,7 @@ impl DeviceName {
 
     #[cfg(not(feature = "cuda"))]
     fn not_compiled_in(self, feature: &str) -> DeviceError {
-        DeviceError::Unavailable(format!("{self}: millpond was built without its feature `{feature}`"))
+        DeviceError::Unavailable(format!("{self} needs millpond's feature `{feature}`: add it in Cargo.toml"))
     }
 
     /// The devices that this machine has: GPUs whose driver answers, and the CPU.
@@ -170,6 +170,17 @@ impl fmt::Display for DeviceName {
 }
 
 /// What a program's `--device` may say: a device by its name, or `auto`.
+///
+/// ```
+/// use millpond::device::DeviceChoice;
+///
+/// let choice: DeviceChoice = "auto".parse()?;
+/// let (name, why_no_gpu) = choice.find();
+/// if let Some(error) = why_no_gpu {
+///     eprintln!("using {name}: {error}");
+/// }
+/// # Ok::<(), millpond::device::UnknownDevice>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum DeviceChoice {
     /// The first GPU where there is one, else the CPU.

@@ -5,6 +5,14 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// An address in device memory. Null is 0 and is never allocated.
+///
+/// ```
+/// use millpond::device::DevicePtr;
+///
+/// let at = DevicePtr::new(0x1000).offset(16);
+/// assert_eq!((at.raw(), at.to_string().as_str()), (0x1010, "0x1010"));
+/// assert!(DevicePtr::NULL.is_null());
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[repr(transparent)]
 pub struct DevicePtr(u64);
@@ -170,6 +178,15 @@ impl fmt::Display for Kind {
 }
 
 /// What a device is and can do. Devices of other crates begin with [`Properties::new`], and set what differs.
+///
+/// ```
+/// use millpond::Context;
+///
+/// let device = Context::host()?;
+/// let properties = device.device().properties();
+/// println!("{}: {} bytes, pages of {} bytes", properties.name, properties.total_memory, properties.granularity);
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Properties {

@@ -8,8 +8,22 @@ use crate::device::{DeviceResult, EventHandle};
 
 /// A point in a stream's work. Made by [`Stream::record`](super::Stream::record).
 ///
-/// Streams that [wait](super::Stream::wait) for it are ordered after it, and pools that follow event
-/// dependencies know.
+/// Streams that [wait](super::Stream::wait) for it are ordered after it. Pools know that, and let memory pass.
+///
+/// ```
+/// use millpond::{Buffer, Context, Pool};
+///
+/// let device = Context::host()?;
+/// let pool = Pool::builder(&device).build()?;
+/// let (load, compute) = (device.create_stream()?, device.create_stream()?);
+/// let inputs = Buffer::<f32>::from_slice(&pool, &[1.0; 256], &load)?;
+/// let loaded = load.record()?;
+/// compute.wait(&loaded)?; // later work on `compute` is ordered after the copy; the host does not wait
+/// loaded.synchronize()?; // the host waits
+/// assert!(loaded.query()?);
+/// # drop(inputs);
+/// # Ok::<(), millpond::Error>(())
+/// ```
 pub struct Event {
     timelines: Arc<Timelines>,
     handle: EventHandle,
@@ -32,8 +46,8 @@ impl Event {
         Self { timelines, handle, clock }
     }
 
-    /// The driver's handle (`CUevent`), valid as long as this event lives. Recording it anew elsewhere is
-    /// not seen by the pool.
+    /// The driver's handle (`CUevent`), valid as long as this event lives. Pools do not see it if you record it again
+    /// by other means.
     pub fn handle(&self) -> EventHandle {
         self.handle
     }
@@ -60,8 +74,8 @@ impl Event {
         Ok(complete)
     }
 
-    /// Waits until the work before the event is complete, then lets the pools of the device give back what
-    /// lies above their release thresholds.
+    /// Waits until the work before the event is complete. Then the pools of the device give back what lies above their
+    /// release thresholds.
     ///
     /// # Errors
     /// The device's own.

@@ -2,26 +2,24 @@
 //!
 //! Uses `device/` only. It knows nothing of pools, addresses or pages.
 //!
-//! **Timelines.** Each stream is a [`Timeline`]: a counter that names *ticks*. Work given to the stream
-//! belongs to the tick at which the counter stands; a *mark* (an event recorded on the stream) closes the
-//! tick, so that once the mark is complete, so is all work of that tick and of those before it.
+//! **Timelines.** Each stream is a [`Timeline`]: a counter that names *ticks*. Work given to the stream belongs to the
+//! present tick. A *mark* (an event recorded on the stream) closes the tick. Once the mark is complete, so is all work
+//! of that tick and of those before it.
 //!
 //! **Fences.** A [`Fence`] names, for each stream that last used a piece of memory, the tick that must be
 //! reached before anyone else may touch it. Joining two fences takes the later tick per stream.
 //!
-//! **How one request passes through.** A free takes the stream's present tick ([`Stream::tick`]): a load, no
-//! device call. An allocation on stream *S* asks [`Timelines::is_ready`]: yes where the fence names only
-//! *S*, or what the host has waited for, or what *S* has waited for (each stream carries a vector clock of
-//! the ticks it is ordered after, joined along event dependencies, as in Fidge's and Mattern's clocks). Else
-//! the caller may look ([`Timelines::poll`], the *opportunistic* policy), make *S* wait
-//! ([`Timelines::make_wait`], *internal dependencies*), or make the host wait
-//! ([`Timelines::wait_on_host`], under memory pressure). Marks are recorded only here, when somebody needs
-//! them, not at every free.
+//! **How one request passes through.** A free takes the stream's present tick ([`Stream::tick`]): a load, no device
+//! call. An allocation on stream *S* asks [`Timelines::is_ready`]: yes where the fence names only *S*, or what the host
+//! or *S* has waited for. Each stream carries a vector clock of the ticks that it is ordered after. Clocks are joined
+//! along event dependencies, as Fidge's and Mattern's are. Else the caller may look ([`Timelines::poll`], the
+//! *opportunistic* policy), make *S* wait ([`Timelines::make_wait`], *internal dependencies*), or make the host wait
+//! ([`Timelines::wait_on_host`], under memory pressure). Marks are recorded only here, when somebody needs them, not at
+//! every free.
 //!
-//! **Streams that go away.** A stream's last handle records a final mark before the stream is destroyed; the
-//! timeline stays until that mark is complete, and then every tick of it counts as reached. Timelines are
-//! named by slot and generation, and streams by the driver's id, so a recycled handle is never taken for the
-//! old stream.
+//! **Streams that go away.** A stream's last handle records a final mark before the stream is destroyed. The timeline
+//! stays until that mark is complete. Then every tick of it counts as reached. Timelines are named by slot and
+//! generation, and streams by the driver's id, so a recycled handle is never taken for the old stream.
 
 mod event;
 mod fence;
@@ -44,9 +42,19 @@ pub(crate) use stream::StreamKey;
 pub(crate) use timeline::{Marking, Timeline};
 pub(crate) use timelines::{AfterSync, Timelines};
 
-/// How memory that one stream freed may pass to another, as for CUDA's own pools
-/// (`CU_MEMPOOL_ATTR_REUSE_…`). With all three off, only a stream's own frees, and what the host has
-/// synchronised with, are reused.
+/// How memory that one stream freed may pass to another, as for CUDA's own pools (`CU_MEMPOOL_ATTR_REUSE_…`).
+///
+/// With all three off, a stream reuses only its own frees, and what the host has synchronised with.
+///
+/// ```
+/// use millpond::{Context, Pool, ReusePolicies};
+///
+/// let device = Context::host()?;
+/// let policies = ReusePolicies { internal_dependencies: false, ..ReusePolicies::ALL };
+/// let pool = Pool::builder(&device).reuse(policies).build()?;
+/// pool.set_reuse(ReusePolicies::NONE); // from now on
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReusePolicies {
     /// Where the allocating stream is already ordered after the free, through our streams and events.

@@ -9,9 +9,25 @@ use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 
 /// A stream of a device: work given to it runs in order. Clones are the same stream.
 ///
-/// A stream made by millpond is destroyed with its last clone; work already given to it still runs. Waiting
-/// through [`wait`](Self::wait) and [`synchronize`](Self::synchronize) tells the pools what is ordered after
-/// what; waiting behind their back is safe too, but they cannot use the knowledge.
+/// A stream made by millpond is destroyed with its last clone. Work already given to it still runs.
+///
+/// [`wait`](Self::wait) and [`synchronize`](Self::synchronize) tell the pools what is ordered after what. Waiting by other
+/// means is safe, too, but pools do not learn from it.
+///
+/// ```
+/// use millpond::{Context, Pool};
+///
+/// let device = Context::host()?;
+/// let pool = Pool::builder(&device).build()?;
+/// let (one, two) = (device.create_stream()?, device.create_stream()?);
+/// let block = pool.alloc(1 << 20, &one)?;
+/// // … give `one` work that uses the block …
+/// two.wait_for(&one)?; // later work on `two` is ordered after it
+/// // SAFETY: nobody else has the block, and `two` is ordered after all work on it.
+/// unsafe { pool.free(block, &two) }?;
+/// two.synchronize()?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Stream {
     inner: Arc<HeldTimeline>,
@@ -111,7 +127,8 @@ impl Stream {
         if !Arc::ptr_eq(event.timelines(), &self.inner.timelines) {
             return Err(DeviceError::Invalid {
                 call: "Stream::wait",
-                what: "the event is another device's; record and wait on streams of one context".to_owned(),
+                what: "the event belongs to another device: record and wait on streams of one context"
+                    .to_owned(),
             });
         }
         self.inner.timelines.check_process()?;
@@ -127,8 +144,8 @@ impl Stream {
         self.wait(&other.record()?)
     }
 
-    /// Waits until all work given to the stream so far is complete, then lets the pools of the device give
-    /// back what lies above their release thresholds.
+    /// Waits until all work given to the stream so far is complete. Then the pools of the device give back what lies
+    /// above their release thresholds.
     ///
     /// # Errors
     /// As for [`handle_here`](Self::handle_here).
@@ -190,8 +207,8 @@ impl Timelines {
     /// The stream behind a handle that somebody else made. (A default stream is marked as it can be.)
     ///
     /// # Safety
-    /// The handle is valid until the last clone of the returned stream is gone; with [`Marking::AtOnce`], now and in
-    /// each later call that is given the returned stream.
+    /// The handle is valid until the last clone of the returned stream is gone. With [`Marking::AtOnce`], it is valid
+    /// now and in each later call that is given the returned stream.
     pub(crate) unsafe fn adopt_stream(
         self: &Arc<Self>,
         handle: StreamHandle,

@@ -51,7 +51,7 @@ impl Budget {
         if !(0.0..=1.0).contains(&fraction) {
             return Err(Error::BadOption {
                 option: "budget",
-                why: format!("a fraction of {fraction}; it must lie between 0 and 1"),
+                why: format!("the fraction is {fraction}: use one between 0 and 1"),
             });
         }
         Ok(Self::bytes((device.properties().total_memory as f64 * fraction) as u64))

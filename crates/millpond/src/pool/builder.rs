@@ -24,6 +24,21 @@ use crate::record::Recording;
 use crate::{Error, Result};
 
 /// The options of a pool. Made by [`Pool::builder`]; sizes in bytes.
+///
+/// ```
+/// use millpond::{Budget, Context, Pool, ReusePolicies};
+///
+/// let device = Context::host()?;
+/// let budget = Budget::fraction(device.device().as_ref(), 0.5)?;
+/// let pool = Pool::builder(&device)
+///     .name("activations")
+///     .hard_limit(8 << 30) // never holds more
+///     .budget(&budget) // nor more than this, with the other pools under it
+///     .release_threshold(1 << 30) // gives back what is free above it when the program synchronises
+///     .reuse(ReusePolicies::ALL)
+///     .build()?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct PoolBuilder {
@@ -86,15 +101,15 @@ impl PoolBuilder {
         self
     }
 
-    /// Physical bytes that the pool keeps when a stream, an event or the device is synchronised through
-    /// millpond; what is free above that goes back to the device. By default everything is kept.
+    /// Physical bytes that the pool keeps when the program synchronises a stream, an event or the device through
+    /// millpond. What is free above that goes back to the device. By default, the pool keeps everything.
     pub fn release_threshold(mut self, bytes: u64) -> Self {
         self.release_threshold = bytes;
         self
     }
 
-    /// Bytes of the device that the pool always leaves free for others. 0 by default; more costs a
-    /// memory-information call each time the pool grows.
+    /// Bytes of the device that the pool always leaves free for others. 0 by default. More costs a memory-information
+    /// call each time the pool grows.
     pub fn headroom(mut self, bytes: u64) -> Self {
         self.headroom = bytes;
         self
@@ -106,23 +121,23 @@ impl PoolBuilder {
         self
     }
 
-    /// The smallest and the largest physical page. Powers of two; the smallest is at least the device's
-    /// granularity, which is the default; 32 MiB is the default for the largest.
+    /// The smallest and the largest physical page, in bytes. Both are powers of two, and the smallest is at least the
+    /// device's granularity. The defaults are the granularity and 32 MiB.
     pub fn page_sizes(mut self, smallest: u64, largest: u64) -> Self {
         self.page_sizes = Some((smallest, largest));
         self
     }
 
-    /// What every address is a multiple of, and what sizes are rounded up to: a power of two from 256 bytes
-    /// to 2 MiB. 512 bytes by default.
+    /// Every address is a multiple of this, and sizes are rounded up to it. It is a power of two from 256 bytes to 2
+    /// MiB, by default 512 bytes.
     pub fn min_alignment(mut self, bytes: u64) -> Self {
         self.min_alignment = bytes;
         self
     }
 
-    /// Bytes that the pool may hold beyond the most that was ever live, to save time, while it is asked so often
-    /// that moving memory would take a third of the time. By default 1/32 of the device's memory, 8 GiB at most;
-    /// 0 never trades memory for time.
+    /// The growth allowance: bytes that the pool may hold beyond the most that was ever live, to save time. It does so
+    /// only where moving memory would take a third of the program's time. By default 1/32 of the device's memory, 8 GiB
+    /// at most. With 0, the pool never trades memory for time.
     pub fn spare(mut self, bytes: u64) -> Self {
         self.spare = Some(bytes);
         self
@@ -134,9 +149,9 @@ impl PoolBuilder {
         self
     }
 
-    /// Records what the pool does to a file, from the start; see [`Pool::start_recording`]. Without this
-    /// option, the environment variable `MILLPOND_RECORD` names the file, for all pools of the process; and
-    /// `MILLPOND_RECORD_CALL_SITES=1` lets it hold call sites.
+    /// Records what the pool does to a file, from the start. See [`Pool::start_recording`]. Without this option, the
+    /// environment variable `MILLPOND_RECORD` names the file, for all pools of the process. With
+    /// `MILLPOND_RECORD_CALL_SITES=1`, it has call sites.
     #[cfg(feature = "record")]
     pub fn record(mut self, to: impl Into<record::Options>) -> Self {
         self.record = Some(to.into());
@@ -146,9 +161,9 @@ impl PoolBuilder {
     /// Builds the pool. No memory of the device is taken yet, and little of the host's.
     ///
     /// # Errors
-    /// [`Error::BadOption`] for an option that makes no sense, naming it. [`Error::Recording`] if the file
-    /// that [`record`](Self::record) names cannot be written; if it is the environment that names it, the
-    /// pool goes without, and a warning is traced.
+    /// [`Error::BadOption`] for an option that makes no sense, naming it. [`Error::Recording`] if the file that
+    /// [`record`](Self::record) names cannot be written. If the environment names it, the pool warns, and records
+    /// nothing.
     pub fn build(self) -> Result<Pool> {
         let layout = self.layout()?;
         let timelines = self.context.timelines().clone();
@@ -201,7 +216,7 @@ impl PoolBuilder {
             (Some(asked), _) => inner.start_recording(&asked)?,
             (None, Some(environment)) => {
                 if let Err(error) = inner.start_recording(&environment) {
-                    record::warn(&format!("MILLPOND_RECORD is not followed: {error}"));
+                    record::warn(&format!("MILLPOND_RECORD is ignored: {error}"));
                 }
             }
             (None, None) => {}
@@ -220,21 +235,24 @@ impl PoolBuilder {
             return bad(
                 "page_sizes",
                 format!(
-                    "smallest page of {smallest} bytes; it must be a power of two of at least {granularity}, the device's granularity"
+                    "the smallest page is {smallest} bytes: use a power of two, at least {granularity} (the device's granularity)"
                 ),
             );
         }
-        if !largest.is_power_of_two() || largest < smallest || largest / smallest > 1 << 20 {
+        let most = smallest.saturating_mul(1 << 20);
+        if !largest.is_power_of_two() || largest < smallest || largest > most {
             return bad(
                 "page_sizes",
-                format!("largest page of {largest} bytes; it must be a power of two from {smallest} up"),
+                format!("the largest page is {largest} bytes: use a power of two from {smallest} to {most}"),
             );
         }
         let unit = self.min_alignment;
         if !unit.is_power_of_two() || !MIN_ALIGNMENTS.contains(&unit) || unit > smallest {
             return bad(
                 "min_alignment",
-                format!("{unit} bytes; it must be a power of two from 256 bytes to 2 MiB and at most a page"),
+                format!(
+                    "{unit} bytes: use a power of two from 256 bytes to 2 MiB, at most the smallest page ({smallest})"
+                ),
             );
         }
         Ok(Layout::new(unit, smallest, largest, EXACT_FROM))

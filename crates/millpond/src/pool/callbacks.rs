@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::lock::Mutex;
 use crate::out_of_memory::OutOfMemory;
 
-/// Names a callback registered with [`Pool::on_reclaim`](crate::Pool::on_reclaim).
+/// Names a callback registered with [`Pool::on_reclaim`](crate::Pool::on_reclaim), which has an example. For its removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ReclaimId(pub(super) u64);
 
-/// Names a callback registered with [`Pool::on_out_of_memory`](crate::Pool::on_out_of_memory).
+/// Names a callback registered with [`Pool::on_out_of_memory`](crate::Pool::on_out_of_memory), for its removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ObserverId(pub(super) u64);
 
@@ -108,7 +108,7 @@ impl<F: ?Sized> Callbacks<F> {
     }
 
     /// To be entered before a callback is called; `None` where the depth is too great, or where this thread is inside
-    /// one already: it would be asked for its own requests, without end.
+    /// one already. That one would be asked for its own requests, without end.
     pub(super) fn enter(&self, depth: u32) -> Option<InCallback<'_>> {
         let at = std::ptr::from_ref(self).addr();
         if depth >= MOST_NESTED {

@@ -12,18 +12,30 @@ use crate::extents::Owner;
 use crate::order::Stream;
 use crate::{Error, Result};
 
-/// Memory for what is captured into CUDA graphs. Made by [`Pool::capture_pool`](crate::Pool::capture_pool).
+/// Memory for what is captured into CUDA graphs. Made by [`Pool::capture_pool`](crate::Pool::capture_pool), which has an
+/// example.
 ///
-/// Clones are the same memory. It stays where it is, mapped and shared with nobody, until the last clone goes; so keep
-/// one as long as the graph. Several captures may share it, one after the other, if their graphs are replayed in the
-/// order of the captures and never at the same time, as with PyTorch's shared pools.
+/// Clones are the same memory. It stays at its addresses, and is shared with nobody, until the last clone is dropped. So
+/// keep a clone as long as the graph. Several captures may share it, one after the other, as with PyTorch's shared pools.
+/// Then their graphs must be replayed in the order of the captures, and never at the same time.
 ///
-/// To drop the last clone is to say that no graph which uses the memory is launched again: a launch is an unsafe call of
-/// the driver's, and who makes it promises that the graph's memory is there.
+/// Drop the last clone only when no graph that uses the memory is launched again. The host then waits for the device, since
+/// a replay may be under way on any stream. What is free goes back to the device. Blocks that are still live stay valid until
+/// they are freed. While another capture is under way, this is put off until it ends.
 ///
-/// When the last clone goes, the host waits for the device (a replay may be under way on any stream), and what is free
-/// goes back; blocks that are still live stay valid until they are freed. While another capture is under way, that is
-/// put off until it ends.
+/// ```
+/// # let device = millpond::Context::host()?;
+/// # let pool = millpond::Pool::builder(&device).build()?;
+/// # let stream = device.create_stream()?;
+/// let memory = pool.capture_pool();
+/// {
+///     let _capturing = memory.begin(&stream)?;
+///     let scratch = millpond::Buffer::<f32>::new(&pool, 1024, &stream)?; // comes from `memory`
+///     assert!(memory.used() > 0);
+/// }
+/// assert!(memory.reserved() > 0); // kept for replays of the graph
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct CapturePool {
     claim: Arc<Claim>,
@@ -42,9 +54,11 @@ struct Claim {
     id: MemoryId,
 }
 
-/// While this lives, allocations for the streams of a capture come from its memory. Dropped, on any thread, once the
-/// capture has ended, before or after the graph is instantiated; [foreign streams](crate::Context::foreign_stream) that
-/// were allocated on must be alive until then.
+/// While this lives, allocations for the streams of a capture come from its memory. [`CapturePool::begin`] makes it;
+/// [`Pool::capture_pool`](crate::Pool::capture_pool) has an example.
+///
+/// Drop it once the capture has ended, on any thread, before or after the graph is instantiated.
+/// [Foreign streams](crate::Context::foreign_stream) that were allocated on must be alive until then.
 #[derive(Debug)]
 #[must_use = "allocations go to the capture's memory only while this lives"]
 pub struct Capturing {
@@ -96,11 +110,14 @@ impl CapturePool {
         Self { claim: Arc::new(Claim { pool: pool.clone(), id }) }
     }
 
-    /// From now on, until the guard is dropped, the pool's allocations for work on `stream` come from this memory,
-    /// and those on streams that are part of the same capture. Call it before the capture begins, on any thread: once
-    /// it has returned, no other thread's request asks the device what would end the capture. After will do where no
-    /// other thread uses pools of the context. Meanwhile all other requests of the pool take its lock, and what is freed
-    /// on the streams that are being captured can be had on other streams only once the capture has ended.
+    /// Sends the pool's allocations on `stream` to this memory until the guard is dropped. So it does with those on other
+    /// streams of the same capture.
+    ///
+    /// Call it before the capture begins, on any thread. Once it has returned, no other thread's request asks the device
+    /// what would end the capture. It may be called later where no other thread uses pools of the context.
+    ///
+    /// Until the guard is dropped, all other requests of the pool take its lock. Memory that is freed on the captured
+    /// streams passes to other streams only once the capture has ended.
     ///
     /// # Errors
     /// [`Error::CaptureUnderWay`] where a guard of this memory lives; [`Error::WrongDevice`], or

@@ -3,7 +3,6 @@
 use std::fmt;
 use std::sync::{Arc, Weak};
 
-use crate::host::name_for_error;
 use crate::lock::Mutex;
 
 use super::Pool;
@@ -16,7 +15,20 @@ use crate::{Error, Result, device};
 
 /// A device with its streams and its pools. Clones are the same context.
 ///
-/// Pools and streams of one context know of each other; what belongs to another context is refused.
+/// Pools and streams of one context know of each other. What belongs to another context is refused.
+///
+/// ```
+/// use millpond::{Context, Pool};
+///
+/// let device = Context::host()?; // or Context::cuda(0)?
+/// let stream = device.create_stream()?;
+/// let weights = Pool::builder(&device).name("weights").build()?;
+/// let scratch = device.default_pool()?.alloc(4096, &stream)?;
+/// // SAFETY: nobody else has the block, and there is no work on it.
+/// unsafe { device.free(scratch, &stream) }?; // finds the pool by the address
+/// device.synchronize()?;
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Clone)]
 pub struct Context {
     inner: Arc<ContextInner>,
@@ -37,8 +49,8 @@ struct ContextInner {
 }
 
 impl Context {
-    /// A context over any device. Contexts made from one device object twice do not know of each other:
-    /// make one and clone it.
+    /// A context over any device. Two contexts of one device object do not know of each other, so make one and clone
+    /// it.
     pub fn new(device: Arc<dyn Device>) -> Self {
         Self {
             inner: Arc::new(ContextInner {
@@ -117,9 +129,8 @@ impl Context {
         unsafe { self.inner.timelines.adopt_stream(StreamHandle::LEGACY, Marking::WhenNeeded) }
     }
 
-    /// The calling thread's default stream. On another thread, the stream returned here frees safely but late: only
-    /// once the device is synchronised. What would give it work there, or ask or wait for it, is an error: to the
-    /// device its handle means the other thread's own.
+    /// The calling thread's default stream, for use on this thread. On another thread it frees safely but late, once
+    /// the device is synchronised. Other calls there are errors, since the handle would mean that thread's own stream.
     ///
     /// # Errors
     /// The device's own.
@@ -128,7 +139,7 @@ impl Context {
         unsafe { self.inner.timelines.adopt_stream(StreamHandle::PER_THREAD, Marking::AtOnce) }
     }
 
-    /// A stream that somebody else made and keeps. Costs nothing more than one of our own.
+    /// A stream that somebody else made and keeps. It costs no more than one of millpond's own.
     ///
     /// # Errors
     /// The device's own.
@@ -141,23 +152,22 @@ impl Context {
         unsafe { self.inner.timelines.adopt_stream(handle, Marking::WhenNeeded) }
     }
 
-    /// A stream that somebody else made and may destroy at any time. Each free on it records an event at
-    /// once (0.16 µs on an H200), since there may be no later. Call this anew whenever the handle is
-    /// presented: a recycled handle is recognised by the stream's id.
+    /// A stream that somebody else made and may destroy at any time. Each free on it records an event at once (0.16 µs
+    /// on an H200), since the stream may be gone later. Call this again whenever the handle is presented. A recycled
+    /// handle is recognised by the stream's id.
     ///
     /// # Errors
     /// The device's own.
     ///
     /// # Safety
-    /// `handle` is a live stream of this device now, and in each later call that is given the stream
-    /// returned here; and until a [capture](crate::Capturing) that it began or allocated for has ended.
+    /// `handle` is a live stream of this device now, and in each later call that is given the stream returned here. It
+    /// lives until each [capture](crate::Capturing) that it began or allocated for has ended.
     pub unsafe fn foreign_stream(&self, handle: StreamHandle) -> DeviceResult<Stream> {
         // SAFETY: the caller's promise.
         unsafe { self.inner.timelines.adopt_stream(handle, Marking::AtOnce) }
     }
 
-    /// Waits for all work on the device, then lets the pools give back what lies above their release
-    /// thresholds.
+    /// Waits for all work on the device. Then the pools give back what lies above their release thresholds.
     ///
     /// # Errors
     /// The device's own.
@@ -204,8 +214,7 @@ impl Context {
         }
     }
 
-    /// Makes `pool` the current one, and returns the one that was (if any was set). `None` goes back to the
-    /// default pool.
+    /// Makes `pool` the current one, and returns the one before, if one was set. `None` goes back to the default pool.
     ///
     /// # Errors
     /// [`Error::WrongDevice`] for a pool of another context.
@@ -213,13 +222,13 @@ impl Context {
         if let Some(pool) = pool
             && !Arc::ptr_eq(pool.timelines(), &self.inner.timelines)
         {
-            return Err(Error::WrongDevice { what: "current pool", pool: pool.name().to_owned() });
+            return Err(Error::WrongDevice { what: "context", pool: pool.name().to_owned() });
         }
         self.inner.timelines.check_process()?;
         Ok(std::mem::replace(&mut *self.inner.current.lock(), pool.cloned()))
     }
 
-    /// Frees a block of any pool of this device, also of one that was destroyed or whose last handle is gone.
+    /// Frees a block of any pool of this device, even of one that was destroyed or whose last handle is gone.
     ///
     /// # Errors
     /// [`Error::ForeignPointer`] where no pool knows the pointer, else as for [`Pool::free`].
@@ -250,7 +259,7 @@ impl Context {
         match self.inner.registry.owner_of(ptr) {
             // SAFETY: the caller's promise.
             Some(owner) => unsafe { owner.free(ptr, stream) },
-            None => Err(Error::ForeignPointer { ptr, pool: name_for_error("any") }),
+            None => Err(Error::ForeignPointer { ptr, pool: String::new() }),
         }
     }
 

@@ -2,13 +2,13 @@
 //!
 //! Uses `cache/`, `extents/`, `physical/`, `order/` and `device/`.
 //!
-//! **How one request passes through.** [`Pool::alloc`] asks the thread's magazines. Where they have nothing
-//! that fits, it checks the request and goes on under the pool's lock: to the depot, to the free blocks of the
-//! arena, then, once every thread's magazines are emptied, to what the arena can map. Where memory is short,
-//! `pressure` makes room step by step, without the lock, and asks again. [`Pool::free`] gives the block to the
-//! thread's magazines. Where it cannot, it finds the block under the lock, or says what is wrong with the address; it
-//! makes room in the magazines, or hands the block to the arena behind the stream's present tick. Synchronising a
-//! stream, an event or the device through millpond calls back here to apply the release threshold.
+//! **How one request passes through.** [`Pool::alloc`] asks the thread's magazines. Where they have nothing that fits,
+//! it checks the request and takes the pool's lock. It asks the depot, and the free blocks of the arena. Then it
+//! empties every thread's magazines, and asks what the arena can map. Where memory is short, `pressure` makes room step
+//! by step, without the lock, and asks again. [`Pool::free`] gives the block to the thread's magazines. Where it
+//! cannot, it finds the block under the lock, or says what is wrong with the address. It makes room in the magazines,
+//! or hands the block to the arena behind the stream's present tick. Synchronising a stream, an event or the device
+//! through millpond calls back here to apply the release threshold.
 
 mod allocating;
 mod builder;
@@ -50,9 +50,9 @@ use crate::{Error, OutOfMemory, Result};
 
 /// A memory pool of one device. Clones are the same pool.
 ///
-/// Allocation and free are ordered by streams, as if they were kernels: memory is valid for work ordered
-/// after the allocation and before the free. A free may name another stream than the allocation, if the
-/// program has ordered it after the work that uses the memory.
+/// Allocation and free are ordered by streams, as kernels are. Memory is valid for work ordered after the allocation
+/// and before the free. A free may name another stream than the allocation, if the program has ordered it after the
+/// work on the memory.
 ///
 /// ```
 /// use millpond::{Context, Pool};
@@ -67,13 +67,13 @@ use crate::{Error, OutOfMemory, Result};
 /// # Ok::<(), millpond::Error>(())
 /// ```
 ///
-/// When the last handle of a pool goes, the host waits for pending work on its memory and gives it back. If
-/// blocks are still live then, the pool lives on until the last of them is freed
-/// ([`Context::free`], or a [`Buffer`](crate::Buffer)'s drop).
+/// When the last handle of a pool is dropped, the host waits for pending work on its memory and gives it back. If
+/// blocks are still live, the pool stays until the last of them is freed, by [`Context::free`] or a
+/// [`Buffer`](crate::Buffer)'s drop.
 ///
-/// In a process that was forked, the parent's pools, streams, events and buffers answer each call at once: with
-/// [`Error::Forked`], or by doing nothing where there is no error to return. Dropping them there does nothing. Contexts that
-/// the child makes itself work, but for a GPU's: CUDA does not work after a fork.
+/// In a forked process, the parent's pools, streams, events and buffers answer each call at once with
+/// [`Error::Forked`]. Calls without an error do nothing there, and so do drops. The child can make contexts of its own,
+/// but not of a GPU: CUDA does not work after a fork.
 #[derive(Clone)]
 pub struct Pool {
     inner: Arc<PoolInner>,
@@ -161,21 +161,20 @@ impl Pool {
         Ok(ptr)
     }
 
-    /// Frees a block after the work given to `stream` so far, and to the streams of
-    /// [recorded uses](Self::record_use). Null is freed at no cost. Another stream than the allocation's must be
-    /// ordered after that and after all work on the block.
+    /// Frees a block after the work given to `stream` so far, and to the streams of [recorded uses](Self::record_use).
+    /// A free of null does nothing. If `stream` is not the allocation's, it must be ordered after the allocation and
+    /// after all work on the block.
     ///
-    /// A block that is freed twice is an error, also when the first free was another thread's. Two threads that
-    /// free the same block within the same nanoseconds are not told apart: the fast path takes no lock and no
-    /// atomic read-modify-write.
+    /// To free a block twice is an error, even if the first free was another thread's. Two frees of one block within
+    /// the same nanoseconds may both succeed: the fast path takes no lock. `Stats::double_frees` counts them.
     ///
     /// # Errors
     /// [`Error::DoubleFree`], [`Error::InteriorPointer`], [`Error::WrongPool`], [`Error::ForeignPointer`] or
     /// [`Error::WrongDevice`]; nothing changed then.
     ///
     /// # Safety
-    /// A live block that starts at `ptr` is the caller's: no [`Buffer`](crate::Buffer), [`Workspace`](crate::Workspace) or
-    /// other owner of it is left, and nobody uses it for work that is given later. Work that uses it is ordered as above.
+    /// A live block that starts at `ptr` is the caller's. No [`Buffer`](crate::Buffer), [`Workspace`](crate::Workspace)
+    /// or other owner of it is left. Nobody gives work that uses it later, and earlier work is ordered as above.
     ///
     /// ```compile_fail,E0133
     /// # let device = millpond::Context::host()?;
@@ -200,9 +199,9 @@ impl Pool {
         unsafe { self.inner.free(ptr, stream) }
     }
 
-    /// Notes that work on `stream` uses the block, now or until it is freed: the free will wait for what
-    /// `stream` was given by then, as with PyTorch's `record_stream`. The host never waits. (On a
-    /// [foreign stream](Context::foreign_stream) only for what it was given by now.) Of null nothing is noted.
+    /// Notes that work on `stream` uses the block. The free will wait for all work that `stream` was given by then, as
+    /// with PyTorch's `record_stream`. The host never waits. On a [foreign stream](Context::foreign_stream), the free
+    /// waits only for what the stream was given until this call. Null does nothing.
     ///
     /// # Errors
     /// As for [`free`](Self::free).
@@ -224,8 +223,8 @@ impl Pool {
         self.inner.with_live(ptr, |arena, id| arena.requested(id))
     }
 
-    /// Gives free memory back to the device until at most `bytes_to_keep` are reserved, as far as no pending
-    /// work uses it. Does not wait. Returns the bytes given back.
+    /// Gives free memory back to the device until at most `bytes_to_keep` are reserved, as far as no pending work uses
+    /// it. It does not wait. It returns the bytes given back.
     ///
     /// # Errors
     /// The device's own; what was given back until then stays given back.
@@ -274,7 +273,7 @@ impl Pool {
         self.inner.counted().allocated
     }
 
-    /// Lets the high-water marks start again from where the figures are now.
+    /// Resets the high-water marks to the present figures.
     pub fn reset_high_water(&self) {
         self.inner.reset_high_water();
     }
@@ -288,10 +287,30 @@ impl Pool {
         self.device().memory_info()
     }
 
-    /// Registers a callback that is asked when memory is short, after everything the pool can do itself: it
-    /// gets the bytes wanted, may free, trim and allocate, and says whether trying again is worth it. For what it
-    /// allocates from this pool itself no callback is asked. It runs on the allocating thread without locks held. It goes
-    /// with the pool, and what it holds (a cache of buffers, say) with it; but one that holds a [`Pool`] keeps that: give it a [`Context`] or a [`Weak`](std::sync::Weak) instead.
+    /// Registers a callback that is asked when memory is short, after everything that the pool can do itself.
+    ///
+    /// It gets the bytes wanted, and may free, trim and allocate. It says whether trying again is worth it. It runs on the
+    /// allocating thread, without locks held. For what it allocates from this pool itself, no callback is asked.
+    ///
+    /// The callback is dropped with the pool. One that holds a [`Pool`] would keep that pool: give it a [`Context`] or a
+    /// [`Weak`](std::sync::Weak) instead.
+    ///
+    /// ```
+    /// use std::sync::{Arc, Mutex};
+    ///
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let device = Context::host()?;
+    /// let pool = Pool::builder(&device).hard_limit(64 << 20).build()?;
+    /// let stream = device.create_stream()?;
+    /// let cache = Arc::new(Mutex::new(vec![Buffer::<u8>::new(&pool, 40 << 20, &stream)?]));
+    /// let entries = cache.clone();
+    /// let id = pool.on_reclaim(move |_bytes| entries.lock().unwrap().pop().is_some());
+    /// let more = Buffer::<u8>::new(&pool, 40 << 20, &stream)?; // the cache gave way
+    /// assert!(cache.lock().unwrap().is_empty());
+    /// assert!(pool.remove_reclaim(id));
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     pub fn on_reclaim(&self, reclaim: impl Fn(u64) -> bool + Send + Sync + 'static) -> ReclaimId {
         self.inner.add_reclaimer(Arc::new(reclaim))
     }
@@ -302,7 +321,7 @@ impl Pool {
     }
 
     /// Registers a callback that is told of each request for which there was no memory, before its caller gets the
-    /// error: to write it down, or to take a snapshot. It runs on the allocating thread without locks held.
+    /// error. Use it to log, or to take a snapshot. It runs on the allocating thread, without locks held.
     pub fn on_out_of_memory(&self, tell: impl Fn(&OutOfMemory) + Send + Sync + 'static) -> ObserverId {
         self.inner.add_observer(Arc::new(tell))
     }
@@ -312,8 +331,8 @@ impl Pool {
         self.inner.remove_observer(id)
     }
 
-    /// Memory for captures into CUDA graphs, which stays where it is until the last clone of the handle goes. Takes
-    /// none yet. docs/graphs.md has the contract.
+    /// Memory for captures into CUDA graphs, which stays at its addresses until the last clone of the handle is
+    /// dropped. This call takes none yet. The page `docs/graphs.md` has the contract.
     ///
     /// ```
     /// # let device = millpond::Context::host()?;
@@ -336,12 +355,12 @@ impl Pool {
         CapturePool::new(&self.inner)
     }
 
-    /// Starts recording what the pool does to a file, to be looked at with `millpond replay`: every
-    /// allocation and free with its time, stream, thread and [tag](record::tag), recorded uses, trims, and
-    /// requests without memory. Blocks that are live now are written first. A recording that runs is stopped.
+    /// Starts recording what the pool does to a file, for `millpond replay`. The file has every allocation and free
+    /// with its time, stream, thread and [tag](record::tag). It also has recorded uses, trims, and requests without
+    /// memory. Blocks that are live now are written first. An earlier recording of the pool is stopped.
     ///
-    /// Pools of one process that name the same file share it. docs/recording.md has the format, what a crash
-    /// loses, and what becomes of a file that is there already.
+    /// Pools of one process that name the same file share it. The page `docs/recording.md` has the format, and says
+    /// what a crash loses and what happens to an existing file.
     ///
     /// # Errors
     /// [`Error::Recording`] if the file cannot be written; the pool records nothing then.
@@ -360,8 +379,8 @@ impl Pool {
         self.inner.stop_recording()
     }
 
-    /// Writes what was recorded so far to the file, which can then be read while the recording goes on. Does
-    /// nothing where nothing is recorded; a write that fails is tried again, and [`Status::failure`] has it.
+    /// Writes what was recorded so far to the file, which can then be read while the recording goes on. Without a
+    /// recording it does nothing. A write that fails is tried again, and [`Status::failure`] has the reason.
     ///
     /// [`Status::failure`]: record::Status::failure
     #[cfg(feature = "record")]
@@ -384,10 +403,10 @@ impl Pool {
     /// Destroys the pool for all its handles: it allocates no more. Waits for pending work on its memory.
     ///
     /// # Errors
-    /// [`Error::LiveBlocks`] where blocks are live: the pool is destroyed all the same, and their memory goes
-    /// back when the last of them is freed. [`Error::MemoryInUse`] where a stream that is being captured uses memory of
-    /// it, which goes back when the host synchronises after that. The device's own otherwise: what was not given back is,
-    /// when the host next synchronises.
+    /// [`Error::LiveBlocks`] where blocks are live. The pool is destroyed all the same, and their memory goes back when
+    /// the last of them is freed. [`Error::MemoryInUse`] where a stream that is being captured uses memory of the pool.
+    /// It goes back when the host synchronises after the capture. The device's own otherwise. What was not given back
+    /// goes back when the host next synchronises.
     pub fn destroy(&self) -> Result<()> {
         self.inner.close()
     }
@@ -402,8 +421,8 @@ impl Pool {
         self.inner.timelines.device()
     }
 
-    /// Recounts every invariant of the pool: blocks, pages, mappings, counters. For tests; takes the lock for
-    /// a time that grows with the number of blocks.
+    /// Checks every invariant of the pool by recounting blocks, pages, mappings and counters. For tests. It holds the
+    /// lock for a time that grows with the number of blocks.
     ///
     /// # Errors
     /// A sentence that says what is wrong.

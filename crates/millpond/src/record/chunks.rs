@@ -107,10 +107,10 @@ pub enum ChunkError {
     #[error("cannot be read: {0}")]
     Io(#[from] io::Error),
     /// It does not begin with the [magic](MAGIC).
-    #[error("no recording: it does not begin with the bytes of one")]
+    #[error("not a recording: it does not begin as one")]
     NoRecording,
     /// It is of a version that this reader does not know.
-    #[error("a recording of version {found}; this reader knows version {VERSION}: use a newer millpond")]
+    #[error("a recording of version {found}, but this millpond reads version {VERSION}: use a newer one")]
     Version {
         /// The file's version.
         found: u32,
@@ -122,7 +122,7 @@ pub enum ChunkError {
         at: u64,
     },
     /// A chunk is not what was written.
-    #[error("byte {at}: a chunk with a {what}")]
+    #[error("byte {at}: a damaged chunk ({what})")]
     Damaged {
         /// Where the chunk begins.
         at: u64,
@@ -133,6 +133,20 @@ pub enum ChunkError {
 
 /// Reads the chunks of a recording, one after another, each into the same buffer of at most
 /// [`LARGEST_CHUNK`] bytes.
+///
+/// ```
+/// use millpond::record::format::Record;
+/// use millpond::record::{Chunks, records};
+///
+/// # fn count(file: std::fs::File) -> Result<usize, millpond::record::ChunkError> {
+/// let mut chunks = Chunks::new(std::io::BufReader::new(file))?;
+/// let mut allocations = 0;
+/// while let Some(payload) = chunks.next_chunk()? {
+///     allocations += records(payload).filter(|record| matches!(record, Some(Record::Alloc { .. }))).count();
+/// }
+/// # Ok(allocations)
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Chunks<R> {
     source: R,
@@ -179,7 +193,7 @@ impl<R: Read> Chunks<R> {
             [0, 4].map(|i| u32::from_le_bytes([head[i], head[i + 1], head[i + 2], head[i + 3]]));
         let bytes = length as usize;
         if bytes == 0 || bytes > LARGEST_CHUNK {
-            return Err(ChunkError::Damaged { at, what: "length that none has" });
+            return Err(ChunkError::Damaged { at, what: "impossible length" });
         }
         self.payload.resize(bytes, 0);
         if read_fully(&mut self.source, &mut self.payload)? < bytes {

@@ -1,8 +1,8 @@
 //! The clock of recordings: what it reads must be cheap, and must not go back from one processor to the next.
 //!
-//! Where Linux itself keeps time by the processor's counter (the clock source `tsc`), it has checked that the
-//! processors' counters agree, and we read the counter too: half the price of `clock_gettime`. Elsewhere we
-//! ask the system.
+//! Linux may keep time by the processor's counter (the clock source `tsc`). It has then checked that the processors'
+//! counters agree, and we read the counter, too. That is half the price of `clock_gettime`. Elsewhere we ask the
+//! system.
 
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -64,9 +64,9 @@ fn measure_slow() -> &'static Option<quanta::Clock> {
     }
 }
 
-/// The processor's counter, no earlier than what comes before in the program. A processor may read it before
-/// earlier loads else: before the one that saw that a lock is free, for one, and so before the time at which
-/// its last holder let go of it.
+/// The processor's counter, no earlier than what comes before in the program. Without it, a processor may read the
+/// counter before earlier loads. One of these may have seen that a lock is free, and the time would be before the last
+/// holder released it.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn read_counter() -> u64 {

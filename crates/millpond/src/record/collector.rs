@@ -5,7 +5,7 @@ use rtrb::{Consumer, Producer, RingBuffer};
 use super::clock::nanoseconds;
 use super::encoder::{Encoder, Event};
 use super::format::Record;
-use super::labels::Written;
+use super::labels::WrittenTags;
 use super::note::{Note, Noted};
 
 /// Notes in a thread's ring: 384 KiB. With 4,096, a thread that did nothing else filled it before the writer had come,
@@ -55,7 +55,7 @@ pub(super) struct Collector {
     rings: Vec<Ring>,
     threads: u32,
     pools: u32,
-    written: Written,
+    tags: WrittenTags,
     events: u64,
     dropped: u64,
     /// Dropped events that the file does not tell of yet.
@@ -73,7 +73,7 @@ impl Collector {
             rings: Vec::new(),
             threads: 0,
             pools: 0,
-            written: Written::default(),
+            tags: WrittenTags::default(),
             events: 0,
             dropped: 0,
             untold: 0,
@@ -99,11 +99,11 @@ impl Collector {
 
     /// Takes what the threads have noted so far. Rings whose thread is gone go with their last event.
     pub(super) fn drain(&mut self) {
-        // What is in a ring names labels that were entered before: look at the rings first.
+        // What is in a ring names tags that were entered before: look at the rings first.
         let ready: Vec<_> =
             self.rings.iter().map(|ring| (ring.notes.is_abandoned(), ring.notes.slots())).collect();
         if !self.ended {
-            self.written.catch_up(&mut self.encoder);
+            self.tags.catch_up(&mut self.encoder);
         }
         let mut rings = std::mem::take(&mut self.rings);
         for (ring, &(_, count)) in rings.iter_mut().zip(&ready) {

@@ -29,9 +29,9 @@ pub(super) fn expanded(path: &Path) -> PathBuf {
 }
 
 impl RecordFile {
-    /// Creates the file. A recording that is there already is kept beside it, as `NAME.old`, in place of an older one; if
-    /// a process is still recording to it, the new one gets the process's number into its name. What is no recording,
-    /// under either name, stays as it is, and is an error.
+    /// Creates the file. An existing recording is kept beside it as `NAME.old`, in place of an older one. If a process
+    /// is still recording to it, the new name has the process's number. Another file, under either name, stays as it
+    /// is, and is an error.
     pub(super) fn create(path: &Path) -> io::Result<Self> {
         let mut path = path.to_owned();
         // Each turn is one that another process won.
@@ -74,7 +74,9 @@ impl RecordFile {
             }
             std::fs::rename(&path, old)?;
         }
-        Err(io::Error::other("others keep taking the name; put %p, which is the process's number, into it"))
+        Err(io::Error::other(
+            "other processes keep taking this name: put %p, which becomes the process's number, into it",
+        ))
     }
 
     fn begin(file: File, path: PathBuf) -> io::Result<Self> {
@@ -128,10 +130,8 @@ fn refuse_what_is_no_recording(path: &Path, mut file: &File) -> io::Result<()> {
             return Ok(());
         }
     }
-    let what = format!(
-        "{} is there already and is no recording, so it stays as it is; name another file, or move it away",
-        path.display()
-    );
+    let what =
+        format!("{} exists and is not a recording: name another file, or move it away", path.display());
     Err(io::Error::new(io::ErrorKind::AlreadyExists, what))
 }
 

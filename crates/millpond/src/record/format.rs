@@ -1,9 +1,9 @@
-//! What a recording holds, record by record. docs/recording.md has it byte by byte.
+//! What a recording holds, record by record. The page `docs/recording.md` has it byte by byte.
 //!
-//! Records are written in [postcard's wire format](https://postcard.jamesmunns.com/wire-format): the
-//! variant's number and each integer as a LEB128 varint, signed ones zigzagged first, texts and lists behind
-//! their length. So **the order of the variants and of their fields is the format**: it only ever grows at
-//! the end, and anything else raises [`VERSION`].
+//! Records are written in [postcard's wire format](https://postcard.jamesmunns.com/wire-format): the variant's number,
+//! then the fields. Integers are LEB128 varints, signed ones zigzagged first. Texts and lists stand behind their
+//! length. So **the order of the variants and of their fields is the format**: it only ever grows at the end, and
+//! anything else raises [`VERSION`].
 
 use serde::{Deserialize, Serialize};
 
@@ -23,9 +23,9 @@ pub(super) const LONGEST_TEXT: usize = 1 << 12;
 /// One record. Numbers of threads, tags, frames and sites start at 1, and 0 stands for none; so do those of
 /// pools. Definitions come before what names them.
 ///
-/// Times are nanoseconds since [`Start`](Self::Start). An event's `after` counts from the event before it in
-/// its chunk, or from the [`Thread`](Self::Thread) record between; its `address` is the difference to that
-/// of the event before it (wrapping), or to 0 after a `Thread` record.
+/// Times are nanoseconds since [`Start`](Self::Start). An event's `after` counts from the event before it in its chunk,
+/// or from the [`Thread`](Self::Thread) record between. Its `address` is the wrapping difference to that of the event
+/// before it, or to 0 after a `Thread` record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub enum Record<'a> {

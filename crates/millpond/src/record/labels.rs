@@ -4,6 +4,8 @@
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::lock::Mutex;
 
@@ -28,7 +30,7 @@ pub(super) fn current_tag() -> u32 {
     tag.filter(|(process, _)| process.is_here()).map_or(0, |(_, tag)| tag)
 }
 
-/// What [`tag`] returns. The tag ends with it.
+/// What [`tag`] returns, which has an example. The tag ends when this is dropped.
 #[derive(Debug)]
 #[must_use = "the tag ends when this is dropped"]
 pub struct Tagged {
@@ -37,9 +39,8 @@ pub struct Tagged {
     not_send: PhantomData<*const ()>,
 }
 
-/// Files what this thread does with pools under a name, in recordings, until the result is dropped. Tags
-/// stand inside each other; of more than 64 inside each other the inner ones are left out, and of more than
-/// 65,536 different ones the later ones.
+/// Files what this thread does with pools under a name, in recordings, until the result is dropped. Tags nest, at most
+/// 64 deep: deeper ones are left out. So are new ones after 65,536 different tags.
 ///
 /// ```
 /// let _forward = millpond::record::tag("forward");
@@ -99,18 +100,45 @@ impl Tags {
 
 static SITES: PerProcess<Mutex<Sites>> = PerProcess::new();
 
+/// Call stacks as return addresses.
 #[derive(Default)]
 struct Sites {
-    frames: Vec<Frame>,
-    sites: Vec<Vec<u32>>,
-    index: Option<Index>,
+    stacks: Vec<Arc<[usize]>>,
+    index: Option<HashMap<Arc<[usize]>, u32>>,
 }
 
-#[derive(Default)]
-struct Index {
-    /// The site of each stack of return addresses.
-    sites: HashMap<Box<[usize]>, u32>,
-    frames: HashMap<Frame, u32>,
+impl Sites {
+    /// The number of a stack; 0 for a new one where no more can be kept.
+    fn enter(&mut self, stack: &[usize]) -> u32 {
+        let index = self.index.get_or_insert_default();
+        if let Some(&known) = index.get(stack) {
+            return known;
+        }
+        if self.stacks.len() == MOST {
+            return 0;
+        }
+        let stack: Arc<[usize]> = stack.into();
+        self.stacks.push(stack.clone());
+        let number = self.stacks.len() as u32;
+        index.insert(stack, number);
+        number
+    }
+}
+
+/// The number of the caller's call stack, from its return addresses alone. The recorder's thread looks up the lines of
+/// source code. For the first stack, that reads the program's debug information, and takes up to a second.
+pub(super) fn current_site() -> u32 {
+    let mut stack = [0; DEEPEST];
+    let mut depth = 0;
+    let next = |frame: &backtrace::Frame| {
+        stack[depth] = frame.ip() as usize;
+        depth += 1;
+        depth < DEEPEST
+    };
+    // SAFETY: this is the system's `_Unwind_Backtrace`, which threads may call at once: C++ exceptions do. What
+    // `backtrace::trace` adds is a lock, which another thread holds while it looks up lines.
+    unsafe { backtrace::trace_unsynchronized(next) };
+    SITES.get().lock().enter(&stack[..depth])
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -120,34 +148,51 @@ struct Frame {
     line: u32,
 }
 
-/// The number of the caller's call stack. Microseconds for one that is known, milliseconds for a new one,
-/// whose symbols are looked up. 0 for a new one where no more can be kept.
-pub(super) fn current_site() -> u32 {
-    let mut stack = [0; DEEPEST];
-    let mut depth = 0;
-    backtrace::trace(|frame| {
-        stack[depth] = frame.ip() as usize;
-        depth += 1;
-        depth < DEEPEST
-    });
-    let stack = &stack[..depth];
-    {
-        let sites = SITES.get().lock();
-        let known = sites.index.as_ref().and_then(|index| index.sites.get(stack));
-        if let Some(&known) = known {
-            return known;
-        }
-        if sites.sites.len() == MOST {
-            return 0;
-        }
-    }
-    // Without the lock: the first look-up reads the program's debug information.
-    let frames = resolved(stack);
-    SITES.get().lock().enter(stack, frames)
+static RESOLVED: PerProcess<Mutex<Resolved>> = PerProcess::new();
+
+/// The source code of call stacks. Its lock is held while debug information is read.
+#[derive(Default)]
+struct Resolved {
+    frames: Vec<Frame>,
+    /// The frames of each site, by number.
+    sites: Vec<Vec<u32>>,
+    index: Option<HashMap<Frame, u32>>,
 }
 
-/// The lines of source code of a stack, innermost first, from the first that is the program's own.
+impl Resolved {
+    /// Looks up this many sites.
+    fn catch_up(&mut self, sites: usize) {
+        while self.sites.len() < sites {
+            let stack = SITES.get().lock().stacks[self.sites.len()].clone();
+            self.enter(resolved(&stack));
+        }
+    }
+
+    fn enter(&mut self, frames: Vec<Frame>) {
+        let Self { frames: all, sites, index } = self;
+        let index = index.get_or_insert_default();
+        let number = |frame: Frame| {
+            *index.entry(frame).or_insert_with_key(|frame| {
+                all.push(frame.clone());
+                all.len() as u32
+            })
+        };
+        sites.push(frames.into_iter().map(number).collect());
+    }
+}
+
+/// The lines of source code of a stack, innermost first, from the first that is the program's own. Called under the lock
+/// of [`RESOLVED`].
 fn resolved(stack: &[usize]) -> Vec<Frame> {
+    /// The process that looks up lines, and one more; 0 while none does.
+    static LOOKING: AtomicU64 = AtomicU64::new(0);
+    let here = Process::here().number() + 1;
+    // A child that was forked while its parent looked up lines would wait for the parent's lock for ever: its stacks have
+    // no lines. Relaxed: the parent's write came before the fork, and in one process the lock of `RESOLVED` orders all.
+    if ![0, here].contains(&LOOKING.load(Ordering::Relaxed)) {
+        return Vec::new();
+    }
+    LOOKING.store(here, Ordering::Relaxed);
     let mut frames = Vec::new();
     for &ip in stack {
         backtrace::resolve(ip as *mut _, |symbol| {
@@ -159,13 +204,14 @@ fn resolved(stack: &[usize]) -> Vec<Frame> {
             }
         });
     }
+    LOOKING.store(0, Ordering::Relaxed);
     frames.drain(..of_program(&frames));
     frames.truncate(4 * DEEPEST);
     frames
 }
 
-/// The first frame that is the program's own. The innermost are those that take the stack, then come this library's,
-/// with the standard library's between them where a request came through the C interface or Python's.
+/// The first frame that is the program's own. The innermost ones take the stack, and then come this library's. Where a
+/// request came through C or Python, frames of the standard library stand between them.
 fn of_program(frames: &[Frame]) -> usize {
     let mut first = frames.iter().position(is_ours).unwrap_or(0);
     loop {
@@ -181,8 +227,8 @@ fn of_program(frames: &[Frame]) -> usize {
     }
 }
 
-/// Whether the frame is of this library or its interfaces: by its file, since debug information that has line tables
-/// only names inlined functions without their modules.
+/// Whether the frame is of this library or its interfaces. The file tells: debug information with line tables only
+/// names inlined functions without their modules.
 fn is_ours(frame: &Frame) -> bool {
     const HERE: &str = env!("CARGO_MANIFEST_DIR");
     let folders = HERE.rsplit_once('/').map_or("", |(folders, _)| folders);
@@ -206,52 +252,45 @@ fn is_standard(frame: &Frame) -> bool {
         || frame.name.starts_with("__rust")
 }
 
-impl Sites {
-    fn enter(&mut self, stack: &[usize], frames: Vec<Frame>) -> u32 {
-        let Self { frames: all, sites, index } = self;
-        let index = index.get_or_insert_default();
-        // Another thread may have entered it meanwhile.
-        if let Some(&known) = index.sites.get(stack) {
-            return known;
+/// How many tags a file has already.
+#[derive(Debug, Default)]
+pub(super) struct WrittenTags(usize);
+
+impl WrittenTags {
+    /// Writes the tags that are new.
+    pub(super) fn catch_up(&mut self, encoder: &mut Encoder) {
+        let tags = TAGS.get().lock();
+        for (at, tag) in tags.all.iter().enumerate().skip(self.0) {
+            encoder.define(&Record::Tag { tag: at as u32 + 1, inside: tag.inside, text: &tag.text });
         }
-        let number = |frame: Frame| {
-            *index.frames.entry(frame).or_insert_with_key(|frame| {
-                all.push(frame.clone());
-                all.len() as u32
-            })
-        };
-        sites.push(frames.into_iter().map(number).collect());
-        let site = sites.len() as u32;
-        index.sites.insert(stack.into(), site);
-        site
+        self.0 = tags.all.len();
     }
 }
 
-/// How many tags, frames and sites a file has already.
+/// How many call sites a file has already, with their frames.
 #[derive(Debug, Default)]
-pub(super) struct Written {
-    tags: usize,
+pub(super) struct WrittenSites {
     frames: usize,
     sites: usize,
 }
 
-impl Written {
-    /// Writes the definitions that are new.
+impl WrittenSites {
+    /// Writes the call sites that are new. Looks up their lines first, which may take long.
     pub(super) fn catch_up(&mut self, encoder: &mut Encoder) {
-        let tags = TAGS.get().lock();
-        for (at, tag) in tags.all.iter().enumerate().skip(self.tags) {
-            encoder.define(&Record::Tag { tag: at as u32 + 1, inside: tag.inside, text: &tag.text });
+        let entered = SITES.get().lock().stacks.len();
+        if self.sites == entered {
+            return;
         }
-        self.tags = tags.all.len();
-        drop(tags);
-        let sites = SITES.get().lock();
-        for (at, Frame { name, file, line }) in sites.frames.iter().enumerate().skip(self.frames) {
+        let mut resolved = RESOLVED.get().lock();
+        resolved.catch_up(entered);
+        for (at, Frame { name, file, line }) in resolved.frames.iter().enumerate().skip(self.frames) {
             encoder.define(&Record::Frame { frame: at as u32 + 1, name, file, line: *line });
         }
-        for (at, frames) in sites.sites.iter().enumerate().skip(self.sites) {
+        for (at, frames) in resolved.sites.iter().enumerate().skip(self.sites) {
             encoder.define(&Record::Site { site: at as u32 + 1, frames: frames.clone() });
         }
-        (self.frames, self.sites) = (sites.frames.len(), sites.sites.len());
+        (self.frames, self.sites) = (resolved.frames.len(), resolved.sites.len());
+        encoder.seal();
     }
 }
 
@@ -330,5 +369,25 @@ mod tests {
         let sites: Vec<_> = (0..calls).map(|_| somewhere()).collect();
         assert_eq!(sites[0], sites[1]);
         assert_ne!(sites[0], 0);
+        let mut resolved = Resolved::default();
+        resolved.catch_up(sites[0] as usize);
+        let frames = &resolved.sites[sites[0] as usize - 1];
+        // This test is a part of the library, whose own frames are left out.
+        assert!(
+            !frames.is_empty() && frames.iter().all(|frame| !is_ours(&resolved.frames[*frame as usize - 1]))
+        );
+    }
+
+    #[test]
+    fn a_stack_is_numbered_while_another_thread_looks_up_lines() {
+        let (send, receive) = std::sync::mpsc::channel();
+        let here = a_stack_is_numbered_while_another_thread_looks_up_lines as fn() as *mut _;
+        // The crate's lock is held while it calls this.
+        backtrace::resolve(here, |_| {
+            let send = send.clone();
+            std::thread::spawn(move || send.send(current_site()));
+            let site = receive.recv_timeout(std::time::Duration::from_secs(60));
+            assert_ne!(site.expect("it waits for whoever looks up lines"), 0);
+        });
     }
 }

@@ -1,24 +1,45 @@
-//! `record/`: what pools do, written to a file while they do it. docs/recording.md is the page for users.
+//! What pools do, written to a file while they do it. `millpond replay` reads it.
 //!
-//! Uses `device/` and `order/` for their words only. The pool calls it, in one line at each place.
+//! A recording has every allocation and free with its time, stream and thread. [`tag`] files what a thread does under a
+//! name. The environment variable `MILLPOND_RECORD=run.mprec` records every pool of a process.
 //!
-//! **How one event passes through.** Where recording is off, the pool's fast path asks nothing, and on its slow
-//! paths `Recording::is_on` is one relaxed load and a branch that is not taken. Where it is on, the event is stamped and put into a ring of the calling thread
-//! (`thread`, `note`), without a lock. The `recorder`'s own thread empties all rings, twenty times a second and
-//! when it is woken because one is a quarter full; a thread that finds its ring full empties them itself, unless
-//! another thread is at it. The `collector` turns events into records and chunks (`encoder`, `format`), which the
-//! writer appends to the file (`file`).
+//! ```
+//! use millpond::{Context, Pool, record};
 //!
-//! **Order.** The file has each thread's events in the thread's order, and the threads one after another; a
-//! reader sorts by time. So that this gives the true order, an allocation's time is taken after the block
-//! was had, and a free's before anyone else can have it: of two lives of one address, the earlier's free is
-//! stamped before the later's allocation. The clock (`clock`) does not go back between processors.
+//! # let folder = tempfile::tempdir().expect("a folder");
+//! # let path = folder.path().join("run.mprec");
+//! let device = Context::host()?;
+//! let pool = Pool::builder(&device).build()?;
+//! pool.start_recording(path.as_path())?; // "run.mprec"
+//! {
+//!     let _forward = record::tag("forward");
+//!     // … work that allocates …
+//! }
+//! let status = pool.stop_recording()?.expect("it was recording");
+//! println!("{} events in {}", status.events, status.path.display());
+//! # Ok::<(), millpond::Error>(())
+//! ```
 //!
-//! **What is lost.** Nothing while the disk keeps up. A write that fails is tried again; when more than
-//! 64 MiB wait, events are dropped, and the file says how many. A process that is killed loses the last 50
-//! milliseconds at most; its file can be read up to the last whole chunk.
-//!
-//! **Fork.** A child records nothing to the parent's file; a pool that it builds itself opens its own.
+//! Nothing is lost while the disk keeps up. A process that is killed loses its last 50 milliseconds or so. The file can be
+//! read up to its last whole chunk ([`Chunks`]). A forked child writes nothing to its parent's file.
+
+// docs/recording.md is the page for users. Uses `device/` and `order/` for their words only. The pool calls it, in one line
+// at each place.
+//
+// **How one event passes through.** While recording is off, the fast path does not test for it. Slow paths pay one
+// relaxed load and a branch (`Recording::is_on`). While it is on, the event is stamped and put into a ring of the
+// calling thread (`thread`, `note`), without a lock. The `recorder`'s own thread empties all rings twenty times a
+// second, and when one is a quarter full. A thread that finds its ring full empties them itself, unless another thread
+// is at it. The `collector` turns events into records and chunks (`encoder`, `format`), which the writer appends to the
+// file (`file`). Call sites (`labels`) are addresses until then: the writer looks up their lines.
+//
+// **Order.** The file has each thread's events in the thread's order, and the threads one after another; a reader sorts
+// by time. An allocation's time is taken after the pool has the block. A free's time is taken before anyone else can
+// have it. So of two lives of one address, the earlier's free has the earlier time. The clock (`clock`) does not go
+// back between processors.
+//
+// **What is lost.** A write that fails is tried again; when more than 64 MiB wait, events are dropped, and the file says how
+// many.
 
 mod chunks;
 mod clock;
@@ -40,8 +61,7 @@ pub use options::{Options, ignore_environment};
 pub use recorder::Status;
 pub(crate) use recording::{Introduction, Recording};
 
-/// Warns of what becomes of a recording: by `tracing`, or where nobody listens there, as in most programs in C or Python,
-/// on the standard error.
+/// Warns by `tracing`, or on the standard error if nobody listens there, as in most programs in C or Python.
 #[cold]
 pub(crate) fn warn(text: &str) {
     if tracing::enabled!(tracing::Level::WARN) {

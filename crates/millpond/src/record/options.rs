@@ -13,16 +13,27 @@ const CALL_SITES: &str = "MILLPOND_RECORD_CALL_SITES";
 /// Whether the environment is not asked.
 static IGNORED: AtomicBool = AtomicBool::new(false);
 
-/// Lets pools that are built from now on record only where they are told to by themselves: `MILLPOND_RECORD` is not
-/// followed in this process any more. For programs that build pools which are not the user's own, as `millpond replay`
-/// does: the variable may well name the very recording that is replayed.
+/// Ignores `MILLPOND_RECORD` in this process from now on: pools record only if their own options say so. For programs
+/// whose pools are not the user's own, as those of `millpond replay`. There the variable may name the recording that is
+/// replayed.
 pub fn ignore_environment() {
     // Relaxed: a setting; nothing is concluded from when it is seen.
     IGNORED.store(true, Ordering::Relaxed);
 }
 
-/// Where to record, and what beside the events. A path alone will do:
-/// `pool.start_recording("run.mprec")`.
+/// Where to record, and what beside the events. A path alone will do: `pool.start_recording("run.mprec")`.
+///
+/// ```
+/// use millpond::{Context, Pool, record};
+///
+/// # let folder = tempfile::tempdir().expect("a folder");
+/// # let path = folder.path().join("run.%p.mprec");
+/// let device = Context::host()?;
+/// let options = record::Options::new(path).call_sites(true); // "run.%p.mprec": %p is the process's number
+/// let pool = Pool::builder(&device).record(options).build()?;
+/// assert!(pool.recording().is_some());
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[must_use = "options do nothing until a pool is given them"]
 pub struct Options {
@@ -33,15 +44,15 @@ pub struct Options {
 }
 
 impl Options {
-    /// To this file. `%p` in it becomes the process's number. Pools of one process that name the same file
-    /// share it. A recording that is there already is kept as `PATH.old`; any other file stays as it is, and is an error.
-    /// If a process is writing there now, its file is left alone, and this one gets the process's number into its name.
+    /// Records to this file. `%p` in it becomes the process's number. Pools of one process that name the same file
+    /// share it. An existing recording is kept as `PATH.old`. Any other file stays as it is, and is an error. A file
+    /// that another process is recording to is left alone, and this one's name has the process's number.
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self { path: path.into(), call_sites: false, keep: false }
     }
 
-    /// Whether each allocation's call stack is kept: microseconds for each, milliseconds for each new one.
-    /// Not by default.
+    /// Whether each allocation's call stack is kept, which takes it some microseconds. The recorder's thread looks up the
+    /// lines of source code. Not by default.
     pub fn call_sites(mut self, keep: bool) -> Self {
         self.call_sites = keep;
         self

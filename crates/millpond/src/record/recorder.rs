@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,9 +12,10 @@ use rtrb::Producer;
 
 use super::clock::{Moment, nanoseconds};
 use super::collector::Collector;
-use super::encoder::{Event, cut};
+use super::encoder::{Encoder, Event, cut};
 use super::file::{RecordFile, expanded};
 use super::format::Record;
+use super::labels::WrittenSites;
 use super::note::Note;
 use crate::process::{PerProcess, Process};
 
@@ -36,10 +37,35 @@ pub(super) struct Recorder {
     process: Process,
     requested: PathBuf,
     pub(super) path: PathBuf,
-    file: Mutex<RecordFile>,
+    file: Mutex<Output>,
+    /// Bytes of the file.
+    written: AtomicU64,
     collector: Mutex<Collector>,
     state: Mutex<State>,
     wake: Condvar,
+}
+
+/// The file, and the definitions of call sites on the way to it. Their lines are looked up here, where no thread of the
+/// program waits.
+#[derive(Debug)]
+struct Output {
+    file: RecordFile,
+    definitions: Encoder,
+    sites: WrittenSites,
+}
+
+impl Output {
+    /// Appends a chunk, behind the definitions of the call sites that it names.
+    fn append(&mut self, chunk: &[u8]) -> io::Result<()> {
+        self.sites.catch_up(&mut self.definitions);
+        while let Some(definitions) = self.definitions.take() {
+            if let Err(error) = self.file.append(&definitions) {
+                self.definitions.put_back(definitions);
+                return Err(error);
+            }
+        }
+        self.file.append(chunk)
+    }
 }
 
 #[derive(Debug, Default)]
@@ -54,7 +80,8 @@ struct State {
     failure: Option<String>,
 }
 
-/// What a recorder has done.
+/// What a recording has written so far: [`Pool::recording`](crate::Pool::recording) and
+/// [`Pool::stop_recording`](crate::Pool::stop_recording) return it. The [module](crate::record) has an example.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Status {
@@ -122,7 +149,8 @@ impl Recorder {
             process: Process::here(),
             requested,
             path: file.path().to_owned(),
-            file: Mutex::new(file),
+            written: AtomicU64::new(file.len()),
+            file: Mutex::new(Output { file, definitions: Encoder::new(), sites: WrittenSites::default() }),
             collector: Mutex::new(Collector::new(&start)),
             state: Mutex::default(),
             wake: Condvar::new(),
@@ -193,21 +221,23 @@ impl Recorder {
         if !self.is_ours() {
             return Ok(());
         }
-        let mut file = self.file.lock();
-        let result = self.write(&mut file);
-        drop(file);
+        let mut output = self.file.lock();
+        let result = self.write(&mut output);
+        drop(output);
         self.note_failure(result.as_ref().err());
         result
     }
 
-    fn write(&self, file: &mut RecordFile) -> io::Result<()> {
+    fn write(&self, output: &mut Output) -> io::Result<()> {
         let mut collector = self.collector.lock();
         collector.drain();
         collector.encoder.seal();
         while let Some(chunk) = collector.encoder.take() {
-            // The threads need not wait for the disk.
+            // The threads need not wait for the disk, nor for debug information.
             drop(collector);
-            let appended = file.append(&chunk);
+            let appended = output.append(&chunk);
+            // Relaxed: a figure to read.
+            self.written.store(output.file.len(), Ordering::Relaxed);
             collector = self.collector.lock();
             if let Err(error) = appended {
                 collector.encoder.put_back(chunk);
@@ -222,7 +252,9 @@ impl Recorder {
         let before = std::mem::replace(&mut state.failure, error.map(ToString::to_string));
         if let (None, Some(error)) = (before, error) {
             let path = self.path.display();
-            super::warn(&format!("the recording {path} cannot be written, and waits in memory: {error}"));
+            super::warn(&format!(
+                "the recording {path} cannot be written: {error}. It waits in memory, and is tried again"
+            ));
         }
     }
 
@@ -262,7 +294,8 @@ impl Recorder {
     }
 
     pub(super) fn status(&self) -> Status {
-        let bytes = self.file.lock().len();
+        // Relaxed: a figure to read.
+        let bytes = self.written.load(Ordering::Relaxed);
         let (events, dropped) = {
             let mut collector = self.collector.lock();
             collector.drain();
@@ -277,11 +310,11 @@ impl Recorder {
         if !self.is_ours() {
             return;
         }
-        let Some(mut file) = self.file.try_lock_for(AT_EXIT) else { return };
+        let Some(mut output) = self.file.try_lock_for(AT_EXIT) else { return };
         let Some(mut collector) = self.collector.try_lock_for(AT_EXIT) else { return };
         collector.end();
         drop(collector);
-        if let Err(error) = self.write(&mut file) {
+        if let Err(error) = self.write(&mut output) {
             let path = self.path.display();
             super::warn(&format!("the end of the recording {path} could not be written: {error}"));
         }

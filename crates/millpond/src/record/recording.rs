@@ -161,9 +161,8 @@ impl Recording {
         Ok(())
     }
 
-    /// Tells what was live and held when recording began. Called under the lock that keeps the blocks as
-    /// they are, and after [`start`](Self::start), so that no event is missed in between: what is told twice,
-    /// readers recognise.
+    /// Tells what was live and held when recording began. Called under the lock that keeps the blocks as they are, and
+    /// after [`start`](Self::start), so that no event is missed in between. Readers recognise what is told twice.
     pub(crate) fn live(&self, blocks: impl Iterator<Item = (DevicePtr, u64)>) {
         let Some(recorder) = self.recorder.lock().clone() else { return };
         let reserved = self.counters.reserved.current();

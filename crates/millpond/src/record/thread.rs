@@ -34,8 +34,7 @@ thread_local! {
     static RINGS: RefCell<Vec<Ring>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Events after which the writer is woken: a quarter of a ring, so that it can be emptied before it is full, however long
-/// the writer takes to wake.
+/// Events after which the writer is woken: a quarter of a ring, so that a slow writer can empty it before it is full.
 const WAKE_EVERY: u32 = RING as u32 / 4;
 
 /// How often a thread whose ring is full looks for room before it sleeps until the rings are empty.

@@ -1,8 +1,10 @@
-//! `testing/`: devices for tests, over any other device. Behind the feature `testing`.
+//! Devices for tests, over any other device. Behind the feature `testing`.
 //!
-//! [`checker`] finds where an allocator breaks the rules of stream order, loses memory or leaves some behind.
-//! [`capturing`] adds captures into graphs to devices without. [`trusted`] spares a test the `unsafe` of each call.
-//! They use `device/` only, and know nothing of pools.
+//! - [`checker`] finds where an allocator breaks the rules of stream order, loses memory or leaves some behind.
+//! - [`capturing`] adds captures into graphs to devices without.
+//! - [`trusted`] spares a test the `unsafe` of each call.
+
+// They use `device/` only, and know nothing of pools.
 
 pub mod capturing;
 pub mod checker;

@@ -6,8 +6,21 @@ use crate::device::{
     AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, EventHandle, PageHandle, StreamHandle, StreamId,
 };
 
-/// A device (an `Arc` or a reference) for a test that made its promise once: the calls of [`Device`] that are unsafe only
-/// for what their handles must be are safe here, by the same names.
+/// A device for a test that makes its promise once. The calls of [`Device`] that are unsafe only because of their handles
+/// are safe here, by the same names.
+///
+/// ```
+/// use millpond::device::Device;
+/// use millpond::device::sim::{SimDevice, SimOptions};
+/// use millpond::testing::trusted::Trusted;
+///
+/// // SAFETY: the simulated device refuses handles that it does not know.
+/// let device = unsafe { Trusted::new(SimDevice::new(SimOptions::default())?) };
+/// let stream = device.create_stream()?;
+/// device.synchronize_stream(stream)?; // safe
+/// # unsafe { device.destroy_stream(stream) }?;
+/// # Ok::<(), millpond::device::DeviceError>(())
+/// ```
 #[derive(Debug)]
 pub struct Trusted<P>(P);
 

@@ -1,9 +1,9 @@
 //! The driver's functions that we call, as one table.
 //!
-//! The types and the loaded library are cudarc's; the functions are looked up here, for two reasons. cudarc
-//! looks a function up when it is first called and panics where it is missing; here all are looked up at
-//! once, and a missing one is an error that names it. And cudarc declares results as a Rust enum, so that a
-//! code which a newer driver has added would be undefined behaviour; here they are numbers.
+//! The types and the loaded library are cudarc's. The functions are looked up here, for two reasons. First, cudarc
+//! looks a function up when it is first called, and panics where it is missing. Here all are looked up at once, and a
+//! missing one is an error that names it. Second, cudarc declares results as a Rust enum. A code that a newer driver
+//! has added would be undefined behaviour. Here they are numbers.
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;

@@ -47,8 +47,8 @@ impl AsyncPool {
         self.raw
     }
 
-    /// Gives back everything that no block holds. After an allocation that was refused: the driver takes all
-    /// the memory there is before it finds that it is too little, and keeps it (seen with driver 580).
+    /// Gives back everything that no block holds. After a refused allocation: the driver first takes all memory there
+    /// is, finds that it is too little, and keeps it (seen with driver 580).
     pub(super) fn trim(&self) {
         // SAFETY: the pool lives.
         if let Err(failure) = unsafe { self.api.cuMemPoolTrimTo(self.raw, 0) } {

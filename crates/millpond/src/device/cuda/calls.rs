@@ -312,9 +312,9 @@ unsafe impl Device for CudaDevice {
 impl CudaDevice {
     /// Whether a copy from this host address may read it after the call has returned.
     ///
-    /// Pageable memory is staged: the call returns once the driver has copied it ("API synchronization
-    /// behavior" in the driver's reference). Memory that the driver knows (pinned, registered, managed) is read
-    /// in stream order; and so is everything where the GPU walks the host's page tables (Grace Hopper).
+    /// Pageable memory is staged: the call returns once the driver has copied it ("API synchronization behavior" in the
+    /// driver's reference). Memory that the driver knows (pinned, registered, managed) is read in stream order. So is
+    /// all memory where the GPU walks the host's page tables (Grace Hopper).
     fn is_read_later(&self, from: *const u8) -> bool {
         let mut kind: c_uint = 0;
         let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;

@@ -6,9 +6,9 @@ use super::api::{Api, CaptureMode};
 
 /// While this lives, the thread may allocate, free and ask although streams are being captured.
 ///
-/// A capture that begins in the default mode (*global*) forbids calls that might wait for it to all threads of the
-/// process, and ends with an error where one is made. A pool's calls concern other memory and other streams; that they
-/// do not concern the capture is the pool's own care (`Device::capture_of`).
+/// A capture in the default mode (*global*) forbids all threads of the process the calls that might wait for it. Such a
+/// call ends it with an error. A pool's calls concern other memory and other streams; that they do not concern the
+/// capture is the pool's own care (`Device::capture_of`).
 #[must_use]
 pub(super) struct Relaxed {
     api: &'static Api,

@@ -21,18 +21,18 @@ use crate::device::{DeviceError, DeviceResult, Kind, Properties, StreamHandle};
 /// allocators grow by.
 const GRANULARITY_WITHOUT_PAGES: u64 = 2 << 20;
 
-/// How to open a GPU. `CudaOptions::default().peer_access(false)` is one that leaves other GPUs alone.
+/// How to open a GPU. The [module](super) has an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 #[must_use = "options do nothing until a GPU is opened with them"]
 pub struct CudaOptions {
-    /// Whether to use virtual memory management. `None` uses it where it is there; `Some(false)` leaves it,
-    /// so that a pool falls back to segments; `Some(true)` refuses to open a GPU without it.
+    /// Whether to use virtual memory management. `None` uses it where the GPU has it. With `Some(false)`, a pool uses
+    /// segments. `Some(true)` refuses to open a GPU without it.
     pub virtual_memory: Option<bool>,
-    /// Whether other GPUs may use this one's memory, and this one theirs, once both have taken memory in this process
-    /// and as far as they reach each other. `None` is yes, unless the environment variable
-    /// `MILLPOND_PEER_ACCESS` is `0`. Each page that is mapped costs about 1 ms then in place of 50 µs (H200), so
-    /// that a program whose GPUs never touch each other's memory does better without.
+    /// Whether this GPU and others may use each other's memory, as far as they reach each other. It begins once both
+    /// have taken memory in this process. `None` is yes, unless the environment variable `MILLPOND_PEER_ACCESS` is `0`.
+    /// Mapping a page then takes about 1 ms instead of 50 µs (H200). Switch it off where GPUs never touch each other's
+    /// memory.
     pub peer_access: Option<bool>,
 }
 
@@ -64,10 +64,10 @@ pub struct CudaFacts {
     pub peers: Vec<usize>,
 }
 
-/// One NVIDIA GPU. See the [module](super) for how it treats contexts.
+/// One NVIDIA GPU. The [module](super) has an example, and says how it treats contexts.
 ///
-/// It keeps the primary context alive. Streams, events and memory taken from it must be given back before it
-/// goes, as the last user of a primary context destroys it with all that is in it.
+/// It keeps the primary context alive. Give back its streams, events and memory before you drop it. The last user of a
+/// primary context destroys it with all its contents.
 pub struct CudaDevice {
     properties: Properties,
     api: &'static Api,
@@ -187,8 +187,8 @@ impl CudaDevice {
         self.context.enter()
     }
 
-    /// Makes the context current for a call on `stream`, if the stream does not name its context itself: the
-    /// two default streams (and the null handle, which stands for the first) are those of the current one.
+    /// Makes the context current for a call on `stream`, if the stream does not name its context itself. The two
+    /// default streams are those of the current one, and so is the null handle.
     pub(super) fn enter_for(&self, stream: StreamHandle) -> DeviceResult<Option<Entered>> {
         self.context.check_process()?;
         if stream.raw() <= StreamHandle::PER_THREAD.raw() { self.enter().map(Some) } else { Ok(None) }

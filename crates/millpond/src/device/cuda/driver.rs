@@ -125,17 +125,11 @@ fn decode_version(number: c_int) -> DriverVersion {
 fn explain_missing(missing: NoApi) -> DeviceError {
     DeviceError::Unavailable(match missing {
         NoApi::NoLibrary => format!(
-            "no CUDA driver: libcuda.so (libcuda.so.1) was looked for {} and in the system's library folders. \
-             Install the NVIDIA driver (CUDA {OLDEST} or later), in a container pass the GPU in \
-             (docker run --gpus all), or use the host device",
-            match std::env::var("LD_LIBRARY_PATH") {
-                Ok(path) if !path.is_empty() => format!("in LD_LIBRARY_PATH ({path})"),
-                _ => String::from("in LD_LIBRARY_PATH (which is not set)"),
-            }
+            "no CUDA driver found (libcuda.so.1). Install NVIDIA's, for CUDA {OLDEST} or later, or use the host device; \
+             a container needs the GPU passed in (docker run --gpus all)"
         ),
         NoApi::NoFunction(name) => format!(
-            "the CUDA driver {} lacks the function {name}: it is older than CUDA {OLDEST}, or not NVIDIA's. \
-             Install a newer driver",
+            "the CUDA driver {} has no function {name}. Install NVIDIA's driver for CUDA {OLDEST} or later",
             library_name()
         ),
     })
@@ -143,7 +137,7 @@ fn explain_missing(missing: NoApi) -> DeviceError {
 
 fn too_old(found: DriverVersion) -> DeviceError {
     DeviceError::Unavailable(format!(
-        "the CUDA driver {} supports CUDA {found} at most, and {OLDEST} is needed. Install a newer driver",
+        "the CUDA driver {} supports CUDA {found}, but {OLDEST} is needed. Install a newer driver",
         library_name()
     ))
 }
@@ -153,8 +147,8 @@ fn explain_refused(failure: Failure) -> DeviceError {
         no_gpu()
     } else {
         format!(
-            "the CUDA driver {} did not start: {}. See whether nvidia-smi works, and whether the library is \
-             the one of the running kernel module",
+            "the CUDA driver {} did not start: {}. Check that nvidia-smi works; after an update of the driver, restart \
+             the machine",
             library_name(),
             failure.described()
         )
@@ -165,15 +159,15 @@ fn explain_refused(failure: Failure) -> DeviceError {
 pub(super) fn no_such_device(ordinal: usize, count: usize) -> DeviceError {
     DeviceError::Unavailable(match count {
         0 => no_gpu(),
-        1 => format!("there is no GPU {ordinal}: the driver shows one GPU, number 0"),
-        _ => format!("there is no GPU {ordinal}: the driver shows {count} GPUs, numbers 0 to {}", count - 1),
+        1 => format!("there is no GPU {ordinal}: this process sees one, number 0"),
+        _ => format!("there is no GPU {ordinal}: this process sees {count}, numbers 0 to {}", count - 1),
     })
 }
 
 fn no_gpu() -> String {
     let hidden = match std::env::var("CUDA_VISIBLE_DEVICES") {
-        Ok(list) => format!("CUDA_VISIBLE_DEVICES is \"{list}\": see whether it hides them"),
-        Err(_) => String::from("See whether nvidia-smi lists one"),
+        Ok(list) => format!("CUDA_VISIBLE_DEVICES is \"{list}\": check that it does not hide them"),
+        Err(_) => String::from("Check that nvidia-smi lists one"),
     };
     format!("the CUDA driver {} shows no GPU to this process. {hidden}", library_name())
 }
@@ -214,8 +208,9 @@ mod tests {
     #[test]
     fn a_missing_driver_is_named_with_what_to_do() {
         let text = explain_missing(NoApi::NoLibrary).to_string();
-        assert!(text.contains("libcuda.so.1") && text.contains("Install the NVIDIA driver"), "{text}");
+        assert!(text.starts_with("no CUDA driver found (libcuda.so.1). Install NVIDIA's"), "{text}");
+        assert!(text.contains("use the host device"), "{text}");
         let text = explain_missing(NoApi::NoFunction("cuStreamGetId")).to_string();
-        assert!(text.contains("cuStreamGetId") && text.contains("newer driver"), "{text}");
+        assert!(text.contains("cuStreamGetId") && text.contains("or later"), "{text}");
     }
 }

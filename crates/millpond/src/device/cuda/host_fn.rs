@@ -9,8 +9,8 @@ use crate::device::{DeviceResult, StreamHandle};
 type Work = Box<dyn FnOnce() + Send>;
 
 impl CudaDevice {
-    /// Runs `work` on a thread of the driver once all work given to `stream` so far is complete; later work on
-    /// the stream waits for it. It must not call CUDA, nor wait for anything that does (the driver's rule for
+    /// Runs `work` on a thread of the driver, once all work given to `stream` so far is complete. Later work on the
+    /// stream waits for it. It must not call CUDA, nor wait for anything that does (the driver's rule for
     /// `cuLaunchHostFunc`). A panic inside is logged and goes no further.
     ///
     /// # Errors

@@ -1,32 +1,43 @@
-//! `device/cuda/`: NVIDIA GPUs, through the driver interface (libcuda, CUDA 12.0 and later).
+//! NVIDIA GPUs, through the driver interface (libcuda, CUDA 12.0 and later).
 //!
-//! It uses the words of `device/` and, of cudarc, the raw types and the loading of libcuda. Nothing is needed
-//! to build it, and a machine without a driver gets a readable [`DeviceError::Unavailable`] when it asks for
-//! a device, not before.
+//! Nothing of CUDA is needed to build it. The driver is loaded when a GPU is first opened. Where there is none, that call
+//! fails with [`DeviceError::Unavailable`], which says what to do.
 //!
-//! | file | concern |
-//! | --- | --- |
-//! | `api` | the driver's functions that we call, as one table loaded at once |
-//! | `driver` | finding and starting the driver, and saying what is wrong with it |
-//! | `context` | the primary context, made current only around the calls that need it |
-//! | `device` | [`CudaDevice`]: opening a GPU, its properties and facts |
-//! | `calls` | the [`Device`](super::Device) trait, call by call |
-//! | `async_pool` | the driver's own stream-ordered pool behind `alloc_async` |
-//! | `peers` | which other GPUs may use its memory |
-//! | `structures` | what the driver's structures are filled with |
-//! | `capture_mode` | what captures of streams forbid the calling thread, lifted for our calls |
-//! | `host_fn` | running Rust closures in stream order |
+//! ```no_run
+//! use millpond::device::cuda::{CudaDevice, CudaOptions};
+//! use millpond::{Context, Pool};
 //!
-//! **One call.** `device.map(at, bytes, page)` reaches `calls`, which calls `cuMemMap` of the table. The code
-//! that comes back is a `Failure` or nothing; `?` turns it into a [`DeviceError`] with the
-//! driver's name and sentence for it.
+//! let gpu = CudaDevice::with_options(0, CudaOptions::default().peer_access(false))?;
+//! println!("compute capability {:?}", gpu.facts()?.compute_capability);
+//! let pool = Pool::builder(&Context::new(gpu)).build()?;
+//! # Ok::<(), millpond::Error>(())
+//! ```
 //!
-//! **Contexts.** The driver wants a *current* context on the calling thread for some calls. We push the
-//! device's primary context around those and pop it again, so that a program that works with another GPU on
-//! this thread finds its own context where it left it. Where the primary context is current already (as in
-//! every program over the CUDA runtime, PyTorch or cudarc) that costs one `cuCtxGetCurrent`. Calls on explicit
-//! handles (events, streams that are not the two default ones, pages, mappings) carry their context and need
-//! none. [`CudaDevice::make_current`] makes it current for good.
+//! **Contexts.** Some calls of the driver need a *current* context on the calling thread. The device makes its primary
+//! context current around those, and restores the one before. So a thread that works with another GPU finds its own context
+//! where it left it. [`CudaDevice::make_current`] makes the primary context current for good.
+
+// It uses the words of `device/` and, of cudarc, the raw types and the loading of libcuda.
+//
+// | file | concern |
+// | --- | --- |
+// | `api` | the driver's functions that we call, as one table loaded at once |
+// | `driver` | finding and starting the driver, and saying what is wrong with it |
+// | `context` | the primary context, made current only around the calls that need it |
+// | `device` | `CudaDevice`: opening a GPU, its properties and facts |
+// | `calls` | the `Device` trait, call by call |
+// | `async_pool` | the driver's own stream-ordered pool behind `alloc_async` |
+// | `peers` | which other GPUs may use its memory |
+// | `structures` | what the driver's structures are filled with |
+// | `capture_mode` | what captures of streams forbid the calling thread, lifted for our calls |
+// | `host_fn` | running Rust closures in stream order |
+//
+// **One call.** `device.map(at, bytes, page)` reaches `calls`, which calls `cuMemMap` of the table. The code
+// that comes back is a `Failure` or nothing; `?` turns it into a `DeviceError` with the driver's name and sentence for it.
+//
+// Where the primary context is current already (as in every program over the CUDA runtime, PyTorch or cudarc), making it
+// current costs one `cuCtxGetCurrent`. Calls on explicit handles (events, streams that are not the two default ones, pages,
+// mappings) carry their context and need none.
 
 mod api;
 mod async_pool;

@@ -1,9 +1,9 @@
 //! Which GPUs may use a GPU's memory: in a process that takes memory of several, each one its peers'.
 //!
-//! `cudaMalloc`'s memory is within reach of a peer once somebody called `cuCtxEnablePeerAccess`. Mapped pages are
-//! not: each mapping needs an access of its own for each GPU. Programs that copy or compute across GPUs expect the
-//! first, and end in an illegal address otherwise. So a GPU *joins* when it first takes memory: from then on it may use
-//! what the others that joined have mapped, or map later, and they its own.
+//! `cudaMalloc`'s memory is within reach of a peer once somebody called `cuCtxEnablePeerAccess`. Mapped pages are not:
+//! each mapping needs an access of its own for each GPU. Programs that copy or compute across GPUs expect the first,
+//! and end in an illegal address otherwise. So a GPU *joins* when it first takes memory. From then on, it and the
+//! others that joined may use each other's mapped memory.
 //!
 //! For its own GPU alone a mapping's access costs about 50 µs, with one peer about 1 ms (H200, driver 580). So
 //! a process with one GPU never asks for more.

@@ -15,10 +15,9 @@ pub(super) const NO_SHARING: CUmemAllocationHandleType = CUmemAllocationHandleTy
 /// This device as the place of memory.
 pub(super) fn location(device: CUdevice) -> CUmemLocation {
     let kind = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_int;
-    // cudarc's field for the number is a union from CUDA 13.2 on, in the same place, so no literal of the
-    // structure compiles with every version.
-    // SAFETY: in cuda.h this is the kind and a number, both of the size of an int, and the kind is one of the
-    // enum's.
+    // From CUDA 13.2 on, cudarc's field for the number is a union in the same place. So no literal of the structure
+    // compiles with every version. SAFETY: in cuda.h this is the kind and a number, both of the size of an int, and the
+    // kind is one of the enum's.
     unsafe { std::mem::transmute::<[c_int; 2], CUmemLocation>([kind, device]) }
 }
 

@@ -1,7 +1,7 @@
 //! Memory: one sparse memfd whose ranges are the pages, mapped into reserved ranges; and anonymous segments.
 //!
-//! A page is a range of the file that no page had before, so growing the file is all it takes to create one,
-//! and a hole is punched when it goes: then its memory is the system's again.
+//! A page is a new range of the file, so creating one only grows the file. When it is released, a hole is punched, and
+//! its memory is the system's again.
 
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;

@@ -1,13 +1,30 @@
-//! `device/host/`: a real device made of the CPU.
+//! The CPU as a real device: its memory has bytes, its pages are remapped, its streams are threads.
 //!
-//! Bytes are real, pages are really remapped, streams are threads that run at the same time, events are
-//! waited for. So everything of ours runs where there is no GPU, and a mistake in stream order shows as
-//! wrong bytes. It uses the system (through rustix) and the records in `ledger.rs`, which check every call.
+//! Programs run on it without a GPU. A mistake in stream order shows as wrong bytes, as on a GPU. Kernels are closures that
+//! [`HostDevice::launch`] runs in stream order.
 //!
-//! **One request.** `create_page` takes a range of the device's one memfd (`memory.rs`); `map` is an `mmap`
-//! of that range over reserved addresses, `set_access` an `mprotect`, `unmap` an anonymous `mmap` back over
-//! it. `memset` looks up the stream (`streams.rs`), puts a closure on its queue and returns; the stream's
-//! thread runs it (`stream.rs`). An event remembers how much its stream had been given.
+//! ```
+//! use millpond::device::host::{HostDevice, HostOptions};
+//! use millpond::{Buffer, Context, Pool};
+//!
+//! let device = HostDevice::with_options(HostOptions::default().capacity(1 << 30))?;
+//! let context = Context::new(device.clone());
+//! let pool = Pool::builder(&context).build()?;
+//! let stream = context.create_stream()?;
+//! let buffer = Buffer::<u32>::zeroed(&pool, 4, &stream)?;
+//! let at = buffer.ptr().raw() as usize;
+//! // SAFETY: the buffer has four elements, lives until the stream is done, and is used on this stream only.
+//! device.launch(stream.handle_here()?, move || unsafe { (at as *mut u32).write(7) })?;
+//! assert_eq!(buffer.to_vec()?, [7, 0, 0, 0]); // waits for the stream
+//! # Ok::<(), millpond::Error>(())
+//! ```
+
+// It uses the system (through rustix) and the records in `ledger.rs`, which check every call.
+//
+// **One request.** `create_page` takes a range of the device's one memfd (`memory.rs`); `map` is an `mmap` of that
+// range over reserved addresses. `set_access` is an `mprotect`, and `unmap` an anonymous `mmap` back over it. `memset`
+// looks up the stream (`streams.rs`), puts a closure on its queue and returns; the stream's thread runs it
+// (`stream.rs`). An event remembers how much its stream had been given.
 
 mod memory;
 mod stream;
@@ -31,17 +48,28 @@ use super::{
 };
 use crate::process::{OfProcess, Process};
 
-/// How a [`HostDevice`] is made. `HostOptions::default().capacity(1 << 30)` is one with 1 GiB.
+/// How a [`HostDevice`] is made.
+///
+/// ```
+/// use millpond::device::Device;
+/// use millpond::device::host::{HostDevice, HostOptions};
+///
+/// // A small device without virtual memory, as some virtual GPUs are.
+/// let options = HostOptions::default().capacity(64 << 20).virtual_memory(false);
+/// let device = HostDevice::with_options(options)?;
+/// assert_eq!(device.properties().total_memory, 64 << 20);
+/// # Ok::<(), millpond::device::DeviceError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use = "options do nothing until a device is made with them"]
 pub struct HostOptions {
-    /// Bytes of memory that the device has. Nothing: half of what the process may have, by the machine and
-    /// by its control group. More than there is can be given, and is not noticed before it is used.
+    /// Bytes of memory that the device has. `None` is half of what the machine and the control group allow the
+    /// process. A capacity beyond the machine's memory is not noticed until it is used.
     pub capacity: Option<u64>,
     /// The smallest page in bytes, a power of two and a multiple of the system's page size. 2 MiB, as a GPU.
     pub granularity: u64,
-    /// Whether pages can be mapped. Without, there are only segments, as on older or virtual GPUs.
+    /// Whether pages can be mapped. Without, there are only segments, as on older or virtual GPUs. Yes by default.
     pub virtual_memory: bool,
 }
 
@@ -71,9 +99,9 @@ impl HostOptions {
     }
 }
 
-/// A [`Device`] made of the CPU and its memory. See the [module](self).
+/// A [`Device`] made of the CPU and its memory. The [module](self) has an example.
 ///
-/// Dropping it lets all work run that was given to its streams, and then gives its memory back.
+/// Dropping it waits for all work of its streams, and then gives its memory back.
 pub struct HostDevice {
     properties: Properties,
     events: OfProcess<Mutex<SlotMap<DefaultKey, Option<Moment>>>>,
@@ -106,7 +134,8 @@ impl HostDevice {
         let HostOptions { capacity, granularity, virtual_memory } = options;
         let system_page = rustix::param::page_size() as u64;
         if !granularity.is_power_of_two() || granularity < system_page {
-            let what = format!("the granularity is {granularity}, not a power of two from {system_page} up");
+            let what =
+                format!("the granularity is {granularity} bytes: use a power of two, at least {system_page}");
             return invalid("HostDevice::with_options", what);
         }
         let total_memory = capacity.unwrap_or_else(half_of_memory);

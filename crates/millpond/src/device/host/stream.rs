@@ -1,8 +1,7 @@
 //! A stream: a thread that runs the work given to it in order, and counts what is done.
 //!
-//! Work is numbered from 1 as it is given. A [`Moment`] is a stream and a number, reached once the stream has
-//! done that many; so an event costs nothing but to remember one, and waiting for an event on another stream
-//! is work like any other.
+//! Work is numbered from 1 as it is given. A [`Moment`] is a stream and a number, and is reached once the stream has
+//! done that many. So an event only remembers one. To wait for an event on another stream is work like any other.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -78,7 +77,7 @@ impl Moment {
     /// Waits for the moment. Reports a panic of the stream's work, once.
     pub(super) fn wait(&self, call: &'static str) -> DeviceResult<()> {
         if on_stream_thread() {
-            return invalid(call, "work on a stream must not wait for the device; it could wait for itself");
+            return invalid(call, "work on a stream must not wait for the device: it would wait for itself");
         }
         let mut state = self.stream.state.lock();
         while !self.is_reached() {

@@ -1,5 +1,5 @@
-//! Which streams there are: those created, the legacy default stream, and one for every thread that asks for
-//! its own; and the threads that run them.
+//! The streams and the threads that run them: those created, the legacy default stream, and one for each thread that
+//! asks for its own.
 //!
 //! No default stream waits for another: all are as streams made with `CU_STREAM_NON_BLOCKING`, so that a
 //! program that forgets an event is wrong here too. Handles of destroyed streams are given out again as soon

@@ -12,8 +12,8 @@ const FIRST: u64 = 0x10_0000_0000;
 pub(super) struct AddressSpace {
     granularity: u64,
     next: u64,
-    /// Ranges that came back, by size, the last one first: their addresses are soon seen again, as with a
-    /// driver, so a stale pointer can meet a new allocation.
+    /// Ranges that came back, by size, the last one first. Their addresses are soon reused, as a driver does it, so a
+    /// stale pointer can meet a new allocation.
     returned: HashMap<u64, Vec<u64>>,
 }
 

@@ -1,6 +1,12 @@
 //! What each call costs the host, and how fast bytes move.
 
-/// A cost that depends on a size: measured points, straight lines between them.
+/// A cost that depends on a size: measured points, with straight lines between them.
+///
+/// ```
+/// use millpond::device::sim::BySize;
+/// let cost = BySize { points: &[(1 << 20, 100), (3 << 20, 300)] };
+/// assert_eq!(cost.at(2 << 20), 200);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BySize {
     /// Bytes and nanoseconds, by rising bytes. A smaller size costs as the first point; a larger one goes on
@@ -42,6 +48,7 @@ fn line(from: (u64, u64), to: (u64, u64), bytes: u64) -> u64 {
 /// Costs of a device's calls, in nanoseconds of the calling thread unless said otherwise.
 ///
 /// [`CostTable::h200`] has what was measured; [`CostTable::free`] has all zero, for tests.
+/// [`SimOptions`](super::SimOptions) has an example.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CostTable {

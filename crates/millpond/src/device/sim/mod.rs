@@ -1,17 +1,34 @@
-//! `device/sim/`: a device that keeps no bytes and counts cost, in virtual time.
+//! A simulated device: no bytes, and costs in virtual time. For tests and replays.
 //!
-//! Replay and the checker run the real pool over it, millions of calls a second. It uses nothing of the
-//! system; the records in `ledger.rs` check every call, as on the host device.
+//! A pool runs on it at millions of calls a second, and each call is checked. The same calls from one thread give the same
+//! addresses, handles, times and errors in every run.
 //!
-//! **Time.** There is one clock, in nanoseconds. It moves when a call costs something ([`CostTable`]), when
-//! the host waits, and by [`SimDevice::advance_to`]. A stream has the time at which its work is complete
-//! (`when.rs`); an event remembers that time; waiting for it moves the clock. [`SimDevice::hold`] makes a
-//! stream's work incomplete until the hold is released, so that a test decides what is pending.
+//! **Time.** There is one clock, in nanoseconds. It moves when a call costs something ([`CostTable`]), when the host waits,
+//! and by [`SimDevice::advance_to`]. [`SimDevice::hold`] keeps a stream's work pending until the hold is released, so that
+//! a test decides what is complete.
 //!
-//! **One request.** Each call takes the one lock, is counted, fails if a test asked for it (`faults.rs`), is
-//! checked and done in the records (`state.rs`), and then costs its time.
+//! ```
+//! use millpond::device::sim::{Call, SimDevice, SimOptions};
+//! use millpond::{Context, Pool};
 //!
-//! The same calls from one thread give the same addresses, handles, times and errors in every run.
+//! let sim = SimDevice::new(SimOptions::default().capacity(1 << 30))?;
+//! let context = Context::new(sim.clone());
+//! let pool = Pool::builder(&context).build()?;
+//! let stream = context.create_stream()?;
+//! let block = pool.alloc(3 << 20, &stream)?;
+//! assert!(sim.calls()[Call::CreatePage] > 0);
+//! println!("device calls took {:?}", sim.time_spent().total());
+//! # unsafe { pool.free(block, &stream) }?;
+//! # Ok::<(), millpond::Error>(())
+//! ```
+
+// It uses nothing of the system; the records in `ledger.rs` check every call, as on the host device.
+//
+// A stream has the time at which its work is complete (`when.rs`); an event remembers that time; waiting for it moves the
+// clock.
+//
+// **One request.** Each call takes the one lock, and is counted. It fails if a test asked for it (`faults.rs`). It is
+// checked and done in the records (`state.rs`), and then costs its time.
 
 mod address_space;
 mod call;
@@ -37,7 +54,16 @@ use super::ledger::invalid;
 use super::{DeviceError, DeviceResult, Kind, Properties, StreamHandle};
 use crate::process::{OfProcess, Process};
 
-/// How a [`SimDevice`] is made. `SimOptions::default().capacity(1 << 30)` is one with 1 GiB.
+/// How a [`SimDevice`] is made. The default is an NVIDIA H200.
+///
+/// ```
+/// use millpond::device::sim::{CostTable, SimDevice, SimOptions};
+///
+/// // 1 GiB, and calls that cost nothing.
+/// let options = SimOptions::default().capacity(1 << 30).costs(CostTable::free());
+/// let sim = SimDevice::new(options)?;
+/// # Ok::<(), millpond::device::DeviceError>(())
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use = "options do nothing until a device is made with them"]
@@ -99,7 +125,7 @@ impl SimOptions {
     }
 }
 
-/// A simulated [`Device`](super::Device). See the [module](self).
+/// A simulated [`Device`](super::Device). The [module](self) has an example.
 pub struct SimDevice {
     properties: Properties,
     /// The time that the clock was last advanced to, in nanoseconds. A replay does that at every event, and most
@@ -116,11 +142,24 @@ impl fmt::Debug for SimDevice {
 }
 
 /// A stream whose work does not complete, from [`SimDevice::hold`] to [`SimDevice::release`].
+///
+/// ```
+/// use millpond::device::sim::{SimDevice, SimOptions};
+/// use millpond::Context;
+///
+/// let sim = SimDevice::new(SimOptions::default())?;
+/// let stream = Context::new(sim.clone()).create_stream()?;
+/// let hold = sim.hold(stream.handle())?;
+/// assert!(!stream.is_idle()?);
+/// sim.release(hold);
+/// assert!(stream.is_idle()?);
+/// # Ok::<(), millpond::Error>(())
+/// ```
 #[derive(Debug)]
 #[must_use = "the stream's work is pending until the hold is given to `SimDevice::release`"]
 pub struct Hold(u64);
 
-/// Virtual time that the host spent in the device's calls, in nanoseconds.
+/// Virtual time that the host spent in the device's calls, in nanoseconds. The [module](self) has an example.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SimTime {
     /// What the calls themselves cost.
@@ -144,7 +183,7 @@ impl SimDevice {
     pub fn new(options: SimOptions) -> DeviceResult<Arc<Self>> {
         let granularity = options.granularity;
         if !granularity.is_power_of_two() || granularity < super::ledger::SEGMENT_ALIGNMENT {
-            let what = format!("the granularity is {granularity}, not a power of two from 512 up");
+            let what = format!("the granularity is {granularity} bytes: use a power of two, at least 512");
             return invalid("SimDevice::new", what);
         }
         let properties = Properties {
@@ -177,7 +216,7 @@ impl SimDevice {
         self.advance_to_nanoseconds(nanoseconds(time));
     }
 
-    /// As [`advance_to`](Self::advance_to), for a time in nanoseconds: a [`Duration`] is put together by a division.
+    /// As [`advance_to`](Self::advance_to), for a time in nanoseconds: it saves the division that a [`Duration`] takes.
     #[inline]
     pub fn advance_to_nanoseconds(&self, time: u64) {
         // Relaxed: whoever was told of it sees it, since that ordered the two threads.
@@ -199,8 +238,8 @@ impl SimDevice {
         self.state().launch("launch", stream, nanoseconds(duration))
     }
 
-    /// Puts work on a stream that does not complete before the hold is [released](Self::release). Until then
-    /// a call that would have to wait for it is refused as [`DeviceError::Invalid`].
+    /// Puts work on a stream that does not complete before the hold is [released](Self::release). Until then,
+    /// calls that would wait for it fail with [`DeviceError::Invalid`].
     ///
     /// # Errors
     /// [`DeviceError::Invalid`] for an unknown stream, and where there are 64 holds already.

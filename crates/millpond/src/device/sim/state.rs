@@ -179,10 +179,7 @@ impl State {
     /// Lets the host wait until `when`.
     pub(super) fn host_waits(&mut self, call: &'static str, when: When) -> DeviceResult<()> {
         let Some(time) = when.time() else {
-            return invalid(
-                call,
-                "this waits for a stream that is held, so for ever; release the hold first",
-            );
+            return invalid(call, "this would wait for ever, as the stream is held: release the hold first");
         };
         self.spent.waited += time.saturating_sub(self.now);
         self.now = self.now.max(time);
@@ -199,7 +196,7 @@ impl State {
         let index = self.index("hold", stream)?;
         let hold = 1_u64.checked_shl(self.holds.trailing_ones()).unwrap_or(0);
         if hold == 0 {
-            return invalid("hold", "64 holds are not released yet, and there are no more");
+            return invalid("hold", "64 holds are in use, which is the most: release one first");
         }
         self.holds |= hold;
         let until = self.streams[index].busy_until.and(When::at(self.now)).held_by(hold);

@@ -1,15 +1,40 @@
-//! `testing/capturing/`: stream capture over a device that has none, with the driver's rules.
+//! Stream capture over a device that has none, with the driver's rules.
 //!
 //! It wraps another device, `host` or `sim`, and passes every call on. Between [`CapturingDevice::begin_capture`] and
-//! [`end_capture`](CapturingDevice::end_capture) fills and copies on a stream become nodes of a [`Graph`] instead, and
-//! so do those on streams that wait for an event of the capture. [`CapturingDevice::launch`] gives the nodes to a
-//! stream in the order in which they were captured, which is one that their dependencies allow.
+//! [`end_capture`](CapturingDevice::end_capture), fills and copies on a stream become nodes of a [`Graph`]. So do those on
+//! streams that wait for an event of the capture. [`CapturingDevice::launch`] gives the nodes to a stream in the order in
+//! which they were captured.
 //!
-//! **The rules.** Calls that CUDA refuses are refused, and end the capture: to query or wait for a stream that is
-//! being captured, for an event of a capture, or for the whole device; and to make a capture wait for work outside.
-//! The mistake is told again by `end_capture`. So an allocator whose captures end well has kept the rules. One rule is
-//! not the driver's: memory that a graph uses must stay mapped as long as the graph lives
-//! ([`CapturingDevice::taken_from_graphs`]).
+//! ```
+//! use millpond::device::host::HostDevice;
+//! use millpond::testing::capturing::CapturingDevice;
+//! use millpond::{Buffer, Context, Pool};
+//!
+//! let device = CapturingDevice::new(HostDevice::new()?);
+//! let context = Context::new(device.clone());
+//! let pool = Pool::builder(&context).build()?;
+//! let stream = context.create_stream()?;
+//! let memory = pool.capture_pool();
+//! let mut buffer = Buffer::<u8>::from_slice(&pool, &[1; 4], &stream)?;
+//!
+//! let capturing = memory.begin(&stream)?;
+//! device.begin_capture(stream.handle())?;
+//! buffer.set_zero()?; // captured, and not run
+//! let graph = device.end_capture(stream.handle())?;
+//! drop(capturing);
+//! assert_eq!(buffer.to_vec()?, [1; 4]);
+//!
+//! // SAFETY: the buffer is live.
+//! unsafe { device.launch(&graph, stream.handle()) }?;
+//! assert_eq!(buffer.to_vec()?, [0; 4]);
+//! # Ok::<(), millpond::Error>(())
+//! ```
+//!
+//! # Rules
+//! Calls that CUDA refuses are refused, and end the capture. It may not query or wait for a stream under capture, for an
+//! event of a capture, or for the whole device. It may not make a capture wait for work outside. `end_capture` tells the
+//! mistake again. So an allocator whose captures end well has kept the rules. One rule is not the driver's: memory of a
+//! graph must stay mapped as long as the graph lives ([`CapturingDevice::taken_from_graphs`]).
 
 #[cfg(test)]
 mod tests;
@@ -25,7 +50,7 @@ use crate::device::{
 };
 use crate::lock::Mutex;
 
-/// A [`Device`] with stream capture. See the [module](self).
+/// A [`Device`] with stream capture. The [module](self) has an example.
 pub struct CapturingDevice {
     inner: Arc<dyn Device>,
     state: Mutex<State>,
@@ -167,8 +192,8 @@ impl CapturingDevice {
         Ok(state.begin_capture(stream))
     }
 
-    /// The next time that somebody asks whether the stream is being captured, the answer is no, and a capture begins
-    /// right after it: as where another thread begins one between that question and the call that it was asked for.
+    /// The next question whether the stream is being captured is answered with no, and a capture begins right after it.
+    /// So it is where another thread begins a capture between the question and the call that follows.
     pub fn begin_capture_unseen(&self, stream: StreamHandle) {
         self.state.lock().unseen.push(named(stream));
     }

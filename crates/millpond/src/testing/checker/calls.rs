@@ -1,7 +1,7 @@
 //! The device calls: each is checked, passed on, and remembered if it succeeded.
 //!
-//! Calls that do not wait are passed on under the lock, so that the clocks see calls in the order in which
-//! the device sees them. Calls that wait take what they will teach before, and note it after.
+//! Calls that do not wait are passed on under the lock. So the clocks see calls in the same order as the device. Calls
+//! that wait take what they will teach before, and note it after.
 
 use super::memory::Origin;
 use super::{CheckerDevice, clock::Clock};

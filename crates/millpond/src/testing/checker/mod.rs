@@ -1,34 +1,53 @@
-//! `testing/checker/`: a device that watches an allocator work, and says where it is wrong. The safety net of
-//! the tests.
+//! A device that watches an allocator work, and says where it is wrong.
 //!
-//! It wraps another device, passes every call on, and keeps vector clocks beside (Fidge's and Mattern's): for
-//! each stream and event, and for the host. From these it knows which work is ordered before which, whatever
-//! the device below happened to do first. It may use `device/` only, and knows nothing of pools.
+//! It wraps another device and passes every call on. Beside, it keeps vector clocks (Fidge's and Mattern's) for each stream
+//! and event, and for the host. From these it knows which work is ordered before which, whatever the device below happened
+//! to do first.
 //!
-//! **How a test uses it.** Around the allocator's calls the test says what its program does: [`allocated`],
-//! [`used`] for each kernel, [`freed`] *before* the call that frees. Copies and fills through the device are
-//! seen without being told. [`verify`] then says whether all was well; [`verify_nothing_left`] whether
-//! everything was given back too.
+//! Around the allocator's calls, a test says what its program does: [`allocated`], [`used`] for each kernel, and [`freed`]
+//! *before* the call that frees. Copies and fills through the device are seen without being told. [`verify`] then says
+//! whether all was well. [`verify_nothing_left`] also says whether everything was given back.
 //!
-//! **What must hold.**
-//! - A block begins and ends as if by a kernel on its stream. When one begins, every use of the same *physical*
-//!   bytes by earlier blocks, through whatever mapping, is ordered before it. Only the last block that had a
-//!   byte need be remembered: what came before that is ordered before it already.
-//! - No two live blocks share an address or a physical byte, and a live block keeps the memory it began with.
+//! ```
+//! use millpond::device::sim::{SimDevice, SimOptions};
+//! use millpond::testing::checker::CheckerDevice;
+//! use millpond::{Context, Pool};
+//!
+//! let checker = CheckerDevice::new(SimDevice::new(SimOptions::default())?);
+//! let context = Context::new(checker.clone());
+//! let pool = Pool::builder(&context).build()?;
+//! let stream = context.create_stream()?;
+//!
+//! let at = pool.alloc(1 << 20, &stream)?;
+//! let block = checker.allocated(at, 1 << 20, stream.handle());
+//! checker.used(block, stream.handle()); // a kernel
+//! let _freeing = checker.freed(block, stream.handle());
+//! // SAFETY: nobody else has the block, and all work on it was given to this stream.
+//! unsafe { pool.free(at, &stream) }?;
+//! checker.verify().expect("every rule was kept");
+//! # Ok::<(), millpond::Error>(())
+//! ```
+//!
+//! # Rules
+//! - A block begins and ends as if by a kernel on its stream. When one begins, every use of the same *physical* bytes by
+//!   earlier blocks, through whatever mapping, is ordered before it.
+//! - No two live blocks share an address or a physical byte. A live block keeps the memory that it began with.
 //! - A mapping goes only when the host knows that all work through it is complete.
 //! - Calls are made in the process that made the device, not in one that was forked from it.
 //! - Handles are used only while they live. A call that the device below finds invalid is a fault as well.
-//! - A program that breaks the contract itself (work on a freed block, a free under unordered work) is told
-//!   apart from an allocator that does: [`Rule::Program`].
-//!
-//! **To add a rule**, add it to [`Rule`], report it from `state.rs` (handles) or `rules.rs` (blocks and memory),
-//! and plant a violation in `tests.rs`: a checker that never fails proves nothing.
+//! - A program that breaks the contract itself is told apart from an allocator that does: [`Rule::Program`].
 //!
 //! [`allocated`]: CheckerDevice::allocated
 //! [`used`]: CheckerDevice::used
 //! [`freed`]: CheckerDevice::freed
 //! [`verify`]: CheckerDevice::verify
 //! [`verify_nothing_left`]: CheckerDevice::verify_nothing_left
+
+// It may use `device/` only, and knows nothing of pools. When a block begins, only the last block that had a byte need be
+// remembered: what came before that is ordered before it already.
+//
+// **To add a rule**, add it to `Rule`. Report it from `state.rs` (handles) or `rules.rs` (blocks and memory). Plant a
+// violation in `tests.rs`: a checker that never fails proves nothing.
 
 mod blocks;
 mod calls;
@@ -56,7 +75,7 @@ pub use self::blocks::Freeing;
 pub use self::memory::BlockId;
 pub use self::report::{Report, Rule, Violation};
 
-/// A device that checks how an allocator uses another one. See the [module](self).
+/// A device that checks how an allocator uses another one. The [module](self) has an example.
 pub struct CheckerDevice {
     inner: Arc<dyn Device>,
     state: Mutex<State>,
