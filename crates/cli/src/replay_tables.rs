@@ -5,7 +5,7 @@ use millpond_replay::fit::{Card, Need};
 use millpond_replay::replay::{Outcome, Waste};
 use millpond_replay::sites::Live;
 
-use crate::screen::{count, table, thousands};
+use crate::screen::{self, count, table, thousands};
 
 /// Columns of a terminal.
 const WIDTH: usize = 80;
@@ -181,20 +181,9 @@ pub(crate) fn room(rows: &[Row], capacity: u64) -> String {
     format!("in {}: {who}", HumanBytes(capacity))
 }
 
-/// Text in lines of [`WIDTH`].
-pub(crate) fn wrapped(text: &str) -> String {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let line = lines.last_mut().filter(|line| {
-            line.is_empty() || line.chars().count() + 1 + word.chars().count() <= WIDTH
-        });
-        match line {
-            Some(line) if line.is_empty() => line.push_str(word),
-            Some(line) => *line = format!("{line} {word}"),
-            None => lines.push(word.to_owned()),
-        }
-    }
-    lines.join("\n")
+/// A paragraph in lines of [`WIDTH`].
+pub(crate) fn wrapped(paragraph: &str) -> String {
+    screen::wrapped(paragraph, WIDTH)
 }
 
 #[cfg(test)]
@@ -202,11 +191,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_have_eighty_columns_unless_a_word_has_more() {
-        let text = format!("{} {} end", "word ".repeat(40).trim(), "x".repeat(90));
-        let lines = wrapped(&text);
-        assert_eq!(lines.replace('\n', " "), text);
-        assert!(lines.lines().all(|line| line.len() <= WIDTH || line == "x".repeat(90)), "{lines}");
+    fn a_long_name_loses_its_end() {
         assert_eq!(cut("convert (t3.py:67)", 10), "convert (…");
         assert_eq!(cut("short", 10), "short");
     }

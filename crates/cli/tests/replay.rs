@@ -185,7 +185,7 @@ fn a_run_writes_over_none_of_its_files() {
     let path = copy.to_str().unwrap();
     for flag in ["--json", "--report", "--export-snapshot", "--export-counters"] {
         let output = millpond(&["replay", path, flag, path]);
-        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(output.status.code(), Some(2));
         assert_eq!(stderr(&output), format!("millpond: {path}: is read; name another file\n"));
         assert_eq!(std::fs::read(&copy).unwrap(), before, "{flag}");
     }
@@ -314,7 +314,7 @@ fn a_file_named_by_a_dash_is_alone_on_stdout() {
     assert_eq!(snapshot.stdout, std::fs::read(there.path()).unwrap());
 
     let both = replayed(&["--json", "-", "--report", "-"]);
-    assert_eq!((both.status.code(), both.stdout.len()), (Some(1), 0));
+    assert_eq!((both.status.code(), both.stdout.len()), (Some(2), 0));
     assert_eq!(stderr(&both), "millpond: - (standard output): is written to already; name another file\n");
 }
 
@@ -379,7 +379,7 @@ fn what_was_said_to_a_full_disk_is_an_error() {
 fn flags_that_clash_and_unreadable_traces_are_one_line() {
     let said = |args: &[&str]| {
         let output = replay(GNN, args);
-        assert_eq!(output.status.code(), Some(1));
+        assert_eq!(output.status.code(), Some(2));
         let text = stderr(&output);
         assert_eq!(text.lines().count(), 1, "{text}");
         text
@@ -387,7 +387,8 @@ fn flags_that_clash_and_unreadable_traces_are_one_line() {
     assert!(said(&["--verify"]).contains("--verify needs real memory"));
     assert!(said(&["--allocator", "binned", "--alloc-conf", "max_split_size_mb:64"]).contains("caching"));
     assert!(said(&["--allocator", "caching", "--page-sizes", "2MiB..4MiB"]).contains("is for millpond"));
-    assert!(said(&["--allocator", "millpond", "--page-sizes", "3MiB..4MiB"]).contains("power of two"));
+    let refused = replay(GNN, &["--allocator", "millpond", "--page-sizes", "3MiB..4MiB"]);
+    assert!(!refused.status.success() && stderr(&refused).contains("power of two"), "{}", stderr(&refused));
     for args in [["--capacity", "24GiB"], ["--device", "host"]] {
         for flag in [["--context", "1GiB"], ["--card", "H100"]] {
             let wanted = format!("{} is for the table of cards", flag[0]);
@@ -399,6 +400,8 @@ fn flags_that_clash_and_unreadable_traces_are_one_line() {
     let wrong = replay(GNN, &["--capacity", "18446744073709551615"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(stderr(&wrong).contains("16TiB are the most that can be simulated"));
+    let wrong = stderr(&replay(GNN, &["--card", "H100,voodoo"]));
+    assert!(wrong.contains("--card: 'voodoo' is no card that Millpond knows") && wrong.contains("T4, V100"), "{wrong}");
     let wrong = replay(GNN, &["--alloc-conf", "splendid:1"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(stderr(&wrong).contains("'splendid' is no option"));
@@ -581,7 +584,8 @@ fn commands(page: &str) -> Vec<String> {
 fn the_commands_of_the_docs_run() {
     let dir = tempfile::tempdir().unwrap();
     for name in ["snapshot.pickle", "other.pickle", "run.mprec"] {
-        std::fs::copy(trace(GNN), dir.path().join(name)).unwrap();
+        let file = std::fs::File::create(dir.path().join(name)).unwrap();
+        assert!(Command::new("gzip").arg("-dc").arg(trace(GNN)).stdout(file).status().unwrap().success());
     }
     let bin = Path::new(env!("CARGO_BIN_EXE_millpond")).parent().unwrap().to_owned();
     let path = std::env::join_paths([bin].into_iter().chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())));

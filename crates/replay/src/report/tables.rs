@@ -110,7 +110,7 @@ impl Section {
             return Ok(());
         }
         writeln!(out, "<h3>Phases</h3>")?;
-        let titles = ["phase", "times", "time", "requested at most", "allocated", "left behind"];
+        let titles = ["phase", "times", "time", "requested at most", "allocated", "allocated less freed"];
         let rows = self.phases.iter().take(MOST_PHASES).map(|sum| {
             let sign = if sum.kept < 0 { "−" } else { "" };
             vec![
