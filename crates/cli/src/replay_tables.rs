@@ -126,7 +126,8 @@ fn fitted(lines: &[Vec<String>]) -> String {
         parts.last_mut().into_iter().for_each(|part| part.push(column));
     }
     let part = |columns: &Vec<usize>| {
-        let line = |line: &Vec<String>| columns.iter().filter_map(|&column| line.get(column).cloned()).collect();
+        let line =
+            |line: &Vec<String>| columns.iter().filter_map(|&column| line.get(column).cloned()).collect();
         table(&lines.iter().map(line).collect::<Vec<_>>())
     };
     parts.iter().map(part).collect::<Vec<_>>().join("\n\n")
@@ -198,7 +199,8 @@ mod tests {
 
     #[test]
     fn a_wide_table_is_several_with_the_same_names() {
-        let line = |name: &str| [name].into_iter().chain(["x".repeat(30).as_str(); 4]).map(str::to_owned).collect();
+        let line =
+            |name: &str| [name].into_iter().chain(["x".repeat(30).as_str(); 4]).map(str::to_owned).collect();
         let text = fitted(&[line("one"), line("two")]);
         let parts: Vec<_> = text.split("\n\n").collect();
         assert_eq!(parts.len(), 2);
