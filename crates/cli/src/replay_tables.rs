@@ -171,9 +171,9 @@ pub(crate) fn room(rows: &[Row], capacity: u64) -> String {
 pub(crate) fn wrapped(text: &str) -> String {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {
-        let line = lines.last_mut().filter(|line| {
-            line.is_empty() || line.chars().count() + 1 + word.chars().count() <= WIDTH
-        });
+        let line = lines
+            .last_mut()
+            .filter(|line| line.is_empty() || line.chars().count() + 1 + word.chars().count() <= WIDTH);
         match line {
             Some(line) if line.is_empty() => line.push_str(word),
             Some(line) => *line = format!("{line} {word}"),

@@ -408,7 +408,8 @@ fn flags_that_clash_and_unreadable_traces_are_one_line() {
 fn recordings(dir: &Path) -> Vec<PathBuf> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/traces");
     let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let mut traces: Vec<_> = files.filter(|path| path.extension().is_some_and(|name| name == "zst")).collect();
+    let mut traces: Vec<_> =
+        files.filter(|path| path.extension().is_some_and(|name| name == "zst")).collect();
     assert!(traces.len() >= 9);
     let ours = dir.join("train.mprec");
     let train = ["train", "--device", "host", "--epochs", "1", "--feat-dim", "64", "--batch-size", "500"];
@@ -434,11 +435,14 @@ fn compare_verdict(trace: &Path) {
     let json = tempfile::NamedTempFile::new().unwrap();
     let replayed = |args: &[&str]| {
         let mut command = command();
-        let output = command.arg("replay").arg(trace).args(args).arg("--json").arg(json.path()).output().unwrap();
+        let output =
+            command.arg("replay").arg(trace).args(args).arg("--json").arg(json.path()).output().unwrap();
         (stdout(&output), read_json(json.path())[0].clone())
     };
     let (text, told) = replayed(&["--allocator", "millpond,caching"]);
-    let of = |name: &str| told["allocators"].as_array().unwrap().iter().find(|row| row["allocator"] == name).unwrap();
+    let of = |name: &str| {
+        told["allocators"].as_array().unwrap().iter().find(|row| row["allocator"] == name).unwrap()
+    };
     let bytes = |value: &Value| HumanBytes(value.as_u64().unwrap()).to_string();
     let is_pytorchs = trace.extension().is_some_and(|name| name == "zst");
     let [(name, first), (other, second)] = match is_pytorchs {
@@ -446,7 +450,8 @@ fn compare_verdict(trace: &Path) {
         false => [("Millpond", "millpond"), ("PyTorch's allocator", "caching")],
     };
     let [mine, its] = [first, second].map(|name| cells(&text, "allocator", name));
-    let lines: Vec<_> = told["verdict"]["lines"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
+    let lines: Vec<_> =
+        told["verdict"]["lines"].as_array().unwrap().iter().map(|line| line.as_str().unwrap()).collect();
     let verdict = lines.join("\n");
     let say = |part: String| assert!(verdict.contains(&part), "{part}:\n{text}");
 
@@ -467,7 +472,8 @@ fn compare_verdict(trace: &Path) {
     // What is held without a limit, and what of it is cache.
     say(format!("Without a limit {name} holds up to {}, {other} {}.", mine[3], its[3]));
     for (row, allocator) in [(&mine, first), (&its, second)] {
-        let (need, held) = (of(allocator)["needs"].as_u64(), of(allocator)["peak_reserved"].as_u64().unwrap());
+        let (need, held) =
+            (of(allocator)["needs"].as_u64(), of(allocator)["peak_reserved"].as_u64().unwrap());
         let cache = HumanBytes(held.saturating_sub(need.unwrap()));
         if verdict.contains(&format!("{cache} of the {} are cache:", row[3])) {
             say(format!("In {} that takes {} retr", row[1], row[2]));
@@ -487,7 +493,10 @@ fn compare_verdict(trace: &Path) {
         let parts = cells(&text, "At the peak", first);
         let words = ["are rounding", "are holes beside", "are cached, with", "were last used on other"];
         for (part, words) in parts[1..].iter().zip(words) {
-            assert!(!line.contains(words) || line.contains(&format!("{part} {words}")), "{part} {words}: {line}");
+            assert!(
+                !line.contains(words) || line.contains(&format!("{part} {words}")),
+                "{part} {words}: {line}"
+            );
         }
     }
 
@@ -505,8 +514,11 @@ fn compare_verdict(trace: &Path) {
 
 #[test]
 fn all_that_is_said_fits_eighty_columns_and_commands_no_terminal() {
-    let cards = "3060,3080,3090,4060,4070,4080,4090,5080,5090,T4,V100,A10,A40,A100-40,A100,L4,L40S,H100,H200,B200";
-    for args in [&[][..], &["--card", cards], &["--capacity", "5GiB"], &["--device", "host"], &["-h"], &["--help"]] {
+    let cards =
+        "3060,3080,3090,4060,4070,4080,4090,5080,5090,T4,V100,A10,A40,A100-40,A100,L4,L40S,H100,H200,B200";
+    for args in
+        [&[][..], &["--card", cards], &["--capacity", "5GiB"], &["--device", "host"], &["-h"], &["--help"]]
+    {
         for name in [GNN, PIPELINE] {
             let output = replay(name, args);
             assert!(output.status.success());
@@ -522,7 +534,11 @@ fn all_that_is_said_fits_eighty_columns_and_commands_no_terminal() {
 #[test]
 fn a_terminal_shows_what_is_being_done() {
     let typescript = tempfile::NamedTempFile::new().unwrap();
-    let run = format!("{} replay {} --allocator millpond,caching", env!("CARGO_BIN_EXE_millpond"), trace(GNN).display());
+    let run = format!(
+        "{} replay {} --allocator millpond,caching",
+        env!("CARGO_BIN_EXE_millpond"),
+        trace(GNN).display()
+    );
     let mut script = Command::new("script");
     script.args(["-q", "-e", "-c", &run]).arg(typescript.path()).env("TERM", "xterm").env("NO_COLOR", "1");
     let Ok(output) = script.stdin(std::process::Stdio::null()).output() else {
@@ -557,7 +573,8 @@ fn what_leaks_is_told_by_tag_and_call_site() {
 
     let json = dir.path().join("out.json");
     let mut command = command();
-    let output = command.arg("replay").arg(&path).args(["--allocator", "millpond", "--json"]).arg(&json).output();
+    let output =
+        command.arg("replay").arg(&path).args(["--allocator", "millpond", "--json"]).arg(&json).output();
     let text = stdout(&output.unwrap());
     assert!(text.contains("\nLive at the end: 3.00 MiB in 3 blocks\n"), "{text}");
     assert!(text.contains("step/forward: "), "{text}");
@@ -581,7 +598,9 @@ fn the_commands_of_the_docs_run() {
         std::fs::copy(trace(GNN), dir.path().join(name)).unwrap();
     }
     let bin = Path::new(env!("CARGO_BIN_EXE_millpond")).parent().unwrap().to_owned();
-    let path = std::env::join_paths([bin].into_iter().chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())));
+    let path = std::env::join_paths(
+        [bin].into_iter().chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),
+    );
     let path = path.unwrap();
     let mut count = 0;
     for line in ["replay.md", "recording.md", "trace-format.md"].iter().flat_map(|page| commands(page)) {

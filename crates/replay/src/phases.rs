@@ -127,8 +127,14 @@ mod tests {
     #[test]
     fn phases_are_told_what_was_requested_in_them() {
         let mut builder = TraceBuilder::default();
-        let event = |kind, address, size, time_us| {
-            Event { kind, device: 0, stream: 0, time_us, address, size, stack: StackId::NONE }
+        let event = |kind, address, size, time_us| Event {
+            kind,
+            device: 0,
+            stream: 0,
+            time_us,
+            address,
+            size,
+            stack: StackId::NONE,
         };
         builder.push(event(EventKind::Alloc, 64, 100, 1000)).unwrap();
         builder.push(event(EventKind::Alloc, 128, 50, 1010)).unwrap();

@@ -67,7 +67,13 @@ mod tests {
     #[test]
     fn units_are_the_largest_of_which_there_is_one() {
         let named = |units, most| unit(units, most).0;
-        assert_eq!([0.0, 1023.0, 1024.0, 3e9, 9e15].map(|most| named(&BYTES, most)), ["B", "B", "KiB", "GiB", "TiB"]);
-        assert_eq!([10.0, 5e3, 599e6, 8e9].map(|most| named(&TIMES, most)), ["microseconds", "milliseconds", "minutes", "hours"]);
+        assert_eq!(
+            [0.0, 1023.0, 1024.0, 3e9, 9e15].map(|most| named(&BYTES, most)),
+            ["B", "B", "KiB", "GiB", "TiB"]
+        );
+        assert_eq!(
+            [10.0, 5e3, 599e6, 8e9].map(|most| named(&TIMES, most)),
+            ["microseconds", "milliseconds", "minutes", "hours"]
+        );
     }
 }

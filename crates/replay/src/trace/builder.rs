@@ -140,7 +140,11 @@ impl TraceBuilder {
     /// As for [`push`](Self::push).
     pub fn phase(&mut self, device: u32, name: &str, begins: bool, time_us: u64) -> Result<(), TraceError> {
         let phases = &mut self.device(device)?.phases;
-        if begins { phases.begin(name, time_us) } else { phases.end(name, time_us) }
+        if begins {
+            phases.begin(name, time_us)
+        } else {
+            phases.end(name, time_us)
+        }
         Ok(())
     }
 
