@@ -11,8 +11,15 @@ use std::path::{Path, PathBuf};
 
 use shared::{command, stderr};
 
-/// Those of `docs/` whose shell blocks are tested here.
-const PAGES: [&str; 5] = ["benchmarks.md", "devices.md", "pages.md", "speed.md", "train.md"];
+/// Those whose shell blocks are tested here.
+const PAGES: [&str; 6] = [
+    "CONTRIBUTING.md",
+    "docs/benchmarks.md",
+    "docs/devices.md",
+    "docs/pages.md",
+    "docs/speed.md",
+    "docs/train.md",
+];
 
 /// What `TRACE` stands for.
 const TRACE: &str = "crates/replay/tests/data/pipeline_streams_stacks.pickle.gz";
@@ -29,7 +36,7 @@ fn root() -> PathBuf {
 }
 
 fn text(page: &str) -> String {
-    fs::read_to_string(root().join("docs").join(page)).unwrap()
+    fs::read_to_string(root().join(page)).unwrap()
 }
 
 /// The lines of the page's blocks in this language, without comments.
@@ -65,10 +72,36 @@ fn run(arguments: &str, folder: &Path) {
     assert!(output.status.success(), "{arguments:?}: {}", stderr(&output));
 }
 
+/// Whether what a line runs is there: a script, a crate's tests, an example. CI runs these.
+fn is_there(line: &str) -> bool {
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let after = |flag: &str| {
+        let at = words.iter().position(|word| *word == flag)?;
+        words.get(at + 1).copied()
+    };
+    let folder = match after("-p") {
+        Some("millpond") => root().join("crates/millpond"),
+        Some(name) => root().join("crates").join(name.trim_start_matches("millpond-")),
+        None => root(),
+    };
+    let has_tests = |name| {
+        folder.join(format!("tests/{name}.rs")).is_file()
+            || folder.join(format!("tests/{name}/main.rs")).is_file()
+    };
+    match words[0] {
+        "cargo" => {
+            folder.join("Cargo.toml").is_file()
+                && after("--test").is_none_or(has_tests)
+                && after("--example").is_none_or(|name| folder.join(format!("examples/{name}.rs")).is_file())
+        }
+        script => root().join(script).is_file(),
+    }
+}
+
 /// A folder with the files that the pages speak of.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    fs::write(folder.path().join("run.toml"), block("train.md", "toml").join("\n")).unwrap();
+    fs::write(folder.path().join("run.toml"), block("docs/train.md", "toml").join("\n")).unwrap();
     folder
 }
 
@@ -78,20 +111,11 @@ fn the_commands_on_pages_run() {
         let (commands, folder) = (block(page, "sh"), folder());
         assert!(!commands.is_empty(), "{page} has no shell block");
         for line in commands {
-            if let Some(arguments) =
-                line.strip_prefix("millpond ").or_else(|| line.strip_prefix("cargo run --release -- "))
-            {
-                run(arguments, folder.path());
-            } else if let Some(example) =
-                line.strip_prefix("cargo run --release -p millpond-replay --example ")
-            {
-                // CI runs each example.
-                let name = example.split(' ').next().unwrap();
-                assert!(root().join(format!("crates/replay/examples/{name}.rs")).is_file(), "{page}: {line}");
-            } else if !OTHERS.iter().any(|other| line.starts_with(other)) {
-                // CI runs the scripts that need no GPU.
-                let script = line.split(' ').next().unwrap();
-                assert!(script.starts_with("scripts/") && root().join(script).is_file(), "{page}: {line}");
+            let of_ours = ["millpond ", "cargo run --release -- ", "cargo run -- "];
+            match of_ours.iter().find_map(|start| line.strip_prefix(start)) {
+                Some(arguments) => run(arguments, folder.path()),
+                None if OTHERS.iter().any(|other| line.starts_with(other)) => {}
+                None => assert!(is_there(&line), "{page}: {line}"),
             }
         }
     }
@@ -114,7 +138,7 @@ fn commands_within_sentences_are_known() {
 
 #[test]
 fn the_settings_shown_are_the_defaults() {
-    let shown = block("train.md", "toml").join("\n");
+    let shown = block("docs/train.md", "toml").join("\n");
     let folder = folder();
     let read = millpond_mlp::Config::read(&folder.path().join("run.toml")).unwrap();
     assert_eq!(read, millpond_mlp::Config::default(), "{shown}");
@@ -125,7 +149,7 @@ fn the_keys_shown_are_those_of_json() {
     let folder = folder();
     run("train --json run.json", folder.path());
     let written = shared::read_json(&folder.path().join("run.json"));
-    let shown: serde_json::Value = serde_json::from_str(&block("train.md", "json").join("\n")).unwrap();
+    let shown: serde_json::Value = serde_json::from_str(&block("docs/train.md", "json").join("\n")).unwrap();
     assert_eq!(shared::keys(&written), shared::keys(&shown));
     assert_eq!(shared::keys(&written["epochs"][0]), shared::keys(&shown["epochs"][0]));
 }
