@@ -107,7 +107,7 @@ fn status(result: error::Result<()>) -> u8 {
     match result {
         Ok(()) => 0,
         Err(error) => {
-            screen::complain(&error.to_string());
+            screen::complain(&error.worded());
             error.status()
         }
     }

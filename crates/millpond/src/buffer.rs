@@ -199,8 +199,8 @@ impl<T: Pod> Buffer<T> {
         if elsewhere {
             self.stream.wait_for(&from.stream)?;
         }
-        // SAFETY: two live blocks do not overlap; both are valid on this stream, which waits for the other's writes,
-        // and whose use is recorded before a free.
+        // SAFETY: two live blocks do not overlap. Both are valid on this stream, which waits for the other's writes.
+        // Its use is recorded before a free.
         unsafe {
             self.stream.device().copy(self.ptr, from.ptr, self.byte_len(), handle)?;
         }
