@@ -24,7 +24,7 @@ int main() {
     float *before = nullptr;
     {
         millpond::Buffer<float> inputs(pool, ones.size(), stream);
-        inputs.copy_from_host(ones.data()); // in stream order
+        inputs.copy_from_host(ones.data(), ones.size()); // in stream order; C++20: copy_from_host(ones)
         before = inputs.data();
         assert(inputs.to_vector() == ones);
     } // freed after the work given to the stream; the host does not wait

@@ -60,9 +60,16 @@ def run(allocator, limit):
         import millpond
 
         millpond.torch.enable()
-    import torch
+    try:
+        import torch
+    except ImportError as missing:
+        sys.exit(f"PyTorch cannot be imported ({missing}): install it with pip install torch")
+    if not torch.cuda.is_available():
+        sys.exit("PyTorch finds no GPU: this example needs one with 20 GiB free")
 
-    total = torch.cuda.mem_get_info()[1]
+    free, total = torch.cuda.mem_get_info()
+    if free < limit:
+        sys.exit(f"the GPU has {free / GIB:.1f} GiB free, and the limit is {limit / GIB:.1f} GiB: pass a lower one")
     torch.cuda.set_per_process_memory_fraction(limit / total)
     step, error = -1, None
     try:
@@ -77,14 +84,20 @@ def run(allocator, limit):
 
 def main():
     """Both runs, each in a process of its own."""
-    limit = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_LIMIT_GIB
+    try:
+        limit = float(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_LIMIT_GIB
+    except ValueError:
+        sys.exit(f"fits.py: {sys.argv[1]} is no number: pass the limit in GiB, such as 17.5")
     print(f"limit {limit:.1f} GiB; {STEPS} steps")
     print(f"{'':10}{'steps':>7}{'requested':>12}{'reserved':>12}")
     results = {}
     for allocator in ("native", "millpond"):
         command = [sys.executable, __file__, "--run", allocator, str(limit * GIB)]
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        result = results[allocator] = json.loads(output.splitlines()[-1])
+        # What goes wrong there is said on the terminal.
+        ended = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+        if ended.returncode != 0:
+            sys.exit(f"fits.py: the run with {allocator} failed; why is said above")
+        result = results[allocator] = json.loads(ended.stdout.splitlines()[-1])
         sizes = f"{result['requested']:8.2f} GiB{result['reserved']:8.2f} GiB"
         print(f"{allocator:10}{result['steps']:7}{sizes}  {'out of memory' if result['error'] else 'fits'}")
     for allocator, result in results.items():

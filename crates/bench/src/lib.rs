@@ -13,6 +13,7 @@
 
 mod clock;
 mod cores;
+mod drift;
 mod error;
 mod machine;
 mod opaque;
@@ -28,6 +29,7 @@ mod work;
 
 use std::time::Duration;
 
+pub use drift::Drift;
 pub use error::{Error, Result};
 pub use machine::Machine;
 pub use ratio::{times, times_mark};
@@ -67,7 +69,7 @@ impl Bench {
         self.clock.cost_ns()
     }
 
-    /// The host's mark: what a pair of 512 B costs mimalloc, the 50th percentile in nanoseconds.
+    /// The reference: a pair of 512 B with mimalloc.
     ///
     /// # Errors
     /// Where mimalloc has no memory.

@@ -10,6 +10,8 @@ use crate::Target;
 /// The machine, the driver, the date and the command: without them a figure says nothing.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Machine {
+    /// The version of what measured.
+    pub version: &'static str,
     /// The processor.
     pub processor: String,
     /// Cores that this process may use.
@@ -28,6 +30,7 @@ impl Machine {
     /// This machine, now.
     pub fn here(target: &Target) -> Self {
         Self {
+            version: env!("CARGO_PKG_VERSION"),
             processor: processor().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             device: format!("{} ({})", target.name(), target.model()),
@@ -40,8 +43,9 @@ impl Machine {
 
 impl fmt::Display for Machine {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { processor, cores, device, driver, date, command } = self;
+        let Self { version, processor, cores, device, driver, date, command } = self;
         let count = if *cores == 1 { "core" } else { "cores" };
+        writeln!(f, "millpond: {version}")?;
         writeln!(f, "machine: {processor}, {cores} {count}")?;
         writeln!(f, "device: {device}")?;
         if let Some(driver) = driver {

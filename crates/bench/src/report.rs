@@ -1,6 +1,6 @@
 //! One HTML file that shows a run's figures, works offline and fetches nothing.
 //!
-//! Charts are plotly's, whose script comes with its crate, from its [JSON](https://plotly.com/javascript/reference/);
+//! Charts are drawn by plotly.js from its [JSON](https://plotly.com/javascript/reference/);
 //! `page.html` is the frame around them.
 
 use std::io::{self, Write};
@@ -9,18 +9,33 @@ use millpond::HumanBytes;
 use serde_json::{Value, json};
 
 use crate::ratio::{times, times_mark};
-use crate::{Machine, Row, Suite};
+use crate::row::work_of;
+use crate::{Drift, Machine, Row, Suite};
 
 /// Writes the report of rows, which are in the order in which they were measured.
 ///
 /// # Errors
 /// Where it cannot be written.
-pub fn write(machine: &Machine, rows: &[Row], mark: &Row, out: &mut dyn Write) -> io::Result<()> {
+pub fn write(
+    machine: &Machine,
+    rows: &[Row],
+    mark: &Row,
+    drift: &Drift,
+    out: &mut dyn Write,
+) -> io::Result<()> {
     let (head, tail) = include_str!("page.html").split_once("{{sections}}").unwrap_or_default();
     let (before_script, after_script) = head.split_once("{{plotly}}").unwrap_or_default();
-    write!(out, "{before_script}{}{after_script}", script())?;
-    writeln!(out, "<h1>Millpond bench</h1><p class=note>{}</p>", lines(&machine.to_string()))?;
-    writeln!(out, "<p>The host's mark: mimalloc, 512 B, a pair in {:.1} ns.</p>", mark.p50_ns)?;
+    write!(out, "{before_script}")?;
+    millpond_charts::write_script(out)?;
+    write!(out, "{after_script}")?;
+    writeln!(out, "<h1>What an allocation and its free cost</h1>")?;
+    writeln!(out, "<p class=note>{}</p>", lines(&machine.to_string()))?;
+    writeln!(
+        out,
+        "<p>The reference is mimalloc: a pair of 512 B, an allocation and its free, takes {:.1} ns. {}</p>",
+        mark.p50_ns,
+        escaped(&drift.sentence())
+    )?;
     for suite in Suite::ALL {
         let of_suite: Vec<&Row> = rows.iter().filter(|row| row.suite == suite.name()).collect();
         if !of_suite.is_empty() {
@@ -50,13 +65,16 @@ fn charts(suite: Suite, rows: &[&Row]) -> Vec<(String, Value)> {
         Suite::Latency => modes
             .iter()
             .map(|mode| {
-                (format!("{mode}, p50"), bars(&of_mode(mode), |row| HumanBytes(row.bytes).to_string()))
+                (
+                    format!("{}, median", work_of(mode)),
+                    bars(&of_mode(mode), |row| HumanBytes(row.bytes).to_string()),
+                )
             })
             .collect(),
         Suite::Threads | Suite::HandOver => {
             modes.iter().map(|mode| (mode.clone(), by_threads(&of_mode(mode)))).collect()
         }
-        _ => vec![("p50".to_owned(), bars(rows, |row| row.mode.clone()))],
+        _ => vec![("median".to_owned(), bars(rows, |row| row.mode.clone()))],
     }
 }
 
@@ -65,7 +83,7 @@ fn bars(rows: &[&Row], label: impl Fn(&Row) -> String) -> Value {
         let (x, y): (Vec<_>, Vec<_>) = of.iter().map(|row| (label(row), row.p50_ns)).unzip();
         json!({ "type": "bar", "name": allocator, "x": x, "y": y })
     });
-    json!({ "data": bars, "layout": { "yaxis": logarithmic("ns") } })
+    json!({ "data": bars, "layout": { "yaxis": logarithmic("nanoseconds") } })
 }
 
 fn by_threads(rows: &[&Row]) -> Value {
@@ -87,16 +105,32 @@ fn logarithmic(title: &str) -> Value {
 }
 
 fn figures(rows: &[&Row], mark: &Row, out: &mut dyn Write) -> io::Result<()> {
-    let titles = ["", "bytes", "threads", "allocator", "p50 ns", "p99", "p99.9", "mean", "min", "M/s"];
+    let titles = [
+        "",
+        "size",
+        "threads",
+        "allocator",
+        "median, ns",
+        "99 % below",
+        "99.9 % below",
+        "mean",
+        "least",
+        "million a second",
+    ];
     write!(out, "<details><summary>Figures</summary><div class=\"wide\"><table><tr>")?;
-    for title in titles.into_iter().chain(["× millpond", "× malloc 512 B"]) {
+    for title in titles.into_iter().chain(["times millpond", "times malloc of 512 B"]) {
         write!(out, "<th>{title}")?;
     }
     writeln!(out, "</tr>")?;
     for row in rows {
         let ours = rows.iter().find(|other| row.same_case(other) && other.is_ours());
-        let Row { mode, threads, allocator, p50_ns, p99_ns, p999_ns, mean_ns, min_ns, .. } = row;
-        write!(out, "<tr><td>{}<td>{}<td>{threads}<td>{allocator}", escaped(mode), HumanBytes(row.bytes))?;
+        let Row { threads, allocator, p50_ns, p99_ns, p999_ns, mean_ns, min_ns, .. } = row;
+        write!(
+            out,
+            "<tr><td>{}<td>{}<td>{threads}<td>{allocator}",
+            escaped(row.work()),
+            HumanBytes(row.bytes)
+        )?;
         write!(out, "<td>{p50_ns:.1}<td>{p99_ns:.1}<td>{p999_ns:.1}<td>{mean_ns:.1}<td>{min_ns:.1}")?;
         let ours = ours.and_then(|ours| times(row, ours));
         let [ours, marks] = [ours, times_mark(row, mark)].map(|ratio| match ratio {
@@ -118,12 +152,6 @@ fn distinct<T: PartialEq>(rows: &[&Row], of: impl Fn(&Row) -> T) -> Vec<T> {
         }
     }
     seen
-}
-
-/// plotly's own script. The crate hands out MathJax with it, which nothing here uses.
-fn script() -> String {
-    let scripts = plotly::Plot::offline_js_sources();
-    scripts.split_inclusive("</script>").next().unwrap_or_default().to_owned()
 }
 
 fn lines(text: &str) -> String {
@@ -152,6 +180,7 @@ mod tests {
             row(Suite::Threads, "binned", 4),
         ];
         let machine = Machine {
+            version: "0.1.0",
             processor: "a <fast> one".to_owned(),
             cores: 2,
             device: "sim (simulated)".to_owned(),
@@ -160,9 +189,16 @@ mod tests {
             command: "millpond bench".to_owned(),
         };
         let mut page = Vec::new();
-        write(&machine, &rows, &rows[0], &mut page).unwrap();
+        let drift = Drift::of_test(&[5.0, 10.0]);
+        write(&machine, &rows, &rows[0], &drift, &mut page).unwrap();
         let page = String::from_utf8(page).unwrap();
-        for part in ["a &lt;fast&gt; one, 2 cores", "id=\"latency-0\"", "id=\"threads-0\"", "<td>binned"] {
+        for part in [
+            "a &lt;fast&gt; one, 2 cores",
+            "id=\"latency-0\"",
+            "id=\"threads-0\"",
+            "<td>binned",
+            "took 5.0 to 10.0 ns",
+        ] {
             assert!(page.contains(part), "{part}");
         }
         assert!(!page.contains("id=\"churn-0\""), "only what was measured");

@@ -48,6 +48,11 @@ impl Row {
         case(self) == case(other) && self.mode == other.mode
     }
 
+    /// What was timed, in words: the mode, where that says it.
+    pub fn work(&self) -> &str {
+        work_of(&self.mode)
+    }
+
     /// With what the host's mark took meanwhile.
     pub(crate) fn beside(mut self, marks: Samples) -> Self {
         self.mark_p50_ns = Some(rounded(marks.figures().p50));
@@ -57,6 +62,14 @@ impl Row {
     /// Whether it is of the pool.
     pub fn is_ours(&self) -> bool {
         self.allocator == MILLPOND
+    }
+}
+
+pub(crate) fn work_of(mode: &str) -> &str {
+    match mode {
+        "alone" => "allocation alone",
+        "alone-free" => "free alone",
+        mode => mode,
     }
 }
 

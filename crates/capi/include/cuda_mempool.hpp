@@ -1,4 +1,4 @@
-// A simple pool's interface, kept as it is, over Millpond: swap the header, and link libmillpond.
+// The interface of a simple pool, over Millpond: change the include, and link libmillpond.
 //
 // What differs from a pool with power-of-two bins, and what does not, is in docs/cpp.md. In short: every free is
 // ordered by its stream, so nothing has to be deferred; memory is not bound to the size class it was first cut for;
@@ -52,11 +52,11 @@ struct PoolConfig {
     std::size_t max_pool_size = 0;
     /// What sizes are rounded up to, and what addresses are a multiple of: from 256 bytes to 2 MiB.
     std::size_t min_block_size = 512;
-    /// Read by nothing: Millpond bounds what it keeps by bytes (trim), not by blocks of a class.
+    /// Not read: Millpond bounds what it keeps by bytes (trim), not by blocks of a class.
     std::size_t max_cached_blocks = 64;
     /// How many sizes cache_stats() lists, from min_block_size up, each twice the one before.
     std::size_t num_size_classes = 32;
-    /// Read by nothing: order is always kept.
+    /// Not read: every free is in stream order.
     bool stream_ordered = true;
     /// The GPU's ordinal.
     int device_id = 0;

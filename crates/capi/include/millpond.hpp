@@ -1,9 +1,9 @@
-// Millpond for C++17: RAII over millpond.h, header only.
+// Millpond for C++17 and later: RAII over millpond.h, header only.
 //
-// Contexts, streams, events, pools, budgets, workspaces and captures' memory are handles: copies are the same thing, and the last copy
-// lets go of it. A Buffer owns memory: it moves, does not copy, and is freed in stream order. Failures are exceptions
-// derived from std::runtime_error. Any function may be called from any thread; see docs/stream-order.md for who may
-// use memory when.
+// Contexts, streams, events, pools, budgets, workspaces and captures' memory are handles: a copy is the same thing, and
+// the last copy releases it. A Buffer owns memory: it moves, does not copy, and is freed in stream order. Failures are
+// exceptions derived from std::runtime_error. Any thread may call any function; docs/stream-order.md says who may use
+// memory, and when.
 //
 // It includes millpond_resources.hpp: a pool as a std::pmr::memory_resource, and as a resource of CCCL where that is.
 #ifndef MILLPOND_HPP
@@ -22,6 +22,12 @@
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+#if __cplusplus >= 202002L && __has_include(<span>)
+#include <span>
+/// Copies take a std::span, too.
+#define MILLPOND_HAS_SPAN 1
+#endif
 
 /// What CUDA's headers call what a CUstream and a cudaStream_t point to.
 struct CUstream_st;
@@ -432,8 +438,7 @@ inline void Context::set_current_pool(const Pool *pool) const {
     check(millpond_context_set_current_pool(get(), pool == nullptr ? nullptr : pool->get()));
 }
 
-/// Files what this thread does with pools under a name, in recordings, as long as this lives. Tags stand inside each
-/// other.
+/// Files what this thread does with pools under a name, in recordings, as long as this lives. Tags nest.
 class Tag {
 public:
     explicit Tag(const std::string &name) { check(millpond_tag_begin(name.c_str())); }
@@ -581,22 +586,33 @@ public:
         check(millpond_memset(pool_->context().get(), data_, value, size_bytes(), stream_.get()));
     }
 
-    /// Copies `size()` elements from host memory, in stream order. `from` has been read when this returns.
-    void copy_from_host(const T *from) {
-        if (empty()) return;
-        check(millpond_copy_from_host(pool_->context().get(), data_, from, size_bytes(), stream_.get()));
+    /// Copies `count` elements from host memory to the buffer's elements from `first` on, in stream order. `from` has been
+    /// read when this returns. Throws LENGTH_MISMATCH where the buffer has fewer.
+    void copy_from_host(const T *from, std::size_t count, std::size_t first = 0) {
+        check_range("copy_from_host", count, first);
+        if (count == 0) return;
+        check(millpond_copy_from_host(pool_->context().get(), data_ + first, from, count * sizeof(T), stream_.get()));
     }
 
-    /// Copies `size()` elements to host memory, and waits.
-    void copy_to_host(T *to) const {
-        if (empty()) return;
-        check(millpond_copy_to_host(pool_->context().get(), to, data_, size_bytes(), stream_.get()));
+    /// Copies `count` elements from `first` on to host memory, and waits. Throws LENGTH_MISMATCH where the buffer has fewer.
+    void copy_to_host(T *to, std::size_t count, std::size_t first = 0) const {
+        check_range("copy_to_host", count, first);
+        if (count == 0) return;
+        check(millpond_copy_to_host(pool_->context().get(), to, data_ + first, count * sizeof(T), stream_.get()));
     }
+
+#ifdef MILLPOND_HAS_SPAN
+    /// The same for a span, and so for vectors and arrays, from the buffer's first element on.
+    void copy_from_host(std::span<const T> from) { copy_from_host(from.data(), from.size()); }
+
+    /// The same for a span, and so for vectors and arrays, from the buffer's first element on.
+    void copy_to_host(std::span<T> to) const { copy_to_host(to.data(), to.size()); }
+#endif
 
     /// The elements, after the work given to the stream so far. Waits.
     std::vector<T> to_vector() const {
         std::vector<T> elements(count_);
-        copy_to_host(elements.data());
+        copy_to_host(elements.data(), elements.size());
         return elements;
     }
 
@@ -620,6 +636,13 @@ public:
     }
 
 private:
+    void check_range(const char *what, std::size_t count, std::size_t first) const {
+        if (first <= count_ && count <= count_ - first) return;
+        throw Error(MILLPOND_STATUS_LENGTH_MISMATCH, std::string(what) + ": count " + std::to_string(count) +
+                                                         " from element " + std::to_string(first) +
+                                                         " on; the buffer has " + std::to_string(count_));
+    }
+
     Buffer(const Pool &pool, std::size_t count, StreamRef stream, std::optional<Stream> kept)
         : pool_(pool), kept_(std::move(kept)), stream_(kept_ ? StreamRef(*kept_) : stream), count_(count) {
         if (count > std::numeric_limits<std::size_t>::max() / sizeof(T)) {

@@ -12,10 +12,10 @@ use crate::kind::PoolHandle;
 use crate::pool::POOLS;
 use crate::status::Status;
 
-/// Asked when memory is short: frees what it can of what the program can do without, and answers whether trying
-/// again is worth it (not 0). `bytes` are those wanted. Runs on the allocating thread without locks held, so it may
-/// free, trim and allocate (for which no callback of the pool is asked again); it must not throw, nor release the pool
-/// or the stream of the allocation.
+/// Asked when memory is short: it frees what the program can do without, and returns whether to try again (not 0).
+/// `bytes` is the size of the request. It runs on the allocating thread without locks held. It may free, trim and
+/// allocate, and the pool does not ask its callbacks for that again. It must not throw, nor release the pool or the
+/// stream of the allocation.
 pub type Reclaim = Option<unsafe extern "C" fn(bytes: usize, data: *mut c_void) -> i32>;
 
 /// A callback with what it is called with.
@@ -62,7 +62,8 @@ pub unsafe extern "C" fn millpond_pool_on_reclaim(
 }
 
 /// Removes a callback that was registered through this handle, and waits for calls of it that other threads are in.
-/// (Not from within a callback: its data must stay valid for them then.) `BAD_OPTION` if it was removed before.
+/// Within a callback it does not wait, and the data must stay valid for those calls. `BAD_OPTION` if it was removed
+/// before.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_pool_remove_reclaim(pool: *mut PoolHandle, id: u64) -> Status {
     boundary(|me| {
@@ -115,7 +116,8 @@ pub unsafe extern "C" fn millpond_pool_on_out_of_memory(
 }
 
 /// Removes a callback that was registered through this handle, and waits for calls of it that other threads are in.
-/// (Not from within a callback: its data must stay valid for them then.) `BAD_OPTION` if it was removed before.
+/// Within a callback it does not wait, and the data must stay valid for those calls. `BAD_OPTION` if it was removed
+/// before.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_pool_remove_out_of_memory(pool: *mut PoolHandle, id: u64) -> Status {
     boundary(|me| {

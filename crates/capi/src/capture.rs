@@ -50,7 +50,7 @@ impl CaptureObject {
     }
 }
 
-/// Makes memory for captures, which takes none yet.
+/// Makes memory for captures. It holds nothing yet.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_capture_create(
     pool: *mut PoolHandle,
@@ -82,9 +82,9 @@ pub unsafe extern "C" fn millpond_capture_share(
     })
 }
 
-/// From now on, until `millpond_capture_end`, the pool's allocations for work on `stream`, and on streams that are part
-/// of the same capture, come from this memory. Call it before the capture begins; after will do where no other thread
-/// uses pools meanwhile. CAPTURE_UNDER_WAY where it was called before without an end, through any handle of the memory.
+/// Until `millpond_capture_end`, the pool's allocations for work on `stream`, and on streams that are part of the same
+/// capture, come from this memory. Call it before the capture begins, or after if no other thread uses pools meanwhile.
+/// CAPTURE_UNDER_WAY where another call, through any handle of the memory, has not ended.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_capture_begin(capture: *mut CaptureHandle, stream: AnyStream) -> Status {
     boundary(|me| {
@@ -140,9 +140,9 @@ pub unsafe extern "C" fn millpond_capture_begin_where(
     })
 }
 
-/// Lets allocations go their usual way again, and waits for calls of `takes` that other threads are in. Call it once the
-/// capture has ended, through the handle that began; streams that are not registered, and were allocated on, must be
-/// alive until then. BAD_OPTION where nothing began.
+/// Ends what `millpond_capture_begin` began, and waits for calls of `takes` that other threads are in. Call it once the
+/// capture has ended, through the handle that began. Until then, unregistered streams that were allocated on must exist.
+/// BAD_OPTION where nothing began.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_capture_end(capture: *mut CaptureHandle) -> Status {
     boundary(|me| {

@@ -12,7 +12,7 @@ use crate::status::Status;
 
 pub(crate) static EVENTS: Table<Event> = Table::new(Kind::Event);
 
-/// Gives up the event. What waits for it still does.
+/// Gives up the event. Streams that wait for it still do.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_event_release(event: *mut EventHandle) -> Status {
     boundary(|me| EVENTS.release(me, event))

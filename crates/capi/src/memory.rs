@@ -165,9 +165,8 @@ pub unsafe extern "C" fn millpond_alloc_zeroed(
     unsafe { alloc_slow(pool, stream, out, |pool, stream| pool.alloc_zeroed(bytes as u64, stream)) }
 }
 
-/// Notes that work on `stream` uses the block, now or until it is freed: the free will wait for what `stream` was
-/// given by then. The host never waits. (Of a `CUstream` that is not registered: only for what it was given by now.) Of
-/// null nothing is noted.
+/// Notes that work on `stream` uses the block: the free will wait for all work given to `stream` by then. The host never
+/// waits. With a `CUstream` that is not registered, the free waits for the work given to it so far. Null is ignored.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_record_use(
     pool: *mut PoolHandle,

@@ -48,9 +48,9 @@ pub struct PoolOptions {
     pub reserved: u32,
     /// A limit that the pool shares with others; null: none.
     pub budget: *mut BudgetHandle,
-    /// Bytes that the pool may hold beyond the most that was ever live, to save time, while it is asked so often that
-    /// moving memory would take a third of the time; 0: none; SIZE_MAX, the default: 1/32 of the device's memory,
-    /// 8 GiB at most.
+    /// How many bytes more than the most that was ever live the pool may hold to save time. It does so only while moving
+    /// memory would take a third of the program's time. 0: none; SIZE_MAX, the default: 1/32 of the device's memory, 8 GiB
+    /// at most.
     pub spare: usize,
 }
 

@@ -178,7 +178,7 @@ pub extern "C" fn millpond_pool_reset_high_water(pool: *mut PoolHandle) -> Statu
     })
 }
 
-/// Recounts every invariant of the pool, for tests. INTERNAL, and a sentence that says what is wrong, where one is.
+/// Recounts every invariant of the pool, for tests. INTERNAL where one is broken; the message says which.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_pool_check(pool: *mut PoolHandle) -> Status {
     boundary(|me| POOLS.get(me, pool)?.pool.check().map_err(Failure::Broken))

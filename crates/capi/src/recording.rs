@@ -116,8 +116,7 @@ thread_local! {
     static TAGS: RefCell<Vec<Tagged>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Files what this thread does with pools under a name, in recordings, until `millpond_tag_end`. Tags stand inside each
-/// other.
+/// Files what this thread does with pools under a name, in recordings, until `millpond_tag_end`. Tags nest.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_tag_begin(name: *const c_char) -> Status {
     boundary(|_| {

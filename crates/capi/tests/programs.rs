@@ -49,18 +49,22 @@ fn run(command: &mut Command) {
     );
 }
 
-fn build(source: &str, watch: Watch) -> PathBuf {
+/// Builds one of the programs beside this file.
+fn build(source: &str, watch: Watch, standard: &str) -> PathBuf {
     let suffix = match watch {
         Watch::Nothing => "plain",
         Watch::Sanitizers => "sanitized",
         Watch::Valgrind => "valgrind",
     };
-    let file = here().join("tests").join(source);
-    let program = library().join(format!("{}-{suffix}", source.replace(['/', '.'], "-")));
-    let (compiler, standard) =
-        if source.ends_with(".c") { ("gcc", "-std=c11") } else { ("g++", "-std=c++17") };
-    let mut command = Command::new(compiler);
-    command.args([standard, "-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]);
+    let name = format!("{}-{standard}-{suffix}", source.replace(['/', '.'], "-"));
+    compile(&here().join("tests").join(source), &name, watch, standard)
+}
+
+fn compile(file: &Path, name: &str, watch: Watch, standard: &str) -> PathBuf {
+    let program = library().join(name);
+    let mut command = Command::new(compiler(standard));
+    command.arg(format!("-std={standard}"));
+    command.args(["-O1", "-g", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-pthread"]);
     if watch == Watch::Sanitizers {
         command.args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]);
     }
@@ -68,6 +72,18 @@ fn build(source: &str, watch: Watch) -> PathBuf {
     command.arg("-L").arg(library()).arg("-lmillpond").arg(format!("-Wl,-rpath,{}", library().display()));
     run(&mut command);
     program
+}
+
+fn compiler(standard: &str) -> &'static str {
+    if standard == C { "gcc" } else { "g++" }
+}
+
+/// What the headers ask for at least.
+const C: &str = "c11";
+const CPP: &str = "c++17";
+
+fn standard_of(source: &str) -> &'static str {
+    if source.ends_with(".c") { C } else { CPP }
 }
 
 /// Whether the machine has a tool; if not, the test says so.
@@ -81,11 +97,14 @@ fn has(tool: &str) -> bool {
 }
 
 fn check(source: &str, watch: Watch) {
-    let compiler = if source.ends_with(".c") { "gcc" } else { "g++" };
-    if !has(compiler) || (watch == Watch::Valgrind && !has("valgrind")) {
+    check_as(source, watch, standard_of(source));
+}
+
+fn check_as(source: &str, watch: Watch, standard: &str) {
+    if !has(compiler(standard)) || (watch == Watch::Valgrind && !has("valgrind")) {
         return;
     }
-    let program = build(source, watch);
+    let program = build(source, watch, standard);
     if watch == Watch::Valgrind {
         run(Command::new("valgrind")
             .args([
@@ -107,6 +126,47 @@ fn check(source: &str, watch: Watch) {
 #[test]
 fn forked_children_are_answered_at_once() {
     check("c/forks.c", Watch::Nothing);
+}
+
+/// Under which copies take spans.
+#[test]
+fn cpp_objects_work_in_cpp_20() {
+    check_as("cpp/raii.cpp", Watch::Sanitizers, "c++20");
+}
+
+/// The fenced blocks of a page that are in this language.
+fn blocks(page: &str, language: &str) -> Vec<String> {
+    let path = here().join("../../docs").join(page);
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+    let begin = format!("```{language}\n");
+    let fenced = text.split(&begin).skip(1);
+    fenced.map(|rest| rest.split_once("```").expect("a block ends").0.to_owned()).collect()
+}
+
+/// What a page shows is a whole program, which runs.
+fn check_page(page: &str, language: &str, standard: &str, programs: usize) {
+    if !has(compiler(standard)) {
+        return;
+    }
+    let found = blocks(page, language);
+    assert_eq!(found.len(), programs, "programs in docs/{page}");
+    for (number, block) in found.iter().enumerate() {
+        let name = format!("{}-{number}", page.replace('.', "-"));
+        let file = library().join(format!("{name}.{language}"));
+        std::fs::write(&file, block).expect("the folder is ours");
+        let program = compile(&file, &name, Watch::Sanitizers, standard);
+        run(Command::new(program).current_dir(library()));
+    }
+}
+
+#[test]
+fn the_programs_of_the_page_on_c_run() {
+    check_page("c.md", "c", C, 2);
+}
+
+#[test]
+fn the_programs_of_the_page_on_cpp_run() {
+    check_page("cpp.md", "cpp", CPP, 1);
 }
 
 macro_rules! programs {

@@ -5,7 +5,8 @@ use millpond_baselines::Usage;
 use millpond_mlp::Epoch;
 use serde::Serialize;
 
-use crate::screen::{count, table, thousands};
+use crate::progress::duration;
+use crate::screen::{table, thousands, wrapped};
 
 /// What one allocator gave, as `--json` has it.
 #[derive(Debug, Serialize)]
@@ -22,12 +23,25 @@ pub(crate) struct Outcome {
     pub(crate) peak_requested: u64,
 }
 
+impl Outcome {
+    /// Before the first epoch.
+    pub(crate) fn new(device: &str, allocator: &str) -> Self {
+        let (device, allocator) = (device.to_owned(), allocator.to_owned());
+        Self { device, allocator, epochs: Vec::new(), peak_reserved: 0, peak_requested: 0 }
+    }
+
+    /// Takes over what the allocator counts.
+    pub(crate) fn count(&mut self, usage: &Usage) {
+        (self.peak_reserved, self.peak_requested) = (usage.reserved.high, usage.requested.high);
+    }
+}
+
 /// The account of the pool.
 pub(crate) fn of_pool(stats: &Stats, epochs: &[Epoch]) -> String {
     let requests = stats.allocations + stats.frees;
     let later: u64 = epochs.iter().skip(1).map(|epoch| epoch.device_calls).sum();
     let calls = stats.calls.memory();
-    let rows = [
+    let mut rows = vec![
         row(
             "requested at most",
             HumanBytes(stats.requested.high).to_string(),
@@ -50,8 +64,7 @@ pub(crate) fn of_pool(stats: &Stats, epochs: &[Epoch]) -> String {
             "allocations",
             thousands(stats.allocations),
             &format!(
-                "{} found memory ready ({:.3} %), {} had to map some",
-                thousands(stats.hits),
+                "{:.3} % found memory ready, {} did not",
                 percent(stats.hits, stats.allocations),
                 thousands(stats.misses)
             ),
@@ -64,28 +77,26 @@ pub(crate) fn of_pool(stats: &Stats, epochs: &[Epoch]) -> String {
         row(
             "calls saved",
             thousands(requests.saturating_sub(calls)),
-            &format!(
-                "a driver allocation and free each time would have made {}, each free waiting for the device",
-                thousands(requests)
-            ),
-        ),
-        row(
-            "under pressure",
-            thousands(stats.retries),
-            &format!(
-                "{}; {} remapped, {} between streams, {} out of memory",
-                if stats.retries == 1 { "retry" } else { "retries" },
-                count(stats.pages_remapped, "page"),
-                count(stats.stream_waits, "wait"),
-                thousands(stats.out_of_memory)
-            ),
+            "allocations and frees without a device call",
         ),
     ];
-    format!("what the pool did:\n{}", figures(&rows))
+    let pressure = [
+        (stats.retries, "retried requests"),
+        (stats.pages_remapped, "remapped pages"),
+        (stats.stream_waits, "waits between streams"),
+        (stats.out_of_memory, "requests without memory"),
+    ];
+    rows.extend(
+        pressure
+            .into_iter()
+            .filter(|(times, _)| *times > 0)
+            .map(|(times, what)| row(what, thousands(times), "")),
+    );
+    format!("\nwhat the pool did:\n{}", figures(&rows))
 }
 
 /// The account of another allocator.
-pub(crate) fn of_baseline(usage: &Usage) -> String {
+pub(crate) fn of_baseline(name: &str, usage: &Usage) -> String {
     let rows = [
         row(
             "requested at most",
@@ -102,58 +113,86 @@ pub(crate) fn of_baseline(usage: &Usage) -> String {
         ),
         row("device calls", thousands(usage.calls.memory()), &by_kind(&usage.calls)),
     ];
-    format!("what it did:\n{}", figures(&rows))
+    format!("\nwhat {name} did:\n{}", figures(&rows))
 }
 
-/// The table that ends `--allocator all`.
-pub(crate) fn comparison(outcomes: &[Outcome]) -> String {
-    let header = [
-        "allocator",
-        "epoch time",
-        "device calls, first epoch",
-        "later epochs",
-        "peak reserved",
-        "peak requested",
-    ];
-    let rows = outcomes.iter().map(|outcome| {
-        let later = outcome.epochs.get(1..).unwrap_or_default();
-        vec![
-            outcome.allocator.clone(),
-            format!("{:.0} ms", usual_time(&outcome.epochs)),
-            outcome.epochs.first().map_or_else(String::new, |first| thousands(first.device_calls)),
-            most_calls(later),
-            HumanBytes(outcome.peak_reserved).to_string(),
-            HumanBytes(outcome.peak_requested).to_string(),
-        ]
-    });
-    table(&std::iter::once(header.map(str::to_owned).to_vec()).chain(rows).collect::<Vec<_>>())
+/// The titles of the table of several allocators.
+pub(crate) fn titles() -> String {
+    format!(
+        "{:14} {:>8}  {:>20} {:>23}\n{}",
+        "",
+        "time of",
+        "device calls in",
+        "memory at most",
+        cells(["allocator", "an epoch", "epoch 1", "any later", "requested", "reserved", "accuracy"])
+    )
+}
+
+/// The row of an allocator that is done.
+pub(crate) fn line(outcome: &Outcome) -> String {
+    let calls =
+        |epoch: Option<&Epoch>| epoch.map_or_else(|| "-".to_owned(), |epoch| thousands(epoch.device_calls));
+    let later = outcome.epochs.iter().skip(1).max_by_key(|epoch| epoch.device_calls);
+    let accuracy = outcome
+        .epochs
+        .last()
+        .map_or_else(|| "-".to_owned(), |last| format!("{:.2} %", last.val_accuracy * 100.0));
+    cells([
+        &outcome.allocator,
+        &usual_time(&outcome.epochs).map_or_else(|| "-".to_owned(), duration),
+        &calls(outcome.epochs.first()),
+        &calls(later),
+        &HumanBytes(outcome.peak_requested).to_string(),
+        &HumanBytes(outcome.peak_reserved).to_string(),
+        &accuracy,
+    ])
+}
+
+/// In 80 columns.
+fn cells([name, time, first, later, requested, reserved, accuracy]: [&str; 7]) -> String {
+    format!("{name:14} {time:>8}  {first:>9} {later:>10} {requested:>11} {reserved:>11} {accuracy:>8}")
+}
+
+/// What follows the table of several allocators.
+pub(crate) fn conclusion(outcomes: &[Outcome]) -> String {
+    let losses = |outcome: &Outcome| -> Vec<_> {
+        outcome.epochs.iter().map(|epoch| (epoch.train_loss.to_bits(), epoch.val_loss.to_bits())).collect()
+    };
+    // A run that was stopped has fewer epochs.
+    let agree =
+        |pair: &[Outcome]| losses(&pair[0]).iter().zip(losses(&pair[1])).all(|(one, other)| *one == other);
+    let agreement = match outcomes {
+        [] | [_] => return String::new(),
+        _ if outcomes.windows(2).all(agree) => "All trained alike: their losses are equal to the last bit.",
+        _ => "Their losses differ: not all of them computed the same.",
+    };
+    format!(
+        "\nRequested is what training asked for; reserved is what the allocator held from\nthe device for it. {agreement}"
+    )
 }
 
 /// The median time of the epochs, in milliseconds: the first one, which warms up, and hiccups count little.
-fn usual_time(epochs: &[Epoch]) -> f64 {
+fn usual_time(epochs: &[Epoch]) -> Option<f64> {
     let mut times: Vec<f64> = epochs.iter().map(|epoch| epoch.wall_ms).collect();
     times.sort_by(f64::total_cmp);
-    times.get(times.len() / 2).copied().unwrap_or_default()
-}
-
-/// Device calls of an epoch after the first, where there is one.
-fn most_calls(later: &[Epoch]) -> String {
-    later.iter().map(|epoch| epoch.device_calls).max().map_or_else(|| "–".to_owned(), thousands)
+    times.get(times.len() / 2).copied()
 }
 
 fn row(name: &str, figure: String, meaning: &str) -> [String; 3] {
     [name.to_owned(), figure, meaning.to_owned()]
 }
 
+/// Names, figures and what they mean, in 80 columns.
 fn figures(rows: &[[String; 3]]) -> String {
     let cells: Vec<Vec<String>> =
         rows.iter().map(|[name, figure, _]| vec![format!("  {name}"), figure.clone()]).collect();
     let left = table(&cells);
-    left.lines()
-        .zip(rows)
-        .map(|(line, [_, _, meaning])| format!("{line}  {meaning}"))
-        .collect::<Vec<_>>()
-        .join("\n")
+    let indent = left.lines().next().map_or(0, |line| line.chars().count()) + 2;
+    let lines = left.lines().zip(rows).map(|(line, [_, _, meaning])| {
+        let meaning = wrapped(meaning, 80 - indent).replace('\n', &format!("\n{:indent$}", ""));
+        format!("{line}  {meaning}").trim_end().to_owned()
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// The kinds that moved memory, and how often.
@@ -183,14 +222,50 @@ fn fragmentation(requested: u64, reserved: u64) -> f64 {
 mod tests {
     use super::*;
 
+    fn outcome(allocator: &str, val_loss: f64) -> Outcome {
+        let epoch = |epoch, device_calls| Epoch {
+            epoch,
+            train_loss: 0.5,
+            val_loss,
+            val_accuracy: 1.0,
+            wall_ms: 123_456.0,
+            device_calls,
+        };
+        let epochs = vec![epoch(1, 1_234_567), epoch(2, 12_345_678)];
+        let (peak_reserved, peak_requested) = (1023 << 30, 1000 << 30);
+        Outcome { epochs, peak_reserved, peak_requested, ..Outcome::new("host", allocator) }
+    }
+
     #[test]
-    fn one_page_and_one_wait_are_not_many() {
+    fn pressure_is_told_only_where_there_was_some() {
         let mut stats = Stats::default();
-        (stats.retries, stats.pages_remapped, stats.stream_waits) = (1, 1, 1);
+        assert!(!of_pool(&stats, &[]).contains("retried"));
+        (stats.retries, stats.pages_remapped) = (1, 1200);
         let account = of_pool(&stats, &[]);
-        assert!(
-            account.ends_with("1  retry; 1 page remapped, 1 wait between streams, 0 out of memory"),
-            "{account}"
-        );
+        let lines: Vec<_> = account.lines().rev().take(2).collect();
+        assert_eq!(lines, ["  remapped pages     1,200", "  retried requests       1"], "{account}");
+    }
+
+    #[test]
+    fn large_figures_fit_80_columns() {
+        let mut stats = Stats::default();
+        (stats.allocations, stats.frees, stats.hits) = (1 << 40, 1 << 40, 1 << 39);
+        stats.reserved.high = 1023 << 30;
+        let calls = &mut stats.calls;
+        (calls.create, calls.map, calls.unmap, calls.release) = (1_234_567, 1_234_567, 1_234_567, 1_234_567);
+        let one = outcome("stream-ordered", 0.5);
+        let text =
+            [of_pool(&stats, &one.epochs), titles(), line(&one), conclusion(&[one, outcome("x", 0.5)])];
+        let text = text.join("\n");
+        assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    }
+
+    #[test]
+    fn allocators_that_trained_alike_are_said_to() {
+        let alike = conclusion(&[outcome("a", 0.5), outcome("b", 0.5)]);
+        assert!(alike.contains("equal to the last bit"), "{alike}");
+        let different = conclusion(&[outcome("a", 0.5), outcome("b", 0.25)]);
+        assert!(different.contains("losses differ"), "{different}");
+        assert_eq!(conclusion(&[outcome("a", 0.5)]), "");
     }
 }

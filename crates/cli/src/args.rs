@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand};
+use clap_complete::Shell;
 use millpond::device::DeviceChoice;
 use millpond_baselines::NAMES;
 use millpond_mlp::{Config, Machine};
@@ -12,35 +13,43 @@ use crate::bench_args::BenchArgs;
 use crate::choices::{about_allocators, listed, names_or_all};
 use crate::replay_args::ReplayArgs;
 
-/// A GPU memory pool, and a neural network trained through it.
+/// See what a GPU memory pool does for a program: train, replay, measure
 #[derive(Debug, Parser)]
-#[command(name = "millpond", version, propagate_version = true)]
+#[command(name = "millpond", version)]
+#[command(max_term_width = 80)]
 #[command(after_help = format!("{EXAMPLES}\n\n{}", about_allocators()))]
 pub(crate) struct Args {
+    /// Print nothing but errors
+    #[arg(long, short, global = true, display_order = 100)]
+    pub(crate) quiet: bool,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
 const EXAMPLES: &str = "\
 Examples:
-  millpond train                            train on the bundled digits, every byte from the pool
-  millpond train --allocator all            compare the pool with other allocators
-  millpond replay snapshot.pickle           what a PyTorch job's memory did, and where it would fit
-  millpond bench --suite latency            what allocating costs, in nanoseconds
-  millpond info                             devices, memory, driver";
+  millpond train                      train on the bundled digits
+  millpond train --allocator all      compare the pool with other allocators
+  millpond replay snapshot.pickle     what a PyTorch job's memory did
+  millpond bench --suite latency      what allocating costs, in nanoseconds
+  millpond info                       devices, memory, driver";
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Train a neural network whose every weight, activation and gradient is from the pool
+    /// Train a neural network, with all of its memory from the pool
     Train(Box<TrainArgs>),
     /// Replay a recorded job: what each allocator would reserve, and where it would fit
     Replay(Box<ReplayArgs>),
-    /// Measure what a pair of allocate and free costs, beside other allocators
+    /// Measure what an allocation and its free cost, beside other allocators
     Bench(BenchArgs),
-    /// Show devices, memory, driver, and what they support
+    /// Show devices, memory and driver
     Info(InfoArgs),
     /// Download a data set to train on
     Fetch(FetchArgs),
+    /// Print the completions of a shell
+    Completions(CompletionsArgs),
+    /// Write the manual, a page for each command
+    Man(ManArgs),
 }
 
 impl Command {
@@ -53,59 +62,62 @@ impl Command {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Flags override the file. A file has any of these keys: num_layers, feat_dim, learning_rate, batch_size, \
-epochs, seed, device, allocator, data, log_dir, tf32.
+Flags override the file, whose keys are: num_layers, feat_dim, learning_rate,
+batch_size, epochs, seed, device, allocator, data, log_dir, tf32.
 
 Examples:
-  millpond train                                     10 epochs of the bundled digits
-  millpond train run.toml --device cuda:1            settings from a file, on the second GPU
-  millpond train --allocator all --epochs 3          each allocator in turn, and a table
-  millpond train --data /usr/share/datasets/fashion-mnist --log-dir curves")]
+  millpond train                             10 epochs of the bundled digits
+  millpond train --allocator all --epochs 3  each allocator in turn, and a table
+  millpond train run.toml --device cuda:1    settings of a file, the second GPU")]
 pub(crate) struct TrainArgs {
-    /// Settings as TOML
+    /// File of settings
     #[arg(value_name = "CONFIG.toml")]
     pub(crate) config: Option<PathBuf>,
     /// auto, host, cuda or cuda:N [default: auto]
-    #[arg(long, value_parser = device)]
+    #[arg(long, value_parser = Machine::choice)]
     device: Option<DeviceChoice>,
     #[arg(long, value_name = "NAME", value_parser = names_or_all(NAMES), hide_possible_values = true, help = listed(NAMES) + " [default: millpond]")]
     allocator: Option<String>,
-    /// Folder with the four IDX files of MNIST or Fashion-MNIST [default: bundled digits]
+    /// Folder with the files of MNIST or Fashion-MNIST [default: bundled digits]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// Passes over the training set [default: 10]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<{ Config::MOST_EPOCHS }>, allow_negative_numbers = true)]
     epochs: Option<usize>,
     /// Images in a step [default: 64]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<{ Config::MOST_IN_A_BATCH }>, allow_negative_numbers = true)]
     batch_size: Option<usize>,
     /// Hidden layers [default: 4]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<{ Config::MOST_LAYERS }>, allow_negative_numbers = true)]
     num_layers: Option<usize>,
     /// Outputs of a hidden layer [default: 784]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole::<{ Config::MOST_FEATURES }>, allow_negative_numbers = true)]
     feat_dim: Option<usize>,
-    /// Step of SGD [default: 0.1]
-    #[arg(long, value_name = "RATE")]
+    /// Size of a step of SGD [default: 0.1]
+    #[arg(long, value_name = "RATE", value_parser = Config::rate, allow_negative_numbers = true)]
     learning_rate: Option<f32>,
-    /// Where weights and order come from [default: 1]
-    #[arg(long, value_name = "N")]
+    /// What the random numbers begin with [default: 1]
+    #[arg(long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
     seed: Option<u64>,
-    /// Let a GPU round factors to TF32: faster, less exact
+    /// Let a GPU multiply in TF32: faster, less exact
     #[arg(long)]
     tf32: bool,
     /// Write curves.csv and curves.svg to this folder
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
-    /// Write the results to this file; to stdout for -
+    /// Write the results to this file, or to standard output for -
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Record what the pool does to this file, for `millpond replay`
+    /// Record what the pool does to this file, for millpond replay
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
 }
 
 #[derive(Debug, Clone, Copy, clap::Args)]
+#[command(after_help = "\
+Examples:
+  millpond info
+  millpond info --json | jq .devices")]
 pub(crate) struct InfoArgs {
     /// Print JSON
     #[arg(long)]
@@ -114,6 +126,8 @@ pub(crate) struct InfoArgs {
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
+MNIST has 60,000 images to train on and 10,000 to validate with: 12 MB.
+
 Example:
   millpond fetch mnist data/mnist && millpond train --data data/mnist")]
 pub(crate) struct FetchArgs {
@@ -127,6 +141,27 @@ pub(crate) struct FetchArgs {
     pub(crate) mirror: Option<String>,
 }
 
+#[derive(Debug, Clone, Copy, clap::Args)]
+#[command(after_help = "\
+Examples:
+  . <(millpond completions bash)                   in ~/.bashrc
+  millpond completions zsh > ~/.zfunc/_millpond    with ~/.zfunc in fpath
+  millpond completions fish > ~/.config/fish/completions/millpond.fish")]
+pub(crate) struct CompletionsArgs {
+    /// The shell
+    #[arg(value_enum)]
+    pub(crate) shell: Shell,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Example:
+  millpond man ~/.local/share/man/man1 && man millpond-train")]
+pub(crate) struct ManArgs {
+    /// Folder for the pages
+    pub(crate) dir: PathBuf,
+}
+
 impl TrainArgs {
     /// Lays the flags that were given over the settings.
     pub(crate) fn lay_over(&self, config: &mut Config) {
@@ -135,7 +170,7 @@ impl TrainArgs {
                 setting.clone_from(flag);
             }
         }
-        set(&mut config.device, &self.device.map(|device| device.to_string()));
+        set(&mut config.device, &self.device);
         set(&mut config.allocator, &self.allocator);
         set(&mut config.epochs, &self.epochs);
         set(&mut config.batch_size, &self.batch_size);
@@ -149,8 +184,12 @@ impl TrainArgs {
     }
 }
 
-fn device(text: &str) -> Result<DeviceChoice, String> {
-    Machine::choice(text).map_err(|expected| format!("expected {expected}"))
+fn whole<const MOST: usize>(text: &str) -> Result<usize, String> {
+    Config::whole(text, MOST)
+}
+
+fn seed(text: &str) -> Result<u64, String> {
+    text.parse().map_err(|_| format!("'{text}' is not a whole number from 0 on"))
 }
 
 #[cfg(test)]
@@ -168,10 +207,16 @@ mod tests {
     fn every_help_fits_a_screen() {
         let mut command = Args::command();
         command.build();
-        for sub in command.get_subcommands_mut() {
-            let help = sub.render_help().to_string();
-            assert!(help.lines().count() <= 40, "{help}");
-        }
+        let fits = |command: &mut clap::Command| {
+            let [short, long] =
+                [command.render_help(), command.render_long_help()].map(|help| help.to_string());
+            let widest = long.lines().map(|line| line.chars().count()).max();
+            assert!(short.lines().count() <= 50 && widest <= Some(80), "{widest:?}: {short}{long}");
+            let examples: Vec<_> = short.lines().filter(|line| line.starts_with("  millpond ")).collect();
+            assert!(!examples.is_empty() || command.get_name() == "help", "{short}");
+        };
+        fits(&mut command);
+        command.get_subcommands_mut().for_each(fits);
     }
 
     #[test]

@@ -1,12 +1,14 @@
-//! `millpond bench`: what a pair of allocate and free costs, beside other allocators and the host's own.
+//! `millpond bench`: what an allocation and its free cost, beside other allocators and the host's own.
 
-use millpond_bench::{Bench, MIMALLOC, Machine, Row, Suite, Target, report};
+use indicatif::{ProgressBar, ProgressStyle};
+use millpond_bench::{Bench, Drift, Machine, Row, Suite, Target, report};
 
 use crate::bench_args::BenchArgs;
 use crate::bench_tables::of_suite;
 use crate::error::{Error, Result};
+use crate::interrupt::{Interrupt, Signal};
 use crate::outputs::{Output, refuse_clashes};
-use crate::screen::{remark, say};
+use crate::screen::{count, is_quiet, remark, say, wrapped};
 
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
@@ -14,80 +16,115 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let json = args.json.as_deref().map(Output::open).transpose()?;
     let page = args.report.as_deref().map(Output::open).transpose()?;
     let (target, why_not_cuda) = Target::find(args.device)?;
-    if let Some(why) = why_not_cuda {
-        remark(&format!("measuring on the CPU: {why}"));
+    if why_not_cuda.is_some() {
+        remark("No usable NVIDIA GPU, so this measures on the CPU; `millpond info` says why.");
     }
-    let machine = Machine::here(&target);
-    let bench = Bench::new(target, args.time());
-    let mark = bench.mark()?;
-    introduce(&bench, &machine, &mark);
     if cfg!(debug_assertions) {
         remark(
-            "built with debug assertions, which take longer than what is measured: cargo run --release -- bench",
+            "This is a debug build, whose checks take longer than what is measured: use `cargo run --release -- bench`.",
         );
     }
+    let interrupt = Interrupt::watch();
+    let machine = Machine::here(&target);
+    let bench = Bench::new(target, args.time());
+    let mut drift = Drift::begin(&bench)?;
+    let mark = bench.mark()?;
+    introduce(&bench, &machine, &mark);
+    let rows = measure(args, &bench, &mark, &mut drift, &interrupt)?;
+    say(&format!("\n{}", wrapped(&drift.sentence(), 80)));
 
-    let (allocators, mut rows) = (args.allocators(), Vec::new());
-    for suite in args.suites() {
-        let measured: Vec<Row> =
-            allocators.iter().flat_map(|&allocator| measure(&bench, suite, allocator)).collect();
-        if measured.is_empty() {
-            remark(&format!("{}: nothing measured; it is not for {}", suite.name(), allocators.join(", ")));
-            continue;
-        }
-        say(&format!("\n{}", of_suite(suite, &measured, &mark)));
-        rows.extend(measured);
-    }
     if let Some(page) = page {
-        write_page(page, &machine, &rows, &mark)?;
+        write_page(&page, &machine, &rows, &mark, &drift)?;
     }
-    let has_mark = |row: &Row| {
-        (row.suite, row.mode.as_str(), row.allocator, row.bytes)
-            == (mark.suite, mark.mode.as_str(), mark.allocator, mark.bytes)
-    };
-    if !rows.iter().any(has_mark) {
-        rows.push(mark);
+    if let Some(json) = json {
+        write_json(&json, rows.clone(), mark, &drift)?;
     }
-    match json {
-        Some(file) => write_json(file, &rows),
+    match interrupt.signal() {
         None => Ok(()),
+        Some(signal) => Err(stopped(args, signal, rows.len())),
     }
 }
 
+fn stopped(args: &BenchArgs, signal: Signal, rows: usize) -> Error {
+    let written = if args.json.is_some() || args.report.is_some() { ", and they are written" } else { "" };
+    Error::Stopped { signal, kept: format!("{} were measured{written}", count(rows as u64, "figure")) }
+}
+
+/// All suites with all allocators, until a signal comes.
+fn measure(
+    args: &BenchArgs,
+    bench: &Bench,
+    mark: &Row,
+    drift: &mut Drift,
+    interrupt: &Interrupt,
+) -> Result<Vec<Row>> {
+    let (suites, allocators, mut rows) = (args.suites(), args.allocators(), Vec::new());
+    let bar = bar(suites.len() * allocators.len());
+    for suite in suites {
+        let mut measured: Vec<Row> = Vec::new();
+        for &allocator in &allocators {
+            if interrupt.signal().is_some() {
+                break;
+            }
+            bar.set_message(format!("{}, {allocator}", suite.name()));
+            bar.tick();
+            measured.extend(of_allocator(bench, suite, allocator, &bar));
+            bar.inc(1);
+        }
+        if !measured.is_empty() {
+            bar.suspend(|| say(&format!("\n{}", of_suite(suite, &measured, mark))));
+            drift.measure(bench, &format!("after {}", suite.name()))?;
+        } else if interrupt.signal().is_none() {
+            let names = allocators.join(", ");
+            bar.suspend(|| remark(&format!("{}: nothing measured; it is not for {names}", suite.name())));
+        }
+        rows.extend(measured);
+    }
+    bar.finish_and_clear();
+    Ok(rows)
+}
+
+/// How far the run is, on a terminal.
+fn bar(steps: usize) -> ProgressBar {
+    if is_quiet() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{msg:30} {wide_bar} {pos}/{len}  {eta} left");
+    ProgressBar::new(steps as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
 /// One allocator that cannot do a suite is no reason to lose the others' figures.
-fn measure(bench: &Bench, suite: Suite, allocator: &'static str) -> Vec<Row> {
+fn of_allocator(bench: &Bench, suite: Suite, allocator: &'static str, bar: &ProgressBar) -> Vec<Row> {
     bench.run(suite, allocator).unwrap_or_else(|why| {
-        remark(&format!("{}: {allocator} left out: {why}", suite.name()));
+        bar.suspend(|| remark(&format!("{}: {allocator} left out: {why}", suite.name())));
         Vec::new()
     })
 }
 
 fn introduce(bench: &Bench, machine: &Machine, mark: &Row) {
     say(&machine.to_string());
-    if bench.target().is_simulated() {
-        say(
-            "figures are of the allocators' own work: the simulated device counts what a driver would cost apart",
-        );
-    }
     say(&format!("clock: {:.0} ns a reading, taken off", bench.clock_cost_ns()));
-    say(&format!("mark: {MIMALLOC}, 512 B, a pair in {:.1} ns", mark.p50_ns));
+    say(&format!("reference: a pair of malloc and free (mimalloc, 512 B) takes {:.1} ns", mark.p50_ns));
+    if bench.target().is_simulated() {
+        say("The device is simulated: times are of the allocators alone, without a driver.");
+    }
 }
 
-fn write_page(file: Output, machine: &Machine, rows: &[Row], mark: &Row) -> Result<()> {
-    let mut page = Vec::new();
-    report::write(machine, rows, mark, &mut page).map_err(|source| Error::Io {
+fn write_page(file: &Output, machine: &Machine, rows: &[Row], mark: &Row, drift: &Drift) -> Result<()> {
+    let written = file.write_with(|out| report::write(machine, rows, mark, drift, out));
+    written.map_err(|source| Error::Io { path: file.path().to_owned(), action: "write it", source })
+}
+
+/// The figures, the reference among them, and then the reference each time that it was measured.
+fn write_json(file: &Output, mut rows: Vec<Row>, mark: Row, drift: &Drift) -> Result<()> {
+    let is_mark = |row: &Row| row.same_case(&mark) && row.allocator == mark.allocator;
+    if !rows.iter().any(is_mark) {
+        rows.push(mark);
+    }
+    rows.extend_from_slice(drift.rows());
+    let text = serde_json::to_string_pretty(&rows).map_err(|error| Error::Io {
         path: file.path().to_owned(),
-        action: "draw the report",
-        source,
-    })?;
-    file.write(&String::from_utf8_lossy(&page))
-}
-
-fn write_json(file: Output, rows: &[Row]) -> Result<()> {
-    let path = file.path().to_owned();
-    let text = serde_json::to_string_pretty(rows).map_err(|error| Error::Io {
-        path,
-        action: "write the figures to it",
+        action: "write it",
         source: error.into(),
     })?;
     file.write(&(text + "\n"))

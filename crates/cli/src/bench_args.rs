@@ -6,30 +6,30 @@ use std::time::Duration;
 use clap::Args;
 use millpond::device::DeviceChoice;
 use millpond_bench::{Suite, names};
+use millpond_mlp::Config;
 
 use crate::choices::{ALL, is_asked, listed, names_or_all};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Times are nanoseconds of the calling thread. Beside each figure: how many times it is millpond's, and how many \
-times a malloc of 512 B (mimalloc, in the same run).
+Times are nanoseconds of the calling thread, for an allocation and its free.
 
 Examples:
-  millpond bench                                         everything, on the GPU if there is one
-  millpond bench --suite latency,churn --device sim      the allocators' own work, without a driver
+  millpond bench                                       everything
+  millpond bench --suite latency,churn --device sim    without a driver's calls
   millpond bench --allocator millpond,binned --json out.json --report out.html")]
 pub(crate) struct BenchArgs {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = names_or_all(Suite::ALL.map(Suite::name)), hide_possible_values = true, help = suites_help())]
     suite: Vec<String>,
-    /// Allocators, with commas between, or all; those of the other commands and mimalloc
+    /// Allocators, with commas between, or all: those of millpond train, and mimalloc
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = names_or_all(names()), hide_possible_values = true)]
     allocator: Vec<String>,
     #[arg(long, default_value_t = DeviceChoice::Auto, help = DeviceChoice::listed())]
     pub(crate) device: DeviceChoice,
-    /// Milliseconds that each figure is measured
-    #[arg(long, value_name = "MS", default_value = "200", value_parser = clap::value_parser!(u64).range(1..))]
+    /// Milliseconds for each figure
+    #[arg(long, value_name = "MS", default_value = "200", value_parser = milliseconds, allow_negative_numbers = true)]
     time: u64,
-    /// Write the figures to this file; to stdout for -
+    /// Write the figures to this file, or to standard output for -
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Write a page with charts to this file
@@ -52,6 +52,11 @@ impl BenchArgs {
     pub(crate) fn time(&self) -> Duration {
         Duration::from_millis(self.time)
     }
+}
+
+/// A minute for each figure at most.
+fn milliseconds(text: &str) -> Result<u64, String> {
+    Ok(Config::whole(text, 60_000)? as u64)
 }
 
 fn suites_help() -> String {

@@ -3,39 +3,42 @@
 use millpond::HumanBytes;
 use millpond_bench::{Row, Suite, times, times_mark};
 
-use crate::screen::table;
+use crate::screen::wrapped;
 
-/// The table of a suite.
+/// The table of a suite, in 80 columns. Its titles are in the same columns in all tables.
 pub(crate) fn of_suite(suite: Suite, rows: &[Row], mark: &Row) -> String {
-    let titles =
-        [suite.name(), "p50 ns", "p99", "p99.9", "mean", "min", "M/s", "x millpond", "x malloc 512 B"];
-    let mut lines = vec![titles.map(str::to_owned).to_vec()];
+    let mut lines = vec![
+        wrapped(&format!("{}: {}", suite.name(), suite.about()), 80),
+        format!("{:16} {:^32} {:>9}  {:>20}", "", "nanoseconds", "million", "times as long as"),
+        cells(["allocator", "median", "99 % below", "99.9 % below", "a second", "millpond", "malloc"]),
+    ];
     for (at, row) in rows.iter().enumerate() {
         if rows[..at].iter().any(|before| before.same_case(row)) {
             continue;
         }
-        lines.push(vec![case(row)]);
+        lines.push(case(row));
         let ours = rows.iter().find(|other| other.same_case(row) && other.is_ours());
         let case = rows.iter().filter(|other| other.same_case(row));
         lines.extend(case.map(|row| line(row, ours, mark)));
     }
-    table(&lines)
+    lines.join("\n")
 }
 
 fn case(row: &Row) -> String {
     let threads = if row.threads == 1 { String::new() } else { format!(", {} threads", row.threads) };
     let bytes = HumanBytes(row.bytes);
-    format!("{}, {bytes}{threads}", row.mode)
+    format!("{}, {bytes}{threads}", row.work())
 }
 
-fn line(row: &Row, ours: Option<&Row>, mark: &Row) -> Vec<String> {
-    let figures = [row.p50_ns, row.p99_ns, row.p999_ns, row.mean_ns, row.min_ns].map(nanoseconds);
-    let mut line = vec![format!("  {}", row.allocator)];
-    line.extend(figures);
-    line.push(format!("{:.2}", row.pairs_per_s / 1e6));
-    line.push(ratio(ours.and_then(|ours| times(row, ours))));
-    line.push(ratio(times_mark(row, mark)));
-    line
+fn line(row: &Row, ours: Option<&Row>, mark: &Row) -> String {
+    let [median, p99, p999] = [row.p50_ns, row.p99_ns, row.p999_ns].map(nanoseconds);
+    let rate = format!("{:.2}", row.pairs_per_s / 1e6);
+    let [ours, mark] = [ours.and_then(|ours| times(row, ours)), times_mark(row, mark)].map(ratio);
+    cells([&format!("  {}", row.allocator), &median, &p99, &p999, &rate, &ours, &mark])
+}
+
+fn cells([name, median, p99, p999, rate, ours, mark]: [&str; 7]) -> String {
+    format!("{name:16} {median:>8} {p99:>10} {p999:>12} {rate:>9}  {ours:>10} {mark:>9}")
 }
 
 fn ratio(times: Option<f64>) -> String {

@@ -6,11 +6,6 @@ use millpond_baselines::{ALLOCATORS, NAMES};
 /// The name that stands for every one in turn.
 pub(crate) const ALL: &str = "all";
 
-/// The names that `--allocator` takes.
-pub(crate) fn allocators() -> Vec<&'static str> {
-    NAMES.into_iter().chain([ALL]).collect()
-}
-
 /// Takes these names, and `all`.
 pub(crate) fn names_or_all(names: impl IntoIterator<Item = &'static str>) -> PossibleValuesParser {
     PossibleValuesParser::new(names.into_iter().chain([ALL]))

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use millpond_baselines::ChoiceError;
 
+use crate::interrupt::Signal;
+
 /// Why a command failed, in one line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -29,6 +31,12 @@ pub(crate) enum Error {
     OutOfMemory(String),
     #[error("with allocator {allocator}: {error}")]
     Trial { allocator: String, error: Box<Error> },
+    #[error("stopped by {signal}: {kept}")]
+    Stopped {
+        signal: Signal,
+        /// What was done before, and is kept.
+        kept: String,
+    },
     #[error("{}: cannot {action}: {source}", path.display())]
     Io { path: PathBuf, action: &'static str, source: std::io::Error },
     #[error("{}: cannot draw the curves: {why}", path.display())]
@@ -43,6 +51,17 @@ pub(crate) enum Error {
         /// Each mirror with its answer.
         tried: String,
     },
+}
+
+impl Error {
+    /// The exit status of the command: 2 where it was called in a wrong way.
+    pub(crate) fn status(&self) -> u8 {
+        match self {
+            Self::Usage(_) | Self::Training(millpond_mlp::Error::ConfigFile { .. }) => 2,
+            Self::Stopped { signal, .. } => signal.status(),
+            _ => 1,
+        }
+    }
 }
 
 pub(crate) type Result<T> = std::result::Result<T, Error>;

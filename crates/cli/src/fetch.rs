@@ -10,9 +10,9 @@ use crate::args::FetchArgs;
 use crate::error::{Error, Result};
 use crate::screen::say;
 
-/// Who serves MNIST's files as its authors published them.
+/// Who serves MNIST's files as its authors published them. Without TLS: the files are known by their SHA-256.
 const MIRRORS: [&str; 2] =
-    ["https://ossci-datasets.s3.amazonaws.com/mnist", "https://storage.googleapis.com/cvdf-datasets/mnist"];
+    ["http://ossci-datasets.s3.amazonaws.com/mnist", "http://storage.googleapis.com/cvdf-datasets/mnist"];
 
 /// The files and their SHA-256, the same on every mirror.
 const FILES: [(&str, &str); 4] = [
@@ -30,6 +30,13 @@ const FETCH_WITHIN: Duration = Duration::from_secs(300);
 /// Runs the command.
 pub(crate) fn run(args: &FetchArgs) -> Result<()> {
     let dir = &args.dir;
+    if let Some(mirror) = &args.mirror
+        && !mirror.starts_with("http://")
+    {
+        return Err(Error::Usage(format!(
+            "--mirror: {mirror} does not start with http://. Files are fetched without TLS, and checked by their SHA-256"
+        )));
+    }
     std::fs::create_dir_all(dir).map_err(|source| Error::Io {
         path: dir.clone(),
         action: "create the folder",
@@ -163,6 +170,15 @@ mod tests {
         let error = fetch_all(dir.path(), &[&nobody()], &FILES).unwrap_err().to_string();
         assert!(error.contains("dataset-fashion-mnist") && error.contains("--data DIR"), "{error}");
         assert!(!error.contains('\n'), "{error}");
+    }
+
+    #[test]
+    fn a_mirror_with_tls_is_refused_before_a_folder_is_made() {
+        let dir = tempfile::tempdir().unwrap().path().join("mnist");
+        let args =
+            FetchArgs { dataset: "mnist".to_owned(), dir: dir.clone(), mirror: Some("https://a".to_owned()) };
+        assert!(matches!(run(&args), Err(Error::Usage(said)) if said.contains("http://")));
+        assert!(!dir.exists());
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! The files a run writes. They are opened before the work, so that a place that cannot be written is found then, and
-//! written at its end. What a run that failed did not write is not left behind empty.
+//! The files that a command writes. Whether they can be written is found out before the work. They are written beside and
+//! renamed, so that a file is whole at any time, also where the command is killed.
 //!
 //! `-` is stdout, as other tools have it; a file of that name is `./-`.
 
-use std::fs::{File, OpenOptions, canonicalize, create_dir_all, metadata, remove_file};
+use std::fs::{File, OpenOptions, canonicalize, create_dir_all, metadata, remove_file, rename};
 use std::io::{BufWriter, ErrorKind, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -11,77 +11,111 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 use crate::screen::{Stdout, give_stdout_away, say};
 
-/// A file to be written later.
+/// Something to be written, once or several times.
 #[derive(Debug)]
 pub(crate) struct Output {
+    /// As it was named.
     path: PathBuf,
-    /// `None` for stdout.
-    file: Option<File>,
-    /// Made by [`open`](Self::open), and not written yet.
-    is_new: bool,
+    sink: Sink,
 }
 
-impl Drop for Output {
-    fn drop(&mut self) {
-        if self.is_new {
-            // The run has failed, and says why.
-            let _ = remove_file(&self.path);
-        }
-    }
+#[derive(Debug)]
+enum Sink {
+    Stdout,
+    /// A terminal or a pipe, such as `/dev/stderr`.
+    Stream(File),
+    /// A file, by the path behind all links.
+    File(PathBuf),
 }
 
 impl Output {
-    /// Opens or creates the file; what is in it stays until it is written. What goes to stdout has it for itself from
-    /// now on.
+    /// Finds out whether it can be written. A file is made or changed by [`write`](Self::write) only. What goes to stdout
+    /// has it for itself from now on.
     pub(crate) fn open(path: &Path) -> Result<Self> {
-        if is_stdout(path) {
-            give_stdout_away();
-            return Ok(Self { path: path.to_owned(), file: None, is_new: false });
-        }
-        let mut options = OpenOptions::new();
-        options.append(true);
-        let (opened, is_new) = match options.clone().create_new(true).open(path) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => {
-                (options.create(true).open(path), false)
-            }
-            made => (made, true),
-        };
-        let file = opened.map_err(|source| failed(path, "write it", source))?;
-        Ok(Self { path: path.to_owned(), file: Some(file), is_new })
+        let sink = Sink::open(path).map_err(|source| failed(path, "write it", source))?;
+        Ok(Self { path: path.to_owned(), sink })
+    }
+
+    /// Whether what is written replaces what was written before.
+    pub(crate) fn is_file(&self) -> bool {
+        matches!(self.sink, Sink::File(_))
     }
 
     /// Replaces what is in the file.
-    pub(crate) fn write(self, contents: &str) -> Result<()> {
-        let path = self.path.clone();
+    pub(crate) fn write(&self, contents: &str) -> Result<()> {
         let written = self.write_with(|out| out.write_all(contents.as_bytes()));
-        written.map_err(|source| failed(&path, "write it", source))
+        written.map_err(|source| failed(&self.path, "write it", source))
     }
 
     /// Replaces what is in the file by what `write` writes, piece by piece.
     pub(crate) fn write_with<E: From<std::io::Error>>(
-        mut self,
+        &self,
         write: impl FnOnce(&mut dyn Write) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        let Some(file) = &mut self.file else {
-            let mut out = BufWriter::new(Stdout);
-            write(&mut out)?;
-            return Ok(out.flush()?);
-        };
-        // A terminal or a pipe (`--json /dev/stdout`) cannot be cut short, and need not be.
-        if file.metadata()?.is_file() {
-            file.set_len(0)?;
+        match &self.sink {
+            Sink::Stdout => buffered(Stdout, write),
+            Sink::Stream(stream) => buffered(stream, write),
+            Sink::File(path) => replace(path, write),
         }
-        let mut out = BufWriter::new(file);
-        write(&mut out)?;
-        out.flush()?;
-        drop(out);
-        self.is_new = false;
-        Ok(())
     }
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
+}
+
+impl Sink {
+    fn open(path: &Path) -> std::io::Result<Self> {
+        if is_stdout(path) {
+            give_stdout_away();
+            return Ok(Self::Stdout);
+        }
+        let was_there = path.exists();
+        let file = OpenOptions::new().append(true).create(true).open(path)?;
+        if !file.metadata()?.is_file() {
+            return Ok(Self::Stream(file));
+        }
+        let path = canonicalize(path)?;
+        if !was_there {
+            remove_file(&path)?;
+        }
+        Ok(Self::File(path))
+    }
+}
+
+/// Writes a file of this path beside it and renames that. Where the folder takes no new file, it is written in place.
+pub(crate) fn replace<E: From<std::io::Error>>(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
+    let mut name = path.file_name().unwrap_or_default().to_owned();
+    name.push(format!(".{}.part", std::process::id()));
+    let part = path.with_file_name(name);
+    let file = match File::create(&part) {
+        Ok(file) => file,
+        Err(error) if matches!(error.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
+            return buffered(File::create(path)?, write);
+        }
+        Err(error) => return Err(error.into()),
+    };
+    if let Ok(before) = metadata(path) {
+        file.set_permissions(before.permissions())?;
+    }
+    let written = buffered(file, write).and_then(|()| Ok(rename(&part, path)?));
+    if written.is_err() {
+        // What went wrong is said; the file keeps what it had.
+        let _ = remove_file(&part);
+    }
+    written
+}
+
+fn buffered<E: From<std::io::Error>>(
+    out: impl Write,
+    write: impl FnOnce(&mut dyn Write) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
+    let mut out = BufWriter::new(out);
+    write(&mut out)?;
+    Ok(out.flush()?)
 }
 
 /// The files of a log folder.
@@ -183,7 +217,44 @@ fn failed(path: &Path, action: &'static str, source: std::io::Error) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use super::*;
+
+    #[test]
+    fn a_file_is_made_when_written_and_replaced_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("run.json");
+        let names = || {
+            let entries = std::fs::read_dir(dir.path()).unwrap();
+            entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect::<Vec<_>>()
+        };
+        let output = Output::open(&path).unwrap();
+        assert_eq!(names(), [""; 0]);
+        output.write("first, and long").unwrap();
+        output.write("second").unwrap();
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "second");
+        let refused = output.write_with(|out| {
+            out.write_all(b"third")?;
+            Err(std::io::Error::from(ErrorKind::StorageFull))
+        });
+        assert!(refused.is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "second");
+        assert_eq!(names(), ["run.json"]);
+    }
+
+    #[test]
+    fn links_and_permissions_of_a_file_stay() {
+        let dir = tempfile::tempdir().unwrap();
+        let (file, link) = (dir.path().join("file"), dir.path().join("link"));
+        std::fs::write(&file, "before").unwrap();
+        std::fs::set_permissions(&file, PermissionsExt::from_mode(0o640)).unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        Output::open(&link).unwrap().write("after").unwrap();
+        assert!(link.symlink_metadata().unwrap().is_symlink());
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "after");
+        assert_eq!(metadata(&file).unwrap().permissions().mode() & 0o777, 0o640);
+    }
 
     #[test]
     fn no_file_is_written_twice_or_where_it_is_read() {

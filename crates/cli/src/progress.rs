@@ -1,57 +1,69 @@
-//! A training run as people watch it: a bar on a terminal, and a line for each epoch everywhere.
+//! A training as people watch it: a bar on a terminal, and a line for each epoch everywhere.
 
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressStyle};
-use millpond_mlp::{Epoch, Observer, Step};
+use millpond_mlp::{Epoch, Step};
 
-use crate::screen::{say, thousands};
+use crate::screen::{is_quiet, say, thousands};
 
 /// How often the bar moves. Each time waits for the device, so rarely; and smoothly enough to the eye.
 const LEAST_PAUSE: Duration = Duration::from_millis(100);
 
-/// Watches one run.
+/// Shows one allocator's training.
 #[derive(Debug)]
 pub(crate) struct Progress {
     epochs: usize,
+    /// What stands before the bar.
+    name: String,
     bar: ProgressBar,
     /// Steps between two readings of the loss, kept such that they are about [`LEAST_PAUSE`] apart: steps are
     /// only queued here, so that a clock says nothing about them between two readings.
     stride: usize,
     steps: usize,
-    epoch_began: Instant,
+    began: Instant,
     last_reading: Instant,
 }
 
 impl Progress {
-    pub(crate) fn new(epochs: usize) -> Self {
-        let bar = ProgressBar::new(0);
-        let template = "{prefix} {wide_bar} {pos}/{len} images  {msg}";
+    /// Shows a bar. `name` tells several trainings of one command apart.
+    pub(crate) fn new(epochs: usize, name: Option<&str>) -> Self {
+        let bar = if is_quiet() { ProgressBar::hidden() } else { ProgressBar::new(0) };
+        let template = "{prefix} {wide_bar} {percent:>3} %  {msg}";
         bar.set_style(
             ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar()),
         );
         let now = Instant::now();
-        Self { epochs, bar, stride: 1, steps: 0, epoch_began: now, last_reading: now }
+        let name = name.map(|name| format!("{name}, ")).unwrap_or_default();
+        Self { epochs, name, bar, stride: 1, steps: 0, began: now, last_reading: now }
     }
-}
 
-impl Observer for Progress {
-    fn wants_loss(&mut self, step: Step) -> bool {
-        if self.bar.is_hidden() {
-            return false;
-        }
+    /// The titles of what [`epoch`](Self::epoch) prints.
+    pub(crate) fn say_titles(&self) {
+        let width = self.width();
+        say(&format!(
+            "{:>width$}   training loss   validation loss   accuracy       time   device calls",
+            "epoch"
+        ));
+    }
+
+    /// Whether it is time to read the loss. Also without a bar: the host must not run far ahead of the device, or
+    /// Ctrl-C would be answered late.
+    pub(crate) fn wants_loss(&mut self, step: Step) -> bool {
         if self.steps == 0 {
-            self.epoch_began = Instant::now();
             self.bar.set_length(step.of as u64);
-            self.bar.set_prefix(format!("epoch {:>2}/{}", step.epoch, self.epochs));
+            self.bar.set_prefix(format!("{}epoch {}/{}", self.name, step.epoch, self.epochs));
         }
         self.steps += 1;
         self.steps.is_multiple_of(self.stride)
     }
 
-    fn loss(&mut self, step: Step, mean: f64) {
-        let rate = step.images as f64 / self.epoch_began.elapsed().as_secs_f64();
-        self.bar.set_message(format!("{} images/s  loss {mean:.4}", thousands(rate as u64)));
+    pub(crate) fn loss(&mut self, step: Step, mean: f64) {
+        let done = (step.epoch - 1) * step.of + step.images;
+        let rate = done as f64 / self.began.elapsed().as_secs_f64();
+        let left = (self.epochs * step.of).saturating_sub(done) as f64 / rate.max(1e-9);
+        let (rate, left) = (thousands(rate as u64), remaining(left));
+        self.bar.set_message(format!("loss {mean:.4}  {rate} images/s  {left} left"));
         self.bar.set_position(step.images as u64);
         let pause = self.last_reading.elapsed();
         self.last_reading = Instant::now();
@@ -62,25 +74,65 @@ impl Observer for Progress {
         }
     }
 
-    fn epoch(&mut self, epoch: &Epoch) {
+    /// An epoch is over.
+    pub(crate) fn end_epoch(&mut self) {
         self.steps = 0;
+    }
+
+    /// Prints the line of an epoch.
+    pub(crate) fn epoch(&self, epoch: &Epoch) {
+        let width = self.width();
         let line = format!(
-            "epoch {:>2}/{}  train loss {:.4}  validation loss {:.4}  accuracy {:6.2} %  {:>8.0} ms  {:>6} device call{}",
-            epoch.epoch,
-            self.epochs,
+            "{:>width$}   {:13.4}   {:15.4}   {:6.2} %   {:>8}   {:>12}",
+            format!("{}/{}", epoch.epoch, self.epochs),
             epoch.train_loss,
             epoch.val_loss,
             epoch.val_accuracy * 100.0,
-            epoch.wall_ms,
+            duration(epoch.wall_ms),
             thousands(epoch.device_calls),
-            if epoch.device_calls == 1 { "" } else { "s" },
         );
         self.bar.suspend(|| say(&line));
+    }
+
+    /// Columns of the epoch.
+    fn width(&self) -> usize {
+        format!("{0}/{0}", self.epochs).len().max(5)
     }
 }
 
 impl Drop for Progress {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
+    }
+}
+
+/// A time for people, in at most 7 columns up to a day.
+pub(crate) fn duration(ms: f64) -> String {
+    if ms < 999.5 { format!("{ms:.0} ms") } else { format!("{:.2} s", ms / 1e3) }
+}
+
+/// Seconds as a clock shows them: `8 s`, `2:05`, `1:02:05`.
+fn remaining(seconds: f64) -> String {
+    let whole = seconds.ceil() as u64;
+    let (hours, minutes, seconds) = (whole / 3600, whole / 60 % 60, whole % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{seconds} s"),
+        (0, _) => format!("{minutes}:{seconds:02}"),
+        _ => format!("{hours}:{minutes:02}:{seconds:02}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_is_shown_as_a_clock_shows_it() {
+        assert_eq!([7.2, 125.0, 3725.0].map(remaining), ["8 s", "2:05", "1:02:05"]);
+    }
+
+    #[test]
+    fn times_are_in_the_unit_that_fits() {
+        assert_eq!([0.4, 142.0, 999.6, 13_100.0].map(duration), ["0 ms", "142 ms", "1.00 s", "13.10 s"]);
     }
 }

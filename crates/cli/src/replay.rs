@@ -5,32 +5,41 @@ use std::path::{Path, PathBuf};
 use millpond::device::DeviceName;
 use millpond::{Context, HumanBytes};
 use millpond_baselines::{Caching, MILLPOND};
-use millpond_replay::fit;
+use millpond_replay::fit::Need;
+use millpond_replay::phases::{PhaseSum, sums};
 use millpond_replay::read::{self, Limits};
 use millpond_replay::replay::{
-    DriverMemory, Outcome, Program, UNLIMITED, Waste, at_peak, on_device, on_sim_timed,
+    DriverMemory, Outcome, Program, UNLIMITED, Waste, at_peak, on_device, on_sim, on_sim_timed,
 };
 use millpond_replay::report::Section;
-use millpond_replay::sites::{Site, Sites};
+use millpond_replay::sites::Live;
 use millpond_replay::trace::Trace;
-use millpond_replay::verdict::Verdict;
+use millpond_replay::verdict::{Judged, Verdict};
 use serde::Serialize;
 
 use crate::error::{Error, Result};
 use crate::outputs::{Output, refuse_clashes};
 use crate::replay_args::ReplayArgs;
 use crate::replay_export::{self, Exports};
-use crate::replay_tables::{Row, account, calls, kept, room, wasted, which_cards};
+use crate::replay_progress::Progress;
+use crate::replay_tables::{Row, account, calls, kept, room, wasted, which_cards, wrapped};
 use crate::screen::{complain, count, remark, say};
 
 /// What is told of one trace, in the shape that `--json` writes.
 #[derive(Serialize)]
 struct Told {
     trace: String,
+    blocks: usize,
+    streams: usize,
+    wall_us: u64,
+    /// Bytes that the recorded run itself reserved, where that is known.
+    recorded_reserved: Option<u64>,
+    remarks: Vec<String>,
     /// `None` where there is no verdict.
     verdict: Option<ToldVerdict>,
-    live_at_peak: Vec<Site>,
-    live_at_end: Vec<Site>,
+    live_at_peak: Live,
+    live_at_end: Live,
+    phases: Vec<PhaseSum>,
     allocators: Vec<ToldRow>,
 }
 
@@ -47,6 +56,7 @@ struct ToldRow {
     outcome: Outcome,
     /// Bytes.
     needs: Option<u64>,
+    retries: Option<u64>,
     /// Names of the cards that would do; `None` where that was not asked.
     cards: Option<Vec<String>>,
     at_peak: Option<Waste>,
@@ -65,11 +75,14 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     let mut exports = Some(Exports::open(args)?);
     let (mut all, mut sections, mut unread) = (Vec::new(), Vec::new(), Vec::new());
     for path in &args.traces {
+        let progress = Progress::new();
+        progress.set(&path.to_string_lossy(), "reading");
         let read = if is_stdin(path) {
             read::read_stdin(Limits::default())
         } else {
             read::read(path, Limits::default())
         };
+        drop(progress);
         let traces = match read {
             Ok(traces) => traces,
             Err(error) => {
@@ -154,58 +167,89 @@ fn is_real(device: DeviceName) -> bool {
 /// Replays one trace with every allocator asked for, and says what came of it.
 fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Result<Told> {
     let program = Program::new(trace, args.free());
-    introduce(trace, &program);
+    let remarks = introduce(trace, &program);
     let names = args.allocators();
+    let lacking = lacking_for_a_verdict(args, &names);
+    let progress = Progress::new();
     let mut rows = Vec::new();
-    for &name in &names {
-        let row = if is_real(args.device) { for_real } else { simulated };
-        rows.push(row(args, trace, &program, name)?);
+    for (at, &name) in names.iter().enumerate() {
+        progress.set(&trace.name, &format!("{name}, {} of {}", at + 1, names.len()));
+        rows.push(if is_real(args.device) {
+            for_real(args, trace, &program, name, &progress)?
+        } else {
+            let is_judged = lacking.is_none() && [MILLPOND, Caching::NAME].contains(&name);
+            simulated(args, trace, &program, name, is_judged)?
+        });
     }
+    progress.set(&trace.name, "verdict");
+    let verdict = if lacking.is_none() { verdict(trace, &program, &rows)? } else { None };
+    if args.report.is_some() {
+        progress.set(&trace.name, "charts");
+        let lines = verdict.as_ref().map(|verdict| verdict.lines.clone()).unwrap_or_default();
+        sections.push(section(args, (trace, &program), lines, &rows)?);
+    }
+    drop(progress);
+    let (live_at_peak, live_at_end) = (Live::at_peak(trace, &program), Live::at_end(trace, &program));
+    let cards = args.cards();
     say(&account(&rows));
     say(&format!("\nDevice calls by kind\n{}", calls(&rows)));
-    let (mut verdict, cards) = (None, args.cards());
     if !is_real(args.device) {
         // Whatever the capacity: where memory is short, allocators give back what they cache.
         let limit = if args.capacity.is_some() { " without a limit" } else { "" };
         say(&format!("\nAt the peak{limit}, reserved and not requested\n{}", wasted(&rows)));
         match args.capacity {
-            Some(capacity) => say(&format!("\n{}", room(&rows, capacity))),
+            Some(capacity) => say(&format!("\n{}", wrapped(&room(&rows, capacity)))),
             None => {
                 say(&format!("\nCards that would do\n{}", which_cards(&rows, &cards, args.context())));
             }
         }
     }
-    let (at_peak, at_end) = (Sites::at_peak(trace, &program), Sites::at_end(trace, &program));
-    if !at_end.by_site.is_empty() {
-        say(&format!("\nLive at the end\n{}", kept(&at_end.by_site)));
-    }
-    if let Some(lacking) = lacking_for_a_verdict(args, &names) {
-        say(&format!("\n(no verdict: it compares millpond with caching on the simulated device; {lacking})"));
-    } else {
-        say(if args.capacity.is_some() { "\nWithout a limit:" } else { "" });
-        let known = |name: &str| rows.iter().find(|row| row.outcome.allocator == name)?.smallest;
-        let figures = Verdict::of(trace, &program, &args.choice(), known)?;
-        let lines = figures.lines();
-        lines.iter().for_each(|line| say(line));
-        verdict = Some(ToldVerdict { lines, figures });
+    say(&format!("\n{}", kept(&live_at_end)));
+    match &verdict {
+        Some(verdict) => {
+            say(if args.capacity.is_some() { "\nWithout a limit:" } else { "" });
+            verdict.lines.iter().for_each(|line| say(&wrapped(line)));
+        }
+        None => {
+            let lacking = lacking.unwrap_or("a replay ended early");
+            say(&wrapped(&format!(
+                "\n(no verdict: it compares millpond with caching on the simulated device; {lacking})"
+            )));
+        }
     }
     say("");
-    if args.report.is_some() {
-        let lines = verdict.as_ref().map(|verdict| verdict.lines.clone()).unwrap_or_default();
-        sections.push(section(args, (trace, &program), lines, &rows)?);
-    }
-    let told = |Row { outcome, smallest, waste }| {
-        let fit = |bytes| cards.iter().filter(move |card| card.fits(bytes, args.context()));
-        let names = |bytes| fit(bytes).map(|card| card.name.clone()).collect();
-        ToldRow { outcome, needs: smallest, cards: smallest.map(names), at_peak: waste }
+    let told = |Row { outcome, need, waste }| {
+        let judged = need.filter(|_| args.capacity.is_none()).map(|need: Need| {
+            let fit = cards.iter().filter(|card| card.fits(need.bytes, args.context()));
+            fit.map(|card| card.name.clone()).collect()
+        });
+        let (needs, retries) = (need.map(|need| need.bytes), need.map(|need| need.retries));
+        ToldRow { outcome, needs, retries, cards: judged, at_peak: waste }
     };
     Ok(Told {
         trace: trace.name.clone(),
+        blocks: program.blocks,
+        streams: program.streams,
+        wall_us: trace.wall_us,
+        recorded_reserved: trace.recorded_reserved,
+        remarks,
         verdict,
-        live_at_peak: at_peak.by_site,
-        live_at_end: at_end.by_site,
+        live_at_peak,
+        live_at_end,
+        phases: sums(trace, &program),
         allocators: rows.into_iter().map(told).collect(),
     })
+}
+
+/// The verdict, by the figures of the rows.
+fn verdict(trace: &Trace, program: &Program, rows: &[Row]) -> Result<Option<ToldVerdict>> {
+    let judged = |name: &str| {
+        let row = rows.iter().find(|row| row.outcome.allocator == name)?;
+        Some(Judged { need: row.need, waste: row.waste? })
+    };
+    let Some((pytorch, millpond)) = judged(Caching::NAME).zip(judged(MILLPOND)) else { return Ok(None) };
+    let figures = Verdict::of(trace, program, pytorch, millpond)?;
+    Ok(Some(ToldVerdict { lines: figures.lines(), figures }))
 }
 
 /// What would have to be asked for differently for a verdict to be given.
@@ -230,52 +274,68 @@ fn section(
 ) -> Result<Section> {
     let mut section = Section::of(trace, program, verdict, (args.cards(), args.context()));
     let choice = args.choice();
-    for Row { outcome, smallest, .. } in rows {
+    for Row { outcome, need, .. } in rows {
         let choose = |context: &Context| choice.build(&outcome.allocator, context);
-        section.add((trace, program), &choose, outcome.clone(), *smallest)?;
+        section.add((trace, program), &choose, outcome.clone(), *need)?;
     }
     Ok(section)
 }
 
-fn simulated(args: &ReplayArgs, trace: &Trace, program: &Program, name: &'static str) -> Result<Row> {
+/// On the simulated device. What is needed is looked for where no capacity was asked about, or the verdict says it.
+fn simulated(
+    args: &ReplayArgs,
+    trace: &Trace,
+    program: &Program,
+    name: &'static str,
+    is_judged: bool,
+) -> Result<Row> {
     let choice = args.choice();
     let choose = move |context: &Context| choice.build(name, context);
     let outcome = on_sim_timed(trace, program, &choose, args.capacity.unwrap_or(UNLIMITED))?;
-    let smallest = match args.capacity {
+    let need = match args.capacity {
+        None => Need::of(trace, program, &choose, &outcome)?,
+        Some(_) if is_judged => {
+            let unlimited = on_sim(trace, program, &choose, UNLIMITED)?;
+            Need::of(trace, program, &choose, &unlimited)?
+        }
         Some(_) => None,
-        None => fit::smallest_capacity(trace, program, &choose, &outcome)?,
     };
-    let waste = Some(at_peak(program, &choose)?);
-    Ok(Row { outcome, smallest, waste })
+    Ok(Row { outcome, need, waste: Some(at_peak(program, &choose)?) })
 }
 
 /// Replays on a device object of its own, so that nothing is left from the allocator before.
-fn for_real(args: &ReplayArgs, trace: &Trace, program: &Program, name: &'static str) -> Result<Row> {
+fn for_real(
+    args: &ReplayArgs,
+    trace: &Trace,
+    program: &Program,
+    name: &'static str,
+    progress: &Progress,
+) -> Result<Row> {
     let choice = args.choice();
     let choose = move |context: &Context| choice.build(name, context);
     let capacity = (!args.device.is_gpu()).then(|| args.capacity.unwrap_or(HOST_CAPACITY));
     let device = args.device.open_with_capacity(capacity)?;
     let (outcome, marks) = on_device(trace, program, &choose, device, args.verify)?;
     if args.verify {
-        say(&format!("{name}: {} found as written", count(marks, "mark")));
+        progress.say(&format!("{name}: {} found as written", count(marks, "mark")));
     }
     if let Some(driver) = outcome.driver {
-        compare_with_driver(&outcome, driver);
+        compare_with_driver(&outcome, driver, progress);
     }
-    Ok(Row { outcome, smallest: None, waste: None })
+    Ok(Row { outcome, need: None, waste: None })
 }
 
 /// Holds what the allocator counts against what the device's driver counts.
-fn compare_with_driver(outcome: &Outcome, driver: DriverMemory) {
+fn compare_with_driver(outcome: &Outcome, driver: DriverMemory, progress: &Progress) {
     let Outcome { allocator, peak_reserved, .. } = outcome;
     let off = driver.disagreement(*peak_reserved) * 100.0;
-    say(&format!(
+    progress.say(&wrapped(&format!(
         "{allocator}: reserved {} at most; the driver, of {} free before: {} in use ({off:+.2} %), {} in the end",
         HumanBytes(*peak_reserved),
         HumanBytes(driver.free_before),
         HumanBytes(driver.used_peak),
         HumanBytes(driver.used_after),
-    ));
+    )));
     if off.abs() > 1.0 {
         remark(&format!(
             "{allocator} and the driver disagree by {off:+.1} %: the driver rounds what {allocator} asks for, or another program uses the device"
@@ -283,7 +343,8 @@ fn compare_with_driver(outcome: &Outcome, driver: DriverMemory) {
     }
 }
 
-fn introduce(trace: &Trace, program: &Program) {
+/// Says what was recorded. Returns what is to be remarked about the file.
+fn introduce(trace: &Trace, program: &Program) -> Vec<String> {
     let mut line = format!(
         "{}: {}, {}, {:.1} s; requested at most {}",
         trace.name,
@@ -295,28 +356,28 @@ fn introduce(trace: &Trace, program: &Program) {
     if let Some(reserved) = trace.recorded_reserved {
         line += &format!(", reserved in the recorded run {}", HumanBytes(reserved));
     }
-    say(&line);
+    say(&wrapped(&line));
     if !trace.live_before.is_empty() {
         let (before, were) =
             (trace.live_before.len(), if trace.live_before.len() == 1 { "was" } else { "were" });
         say(&format!("{} {were} live before the recording began", count(before as u64, "block")));
     }
     if !trace.settings.is_empty() {
-        say(&format!("recorded with PYTORCH_CUDA_ALLOC_CONF={}", trace.settings));
+        say(&wrapped(&format!("recorded with PYTORCH_CUDA_ALLOC_CONF={}", trace.settings)));
     }
     if let Some(oom) = trace.recorded_ooms.first() {
         say(&format!("the recorded run found no memory for {}", HumanBytes(oom.size)));
     }
-    for said in &trace.remarks {
-        remark(&format!("{}: {said}", trace.name));
-    }
+    let mut remarks = trace.remarks.clone();
     if trace.lost_frees > 0 {
-        remark(&format!(
-            "{}: an address was allocated twice without a free between, {}: the recording lost events",
-            trace.name,
+        remarks.push(format!(
+            "an address was allocated twice without a free between, {}: the recording lost events",
             count(trace.lost_frees, "time")
         ));
     }
+    remarks.iter().for_each(|said| remark(&format!("{}: {said}", trace.name)));
+    say("");
+    remarks
 }
 
 fn write_json(file: Output, all: &[Told]) -> Result<()> {

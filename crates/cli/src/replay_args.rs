@@ -13,59 +13,59 @@ use crate::choices::{ALL, is_asked, names_or_all};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-A trace is a PyTorch memory snapshot (torch.cuda.memory._dump_snapshot), an RMM log or a recording of millpond's \
-(MILLPOND_RECORD), also gzipped or zstd-compressed. No GPU is needed.
+A trace is a PyTorch memory snapshot, an RMM log or a recording of Millpond's,
+plain, gzipped or compressed by zstd. No GPU is needed.
 
 Examples:
-  millpond replay snapshot.pickle                        every allocator, and which cards would do
-  millpond replay *.pickle.gz --allocator millpond,caching --json out.json
-  millpond replay run.mprec --card 4090,A100-40          would it fit there?
-  millpond replay snapshot.pickle --device cuda --verify --allocator millpond")]
+  millpond replay snapshot.pickle
+  millpond replay run.mprec --card 4090,A100-40
+  millpond replay snapshot.pickle --report report.html
+  millpond replay snapshot.pickle --capacity 24GiB --fail-if-oom")]
 pub(crate) struct ReplayArgs {
     /// Traces to replay; - is standard input
     #[arg(value_name = "TRACE", required = true)]
     pub(crate) traces: Vec<PathBuf>,
-    /// Allocators, with commas between, or all
+    /// Allocators to compare, such as millpond,caching
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = names_or_all(NAMES), hide_possible_values = true)]
     allocator: Vec<String>,
-    /// Memory of the simulated device, such as 24GiB [default: no limit, and the smallest that fits is found]
+    /// Ask about one size of device, such as 24GiB
     #[arg(long, value_name = "SIZE", value_parser = capacity)]
     pub(crate) capacity: Option<u64>,
-    /// Cards to look at, such as 4090,A100-40,24GiB
+    /// Cards to judge, such as 4090,A100-40,24GiB
     #[arg(long, value_name = "CARDS", value_delimiter = ',')]
     pub(crate) card: Vec<Card>,
-    /// Fail with status 1 where an allocator finds no memory
-    #[arg(long)]
-    pub(crate) fail_if_oom: bool,
-    #[arg(long, default_value_t = DeviceName::SIM, help = DeviceName::listed() + "; sim keeps no bytes")]
-    pub(crate) device: DeviceName,
-    /// On a real device: mark every block, and check the marks
-    #[arg(long)]
-    pub(crate) verify: bool,
-    /// When a block that other streams used is freed
-    #[arg(long, value_enum, default_value = "completed")]
-    free: Free,
-    /// Smallest and largest page of millpond's pool, such as 2MiB..64MiB [default: 2MiB..32MiB]
-    #[arg(long, value_name = "FROM..TO", value_parser = page_sizes)]
-    pub(crate) page_sizes: Option<(u64, u64)>,
-    /// Settings of caching and expandable, as in PYTORCH_CUDA_ALLOC_CONF
-    #[arg(long, value_name = "SETTINGS")]
-    pub(crate) alloc_conf: Option<CachingOptions>,
-    /// What the driver's context and the libraries take of each card [default: 512MiB]
+    /// Memory of each card that is not the job's [default: 512MiB]
     #[arg(long, value_name = "SIZE", value_parser = size_or_none)]
     pub(crate) context: Option<u64>,
-    /// Write the results to this file; - is stdout, here and below
-    #[arg(long, value_name = "FILE")]
-    pub(crate) json: Option<PathBuf>,
-    /// Write a page with charts to this file: memory over time, the map at the peak, who held it
+    /// End with status 1 if an allocator runs out of memory
+    #[arg(long)]
+    pub(crate) fail_if_oom: bool,
+    /// Write a page with charts, for a browser
     #[arg(long, value_name = "FILE.html")]
     pub(crate) report: Option<PathBuf>,
-    /// Write what was read of the first trace as a PyTorch snapshot, for pytorch.org/memory_viz
+    /// Write the results; - is stdout, here and below
     #[arg(long, value_name = "FILE")]
-    pub(crate) export_snapshot: Option<PathBuf>,
-    /// Write the counters of the first trace's replay by the first allocator, for ui.perfetto.dev
+    pub(crate) json: Option<PathBuf>,
+    /// Write lines over time, for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub(crate) export_counters: Option<PathBuf>,
+    /// Write a snapshot, for pytorch.org/memory_viz
+    #[arg(long, value_name = "FILE")]
+    pub(crate) export_snapshot: Option<PathBuf>,
+    /// When a block used by other streams is free again
+    #[arg(long, value_enum, default_value = "completed")]
+    free: Free,
+    /// Millpond's pages, such as 2MiB..64MiB
+    #[arg(long, value_name = "FROM..TO", value_parser = page_sizes)]
+    pub(crate) page_sizes: Option<(u64, u64)>,
+    /// PyTorch's settings, as in PYTORCH_CUDA_ALLOC_CONF
+    #[arg(long, value_name = "SETTINGS")]
+    pub(crate) alloc_conf: Option<CachingOptions>,
+    #[arg(long, default_value_t = DeviceName::SIM, help = DeviceName::listed() + "; sim keeps no bytes")]
+    pub(crate) device: DeviceName,
+    /// On a real device: mark each block, check the marks
+    #[arg(long)]
+    pub(crate) verify: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -1,10 +1,11 @@
 //! The files that `millpond replay` writes besides its results: the report of all traces; exports of the first
-//! trace, and of its replay by the first allocator.
+//! trace, and of its replays.
 
 use std::io::Write;
 
+use millpond::Context;
 use millpond_replay::export::{ExportError, chrome, snapshot};
-use millpond_replay::report::Section;
+use millpond_replay::report::{About, Section};
 use millpond_replay::trace::Trace;
 
 use crate::error::{Error, Result};
@@ -34,10 +35,13 @@ impl Exports {
         if let Some(file) = self.snapshot {
             to_file(file, |out| snapshot(trace, out))?;
         }
-        if let (Some(file), Some(name)) = (self.counters, args.allocators().first()) {
-            let choice = args.choice();
-            let choose = |context: &millpond::Context| choice.build(name, context);
-            to_file(file, |out| chrome(trace, args.free(), &choose, out))?;
+        if let Some(file) = self.counters {
+            let (choice, names) = (&args.choice(), args.allocators());
+            let built: Vec<_> =
+                names.iter().map(|&name| move |context: &Context| choice.build(name, context)).collect();
+            let allocators: Vec<_> =
+                names.iter().zip(&built).map(|(&name, build)| (name, build as _)).collect();
+            to_file(file, |out| chrome(trace, args.free(), &allocators, out))?;
         }
         if others && any {
             remark(&format!("exports have the first trace only: {}", trace.name));
@@ -50,11 +54,33 @@ impl Exports {
 pub(crate) fn report(file: Output, sections: &[Section]) -> Result<()> {
     let path = file.path().to_owned();
     let mut page = Vec::new();
-    millpond_replay::report::write(sections, &mut page)
+    millpond_replay::report::write(&about(), sections, &mut page)
         .map_err(|error| Error::Export { path: path.clone(), error: Box::new(error.into()) })?;
     file.write(&String::from_utf8_lossy(&page))?;
     say_written(&path);
     Ok(())
+}
+
+/// Where a report comes from.
+fn about() -> About {
+    let now = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
+    // Whatever runs the command, Python's interpreter say, stands before its name.
+    let arguments = std::env::args_os().map(|argument| argument.to_string_lossy().into_owned());
+    let arguments: Vec<_> = arguments.skip_while(|argument| argument != "replay").map(quoted).collect();
+    About {
+        date: now.replace('T', " ").replace('Z', " UTC"),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        command: format!("millpond {}", arguments.join(" ")),
+    }
+}
+
+/// As a shell takes it.
+fn quoted(argument: String) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_./,:=+%@".contains(c);
+    match !argument.is_empty() && argument.chars().all(is_plain) {
+        true => argument,
+        false => format!("'{}'", argument.replace('\'', "'\\''")),
+    }
 }
 
 fn to_file(

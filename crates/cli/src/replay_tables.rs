@@ -1,55 +1,68 @@
-//! What `millpond replay` tells people: tables of what each allocator did.
+//! What `millpond replay` tells people: tables of what each allocator did, at most 80 columns wide.
 
 use millpond::HumanBytes;
-use millpond_replay::fit::Card;
+use millpond_replay::fit::{Card, Need};
 use millpond_replay::replay::{Outcome, Waste};
-use millpond_replay::sites::Site;
+use millpond_replay::sites::Live;
 
-use crate::screen::{table, thousands};
+use crate::screen::{count, table, thousands};
+
+/// Columns of a terminal.
+const WIDTH: usize = 80;
 
 /// One trace with one allocator.
 pub(crate) struct Row {
     pub(crate) outcome: Outcome,
-    /// The smallest capacity in bytes that fits, where it was looked for and there is one.
-    pub(crate) smallest: Option<u64>,
+    /// Where it was looked for, and the trace ran to its end.
+    pub(crate) need: Option<Need>,
     /// Where memory is wasted at the peak, where that was looked for.
     pub(crate) waste: Option<Waste>,
 }
 
-/// What each allocator reserved and did.
+/// What each allocator needs, held and did.
 pub(crate) fn account(rows: &[Row]) -> String {
-    let titles = ["allocator", "reserved", "ratio", "device calls", "their time", "of wall", "events/s", ""];
-    let mut lines = vec![titles.map(str::to_owned).to_vec()];
-    for Row { outcome, .. } in rows {
-        let share =
-            outcome.device_share().map_or_else(|| "-".to_owned(), |share| format!("{:.2} %", share * 100.0));
-        let time = outcome.device_us.map_or_else(|| "-".to_owned(), |us| format!("{:.1} ms", us / 1e3));
-        let oom = outcome.oom.map(|oom| {
-            format!(
-                "out of memory at event {}, asking for {}",
-                thousands(oom.event as u64),
-                HumanBytes(oom.bytes)
-            )
-        });
-        lines.push(vec![
-            outcome.allocator.clone(),
+    let is_known = rows.iter().any(|row| row.need.is_some());
+    let has_times = rows.iter().any(|row| row.outcome.device_share().is_some());
+    let mut titles = vec!["allocator"];
+    titles.extend(is_known.then_some(["needs", "retries"]).into_iter().flatten());
+    titles.extend(["reserved", "ratio", "device calls", if has_times { "of time" } else { "time" }]);
+    let mut lines = vec![titles.into_iter().map(str::to_owned).collect::<Vec<_>>()];
+    for Row { outcome, need, .. } in rows {
+        let mut line = vec![outcome.allocator.clone()];
+        if is_known {
+            line.push(need.map_or_else(unknown, |need| HumanBytes(need.bytes).to_string()));
+            line.push(need.map_or_else(unknown, |need| thousands(need.retries)));
+        }
+        let share = outcome.device_share().map(|share| format!("{:.2} %", share * 100.0));
+        let time = outcome.device_us.map(|us| format!("{:.1} ms", us / 1e3));
+        line.extend([
             HumanBytes(outcome.peak_reserved).to_string(),
             format!("{:.3}", outcome.ratio),
             thousands(outcome.device_calls.total()),
-            time,
-            share,
-            thousands((outcome.events as f64 / outcome.replay_s.max(1e-9)) as u64),
-            oom.unwrap_or_default(),
+            if has_times { share } else { time }.unwrap_or_else(unknown),
         ]);
+        lines.push(line);
     }
-    table(&lines)
+    let mut text = table(&lines);
+    for Row { outcome, .. } in rows {
+        if let Some(oom) = outcome.oom {
+            let (event, bytes) = (thousands(oom.event as u64), HumanBytes(oom.bytes));
+            text += &format!("\n{}: out of memory at event {event}, asking for {bytes}", outcome.allocator);
+        }
+    }
+    text
+}
+
+fn unknown() -> String {
+    "-".to_owned()
 }
 
 /// The device's calls by kind, of those kinds that any allocator made.
 pub(crate) fn calls(rows: &[Row]) -> String {
     let counts: Vec<_> = rows.iter().map(|row| row.outcome.device_calls.by_kind()).collect();
-    let kinds: Vec<usize> = (0..9).filter(|&kind| counts.iter().any(|counts| counts[kind].1 > 0)).collect();
     let Some(first) = counts.first() else { return String::new() };
+    let kinds: Vec<usize> =
+        (0..first.len()).filter(|&kind| counts.iter().any(|counts| counts[kind].1 > 0)).collect();
     let mut titles = vec!["allocator".to_owned()];
     titles.extend(kinds.iter().map(|&kind| first[kind].0.to_owned()));
     let mut lines = vec![titles];
@@ -63,14 +76,14 @@ pub(crate) fn calls(rows: &[Row]) -> String {
 
 /// Where the bytes are that nobody asked for.
 pub(crate) fn wasted(rows: &[Row]) -> String {
-    let titles = ["allocator", "wasted", "rounding", "holes", "caches", "other streams", "at event"];
+    let titles = ["allocator", "rounding", "holes", "caches", "other streams", "at event"];
     let mut lines = vec![titles.map(str::to_owned).to_vec()];
     for Row { outcome, waste, .. } in rows {
         let Some(waste) = waste else { continue };
         let parts = [waste.rounding, waste.holes, waste.caches, waste.other_streams];
-        let bytes = [parts.iter().sum()].into_iter().chain(parts).map(|bytes| HumanBytes(bytes).to_string());
         let mut line = vec![outcome.allocator.clone()];
-        line.extend(bytes.chain([thousands(waste.event as u64)]));
+        line.extend(parts.map(|bytes| HumanBytes(bytes).to_string()));
+        line.push(thousands(waste.event as u64));
         lines.push(line);
     }
     table(&lines)
@@ -78,35 +91,66 @@ pub(crate) fn wasted(rows: &[Row]) -> String {
 
 /// Which cards would do, for each allocator.
 pub(crate) fn which_cards(rows: &[Row], cards: &[Card], context: u64) -> String {
-    let mut titles = vec!["allocator".to_owned(), "needs".to_owned()];
-    titles.extend(cards.iter().map(|card| card.name.clone()));
-    let mut lines = vec![titles];
-    for Row { outcome, smallest, .. } in rows {
-        let mut line = vec![outcome.allocator.clone()];
-        line.push(smallest.map_or_else(|| "-".to_owned(), |bytes| HumanBytes(bytes).to_string()));
-        let fits = |card: &Card| smallest.is_some_and(|bytes| card.fits(bytes, context));
-        line.extend(cards.iter().map(|card| if fits(card) { "yes" } else { "no" }.to_owned()));
-        lines.push(line);
-    }
-    format!(
-        "{}\n({}{} of each are left to the driver's context and libraries: --context says how much)",
-        table(&lines),
-        if cards.iter().any(|card| card.name == card.gib.to_string()) { "cards in GiB; " } else { "" },
+    let sizes = cards.iter().any(|card| card.name == card.gib.to_string());
+    let note = format!(
+        "({}{} of each are left to the driver's context and libraries; --context sets that)",
+        if sizes { "cards in GiB; " } else { "" },
         HumanBytes(context)
-    )
+    );
+    let mut parts = Vec::new();
+    // As many cards as fit into a line.
+    for cards in cards.chunks(CARDS_A_LINE) {
+        let mut titles = vec!["allocator".to_owned()];
+        titles.extend(cards.iter().map(|card| card.name.clone()));
+        let mut lines = vec![titles];
+        for Row { outcome, need, .. } in rows {
+            let mut line = vec![outcome.allocator.clone()];
+            let fits = |card: &Card| need.is_some_and(|need| card.fits(need.bytes, context));
+            line.extend(cards.iter().map(|card| if fits(card) { "yes" } else { "no" }.to_owned()));
+            lines.push(line);
+        }
+        parts.push(table(&lines));
+    }
+    parts.push(wrapped(&note));
+    parts.join("\n")
 }
 
-/// Call sites of what is live at the end.
-pub(crate) fn kept(sites: &[Site]) -> String {
-    let mut lines = vec![["bytes", "blocks", "call site"].map(str::to_owned).to_vec()];
-    for Site { name, bytes, blocks } in sites.iter().take(MOST_KEPT) {
-        lines.push(vec![HumanBytes(*bytes).to_string(), thousands(*blocks), name.clone()]);
+/// The longest name of a card has seven letters.
+const CARDS_A_LINE: usize = 10;
+
+/// Who holds what is live at the end.
+pub(crate) fn kept(live: &Live) -> String {
+    if live.blocks == 0 {
+        return "Live at the end: nothing".to_owned();
     }
-    table(&lines)
+    let mut text = format!("Live at the end: {} in {}", HumanBytes(live.bytes), count(live.blocks, "block"));
+    if live.sites.is_empty() {
+        text += "\n(the recording has no tags and call stacks to say whose)";
+        return text;
+    }
+    let shown = &live.sites[..live.sites.len().min(MOST_KEPT)];
+    for site in shown {
+        let line = format!("{:>11}  {:>9}  ", HumanBytes(site.bytes).to_string(), thousands(site.blocks));
+        let room = WIDTH - line.chars().count();
+        text += &format!("\n{line}{}", cut(&site.name(), room));
+    }
+    let named: u64 = shown.iter().map(|site| site.blocks).sum();
+    if named < live.blocks {
+        text += &format!("\nand {} of other call sites", count(live.blocks - named, "block"));
+    }
+    text
 }
 
 /// Call sites that are shown of what is live at the end.
 const MOST_KEPT: usize = 8;
+
+/// A name without its end where it is too long: what stands first says most.
+fn cut(name: &str, room: usize) -> String {
+    if name.chars().count() <= room {
+        return name.to_owned();
+    }
+    format!("{}…", name.chars().take(room - 1).collect::<String>())
+}
 
 /// Who fits in the capacity asked for.
 pub(crate) fn room(rows: &[Row], capacity: u64) -> String {
@@ -121,4 +165,35 @@ pub(crate) fn room(rows: &[Row], capacity: u64) -> String {
         _ => format!("fits with {fits}; not with {does_not}"),
     };
     format!("in {}: {who}", HumanBytes(capacity))
+}
+
+/// Text in lines of [`WIDTH`].
+pub(crate) fn wrapped(text: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines
+            .last_mut()
+            .filter(|line| line.is_empty() || line.chars().count() + 1 + word.chars().count() <= WIDTH);
+        match line {
+            Some(line) if line.is_empty() => line.push_str(word),
+            Some(line) => *line = format!("{line} {word}"),
+            None => lines.push(word.to_owned()),
+        }
+    }
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_have_eighty_columns_unless_a_word_has_more() {
+        let text = format!("{} {} end", "word ".repeat(40).trim(), "x".repeat(90));
+        let lines = wrapped(&text);
+        assert_eq!(lines.replace('\n', " "), text);
+        assert!(lines.lines().all(|line| line.len() <= WIDTH || line == "x".repeat(90)), "{lines}");
+        assert_eq!(cut("convert (t3.py:67)", 10), "convert (…");
+        assert_eq!(cut("short", 10), "short");
+    }
 }

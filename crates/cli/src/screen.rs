@@ -3,10 +3,12 @@
 //! Nobody listening any more (`millpond train | head -1`) is no error: a command falls silent and finishes, since
 //! it may have files to write. Any other failure, such as a full disk, is one once the command is done.
 //!
-//! A file that goes to stdout (`--json -`) has it for itself: then all that is said is on stderr.
+//! A file that goes to stdout (`--json -`) has it for itself: then all that is said is on stderr. With `--quiet` nothing
+//! is said but errors, and what a command is there to print.
 
 use std::borrow::Cow;
-use std::io::{Error, ErrorKind, Result, Write};
+use std::cell::RefCell;
+use std::io::{Error, ErrorKind, IsTerminal, Result, Write};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -16,11 +18,39 @@ static LOST: Mutex<Option<Error>> = Mutex::new(None);
 /// Whether stdout is a file's.
 static GIVEN_AWAY: AtomicBool = AtomicBool::new(false);
 
+thread_local! {
+    /// Remarks that are kept for the caller instead of being printed; nothing else is said meanwhile.
+    static KEPT: RefCell<Option<Vec<String>>> = const { RefCell::new(None) };
+}
+
+/// Runs something of which nothing is printed, and returns its remarks beside what came of it.
+pub(crate) fn silently<R>(run: impl FnOnce() -> R) -> (R, Vec<String>) {
+    KEPT.set(Some(Vec::new()));
+    let result = run();
+    (result, KEPT.take().unwrap_or_default())
+}
+
+/// Whether only errors are said.
+static QUIET: AtomicBool = AtomicBool::new(false);
+
 /// Forgets what an earlier command in this process did to stdout.
 pub(crate) fn begin() {
     // Relaxed: one thread runs a command.
     GIVEN_AWAY.store(false, Ordering::Relaxed);
+    be_quiet(false);
     take_lost();
+}
+
+/// Whether to say nothing but errors from now on.
+pub(crate) fn be_quiet(quiet: bool) {
+    // Relaxed: as in `begin`.
+    QUIET.store(quiet, Ordering::Relaxed);
+}
+
+/// Whether nothing but errors is said.
+pub(crate) fn is_quiet() -> bool {
+    // Relaxed: as in `begin`.
+    QUIET.load(Ordering::Relaxed) || KEPT.with_borrow(Option::is_some)
 }
 
 /// From now on stdout is for [`Stdout`] alone.
@@ -31,11 +61,19 @@ pub(crate) fn give_stdout_away() {
 
 /// Prints a line to stdout, or to stderr where stdout is a file's.
 pub(crate) fn say(line: &str) {
+    if is_quiet() {
+        return;
+    }
     // Relaxed: as in `begin`.
     if GIVEN_AWAY.load(Ordering::Relaxed) {
-        return remark(line);
+        return to_stderr(line);
     }
-    note_lost(writeln!(std::io::stdout().lock(), "{}", tame(line)));
+    answer(line);
+}
+
+/// Prints to stdout what the command is there to print.
+pub(crate) fn answer(text: &str) {
+    note_lost(writeln!(std::io::stdout().lock(), "{}", tame(text)));
 }
 
 /// Notes why something did not arrive on stdout, unless nobody listens.
@@ -76,7 +114,45 @@ fn lost() -> std::sync::MutexGuard<'static, Option<Error>> {
 
 /// Prints a remark to stderr.
 pub(crate) fn remark(line: &str) {
+    let is_kept = KEPT.with_borrow_mut(|kept| kept.as_mut().map(|kept| kept.push(line.to_owned())).is_some());
+    if is_kept {
+        return;
+    }
+    if !is_quiet() {
+        to_stderr(&on_a_terminal(line));
+    }
+}
+
+fn to_stderr(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{}", tame(line));
+}
+
+/// A paragraph for stderr: in lines of the terminal's width. A pipe gets it as one line.
+fn on_a_terminal(paragraph: &str) -> Cow<'_, str> {
+    if !std::io::stderr().is_terminal() {
+        return paragraph.into();
+    }
+    let (_, columns) = console::Term::stderr().size();
+    wrapped(paragraph, columns.into()).into()
+}
+
+/// A paragraph in lines of at most `width` columns, as far as its words allow.
+pub(crate) fn wrapped(paragraph: &str, width: usize) -> String {
+    let mut lines = String::with_capacity(paragraph.len() + 8);
+    let mut column = 0;
+    for word in paragraph.split(' ') {
+        let length = word.chars().count();
+        if column > 0 && column + 1 + length > width {
+            lines.push('\n');
+            column = 0;
+        } else if column > 0 {
+            lines.push(' ');
+            column += 1;
+        }
+        lines.push_str(word);
+        column += length;
+    }
+    lines
 }
 
 /// Text from files may hold what commands a terminal: that is shown, not sent.
@@ -91,7 +167,7 @@ fn tame(line: &str) -> Cow<'_, str> {
 
 /// Prints the error that ends the program to stderr.
 pub(crate) fn complain(error: &str) {
-    remark(&format!("millpond: {error}"));
+    to_stderr(&on_a_terminal(&format!("millpond: {error}")));
 }
 
 /// A table with its columns aligned: the first to the left, the others to the right.
@@ -136,6 +212,13 @@ mod tests {
     fn thousands_are_apart() {
         let shown = [0, 12, 999, 1000, 12_345, 1_234_567].map(thousands);
         assert_eq!(shown, ["0", "12", "999", "1,000", "12,345", "1,234,567"]);
+    }
+
+    #[test]
+    fn a_paragraph_is_wrapped_between_words() {
+        assert_eq!(wrapped("one two three", 7), "one two\nthree");
+        assert_eq!(wrapped("one two three", 100), "one two three");
+        assert_eq!(wrapped("a/path/longer/than/that is kept", 8), "a/path/longer/than/that\nis kept");
     }
 
     #[test]

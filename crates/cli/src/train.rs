@@ -5,65 +5,67 @@ use std::sync::Arc;
 
 use millpond::Pool;
 use millpond::device::DeviceChoice;
-use millpond_baselines::{Allocator, MILLPOND, NAMES, Usage, by_name};
+use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
 use millpond_mlp::data::Dataset;
-use millpond_mlp::{Config, Epoch, Hyper, Machine, Memory};
+use millpond_mlp::{Config, Epoch, Hyper, Machine, Memory, Observer, Step};
 
 use crate::account::{self, Outcome};
 use crate::args::TrainArgs;
-use crate::choices::{allocators, is_asked};
-use crate::curves;
+use crate::choices::{ALL, is_asked};
 use crate::error::{Error, Result};
+use crate::interrupt::Interrupt;
 use crate::outputs::{Log, Output, refuse_clashes, refuse_stdout};
 use crate::progress::Progress;
+use crate::results::Results;
 use crate::screen::{count, remark, say, thousands};
 
-/// A run with its settings checked and its files open.
+/// A run with its settings checked and its data read.
 struct Run {
     device: DeviceChoice,
     hyper: Hyper,
     tf32: bool,
     data: Dataset,
+    /// The allocators to train with.
+    names: Vec<&'static str>,
     /// Where the pool is recorded to.
     record: Option<PathBuf>,
+    interrupt: Interrupt,
+}
+
+/// What there is so far, allocator by allocator, and where it is kept.
+struct Done {
+    outcomes: Vec<Outcome>,
+    results: Results,
 }
 
 /// Runs the command.
 pub(crate) fn run(args: &TrainArgs) -> Result<()> {
-    let (config, origin) = settings(args)?;
-    let (device, hyper) = config.check(&origin)?;
-    let names = chosen(&config, &origin)?;
+    let config = settings(args)?;
+    let asked = std::slice::from_ref(&config.allocator);
+    let names: Vec<_> = NAMES.into_iter().filter(|name| is_asked(asked, name)).collect();
     if args.record.is_some() && !names.contains(&MILLPOND) {
-        return Err(Error::Usage(format!("--record records the pool: add --allocator {}", MILLPOND)));
+        return Err(Error::Usage(format!("--record is for the pool: add --allocator {MILLPOND} or {ALL}")));
     }
     refuse_to_write_over(args, &config)?;
-    let log = config.log_dir.as_deref().map(Log::open).transpose()?;
-    let json = args.json.as_deref().map(Output::open).transpose()?;
     let data = match &config.data {
         Some(dir) => Dataset::from_dir(dir)?,
         None => Dataset::bundled()?,
     };
-    let run = Run { device, hyper, tf32: config.tf32, data, record: args.record.clone() };
-
-    let mut outcomes = Vec::new();
-    for &name in &names {
-        let outcome = run.trial(name, outcomes.is_empty());
-        outcomes
-            .push(outcome.map_err(|error| Error::Trial { allocator: name.to_owned(), error: error.into() })?);
+    args.record.as_deref().map(Output::open).transpose()?;
+    let results = Results::open(args.json.as_deref(), config.log_dir.as_deref(), names.len())?;
+    let (hyper, record) = (config.hyper(), args.record.clone());
+    let interrupt = Interrupt::watch();
+    let run = Run { device: config.device, hyper, tf32: config.tf32, data, names, record, interrupt };
+    let mut done = Done { outcomes: Vec::new(), results };
+    let ended = run.trials(&mut done);
+    done.outcomes.retain(|outcome| !outcome.epochs.is_empty());
+    if !done.outcomes.is_empty() {
+        done.results.finish(&done.outcomes)?;
     }
-    if let [_, _, ..] = outcomes[..] {
-        say(&format!("\n{}", account::comparison(&outcomes)));
-    }
-    if let Some(log) = log {
-        say(&format!("\ncurves: {} and {}", log.csv.path().display(), log.svg.path().display()));
-        log.csv.write(&curves::csv(&outcomes))?;
-        let picture =
-            curves::svg(&outcomes).map_err(|why| Error::Drawing { path: log.svg.path().to_owned(), why })?;
-        log.svg.write(&picture)?;
-    }
-    match json {
-        Some(file) => write_json(file, &outcomes),
+    ended?;
+    match run.interrupt.signal() {
         None => Ok(()),
+        Some(signal) => Err(Error::Stopped { signal, kept: run.kept(&done) }),
     }
 }
 
@@ -79,42 +81,54 @@ fn refuse_to_write_over(args: &TrainArgs, config: &Config) -> Result<()> {
     refuse_clashes(&read, &written)
 }
 
-/// The settings, and where they came from.
-fn settings(args: &TrainArgs) -> Result<(Config, String)> {
-    let (mut config, origin) = match &args.config {
-        Some(file) => (Config::read(file)?, format!("{} and flags", file.display())),
-        None => (Config::default(), "flags".to_owned()),
+/// The settings of the file, with the flags laid over them.
+fn settings(args: &TrainArgs) -> Result<Config> {
+    let mut config = match &args.config {
+        Some(file) => Config::read(file)?,
+        None => Config::default(),
     };
     args.lay_over(&mut config);
-    Ok((config, origin))
-}
-
-/// The allocators to train with.
-fn chosen(config: &Config, origin: &str) -> Result<Vec<&'static str>> {
-    let asked = std::slice::from_ref(&config.allocator);
-    let names: Vec<_> = NAMES.into_iter().filter(|name| is_asked(asked, name)).collect();
-    if names.is_empty() {
-        return Err(Error::Training(millpond_mlp::Error::Config {
-            origin: origin.to_owned(),
-            key: "allocator".to_owned(),
-            found: format!("'{}'", config.allocator),
-            expected: allocators().join(", "),
-        }));
-    }
-    Ok(names)
+    Ok(config)
 }
 
 impl Run {
-    /// Trains with one allocator, on a device object of its own, so that nothing is left from the one before.
-    fn trial(&self, name: &'static str, first: bool) -> Result<Outcome> {
-        let (machine, why_not_cuda) = Machine::open(self.device)?;
-        if first {
-            if let Some(why) = why_not_cuda {
-                remark(&format!("training on the CPU: {why}"));
+    /// Trains with each allocator in turn, until a signal comes.
+    fn trials(&self, done: &mut Done) -> Result<()> {
+        for &name in &self.names {
+            let trial = self.trial(name, done);
+            trial.map_err(|error| self.explained(name, error))?;
+            if self.interrupt.signal().is_some() {
+                break;
             }
-            self.introduce(&machine);
         }
-        say(&format!("\nallocator: {name}"));
+        if self.compares() {
+            say(&account::conclusion(&done.outcomes));
+        }
+        Ok(())
+    }
+
+    /// Which allocator it was, where there are several.
+    fn explained(&self, name: &str, error: Error) -> Error {
+        if self.compares() || name != MILLPOND {
+            return Error::Trial { allocator: name.to_owned(), error: error.into() };
+        }
+        error
+    }
+
+    fn compares(&self) -> bool {
+        self.names.len() > 1
+    }
+
+    /// Trains with one allocator, on a device object of its own, so that nothing is left from the one before.
+    fn trial(&self, name: &'static str, done: &mut Done) -> Result<()> {
+        let (machine, why_not_cuda) = Machine::open(self.device)?;
+        let is_first = done.outcomes.is_empty();
+        if is_first {
+            if let Some(why) = why_not_cuda {
+                remark(&on_the_cpu(&why));
+            }
+            self.introduce(&machine, name);
+        }
         // The pool tells more than the trait asks of everyone.
         let pool = (name == MILLPOND).then(|| self.pool(&machine)).transpose()?;
         let allocator: Arc<dyn Allocator> = match &pool {
@@ -123,20 +137,34 @@ impl Run {
         };
         let memory = Memory::new(allocator.clone(), machine.context().create_stream()?);
         let mut backend = machine.backend(memory, self.tf32)?;
-        let mut progress = Progress::new(self.hyper.epochs);
-        let epochs = millpond_mlp::train(backend.as_mut(), &self.data, &self.hyper, &mut progress)?;
-        drop(progress);
+        let progress = Progress::new(self.hyper.epochs, self.compares().then_some(name));
+        if is_first && self.compares() {
+            say(&account::titles());
+        } else if is_first {
+            progress.say_titles();
+        }
+        done.outcomes.push(Outcome::new(&machine.name().to_string(), name));
+        let mut watch = Watch { run: self, allocator: &*allocator, done, progress };
+        let trained = millpond_mlp::train(backend.as_mut(), &self.data, &self.hyper, &mut watch);
+        drop(watch.progress);
+        trained?;
 
         let usage = allocator.usage();
-        say(&match &pool {
-            Some(pool) => account::of_pool(&pool.stats(), &epochs),
-            None => account::of_baseline(&usage),
-        });
+        let Some(outcome) = done.outcomes.last_mut() else { return Ok(()) };
+        outcome.count(&usage);
+        if self.compares() {
+            say(&account::line(outcome));
+        } else {
+            say(&match &pool {
+                Some(pool) => account::of_pool(&pool.stats(), &outcome.epochs),
+                None => account::of_baseline(name, &usage),
+            });
+        }
         if let Some(recorded) = pool.as_ref().map(Pool::stop_recording).transpose()?.flatten() {
             let events = count(recorded.events, "event");
             say(&format!("recorded {events}: millpond replay {}", recorded.path.display()));
         }
-        Ok(outcome(&machine, name, epochs, usage))
+        Ok(())
     }
 
     fn pool(&self, machine: &Machine) -> millpond::Result<Pool> {
@@ -147,42 +175,79 @@ impl Run {
         }
     }
 
-    fn introduce(&self, machine: &Machine) {
+    fn introduce(&self, machine: &Machine, name: &str) {
         let Hyper { num_layers, feat_dim, learning_rate, batch_size, epochs, seed } = self.hyper;
+        say(&match (self.compares(), name) {
+            (true, _) => "Trains the same neural network with each allocator in turn.".to_owned(),
+            (_, MILLPOND) => "Trains a neural network. All of its memory comes from the pool.".to_owned(),
+            _ => format!("Trains a neural network. All of its memory comes from the allocator {name}."),
+        });
         say(&format!("device: {} ({})", machine.name(), machine.describe()));
         say(&format!(
-            "data: {}, {} to train on and {} to validate with",
+            "data:   {}, {} to learn from, {} to check with",
             self.data.source,
             count(self.data.train.labels.len() as u64, "image"),
             thousands(self.data.validation.labels.len() as u64)
         ));
         say(&format!(
-            "model: hidden layers {num_layers} x {feat_dim}; learning rate {learning_rate}, batch {batch_size}, \
-             epochs {epochs}, seed {seed}"
+            "model:  {} of {feat_dim}, batches of {batch_size}, {}, rate {learning_rate}, seed {seed}\n",
+            count(num_layers as u64, "hidden layer"),
+            count(epochs as u64, "epoch"),
         ));
     }
-}
 
-fn outcome(machine: &Machine, name: &str, epochs: Vec<Epoch>, usage: Usage) -> Outcome {
-    Outcome {
-        device: machine.name().to_string(),
-        allocator: name.to_owned(),
-        epochs,
-        peak_reserved: usage.reserved.high,
-        peak_requested: usage.requested.high,
+    /// What a run that was stopped has done, for people.
+    fn kept(&self, done: &Done) -> String {
+        let epochs = |outcome: &Outcome| outcome.epochs.len();
+        let whole: usize = done.outcomes.iter().map(epochs).sum();
+        let all = self.hyper.epochs * self.names.len();
+        let written =
+            if whole > 0 && done.results.are_asked() { ", and their results are written" } else { "" };
+        format!("{} of {} are done{written}", thousands(whole as u64), count(all as u64, "epoch"))
     }
 }
 
-/// One object for one allocator, a list for several.
-fn write_json(file: Output, outcomes: &[Outcome]) -> Result<()> {
-    let text = match outcomes {
-        [one] => serde_json::to_string_pretty(one),
-        several => serde_json::to_string_pretty(several),
-    };
-    match text {
-        Ok(text) => file.write(&(text + "\n")),
-        Err(error) => {
-            Err(Error::Io { path: file.path().to_owned(), action: "write it", source: error.into() })
+/// Why the CPU trains, for people who asked for nothing else.
+fn on_the_cpu(why_not_cuda: &millpond_mlp::Error) -> String {
+    match why_not_cuda {
+        millpond_mlp::Error::Library { library, .. } => {
+            format!("{library} is missing, so this trains on the CPU; `--device cuda` says what to install.")
         }
+        _ => "No usable NVIDIA GPU, so this trains on the CPU; `millpond info` says why.".to_owned(),
+    }
+}
+
+/// Watches a training: shows it, keeps what is done, and stops it when a signal came.
+struct Watch<'a> {
+    run: &'a Run,
+    allocator: &'a dyn Allocator,
+    done: &'a mut Done,
+    progress: Progress,
+}
+
+impl Observer for Watch<'_> {
+    fn wants_loss(&mut self, step: Step) -> bool {
+        self.progress.wants_loss(step)
+    }
+
+    fn loss(&mut self, step: Step, mean: f64) {
+        self.progress.loss(step, mean);
+    }
+
+    fn epoch(&mut self, epoch: &Epoch) {
+        self.progress.end_epoch();
+        if !self.run.compares() {
+            self.progress.epoch(epoch);
+        }
+        let Done { outcomes, results } = &mut *self.done;
+        if let Some(outcome) = outcomes.last_mut() {
+            outcome.epochs.push(epoch.clone());
+            outcome.count(&self.allocator.usage());
+        }
+        results.keep(outcomes);
+    }
+
+    fn stops(&mut self) -> bool {
+        self.run.interrupt.signal().is_some()
     }
 }

@@ -2,7 +2,8 @@
 
 mod shared;
 
-use std::process::Output;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -17,16 +18,18 @@ fn bench(args: &[&str]) -> Output {
 fn a_run_names_its_machine_and_compares_pool_and_malloc() {
     let output = bench(&["--suite", "throughput,reuse", "--allocator", "millpond,binned,mimalloc"]);
     let said = stderr(&output);
-    assert_eq!(said.contains("built with debug assertions"), cfg!(debug_assertions), "{said}");
+    assert_eq!(said.contains("This is a debug build"), cfg!(debug_assertions), "{said}");
     let text = stdout(&output);
     for part in [
         "machine: ",
         "device: sim",
         "date: 20",
         "command: millpond bench --device sim --time 1 --suite throughput,reuse",
-        "mark: mimalloc, 512 B, a pair in ",
-        "x millpond",
-        "x malloc 512 B",
+        "reference: a pair of malloc and free (mimalloc, 512 B) takes ",
+        "throughput: Ten thousand",
+        "99.9 % below",
+        "times as long as",
+        "\nThe reference ",
         "pair, 1.00 MiB",
         "cold, 1.00 MiB",
     ] {
@@ -35,6 +38,8 @@ fn a_run_names_its_machine_and_compares_pool_and_malloc() {
     let of = |name: &str| text.lines().filter(|line| line.starts_with(&format!("  {name} "))).count();
     assert_eq!((of("millpond"), of("binned"), of("mimalloc")), (3, 3, 1), "{text}");
     assert!(!text.contains("\nlatency"), "only what was asked for: {text}");
+    let tables = text.split_once("throughput: ").unwrap().1;
+    assert!(tables.lines().all(|line| line.chars().count() <= 80), "{text}");
 }
 
 #[test]
@@ -42,14 +47,18 @@ fn json_is_an_array_of_rows_that_has_the_mark() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("bench.json");
     let path = file.to_str().unwrap();
-    for (suite, rows) in [("throughput", 2), ("latency", 19)] {
+    // Two rows each are the reference, before and after the suite.
+    for (suite, rows) in [("throughput", 4), ("latency", 21)] {
         stdout(&bench(&["--suite", suite, "--allocator", "millpond", "--json", path]));
         let json = read_json(&file);
         let found = json.as_array().unwrap();
         assert_eq!(found.len(), rows, "{json:#}");
         assert!(found.iter().all(|row| row.as_object().unwrap().len() == 12), "{json:#}");
-        let marks = found.iter().filter(|row| row["allocator"] == "mimalloc" && row["bytes"] == 512);
+        let marks = found.iter().filter(|row| row["allocator"] == "mimalloc" && row["suite"] == "latency");
         assert_eq!(marks.count(), 1, "{json:#}");
+        let reference = found.iter().filter(|row| row["suite"] == "reference");
+        let when: Vec<_> = reference.map(|row| row["mode"].as_str().unwrap().to_owned()).collect();
+        assert_eq!(when, ["before all".to_owned(), format!("after {suite}")]);
     }
 }
 
@@ -57,8 +66,8 @@ fn json_is_an_array_of_rows_that_has_the_mark() {
 fn json_named_by_a_dash_is_alone_on_stdout() {
     let output = bench(&["--suite", "throughput", "--allocator", "millpond", "--json", "-"]);
     let json: Value = serde_json::from_str(&stdout(&output)).unwrap();
-    assert_eq!(json.as_array().unwrap().len(), 2);
-    assert!(stderr(&output).contains("mark: mimalloc"));
+    assert_eq!(json.as_array().unwrap().len(), 4);
+    assert!(stderr(&output).contains("reference: a pair"));
 }
 
 #[test]
@@ -87,5 +96,39 @@ fn a_suite_for_none_of_the_allocators_says_so() {
     let output = bench(&["--suite", "reuse", "--allocator", "mimalloc"]);
     let said = stderr(&output);
     assert!(said.contains("reuse: nothing measured; it is not for mimalloc"), "{said}");
-    assert!(!stdout(&output).contains("p50"));
+    assert!(!stdout(&output).contains("median"));
+}
+
+#[test]
+fn quiet_writes_files_and_says_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("bench.json");
+    let args =
+        ["--suite", "throughput", "--allocator", "millpond", "--quiet", "--json", file.to_str().unwrap()];
+    let output = bench(&args);
+    assert!(output.status.success() && output.stdout.is_empty() && output.stderr.is_empty(), "{output:?}");
+    assert_eq!(read_json(&file).as_array().unwrap().len(), 4);
+}
+
+#[test]
+fn ctrl_c_keeps_what_was_measured() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("bench.json");
+    let mut child = command()
+        .args(["bench", "--device", "sim", "--suite", "throughput,latency", "--time", "100", "--json"])
+        .arg(&file)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    lines.find(|line| line.starts_with("throughput: ")).unwrap();
+    Command::new("kill").args(["-s", "INT", &child.id().to_string()]).status().unwrap();
+    lines.for_each(drop);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{output:?}");
+    assert!(stderr(&output).contains("millpond: stopped by Ctrl-C: "), "{output:?}");
+    let json = read_json(&file);
+    let of = |suite: &str| json.as_array().unwrap().iter().filter(|row| row["suite"] == suite).count();
+    assert_eq!(of("throughput"), millpond_bench::names().len(), "{json:#}");
 }

@@ -1,32 +1,41 @@
 //! The settings of a run: defaults, a TOML file, and flags over both.
 
-use std::ops::RangeInclusive;
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use millpond::device::DeviceChoice;
-use serde::{Deserialize, Serialize};
+use millpond_baselines::{MILLPOND, NAMES};
+use serde::de::{Deserialize, Deserializer, Error as _};
 
 use crate::{Error, Hyper, Machine, Result};
 
 /// The settings of a run, as a TOML file has them. Every key may be left out.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Hidden layers, 1 to 256.
+    /// Hidden layers, 1 to [`MOST_LAYERS`](Self::MOST_LAYERS).
+    #[serde(deserialize_with = "whole::<_, { Config::MOST_LAYERS }>")]
     pub num_layers: usize,
-    /// Outputs of each hidden layer, 1 to 65,536.
+    /// Outputs of each hidden layer, 1 to [`MOST_FEATURES`](Self::MOST_FEATURES).
+    #[serde(deserialize_with = "whole::<_, { Config::MOST_FEATURES }>")]
     pub feat_dim: usize,
     /// SGD's step, above 0.
+    #[serde(deserialize_with = "rate")]
     pub learning_rate: f32,
-    /// Images in a step, 1 to 65,536.
+    /// Images in a step, 1 to [`MOST_IN_A_BATCH`](Self::MOST_IN_A_BATCH).
+    #[serde(deserialize_with = "whole::<_, { Config::MOST_IN_A_BATCH }>")]
     pub batch_size: usize,
-    /// Passes over the training set, 1 to 100,000.
+    /// Passes over the training set, 1 to [`MOST_EPOCHS`](Self::MOST_EPOCHS).
+    #[serde(deserialize_with = "whole::<_, { Config::MOST_EPOCHS }>")]
     pub epochs: usize,
     /// Where the weights and the order of the images come from.
+    #[serde(deserialize_with = "seed")]
     pub seed: u64,
     /// `auto`, `cuda`, `cuda:N` or `host`.
-    pub device: String,
+    #[serde(deserialize_with = "device")]
+    pub device: DeviceChoice,
     /// An allocator's name, or `all`.
+    #[serde(deserialize_with = "allocator")]
     pub allocator: String,
     /// A folder with four IDX files; without it, the bundled digits.
     pub data: Option<PathBuf>,
@@ -45,8 +54,8 @@ impl Default for Config {
             batch_size: 64,
             epochs: 10,
             seed: 1,
-            device: "auto".to_owned(),
-            allocator: "millpond".to_owned(),
+            device: DeviceChoice::Auto,
+            allocator: MILLPOND.to_owned(),
             data: None,
             log_dir: None,
             tf32: false,
@@ -55,56 +64,109 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Reads a TOML file. The values are checked by [`check`](Self::check), once flags were laid over them.
+    /// Hidden layers at most.
+    pub const MOST_LAYERS: usize = 256;
+    /// Outputs of a hidden layer at most.
+    pub const MOST_FEATURES: usize = 65_536;
+    /// Images in a step at most.
+    pub const MOST_IN_A_BATCH: usize = 65_536;
+    /// Epochs at most.
+    pub const MOST_EPOCHS: usize = 100_000;
+
+    /// Reads a TOML file.
     ///
     /// # Errors
-    /// [`Error::Io`] where it cannot be read, [`Error::ConfigFile`] where it is no TOML or has an unknown key
-    /// or a value of the wrong type.
+    /// [`Error::Io`] where it cannot be read, [`Error::ConfigFile`] where it is no TOML, has an unknown key, or a value
+    /// that makes no sense.
     pub fn read(file: &Path) -> Result<Self> {
         let text = std::fs::read_to_string(file).map_err(|source| Error::Io {
             path: file.to_owned(),
-            action: "read the configuration",
+            action: "read the settings",
             source,
         })?;
         toml::from_str(&text)
             .map_err(|error| Error::ConfigFile { file: file.to_owned(), what: one_line(&error, &text) })
     }
 
-    /// The device asked for and what to train, where every value makes sense. `origin` names where the
-    /// settings came from, for the error.
+    /// What to train.
+    pub fn hyper(&self) -> Hyper {
+        let &Self { num_layers, feat_dim, learning_rate, batch_size, epochs, seed, .. } = self;
+        Hyper { num_layers, feat_dim, learning_rate, batch_size, epochs, seed }
+    }
+
+    /// Reads a whole number from 1 to `most`, as a flag has it.
     ///
     /// # Errors
-    /// [`Error::Config`] for the first value that does not.
-    pub fn check(&self, origin: &str) -> Result<(DeviceChoice, Hyper)> {
-        let refuse = |key: &str, found: String, expected: String| {
-            Err(Error::Config { origin: origin.to_owned(), key: key.to_owned(), found, expected })
-        };
-        let ranges: [(&str, usize, RangeInclusive<usize>); 4] = [
-            ("num_layers", self.num_layers, 1..=256),
-            ("feat_dim", self.feat_dim, 1..=65_536),
-            ("batch_size", self.batch_size, 1..=65_536),
-            ("epochs", self.epochs, 1..=100_000),
-        ];
-        for (key, value, range) in ranges {
-            if !range.contains(&value) {
-                return refuse(key, value.to_string(), format!("{} to {}", range.start(), range.end()));
-            }
+    /// What it may be, in words.
+    pub fn whole(text: &str, most: usize) -> std::result::Result<usize, String> {
+        match text.parse::<i128>() {
+            Ok(number) => in_range(number, most),
+            Err(_) => Err(format!("'{text}' is not a whole number from 1 to {}", thousands(most))),
         }
-        if !(self.learning_rate.is_finite() && self.learning_rate > 0.0) {
-            return refuse("learning_rate", self.learning_rate.to_string(), "a number above 0".to_owned());
-        }
-        let device = match Machine::choice(&self.device) {
-            Ok(device) => device,
-            Err(expected) => return refuse("device", format!("'{}'", self.device), expected.to_owned()),
-        };
-        let &Self { num_layers, feat_dim, learning_rate, batch_size, epochs, seed, .. } = self;
-        Ok((device, Hyper { num_layers, feat_dim, learning_rate, batch_size, epochs, seed }))
     }
+
+    /// Reads a learning rate, as a flag has it.
+    ///
+    /// # Errors
+    /// What it may be, in words.
+    pub fn rate(text: &str) -> std::result::Result<f32, String> {
+        match text.parse::<f32>() {
+            Ok(rate) => positive(rate),
+            Err(_) => Err(format!("'{text}' is not {RATE}")),
+        }
+    }
+}
+
+const RATE: &str = "a number above 0";
+
+fn in_range(number: i128, most: usize) -> std::result::Result<usize, String> {
+    let number_in_range = usize::try_from(number).ok().filter(|number| (1..=most).contains(number));
+    number_in_range.ok_or_else(|| format!("{number} is outside 1 to {}", thousands(most)))
+}
+
+fn positive(rate: f32) -> std::result::Result<f32, String> {
+    if rate.is_finite() && rate > 0.0 { Ok(rate) } else { Err(format!("{rate} is not {RATE}")) }
+}
+
+fn whole<'de, D: Deserializer<'de>, const MOST: usize>(from: D) -> std::result::Result<usize, D::Error> {
+    in_range(i64::deserialize(from)?.into(), MOST).map_err(D::Error::custom)
+}
+
+fn rate<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<f32, D::Error> {
+    positive(f32::deserialize(from)?).map_err(D::Error::custom)
+}
+
+fn seed<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<u64, D::Error> {
+    let seed = i64::deserialize(from)?;
+    u64::try_from(seed).map_err(|_| D::Error::custom(format!("{seed} is below 0")))
+}
+
+fn device<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<DeviceChoice, D::Error> {
+    Machine::choice(&String::deserialize(from)?).map_err(D::Error::custom)
+}
+
+fn allocator<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<String, D::Error> {
+    let name = String::deserialize(from)?;
+    if name == "all" || NAMES.contains(&name.as_str()) {
+        return Ok(name);
+    }
+    Err(D::Error::custom(format!("'{name}' is not one of {}, all", NAMES.join(", "))))
+}
+
+/// `100,000`.
+fn thousands(number: usize) -> impl Display {
+    let digits = number.to_string();
+    let groups: Vec<_> = digits.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy).collect();
+    groups.join(",")
 }
 
 /// The parser's message without its drawing, with the line and the key it is about.
 fn one_line(error: &toml::de::Error, text: &str) -> String {
-    let message = error.message().trim().replace('\n', "; ");
+    let mut message = error.message().trim().replace('\n', "; ");
+    for (type_name, words) in [("i64", "a whole number"), ("f32", "a number"), ("a boolean", "true or false")]
+    {
+        message = message.replace(&format!("expected {type_name}"), &format!("expected {words}"));
+    }
     let Some(before) = error.span().and_then(|span| text.get(..span.start)) else {
         return message;
     };
@@ -114,7 +176,7 @@ fn one_line(error: &toml::de::Error, text: &str) -> String {
         Some((key, _)) if !message.contains("unknown field") => {
             format!("line {line}: {}: {message}", key.trim())
         }
-        _ => format!("line {line}: {message}"),
+        _ => format!("line {line}: {}", message.replace("unknown field", "unknown key")),
     }
 }
 
@@ -132,67 +194,89 @@ mod tests {
     fn an_unknown_key_is_named_with_line_and_known_ones() {
         let error = read("epochs = 3\n\nbatchsize = 64\n");
         assert!(
-            error.starts_with("FILE: line 3: unknown field `batchsize`, expected one of `num_layers`"),
+            error.starts_with("FILE: line 3: unknown key `batchsize`, expected one of `num_layers`"),
             "{error}"
         );
         assert!(error.contains("`batch_size`") && !error.contains('\n'), "{error}");
     }
 
     #[test]
-    fn a_value_of_wrong_type_is_named_with_its_line() {
-        let error = read("seed = 1\nepochs = \"ten\"\n");
-        assert_eq!(error, "FILE: line 2: epochs: invalid type: string \"ten\", expected usize");
-        let error = read("epochs = -1");
-        assert!(
-            error.starts_with("FILE: line 1: epochs: invalid value: integer `-1`, expected usize"),
-            "{error}"
-        );
+    fn a_wrong_value_is_named_with_its_line() {
+        for (text, expected) in [
+            (
+                "seed = 1\nepochs = \"ten\"\n",
+                "2: epochs: invalid type: string \"ten\", expected a whole number",
+            ),
+            ("epochs = 0", "1: epochs: 0 is outside 1 to 100,000"),
+            ("epochs = -1", "1: epochs: -1 is outside 1 to 100,000"),
+            ("\n\nbatch_size = 65537", "3: batch_size: 65537 is outside 1 to 65,536"),
+            ("num_layers = 257", "1: num_layers: 257 is outside 1 to 256"),
+            ("feat_dim = 1099511627776", "1: feat_dim: 1099511627776 is outside 1 to 65,536"),
+            ("learning_rate = nan", "1: learning_rate: NaN is not a number above 0"),
+            ("learning_rate = -0.5", "1: learning_rate: -0.5 is not a number above 0"),
+            ("seed = -1", "1: seed: -1 is below 0"),
+            ("tf32 = 1", "1: tf32: invalid type: integer `1`, expected true or false"),
+            ("device = \"gpu\"", "1: device: 'gpu' is not auto, host, cuda or cuda:N with the GPU's number"),
+            ("device = \"sim\"", "1: device: 'sim' is not auto, host, cuda or cuda:N with the GPU's number"),
+            ("data = 3", "1: data: invalid type: integer `3`, expected a string"),
+        ] {
+            let error = read(text);
+            assert!(error.starts_with(&format!("FILE: line {expected}")), "{error}");
+        }
+        let error = read("allocator = \"jemalloc\"");
+        assert!(error.starts_with("FILE: line 1: allocator: 'jemalloc' is not one of millpond, "), "{error}");
     }
 
     #[test]
     fn what_is_no_toml_is_an_error_with_its_line() {
         let error = read("epochs = 3\nbatch_size 64\n");
         assert!(error.starts_with("FILE: line 2: "), "{error}");
+        assert!(read("epochs = 3\nepochs = 4\n").starts_with("FILE: line 2: epochs: duplicate key"));
     }
 
     #[test]
-    fn values_out_of_range_name_the_key_found_and_expected() {
-        let with = |change: fn(&mut Config)| {
-            let mut config = Config::default();
-            change(&mut config);
-            config.check("run.toml").unwrap_err().to_string()
-        };
-        assert_eq!(with(|c| c.batch_size = 0), "run.toml: batch_size: found 0, expected 1 to 65536");
-        assert_eq!(with(|c| c.num_layers = 0), "run.toml: num_layers: found 0, expected 1 to 256");
-        assert_eq!(with(|c| c.epochs = 0), "run.toml: epochs: found 0, expected 1 to 100000");
-        assert_eq!(
-            with(|c| c.feat_dim = 1 << 40),
-            "run.toml: feat_dim: found 1099511627776, expected 1 to 65536"
+    fn numbers_of_flags_have_the_same_ranges() {
+        assert_eq!(Config::whole("7", 10), Ok(7));
+        assert_eq!(Config::whole("0", 100_000), Err("0 is outside 1 to 100,000".to_owned()));
+        assert_eq!(Config::whole("-3", 256), Err("-3 is outside 1 to 256".to_owned()));
+        let most = usize::MAX;
+        assert!(
+            Config::whole("18446744073709551616", most)
+                .unwrap_err()
+                .starts_with("18446744073709551616 is out")
         );
-        assert_eq!(
-            with(|c| c.learning_rate = f32::NAN),
-            "run.toml: learning_rate: found NaN, expected a number above 0"
-        );
-        assert_eq!(
-            with(|c| c.device = "gpu".to_owned()),
-            "run.toml: device: found 'gpu', expected auto, host, cuda or cuda:N with the GPU's number"
-        );
+        assert_eq!(Config::whole("many", 256), Err("'many' is not a whole number from 1 to 256".to_owned()));
+        assert_eq!(Config::rate("0.5"), Ok(0.5));
+        assert_eq!(Config::rate("inf"), Err("inf is not a number above 0".to_owned()));
+        assert_eq!(Config::rate("fast"), Err("'fast' is not a number above 0".to_owned()));
     }
 
     #[test]
     fn an_empty_file_gives_the_defaults_of_the_model() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let config = Config::read(file.path()).unwrap();
-        assert_eq!(config, Config::default());
-        let (device, hyper) = config.check("empty").unwrap();
-        assert_eq!(device, DeviceChoice::Auto);
+        assert_eq!((&config, config.device), (&Config::default(), DeviceChoice::Auto));
+        let hyper = config.hyper();
         assert_eq!((hyper.num_layers, hyper.feat_dim, hyper.batch_size, hyper.epochs), (4, 784, 64, 10));
     }
 
     #[test]
-    fn every_setting_survives_being_written_and_read() {
-        let config =
-            Config { data: Some("d".into()), log_dir: Some("l".into()), seed: 7, ..Config::default() };
-        assert_eq!(toml::from_str::<Config>(&toml::to_string(&config).unwrap()).unwrap(), config);
+    fn every_setting_is_read() {
+        let text = "num_layers = 1\nfeat_dim = 2\nlearning_rate = 3\nbatch_size = 4\nepochs = 5\nseed = 6\n\
+                    device = \"cuda:7\"\nallocator = \"all\"\ndata = \"d\"\nlog_dir = \"l\"\ntf32 = true\n";
+        let expected = Config {
+            num_layers: 1,
+            feat_dim: 2,
+            learning_rate: 3.0,
+            batch_size: 4,
+            epochs: 5,
+            seed: 6,
+            device: "cuda:7".parse().unwrap(),
+            allocator: "all".to_owned(),
+            data: Some("d".into()),
+            log_dir: Some("l".into()),
+            tf32: true,
+        };
+        assert_eq!(toml::from_str::<Config>(text), Ok(expected));
     }
 }

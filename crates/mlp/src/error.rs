@@ -44,19 +44,7 @@ pub enum Error {
         /// What should be there.
         expected: String,
     },
-    /// The configuration makes no sense.
-    #[error("{origin}: {key}: found {found}, expected {expected}")]
-    Config {
-        /// The file or flags it came from.
-        origin: String,
-        /// The key.
-        key: String,
-        /// The value found.
-        found: String,
-        /// What would be right.
-        expected: String,
-    },
-    /// The configuration file is no TOML, or has a key that is not known.
+    /// The file of settings is no TOML, or has a key that is not known, or a value that makes no sense.
     #[error("{}: {what}", file.display())]
     ConfigFile {
         /// The file.

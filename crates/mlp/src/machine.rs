@@ -24,13 +24,13 @@ impl Machine {
     /// Reads which device is to train.
     ///
     /// # Errors
-    /// What it may be, for a text that names no device that trains.
-    pub fn choice(text: &str) -> std::result::Result<DeviceChoice, &'static str> {
+    /// For a text that names no device that trains: what it may be, in words.
+    pub fn choice(text: &str) -> std::result::Result<DeviceChoice, String> {
         let trains = |choice: &DeviceChoice| match choice {
             DeviceChoice::Auto => true,
             DeviceChoice::Named(name) => matches!(name.kind(), Kind::Cuda | Kind::Host),
         };
-        text.parse().ok().filter(trains).ok_or(DEVICES)
+        text.parse().ok().filter(trains).ok_or_else(|| format!("'{text}' is not {DEVICES}"))
     }
 
     /// Opens the device. With [`DeviceChoice::Auto`] on a machine without a GPU, or without the libraries that

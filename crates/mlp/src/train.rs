@@ -3,6 +3,7 @@
 //! Nothing in it waits for the device, but the reading of the totals: once after an epoch's steps, once after
 //! its validation, and in between when the observer asks for the loss.
 
+use std::ops::ControlFlow::{self, Break, Continue};
 use std::time::Instant;
 
 use rand::SeedableRng;
@@ -66,7 +67,8 @@ pub struct Step {
 
 /// Who watches a training run.
 pub trait Observer {
-    /// Whether to read the loss back after this step, which waits for the device. Called after every step.
+    /// Whether to read the loss back after this step, which waits for the device. Called after every step. An observer
+    /// that may stop a training reads the loss now and then: steps are only queued, so a device may be far behind.
     fn wants_loss(&mut self, step: Step) -> bool;
 
     /// The mean loss of the epoch so far, after [`wants_loss`](Self::wants_loss) said so.
@@ -74,9 +76,15 @@ pub trait Observer {
 
     /// An epoch is over.
     fn epoch(&mut self, epoch: &Epoch);
+
+    /// Whether to stop here, in the middle of an epoch. Called after every step and every batch of the validation.
+    fn stops(&mut self) -> bool {
+        false
+    }
 }
 
-/// Trains with the memory of `backend`, and returns what each epoch gave.
+/// Trains with the memory of `backend`, and returns what each epoch gave. An epoch in which the observer stopped the
+/// training is left out.
 ///
 /// # Errors
 /// The allocator's and the device's own, and [`Error::Diverged`].
@@ -96,8 +104,10 @@ pub fn train(
     let mut epochs = Vec::with_capacity(hyper.epochs);
     for epoch in 1..=hyper.epochs {
         let begin = Instant::now();
-        let train_loss = train_epoch(backend, &mut model, &training, hyper, epoch, observer)?;
-        let (val_loss, val_accuracy) = validate(backend, &model, &validation)?;
+        let trained = train_epoch(backend, &mut model, &training, hyper, epoch, observer)?;
+        let Continue(train_loss) = trained else { break };
+        let validated = validate(backend, &model, &validation, observer)?;
+        let Continue((val_loss, val_accuracy)) = validated else { break };
         memory.synchronize()?;
         let calls = memory.usage().calls.memory();
         let report = Epoch {
@@ -136,17 +146,25 @@ impl Placed {
         })
     }
 
-    /// Calls `work` with batches of at most `size` images until all were in one, in this order.
+    /// Calls `work` with batches of at most `size` images, in this order, until all were in one or it breaks.
     fn batches(
         &self,
         order: &Tensor<u32>,
         size: usize,
-        mut work: impl FnMut(Batch<'_>) -> Result<()>,
-    ) -> Result<()> {
-        (0..self.count)
-            .step_by(size)
-            .try_for_each(|start| work(Batch { order, start, count: size.min(self.count - start) }))
+        mut work: impl FnMut(Batch<'_>) -> Result<ControlFlow<()>>,
+    ) -> Result<ControlFlow<()>> {
+        let size = size.max(1);
+        for start in (0..self.count).step_by(size) {
+            if work(Batch { order, start, count: size.min(self.count - start) })?.is_break() {
+                return Ok(Break(()));
+            }
+        }
+        Ok(Continue(()))
     }
+}
+
+fn go_on(observer: &mut dyn Observer) -> ControlFlow<()> {
+    if observer.stops() { Break(()) } else { Continue(()) }
 }
 
 /// One pass over the training set; the mean loss.
@@ -157,11 +175,11 @@ fn train_epoch(
     hyper: &Hyper,
     epoch: usize,
     observer: &mut dyn Observer,
-) -> Result<f64> {
+) -> Result<ControlFlow<(), f64>> {
     let memory = backend.memory().clone();
     let order = memory.upload(1, data.count, &shuffled(data.count, hyper.seed, epoch))?;
     let mut totals = memory.zeroed::<f64>(1, TOTALS)?;
-    data.batches(&order, hyper.batch_size, |batch| {
+    let seen = data.batches(&order, hyper.batch_size, |batch| {
         let images = backend.gather(&data.images, batch)?;
         let gradients = model.gradients(backend, images, &data.labels, batch, &mut totals)?;
         model.update(backend, &gradients, hyper.learning_rate)?;
@@ -170,24 +188,36 @@ fn train_epoch(
         if observer.wants_loss(step) {
             observer.loss(step, totals.to_vec()?[TOTAL_LOSS] / step.images as f64);
         }
-        Ok(())
+        Ok(go_on(observer))
     })?;
-    Ok(totals.to_vec()?[TOTAL_LOSS] / data.count as f64)
+    if seen.is_break() {
+        return Ok(Break(()));
+    }
+    Ok(Continue(totals.to_vec()?[TOTAL_LOSS] / data.count as f64))
 }
 
 /// Mean loss and accuracy over the validation set.
-fn validate(backend: &mut dyn Backend, model: &Model, data: &Placed) -> Result<(f64, f64)> {
+fn validate(
+    backend: &mut dyn Backend,
+    model: &Model,
+    data: &Placed,
+    observer: &mut dyn Observer,
+) -> Result<ControlFlow<(), (f64, f64)>> {
     let memory = backend.memory().clone();
     let order: Vec<u32> = (0..data.count as u32).collect();
     let order = memory.upload(1, data.count, &order)?;
     let mut totals = memory.zeroed::<f64>(1, TOTALS)?;
-    data.batches(&order, VALIDATION_BATCH, |batch| {
+    let seen = data.batches(&order, VALIDATION_BATCH, |batch| {
         let images = backend.gather(&data.images, batch)?;
         let logits = model.infer(backend, images)?;
-        backend.score(&logits, &data.labels, batch, &mut totals)
+        backend.score(&logits, &data.labels, batch, &mut totals)?;
+        Ok(go_on(observer))
     })?;
+    if seen.is_break() {
+        return Ok(Break(()));
+    }
     let totals = totals.to_vec()?;
-    Ok((totals[TOTAL_LOSS] / data.count as f64, totals[TOTAL_CORRECT] / data.count as f64))
+    Ok(Continue((totals[TOTAL_LOSS] / data.count as f64, totals[TOTAL_CORRECT] / data.count as f64)))
 }
 
 /// The order of an epoch's images.

@@ -1,13 +1,22 @@
 //! A block of a pool that is freed with the last Python reference to it.
 
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use millpond::bindings::{Mutex, Process};
-use millpond::device::DevicePtr;
+use millpond::device::{DeviceName, DevicePtr, Kind};
+use pyo3::exceptions::PyBufferError;
+use pyo3::ffi;
 use pyo3::prelude::*;
 
+use crate::dlpack;
 use crate::failure::{Failure, Result};
 use crate::stream::StreamArgument;
 
-/// A block of device memory, freed when it is dropped.
+/// A block of device memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
+///
+/// On the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and ``numpy.from_dlpack(block)`` are its bytes,
+/// after the work given so far to its stream. The block cannot be freed while one of these is alive.
 #[pyclass(frozen, module = "millpond", weakref)]
 pub(crate) struct Block {
     pub(crate) ptr: DevicePtr,
@@ -17,6 +26,8 @@ pub(crate) struct Block {
     process: Process,
     /// The stream that it is freed on by default; `None` once it is freed.
     stream: Mutex<Option<millpond::Stream>>,
+    /// How many buffers and tensors show the block's bytes to others. Counted up under the lock of `stream`.
+    views: AtomicUsize,
     /// Another library's stream object, so that the stream lives until the block is freed on it.
     _keeps: Option<Py<PyAny>>,
 }
@@ -35,13 +46,21 @@ impl Block {
         };
         let (pool, context) = (pool.clone(), context.clone());
         let (process, stream) = (Process::here(), Mutex::new(Some(stream)));
-        Ok(Self { ptr, bytes, context, pool, process, stream, _keeps: keeps })
+        let views = AtomicUsize::new(0);
+        Ok(Self { ptr, bytes, context, pool, process, stream, views, _keeps: keeps })
     }
 
     fn free_on(&self, other: Option<millpond::Stream>) -> Result<()> {
         // Before the lock, which a thread of the parent may have had.
         self.process.check()?;
-        let own = self.stream.lock().take().ok_or(Failure::FreedBlock)?;
+        let own = {
+            let mut stream = self.stream.lock();
+            // Relaxed: counted up under this lock; who counts down has no use for the block any more.
+            match self.views.load(Ordering::Relaxed) {
+                0 => stream.take().ok_or(Failure::FreedBlock)?,
+                views => return Err(Failure::ShownBlock(views)),
+            }
+        };
         // SAFETY: the block is this object's, which gave its stream up above; the order of its work is Python's promise.
         let freed = unsafe { self.pool.free(self.ptr, other.as_ref().unwrap_or(&own)) };
         if let Err(error) = freed {
@@ -49,6 +68,40 @@ impl Block {
             return Err(error.into());
         }
         Ok(())
+    }
+
+    /// Where the bytes are for the CPU, after the work given so far to the block's stream. [`conceal`](Self::conceal) is
+    /// due once they are not looked at any more.
+    fn show(&self, py: Python<'_>) -> PyResult<*mut c_void> {
+        let device = DeviceName::of(self.context.device().properties());
+        match device.kind() {
+            Kind::Host => {}
+            Kind::Sim => {
+                return Err(PyBufferError::new_err("a simulated device keeps no bytes: use Pool('host')"));
+            }
+            _ => {
+                return Err(PyBufferError::new_err(format!(
+                    "the block is memory of {device}, which the CPU cannot read: copy it with the library whose kernels \
+                     use it"
+                )));
+            }
+        }
+        py.detach(|| -> Result<()> {
+            self.process.check()?;
+            let stream = self.stream.lock();
+            let stream = stream.as_ref().ok_or(Failure::FreedBlock)?;
+            stream.synchronize()?;
+            // Relaxed: under the lock.
+            self.views.fetch_add(1, Ordering::Relaxed);
+            Ok(())
+        })?;
+        Ok(std::ptr::with_exposed_provenance_mut(self.ptr.raw() as usize))
+    }
+
+    /// Ends one [`show`](Self::show).
+    pub(crate) fn conceal(&self) {
+        // Relaxed: see `free_on`.
+        self.views.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -73,7 +126,9 @@ impl Block {
         self.process.is_here() && self.stream.lock().is_none()
     }
 
-    /// Frees the block after the work given so far to `stream`, which is the allocation's by default.
+    /// Frees the block after the work given so far to ``stream``, by default the stream of the allocation.
+    ///
+    /// Another stream must be ordered after that one and after all work on the block.
     #[pyo3(signature = (stream=None))]
     fn free(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let other = match stream.filter(|stream| !stream.is_none()) {
@@ -83,7 +138,9 @@ impl Block {
         Ok(py.detach(|| self.free_on(other))?)
     }
 
-    /// Notes that work on `stream` uses the block: the free will wait for it.
+    /// Notes that work given so far to ``stream`` uses the block: the free will wait for it.
+    ///
+    /// On a ``millpond.Stream``: also what is given to it until the block is freed.
     fn record_use(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         let stream = StreamArgument::read(Some(stream))?.find(&self.context)?;
         Ok(py.detach(|| {
@@ -95,6 +152,58 @@ impl Block {
             }
             Ok(self.pool.record_use(self.ptr, &stream)?)
         })?)
+    }
+
+    /// The bytes, for ``memoryview`` and NumPy.
+    ///
+    /// # Safety
+    /// Python's promise: `view` is valid for writing.
+    unsafe fn __getbuffer__(this: Bound<'_, Self>, view: *mut ffi::Py_buffer, flags: c_int) -> PyResult<()> {
+        let block = this.get();
+        let at = block.show(this.py())?;
+        // SAFETY: Python passes a view to fill; the view keeps the block, and `show` keeps its bytes.
+        let filled = unsafe {
+            ffi::PyBuffer_FillInfo(view, this.as_ptr(), at, block.bytes as ffi::Py_ssize_t, 0, flags)
+        };
+        if filled != 0 {
+            block.conceal();
+            return Err(PyErr::fetch(this.py()));
+        }
+        Ok(())
+    }
+
+    /// # Safety
+    /// Python's promise: the view is one that was filled.
+    unsafe fn __releasebuffer__(&self, _view: *mut ffi::Py_buffer) {
+        self.conceal();
+    }
+
+    /// Where the memory is, in DLPack's numbers.
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        let properties = self.context.device().properties();
+        match DeviceName::of(properties).kind() {
+            Kind::Cuda => (dlpack::CUDA, properties.ordinal as i32),
+            _ => (dlpack::CPU, 0),
+        }
+    }
+
+    /// The bytes as a DLPack tensor, for ``numpy.from_dlpack``.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        this: &Bound<'py, Self>,
+        stream: Option<&Bound<'py, PyAny>>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        // The work on the block is complete when this returns, for any stream.
+        let _ = stream;
+        let block = this.get();
+        if copy == Some(true) || dl_device.is_some_and(|device| device != block.__dlpack_device__()) {
+            return Err(PyBufferError::new_err("a block shows its own memory: copy what comes of it"));
+        }
+        let at = block.show(this.py())?;
+        dlpack::capsule(this, at, block.bytes, max_version.is_some_and(|(major, _)| major >= 1))
     }
 
     fn __int__(&self) -> u64 {

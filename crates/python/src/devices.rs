@@ -101,7 +101,7 @@ fn make_slow(number: i64) -> Result<&'static Device> {
     Ok(publish(ordinal, Device { pool, context, budget, streams }))
 }
 
-/// Sets the options of the pools. Only before the first of them is made.
+/// Sets the options of the GPUs' shared pools, by the names of ``Pool``'s. Before the first of them is made.
 #[pyfunction]
 #[pyo3(signature = (**options))]
 fn configure(options: Option<&Bound<'_, PyDict>>) -> PyResult<()> {

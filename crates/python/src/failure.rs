@@ -27,24 +27,29 @@ pub(crate) enum Failure {
     #[error("there is no GPU {0}: GPUs are numbered from 0 to {most}", most = MOST_DEVICES - 1)]
     NoSuchDevice(i64),
     #[error(
-        "the pool of GPU {0} is in use already, with the options that it was made with; give options before the first \
-         allocation on any GPU"
+        "GPU {0} has its pool already, whose options do not change: give options before the first allocation on any GPU"
     )]
     InUse(usize),
     #[error(
-        "the stream is none of GPU {gpu}'s, on which the memory lies ({error}); synchronise the other GPU's stream before \
-         the memory is freed, instead of recording it"
+        "the memory is on GPU {gpu}, and the stream is another GPU's ({error}): synchronise that stream before the memory is \
+         freed, instead of recording it"
     )]
     StreamOfAnotherGpu { gpu: usize, error: DeviceError },
     #[error("the block was freed already")]
     FreedBlock,
+    #[error(
+        "the block's bytes are in use by {0} other objects (memoryview, array): drop these before it is freed"
+    )]
+    ShownBlock(usize),
     #[error("{0}")]
     Broken(String),
     #[error("{0}")]
     Trace(Box<millpond_replay::read::ReadError>),
     #[error("{path}: {error}")]
     Snapshot { path: String, error: Box<millpond_replay::export::ExportError> },
-    #[error("no temporary file could be made: {0}")]
+    #[error("{0}")]
+    Replay(String),
+    #[error("no temporary file could be made or read: {0}")]
     Temporary(#[source] std::io::Error),
 }
 
@@ -96,11 +101,12 @@ impl From<Failure> for PyErr {
                 _ => exceptions::Error::new_err(text),
             },
             Failure::NoSuchDevice(_) => exceptions::DeviceError::new_err(text),
-            Failure::InUse(_) | Failure::FreedBlock | Failure::StreamOfAnotherGpu { .. } => {
-                exceptions::MisuseError::new_err(text)
-            }
+            Failure::InUse(_)
+            | Failure::FreedBlock
+            | Failure::ShownBlock(_)
+            | Failure::StreamOfAnotherGpu { .. } => exceptions::MisuseError::new_err(text),
             Failure::Broken(_) => exceptions::Error::new_err(text),
-            Failure::Trace(_) | Failure::Snapshot { .. } | Failure::Temporary(_) => {
+            Failure::Trace(_) | Failure::Snapshot { .. } | Failure::Replay(_) | Failure::Temporary(_) => {
                 exceptions::RecordingError::new_err(text)
             }
         }

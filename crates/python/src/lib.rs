@@ -8,8 +8,10 @@
 //! | `streams` | the driver's stream handles, as PyTorch hands them over |
 //! | `hooks` | the C functions that PyTorch calls, and the exception that they throw |
 //! | `pool`, `block`, `stream`, `stats`, `recording` | the classes that Python sees |
-//! | `options` | a pool's options by name |
+//! | `options`, `sizes` | a pool's options by name; sizes as numbers or texts |
+//! | `dlpack` | a block's bytes for NumPy and others |
 //! | `snapshot` | what a live pool holds, for memory_viz |
+//! | `replay` | what the command's `replay` has to tell |
 //! | `failure` | what went wrong, and the Python exception for it |
 //!
 //! **How one request passes through.** PyTorch calls `hooks` with a size, a device and a stream, without Python in
@@ -19,11 +21,14 @@
 
 mod block;
 mod devices;
+mod dlpack;
 mod failure;
 mod hooks;
 mod options;
 mod pool;
 mod recording;
+mod replay;
+mod sizes;
 mod snapshot;
 mod stats;
 mod stream;
@@ -33,7 +38,7 @@ use std::ffi::OsString;
 
 use pyo3::prelude::*;
 
-/// Runs the `millpond` command with these arguments, of which the first is the program's name; its exit status.
+/// Runs the ``millpond`` command with these arguments, of which the first is the program's name; its exit status.
 #[pyfunction]
 fn run_command(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
     py.detach(|| millpond_cli::run(arguments))
@@ -51,6 +56,7 @@ fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<recording::RecordingStatus>()?;
     module.add_class::<recording::Tag>()?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
+    replay::add_to(module)?;
     devices::add_to(module)?;
     hooks::add_to(module)
 }

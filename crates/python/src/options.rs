@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use millpond::{Context, Pool, PoolBuilder, ReusePolicies};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyString};
+
+use crate::sizes::{self, A_SIZE};
 
 /// The names, in the order of the documentation.
 const NAMES: [&str; 9] = [
@@ -51,13 +53,16 @@ impl Options {
         }
         match name {
             "name" => self.name = Some(value.extract()?),
-            "hard_limit" => self.hard_limit = Some(value.extract()?),
-            "release_threshold" => self.release_threshold = Some(value.extract()?),
-            "headroom" => self.headroom = Some(value.extract()?),
+            "hard_limit" => self.hard_limit = Some(sizes::read(name, value)?),
+            "release_threshold" => self.release_threshold = Some(sizes::read(name, value)?),
+            "headroom" => self.headroom = Some(sizes::read(name, value)?),
             "reuse" => self.reuse = Some(policies(value)?),
-            "page_sizes" => self.page_sizes = Some(value.extract()?),
-            "min_alignment" => self.min_alignment = Some(value.extract()?),
-            "spare" => self.spare = Some(value.extract()?),
+            "page_sizes" => {
+                let (smallest, largest): (Bound<'_, PyAny>, Bound<'_, PyAny>) = value.extract()?;
+                self.page_sizes = Some((sizes::read(name, &smallest)?, sizes::read(name, &largest)?));
+            }
+            "min_alignment" => self.min_alignment = Some(sizes::read(name, value)?),
+            "spare" => self.spare = Some(sizes::read(name, value)?),
             "record" => self.record = Some(value.extract()?),
             _ => return known(name),
         }
@@ -105,16 +110,17 @@ fn known(name: &str) -> PyResult<()> {
 /// Says which option has the wrong type, and what was given.
 fn explain(name: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
     let py = value.py();
-    if !NAMES.contains(&name) || error.is_instance_of::<PyValueError>(py) {
+    let tells = error.is_instance_of::<PyValueError>(py) || error.is_instance_of::<PyOverflowError>(py);
+    if !NAMES.contains(&name) || tells {
         return error;
     }
     let given = value.repr().map_or_else(|_| "?".to_owned(), |text| text.to_string());
     let takes = match name {
         "name" => "a text",
         "reuse" => "True, False, or the names of policies",
-        "page_sizes" => "a pair of bytes: the smallest and the largest page",
+        "page_sizes" => "a pair of sizes: the smallest and the largest page",
         "record" => "a path",
-        _ => "a number of bytes, an int of at least 0",
+        _ => A_SIZE,
     };
     PyTypeError::new_err(format!("the option '{name}' takes {takes}, not {given}"))
 }

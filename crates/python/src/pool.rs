@@ -1,4 +1,4 @@
-//! Pools, as Python sees them. `python/millpond/_millpond.pyi` documents the methods.
+//! Pools, as Python sees them. `python/millpond/_millpond.pyi` has the same texts, for editors: a test compares them.
 
 use std::path::PathBuf;
 
@@ -12,11 +12,38 @@ use crate::block::Block;
 use crate::failure::{Failure, Result};
 use crate::options::Options;
 use crate::recording::RecordingStatus;
+use crate::sizes;
 use crate::snapshot;
 use crate::stats::Stats;
 use crate::stream::{Stream, StreamArgument};
 
 /// A memory pool of one device.
+///
+/// Memory is valid for work ordered after the allocation and before the free, as if both were kernels on their streams.
+/// Sizes are numbers of bytes, or texts such as ``"8GiB"``.
+///
+/// Args:
+///     device: a GPU's number, or a device's name as the command has it: ``"cuda:N"``, ``"host"`` (the CPU, with real
+///         memory), ``"sim"`` (no memory at all).
+///     capacity: how much memory a device that is no GPU has.
+///     name: a name for errors and reports.
+///     hard_limit: physical memory that the pool may hold. No limit by default.
+///     release_threshold: physical memory kept when a stream or the device is synchronised through millpond. All of it
+///         by default.
+///     headroom: memory of the device that the pool always leaves free for others. 0 by default.
+///     reuse: how memory may pass from stream to stream: ``True`` (all policies, the default), ``False``, or names.
+///     page_sizes: the smallest and the largest physical page, powers of two. By default the device's granularity (2 MiB)
+///         and 32 MiB.
+///     min_alignment: what every address is a multiple of: a power of two from 256 bytes to 2 MiB. 512 by default.
+///     spare: how much more than the most that was ever live the pool may hold to save time. It does so only while moving
+///         memory would take a third of the program's time. 1/32 of the device's memory by default, 8 GiB at most; with 0
+///         it never does.
+///     record: a file to record to, from the start.
+///
+/// Raises:
+///     TypeError: for a name that is no option, or a value of the wrong type.
+///     ValueError: for a value that makes no sense.
+///     DeviceError: where there is no such device.
 #[pyclass(frozen, module = "millpond", weakref)]
 #[derive(Debug)]
 pub(crate) struct Pool {
@@ -64,12 +91,15 @@ impl Pool {
     fn new(
         py: Python<'_>,
         device: &Bound<'_, PyAny>,
-        capacity: Option<u64>,
+        capacity: Option<&Bound<'_, PyAny>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let (device, options) = (read_device(device)?, Options::from_keywords(options)?);
+        let capacity = sizes::read_if_given("capacity", capacity)?;
         if capacity.is_some() && device.is_gpu() {
-            return Err(PyValueError::new_err("capacity is for 'host' and 'sim'; a GPU has what it has"));
+            return Err(PyValueError::new_err(
+                "capacity: it is for 'host' and 'sim'; the memory of a GPU is fixed",
+            ));
         }
         let built = py.detach(|| -> Result<Self> {
             let context = open(device, capacity)?;
@@ -79,44 +109,65 @@ impl Pool {
         Ok(built?)
     }
 
+    /// The pool's name.
     #[getter]
     fn name(&self) -> &str {
         self.pool.name()
     }
 
-    /// The device, as `Pool` takes it.
+    /// The device, as the constructor takes it.
     #[getter]
     fn device(&self) -> String {
         DeviceName::of(self.pool.device().properties()).to_string()
     }
 
+    /// Allocates ``size`` bytes for work on ``stream``. The address is a multiple of ``align``.
+    ///
+    /// Raises:
+    ///     OutOfMemoryError: after everything that could make room was tried.
     #[pyo3(signature = (size, stream=None, *, align=None))]
     fn allocate(
         &self,
         py: Python<'_>,
-        size: u64,
+        size: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
-        align: Option<u64>,
+        align: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Block> {
+        let (size, align) = (sizes::read("size", size)?, sizes::read_if_given("align", align)?);
         let found = self.stream(stream)?;
         let keeps = stream.map(|stream| stream.clone().unbind());
         Ok(py.detach(|| Block::allocate(&self.pool, &self.context, (size, align), found, keeps))?)
     }
 
-    /// Allocates for callers that keep the address themselves.
+    /// Allocates for a caller that keeps the address itself, and gives it to ``free_address``.
     #[pyo3(signature = (size, stream=None))]
     fn allocate_address(
         &self,
         py: Python<'_>,
-        size: u64,
+        size: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<u64> {
+        let size = sizes::read("size", size)?;
         let stream = self.stream(stream)?;
         Ok(py.detach(|| self.pool.alloc(size, &stream)).map_err(Failure::from)?.raw())
     }
 
+    /// Frees what ``allocate_address`` gave, after the work given so far to ``stream``.
+    ///
+    /// Raises:
+    ///     MisuseError: for an address that was freed already or that this pool did not give; nothing changed then.
     #[pyo3(signature = (address, stream=None))]
-    fn free_address(&self, py: Python<'_>, address: u64, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+    fn free_address(
+        &self,
+        py: Python<'_>,
+        address: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let address = address.extract().map_err(|_| {
+            PyValueError::new_err(format!(
+                "address: {address} is no address: pass what allocate_address gave"
+            ))
+        })?;
         let stream = self.stream(stream)?;
         // SAFETY: whoever frees an address got it from the pool and owns the block: Python cannot promise more.
         Ok(py
@@ -124,41 +175,48 @@ impl Pool {
             .map_err(Failure::from)?)
     }
 
+    /// Makes a stream of the pool's device.
     fn create_stream(&self) -> PyResult<Stream> {
         let inner = self.context.create_stream().map_err(Failure::from)?;
         Ok(Stream { inner, context: self.context.clone() })
     }
 
+    /// Waits for all work on the device, then applies the release thresholds.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         Ok(py.detach(|| self.context.synchronize()).map_err(Failure::from)?)
     }
 
+    /// What the pool did and holds. Takes no lock.
     fn stats(&self) -> Stats {
         self.pool.stats().into()
     }
 
+    /// Lets the high-water marks start again from where the figures are now.
     fn reset_peak(&self, py: Python<'_>) {
         py.detach(|| self.pool.reset_high_water());
     }
 
-    /// Gives free memory back to the device until `keep` bytes are reserved; the bytes given back.
-    #[pyo3(signature = (keep=0))]
-    fn trim(&self, py: Python<'_>, keep: u64) -> PyResult<u64> {
+    /// Gives free memory back to the device until at most ``keep`` bytes are reserved. Returns the bytes given back.
+    #[pyo3(signature = (keep=None), text_signature = "($self, keep=0)")]
+    fn trim(&self, py: Python<'_>, keep: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
+        let keep = sizes::read_if_given("keep", keep)?.unwrap_or(0);
         Ok(py.detach(|| self.pool.trim_to(keep)).map_err(Failure::from)?)
     }
 
-    /// Free and total bytes of the device.
+    /// Free and total bytes of the device, as its driver counts.
     fn memory_info(&self) -> PyResult<(u64, u64)> {
         let info = self.pool.memory_info().map_err(Failure::from)?;
         Ok((info.free, info.total))
     }
 
+    /// Starts recording to a file, for ``millpond replay``. A recording that runs is stopped.
     #[pyo3(signature = (path, *, call_sites=false))]
     fn start_recording(&self, py: Python<'_>, path: PathBuf, call_sites: bool) -> PyResult<()> {
         let options = record::Options::new(path).call_sites(call_sites);
         Ok(py.detach(|| self.pool.start_recording(options)).map_err(Failure::from)?)
     }
 
+    /// Stops recording, and returns what was recorded once it is written.
     fn stop_recording(&self, py: Python<'_>) -> PyResult<Option<RecordingStatus>> {
         let status = py.detach(|| self.pool.stop_recording()).map_err(Failure::from)?;
         Ok(status.map(Into::into))
@@ -170,17 +228,17 @@ impl Pool {
         self.pool.recording().map(Into::into)
     }
 
-    /// Writes a snapshot for memory_viz; `False`, and nothing, where there is nothing to show.
+    /// Writes a snapshot for memory_viz. Returns ``False``, and writes no file, where there is nothing to show.
     fn write_snapshot(&self, py: Python<'_>, path: PathBuf) -> PyResult<bool> {
         Ok(py.detach(|| snapshot::write(&self.pool, &path))?)
     }
 
-    /// Destroys the pool: it allocates no more.
+    /// Destroys the pool: it allocates no more. Waits for pending work on its memory.
     fn destroy(&self, py: Python<'_>) -> PyResult<()> {
         Ok(py.detach(|| self.pool.destroy()).map_err(Failure::from)?)
     }
 
-    /// Recounts every invariant, for tests.
+    /// Recounts every invariant of the pool, for tests.
     fn check(&self, py: Python<'_>) -> PyResult<()> {
         Ok(py.detach(|| self.pool.check()).map_err(Failure::Broken)?)
     }

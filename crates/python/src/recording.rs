@@ -9,10 +9,15 @@ use pyo3::prelude::*;
 #[pyclass(frozen, get_all, module = "millpond")]
 #[derive(Debug)]
 pub(crate) struct RecordingStatus {
+    /// The file. Its name may have the process's number, where another process held the one asked for.
     path: std::path::PathBuf,
+    /// Events recorded, of all pools that record to this file.
     events: u64,
+    /// Events dropped because too much waited for the disk.
     dropped: u64,
+    /// Bytes written.
     bytes: u64,
+    /// Why the last write failed, if it did.
     failure: Option<String>,
 }
 
@@ -33,7 +38,7 @@ impl RecordingStatus {
     }
 }
 
-/// A context manager that files what its thread does with pools under a name, in recordings.
+/// ``with millpond.tag("forward"):`` files what this thread does with pools under a name, in recordings.
 #[pyclass(unsendable, module = "millpond", name = "tag")]
 pub(crate) struct Tag {
     text: String,

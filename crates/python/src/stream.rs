@@ -2,13 +2,13 @@
 
 use millpond::Context;
 use millpond::device::StreamHandle;
-use pyo3::exceptions::PyTypeError;
+use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 
 use crate::failure::{Failure, Result};
 
-/// A stream that millpond made.
+/// A stream that millpond made (``Pool.create_stream``).
 #[pyclass(frozen, module = "millpond")]
 #[derive(Debug, Clone)]
 pub(crate) struct Stream {
@@ -18,7 +18,7 @@ pub(crate) struct Stream {
 
 #[pymethods]
 impl Stream {
-    /// The driver's handle.
+    /// The driver's handle (``CUstream``), valid as long as this object.
     #[getter]
     fn handle(&self) -> u64 {
         self.inner.handle().raw()
@@ -29,12 +29,12 @@ impl Stream {
         (0, self.handle())
     }
 
-    /// Waits until all work given to the stream so far is complete.
+    /// Waits until all work given to the stream so far is complete, then applies the release thresholds.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         Ok(py.detach(|| self.inner.synchronize()).map_err(Failure::from)?)
     }
 
-    /// Makes later work on this stream wait for all work given to `other` so far.
+    /// Makes later work on this stream wait for all work given to ``other`` so far. The host does not wait.
     fn wait_for(&self, py: Python<'_>, other: &Self) -> PyResult<()> {
         Ok(py.detach(|| self.inner.wait_for(&other.inner)).map_err(Failure::from)?)
     }
@@ -75,7 +75,10 @@ impl StreamArgument {
             return Ok(Self::Ours(stream.get().inner.clone()));
         }
         if argument.is_instance_of::<PyInt>() {
-            return Ok(Self::Raw(argument.extract()?));
+            let handle = argument.extract().map_err(|_| {
+                PyValueError::new_err(format!("stream: {argument} is no CUstream, which is an address"))
+            })?;
+            return Ok(Self::Raw(handle));
         }
         if let Some(protocol) = argument.getattr_opt("__cuda_stream__")? {
             let (_, handle): (u32, u64) = protocol.call0()?.extract()?;

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import millpond
 import pytest
@@ -37,3 +39,16 @@ def test_the_help_has_every_subcommand() -> None:
     assert done.returncode == 0
     for name in ("train", "replay", "bench", "info", "fetch"):
         assert f"  {name} " in done.stdout
+
+
+def test_the_example_says_why_it_failed(tmp_path: Path) -> None:
+    example = Path(__file__).parents[3] / "examples/python/fits.py"
+    done = subprocess.run([sys.executable, str(example), "much"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, "fits.py: much is no number: pass the limit in GiB, such as 17.5\n")
+    (tmp_path / "torch.py").write_text("raise ImportError('not for this test')")
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    command = [sys.executable, str(example)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 1
+    assert "PyTorch cannot be imported (not for this test): install it with pip install torch" in done.stderr
+    assert "the run with native failed; why is said above" in done.stderr

@@ -53,12 +53,10 @@ def test_a_name_that_is_no_option_lists_those_that_are() -> None:
 @pytest.mark.parametrize(
     ("option", "takes"),
     [
-        ({"hard_limit": "1 GiB"}, "a number of bytes"),
-        ({"hard_limit": -1}, "a number of bytes"),
-        ({"headroom": 1.5}, "a number of bytes"),
-        ({"spare": "none"}, "a number of bytes"),
+        ({"hard_limit": [1]}, "a number of bytes, or a text such as '8GiB', not"),
+        ({"headroom": 1.5}, "a number of bytes, or a text such as '8GiB', not 1.5"),
         ({"name": 5}, "a text"),
-        ({"page_sizes": 5}, "a pair of bytes"),
+        ({"page_sizes": 5}, "a pair of sizes"),
         ({"reuse": "opportunistic"}, "True, False, or the names of policies"),
         ({"record": 5}, "a path"),
     ],
@@ -70,8 +68,51 @@ def test_a_value_of_the_wrong_type_says_what_is_taken(option: dict[str, Any], ta
 
 
 @pytest.mark.parametrize(
-    "option", [{"min_alignment": 3}, {"page_sizes": (MIB, MIB)}, {"reuse": ["sometimes"]}]
+    "option",
+    [
+        {"min_alignment": 3},
+        {"page_sizes": (MIB, MIB)},
+        {"page_sizes": ("2MiB", "much")},
+        {"reuse": ["sometimes"]},
+        {"hard_limit": -1},
+        {"spare": "none"},
+    ],
 )
 def test_a_value_that_makes_no_sense_says_what_would(option: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=f"^{next(iter(option))}: "):
         millpond.Pool("sim", **option)
+
+
+def test_sizes_may_be_texts_as_in_the_command() -> None:
+    pool = millpond.Pool("sim", capacity="1GiB", hard_limit="100MiB", page_sizes=("2MiB", 8 * MIB), spare="0")
+    assert pool.memory_info()[1] == 1 << 30
+    assert pool.allocate("3 MiB").size == 3 * MIB
+    assert pool.allocate_address("1k", None) % 512 == 0
+    assert pool.allocate(100, align="64KiB").ptr % (64 << 10) == 0
+    with pytest.raises(millpond.OutOfMemoryError, match="hard limit of 100.00 MiB"):
+        pool.allocate("101MiB")
+    assert pool.trim("1GiB") == 0
+
+
+def test_a_size_that_is_none_names_its_argument() -> None:
+    pool = millpond.Pool("sim")
+    with pytest.raises(ValueError, match="^size: -1 is negative: expected a number of bytes, or a text such as '8GiB'"):
+        pool.allocate(-1)
+    with pytest.raises(ValueError, match="^size: 'much' is not a size"):
+        pool.allocate("much")
+    with pytest.raises(OverflowError, match="^size: .* bytes are more than can be addressed"):
+        pool.allocate(1 << 70)
+    with pytest.raises(ValueError, match=f"^size: -{1 << 70} is negative"):
+        pool.allocate_address(-(1 << 70))
+    with pytest.raises(TypeError, match="^size: expected a number of bytes, or a text such as '8GiB', not 1.5"):
+        pool.allocate(1.5)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="^align: -8 is negative"):
+        pool.allocate(8, align=-8)
+    with pytest.raises(ValueError, match="^keep: -1 is negative"):
+        pool.trim(-1)
+    with pytest.raises(ValueError, match="^capacity: 'some' is not a size"):
+        millpond.Pool("sim", capacity="some")
+    with pytest.raises(ValueError, match="^address: -1 is no address"):
+        pool.free_address(-1)
+    with pytest.raises(ValueError, match="^stream: -1 is no CUstream"):
+        pool.allocate(8, -1)

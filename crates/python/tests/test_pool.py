@@ -107,8 +107,6 @@ def test_out_of_memory_tells_what_would_help() -> None:
 def test_more_than_can_be_addressed_is_an_overflow(pool: millpond.Pool) -> None:
     with pytest.raises(OverflowError, match="check how the size is computed"):
         pool.allocate(1 << 60)
-    with pytest.raises(OverflowError):
-        pool.allocate(-1)
 
 
 def test_trim_gives_back_what_is_free(pool: millpond.Pool) -> None:
@@ -209,7 +207,7 @@ def test_devices_that_do_not_exist_are_refused() -> None:
         millpond.Pool("cuda:63")
     with pytest.raises(millpond.DeviceError):
         millpond.Pool(-1)
-    with pytest.raises(ValueError, match="a GPU has what it has"):
+    with pytest.raises(ValueError, match="the memory of a GPU is fixed"):
         millpond.Pool("cuda", capacity=1)
 
 

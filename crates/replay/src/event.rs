@@ -67,6 +67,21 @@ pub struct Frame {
     pub line: u32,
 }
 
+impl Frame {
+    /// The file that tags have in place of a source file.
+    const TAG: &str = "tag";
+
+    /// A tag of a recording of Millpond's. Tags are the outermost frames of a stack.
+    pub fn of_tag(text: &str) -> Self {
+        Self { name: text.to_owned(), file: Self::TAG.to_owned(), line: 0 }
+    }
+
+    /// Whether it is a tag and no line of code.
+    pub fn is_tag(&self) -> bool {
+        self.file == Self::TAG && self.line == 0
+    }
+}
+
 /// Call stacks, each kept once, innermost frame first.
 #[derive(Debug, Clone)]
 pub struct Stacks {

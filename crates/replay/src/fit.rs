@@ -2,9 +2,10 @@
 
 use std::str::FromStr;
 
+use millpond::device::DevicePtr;
 use serde::Serialize;
 
-use crate::replay::{Choose, Outcome, Program, ReplayError, on_sim};
+use crate::replay::{Choose, Outcome, Program, ReplayError, Stage, on_sim};
 use crate::trace::Trace;
 
 /// A card that a job may have to fit on.
@@ -80,36 +81,74 @@ pub const CONTEXT_BYTES: u64 = 512 << 20;
 /// Capacities are tried in steps of this: the granularity of device memory.
 const STEP: u64 = 2 << 20;
 
-/// The smallest capacity, in bytes, on which the whole trace could be replayed; to one part in a thousand, or
-/// 2 MiB where that is more. `unlimited` is the outcome without a limit. `None` where that ended early.
-///
-/// # Errors
-/// [`ReplayError`].
-pub fn smallest_capacity(
-    trace: &Trace,
-    program: &Program,
-    choose: &Choose<'_>,
-    unlimited: &Outcome,
-) -> Result<Option<u64>, ReplayError> {
-    if unlimited.oom.is_some() {
-        return Ok(None);
-    }
-    let peak = program.peak_requested().0;
-    let step = (peak / 1000).next_multiple_of(STEP).max(STEP);
-    // Nothing fits in less than what is requested; what was reserved without a limit is enough.
-    let mut too_small = peak.saturating_sub(1) / STEP * STEP;
-    let mut enough = unlimited.peak_reserved.next_multiple_of(STEP);
-    while enough.saturating_sub(too_small) > step {
-        let middle = (too_small + (enough - too_small) / 2).next_multiple_of(STEP);
-        if middle >= enough {
-            break;
+/// What an allocator needs of a device for a trace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub struct Need {
+    /// The smallest capacity, in bytes, on which the whole trace runs; to one part in a thousand, or 2 MiB where that
+    /// is more.
+    pub bytes: u64,
+    /// What the allocator holds at most where nothing limits it, in bytes.
+    pub unlimited: u64,
+    /// Allocations on that smallest capacity that found no memory at first: the allocator gave cache back to the device,
+    /// and tried again.
+    pub retries: u64,
+}
+
+impl Need {
+    /// Looks for it on smaller and smaller devices. `unlimited` is the outcome without a limit. `None` where that
+    /// ended early.
+    ///
+    /// # Errors
+    /// [`ReplayError`].
+    pub fn of(
+        trace: &Trace,
+        program: &Program,
+        choose: &Choose<'_>,
+        unlimited: &Outcome,
+    ) -> Result<Option<Self>, ReplayError> {
+        if unlimited.oom.is_some() {
+            return Ok(None);
         }
-        match on_sim(trace, program, choose, middle)?.oom {
-            Some(_) => too_small = middle,
-            None => enough = middle,
+        let unlimited = unlimited.peak_reserved;
+        let peak = program.peak_requested().0;
+        // Nothing fits in less than what is requested; what was reserved without a limit is enough.
+        let mut too_small = peak.saturating_sub(1) / STEP * STEP;
+        let mut bytes = unlimited.next_multiple_of(STEP);
+        while bytes.saturating_sub(too_small) > resolution(peak) {
+            let middle = (too_small + (bytes - too_small) / 2).next_multiple_of(STEP);
+            if middle >= bytes {
+                break;
+            }
+            match on_sim(trace, program, choose, middle)?.oom {
+                Some(_) => too_small = middle,
+                None => bytes = middle,
+            }
         }
+        let retries = retries(program, choose, bytes)?;
+        Ok(Some(Self { bytes, unlimited, retries }))
     }
-    Ok(Some(enough))
+}
+
+/// How exactly a [`Need`] is known, in bytes, for a trace that requests `peak` at most.
+pub fn resolution(peak: u64) -> u64 {
+    (peak / 1000).next_multiple_of(STEP).max(STEP)
+}
+
+/// Allocations during which memory goes back to the device.
+fn retries(program: &Program, choose: &Choose<'_>, capacity: u64) -> Result<u64, ReplayError> {
+    let stage = Stage::sim(program, capacity)?;
+    let allocator = choose(stage.context())?;
+    let mut blocks = vec![DevicePtr::NULL; program.blocks];
+    let (mut retries, mut before) = (0, 0);
+    for step in &program.steps {
+        stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?;
+        let calls = allocator.usage().calls;
+        let given_back = calls.release + calls.free;
+        retries += u64::from(step.alloc && given_back > before);
+        before = given_back;
+    }
+    stage.clear(&*allocator, program, &mut blocks)?;
+    Ok(retries)
 }
 
 #[cfg(test)]

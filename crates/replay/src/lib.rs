@@ -14,6 +14,7 @@ pub mod fit;
 #[cfg(test)]
 mod fixtures;
 pub mod generate;
+pub mod phases;
 mod pickle;
 pub mod read;
 pub mod replay;

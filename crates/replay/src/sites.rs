@@ -1,36 +1,54 @@
-//! Who holds memory at one moment, and in blocks of which size.
+//! Who holds memory at one moment, by tag and call site, and in blocks of which size.
 
-use rustc_hash::FxHashMap;
+use std::collections::BTreeMap;
+
+use rustc_hash::{FxHashMap, FxHashSet};
 use serde::Serialize;
 
-use crate::event::StackId;
+use crate::event::{Frame, StackId};
 use crate::replay::Program;
 use crate::trace::Trace;
 
-/// Live bytes of one call site.
+/// Live bytes of one call site under one tag.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Site {
-    /// The function, with its file and line.
-    pub name: String,
+    /// The tags, outermost first, with `/` between; `None` outside of any.
+    pub tag: Option<String>,
+    /// The program's own innermost functions with file and line, the innermost first, with `<` between.
+    pub site: String,
     /// The bytes that were requested there and are live.
     pub bytes: u64,
     /// In how many blocks.
     pub blocks: u64,
 }
 
-/// Live bytes at one moment.
-#[derive(Debug, Default)]
-pub struct Sites {
-    /// By call site, the most first; empty where no stacks were recorded.
-    pub by_site: Vec<Site>,
-    /// Bytes by the power of two that the block's size lies above.
-    pub by_size: Vec<(u32, u64)>,
+impl Site {
+    /// Tag and call site in one line.
+    pub fn name(&self) -> String {
+        match &self.tag {
+            Some(tag) => format!("{tag}: {}", self.site),
+            None => self.site.clone(),
+        }
+    }
+}
+
+/// What is live at one moment.
+#[derive(Debug, Default, Serialize)]
+pub struct Live {
+    /// Bytes requested.
+    pub bytes: u64,
+    /// In how many blocks.
+    pub blocks: u64,
+    /// By tag and call site, the most first; empty where no stacks were recorded.
+    pub sites: Vec<Site>,
+    /// Bytes by the power of two that the block's size is not below.
+    pub by_size: BTreeMap<u64, u64>,
 }
 
 /// Call sites that are listed.
 const MOST_SITES: usize = 20;
 
-impl Sites {
+impl Live {
     /// When most is requested.
     pub fn at_peak(trace: &Trace, program: &Program) -> Self {
         Self::after(trace, program, program.peak_requested().1 + 1)
@@ -42,46 +60,144 @@ impl Sites {
     }
 
     fn after(trace: &Trace, program: &Program, steps: usize) -> Self {
-        let mut live = vec![false; program.blocks];
+        let mut is_live = vec![false; program.blocks];
         for step in program.steps.iter().take(steps) {
-            live[step.block as usize] = step.alloc;
+            is_live[step.block as usize] = step.alloc;
         }
-        let mut by_stack: FxHashMap<StackId, (u64, u64)> = FxHashMap::default();
-        let mut by_size = std::collections::BTreeMap::new();
-        for (block, _) in trace.blocks.iter().zip(&live).filter(|(block, live)| **live && block.size > 0) {
-            add(by_stack.entry(block.stack).or_default(), (block.size, 1));
-            *by_size.entry(block.size.ilog2()).or_default() += block.size;
+        let before: FxHashSet<u32> = trace.live_before.iter().copied().collect();
+        let mut live = Self::default();
+        let mut by_stack: FxHashMap<(StackId, bool), (u64, u64)> = FxHashMap::default();
+        for (number, block) in (0u32..).zip(&trace.blocks).filter(|(at, _)| is_live[*at as usize]) {
+            live.bytes += block.size;
+            live.blocks += 1;
+            let sum = by_stack.entry((block.stack, before.contains(&number))).or_default();
+            *sum = (sum.0 + block.size, sum.1 + 1);
+            if block.size > 0 {
+                *live.by_size.entry(1 << block.size.ilog2()).or_default() += block.size;
+            }
         }
-        let by_site = if trace.stacks.is_empty() { Vec::new() } else { named(trace, by_stack) };
-        Self { by_site, by_size: by_size.into_iter().collect() }
+        if !trace.stacks.is_empty() {
+            live.sites = named(trace, by_stack);
+        }
+        live
     }
 }
 
-fn add(sum: &mut (u64, u64), (bytes, blocks): (u64, u64)) {
-    sum.0 += bytes;
-    sum.1 += blocks;
-}
-
-fn named(trace: &Trace, by_stack: FxHashMap<StackId, (u64, u64)>) -> Vec<Site> {
-    let mut by_site: FxHashMap<String, (u64, u64)> = FxHashMap::default();
-    for (stack, live) in by_stack {
-        add(by_site.entry(site(trace, stack)).or_default(), live);
+fn named(trace: &Trace, by_stack: FxHashMap<(StackId, bool), (u64, u64)>) -> Vec<Site> {
+    let mut by_site: FxHashMap<(Option<String>, String), (u64, u64)> = FxHashMap::default();
+    for ((stack, before), (bytes, blocks)) in by_stack {
+        let site = site(trace, stack).unwrap_or_else(|| without_stack(before).to_owned());
+        let sum = by_site.entry((tag(trace, stack), site)).or_default();
+        *sum = (sum.0 + bytes, sum.1 + blocks);
     }
     let mut sites: Vec<_> =
-        by_site.into_iter().map(|(name, (bytes, blocks))| Site { name, bytes, blocks }).collect();
-    sites.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.name.cmp(&other.name)));
+        by_site.into_iter().map(|((tag, site), (bytes, blocks))| Site { tag, site, bytes, blocks }).collect();
+    sites.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.name().cmp(&other.name())));
     sites.truncate(MOST_SITES);
     sites
 }
 
-/// The innermost frame that is the program's own rather than the library's, else the innermost.
-fn site(trace: &Trace, stack: StackId) -> String {
-    let own = trace.stacks.frames(stack).find(|frame| !frame.file.contains("site-packages"));
-    match own.or_else(|| trace.stacks.frames(stack).next()) {
-        Some(frame) => {
-            let file = frame.file.rsplit('/').next().unwrap_or(&frame.file);
-            format!("{} ({file}:{})", frame.name, frame.line)
+fn without_stack(before: bool) -> &'static str {
+    if before { "(allocated before the recording)" } else { "(no call stack recorded)" }
+}
+
+/// The tags of a stack, outermost first.
+pub(crate) fn tag(trace: &Trace, stack: StackId) -> Option<String> {
+    let tags = trace.stacks.frames(stack).filter(|frame| frame.is_tag());
+    let mut tags: Vec<_> = tags.map(|frame| frame.name.as_str()).collect();
+    tags.reverse();
+    (!tags.is_empty()).then(|| tags.join("/"))
+}
+
+/// Frames of a call site that are told: where memory is asked for through a helper, its caller says more.
+const MOST_FRAMES: usize = 3;
+
+/// The innermost frames that are the program's own, else the innermost of all.
+fn site(trace: &Trace, stack: StackId) -> Option<String> {
+    let frames = || trace.stacks.frames(stack).filter(|frame| !frame.is_tag());
+    let line = |frame: &Frame| {
+        let file = frame.file.rsplit('/').next().unwrap_or(&frame.file);
+        format!("{} ({file}:{})", without_generics(&frame.name), frame.line)
+    };
+    let own: Vec<_> = frames().filter(|frame| !is_runtime(frame)).take(MOST_FRAMES).map(line).collect();
+    if own.is_empty() { frames().next().map(line) } else { Some(own.join(" < ")) }
+}
+
+/// `zeroed` of `zeroed<f64>`: a type parameter may be longer than a line.
+fn without_generics(name: &str) -> &str {
+    match name.find('<') {
+        // `<module>` and `<T as Trait>::name` are names.
+        None | Some(0) => name,
+        Some(at) => name[..at].trim_end_matches("::"),
+    }
+}
+
+/// Whether a frame is of Rust's, Python's or PyTorch's own code, of an installed library, or has no line.
+fn is_runtime(frame: &Frame) -> bool {
+    const FOLDERS: [&str; 12] = [
+        "/rustc/",
+        "/lib/rustlib/",
+        "/.cargo/registry/",
+        "/.cargo/git/",
+        "/site-packages/",
+        "/dist-packages/",
+        "/lib/python3",
+        "<frozen ",
+        "/aten/src/",
+        "/c10/",
+        "/csu/",
+        // What `millpond train` asks the pool through.
+        "/crates/baselines/src/",
+    ];
+    const NAMES: [&str; 9] = [
+        "std::",
+        "core::",
+        "alloc::",
+        "<std::",
+        "<core::",
+        "<alloc::",
+        "__rust",
+        "millpond::",
+        "<millpond::",
+    ];
+    frame.file.is_empty()
+        || frame.file == "??"
+        || FOLDERS.iter().any(|folder| frame.file.contains(folder))
+        || NAMES.iter().any(|name| frame.name.starts_with(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_site_is_a_line_of_the_program_s_own() {
+        let frame = |name: &str, file: &str| Frame { name: name.into(), file: file.into(), line: 7 };
+        let runtime = [
+            frame("c10::cuda::CUDACachingAllocator::malloc(void**)", "??"),
+            frame("_PyEval_EvalFrameDefault", "??"),
+            frame("linear", "/venv/lib/python3.12/site-packages/torch/nn/functional.py"),
+            frame("run", "/usr/lib/python3.12/threading.py"),
+            frame("_call_with_frames_removed", "<frozen importlib._bootstrap>"),
+            frame("std::rt::lang_start", "/rustc/abc/library/std/src/rt.rs"),
+            frame("<core::iter::Map<I,F> as core::iter::Iterator>::fold", "src/mine.rs"),
+            frame("matmul", "/home/me/.cargo/registry/src/index/candle-core-0.9/src/tensor.rs"),
+            frame("millpond::buffer::Buffer<T>::new", "/src/millpond/buffer.rs"),
+            frame("_start", ""),
+        ];
+        for frame in &runtime {
+            assert!(is_runtime(frame), "{frame:?}");
         }
-        None => "before the recording, or without a stack".to_owned(),
+        for own in
+            [frame("forward", "/home/me/train.py"), frame("millpond_mlp::step", "crates/mlp/src/net.rs")]
+        {
+            assert!(!is_runtime(&own), "{own:?}");
+        }
+    }
+
+    #[test]
+    fn names_lose_their_type_parameters() {
+        let names = ["zeroed<f64>", "<module>", "<T as New>::new", "Vec::<u8>::push", "run"];
+        assert_eq!(names.map(without_generics), ["zeroed", "<module>", "<T as New>::new", "Vec", "run"]);
     }
 }

@@ -44,7 +44,7 @@ impl Subject for Mimalloc {
     fn allocate(&self, bytes: u64, (): &()) -> Result<HostBlock> {
         // SAFETY: any size may be asked for; null says that there is no memory.
         let block = unsafe { libmimalloc_sys::mi_malloc(bytes as usize) };
-        NonNull::new(block).map(HostBlock).ok_or(Error::HostMemory { bytes })
+        NonNull::new(block).map(HostBlock).ok_or_else(|| Error::HostMemory { bytes })
     }
 
     #[inline(always)]

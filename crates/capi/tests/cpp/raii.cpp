@@ -26,7 +26,7 @@ static void buffers_free_themselves() {
         const Stream stream(device);
         Buffer<int> first(pool, 1000, stream);
         std::vector<int> numbers(1000, 7);
-        first.copy_from_host(numbers.data());
+        first.copy_from_host(numbers.data(), numbers.size());
         assert(first.to_vector() == numbers && first.size_bytes() == 4000);
         Buffer<int> second(std::move(first));
         assert(first.empty() && first.data() == nullptr && second.to_vector() == numbers);
@@ -41,6 +41,57 @@ static void buffers_free_themselves() {
         assert(none.data() == nullptr && none.to_vector().empty());
     }
     assert(pool.stats().blocks.current == 0);
+}
+
+/// What a copy beyond the buffer throws.
+template <class Copy>
+static void is_refused(Copy copy, const char *message) {
+    try {
+        copy();
+        assert(false);
+    } catch (const Error &error) {
+        assert(error.status() == MILLPOND_STATUS_LENGTH_MISMATCH && std::string(error.what()) == message);
+    }
+}
+
+static void copies_stay_within_their_buffer() {
+    const Context device = Context::host();
+    const Pool pool(device);
+    Buffer<int> buffer(pool, 10);
+    std::vector<int> numbers{1, 2, 3, 4, 5, 6, 7, 8, 9, 10}, found(3);
+    buffer.copy_from_host(numbers.data(), 10);
+    buffer.copy_to_host(found.data(), 3, 7);
+    assert((found == std::vector<int>{8, 9, 10}));
+    buffer.copy_from_host(found.data(), 2, 1);
+    assert((buffer.to_vector() == std::vector<int>{1, 8, 9, 4, 5, 6, 7, 8, 9, 10}));
+    buffer.copy_from_host(nullptr, 0, 10);
+    is_refused([&] { buffer.copy_from_host(numbers.data(), 11); },
+               "copy_from_host: count 11 from element 0 on; the buffer has 10");
+    is_refused([&] { buffer.copy_to_host(found.data(), 3, 8); },
+               "copy_to_host: count 3 from element 8 on; the buffer has 10");
+    is_refused([&] { buffer.copy_from_host(numbers.data(), static_cast<std::size_t>(-1), 2); },
+               "copy_from_host: count 18446744073709551615 from element 2 on; the buffer has 10");
+    is_refused([&] { Buffer<int>().copy_to_host(found.data(), 1); },
+               "copy_to_host: count 1 from element 0 on; the buffer has 0");
+    is_refused([&] { buffer.copy_to_host(found.data(), 0, 11); },
+               "copy_to_host: count 0 from element 11 on; the buffer has 10");
+    try {
+        buffer.copy_from_host(nullptr, 1);
+        assert(false);
+    } catch (const Error &error) {
+        assert(error.status() == MILLPOND_STATUS_NULL_ARGUMENT);
+    }
+#ifdef MILLPOND_HAS_SPAN
+    buffer.copy_from_host(numbers);
+    int some[2];
+    buffer.copy_to_host(some);
+    assert(some[0] == 1 && some[1] == 2);
+    numbers.push_back(11);
+    is_refused([&] { buffer.copy_from_host(numbers); },
+               "copy_from_host: count 11 from element 0 on; the buffer has 10");
+#else
+    static_assert(__cplusplus < 202002L, "C++20 has spans");
+#endif
 }
 
 static void a_buffer_keeps_its_pool_and_stream() {
@@ -257,6 +308,7 @@ static void pools_are_recorded_under_tags() {
 
 int main() {
     buffers_free_themselves();
+    copies_stay_within_their_buffer();
     a_buffer_keeps_its_pool_and_stream();
     streams_wait_for_each_other();
     failures_are_exceptions();

@@ -25,10 +25,10 @@ pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// The one line on stderr of a command that failed with exit code 1.
+/// The one line on stderr of a command that failed with exit code 1, or 2 for wrong usage.
 pub(crate) fn failure(output: &Output) -> String {
     let text = stderr(output);
-    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(matches!(output.status.code(), Some(1 | 2)), "{:?}: {text}", output.status);
     assert_eq!(text.lines().count(), 1, "{text}");
     text.trim_end().strip_prefix("millpond: ").expect("the error says who speaks").to_owned()
 }

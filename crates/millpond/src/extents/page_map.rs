@@ -171,6 +171,7 @@ impl BlockDescriptor {
     }
 
     /// Where the allocated block starts.
+    #[inline]
     pub(crate) fn ptr(&self) -> DevicePtr {
         DevicePtr::new(self.start.load(Ordering::Relaxed))
     }

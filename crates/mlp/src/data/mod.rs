@@ -38,13 +38,13 @@ const VALIDATION: [&str; 2] = ["t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte
 
 macro_rules! digits {
     ($name:literal) => {
-        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../data/digits/", $name, ".gz"))
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/digits/", $name, ".gz"))
     };
 }
 
 impl Dataset {
     /// The digits in the program itself: 8,000 to train on and 2,000 to validate with
-    /// (`data/digits/README.md` says where they are from).
+    /// (`digits/README.md` of this crate says where they are from).
     ///
     /// # Errors
     /// None, unless the program was built from damaged files.
@@ -123,7 +123,11 @@ fn find(dir: &Path, name: &str) -> Result<PathBuf> {
     if let Some(found) = names.iter().map(|name| dir.join(name)).find(|path| path.is_file()) {
         return Ok(found);
     }
-    let why = if dir.is_dir() { "no such file, nor one ending in .gz" } else { "no such folder" };
+    let why = match (dir.is_dir(), dir.exists()) {
+        (true, _) => "no such file, nor one ending in .gz",
+        (_, true) => "it is not a folder",
+        _ => "no such folder",
+    };
     Err(Error::Io {
         path: if dir.is_dir() { dir.join(name) } else { dir.to_owned() },
         action: "find the data",

@@ -1,7 +1,7 @@
 //! The arithmetic of the operations, on plain row-major slices. Each element is computed in one fixed order, so
 //! that the same inputs give the same bits wherever they lie and however many threads there are.
 
-use gemm::Parallelism;
+use gemm_common::Parallelism;
 use rayon::prelude::*;
 
 use crate::{TOTAL_CORRECT, TOTAL_LOSS};
@@ -67,20 +67,21 @@ impl Product {
         // these sizes, so that every access is in bounds; the panels write disjoint columns of `out`, which
         // `run` has borrowed mutably; inputs and output are different slices.
         unsafe {
-            gemm::gemm(
-                self.m,
+            // As the product of the transposed matrices, which are what column-major kernels take row-major ones for.
+            gemm_f32::gemm::f32::get_gemm_fn()(
                 width,
+                self.m,
                 self.k,
                 out.first.add(start),
-                1,
                 self.n as isize,
+                1,
                 false,
-                left.as_ptr(),
-                self.left[1],
-                self.left[0],
                 right.as_ptr().offset(start as isize * column),
-                column,
                 row,
+                column,
+                left.as_ptr(),
+                self.left[0],
+                self.left[1],
                 0.0,
                 1.0,
                 false,

@@ -26,6 +26,7 @@ from ._millpond import (
     last_error,
     tag,
 )
+from ._replay import replay
 from ._shared import (
     empty_cache,
     memory_summary,
@@ -60,6 +61,7 @@ __all__ = [
     "numba",
     "pool",
     "record",
+    "replay",
     "reset_peak",
     "rmm",
     "snapshot",

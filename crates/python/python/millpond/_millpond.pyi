@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Sequence
-from typing import Literal, Optional, Protocol, Union, final
-
-from typing_extensions import Unpack
+from typing import Any, Literal, Optional, Protocol, Union, Unpack, final
 
 from ._options import Options
 
@@ -27,12 +25,18 @@ class _CupyStream(Protocol):
 #: call that uses what was allocated on it; objects of other libraries are kept with the blocks that are allocated on them.
 _StreamLike = Union[None, int, "Stream", _CudaStream, _TorchStream, _CupyStream]
 _Path = Union[str, "os.PathLike[str]"]
+#: A number of bytes, or a text such as ``"8GiB"``.
+_Size = Union[int, str]
 _Policy = Literal["follow_event_dependencies", "opportunistic", "internal_dependencies"]
 
 @final
 class Level:
     """A figure that moves."""
 
+    def __new__(cls, figures: dict[str, Any]) -> Level: ...
+    def as_dict(self) -> dict[str, Any]:
+        """The figures by name in a dict of plain numbers, for JSON. The class takes it back."""
+    def __reduce__(self) -> tuple[type[Level], tuple[dict[str, Any]]]: ...
     @property
     def current(self) -> int:
         """Now."""
@@ -44,6 +48,10 @@ class Level:
 class DeviceCalls:
     """Device calls by kind, counted since the pool was built."""
 
+    def __new__(cls, figures: dict[str, Any]) -> DeviceCalls: ...
+    def as_dict(self) -> dict[str, Any]:
+        """The figures by name in a dict of plain numbers, for JSON. The class takes it back."""
+    def __reduce__(self) -> tuple[type[DeviceCalls], tuple[dict[str, Any]]]: ...
     @property
     def reserve(self) -> int:
         """Address ranges reserved (``cuMemAddressReserve``)."""
@@ -67,24 +75,34 @@ class DeviceCalls:
         """Pages released (``cuMemRelease``)."""
     @property
     def alloc(self) -> int:
-        """Plain allocations (``cuMemAlloc``)."""
+        """Plain allocations (``cuMemAlloc``, or ``cuMemAllocAsync`` where an allocator uses that)."""
     @property
     def free(self) -> int:
-        """Plain frees (``cuMemFree``)."""
+        """Plain frees (``cuMemFree``, or ``cuMemFreeAsync``)."""
     @property
     def memory(self) -> int:
-        """All that create, map, unmap, release, allocate or free."""
+        """Calls that created, mapped, unmapped, released, allocated or freed device memory."""
 
 @final
 class Stats:
-    """What a pool did and holds. Bytes throughout."""
+    """What a pool did and holds. All sizes are in bytes.
 
+    ``as_dict`` is for JSON; ``Stats`` pickles, and notebooks show it as a table.
+    """
+
+    def __new__(cls, figures: dict[str, Any]) -> Stats: ...
+    def as_dict(self) -> dict[str, Any]:
+        """The figures by name in a dict of plain numbers, for JSON. The class takes it back."""
+    def __reduce__(self) -> tuple[type[Stats], tuple[dict[str, Any]]]: ...
+    def _repr_html_(self) -> str:
+        """The table that notebooks show."""
     @property
     def requested(self) -> Level:
         """Bytes asked for, in live blocks."""
     @property
     def allocated(self) -> Level:
-        """Bytes in live blocks, as rounded by the pool."""
+        """Bytes in live blocks, rounded to the pool's minimum alignment, and below 1 MiB to one of eight size
+        classes in each doubling."""
     @property
     def reserved(self) -> Level:
         """Physical bytes held from the device."""
@@ -111,19 +129,20 @@ class Stats:
         """Pages taken from a free range to back another address."""
     @property
     def retries(self) -> int:
-        """Times that memory ran out, something was given back or waited for, and the request tried again."""
+        """Times that memory ran out and something was given back or waited for, and the request tried again."""
     @property
     def out_of_memory(self) -> int:
         """Requests that ended in an out-of-memory error."""
     @property
     def double_frees(self) -> int:
-        """Blocks that two threads freed at once, so that neither got an error. A mistake of the program."""
+        """Blocks that two threads freed at once, so that neither got an error: one of the two frees was
+        dropped. A mistake of the program."""
     @property
     def cached(self) -> int:
         """Bytes held but in no live block."""
     @property
     def fragmentation(self) -> float:
-        """1 - requested / reserved, now."""
+        """1 - requested / reserved, now: the share of the memory held that nobody asked for."""
     @property
     def calls(self) -> DeviceCalls:
         """Device calls by kind."""
@@ -168,7 +187,11 @@ class Stream:
 
 @final
 class Block:
-    """A block of device memory. It is freed in stream order when it is dropped, or at the end of a ``with``."""
+    """A block of device memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
+
+    On the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and ``numpy.from_dlpack(block)`` are its bytes,
+    after the work given so far to its stream. The block cannot be freed while one of these is alive.
+    """
 
     @property
     def ptr(self) -> int:
@@ -187,8 +210,20 @@ class Block:
     def record_use(self, stream: _StreamLike) -> None:
         """Notes that work given so far to ``stream`` uses the block: the free will wait for it.
 
-        On a :class:`millpond.Stream`: also what is given to it until the block is freed.
+        On a ``millpond.Stream``: also what is given to it until the block is freed.
         """
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+    def __dlpack_device__(self) -> tuple[int, int]:
+        """Where the memory is, in DLPack's numbers."""
+    def __dlpack__(
+        self,
+        *,
+        stream: object = None,
+        max_version: Optional[tuple[int, int]] = None,
+        dl_device: Optional[tuple[int, int]] = None,
+        copy: Optional[bool] = None,
+    ) -> Any:
+        """The bytes as a DLPack tensor, for ``numpy.from_dlpack``."""
     def __int__(self) -> int: ...
     def __len__(self) -> int: ...
     def __enter__(self) -> Block: ...
@@ -199,64 +234,63 @@ class Pool:
     """A memory pool of one device.
 
     Memory is valid for work ordered after the allocation and before the free, as if both were kernels on their streams.
+    Sizes are numbers of bytes, or texts such as ``"8GiB"``.
+
+    Args:
+        device: a GPU's number, or a device's name as the command has it: ``"cuda:N"``, ``"host"`` (the CPU, with real
+            memory), ``"sim"`` (no memory at all).
+        capacity: how much memory a device that is no GPU has.
+        name: a name for errors and reports.
+        hard_limit: physical memory that the pool may hold. No limit by default.
+        release_threshold: physical memory kept when a stream or the device is synchronised through millpond. All of it
+            by default.
+        headroom: memory of the device that the pool always leaves free for others. 0 by default.
+        reuse: how memory may pass from stream to stream: ``True`` (all policies, the default), ``False``, or names.
+        page_sizes: the smallest and the largest physical page, powers of two. By default the device's granularity (2 MiB)
+            and 32 MiB.
+        min_alignment: what every address is a multiple of: a power of two from 256 bytes to 2 MiB. 512 by default.
+        spare: how much more than the most that was ever live the pool may hold to save time. It does so only while moving
+            memory would take a third of the program's time. 1/32 of the device's memory by default, 8 GiB at most; with 0
+            it never does.
+        record: a file to record to, from the start.
+
+    Raises:
+        TypeError: for a name that is no option, or a value of the wrong type.
+        ValueError: for a value that makes no sense.
+        DeviceError: where there is no such device.
     """
 
     def __new__(
         cls,
         device: Union[int, str],
         *,
-        capacity: Optional[int] = None,
+        capacity: Optional[_Size] = None,
         name: Optional[str] = None,
-        hard_limit: Optional[int] = None,
-        release_threshold: Optional[int] = None,
-        headroom: Optional[int] = None,
+        hard_limit: Optional[_Size] = None,
+        release_threshold: Optional[_Size] = None,
+        headroom: Optional[_Size] = None,
         reuse: Union[bool, Collection[_Policy], None] = None,
-        page_sizes: Optional[tuple[int, int]] = None,
-        min_alignment: Optional[int] = None,
-        spare: Optional[int] = None,
+        page_sizes: Optional[tuple[_Size, _Size]] = None,
+        min_alignment: Optional[_Size] = None,
+        spare: Optional[_Size] = None,
         record: Optional[_Path] = None,
-    ) -> Pool:
-        """Builds a pool. No memory is taken yet.
-
-        Args:
-            device: a GPU's number, or a device's name as the command has it: ``"cuda:N"``, ``"host"`` (the CPU, with real
-                memory), ``"sim"`` (no memory at all).
-            capacity: bytes that a device of its own has, which is no GPU.
-            name: a name for errors and reports.
-            hard_limit: physical bytes that the pool may hold. No limit by default.
-            release_threshold: physical bytes kept when a stream or the device is synchronised through millpond. All, by
-                default.
-            headroom: bytes of the device that the pool always leaves free for others. 0 by default.
-            reuse: how memory may pass from stream to stream: ``True`` (all policies, the default), ``False``, or names.
-            page_sizes: the smallest and the largest physical page, powers of two. By default the device's granularity
-                (2 MiB) and 32 MiB.
-            min_alignment: what every address is a multiple of: a power of two from 256 bytes to 2 MiB. 512 by default.
-            spare: bytes that the pool may hold beyond the most that was ever live, to save time, while it is asked so often
-                that moving memory would take a third of the time. 1/32 of the device's memory by default, 8 GiB at most; 0 never
-                does so.
-            record: a file to record to, from the start.
-
-        Raises:
-            TypeError: for a name that is no option, or a value of the wrong type.
-            ValueError: for a value that makes no sense.
-            DeviceError: where there is no such device.
-        """
+    ) -> Pool: ...
     @property
     def name(self) -> str:
         """The pool's name."""
     @property
     def device(self) -> str:
         """The device, as the constructor takes it."""
-    def allocate(self, size: int, stream: _StreamLike = None, *, align: Optional[int] = None) -> Block:
-        """Allocates ``size`` bytes for work on ``stream``.
+    def allocate(self, size: _Size, stream: _StreamLike = None, *, align: Optional[_Size] = None) -> Block:
+        """Allocates ``size`` bytes for work on ``stream``. The address is a multiple of ``align``.
 
         Raises:
             OutOfMemoryError: after everything that could make room was tried.
         """
-    def allocate_address(self, size: int, stream: _StreamLike = None) -> int:
-        """Allocates for a caller that keeps the address itself, and gives it to :meth:`free_address`."""
+    def allocate_address(self, size: _Size, stream: _StreamLike = None) -> int:
+        """Allocates for a caller that keeps the address itself, and gives it to ``free_address``."""
     def free_address(self, address: int, stream: _StreamLike = None) -> None:
-        """Frees what :meth:`allocate_address` gave, after the work given so far to ``stream``.
+        """Frees what ``allocate_address`` gave, after the work given so far to ``stream``.
 
         Raises:
             MisuseError: for an address that was freed already or that this pool did not give; nothing changed then.
@@ -269,8 +303,8 @@ class Pool:
         """What the pool did and holds. Takes no lock."""
     def reset_peak(self) -> None:
         """Lets the high-water marks start again from where the figures are now."""
-    def trim(self, keep: int = 0) -> int:
-        """Gives free memory back to the device until at most ``keep`` bytes are reserved; the bytes given back."""
+    def trim(self, keep: _Size = 0) -> int:
+        """Gives free memory back to the device until at most ``keep`` bytes are reserved. Returns the bytes given back."""
     def memory_info(self) -> tuple[int, int]:
         """Free and total bytes of the device, as its driver counts."""
     def start_recording(self, path: _Path, *, call_sites: bool = False) -> None:
@@ -281,7 +315,7 @@ class Pool:
     def recording(self) -> Optional[RecordingStatus]:
         """The recording that runs."""
     def write_snapshot(self, path: _Path) -> bool:
-        """Writes a snapshot for memory_viz; ``False``, and no file, where there is nothing to show."""
+        """Writes a snapshot for memory_viz. Returns ``False``, and writes no file, where there is nothing to show."""
     def destroy(self) -> None:
         """Destroys the pool: it allocates no more. Waits for pending work on its memory."""
     def check(self) -> None:
@@ -299,7 +333,7 @@ def gpu_ordinal(name: str) -> Optional[int]:
     """The number of the GPU that a text names; ``None`` where it names none."""
 
 def configure(**options: Unpack[Options]) -> None:
-    """Sets the options of the GPUs' shared pools, by the names of :class:`Pool`'s. Before the first of them is made."""
+    """Sets the options of the GPUs' shared pools, by the names of ``Pool``'s. Before the first of them is made."""
 
 def device_pool(ordinal: int) -> Pool:
     """The shared pool of a GPU."""
@@ -310,8 +344,12 @@ def devices_in_use() -> list[int]:
 def last_error() -> Optional[str]:
     """The message of the last request of PyTorch's that failed."""
 
+def replay_as_json(arguments: Sequence[Union[str, "os.PathLike[str]"]]) -> tuple[str, list[str]]:
+    """Replays with the command's arguments, of which the first is the trace, prints nothing, and returns the results as JSON
+    with the remarks."""
+
 def run_command(arguments: Sequence[str]) -> int:
-    """Runs the ``millpond`` command; its exit status."""
+    """Runs the ``millpond`` command with these arguments, of which the first is the program's name; its exit status."""
 
 def stand_in(ordinal: int, pool: Pool) -> None:
     """Lets a pool of another device stand for a GPU's, for tests without one."""

@@ -7,15 +7,19 @@ from collections.abc import Collection
 from typing import Literal, Optional, TypedDict, Union
 
 
+#: A number of bytes, or a text such as ``"8GiB"``.
+Size = Union[int, str]
+
+
 class Options(TypedDict, total=False):
     """Keyword arguments. :class:`millpond.Pool` says what they mean; ``None`` is the default of each."""
 
     name: Optional[str]
-    hard_limit: Optional[int]
-    release_threshold: Optional[int]
-    headroom: Optional[int]
+    hard_limit: Optional[Size]
+    release_threshold: Optional[Size]
+    headroom: Optional[Size]
     reuse: Union[bool, Collection[Literal["follow_event_dependencies", "opportunistic", "internal_dependencies"]], None]
-    page_sizes: Optional[tuple[int, int]]
-    min_alignment: Optional[int]
-    spare: Optional[int]
+    page_sizes: Optional[tuple[Size, Size]]
+    min_alignment: Optional[Size]
+    spare: Optional[Size]
     record: Union[str, os.PathLike[str], None]

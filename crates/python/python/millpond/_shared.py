@@ -40,7 +40,7 @@ def _current() -> int:
 
 
 def pool(device: Device = None) -> Pool:
-    """The pool of a GPU that PyTorch, CuPy and the others of this process share; made now if it is not there yet."""
+    """The pool of a GPU that PyTorch, CuPy and the others of this process share. The first call makes it."""
     return _millpond.device_pool(ordinal_of(device))
 
 
@@ -55,16 +55,16 @@ def reset_peak(device: Device = None) -> None:
 
 
 def empty_cache(device: Device = None) -> int:
-    """Gives the memory that nothing uses back to the device, as far as no pending work uses it; the bytes."""
+    """Gives memory that nothing uses, pending work included, back to the device. Returns the bytes given back."""
     return pool(device).trim()
 
 
 @contextlib.contextmanager
 def record(path: Path, device: Device = None, *, call_sites: bool = False) -> Iterator[Path]:
-    """Records what the pools do meanwhile to a file, for ``millpond replay``.
+    """Records what the pools do meanwhile to a file, for ``millpond.replay``.
 
-    Without a device: the pools of all GPUs that are in use by now, in one file. ``call_sites`` keeps the native call
-    stack of each allocation, at microseconds each. A recording that runs already is stopped.
+    Without a device it records the pools of all GPUs in use, in one file. ``call_sites`` keeps the native call stack of
+    each allocation, which costs microseconds each. A recording that runs already is stopped.
     """
     ordinals = [] if device is not None else _millpond.devices_in_use()
     pools = [pool(ordinal) for ordinal in ordinals] or [pool(device)]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from . import _millpond, _shared
 from ._millpond import Pool
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from ._options import Options
 
 _pools: dict[int, Pool] = {}

@@ -7,14 +7,12 @@ of other libraries that do not wait for it (``cudaStreamNonBlocking``) must be s
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Unpack
 
 from . import _millpond, _shared
 from ._millpond import Pool, Stream
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from ._options import Options
 
 

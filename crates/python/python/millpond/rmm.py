@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any, Callable, Unpack
 
 from . import _millpond, _shared
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
-
     from ._options import Options
 
 

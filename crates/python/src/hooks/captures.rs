@@ -67,7 +67,7 @@ fn begin_with(number: c_int, id: PoolId, filter: Arc<Filter>) -> Result<()> {
     Ok(())
 }
 
-/// Allocations go their usual way again.
+/// Allocations come from the pool's own memory again.
 pub(super) extern "C-unwind" fn end(number: c_int, id: PoolId) {
     let ended = KEPT.get().lock().get_mut(&(number, id)).and_then(|kept| kept.capturing.take());
     if let Some((capturing, filter)) = ended {

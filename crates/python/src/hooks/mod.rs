@@ -29,14 +29,13 @@ fn note(failure: &Failure) {
     *LAST_ERROR.get().lock() = Some(failure.to_string());
 }
 
-/// The message of the last failure in an allocator's hook.
+/// The message of the last request of PyTorch's that failed.
 #[pyfunction]
 fn last_error() -> Option<String> {
     LAST_ERROR.get().lock().clone()
 }
 
-/// The addresses of the hooks by the names of PyTorch's setters, after looking up what is needed to throw, and whether
-/// that was found.
+/// Whether PyTorch's exceptions were found, and the addresses of the functions that PyTorch calls.
 #[pyfunction]
 fn torch_hooks() -> (bool, Vec<(&'static str, usize)>) {
     let mut hooks: Vec<(&'static str, *const c_void)> = vec![

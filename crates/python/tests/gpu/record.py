@@ -1,13 +1,15 @@
-"""Runs one of five jobs with PyTorch's own allocator, and writes what its memory did to a snapshot: work of
-kinds that the four recorded traces do not have. `millpond replay` reads it.
+"""Runs one of seven jobs with PyTorch's own allocator, and writes what its memory did to a snapshot. `millpond replay`
+reads it.
 
-    python record.py lora|experts|generate|serve|diffuse FILE.pickle.gz [seconds [seed]]
+    python record.py gpt|lora|experts|generate|serve|diffuse|resnet FILE.pickle.gz [seconds [seed]]
 
+* `gpt`: a language model is trained on batches and texts of any length.
 * `lora`: adapters of a frozen model of 1.4 billion parameters are trained, with checkpoints, on texts of any length.
 * `experts`: a language model with eight experts a layer, of which each token goes to two, is trained.
 * `generate`: answers to one batch of questions after the other, whose keys and values grow by `torch.cat`.
 * `serve`: the same for sixteen questions at once, each with its own cache, that come and go.
 * `diffuse`: pictures of several sizes from a U-Net with attention, and a decoder.
+* `resnet`: a ResNet-50 is trained on pictures of several sizes, in batches of several sizes.
 """
 
 from __future__ import annotations
@@ -110,6 +112,41 @@ class Attention(nn.Module):
         return x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
 
 
+def widened(width: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+    )
+
+
+class Gpt(nn.Module):
+    def __init__(self, width: int = 1024, layers: int = 8, vocabulary: int = 32_000, longest: int = 2048) -> None:
+        super().__init__()
+        self.words, self.places = nn.Embedding(vocabulary, width), nn.Embedding(longest, width)
+        self.layers = nn.ModuleList(nn.ModuleList((Attention(width, 16), widened(width))) for _ in range(layers))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, words: Any) -> Any:
+        x = self.words(words) + self.places(torch.arange(words.shape[1], device=words.device))
+        for attend, widen in self.layers:
+            x = attend(x)
+            x = x + widen(x)
+        return self.head(self.norm(x))
+
+
+def gpt() -> Iterator[None]:
+    model = Gpt().to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    while True:
+        text = torch.randint(32_000, (random.randint(2, 12), random.randint(128, 2048)), device=DEVICE)
+        with torch.autocast(DEVICE, HALF):
+            loss = F.cross_entropy(model(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss.item()
+        yield
+
+
 class Experts(nn.Module):
     def __init__(self, width: int, count: int = 8) -> None:
         super().__init__()
@@ -157,20 +194,7 @@ class Decoder(nn.Module):
     def __init__(self, width: int = 2048, layers: int = 20, vocabulary: int = 32_000) -> None:
         super().__init__()
         self.words, self.head = nn.Embedding(vocabulary, width), nn.Linear(width, vocabulary, bias=False)
-        self.layers = nn.ModuleList(
-            nn.ModuleList(
-                (
-                    Attention(width, 16),
-                    nn.Sequential(
-                        nn.LayerNorm(width),
-                        nn.Linear(width, 4 * width),
-                        nn.GELU(),
-                        nn.Linear(4 * width, width),
-                    ),
-                )
-            )
-            for _ in range(layers)
-        )
+        self.layers = nn.ModuleList(nn.ModuleList((Attention(width, 16), widened(width))) for _ in range(layers))
 
     def forward(self, words: Any, cache: list[list[Any]]) -> Any:
         """The next word of each row."""
@@ -288,12 +312,59 @@ def diffuse() -> Iterator[None]:
         yield
 
 
+def normed(entries: int, outputs: int, side: int, stride: int = 1) -> nn.Sequential:
+    convolution = nn.Conv2d(entries, outputs, side, stride, padding=side // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs))
+
+
+class Bottleneck(nn.Module):
+    def __init__(self, entries: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.inner = nn.Sequential(
+            normed(entries, width, 1),
+            nn.ReLU(inplace=True),
+            normed(width, width, 3, stride),
+            nn.ReLU(inplace=True),
+            normed(width, outputs, 1),
+        )
+        same = entries == outputs and stride == 1
+        self.past = nn.Identity() if same else normed(entries, outputs, 1, stride)
+
+    def forward(self, x: Any) -> Any:
+        return F.relu(self.past(x) + self.inner(x), inplace=True)
+
+
+def resnet() -> Iterator[None]:
+    parts: list[nn.Module] = [normed(3, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+    entries = 64
+    for width, count, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for number in range(count):
+            parts.append(Bottleneck(entries, width, stride if number == 0 else 1))
+            entries = 4 * width
+    parts += [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(entries, 1000)]
+    model = nn.Sequential(*parts).to(DEVICE)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    while True:
+        rows, side = random.choice((32, 48, 64)), 32 * random.randint(4, 14)
+        pictures = torch.randn(rows, 3, side, side, device=DEVICE)
+        with torch.autocast(DEVICE, HALF):
+            loss = F.cross_entropy(model(pictures), torch.randint(1000, (rows,), device=DEVICE))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        loss.item()
+        yield
+
+
 JOBS: dict[str, Callable[[], Iterator[None]]] = {
+    "gpt": gpt,
     "lora": lora,
     "experts": experts,
     "generate": generate,
     "serve": serve,
     "diffuse": diffuse,
+    "resnet": resnet,
 }
 # Enough for half a minute of each. A recording that is longer than its buffer loses its beginning: what was live then
 # comes to lie in a replay as PyTorch had laid it, all at once.

@@ -1,93 +1,139 @@
-//! Trace events as JSON, which Perfetto and Chrome open: counters of requested, allocated and reserved bytes.
+//! Trace events as JSON, which Perfetto and Chrome open: what the job requested, what each allocator reserved, and the
+//! job's phases.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 
 use millpond::device::DevicePtr;
 use serde::Serialize;
+use serde_json::json;
 
 use super::ExportError;
-use crate::replay::{Choose, FreeWhen, Program, Stage, UNLIMITED};
+use crate::event::StackId;
+use crate::replay::{Choose, FreeWhen, Program, ReplayError, Stage, UNLIMITED};
+use crate::sites::tag;
 use crate::trace::Trace;
 
-/// Replays a trace through an allocator on the simulated device, and writes its counters over time.
+/// Writes what a job requested over time, in all, by stream and by tag, with its phases; and replays it through each of
+/// the allocators on the simulated device, and writes what that reserved.
 ///
-/// Allocated is requested rounded up to 512 bytes a block. A request without memory ends the file.
+/// A request without memory ends an allocator's line.
 ///
 /// # Errors
-/// [`ExportError`], where the replay fails or the file cannot be written.
+/// [`ExportError`], where a replay fails or the file cannot be written.
 pub fn chrome(
     trace: &Trace,
     free: FreeWhen,
-    choose: &Choose<'_>,
+    allocators: &[(&str, &Choose<'_>)],
     out: &mut dyn Write,
 ) -> Result<(), ExportError> {
     let program = Program::new(trace, free);
-    let stage = Stage::sim(&program, UNLIMITED)?;
-    let allocator = choose(stage.context()).map_err(crate::replay::ReplayError::from)?;
-    let mut blocks = vec![DevicePtr::NULL; program.blocks];
-    let mut last = Bytes::default();
-    let mut allocated = 0;
-    write!(out, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
-    write_event(out, &Name::process(trace, allocator.name()))?;
-    for (step, time_us) in program.steps.iter().zip(program.times(trace)) {
-        if stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?.oom.is_some() {
-            break;
-        }
-        let rounded = step.size.next_multiple_of(512);
-        allocated = if step.alloc { allocated + rounded } else { allocated - rounded };
-        let usage = allocator.usage();
-        let now = Bytes { requested: usage.requested.current, allocated, reserved: usage.reserved.current };
-        if now != last {
-            write!(out, ",")?;
-            write_event(
-                out,
-                &Counter { name: "memory", ph: "C", pid: trace.device, ts: time_us, args: now },
-            )?;
-            last = now;
-        }
+    let mut events = Events { out, pid: 0, is_first: true };
+    write!(events.out, "{{\"displayTimeUnit\":\"ms\",\"traceEvents\":[")?;
+    events.process(&trace.name)?;
+    events.job(trace, &program)?;
+    for phase in &trace.phases {
+        let dur = phase.to_us - phase.from_us;
+        events.push(&json!({
+            "name": phase.name, "ph": "X", "pid": events.pid, "tid": 1, "ts": phase.from_us, "dur": dur
+        }))?;
     }
-    write!(out, "]}}")?;
-    stage.clear(&*allocator, &program, &mut blocks)?;
+    for (name, choose) in allocators {
+        events.pid += 1;
+        events.process(name)?;
+        events.reserved(trace, &program, choose)?;
+    }
+    write!(events.out, "]}}")?;
     Ok(())
 }
 
+/// The list of events that is being written. Each allocator is a process in it.
+struct Events<'a> {
+    out: &'a mut dyn Write,
+    pid: u32,
+    is_first: bool,
+}
+
+/// One line of a process.
 #[derive(Serialize)]
-struct Counter {
-    name: &'static str,
+struct Counter<'a> {
+    name: &'a str,
     ph: &'static str,
     pid: u32,
     ts: u64,
     args: Bytes,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize)]
+#[derive(Serialize)]
 struct Bytes {
-    requested: u64,
-    allocated: u64,
-    reserved: u64,
+    bytes: u64,
 }
 
-#[derive(Serialize)]
-struct Name {
-    name: &'static str,
-    ph: &'static str,
-    pid: u32,
-    args: Named,
-}
-
-#[derive(Serialize)]
-struct Named {
-    name: String,
-}
-
-impl Name {
-    fn process(trace: &Trace, allocator: &str) -> Self {
-        let name = format!("{} with {allocator}", trace.name);
-        Self { name: "process_name", ph: "M", pid: trace.device, args: Named { name } }
+impl Events<'_> {
+    fn push(&mut self, event: &impl Serialize) -> Result<(), ExportError> {
+        if !std::mem::take(&mut self.is_first) {
+            write!(self.out, ",")?;
+        }
+        serde_json::to_writer(&mut *self.out, event).map_err(std::io::Error::from)?;
+        Ok(())
     }
-}
 
-fn write_event(out: &mut dyn Write, event: &impl Serialize) -> Result<(), ExportError> {
-    serde_json::to_writer(out, event).map_err(std::io::Error::from)?;
-    Ok(())
+    /// Begins a process. They are shown in the order in which they come.
+    fn process(&mut self, name: &str) -> Result<(), ExportError> {
+        for (what, args) in [
+            ("process_name", json!({ "name": name })),
+            ("process_sort_index", json!({ "sort_index": self.pid })),
+        ] {
+            self.push(&json!({ "name": what, "ph": "M", "pid": self.pid, "args": args }))?;
+        }
+        Ok(())
+    }
+
+    fn counter(&mut self, name: &str, ts: u64, bytes: u64) -> Result<(), ExportError> {
+        self.push(&Counter { name, ph: "C", pid: self.pid, ts, args: Bytes { bytes } })
+    }
+
+    /// What the job requested: in all, by stream where it has several, and by tag where it has any.
+    fn job(&mut self, trace: &Trace, program: &Program) -> Result<(), ExportError> {
+        let stream = |block: u32| trace.blocks[block as usize].stream;
+        let streams: Vec<_> = trace.streams.iter().map(|stream| format!("stream {stream}")).collect();
+        let mut tags: BTreeMap<StackId, Option<String>> = BTreeMap::new();
+        let (mut all, mut by_stream, mut by_tag) = (0, vec![0; streams.len()], BTreeMap::new());
+        for (step, now) in program.steps.iter().zip(program.times(trace)) {
+            let change = |bytes: &mut u64| {
+                *bytes = if step.alloc { *bytes + step.size } else { *bytes - step.size };
+                *bytes
+            };
+            self.counter("requested", now, change(&mut all))?;
+            if streams.len() > 1 {
+                let stream = usize::from(stream(step.block));
+                self.counter(&streams[stream], now, change(&mut by_stream[stream]))?;
+            }
+            let stack = trace.blocks[step.block as usize].stack;
+            let tag = tags.entry(stack).or_insert_with(|| tag(trace, stack));
+            if let Some(tag) = tag {
+                let bytes = change(by_tag.entry(tag.clone()).or_default());
+                self.counter(&format!("tag {tag}"), now, bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn reserved(&mut self, trace: &Trace, program: &Program, choose: &Choose<'_>) -> Result<(), ExportError> {
+        let stage = Stage::sim(program, UNLIMITED)?;
+        let allocator = choose(stage.context()).map_err(ReplayError::from)?;
+        let mut blocks = vec![DevicePtr::NULL; program.blocks];
+        let mut last = None;
+        for (step, now) in program.steps.iter().zip(program.times(trace)) {
+            if stage.play(&*allocator, std::slice::from_ref(step), &mut blocks)?.oom.is_some() {
+                break;
+            }
+            let reserved = allocator.usage().reserved.current;
+            if last.replace(reserved) != Some(reserved) {
+                self.counter("reserved", now, reserved)?;
+            }
+        }
+        stage.clear(&*allocator, program, &mut blocks)?;
+        Ok(())
+    }
 }

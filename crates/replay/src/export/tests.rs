@@ -89,15 +89,51 @@ fn a_log_without_segments_gets_some_that_hold_every_block() {
 }
 
 #[test]
-fn counters_are_json_and_reach_the_peaks() {
+fn counters_have_every_allocator_stream_and_phase() {
     let trace = recorded(PIPELINE);
     let mut file = Vec::new();
-    chrome(&trace, FreeWhen::Completed, &named("caching"), &mut file).unwrap();
+    let (caching, millpond) = (named("caching"), named("millpond"));
+    chrome(&trace, FreeWhen::Completed, &[("caching", &caching), ("millpond", &millpond)], &mut file)
+        .unwrap();
     let json: serde_json::Value = serde_json::from_slice(&file).unwrap();
     let events = json["traceEvents"].as_array().unwrap();
-    let peak = |what: &str| events.iter().filter_map(|event| event["args"][what].as_u64()).max();
-    assert_eq!(peak("requested"), Some(6_173_473_808));
-    assert_eq!(peak("reserved"), trace.recorded_reserved);
-    let times: Vec<_> = events.iter().filter_map(|event| event["ts"].as_u64()).collect();
+    let of = |pid: u64, name: &str| -> Vec<serde_json::Value> {
+        events.iter().filter(|event| event["pid"] == pid && event["name"] == name).cloned().collect()
+    };
+    let peak =
+        |pid, name: &str| of(pid, name).iter().filter_map(|event| event["args"]["bytes"].as_u64()).max();
+    assert_eq!(peak(0, "requested"), Some(6_173_473_808));
+    assert_eq!(peak(1, "reserved"), trace.recorded_reserved);
+    assert!(peak(2, "reserved") >= peak(0, "requested"));
+    assert_eq!(of(1, "process_name")[0]["args"]["name"], "caching");
+    for stream in &trace.streams {
+        let name = format!("stream {stream}");
+        assert!(peak(0, &name) > Some(0), "{name}");
+        assert!(peak(0, &name) <= peak(0, "requested"));
+    }
+    let times: Vec<_> = of(0, "requested").iter().filter_map(|event| event["ts"].as_u64()).collect();
     assert!(times.is_sorted());
+    let phases: Vec<_> = events.iter().filter(|event| event["ph"] == "X").collect();
+    assert_eq!(phases.len(), trace.phases.len());
+}
+
+#[test]
+fn counters_follow_the_tags_of_a_recording() {
+    use crate::event::{Event, EventKind, Frame};
+    let mut builder = crate::trace::TraceBuilder::default();
+    let [inner, outer] = ["inner", "outer"].map(|text| builder.stacks.add_frame(Frame::of_tag(text)));
+    let stack = builder.stacks.add_stack(&[inner, outer]);
+    let event =
+        Event { kind: EventKind::Alloc, device: 0, stream: 0, time_us: 0, address: 64, size: 512, stack };
+    builder.push(event).unwrap();
+    builder.push(Event { kind: EventKind::FreeCompleted, time_us: 5, ..event }).unwrap();
+    let mut file = Vec::new();
+    chrome(&builder.finish("t")[0], FreeWhen::Completed, &[], &mut file).unwrap();
+    let text = String::from_utf8(file).unwrap();
+    for (time, bytes) in [(0, 512), (5, 0)] {
+        let counter = format!(
+            r#"{{"name":"tag outer/inner","ph":"C","pid":0,"ts":{time},"args":{{"bytes":{bytes}}}}}"#
+        );
+        assert!(text.contains(&counter), "{text}");
+    }
 }

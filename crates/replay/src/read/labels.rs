@@ -101,8 +101,8 @@ impl Labels {
         let mut inner = tag;
         while let Some(at) = inner.checked_sub(1) {
             let tag = self.tags.get(at as usize).ok_or("a tag that is not defined")?;
-            let frame = || Frame { name: tag.text.clone(), file: "tag".to_owned(), line: 0 };
-            stack.push(*self.tag_ids.entry(inner).or_insert_with(|| stacks.add_frame(frame())));
+            let add = || stacks.add_frame(Frame::of_tag(&tag.text));
+            stack.push(*self.tag_ids.entry(inner).or_insert_with(add));
             inner = tag.inside;
         }
         *left = left.checked_sub(stack.len()).ok_or("more call stacks than this reader takes")?;

@@ -7,6 +7,7 @@ mod labels;
 mod millpond;
 mod pytorch;
 mod rmm;
+mod zstd;
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
@@ -157,19 +158,11 @@ fn decompressed(file: impl Read + 'static) -> io::Result<Box<dyn BufRead>> {
     let start = source.fill_buf()?;
     Ok(if start.starts_with(&[0x1f, 0x8b]) {
         buffered(flate2::bufread::MultiGzDecoder::new(source))
-    } else if is_zstd(start) {
-        let mut decoder = zstd::Decoder::with_buffer(source)?;
-        // A frame may ask for a window of any size; zstd's own default for the command line is 2^27.
-        decoder.window_log_max(27)?;
-        buffered(decoder)
+    } else if zstd::is_zstd(start) {
+        buffered(zstd::Frames::new(source))
     } else {
         Box::new(source)
     })
-}
-
-/// Whether a file begins with a frame of zstd's, or with one to be passed over, as those of `pzstd` do.
-fn is_zstd(start: &[u8]) -> bool {
-    matches!(start, [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..])
 }
 
 fn buffered(source: impl Read + 'static) -> Box<dyn BufRead> {

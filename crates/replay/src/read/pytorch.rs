@@ -11,7 +11,7 @@ use super::{FormatError, Limits};
 use crate::event::{Event, EventKind, Frame, FrameId, StackId};
 use crate::pickle::{self, Dict, Fold, Heap, Texts, Value, integer};
 use crate::segments::Segment;
-use crate::trace::TraceBuilder;
+use crate::trace::{MAX_DEVICES, TraceBuilder};
 
 /// An event as the snapshot has it, kept while the pickle is read.
 #[derive(Debug, Clone, Copy)]
@@ -116,6 +116,7 @@ impl Reader<'_> {
             }
         }
         self.segments(&mut builder, root, left)?;
+        self.phases(&mut builder, root)?;
         builder.is_pytorchs = true;
         builder.settings = self.settings(root);
         Ok(builder)
@@ -195,6 +196,31 @@ impl Reader<'_> {
                 let stack = self.stack(builder, frames);
                 let (kind, time_us) = (EventKind::Alloc, 0);
                 builder.live_at_end(Event { kind, device, stream, time_us, address, size, stack })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What `torch.profiler.record_function` and optimizers name while memory is recorded. Those of another shape are
+    /// passed over: they are no part of a replay.
+    fn phases(&self, builder: &mut TraceBuilder, root: Value) -> Result<(), FormatError> {
+        let all = self.heap.look_up(root, "external_annotations").and_then(|list| self.heap.items(list));
+        for &phase in all.unwrap_or_default() {
+            let text = |key| self.heap.look_up(phase, key).and_then(|value| self.heap.text(value));
+            let number = |key| self.heap.look_up(phase, key).and_then(integer);
+            let device = number("device").and_then(|device| u32::try_from(device).ok());
+            let (Some(name), Some(stage), Some(device), Some(time_us)) = (
+                text("name"),
+                text("stage"),
+                device.filter(|&device| device < MAX_DEVICES),
+                number("time_us"),
+            ) else {
+                continue;
+            };
+            match stage {
+                "START" => builder.phase(device, name, true, time_us)?,
+                "END" => builder.phase(device, name, false, time_us)?,
+                _ => {}
             }
         }
         Ok(())

@@ -1,155 +1,79 @@
-//! The charts, as [plotly's JSON](https://plotly.com/javascript/reference/).
-//!
-//! Of plotly's crate only the script is used: its types make the same JSON, and as much machine code as the rest of
-//! this crate.
-
-use std::ops::Range;
+//! The chart of memory over time, as [plotly's JSON](https://plotly.com/javascript/reference/).
 
 use serde_json::{Value, json};
 
 use super::Shown;
-use crate::replay::Map;
-use crate::sites::Sites;
 
-const GIB: f64 = (1u64 << 30) as f64;
+/// A unit, and how many of what is counted are one.
+type Unit = (&'static str, f64);
 
-/// Cells of the memory map.
-const ROWS: usize = 24;
-const COLUMNS: usize = 160;
-
-/// plotly's own script. The crate hands out MathJax with it, which nothing here uses.
-pub(super) fn script() -> String {
-    let scripts = plotly::Plot::offline_js_sources();
-    scripts.split_inclusive("</script>").next().unwrap_or_default().to_owned()
+/// The largest unit of which there is at least one.
+fn unit(units: &[Unit], most: f64) -> Unit {
+    units.iter().copied().rev().find(|(_, each)| most >= *each).unwrap_or(units[0])
 }
 
-/// A plot as JSON that may stand in a script: no text in it can end the script.
-fn plot(data: &[Value], layout: &Value) -> String {
-    json!({ "data": data, "layout": layout }).to_string().replace('<', "\\u003c")
-}
+/// For bytes.
+const BYTES: [Unit; 5] = [
+    ("B", 1.0),
+    ("KiB", (1u64 << 10) as f64),
+    ("MiB", (1u64 << 20) as f64),
+    ("GiB", (1u64 << 30) as f64),
+    ("TiB", (1u64 << 40) as f64),
+];
 
-/// A chart, and for each of its lines the events at which its points are, to draw it over events as well.
-pub(super) fn over_time(allocators: &[Shown]) -> (String, String) {
+/// For microseconds.
+const TIMES: [Unit; 5] =
+    [("microseconds", 1.0), ("milliseconds", 1e3), ("seconds", 1e6), ("minutes", 60e6), ("hours", 3600e6)];
+
+/// The arguments of the page's `draw`: the lines over time, the events at which their points are, the title of the
+/// axis of time, and whether events are shown first.
+pub(super) fn over_time(allocators: &[Shown], wall_us: u64, is_idle: bool) -> String {
+    let most = allocators.iter().flat_map(|shown| &shown.points).map(|point| point.reserved).max();
+    let (bytes, each) = unit(&BYTES, most.unwrap_or_default() as f64);
+    let (time, tick) = unit(&TIMES, wall_us as f64);
     let (mut lines, mut events) = (Vec::new(), Vec::new());
+    let mut add = |name: &str, shown: &Shown, value: fn(&super::Point) -> u64| {
+        let x: Vec<_> = shown.points.iter().map(|point| rounded(point.time_us as f64 / tick)).collect();
+        let y: Vec<_> = shown.points.iter().map(|point| rounded(value(point) as f64 / each)).collect();
+        lines.push(json!({
+            "type": "scatter", "name": name, "mode": "lines", "line": { "shape": "hv" }, "x": x, "y": y
+        }));
+        events.push(shown.points.iter().map(|point| point.event).collect::<Vec<_>>());
+    };
     if let Some(first) = allocators.first() {
-        let mut requested = line("requested", first, |point| point.requested);
-        requested["fill"] = json!("tozeroy");
-        lines.push(requested);
-        events.push(first);
+        add("requested", first, |point| point.requested);
     }
     for shown in allocators {
-        lines.push(line(&shown.outcome.allocator, shown, |point| point.reserved));
-        events.push(shown);
+        add(&shown.outcome.allocator, shown, |point| point.reserved);
     }
-    let events: Vec<Vec<usize>> =
-        events.iter().map(|shown| shown.points.iter().map(|point| point.event).collect()).collect();
-    (plot(&lines, &axes("seconds", "GiB")), format!("{events:?}"))
-}
-
-/// Bytes over time, in steps.
-fn line(name: &str, shown: &Shown, bytes: fn(&super::Point) -> u64) -> Value {
-    let points = shown.points.iter().map(|point| (point.time_us as f64 / 1e6, gib(bytes(point))));
-    let (x, y): (Vec<f64>, Vec<f64>) = points.unzip();
-    json!({ "type": "scatter", "name": name, "mode": "lines", "line": { "shape": "hv" }, "x": x, "y": y })
-}
-
-/// To a hundred KiB, which is finer than a chart shows, so that the file has no digits for nothing.
-fn gib(bytes: u64) -> f64 {
-    (bytes as f64 / GIB * 1e4).round() / 1e4
-}
-
-/// A layout with titles at its axes.
-fn axes(x: &str, y: &str) -> Value {
-    json!({ "xaxis": { "title": { "text": x } }, "yaxis": { "title": { "text": y } } })
-}
-
-/// One cell of the memory map, in bytes.
-#[derive(Debug, Clone, Copy, Default)]
-struct Cell {
-    /// On any page or segment.
-    held: u64,
-    /// On pages and segments that have a live block.
-    in_use: u64,
-    /// In live blocks.
-    live: u64,
-}
-
-impl Cell {
-    /// From 0 to 1: the share that is live, where the rest is on free pages. From 2 to 3: 2 more, where the rest
-    /// is holes. The page's script has the colours.
-    fn colour(self) -> f64 {
-        if self.held == 0 {
-            // Behind the last page; written as null.
-            return f64::NAN;
-        }
-        let share = (self.live as f64 / self.held as f64 * 1e3).round() / 1e3;
-        if self.in_use - self.live > self.held - self.in_use { 2.0 + share } else { share }
+    if let Some(requested) = lines.first_mut() {
+        requested["fill"] = Value::from("tozeroy");
     }
+    let layout = json!({ "yaxis": { "title": { "text": bytes }, "rangemode": "tozero" } });
+    // No text in it can end the script.
+    let plot = json!({ "data": lines, "layout": layout }).to_string().replace('<', "\\u003c");
+    format!("{plot}, {events:?}, \"{time}\", {is_idle}")
 }
 
-/// All pages and segments one behind the other, by rising address, in cells.
-pub(super) fn map(map: &Map) -> String {
-    let total: u64 = map.backing.iter().map(|(_, bytes)| bytes).sum();
-    let each = total.div_ceil((ROWS * COLUMNS) as u64).max(1);
-    let mut cells = vec![Cell::default(); ROWS * COLUMNS];
-    let mut before = 0;
-    for &(address, bytes) in &map.backing {
-        let end = address + bytes;
-        let first = map.live.partition_point(|(at, size)| at + size <= address);
-        let mut in_use = false;
-        for &(at, size) in map.live[first..].iter().take_while(|(at, _)| *at < end) {
-            let (from, to) = (at.max(address), (at + size).min(end));
-            add(&mut cells, each, before + from - address..before + to - address, |cell| &mut cell.live);
-            in_use = true;
-        }
-        add(&mut cells, each, before..before + bytes, |cell| &mut cell.held);
-        if in_use {
-            add(&mut cells, each, before..before + bytes, |cell| &mut cell.in_use);
-        }
-        before += bytes;
-    }
-    let colours = cells.chunks(COLUMNS).map(|row| row.iter().map(|cell| cell.colour()).collect::<Vec<_>>());
-    let caption = format!("{} a cell; by rising address, row by row", millpond::HumanBytes(each));
-    let mut layout = axes(&caption, "");
-    for axis in ["xaxis", "yaxis"] {
-        for mark in ["showticklabels", "showgrid", "zeroline"] {
-            layout[axis][mark] = json!(false);
-        }
-    }
-    // The first row is on top.
-    layout["yaxis"]["range"] = json!([ROWS as f64 - 0.5, -0.5]);
-    let z: Vec<_> = colours.collect();
-    plot(&[json!({ "type": "heatmap", "z": z, "zmin": 0, "zmax": 3, "showscale": false })], &layout)
+/// Finer than a chart shows, so that the file has no digits for nothing.
+fn rounded(value: f64) -> f64 {
+    (value * 1e4).round() / 1e4
 }
 
-/// Adds a stretch of bytes to the cells that it lies in.
-fn add(cells: &mut [Cell], each: u64, bytes: Range<u64>, part: fn(&mut Cell) -> &mut u64) {
-    let mut at = bytes.start;
-    while at < bytes.end {
-        let number = at / each;
-        let end = bytes.end.min((number + 1) * each);
-        *part(&mut cells[number as usize]) += end - at;
-        at = end;
-    }
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-/// `None` where no stacks were recorded.
-pub(super) fn by_site(sites: &Sites) -> Option<String> {
-    if sites.by_site.is_empty() {
-        return None;
+    #[test]
+    fn units_are_the_largest_of_which_there_is_one() {
+        let named = |units, most| unit(units, most).0;
+        assert_eq!(
+            [0.0, 1023.0, 1024.0, 3e9, 9e15].map(|most| named(&BYTES, most)),
+            ["B", "B", "KiB", "GiB", "TiB"]
+        );
+        assert_eq!(
+            [10.0, 5e3, 599e6, 8e9].map(|most| named(&TIMES, most)),
+            ["microseconds", "milliseconds", "minutes", "hours"]
+        );
     }
-    let largest_last = sites.by_site.iter().rev();
-    let (names, bytes): (Vec<_>, Vec<_>) =
-        largest_last.map(|site| (site.name.clone(), gib(site.bytes))).unzip();
-    let bars = json!({ "type": "bar", "orientation": "h", "x": bytes, "y": names });
-    Some(plot(&[bars], &axes("GiB", "")))
-}
-
-pub(super) fn by_size(sites: &Sites) -> String {
-    let name = |&(power, _): &(u32, u64)| format!("≥ {}", millpond::HumanBytes(1 << power));
-    let names: Vec<_> = sites.by_size.iter().map(name).collect();
-    let bytes: Vec<_> = sites.by_size.iter().map(|(_, bytes)| gib(*bytes)).collect();
-    let mut layout = axes("block size", "GiB");
-    layout["xaxis"]["type"] = json!("category");
-    plot(&[json!({ "type": "bar", "x": names, "y": bytes })], &layout)
 }

@@ -1,10 +1,13 @@
 //! `report/`: one HTML file that shows replays, works offline and fetches nothing.
 //!
-//! Uses `trace`, `replay` and `fit`. [`Section::of`] replays a trace once more with each allocator and keeps
-//! what is drawn; `charts.rs` makes the charts with plotly, whose script comes with its crate; `page.html` is
-//! the frame around them. Everything from the trace is escaped: a function's name may be anything.
+//! Uses `trace`, `replay`, `fit`, `phases` and `sites`. [`Section::of`] and [`Section::add`] keep what is shown of a
+//! trace and of each allocator; `charts.rs` makes the chart over time, which plotly.js draws;
+//! `map.rs` draws what lies where; `tables.rs` has everything else; `page.html` is the frame around them. Everything
+//! from the trace is escaped: a function's name may be anything.
 
 mod charts;
+mod map;
+mod tables;
 #[cfg(test)]
 mod tests;
 mod timeline;
@@ -13,18 +16,37 @@ use std::io::{self, Write};
 
 use millpond::HumanBytes;
 
-use crate::fit::Card;
+use crate::fit::{Card, Need};
+use crate::phases::{PhaseSum, sums};
 use crate::replay::{Choose, Map, Outcome, Program, ReplayError, Waste, map_at_peak};
-use crate::sites::Sites;
+use crate::sites::Live;
 use crate::trace::Trace;
-use timeline::{Point, timeline};
+use tables::{escaped, time};
+use timeline::{Point, is_idle, timeline};
+
+/// What a report says of itself, so that whoever gets it knows where it comes from.
+#[derive(Debug, Clone)]
+pub struct About {
+    /// When it was made.
+    pub date: String,
+    /// The version of Millpond.
+    pub version: String,
+    /// The command line that made it.
+    pub command: String,
+}
 
 /// One trace in a report.
 #[derive(Debug)]
 pub struct Section {
     name: String,
+    /// What was recorded, in a few sentences.
+    facts: Vec<String>,
+    wall_us: u64,
+    is_idle: bool,
     allocators: Vec<Shown>,
-    sites: Sites,
+    at_peak: Live,
+    at_end: Live,
+    phases: Vec<PhaseSum>,
     verdict: Vec<String>,
     cards: Vec<Card>,
     /// Bytes of each card that the driver's context takes.
@@ -35,7 +57,7 @@ pub struct Section {
 #[derive(Debug)]
 struct Shown {
     outcome: Outcome,
-    smallest: Option<u64>,
+    need: Option<Need>,
     waste: Waste,
     map: Map,
     points: Vec<Point>,
@@ -49,11 +71,22 @@ impl Section {
         verdict: Vec<String>,
         (cards, context): (Vec<Card>, u64),
     ) -> Self {
-        let sites = Sites::at_peak(trace, program);
-        Self { name: trace.name.clone(), allocators: Vec::new(), sites, verdict, cards, context }
+        Self {
+            name: trace.name.clone(),
+            facts: facts(trace, program),
+            wall_us: trace.wall_us,
+            is_idle: is_idle(trace),
+            allocators: Vec::new(),
+            at_peak: Live::at_peak(trace, program),
+            at_end: Live::at_end(trace, program),
+            phases: sums(trace, program),
+            verdict,
+            cards,
+            context,
+        }
     }
 
-    /// Adds an allocator, from what its replay gave and the smallest capacity that fits.
+    /// Adds an allocator, from what its replay gave and what it needs, where that was looked for.
     ///
     /// # Errors
     /// [`ReplayError`].
@@ -62,122 +95,115 @@ impl Section {
         (trace, program): (&Trace, &Program),
         choose: &Choose<'_>,
         outcome: Outcome,
-        smallest: Option<u64>,
+        need: Option<Need>,
     ) -> Result<(), ReplayError> {
         let (waste, map) = map_at_peak(program, choose)?;
         let points = timeline(trace, program, choose)?;
-        self.allocators.push(Shown { outcome, smallest, waste, map, points });
+        self.allocators.push(Shown { outcome, need, waste, map, points });
         Ok(())
     }
+
+    fn write(&self, number: usize, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(out, "<section id=trace-{number}><h2>{}</h2>", escaped(&self.name))?;
+        for fact in &self.facts {
+            writeln!(out, "<p class=note>{}</p>", escaped(fact))?;
+        }
+        for line in &self.verdict {
+            writeln!(out, "<p>{}</p>", escaped(line))?;
+        }
+        self.write_needs(out)?;
+        writeln!(out, "<h3>Memory over time</h3>")?;
+        let chart = charts::over_time(&self.allocators, self.wall_us, self.is_idle);
+        writeln!(
+            out,
+            "<div class=chart id=time-{number}></div><script>draw(\"time-{number}\", {chart})</script>"
+        )?;
+        self.write_phases(out)?;
+        self.write_waste(out)?;
+        self.write_maps(out)?;
+        self.write_calls(out)?;
+        tables::write_live("when most is requested", &self.at_peak, out)?;
+        tables::write_sizes(&self.at_peak, out)?;
+        tables::write_live("at the end", &self.at_end, out)?;
+        writeln!(out, "</section>")
+    }
+
+    fn write_maps(&self, out: &mut dyn Write) -> io::Result<()> {
+        writeln!(
+            out,
+            "<h3>What lies where when each allocator holds the most</h3><p class=note><span class=live></span>live \
+             <span class=hole></span>free, on a page or segment with live blocks <span class=free></span>free \
+             pages and segments</p>"
+        )?;
+        for shown in self.allocators.iter().filter(|shown| !shown.map.backing.is_empty()) {
+            let pages = shown.map.backing.len();
+            writeln!(
+                out,
+                "<figure><figcaption>{}: {} in {pages} {}. A cell is {}, rows by rising address.</figcaption>{}</figure>",
+                escaped(&shown.outcome.allocator),
+                HumanBytes(shown.waste.reserved),
+                if pages == 1 { "page or segment" } else { "pages or segments" },
+                HumanBytes(map::cell_bytes(&shown.map)),
+                map::svg(&shown.map),
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// What was recorded.
+fn facts(trace: &Trace, program: &Program) -> Vec<String> {
+    let many = |number: usize, what: &str| {
+        format!("{} {what}{}", tables::thousands(number as u64), if number == 1 { "" } else { "s" })
+    };
+    let mut recorded = format!(
+        "Recorded: {}, {}, {}, {}. Requested at most {}",
+        many(program.blocks, "block"),
+        many(program.steps.len(), "event"),
+        many(program.streams, "stream"),
+        time(trace.wall_us as f64),
+        HumanBytes(program.peak_requested().0),
+    );
+    if let Some(reserved) = trace.recorded_reserved {
+        recorded += &format!(", reserved by the recorded run {}", HumanBytes(reserved));
+    }
+    let mut facts = vec![recorded + "."];
+    if !trace.settings.is_empty() {
+        facts.push(format!("Recorded with PYTORCH_CUDA_ALLOC_CONF={}.", trace.settings));
+    }
+    facts.extend(trace.remarks.iter().map(|remark| format!("{remark}.")));
+    facts
 }
 
 /// Writes the report.
 ///
 /// # Errors
 /// Where it cannot be written.
-pub fn write(sections: &[Section], out: &mut dyn Write) -> io::Result<()> {
+pub fn write(about: &About, sections: &[Section], out: &mut dyn Write) -> io::Result<()> {
     let (head, tail) = include_str!("page.html").split_once("{{sections}}").unwrap_or_default();
     let (before_script, after_script) = head.split_once("{{plotly}}").unwrap_or_default();
     out.write_all(before_script.as_bytes())?;
-    out.write_all(charts::script().as_bytes())?;
+    millpond_charts::write_script(out)?;
     out.write_all(after_script.as_bytes())?;
+    let About { date, version, command } = about;
+    writeln!(
+        out,
+        "<header><h1>Memory replay</h1><p class=note>{}, millpond {}</p><p class=note><code>{}</code></p></header>",
+        escaped(date),
+        escaped(version),
+        escaped(command)
+    )?;
+    if sections.len() > 1 {
+        writeln!(out, "<nav><h2>Traces</h2><ol>")?;
+        for (number, Section { name, verdict, .. }) in sections.iter().enumerate() {
+            let first = verdict.first().map(String::as_str).unwrap_or_default();
+            let (name, first) = (escaped(name), escaped(first));
+            writeln!(out, "<li><a href=\"#trace-{number}\">{name}</a> <span class=no>{first}</span></li>")?;
+        }
+        writeln!(out, "</ol></nav>")?;
+    }
     for (number, section) in sections.iter().enumerate() {
         section.write(number, out)?;
     }
     out.write_all(tail.as_bytes())
-}
-
-impl Section {
-    fn write(&self, number: usize, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "<section><h1>{}</h1>", escaped(&self.name))?;
-        for line in &self.verdict {
-            writeln!(out, "<p>{}</p>", escaped(line))?;
-        }
-        self.write_table(out)?;
-        let (over_time, events) = charts::over_time(&self.allocators);
-        writeln!(out, "<h2>Memory over time</h2>")?;
-        chart(out, &format!("time-{number}"), "", &format!("{over_time}, {events}"))?;
-        self.write_maps(number, out)?;
-        if let Some(json) = charts::by_site(&self.sites) {
-            writeln!(out, "<h2>Live bytes by call site, when most is requested</h2>")?;
-            chart(out, &format!("site-{number}"), "", &json)?;
-        }
-        writeln!(out, "<h2>Live bytes by block size, when most is requested</h2>")?;
-        chart(out, &format!("size-{number}"), "", &charts::by_size(&self.sites))?;
-        writeln!(out, "</section>")
-    }
-
-    fn write_maps(&self, number: usize, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(
-            out,
-            "<h2>What lies where when each allocator holds the most</h2><p class=note><span class=live></span>live \
-             <span class=hole></span>free, on a page or segment with live blocks <span class=free></span>free \
-             pages and segments</p>"
-        )?;
-        for (at, shown) in self.allocators.iter().filter(|shown| !shown.map.backing.is_empty()).enumerate() {
-            writeln!(
-                out,
-                "<h3>{}: {} in {} {}</h3>",
-                escaped(&shown.outcome.allocator),
-                HumanBytes(shown.waste.reserved),
-                shown.map.backing.len(),
-                if shown.map.backing.len() == 1 { "page or segment" } else { "pages or segments" }
-            )?;
-            chart(out, &format!("map-{at}-{number}"), " map", &charts::map(&shown.map))?;
-        }
-        Ok(())
-    }
-
-    /// What each allocator held, and on which cards it would fit, or, where one capacity was asked about and so that
-    /// was not looked for, whether it fitted there.
-    fn write_table(&self, out: &mut dyn Write) -> io::Result<()> {
-        let looked = self.allocators.iter().any(|shown| shown.smallest.is_some());
-        write!(out, "<div class=\"wide\"><table><tr><th>allocator<th>reserved<th>ratio")?;
-        if looked {
-            write!(out, "<th>needs")?;
-            self.cards.iter().try_for_each(|card| write!(out, "<th>{}", escaped(&card.name)))?;
-        }
-        writeln!(out, "</tr>")?;
-        for shown in &self.allocators {
-            let Outcome { allocator, peak_reserved, ratio, .. } = &shown.outcome;
-            write!(out, "<tr><td>{}<td>{}<td>{ratio:.3}", escaped(allocator), HumanBytes(*peak_reserved))?;
-            if looked {
-                self.write_cards(shown.smallest, out)?;
-            } else if let Some(oom) = shown.outcome.oom {
-                write!(out, "<td class=no>out of memory at event {}", oom.event)?;
-            }
-            writeln!(out, "</tr>")?;
-        }
-        writeln!(out, "</table></div>")?;
-        if looked {
-            let context = HumanBytes(self.context);
-            let note = format!("Cards in GiB, less {context} for the driver's context and libraries.");
-            writeln!(out, "<p class=note>{note}</p>")?;
-        }
-        Ok(())
-    }
-
-    fn write_cards(&self, smallest: Option<u64>, out: &mut dyn Write) -> io::Result<()> {
-        let Some(bytes) = smallest else {
-            return (0..=self.cards.len()).try_for_each(|_| write!(out, "<td>–"));
-        };
-        write!(out, "<td>{}", HumanBytes(bytes))?;
-        self.cards.iter().try_for_each(|card| {
-            let fits = card.fits(bytes, self.context);
-            write!(out, "{}", if fits { "<td class=yes>yes" } else { "<td class=no>no" })
-        })
-    }
-}
-
-/// A place for a chart, and the call that draws it.
-fn chart(out: &mut dyn Write, id: &str, class: &str, arguments: &str) -> io::Result<()> {
-    writeln!(
-        out,
-        "<div class=\"chart{class}\" id=\"{id}\"></div><script>draw(\"{id}\", {arguments})</script>"
-    )
-}
-
-/// Text as HTML.
-fn escaped(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

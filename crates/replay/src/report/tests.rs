@@ -21,11 +21,21 @@ fn report_of(trace: &Trace, names: &[&str], capacity: u64) -> String {
     for &name in names {
         let choose = named(name);
         let outcome = on_sim(trace, &program, &choose, capacity).unwrap();
-        let smallest = (capacity == UNLIMITED).then_some(outcome.peak_reserved);
-        section.add((trace, &program), &choose, outcome, smallest).unwrap();
+        let bytes = outcome.peak_reserved;
+        let need = (capacity == UNLIMITED).then_some(Need { bytes, unlimited: bytes, retries: 0 });
+        section.add((trace, &program), &choose, outcome, need).unwrap();
     }
+    page_of(&[section])
+}
+
+fn page_of(sections: &[Section]) -> String {
+    let about = About {
+        date: "2026-11-23 06:00:00 UTC".to_owned(),
+        version: "9.9".to_owned(),
+        command: "millpond replay 'a<b'".to_owned(),
+    };
     let mut file = Vec::new();
-    write(&[section], &mut file).unwrap();
+    write(&about, sections, &mut file).unwrap();
     String::from_utf8(file).unwrap()
 }
 
@@ -34,6 +44,18 @@ fn a_report_holds_its_figures_and_fetches_nothing() {
     let page = report(&["millpond", "caching"]);
     assert!(page.contains(GNN) && page.contains("a &lt; b"));
     assert!(page.contains("(t3.py:67)"), "call sites");
+    for told in [
+        "2026-11-23 06:00:00 UTC, millpond 9.9",
+        "<code>millpond replay 'a&lt;b'</code>",
+        "Recorded: 591 blocks, 1,179 events, 1 stream, ",
+        "Reserved and not requested",
+        "<h3>Device calls by kind</h3>",
+        "<h3>Live at the end: 65.00 MiB in 3 blocks</h3>",
+        "Optimizer.step#Adam.step",
+    ] {
+        assert!(page.contains(told), "{told}");
+    }
+    assert!(!page.contains("<nav>"), "one trace needs no list");
     let own = page.split("</script>").filter(|part| part.len() < 1_000_000).collect::<String>();
     assert!(!own.contains("http"), "nothing but the charts' own script names an address");
     assert!(!own.contains("src="));
@@ -43,9 +65,7 @@ fn a_report_holds_its_figures_and_fetches_nothing() {
 fn one_segment_is_not_called_many() {
     let log = "Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00.000000,allocate,0x200,512,0x0\n";
     let trace = read::read_from(&mut log.as_bytes(), "log", Limits::default()).unwrap().remove(0);
-    assert!(
-        report_of(&trace, &["driver"], UNLIMITED).contains("<h3>driver: 512 B in 1 page or segment</h3>")
-    );
+    assert!(report_of(&trace, &["driver"], UNLIMITED).contains(">driver: 512 B in 1 page or segment."));
 }
 
 #[test]
@@ -71,4 +91,33 @@ fn thinning_keeps_the_highest_and_the_lowest() {
     assert!(thin.len() < 10_000);
     assert!(thin.contains(&points[77_777]) && thin.contains(&points[55_555]));
     assert!(thin.is_sorted_by_key(|point| point.time_us));
+}
+
+#[test]
+fn several_traces_are_listed_first() {
+    let sections: Vec<_> = ["one", "two"]
+        .map(|name| {
+            let trace = Trace { name: name.to_owned(), ..recorded(GNN) };
+            let program = Program::new(&trace, FreeWhen::Completed);
+            Section::of(&trace, &program, vec!["Needs <1 GiB.".to_owned()], (Card::all(), 0))
+        })
+        .into();
+    let page = page_of(&sections);
+    let list = page.split("<nav>").nth(1).unwrap().split("</nav>").next().unwrap();
+    assert!(list.contains("<a href=\"#trace-1\">two</a> <span class=no>Needs &lt;1 GiB.</span>"), "{list}");
+    assert!(page.contains("<section id=trace-1><h2>two</h2>"));
+}
+
+#[test]
+fn a_job_that_mostly_waits_is_shown_over_events() {
+    let log = |times: &[&str]| {
+        let line = |time: &&str| format!("1,10:00:{time},allocate,0x{}00,512,0x0\n", time.replace('.', ""));
+        let log: String = times.iter().map(line).collect();
+        let log = format!("Thread,Time,Action,Pointer,Size,Stream\n{log}");
+        read::read_from(&mut log.as_bytes(), "log", Limits::default()).unwrap().remove(0)
+    };
+    let steady: Vec<String> = (0..500).map(|at| format!("{:02}.{:03}", at / 100, at % 100 * 10)).collect();
+    let steady: Vec<&str> = steady.iter().map(String::as_str).collect();
+    assert!(!timeline::is_idle(&log(&steady)));
+    assert!(timeline::is_idle(&log(&[&steady[..], &["40.000"]].concat())));
 }

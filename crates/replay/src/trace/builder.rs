@@ -6,6 +6,7 @@ use rustc_hash::FxHashMap;
 
 use super::{Block, Op, OpKind, RecordedOom, Trace};
 use crate::event::{Event, EventKind, Stacks};
+use crate::phases::PhaseBuilder;
 use crate::segments::{Segment, SegmentKind, SegmentOp, Segments};
 
 /// Turns [`Event`]s into [`Trace`]s, one for each device.
@@ -133,6 +134,20 @@ impl TraceBuilder {
         Ok(())
     }
 
+    /// Says that a phase of this name began or ended on a device.
+    ///
+    /// # Errors
+    /// As for [`push`](Self::push).
+    pub fn phase(&mut self, device: u32, name: &str, begins: bool, time_us: u64) -> Result<(), TraceError> {
+        let phases = &mut self.device(device)?.phases;
+        if begins {
+            phases.begin(name, time_us)
+        } else {
+            phases.end(name, time_us)
+        }
+        Ok(())
+    }
+
     /// The traces of the devices on which anything happened, named after the file.
     pub fn finish(self, name: &str) -> Vec<Trace> {
         let stacks = Arc::new(self.stacks);
@@ -192,6 +207,7 @@ struct DeviceBuilder {
     first_us: Option<u64>,
     last_us: u64,
     segments: Segments,
+    phases: PhaseBuilder,
     ooms: Vec<RecordedOom>,
     lost_frees: u64,
 }
@@ -318,6 +334,7 @@ impl DeviceBuilder {
             wall_us: self.last_us,
             recorded_reserved: self.segments.most_held(),
             segments: self.segments,
+            phases: self.phases.finish(self.first_us.unwrap_or(0), self.last_us),
             recorded_ooms: self.ooms,
             stacks: Arc::default(),
             lost_frees: self.lost_frees,

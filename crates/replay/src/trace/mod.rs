@@ -7,6 +7,7 @@ use std::sync::Arc;
 pub use builder::{MAX_DEVICES, TraceBuilder, TraceError};
 
 use crate::event::{StackId, Stacks};
+use crate::phases::Phase;
 use crate::segments::Segments;
 
 /// A block of memory that the traced program held at some time.
@@ -78,6 +79,8 @@ pub struct Trace {
     pub recorded_reserved: Option<u64>,
     /// What it held, where that was recorded.
     pub segments: Segments,
+    /// Phases that the program named, by their begin.
+    pub phases: Vec<Phase>,
     /// Requests that the recorded allocator could not serve.
     pub recorded_ooms: Vec<RecordedOom>,
     /// The call stacks that [`Block::stack`] names.

@@ -1,0 +1,71 @@
+//! Ctrl-C: the first one lets a command keep what is done, the second one ends it at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+use signal_hook::SigId;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::{flag, low_level};
+
+/// The signals that ask a program to end. A shell adds 128 to their numbers for the exit status.
+const SIGNALS: [i32; 2] = [SIGINT, SIGTERM];
+
+/// Watches for a signal, from when it was made until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Interrupt {
+    /// The signal that came; 0 before.
+    came: Arc<AtomicUsize>,
+    registered: Vec<SigId>,
+}
+
+impl Interrupt {
+    /// From now on a signal does not end the program, unless it is the second one. Where the system refuses that, a
+    /// signal ends the program as before.
+    pub(crate) fn watch() -> Self {
+        let (came, again) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+        let register = |signal: i32| {
+            // They run in this order: the first signal finds `again` unset.
+            [
+                flag::register_conditional_shutdown(signal, 128 + signal, again.clone()),
+                flag::register(signal, again.clone()),
+                flag::register_usize(signal, came.clone(), signal as usize),
+            ]
+        };
+        let registered = SIGNALS.into_iter().flat_map(register).flatten().collect();
+        Self { came, registered }
+    }
+
+    /// The signal that came, if one did.
+    pub(crate) fn signal(&self) -> Option<Signal> {
+        // Relaxed: nothing is passed on but the number itself.
+        match self.came.load(Ordering::Relaxed) {
+            0 => None,
+            number => Some(Signal(number as u8)),
+        }
+    }
+}
+
+impl Drop for Interrupt {
+    fn drop(&mut self) {
+        self.registered.drain(..).for_each(|id| {
+            low_level::unregister(id);
+        });
+    }
+}
+
+/// A signal that asked the program to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Signal(u8);
+
+impl Signal {
+    /// The exit status of a program that this signal ended.
+    pub(crate) fn status(self) -> u8 {
+        128 + self.0
+    }
+}
+
+impl std::fmt::Display for Signal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(if i32::from(self.0) == SIGINT { "Ctrl-C" } else { "SIGTERM" })
+    }
+}
