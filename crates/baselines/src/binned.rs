@@ -1,9 +1,8 @@
 //! `binned`: power-of-two size classes with free lists, the pool that C++ projects write for themselves.
 //!
-//! A block is never split: its class is its size for ever. A free is deferred: it records an event, and the
-//! block goes back to its class once the event is complete. That is found out on a miss, in
-//! [`Binned::process_deferred`], so a program that runs ahead of the device holds a block for every free that
-//! the device has not reached.
+//! A block is never split: its class is its size for ever. A free is deferred: it records an event, and the block goes
+//! back to its class once the event is complete. That is found out on a miss, in [`Binned::process_deferred`]. So a
+//! program that runs ahead of the device holds a block for every free that the device has not reached.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -1,17 +1,17 @@
 //! The other allocators, behind one trait: what millpond is measured against.
 //!
-//! Uses the public interface of `millpond` only. Each allocator is one file or folder; all of them work over any
-//! [`Device`](millpond::device::Device), so that they can be compared on a GPU, on the CPU and in simulation.
+//! Uses the public interface of `millpond` only. Each allocator is one file or folder. All of them work over any
+//! [`Device`](millpond::device::Device), so they can be compared on a GPU, on the CPU and in simulation.
 //!
-//! **How one request passes through.** [`by_name`] finds the allocator that the user chose in
-//! [the list](ALLOCATORS) and builds it. Its [`allocate`](Allocator::allocate) finds memory, asks the device for more where it has none, and enters the
-//! block into its books (`books.rs`). A [`free`](Allocator::free) takes the block out of the books, which is
-//! what makes a double free an error, and keeps the memory until the streams that used it are past it.
+//! **How one request passes through.** [`by_name`] finds the allocator that the user chose in [the list](ALLOCATORS)
+//! and builds it. Its [`allocate`](Allocator::allocate) finds memory, asks the device for more where it has none, and
+//! enters the block into its books (`books.rs`). A [`free`](Allocator::free) takes the block out of the books, so a
+//! double free is an error. It keeps the memory until the streams that used it are past it.
 //!
-//! **What they do not do.** They hold a stream for as long as a block that it uses (`caching`, `expandable` and
-//! `bfc`, which order what they cache after streams: for as long as they live). So a stream from
-//! [`Context::foreign_stream`], which its owner may destroy at any time, is for the pool only, and a thread's
-//! default stream is used and freed on by its own thread.
+//! **What they do not do.** They hold a stream for as long as a block that it uses. `caching`, `expandable` and `bfc`
+//! order what they cache after streams, and hold them as long as they live. So a stream from
+//! [`Context::foreign_stream`], which its owner may destroy at any time, is for the pool only. A thread's default
+//! stream is used and freed on by its own thread.
 
 mod allocator;
 mod bfc;
@@ -45,8 +45,8 @@ pub struct Listed {
     pub about: &'static str,
 }
 
-/// What to do with an allocator whose type is to be known when this is compiled: a call through [`by_name`]'s table takes
-/// a nanosecond or two.
+/// What to do with an allocator whose type is known at compile time. A call through [`by_name`]'s table takes a
+/// nanosecond or two.
 pub trait Visit {
     /// What comes of it.
     type Outcome;

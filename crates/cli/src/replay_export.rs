@@ -39,7 +39,8 @@ impl Exports {
             let (choice, names) = (&args.choice(), args.allocators());
             let built: Vec<_> =
                 names.iter().map(|&name| move |context: &Context| choice.build(name, context)).collect();
-            let allocators: Vec<_> = names.iter().zip(&built).map(|(&name, build)| (name, build as _)).collect();
+            let allocators: Vec<_> =
+                names.iter().zip(&built).map(|(&name, build)| (name, build as _)).collect();
             to_file(file, |out| chrome(trace, args.free(), &allocators, out))?;
         }
         if others && any {

@@ -214,8 +214,8 @@ impl<T: Pod> Buffer<T> {
         if elsewhere {
             self.stream.wait_for(&from.stream)?;
         }
-        // SAFETY: two live blocks do not overlap; both are valid on this stream, which waits for the other's writes,
-        // and whose use is recorded before a free and a later write of safe code.
+        // SAFETY: two live blocks do not overlap. Both are valid on this stream, which waits for the other's writes.
+        // Its use is recorded before a free, and before a later write of safe code.
         unsafe {
             self.stream.device().copy(self.ptr, from.ptr, self.byte_len(), handle)?;
         }

@@ -36,7 +36,7 @@ pub enum Error {
         /// The pool's name.
         pool: String,
     },
-    /// The size overflows once rounded up, or is more than any device can address.
+    /// The size is more than any device can address, or overflows when it is rounded up.
     #[error("{} are more than an address can hold: check how the size is computed", in_all(*.bytes, *.count))]
     SizeOverflow {
         /// Bytes asked for, saturated.
@@ -176,7 +176,7 @@ pub enum Error {
         /// Bytes that the workspace has.
         capacity: u64,
     },
-    /// An option that makes no sense, with what would.
+    /// An option has a value that it cannot have. The text says which values it can.
     #[error("{option}: {why}")]
     BadOption {
         /// The option's name.

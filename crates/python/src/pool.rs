@@ -97,7 +97,9 @@ impl Pool {
         let (device, options) = (read_device(device)?, Options::from_keywords(options)?);
         let capacity = sizes::read_if_given("capacity", capacity)?;
         if capacity.is_some() && device.is_gpu() {
-            return Err(PyValueError::new_err("capacity: it is for 'host' and 'sim'; the memory of a GPU is fixed"));
+            return Err(PyValueError::new_err(
+                "capacity: it is for 'host' and 'sim'; the memory of a GPU is fixed",
+            ));
         }
         let built = py.detach(|| -> Result<Self> {
             let context = open(device, capacity)?;

@@ -90,10 +90,8 @@ fn named(trace: &Trace, by_stack: FxHashMap<(StackId, bool), (u64, u64)>) -> Vec
         let sum = by_site.entry((tag(trace, stack), site)).or_default();
         *sum = (sum.0 + bytes, sum.1 + blocks);
     }
-    let mut sites: Vec<_> = by_site
-        .into_iter()
-        .map(|((tag, site), (bytes, blocks))| Site { tag, site, bytes, blocks })
-        .collect();
+    let mut sites: Vec<_> =
+        by_site.into_iter().map(|((tag, site), (bytes, blocks))| Site { tag, site, bytes, blocks }).collect();
     sites.sort_by(|one, other| other.bytes.cmp(&one.bytes).then_with(|| one.name().cmp(&other.name())));
     sites.truncate(MOST_SITES);
     sites
@@ -151,8 +149,17 @@ fn is_runtime(frame: &Frame) -> bool {
         // What `millpond train` asks the pool through.
         "/crates/baselines/src/",
     ];
-    const NAMES: [&str; 9] =
-        ["std::", "core::", "alloc::", "<std::", "<core::", "<alloc::", "__rust", "millpond::", "<millpond::"];
+    const NAMES: [&str; 9] = [
+        "std::",
+        "core::",
+        "alloc::",
+        "<std::",
+        "<core::",
+        "<alloc::",
+        "__rust",
+        "millpond::",
+        "<millpond::",
+    ];
     frame.file.is_empty()
         || frame.file == "??"
         || FOLDERS.iter().any(|folder| frame.file.contains(folder))
@@ -181,7 +188,8 @@ mod tests {
         for frame in &runtime {
             assert!(is_runtime(frame), "{frame:?}");
         }
-        for own in [frame("forward", "/home/me/train.py"), frame("millpond_mlp::step", "crates/mlp/src/net.rs")]
+        for own in
+            [frame("forward", "/home/me/train.py"), frame("millpond_mlp::step", "crates/mlp/src/net.rs")]
         {
             assert!(!is_runtime(&own), "{own:?}");
         }

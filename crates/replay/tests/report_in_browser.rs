@@ -31,7 +31,8 @@ fn chromium() -> Option<PathBuf> {
 
 fn on_path(names: &[&str]) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let files = std::env::split_paths(&path).flat_map(|folder| names.iter().map(move |name| folder.join(name)));
+    let files =
+        std::env::split_paths(&path).flat_map(|folder| names.iter().map(move |name| folder.join(name)));
     files.into_iter().find(|file| file.is_file())
 }
 
@@ -120,7 +121,11 @@ fn browsers_wide_and_narrow_show_figures_and_every_chart() {
         assert_eq!(body.matches("<svg class=\"map\"").count(), TRACES.len() * ALLOCATORS.len(), "{width}");
         assert_eq!(body.matches("<div class=\"plot-container").count(), TRACES.len(), "{width}");
         for name in ALLOCATORS.into_iter().chain(["requested"]) {
-            assert_eq!(body.matches(&format!(">{name}</text>")).count(), TRACES.len(), "{width}: no line for {name}");
+            assert_eq!(
+                body.matches(&format!(">{name}</text>")).count(),
+                TRACES.len(),
+                "{width}: no line for {name}"
+            );
         }
         assert!(body.contains("over events</button>"), "{width}");
     }

@@ -1,7 +1,7 @@
 //! The chunks: neighbours in a list for each region, free ones in order of size. Knows nothing of devices.
 //!
-//! TensorFlow keeps a bin for each power of two, each in order of size and address, and searches them from the
-//! smallest that can hold the request. One set in that order finds the same chunk.
+//! TensorFlow keeps a bin for each power of two, each in order of size and address. It searches them from the smallest
+//! that can hold the request. One set in that order finds the same chunk.
 
 use std::collections::BTreeSet;
 

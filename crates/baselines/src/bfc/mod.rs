@@ -1,10 +1,9 @@
 //! `bfc`: the rules of TensorFlow's "best fit with coalescing" allocator, as its GPU device uses it. Learnt
 //! from `tsl/framework/bfc_allocator.cc`.
 //!
-//! **How one request passes through.** It is rounded to 256 bytes, and `chunks.rs` takes the smallest free chunk
-//! that holds it. Where there is none, a region twice as large as the last is allocated ([`Bfc::extend`]); where
-//! the device has no such region, a smaller one; where that fails too, regions of which nothing is used go
-//! back. A free merges the chunk with its free neighbours.
+//! **How one request passes through.** It is rounded to 256 bytes, and `chunks.rs` takes the smallest free chunk that
+//! holds it. Where there is none, a region twice as large as the last is allocated ([`Bfc::extend`]), or a smaller one.
+//! Where that fails, too, unused regions go back. A free merges the chunk with its free neighbours.
 //!
 //! **Stream order.** TensorFlow puts all kernels on one stream, so what was freed can be given out at once. Here
 //! a free chunk remembers the streams that used it, and an allocation on another one makes that wait for them.
@@ -105,8 +104,8 @@ impl Bfc {
         Ok(self.extend(state, bytes)?)
     }
 
-    /// Adds a region of at least `bytes`: as large as is its turn, or what is left, or nine tenths of that as
-    /// often as it takes.
+    /// Adds a region of at least `bytes`, twice as large as the last, or as large as the device has left. Where that
+    /// fails, it tries nine tenths again and again.
     fn extend(&self, state: &mut State, bytes: u64) -> DeviceResult<()> {
         let available = round_down(self.limit - state.books.usage.reserved.current);
         if bytes > available {
@@ -142,8 +141,8 @@ impl Bfc {
     fn release_free_regions(&self, state: &mut State) -> Result<()> {
         let regions: Vec<FreeRegion> = state.chunks.free_regions().collect();
         for region in regions {
-            // SAFETY: the region came from `alloc_segment`, and all of it is free; work that used it was given
-            // to the device before its frees, and the call waits for that.
+            // SAFETY: the region came from `alloc_segment`, and all of it is free. Work that used it was given to the
+            // device before its frees. The call waits for that.
             unsafe { self.device.free_segment(region.start) }?;
             state.chunks.remove_region(region);
             state.books.usage.calls.free += 1;

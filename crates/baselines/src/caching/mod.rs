@@ -2,16 +2,16 @@
 //! with `expandable_segments:True`. Learnt from `c10/cuda/CUDACachingAllocator.cpp`; replayed traces allocate
 //! the same segments as PyTorch did.
 //!
-//! **How one request passes through.** `sizes.rs` rounds it and says which of the stream's two pools it goes
-//! to. `blocks.rs` finds the smallest free block there that is large enough, and splits it. Where there is
-//! none, [`Caching::grow`] allocates a segment, or maps pages at the end of the stream's expandable one
-//! (`segment.rs`, with `growth.rs` for what that means for the blocks). Where the device has no more, what is
-//! cached goes back first (`release.rs`).
+//! **How one request passes through.** `sizes.rs` rounds it and says which of the stream's two pools it goes to.
+//! `blocks.rs` finds the smallest free block there that is large enough, and splits it. Where there is none,
+//! [`Caching::grow`] allocates a segment, or maps pages at the end of the stream's expandable one (`segment.rs`).
+//! `growth.rs` says what that means for the blocks. Where the device has no more, what is cached goes back first
+//! (`release.rs`).
 //!
-//! A free gives the block back to the pool of the stream that it was allocated on, merged with its free
-//! neighbours. It is reused on that stream at once; no other stream ever gets it. Where other streams used the
-//! block (`record_use`, or a free on another stream), it is pending until events on them are complete
-//! (`pending.rs`), which each allocation asks about.
+//! A free gives the block back to the pool of the stream that it was allocated on, merged with its free neighbours. It
+//! is reused on that stream at once; no other stream ever gets it. Where other streams used the block (`record_use`, or
+//! a free on another stream), it is pending until events on them are complete (`pending.rs`). Each allocation asks
+//! about these.
 //!
 //! **Left out**: private pools of CUDA graphs and user memory pools. There is one allocator for each device, as
 //! in PyTorch.
@@ -107,8 +107,8 @@ impl Caching {
         found.filter(|&id| self.options.may_serve(state.blocks.get(id).bytes, bytes))
     }
 
-    /// New memory for a request that no free block serves: at once, else after part of the cache was given
-    /// back, else after all of it was.
+    /// New memory for a request that no free block serves. It is tried at once, then after part of the cache was given
+    /// back, then after all of it was.
     #[cold]
     fn grow(&self, state: &mut State, pool: PoolId, bytes: u64) -> Result<BlockId> {
         self.collect_garbage(state)?;

@@ -143,8 +143,8 @@ impl FromStr for CachingOptions {
     }
 }
 
-/// Into how many steps the space between two powers of two is divided, for each size class from 1 MiB to
-/// 64 GiB: one number for sizes below 2 MiB, one for 2 to 4 MiB, and so on. 0 and 1 divide nothing.
+/// Into how many steps the space between two powers of two is divided, for each size class from 1 MiB to 64 GiB. There
+/// is one number for sizes below 2 MiB, one for 2 to 4 MiB, and so on. 0 and 1 divide nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Divisions([u64; 16]);
 

@@ -1,5 +1,5 @@
-//! What goes back to the device, and when: segments that lie unused for long where garbage is collected, some
-//! oversize ones and then everything unused where memory ran out.
+//! What goes back to the device, and when. Garbage collection gives back segments that lie unused for long. When memory
+//! runs out, some oversize ones go back, and then everything unused.
 
 use millpond::device::DeviceResult;
 use millpond::{Result, Stream};
@@ -36,8 +36,8 @@ impl Caching {
         }
     }
 
-    /// Releases oversize blocks of the request's pool: the smallest that is as large as the request, else
-    /// the largest ones until they make up for it. Returns whether they do.
+    /// Releases oversize blocks of the request's pool. That is the smallest that is as large as the request, else the
+    /// largest ones until their sum is. Returns whether they do.
     pub(super) fn release_oversize(&self, state: &mut State, pool: PoolId, bytes: u64) -> Result<bool> {
         let oversize = self.options.max_split_size;
         if oversize == u64::MAX || self.options.expandable_segments {
@@ -103,8 +103,8 @@ impl Caching {
     /// Releases a free block that is a whole segment. Waits for the device.
     fn release_segment(&self, state: &mut State, id: BlockId) -> Result<()> {
         let block = state.blocks.get(id);
-        // SAFETY: the segment came from `alloc_segment`, and all of it is free, so nobody uses it later; work
-        // that used it was given to the device before, and the call waits for that.
+        // SAFETY: the segment came from `alloc_segment`, and all of it is free, so nobody uses it later. Work that used
+        // it was given to the device before, and the call waits for that.
         unsafe { self.device.free_segment(block.start) }?;
         let block = state.blocks.remove(id);
         state.books.usage.calls.free += 1;
@@ -121,8 +121,8 @@ impl Caching {
             return Ok(());
         };
         let on = Counted { device: &*self.device, calls: &mut books.usage.calls };
-        // SAFETY: the pages lie in a free block, so they are mapped, nobody uses them later, and the stream
-        // that used them before was synchronized; what other streams did with them was pending until then.
+        // SAFETY: the pages lie in a free block, so they are mapped, and nobody uses them later. The stream that used
+        // them before was synchronized. What other streams did with them was pending until then.
         let (unmapped, done) = unsafe { segments[segment].unmap(on, start, bytes) };
         if unmapped > 0 {
             books.unreserve(unmapped);

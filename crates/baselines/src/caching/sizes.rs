@@ -1,4 +1,4 @@
-//! The rules of size: what a request is rounded to, how large a segment for it is, when a block is split, and
+//! The rules of size: what a request is rounded to, and how large a segment for it is. Also when a block is split, and
 //! when it is too large to be given out whole.
 
 use millpond::{Error, Result};

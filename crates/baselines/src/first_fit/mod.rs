@@ -5,8 +5,8 @@
 //! (`Chunks::take`); where nothing fits, a segment is added at the end. A free finds
 //! its chunk by the books and merges it with its free neighbours.
 //!
-//! Stream order is kept by the simplest means: a free chunk remembers the streams that used it, and an
-//! allocation on another stream makes that one wait for all that they were given so far.
+//! Stream order is kept by the simplest means. A free chunk remembers the streams that used it. An allocation on
+//! another stream makes that one wait for all that they were given so far.
 
 mod chunks;
 
@@ -76,8 +76,8 @@ impl FirstFit {
     /// Gives back every segment that is one free chunk. Waits for the device.
     fn release_free_segments(&self, state: &mut State) -> Result<()> {
         while let Some((id, start, bytes)) = state.chunks.free_segment() {
-            // SAFETY: the segment came from `alloc_segment`, and all of it is free; work that used it was given
-            // to the device before its frees, and the call waits for that.
+            // SAFETY: the segment came from `alloc_segment`, and all of it is free. Work that used it was given to the
+            // device before its frees. The call waits for that.
             unsafe { self.device.free_segment(start) }?;
             state.chunks.remove_segment(id);
             state.books.usage.calls.free += 1;

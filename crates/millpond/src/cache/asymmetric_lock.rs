@@ -6,28 +6,27 @@
 //!
 //! **The protocol.** The lock has a row of *entries*. Each leads to the magazines of one stream or, while it is closed,
 //! to a sentinel that is no stream's. Magazines have their stream's serial number. The owner makes its epoch odd, reads
-//! the entry of its stream, and compares serial numbers: one comparison says that the entry is open, and that it leads
+//! the entry of its stream, and compares serial numbers. One comparison says that the entry is open, and that it leads
 //! to this stream. The other side closes every entry, then looks whether the owner is inside, and waits until it has
-//! left. Each side writes one place and reads the other (Dekker's algorithm), so that at least one of them must see the
-//! other, if neither's read comes before its own write.
+//! left. Each side writes one place and reads the other (Dekker's algorithm). If neither's read comes before its own
+//! write, at least one of them sees the other.
 //!
 //! A stream's entry is chosen by the slot of its timeline. Streams whose slots are [`ENTRIES`] apart share one: it is
-//! that one's for which it was opened last, and the others use [`enter_without_entry`](AsymmetricLock::enter_without_entry).
-//! An entry is one pointer, so that it may be opened for another stream while the owner passes: the owner sees one
-//! stream's magazines or the other's, and which they are.
+//! that one's for which it was opened last, and the others use
+//! [`enter_without_entry`](AsymmetricLock::enter_without_entry). An entry is one pointer, so it may be opened for
+//! another stream while the owner passes. The owner sees one stream's magazines or the other's, and which they are.
 //!
 //! **Magazines that go.** An owner that read an entry is inside until it has left, also where the entry is not its
 //! stream's. So who has closed the lock and waited may free magazines, or give them to other streams.
 //!
-//! **The barriers.** To keep a read behind a write takes a full barrier, which costs more than the whole of
-//! the fast path. The owner has only a barrier for the compiler; the other side, which is rare, issues a full
-//! barrier *in every running thread of the process* (`membarrier`, Linux 4.14). After it, an owner either had
-//! an odd epoch, visibly, or has yet to read whether the entry is closed. Where there is no `membarrier`, both
-//! sides issue a full barrier: entries stay closed, and owners use
-//! [`enter_without_entry`](AsymmetricLock::enter_without_entry).
+//! **The barriers.** To keep a read behind a write takes a full barrier, which costs more than the whole of the fast
+//! path. The owner has only a barrier for the compiler. The other side is rare. It issues a full barrier *in every
+//! running thread of the process* (`membarrier`, Linux 4.14). After it, an owner either had an odd epoch, visibly, or
+//! has yet to read whether the entry is closed. Where there is no `membarrier`, both sides issue a full barrier:
+//! entries stay closed, and owners use [`enter_without_entry`](AsymmetricLock::enter_without_entry).
 //!
-//! **The data.** What the lock guards is passed on by the release stores of epochs and entries and the acquire loads
-//! of them on the other side.
+//! **The data.** Release stores of epochs and entries, and acquire loads of them on the other side, pass on what the
+//! lock guards.
 
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
@@ -184,9 +183,9 @@ impl<T: Guarded> AsymmetricLock<T> {
         self.is_open.store(true, Ordering::Release);
     }
 
-    /// Lets the owner enter by this stream's entry, which then is no other stream's. Under the pool's lock. What is
-    /// guarded stays, and stays this stream's, until the lock is closed and the owner has left, or until the owner
-    /// itself, outside, gives it to another stream.
+    /// Lets the owner enter by this stream's entry, which then is no other stream's. Under the pool's lock. The guarded
+    /// data stays, and stays this stream's, until the lock is closed and the owner has left. The owner itself, while
+    /// outside, may also give it to another stream.
     pub(super) fn open_entry(&self, stream: StreamKey, guarded: NonNull<T>) {
         if self.is_fenced {
             return;

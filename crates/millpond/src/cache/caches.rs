@@ -34,8 +34,8 @@ pub(crate) struct Caches {
     pub(super) limit: AtomicU64,
     /// Bytes that the depot may hold.
     pub(super) depot_limit: AtomicU64,
-    /// A block serves a request of a large size if it is less than so many bytes longer: one unit, or in throughput mode
-    /// anything, since blocks of one magazine differ by an eighth at most.
+    /// A block serves a request of a large size if it is less than so many bytes longer. That is one unit. In
+    /// throughput mode it is any length, since blocks of one magazine differ by an eighth at most.
     most_slack: AtomicU64,
     /// Whether a request of a class that has no block may have one of a longer class.
     borrows: AtomicBool,
@@ -147,8 +147,9 @@ impl Caches {
         epoch: fn(&Tally) -> &Epoch,
         stream: &Stream,
     ) -> Option<Entered<'_>> {
-        // SAFETY: the cache under a thread's index is that thread's own, or its asymmetric lock is closed until it is
-        // (`join_slow`), or was left to it by one that ended (`collect_ended`). Callers leave before they return.
+        // SAFETY: the cache under a thread's index is that thread's own, or a thread that ended left it
+        // (`collect_ended`). Else its asymmetric lock is closed until it is (`join_slow`). Callers leave before they
+        // return.
         unsafe { self.mine().enter::<WITHOUT_ENTRY>(epoch, stream.key()) }
     }
 
@@ -232,9 +233,9 @@ impl Caches {
         Some(item)
     }
 
-    /// Hands out a block that was just taken from a magazine, and for which the tally [rose](Tally::rise), for a request
-    /// of so many bytes; and leaves. From then on the magazine is anybody's: as an argument here it would have to be
-    /// this thread's until the end.
+    /// Hands out a block that was just taken from a magazine, and for which the tally [rose](Tally::rise), for a
+    /// request of so many bytes. Leaves the cache. From then on the magazine is anybody's: as an argument here it would
+    /// have to be this thread's until the end.
     #[inline(always)]
     pub(super) fn hand_out(item: Item, requested: u64, passage: Passage<'_>) -> DevicePtr {
         item.descriptor().make_live(item.ptr, requested);
@@ -316,8 +317,9 @@ impl Caches {
         })
     }
 
-    /// Brings blocks of this length, freed on a stream up to a tick, from the depot to the thread's magazine, up to
-    /// half of what it may hold. Returns whether, in throughput mode, there were more, and the magazine may still grow.
+    /// Brings blocks of this length from the depot to the thread's magazine, up to half of what it may hold. They were
+    /// freed on a stream up to a tick. Returns whether, in throughput mode, there were more, and the magazine may still
+    /// grow.
     pub(super) fn fetch(
         &self,
         magazine: &mut BufferedMagazine<'_>,

@@ -1,9 +1,9 @@
 //! The depot: what no magazine has room for, on shelves by size and stream, where other threads find it.
 //!
-//! A thread exchanges up to half a magazine at a time with the depot, while it is inside its own cache and without
-//! the pool's lock: the shelves are spread over several locks, each held for that exchange only. Whoever takes
-//! everything back, under the pool's lock, closes the depot first. Until it is open again nobody gets or brings
-//! anything: so no block moves between a shelf and a magazine that was emptied already.
+//! A thread exchanges up to half a magazine at a time with the depot. It is inside its own cache then, and does not
+//! hold the pool's lock. The shelves have several locks, each held for one exchange only. Whoever takes everything
+//! back, under the pool's lock, closes the depot first. Until it is open again nobody gets or brings anything: so no
+//! block moves between a shelf and a magazine that was emptied already.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -100,8 +100,8 @@ impl Depot {
         (!self.is_closed.load(Ordering::Relaxed)).then_some(shelves)
     }
 
-    /// Puts blocks of this stream and length, which have left their magazine, on their shelf; `false`, and nothing done, where the depot would hold
-    /// more than `limit` bytes then, or is closed.
+    /// Puts blocks of this stream and length, which have left their magazine, on their shelf. It does nothing and
+    /// returns `false` if the depot is closed, or would hold more than `limit` bytes.
     pub(super) fn put(&self, of: TimelineId, bytes: u64, items: &[Item], limit: u64) -> bool {
         debug_assert!(!items.is_empty() && items.iter().all(|item| item.bytes() == bytes));
         let more = bytes * items.len() as u64;

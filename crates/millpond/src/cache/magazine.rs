@@ -13,8 +13,8 @@ use crate::policy::caching::{most_blocks, next_room};
 /// Blocks that are moved together: at most half a magazine.
 pub(super) type Few<T> = SmallVec<[T; 32]>;
 
-/// A block in a magazine. The descriptor knows the address too, but an allocation need not wait for it: a free has found the
-/// descriptor in several loads, each of which needs the one before.
+/// A block in a magazine. The descriptor knows the address, too, but so an allocation need not wait for it. A free has
+/// found the descriptor in several loads, each of which needs the one before.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(super) struct Item {
@@ -99,8 +99,8 @@ const NO_START: NonNull<ItemSlot> = {
 /// What the fast path knows of a magazine. The block freed last is on top.
 ///
 /// All else is in a [`Buffer`]: a stream cache has many magazines, mostly unused, so that a word more for each counts.
-/// An address of 0 marks both ends of the buffer, so that the fast path sees whether a magazine is empty, or full,
-/// where it reads or writes anyway.
+/// An address of 0 marks both ends of the buffer. So the fast path sees an empty or full magazine where it reads or
+/// writes anyway.
 #[derive(Debug)]
 #[repr(transparent)]
 pub(super) struct Magazine {

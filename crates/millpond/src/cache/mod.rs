@@ -3,17 +3,16 @@
 //! Uses `extents/` (the tables that lead from an address to its block) and `order/` (a stream's tick).
 //!
 //! **Who has what.** Each thread that uses a pool has a [`ThreadCache`](thread::ThreadCache) in it, found through the
-//! thread's index. In it lies a *stream cache* per stream, and in that a *magazine* per size class: a stack of blocks
-//! that this thread freed on this stream. So work given to the stream later may use them at once. Sizes below 1 MiB are
+//! thread's index. It has a *stream cache* per stream, and that has a *magazine* per size class: a stack of blocks that
+//! this thread freed on this stream. So work given to the stream later may use them at once. Sizes below 1 MiB are
 //! rounded to eight classes a doubling (at most 1/8 is wasted, 1/16 on average). Longer blocks keep their exact size,
-//! unless they seem to [grow](crate::policy::growth), and share a magazine with sizes near theirs. What a magazine has no
-//! room for goes to the pool's [depot], where other threads find it. What that has no room for goes to the arena.
+//! unless they seem to [grow](crate::policy::growth), and share a magazine with sizes near theirs. What a magazine has
+//! no room for goes to the pool's [depot], where other threads find it. What that has no room for goes to the arena.
 //!
-//! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the
-//! thread, and the block's descriptor: no lock, no atomic read-modify-write, no device call.
-//! Where they cannot, the thread exchanges half a magazine with the depot, which has locks of its own
-//! ([`Caches::alloc_searching`], [`Caches::free_without_entry`]). What that cannot serve takes the slow path, under the pool's
-//! lock.
+//! **How one request passes through.** [`Caches::alloc`] and [`Caches::free`] touch only what belongs to the thread,
+//! and the block's descriptor. They take no lock, no atomic read-modify-write and no device call. Where they cannot,
+//! the thread exchanges half a magazine with the depot, which has locks of its own ([`Caches::alloc_searching`],
+//! [`Caches::free_without_entry`]). What that cannot serve takes the slow path, under the pool's lock.
 //!
 //! **Taking back.** Before the pool remaps, trims or reports that memory ran out, it takes back what every thread caches,
 //! idle ones included ([`Caches::revoke`]). It does so before it grows, too, unless it is in throughput mode
@@ -24,8 +23,8 @@
 //! **Counting.** Each thread counts what it allocates and frees ([`Tally`](tally::Tally)); the pool's figures are sums, and [settling]
 //! makes their high-water marks right.
 //!
-//! Magazines and depot are Bonwick's (*Magazines and Vmem*, USENIX 2001); that the rare side pays for both,
-//! by a barrier in all threads at once, is the idea of asymmetric locks (Dice, Huang, Yang 2001).
+//! Magazines and depot are Bonwick's (*Magazines and Vmem*, USENIX 2001). With asymmetric locks (Dice, Huang, Yang
+//! 2001), the rare side pays for both, by a barrier in all threads at once.
 
 mod asymmetric_lock;
 mod caches;

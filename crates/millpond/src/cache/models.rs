@@ -1,12 +1,12 @@
-//! Models of the asymmetric lock and of what it guards: loom tries every order in which the threads of a model may
-//! run, and every value that a load may see. `scripts/check-concurrency loom` runs them.
+//! Models of the asymmetric lock and of what it guards. loom tries every order in which the threads of a model may run,
+//! and every value that a load may see. `scripts/check-concurrency loom` runs them.
 //!
 //! **What is real** is the lock. **What is modelled**: the kernel's barrier in all threads is a `SeqCst` fence on
-//! either side (`sync`), which is what the two amount to together, not how they come about; magazines are a stack of block
-//! numbers and its stream's serial number, in cells that see when two threads reach them at once; a block's entry in
-//! the arena's table has its state and its tick, with the orderings of `extents/page_map.rs`; the pool's lock is loom's.
-//! **Not modelled**: tallies; grants in one model only, where room is there or not, and several streams in those at the
-//! end. An owner comes in by the stream's entry, of which there is only one, or, `WITHOUT_ENTRY`, without.
+//! either side (`sync`). That has the same effect, by other means. Magazines are a stack of block numbers and its
+//! stream's serial number. Their cells notice when two threads reach them at once. A block's entry in the arena's table
+//! has its state and its tick, with the orderings of `extents/page_map.rs`. The pool's lock is loom's. **Not
+//! modelled**: tallies; grants in one model only, where room is there or not, and several streams in those at the end.
+//! An owner comes in by the stream's entry, of which there is only one, or, `WITHOUT_ENTRY`, without.
 
 use std::mem::take;
 use std::ptr::NonNull;
@@ -20,7 +20,7 @@ use super::asymmetric_lock::{AsymmetricLock, Epoch, Guarded, Passage};
 use super::sync::heavy_barrier;
 use crate::order::StreamKey;
 
-/// The stream that has a cache, and others that share its entry: one that has a cache only in some models, and one that
+/// The stream that has a cache, and two others that share its entry. One has a cache only in some models. The other
 /// comes once that is gone, with its slot.
 const STREAM: StreamKey = StreamKey { serial: 1, slot: 0 };
 const OTHER: StreamKey = StreamKey { serial: 2, slot: 1 };

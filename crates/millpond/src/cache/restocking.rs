@@ -156,10 +156,9 @@ impl Caches {
         descriptor.set_label(MagazineIndex::of(units).label());
     }
 
-    /// Takes a block without recorded uses, which the program has just freed and nobody has now, into the thread's
-    /// magazines, and makes room for it: what has
-    /// none goes to the depot, or is given to `each`. `false`, and nothing done, where the thread can have no
-    /// magazine for it.
+    /// Takes a block that the program has just freed, without recorded uses, into the thread's magazines, and makes
+    /// room for it. Blocks without room go to the depot, or to `each`. `false`, and nothing done, where the thread can
+    /// have no magazine for it.
     pub(crate) fn put_slow(
         &self,
         lock: &mut Locked,

@@ -5,12 +5,12 @@
 //! Transactional Method*, 1986): a bound on a sum, split into bounds that are each one thread's own.
 //!
 //! **What is reported is right within 1/1024.** Let P be the true peak since the last reset: the most that all threads
-//! had together at one time, in some order of their allocations and frees that agrees with what the program can
+//! had together at one time. Any order of their allocations and frees will do that agrees with what the program can
 //! observe. Three things hold whenever the pool's lock is free:
 //!
-//! 1. [`Escrow::reached`], F, is no more than P. It is raised only to a sum that was there at one time: every thread
-//!    was kept out, or had done nothing since its level was noted (`take_stock`); and to that sum with the block
-//!    that is being handed out.
+//! 1. [`Escrow::reached`], F, is no more than P. It is raised only to a sum that was there at one time, or to that sum
+//!    with the block that is being handed out. Every thread was kept out, or had done nothing since its level was noted
+//!    (`take_stock`).
 //! 2. The sum of all ceilings is at most F + F / 1024, since no more is granted. (But see the exceptions below.)
 //! 3. What is reported, R, is the most that the sum of all threads' own highest has been. Whoever lowers
 //!    one of them first notes the sum in [`Peaks`](super::peaks::Peaks).
@@ -18,13 +18,13 @@
 //! A thread is never above its own highest, so P is at most R. Its own highest is never above its ceiling, so R is at most
 //! F + F / 1024, which is at most P + P / 1024. So P ≤ R ≤ P + P / 1024.
 //!
-//! **Exceptions.** A thread that *alone* has a cache need not ask at all: then nothing else changes, R is P, and
-//! point 2 does not matter. It ends before anybody else counts anything.
+//! **Exceptions.** A thread that *alone* has a cache need not ask at all. Then nothing else changes, R is P, and point
+//! 2 does not matter. It ends before anybody else counts anything.
 //!
 //! And settling is bounded: keeping other threads out costs them and the one that asks. Threads that allocate and free
 //! all the time would ask all the time. So keeping others out takes at most 1 % of the time that passes ([`Credit`]).
 //! Where that is spent, a thread that asks gets an *overdraft* (`Escrow::overdraw`). Point 2 does not hold until all is
-//! settled again: R may be higher than P, by what threads have freed since their own highest and not given up yet
+//! settled again. R may be higher than P, by what threads have freed since their own highest and not given up yet
 //! (`Caches::drifts`). It is never lower.
 
 use std::time::Instant;

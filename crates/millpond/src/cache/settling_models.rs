@@ -1,7 +1,7 @@
 //! Models of settling (`settling.rs`): loom tries every order in which two threads may count, ask and settle.
 //!
-//! **What is real** are asymmetric locks and tallies. **What is modelled**: the pool's lock is loom's; one block has one
-//! byte, and no more is granted than was there at one time, so that peaks have to be exact.
+//! **What is real** are asymmetric locks and tallies. **What is modelled**: the pool's lock is loom's. One block has
+//! one byte. No more is granted than was there at one time, so peaks have to be exact.
 
 use std::ptr::NonNull;
 

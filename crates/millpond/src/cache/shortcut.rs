@@ -1,5 +1,5 @@
-//! Shortcuts: what a request looks up before it comes to its magazines, looked up once for all requests of a thread for
-//! one pool and stream.
+//! Shortcuts: the look-ups before a request reaches its magazines, made once for all requests of a thread for one pool
+//! and stream.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -33,12 +33,12 @@ impl Shortcut {
     /// As [`Caches::alloc`].
     ///
     /// # Safety
-    /// The caches stay where they are, the stream is there, and the calling thread is the one that the shortcut was made
-    /// for, and did not give up its index since.
+    /// The caches stay where they are, and the stream exists. The shortcut was made for the calling thread, which has
+    /// kept its index since.
     #[inline(always)]
     pub(crate) unsafe fn alloc(&self, bytes: u64) -> Option<DevicePtr> {
-        // SAFETY: the caller's promise: the caches are there, and a thread's cache stays as long as they do, and is its
-        // own as long as it has its index.
+        // SAFETY: the caller's promise: the caches are there. A thread's cache stays as long as they do, and is its own
+        // as long as it has its index.
         unsafe { self.caches.as_ref().get::<false>(self.mine.as_ref(), bytes, self.stream) }
     }
 

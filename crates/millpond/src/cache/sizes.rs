@@ -12,7 +12,7 @@ pub(crate) struct Sizes {
     unit_shift: u32,
     /// Requests of at most so many bytes are rounded to a class.
     rounded_to: u64,
-    /// Where the magazine of a request that is not is looked up, and by what bits of it: the last ones do not matter,
+    /// Where the magazine of another request is looked up, and by which bits of its size. The last bits do not matter,
     /// since classes are wide there.
     exact_places: &'static Places,
     exact_shift: u32,

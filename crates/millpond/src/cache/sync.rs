@@ -18,9 +18,8 @@ pub(super) use real::{full_barrier, heavy_barrier, is_asymmetric, light_barrier,
 #[cfg(loom)]
 pub(super) use modelled::{full_barrier, heavy_barrier, is_asymmetric, light_barrier, pause};
 
-/// Waits for a thread that is about to do something: longer and longer each time, so that one that was suspended gets
-/// the processor back, even where the waiting one has the higher priority of real time, and no processor is kept busy
-/// meanwhile.
+/// Waits for a thread that is about to do something, longer each time. So a suspended thread gets the processor back,
+/// even from a waiting one of higher real-time priority. No processor is kept busy meanwhile.
 #[derive(Debug, Default)]
 pub(super) struct Backoff {
     steps: u32,

@@ -18,8 +18,8 @@ impl Caches {
         self.revoke_and(lock, each, |_| ());
     }
 
-    /// As [`revoke`](Self::revoke), and gives back host memory that the caches do not need at rest: the caches of streams
-    /// that are gone, and of the others all but the records.
+    /// As [`revoke`](Self::revoke), and gives back host memory that the caches do not need at rest. Those are the
+    /// caches of streams that are gone, and all but the records of the others.
     #[cold]
     pub(crate) fn give_back(
         &self,
@@ -97,8 +97,9 @@ impl Caches {
         self.is_paused.store(false, Ordering::Relaxed);
     }
 
-    /// Opens the lock entries of every cache, or closes them: then the fast path finds nothing, and every request takes
-    /// the slow functions, which can note it. When this returns, no thread is on the fast path any more.
+    /// Opens the lock entries of every cache, or closes them. While they are closed, the fast path finds nothing. Every
+    /// request then takes the slow functions, which can note it. When this returns, no thread is on the fast path any
+    /// more.
     #[cold]
     pub(crate) fn set_lock_entries(&self, _lock: &mut Locked, open: bool) {
         // Relaxed: for owners it is a hint; what counts is written under the lock.

@@ -1,10 +1,9 @@
 //! What one thread allocated and freed: written by that thread alone, read by all. Bytes are sums, and blocks are counted
 //! by the epochs of its asymmetric lock.
 //!
-//! **Ceilings.** A tally knows the highest that each of its figures has been since it was last settled, and an
-//! *allowance*: by how much that may rise. Both together are the thread's *ceiling*. An allocation that would pass it
-//! is not handed out before the thread has asked for more, under the pool's lock: see [settling](super::settling),
-//! which says what that is good for.
+//! **Ceilings.** A tally knows the highest value of each of its figures since it was last settled. Its *allowance* says
+//! by how much that may rise. Both together are the thread's *ceiling*. An allocation that would pass it is handed out
+//! only after the thread has asked for more, under the pool's lock. [settling](super::settling) says why.
 
 use super::asymmetric_lock::{EPOCHS, Epoch, Passage};
 use super::sync::{AtomicI64, AtomicU64, Ordering, fence};
@@ -31,7 +30,7 @@ const UNBOUNDED: i64 = 1 << 60;
 const NOT_FROZEN: u64 = u64::MAX;
 
 /// One thread's share of a sum that several threads raise and lower. It may be negative. It is kept as its highest
-/// since it was last settled, and how far below that it is now: so the fast path needs one subtraction and a test for
+/// since it was last settled, and how far below that it is now. So the fast path needs one subtraction and a test for
 /// its sign.
 #[derive(Debug, Default)]
 struct ThreadShare {
@@ -78,8 +77,8 @@ const ONE_BLOCK: i64 = 2;
 pub(super) struct Tally {
     requested: ThreadShare,
     allocated: ThreadShare,
-    /// What the program got, and what it freed: counted by the epochs of the cache's lock, so that a pair of both has
-    /// no stores for it.
+    /// What the program got, and what it freed. The epochs of the cache's lock count it, so a pair makes no stores for
+    /// it.
     to_alloc: Epoch,
     to_free: Epoch,
     /// Twice the most live blocks since that was last settled, less [`ONE_BLOCK`]: by so much `to_alloc` may be ahead of
@@ -130,7 +129,7 @@ impl Tally {
         [&self.to_alloc, &self.to_free]
     }
 
-    /// Counts a block of `bytes` that the program is about to get, of which it asked for `requested`; the block itself
+    /// Counts a block of `bytes` that the program is about to get, of which it asked for `requested`. The block itself
     /// is counted once the owner leaves. `false`, and nothing done, where the thread has to ask before. By the owner
     /// inside, who then hands the block out.
     #[inline(always)]

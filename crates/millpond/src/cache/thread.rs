@@ -31,8 +31,8 @@ pub(super) struct ThreadCache {
 // `enter` and `stream_caches_under_lock`.
 unsafe impl Sync for ThreadCache {}
 
-/// A cache that its owner has entered. Once the [passage is complete](Passage::complete), the magazines are anybody's:
-/// who completes it takes no reference to them as an argument, which would claim them until it returns.
+/// A cache that its owner has entered. Once the [passage is complete](Passage::complete), anybody may take the
+/// magazines. So whatever completes it takes no reference to them, which would claim them until it returns.
 #[derive(Debug)]
 pub(super) struct Entered<'a> {
     pub(super) magazines: &'a mut Magazines,
@@ -74,8 +74,8 @@ impl ThreadCache {
             self.lock.enter(epoch, stream)?
         };
         // SAFETY: the owner is inside. Others reach the stream caches only after closing the lock and waiting until the
-        // owner has left (`Caches::for_all`): not before `passage` is dropped with what is returned here. So long
-        // the magazines stay, too: see `asymmetric_lock`.
+        // owner has left (`Caches::for_all`). That is not before `passage` is dropped with the returned reference. So
+        // long the magazines stay, too: see `asymmetric_lock`.
         let magazines = unsafe { magazines.as_mut() };
         Some(Entered { magazines, tally: &self.tally, passage })
     }
@@ -83,8 +83,9 @@ impl ThreadCache {
     /// The stream caches, for whoever holds the pool's lock.
     ///
     /// # Safety
-    /// The caller holds the pool's lock as long as the reference lives, asks for no second one, and either owns
-    /// the cache and is not inside, or has closed the cache and the owner has left, or the cache has no owner.
+    /// The caller holds the pool's lock as long as the reference lives, and asks for no second one. One of three holds.
+    /// The caller owns the cache and is not inside. The caller has closed the cache, and the owner has left. The cache
+    /// has no owner.
     #[expect(clippy::mut_from_ref, reason = "an accessor of an UnsafeCell; the contract is above")]
     pub(super) unsafe fn stream_caches_under_lock(&self) -> &mut StreamCaches {
         // SAFETY: the caller's promise: nobody is inside, nobody can come in, and all others need the lock.

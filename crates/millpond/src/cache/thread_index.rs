@@ -1,7 +1,7 @@
 //! Small numbers for threads, so that a thread finds what belongs to it in a table; given back when it ends.
 //!
-//! A thread's end takes no lock, since it may come at any time. `exit` ends the calling thread: also in a signal handler,
-//! which may interrupt a lock's holder, and in a forked child, whose holder may be gone. So the end only leaves notes
+//! A thread's end takes no lock, since it may come at any time. `exit` ends the calling thread. It may come in a signal
+//! handler that interrupts a lock's holder, or in a forked child that lacks the holder. So the end only leaves notes
 //! ([`Ended`]), which each pool finds when it next takes its lock.
 
 use std::alloc::{Layout, handle_alloc_error};
@@ -156,9 +156,9 @@ pub(super) fn visit(pool: &Arc<Ended>) -> Option<usize> {
         .flatten()
 }
 
-/// Takes the forking thread's index away in a child, where the parent's caches must not be used: so it finds no cache,
-/// and the check on the slow path. The other threads are gone, and their indices free. `false` where the host has no
-/// memory for it.
+/// Takes the forking thread's index away in a child, where the parent's caches must not be used. So it finds no cache,
+/// and meets the check on the slow path. The other threads are gone, and their indices free. `false` where the host has
+/// no memory for it.
 fn forget_at_forks() -> bool {
     static IS_TOLD: AtomicBool = AtomicBool::new(false);
     // Relaxed: to be told twice does no harm.

@@ -29,8 +29,8 @@
 // | `buffer` | `Buffer`: memory of a pool with the traits of cudarc's `CudaSlice` |
 // | `uses` | cudarc's record of who reads and writes a block, and keeping it for the block's next owner |
 //
-// **How one request passes through.** `Buffer::zeroed` allocates from the pool on the stream's millpond side, and takes
-// the `Uses` that were kept for this address or makes new ones. It sets the bytes on cudarc's side.
+// **How one request passes through.** `Buffer::zeroed` allocates from the pool on the stream's millpond side. It takes
+// the `Uses` that were kept for this address, or makes new ones. It sets the bytes on cudarc's side.
 // `launch_builder(…).arg(&buffer)` pushes the address, and lets cudarc push the events of the `Uses`: no lock, no
 // device call. A drop makes the buffer's stream wait for those events, as cudarc's own slices do. It leaves the `Uses`
 // for the next owner of the address, and frees the block in stream order.

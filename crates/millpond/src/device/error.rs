@@ -45,7 +45,7 @@ pub enum DeviceError {
         /// What was wrong with it.
         what: String,
     },
-    /// The object was made in the process that this one was forked from. Nothing changed, and nothing was waited for.
+    /// The object belongs to the process that this one was forked from. Nothing changed, and nothing was waited for.
     #[error(
         "a forked process cannot use the pools and devices of its parent: make a new context here. For a GPU, start a new \
          process instead (in Python, use multiprocessing's \"spawn\"): CUDA does not work after a fork"

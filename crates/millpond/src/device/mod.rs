@@ -93,8 +93,8 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// Free and total device memory now, as the driver counts it (all processes together).
     fn memory_info(&self) -> DeviceResult<MemoryInfo>;
 
-    /// The time on a clock that only goes forward, by which a pool judges what its slow paths cost the program.
-    /// The host's own, unless the device keeps a time of its own or replays one.
+    /// The time on a clock that only goes forward. A pool measures its slow paths by it. It is the host's clock, unless
+    /// the device has a time of its own.
     fn now(&self) -> Duration {
         let now = clock_gettime(ClockId::Monotonic);
         Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec as u32)

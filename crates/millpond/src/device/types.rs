@@ -114,10 +114,9 @@ impl StreamId {
     /// Set in the names of threads' default streams, which all have one handle. No handle is that large.
     const OF_THREAD: u64 = 1 << 62;
 
-    /// A name for a stream while it is being captured, when the driver refuses to identify it: that of its handle.
-    /// Another stream with the same handle has the same name in a later capture. That is harmless: captures that share
-    /// memory use it one after the other, whatever their streams. The calling thread's default stream has a name that
-    /// no other thread's has.
+    /// An identity for a stream while it is being captured, when the driver refuses to identify it. It is made of the
+    /// handle. In a later capture, another stream may have the same handle, and so the same identity. That is harmless,
+    /// since captures that share memory use it one after the other. Each thread's default stream has its own.
     pub fn in_capture(stream: StreamHandle) -> Self {
         let name = match stream {
             StreamHandle::PER_THREAD => Self::OF_THREAD | calling_thread(),
@@ -220,8 +219,8 @@ pub struct Properties {
     pub total_memory: u64,
     /// The smallest page, in bytes, and what page sizes are multiples of. A power of two.
     pub granularity: u64,
-    /// Whether addresses and pages can be had apart and mapped ([`Device::reserve`](super::Device::reserve)
-    /// to [`Device::release_page`](super::Device::release_page)).
+    /// Whether addresses and pages are separate, and can be mapped ([`Device::reserve`](super::Device::reserve) to
+    /// [`Device::release_page`](super::Device::release_page)).
     pub virtual_memory: bool,
     /// Whether the driver has a stream-ordered allocator of its own.
     pub memory_pools: bool,

@@ -71,9 +71,9 @@ impl Arena {
         }
     }
 
-    /// Another arena with the same layout, limits and counters, whose pages stay where they are: what was free is
-    /// neither remapped, trimmed nor exchanged, until it [lets go](Self::let_go). It makes no stream wait, so
-    /// that what different streams freed stays apart.
+    /// Another arena with the same layout, limits and counters, whose pages stay where they are. Free pages are neither
+    /// remapped, trimmed nor exchanged, until it [lets go](Self::let_go). It makes no stream wait, so that what
+    /// different streams freed stays apart.
     pub(crate) fn that_keeps(&self) -> Self {
         let policies = ReusePolicies { internal_dependencies: false, ..self.rules.policies };
         let (timelines, layout) = (self.rules.timelines.clone(), self.map.layout);

@@ -79,9 +79,9 @@ pub(super) fn join_what_is_complete(map: &mut ExtentMap, rules: &ReuseRules) -> 
     join_unmerged(map, rules)
 }
 
-/// Joins free neighbours that were kept apart because different streams freed them, where that costs no
-/// stream its reuse: all of them where the pool may make streams wait, else those that are complete.
-/// Returns whether any were joined.
+/// Joins free neighbours that were kept apart because different streams freed them, where that costs no stream its
+/// reuse. Those are all of them where the pool may make streams wait, else the complete ones. Returns whether any were
+/// joined.
 pub(super) fn join_unmerged(map: &mut ExtentMap, rules: &ReuseRules) -> bool {
     let mut joined = false;
     let mut kept_apart = Vec::new();

@@ -28,8 +28,8 @@ struct DonorPage {
 /// A free extent that has pages to give. The last one of the length wanted is taken first.
 #[derive(Debug)]
 struct Donor {
-    /// How soon its pages are taken, the greatest first: whether the stream may use it without waiting, then the order in
-    /// which donors were found, the last first.
+    /// How soon its pages are taken, the greatest first. A donor that the stream may use without waiting comes first,
+    /// then the one that was found last.
     rank: (bool, u32),
     extent: ExtentId,
     region: u32,

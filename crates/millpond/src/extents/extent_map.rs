@@ -1,4 +1,4 @@
-//! The extent map: every extent of a pool's address space, the indexes of those that are free or unmapped, and the way
+//! The extent map: every extent of a pool's address space, and the indexes of free and unmapped ones. It also leads
 //! from an address to its block.
 //!
 //! It knows nothing of time: which free extents may be joined, and which one a stream may use, others decide by the
@@ -89,9 +89,9 @@ impl ExtentMap {
 
     // ---- the host's memory -----------------------------------------------------------------------
 
-    /// Reserves the host's memory to cut an extent and free it again, before anything changes: extents, room in the list
-    /// of unmerged ones, and a descriptor for each record. And the place in an index that an earlier free was refused.
-    /// `false` where it is refused.
+    /// Reserves the host's memory to cut an extent and free it again, before anything changes. That is extents, room in
+    /// the list of unmerged ones, and a descriptor for each record. And the place in an index that an earlier free was
+    /// refused. `false` where it is refused.
     #[inline]
     pub(super) fn make_room(&mut self) -> bool {
         // Nearly always true.

@@ -1,9 +1,9 @@
 //! The indexes that answer "which free extent fits best" and "which unmapped one fits best".
 //!
-//! Extents are kept in bins by length, one to a power of two, as in the first level of TLSF (Masmano et al., "TLSF: a
-//! new dynamic memory allocator for real-time systems", 2004), with a bit for each bin that has any. Unlike there
-//! each bin is sorted, so that the best fit is found and not merely a good one. (Four bins to a power of two, as
-//! there, took replays of recorded jobs 1 to 3 % more instructions: docs/lab/replay.md.)
+//! Extents are kept in bins by length, one to a power of two, with a bit for each bin that has any. So is the first
+//! level of TLSF (Masmano et al., "TLSF: a new dynamic memory allocator for real-time systems", 2004). Unlike there
+//! each bin is sorted, so that the best fit is found and not merely a good one. (Four bins to a power of two, as there,
+//! took replays of recorded jobs 1 to 3 % more instructions: docs/lab/replay.md.)
 
 use super::bin::{Bin, IndexEntry, Key, first_of, key};
 use super::extent::{Extent, ExtentId};

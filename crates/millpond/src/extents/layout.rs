@@ -1,6 +1,6 @@
 //! The sizes that an arena is built with: lengths in bytes, units and base pages, and the zone of a block.
 //!
-//! Small blocks and large ones lie in different zones, mainly for the [page map](super::page_map): blocks of the large
+//! Small blocks and large ones lie in different zones, mainly for the [page map](super::page_map). Blocks of the large
 //! zone start at least 1 MiB apart, so few places say which block starts there. With one zone, recorded jobs were
 //! replayed at less than half the speed (docs/lab/mechanisms.md).
 

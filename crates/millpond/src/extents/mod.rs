@@ -13,7 +13,7 @@
 //!
 //! **The objects**, from the ground up. A file uses only files that come before it:
 //! - `extent_map`: all extents, the indexes of free and unmapped ones (`index`, `bin`), the `regions` with their page
-//!   tables, and the `page_map` from an address to its block. It knows nothing of time.
+//!   tables. Its `page_map` leads from an address to its block. It knows nothing of time.
 //! - `reuse_rules`: which free memory a stream may use, and when. `coalescing` and `search` apply the rules to the map.
 //! - `mapper`: which page backs which address. With it work `cursor`, `pending_unmap`, `donors` and `segments`.
 //! - `miss`, `shorten` and `trim`: what takes pages, exchanges them and gives them back.

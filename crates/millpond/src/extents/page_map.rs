@@ -1,24 +1,23 @@
 //! The page map: from an address to the descriptor of its block, without the pool's lock.
 //!
-//! Each allocated block has a [`BlockDescriptor`], under its number. Each region has a [`RegionMap`] of those
-//! numbers, one for each granule: that is a unit in the small zone, and the shortest block in the large zone.
-//! [`PageMap`] publishes them, so that a free finds its block with a comparison, a shift and two loads. Both are
-//! [sparse](Sparse): they take the host's memory only where there are blocks. A number has 4 bytes, and a descriptor
-//! 64.
+//! Each allocated block has a [`BlockDescriptor`], under its number. Each region has a [`RegionMap`] of those numbers,
+//! one for each granule. A granule is a unit in the small zone, and the shortest block in the large zone. [`PageMap`]
+//! publishes them, so that a free finds its block with a comparison, a shift and two loads. Both are [sparse](Sparse):
+//! they take the host's memory only where there are blocks. A number has 4 bytes, and a descriptor 64.
 //!
 //! An allocated block is *live* while the program holds it and *cached* while it lies in a thread's magazine. Whoever
 //! has it writes its descriptor, without an atomic read-modify-write. The arena allocates blocks and takes them back
 //! only under the pool's lock.
 //!
 //! **Freed twice at once.** Two threads that free one block within the same nanoseconds both find it live, and each
-//! puts it into a magazine. The descriptor then names one of the two magazines: the last that wrote it. Whoever takes
-//! a block out of a magazine first checks that the descriptor names this magazine and the block's address
-//! ([`BlockDescriptor::is_in`]): it may be another block's by now. The other copy is a *stray*: it is dropped,
-//! counted and reported. So a block is never handed out twice, and the arena never takes back what is live or
-//! somebody else's. A block that went back to the arena has no address in its descriptor. So a copy whose free was
-//! still under way is not handed out either.
+//! puts it into a magazine. The descriptor then names one of the two magazines: the last that wrote it. Whoever takes a
+//! block out of a magazine first checks that the descriptor names this magazine and the block's address
+//! ([`BlockDescriptor::is_in`]). It may be another block's by now. The other copy is a *stray*: it is dropped, counted
+//! and reported. So a block is never handed out twice, and the arena never takes back what is live or somebody else's.
+//! A block that went back to the arena has no address in its descriptor. So a copy whose free was still under way is
+//! not handed out either.
 //!
-//! One order is not seen, since the free would need an atomic read-modify-write: a thread stops inside its free, after
+//! One order is not seen, since the free would need an atomic read-modify-write. A thread stops inside its free, after
 //! it found the block live, until the descriptor is another block's. It then writes to that one. A block at the same
 //! address may be handed out twice. One elsewhere is not, but its own free is refused, and it stays allocated.
 
@@ -70,8 +69,8 @@ impl Place {
     /// Between two places, in the depot, or in the hands of whoever has the pool's lock.
     pub(crate) const BETWEEN: Self = Self(1);
 
-    /// In this magazine, which does not move while it holds blocks. Its address in the host's memory is not where a
-    /// block starts: a host and its devices share one range of addresses, and simulated ones begin far below the heap.
+    /// In this magazine, which does not move while it holds blocks. No block starts at its address in the host's
+    /// memory. A host and its devices share one range of addresses, and simulated ones begin far below the heap.
     #[inline]
     pub(crate) fn of<M>(magazine: &M) -> Self {
         const { assert!(align_of::<M>() > 1, "its address is another place than `BETWEEN`") };
@@ -99,9 +98,9 @@ impl BlockDescriptor {
     /// A block leaves the arena, and is nobody's for now.
     fn open(&self, ptr: DevicePtr, id: ExtentId, bytes: u64) {
         debug_assert!(ptr.raw() < USES, "a device with addresses beyond 2^62");
-        // Relaxed, here and where nothing else is said: whoever reads a descriptor that matters to him got the block's
-        // address from a thread that wrote it, or holds the pool's lock. For other addresses (a double free, a foreign
-        // pointer) any value seen is one that was there. None of them says more than that.
+        // Relaxed, here and where nothing else is said. A reader to whom the descriptor matters got the block's address
+        // from a thread that wrote it, or holds the pool's lock. For other addresses (a double free, a foreign pointer)
+        // any value seen is one that was there. None of them says more than that.
         self.id.store(id.0, Ordering::Relaxed);
         self.start.store(ptr.raw(), Ordering::Relaxed);
         self.key.store(Place::BETWEEN.0, Ordering::Relaxed);
@@ -144,8 +143,8 @@ impl BlockDescriptor {
         self.key.load(Ordering::Relaxed) == place.0 && self.starts_at(ptr)
     }
 
-    /// Takes the block at `ptr` out of the hands of whoever has it at `place`; `false`, and nothing changed, where it
-    /// is not there, or was the arena's already.
+    /// Takes the block at `ptr` from whoever has it at `place`. It changes nothing and returns `false` if the block is
+    /// not there, or was the arena's already.
     pub(crate) fn leave(&self, place: Place, ptr: DevicePtr) -> bool {
         let is_there = self.is_in(place, ptr);
         if is_there {
@@ -216,8 +215,8 @@ impl BlockDescriptor {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// What [`bytes`](Self::bytes) is before [`is_plain`](Self::is_plain) is asked: if it answers yes, the length is
-    /// that of the block, also where it goes back to the arena meanwhile.
+    /// What [`bytes`](Self::bytes) is before [`is_plain`](Self::is_plain) is asked. If that answers yes, the length is
+    /// the block's, even if the block goes back to the arena meanwhile.
     #[inline]
     pub(crate) fn bytes_of_live(&self) -> u64 {
         // Acquire: comes before the look at the key.
@@ -291,14 +290,14 @@ impl DescriptorRef {
     /// The block is allocated, and its arena is alive; or the descriptor is static.
     #[inline]
     pub(crate) unsafe fn get<'a>(self) -> &'a BlockDescriptor {
-        // SAFETY: descriptors never move, and are kept as long as any region's map, which an arena drops only when no
+        // SAFETY: descriptors never move, and are kept as long as any region's map. An arena drops a map only when no
         // block of the region is allocated. The caller promises the rest.
         unsafe { self.0.as_ref() }
     }
 }
 
-/// Blocks that one arena may have allocated: as many as there are numbers in 4 GiB of the host's addresses. 32 GiB of
-/// the shortest blocks, that is.
+/// Blocks that one arena may have allocated: as many as 4 GiB of the host's addresses have numbers. That is 32 GiB of
+/// the shortest blocks.
 const MOST_ALLOCATED: usize = if cfg!(all(unix, not(miri))) { 1 << 26 } else { 1 << 16 };
 
 /// Fewer are not worth having.
@@ -437,8 +436,8 @@ struct MapRange {
     /// 0 until the range is published.
     bytes: AtomicU64,
     granule_shift: AtomicU8,
-    /// Where the number for address 0 would be, if there were one: from there an address leads to its number without a
-    /// subtraction, for which the free of a block that was just allocated would wait.
+    /// Where the number for address 0 would be, if there were one. From there an address leads to its number without a
+    /// subtraction. The free of a block that was just allocated would wait for that.
     zero: AtomicPtr<AtomicU32>,
     descriptors: AtomicPtr<BlockDescriptor>,
     /// Keeps the map.
@@ -476,8 +475,8 @@ impl PageMap {
         self.0.iter().find_map(|range| range.find(ptr))
     }
 
-    /// As [`find`](Self::find), in the first two ranges only, where nearly all addresses lie: no loop, and no call, for
-    /// which the fast path would have to put away what it has in registers.
+    /// As [`find`](Self::find), in the first two ranges only, where nearly all addresses lie. It has no loop and no
+    /// call, for which the fast path would have to save its registers.
     #[inline(always)]
     pub(crate) fn find_soon(&self, ptr: DevicePtr) -> Option<&BlockDescriptor> {
         let [first, second, ..] = &self.0;

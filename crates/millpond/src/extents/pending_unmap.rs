@@ -75,8 +75,8 @@ fn are_neighbours(map: &ExtentMap, a: ExtentId, b: ExtentId) -> bool {
 fn unmap(map: &mut ExtentMap, pages: &mut Pages, id: ExtentId) -> bool {
     let ExtentState::PendingUnmap(page) = map[id].state else { return false };
     let at = map.address_of(id);
-    // SAFETY: the page was mapped here when it was remapped; the work that used the range is complete, and later
-    // work cannot: the program holds no pointer into a free extent.
+    // SAFETY: the page was mapped here when it was remapped. The work that used the range is complete. Later work
+    // cannot use it, since the program holds no pointer into a free extent.
     if let Err(error) = unsafe { pages.unmap(page, at) } {
         tracing::warn!(%error, %at, "an old mapping could not be removed; it is tried again");
         return false;

@@ -1,5 +1,5 @@
-//! From an address to its owner: the address ranges of many arenas in one ordered map, so that who has an address
-//! need not ask each of them.
+//! From an address to its owner: the address ranges of many arenas in one ordered map. So a look-up need not ask each
+//! of them.
 
 use std::sync::Arc;
 
@@ -17,8 +17,7 @@ pub(crate) struct Owner {
 }
 
 /// See the [module](self). By the first address: that, length in bytes, and owner. A sorted list, since a tree cannot
-/// say that the host has no memory for one more; to enter a range takes calls of the device that cost more than to
-/// move others.
+/// say that the host has no memory for one more. The device calls for a new range cost more than to move others.
 #[derive(Debug, Default)]
 pub(crate) struct Ranges(RwLock<Vec<(u64, u64, Owner)>>);
 

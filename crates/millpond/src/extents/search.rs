@@ -109,8 +109,8 @@ impl<'a> Search<'a> {
             && self.rules.policies.opportunistic
     }
 
-    /// The extent with the lowest address of those that are ready, by what is known, and that the request fits into:
-    /// `found`, or one of the `others`. So blocks come to lie together, and free space too.
+    /// The ready extent with the lowest address that the request fits into, by what is known: `found`, or one of the
+    /// `others`. So blocks come to lie together, and free space too.
     fn lowest_ready(&self, found: Found, others: Rising<'_>, query: &mut ReadinessQuery<'_>) -> Found {
         let (mut lowest, mut place) = (found, IndexEntry::new(&self.map[found.0], found.0).place_bits());
         for entry in others.take(LOWEST_OF) {

@@ -98,7 +98,7 @@ impl<T: Blank> Sparse<T> {
         self.is_writable.get(at / Self::IN_PART).is_some_and(|part| part.load(Ordering::Relaxed))
     }
 
-    /// Gives back the host's memory of these elements, which nobody needs: those on pages of their own read as zeros
+    /// Gives back the host's memory of these elements, which nobody needs. Those on pages of their own read as zeros
     /// again, if the system can do that. Under the pool's lock.
     pub(super) fn let_go(&self, range: Range<usize>) {
         self.memory.let_go(range.start * size_of::<T>()..range.end * size_of::<T>());

@@ -6,8 +6,8 @@
 //! present tick. A *mark* (an event recorded on the stream) closes the tick. Once the mark is complete, so is all work
 //! of that tick and of those before it.
 //!
-//! **Fences.** A [`Fence`] names, for each stream that last used a piece of memory, the tick that must be
-//! reached before anyone else may touch it. Joining two fences takes the later tick per stream.
+//! **Fences.** A [`Fence`] has a tick for each stream that last used a piece of memory. Nobody else may use the memory
+//! before those ticks are reached. Joining two fences takes the later tick per stream.
 //!
 //! **How one request passes through.** A free takes the stream's present tick ([`Stream::tick`]): a load, no device
 //! call. An allocation on stream *S* asks [`Timelines::is_ready`]: yes where the fence names only *S*, or what the host

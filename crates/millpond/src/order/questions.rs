@@ -18,8 +18,8 @@ pub(crate) enum Admission {
 const FEW_USES: usize = 16;
 
 impl Timelines {
-    /// Sees to it that later work on `stream` may use what is behind `fence`, as far as the policies go: by what is
-    /// known, or what the device says, or by making the stream wait.
+    /// Lets later work on `stream` use what is behind `fence`, as far as the policies allow. It goes by what is known,
+    /// asks the device, or makes the stream wait.
     pub(crate) fn admit(
         &self,
         fence: &Fence,
@@ -64,8 +64,8 @@ impl Timelines {
         fence.iter().all(|(id, tick)| all.get(id).is_none_or(|timeline| timeline.observed() >= tick))
     }
 
-    /// Whether everything in `fence` is complete or can be waited for: what was given to a stream that is being captured
-    /// cannot, until that has ended.
+    /// Whether everything in `fence` is complete or can be waited for. Work of a stream that is being captured cannot
+    /// be waited for, until the capture has ended.
     #[cold]
     pub(crate) fn can_be_reached(&self, fence: &Fence) -> bool {
         let device = self.device().as_ref();
@@ -112,9 +112,8 @@ impl Timelines {
         true
     }
 
-    /// Adds to `fence` the streams that a block's uses were recorded on, at the tick they have reached now:
-    /// work given to them since may use the block too. Leaves garbage in `uses`. Takes no host memory for a fence of
-    /// one stream.
+    /// Adds to `fence` the streams that a block's uses were recorded on, at their present ticks. Work given to them
+    /// since may use the block, too. Leaves garbage in `uses`. Takes no host memory for a fence of one stream.
     #[inline]
     pub(crate) fn add_uses(&self, fence: &mut Fence, uses: &mut Fence) {
         if !uses.is_empty() {
@@ -175,8 +174,8 @@ impl Timelines {
         Ok(())
     }
 
-    /// Makes later work on `stream` wait for everything in `fence`. `false` where the device cannot be told
-    /// to (a stream that is gone without a mark, or either of them being captured): the memory is not ready then.
+    /// Makes later work on `stream` wait for everything in `fence`. `false` where the device cannot be told to: a
+    /// stream is gone without a mark, or either is being captured. The memory is not ready then.
     pub(crate) fn make_wait(&self, fence: &Fence, stream: &Timeline) -> DeviceResult<bool> {
         let mut asked = false;
         for (id, tick) in fence.iter() {

@@ -77,7 +77,7 @@ impl Stream {
         self.inner.handle
     }
 
-    /// The driver's handle, for calls on this thread: it means this stream here.
+    /// The driver's handle, for calls on this thread. It is an error where the handle would mean another stream here.
     ///
     /// # Errors
     /// [`DeviceError::Invalid`] for another thread's default stream, and for a foreign stream whose handle was

@@ -22,8 +22,8 @@ pub(crate) enum Marking {
 
 /// An event recorded on the stream, the tick that it closes, and the stream's clock there.
 ///
-/// The event is shared with whoever is about to wait for it, so that it is neither destroyed nor recorded anew
-/// under their hands; the last holder gives it back (`Timelines::let_go`).
+/// The event is shared with whoever is about to wait for it. So it is neither destroyed nor recorded anew meanwhile.
+/// The last holder gives it back (`Timelines::let_go`).
 #[derive(Debug, Clone)]
 pub(crate) struct Mark {
     pub(crate) tick: Tick,
@@ -125,8 +125,8 @@ impl Timeline {
         self.now.load(Ordering::Relaxed)
     }
 
-    /// The last tick that work using a block may belong to, if the use was recorded at `recorded`: the
-    /// present one where marks can still be recorded, else the last one that is closed.
+    /// The last tick that work using a block may belong to, if the use was recorded at `recorded`. That is the present
+    /// one while marks can be recorded, else the last closed one.
     pub(crate) fn last_tick(&self, recorded: Tick) -> Tick {
         let state = self.state.lock();
         match (self.marking, state.handle) {
@@ -386,9 +386,9 @@ impl Timeline {
         self.state.lock().has_mark_for(tick)
     }
 
-    /// Asks the stream itself whether everything given to it is complete; if so, so is every tick so far. Where
-    /// captures are known of, which may begin on any stream at any time, it is not asked, since that would end its
-    /// capture; an event can tell instead.
+    /// Asks the stream itself whether everything given to it is complete; if so, so is every tick so far. While a
+    /// capture is known of, one may begin on any stream at any time. Then the stream is not asked, which would end its
+    /// capture. An event tells instead.
     pub(crate) fn poll_idle(
         &self,
         device: &dyn Device,

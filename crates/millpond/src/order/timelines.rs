@@ -231,8 +231,8 @@ impl Timelines {
             && self.alive.lock().try_reserve(1).is_ok()
     }
 
-    /// The last clone of a stream is gone: closes its last tick while the handle is still valid, destroys
-    /// the stream if it is ours, and leaves the timeline to [`sweep_retired`](Self::sweep_retired).
+    /// The last clone of a stream is gone. Closes its last tick while the handle is still valid, destroys the stream if
+    /// it is ours, and leaves the timeline to [`sweep_retired`](Self::sweep_retired).
     pub(super) fn retire(&self, timeline: &Arc<Timeline>, handle: StreamHandle, owned: bool) {
         if !self.is_here() {
             // The stream is the parent's.
@@ -405,7 +405,7 @@ impl Timelines {
     // ---- captures --------------------------------------------------------------------------------------
 
     /// A pool was told that a stream is about to be captured. Waits while the device is synchronised, and while a
-    /// stream is asked whether it is idle: once this has returned, neither is done until the capture has ended.
+    /// stream is asked whether it is idle. Once this has returned, neither is done until the capture has ended.
     pub(crate) fn begin_capture(&self) {
         {
             let mut captures = self.captures.lock();

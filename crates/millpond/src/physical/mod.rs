@@ -3,14 +3,14 @@
 //! Uses `device/`. It knows nothing of blocks or of who uses an address.
 //!
 //! A page is one driver handle (`cuMemCreate`), a whole number of *base pages* long, and is mapped whole. It may be
-//! mapped at several addresses for a while: when the arena remaps it, the new mapping is made at once, and the old
-//! one goes when its work is complete. A page that is mapped nowhere is *parked*: held, counted as reserved, and the
-//! first to be used again.
+//! mapped at several addresses for a while. When the arena remaps it, the new mapping is made at once. The old one goes
+//! when its work is complete. A page that is mapped nowhere is *parked*: held, counted as reserved, and the first to be
+//! used again.
 //!
-//! **How one request passes through.** The arena needs a run of base pages backed: it takes a parked page
-//! ([`Pages::take_parked`]) or creates one ([`Pages::create`], which asks [`Limits`] first), and maps it
-//! ([`Pages::map`]). When memory is given back, [`Pages::unmap`] and [`Pages::release`] undo this. Each step
-//! either happens whole or leaves everything as it was, so a failure anywhere loses no page.
+//! **How one request passes through.** The arena needs a run of base pages backed. It takes a parked page
+//! ([`Pages::take_parked`]) or creates one ([`Pages::create`], which asks [`Limits`] first). Then it maps the page
+//! ([`Pages::map`]). When memory is given back, [`Pages::unmap`] and [`Pages::release`] undo this. Each step either
+//! happens whole or leaves everything as it was, so a failure anywhere loses no page.
 
 mod budget;
 mod limits;

@@ -73,8 +73,8 @@ const EARNED_PART: u32 = 180;
 const LOOK_AFTER: Duration = Duration::from_millis(10);
 
 /// Slow-path time is much if it is more than one part in so many. At one in two, a thousand small blocks replaced at
-/// random came to rest just below it on some machines, at two to four times what a step takes in throughput mode. At
-/// one in four, a generated job whose streams ask for 450 GB a second held 14 % more than was live, not 5.
+/// random stayed just below it on some machines. A step then took two to four times what it takes in throughput mode.
+/// At one in four, a generated job whose streams ask for 450 GB a second held 14 % more than was live, not 5.
 const MUCH_PART: u32 = 3;
 
 /// Looks in a row that find much before the pool is overdrawn: a program that enters another phase moves much memory
@@ -94,8 +94,8 @@ const MOST_GROWTH_PART: u64 = 32;
 const MOST_GROWTH: u64 = 8 << 30;
 
 /// About what a block costs that is cut from free memory instead of taken from a magazine. An estimate: to measure it
-/// would cost as much. A step of such a program saved 520 ns a block in throughput mode on 2 cores of an AMD EPYC, and
-/// 1,100 on a busy machine with an H200.
+/// would cost as much. In throughput mode, a step of such a program saved 520 ns a block on 2 cores of an AMD EPYC. It
+/// saved 1,100 ns on a busy machine with an H200.
 const CUT: Duration = Duration::from_nanos(600);
 
 /// About what it costs, at least, to empty the threads' caches: a barrier in each of them, and their misses after it.

@@ -1,9 +1,9 @@
 //! The memory of a capture: an arena beside the pool's own and under the same lock, limits and counters.
 //!
 //! What a graph uses must be where it was at every replay, which nobody tells the pool of. So the arena *keeps* its
-//! pages (`Arena::that_keeps`): a block that is freed can be had again by the captures that share the arena, and by
-//! nobody else. Once the last claim is gone no replay can come; the host waits for those under way, and then the
-//! arena *lets go*: what is free goes back, and what is still live once it is freed.
+//! pages (`Arena::that_keeps`): only captures that share the arena can reuse a freed block. Once the last claim is
+//! gone, no replay can come. The host waits for those under way. Then the arena *lets go*: free memory goes back, and
+//! live blocks once they are freed.
 
 use crate::extents::Arena;
 

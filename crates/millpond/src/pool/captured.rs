@@ -82,10 +82,10 @@ impl PoolInner {
         true
     }
 
-    /// Lets go of the memory of captures that nobody claims any more, once the work that was under way when the last
-    /// claim went is complete; returns whether there was any. While a capture is under way the device cannot be waited
-    /// for: the end of the last one calls this again. The wait may also fail: so does whoever has waited for the device,
-    /// or is short of memory.
+    /// Lets go of the memory of captures that nobody claims any more. It does so once the work that was under way when
+    /// the last claim went is complete. Returns whether there was any. While a capture is under way the device cannot
+    /// be waited for: the end of the last one calls this again. The wait may also fail: so does whoever has waited for
+    /// the device, or is short of memory.
     pub(super) fn let_go_of_released(&self) -> bool {
         let to_let_go = |captured: &&Captured| captured.is_released && captured.arena.keeps();
         let mut waiting = Vec::new();

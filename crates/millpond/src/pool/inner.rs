@@ -51,8 +51,8 @@ pub(crate) struct PoolInner {
     pub(super) has_said_freed_twice: AtomicBool,
 }
 
-/// What the pool's lock guards. Whoever takes the lock writes to its cache line, so it shares none with what threads
-/// read on the fast path (processors fetch lines in pairs).
+/// What the pool's lock guards. Whoever takes the lock writes to its cache line. So that line holds nothing that
+/// threads read on the fast path. (Processors fetch lines in pairs.)
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct PoolState {

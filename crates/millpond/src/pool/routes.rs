@@ -1,5 +1,5 @@
-//! Which allocations go to the memory of a capture. Asked on the slow path only: while there is any route, the
-//! threads' caches are paused, so that every request comes here, and the fast path need not know.
+//! Which allocations go to the memory of a capture. Asked on the slow path only. While there is any route, the threads'
+//! caches are paused. So every request comes here, and the fast path need not know.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,8 +18,8 @@ pub(super) struct Route {
     number: u64,
     to: MemoryId,
     takes: Arc<Filter>,
-    /// Foreign streams that it took. Else each presentation of such a stream would be a new timeline, which does not
-    /// get what earlier ones freed: no stream can be marked while it is being captured.
+    /// Foreign streams that it took. Else each presentation of such a stream would be a new timeline, without what
+    /// earlier ones freed. No stream can be marked while it is being captured.
     seen: Arc<Mutex<Vec<Stream>>>,
 }
 

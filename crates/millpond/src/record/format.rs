@@ -7,8 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The first bytes of a recording. As with PNG, the first is no text, and the last two betray a transfer
-/// that changed line ends.
+/// The first bytes of a recording. As in PNG, the first byte is not text. The last two show whether a transfer changed
+/// line ends.
 pub const MAGIC: [u8; 8] = *b"\x89MPREC\r\n";
 
 /// The version of the format, which follows the [magic](MAGIC) as 4 bytes, little-endian.
@@ -99,7 +99,7 @@ pub enum Record<'a> {
         /// The call site, or 0.
         site: u32,
     },
-    /// 8. A block was allocated. The time is one when the program had it already.
+    /// 8. A block was allocated. The time is taken after the pool has the block.
     Alloc {
         /// Nanoseconds since the event before.
         after: u64,
@@ -108,7 +108,7 @@ pub enum Record<'a> {
         /// Bytes asked for.
         size: u64,
     },
-    /// 9. A block was freed. The time is one when nobody else could have it yet.
+    /// 9. A block was freed. The time is taken before anyone else can have the block.
     Free {
         /// Nanoseconds since the event before.
         after: u64,

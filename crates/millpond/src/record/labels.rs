@@ -3,9 +3,11 @@
 
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::io;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use crate::lock::Mutex;
 
@@ -15,6 +17,9 @@ use crate::process::{PerProcess, Process};
 
 /// Tags and call sites at most, each. A program that makes texts out of counters would fill memory else.
 const MOST: usize = 1 << 16;
+
+/// How long one recorder waits while another looks up lines. The first look-up takes up to a second.
+const LONGEST_LOOK_UP: Duration = Duration::from_secs(10);
 
 /// Tags inside one another, and frames of a call stack, at most.
 const DEEPEST: usize = 64;
@@ -276,12 +281,20 @@ pub(super) struct WrittenSites {
 
 impl WrittenSites {
     /// Writes the call sites that are new. Looks up their lines first, which may take long.
-    pub(super) fn catch_up(&mut self, encoder: &mut Encoder) {
+    ///
+    /// # Errors
+    /// Another thread looks up lines for too long. A signal handler that called `exit` may have interrupted it.
+    pub(super) fn catch_up(&mut self, encoder: &mut Encoder) -> io::Result<()> {
         let entered = SITES.get().lock().stacks.len();
         if self.sites == entered {
-            return;
+            return Ok(());
         }
-        let mut resolved = RESOLVED.get().lock();
+        let Some(mut resolved) = RESOLVED.get().try_lock_for(LONGEST_LOOK_UP) else {
+            return Err(io::Error::new(
+                io::ErrorKind::TimedOut,
+                "the lines of call sites are being looked up",
+            ));
+        };
         resolved.catch_up(entered);
         for (at, Frame { name, file, line }) in resolved.frames.iter().enumerate().skip(self.frames) {
             encoder.define(&Record::Frame { frame: at as u32 + 1, name, file, line: *line });
@@ -291,6 +304,7 @@ impl WrittenSites {
         }
         (self.frames, self.sites) = (resolved.frames.len(), resolved.sites.len());
         encoder.seal();
+        Ok(())
     }
 }
 

@@ -57,7 +57,7 @@ struct Output {
 impl Output {
     /// Appends a chunk, behind the definitions of the call sites that it names.
     fn append(&mut self, chunk: &[u8]) -> io::Result<()> {
-        self.sites.catch_up(&mut self.definitions);
+        self.sites.catch_up(&mut self.definitions)?;
         while let Some(definitions) = self.definitions.take() {
             if let Err(error) = self.file.append(&definitions) {
                 self.definitions.put_back(definitions);

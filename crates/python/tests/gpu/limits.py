@@ -5,12 +5,13 @@
 Each job of `record.py` first runs without a limit, with PyTorch's own allocator, for some seconds. That says how many steps
 it makes and how much it requests at once. Then PyTorch's allocator, the same with expandable segments, and Millpond each
 make the same steps with the same seed, each in a process of its own. All three get the same limit in the same way, by
-`torch.cuda.set_per_process_memory_fraction`.
+`torch.cuda.set_per_process_memory_fraction`. The clock starts after some steps without a limit.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import random
@@ -27,6 +28,8 @@ JOBS = {
 }
 ALLOCATORS = {"native": "native", "expandable": "expandable segments", "millpond": "Millpond"}
 SEED = 7
+#: Steps before the clock starts.
+WARM_STEPS = 5
 GIB = 1 << 30
 #: Seconds after which a process is stopped.
 PATIENCE = 90
@@ -43,13 +46,16 @@ def work(job: str, allocator: str, limit: int, steps: int, seconds: float) -> No
     import record
 
     device = torch.cuda.get_device_properties(0)
+    # Some steps without a limit load the kernels, which takes seconds, and differently long in each process.
+    warming = record.JOBS[job]()
+    for _ in range(WARM_STEPS):
+        next(warming)
+    del warming
+    gc.collect()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
     if limit:
         torch.cuda.set_per_process_memory_fraction(limit / device.total_memory)
-    # Loads the libraries of the kernels, which takes time and memory of its own.
-    warm = torch.randn(256, 256, device="cuda", requires_grad=True)
-    (warm @ warm).sum().backward()
-    del warm
-    torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     random.seed(SEED)
     torch.manual_seed(SEED)

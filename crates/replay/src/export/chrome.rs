@@ -80,9 +80,10 @@ impl Events<'_> {
 
     /// Begins a process. They are shown in the order in which they come.
     fn process(&mut self, name: &str) -> Result<(), ExportError> {
-        for (what, args) in
-            [("process_name", json!({ "name": name })), ("process_sort_index", json!({ "sort_index": self.pid }))]
-        {
+        for (what, args) in [
+            ("process_name", json!({ "name": name })),
+            ("process_sort_index", json!({ "sort_index": self.pid })),
+        ] {
             self.push(&json!({ "name": what, "ph": "M", "pid": self.pid, "args": args }))?;
         }
         Ok(())

@@ -93,7 +93,8 @@ fn counters_have_every_allocator_stream_and_phase() {
     let trace = recorded(PIPELINE);
     let mut file = Vec::new();
     let (caching, millpond) = (named("caching"), named("millpond"));
-    chrome(&trace, FreeWhen::Completed, &[("caching", &caching), ("millpond", &millpond)], &mut file).unwrap();
+    chrome(&trace, FreeWhen::Completed, &[("caching", &caching), ("millpond", &millpond)], &mut file)
+        .unwrap();
     let json: serde_json::Value = serde_json::from_slice(&file).unwrap();
     let events = json["traceEvents"].as_array().unwrap();
     let of = |pid: u64, name: &str| -> Vec<serde_json::Value> {
@@ -122,14 +123,17 @@ fn counters_follow_the_tags_of_a_recording() {
     let mut builder = crate::trace::TraceBuilder::default();
     let [inner, outer] = ["inner", "outer"].map(|text| builder.stacks.add_frame(Frame::of_tag(text)));
     let stack = builder.stacks.add_stack(&[inner, outer]);
-    let event = Event { kind: EventKind::Alloc, device: 0, stream: 0, time_us: 0, address: 64, size: 512, stack };
+    let event =
+        Event { kind: EventKind::Alloc, device: 0, stream: 0, time_us: 0, address: 64, size: 512, stack };
     builder.push(event).unwrap();
     builder.push(Event { kind: EventKind::FreeCompleted, time_us: 5, ..event }).unwrap();
     let mut file = Vec::new();
     chrome(&builder.finish("t")[0], FreeWhen::Completed, &[], &mut file).unwrap();
     let text = String::from_utf8(file).unwrap();
     for (time, bytes) in [(0, 512), (5, 0)] {
-        let counter = format!(r#"{{"name":"tag outer/inner","ph":"C","pid":0,"ts":{time},"args":{{"bytes":{bytes}}}}}"#);
+        let counter = format!(
+            r#"{{"name":"tag outer/inner","ph":"C","pid":0,"ts":{time},"args":{{"bytes":{bytes}}}}}"#
+        );
         assert!(text.contains(&counter), "{text}");
     }
 }

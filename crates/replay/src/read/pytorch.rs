@@ -209,9 +209,12 @@ impl Reader<'_> {
             let text = |key| self.heap.look_up(phase, key).and_then(|value| self.heap.text(value));
             let number = |key| self.heap.look_up(phase, key).and_then(integer);
             let device = number("device").and_then(|device| u32::try_from(device).ok());
-            let (Some(name), Some(stage), Some(device), Some(time_us)) =
-                (text("name"), text("stage"), device.filter(|&device| device < MAX_DEVICES), number("time_us"))
-            else {
+            let (Some(name), Some(stage), Some(device), Some(time_us)) = (
+                text("name"),
+                text("stage"),
+                device.filter(|&device| device < MAX_DEVICES),
+                number("time_us"),
+            ) else {
                 continue;
             };
             match stage {

@@ -79,7 +79,8 @@ fn drawn(cells: &[Cell]) -> String {
             }
         }
     }
-    let mut svg = format!("<svg class=map viewBox=\"0 0 {COLUMNS} {ROWS}\" preserveAspectRatio=none role=img>");
+    let mut svg =
+        format!("<svg class=map viewBox=\"0 0 {COLUMNS} {ROWS}\" preserveAspectRatio=none role=img>");
     for ((class, share), strokes) in paths {
         let opacity = share as f64 / SHADES as f64;
         let _ = write!(svg, "<path class={class} opacity=\"{opacity}\" d=\"{strokes}\"/>");

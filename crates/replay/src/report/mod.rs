@@ -114,7 +114,10 @@ impl Section {
         self.write_needs(out)?;
         writeln!(out, "<h3>Memory over time</h3>")?;
         let chart = charts::over_time(&self.allocators, self.wall_us, self.is_idle);
-        writeln!(out, "<div class=chart id=time-{number}></div><script>draw(\"time-{number}\", {chart})</script>")?;
+        writeln!(
+            out,
+            "<div class=chart id=time-{number}></div><script>draw(\"time-{number}\", {chart})</script>"
+        )?;
         self.write_phases(out)?;
         self.write_waste(out)?;
         self.write_maps(out)?;

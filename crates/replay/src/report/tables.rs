@@ -35,8 +35,10 @@ impl Section {
             if let Some(oom) = oom {
                 row.push(format!("out of memory at event {}", thousands(oom.event as u64)));
             } else if is_known && !has_failed {
-                let fits = |need: Need| self.cards.iter().map(move |card| card.fits(need.bytes, self.context));
-                let mark = |fits| if fits { "<span class=yes>yes</span>" } else { "<span class=no>no</span>" };
+                let fits =
+                    |need: Need| self.cards.iter().map(move |card| card.fits(need.bytes, self.context));
+                let mark =
+                    |fits| if fits { "<span class=yes>yes</span>" } else { "<span class=no>no</span>" };
                 row.extend(shown.need.into_iter().flat_map(fits).map(|fits| mark(fits).to_owned()));
             }
             row
@@ -58,7 +60,16 @@ impl Section {
     /// Where the bytes are that nobody asked for.
     pub(super) fn write_waste(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "<h3>Reserved and not requested, when each allocator first holds the most</h3>")?;
-        let titles = ["allocator", "reserved", "requested", "rounding", "holes", "caches", "other streams", "at event"];
+        let titles = [
+            "allocator",
+            "reserved",
+            "requested",
+            "rounding",
+            "holes",
+            "caches",
+            "other streams",
+            "at event",
+        ];
         let row = |Shown { outcome, waste, .. }: &Shown| {
             let parts = [
                 waste.reserved,
@@ -83,7 +94,8 @@ impl Section {
 
     /// The device's calls, of those kinds that any allocator made.
     pub(super) fn write_calls(&self, out: &mut dyn Write) -> io::Result<()> {
-        let counts: Vec<_> = self.allocators.iter().map(|shown| shown.outcome.device_calls.by_kind()).collect();
+        let counts: Vec<_> =
+            self.allocators.iter().map(|shown| shown.outcome.device_calls.by_kind()).collect();
         let Some(first) = counts.first() else { return Ok(()) };
         let kinds: Vec<usize> =
             (0..first.len()).filter(|&kind| counts.iter().any(|counts| counts[kind].1 > 0)).collect();
@@ -110,7 +122,7 @@ impl Section {
             return Ok(());
         }
         writeln!(out, "<h3>Phases</h3>")?;
-        let titles = ["phase", "times", "time", "requested at most", "allocated", "left behind"];
+        let titles = ["phase", "times", "time", "requested at most", "allocated", "allocated less freed"];
         let rows = self.phases.iter().take(MOST_PHASES).map(|sum| {
             let sign = if sum.kept < 0 { "−" } else { "" };
             vec![
@@ -131,14 +143,14 @@ const MOST_PHASES: usize = 30;
 
 /// Who holds what is live at a moment.
 pub(super) fn write_live(when: &str, live: &Live, out: &mut dyn Write) -> io::Result<()> {
+    if live.blocks == 0 {
+        return writeln!(out, "<h3>Live {when}: nothing</h3>");
+    }
     let (bytes, blocks) = (HumanBytes(live.bytes), thousands(live.blocks));
     let many = if live.blocks == 1 { "block" } else { "blocks" };
     writeln!(out, "<h3>Live {when}: {bytes} in {blocks} {many}</h3>")?;
     if live.sites.is_empty() {
-        return match live.blocks {
-            0 => Ok(()),
-            _ => writeln!(out, "<p class=note>The recording has no tags and call stacks to say whose.</p>"),
-        };
+        return writeln!(out, "<p class=note>No tags or call stacks were recorded to say whose.</p>");
     }
     let has_tags = live.sites.iter().any(|site| site.tag.is_some());
     let titles: &[&str] =

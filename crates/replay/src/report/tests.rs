@@ -65,9 +65,7 @@ fn a_report_holds_its_figures_and_fetches_nothing() {
 fn one_segment_is_not_called_many() {
     let log = "Thread,Time,Action,Pointer,Size,Stream\n1,10:00:00.000000,allocate,0x200,512,0x0\n";
     let trace = read::read_from(&mut log.as_bytes(), "log", Limits::default()).unwrap().remove(0);
-    assert!(
-        report_of(&trace, &["driver"], UNLIMITED).contains(">driver: 512 B in 1 page or segment.")
-    );
+    assert!(report_of(&trace, &["driver"], UNLIMITED).contains(">driver: 512 B in 1 page or segment."));
 }
 
 #[test]

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use super::phase::PhaseBuilder;
 use super::{Block, Op, OpKind, RecordedOom, Trace};
 use crate::event::{Event, EventKind, Stacks};
-use crate::phases::PhaseBuilder;
 use crate::segments::{Segment, SegmentKind, SegmentOp, Segments};
 
 /// Turns [`Event`]s into [`Trace`]s, one for each device.
@@ -140,7 +140,11 @@ impl TraceBuilder {
     /// As for [`push`](Self::push).
     pub fn phase(&mut self, device: u32, name: &str, begins: bool, time_us: u64) -> Result<(), TraceError> {
         let phases = &mut self.device(device)?.phases;
-        if begins { phases.begin(name, time_us) } else { phases.end(name, time_us) }
+        if begins {
+            phases.begin(name, time_us)
+        } else {
+            phases.end(name, time_us)
+        }
         Ok(())
     }
 

@@ -206,7 +206,10 @@ impl State {
     /// Lets the host wait until `when`.
     pub(super) fn host_waits(&mut self, call: &'static str, when: When) -> DeviceResult<()> {
         let Some(time) = when.time() else {
-            return invalid(call, "this would wait for ever, as the stream is held: release the hold first");
+            return invalid(
+                call,
+                "this waits for a stream that is held, and would never end: release the hold first",
+            );
         };
         self.spent.waited += time.saturating_sub(self.now);
         self.now = self.now.max(time);
