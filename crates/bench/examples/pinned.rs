@@ -83,7 +83,10 @@ fn pairs(pool: &Pool, pinned: &Pool, stream: &Stream) -> Result<()> {
 /// The bandwidth of copies in both directions, from pinned and from pageable memory, in GB/s. The host waits once after
 /// many copies of pinned memory, and after each of pageable memory where the device makes it wait.
 fn copies(pool: &Pool, pinned: &Pool, stream: &Stream, largest: usize) -> Result<()> {
-    println!("\n{:>12} {:>12} {:>12} {:>12} {:>12}   GB/s", "copy of", "pinned in", "pinned out", "pageable in", "out");
+    println!(
+        "\n{:>12} {:>12} {:>12} {:>12} {:>12}   GB/s",
+        "copy of", "pinned in", "pinned out", "pageable in", "out"
+    );
     let mut bytes = 4 << 10;
     while bytes <= largest {
         let mut on_device = Buffer::<u8>::zeroed(pool, bytes, stream)?;

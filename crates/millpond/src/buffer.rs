@@ -368,7 +368,8 @@ impl<T: Pod> Buffer<T> {
         // SAFETY: the stream is valid, as `handle_here` says, and stays so while the buffer has it.
         if unsafe { self.stream.device().capture_of(handle) }?.is_some() {
             // To wait would end the capture.
-            let what = "the stream is being captured: end the capture, and launch the graph, first".to_owned();
+            let what =
+                "the stream is being captured: end the capture, and launch the graph, first".to_owned();
             return Err(DeviceError::Invalid { call: "Buffer::as_slice", what }.into());
         }
         Ok(self.stream.synchronize()?)

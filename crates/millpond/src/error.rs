@@ -157,7 +157,9 @@ pub enum Error {
         pool: String,
     },
     /// A copy that is for pinned memory was given other memory.
-    #[error("{what}: pool '{pool}' is not of pinned memory: build one with Context::pinned, or use Buffer::copy_from")]
+    #[error(
+        "{what}: pool '{pool}' is not of pinned memory: build one with Context::pinned, or use Buffer::copy_from"
+    )]
     NotPinned {
         /// What was asked for.
         what: &'static str,

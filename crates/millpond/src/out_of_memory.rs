@@ -109,9 +109,10 @@ impl OutOfMemory {
                 let (requested, headroom) = (HumanBytes(requested), HumanBytes(headroom));
                 return format!("{requested} requested, but headroom keeps {headroom} of the {owner} free");
             }
-            Limit::Device if requested > self.device_total => {
-                (if owner == "host" { "the whole host has" } else { "the whole device has" }, self.device_total)
-            }
+            Limit::Device if requested > self.device_total => (
+                if owner == "host" { "the whole host has" } else { "the whole device has" },
+                self.device_total,
+            ),
             Limit::Device => {
                 let (requested, free) = (HumanBytes(requested), HumanBytes(self.device_free));
                 return format!("{requested} requested, but the {owner} has {free} free");
@@ -239,8 +240,13 @@ mod tests {
     #[test]
     fn a_report_of_pinned_memory_speaks_of_the_host() {
         let text = OutOfMemory { memory: MemoryKind::Pinned, ..report(600 * MIB, Limit::Device) }.to_string();
-        assert!(text.starts_with("out of pinned host memory in pool 'weights': 600.00 MiB requested, but the host has"));
-        assert!(text.contains("The host has 500.00 MiB free of 1.00 GiB") && !text.contains("device"), "{text}");
+        assert!(text.starts_with(
+            "out of pinned host memory in pool 'weights': 600.00 MiB requested, but the host has"
+        ));
+        assert!(
+            text.contains("The host has 500.00 MiB free of 1.00 GiB") && !text.contains("device"),
+            "{text}"
+        );
     }
 
     #[test]

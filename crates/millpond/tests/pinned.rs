@@ -223,8 +223,13 @@ fn limits_hold_for_pinned_memory_and_errors_name_it() {
     let Err(Error::OutOfMemory(report)) = limited.alloc(9 * MIB, &bench.stream) else { panic!("it fits") };
     assert_eq!((report.memory, report.limit), (MemoryKind::Pinned, Limit::HardLimit(8 * MIB)));
     let text = report.to_string();
-    assert!(text.starts_with("out of pinned host memory in pool 'staging'") && text.contains("The host has"), "{text}");
-    let Err(Error::OutOfMemory(report)) = bench.pinned.alloc(257 * MIB, &bench.stream) else { panic!("it fits") };
+    assert!(
+        text.starts_with("out of pinned host memory in pool 'staging'") && text.contains("The host has"),
+        "{text}"
+    );
+    let Err(Error::OutOfMemory(report)) = bench.pinned.alloc(257 * MIB, &bench.stream) else {
+        panic!("it fits")
+    };
     assert_eq!((report.pool.as_str(), report.device_total), ("pinned", 256 * MIB));
     assert!(format!("{:?}", bench.pinned).contains("host:0 (pinned host memory)"));
     // One budget may be of both.

@@ -330,7 +330,9 @@ fn create_at_once(device: &dyn Device, bytes: u64, count: usize) -> (Vec<PageHan
         (created, None)
     };
     let threads = match device.properties().memory {
-        MemoryKind::Pinned => thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS).min(count),
+        MemoryKind::Pinned => {
+            thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS).min(count)
+        }
         MemoryKind::Device => 1,
     };
     thread::scope(|scope| {

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::lock::Mutex;
 
 use super::callbacks::Callbacks;
+use super::context::PoolMemory;
 use super::inner::{PoolInner, PoolState};
 use super::routes::Routes;
-use super::context::PoolMemory;
 use super::{Context, Pool};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;

@@ -15,7 +15,9 @@ impl PoolInner {
         self.check_process()?;
         let device = self.device.as_ref();
         let device_key = match device.properties().kind {
-            Kind::Cuda if device.properties().memory == MemoryKind::Device => device.properties().ordinal as u64,
+            Kind::Cuda if device.properties().memory == MemoryKind::Device => {
+                device.properties().ordinal as u64
+            }
             // Devices made of software are as many as there are objects, and so is pinned memory. None lies so low.
             _ => std::ptr::from_ref(device).addr() as u64,
         };

@@ -160,7 +160,8 @@ pub(crate) struct SimHarness(Arc<SimDevice>);
 
 impl SimHarness {
     pub(crate) fn new(virtual_memory: bool) -> Self {
-        let options = SimOptions::default().capacity(CAPACITY).pinned_capacity(CAPACITY).virtual_memory(virtual_memory);
+        let options =
+            SimOptions::default().capacity(CAPACITY).pinned_capacity(CAPACITY).virtual_memory(virtual_memory);
         Self(SimDevice::new(options).unwrap())
     }
 }

@@ -102,7 +102,9 @@ fn in_place<H: Harness>(h: &H, at: DevicePtr, stream: millpond::device::StreamHa
 pub(crate) fn memory_of_the_two_never_overlaps<H: Harness>(h: &H) {
     let (device, pinned) = (h.device(), pinned(h));
     let mut starts: Vec<_> = (0..8)
-        .map(|of| if of % 2 == 0 { device.alloc_segment(BYTES) } else { pinned.alloc_segment(BYTES) }.unwrap())
+        .map(|of| {
+            if of % 2 == 0 { device.alloc_segment(BYTES) } else { pinned.alloc_segment(BYTES) }.unwrap()
+        })
         .collect();
     let segments = starts.clone();
     starts.sort();

@@ -79,7 +79,9 @@ impl World {
 
     /// The device and the pools agree on who holds what.
     fn check_device(&self) -> Verdict {
-        let (Ok(own), Ok(pinned)) = (self.sim.memory_info(), self.pinned.memory_info()) else { return Ok(()) };
+        let (Ok(own), Ok(pinned)) = (self.sim.memory_info(), self.pinned.memory_info()) else {
+            return Ok(());
+        };
         let held = own.total - own.free + pinned.total - pinned.free;
         let reserved: u64 = self.pools.iter().map(|slot| slot.pool.reserved().current).sum();
         // Pools whose last handle is gone, with blocks live, hold the rest.

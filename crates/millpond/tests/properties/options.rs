@@ -89,7 +89,8 @@ impl Options {
 }
 
 pub(crate) fn options() -> impl Strategy<Value = Options> {
-    let device = (2..24_u64, prop::bool::weighted(0.8), prop::bool::weighted(0.3), any::<(bool, bool, bool)>());
+    let device =
+        (2..24_u64, prop::bool::weighted(0.8), prop::bool::weighted(0.3), any::<(bool, bool, bool)>());
     let min_alignment = prop_oneof![4 => Just(512_u64), 1 => Just(256), 1 => Just(4096), 1 => Just(2 << 20)];
     let sizes = (prop_oneof![4 => Just(0_u32), 1 => Just(1)], 0..5_u32, min_alignment);
     let limits = (

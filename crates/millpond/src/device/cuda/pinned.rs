@@ -44,7 +44,8 @@ impl CudaPinned {
             Some(node) => c_int::try_from(node).ok(),
             None => known(HOST_NUMA_ID).filter(|node| *node >= 0),
         };
-        let has_pages = gpu.may_have_pages() && known(HOST_NUMA_PAGES).is_some_and(|supported| supported != 0);
+        let has_pages =
+            gpu.may_have_pages() && known(HOST_NUMA_PAGES).is_some_and(|supported| supported != 0);
         let pages = near.filter(|_| has_pages).map(Location::of_node);
         if node.is_some() && pages.is_none() {
             return Err(gpu.unsupported("a choice of the NUMA node"));

@@ -4,8 +4,8 @@ use std::ffi::{c_int, c_uchar, c_ushort, c_void};
 use std::ptr;
 
 use cudarc::driver::sys::{
-    CUdevice, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType, CUmemLocation,
-    CUmemLocationType,
+    CUdevice, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType,
+    CUmemLocation, CUmemLocationType,
 };
 
 /// Physical device memory, which is what CUDA calls a pinned allocation.
@@ -112,6 +112,8 @@ impl Access {
 const _: () = {
     assert!(size_of::<Location>() == size_of::<CUmemLocation>());
     assert!(size_of::<HostPageProps>() == size_of::<CUmemAllocationProp>());
-    assert!(std::mem::offset_of!(HostPageProps, location) == std::mem::offset_of!(CUmemAllocationProp, location));
+    assert!(
+        std::mem::offset_of!(HostPageProps, location) == std::mem::offset_of!(CUmemAllocationProp, location)
+    );
     assert!(size_of::<Access>() == size_of::<CUmemAccessDesc>());
 };

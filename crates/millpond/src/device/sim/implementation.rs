@@ -13,8 +13,8 @@ use super::state::{State, event_key};
 use super::when::When;
 use crate::device::ledger::{Owner, invalid};
 use crate::device::{
-    AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, MemoryInfo, MemoryKind,
-    PageHandle, Properties, StreamHandle, StreamId,
+    AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, MemoryInfo,
+    MemoryKind, PageHandle, Properties, StreamHandle, StreamId,
 };
 
 impl SimDevice {

@@ -13,9 +13,7 @@ use super::when::When;
 use super::{CostTable, SimOptions, SimTime};
 use crate::device::driver_pool::{CHUNK, DriverPoolModel};
 use crate::device::ledger::{Ledger, Owner, invalid};
-use crate::device::{
-    DeviceError, DevicePtr, DeviceResult, EventHandle, MemoryKind, StreamHandle, StreamId,
-};
+use crate::device::{DeviceError, DevicePtr, DeviceResult, EventHandle, MemoryKind, StreamHandle, StreamId};
 
 /// Handles below this are the null stream and the default streams.
 const FIRST_HANDLE: u64 = 16;
