@@ -71,11 +71,11 @@ fn pairs(pool: &Pool, pinned: &Pool, stream: &Stream) -> Result<()> {
                     // SAFETY: nobody else has the block, and there is no work on it.
                     unsafe { pool.free(block, stream) }?;
                 }
-                times.push(began.elapsed() / PAIRS);
+                times.push(began.elapsed());
             }
         }
-        let [device, pinned] = times.map(median);
-        println!("{:>12} {device:>14.1?} {pinned:>14.1?}", HumanBytes(bytes).to_string());
+        let [device, pinned] = times.map(|times| median(times).as_nanos() as f64 / f64::from(PAIRS));
+        println!("{:>12} {device:>11.1} ns {pinned:>11.1} ns", HumanBytes(bytes).to_string());
     }
     Ok(())
 }
@@ -83,6 +83,10 @@ fn pairs(pool: &Pool, pinned: &Pool, stream: &Stream) -> Result<()> {
 /// The bandwidth of copies in both directions, from pinned and from pageable memory, in GB/s. The host waits once after
 /// many copies of pinned memory, and after each of pageable memory where the device makes it wait.
 fn copies(pool: &Pool, pinned: &Pool, stream: &Stream, largest: usize) -> Result<()> {
+    if !pinned.device().properties().host_access {
+        println!("\nthis device has no bytes to copy");
+        return Ok(());
+    }
     println!(
         "\n{:>12} {:>12} {:>12} {:>12} {:>12}   GB/s",
         "copy of", "pinned in", "pinned out", "pageable in", "out"

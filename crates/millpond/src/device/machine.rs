@@ -17,19 +17,27 @@ pub(super) fn memory() -> MemoryInfo {
         return machine;
     };
     let used = number_in("/sys/fs/cgroup/memory.current").unwrap_or(0);
-    MemoryInfo { free: machine.free.min(limit.saturating_sub(used)), total: limit }
+    // The group's caches of files, which the system takes back.
+    let cached = value_in("/sys/fs/cgroup/memory.stat", "inactive_file").unwrap_or(0);
+    let free = limit.saturating_sub(used.saturating_sub(cached));
+    MemoryInfo { free: machine.free.min(free), total: limit }
 }
 
 fn number_in(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
+/// The number behind a name, in a file with one name a line.
+fn value_in(path: &str, name: &str) -> Option<u64> {
+    let text = fs::read_to_string(path).ok()?;
+    let mut words =
+        text.lines().map(str::split_whitespace).find(|words| words.clone().next() == Some(name))?;
+    words.nth(1)?.parse().ok()
+}
+
 /// What could be had without swapping, which is more than what is free: the system takes back caches of files.
 fn available() -> Option<u64> {
-    let text = fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    let kibibytes: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
-    Some(kibibytes << 10)
+    value_in("/proc/meminfo", "MemAvailable:").map(|kibibytes| kibibytes << 10)
 }
 
 #[cfg(test)]
@@ -38,5 +46,6 @@ mod tests {
     fn the_machine_has_memory_and_some_is_free() {
         let info = super::memory();
         assert!(0 < info.free && info.free <= info.total, "{info:?}");
+        assert!(!cfg!(target_os = "linux") || super::available().is_some_and(|free| free > 1 << 20));
     }
 }
