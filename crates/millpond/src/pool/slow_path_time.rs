@@ -87,7 +87,11 @@ mod tests {
                     ask.send(mebibytes).unwrap();
                     std::thread::sleep(Duration::from_millis(15));
                 }
-                state.ledger.is_overdrawn()
+                let is_on = state.ledger.is_overdrawn();
+                drop(state);
+                // The lock is not fair: the thread that waits needs a moment to get it.
+                std::thread::sleep(Duration::from_millis(1));
+                is_on
             });
             drop(ask);
             assert!(was_on);
