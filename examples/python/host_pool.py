@@ -4,7 +4,7 @@ import millpond
 
 MIB = 1 << 20
 
-pool = millpond.Pool("host", name="example", hard_limit=64 * MIB)
+pool = millpond.Pool("host", name="example", hard_limit="64MiB")
 stream = pool.create_stream()
 
 # A block is freed in the order of its stream when it is dropped, or at the end of a `with`.

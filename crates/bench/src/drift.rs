@@ -8,6 +8,8 @@ const MOST: f64 = 1.10;
 /// The reference in the course of a run: what a pair of 512 B costs mimalloc.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Drift {
+    /// As it was at first.
+    reference: Row,
     rows: Vec<Row>,
 }
 
@@ -17,8 +19,9 @@ impl Drift {
     /// # Errors
     /// Where mimalloc has no memory.
     pub fn begin(bench: &Bench) -> Result<Self> {
-        let mut begun = Self { rows: Vec::new() };
-        begun.measure(bench, "before all")?;
+        let reference = bench.reference()?;
+        let mut begun = Self { reference: reference.clone(), rows: Vec::new() };
+        begun.add("before all", reference);
         Ok(begun)
     }
 
@@ -27,9 +30,17 @@ impl Drift {
     /// # Errors
     /// Where mimalloc has no memory.
     pub fn measure(&mut self, bench: &Bench, when: &str) -> Result<()> {
-        let mark = bench.mark()?;
-        self.rows.push(Row { suite: "reference", mode: when.to_owned(), ..mark });
+        self.add(when, bench.reference()?);
         Ok(())
+    }
+
+    fn add(&mut self, when: &str, reference: Row) {
+        self.rows.push(Row { suite: "reference", mode: when.to_owned(), ..reference });
+    }
+
+    /// The reference as it was at first, which other figures are held against.
+    pub fn reference(&self) -> &Row {
+        &self.reference
     }
 
     /// The reference as it was each time. The mode says when.
@@ -68,8 +79,8 @@ impl Drift {
 impl Drift {
     /// With these times, in nanoseconds.
     pub(crate) fn of_test(times: &[f64]) -> Self {
-        let row = |&p50_ns| Row { p50_ns, ..Row::for_test(crate::Suite::Mark, "pair", "mimalloc", 1) };
-        Self { rows: times.iter().map(row).collect() }
+        let row = |&p50_ns| Row { p50_ns, ..Row::for_test(crate::Suite::Reference, "pair", "mimalloc", 1) };
+        Self { reference: row(&times[0]), rows: times.iter().map(row).collect() }
     }
 }
 

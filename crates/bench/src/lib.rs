@@ -32,7 +32,7 @@ use std::time::Duration;
 pub use drift::Drift;
 pub use error::{Error, Result};
 pub use machine::Machine;
-pub use ratio::{times, times_mark};
+pub use ratio::{times, times_reference};
 pub use row::Row;
 pub use subject::{MIMALLOC, names};
 pub use suite::Suite;
@@ -73,8 +73,9 @@ impl Bench {
     ///
     /// # Errors
     /// Where mimalloc has no memory.
-    pub fn mark(&self) -> Result<Row> {
-        let rows = with_subject(MIMALLOC, &self.target, suites::Measure { bench: self, suite: Suite::Mark })?;
+    pub fn reference(&self) -> Result<Row> {
+        let rows =
+            with_subject(MIMALLOC, &self.target, suites::Measure { bench: self, suite: Suite::Reference })?;
         rows.into_iter().next().ok_or(Error::NothingMeasured)
     }
 

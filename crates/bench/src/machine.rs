@@ -30,7 +30,8 @@ impl Machine {
     /// This machine, now.
     pub fn here(target: &Target) -> Self {
         Self {
-            version: env!("CARGO_PKG_VERSION"),
+            // As the command prints it.
+            version: option_env!("MILLPOND_VERSION").unwrap_or(env!("CARGO_PKG_VERSION")),
             processor: processor().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
             device: format!("{} ({})", target.name(), target.model()),

@@ -13,12 +13,12 @@ pub fn times(row: &Row, other: &Row) -> Option<f64> {
     (long > 0.0 && short > 0.0).then(|| long / short)
 }
 
-/// How many times as long `row` takes as the host's `mark`: as it was measured by turns with the row, else once before
+/// How many times as long `row` takes as the reference: as that was measured by turns with the row, else as it was before
 /// all.
-pub fn times_mark(row: &Row, mark: &Row) -> Option<f64> {
-    match row.mark_p50_ns {
+pub fn times_reference(row: &Row, reference: &Row) -> Option<f64> {
+    match row.reference_p50_ns {
         Some(beside) if row.threads == 1 => (row.p50_ns > 0.0 && beside > 0.0).then(|| row.p50_ns / beside),
-        _ => times(row, mark),
+        _ => times(row, reference),
     }
 }
 
@@ -29,14 +29,14 @@ mod tests {
 
     #[test]
     fn a_mark_measured_beside_a_row_comes_first() {
-        let mark = Row::for_test(Suite::Latency, "pair", "mimalloc", 1);
-        let mut row = mark.clone();
-        (row.p50_ns, row.mark_p50_ns) = (30.0, Some(20.0));
-        assert_eq!(times_mark(&row, &mark), Some(1.5));
-        row.mark_p50_ns = None;
-        assert_eq!(times_mark(&row, &mark), Some(3.0));
-        row.mark_p50_ns = Some(0.0);
-        assert_eq!(times_mark(&row, &mark), None);
+        let reference = Row::for_test(Suite::Latency, "pair", "mimalloc", 1);
+        let mut row = reference.clone();
+        (row.p50_ns, row.reference_p50_ns) = (30.0, Some(20.0));
+        assert_eq!(times_reference(&row, &reference), Some(1.5));
+        row.reference_p50_ns = None;
+        assert_eq!(times_reference(&row, &reference), Some(3.0));
+        row.reference_p50_ns = Some(0.0);
+        assert_eq!(times_reference(&row, &reference), None);
     }
 
     #[test]

@@ -38,7 +38,7 @@ pub struct Row {
     /// The median of what mimalloc's pair of 512 B took between these samples, where it was measured by turns with them.
     /// Not in JSON, whose keys are promised.
     #[serde(skip)]
-    pub mark_p50_ns: Option<f64>,
+    pub reference_p50_ns: Option<f64>,
 }
 
 impl Row {
@@ -53,9 +53,9 @@ impl Row {
         work_of(&self.mode)
     }
 
-    /// With what the host's mark took meanwhile.
-    pub(crate) fn beside(mut self, marks: Samples) -> Self {
-        self.mark_p50_ns = Some(rounded(marks.figures().p50));
+    /// With what the host's reference took meanwhile.
+    pub(crate) fn beside(mut self, references: Samples) -> Self {
+        self.reference_p50_ns = Some(rounded(references.figures().p50));
         self
     }
 
@@ -112,7 +112,7 @@ impl Case {
             p99_ns: rounded(figures.p99),
             p999_ns: rounded(figures.p999),
             pairs_per_s: pairs_per_s.unwrap_or(1e9 / figures.mean.max(1e-3)).round(),
-            mark_p50_ns: None,
+            reference_p50_ns: None,
         }
     }
 }
@@ -139,7 +139,7 @@ impl Row {
             p99_ns: 20.0,
             p999_ns: 40.0,
             pairs_per_s: 1e8,
-            mark_p50_ns: None,
+            reference_p50_ns: None,
         }
     }
 }

@@ -19,8 +19,8 @@ pub enum Suite {
     Reuse,
     /// Allocated on one stream and freed on another, with kernels pending.
     Streams,
-    /// The host's mark: mimalloc's pair of 512 B, which every run measures.
-    Mark,
+    /// The host's reference: mimalloc's pair of 512 B, which every run measures.
+    Reference,
 }
 
 impl Suite {
@@ -47,14 +47,14 @@ impl Suite {
             Self::Churn => "Live blocks, of which one chosen at random is freed and another allocated.",
             Self::Reuse => "A thousand allocations of 1 MiB with nothing cached, and a thousand again.",
             Self::Streams => "Allocated on one stream and freed on another, with kernels pending on both.",
-            Self::Mark => "What a pair of 512 B costs the host's own allocator.",
+            Self::Reference => "What a pair of 512 B costs the host's own allocator.",
         }
     }
 
     /// The name that `--suite` takes.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Latency | Self::Mark => "latency",
+            Self::Latency | Self::Reference => "latency",
             Self::Throughput => "throughput",
             Self::Mixed => "mixed",
             Self::Threads => "threads",

@@ -207,10 +207,10 @@ typedef struct millpond_stream millpond_stream;
 // Device memory that is handed out from front to back and taken back all at once. Opaque.
 typedef struct millpond_workspace millpond_workspace;
 
-// Asked when memory is short: frees what it can of what the program can do without, and answers whether trying
-// again is worth it (not 0). `bytes` are those wanted. Runs on the allocating thread without locks held, so it may
-// free, trim and allocate (for which no callback of the pool is asked again); it must not throw, nor release the pool
-// or the stream of the allocation.
+// Asked when memory is short: it frees what the program can do without, and returns whether to try again (not 0).
+// `bytes` is the size of the request. It runs on the allocating thread without locks held. It may free, trim and
+// allocate, and the pool does not ask its callbacks for that again. It must not throw, nor release the pool or the
+// stream of the allocation.
 typedef int32_t (*millpond_reclaim)(size_t bytes, void *data);
 
 // Where the memory is when it ran out; sizes in bytes. Set `size` before the call.
@@ -254,7 +254,7 @@ typedef void (*millpond_observe)(const millpond_out_of_memory *report, void *dat
 // A stream of either kind: a `millpond_stream`, or the driver's `CUstream` (the runtime's `cudaStream_t`).
 //
 // Null is the legacy default stream, as in CUDA, and so is 1; 2 is the calling thread's default stream. A
-// `millpond_stream` costs a look at a table. Any other `CUstream` is looked up each time, and a free on it records
+// `millpond_stream` costs a table lookup. Any other `CUstream` is looked up each time, and a free on it records
 // an event at once, since it may be destroyed at any time: register the streams that are used often.
 typedef void *millpond_any_stream;
 
@@ -337,9 +337,9 @@ typedef struct {
     uint32_t reserved;
     // A limit that the pool shares with others; null: none.
     millpond_budget *budget;
-    // Bytes that the pool may hold beyond the most that was ever live, to save time, while it is asked so often that
-    // moving memory would take a third of the time; 0: none; SIZE_MAX, the default: 1/32 of the device's memory,
-    // 8 GiB at most.
+    // How many bytes more than the most that was ever live the pool may hold to save time. It does so only while moving
+    // memory would take a third of the program's time. 0: none; SIZE_MAX, the default: 1/32 of the device's memory, 8 GiB
+    // at most.
     size_t spare;
 } millpond_pool_options;
 
@@ -455,7 +455,8 @@ millpond_status millpond_pool_on_reclaim(millpond_pool *pool,
                                          uint64_t *id);
 
 // Removes a callback that was registered through this handle, and waits for calls of it that other threads are in.
-// (Not from within a callback: its data must stay valid for them then.) `BAD_OPTION` if it was removed before.
+// Within a callback it does not wait, and the data must stay valid for those calls. `BAD_OPTION` if it was removed
+// before.
 millpond_status millpond_pool_remove_reclaim(millpond_pool *pool,
                                              uint64_t id);
 
@@ -467,14 +468,15 @@ millpond_status millpond_pool_on_out_of_memory(millpond_pool *pool,
                                                uint64_t *id);
 
 // Removes a callback that was registered through this handle, and waits for calls of it that other threads are in.
-// (Not from within a callback: its data must stay valid for them then.) `BAD_OPTION` if it was removed before.
+// Within a callback it does not wait, and the data must stay valid for those calls. `BAD_OPTION` if it was removed
+// before.
 millpond_status millpond_pool_remove_out_of_memory(millpond_pool *pool,
                                                    uint64_t id);
 
 // The account of this thread's last failure, if it was that memory ran out; else BAD_OPTION.
 millpond_status millpond_last_out_of_memory(millpond_out_of_memory *report);
 
-// Makes memory for captures, which takes none yet.
+// Makes memory for captures. It holds nothing yet.
 millpond_status millpond_capture_create(millpond_pool *pool, millpond_capture **out);
 
 // Another handle of the same memory, for another graph that shares it. Graphs that share memory are replayed in the
@@ -482,9 +484,9 @@ millpond_status millpond_capture_create(millpond_pool *pool, millpond_capture **
 millpond_status millpond_capture_share(millpond_capture *capture,
                                        millpond_capture **out);
 
-// From now on, until `millpond_capture_end`, the pool's allocations for work on `stream`, and on streams that are part
-// of the same capture, come from this memory. Call it before the capture begins; after will do where no other thread
-// uses pools meanwhile. CAPTURE_UNDER_WAY where it was called before without an end, through any handle of the memory.
+// Until `millpond_capture_end`, the pool's allocations for work on `stream`, and on streams that are part of the same
+// capture, come from this memory. Call it before the capture begins, or after if no other thread uses pools meanwhile.
+// CAPTURE_UNDER_WAY where another call, through any handle of the memory, has not ended.
 millpond_status millpond_capture_begin(millpond_capture *capture,
                                        millpond_any_stream stream);
 
@@ -494,9 +496,9 @@ millpond_status millpond_capture_begin_where(millpond_capture *capture,
                                              millpond_takes takes,
                                              void *data);
 
-// Lets allocations go their usual way again, and waits for calls of `takes` that other threads are in. Call it once the
-// capture has ended, through the handle that began; streams that are not registered, and were allocated on, must be
-// alive until then. BAD_OPTION where nothing began.
+// Ends what `millpond_capture_begin` began, and waits for calls of `takes` that other threads are in. Call it once the
+// capture has ended, through the handle that began. Until then, unregistered streams that were allocated on must exist.
+// BAD_OPTION where nothing began.
 millpond_status millpond_capture_end(millpond_capture *capture);
 
 // Physical bytes that the memory holds, and bytes in live blocks of it. Each output may be null.
@@ -576,7 +578,7 @@ millpond_status millpond_host_launch(millpond_context *context,
                                      millpond_host_work work,
                                      void *data);
 
-// Gives up the event. What waits for it still does.
+// Gives up the event. Streams that wait for it still do.
 millpond_status millpond_event_release(millpond_event *event);
 
 // Whether the work before the event is complete: 1 or 0. Does not wait.
@@ -626,9 +628,8 @@ millpond_status millpond_alloc_zeroed(millpond_pool *pool,
                                       millpond_any_stream stream,
                                       void **out);
 
-// Notes that work on `stream` uses the block, now or until it is freed: the free will wait for what `stream` was
-// given by then. The host never waits. (Of a `CUstream` that is not registered: only for what it was given by now.) Of
-// null nothing is noted.
+// Notes that work on `stream` uses the block: the free will wait for all work given to `stream` by then. The host never
+// waits. With a `CUstream` that is not registered, the free waits for the work given to it so far. Null is ignored.
 millpond_status millpond_record_use(millpond_pool *pool,
                                     void *ptr,
                                     millpond_any_stream stream);
@@ -673,7 +674,7 @@ millpond_status millpond_pool_trim(millpond_pool *pool,
 // Lets the high-water marks start again from where the figures are now.
 millpond_status millpond_pool_reset_high_water(millpond_pool *pool);
 
-// Recounts every invariant of the pool, for tests. INTERNAL, and a sentence that says what is wrong, where one is.
+// Recounts every invariant of the pool, for tests. INTERNAL where one is broken; the message says which.
 millpond_status millpond_pool_check(millpond_pool *pool);
 
 // The pool's name, ended with a zero byte and cut to `capacity` bytes. `length` gets the whole name's length
@@ -701,8 +702,7 @@ millpond_status millpond_pool_stop_recording(millpond_pool *pool,
 // The recording that runs.
 millpond_status millpond_pool_recording(millpond_pool *pool, millpond_recording *recording);
 
-// Files what this thread does with pools under a name, in recordings, until `millpond_tag_end`. Tags stand inside each
-// other.
+// Files what this thread does with pools under a name, in recordings, until `millpond_tag_end`. Tags nest.
 millpond_status millpond_tag_begin(const char *name);
 
 // Ends the tag that this thread began last. BAD_OPTION where there is none.

@@ -447,8 +447,8 @@ public:
     ~Tag() { millpond_tag_end(); }
 };
 
-/// Memory for what is captured into CUDA graphs, which stays where it is until the last copy of this goes: keep one as
-/// long as the graph. Then the host waits for the device, and what is free goes back.
+/// Memory for what is captured into CUDA graphs. It stays at its addresses until the last copy of this goes: keep one as
+/// long as the graph. The last copy's end waits for the device, and gives back what is free.
 class CaptureMemory : public detail::Shared<millpond_capture, millpond_capture_release> {
 public:
     explicit CaptureMemory(const Pool &pool) : Shared(create(pool)) {}
@@ -479,7 +479,7 @@ public:
         check(millpond_capture_begin(memory_.get(), stream.get()));
     }
 
-    /// For the streams (as CUstream) of which the function says so. What it throws counts as no.
+    /// For the streams (as CUstream) for which the function returns true. An exception counts as false.
     Capturing(const CaptureMemory &memory, std::function<bool(void *)> takes)
         : memory_(memory), takes_(std::make_unique<std::function<bool(void *)>>(std::move(takes))) {
         check(millpond_capture_begin_where(memory_.get(), &Capturing::ask, takes_.get()));
@@ -502,9 +502,9 @@ private:
     std::unique_ptr<std::function<bool(void *)>> takes_;
 };
 
-/// Asked when memory is short, as long as this lives: frees what it can, and says whether trying again is worth it.
-/// What it throws counts as no. It runs on the allocating thread, and must not let go of the pool. Its end waits for calls
-/// of it that other threads are in.
+/// As long as this lives, the pool calls the function when memory is short. It frees what it can, and returns whether to
+/// try again; an exception counts as no. It runs on the allocating thread, and must not release the pool. The end of this
+/// object waits for calls that other threads are in.
 class Reclaim {
 public:
     Reclaim(const Pool &pool, std::function<bool(std::size_t)> function)
@@ -534,7 +534,7 @@ private:
 
 namespace detail {
 
-/// The raw handle of a thread's default stream means another stream on each thread. Registered, it does not.
+/// The raw handle 2 means another stream on each thread. A registered stream is this thread's.
 inline std::optional<Stream> kept_if_of_thread(const Pool &pool, StreamRef stream) {
     if (reinterpret_cast<std::uintptr_t>(stream.get()) != 2) return std::nullopt;
     return Stream(pool.context(), stream.get());
@@ -542,8 +542,8 @@ inline std::optional<Stream> kept_if_of_thread(const Pool &pool, StreamRef strea
 
 } // namespace detail
 
-/// `count` elements of device memory on one stream, freed after the work given to it by then. A stream that is
-/// passed raw must live as long as the buffer; a Stream is kept.
+/// `count` elements of device memory on one stream, freed after the work given to it so far. A Stream is kept. A stream
+/// that is passed raw must exist as long as the buffer.
 template <class T>
 class Buffer {
     static_assert(std::is_trivially_copyable_v<T>, "device memory is copied byte by byte");

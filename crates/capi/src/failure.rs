@@ -22,7 +22,7 @@ pub enum Failure {
     #[error("`{0}` is null; pass a valid pointer or handle")]
     Null(&'static str),
     /// See the message.
-    #[error("{bits:#x} is no handle of a {wanted}; pass what its create function gave")]
+    #[error("{bits:#x} is not a handle of a {wanted}; pass what its create function gave")]
     UnknownHandle {
         /// What was passed.
         bits: u64,
@@ -30,7 +30,7 @@ pub enum Failure {
         wanted: Kind,
     },
     /// See the message.
-    #[error("{bits:#x} is a handle of a {kind}, and one of a {wanted} is needed")]
+    #[error("{bits:#x} is a handle of a {kind}; pass one of a {wanted}")]
     WrongKind {
         /// What was passed.
         bits: u64,
@@ -60,7 +60,7 @@ pub enum Failure {
     #[error("`{0}` is not a text in UTF-8")]
     BadText(&'static str),
     /// See the message.
-    #[error("`{what}`: a struct of {found} bytes; set its `size` to its sizeof before the call")]
+    #[error("`{what}`: its `size` says {found} bytes; set it to the struct's sizeof before the call")]
     BadStruct {
         /// The struct's type.
         what: &'static str,

@@ -15,7 +15,7 @@ use crate::replay_args::ReplayArgs;
 
 /// See what a GPU memory pool does for a program: train, replay, measure
 #[derive(Debug, Parser)]
-#[command(name = "millpond", version)]
+#[command(name = "millpond", version = VERSION)]
 #[command(max_term_width = 80)]
 #[command(after_help = format!("{EXAMPLES}\n\n{}", about_allocators()))]
 pub(crate) struct Args {
@@ -33,6 +33,12 @@ Examples:
   millpond replay snapshot.pickle     what a PyTorch job's memory did
   millpond bench --suite latency      what allocating costs, in nanoseconds
   millpond info                       devices, memory, driver";
+
+/// The version. A release is built with `MILLPOND_VERSION`, which has the commit too: `0.1.0 (1234abcd)`.
+pub(crate) const VERSION: &str = match option_env!("MILLPOND_VERSION") {
+    Some(version) => version,
+    None => env!("CARGO_PKG_VERSION"),
+};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {

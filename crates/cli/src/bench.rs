@@ -28,16 +28,15 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let machine = Machine::here(&target);
     let bench = Bench::new(target, args.time());
     let mut drift = Drift::begin(&bench)?;
-    let mark = bench.mark()?;
-    introduce(&bench, &machine, &mark);
-    let rows = measure(args, &bench, &mark, &mut drift, &interrupt)?;
+    introduce(&bench, &machine, drift.reference());
+    let rows = measure(args, &bench, &mut drift, &interrupt)?;
     say(&format!("\n{}", wrapped(&drift.sentence(), 80)));
 
     if let Some(page) = page {
-        write_page(&page, &machine, &rows, &mark, &drift)?;
+        write_page(&page, &machine, &rows, &drift)?;
     }
     if let Some(json) = json {
-        write_json(&json, rows.clone(), mark, &drift)?;
+        write_json(&json, rows.clone(), &drift)?;
     }
     match interrupt.signal() {
         None => Ok(()),
@@ -51,13 +50,7 @@ fn stopped(args: &BenchArgs, signal: Signal, rows: usize) -> Error {
 }
 
 /// All suites with all allocators, until a signal comes.
-fn measure(
-    args: &BenchArgs,
-    bench: &Bench,
-    mark: &Row,
-    drift: &mut Drift,
-    interrupt: &Interrupt,
-) -> Result<Vec<Row>> {
+fn measure(args: &BenchArgs, bench: &Bench, drift: &mut Drift, interrupt: &Interrupt) -> Result<Vec<Row>> {
     let (suites, allocators, mut rows) = (args.suites(), args.allocators(), Vec::new());
     let bar = bar(suites.len() * allocators.len());
     for suite in suites {
@@ -72,7 +65,7 @@ fn measure(
             bar.inc(1);
         }
         if !measured.is_empty() {
-            bar.suspend(|| say(&format!("\n{}", of_suite(suite, &measured, mark))));
+            bar.suspend(|| say(&format!("\n{}", of_suite(suite, &measured, drift.reference()))));
             drift.measure(bench, &format!("after {}", suite.name()))?;
         } else if interrupt.signal().is_none() {
             let names = allocators.join(", ");
@@ -101,25 +94,26 @@ fn of_allocator(bench: &Bench, suite: Suite, allocator: &'static str, bar: &Prog
     })
 }
 
-fn introduce(bench: &Bench, machine: &Machine, mark: &Row) {
+fn introduce(bench: &Bench, machine: &Machine, reference: &Row) {
     say(&machine.to_string());
     say(&format!("clock: {:.0} ns a reading, taken off", bench.clock_cost_ns()));
-    say(&format!("reference: a pair of malloc and free (mimalloc, 512 B) takes {:.1} ns", mark.p50_ns));
+    say(&format!("reference: a pair of malloc and free (mimalloc, 512 B) takes {:.1} ns", reference.p50_ns));
     if bench.target().is_simulated() {
         say("The device is simulated: times are of the allocators alone, without a driver.");
     }
 }
 
-fn write_page(file: &Output, machine: &Machine, rows: &[Row], mark: &Row, drift: &Drift) -> Result<()> {
-    let written = file.write_with(|out| report::write(machine, rows, mark, drift, out));
+fn write_page(file: &Output, machine: &Machine, rows: &[Row], drift: &Drift) -> Result<()> {
+    let written = file.write_with(|out| report::write(machine, rows, drift, out));
     written.map_err(|source| Error::Io { path: file.path().to_owned(), action: "write it", source })
 }
 
 /// The figures, the reference among them, and then the reference each time that it was measured.
-fn write_json(file: &Output, mut rows: Vec<Row>, mark: Row, drift: &Drift) -> Result<()> {
-    let is_mark = |row: &Row| row.same_case(&mark) && row.allocator == mark.allocator;
-    if !rows.iter().any(is_mark) {
-        rows.push(mark);
+fn write_json(file: &Output, mut rows: Vec<Row>, drift: &Drift) -> Result<()> {
+    let reference = drift.reference();
+    let is_reference = |row: &Row| row.same_case(reference) && row.allocator == reference.allocator;
+    if !rows.iter().any(is_reference) {
+        rows.push(reference.clone());
     }
     rows.extend_from_slice(drift.rows());
     let text = serde_json::to_string_pretty(&rows).map_err(|error| Error::Io {

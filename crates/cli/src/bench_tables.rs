@@ -1,15 +1,15 @@
 //! The tables of `millpond bench`: one a suite, allocators side by side, ratios beside the figures.
 
 use millpond::HumanBytes;
-use millpond_bench::{Row, Suite, times, times_mark};
+use millpond_bench::{Row, Suite, times, times_reference};
 
 use crate::screen::wrapped;
 
 /// The table of a suite, in 80 columns. Its titles are in the same columns in all tables.
-pub(crate) fn of_suite(suite: Suite, rows: &[Row], mark: &Row) -> String {
+pub(crate) fn of_suite(suite: Suite, rows: &[Row], reference: &Row) -> String {
     let mut lines = vec![
         wrapped(&format!("{}: {}", suite.name(), suite.about()), 80),
-        format!("{:16} {:^32} {:>9}  {:>20}", "", "nanoseconds", "million", "times as long as"),
+        format!("{:16} {:^32} {:>9}  {:>19}", "", "nanoseconds", "million", "times as long as"),
         cells(["allocator", "median", "99 % below", "99.9 % below", "a second", "millpond", "malloc"]),
     ];
     for (at, row) in rows.iter().enumerate() {
@@ -19,7 +19,7 @@ pub(crate) fn of_suite(suite: Suite, rows: &[Row], mark: &Row) -> String {
         lines.push(case(row));
         let ours = rows.iter().find(|other| other.same_case(row) && other.is_ours());
         let case = rows.iter().filter(|other| other.same_case(row));
-        lines.extend(case.map(|row| line(row, ours, mark)));
+        lines.extend(case.map(|row| line(row, ours, reference)));
     }
     lines.join("\n")
 }
@@ -30,15 +30,16 @@ fn case(row: &Row) -> String {
     format!("{}, {bytes}{threads}", row.work())
 }
 
-fn line(row: &Row, ours: Option<&Row>, mark: &Row) -> String {
+fn line(row: &Row, ours: Option<&Row>, reference: &Row) -> String {
     let [median, p99, p999] = [row.p50_ns, row.p99_ns, row.p999_ns].map(nanoseconds);
     let rate = format!("{:.2}", row.pairs_per_s / 1e6);
-    let [ours, mark] = [ours.and_then(|ours| times(row, ours)), times_mark(row, mark)].map(ratio);
-    cells([&format!("  {}", row.allocator), &median, &p99, &p999, &rate, &ours, &mark])
+    let [ours, reference] =
+        [ours.and_then(|ours| times(row, ours)), times_reference(row, reference)].map(ratio);
+    cells([&format!("  {}", row.allocator), &median, &p99, &p999, &rate, &ours, &reference])
 }
 
-fn cells([name, median, p99, p999, rate, ours, mark]: [&str; 7]) -> String {
-    format!("{name:16} {median:>8} {p99:>10} {p999:>12} {rate:>9}  {ours:>10} {mark:>9}")
+fn cells([name, median, p99, p999, rate, ours, reference]: [&str; 7]) -> String {
+    format!("{name:16} {median:>8} {p99:>10} {p999:>12} {rate:>9}  {ours:>9} {reference:>9}")
 }
 
 fn ratio(times: Option<f64>) -> String {

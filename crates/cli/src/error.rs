@@ -54,6 +54,11 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// In the command's words: what a program calls the host device is a flag here.
+    pub(crate) fn worded(&self) -> String {
+        self.to_string().replace("use the host device", "run with `--device host`")
+    }
+
     /// The exit status of the command: 2 where it was called in a wrong way.
     pub(crate) fn status(&self) -> u8 {
         match self {

@@ -7,8 +7,9 @@ use millpond::device::cuda::{self, CudaDevice, CudaFacts};
 use millpond::device::{Device, DeviceError, DeviceName, Kind, Properties};
 use serde::Serialize;
 
+use crate::args::VERSION;
 use crate::error::{Error, Result};
-use crate::screen::{say, table};
+use crate::screen::{answer, table, wrapped};
 
 #[derive(Debug, Serialize)]
 struct Info {
@@ -60,7 +61,7 @@ pub(crate) fn run(json: bool) -> Result<()> {
             action: "write JSON",
             source: error.into(),
         })?;
-        say(&text);
+        answer(&text);
     } else {
         show(&info);
     }
@@ -76,7 +77,7 @@ fn gather() -> Result<Info> {
     for name in DeviceName::present().filter(|name| name.kind() != Kind::Cuda) {
         devices.push(described(&*name.open()?, None)?);
     }
-    Ok(Info { version: env!("CARGO_PKG_VERSION"), cuda, no_cuda, devices })
+    Ok(Info { version: VERSION, cuda, no_cuda, devices })
 }
 
 fn gpus(devices: &mut Vec<Described>) -> std::result::Result<Driver, DeviceError> {
@@ -104,33 +105,37 @@ fn described(of: &dyn Device, facts: Option<CudaFacts>) -> std::result::Result<D
 }
 
 fn show(info: &Info) {
-    say(&format!("millpond {}", info.version));
+    answer(&format!("millpond {}", info.version));
     match (&info.cuda, &info.no_cuda) {
         (Some(driver), _) => {
             let from = driver.library.as_ref().map_or("unknown".into(), |path| path.display().to_string());
-            say(&format!("CUDA driver: {}, from {from}", driver.cuda_version));
+            answer(&format!("CUDA: {}, driver {from}", driver.cuda_version));
         }
-        (None, why) => say(&format!("CUDA driver: none ({})", why.as_deref().unwrap_or("unknown"))),
+        (None, why) => {
+            let why = why.as_deref().unwrap_or("unknown");
+            answer(&wrapped(&format!("CUDA: {why}"), 80));
+        }
     }
     for device in &info.devices {
-        say(&format!("\n{}: {}\n{}", device.device, device.name, table(&rows(device))));
+        answer(&format!("\n{}: {}\n{}", device.device, device.name, table(&rows(device))));
     }
 }
 
+/// What there is, by its name, with what it is good for.
 fn rows(device: &Described) -> Vec<Vec<String>> {
     let row = |name: &str, value: String| vec![format!("  {name}"), value];
     let yes = |is: bool| if is { "yes" } else { "no" }.to_owned();
     let mut rows = vec![
         row("memory", HumanBytes(device.memory_total).to_string()),
         row("free now", HumanBytes(device.memory_free).to_string()),
-        row("granularity", HumanBytes(device.granularity).to_string()),
-        row("virtual memory management", yes(device.virtual_memory)),
-        row("memory pools", yes(device.memory_pools)),
+        row("smallest page", HumanBytes(device.granularity).to_string()),
+        row("pages can be remapped", yes(device.virtual_memory)),
+        row("driver has a pool of its own", yes(device.memory_pools)),
     ];
     if let Some(gpu) = &device.gpu {
         let peers = if gpu.peer_access.is_empty() { "none".to_owned() } else { gpu.peer_access.join(", ") };
         rows.extend([
-            row("peer access", peers),
+            row("reaches the memory of", peers),
             row("compute capability", gpu.compute_capability.clone()),
             row("multiprocessors", gpu.multiprocessors.to_string()),
             row("bus", gpu.pci_bus_id.clone()),

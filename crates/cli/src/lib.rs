@@ -86,14 +86,14 @@ pub enum Refused {
 pub fn replay_silently(arguments: impl IntoIterator<Item = OsString>) -> Result<Vec<String>, Refused> {
     let begin = ["millpond", "replay"].map(OsString::from);
     let args = Args::try_parse_from(begin.into_iter().chain(arguments));
-    let args = match args.map_err(|usage| Refused::Usage(usage.to_string()))?.command {
+    let args = match args.map_err(|wrong| Refused::Usage(usage::error(&wrong).to_string()))?.command {
         Command::Replay(args) => args,
         _ => return Err(Refused::Usage("the arguments are not those of a replay".to_owned())),
     };
     let (ended, remarks) = screen::silently(|| replay::run(&args));
     match ended {
         Ok(()) => Ok(remarks),
-        Err(error @ Error::Usage(_)) => Err(Refused::Usage(error.to_string())),
+        Err(error) if error.status() == 2 => Err(Refused::Usage(error.to_string())),
         Err(error) => Err(Refused::Failed(error.to_string())),
     }
 }
@@ -107,7 +107,7 @@ fn status(result: error::Result<()>) -> u8 {
     match result {
         Ok(()) => 0,
         Err(error) => {
-            screen::complain(&error.to_string());
+            screen::complain(&error.worded());
             error.status()
         }
     }

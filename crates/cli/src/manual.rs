@@ -1,13 +1,16 @@
 //! `millpond completions` and `millpond man`, made from the same definitions as `--help`.
 
 use std::fs::create_dir_all;
+use std::io::Write;
 use std::path::Path;
 
 use clap::CommandFactory;
 use clap_complete::Shell;
+use clap_mangen::Man;
 
-use crate::args::Args;
+use crate::args::{Args, VERSION};
 use crate::error::{Error, Result};
+use crate::outputs::replace;
 use crate::screen::{answer, say};
 
 /// Prints the completions of a shell.
@@ -20,10 +23,46 @@ pub(crate) fn completions(shell: Shell) -> Result<()> {
 
 /// Writes `millpond.1`, and one page for each command.
 pub(crate) fn pages(dir: &Path) -> Result<()> {
-    let failed = |action| move |source| Error::Io { path: dir.to_owned(), action, source };
-    create_dir_all(dir).map_err(failed("create the folder"))?;
-    let command = Args::command().disable_help_subcommand(true);
-    clap_mangen::generate_to(command, dir).map_err(failed("write the pages to it"))?;
+    let failed = |action, path: &Path, source| Error::Io { path: path.to_owned(), action, source };
+    create_dir_all(dir).map_err(|source| failed("create the folder", dir, source))?;
+    let mut command = Args::command().disable_help_subcommand(true);
+    command.build();
+    for page in std::iter::once(&command).chain(command.get_subcommands()) {
+        let page = Man::new(page.clone()).source(format!("Millpond {VERSION}"));
+        let path = dir.join(page.get_filename());
+        let write = |out: &mut dyn Write| {
+            let mut text = Vec::new();
+            page.render(&mut text)?;
+            out.write_all(with_examples(&String::from_utf8_lossy(&text)).as_bytes())
+        };
+        replace(&path, write).map_err(|source| failed("write it", &path, source))?;
+    }
     say(&format!("{0}: read them with `man -l {0}/millpond.1`", dir.display()));
     Ok(())
+}
+
+/// The page with its examples as a section, whose lines stay as they are.
+fn with_examples(page: &str) -> String {
+    let Some((page, extra)) = page.split_once(".SH EXTRA\n") else { return page.to_owned() };
+    let (extra, rest) = extra.split_once("\n.SH ").unwrap_or((extra, ""));
+    let rest = if rest.is_empty() { String::new() } else { format!("\n.SH {rest}") };
+    let examples = ["Examples:\n", "Example:\n"].iter().find_map(|title| extra.split_once(title));
+    let (notes, examples) = examples.unwrap_or((extra, ""));
+    let notes = if notes.is_empty() { String::new() } else { format!(".SH NOTES\n{notes}") };
+    format!("{page}{notes}.SH EXAMPLES\n.nf\n{}\n.fi{rest}", examples.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn examples_of_a_page_are_not_filled() {
+        let page = ".SH A\nx\n.SH EXTRA\nSome words.\n\nExamples:\n  millpond a   b\n.SH VERSION\nv1\n";
+        assert_eq!(
+            with_examples(page),
+            ".SH A\nx\n.SH NOTES\nSome words.\n\n.SH EXAMPLES\n.nf\n  millpond a   b\n.fi\n.SH VERSION\nv1\n"
+        );
+        assert_eq!(with_examples(".SH A\nx\n"), ".SH A\nx\n");
+    }
 }

@@ -135,6 +135,11 @@ fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> {
     if args.page_sizes.is_some() && for_nobody(&[MILLPOND]) {
         return Err(Error::Usage("--page-sizes is for millpond: add --allocator millpond".to_owned()));
     }
+    if args.page_sizes.is_some() {
+        let context = Context::new(DeviceName::SIM.open_with_capacity(Some(UNLIMITED))?);
+        let built = args.choice().build(MILLPOND, &context);
+        built.map_err(|error| Error::Usage(error.to_string().replacen("page_sizes", "--page-sizes", 1)))?;
+    }
     if args.alloc_conf.is_some() && for_nobody(&[Caching::NAME, Caching::EXPANDABLE]) {
         return Err(Error::Usage(
             "--alloc-conf is for PyTorch's allocator: add --allocator caching or expandable".to_owned(),

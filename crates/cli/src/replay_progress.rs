@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::screen::say;
+use crate::screen::{is_quiet, say};
 
 /// The line.
 #[derive(Debug)]
@@ -12,7 +12,7 @@ pub(crate) struct Progress(ProgressBar);
 
 impl Progress {
     pub(crate) fn new() -> Self {
-        let bar = ProgressBar::new_spinner();
+        let bar = if is_quiet() { ProgressBar::hidden() } else { ProgressBar::new_spinner() };
         bar.set_style(
             ProgressStyle::with_template("{spinner} {wide_msg}")
                 .unwrap_or_else(|_| ProgressStyle::default_spinner()),

@@ -5,7 +5,7 @@ use millpond_replay::fit::{Card, Need};
 use millpond_replay::replay::{Outcome, Waste};
 use millpond_replay::sites::Live;
 
-use crate::screen::{count, table, thousands};
+use crate::screen::{self, count, table, thousands};
 
 /// Columns of a terminal.
 const WIDTH: usize = 80;
@@ -43,7 +43,7 @@ pub(crate) fn account(rows: &[Row]) -> String {
         ]);
         lines.push(line);
     }
-    let mut text = table(&lines);
+    let mut text = fitted(&lines);
     for Row { outcome, .. } in rows {
         if let Some(oom) = outcome.oom {
             let (event, bytes) = (thousands(oom.event as u64), HumanBytes(oom.bytes));
@@ -71,7 +71,7 @@ pub(crate) fn calls(rows: &[Row]) -> String {
         line.extend(kinds.iter().map(|&kind| thousands(counts[kind].1)));
         lines.push(line);
     }
-    table(&lines)
+    fitted(&lines)
 }
 
 /// Where the bytes are that nobody asked for.
@@ -86,7 +86,7 @@ pub(crate) fn wasted(rows: &[Row]) -> String {
         line.push(thousands(waste.event as u64));
         lines.push(line);
     }
-    table(&lines)
+    fitted(&lines)
 }
 
 /// Which cards would do, for each allocator.
@@ -97,26 +97,41 @@ pub(crate) fn which_cards(rows: &[Row], cards: &[Card], context: u64) -> String 
         if sizes { "cards in GiB; " } else { "" },
         HumanBytes(context)
     );
-    let mut parts = Vec::new();
-    // As many cards as fit into a line.
-    for cards in cards.chunks(CARDS_A_LINE) {
-        let mut titles = vec!["allocator".to_owned()];
-        titles.extend(cards.iter().map(|card| card.name.clone()));
-        let mut lines = vec![titles];
-        for Row { outcome, need, .. } in rows {
-            let mut line = vec![outcome.allocator.clone()];
-            let fits = |card: &Card| need.is_some_and(|need| card.fits(need.bytes, context));
-            line.extend(cards.iter().map(|card| if fits(card) { "yes" } else { "no" }.to_owned()));
-            lines.push(line);
-        }
-        parts.push(table(&lines));
+    let mut titles = vec!["allocator".to_owned()];
+    titles.extend(cards.iter().map(|card| card.name.clone()));
+    let mut lines = vec![titles];
+    for Row { outcome, need, .. } in rows {
+        let mut line = vec![outcome.allocator.clone()];
+        let fits = |card: &Card| need.is_some_and(|need| card.fits(need.bytes, context));
+        line.extend(cards.iter().map(|card| if fits(card) { "yes" } else { "no" }.to_owned()));
+        lines.push(line);
     }
-    parts.push(wrapped(&note));
-    parts.join("\n")
+    format!("{}\n{}", fitted(&lines), wrapped(&note))
 }
 
-/// The longest name of a card has seven letters.
-const CARDS_A_LINE: usize = 10;
+/// A table; where it is wider than a terminal, several with the same first column.
+fn fitted(lines: &[Vec<String>]) -> String {
+    let wide = |column: usize| {
+        let cells = lines.iter().filter_map(|line| line.get(column));
+        2 + cells.map(|cell| cell.chars().count()).max().unwrap_or_default()
+    };
+    let mut parts: Vec<Vec<usize>> = Vec::new();
+    let mut width = WIDTH + 1;
+    for column in 1..lines.first().map_or(0, Vec::len) {
+        width += wide(column);
+        if width > WIDTH {
+            width = wide(0) - 2 + wide(column);
+            parts.push(vec![0]);
+        }
+        parts.last_mut().into_iter().for_each(|part| part.push(column));
+    }
+    let part = |columns: &Vec<usize>| {
+        let line =
+            |line: &Vec<String>| columns.iter().filter_map(|&column| line.get(column).cloned()).collect();
+        table(&lines.iter().map(line).collect::<Vec<_>>())
+    };
+    parts.iter().map(part).collect::<Vec<_>>().join("\n\n")
+}
 
 /// Who holds what is live at the end.
 pub(crate) fn kept(live: &Live) -> String {
@@ -125,7 +140,7 @@ pub(crate) fn kept(live: &Live) -> String {
     }
     let mut text = format!("Live at the end: {} in {}", HumanBytes(live.bytes), count(live.blocks, "block"));
     if live.sites.is_empty() {
-        text += "\n(the recording has no tags and call stacks to say whose)";
+        text += "\n(no tags or call stacks were recorded to say whose)";
         return text;
     }
     let shown = &live.sites[..live.sites.len().min(MOST_KEPT)];
@@ -167,20 +182,9 @@ pub(crate) fn room(rows: &[Row], capacity: u64) -> String {
     format!("in {}: {who}", HumanBytes(capacity))
 }
 
-/// Text in lines of [`WIDTH`].
-pub(crate) fn wrapped(text: &str) -> String {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let line = lines
-            .last_mut()
-            .filter(|line| line.is_empty() || line.chars().count() + 1 + word.chars().count() <= WIDTH);
-        match line {
-            Some(line) if line.is_empty() => line.push_str(word),
-            Some(line) => *line = format!("{line} {word}"),
-            None => lines.push(word.to_owned()),
-        }
-    }
-    lines.join("\n")
+/// A paragraph in lines of [`WIDTH`].
+pub(crate) fn wrapped(paragraph: &str) -> String {
+    screen::wrapped(paragraph, WIDTH)
 }
 
 #[cfg(test)]
@@ -188,12 +192,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_have_eighty_columns_unless_a_word_has_more() {
-        let text = format!("{} {} end", "word ".repeat(40).trim(), "x".repeat(90));
-        let lines = wrapped(&text);
-        assert_eq!(lines.replace('\n', " "), text);
-        assert!(lines.lines().all(|line| line.len() <= WIDTH || line == "x".repeat(90)), "{lines}");
+    fn a_long_name_loses_its_end() {
         assert_eq!(cut("convert (t3.py:67)", 10), "convert (…");
         assert_eq!(cut("short", 10), "short");
+    }
+
+    #[test]
+    fn a_wide_table_is_several_with_the_same_names() {
+        let line =
+            |name: &str| [name].into_iter().chain(["x".repeat(30).as_str(); 4]).map(str::to_owned).collect();
+        let text = fitted(&[line("one"), line("two")]);
+        let parts: Vec<_> = text.split("\n\n").collect();
+        assert_eq!(parts.len(), 2);
+        assert!(parts.iter().all(|part| part.lines().count() == 2 && part.starts_with("one  x")), "{text}");
+        assert!(text.lines().all(|line| line.len() <= WIDTH), "{text}");
     }
 }

@@ -54,8 +54,9 @@ fn json_is_an_array_of_rows_that_has_the_mark() {
         let found = json.as_array().unwrap();
         assert_eq!(found.len(), rows, "{json:#}");
         assert!(found.iter().all(|row| row.as_object().unwrap().len() == 12), "{json:#}");
-        let marks = found.iter().filter(|row| row["allocator"] == "mimalloc" && row["suite"] == "latency");
-        assert_eq!(marks.count(), 1, "{json:#}");
+        let references =
+            found.iter().filter(|row| row["allocator"] == "mimalloc" && row["suite"] == "latency");
+        assert_eq!(references.count(), 1, "{json:#}");
         let reference = found.iter().filter(|row| row["suite"] == "reference");
         let when: Vec<_> = reference.map(|row| row["mode"].as_str().unwrap().to_owned()).collect();
         assert_eq!(when, ["before all".to_owned(), format!("after {suite}")]);
@@ -115,7 +116,7 @@ fn ctrl_c_keeps_what_was_measured() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("bench.json");
     let mut child = command()
-        .args(["bench", "--device", "sim", "--suite", "throughput,latency", "--time", "100", "--json"])
+        .args(["bench", "--device", "sim", "--suite", "throughput,latency", "--time", "20", "--json"])
         .arg(&file)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())

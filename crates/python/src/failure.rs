@@ -37,9 +37,7 @@ pub(crate) enum Failure {
     StreamOfAnotherGpu { gpu: usize, error: DeviceError },
     #[error("the block was freed already")]
     FreedBlock,
-    #[error(
-        "the block's bytes are in use by {0} other objects (memoryview, array): drop these before it is freed"
-    )]
+    #[error("the block's bytes are in use (memoryviews, arrays: {0}): drop these before the block is freed")]
     ShownBlock(usize),
     #[error("{0}")]
     Broken(String),

@@ -68,7 +68,9 @@ impl FromStr for Card {
             Some(gib) => Ok(Self { name: text.to_owned(), gib }),
             None => {
                 let names = NAMED.map(|(name, _)| name).join(", ");
-                Err(format!("expected a size such as 24GiB, or one of {names}"))
+                Err(format!(
+                    "'{text}' is no card that Millpond knows; give its size, such as 24GiB, or one of {names}"
+                ))
             }
         }
     }

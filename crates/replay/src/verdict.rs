@@ -11,6 +11,9 @@ use crate::fit::{Need, resolution};
 use crate::replay::{Choose, Program, ReplayError, UNLIMITED, Waste, at_peak, on_sim};
 use crate::trace::Trace;
 
+/// What `caching` is called.
+const PYTORCH: &str = "PyTorch's allocator";
+
 /// Settings of PyTorch's allocator that are tried, as `PYTORCH_CUDA_ALLOC_CONF` has them. Not
 /// `garbage_collection_threshold`: it acts only below a memory fraction, and only once memory is short.
 pub const SETTINGS: [&str; 6] = [
@@ -106,7 +109,7 @@ impl Verdict {
         let (Some(pytorch), Some(millpond)) = (self.pytorch, self.millpond) else {
             return vec![requested + " It did not run to its end, so nobody can say what it needs."];
         };
-        let (pytorch, millpond) = (("PyTorch's allocator", pytorch), ("Millpond", millpond));
+        let (pytorch, millpond) = ((PYTORCH, pytorch), ("Millpond", millpond));
         let is_pytorchs = self.about == Caching::NAME;
         let (first, second) = if is_pytorchs { (pytorch, millpond) } else { (millpond, pytorch) };
         let mut lines = vec![format!("{requested} {}", self.about_needs(first, second))];
@@ -119,6 +122,11 @@ impl Verdict {
     }
 
     fn about_needs(&self, (name, need): (&str, Need), (other, its): (&str, Need)) -> String {
+        // As the tables call it.
+        let [name, other] = [name, other].map(|name| match name {
+            PYTORCH => format!("{name} ({})", Caching::NAME),
+            _ => name.to_owned(),
+        });
         let difference = need.bytes.abs_diff(its.bytes);
         let compared = if difference <= resolution(self.peak_requested) {
             "about as much".to_owned()
@@ -143,7 +151,7 @@ impl Verdict {
         let (reserved, requested, wasted) = (HumanBytes(reserved), HumanBytes(requested), HumanBytes(wasted));
         let rest = match &said[..] {
             [all] if all.starts_with(&wasted.to_string()) => format!("The other {all}."),
-            _ => format!("Of the other {wasted}, {}.", said.join(", ")),
+            _ => format!("Of the other {wasted}, {}.", said.join("; ")),
         };
         Some(format!("When {name} first holds {reserved}, {requested} are requested. {rest}"))
     }
@@ -217,7 +225,7 @@ fn causes(waste: &Waste) -> Vec<(u64, &'static str)> {
     let mut parts = vec![
         (waste.other_streams, "were last used on other streams"),
         (waste.holes, "are holes beside live blocks"),
-        (waste.caches, "are cached, with no live block beside them"),
+        (waste.caches, "are cached without a live block beside them"),
         (waste.rounding, "are rounding"),
     ];
     parts.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
@@ -263,7 +271,7 @@ mod tests {
         let [needs, cache, waste, setting] = &of_pytorch().lines()[..] else { panic!("four lines") };
         assert_eq!(
             needs,
-            "The job requests 10.00 GiB at most. To run, it needs 12.00 GiB with PyTorch's allocator, and \
+            "The job requests 10.00 GiB at most. To run, it needs 12.00 GiB with PyTorch's allocator (caching), and \
              11.00 GiB with Millpond: 1.00 GiB less."
         );
         assert_eq!(

@@ -1,4 +1,4 @@
-//! mimalloc, the host's own mark: what allocating costs where there are neither streams nor a device.
+//! mimalloc, the host's own reference: what allocating costs where there are neither streams nor a device.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;

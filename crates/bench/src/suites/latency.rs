@@ -1,4 +1,4 @@
-//! `latency`: one thread, one size: in pairs, by turns with the host's mark, and each call alone.
+//! `latency`: one thread, one size: in pairs, by turns with the host's reference, and each call alone.
 
 use super::{KIB, MIB, Suite, pair};
 use crate::opaque::Opaque;
@@ -19,13 +19,13 @@ pub(super) fn run<S: Subject>(bench: &Bench, subject: &S) -> Result<Vec<Row>> {
 }
 
 /// What every other figure is held against.
-pub(super) fn mark<S: Subject>(bench: &Bench, subject: &S) -> Result<Row> {
+pub(super) fn reference<S: Subject>(bench: &Bench, subject: &S) -> Result<Row> {
     pairs(bench, subject, SIZES[0])
 }
 
 fn pairs<S: Subject>(bench: &Bench, subject: &S, bytes: u64) -> Result<Row> {
     let lane = subject.lane()?;
-    let [samples, marks] = bench.cores.on_one(|| {
+    let [samples, references] = bench.cores.on_one(|| {
         batches_by_turns(
             bench,
             |count| (0..count).try_for_each(|_| pair(subject, bytes, &lane)),
@@ -33,7 +33,7 @@ fn pairs<S: Subject>(bench: &Bench, subject: &S, bytes: u64) -> Result<Row> {
         )
     })??;
     let row = Case::new(Suite::Latency, "pair", subject.name(), bytes).row(bench, samples);
-    Ok(row.beside(marks))
+    Ok(row.beside(references))
 }
 
 /// Each call timed: `alone` are the allocations, `alone-free` the frees.

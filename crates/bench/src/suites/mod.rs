@@ -32,7 +32,7 @@ impl Visit for Measure<'_> {
         let bench = self.bench;
         match self.suite {
             Suite::Latency => latency::run(bench, &build()?),
-            Suite::Mark => latency::mark(bench, &build()?).map(one),
+            Suite::Reference => latency::reference(bench, &build()?).map(one),
             Suite::Throughput => throughput::run(bench, &build()?).map(one),
             Suite::Mixed => throughput::run_mixed(bench, &build()?).map(one),
             Suite::Threads => threads::run(bench, &build()?),

@@ -44,9 +44,9 @@ static void null_and_garbage(void) {
     }
     FAILS(millpond_stream_release(NULL), NULL_ARGUMENT, "`stream` is null");
     FAILS(millpond_alloc(NULL, 1, stream, &block), NULL_ARGUMENT, "`pool` is null");
-    FAILS(millpond_alloc((void *)&pool, 1, stream, &block), INVALID_HANDLE, "no handle of a pool");
+    FAILS(millpond_alloc((void *)&pool, 1, stream, &block), INVALID_HANDLE, "not a handle of a pool");
     FAILS(millpond_alloc((void *)stream, 1, stream, &block), INVALID_HANDLE, "a handle of a stream");
-    FAILS(millpond_alloc(pool, 1, pool, &block), INVALID_HANDLE, "one of a stream is needed");
+    FAILS(millpond_alloc(pool, 1, pool, &block), INVALID_HANDLE, "pass one of a stream");
     FAILS(millpond_alloc(pool, 1, (void *)0xdead00, &block), DEVICE_INVALID, "stream");
     FAILS(millpond_alloc(pool, 1, stream, NULL), NULL_ARGUMENT, "`out` is null");
     FAILS(millpond_stream_register(context, stream, &again), BAD_OPTION, "registered already");

@@ -96,7 +96,7 @@ impl Calls {
             ("unreserve", unreserve),
             ("create", create),
             ("map", map),
-            ("set access", set_access),
+            ("access", set_access),
             ("unmap", unmap),
             ("release", release),
             ("alloc", alloc),

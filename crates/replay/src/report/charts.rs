@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::Shown;
+use super::{Point, Shown};
 
 /// A unit, and how many of what is counted are one.
 type Unit = (&'static str, f64);
@@ -32,13 +32,14 @@ pub(super) fn over_time(allocators: &[Shown], wall_us: u64, is_idle: bool) -> St
     let (bytes, each) = unit(&BYTES, most.unwrap_or_default() as f64);
     let (time, tick) = unit(&TIMES, wall_us as f64);
     let (mut lines, mut events) = (Vec::new(), Vec::new());
-    let mut add = |name: &str, shown: &Shown, value: fn(&super::Point) -> u64| {
-        let x: Vec<_> = shown.points.iter().map(|point| rounded(point.time_us as f64 / tick)).collect();
-        let y: Vec<_> = shown.points.iter().map(|point| rounded(value(point) as f64 / each)).collect();
+    let mut add = |name: &str, shown: &Shown, value: fn(&Point) -> u64| {
+        let points = turns(&shown.points, value);
+        let x: Vec<_> = points.iter().map(|point| rounded(point.time_us as f64 / tick)).collect();
+        let y: Vec<_> = points.iter().map(|point| rounded(value(point) as f64 / each)).collect();
         lines.push(json!({
             "type": "scatter", "name": name, "mode": "lines", "line": { "shape": "hv" }, "x": x, "y": y
         }));
-        events.push(shown.points.iter().map(|point| point.event).collect::<Vec<_>>());
+        events.push(points.iter().map(|point| point.event).collect::<Vec<_>>());
     };
     if let Some(first) = allocators.first() {
         add("requested", first, |point| point.requested);
@@ -53,6 +54,12 @@ pub(super) fn over_time(allocators: &[Shown], wall_us: u64, is_idle: bool) -> St
     // No text in it can end the script.
     let plot = json!({ "data": lines, "layout": layout }).to_string().replace('<', "\\u003c");
     format!("{plot}, {events:?}, \"{time}\", {is_idle}")
+}
+
+/// The points at which a line of steps changes, and the last one.
+fn turns(points: &[Point], value: fn(&Point) -> u64) -> Vec<Point> {
+    let runs = points.chunk_by(|one, other| value(one) == value(other));
+    runs.filter_map(|run| run.first()).chain(points.last()).copied().collect()
 }
 
 /// Finer than a chart shows, so that the file has no digits for nothing.

@@ -122,7 +122,7 @@ impl Section {
             return Ok(());
         }
         writeln!(out, "<h3>Phases</h3>")?;
-        let titles = ["phase", "times", "time", "requested at most", "allocated", "left behind"];
+        let titles = ["phase", "times", "time", "requested at most", "allocated", "allocated less freed"];
         let rows = self.phases.iter().take(MOST_PHASES).map(|sum| {
             let sign = if sum.kept < 0 { "−" } else { "" };
             vec![
@@ -143,14 +143,14 @@ const MOST_PHASES: usize = 30;
 
 /// Who holds what is live at a moment.
 pub(super) fn write_live(when: &str, live: &Live, out: &mut dyn Write) -> io::Result<()> {
+    if live.blocks == 0 {
+        return writeln!(out, "<h3>Live {when}: nothing</h3>");
+    }
     let (bytes, blocks) = (HumanBytes(live.bytes), thousands(live.blocks));
     let many = if live.blocks == 1 { "block" } else { "blocks" };
     writeln!(out, "<h3>Live {when}: {bytes} in {blocks} {many}</h3>")?;
     if live.sites.is_empty() {
-        return match live.blocks {
-            0 => Ok(()),
-            _ => writeln!(out, "<p class=note>The recording has no tags and call stacks to say whose.</p>"),
-        };
+        return writeln!(out, "<p class=note>No tags or call stacks were recorded to say whose.</p>");
     }
     let has_tags = live.sites.iter().any(|site| site.tag.is_some());
     let titles: &[&str] =

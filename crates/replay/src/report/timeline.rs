@@ -16,13 +16,14 @@ pub(super) struct Point {
 }
 
 /// Stretches of time that are drawn, each with its lowest and its highest moment.
-const STRETCHES: usize = 1500;
+const STRETCHES: usize = 1000;
 
-/// Whether a trace is mostly idle: more than half of its time lies between events that are a hundredth of it apart.
+/// Whether a chart over time would mostly show idle time: more than a third of it lies between events that are a
+/// hundredth of it apart.
 pub(super) fn is_idle(trace: &Trace) -> bool {
     let gaps = trace.ops.windows(2).map(|pair| pair[1].time_us - pair[0].time_us);
     let long: u64 = gaps.filter(|gap| gap * 100 >= trace.wall_us.max(1)).sum();
-    long * 2 > trace.wall_us
+    long * 3 > trace.wall_us
 }
 
 /// Replays a program and looks after each step.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 
+use super::phase::PhaseBuilder;
 use super::{Block, Op, OpKind, RecordedOom, Trace};
 use crate::event::{Event, EventKind, Stacks};
-use crate::phases::PhaseBuilder;
 use crate::segments::{Segment, SegmentKind, SegmentOp, Segments};
 
 /// Turns [`Event`]s into [`Trace`]s, one for each device.

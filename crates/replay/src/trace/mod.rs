@@ -1,13 +1,14 @@
 //! A trace in memory: events with addresses resolved to dense block numbers, so that a replay hashes nothing.
 
 mod builder;
+mod phase;
 
 use std::sync::Arc;
 
 pub use builder::{MAX_DEVICES, TraceBuilder, TraceError};
+pub use phase::{MOST_PHASES_INSIDE, Phase};
 
 use crate::event::{StackId, Stacks};
-use crate::phases::Phase;
 use crate::segments::Segments;
 
 /// A block of memory that the traced program held at some time.
