@@ -1,14 +1,14 @@
-//! The script that draws the charts of reports: [plotly.js](https://plotly.com/javascript/), with lines, bars and heat
-//! maps. It is a part of each report, so that a report works offline.
+//! The script that draws the charts of reports: [plotly.js](https://plotly.com/javascript/), with lines and bars. It is
+//! a part of each report, so that a report works offline.
 //!
-//! `plotly-cartesian.min.js.gz` is `plotly-cartesian.min.js` of the npm package `plotly.js-cartesian-dist-min` 4.1.1,
+//! `plotly-basic.min.js.gz` is `plotly-basic.min.js` of the npm package `plotly.js-basic-dist-min` 4.1.1,
 //! compressed. Its licence is in `LICENSE-plotly`.
 
 use std::io::{self, Write};
 
-static COMPRESSED: &[u8] = include_bytes!("plotly-cartesian.min.js.gz");
+static COMPRESSED: &[u8] = include_bytes!("plotly-basic.min.js.gz");
 
-/// Writes the element `<script>` that defines `Plotly`: 1.5 MB.
+/// Writes the element `<script>` that defines `Plotly`: 1.2 MB.
 ///
 /// # Errors
 /// Where it cannot be written.
@@ -25,7 +25,7 @@ mod tests {
         let mut html = Vec::new();
         super::write_script(&mut html).unwrap();
         let html = String::from_utf8(html).unwrap();
-        assert_eq!(html.len(), 1_500_041 + "<script></script>".len());
+        assert_eq!(html.len(), 1_191_749 + "<script></script>".len());
         assert_eq!(html.matches("</script").count(), 1);
     }
 }

@@ -163,8 +163,12 @@ fn thousands(number: usize) -> impl Display {
 /// The parser's message without its drawing, with the line and the key it is about.
 fn one_line(error: &toml::de::Error, text: &str) -> String {
     let mut message = error.message().trim().replace('\n', "; ");
-    for (type_name, words) in [("i64", "a whole number"), ("f32", "a number"), ("a boolean", "true or false")]
-    {
+    for (type_name, words) in [
+        ("i64", "a whole number"),
+        ("f32", "a number"),
+        ("path string", "a string"),
+        ("a boolean", "true or false"),
+    ] {
         message = message.replace(&format!("expected {type_name}"), &format!("expected {words}"));
     }
     let Some(before) = error.span().and_then(|span| text.get(..span.start)) else {

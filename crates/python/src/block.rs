@@ -55,8 +55,8 @@ impl Block {
         self.process.check()?;
         let own = {
             let mut stream = self.stream.lock();
-            // Relaxed: counted up under this lock; who counts down has no use for the block any more.
-            match self.views.load(Ordering::Relaxed) {
+            // Acquire: pairs with `conceal`. Counted up under this lock.
+            match self.views.load(Ordering::Acquire) {
                 0 => stream.take().ok_or(Failure::FreedBlock)?,
                 views => return Err(Failure::ShownBlock(views)),
             }
@@ -100,8 +100,8 @@ impl Block {
 
     /// Ends one [`show`](Self::show).
     pub(crate) fn conceal(&self) {
-        // Relaxed: see `free_on`.
-        self.views.fetch_sub(1, Ordering::Relaxed);
+        // Release: whoever frees the block comes after what was read and written through the view.
+        self.views.fetch_sub(1, Ordering::Release);
     }
 }
 

@@ -63,6 +63,7 @@ cuda = Names(
     get_device_properties=lambda number: Names(total_memory=100 * GIB, name="Fake GPU"),
     set_per_process_memory_fraction=set_fraction,
     synchronize=lambda: None,
+    empty_cache=lambda: None,
     reset_peak_memory_stats=lambda: None,
     memory_stats=stats,
 )

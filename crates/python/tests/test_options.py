@@ -89,7 +89,7 @@ def test_sizes_may_be_texts_as_in_the_command() -> None:
     assert pool.allocate("3 MiB").size == 3 * MIB
     assert pool.allocate_address("1k", None) % 512 == 0
     assert pool.allocate(100, align="64KiB").ptr % (64 << 10) == 0
-    with pytest.raises(millpond.OutOfMemoryError, match="hard limit of 100.00 MiB"):
+    with pytest.raises(millpond.OutOfMemoryError, match="hard_limit is 100.00 MiB: raise hard_limit"):
         pool.allocate("101MiB")
     assert pool.trim("1GiB") == 0
 

@@ -4,8 +4,8 @@
 //!
 //! **How one trace passes through.** `read/` turns a file into [`event`]s, whichever program recorded it;
 //! [`trace`] resolves their addresses to dense numbers; [`replay`] puts them through an allocator of
-//! [`choice`] on a device; [`fit`], [`verdict`] and [`report`] say what came of it, [`export`] lets other
-//! programs show it. [`generate`] makes traces that nobody recorded.
+//! [`choice`] on a device; [`fit`], [`sites`], [`phases`], [`verdict`] and [`report`] say what came of it, [`export`]
+//! lets other programs show it. [`generate`] makes traces that nobody recorded.
 
 pub mod choice;
 pub mod event;

@@ -233,7 +233,7 @@ fn a_senseless_file_is_refused_with_the_reason() {
     assert_eq!(said(&with_records(&[POOL, Record::End])), "holds no allocation: record for longer");
     let mut newer = with_records(&[POOL]);
     newer[8] = 2;
-    assert!(said(&newer).contains("version 2; this reader knows version 1"));
+    assert!(said(&newer).contains("of version 2, but this millpond reads version 1"), "{}", said(&newer));
 }
 
 #[test]

@@ -49,7 +49,7 @@ def replay(
         context: what the driver's context and the libraries take of each card.
         report: a file for a page with charts.
         export_snapshot: a file for what was read, as a snapshot of PyTorch's.
-        export_counters: a file for the counters of the first allocator, for ui.perfetto.dev.
+        export_counters: a file for what was requested and reserved over time, for ui.perfetto.dev.
 
     Raises:
         OSError: where the trace cannot be opened.

@@ -50,7 +50,7 @@ def work(job: str, allocator: str, limit: int, steps: int, seconds: float) -> No
     warming = record.JOBS[job]()
     for _ in range(WARM_STEPS):
         next(warming)
-    warming.close()
+    del warming
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
