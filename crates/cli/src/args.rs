@@ -217,7 +217,7 @@ mod tests {
             let [short, long] =
                 [command.render_help(), command.render_long_help()].map(|help| help.to_string());
             let widest = long.lines().map(|line| line.chars().count()).max();
-            assert!(short.lines().count() <= 50 && widest <= Some(80), "{widest:?}: {short}{long}");
+            assert!(short.lines().count() <= 42 && widest <= Some(80), "{widest:?}: {short}{long}");
             let examples: Vec<_> = short.lines().filter(|line| line.starts_with("  millpond ")).collect();
             assert!(!examples.is_empty() || command.get_name() == "help", "{short}");
         };

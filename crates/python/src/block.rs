@@ -99,9 +99,24 @@ impl Block {
     }
 
     /// Ends one [`show`](Self::show).
-    pub(crate) fn conceal(&self) {
+    fn conceal(&self) {
         // Release: whoever frees the block comes after what was read and written through the view.
         self.views.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// A block that is looked at; [concealed](Block::conceal) at its end, on any thread.
+struct Shown(Option<Py<Block>>);
+
+impl Drop for Shown {
+    fn drop(&mut self) {
+        if let Some(block) = &self.0 {
+            block.get().conceal();
+        }
+        // Consumers may end it on a thread without Python, or after its end: then the block stays.
+        if Python::try_attach(|_| drop(self.0.take())).is_none() {
+            std::mem::forget(self.0.take());
+        }
     }
 }
 
@@ -203,7 +218,8 @@ impl Block {
             return Err(PyBufferError::new_err("a block shows its own memory: copy what comes of it"));
         }
         let at = block.show(this.py())?;
-        dlpack::capsule(this, at, block.bytes, max_version.is_some_and(|(major, _)| major >= 1))
+        let shown = Box::new(Shown(Some(this.clone().unbind())));
+        dlpack::capsule(this.py(), shown, at, block.bytes, max_version.is_some_and(|(major, _)| major >= 1))
     }
 
     fn __int__(&self) -> u64 {

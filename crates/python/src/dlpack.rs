@@ -6,8 +6,6 @@ use std::ffi::{CStr, c_void};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
-use crate::block::Block;
-
 /// `kDLCPU`.
 pub(crate) const CPU: i32 = 1;
 /// `kDLCUDA`.
@@ -55,7 +53,7 @@ struct ManagedVersioned {
 struct Kept {
     shape: i64,
     stride: i64,
-    block: Py<Block>,
+    _owner: Box<dyn Send>,
 }
 
 impl Kept {
@@ -63,13 +61,7 @@ impl Kept {
     /// `kept` came from a box, and is given up here.
     unsafe fn delete(kept: *mut c_void) {
         // SAFETY: as promised.
-        let kept = unsafe { Box::from_raw(kept.cast::<Self>()) };
-        kept.block.get().conceal();
-        // Consumers may delete from a thread without Python, or after its end: then the block stays.
-        let mut kept = Some(kept);
-        if Python::try_attach(|_| drop(kept.take())).is_none() {
-            std::mem::forget(kept);
-        }
+        drop(unsafe { Box::from_raw(kept.cast::<Self>()) });
     }
 }
 
@@ -102,16 +94,16 @@ unsafe extern "C" fn destroy(capsule: *mut ffi::PyObject) {
     }
 }
 
-/// A capsule with a tensor of `bytes` bytes from `at` on, which keeps the block. The caller has shown the block, and the
-/// tensor's end conceals it.
-pub(crate) fn capsule<'py>(
-    block: &Bound<'py, Block>,
+/// A capsule with a tensor of `bytes` bytes from `at` on. It drops `owner` at its end, on any thread; until then the bytes
+/// are there.
+pub(crate) fn capsule(
+    py: Python<'_>,
+    owner: Box<dyn Send>,
     at: *mut c_void,
     bytes: u64,
     versioned: bool,
-) -> PyResult<Bound<'py, PyAny>> {
-    let kept =
-        Box::into_raw(Box::new(Kept { shape: bytes as i64, stride: 1, block: block.clone().unbind() }));
+) -> PyResult<Bound<'_, PyAny>> {
+    let kept = Box::into_raw(Box::new(Kept { shape: bytes as i64, stride: 1, _owner: owner }));
     let tensor = Tensor {
         data: at,
         device_type: CPU,
@@ -146,8 +138,8 @@ pub(crate) fn capsule<'py>(
                 delete(made.cast());
             }
         }
-        return Err(PyErr::fetch(block.py()));
+        return Err(PyErr::fetch(py));
     }
     // SAFETY: a new reference, not null.
-    Ok(unsafe { Bound::from_owned_ptr(block.py(), capsule) })
+    Ok(unsafe { Bound::from_owned_ptr(py, capsule) })
 }
