@@ -341,7 +341,7 @@ fn pinned_memory_is_near_the_gpu_and_for_the_cpu_too() {
     let too_much = properties.total_memory.next_multiple_of(properties.granularity);
     assert!(matches!(pinned.alloc_segment(too_much), Err(DeviceError::OutOfMemory { .. })));
     let no_node = gpu.pinned(Some(4711)).unwrap_err();
-    assert!(matches!(no_node, DeviceError::Driver { .. } | DeviceError::Unsupported { .. }), "{no_node}");
+    assert!(matches!(no_node, DeviceError::Unsupported { .. }), "{no_node}");
     let context = Context::new(gpu.clone());
     let (stream, pool) = (context.create_stream().unwrap(), context.pinned().unwrap().build().unwrap());
     pool.reserve(1 << 30, &stream).unwrap();

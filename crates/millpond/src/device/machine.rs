@@ -1,6 +1,8 @@
 //! The memory of this machine, as far as the process may use it.
 
 use std::fs;
+#[cfg(any(feature = "cuda", test))]
+use std::path::Path;
 
 use super::types::MemoryInfo;
 
@@ -23,6 +25,13 @@ pub(super) fn memory() -> MemoryInfo {
     MemoryInfo { free: machine.free.min(free), total: limit }
 }
 
+/// Whether the machine has a NUMA node of this number, as far as the system tells. Drivers do not check it at once.
+#[cfg(any(feature = "cuda", test))]
+pub(super) fn has_node(node: u32) -> bool {
+    let nodes = Path::new("/sys/devices/system/node");
+    !nodes.exists() || nodes.join(format!("node{node}")).exists()
+}
+
 fn number_in(path: &str) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
@@ -42,6 +51,12 @@ fn available() -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    #[test]
+    fn a_node_that_is_not_there_is_known() {
+        assert!(super::has_node(0));
+        assert!(!super::Path::new("/sys/devices/system/node").exists() || !super::has_node(4711));
+    }
+
     #[test]
     fn the_machine_has_memory_and_some_is_free() {
         let info = super::memory();

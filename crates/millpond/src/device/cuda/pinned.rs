@@ -39,6 +39,11 @@ pub(super) struct CudaPinned {
 impl CudaPinned {
     /// The memory of a node, or of the one near the GPU.
     pub(super) fn new(gpu: &CudaDevice, node: Option<u32>) -> DeviceResult<Self> {
+        if node.is_some_and(|node| !machine::has_node(node)) {
+            return Err(
+                gpu.unsupported("a NUMA node of this number: /sys/devices/system/node lists the machine's")
+            );
+        }
         let known = |what| attribute_if_known(gpu.api(), gpu.raw_device(), what);
         let near = match node {
             Some(node) => c_int::try_from(node).ok(),
@@ -79,7 +84,7 @@ impl CudaPinned {
     }
 }
 
-/// The smallest page of such memory. The driver refuses a node that the machine does not have.
+/// The smallest page of such memory.
 fn granularity(gpu: &CudaDevice, location: Location) -> DeviceResult<u64> {
     let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     let props = HostPageProps::of(location);
