@@ -86,6 +86,9 @@ pub use types::{
 /// address ranges, pages and segments do not overlap. Mapped memory is there until it is unmapped. Work is called
 /// complete only when it and all that it was ordered after are. Once a wait for a stream has returned, even with an
 /// error, no earlier work on it copies to the host.
+///
+/// Where it says [`Properties::host_access`], the CPU can read and write mapped memory and segments at their addresses,
+/// and finds there what complete work wrote.
 pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// What the device is and can do. Constant for the life of the device.
     fn properties(&self) -> &Properties;
