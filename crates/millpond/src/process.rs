@@ -57,7 +57,7 @@ impl Process {
     }
 
     /// Unlike that of its parent.
-    #[cfg(feature = "cuda")]
+    #[cfg(any(feature = "cuda", feature = "record"))]
     pub(crate) fn number(self) -> u64 {
         self.0
     }
