@@ -75,14 +75,13 @@ pub use self::blocks::Freeing;
 pub use self::memory::BlockId;
 pub use self::report::{Report, Rule, Violation};
 
-/// A device that checks how an allocator uses another one. The [module](self) has an example. Its
-/// [pinned memory](Device::pinned) is watched with it: one verdict is of both.
+/// A device that checks how an allocator uses another one. The [module](self) has an example.
 pub struct CheckerDevice {
     inner: Arc<dyn Device>,
-    state: Arc<Mutex<State>>,
+    state: Mutex<State>,
     process: Process,
     /// Device calls in processes that were forked from that one.
-    calls_elsewhere: Arc<AtomicU64>,
+    calls_elsewhere: AtomicU64,
 }
 
 impl fmt::Debug for CheckerDevice {
@@ -96,9 +95,9 @@ impl CheckerDevice {
     pub fn new(inner: Arc<dyn Device>) -> Arc<Self> {
         Arc::new(Self {
             inner,
-            state: Arc::default(),
+            state: Mutex::default(),
             process: Process::here(),
-            calls_elsewhere: Arc::default(),
+            calls_elsewhere: AtomicU64::new(0),
         })
     }
 
