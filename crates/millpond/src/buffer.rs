@@ -4,6 +4,7 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytemuck::Pod;
 
@@ -42,6 +43,8 @@ pub struct Buffer<T: Pod> {
     ptr: DevicePtr,
     len: usize,
     stream: Stream,
+    /// Whether copies on other streams read it, that its own may not have waited for.
+    read_elsewhere: AtomicBool,
     element: PhantomData<T>,
 }
 
@@ -52,13 +55,19 @@ impl<T: Pod> Buffer<T> {
     /// [`Error::SizeOverflow`], and those of [`Pool::alloc`].
     pub fn new(pool: &Pool, len: usize, stream: &Stream) -> Result<Self> {
         let ptr = pool.alloc(byte_len::<T>(len)?, stream)?;
-        Ok(Self { pool: pool.inner().clone(), ptr, len, stream: stream.clone(), element: PhantomData })
+        Ok(Self::over(pool, ptr, len, stream))
     }
 
     /// As [`new`](Self::new), at a multiple of `align` bytes, as [`Pool::alloc_aligned`] has it.
     pub(crate) fn aligned(pool: &Pool, len: usize, align: u64, stream: &Stream) -> Result<Self> {
         let ptr = pool.alloc_aligned(byte_len::<T>(len)?, align, stream)?;
-        Ok(Self { pool: pool.inner().clone(), ptr, len, stream: stream.clone(), element: PhantomData })
+        Ok(Self::over(pool, ptr, len, stream))
+    }
+
+    /// Over a block of the pool, which nobody else has.
+    fn over(pool: &Pool, ptr: DevicePtr, len: usize, stream: &Stream) -> Self {
+        let (pool, stream) = (pool.inner().clone(), stream.clone());
+        Self { pool, ptr, len, stream, read_elsewhere: AtomicBool::new(false), element: PhantomData }
     }
 
     /// A buffer of `len` elements, all bytes zero, set in stream order.
@@ -120,6 +129,7 @@ impl<T: Pod> Buffer<T> {
         if self.byte_len() > 0 {
             self.pool.check_process()?;
             let handle = self.stream.handle_here()?;
+            self.order_after_reads()?;
             // SAFETY: the buffer owns the block, which is valid on its stream until it is freed there.
             unsafe { self.stream.device().memset(self.ptr, 0, self.byte_len(), handle) }?;
         }
@@ -136,10 +146,14 @@ impl<T: Pod> Buffer<T> {
         }
         if self.byte_len() > 0 {
             self.pool.check_process()?;
-            let (device, handle) = (self.stream.device(), self.stream.handle_here()?);
+            let handle = self.stream.handle_here()?;
+            self.order_after_reads()?;
             // SAFETY: the slice is readable for its length, which is the buffer's, and has been read when
             // the call returns; the block as in `set_zero`.
-            unsafe { device.copy_from_host(self.ptr, from.as_ptr().cast(), self.byte_len(), handle) }?;
+            unsafe {
+                let device = self.stream.device();
+                device.copy_from_host(self.ptr, from.as_ptr().cast(), self.byte_len(), handle)
+            }?;
         }
         Ok(())
     }
@@ -195,17 +209,36 @@ impl<T: Pod> Buffer<T> {
         from.pool.check_process()?;
         from.pool.check_stream(&self.stream)?;
         let handle = self.stream.handle_here()?;
+        self.order_after_reads()?;
         let elsewhere = from.stream.id() != self.stream.id();
         if elsewhere {
             self.stream.wait_for(&from.stream)?;
         }
         // SAFETY: two live blocks do not overlap. Both are valid on this stream, which waits for the other's writes.
-        // Its use is recorded before a free.
+        // Its use is recorded before a free, and before a later write of safe code.
         unsafe {
             self.stream.device().copy(self.ptr, from.ptr, self.byte_len(), handle)?;
         }
-        // After the copy: of a thread's default stream, a recorded use covers only what was given before.
-        if elsewhere { from.record_use(&self.stream) } else { Ok(()) }
+        if elsewhere {
+            // After the copy: of a thread's default stream, a recorded use covers only what was given before.
+            if let Err(error) = from.record_use(&self.stream) {
+                // Nobody knows of the copy, so that nothing could wait for it.
+                self.stream.synchronize()?;
+                return Err(error);
+            }
+            // Relaxed: who writes to `from` has it alone, and so comes after this.
+            from.read_elsewhere.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Before a write is given to the stream: orders it after the copies that read the buffer on other streams.
+    fn order_after_reads(&mut self) -> Result<()> {
+        if *self.read_elsewhere.get_mut() && !self.ptr.is_null() {
+            self.pool.order_after_uses(self.ptr, &self.stream)?;
+            *self.read_elsewhere.get_mut() = false;
+        }
+        Ok(())
     }
 
     /// Notes that work on `stream` uses the buffer; see [`Pool::record_use`].
@@ -248,7 +281,7 @@ impl<T: Pod> Buffer<T> {
         }
         pool.inner().check_stream(stream)?;
         let (pool, stream) = (pool.inner().clone(), stream.clone());
-        Ok(Self { pool, ptr, len, stream, element: PhantomData })
+        Ok(Self { pool, ptr, len, stream, read_elsewhere: AtomicBool::new(false), element: PhantomData })
     }
 }
 

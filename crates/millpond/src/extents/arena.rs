@@ -243,6 +243,15 @@ impl Arena {
         is_noted
     }
 
+    /// The work that was noted to use a live block, on other streams than its own, up to now. `None` where the host has no
+    /// memory for the list.
+    pub(crate) fn uses(&mut self, id: ExtentId) -> Option<Fence> {
+        let mut uses = self.map.fence_mut(id).try_clone_to_raise()?;
+        let mut fence = Fence::empty();
+        self.rules.timelines.add_uses(&mut fence, &mut uses);
+        Some(fence)
+    }
+
     // ---- what there is ---------------------------------------------------------------------------
 
     /// Physical bytes held, by recount.

@@ -12,7 +12,7 @@ use std::sync::atomic::Ordering;
 use super::emptying_caches::take_back;
 use super::inner::{PoolInner, PoolState};
 use crate::Result;
-use crate::device::DevicePtr;
+use crate::device::{DeviceError, DevicePtr};
 use crate::extents::Pointer;
 use crate::order::Stream;
 use crate::record::Moment;
@@ -152,6 +152,23 @@ impl PoolInner {
         } else {
             Err(self.no_host_memory("a list of streams", 2 * size_of::<(u64, u64)>() as u64))
         }
+    }
+
+    /// Orders what `stream` is given next after the work on other streams that was noted to use the block.
+    pub(crate) fn order_after_uses(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+        let uses = self.with_live(ptr, |arena, id| arena.uses(id))?;
+        let no_memory = || self.no_host_memory("a list of streams", 2 * size_of::<(u64, u64)>() as u64);
+        let uses = uses.ok_or_else(no_memory)?;
+        if self.timelines.make_wait(&uses, stream.timeline())? {
+            return Ok(());
+        }
+        self.timelines.wait_on_host(&uses)?;
+        if self.timelines.is_complete(&uses) {
+            return Ok(());
+        }
+        // A capture cannot be waited for.
+        let what = "a stream that uses the buffer is being captured: end the capture first".to_owned();
+        Err(DeviceError::Invalid { call: "Buffer", what }.into())
     }
 }
 
