@@ -1,4 +1,4 @@
-"""What a pair of allocation and free costs on this GPU, beside other allocators. Prints a Markdown table.
+"""What a pair of allocation and free costs on this GPU, beside other allocators. Prints a Markdown table of medians.
 
 python pairs.py [--device cuda]
 """
@@ -64,8 +64,8 @@ def main() -> None:
     print(time.strftime("%Y-%m-%d %H:%MZ\n", time.gmtime()))
     print("| | Millpond | mimalloc, 512 B | the best of the others |")
     print("| --- | --- | --- | --- |")
-    line("a pair, 512 B to 64 MiB, p50", pairs, "p50_ns")
-    line("free and allocate, 1,000 live of 512 B to 4 MiB, mean", churn, "mean_ns")
+    line("a pair, 512 B to 64 MiB", pairs, "p50_ns")
+    line("free and allocate, 1,000 live of 512 B to 4 MiB", churn, "p50_ns")
 
 
 if __name__ == "__main__":
