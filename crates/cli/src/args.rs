@@ -52,9 +52,9 @@ pub(crate) enum Command {
     Info(InfoArgs),
     /// Download a data set to train on
     Fetch(FetchArgs),
-    /// Print the completions of a shell
+    /// Print the tab completions of a shell
     Completions(CompletionsArgs),
-    /// Write the manual, a page for each command
+    /// Write the man pages, one for each command
     Man(ManArgs),
 }
 
@@ -99,10 +99,10 @@ pub(crate) struct TrainArgs {
     /// Outputs of a hidden layer [default: 784]
     #[arg(long, value_name = "N", value_parser = whole::<{ Config::MOST_FEATURES }>, allow_negative_numbers = true)]
     feat_dim: Option<usize>,
-    /// Size of a step of SGD [default: 0.1]
+    /// Learning rate of SGD [default: 0.1]
     #[arg(long, value_name = "RATE", value_parser = Config::rate, allow_negative_numbers = true)]
     learning_rate: Option<f32>,
-    /// What the random numbers begin with [default: 1]
+    /// Seed of the random numbers [default: 1]
     #[arg(long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
     seed: Option<u64>,
     /// Let a GPU multiply in TF32: faster, less exact

@@ -14,7 +14,7 @@ use crate::choices::{ALL, is_asked, names_or_all};
 #[derive(Debug, Args)]
 #[command(after_help = "\
 A trace is a PyTorch memory snapshot, an RMM log or a recording of Millpond's,
-plain, gzipped or compressed by zstd. No GPU is needed.
+plain, gzipped or compressed by zstd. Needs a GPU for `--device cuda` only.
 
 Examples:
   millpond replay snapshot.pickle
@@ -34,7 +34,7 @@ pub(crate) struct ReplayArgs {
     /// Cards to judge, such as 4090,A100-40,24GiB
     #[arg(long, value_name = "CARDS", value_delimiter = ',')]
     pub(crate) card: Vec<Card>,
-    /// Memory of each card that is not the job's [default: 512MiB]
+    /// Left to the driver on each card [default: 512MiB]
     #[arg(long, value_name = "SIZE", value_parser = size_or_none)]
     pub(crate) context: Option<u64>,
     /// End with status 1 if an allocator runs out of memory
@@ -43,10 +43,10 @@ pub(crate) struct ReplayArgs {
     /// Write a page with charts, for a browser
     #[arg(long, value_name = "FILE.html")]
     pub(crate) report: Option<PathBuf>,
-    /// Write the results; - is stdout, here and below
+    /// Write the results; - is standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Write lines over time, for ui.perfetto.dev
+    /// Write memory over time, for ui.perfetto.dev
     #[arg(long, value_name = "FILE")]
     pub(crate) export_counters: Option<PathBuf>,
     /// Write a snapshot, for pytorch.org/memory_viz
@@ -63,7 +63,7 @@ pub(crate) struct ReplayArgs {
     pub(crate) alloc_conf: Option<CachingOptions>,
     #[arg(long, default_value_t = DeviceName::SIM, help = DeviceName::listed() + "; sim keeps no bytes")]
     pub(crate) device: DeviceName,
-    /// On a real device: mark each block, check the marks
+    /// With --device host or cuda: mark and check each block
     #[arg(long)]
     pub(crate) verify: bool,
 }
