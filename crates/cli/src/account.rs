@@ -50,7 +50,7 @@ pub(crate) fn of_pool(stats: &Stats, epochs: &[Epoch]) -> String {
         row(
             "allocated at most",
             HumanBytes(stats.allocated.high).to_string(),
-            "the same, rounded to the alignment",
+            "the same, as the pool rounds it up",
         ),
         row(
             "reserved at most",
@@ -74,11 +74,7 @@ pub(crate) fn of_pool(stats: &Stats, epochs: &[Epoch]) -> String {
             thousands(calls),
             &format!("{}; {} after the first epoch", by_kind(&stats.calls), thousands(later)),
         ),
-        row(
-            "calls saved",
-            thousands(requests.saturating_sub(calls)),
-            "allocations and frees without a device call",
-        ),
+        row("calls saved", thousands(requests.saturating_sub(calls)), "of one for each allocation and free"),
     ];
     let pressure = [
         (stats.retries, "retried requests"),

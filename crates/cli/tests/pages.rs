@@ -28,8 +28,8 @@ const TRACE: &str = "crates/replay/tests/data/pipeline_streams_stacks.pickle.gz"
 const SMALL: [&str; 10] =
     ["--device", "host", "--num-layers", "1", "--feat-dim", "16", "--batch-size", "500", "--epochs", "1"];
 
-/// What is no command of ours: CI runs it, or it is another tool's.
-const OTHERS: [&str; 2] = ["cargo bench -p millpond", "apt install "];
+/// What is another tool's.
+const OTHERS: [&str; 1] = ["apt install "];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
@@ -109,7 +109,8 @@ fn folder() -> tempfile::TempDir {
 fn the_commands_on_pages_run() {
     for page in PAGES {
         let (commands, folder) = (block(page, "sh"), folder());
-        assert!(!commands.is_empty(), "{page} has no shell block");
+        let expected = if page == "CONTRIBUTING.md" { 9 } else { 1 };
+        assert!(commands.len() >= expected, "{page}: {commands:?}");
         for line in commands {
             let of_ours = ["millpond ", "cargo run --release -- ", "cargo run -- "];
             match of_ours.iter().find_map(|start| line.strip_prefix(start)) {

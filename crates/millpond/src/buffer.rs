@@ -195,7 +195,7 @@ impl<T: Pod> Buffer<T> {
     }
 
     /// Copies from another buffer of the same length. It may be of another stream: this stream then waits for that one,
-    /// and the other's memory is kept until the copy is done.
+    /// and the other's memory is kept until the copy is done. What is written to the other later comes after the copy.
     ///
     /// # Errors
     /// [`Error::LengthMismatch`], [`Error::WrongDevice`], or the device's own.

@@ -1,61 +1,11 @@
-//! What CONTRIBUTING.md tells to run is there: scripts, tests and examples. CI runs those that need no GPU.
+//! CONTRIBUTING.md lists every crate, and every folder of the library. Its commands are tested with those of the other pages,
+//! in the command's tests.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
-}
-
-/// The lines of the page's blocks that are marked `sh`, without comments.
-fn commands() -> Vec<String> {
-    let text = fs::read_to_string(root().join("CONTRIBUTING.md")).unwrap();
-    let mut inside = false;
-    let mut found = Vec::new();
-    for line in text.lines() {
-        match line.strip_prefix("```") {
-            Some(language) => inside = language == "sh",
-            None if inside => found.push(line.split(" #").next().unwrap().trim().to_owned()),
-            None => {}
-        }
-    }
-    found.retain(|line| !line.is_empty());
-    found
-}
-
-/// Whether the script, or the crate with the test or the example, is there.
-fn is_there(line: &str) -> bool {
-    let words: Vec<&str> = line.split_whitespace().collect();
-    let after = |flag: &str| {
-        let at = words.iter().position(|word| *word == flag)?;
-        words.get(at + 1).copied()
-    };
-    let folder = match after("-p") {
-        Some("millpond") => root().join("crates/millpond"),
-        Some(name) => root().join("crates").join(name.trim_start_matches("millpond-")),
-        None => root(),
-    };
-    let has_test = |name| {
-        let files = [format!("tests/{name}.rs"), format!("tests/{name}/main.rs")];
-        files.iter().any(|file| folder.join(file).is_file())
-    };
-    match words[0] {
-        "cargo" => {
-            folder.join("Cargo.toml").is_file()
-                && after("--test").is_none_or(has_test)
-                && after("--example").is_none_or(|name| folder.join(format!("examples/{name}.rs")).is_file())
-        }
-        script => root().join(script).is_file(),
-    }
-}
-
-#[test]
-fn what_contributors_are_told_to_run_is_there() {
-    let commands = commands();
-    assert!(commands.len() > 8, "{commands:?}");
-    for line in commands {
-        assert!(is_there(&line), "{line}");
-    }
 }
 
 #[test]

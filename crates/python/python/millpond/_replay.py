@@ -34,7 +34,8 @@ def replay(
     """Replays a trace: what its memory did, what each allocator would have held, and on which cards the job would run.
 
     Returns what ``millpond replay TRACE --json -`` writes: a list with a dict for each GPU in the trace. The options are the
-    command's, and ``millpond replay --help`` says what they do. Remarks about the trace are warnings. No GPU is needed.
+    command's, and ``millpond replay --help`` says what they do. Remarks about the trace are warnings. Only
+    ``device="cuda"`` needs a GPU.
 
     Args:
         trace: a snapshot of PyTorch's, an RMM log or a recording of millpond's, compressed or not.
