@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytemuck::Pod;
 
-use crate::device::DevicePtr;
+use crate::device::{DeviceError, DevicePtr, MemoryKind};
 use crate::order::Stream;
 use crate::pool::{Pool, PoolInner};
 use crate::{Error, Result};
@@ -232,10 +232,169 @@ impl<T: Pod> Buffer<T> {
         Ok(())
     }
 
+    /// As [`copy_from`](Self::copy_from), from a buffer of [pinned memory](crate::Context::pinned): the host does not wait,
+    /// and the copy runs beside the work of other streams. The source may be written again by
+    /// [`as_mut_slice`](Self::as_mut_slice), which waits for the copy.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let device = Context::host()?;
+    /// let (pool, pinned) = (Pool::builder(&device).build()?, device.pinned()?.build()?);
+    /// let stream = device.create_stream()?;
+    /// let mut staging = Buffer::<u32>::new(&pinned, 4, &stream)?;
+    /// staging.as_mut_slice()?.copy_from_slice(&[1, 2, 3, 4]);
+    /// let mut inputs = Buffer::<u32>::new(&pool, 4, &stream)?;
+    /// inputs.copy_from_pinned(&staging)?;
+    /// assert_eq!(inputs.to_vec()?, [1, 2, 3, 4]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotPinned`], and those of [`copy_from`](Self::copy_from).
+    pub fn copy_from_pinned(&mut self, from: &Self) -> Result<()> {
+        from.needs_pinned("Buffer::copy_from_pinned")?;
+        self.copy_from(from)
+    }
+
+    /// Copies to a buffer of [pinned memory](crate::Context::pinned), on that buffer's stream, as its
+    /// [`copy_from`](Self::copy_from): the host does not wait. [`as_slice`](Self::as_slice) of the other waits for the copy.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let device = Context::host()?;
+    /// let (pool, pinned) = (Pool::builder(&device).build()?, device.pinned()?.build()?);
+    /// let (compute, download) = (device.create_stream()?, device.create_stream()?);
+    /// let outputs = Buffer::<u32>::zeroed(&pool, 4, &compute)?;
+    /// let mut results = Buffer::<u32>::new(&pinned, 4, &download)?;
+    /// outputs.copy_to_pinned(&mut results)?; // after the work on `compute` so far
+    /// assert_eq!(results.as_slice()?, [0; 4]); // waits for `download`
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotPinned`], and those of [`copy_from`](Self::copy_from).
+    pub fn copy_to_pinned(&self, to: &mut Self) -> Result<()> {
+        to.needs_pinned("Buffer::copy_to_pinned")?;
+        to.copy_from(self)
+    }
+
+    /// The elements, in place, for the CPU to read. Waits for the work that the stream was given so far.
+    ///
+    /// ```
+    /// # use millpond::{Buffer, Context};
+    /// # let device = Context::host()?;
+    /// # let stream = device.create_stream()?;
+    /// let pinned = device.pinned()?.build()?;
+    /// let zeros = Buffer::<u8>::zeroed(&pinned, 100, &stream)?;
+    /// assert_eq!(zeros.as_slice()?, [0; 100]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// While the slice lives, nothing can be given to the device that writes to the buffer:
+    /// ```compile_fail,E0502
+    /// # use millpond::{Buffer, Context};
+    /// # let device = Context::host()?;
+    /// # let stream = device.create_stream()?;
+    /// # let pinned = device.pinned()?.build()?;
+    /// # let mut zeros = Buffer::<u8>::zeroed(&pinned, 100, &stream)?;
+    /// let slice = zeros.as_slice()?;
+    /// zeros.set_zero()?; // error: `slice` is used below
+    /// println!("{}", slice[0]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NoHostAccess`] where the CPU cannot read the memory: that of a device. [`Error::BadAlignment`] for an element
+    /// whose alignment the pool does not have. [`DeviceError::Invalid`] while the stream is being captured, which cannot be
+    /// waited for; the capture goes on. Else the device's own.
+    pub fn as_slice(&self) -> Result<&[T]> {
+        self.wait_for_host_access()?;
+        // SAFETY: the range is as long, and aligned, and of the buffer's live block, which the CPU can read; any bytes are a
+        // valid `T`. Nobody writes to it while the slice lives:
+        // - The buffer is borrowed. Safe code has the device write to it through `&mut self` only, on the buffer's stream.
+        //   All that the stream was given is complete.
+        // - Earlier blocks of the same memory are ordered before work on this stream, and so are complete as well.
+        // - The block is not freed, and a live block is not remapped.
+        // - A copy in a graph runs when somebody launches the graph. That is no safe call of this crate: who makes it vouches
+        //   for the graph's memory, as for kernels, and as who forks vouches for what both processes do with it.
+        Ok(unsafe { std::slice::from_raw_parts(self.host_ptr(), self.len) })
+    }
+
+    /// The elements, in place, for the CPU to write. Waits for the work that the stream was given so far, for copies of the
+    /// buffer on other streams, and for uses that were [recorded](Self::record_use). Work that is given later sees what was
+    /// written.
+    ///
+    /// ```
+    /// # use millpond::{Buffer, Context};
+    /// # let device = Context::host()?;
+    /// # let stream = device.create_stream()?;
+    /// let pinned = device.pinned()?.build()?;
+    /// let mut staging = Buffer::<f32>::new(&pinned, 3, &stream)?;
+    /// staging.as_mut_slice()?.copy_from_slice(&[1.0, 2.0, 3.0]);
+    /// assert_eq!(staging.to_vec()?, [1.0, 2.0, 3.0]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`as_slice`](Self::as_slice); also while a stream of those copies and uses is being captured.
+    pub fn as_mut_slice(&mut self) -> Result<&mut [T]> {
+        self.wait_for_host_access()?;
+        if !self.ptr.is_null() {
+            self.pool.order_after_uses(self.ptr, None)?;
+            *self.read_elsewhere.get_mut() = false;
+        }
+        // SAFETY: as in `as_slice`. Nobody reads it either: other streams read it by copies of safe code, whose use is
+        // recorded, and all recorded uses are complete. The buffer is borrowed for writing, so that no copy can follow.
+        Ok(unsafe { std::slice::from_raw_parts_mut(self.host_ptr(), self.len) })
+    }
+
+    /// Waits for the stream, where the CPU can use the memory.
+    fn wait_for_host_access(&self) -> Result<()> {
+        self.pool.check_process()?;
+        let properties = self.pool.device().properties();
+        if !properties.host_access {
+            return Err(Error::NoHostAccess { pool: self.pool.name_of() });
+        }
+        let align = align_of::<T>() as u64;
+        if !self.ptr.raw().is_multiple_of(align) {
+            return Err(Error::BadAlignment { align, largest: self.pool.min_alignment() });
+        }
+        if self.byte_len() == 0 {
+            return Ok(());
+        }
+        let handle = self.stream.handle_here()?;
+        // SAFETY: the stream is valid, as `handle_here` says, and stays so while the buffer has it.
+        if unsafe { self.stream.device().capture_of(handle) }?.is_some() {
+            // To wait would end the capture.
+            let what =
+                "the stream is being captured: end the capture, and launch the graph, first".to_owned();
+            return Err(DeviceError::Invalid { call: "Buffer::as_slice", what }.into());
+        }
+        Ok(self.stream.synchronize()?)
+    }
+
+    /// Where the CPU finds the elements.
+    fn host_ptr(&self) -> *mut T {
+        if self.ptr.is_null() {
+            return std::ptr::dangling_mut();
+        }
+        // The addresses of memory that the CPU can use are the process's own.
+        std::ptr::with_exposed_provenance_mut(self.ptr.raw() as usize)
+    }
+
+    fn needs_pinned(&self, what: &'static str) -> Result<()> {
+        if self.pool.device().properties().memory == MemoryKind::Pinned {
+            return Ok(());
+        }
+        Err(Error::NotPinned { what, pool: self.pool.name_of() })
+    }
+
     /// Before a write is given to the stream: orders it after the copies that read the buffer on other streams.
     fn order_after_reads(&mut self) -> Result<()> {
         if *self.read_elsewhere.get_mut() && !self.ptr.is_null() {
-            self.pool.order_after_uses(self.ptr, &self.stream)?;
+            self.pool.order_after_uses(self.ptr, Some(&self.stream))?;
             *self.read_elsewhere.get_mut() = false;
         }
         Ok(())
@@ -280,8 +439,7 @@ impl<T: Pod> Buffer<T> {
             return Err(Pool::length_mismatch("Buffer::from_raw", len, fit));
         }
         pool.inner().check_stream(stream)?;
-        let (pool, stream) = (pool.inner().clone(), stream.clone());
-        Ok(Self { pool, ptr, len, stream, read_elsewhere: AtomicBool::new(false), element: PhantomData })
+        Ok(Self::over(pool, ptr, len, stream))
     }
 }
 

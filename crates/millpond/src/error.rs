@@ -148,6 +148,24 @@ pub enum Error {
         /// Elements expected.
         expected: usize,
     },
+    /// The CPU cannot read the pool's memory.
+    #[error(
+        "the CPU cannot read the memory of pool '{pool}': copy it with Buffer::to_vec, or to a buffer of a pool of Context::pinned"
+    )]
+    NoHostAccess {
+        /// The pool's name.
+        pool: String,
+    },
+    /// A copy that is for pinned memory was given other memory.
+    #[error(
+        "{what}: pool '{pool}' is not of pinned memory: build one with Context::pinned, or use Buffer::copy_from"
+    )]
+    NotPinned {
+        /// What was asked for.
+        what: &'static str,
+        /// The pool's name.
+        pool: String,
+    },
     /// The workspace has less left than was asked for.
     #[error(
         "{requested} bytes requested, but the workspace has {left} of its {capacity} bytes left: reset it, or make it larger"

@@ -25,6 +25,7 @@
 //! | open a device and make streams | [`Context`], [`Stream`], [`Event`] |
 //! | build a pool, with limits and options | [`Pool::builder`], [`PoolBuilder`], [`Budget`] |
 //! | hold typed memory that frees itself | [`Buffer`] |
+//! | stage bytes in pinned host memory | [`Context::pinned`], [`Buffer::as_mut_slice`], [`Buffer::copy_from_pinned`] |
 //! | reuse one block every step | [`Workspace`] |
 //! | hold plain blocks, as an allocator for others does | [`Pool::alloc`], [`Pool::free`] |
 //! | capture CUDA graphs | [`Pool::capture_pool`], [`CapturePool`] |
@@ -85,6 +86,8 @@ use no_record as record;
 mod pages {
     #[doc = include_str!("../../../docs/graphs.md")]
     mod graphs {}
+    #[doc = include_str!("../../../docs/memory-kinds.md")]
+    mod memory_kinds {}
     #[cfg(feature = "cudarc")]
     #[doc = include_str!("../../../docs/rust.md")]
     mod rust {}

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use crate::device::MemoryKind;
 use crate::stats::HumanBytes;
 
 /// An out-of-memory error's account of where the memory is. Bytes throughout.
@@ -23,6 +24,8 @@ use crate::stats::HumanBytes;
 pub struct OutOfMemory {
     /// The pool's name.
     pub pool: String,
+    /// What the pool's memory is. *The device*, below, is what has that memory: the host, for pinned memory.
+    pub memory: MemoryKind,
     /// Bytes asked for.
     pub requested: u64,
     /// What stood in the way of more memory.
@@ -82,13 +85,18 @@ impl OutOfMemory {
             (Limit::Headroom(_), None) => "lower headroom".to_owned(),
             (Limit::Device, _) if self.requested > self.device_total => "request less".to_owned(),
             (Limit::Device, Some(free)) => free,
-            (Limit::Device, None) => "free memory elsewhere on the device".to_owned(),
+            (Limit::Device, None) => format!("free memory elsewhere on the {}", self.owner()),
         }
+    }
+
+    /// What has the memory.
+    fn owner(&self) -> &'static str {
+        if self.memory == MemoryKind::Pinned { "host" } else { "device" }
     }
 
     /// What was requested, and what stood in the way, by the name of the setting.
     fn cause(&self) -> String {
-        let requested = self.requested;
+        let (requested, owner) = (self.requested, self.owner());
         let (what, limit) = match self.limit {
             Limit::HardLimit(limit) => ("hard_limit is", limit),
             Limit::Budget { limit, .. } if requested > limit => ("the budget is", limit),
@@ -99,12 +107,15 @@ impl OutOfMemory {
             }
             Limit::Headroom(headroom) => {
                 let (requested, headroom) = (HumanBytes(requested), HumanBytes(headroom));
-                return format!("{requested} requested, but headroom keeps {headroom} of the device free");
+                return format!("{requested} requested, but headroom keeps {headroom} of the {owner} free");
             }
-            Limit::Device if requested > self.device_total => ("the whole device has", self.device_total),
+            Limit::Device if requested > self.device_total => (
+                if owner == "host" { "the whole host has" } else { "the whole device has" },
+                self.device_total,
+            ),
             Limit::Device => {
                 let (requested, free) = (HumanBytes(requested), HumanBytes(self.device_free));
-                return format!("{requested} requested, but the device has {free} free");
+                return format!("{requested} requested, but the {owner} has {free} free");
             }
         };
         let texts = [requested, limit].map(|bytes| HumanBytes(bytes).to_string());
@@ -135,9 +146,10 @@ impl fmt::Display for OutOfMemory {
         let others = self.device_total.saturating_sub(self.device_free).saturating_sub(ours);
         write!(
             f,
-            "out of memory in pool '{}': {}: {}. The pool has {} live in {} block{}, {} cached, {} \
-             reserved; its longest free range is {}. The device has {} free of {}; other pools hold {}, other allocators \
+            "out of {}memory in pool '{}': {}: {}. The pool has {} live in {} block{}, {} cached, {} \
+             reserved; its longest free range is {}. The {} has {} free of {}; other pools hold {}, other allocators \
              and processes {}",
+            if self.memory == MemoryKind::Pinned { "pinned host " } else { "" },
             self.pool,
             self.cause(),
             self.advice(),
@@ -147,6 +159,7 @@ impl fmt::Display for OutOfMemory {
             HumanBytes(self.cached),
             HumanBytes(self.reserved),
             HumanBytes(self.largest_free),
+            self.owner(),
             HumanBytes(self.device_free),
             HumanBytes(self.device_total),
             HumanBytes(self.other_pools),
@@ -165,6 +178,7 @@ mod tests {
     fn report(requested: u64, limit: Limit) -> OutOfMemory {
         OutOfMemory {
             pool: "weights".to_owned(),
+            memory: MemoryKind::Device,
             requested,
             limit,
             live: 8 * MIB,
@@ -220,6 +234,18 @@ mod tests {
         assert_eq!(
             said(600 * MIB, Limit::Device),
             "600.00 MiB requested, but the device has 500.00 MiB free: free the live blocks, which alone is not enough"
+        );
+    }
+
+    #[test]
+    fn a_report_of_pinned_memory_speaks_of_the_host() {
+        let text = OutOfMemory { memory: MemoryKind::Pinned, ..report(600 * MIB, Limit::Device) }.to_string();
+        assert!(text.starts_with(
+            "out of pinned host memory in pool 'weights': 600.00 MiB requested, but the host has"
+        ));
+        assert!(
+            text.contains("The host has 500.00 MiB free of 1.00 GiB") && !text.contains("device"),
+            "{text}"
         );
     }
 

@@ -19,6 +19,8 @@ mod harness;
 mod misuse;
 #[path = "conformance/pages.rs"]
 mod pages;
+#[path = "conformance/pinned.rs"]
+mod pinned;
 #[path = "conformance/programs.rs"]
 mod programs;
 #[path = "conformance/segments.rs"]
@@ -26,7 +28,7 @@ mod segments;
 #[path = "conformance/streams.rs"]
 mod streams;
 
-use harness::{CapturingHarness, HostHarness, SimHarness};
+use harness::{CapturingHarness, HostHarness, PinnedHarness, SimHarness};
 
 /// One test of one device. The attributes are those of the device.
 macro_rules! one_test {
@@ -116,7 +118,14 @@ macro_rules! conformance {
                     a_block_freed_on_a_stream_is_reused_there
                     a_pending_block_is_not_given_to_another_stream
                     the_drivers_pool_keeps_what_it_has
-                    too_large_an_async_block_is_out_of_memory;
+                    too_large_an_async_block_is_out_of_memory
+                    without_a_pool_of_its_own_the_driver_says_so;
+                pinned:
+                    its_properties_say_what_it_is
+                    its_streams_and_events_are_the_devices
+                    bytes_go_from_one_memory_to_the_other_and_back
+                    the_cpu_reads_and_writes_its_bytes_in_place
+                    memory_of_the_two_never_overlaps;
                 misuse:
                     sizes_that_are_no_multiple_of_the_granularity_are_refused
                     a_range_is_given_back_only_whole_and_empty
@@ -139,8 +148,20 @@ conformance!(capturing: CapturingHarness::new());
 conformance!(host_without_virtual_memory: HostHarness::new(false));
 conformance!(sim: SimHarness::new(true));
 conformance!(sim_without_virtual_memory: SimHarness::new(false));
+conformance!(host_pinned: PinnedHarness::new(HostHarness::new(true)));
+conformance!(host_pinned_without_virtual_memory: PinnedHarness::new(HostHarness::new(false)));
+conformance!(capturing_pinned: PinnedHarness::new(CapturingHarness::new()));
+conformance!(sim_pinned: PinnedHarness::new(SimHarness::new(true)));
+conformance!(sim_pinned_without_virtual_memory: PinnedHarness::new(SimHarness::new(false)));
 
 #[cfg(feature = "cuda")]
 conformance!(#[ignore = "needs a CUDA GPU"] gpu: cuda::CudaHarness::new(true));
 #[cfg(feature = "cuda")]
 conformance!(#[ignore = "needs a CUDA GPU"] gpu_without_virtual_memory: cuda::CudaHarness::new(false));
+#[cfg(feature = "cuda")]
+conformance!(#[ignore = "needs a CUDA GPU"] gpu_pinned: PinnedHarness::new(cuda::CudaHarness::new(true)));
+#[cfg(feature = "cuda")]
+conformance!(
+    #[ignore = "needs a CUDA GPU"]
+    gpu_pinned_without_virtual_memory: PinnedHarness::new(cuda::CudaHarness::new(false))
+);

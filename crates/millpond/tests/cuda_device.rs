@@ -9,8 +9,9 @@ use std::sync::{Arc, mpsc};
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, DevicePtrMut};
 use millpond::device::cuda::{self, CudaDevice, CudaOptions};
-use millpond::device::{Device, DeviceError, DevicePtr, DeviceResult, StreamHandle};
+use millpond::device::{Device, DeviceError, DevicePtr, DeviceResult, MemoryKind, StreamHandle};
 use millpond::testing::trusted::Trusted;
+use millpond::{Buffer, Context, Pool};
 
 const PAGE: u64 = 2 << 20;
 
@@ -324,5 +325,66 @@ fn two_device_objects_of_one_gpu_share_its_context() {
     unsafe {
         second.free_segment(at).unwrap();
         first.destroy_stream(stream).unwrap();
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn pinned_memory_is_near_the_gpu_and_for_the_cpu_too() {
+    let gpu = gpu();
+    let pinned = gpu.pinned(None).unwrap();
+    let properties = pinned.properties();
+    println!("{properties:?} {:?}", pinned.memory_info());
+    assert_eq!((properties.memory, properties.host_access), (MemoryKind::Pinned, true));
+    assert_ne!(properties.total_memory, gpu.properties().total_memory, "the machine's");
+    // More than the machine has is refused: the driver would try.
+    let too_much = properties.total_memory.next_multiple_of(properties.granularity);
+    assert!(matches!(pinned.alloc_segment(too_much), Err(DeviceError::OutOfMemory { .. })));
+    let no_node = gpu.pinned(Some(4711)).unwrap_err();
+    assert!(matches!(no_node, DeviceError::Unsupported { .. }), "{no_node}");
+    let context = Context::new(gpu.clone());
+    let (stream, pool) = (context.create_stream().unwrap(), context.pinned().unwrap().build().unwrap());
+    pool.reserve(1 << 30, &stream).unwrap();
+    let reserved = pool.reserved().current;
+    assert!(reserved <= (1 << 30) / 50 * 51, "{reserved} bytes");
+    pool.check().unwrap();
+}
+
+/// Three streams: while one uploads, others copy on the device and download. No byte is another's.
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn overlapped_copies_of_pinned_memory_keep_their_contents() {
+    const ELEMENTS: usize = (4 << 20) + 3;
+    const BATCHES: usize = 24;
+    let element = |batch: usize, at: usize| (batch as u32).wrapping_mul(2_654_435_761) ^ at as u32;
+    for virtual_memory in [None, Some(false)] {
+        let options = CudaOptions::default().virtual_memory(virtual_memory);
+        let context = Context::new(CudaDevice::with_options(0, options).expect("a GPU"));
+        let pool = Pool::builder(&context).build().unwrap();
+        let pinned = context.pinned().unwrap().build().unwrap();
+        let [upload, compute, download] = [(); 3].map(|()| context.create_stream().unwrap());
+        let mut staging = [(); 2].map(|()| Buffer::<u32>::new(&pinned, ELEMENTS, &upload).unwrap());
+        let mut results = Vec::new();
+        for batch in 0..BATCHES {
+            let staging = &mut staging[batch % 2];
+            for (at, to) in staging.as_mut_slice().unwrap().iter_mut().enumerate() {
+                *to = element(batch, at);
+            }
+            let mut inputs = Buffer::<u32>::new(&pool, ELEMENTS, &upload).unwrap();
+            inputs.copy_from_pinned(staging).unwrap();
+            let mut outputs = Buffer::<u32>::new(&pool, ELEMENTS, &compute).unwrap();
+            outputs.copy_from(&inputs).unwrap();
+            inputs.set_zero().unwrap();
+            let mut result = Buffer::<u32>::new(&pinned, ELEMENTS, &download).unwrap();
+            outputs.copy_to_pinned(&mut result).unwrap();
+            outputs.set_zero().unwrap();
+            results.push(result);
+        }
+        for (batch, result) in results.iter().enumerate() {
+            let mut found = result.as_slice().unwrap().iter().enumerate();
+            assert!(found.all(|(at, found)| *found == element(batch, at)), "batch {batch}");
+        }
+        pool.check().unwrap();
+        pinned.check().unwrap();
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use millpond::device::sim::{Call, SimDevice, SimOptions};
 use millpond::device::{Device, DeviceError, DevicePtr};
 use millpond::testing::capturing::CapturingDevice;
-use millpond::{Context, Error, Pool, Stream};
+use millpond::{Buffer, Context, Error, Pool, PoolBuilder, Stream};
 
 use shared::{Freeing, MIB};
 
@@ -97,6 +97,7 @@ impl World {
         self.free(1, 1);
         self.expect(self.pool.trim_to(32 * MIB));
         self.short_lived();
+        self.stage();
         self.expect(self.context.synchronize().map_err(Error::from));
         self.alloc(0, 6 * MIB, 0);
         self.expect(self.pool.trim_to(0));
@@ -131,6 +132,22 @@ impl World {
         self.expect(pool.destroy());
     }
 
+    /// A pool of pinned memory, and copies from it on another stream.
+    fn stage(&self) {
+        let Some(pool) = self.expect(self.context.pinned().and_then(PoolBuilder::build)) else { return };
+        let [one, other] = &self.streams;
+        self.expect(pool.reserve(40 * MIB, one));
+        let staging = self.expect(Buffer::<u8>::new(&pool, 3 * MIB as usize, one));
+        let inputs = self.expect(Buffer::<u8>::new(&self.pool, 3 * MIB as usize, other));
+        if let (Some(mut staging), Some(mut inputs)) = (staging, inputs) {
+            self.expect(inputs.copy_from_pinned(&staging));
+            self.expect(staging.set_zero());
+            self.expect(inputs.copy_to_pinned(&mut staging));
+        }
+        pool.check().unwrap();
+        self.expect(pool.destroy());
+    }
+
     /// Once nothing fails any more, a synchronise and a trim give everything back.
     fn finish(&mut self) {
         self.sim.fail_no_more();
@@ -141,6 +158,8 @@ impl World {
         self.pool.check().unwrap();
         assert_eq!((self.pool.reserved().current, self.other.reserved().current), (0, 0));
         assert_eq!(self.sim.memory_info().unwrap().free, TOTAL, "lost");
+        let pinned = self.sim.pinned(None).unwrap().memory_info().unwrap();
+        assert_eq!(pinned.free, pinned.total, "lost");
         assert_eq!(self.device.taken_from_graphs(), []);
     }
 }

@@ -193,6 +193,7 @@ fn use_pool(pool: &Pool, block: millpond::device::DevicePtr, stream: &Stream) {
     refused(pool.free_block(block, stream));
     refused(pool.record_use(block, stream));
     refused(pool.size_of(block));
+    refused(pool.reserve(MIB, stream));
     refused(pool.trim_to(0));
     refused(pool.destroy());
     refused(pool.start_recording("/nonexistent/recording"));
@@ -226,6 +227,7 @@ fn use_context(context: &Context, block: millpond::device::DevicePtr, stream: &S
     refused(context.set_current_pool(None));
     refused(context.free_block(block, stream));
     refused(Pool::builder(context).build());
+    refused(context.pinned());
     refused_by_device(stream.record());
     refused_by_device(stream.wait(event));
     refused_by_device(stream.wait_for(stream));
@@ -243,9 +245,15 @@ fn every_call_is_refused(world: World) {
     let event = world.stream.record().unwrap();
     let mut buffer = Buffer::<u8>::zeroed(&world.pool, 100, &world.stream).unwrap();
     let memory = world.pool.capture_pool();
+    let pinned = world.context.pinned().unwrap().build().unwrap();
+    let mut staging = Buffer::<u8>::zeroed(&pinned, 100, &world.stream).unwrap();
     world.while_busy(|| {
         for _ in 0..CHILDREN {
             fork_and(End::Exit, || {
+                refused(staging.as_slice());
+                refused(staging.as_mut_slice());
+                refused(staging.copy_from(&buffer));
+                refused_by_device(pinned.device().memory_info());
                 use_pool(&world.pool, block, &world.stream);
                 use_context(&world.context, block, &world.stream, &event);
                 refused(memory.begin(&world.stream).map(drop));

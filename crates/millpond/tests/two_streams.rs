@@ -12,7 +12,7 @@ use std::sync::{Arc, mpsc};
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{Hold, SimDevice, SimOptions};
 use millpond::device::{Device, DevicePtr, StreamHandle};
-use millpond::{Buffer, Context, Pool, ReusePolicies, Stream};
+use millpond::{Buffer, Context, Pool, PoolBuilder, ReusePolicies, Stream};
 
 use shared::Freeing;
 
@@ -24,6 +24,16 @@ trait Bench {
     const BYTES: bool;
 
     fn device(&self) -> Arc<dyn Device>;
+
+    /// Whose memory the pools take.
+    fn memory(&self) -> Arc<dyn Device> {
+        self.device()
+    }
+
+    fn builder(&self, context: &Context) -> PoolBuilder {
+        Pool::builder(context)
+    }
+
     fn hold(&self, stream: StreamHandle) -> Self::Hold;
     fn release(&self, hold: Self::Hold);
 }
@@ -82,6 +92,34 @@ impl Bench for Host {
     }
 }
 
+/// Pools of the device's pinned memory.
+struct Pinned<B>(B);
+
+impl<B: Bench> Bench for Pinned<B> {
+    type Hold = B::Hold;
+    const BYTES: bool = B::BYTES;
+
+    fn device(&self) -> Arc<dyn Device> {
+        self.0.device()
+    }
+
+    fn memory(&self) -> Arc<dyn Device> {
+        self.device().pinned(None).unwrap()
+    }
+
+    fn builder(&self, context: &Context) -> PoolBuilder {
+        context.pinned().unwrap()
+    }
+
+    fn hold(&self, stream: StreamHandle) -> Self::Hold {
+        self.0.hold(stream)
+    }
+
+    fn release(&self, hold: Self::Hold) {
+        self.0.release(hold);
+    }
+}
+
 #[cfg(feature = "cuda")]
 mod gpu {
     use millpond::device::cuda::{CudaDevice, CudaOptions};
@@ -127,8 +165,8 @@ const BLOCK: u64 = 3 << 20;
 /// Two streams of one pool with these policies.
 fn two_streams(bench: &impl Bench, reuse: ReusePolicies) -> (Context, Pool, Stream, Stream) {
     let context = Context::new(bench.device());
-    let granularity = bench.device().properties().granularity;
-    let pool = Pool::builder(&context).reuse(reuse).page_sizes(granularity, granularity).build().unwrap();
+    let granularity = bench.memory().properties().granularity;
+    let pool = bench.builder(&context).reuse(reuse).page_sizes(granularity, granularity).build().unwrap();
     let (first, second) = (context.create_stream().unwrap(), context.create_stream().unwrap());
     (context, pool, first, second)
 }
@@ -167,7 +205,7 @@ fn small_blocks_of_two_streams_share_a_page(bench: &impl Bench) {
     let reserved = pool.reserved().current;
     let other = pool.alloc(576, &second).unwrap();
     assert_eq!(pool.reserved().current, reserved, "one page is enough for both");
-    assert_eq!(reserved, bench.device().properties().granularity);
+    assert_eq!(reserved, bench.memory().properties().granularity);
     pool.free_block(one, &first).unwrap();
     pool.free_block(other, &second).unwrap();
 }
@@ -340,12 +378,12 @@ fn bytes_are_read_before_the_next_owner_writes_them(bench: &impl Bench) {
 
 /// The same where the memory goes to the next owner by remapping: no address is shared, but pages are.
 fn bytes_are_read_before_their_page_is_written_elsewhere(bench: &impl Bench) {
-    if !bench.device().properties().virtual_memory {
+    if !bench.memory().properties().virtual_memory {
         return;
     }
     let context = Context::new(bench.device());
     let limit = 6 * PAGE;
-    let pool = Pool::builder(&context).reuse(only_internal()).hard_limit(limit).build().unwrap();
+    let pool = bench.builder(&context).reuse(only_internal()).hard_limit(limit).build().unwrap();
     let (first, second) = (context.create_stream().unwrap(), context.create_stream().unwrap());
     let kept = pool.alloc(PAGE, &first).unwrap();
     let hold = bench.hold(first.handle());
@@ -402,11 +440,24 @@ macro_rules! on_each_device {
         on_each_device!(@device sim_without_virtual_memory Sim::new(false), [] $($test)*);
         on_each_device!(@device host Host::new(true), [] $($test)*);
         on_each_device!(@device host_without_virtual_memory Host::new(false), [] $($test)*);
+        on_each_device!(@device sim_pinned Pinned(Sim::new(true)), [] $($test)*);
+        on_each_device!(@device sim_pinned_without_virtual_memory Pinned(Sim::new(false)), [] $($test)*);
+        on_each_device!(@device host_pinned Pinned(Host::new(true)), [] $($test)*);
+        on_each_device!(@device host_pinned_without_virtual_memory Pinned(Host::new(false)), [] $($test)*);
         #[cfg(feature = "cuda")]
         on_each_device!(@device cuda gpu::Cuda::new(true), [#[ignore = "needs a CUDA GPU"]] $($test)*);
         #[cfg(feature = "cuda")]
         on_each_device!(
             @device cuda_without_virtual_memory gpu::Cuda::new(false), [#[ignore = "needs a CUDA GPU"]] $($test)*
+        );
+        #[cfg(feature = "cuda")]
+        on_each_device!(
+            @device cuda_pinned Pinned(gpu::Cuda::new(true)), [#[ignore = "needs a CUDA GPU"]] $($test)*
+        );
+        #[cfg(feature = "cuda")]
+        on_each_device!(
+            @device cuda_pinned_without_virtual_memory Pinned(gpu::Cuda::new(false)),
+            [#[ignore = "needs a CUDA GPU"]] $($test)*
         );
     };
     (@device $name:ident $bench:expr, $attributes:tt $($test:ident)*) => {

@@ -1,6 +1,7 @@
 //! Devices over another device: to watch it, check it, or do one thing otherwise.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use super::Device;
@@ -73,6 +74,11 @@ macro_rules! pass_on {
                 self.below().driver_pool()
             }
 
+            /// As [`Device::pinned`]: that of the device below, whose calls do not come past this device.
+            fn pinned(&self, node: Option<u32>) -> DeviceResult<Arc<dyn Device>> {
+                self.below().pinned(node)
+            }
+
             $(
                 #[doc = concat!("As [`Device::", stringify!($safe), "`].")]
                 fn $safe(&self, $($given: $its),*) -> DeviceResult<$yields> {
@@ -104,6 +110,10 @@ macro_rules! pass_on {
 
             fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
                 Forward::driver_pool(self)
+            }
+
+            fn pinned(&self, node: Option<u32>) -> DeviceResult<Arc<dyn Device>> {
+                Forward::pinned(self, node)
             }
 
             $(fn $safe(&self, $($given: $its),*) -> DeviceResult<$yields> {

@@ -35,6 +35,7 @@
 // `ledger` (records, checks) and `driver_pool` (its own pool) do for the other two. A device over another one says only what
 // it does otherwise (`forward`).
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::time::{ClockId, clock_gettime};
@@ -46,6 +47,7 @@ mod error;
 mod forward;
 pub mod host;
 mod ledger;
+mod machine;
 mod name;
 pub mod sim;
 mod types;
@@ -58,8 +60,8 @@ pub(crate) use ledger::invalid;
 pub use name::{DeviceChoice, DeviceName, UnknownDevice};
 pub(crate) use types::calling_thread;
 pub use types::{
-    AsyncUsage, CaptureId, DevicePtr, EventHandle, Kind, MemoryInfo, PageHandle, Properties, StreamHandle,
-    StreamId,
+    AsyncUsage, CaptureId, DevicePtr, EventHandle, Kind, MemoryInfo, MemoryKind, PageHandle, Properties,
+    StreamHandle, StreamId,
 };
 
 /// Hardware, as a pool sees it. See the [module](self) for the rules that hold for all of it.
@@ -84,6 +86,9 @@ pub use types::{
 /// address ranges, pages and segments do not overlap. Mapped memory is there until it is unmapped. Work is called
 /// complete only when it and all that it was ordered after are. Once a wait for a stream has returned, even with an
 /// error, no earlier work on it copies to the host.
+///
+/// Where it says [`Properties::host_access`], the CPU can read and write mapped memory and segments at their addresses,
+/// and finds there what complete work wrote.
 pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// What the device is and can do. Constant for the life of the device.
     fn properties(&self) -> &Properties;
@@ -169,6 +174,27 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
         let device = self.properties().name.clone();
         Err(DeviceError::Unsupported { device, what: "stream-ordered memory pools" })
+    }
+
+    /// The page-locked memory of the host that this device can reach, as a device. Its addresses, pages, segments and
+    /// figures are those of that memory ([`MemoryKind::Pinned`]). Its streams and events are this device's own. Both
+    /// devices copy and fill memory of either. `node` chooses a NUMA node; `None` is one near the device.
+    ///
+    /// ```
+    /// use millpond::device::host::HostDevice;
+    /// use millpond::device::{Device, MemoryKind};
+    ///
+    /// let device = HostDevice::new()?;
+    /// let pinned = device.pinned(None)?;
+    /// assert_eq!(pinned.properties().memory, MemoryKind::Pinned);
+    /// # Ok::<(), millpond::device::DeviceError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] where the device has none, or cannot choose the node.
+    fn pinned(&self, _node: Option<u32>) -> DeviceResult<Arc<dyn Device>> {
+        let device = self.properties().name.clone();
+        Err(DeviceError::Unsupported { device, what: "pinned host memory" })
     }
 
     // ---- streams ---------------------------------------------------------------------------------

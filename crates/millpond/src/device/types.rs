@@ -176,6 +176,26 @@ impl fmt::Display for Kind {
     }
 }
 
+/// What the memory is that a device's pages and segments are of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum MemoryKind {
+    /// The device's own.
+    #[default]
+    Device,
+    /// Page-locked memory of the host, which the device can reach ([`Device::pinned`](super::Device::pinned)).
+    Pinned,
+}
+
+impl fmt::Display for MemoryKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Device => "device memory",
+            Self::Pinned => "pinned host memory",
+        })
+    }
+}
+
 /// What a device is and can do. Devices of other crates begin with [`Properties::new`], and set what differs.
 ///
 /// ```
@@ -204,6 +224,10 @@ pub struct Properties {
     pub virtual_memory: bool,
     /// Whether the driver has a stream-ordered allocator of its own.
     pub memory_pools: bool,
+    /// What the memory is.
+    pub memory: MemoryKind,
+    /// Whether the CPU can read and write the memory at its addresses.
+    pub host_access: bool,
 }
 
 impl Properties {
@@ -218,18 +242,22 @@ impl Properties {
             granularity,
             virtual_memory: false,
             memory_pools: false,
+            memory: MemoryKind::Device,
+            host_access: false,
         }
     }
 
-    /// The device in a word, as `cuda:0`.
+    /// The device in a word, as `cuda:0`, with its memory where that is not its own.
     pub(crate) fn short(&self) -> impl fmt::Debug {
-        struct Short(Kind, usize);
+        struct Short(Kind, usize, MemoryKind);
         impl fmt::Debug for Short {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                write!(f, "{}:{}", self.0, self.1)
+                let Self(kind, ordinal, memory) = self;
+                write!(f, "{kind}:{ordinal}")?;
+                if *memory == MemoryKind::Device { Ok(()) } else { write!(f, " ({memory})") }
             }
         }
-        Short(self.kind, self.ordinal)
+        Short(self.kind, self.ordinal, self.memory)
     }
 }
 

@@ -59,7 +59,7 @@ impl Arena {
         policies: ReusePolicies,
         pages: Pages,
     ) -> Self {
-        let device = timelines.device().clone();
+        let device = pages.device().clone();
         Self {
             segments: Segments::new(device.clone(), counters.clone(), pages.limits.clone()),
             map: ExtentMap::new(layout, AddressSpace::new(device, counters.clone(), layout)),
@@ -158,6 +158,15 @@ impl Arena {
         Ok(self.carve(found, units, 1))
     }
 
+    /// Creates pages for `bytes` in advance, which the next misses use. Without virtual memory there are none.
+    pub(crate) fn create_parked(&mut self, bytes: u64) -> Result<(), Refusal> {
+        if !self.mapper.pages().device().properties().virtual_memory {
+            return Ok(());
+        }
+        let created = self.mapper.create_parked(bytes, &self.map.layout);
+        created.map_err(|no_page| Refusal::of_page(no_page, bytes))
+    }
+
     /// Whether blocks of this length lie in the large zone.
     pub(crate) fn is_large(&self, units: u64) -> bool {
         self.map.layout.zone_of(units) == Zone::Large
@@ -188,7 +197,7 @@ impl Arena {
     #[cold]
     fn back(&mut self, request: Request<'_>, origin: PageOrigin) -> Result<Found, Refusal> {
         let Self { map, rules, mapper, segments, donors, shortening, keeps } = self;
-        if !rules.timelines.device().properties().virtual_memory {
+        if !mapper.pages().device().properties().virtual_memory {
             return segments.back(map, request);
         }
         Miss { map, rules, mapper, donors, shortening, request, keeps: *keeps }.back(origin)

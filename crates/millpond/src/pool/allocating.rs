@@ -101,7 +101,7 @@ impl PoolInner {
         Ok(ptr)
     }
 
-    fn check_request(&self, bytes: u64, align: u64, stream: &Stream) -> Result<()> {
+    pub(super) fn check_request(&self, bytes: u64, align: u64, stream: &Stream) -> Result<()> {
         self.check_stream(stream)?;
         if bytes > 0 && (!align.is_power_of_two() || align > self.largest_align) {
             return Err(Error::BadAlignment { align, largest: self.largest_align });

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::lock::Mutex;
 
 use super::callbacks::Callbacks;
+use super::context::PoolMemory;
 use super::inner::{PoolInner, PoolState};
 use super::routes::Routes;
 use super::{Context, Pool};
@@ -43,6 +44,7 @@ use crate::{Error, Result};
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct PoolBuilder {
     context: Context,
+    memory: PoolMemory,
     name: String,
     hard_limit: u64,
     release_threshold: u64,
@@ -60,7 +62,7 @@ impl fmt::Debug for PoolBuilder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PoolBuilder")
             .field("name", &self.name)
-            .field("device", &self.context.device().properties().short())
+            .field("device", &self.memory.device.properties().short())
             .finish_non_exhaustive()
     }
 }
@@ -71,10 +73,59 @@ const LARGEST_PAGE: u64 = 32 << 20;
 /// Alignments that a pool can be built with.
 const MIN_ALIGNMENTS: std::ops::RangeInclusive<u64> = 256..=2 << 20;
 
+/// How a pool of pinned memory is called by default.
+const PINNED: &str = "pinned";
+
+impl Context {
+    /// Starts building a pool of pinned host memory: page-locked memory of the host, near the device. The device copies to
+    /// and from it without the host's waiting, and the CPU reads and writes it in place ([`Buffer::as_slice`]).
+    ///
+    /// The pool is ordered by the same streams as the context's other pools. Its options are the same, too. The page
+    /// `docs/memory-kinds.md` says which memory is for what.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let device = Context::host()?; // or Context::cuda(0)?
+    /// let (pool, pinned) = (Pool::builder(&device).build()?, device.pinned()?.build()?);
+    /// let stream = device.create_stream()?;
+    /// let mut staging = Buffer::<f32>::zeroed(&pinned, 1024, &stream)?;
+    /// staging.as_mut_slice()?.fill(1.0); // the CPU writes, once the stream is done with the buffer
+    /// let mut inputs = Buffer::<f32>::new(&pool, 1024, &stream)?;
+    /// inputs.copy_from_pinned(&staging)?; // in stream order: the host does not wait
+    /// # assert_eq!(inputs.to_vec()?, [1.0; 1024]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// [`Buffer::as_slice`]: crate::Buffer::as_slice
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`](crate::device::DeviceError::Unsupported) where the device has no such memory, or the
+    /// device's own.
+    pub fn pinned(&self) -> Result<PoolBuilder> {
+        Ok(PoolBuilder::new(self, self.pinned_memory(None)?).name(PINNED))
+    }
+
+    /// As [`pinned`](Self::pinned), of the NUMA node with this number.
+    ///
+    /// # Errors
+    /// As for [`pinned`](Self::pinned), and where the device cannot choose a node, or has none with this number.
+    ///
+    /// ```no_run
+    /// let device = millpond::Context::cuda(0)?;
+    /// let far = device.pinned_on_node(1)?.name("far").build()?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn pinned_on_node(&self, node: u32) -> Result<PoolBuilder> {
+        Ok(PoolBuilder::new(self, self.pinned_memory(Some(node))?).name(PINNED))
+    }
+}
+
 impl PoolBuilder {
-    pub(super) fn new(context: &Context) -> Self {
+    pub(super) fn new(context: &Context, memory: PoolMemory) -> Self {
         Self {
             context: context.clone(),
+            memory,
             name: "pool".to_owned(),
             hard_limit: u64::MAX,
             release_threshold: u64::MAX,
@@ -89,7 +140,7 @@ impl PoolBuilder {
         }
     }
 
-    /// A name for errors and reports. "pool" by default.
+    /// A name for errors and reports. "pool" by default, and "pinned" for one of pinned memory.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
@@ -169,15 +220,15 @@ impl PoolBuilder {
         let timelines = self.context.timelines().clone();
         timelines.check_process()?;
         let registry = self.context.registry();
-        let device = timelines.device().clone();
+        let PoolMemory { device, together } = self.memory;
         let most_growth = self.spare.unwrap_or_else(|| ledger::most_growth(device.properties().total_memory));
         let ledger = Ledger::new(most_growth, device.now());
         let largest_align = device.properties().granularity.min(layout.base_page_bytes);
         let counters = Arc::new(Counters::default());
-        let (hard_limit, headroom, together) = (self.hard_limit, self.headroom, registry.together().clone());
+        let (hard_limit, headroom) = (self.hard_limit, self.headroom);
         let on_device = device.properties().total_memory.saturating_sub(headroom);
         let limits = Limits { hard_limit, headroom, budget: self.budget, on_device, together };
-        let pages = Pages::new(device, counters.clone(), limits.clone(), layout.base_page_bytes);
+        let pages = Pages::new(device.clone(), counters.clone(), limits.clone(), layout.base_page_bytes);
         let mut arena = Arena::new(timelines.clone(), counters.clone(), layout, self.reuse, pages);
         static NEXT: AtomicU64 = AtomicU64::new(1);
         // Relaxed: only uniqueness matters.
@@ -189,6 +240,7 @@ impl PoolBuilder {
             name: self.name,
             number,
             timelines: timelines.clone(),
+            device,
             registry: Arc::downgrade(registry),
             ranges: registry.ranges().clone(),
             recording: Recording::new(counters.clone()),
@@ -229,7 +281,7 @@ impl PoolBuilder {
 
     fn layout(&self) -> Result<Layout> {
         let bad = |option, why| Err(Error::BadOption { option, why });
-        let granularity = self.context.device().properties().granularity;
+        let granularity = self.memory.device.properties().granularity;
         let (smallest, largest) = self.page_sizes.unwrap_or((granularity, LARGEST_PAGE.max(granularity)));
         if !smallest.is_power_of_two() || smallest < granularity {
             return bad(

@@ -1,6 +1,7 @@
 //! A device as programs hold it: its streams and its pools.
 
 use std::fmt;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 
 use crate::lock::Mutex;
@@ -40,9 +41,28 @@ impl fmt::Debug for Context {
     }
 }
 
+/// Memory that pools of a context take: the device's own, or another that its streams work on.
+#[derive(Debug, Clone)]
+pub(super) struct PoolMemory {
+    pub(super) device: Arc<dyn Device>,
+    /// Bytes that all pools of the context hold of it.
+    pub(super) together: Arc<AtomicU64>,
+}
+
+impl PoolMemory {
+    fn new(device: Arc<dyn Device>) -> Self {
+        Self { device, together: Arc::default() }
+    }
+}
+
+/// Pinned memory that was asked for, by its NUMA node.
+type Pinned = Vec<(Option<u32>, PoolMemory)>;
+
 #[derive(Debug)]
 struct ContextInner {
     timelines: Arc<Timelines>,
+    memory: PoolMemory,
+    pinned: OfProcess<Mutex<Pinned>>,
     registry: Arc<Registry<PoolInner>>,
     default: OfProcess<Mutex<Option<Pool>>>,
     current: OfProcess<Mutex<Option<Pool>>>,
@@ -54,6 +74,8 @@ impl Context {
     pub fn new(device: Arc<dyn Device>) -> Self {
         Self {
             inner: Arc::new(ContextInner {
+                memory: PoolMemory::new(device.clone()),
+                pinned: OfProcess::default(),
                 timelines: Timelines::new(device),
                 registry: Arc::default(),
                 default: OfProcess::default(),
@@ -200,6 +222,18 @@ impl Context {
         Ok(default)
     }
 
+    /// Pinned memory of the host: of this NUMA node, or of one near the device.
+    pub(super) fn pinned_memory(&self, node: Option<u32>) -> Result<PoolMemory> {
+        self.inner.timelines.check_process()?;
+        let mut known = self.inner.pinned.lock();
+        if let Some((_, memory)) = known.iter().find(|(of, _)| *of == node) {
+            return Ok(memory.clone());
+        }
+        let memory = PoolMemory::new(self.device().pinned(node)?);
+        known.push((node, memory.clone()));
+        Ok(memory)
+    }
+
     /// The pool that code without a preference should use: the one last [set](Self::set_current_pool), else
     /// the [default](Self::default_pool).
     ///
@@ -261,6 +295,10 @@ impl Context {
             Some(owner) => unsafe { owner.free(ptr, stream) },
             None => Err(Error::ForeignPointer { ptr, pool: String::new() }),
         }
+    }
+
+    pub(super) fn memory(&self) -> &PoolMemory {
+        &self.inner.memory
     }
 
     pub(super) fn timelines(&self) -> &Arc<Timelines> {

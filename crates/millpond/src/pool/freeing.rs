@@ -154,12 +154,14 @@ impl PoolInner {
         }
     }
 
-    /// Orders what `stream` is given next after the work on other streams that was noted to use the block.
-    pub(crate) fn order_after_uses(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    /// Orders what comes next after the work that was noted to use the block: on this stream, or on the host.
+    pub(crate) fn order_after_uses(&self, ptr: DevicePtr, next: Option<&Stream>) -> Result<()> {
         let uses = self.with_live(ptr, |arena, id| arena.uses(id))?;
         let no_memory = || self.no_host_memory("a list of streams", 2 * size_of::<(u64, u64)>() as u64);
         let uses = uses.ok_or_else(no_memory)?;
-        if self.timelines.make_wait(&uses, stream.timeline())? {
+        if let Some(stream) = next
+            && self.timelines.make_wait(&uses, stream.timeline())?
+        {
             return Ok(());
         }
         self.timelines.wait_on_host(&uses)?;

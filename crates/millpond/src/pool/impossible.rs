@@ -17,6 +17,7 @@ use crate::physical::{Budget, Shortage};
 /// Bytes that are live in the other pools of the context.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct OthersLive {
+    /// In those of the same memory.
     in_all: u64,
     /// In those of the same budget.
     under_budget: u64,
@@ -37,12 +38,8 @@ impl PoolInner {
         let mut live = OthersLive::default();
         for other in self.others() {
             let bytes = other.counted().allocated.current;
-            live.in_all += bytes;
-            if let (Some(mine), Some(theirs)) = (&self.limits.budget, &other.limits.budget)
-                && mine.is(theirs)
-            {
-                live.under_budget += bytes;
-            }
+            live.in_all += if self.has_memory_of(&other) { bytes } else { 0 };
+            live.under_budget += if self.has_budget_of(&other) { bytes } else { 0 };
         }
         live
     }
@@ -86,7 +83,7 @@ impl PoolInner {
     /// Each limit, in the order in which a new page meets them.
     fn all_limits(&self) -> [(Shortage, u64); 4] {
         let limits = &self.limits;
-        let total = self.timelines.device().properties().total_memory;
+        let total = self.device.properties().total_memory;
         let budget = limits.budget.as_ref().map_or(u64::MAX, Budget::limit);
         let but_headroom = if limits.headroom > 0 { limits.on_device } else { u64::MAX };
         [
@@ -105,6 +102,17 @@ impl PoolInner {
             // Relaxed: a figure to read.
             Shortage::Device | Shortage::Headroom => self.limits.together.load(Ordering::Relaxed),
         }
+    }
+
+    /// Whether both take the same memory: the device's own, or the same pinned memory.
+    pub(super) fn has_memory_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.limits.together, &other.limits.together)
+    }
+
+    /// Whether both share a budget.
+    pub(super) fn has_budget_of(&self, other: &Self) -> bool {
+        let budgets = self.limits.budget.as_ref().zip(other.limits.budget.as_ref());
+        budgets.is_some_and(|(mine, theirs)| mine.is(theirs))
     }
 
     /// The other pools of the context. No lock is held in between.

@@ -12,7 +12,7 @@ use super::registry::{Registered, Registry};
 use super::routes::Routes;
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
-use crate::device::{DeviceError, DevicePtr};
+use crate::device::{Device, DeviceError, DevicePtr};
 use crate::extents::{Arena, ExtentId, PageMap, Pointer, Ranges};
 use crate::host::name_for_error;
 use crate::order::{Reuse, Stream, Timelines};
@@ -29,6 +29,8 @@ pub(crate) struct PoolInner {
     /// Unlike any other pool's.
     pub(super) number: u64,
     pub(super) timelines: Arc<Timelines>,
+    /// Whose memory the pool takes: that of the timelines, or another that its streams work on.
+    pub(super) device: Arc<dyn Device>,
     pub(super) registry: Weak<Registry<Self>>,
     /// Which pool of the context owns which addresses.
     pub(super) ranges: Arc<Ranges>,
@@ -82,8 +84,18 @@ impl PoolInner {
         self.timelines.is_here()
     }
 
+    /// Whose memory the pool takes.
+    pub(crate) fn device(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    /// What every block's address is a multiple of, in bytes.
+    pub(crate) fn min_alignment(&self) -> u64 {
+        self.caches.sizes().bytes(1)
+    }
+
     /// The pool's name, for an error; none where the host has no memory for it.
-    pub(super) fn name_of(&self) -> String {
+    pub(crate) fn name_of(&self) -> String {
         name_for_error(&self.name)
     }
 

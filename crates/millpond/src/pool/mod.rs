@@ -26,6 +26,7 @@ mod pressure;
 mod recorded;
 mod recounting;
 mod registry;
+mod reserving;
 mod routes;
 mod slow_path_time;
 #[cfg(test)]
@@ -111,7 +112,7 @@ impl Drop for Handle {
 impl Pool {
     /// Starts building a pool of the device.
     pub fn builder(device: &Context) -> PoolBuilder {
-        PoolBuilder::new(device)
+        PoolBuilder::new(device, device.memory().clone())
     }
 
     fn new(inner: Arc<PoolInner>) -> Self {
@@ -223,6 +224,25 @@ impl Pool {
         self.inner.with_live(ptr, |arena, id| arena.requested(id))
     }
 
+    /// Takes memory from the device in advance, so that blocks of `bytes` in all can be allocated on `stream` without a
+    /// device call. What is free in the pool counts. For [pinned memory](Context::pinned), several threads work on it: the
+    /// driver sets each new page to zero. Other threads wait meanwhile where they need more than their caches have.
+    ///
+    /// ```
+    /// # let device = millpond::Context::host()?;
+    /// # let stream = device.create_stream()?;
+    /// let staging = device.pinned()?.build()?;
+    /// staging.reserve(64 << 20, &stream)?;
+    /// assert!(staging.reserved().current >= 64 << 20);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`alloc`](Self::alloc).
+    pub fn reserve(&self, bytes: u64, stream: &Stream) -> Result<()> {
+        self.inner.reserve(bytes, stream)
+    }
+
     /// Gives free memory back to the device until at most `bytes_to_keep` are reserved, as far as no pending work uses
     /// it. It does not wait. It returns the bytes given back.
     ///
@@ -278,7 +298,7 @@ impl Pool {
         self.inner.reset_high_water();
     }
 
-    /// Free and total memory of the device, as its driver counts.
+    /// Free and total memory of the [device](Self::device), as its driver counts. Of pinned memory: what the host has.
     ///
     /// # Errors
     /// The device's own.
@@ -416,9 +436,10 @@ impl Pool {
         &self.inner.name
     }
 
-    /// The device that the pool takes its memory from.
+    /// The device that the pool takes its memory from. For a pool of [pinned memory](Context::pinned), that memory as a
+    /// device.
     pub fn device(&self) -> &Arc<dyn Device> {
-        self.inner.timelines.device()
+        &self.inner.device
     }
 
     /// Checks every invariant of the pool by recounting blocks, pages, mappings and counters. For tests. It holds the

@@ -98,7 +98,7 @@ impl PoolInner {
     }
 
     /// What memory was short of; another refusal is the caller's error.
-    fn shortage_of(&self, refusal: Refusal) -> Result<Shortage> {
+    pub(super) fn shortage_of(&self, refusal: Refusal) -> Result<Shortage> {
         match refusal {
             Refusal::Short { what, bytes } => {
                 tracing::debug!(pool = self.name, ?what, bytes, "short of memory");
@@ -136,10 +136,10 @@ impl PoolInner {
         }
     }
 
-    /// Lets the other pools of the device give back what they cache, once the work on it is complete.
+    /// Lets the other pools of the same memory or budget give back what they cache, once the work on it is complete.
     fn trim_others(&self) -> Result<bool> {
         let mut released = false;
-        for other in self.others() {
+        for other in self.others().filter(|other| self.has_memory_of(other) || self.has_budget_of(other)) {
             released |= other.let_go_of_released();
             let fence = other.fence_of_all_free();
             self.timelines.wait_on_host(&fence)?;
@@ -155,7 +155,7 @@ impl PoolInner {
     }
 
     fn out_of_memory(&self, requested: u64, what: Shortage, is_impossible: bool) -> OutOfMemory {
-        let device = self.timelines.device().memory_info().unwrap_or_default();
+        let device = self.device.memory_info().unwrap_or_default();
         // Relaxed: a figure to read.
         let all = self.limits.together.load(Ordering::Relaxed);
         let mut state = self.state.lock();
@@ -168,6 +168,7 @@ impl PoolInner {
         let stats = self.stats();
         OutOfMemory {
             pool: self.name_of(),
+            memory: self.device.properties().memory,
             requested,
             limit: match (what, &limits.budget) {
                 (Shortage::HardLimit, _) => Limit::HardLimit(limits.hard_limit),

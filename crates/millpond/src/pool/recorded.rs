@@ -4,7 +4,7 @@ use super::inner::PoolInner;
 #[cfg(feature = "record")]
 use crate::{
     Result,
-    device::Kind,
+    device::{Kind, MemoryKind},
     extents::Arena,
     record::{Introduction, Moment, Options, Status},
 };
@@ -13,10 +13,12 @@ use crate::{
 impl PoolInner {
     pub(super) fn start_recording(&self, options: &Options) -> Result<()> {
         self.check_process()?;
-        let device = self.timelines.device().as_ref();
+        let device = self.device.as_ref();
         let device_key = match device.properties().kind {
-            Kind::Cuda => device.properties().ordinal as u64,
-            // Devices made of software are as many as there are objects, none of which lies so low.
+            Kind::Cuda if device.properties().memory == MemoryKind::Device => {
+                device.properties().ordinal as u64
+            }
+            // Devices made of software are as many as there are objects, and so is pinned memory. None lies so low.
             _ => std::ptr::from_ref(device).addr() as u64,
         };
         let introduction = Introduction { name: &self.name, device, device_key };

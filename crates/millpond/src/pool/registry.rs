@@ -1,7 +1,6 @@
 //! The pools of one context: which exist, which outlive their handles, which owns a pointer.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Weak};
 
 use crate::lock::Mutex;
@@ -25,7 +24,6 @@ pub(crate) trait Registered {
 pub(crate) struct Registry<P> {
     state: OfProcess<Mutex<RegistryState<P>>>,
     ranges: Arc<Ranges>,
-    together: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -38,7 +36,7 @@ struct RegistryState<P> {
 impl<P> Default for Registry<P> {
     fn default() -> Self {
         let state = RegistryState { pools: BTreeMap::new(), outliving: Vec::new() };
-        Self { state: OfProcess::new(Mutex::new(state)), ranges: Arc::default(), together: Arc::default() }
+        Self { state: OfProcess::new(Mutex::new(state)), ranges: Arc::default() }
     }
 }
 
@@ -59,11 +57,6 @@ impl<P: Registered> Registry<P> {
     /// Which pool owns which addresses.
     pub(super) fn ranges(&self) -> &Arc<Ranges> {
         &self.ranges
-    }
-
-    /// Bytes that all pools hold.
-    pub(super) fn together(&self) -> &Arc<AtomicU64> {
-        &self.together
     }
 
     /// Keeps a pool, also without a handle, as long as it [holds](Registered::holds_nothing) anything.

@@ -17,6 +17,8 @@ pub(crate) trait Harness: Sync {
     const BYTES: bool;
     /// The device keeps exact records: it refuses wrong arguments, and no byte is taken but those asked for.
     const EXACT: bool;
+    /// Nobody else takes memory of the device's, so that what is free goes down and up by what a test takes.
+    const COUNTS: bool = true;
     /// A call that waits for a held stream waits until the hold is released (else it is refused).
     const WAITS: bool;
 
@@ -115,11 +117,51 @@ impl Harness for CapturingHarness {
     }
 }
 
+/// The pinned memory of a device, whose streams are that device's.
+pub(crate) struct PinnedHarness<H> {
+    of: H,
+    device: Arc<dyn Device>,
+}
+
+impl<H: Harness> PinnedHarness<H> {
+    pub(crate) fn new(of: H) -> Self {
+        let device = of.raw().pinned(None).unwrap();
+        Self { of, device }
+    }
+}
+
+impl<H: Harness> Harness for PinnedHarness<H> {
+    type Hold = H::Hold;
+
+    const BYTES: bool = H::BYTES;
+    const EXACT: bool = H::EXACT;
+    // That of a GPU is the machine's.
+    const COUNTS: bool = H::EXACT;
+    const WAITS: bool = H::WAITS;
+
+    fn raw(&self) -> &dyn Device {
+        &*self.device
+    }
+
+    fn hold(&self, stream: StreamHandle) -> H::Hold {
+        self.of.hold(stream)
+    }
+
+    fn release(&self, hold: H::Hold) {
+        self.of.release(hold);
+    }
+
+    fn launch(&self, stream: StreamHandle, work: Box<dyn FnOnce() + Send>) -> bool {
+        self.of.launch(stream, work)
+    }
+}
+
 pub(crate) struct SimHarness(Arc<SimDevice>);
 
 impl SimHarness {
     pub(crate) fn new(virtual_memory: bool) -> Self {
-        let options = SimOptions::default().capacity(CAPACITY).virtual_memory(virtual_memory);
+        let options =
+            SimOptions::default().capacity(CAPACITY).pinned_capacity(CAPACITY).virtual_memory(virtual_memory);
         Self(SimDevice::new(options).unwrap())
     }
 }
@@ -153,6 +195,11 @@ impl Harness for SimHarness {
 /// Whether the device has virtual memory, which most tests of pages need.
 pub(crate) fn has_pages(h: &impl Harness) -> bool {
     h.device().properties().virtual_memory
+}
+
+/// Whether the device has a stream-ordered allocator of its own.
+pub(crate) fn has_driver_pool(h: &impl Harness) -> bool {
+    h.device().properties().memory_pools
 }
 
 pub(crate) fn granularity(h: &impl Harness) -> u64 {

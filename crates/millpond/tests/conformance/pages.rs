@@ -120,7 +120,7 @@ pub(crate) fn pages_permuted_in_stream_order_lose_no_byte<H: Harness>(h: &H) {
 }
 
 pub(crate) fn a_released_page_stays_until_its_last_mapping_goes<H: Harness>(h: &H) {
-    if !has_pages(h) {
+    if !has_pages(h) || !H::COUNTS {
         return;
     }
     let bytes = 8 * granularity(h);
@@ -185,7 +185,7 @@ pub(crate) fn a_range_can_be_mapped_again_after_an_unmap<H: Harness>(h: &H) {
 }
 
 pub(crate) fn pages_and_free_memory_add_up<H: Harness>(h: &H) {
-    if !has_pages(h) {
+    if !has_pages(h) || !H::COUNTS {
         return;
     }
     let g = granularity(h);
@@ -240,5 +240,5 @@ pub(crate) fn free_bytes(h: &impl Harness) -> u64 {
 /// A driver may keep a little for itself that it took meanwhile; nobody else is on the device.
 pub(crate) fn assert_returned<H: Harness>(before: u64, after: u64) {
     let slack = if H::EXACT { 0 } else { 4 << 20 };
-    assert!(after + slack >= before, "{before} bytes were free, now {after}");
+    assert!(!H::COUNTS || after + slack >= before, "{before} bytes were free, now {after}");
 }

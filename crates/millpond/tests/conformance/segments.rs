@@ -23,6 +23,9 @@ pub(crate) fn segments_are_aligned_and_hold_their_bytes<H: Harness>(h: &H) {
 }
 
 pub(crate) fn segments_and_free_memory_add_up<H: Harness>(h: &H) {
+    if !H::COUNTS {
+        return;
+    }
     let before = free_bytes(h);
     let bytes = 32 << 20;
     let segments: Vec<_> = (0..3).map(|_| h.device().alloc_segment(bytes).unwrap()).collect();
@@ -57,6 +60,9 @@ pub(crate) fn freeing_a_segment_waits_for_all_work<H: Harness>(h: &H) {
 }
 
 pub(crate) fn async_blocks_hold_their_bytes<H: Harness>(h: &H) {
+    if !has_driver_pool(h) {
+        return;
+    }
     let stream = h.device().create_stream().unwrap();
     let sizes = [1, 512, 4097, 3 << 20];
     let blocks: Vec<_> = sizes.iter().map(|&bytes| alloc(h, bytes, stream)).collect();
@@ -73,6 +79,9 @@ pub(crate) fn async_blocks_hold_their_bytes<H: Harness>(h: &H) {
 }
 
 pub(crate) fn a_block_freed_on_a_stream_is_reused_there<H: Harness>(h: &H) {
+    if !has_driver_pool(h) {
+        return;
+    }
     let stream = h.device().create_stream().unwrap();
     let first = alloc(h, 1 << 20, stream);
     let hold = h.hold(stream);
@@ -88,7 +97,7 @@ pub(crate) fn a_block_freed_on_a_stream_is_reused_there<H: Harness>(h: &H) {
 
 /// A driver may give it, and make the other stream wait; the models do not.
 pub(crate) fn a_pending_block_is_not_given_to_another_stream<H: Harness>(h: &H) {
-    if !H::EXACT {
+    if !H::EXACT || !has_driver_pool(h) {
         return;
     }
     let (stream, other) = (h.device().create_stream().unwrap(), h.device().create_stream().unwrap());
@@ -103,6 +112,9 @@ pub(crate) fn a_pending_block_is_not_given_to_another_stream<H: Harness>(h: &H) 
 }
 
 pub(crate) fn the_drivers_pool_keeps_what_it_has<H: Harness>(h: &H) {
+    if !has_driver_pool(h) {
+        return;
+    }
     let stream = h.device().create_stream().unwrap();
     let bytes = 40 << 20;
     let at = alloc(h, bytes, stream);
@@ -119,6 +131,9 @@ pub(crate) fn the_drivers_pool_keeps_what_it_has<H: Harness>(h: &H) {
 }
 
 pub(crate) fn too_large_an_async_block_is_out_of_memory<H: Harness>(h: &H) {
+    if !has_driver_pool(h) {
+        return;
+    }
     let stream = h.device().create_stream().unwrap();
     let before = h.device().async_usage().unwrap();
     let too_much = 2 * h.device().properties().total_memory;
@@ -126,6 +141,14 @@ pub(crate) fn too_large_an_async_block_is_out_of_memory<H: Harness>(h: &H) {
     // The high-water mark may tell of the attempt; nothing else does.
     let after = h.device().async_usage().unwrap();
     assert_eq!((after.used, after.reserved), (before.used, before.reserved));
+}
+
+pub(crate) fn without_a_pool_of_its_own_the_driver_says_so<H: Harness>(h: &H) {
+    if has_driver_pool(h) {
+        return;
+    }
+    let stream = h.device().create_stream().unwrap();
+    assert!(matches!(h.device().alloc_async(512, stream), Err(DeviceError::Unsupported { .. })));
 }
 
 fn alloc(h: &impl Harness, bytes: u64, stream: StreamHandle) -> DevicePtr {

@@ -79,8 +79,10 @@ impl World {
 
     /// The device and the pools agree on who holds what.
     fn check_device(&self) -> Verdict {
-        let Ok(info) = self.sim.memory_info() else { return Ok(()) };
-        let held = info.total - info.free;
+        let (Ok(own), Ok(pinned)) = (self.sim.memory_info(), self.pinned.memory_info()) else {
+            return Ok(());
+        };
+        let held = own.total - own.free + pinned.total - pinned.free;
         let reserved: u64 = self.pools.iter().map(|slot| slot.pool.reserved().current).sum();
         // Pools whose last handle is gone, with blocks live, hold the rest.
         let orphans = self.blocks.iter().any(|block| self.pools.iter().all(|slot| slot.id != block.pool));
@@ -96,8 +98,8 @@ impl World {
             ensure!(budget.held() == held, "{budget:?}, but {held} bytes are held");
         }
         // A device that cannot say what is free stops no growth.
-        if self.options.headroom > 0 && held > 0 && !self.faulty {
-            let headroom = self.options.headroom * GRANULARITY;
+        let headroom = self.options.headroom * GRANULARITY;
+        for info in [own, pinned].into_iter().filter(|info| info.free < info.total && !self.faulty) {
             ensure!(info.free >= headroom, "{} bytes are free of {headroom} kept free", info.free);
         }
         Ok(())
@@ -168,7 +170,7 @@ impl World {
         if self.faulty || self.any_held() {
             return Ok(());
         }
-        let info = self.sim.memory_info().map_err(|error| error.to_string())?;
+        let info = slot.pool.memory_info().map_err(|error| error.to_string())?;
         let most = |limit: Option<u64>, held: u64| limit.map_or(u64::MAX, |pages| pages * GRANULARITY - held);
         let budget_held = self.budget.as_ref().map_or(0, |budget| budget.held());
         let room = info.free.saturating_sub(self.options.headroom * GRANULARITY);

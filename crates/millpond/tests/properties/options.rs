@@ -14,6 +14,8 @@ pub(crate) struct Options {
     /// Memory of the device, in pages of the granularity.
     pub(crate) capacity: u64,
     pub(crate) virtual_memory: bool,
+    /// Every second pool is of pinned memory, of which there is as much.
+    pub(crate) pinned: bool,
     pub(crate) reuse: (bool, bool, bool),
     /// Powers of two: the smallest page over the granularity, and the largest over the smallest.
     pub(crate) pages: (u32, u32),
@@ -53,6 +55,7 @@ impl Options {
     pub(crate) fn device(&self) -> Arc<SimDevice> {
         let options = SimOptions::default()
             .capacity(self.capacity * GRANULARITY)
+            .pinned_capacity(self.capacity * GRANULARITY)
             .granularity(GRANULARITY)
             .virtual_memory(self.virtual_memory);
         SimDevice::new(options).expect("the options are a device's")
@@ -62,10 +65,12 @@ impl Options {
         self.budget.map(|pages| Budget::bytes(pages * GRANULARITY))
     }
 
-    pub(crate) fn pool(&self, context: &Context, budget: Option<&Budget>, name: &str) -> Result<Pool> {
+    pub(crate) fn pool(&self, context: &Context, budget: Option<&Budget>, id: usize) -> Result<Pool> {
         let smallest = self.smallest_page();
-        let mut builder = Pool::builder(context)
-            .name(name)
+        let of_pinned = self.pinned && id.is_multiple_of(2);
+        let builder = if of_pinned { context.pinned()? } else { Pool::builder(context) };
+        let mut builder = builder
+            .name(format!("pool {id}"))
             .reuse(self.policies())
             .page_sizes(smallest, smallest << self.pages.1)
             .min_alignment(self.min_alignment)
@@ -84,7 +89,8 @@ impl Options {
 }
 
 pub(crate) fn options() -> impl Strategy<Value = Options> {
-    let device = (2..24_u64, prop::bool::weighted(0.8), any::<(bool, bool, bool)>());
+    let device =
+        (2..24_u64, prop::bool::weighted(0.8), prop::bool::weighted(0.3), any::<(bool, bool, bool)>());
     let min_alignment = prop_oneof![4 => Just(512_u64), 1 => Just(256), 1 => Just(4096), 1 => Just(2 << 20)];
     let sizes = (prop_oneof![4 => Just(0_u32), 1 => Just(1)], 0..5_u32, min_alignment);
     let limits = (
@@ -97,7 +103,8 @@ pub(crate) fn options() -> impl Strategy<Value = Options> {
     (device, sizes, limits, any::<u64>(), ending).prop_map(|(device, sizes, limits, seed, ending)| Options {
         capacity: device.0,
         virtual_memory: device.1,
-        reuse: device.2,
+        pinned: device.2,
+        reuse: device.3,
         pages: (sizes.0, sizes.1),
         min_alignment: sizes.2,
         release_threshold: limits.0,

@@ -57,6 +57,7 @@ pub(crate) struct Block {
 pub(crate) struct World {
     pub(crate) options: Options,
     pub(crate) sim: Arc<SimDevice>,
+    pub(crate) pinned: Arc<dyn Device>,
     pub(crate) checker: Arc<CheckerDevice>,
     pub(crate) context: Context,
     pub(crate) budget: Option<Budget>,
@@ -79,6 +80,7 @@ impl World {
         let checker = CheckerDevice::new(sim.clone());
         let mut world = Self {
             options: options.clone(),
+            pinned: sim.pinned(None).map_err(|error| error.to_string())?,
             sim,
             context: Context::new(checker.clone()),
             checker,
@@ -131,7 +133,7 @@ impl World {
     pub(crate) fn make_pool(&mut self) -> Result<PoolSlot> {
         self.pools_made += 1;
         let id = self.pools_made;
-        let pool = self.options.pool(&self.context, self.budget.as_ref(), &format!("pool {id}"))?;
+        let pool = self.options.pool(&self.context, self.budget.as_ref(), id)?;
         Ok(PoolSlot { pool, id, destroyed: false, allocations: 0, requested_high: 0 })
     }
 

@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUhostFn, CUmemAccessDesc,
+    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUhostFn, CUmemAccessDesc,
     CUmemAllocationGranularity_flags, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemPool_attribute,
     CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUstream,
 };
@@ -145,7 +145,7 @@ driver_functions! {
     cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice);
     cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: CUdevice);
     cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
-    cuDeviceGetAttribute(value: *mut c_int, attribute: CUdevice_attribute, device: CUdevice);
+    cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice);
     cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice);
 
     cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
@@ -190,6 +190,8 @@ driver_functions! {
 
     cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize);
     cuMemFree_v2(at: CUdeviceptr);
+    cuMemHostAlloc(at: *mut *mut c_void, bytes: usize, flags: c_uint);
+    cuMemFreeHost(at: *mut c_void);
     cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
     cuMemPoolDestroy(pool: CUmemoryPool);
     cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);

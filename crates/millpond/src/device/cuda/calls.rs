@@ -2,11 +2,13 @@
 
 use std::ffi::{c_uint, c_void};
 use std::ptr;
+use std::sync::Arc;
 
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUpointer_attribute, CUstream_flags};
 
 use super::api::{CaptureStatus, Code, is_ready};
 use super::device::{CudaDevice, stream_of};
+use super::pinned::CudaPinned;
 use super::structures::page_props;
 use crate::device::{
     AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, DriverPool, EventHandle, MemoryInfo, PageHandle,
@@ -110,6 +112,11 @@ unsafe impl Device for CudaDevice {
     fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
         self.async_pool()?;
         Ok(self)
+    }
+
+    fn pinned(&self, node: Option<u32>) -> DeviceResult<Arc<dyn Device>> {
+        let _relaxed = self.relax()?;
+        Ok(Arc::new(CudaPinned::new(self, node)?))
     }
 
     // ---- streams ---------------------------------------------------------------------------------

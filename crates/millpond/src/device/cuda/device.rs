@@ -15,7 +15,7 @@ use super::context::{Context, Entered};
 use super::driver;
 use super::peers::{self, Peers};
 use super::structures::page_props;
-use crate::device::{DeviceError, DeviceResult, Kind, Properties, StreamHandle};
+use crate::device::{DeviceError, DeviceResult, Kind, MemoryKind, Properties, StreamHandle};
 
 /// What `granularity` says where the driver has no virtual memory management: the size that its own
 /// allocators grow by.
@@ -77,6 +77,8 @@ pub struct CudaDevice {
     context: Arc<Context>,
     pub(super) peers: Arc<Peers>,
     pub(super) copies_read_host_pages: bool,
+    /// Whether the GPU may have pages; else it is opened as one without.
+    options: CudaOptions,
 }
 
 impl CudaDevice {
@@ -119,7 +121,27 @@ impl CudaDevice {
             context,
             peers,
             copies_read_host_pages,
+            options,
         }))
+    }
+
+    /// The same GPU as another object, for a device over it: the context and the peers are shared.
+    pub(super) fn share(&self) -> Self {
+        Self {
+            properties: self.properties.clone(),
+            api: self.api,
+            raw: self.raw,
+            async_pool: OnceLock::new(),
+            context: Arc::clone(&self.context),
+            peers: Arc::clone(&self.peers),
+            copies_read_host_pages: self.copies_read_host_pages,
+            options: self.options,
+        }
+    }
+
+    /// Whether the options allow pages.
+    pub(super) fn may_have_pages(&self) -> bool {
+        self.options.virtual_memory != Some(false)
     }
 
     /// The GPU's number.
@@ -260,8 +282,15 @@ fn find(api: &Api, ordinal: usize) -> DeviceResult<CUdevice> {
 fn attribute(api: &Api, device: CUdevice, what: CUdevice_attribute) -> DeviceResult<c_int> {
     let mut value = 0;
     // SAFETY: `value` is writable, and the device came from cuDeviceGet.
-    unsafe { api.cuDeviceGetAttribute(&mut value, what, device) }?;
+    unsafe { api.cuDeviceGetAttribute(&mut value, what as c_int, device) }?;
     Ok(value)
+}
+
+/// An attribute by its number, which the driver may be too old to know.
+pub(super) fn attribute_if_known(api: &Api, device: CUdevice, what: c_int) -> Option<c_int> {
+    let mut value = 0;
+    // SAFETY: as in `attribute`. A number that the driver does not know is an error.
+    unsafe { api.cuDeviceGetAttribute(&mut value, what, device) }.ok().map(|()| value)
 }
 
 fn text(ask: impl FnOnce(*mut c_char, c_int) -> Result<(), Failure>) -> DeviceResult<String> {
@@ -291,6 +320,8 @@ fn properties(api: &Api, raw: CUdevice, ordinal: usize, options: CudaOptions) ->
         total_memory: total as u64,
         granularity: if virtual_memory { granularity(api, raw)? } else { GRANULARITY_WITHOUT_PAGES },
         virtual_memory,
+        memory: MemoryKind::Device,
+        host_access: false,
         memory_pools: attribute(api, raw, A::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0,
     })
 }

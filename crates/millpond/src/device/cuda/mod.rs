@@ -28,6 +28,7 @@
 // | `calls` | the `Device` trait, call by call |
 // | `async_pool` | the driver's own stream-ordered pool behind `alloc_async` |
 // | `peers` | which other GPUs may use its memory |
+// | `pinned` | page-locked memory of the host, as a device over the GPU |
 // | `structures` | what the driver's structures are filled with |
 // | `capture_mode` | what captures of streams forbid the calling thread, lifted for our calls |
 // | `host_fn` | running Rust closures in stream order |
@@ -48,6 +49,7 @@ mod device;
 mod driver;
 mod host_fn;
 mod peers;
+mod pinned;
 mod structures;
 
 pub use device::{CudaDevice, CudaFacts, CudaOptions};

@@ -1,10 +1,11 @@
 //! What the driver's structures are filled with.
 
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uchar, c_ushort, c_void};
+use std::ptr;
 
 use cudarc::driver::sys::{
-    CUdevice, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType, CUmemLocation,
-    CUmemLocationType,
+    CUdevice, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationType,
+    CUmemLocation, CUmemLocationType,
 };
 
 /// Physical device memory, which is what CUDA calls a pinned allocation.
@@ -30,3 +31,89 @@ pub(super) fn page_props(device: CUdevice) -> CUmemAllocationProp {
     props.location = location(device);
     props
 }
+
+/// `CUmemLocation`, with kinds that cudarc's enum has only for some CUDA versions.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct Location {
+    kind: c_int,
+    id: c_int,
+}
+
+impl Location {
+    /// A GPU's own memory.
+    pub(super) fn of(device: CUdevice) -> Self {
+        Self { kind: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_int, id: device }
+    }
+
+    /// The memory of a NUMA node of the host (`CU_MEM_LOCATION_TYPE_HOST_NUMA`).
+    pub(super) fn of_node(node: c_int) -> Self {
+        Self { kind: 3, id: node }
+    }
+}
+
+/// `CUmemAllocationProp`, for such a location.
+#[derive(Debug)]
+#[repr(C)]
+pub(super) struct HostPageProps {
+    kind: c_int,
+    handle_types: c_int,
+    location: Location,
+    win32: *const c_void,
+    compression: c_uchar,
+    gpu_direct: c_uchar,
+    usage: c_ushort,
+    reserved: [c_uchar; 4],
+}
+
+impl HostPageProps {
+    /// Pages of host memory, mapped by this process alone.
+    pub(super) fn of(location: Location) -> Self {
+        Self {
+            kind: PINNED as c_int,
+            // As `NO_SHARING`, whose type differs between versions of cudarc.
+            handle_types: 0,
+            location,
+            win32: ptr::null(),
+            compression: 0,
+            gpu_direct: 0,
+            usage: 0,
+            reserved: [0; 4],
+        }
+    }
+
+    /// As the driver takes it. Only the driver may read it: it need not be a value of cudarc's type.
+    pub(super) fn as_raw(&self) -> *const CUmemAllocationProp {
+        ptr::from_ref(self).cast()
+    }
+}
+
+/// `CUmemAccessDesc`, likewise.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(super) struct Access {
+    location: Location,
+    flags: c_int,
+}
+
+impl Access {
+    /// Reading and writing from there.
+    pub(super) fn from(location: Location) -> Self {
+        // `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`
+        Self { location, flags: 3 }
+    }
+
+    /// As the driver takes a list of them; see [`HostPageProps::as_raw`].
+    pub(super) fn list(all: &[Self]) -> (*const CUmemAccessDesc, usize) {
+        (all.as_ptr().cast(), all.len())
+    }
+}
+
+const _: () = {
+    assert!(size_of::<Location>() == size_of::<CUmemLocation>());
+    assert!(size_of::<HostPageProps>() == size_of::<CUmemAllocationProp>());
+    assert!(
+        std::mem::offset_of!(HostPageProps, location) == std::mem::offset_of!(CUmemAllocationProp, location)
+    );
+    assert!(size_of::<Access>() == size_of::<CUmemAccessDesc>());
+};

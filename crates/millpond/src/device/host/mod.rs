@@ -33,7 +33,7 @@ mod streams;
 mod tests;
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::lock::Mutex;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
@@ -44,7 +44,7 @@ use self::streams::Streams;
 use super::ledger::invalid;
 use super::{
     AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, Kind, MemoryInfo,
-    PageHandle, Properties, StreamHandle, StreamId,
+    MemoryKind, PageHandle, Properties, StreamHandle, StreamId, machine,
 };
 use crate::process::{OfProcess, Process};
 
@@ -71,11 +71,13 @@ pub struct HostOptions {
     pub granularity: u64,
     /// Whether pages can be mapped. Without, there are only segments, as on older or virtual GPUs. Yes by default.
     pub virtual_memory: bool,
+    /// Bytes of [pinned memory](Device::pinned) that the device can reach. `None` is as many as the device has.
+    pub pinned_capacity: Option<u64>,
 }
 
 impl Default for HostOptions {
     fn default() -> Self {
-        Self { capacity: None, granularity: 2 << 20, virtual_memory: true }
+        Self { capacity: None, granularity: 2 << 20, virtual_memory: true, pinned_capacity: None }
     }
 }
 
@@ -97,17 +99,52 @@ impl HostOptions {
         self.virtual_memory = virtual_memory;
         self
     }
+
+    /// As [`pinned_capacity`](field@Self::pinned_capacity).
+    pub fn pinned_capacity(mut self, capacity: impl Into<Option<u64>>) -> Self {
+        self.pinned_capacity = capacity.into();
+        self
+    }
 }
 
 /// A [`Device`] made of the CPU and its memory. The [module](self) has an example.
 ///
-/// Dropping it waits for all work of its streams, and then gives its memory back.
+/// Its own memory stands for that of a GPU: only its [pinned memory](Device::pinned) is for the CPU's eyes. That is a
+/// device of this type, too.
+///
+/// Dropping it waits for all work of its streams, and then gives its memory back. Dropping only one of a device and its
+/// pinned memory does neither.
 pub struct HostDevice {
     properties: Properties,
+    work: Arc<Work>,
+    /// Where pages and segments come from.
+    memory: Arc<Memory>,
+}
+
+/// What a device and its pinned memory share: streams, events, and the memory that they work on.
+struct Work {
     events: OfProcess<Mutex<SlotMap<DefaultKey, Option<Moment>>>>,
     process: Process,
     streams: Streams,
-    memory: Arc<Memory>,
+    memories: Arc<Memories>,
+    pinned_capacity: u64,
+}
+
+/// The memory that work on the streams may use.
+#[derive(Debug)]
+struct Memories {
+    device: Arc<Memory>,
+    pinned: OnceLock<Arc<Memory>>,
+}
+
+impl Memories {
+    fn check_access(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let checked = self.device.check_access(call, at, bytes);
+        match self.pinned.get() {
+            Some(pinned) => checked.or_else(|error| pinned.check_access(call, at, bytes).map_err(|_| error)),
+            None => checked,
+        }
+    }
 }
 
 impl fmt::Debug for HostDevice {
@@ -131,14 +168,15 @@ impl HostDevice {
     /// [`DeviceError::Invalid`] where the granularity cannot be; [`DeviceError::Driver`] where the system has
     /// no memfd.
     pub fn with_options(options: HostOptions) -> DeviceResult<Arc<Self>> {
-        let HostOptions { capacity, granularity, virtual_memory } = options;
+        let HostOptions { capacity, granularity, virtual_memory, pinned_capacity } = options;
         let system_page = rustix::param::page_size() as u64;
         if !granularity.is_power_of_two() || granularity < system_page {
             let what =
                 format!("the granularity is {granularity} bytes: use a power of two, at least {system_page}");
             return invalid("HostDevice::with_options", what);
         }
-        let total_memory = capacity.unwrap_or_else(half_of_memory);
+        let total_memory =
+            capacity.unwrap_or_else(|| (machine::memory().total / 2).next_multiple_of(2 << 20));
         let memory = Arc::new(Memory::new(granularity, total_memory)?);
         let properties = Properties {
             kind: Kind::Host,
@@ -148,15 +186,18 @@ impl HostDevice {
             granularity,
             virtual_memory,
             memory_pools: true,
+            memory: MemoryKind::Device,
+            host_access: false,
         };
-        let streams = Streams::new(Arc::clone(&memory));
-        Ok(Arc::new(Self {
-            properties,
+        let memories = Arc::new(Memories { device: Arc::clone(&memory), pinned: OnceLock::new() });
+        let work = Arc::new(Work {
             events: OfProcess::default(),
             process: Process::here(),
-            streams,
-            memory,
-        }))
+            streams: Streams::new(memories.clone()),
+            memories,
+            pinned_capacity: pinned_capacity.unwrap_or(total_memory),
+        });
+        Ok(Arc::new(Self { properties, work, memory }))
     }
 
     /// Runs `work` in stream order, on the stream's thread: a kernel of this device.
@@ -185,19 +226,25 @@ impl HostDevice {
 
     /// The streams, in the process that has their threads.
     fn streams(&self) -> DeviceResult<&Streams> {
-        self.process.check()?;
-        Ok(&self.streams)
+        self.work.process.check()?;
+        Ok(&self.work.streams)
     }
 
     /// The memory, in the process that made it: in a forked child the file is still shared.
     fn memory(&self) -> DeviceResult<&Memory> {
-        self.process.check()?;
+        self.work.process.check()?;
         Ok(&self.memory)
     }
 
+    /// Whether work may use the range, be it of the device's memory or of the host's.
+    fn check_access(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        self.work.process.check()?;
+        self.work.memories.check_access(call, at, bytes)
+    }
+
     fn events(&self) -> DeviceResult<&Mutex<SlotMap<DefaultKey, Option<Moment>>>> {
-        self.process.check()?;
-        Ok(&self.events)
+        self.work.process.check()?;
+        Ok(&self.work.events)
     }
 
     /// What an event stands for; nothing if it was never recorded.
@@ -209,23 +256,12 @@ impl HostDevice {
     }
 
     fn needs_virtual_memory(&self) -> DeviceResult<()> {
-        if self.properties.virtual_memory {
-            return Ok(());
-        }
-        Err(DeviceError::Unsupported { device: self.properties.name.clone(), what: "virtual memory" })
+        if self.properties.virtual_memory { Ok(()) } else { self.unsupported("virtual memory") }
     }
-}
 
-fn half_of_memory() -> u64 {
-    let system = rustix::system::sysinfo();
-    // As wide as a machine word, which differs between systems.
-    #[allow(clippy::useless_conversion)]
-    let units = u64::from(system.totalram);
-    let machine = units * u64::from(system.mem_unit);
-    // Absent outside a control group, and "max" where there is no limit.
-    let group = std::fs::read_to_string("/sys/fs/cgroup/memory.max");
-    let limit = group.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(u64::MAX);
-    (machine.min(limit) / 2).next_multiple_of(2 << 20)
+    fn unsupported<T>(&self, what: &'static str) -> DeviceResult<T> {
+        Err(DeviceError::Unsupported { device: self.properties.name.clone(), what })
+    }
 }
 
 fn event_key(event: EventHandle) -> DefaultKey {
@@ -290,7 +326,31 @@ unsafe impl Device for HostDevice {
     }
 
     fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
-        Ok(self)
+        if self.properties.memory_pools { Ok(self) } else { self.unsupported("stream-ordered memory pools") }
+    }
+
+    fn pinned(&self, node: Option<u32>) -> DeviceResult<Arc<dyn Device>> {
+        self.work.process.check()?;
+        if node.is_some() {
+            return self.unsupported("a choice of the NUMA node");
+        }
+        let total_memory = self.work.pinned_capacity;
+        let memory = match self.work.memories.pinned.get() {
+            Some(memory) => memory,
+            None => {
+                let new = Arc::new(Memory::new(self.properties.granularity, total_memory)?);
+                // Of two threads that come here at once, the second one's goes, empty.
+                self.work.memories.pinned.get_or_init(|| new)
+            }
+        };
+        let properties = Properties {
+            total_memory,
+            memory_pools: false,
+            memory: MemoryKind::Pinned,
+            host_access: true,
+            ..self.properties.clone()
+        };
+        Ok(Arc::new(Self { properties, work: Arc::clone(&self.work), memory: Arc::clone(memory) }))
     }
 
     fn create_stream(&self) -> DeviceResult<StreamHandle> {
@@ -367,7 +427,7 @@ unsafe impl Device for HostDevice {
         if bytes == 0 {
             return Ok(());
         }
-        self.memory()?.check_access("memset", at, bytes)?;
+        self.check_access("memset", at, bytes)?;
         self.submit("memset", stream, move || {
             // SAFETY: the caller of `memset` keeps the range usable and ours until the stream has done this.
             unsafe { bytes_at(at).write_bytes(value, bytes as usize) }
@@ -384,7 +444,7 @@ unsafe impl Device for HostDevice {
         if bytes == 0 {
             return Ok(());
         }
-        self.memory()?.check_access("copy_from_host", to, bytes)?;
+        self.check_access("copy_from_host", to, bytes)?;
         // SAFETY: the caller says that `from` is readable for `bytes`.
         let staged: Box<[u8]> = unsafe { std::slice::from_raw_parts(from, bytes as usize) }.into();
         self.submit("copy_from_host", stream, move || {
@@ -411,7 +471,7 @@ unsafe impl Device for HostDevice {
                 "work on a stream must not wait for the device, nor for its bytes",
             );
         }
-        self.memory()?.check_access("copy_to_host", from, bytes)?;
+        self.check_access("copy_to_host", from, bytes)?;
         let to = to.expose_provenance();
         self.submit("copy_to_host", stream, move || {
             let to = std::ptr::with_exposed_provenance_mut::<u8>(to);
@@ -431,8 +491,8 @@ unsafe impl Device for HostDevice {
         if bytes == 0 {
             return Ok(());
         }
-        self.memory()?.check_access("copy", from, bytes)?;
-        self.memory()?.check_access("copy", to, bytes)?;
+        self.check_access("copy", from, bytes)?;
+        self.check_access("copy", to, bytes)?;
         if to.raw().abs_diff(from.raw()) < bytes {
             return invalid("copy", format!("{bytes} bytes at {from} and at {to} overlap"));
         }

@@ -5,6 +5,7 @@
 //! program that forgets an event is wrong here too. Handles of destroyed streams are given out again as soon
 //! as possible, as a driver may; identities never.
 
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::mem;
@@ -15,7 +16,6 @@ use std::thread::{self, JoinHandle};
 use crate::lock::{Mutex, RwLock};
 use slab::Slab;
 
-use super::memory::Memory;
 use super::stream::{Moment, Stream, on_stream_thread};
 use crate::device::ledger::invalid;
 use crate::device::{DeviceError, DeviceResult, StreamHandle, StreamId};
@@ -37,7 +37,7 @@ pub(super) struct Streams {
     table: OfProcess<RwLock<Table>>,
     running: Arc<Running>,
     /// Kept by every stream's thread, so that memory outlives the work that uses it.
-    memory: Arc<Memory>,
+    memory: Arc<dyn Any + Send + Sync>,
 }
 
 #[derive(Debug, Default)]
@@ -77,7 +77,7 @@ thread_local! {
 }
 
 impl Streams {
-    pub(super) fn new(memory: Arc<Memory>) -> Self {
+    pub(super) fn new(memory: Arc<dyn Any + Send + Sync>) -> Self {
         static NEXT_DEVICE: AtomicU64 = AtomicU64::new(0);
         Self {
             // Relaxed: only that no number is given twice matters.

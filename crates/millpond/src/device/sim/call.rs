@@ -36,6 +36,7 @@ calls! {
     AllocAsync => "alloc_async",
     FreeAsync => "free_async",
     AsyncUsage => "async_usage",
+    Pinned => "pinned",
     CreateStream => "create_stream",
     DestroyStream => "destroy_stream",
     StreamId => "stream_id",

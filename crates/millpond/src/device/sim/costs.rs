@@ -1,5 +1,7 @@
 //! What each call costs the host, and how fast bytes move.
 
+use crate::device::MemoryKind;
+
 /// A cost that depends on a size: measured points, with straight lines between them.
 ///
 /// ```
@@ -90,8 +92,16 @@ pub struct CostTable {
     pub submit: u64,
     /// Bytes in a microsecond of the stream's time, within device memory.
     pub device_bytes_per_us: u64,
-    /// Bytes in a microsecond of the stream's time, between host and device.
+    /// Bytes in a microsecond of the stream's time, between pageable memory of the host and the device.
     pub host_bytes_per_us: u64,
+    /// The same, between pinned memory and the device.
+    pub pinned_bytes_per_us: u64,
+    /// `cuMemCreate` with a host location, by the page's size: the driver sets all bytes to zero.
+    pub pinned_create_page: BySize,
+    /// `cuMemSetAccess` of such a page, for the device and the host, by its size.
+    pub pinned_set_access: BySize,
+    /// `cuMemHostAlloc`, by size.
+    pub pinned_alloc_segment: BySize,
 }
 
 const MIB: u64 = 1 << 20;
@@ -126,8 +136,25 @@ impl CostTable {
             wait_event: 142,
             submit: 2_000,                  // assumed, as a kernel's launch
             device_bytes_per_us: 4_800_000, // data sheet: 4.8 TB/s
-            host_bytes_per_us: 55_000,      // assumed: PCIe 5.0 x16
+            host_bytes_per_us: 6_800,
+            pinned_bytes_per_us: 55_000,
+            pinned_create_page: BySize {
+                points: &[(2 * MIB, 195_000), (32 * MIB, 6_500_000), (256 * MIB, 57_000_000)],
+            },
+            pinned_set_access: BySize {
+                points: &[(2 * MIB, 190_000), (32 * MIB, 1_450_000), (256 * MIB, 10_000_000)],
+            },
+            // 1 GiB was measured; that it is as much for each byte is assumed.
+            pinned_alloc_segment: BySize { points: &[(2 * MIB, 1_030_000), (1024 * MIB, 526_000_000)] },
         }
+    }
+
+    pub(super) fn create_page_of(&self, kind: MemoryKind) -> BySize {
+        if kind == MemoryKind::Pinned { self.pinned_create_page } else { self.create_page }
+    }
+
+    pub(super) fn set_access_of(&self, kind: MemoryKind) -> BySize {
+        if kind == MemoryKind::Pinned { self.pinned_set_access } else { self.set_access }
     }
 
     /// All calls take no time, and neither do bytes.
@@ -154,6 +181,10 @@ impl CostTable {
             submit: 0,
             device_bytes_per_us: u64::MAX,
             host_bytes_per_us: u64::MAX,
+            pinned_bytes_per_us: u64::MAX,
+            pinned_create_page: NOTHING,
+            pinned_set_access: NOTHING,
+            pinned_alloc_segment: NOTHING,
         }
     }
 }
@@ -176,6 +207,14 @@ mod tests {
         assert_eq!(table.release_page.at(1024 * MIB), 553_000);
         assert_eq!(table.create_page.at(MIB), 10_000, "below the first point");
         assert_eq!(table.set_access.at(64 * MIB), 24_000);
+    }
+
+    #[test]
+    fn pinned_pages_cost_what_was_measured() {
+        let table = CostTable::h200();
+        let costs = |kind| [table.create_page_of(kind), table.set_access_of(kind)].map(|by| by.at(32 * MIB));
+        assert_eq!(costs(MemoryKind::Pinned), [6_500_000, 1_450_000]);
+        assert_eq!(costs(MemoryKind::Device), [11_111, 24_000]);
     }
 
     #[test]

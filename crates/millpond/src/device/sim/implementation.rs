@@ -1,5 +1,6 @@
 //! The calls of [`Device`], one by one.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::lock::MutexGuard;
@@ -7,13 +8,13 @@ use slotmap::Key;
 
 use super::SimDevice;
 use super::call::Call;
-use super::costs::transfer;
+use super::costs::{CostTable, transfer};
 use super::state::{State, event_key};
 use super::when::When;
 use crate::device::ledger::{Owner, invalid};
 use crate::device::{
     AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, MemoryInfo,
-    PageHandle, Properties, StreamHandle, StreamId,
+    MemoryKind, PageHandle, Properties, StreamHandle, StreamId,
 };
 
 impl SimDevice {
@@ -21,11 +22,16 @@ impl SimDevice {
     // Inlined, since it is half of most calls.
     #[inline(always)]
     fn enter(&self, call: Call) -> DeviceResult<MutexGuard<'_, State>> {
-        self.process.check()?;
+        self.shared.process.check()?;
         let mut state = self.state();
         state.calls[call] += 1;
         state.faults.check(call)?;
         Ok(state)
+    }
+
+    /// What its memory is.
+    fn kind(&self) -> MemoryKind {
+        self.properties.memory
     }
 
     fn unsupported<T>(&self, what: &'static str) -> DeviceResult<T> {
@@ -37,16 +43,19 @@ impl SimDevice {
         &self,
         call: Call,
         ranges: &[(DevicePtr, u64)],
-        speed: impl FnOnce(&super::CostTable) -> u64,
+        speed: impl FnOnce(&CostTable) -> u64,
         stream: StreamHandle,
     ) -> DeviceResult<()> {
         let mut state = self.enter(call)?;
+        let mut is_pinned = false;
         for &(at, bytes) in ranges.iter().filter(|(_, bytes)| *bytes > 0) {
-            state.ledger.check_access(call.name(), at, bytes)?;
+            is_pinned |= state.check_access(call.name(), at, bytes)? == MemoryKind::Pinned;
         }
         let cost = state.costs.submit;
         let bytes = ranges.first().map_or(0, |&(_, bytes)| bytes);
-        let duration = transfer(bytes, speed(&state.costs));
+        // The link between the device and the host is the narrowest part of the way.
+        let link = if is_pinned { state.costs.pinned_bytes_per_us } else { u64::MAX };
+        let duration = transfer(bytes, speed(&state.costs).min(link));
         state.launch(call.name(), stream, duration)?;
         state.spend(call, cost);
         Ok(())
@@ -67,7 +76,7 @@ unsafe impl Device for SimDevice {
         let mut state = self.enter(Call::MemoryInfo)?;
         let cost = state.costs.memory_info;
         state.spend(Call::MemoryInfo, cost);
-        Ok(state.ledger.memory_info())
+        Ok(state.ledger(self.kind()).memory_info())
     }
 
     // ---- addresses -------------------------------------------------------------------------------
@@ -77,11 +86,11 @@ unsafe impl Device for SimDevice {
         if !self.properties.virtual_memory {
             return self.unsupported("virtual memory");
         }
-        state.ledger.check_size("reserve", bytes)?;
+        state.ledger(self.kind()).check_size("reserve", bytes)?;
         let Some(at) = state.addresses.take(bytes) else {
             return Err(DeviceError::OutOfMemory { call: "reserve", requested: bytes });
         };
-        state.ledger.reserve(at, bytes);
+        state.ledger(self.kind()).reserve(at, bytes);
         let cost = state.costs.reserve;
         state.spend(Call::Reserve, cost);
         Ok(at)
@@ -89,7 +98,7 @@ unsafe impl Device for SimDevice {
 
     unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let mut state = self.enter(Call::Unreserve)?;
-        state.ledger.unreserve(at, bytes)?;
+        state.ledger(self.kind()).unreserve(at, bytes)?;
         state.addresses.give_back(at, bytes);
         let cost = state.costs.reserve;
         state.spend(Call::Unreserve, cost);
@@ -103,15 +112,15 @@ unsafe impl Device for SimDevice {
         if !self.properties.virtual_memory {
             return self.unsupported("virtual memory");
         }
-        let (page, _) = state.ledger.create_page(bytes)?;
-        let cost = state.costs.create_page.at(bytes);
+        let (page, _) = state.ledger(self.kind()).create_page(bytes)?;
+        let cost = state.costs.create_page_of(self.kind()).at(bytes);
         state.spend(Call::CreatePage, cost);
         Ok(page)
     }
 
     unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
         let mut state = self.enter(Call::Map)?;
-        state.ledger.map(at, bytes, page)?;
+        state.ledger(self.kind()).map(at, bytes, page)?;
         let cost = state.costs.map;
         state.spend(Call::Map, cost);
         Ok(())
@@ -119,16 +128,16 @@ unsafe impl Device for SimDevice {
 
     unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let mut state = self.enter(Call::SetAccess)?;
-        let per_page = state.costs.set_access;
+        let per_page = state.costs.set_access_of(self.kind());
         let mut cost = 0;
-        state.ledger.set_access(at, bytes, |page| cost += per_page.at(page))?;
+        state.ledger(self.kind()).set_access(at, bytes, |page| cost += per_page.at(page))?;
         state.spend(Call::SetAccess, cost);
         Ok(())
     }
 
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let mut state = self.enter(Call::Unmap)?;
-        state.ledger.unmap(at, bytes)?;
+        state.ledger(self.kind()).unmap(at, bytes)?;
         let cost = state.costs.unmap.at(bytes);
         state.spend(Call::Unmap, cost);
         Ok(())
@@ -136,8 +145,8 @@ unsafe impl Device for SimDevice {
 
     unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
         let mut state = self.enter(Call::ReleasePage)?;
-        let bytes = state.ledger.page_bytes(page)?;
-        state.ledger.release_page(page)?;
+        let bytes = state.ledger(self.kind()).page_bytes(page)?;
+        state.ledger(self.kind()).release_page(page)?;
         let cost = state.costs.release_page.at(bytes);
         state.spend(Call::ReleasePage, cost);
         Ok(())
@@ -147,8 +156,11 @@ unsafe impl Device for SimDevice {
 
     fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
         let mut state = self.enter(Call::AllocSegment)?;
-        let (at, _) = state.alloc_segment("alloc_segment", bytes, Owner::Program)?;
-        let cost = state.costs.alloc_segment;
+        let (at, _) = state.alloc_segment(self.kind(), "alloc_segment", bytes, Owner::Program)?;
+        let cost = match self.kind() {
+            MemoryKind::Pinned => state.costs.pinned_alloc_segment.at(bytes),
+            _ => state.costs.alloc_segment,
+        };
         state.spend(Call::AllocSegment, cost);
         Ok(at)
     }
@@ -156,9 +168,9 @@ unsafe impl Device for SimDevice {
     unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
         const CALL: &str = "free_segment";
         let mut state = self.enter(Call::FreeSegment)?;
-        state.ledger.check_segment(CALL, at)?;
+        state.ledger(self.kind()).check_segment(CALL, at)?;
         state.host_waits_for_all(CALL)?;
-        let bytes = state.ledger.remove_segment(CALL, at)?;
+        let bytes = state.ledger(self.kind()).remove_segment(CALL, at)?;
         state.addresses.give_back(at, bytes);
         let cost = state.costs.free_segment;
         state.spend(Call::FreeSegment, cost);
@@ -167,6 +179,20 @@ unsafe impl Device for SimDevice {
 
     fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
         if self.properties.memory_pools { Ok(self) } else { self.unsupported("stream-ordered memory pools") }
+    }
+
+    fn pinned(&self, node: Option<u32>) -> DeviceResult<Arc<dyn Device>> {
+        drop(self.enter(Call::Pinned)?);
+        if node.is_some() {
+            return self.unsupported("a choice of the NUMA node");
+        }
+        let properties = Properties {
+            total_memory: self.shared.pinned_capacity,
+            memory_pools: false,
+            memory: MemoryKind::Pinned,
+            ..self.properties.clone()
+        };
+        Ok(Arc::new(Self { properties, shared: Arc::clone(&self.shared) }))
     }
 
     // ---- streams ---------------------------------------------------------------------------------

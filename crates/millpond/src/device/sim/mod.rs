@@ -51,7 +51,7 @@ pub use self::call::{Call, PerCall};
 pub use self::costs::{BySize, CostTable};
 use self::state::State;
 use super::ledger::invalid;
-use super::{DeviceError, DeviceResult, Kind, Properties, StreamHandle};
+use super::{DeviceError, DeviceResult, Kind, MemoryKind, Properties, StreamHandle};
 use crate::process::{OfProcess, Process};
 
 /// How a [`SimDevice`] is made. The default is an NVIDIA H200.
@@ -78,10 +78,12 @@ pub struct SimOptions {
     pub memory_pools: bool,
     /// What the calls cost.
     pub costs: CostTable,
+    /// Bytes of [pinned memory](super::Device::pinned) that the device can reach.
+    pub pinned_capacity: u64,
 }
 
 impl Default for SimOptions {
-    /// An NVIDIA H200: 141 GB, granularity 2 MiB, everything supported, measured costs.
+    /// An NVIDIA H200: 141 GB, granularity 2 MiB, everything supported, measured costs; 128 GiB of pinned memory.
     fn default() -> Self {
         Self {
             capacity: 140 << 30,
@@ -89,6 +91,7 @@ impl Default for SimOptions {
             virtual_memory: true,
             memory_pools: true,
             costs: CostTable::h200(),
+            pinned_capacity: 128 << 30,
         }
     }
 }
@@ -123,15 +126,28 @@ impl SimOptions {
         self.costs = costs;
         self
     }
+
+    /// As [`pinned_capacity`](field@Self::pinned_capacity).
+    pub fn pinned_capacity(mut self, capacity: u64) -> Self {
+        self.pinned_capacity = capacity;
+        self
+    }
 }
 
-/// A simulated [`Device`](super::Device). The [module](self) has an example.
+/// A simulated [`Device`](super::Device). The [module](self) has an example. Its [pinned memory](super::Device::pinned) is a
+/// device of this type, too, with the same clock, accounts and failures.
 pub struct SimDevice {
     properties: Properties,
+    shared: Arc<Shared>,
+}
+
+/// What a device and its pinned memory share.
+struct Shared {
     /// The time that the clock was last advanced to, in nanoseconds. A replay does that at every event, and most
     /// events make no call: so it takes no lock.
     advanced: AtomicU64,
-    pub(super) process: Process,
+    process: Process,
+    pinned_capacity: u64,
     state: OfProcess<Mutex<State>>,
 }
 
@@ -194,13 +210,16 @@ impl SimDevice {
             granularity,
             virtual_memory: options.virtual_memory,
             memory_pools: options.memory_pools,
+            memory: MemoryKind::Device,
+            host_access: false,
         };
-        Ok(Arc::new(Self {
-            properties,
+        let shared = Arc::new(Shared {
             advanced: AtomicU64::new(0),
             process: Process::here(),
+            pinned_capacity: options.pinned_capacity,
             state: OfProcess::new(Mutex::new(State::new(options))),
-        }))
+        });
+        Ok(Arc::new(Self { properties, shared }))
     }
 
     // ---- time ------------------------------------------------------------------------------------
@@ -220,13 +239,13 @@ impl SimDevice {
     #[inline]
     pub fn advance_to_nanoseconds(&self, time: u64) {
         // Relaxed: whoever was told of it sees it, since that ordered the two threads.
-        self.advanced.fetch_max(time, Ordering::Relaxed);
+        self.shared.advanced.fetch_max(time, Ordering::Relaxed);
     }
 
     /// The state, by the present time.
     fn state(&self) -> MutexGuard<'_, State> {
-        let mut state = self.state.lock();
-        state.now = state.now.max(self.advanced.load(Ordering::Relaxed));
+        let mut state = self.shared.state.lock();
+        state.now = state.now.max(self.shared.advanced.load(Ordering::Relaxed));
         state
     }
 
@@ -256,12 +275,12 @@ impl SimDevice {
 
     /// How often each call was made so far, failed ones too.
     pub fn calls(&self) -> PerCall<u64> {
-        self.state.lock().calls
+        self.shared.state.lock().calls
     }
 
     /// What the calls cost so far.
     pub fn time_spent(&self) -> SimTime {
-        self.state.lock().spent
+        self.shared.state.lock().spent
     }
 
     // ---- failures --------------------------------------------------------------------------------
@@ -269,23 +288,23 @@ impl SimDevice {
     /// Makes the `nth` next call of a kind fail with `error` (1: the very next). Such a call changes nothing.
     /// Several may be planned.
     pub fn fail_next(&self, call: Call, nth: u64, error: DeviceError) {
-        self.state.lock().faults.plan(call, nth, error);
+        self.shared.state.lock().faults.plan(call, nth, error);
     }
 
     /// Makes each later call of a kind fail with this chance (0 to 1): with [`DeviceError::OutOfMemory`] where
     /// it takes memory, else with [`DeviceError::Driver`].
     pub fn fail_randomly(&self, call: Call, chance: f64) {
-        self.state.lock().faults.set_chance(call, chance);
+        self.shared.state.lock().faults.set_chance(call, chance);
     }
 
     /// Seeds the failures of [`fail_randomly`](Self::fail_randomly). The seed is 0 at first.
     pub fn seed_failures(&self, seed: u64) {
-        self.state.lock().faults.seed(seed);
+        self.shared.state.lock().faults.seed(seed);
     }
 
     /// Forgets all failures that were asked for, and the seed.
     pub fn fail_no_more(&self) {
-        self.state.lock().faults = faults::Faults::new();
+        self.shared.state.lock().faults = faults::Faults::new();
     }
 }
 

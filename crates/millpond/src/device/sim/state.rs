@@ -13,7 +13,7 @@ use super::when::When;
 use super::{CostTable, SimOptions, SimTime};
 use crate::device::driver_pool::{CHUNK, DriverPoolModel};
 use crate::device::ledger::{Ledger, Owner, invalid};
-use crate::device::{DeviceError, DevicePtr, DeviceResult, EventHandle, StreamHandle, StreamId};
+use crate::device::{DeviceError, DevicePtr, DeviceResult, EventHandle, MemoryKind, StreamHandle, StreamId};
 
 /// Handles below this are the null stream and the default streams.
 const FIRST_HANDLE: u64 = 16;
@@ -23,7 +23,8 @@ const LEGACY: usize = 0;
 
 #[derive(Debug)]
 pub(super) struct State {
-    pub(super) ledger: Ledger,
+    ledger: Ledger,
+    pinned: Ledger,
     pub(super) addresses: AddressSpace,
     pub(super) driver_pool: DriverPoolModel<Fence>,
     /// What each event stands for.
@@ -63,6 +64,7 @@ impl State {
     pub(super) fn new(options: SimOptions) -> Self {
         let mut state = Self {
             ledger: Ledger::new(options.granularity, options.capacity),
+            pinned: Ledger::new(options.granularity, options.pinned_capacity),
             addresses: AddressSpace::new(options.granularity),
             driver_pool: DriverPoolModel::new(),
             events: SlotMap::new(),
@@ -80,6 +82,29 @@ impl State {
         let legacy = state.add_stream(false);
         debug_assert_eq!(legacy, LEGACY);
         state
+    }
+
+    /// The records of one kind of memory.
+    #[inline]
+    pub(super) fn ledger(&mut self, kind: MemoryKind) -> &mut Ledger {
+        match kind {
+            MemoryKind::Pinned => &mut self.pinned,
+            MemoryKind::Device => &mut self.ledger,
+        }
+    }
+
+    /// What the range is memory of, if work may use it.
+    pub(super) fn check_access(
+        &self,
+        call: &'static str,
+        at: DevicePtr,
+        bytes: u64,
+    ) -> DeviceResult<MemoryKind> {
+        let checked = self.ledger.check_access(call, at, bytes).map(|()| MemoryKind::Device);
+        checked.or_else(|error| match self.pinned.check_access(call, at, bytes) {
+            Ok(()) => Ok(MemoryKind::Pinned),
+            Err(_) => Err(error),
+        })
     }
 
     /// Lets the host spend `cost` nanoseconds in `call`.
@@ -230,16 +255,17 @@ impl State {
 
     pub(super) fn alloc_segment(
         &mut self,
+        kind: MemoryKind,
         call: &'static str,
         bytes: u64,
         owner: Owner,
     ) -> DeviceResult<(DevicePtr, u64)> {
-        let rounded = self.ledger.take_segment(call, bytes)?;
+        let rounded = self.ledger(kind).take_segment(call, bytes)?;
         let Some(at) = self.addresses.take(rounded) else {
-            self.ledger.give_back(rounded);
+            self.ledger(kind).give_back(rounded);
             return Err(DeviceError::OutOfMemory { call, requested: bytes });
         };
-        self.ledger.add_segment(at, rounded, owner);
+        self.ledger(kind).add_segment(at, rounded, owner);
         Ok((at, rounded))
     }
 
@@ -260,8 +286,10 @@ impl State {
             return Ok((at, false));
         }
         let chunk = block.checked_next_multiple_of(CHUNK).unwrap_or(block);
-        let (at, length) = match self.alloc_segment(CALL, chunk, Owner::DriverPool) {
-            Err(DeviceError::OutOfMemory { .. }) => self.alloc_segment(CALL, block, Owner::DriverPool)?,
+        let (at, length) = match self.alloc_segment(MemoryKind::Device, CALL, chunk, Owner::DriverPool) {
+            Err(DeviceError::OutOfMemory { .. }) => {
+                self.alloc_segment(MemoryKind::Device, CALL, block, Owner::DriverPool)?
+            }
             other => other?,
         };
         self.driver_pool.grow(at, length, fence);

@@ -133,6 +133,7 @@ fn make(sim: &Trusted<Arc<SimDevice>>, call: Call) -> DeviceResult<()> {
         }
     }
     sim.memory_info()?;
+    sim.pinned(None)?;
     sim.async_usage()?;
     if call != Call::DestroyStream {
         sim.stream_id(stream)?;

@@ -53,7 +53,8 @@ use crate::lock::Mutex;
 /// A [`Device`] with stream capture. The [module](self) has an example.
 pub struct CapturingDevice {
     inner: Arc<dyn Device>,
-    state: Mutex<State>,
+    /// Shared with the device of its pinned memory.
+    state: Arc<Mutex<State>>,
 }
 
 impl fmt::Debug for CapturingDevice {
@@ -179,7 +180,7 @@ impl Capture {
 impl CapturingDevice {
     /// Adds captures to a device.
     pub fn new(inner: Arc<dyn Device>) -> Arc<Self> {
-        Arc::new(Self { inner, state: Mutex::default() })
+        Arc::new(Self { inner, state: Arc::default() })
     }
 
     /// From now on work given to the stream is captured.
@@ -275,6 +276,10 @@ unsafe impl Forward for CapturingDevice {
     fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
         self.inner.driver_pool()?;
         Ok(self)
+    }
+
+    fn pinned(&self, node: Option<u32>) -> DeviceResult<Arc<dyn Device>> {
+        Ok(Arc::new(Self { inner: self.inner.pinned(node)?, state: self.state.clone() }))
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {

@@ -3,7 +3,9 @@
 //! Calls that do not wait are passed on under the lock. So the clocks see calls in the same order as the device. Calls
 //! that wait take what they will teach before, and note it after.
 
-use super::memory::Origin;
+use std::sync::Arc;
+
+use super::memory::{Origin, PageKey};
 use super::{CheckerDevice, clock::Clock};
 use crate::device::{
     AsyncUsage, Device, DevicePtr, DeviceResult, DriverPool, EventHandle, Forward, PageHandle, StreamHandle,
@@ -17,6 +19,10 @@ impl CheckerDevice {
         call()?;
         self.state.lock().order.complete(&teaches);
         Ok(())
+    }
+
+    fn page(&self, handle: PageHandle) -> PageKey {
+        (self.inner.properties().memory, handle)
     }
 }
 
@@ -48,18 +54,18 @@ unsafe impl Forward for CheckerDevice {
         let mut state = self.note_call("create_page", [bytes, 0, 0])?;
         let page = self.inner.create_page(bytes);
         let page = state.judge(page)?;
-        state.memory.create_page(page, bytes);
+        state.memory.create_page(self.page(page), bytes);
         Ok(page)
     }
 
     unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
         let mut state = self.note_call("map", [at.raw(), bytes, page.raw()])?;
-        let checked = state.memory.check_map(at, bytes, page);
+        let checked = state.memory.check_map(at, bytes, self.page(page));
         state.require("map", checked)?;
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.map(at, bytes, page) };
         state.judge(done)?;
-        state.memory.map(at, bytes, page);
+        state.memory.map(at, bytes, self.page(page));
         Ok(())
     }
 
@@ -85,11 +91,11 @@ unsafe impl Forward for CheckerDevice {
 
     unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
         let mut state = self.note_call("release_page", [page.raw(), 0, 0])?;
-        let checked = state.memory.check_page(page);
+        let checked = state.memory.check_page(self.page(page));
         state.require("release_page", checked)?;
         // SAFETY: the caller's promise, and checked above.
         let done = unsafe { self.inner.release_page(page) };
-        state.memory.release_page(page, done.is_ok());
+        state.memory.release_page(self.page(page), done.is_ok());
         state.judge(done)
     }
 
@@ -123,6 +129,13 @@ unsafe impl Forward for CheckerDevice {
     fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
         self.inner.driver_pool()?;
         Ok(self)
+    }
+
+    fn pinned(&self, node: Option<u32>) -> DeviceResult<Arc<dyn Device>> {
+        self.check_process("pinned")?;
+        let inner = self.inner.pinned(node)?;
+        let (state, calls_elsewhere) = (self.state.clone(), self.calls_elsewhere.clone());
+        Ok(Arc::new(Self { inner, state, process: self.process, calls_elsewhere }))
     }
 
     fn create_stream(&self) -> DeviceResult<StreamHandle> {

@@ -4,11 +4,14 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::clock::Uses;
-use crate::device::{DevicePtr, PageHandle};
+use crate::device::{DevicePtr, MemoryKind, PageHandle};
 
 /// Names a piece of physical memory (a page, a segment) for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct PhysicalKey(u64);
+
+/// A page of one kind of memory: each kind has handles of its own.
+pub(super) type PageKey = (MemoryKind, PageHandle);
 
 /// A range of physical bytes, and the address of the mapping through which it was reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -80,7 +83,7 @@ struct Reservation {
 #[derive(Debug, Default)]
 pub(super) struct Memory {
     reservations: BTreeMap<u64, Reservation>,
-    pages: HashMap<PageHandle, PhysicalKey>,
+    pages: HashMap<PageKey, PhysicalKey>,
     physical: HashMap<PhysicalKey, Physical>,
     mappings: BTreeMap<u64, Mapping>,
     next: u64,
@@ -131,19 +134,19 @@ impl Memory {
         key
     }
 
-    pub(super) fn create_page(&mut self, page: PageHandle, bytes: u64) {
-        let key = self.add_physical(Some(page), bytes);
+    pub(super) fn create_page(&mut self, page: PageKey, bytes: u64) {
+        let key = self.add_physical(Some(page.1), bytes);
         self.pages.insert(page, key);
     }
 
-    pub(super) fn check_page(&self, page: PageHandle) -> Result<(), String> {
+    pub(super) fn check_page(&self, page: PageKey) -> Result<(), String> {
         match self.pages.contains_key(&page) {
             true => Ok(()),
-            false => Err(format!("{:#x} is no page, or was released", page.raw())),
+            false => Err(format!("{:#x} is no page, or was released", page.1.raw())),
         }
     }
 
-    pub(super) fn release_page(&mut self, page: PageHandle, done: bool) {
+    pub(super) fn release_page(&mut self, page: PageKey, done: bool) {
         let Some(key) = self.pages.get(&page).copied() else { return };
         let physical = self.physical.get_mut(&key).expect("a page that has a handle is there");
         physical.released |= done;
@@ -193,7 +196,7 @@ impl Memory {
         self.physical.get_mut(&physical).expect("mapped memory is there").mappings += 1;
     }
 
-    pub(super) fn check_map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> Result<(), String> {
+    pub(super) fn check_map(&self, at: DevicePtr, bytes: u64, page: PageKey) -> Result<(), String> {
         self.check_page(page)?;
         let whole = self.physical[&self.pages[&page]].bytes;
         if whole != bytes {
@@ -212,7 +215,7 @@ impl Memory {
         }
     }
 
-    pub(super) fn map(&mut self, at: DevicePtr, bytes: u64, page: PageHandle) {
+    pub(super) fn map(&mut self, at: DevicePtr, bytes: u64, page: PageKey) {
         if let Some(key) = self.pages.get(&page).copied() {
             self.add_mapping(at, bytes, key, Origin::Page);
         }

@@ -75,13 +75,14 @@ pub use self::blocks::Freeing;
 pub use self::memory::BlockId;
 pub use self::report::{Report, Rule, Violation};
 
-/// A device that checks how an allocator uses another one. The [module](self) has an example.
+/// A device that checks how an allocator uses another one. The [module](self) has an example. Its
+/// [pinned memory](Device::pinned) is watched with it: one verdict is of both.
 pub struct CheckerDevice {
     inner: Arc<dyn Device>,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
     process: Process,
     /// Device calls in processes that were forked from that one.
-    calls_elsewhere: AtomicU64,
+    calls_elsewhere: Arc<AtomicU64>,
 }
 
 impl fmt::Debug for CheckerDevice {
@@ -95,9 +96,9 @@ impl CheckerDevice {
     pub fn new(inner: Arc<dyn Device>) -> Arc<Self> {
         Arc::new(Self {
             inner,
-            state: Mutex::default(),
+            state: Arc::default(),
             process: Process::here(),
-            calls_elsewhere: AtomicU64::new(0),
+            calls_elsewhere: Arc::default(),
         })
     }
 

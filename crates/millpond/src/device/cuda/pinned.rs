@@ -1,0 +1,173 @@
+//! Page-locked memory of the host, as a device over the GPU that reaches it.
+//!
+//! Pages are `cuMemCreate`'s with the location of a NUMA node, mapped with access for the GPU and for the host. Where the
+//! driver has none, memory comes in segments of `cuMemHostAlloc`. Streams, events and copies are the GPU's: with unified
+//! addressing, it uses the host's addresses as its own.
+
+use std::ffi::{c_int, c_uint, c_void};
+use std::ptr;
+
+use cudarc::driver::sys::CUmemAllocationGranularity_flags;
+
+use super::device::{CudaDevice, attribute_if_known};
+use super::structures::{Access, HostPageProps, Location};
+use crate::device::{
+    Device, DeviceError, DevicePtr, DeviceResult, DriverPool, Forward, MemoryInfo, MemoryKind, PageHandle,
+    Properties, machine,
+};
+
+/// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_ID`: the NUMA node near the GPU, or -1 where the system has none.
+const HOST_NUMA_ID: c_int = 134;
+/// `CU_DEVICE_ATTRIBUTE_HOST_NUMA_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED`, since CUDA 12.9.
+const HOST_NUMA_PAGES: c_int = 141;
+
+/// `CU_MEMHOSTALLOC_PORTABLE`: pinned for every context of the process.
+const PORTABLE: c_uint = 1;
+
+/// What `granularity` says where there are only segments.
+const GRANULARITY_WITHOUT_PAGES: u64 = 2 << 20;
+
+/// See the [module](self).
+#[derive(Debug)]
+pub(super) struct CudaPinned {
+    gpu: CudaDevice,
+    properties: Properties,
+    /// Where pages lie; `None` where there are only segments.
+    pages: Option<Location>,
+}
+
+impl CudaPinned {
+    /// The memory of a node, or of the one near the GPU.
+    pub(super) fn new(gpu: &CudaDevice, node: Option<u32>) -> DeviceResult<Self> {
+        if node.is_some_and(|node| !machine::has_node(node)) {
+            return Err(
+                gpu.unsupported("a NUMA node of this number: /sys/devices/system/node lists the machine's")
+            );
+        }
+        let known = |what| attribute_if_known(gpu.api(), gpu.raw_device(), what);
+        let near = match node {
+            Some(node) => c_int::try_from(node).ok(),
+            None => known(HOST_NUMA_ID).filter(|node| *node >= 0),
+        };
+        let has_pages =
+            gpu.may_have_pages() && known(HOST_NUMA_PAGES).is_some_and(|supported| supported != 0);
+        let pages = near.filter(|_| has_pages).map(Location::of_node);
+        if node.is_some() && pages.is_none() {
+            return Err(gpu.unsupported("a choice of the NUMA node"));
+        }
+        let granularity = match pages {
+            Some(location) => granularity(gpu, location)?,
+            None => GRANULARITY_WITHOUT_PAGES,
+        };
+        let properties = Properties {
+            total_memory: machine::memory().total,
+            granularity,
+            virtual_memory: pages.is_some(),
+            memory_pools: false,
+            memory: MemoryKind::Pinned,
+            host_access: true,
+            ..gpu.properties().clone()
+        };
+        Ok(Self { gpu: gpu.share(), properties, pages })
+    }
+
+    fn location(&self) -> DeviceResult<Location> {
+        self.pages.ok_or_else(|| self.gpu.unsupported("pages of pinned host memory (cuMemCreate)"))
+    }
+
+    /// Refuses more than the machine has free: the system would end processes to make room, and not refuse.
+    fn check_free(&self, call: &'static str, bytes: u64) -> DeviceResult<()> {
+        if bytes <= machine::memory().free {
+            return Ok(());
+        }
+        Err(DeviceError::OutOfMemory { call, requested: bytes })
+    }
+}
+
+/// The smallest page of such memory.
+fn granularity(gpu: &CudaDevice, location: Location) -> DeviceResult<u64> {
+    let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
+    let props = HostPageProps::of(location);
+    let mut bytes = 0_usize;
+    // SAFETY: `bytes` is writable and the properties are readable.
+    unsafe { gpu.api().cuMemGetAllocationGranularity(&mut bytes, props.as_raw(), minimum) }?;
+    Ok(bytes as u64)
+}
+
+// SAFETY: memory is the driver's, as for `CudaDevice`. All else is the GPU's.
+unsafe impl Forward for CudaPinned {
+    fn below(&self) -> &dyn Device {
+        &self.gpu
+    }
+
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn memory_info(&self) -> DeviceResult<MemoryInfo> {
+        Ok(machine::memory())
+    }
+
+    fn reserve(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        let _relaxed = self.gpu.relax()?;
+        self.location()?;
+        let mut at = 0;
+        // SAFETY: `at` is writable. An alignment of 0 is the granularity.
+        unsafe { self.gpu.api().cuMemAddressReserve(&mut at, bytes as usize, 0, 0, 0) }
+            .map_err(|failure| failure.described())?;
+        Ok(DevicePtr::new(at))
+    }
+
+    fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
+        let _relaxed = self.gpu.relax()?;
+        let props = HostPageProps::of(self.location()?);
+        self.check_free("cuMemCreate", bytes)?;
+        let mut page = 0;
+        // SAFETY: `page` is writable and the properties are readable.
+        unsafe { self.gpu.api().cuMemCreate(&mut page, bytes as usize, props.as_raw(), 0) }
+            .map_err(|failure| failure.asking(bytes))?;
+        // SAFETY: a handle of this device, fresh.
+        Ok(unsafe { PageHandle::from_raw(page) })
+    }
+
+    unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let _relaxed = self.gpu.relax()?;
+        let access = [Location::of(self.gpu.raw_device()), self.location()?].map(Access::from);
+        let (list, count) = Access::list(&access);
+        // SAFETY: the caller's promise: a mapping of its own. The list is readable.
+        unsafe { self.gpu.api().cuMemSetAccess(at.raw(), bytes as usize, list, count) }
+            .map_err(|failure| failure.asking(bytes))
+    }
+
+    unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        let _relaxed = self.gpu.relax()?;
+        // SAFETY: the caller's promise: one whole mapping that no work uses.
+        Ok(unsafe { self.gpu.api().cuMemUnmap(at.raw(), bytes as usize) }?)
+    }
+
+    fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
+        let _relaxed = self.gpu.relax()?;
+        self.check_free("cuMemHostAlloc", bytes)?;
+        let _entered = self.gpu.enter()?;
+        let mut at = ptr::null_mut();
+        // SAFETY: `at` is writable.
+        unsafe { self.gpu.api().cuMemHostAlloc(&mut at, bytes as usize, PORTABLE) }
+            .map_err(|failure| failure.asking(bytes))?;
+        Ok(DevicePtr::new(at.expose_provenance() as u64))
+    }
+
+    unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
+        let _relaxed = self.gpu.relax()?;
+        let _entered = self.gpu.enter()?;
+        // The driver waits for running work, but is not documented to wait for all.
+        // SAFETY: our context is current.
+        unsafe { self.gpu.api().cuCtxSynchronize() }?;
+        let at = ptr::with_exposed_provenance_mut::<c_void>(at.raw() as usize);
+        // SAFETY: the caller's promise: a segment that is not used again.
+        Ok(unsafe { self.gpu.api().cuMemFreeHost(at) }?)
+    }
+
+    fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
+        Err(self.gpu.unsupported("stream-ordered pools of pinned memory"))
+    }
+}

@@ -1,0 +1,112 @@
+//! Memory taken in advance.
+
+use super::inner::{PoolInner, PoolState};
+use crate::extents::Refusal;
+use crate::order::Stream;
+use crate::{Error, Result};
+
+impl PoolInner {
+    /// See [`Pool::reserve`](super::Pool::reserve).
+    pub(super) fn reserve(&self, bytes: u64, stream: &Stream) -> Result<()> {
+        self.check_process()?;
+        self.check_request(bytes, 1, stream)?;
+        if bytes == 0 || self.reserve_under_lock(bytes, stream)? {
+            return Ok(());
+        }
+        // Memory is short. What an allocation can do about it, it does here.
+        let ptr = self.alloc_slow(bytes, 1, stream)?;
+        // SAFETY: nobody else knows the block.
+        unsafe { self.free(ptr, stream) }
+    }
+
+    /// Makes a free range of `bytes`, without a block of the program's. `false` where memory is short.
+    fn reserve_under_lock(&self, bytes: u64, stream: &Stream) -> Result<bool> {
+        let units = self.caches.sizes().units(bytes);
+        let mut state = self.state.lock();
+        if state.destroyed {
+            return Err(Error::PoolDestroyed { pool: self.name_of() });
+        }
+        if self.what_forbids(units).is_some() {
+            return Ok(false);
+        }
+        self.empty_caches(&mut state);
+        let PoolState { arena, ledger, .. } = &mut *state;
+        let free = self.counters.reserved.current().saturating_sub(self.counted().allocated.current);
+        let found = match bytes.checked_sub(free).filter(|missing| *missing > 0) {
+            Some(missing) => arena.create_parked(missing),
+            None => Ok(()),
+        }
+        .and_then(|()| arena.alloc(units, 1, stream, ledger.balance(self.device.now())));
+        let found = match found {
+            Ok(found) => found,
+            Err(Refusal::Short { .. }) => return Ok(false),
+            Err(other) => return self.shortage_of(other).map(|_| false),
+        };
+        self.counters.misses.add(found.misses);
+        // SAFETY: the block is allocated, and the arena is this pool's.
+        let is_free = arena.take_back(unsafe { found.descriptor.get() }, stream.fence());
+        debug_assert!(is_free, "it was just allocated, and nobody was told");
+        Ok(true)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::device::sim::{Call, SimDevice, SimOptions};
+    use crate::{Context, Error, Pool};
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn what_was_reserved_is_allocated_without_a_device_call() {
+        for virtual_memory in [true, false] {
+            let sim = SimDevice::new(SimOptions::default().virtual_memory(virtual_memory)).unwrap();
+            let context = Context::new(sim.clone());
+            let stream = context.create_stream().unwrap();
+            for builder in [Pool::builder(&context), context.pinned().unwrap()] {
+                let pool = builder.build().unwrap();
+                pool.reserve(100 * MIB, &stream).unwrap();
+                pool.check().unwrap();
+                let (reserved, peak) = (pool.reserved().current, pool.used().high);
+                assert!((100 * MIB..=102 * MIB).contains(&reserved), "{reserved}");
+                assert_eq!(peak, 0, "no block of the program's was live");
+                let calls = sim.calls().memory_management();
+                let blocks: Vec<_> = (0..4).map(|_| pool.alloc(25 * MIB, &stream).unwrap()).collect();
+                assert_eq!((sim.calls().memory_management(), pool.reserved().current), (calls, reserved));
+                // SAFETY: nobody else has the blocks, and there is no work on them.
+                blocks.into_iter().for_each(|block| unsafe { pool.free(block, &stream) }.unwrap());
+                pool.reserve(100 * MIB, &stream).unwrap();
+                assert_eq!(pool.reserved().current, reserved, "it is there already");
+                pool.check().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_reserve_beyond_a_limit_is_out_of_memory() {
+        let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
+        let stream = context.create_stream().unwrap();
+        let pool = context.pinned().unwrap().hard_limit(64 * MIB).build().unwrap();
+        assert!(matches!(pool.reserve(65 * MIB, &stream), Err(Error::OutOfMemory(_))));
+        pool.check().unwrap();
+        assert_eq!(pool.reserved().current, 0);
+    }
+
+    #[test]
+    fn a_reserve_that_fails_half_way_loses_nothing() {
+        let sim = SimDevice::new(SimOptions::default()).unwrap();
+        let context = Context::new(sim.clone());
+        let stream = context.create_stream().unwrap();
+        let pool = context.pinned().unwrap().build().unwrap();
+        for call in [Call::CreatePage, Call::Map, Call::SetAccess, Call::Reserve] {
+            let error = crate::device::DeviceError::Unavailable("asked for".to_owned());
+            sim.fail_next(call, 3.min(1 + sim.calls()[call]), error);
+            let done = pool.reserve(300 * MIB, &stream);
+            assert!(done.is_err() || call == Call::Reserve, "{}", call.name());
+            sim.fail_no_more();
+            pool.check().unwrap();
+            pool.trim_to(0).unwrap();
+            assert_eq!(pool.reserved().current, 0);
+        }
+    }
+}
