@@ -333,7 +333,7 @@ fn create_at_once(device: &dyn Device, bytes: u64, count: usize) -> (Vec<PageHan
         MemoryKind::Pinned => {
             thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS).min(count)
         }
-        MemoryKind::Device => 1,
+        MemoryKind::Device | MemoryKind::Managed => 1,
     };
     thread::scope(|scope| {
         // Without a thread, the others do its part.
