@@ -112,10 +112,12 @@ impl PoolInner {
     pub(crate) fn advise(&self, what: &'static str, ptr: DevicePtr, all: &[Advice]) -> Result<()> {
         let Some(bytes) = self.managed_bytes(what, ptr)? else { return Ok(()) };
         let (at, bytes) = whole_pages(ptr, bytes);
-        if bytes > 0 {
-            all.iter().try_for_each(|advice| self.device().advise(at, bytes, *advice))?;
+        if bytes == 0 {
+            return Ok(());
         }
-        Ok(())
+        // One that fails leaves the others to be given.
+        let given = all.iter().map(|advice| self.device().advise(at, bytes, *advice));
+        Ok(given.fold(Ok(()), |all, given| all.and(given))?)
     }
 
     pub(crate) fn take_back_advice(&self, what: &'static str, ptr: DevicePtr) -> Result<()> {

@@ -181,12 +181,16 @@ unsafe impl Forward for CheckerDevice {
     fn advise(&self, at: DevicePtr, bytes: u64, advice: Advice) -> DeviceResult<()> {
         let mut state = self.note_call("advise", [at.raw(), bytes, 0])?;
         let done = self.inner.advise(at, bytes, advice);
+        let takes_back = Advice::TAKEN_BACK.contains(&advice);
         // What the device refused to take back is nobody's fault.
-        if bytes > 0 && (done.is_ok() || Advice::TAKEN_BACK.contains(&advice)) {
+        if bytes > 0 && (done.is_ok() || takes_back) {
             state.advised.note(at, bytes, advice);
         }
         state.judge(done)?;
-        self.place(&mut state, "advise", (at, bytes), None);
+        // A test says that a block is freed before the allocator is called, which takes advice back.
+        if !takes_back {
+            self.place(&mut state, "advise", (at, bytes), None);
+        }
         Ok(())
     }
 
