@@ -253,7 +253,11 @@ fn a_page_faults_once_and_moves_only_if_it_was_on_the_host() {
     unsafe { managed.memset(at, 0, 3 * PAGE - 1, stream) }.unwrap();
     sim.touch(at, PAGE, stream).unwrap();
     let first = sim.managed_stats();
-    assert_eq!((first.faults, first.bytes_to_device, first.bytes_to_host), (3, 0, 0), "nothing was there to move");
+    assert_eq!(
+        (first.faults, first.bytes_to_device, first.bytes_to_host),
+        (3, 0, 0),
+        "nothing was there to move"
+    );
     assert_eq!((first.resident, first.time), (3 * PAGE, micros(3)));
     // SAFETY: as above.
     unsafe { managed.prefetch(at, 2 * PAGE, Place::Host, stream) }.unwrap();
@@ -276,7 +280,11 @@ fn a_prefetch_spares_the_faults() {
     }
     sim.touch(at, 4 * PAGE, stream).unwrap();
     let stats = sim.managed_stats();
-    assert_eq!((stats.faults, stats.bytes_to_device, stats.resident), (0, 0, 4 * PAGE), "nobody had touched it");
+    assert_eq!(
+        (stats.faults, stats.bytes_to_device, stats.resident),
+        (0, 0, 4 * PAGE),
+        "nobody had touched it"
+    );
 }
 
 #[test]
@@ -323,7 +331,10 @@ fn plain_memory_moves_where_the_device_reaches_it() {
         let stream = context.create_stream().unwrap();
         // SAFETY: the memory lives until the end.
         let moved = unsafe { context.prefetch_slice(&memory, Place::Device, &stream) };
-        assert_eq!((moved.is_ok(), context.advise_slice(&memory, Advice::ReadMostly(true)).is_ok()), (access, access));
+        assert_eq!(
+            (moved.is_ok(), context.advise_slice(&memory, Advice::ReadMostly(true)).is_ok()),
+            (access, access)
+        );
         let (calls, idle) = (sim.calls(), stream.is_idle().unwrap());
         assert_eq!((calls[Call::Prefetch], idle), (u64::from(access), !access));
     }
