@@ -408,8 +408,8 @@ impl<T: Pod> Buffer<T> {
         self.pool.advise("Buffer::advise", self.ptr, &[advice])
     }
 
-    /// Where the buffer's [managed memory](crate::Context::managed) was last prefetched to, and the advice on it: what is the
-    /// same of all whole pages of the system in it. Where it lies now may be another place.
+    /// Where the buffer's [managed memory](crate::Context::managed) was last prefetched to, maybe by an earlier owner of it, and
+    /// the advice on it: what is the same of all whole pages of the system in it. Where it lies now may be another place.
     ///
     /// ```
     /// use millpond::{Buffer, Context, Residency};

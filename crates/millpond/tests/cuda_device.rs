@@ -5,13 +5,14 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
+use std::time::Instant;
 
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{CudaContext, DevicePtrMut};
 use millpond::device::cuda::{self, CudaDevice, CudaOptions};
 use millpond::device::{Device, DeviceError, DevicePtr, DeviceResult, MemoryKind, StreamHandle};
 use millpond::testing::trusted::Trusted;
-use millpond::{Buffer, Context, Pool};
+use millpond::{Advice, Buffer, Context, Place, Pool, Residency};
 
 const PAGE: u64 = 2 << 20;
 
@@ -387,4 +388,153 @@ fn overlapped_copies_of_pinned_memory_keep_their_contents() {
         pool.check().unwrap();
         pinned.check().unwrap();
     }
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn managed_memory_is_at_most_what_the_gpu_has_free() {
+    let gpu = gpu();
+    let managed = gpu.managed().unwrap();
+    let properties = managed.properties();
+    println!("{properties:?} {:?}", managed.memory_info());
+    assert_eq!((properties.memory, properties.host_access), (MemoryKind::Managed, true));
+    let before = managed.memory_info().unwrap().free;
+    let refused = managed.alloc_segment(before + PAGE);
+    assert!(matches!(refused, Err(DeviceError::OutOfMemory { .. })), "{refused:?}");
+    // Nobody touches it, so that the driver's own figure stays.
+    let segment = managed.alloc_segment(64 << 20).unwrap();
+    let left = managed.memory_info().unwrap().free;
+    assert!(left <= before - (64 << 20), "{left} of {before}");
+    let again = gpu.managed().unwrap();
+    assert!(again.memory_info().unwrap().free <= left, "all devices of the GPU count together");
+    // SAFETY: nothing uses it.
+    unsafe { managed.free_segment(segment) }.unwrap();
+    assert!(managed.memory_info().unwrap().free > left);
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn managed_memory_moves_and_keeps_its_contents() {
+    const ELEMENTS: usize = (8 << 20) + 3;
+    let context = Context::new(gpu().clone());
+    let (pool, managed) =
+        (Pool::builder(&context).build().unwrap(), context.managed().unwrap().build().unwrap());
+    let [compute, mover] = [(); 2].map(|()| context.create_stream().unwrap());
+    let mut data = Buffer::<u32>::new(&managed, ELEMENTS, &compute).unwrap();
+    assert_eq!(data.residency(), Ok(Residency::default()));
+    for (round, place) in [Place::Device, Place::Host, Place::Device, Place::Host].into_iter().enumerate() {
+        let element = |at: usize| (round as u32).wrapping_mul(2_654_435_761) ^ at as u32;
+        data.as_mut_slice().unwrap().iter_mut().enumerate().for_each(|(at, to)| *to = element(at));
+        data.advise(Advice::ReadMostly(round == 2)).unwrap();
+        data.advise(Advice::PreferredLocation((round > 0).then_some(place))).unwrap();
+        data.advise(Advice::AccessedBy(Place::Device, round == 3)).unwrap();
+        data.prefetch(place, &mover).unwrap();
+        mover.synchronize().unwrap();
+        let said = data.residency().unwrap();
+        println!("round {round}: {said:?}");
+        assert_eq!((said.last_prefetch, said.read_mostly), (Some(place), round == 2));
+        assert_eq!(said.preferred, (round > 0).then_some(place));
+        let mut copy = Buffer::<u32>::new(&pool, ELEMENTS, &compute).unwrap();
+        copy.copy_from(&data).unwrap();
+        let found = copy.to_vec().unwrap();
+        assert!(found.iter().enumerate().all(|(at, found)| *found == element(at)), "round {round}");
+    }
+    let at = data.ptr();
+    drop(data);
+    let next = Buffer::<u32>::new(&managed, ELEMENTS, &compute).unwrap();
+    assert_eq!(next.ptr(), at, "the same memory");
+    let said = next.residency().unwrap();
+    assert_eq!((said.read_mostly, said.preferred), (false, None), "advice does not reach the next owner");
+    managed.check().unwrap();
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn plain_memory_moves_where_the_gpu_reaches_it() {
+    let context = Context::new(gpu().clone());
+    let stream = context.create_stream().unwrap();
+    let memory: Vec<u32> = (0..4 << 20).collect();
+    let access = context.device().properties().pageable_access;
+    println!("the GPU reaches plain memory of the host: {access}");
+    for place in [Place::Device, Place::Host] {
+        // SAFETY: the memory lives until the stream is synchronised.
+        let moved = unsafe { context.prefetch_slice(&memory, place, &stream) };
+        let advised = context.advise_slice(&memory, Advice::PreferredLocation(Some(place)));
+        println!("{place:?}: {moved:?}, {advised:?}");
+        assert_eq!((moved.is_ok(), advised.is_ok()), (access, access));
+        stream.synchronize().unwrap();
+        assert!(memory.iter().zip(0..).all(|(found, at)| *found == at));
+    }
+    if access {
+        context.advise_slice(&memory, Advice::PreferredLocation(None)).unwrap();
+    }
+}
+
+/// Prints what `CostTable` has of managed memory, in its units: medians of a few.
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn a_prefetch_is_faster_than_page_faults() {
+    const BYTES: u64 = 256 << 20;
+    let gpu = gpu();
+    let managed = gpu.managed().unwrap();
+    let stream = gpu.create_stream().unwrap();
+    let median = |mut of: Vec<u128>| {
+        of.sort_unstable();
+        of[of.len() / 2].max(1)
+    };
+    let time = |act: &mut dyn FnMut()| {
+        let started = Instant::now();
+        act();
+        started.elapsed().as_nanos()
+    };
+    let [mut alloc, mut submit, mut to_device, mut to_host, mut faults, mut hot, mut advise] =
+        [const { Vec::new() }; 7];
+    for _ in 0..5 {
+        let mut at = DevicePtr::NULL;
+        alloc.push(time(&mut || at = managed.alloc_segment(BYTES).unwrap()));
+        // SAFETY: the segment is the test's, until it is freed.
+        let fill = |value| unsafe { gpu.memset(at, value, BYTES, stream) }.unwrap();
+        // SAFETY: as above.
+        let prefetch = |to| unsafe { managed.prefetch(at, BYTES, to, stream) }.unwrap();
+        let wait = || gpu.synchronize_stream(stream).unwrap();
+        fill(1);
+        wait();
+        for _ in 0..3 {
+            to_host.push(time(&mut || (prefetch(Place::Host), wait()).1));
+            faults.push(time(&mut || (fill(2), wait()).1));
+            hot.push(time(&mut || (fill(3), wait()).1));
+            to_host.push(time(&mut || (prefetch(Place::Host), wait()).1));
+            let mut call = 0;
+            to_device.push(time(&mut || {
+                call = time(&mut || prefetch(Place::Device));
+                wait();
+            }));
+            submit.push(call);
+            advise.push(time(&mut || {
+                managed.advise(at, BYTES, Advice::AccessedBy(Place::Device, true)).unwrap()
+            }));
+            managed.advise(at, BYTES, Advice::AccessedBy(Place::Device, false)).unwrap();
+        }
+        // SAFETY: all work is complete.
+        unsafe { managed.free_segment(at) }.unwrap();
+    }
+    let [alloc, submit, to_device, to_host, faults, hot, advise] =
+        [alloc, submit, to_device, to_host, faults, hot, advise].map(median);
+    let pages = u128::from(BYTES / PAGE);
+    let per_us = |nanoseconds: u128| u128::from(BYTES) * 1000 / nanoseconds;
+    println!("managed_alloc_segment: {alloc} ns for 256 MiB");
+    println!("managed_prefetch: {submit} ns (the call)");
+    println!(
+        "managed_prefetch_bytes_per_us: {} to the device, {} to the host",
+        per_us(to_device),
+        per_us(to_host)
+    );
+    println!("managed_advise: {advise} ns for 256 MiB");
+    println!(
+        "a memset of 256 MiB: {hot} ns in place, {faults} ns from the host: {} ns a page of 2 MiB",
+        (faults - hot.min(faults)) / pages
+    );
+    println!("of which a prefetch would take {} ns", to_device / pages);
+    assert!(to_device < faults, "{to_device} and {faults} ns");
+    gpu.synchronize().unwrap();
 }

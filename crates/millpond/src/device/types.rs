@@ -218,7 +218,7 @@ pub enum Advice {
     ReadMostly(bool),
     /// Where it is to stay, if anywhere.
     PreferredLocation(Option<Place>),
-    /// Whether it stays mapped for the one that uses it, so that its first use there is no page fault.
+    /// Whether it stays mapped for the device or the host, wherever it lies, so that no use from there is a page fault.
     AccessedBy(Place, bool),
 }
 

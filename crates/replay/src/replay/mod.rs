@@ -8,6 +8,7 @@
 //! device's calls cost there is counted in virtual time. The time that an allocator can ask the device for
 //! ([`Device::now`]) is the trace's.
 
+mod managed;
 mod outcome;
 mod program;
 #[cfg(test)]
@@ -24,6 +25,7 @@ use millpond::device::{Device, DevicePtr};
 use millpond::{Context, Stream};
 use millpond_baselines::{Allocator, ChoiceError};
 
+pub use managed::{Moves, in_managed_memory};
 pub use outcome::{Calls, DriverMemory, Oom, Outcome};
 pub use program::{FreeWhen, Program, Step, WITHOUT_TIMES_US};
 pub use waste::{Map, Waste, at_peak, map_at_peak};

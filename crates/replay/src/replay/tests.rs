@@ -170,3 +170,16 @@ fn every_reserved_byte_at_the_peak_is_accounted_for() {
     let caching = at_peak(&program, &named("caching")).unwrap();
     assert!(caching.other_streams > caching.reserved / 4, "{caching:?}");
 }
+
+#[test]
+fn a_job_larger_than_the_card_moves_and_a_smaller_one_does_not() {
+    let trace = recorded(GNN);
+    let program = Program::new(&trace, FreeWhen::Completed);
+    let on = |card: u64| in_managed_memory(&trace, &program, &named("millpond"), card).unwrap();
+    let (small, large) = (on(8 << 30), on(64 << 30));
+    assert_eq!((small.0.oom, large.0.oom, small.0.events), (None, None, program.steps.len()));
+    assert!(small.0.peak_reserved > 8 << 30, "the job is larger");
+    assert!(small.1.bytes_to_host > 0 && small.1.resident_peak == 8 << 30, "{:?}", small.1);
+    assert_eq!((large.1.bytes_to_card, large.1.bytes_to_host), (0, 0));
+    assert!(large.1.page_faults > 0 && small.1.waited_us > large.1.waited_us, "{:?}", large.1);
+}
