@@ -115,9 +115,12 @@ impl PoolInner {
         if bytes == 0 {
             return Ok(());
         }
-        // One that fails leaves the others to be given.
-        let given = all.iter().map(|advice| self.device().advise(at, bytes, *advice));
-        Ok(given.fold(Ok(()), |all, given| all.and(given))?)
+        let mut given = Ok(());
+        for advice in all {
+            // One that fails leaves the others to be given.
+            given = given.and(self.device().advise(at, bytes, *advice));
+        }
+        Ok(given?)
     }
 
     pub(crate) fn take_back_advice(&self, what: &'static str, ptr: DevicePtr) -> Result<()> {

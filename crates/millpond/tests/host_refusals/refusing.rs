@@ -5,8 +5,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use millpond::device::sim::SimDevice;
-use millpond::device::{Device, Forward};
+use millpond::device::{Device, DeviceResult, Forward};
 
 /// Refuses one allocation of the thread that asked for it.
 struct Refusing;
@@ -86,7 +85,7 @@ pub(crate) fn spared<R>(work: impl FnOnce() -> R) -> R {
 
 /// A simulated device that is refused nothing: a driver allocates in its own ways.
 #[derive(Debug)]
-pub(crate) struct Spared(pub Arc<SimDevice>);
+pub(crate) struct Spared(pub Arc<dyn Device>);
 
 // SAFETY: the simulated device's, as it is.
 unsafe impl Forward for Spared {
@@ -96,5 +95,10 @@ unsafe impl Forward for Spared {
 
     fn pass_on<R>(&self, call: impl FnOnce(&dyn Device) -> R) -> R {
         spared(|| call(self.below()))
+    }
+
+    fn managed(&self) -> DeviceResult<Arc<dyn Device>> {
+        let below = spared(|| self.below().managed())?;
+        Ok(spared(|| Arc::new(Self(below))))
     }
 }

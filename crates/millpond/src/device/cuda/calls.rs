@@ -123,7 +123,7 @@ unsafe impl Device for CudaDevice {
 
     fn managed(&self) -> DeviceResult<Arc<dyn Device>> {
         let _relaxed = self.relax()?;
-        CudaManaged::new(self)
+        Ok(Arc::new(CudaManaged::new(self)?))
     }
 
     unsafe fn prefetch(
@@ -342,9 +342,9 @@ unsafe impl Device for CudaDevice {
             return Ok(());
         }
         // In a capture the driver's copy is a node like others.
-        // SAFETY: the caller's promise of the stream.
         if host_ranges::contains(to)
             && host_ranges::contains(from)
+            // SAFETY: the caller's promise of the stream.
             && unsafe { self.capture_of(stream) }?.is_none()
         {
             // SAFETY: the caller's promise of both ranges and of the stream, which is not captured.

@@ -4,7 +4,6 @@
 //! Newer drivers take a place as `CUmemLocation`; older ones take a device's number, or one for the host.
 
 use std::ffi::{c_int, c_uint};
-use std::sync::Arc;
 
 use cudarc::driver::sys::{CUdevice, CUdevice_attribute};
 
@@ -42,7 +41,7 @@ impl CudaManaged {
     ///
     /// # Errors
     /// Unsupported where the CPU may not use it while the GPU works.
-    pub(super) fn new(gpu: &CudaDevice) -> DeviceResult<Arc<dyn Device>> {
+    pub(super) fn new(gpu: &CudaDevice) -> DeviceResult<Self> {
         let concurrent = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CONCURRENT_MANAGED_ACCESS;
         if attribute(gpu.api(), gpu.raw_device(), concurrent)? == 0 {
             let what = "managed memory that the CPU may use while the GPU works (concurrentManagedAccess): use pinned memory";
@@ -56,7 +55,7 @@ impl CudaManaged {
             host_access: true,
             ..gpu.properties().clone()
         };
-        Ok(Arc::new(Self { gpu: gpu.share(), properties }))
+        Ok(Self { gpu: gpu.share(), properties })
     }
 }
 
