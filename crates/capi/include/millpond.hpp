@@ -11,6 +11,7 @@
 
 #include <millpond.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -109,6 +110,7 @@ struct MemoryInfo {
 };
 
 class Pool;
+struct PoolOptions;
 
 /// A device with its streams and its pools.
 class Context : public detail::Shared<millpond_context, millpond_context_release> {
@@ -156,6 +158,11 @@ public:
         check(millpond_context_properties(get(), &found));
         return found;
     }
+
+    /// A pool of pinned memory: page-locked memory of the host, which the CPU uses in place, and which the device copies to
+    /// and from without the host's waiting. The options are those of other pools.
+    Pool pinned() const;
+    Pool pinned(PoolOptions options) const;
 
     /// The pool that is there without being built.
     Pool default_pool() const;
@@ -300,6 +307,12 @@ struct PoolOptions : millpond_pool_options {
     PoolOptions() : millpond_pool_options{} { check(millpond_pool_options_init(this, sizeof(millpond_pool_options))); }
 };
 
+/// A kind of memory.
+enum class Memory : std::int32_t {
+    device = MILLPOND_MEMORY_DEVICE,
+    pinned = MILLPOND_MEMORY_PINNED,
+};
+
 /// What a pool holds and did; millpond.h explains each figure.
 using Stats = millpond_stats;
 
@@ -347,6 +360,29 @@ public:
         std::size_t found;
         check(millpond_size_of(get(), ptr, &found));
         return found;
+    }
+
+    /// What memory the pool is of.
+    Memory memory() const { return static_cast<Memory>(attribute(MILLPOND_ATTRIBUTE_MEMORY)); }
+
+    /// Whether the CPU can use the memory in place, when `wait_for_host_access` returns.
+    bool host_access() const { return attribute(MILLPOND_ATTRIBUTE_HOST_ACCESS) != 0; }
+
+    /// Waits until the CPU may read the block in place, and write to it if `to_write`. The stream is the block's own.
+    void wait_for_host_access(const void *ptr, bool to_write, StreamRef stream = nullptr) const {
+        check(millpond_wait_for_host_access(get(), ptr, stream.get(), to_write ? 1 : 0));
+    }
+
+    /// Takes memory in advance, so that blocks of `bytes` in all can be allocated on the stream without a device call.
+    void reserve(std::size_t bytes, StreamRef stream = nullptr) const {
+        check(millpond_pool_reserve(get(), bytes, stream.get()));
+    }
+
+    /// Free and total bytes of the memory that the pool is of.
+    MemoryInfo memory_info() const {
+        MemoryInfo info{};
+        check(millpond_pool_memory_info(get(), &info.free, &info.total));
+        return info;
     }
 
     /// Gives free memory back until at most `bytes_to_keep` are reserved; answers the bytes given back.
@@ -421,6 +457,13 @@ private:
 
     Context context_;
 };
+
+inline Pool Context::pinned() const { return pinned({}); }
+
+inline Pool Context::pinned(PoolOptions options) const {
+    options.memory = MILLPOND_MEMORY_PINNED;
+    return Pool(*this, options);
+}
 
 inline Pool Context::default_pool() const {
     millpond_pool *handle;
@@ -542,7 +585,7 @@ inline std::optional<Stream> kept_if_of_thread(const Pool &pool, StreamRef strea
 
 } // namespace detail
 
-/// `count` elements of device memory on one stream, freed after the work given to it so far. A Stream is kept. A stream
+/// `count` elements of a pool's memory on one stream, freed after the work given to it so far. A Stream is kept. A stream
 /// that is passed raw must exist as long as the buffer.
 template <class T>
 class Buffer {
@@ -583,6 +626,7 @@ public:
     /// Sets all bytes, in stream order.
     void fill_bytes(unsigned char value) {
         if (empty()) return;
+        order_after_reads();
         check(millpond_memset(pool_->context().get(), data_, value, size_bytes(), stream_.get()));
     }
 
@@ -591,6 +635,7 @@ public:
     void copy_from_host(const T *from, std::size_t count, std::size_t first = 0) {
         check_range("copy_from_host", count, first);
         if (count == 0) return;
+        order_after_reads();
         check(millpond_copy_from_host(pool_->context().get(), data_ + first, from, count * sizeof(T), stream_.get()));
     }
 
@@ -607,6 +652,54 @@ public:
 
     /// The same for a span, and so for vectors and arrays, from the buffer's first element on.
     void copy_to_host(std::span<T> to) const { copy_to_host(to.data(), to.size()); }
+#endif
+
+    /// Copies from a buffer of the same length, of any pool of the device. The host does not wait. If the other is on
+    /// another stream, this stream waits for that one; the other's memory stays until the copy is done, and what is written
+    /// to it later comes after the copy.
+    void copy_from(const Buffer &from) {
+        if (from.count_ != count_) {
+            throw Error(MILLPOND_STATUS_LENGTH_MISMATCH, "copy_from: the other buffer has " + std::to_string(from.count_) +
+                                                             " elements, and this one " + std::to_string(count_));
+        }
+        if (empty()) return;
+        check(millpond_copy_block(pool_->get(), data_, stream_.get(), from.pool_->get(), from.data_, from.stream_.get(),
+                                  size_bytes()));
+        if (from.stream_.get() != stream_.get()) from.read_elsewhere_ = true;
+    }
+
+    /// As copy_from, from a buffer of pinned memory: the copy runs beside the work of other streams.
+    void copy_from_pinned(const Buffer &from) {
+        from.check_pinned("copy_from_pinned");
+        copy_from(from);
+    }
+
+    /// Copies to a buffer of pinned memory, on that buffer's stream.
+    void copy_to_pinned(Buffer &to) const {
+        to.check_pinned("copy_to_pinned");
+        to.copy_from(*this);
+    }
+
+    /// The elements in place, for the CPU to read, after the work given to the stream so far: waits for it. Throws
+    /// NO_HOST_ACCESS for memory that the CPU cannot reach. Give the stream no work that writes to the buffer while you read.
+    const T *host_data() const {
+        if (!empty()) pool_->wait_for_host_access(data_, false, stream_);
+        return data_;
+    }
+
+    /// The elements in place, for the CPU to write. Also waits for copies on other streams and recorded uses. Work that is
+    /// given later sees what was written. Give no stream work that uses the buffer while you write.
+    T *host_data() {
+        if (empty()) return data_;
+        pool_->wait_for_host_access(data_, true, stream_);
+        read_elsewhere_ = false;
+        return data_;
+    }
+
+#ifdef MILLPOND_HAS_SPAN
+    /// The elements as `host_data` has them.
+    std::span<const T> as_span() const { return {host_data(), count_}; }
+    std::span<T> as_span() { return {host_data(), count_}; }
 #endif
 
     /// The elements, after the work given to the stream so far. Waits.
@@ -633,9 +726,24 @@ public:
         std::swap(stream_, other.stream_);
         std::swap(data_, other.data_);
         std::swap(count_, other.count_);
+        read_elsewhere_ = other.read_elsewhere_.exchange(read_elsewhere_);
     }
 
 private:
+    void check_pinned(const char *what) const {
+        if (empty() || pool_->memory() == Memory::pinned) return;
+        throw Error(MILLPOND_STATUS_NOT_PINNED, std::string(what) + ": pool '" + pool_->name() +
+                                                    "' is not of pinned memory: build one with Context::pinned, or use "
+                                                    "copy_from");
+    }
+
+    /// Before a write is given to the stream: orders it after the copies that read the buffer on other streams.
+    void order_after_reads() {
+        if (!read_elsewhere_) return;
+        check(millpond_wait_for_uses(pool_->get(), data_, stream_.get()));
+        read_elsewhere_ = false;
+    }
+
     void check_range(const char *what, std::size_t count, std::size_t first) const {
         if (first <= count_ && count <= count_ - first) return;
         throw Error(MILLPOND_STATUS_LENGTH_MISMATCH, std::string(what) + ": count " + std::to_string(count) +
@@ -657,6 +765,8 @@ private:
     StreamRef stream_;
     T *data_ = nullptr;
     std::size_t count_ = 0;
+    /// Whether copies read it that its own stream may not have waited for. Set by who has it as const, on any thread.
+    mutable std::atomic<bool> read_elsewhere_{false};
 };
 
 /// One block, handed out from front to back and taken back all at once.

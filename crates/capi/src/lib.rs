@@ -21,6 +21,7 @@
 #![allow(clippy::missing_safety_doc)]
 
 pub mod arguments;
+pub mod block;
 pub mod budget;
 pub mod callback;
 pub mod capture;
