@@ -3,9 +3,9 @@
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use millpond::bindings::{Mutex, Process};
+use millpond::bindings::{Mutex, Process, wait_for_uses, with_buffer};
 use millpond::device::{DeviceName, DevicePtr, Kind};
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
@@ -13,10 +13,11 @@ use crate::dlpack;
 use crate::failure::{Failure, Result};
 use crate::stream::StreamArgument;
 
-/// A block of device memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
+/// A block of a pool's memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
 ///
-/// On the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and ``numpy.from_dlpack(block)`` are its bytes,
-/// after the work given so far to its stream. The block cannot be freed while one of these is alive.
+/// In pinned memory and on the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and
+/// ``numpy.from_dlpack(block)`` are its bytes. They wait for the work given so far to its stream and for recorded uses, as
+/// ``synchronize`` does. The block cannot be freed while one of these is alive.
 #[pyclass(frozen, module = "millpond", weakref)]
 pub(crate) struct Block {
     pub(crate) ptr: DevicePtr,
@@ -73,29 +74,69 @@ impl Block {
     /// Where the bytes are for the CPU, after the work given so far to the block's stream. [`conceal`](Self::conceal) is
     /// due once they are not looked at any more.
     fn show(&self, py: Python<'_>) -> PyResult<*mut c_void> {
-        let device = DeviceName::of(self.context.device().properties());
-        match device.kind() {
-            Kind::Host => {}
-            Kind::Sim => {
-                return Err(PyBufferError::new_err("a simulated device keeps no bytes: use Pool('host')"));
-            }
-            _ => {
-                return Err(PyBufferError::new_err(format!(
-                    "the block is memory of {device}, which the CPU cannot read: copy it with the library whose kernels \
-                     use it"
-                )));
-            }
+        if !self.is_for_the_cpu() {
+            let device = DeviceName::of(self.context.device().properties());
+            return Err(PyBufferError::new_err(match device.kind() {
+                Kind::Sim => "a simulated device keeps no bytes: use Pool('host')".to_owned(),
+                _ => format!(
+                    "the block is memory of {device}, which the CPU cannot read: copy it to a block of \
+                     Pool('{device}', memory='pinned')"
+                ),
+            }));
         }
         py.detach(|| -> Result<()> {
             self.process.check()?;
             let stream = self.stream.lock();
-            let stream = stream.as_ref().ok_or(Failure::FreedBlock)?;
-            stream.synchronize()?;
+            self.wait(stream.as_ref().ok_or(Failure::FreedBlock)?)?;
             // Relaxed: under the lock.
             self.views.fetch_add(1, Ordering::Relaxed);
             Ok(())
         })?;
         Ok(std::ptr::with_exposed_provenance_mut(self.ptr.raw() as usize))
+    }
+
+    /// Whether the CPU can use the bytes: the host device's own, too, which stand for a GPU's elsewhere.
+    fn is_for_the_cpu(&self) -> bool {
+        let properties = self.pool.device().properties();
+        properties.host_access || properties.kind == Kind::Host
+    }
+
+    /// Waits for the stream, which is the block's, and for recorded uses.
+    fn wait(&self, stream: &millpond::Stream) -> Result<()> {
+        if self.pool.device().properties().host_access {
+            // SAFETY: the block is not freed while its stream is locked; the order of its work is Python's promise.
+            unsafe { with_buffer("Block", self.whole(), stream, |bytes| bytes.as_mut_slice().map(|_| ())) }?;
+        } else {
+            wait_for_uses(&self.pool, self.ptr, stream)?;
+            stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    fn whole(&self) -> (&millpond::Pool, DevicePtr, u64) {
+        (&self.pool, self.ptr, self.bytes)
+    }
+
+    fn copy_all_from(&self, other: &Self) -> Result<()> {
+        const WHAT: &str = "Block.copy_from";
+        self.process.check()?;
+        if self.bytes != other.bytes {
+            let (found, expected) = (other.bytes as usize, self.bytes as usize);
+            return Err(millpond::Error::LengthMismatch { what: WHAT, found, expected }.into());
+        }
+        // Both stay meanwhile. In one order, whoever copies the other way at the same time.
+        let (first, second) = if std::ptr::from_ref(self) < other { (self, other) } else { (other, self) };
+        let (first, second) = (first.stream.lock(), second.stream.lock());
+        let (own, others) = if std::ptr::from_ref(self) < other { (first, second) } else { (second, first) };
+        let own = own.as_ref().ok_or(Failure::FreedBlock)?;
+        let others = others.as_ref().ok_or(Failure::FreedBlock)?;
+        // SAFETY: both are live, not the same, and not freed meanwhile; the order of their work is Python's promise.
+        unsafe {
+            with_buffer(WHAT, self.whole(), own, |to| {
+                with_buffer(WHAT, other.whole(), others, |from| to.copy_from(from))
+            })
+        }?;
+        Ok(())
     }
 
     /// Ends one [`show`](Self::show).
@@ -169,6 +210,32 @@ impl Block {
         })?)
     }
 
+    /// Waits until the CPU may use the bytes: for the work given so far to the block's stream, and for recorded uses.
+    ///
+    /// Call it before a view that was made earlier is used again.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| {
+            self.process.check()?;
+            self.wait(self.stream.lock().as_ref().ok_or(Failure::FreedBlock)?)
+        })?)
+    }
+
+    /// Copies the bytes of a block of the same size, of any pool of the device, on this block's stream.
+    ///
+    /// The host does not wait where both are memory of the device or pinned. This stream first waits for the other block's.
+    /// The free of the other block waits for the copy, and so do later copies to it.
+    ///
+    /// Raises:
+    ///     ValueError: where the sizes differ.
+    ///     MisuseError: for a block that was freed, or one of another device.
+    fn copy_from(this: &Bound<'_, Self>, other: &Bound<'_, Self>) -> PyResult<()> {
+        if this.is(other) {
+            return Err(PyValueError::new_err("Block.copy_from: a block cannot be copied to itself"));
+        }
+        let (to, from) = (this.get(), other.get());
+        Ok(this.py().detach(|| to.copy_all_from(from))?)
+    }
+
     /// The bytes, for ``memoryview`` and NumPy.
     ///
     /// # Safety
@@ -195,9 +262,10 @@ impl Block {
 
     /// Where the memory is, in DLPack's numbers.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        let properties = self.context.device().properties();
-        match DeviceName::of(properties).kind() {
-            Kind::Cuda => (dlpack::CUDA, properties.ordinal as i32),
+        let properties = self.pool.device().properties();
+        match properties.kind {
+            // Pinned memory is the CPU's for those who read it there: not all of them know a number of its own.
+            Kind::Cuda if !properties.host_access => (dlpack::CUDA, properties.ordinal as i32),
             _ => (dlpack::CPU, 0),
         }
     }
