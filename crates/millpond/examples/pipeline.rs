@@ -180,7 +180,9 @@ impl Timeline {
     fn stamp(&mut self, batch: usize, lane: &Lane) -> Result<()> {
         let stamp = Arc::new(OnceLock::new());
         self.stamps.push((batch, stamp.clone()));
-        (lane.host_function)(Box::new(move || drop(stamp.set(Instant::now()))))
+        (lane.host_function)(Box::new(move || {
+            stamp.get_or_init(Instant::now);
+        }))
     }
 
     /// The moments of each batch, from the first one on: its beginning, and the end of each phase.
