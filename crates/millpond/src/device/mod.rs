@@ -49,6 +49,8 @@ pub mod host;
 mod ledger;
 mod machine;
 mod name;
+#[cfg(any(feature = "cuda", test))]
+mod populated;
 pub mod sim;
 mod types;
 

@@ -225,8 +225,11 @@ impl Pool {
     }
 
     /// Takes memory from the device in advance, so that blocks of `bytes` in all can be allocated on `stream` without a
-    /// device call. What is free in the pool counts. For [pinned memory](Context::pinned), several threads work on it: the
-    /// driver sets each new page to zero. Other threads wait meanwhile where they need more than their caches have.
+    /// device call. A free range that is long enough already is one. Other threads wait meanwhile where they need more than
+    /// their caches have. Where memory is short, the pool does what it does for an allocation, and counts it as one.
+    ///
+    /// [Pinned memory](Context::pinned) comes in one segment then, which several threads touch: it is ready several times as
+    /// fast as pages. A segment goes back to the system when all of it is free.
     ///
     /// ```
     /// # let device = millpond::Context::host()?;

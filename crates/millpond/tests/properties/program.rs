@@ -122,6 +122,12 @@ pub(crate) enum Step {
         pool: usize,
         pages: u64,
     },
+    /// Takes memory in advance.
+    Reserve {
+        pool: usize,
+        stream: usize,
+        bytes: u64,
+    },
     SetThreshold {
         pool: usize,
         pages: u64,
@@ -231,6 +237,8 @@ fn housekeeping() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (0..STREAMS, kind).prop_map(|(stream, kind)| Step::NewStream { stream, kind }),
         3 => (0..POOLS, 0..12_u64).prop_map(|(pool, pages)| Step::Trim { pool, pages }),
+        1 => (0..POOLS, 0..STREAMS, 0..4 * GRANULARITY)
+            .prop_map(|(pool, stream, bytes)| Step::Reserve { pool, stream, bytes }),
         1 => (0..POOLS, 0..8_u64).prop_map(|(pool, pages)| Step::SetThreshold { pool, pages }),
         1 => (0..POOLS).prop_map(|pool| Step::ResetHighWater { pool }),
         1 => (0..POOLS).prop_map(|pool| Step::DestroyPool { pool }),

@@ -52,6 +52,7 @@ impl World {
                 Ok(())
             }
             Step::Trim { pool, pages } => self.trim(pool, pages * GRANULARITY),
+            Step::Reserve { pool, stream, bytes } => self.reserve(pool, stream, bytes),
             Step::SetThreshold { pool, pages } => {
                 self.pools[pool % POOLS].pool.set_release_threshold(pages * GRANULARITY);
                 Ok(())
@@ -187,6 +188,31 @@ impl World {
             return Err(format!("a trim from {before} to {after} reserved bytes said {released}"));
         }
         Ok(())
+    }
+
+    fn reserve(&mut self, pool: usize, slot: usize, bytes: u64) -> Verdict {
+        let pool = pool % POOLS;
+        let Some(stream) = self.allow("presenting a stream", self.present(slot))? else { return Ok(()) };
+        let slot = &mut self.pools[pool];
+        let before = slot.pool.stats();
+        let done = slot.pool.reserve(bytes, &stream);
+        if slot.pool.stats().allocations > before.allocations {
+            // Memory was short, and a block was allocated and freed.
+            slot.allocations += 1;
+            slot.requested_high = slot.requested_high.max(before.requested.current + bytes);
+        }
+        match done {
+            Err(Error::PoolDestroyed { .. }) if slot.destroyed => Ok(()),
+            Err(Error::OutOfMemory(report)) => self.check_out_of_memory(pool, bytes, &report),
+            done => {
+                let done = self.allow("a reserve", done)?.is_some();
+                let reserved = self.pools[pool].pool.reserved().current;
+                if done && reserved < bytes {
+                    return Err(format!("{reserved} bytes are reserved, of {bytes}"));
+                }
+                Ok(())
+            }
+        }
     }
 
     fn destroy_pool(&mut self, pool: usize) -> Verdict {

@@ -23,6 +23,7 @@ pub(super) struct Code(c_uint);
 
 impl Code {
     const SUCCESS: Self = Self(0);
+    pub(super) const INVALID_VALUE: Self = Self(1);
     pub(super) const OUT_OF_MEMORY: Self = Self(2);
     pub(super) const NO_DEVICE: Self = Self(100);
     pub(super) const NOT_READY: Self = Self(600);
@@ -190,8 +191,8 @@ driver_functions! {
 
     cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize);
     cuMemFree_v2(at: CUdeviceptr);
-    cuMemHostAlloc(at: *mut *mut c_void, bytes: usize, flags: c_uint);
-    cuMemFreeHost(at: *mut c_void);
+    cuMemHostRegister_v2(at: *mut c_void, bytes: usize, flags: c_uint);
+    cuMemHostUnregister(at: *mut c_void);
     cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
     cuMemPoolDestroy(pool: CUmemoryPool);
     cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);

@@ -14,6 +14,7 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 use super::stream::{Moment, Stream};
 use crate::device::driver_pool::{CHUNK, DriverPoolModel};
 use crate::device::ledger::{Extent, Ledger, Owner};
+use crate::device::error::system;
 use crate::device::{AsyncUsage, DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageHandle};
 use crate::process::{OfProcess, Process};
 use std::sync::Arc;
@@ -305,14 +306,4 @@ fn mapping_failed(error: Errno) -> DeviceError {
         );
     }
     failed
-}
-
-/// Turns an error of the system into one of the device.
-pub(super) fn system(call: &'static str) -> impl Fn(Errno) -> DeviceError {
-    move |error| DeviceError::Driver {
-        call,
-        code: error.raw_os_error(),
-        name: format!("{error:?}"),
-        text: error.to_string(),
-    }
 }
