@@ -93,7 +93,15 @@ impl Populated {
         // SAFETY: our mapping, which nobody else knows; the mask has as many bits as the call is told. The kernel reads one
         // bit less than that.
         let done = unsafe {
-            libc::syscall(libc::SYS_mbind, self.start, self.bytes, libc::MPOL_BIND, mask.as_ptr(), 1024 + 1, 0)
+            libc::syscall(
+                libc::SYS_mbind,
+                self.start,
+                self.bytes,
+                libc::MPOL_BIND,
+                mask.as_ptr(),
+                1024 + 1,
+                0,
+            )
         };
         if done == 0 { Ok(()) } else { Err(Errno::from_raw_os_error(errno())) }
     }

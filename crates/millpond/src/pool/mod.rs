@@ -22,6 +22,7 @@ mod freeing;
 mod giving_back;
 mod impossible;
 mod inner;
+mod managed;
 mod pressure;
 mod recorded;
 mod recounting;
@@ -301,7 +302,8 @@ impl Pool {
         self.inner.reset_high_water();
     }
 
-    /// Free and total memory of the [device](Self::device), as its driver counts. Of pinned memory: what the host has.
+    /// Free and total memory of the [device](Self::device), as its driver counts. Of pinned memory: what the host has. Of
+    /// managed memory: what may still be taken, of what the device has.
     ///
     /// # Errors
     /// The device's own.
@@ -439,8 +441,8 @@ impl Pool {
         &self.inner.name
     }
 
-    /// The device that the pool takes its memory from. For a pool of [pinned memory](Context::pinned), that memory as a
-    /// device.
+    /// The device that the pool takes its memory from. For a pool of [pinned](Context::pinned) or
+    /// [managed](Context::managed) memory, that memory as a device.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.inner.device
     }

@@ -35,7 +35,9 @@ impl PoolInner {
         // A device takes a segment of pinned memory several times as fast as pages of it.
         let found = match self.device.properties().memory {
             MemoryKind::Pinned => arena.alloc_in_segment(units, stream),
-            MemoryKind::Device => arena.alloc(units, 1, stream, ledger.balance(self.device.now())),
+            MemoryKind::Device | MemoryKind::Managed => {
+                arena.alloc(units, 1, stream, ledger.balance(self.device.now()))
+            }
         };
         let found = match found {
             Ok(found) => found,
@@ -62,7 +64,8 @@ mod tests {
             let sim = SimDevice::new(SimOptions::default().virtual_memory(virtual_memory)).unwrap();
             let context = Context::new(sim.clone());
             let stream = context.create_stream().unwrap();
-            for builder in [Pool::builder(&context), context.pinned().unwrap()] {
+            let others = [context.pinned(), context.managed()].map(Result::unwrap);
+            for builder in others.into_iter().chain([Pool::builder(&context)]) {
                 let pool = builder.build().unwrap();
                 pool.reserve(100 * MIB, &stream).unwrap();
                 pool.check().unwrap();
@@ -98,7 +101,8 @@ mod tests {
         let stream = context.create_stream().unwrap();
         let pools = [Pool::builder(&context), context.pinned().unwrap()].map(|pool| pool.build().unwrap());
         let [of_device, pinned] = &pools;
-        let pages = [Call::CreatePage, Call::Map, Call::SetAccess, Call::Reserve].map(|call| (of_device, call));
+        let pages =
+            [Call::CreatePage, Call::Map, Call::SetAccess, Call::Reserve].map(|call| (of_device, call));
         for (pool, call) in pages.into_iter().chain([(pinned, Call::AllocSegment)]) {
             let error = crate::device::DeviceError::Unavailable("asked for".to_owned());
             sim.fail_next(call, 3.min(1 + sim.calls()[call]), error);

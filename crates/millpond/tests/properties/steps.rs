@@ -26,6 +26,8 @@ impl World {
             Step::Use { block, stream, micros, recorded } => self.use_block(block, stream, micros, recorded),
             Step::Free { block, stream, by_context } => self.free_step(block, stream, by_context),
             Step::CopyBuffer { pool, stream, block } => self.copy_buffer(pool, stream, block),
+            Step::Prefetch { block, stream, to_host } => self.prefetch(block, stream, to_host),
+            Step::Advise { block, advice } => self.advise(block, advice),
             Step::Record { stream } => self.record(stream),
             Step::Wait { stream, event } => self.wait(stream, event),
             Step::WaitFor { stream, other } => self.wait_for(stream, other).map(drop),
