@@ -80,6 +80,8 @@ enum millpond_status
     MILLPOND_STATUS_NO_HOST_ACCESS = 17,
     // The pool is not of pinned memory.
     MILLPOND_STATUS_NOT_PINNED = 18,
+    // The pool is not of managed memory.
+    MILLPOND_STATUS_NOT_MANAGED = 19,
     // The device has too little memory.
     MILLPOND_STATUS_DEVICE_OUT_OF_MEMORY = 20,
     // The device or its driver cannot do this.
@@ -180,12 +182,60 @@ enum millpond_memory
     MILLPOND_MEMORY_DEVICE = 0,
     // Page-locked memory of the host. The CPU uses it in place, and the device copies to and from it by itself.
     MILLPOND_MEMORY_PINNED = 1,
+    // Memory that moves between the device and the host, to where it is used. The CPU uses it in place.
+    MILLPOND_MEMORY_MANAGED = 2,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
 typedef enum millpond_memory millpond_memory;
 #else
 typedef int32_t millpond_memory;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Where managed memory lies.
+enum millpond_place
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // No place, or not the same for all of a block.
+    MILLPOND_PLACE_NONE = 0,
+    // In the memory of the context's device.
+    MILLPOND_PLACE_DEVICE = 1,
+    // In the memory of the host.
+    MILLPOND_PLACE_HOST = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum millpond_place millpond_place;
+#else
+typedef int32_t millpond_place;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// How managed memory will be used. It changes where the bytes lie, and never what they are.
+enum millpond_advice
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // It is mostly read: the device and the host each have a copy, until one of them writes. The place is not looked at.
+    MILLPOND_ADVICE_READ_MOSTLY = 1,
+    // It is not. The place is not looked at.
+    MILLPOND_ADVICE_NOT_READ_MOSTLY = 2,
+    // It is to stay at the place; `MILLPOND_PLACE_NONE`: anywhere.
+    MILLPOND_ADVICE_PREFERRED_LOCATION = 3,
+    // It stays mapped for the one at the place, so that its first use there is no page fault.
+    MILLPOND_ADVICE_ACCESSED_BY = 4,
+    // It does not.
+    MILLPOND_ADVICE_NOT_ACCESSED_BY = 5,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum millpond_advice millpond_advice;
+#else
+typedef int32_t millpond_advice;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -340,11 +390,25 @@ typedef struct {
 // Work for a stream of the host device. Must not throw.
 typedef void (*millpond_host_work)(void *data);
 
+// What was said of a block of managed memory, where it is the same of all its pages. Set `size` before the call.
+typedef struct {
+    // sizeof this struct.
+    size_t size;
+    // Where it was last prefetched to: one of `millpond_place`.
+    int32_t last_prefetch;
+    // Its preferred location: one of `millpond_place`.
+    int32_t preferred_location;
+    // Whether it is mostly read.
+    uint32_t read_mostly;
+    // Zero.
+    uint32_t reserved;
+} millpond_residency;
+
 // The options of a pool; sizes in bytes. Fill with `millpond_pool_options_init`, then change what should differ.
 typedef struct {
     // sizeof this struct.
     size_t size;
-    // A name for errors and reports; null: "pool", or "pinned".
+    // A name for errors and reports; null: "pool", or the kind of other memory.
     const char *name;
     // Physical bytes that the pool may hold; SIZE_MAX by default.
     size_t hard_limit;
@@ -620,7 +684,7 @@ millpond_status millpond_copy_to_host(millpond_context *context,
                                       size_t bytes,
                                       millpond_any_stream stream);
 
-// Copies between memory of the device's pools, pinned memory too, in stream order: the host does not wait. The ranges do
+// Copies between memory of the device's pools, of any kind, in stream order: the host does not wait. The ranges do
 // not overlap. Who frees one of them on another stream records the use first.
 millpond_status millpond_copy(millpond_context *context,
                               void *to,
@@ -654,6 +718,26 @@ const char *millpond_last_error(void);
 
 // The status of this thread's last call that failed; OK if none did.
 millpond_status millpond_last_status(void);
+
+// Moves a block of managed memory to a place (one of `millpond_place`) in the order of `stream`, which may be any: no byte
+// changes. The host does not wait. NOT_MANAGED for other memory.
+millpond_status millpond_prefetch(millpond_pool *pool,
+                                  const void *ptr,
+                                  int32_t place,
+                                  millpond_any_stream stream);
+
+// Says how a block of managed memory will be used (one of `millpond_advice`, and of `millpond_place`). It holds for the
+// system's pages that are the block's alone, until it is taken back: do that before the block is freed.
+millpond_status millpond_advise(millpond_pool *pool,
+                                const void *ptr,
+                                int32_t advice,
+                                int32_t place);
+
+// Takes back all advice on a block of managed memory, so that whoever gets the memory next does not have it.
+millpond_status millpond_take_back_advice(millpond_pool *pool, const void *ptr);
+
+// Where a block of managed memory was last prefetched to, and the advice on it. It may lie elsewhere by now.
+millpond_status millpond_block_residency(millpond_pool *pool, const void *ptr, millpond_residency *residency);
 
 // Allocates `bytes` for work on `stream`, aligned to the pool's minimum alignment (512 bytes by default). Zero
 // bytes give null. `*out` is null after a failure.

@@ -164,6 +164,10 @@ public:
     Pool pinned() const;
     Pool pinned(PoolOptions options) const;
 
+    /// A pool of managed memory: it moves to where it is used, and the CPU uses it in place.
+    Pool managed() const;
+    Pool managed(PoolOptions options) const;
+
     /// The pool that is there without being built.
     Pool default_pool() const;
     /// The pool last set as the current one, else the default one.
@@ -311,6 +315,21 @@ struct PoolOptions : millpond_pool_options {
 enum class Memory : std::int32_t {
     device = MILLPOND_MEMORY_DEVICE,
     pinned = MILLPOND_MEMORY_PINNED,
+    managed = MILLPOND_MEMORY_MANAGED,
+};
+
+/// Where managed memory lies.
+enum class Place : std::int32_t {
+    device = MILLPOND_PLACE_DEVICE,
+    host = MILLPOND_PLACE_HOST,
+};
+
+/// What was said of managed memory, where it is the same of all its pages.
+struct Residency {
+    /// Where it was last prefetched to. It may lie elsewhere by now.
+    std::optional<Place> last_prefetch;
+    std::optional<Place> preferred_location;
+    bool read_mostly = false;
 };
 
 /// What a pool holds and did; millpond.h explains each figure.
@@ -371,6 +390,30 @@ public:
     /// Waits until the CPU may read the block in place, and write to it if `to_write`. The stream is the block's own.
     void wait_for_host_access(const void *ptr, bool to_write, StreamRef stream = nullptr) const {
         check(millpond_wait_for_host_access(get(), ptr, stream.get(), to_write ? 1 : 0));
+    }
+
+    /// Moves a block of managed memory in the order of the stream, which may be any. The host does not wait.
+    void prefetch(const void *ptr, Place to, StreamRef stream = nullptr) const {
+        check(millpond_prefetch(get(), ptr, static_cast<std::int32_t>(to), stream.get()));
+    }
+
+    /// Says how a block of managed memory will be used, until it is taken back. No place is `std::nullopt`.
+    void advise(const void *ptr, millpond_advice advice, std::optional<Place> place = std::nullopt) const {
+        check(millpond_advise(get(), ptr, advice, place ? static_cast<std::int32_t>(*place) : MILLPOND_PLACE_NONE));
+    }
+
+    /// Takes back all advice on a block of managed memory: before it is freed.
+    void take_back_advice(const void *ptr) const { check(millpond_take_back_advice(get(), ptr)); }
+
+    /// Where a block of managed memory was last prefetched to, and the advice on it.
+    Residency residency(const void *ptr) const {
+        millpond_residency found{};
+        found.size = sizeof found;
+        check(millpond_block_residency(get(), ptr, &found));
+        const auto place = [](std::int32_t number) {
+            return number == MILLPOND_PLACE_NONE ? std::nullopt : std::optional<Place>(static_cast<Place>(number));
+        };
+        return {place(found.last_prefetch), place(found.preferred_location), found.read_mostly != 0};
     }
 
     /// Takes memory in advance, so that blocks of `bytes` in all can be allocated on the stream without a device call.
@@ -462,6 +505,13 @@ inline Pool Context::pinned() const { return pinned({}); }
 
 inline Pool Context::pinned(PoolOptions options) const {
     options.memory = MILLPOND_MEMORY_PINNED;
+    return Pool(*this, options);
+}
+
+inline Pool Context::managed() const { return managed({}); }
+
+inline Pool Context::managed(PoolOptions options) const {
+    options.memory = MILLPOND_MEMORY_MANAGED;
     return Pool(*this, options);
 }
 
@@ -613,7 +663,9 @@ public:
 
     ~Buffer() {
         // A failure is the program's mistake (the block was freed by hand), and a destructor has nobody to tell.
-        if (data_ != nullptr) millpond_free(pool_->get(), data_, stream_.get());
+        if (data_ == nullptr) return;
+        if (advised_) millpond_take_back_advice(pool_->get(), data_);
+        millpond_free(pool_->get(), data_, stream_.get());
     }
 
     /// The address, for kernels.
@@ -702,6 +754,24 @@ public:
     std::span<T> as_span() { return {host_data(), count_}; }
 #endif
 
+    /// Moves managed memory to where it will be used, in the order of the buffer's stream or of another one. The host does not
+    /// wait, and no byte changes. Throws NOT_MANAGED for other memory.
+    void prefetch(Place to) const { prefetch(to, stream_); }
+    void prefetch(Place to, StreamRef stream) const {
+        if (pool_) pool_->prefetch(data_, to, stream);
+    }
+
+    /// Says how managed memory will be used: one of MILLPOND_ADVICE_…, with a place where it needs one. The buffer's end takes
+    /// it back.
+    void advise(millpond_advice advice, std::optional<Place> place = std::nullopt) {
+        if (!pool_) return;
+        pool_->advise(data_, advice, place);
+        advised_ = true;
+    }
+
+    /// Where managed memory was last prefetched to, and the advice on it.
+    Residency residency() const { return pool_ ? pool_->residency(data_) : Residency{}; }
+
     /// The elements, after the work given to the stream so far. Waits.
     std::vector<T> to_vector() const {
         std::vector<T> elements(count_);
@@ -714,8 +784,9 @@ public:
         if (!empty()) pool_->record_use(data_, stream);
     }
 
-    /// Gives up the block without freeing it; free it with Pool::deallocate.
+    /// Gives up the block without freeing it; free it with Pool::deallocate. Advice stays with it.
     T *release() noexcept {
+        advised_ = false;
         count_ = 0;
         return std::exchange(data_, nullptr);
     }
@@ -726,6 +797,7 @@ public:
         std::swap(stream_, other.stream_);
         std::swap(data_, other.data_);
         std::swap(count_, other.count_);
+        std::swap(advised_, other.advised_);
         read_elsewhere_ = other.read_elsewhere_.exchange(read_elsewhere_);
     }
 
@@ -767,6 +839,8 @@ private:
     std::size_t count_ = 0;
     /// Whether copies read it that its own stream may not have waited for. Set by who has it as const, on any thread.
     mutable std::atomic<bool> read_elsewhere_{false};
+    /// Whether there may be advice on its memory.
+    bool advised_ = false;
 };
 
 /// One block, handed out from front to back and taken back all at once.

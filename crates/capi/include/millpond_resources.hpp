@@ -22,8 +22,8 @@
 
 namespace millpond {
 
-/// A pool and a stream as a std::pmr::memory_resource. Containers may live in pinned memory: an allocation there waits for
-/// the work given to the stream so far, which may use the memory still. A GPU's own memory is for code that only passes
+/// A pool and a stream as a std::pmr::memory_resource. Containers may live in pinned and managed memory: an allocation there
+/// waits for the work given to the stream so far, which may use the memory still. A GPU's own memory is for code that only passes
 /// pointers on, since the host must not touch it; on the host device containers may live in it, too.
 class MemoryResource : public std::pmr::memory_resource {
 public:
@@ -120,7 +120,7 @@ private:
     Pool pool_;
 };
 
-/// A pool of pinned memory as a resource of CCCL: as StreamResource, and cuda::mr::host_accessible. What is allocated on a
+/// A pool of pinned or managed memory as a resource of CCCL: as StreamResource, and cuda::mr::host_accessible. What is allocated on a
 /// stream is for the host once the stream was synchronised.
 class HostStreamResource : public StreamResource {
 public:

@@ -94,7 +94,7 @@ pub unsafe extern "C" fn millpond_copy_to_host(
     unsafe { in_stream_order(context, bytes, stream, give) }
 }
 
-/// Copies between memory of the device's pools, pinned memory too, in stream order: the host does not wait. The ranges do
+/// Copies between memory of the device's pools, of any kind, in stream order: the host does not wait. The ranges do
 /// not overlap. Who frees one of them on another stream records the use first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_copy(

@@ -34,6 +34,7 @@ mod gate;
 pub mod handle;
 pub mod in_use;
 pub mod kind;
+pub mod managed;
 pub mod memory;
 pub mod options;
 mod place;

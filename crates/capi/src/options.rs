@@ -29,7 +29,7 @@ pub const MILLPOND_REUSE_ALL: u32 = 7;
 pub struct PoolOptions {
     /// sizeof this struct.
     pub size: usize,
-    /// A name for errors and reports; null: "pool", or "pinned".
+    /// A name for errors and reports; null: "pool", or the kind of other memory.
     pub name: *const c_char,
     /// Physical bytes that the pool may hold; SIZE_MAX by default.
     pub hard_limit: usize,
@@ -67,10 +67,12 @@ pub enum Memory {
     Device = 0,
     /// Page-locked memory of the host. The CPU uses it in place, and the device copies to and from it by itself.
     Pinned = 1,
+    /// Memory that moves between the device and the host, to where it is used. The CPU uses it in place.
+    Managed = 2,
 }
 
 impl Memory {
-    const ALL: [Self; 2] = [Self::Device, Self::Pinned];
+    const ALL: [Self; 3] = [Self::Device, Self::Pinned, Self::Managed];
 
     fn from_c(number: i32) -> Result<Self, Failure> {
         let unknown = || Failure::option("memory", format!("{number}; it must be one of millpond_memory"));
@@ -82,6 +84,7 @@ impl Memory {
         match kind {
             MemoryKind::Device => Self::Device as i32,
             MemoryKind::Pinned => Self::Pinned as i32,
+            MemoryKind::Managed => Self::Managed as i32,
             _ => -1,
         }
     }
@@ -93,7 +96,8 @@ impl Memory {
             (Self::Pinned, None) => context.pinned()?,
             (Self::Pinned, Some(node)) => context.pinned_on_node(node)?,
             (Self::Device, None) => Pool::builder(context),
-            (Self::Device, Some(_)) => {
+            (Self::Managed, None) => context.managed()?,
+            (Self::Device | Self::Managed, Some(_)) => {
                 return Err(Failure::option("node", "only pinned memory has one; set it to -1"));
             }
         })

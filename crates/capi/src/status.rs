@@ -48,6 +48,8 @@ pub enum Status {
     NoHostAccess = 17,
     /// The pool is not of pinned memory.
     NotPinned = 18,
+    /// The pool is not of managed memory.
+    NotManaged = 19,
     /// The device has too little memory.
     DeviceOutOfMemory = 20,
     /// The device or its driver cannot do this.
@@ -77,7 +79,7 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [(Self, &'static CStr); 32] = [
+    const ALL: [(Self, &'static CStr); 33] = [
         (Self::Ok, c"ok"),
         (Self::OutOfMemory, c"out of memory"),
         (Self::SizeOverflow, c"size overflow"),
@@ -97,6 +99,7 @@ impl Status {
         (Self::Forked, c"forked"),
         (Self::NoHostAccess, c"no host access"),
         (Self::NotPinned, c"not pinned"),
+        (Self::NotManaged, c"not managed"),
         (Self::DeviceOutOfMemory, c"device out of memory"),
         (Self::DeviceUnsupported, c"not supported by the device"),
         (Self::DeviceUnavailable, c"no such device"),
@@ -134,6 +137,7 @@ impl From<&Error> for Status {
             Error::Forked => Self::Forked,
             Error::NoHostAccess { .. } => Self::NoHostAccess,
             Error::NotPinned { .. } => Self::NotPinned,
+            Error::NotManaged { .. } => Self::NotManaged,
             Error::Device(error) => error.into(),
             _ => Self::Other,
         }

@@ -1,7 +1,7 @@
 //! A block of a pool that is freed with the last Python reference to it.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use millpond::bindings::{Mutex, Process, wait_for_uses, with_buffer};
 use millpond::device::{DeviceName, DevicePtr, Kind};
@@ -11,11 +11,12 @@ use pyo3::prelude::*;
 
 use crate::dlpack;
 use crate::failure::{Failure, Result};
+use crate::memory::{self, Residency};
 use crate::stream::StreamArgument;
 
 /// A block of a pool's memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
 ///
-/// In pinned memory and on the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and
+/// In pinned and managed memory, and on the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and
 /// ``numpy.from_dlpack(block)`` are its bytes. They wait for the work given so far to its stream and for recorded uses, as
 /// ``synchronize`` does. The block cannot be freed while one of these is alive.
 #[pyclass(frozen, module = "millpond", weakref)]
@@ -29,6 +30,8 @@ pub(crate) struct Block {
     stream: Mutex<Option<millpond::Stream>>,
     /// How many buffers and tensors show the block's bytes to others. Counted up under the lock of `stream`.
     views: AtomicUsize,
+    /// Whether there may be advice on its memory, which is taken back before the block is freed.
+    advised: AtomicBool,
     /// Another library's stream object, so that the stream lives until the block is freed on it.
     _keeps: Option<Py<PyAny>>,
 }
@@ -47,8 +50,8 @@ impl Block {
         };
         let (pool, context) = (pool.clone(), context.clone());
         let (process, stream) = (Process::here(), Mutex::new(Some(stream)));
-        let views = AtomicUsize::new(0);
-        Ok(Self { ptr, bytes, context, pool, process, stream, views, _keeps: keeps })
+        let (views, advised) = Default::default();
+        Ok(Self { ptr, bytes, context, pool, process, stream, views, advised, _keeps: keeps })
     }
 
     fn free_on(&self, other: Option<millpond::Stream>) -> Result<()> {
@@ -62,8 +65,14 @@ impl Block {
                 views => return Err(Failure::ShownBlock(views)),
             }
         };
+        // Relaxed: who frees the block comes after who used it.
+        let taken_back = match self.advised.load(Ordering::Relaxed) {
+            true => self.pool.take_back_advice(self.ptr),
+            false => Ok(()),
+        };
         // SAFETY: the block is this object's, which gave its stream up above; the order of its work is Python's promise.
-        let freed = unsafe { self.pool.free(self.ptr, other.as_ref().unwrap_or(&own)) };
+        let freed =
+            taken_back.and_then(|()| unsafe { self.pool.free(self.ptr, other.as_ref().unwrap_or(&own)) });
         if let Err(error) = freed {
             *self.stream.lock() = Some(own);
             return Err(error.into());
@@ -115,6 +124,13 @@ impl Block {
 
     fn whole(&self) -> (&millpond::Pool, DevicePtr, u64) {
         (&self.pool, self.ptr, self.bytes)
+    }
+
+    /// Calls while the block is live, with its stream.
+    fn while_live<R>(&self, call: impl FnOnce(&millpond::Stream) -> millpond::Result<R>) -> Result<R> {
+        self.process.check()?;
+        let stream = self.stream.lock();
+        Ok(call(stream.as_ref().ok_or(Failure::FreedBlock)?)?)
     }
 
     fn copy_all_from(&self, other: &Self) -> Result<()> {
@@ -234,6 +250,63 @@ impl Block {
         }
         let (to, from) = (this.get(), other.get());
         Ok(this.py().detach(|| to.copy_all_from(from))?)
+    }
+
+    /// Moves managed memory ``to`` the ``"device"`` or the ``"host"``, in the order of ``stream``, by default the block's.
+    ///
+    /// The host does not wait, and no byte changes. Later work finds the memory in place, and has no page faults.
+    ///
+    /// Raises:
+    ///     MisuseError: for other memory, which stays where it is.
+    #[pyo3(signature = (to, stream=None))]
+    fn prefetch(&self, py: Python<'_>, to: &str, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let to = memory::read_place("to", to)?;
+        let other = match stream.filter(|stream| !stream.is_none()) {
+            None => None,
+            some => Some(StreamArgument::read(some)?.find(&self.context)?),
+        };
+        Ok(py.detach(|| {
+            self.while_live(|own| self.pool.prefetch(self.ptr, to, other.as_ref().unwrap_or(own)))
+        })?)
+    }
+
+    /// Says how managed memory will be used, until the block is freed. No byte changes.
+    ///
+    /// Args:
+    ///     read_mostly: the device and the host each have a copy, until one of them writes.
+    ///     preferred_location: where it is to stay: ``"device"``, ``"host"`` or ``"anywhere"``.
+    ///     accessed_by: ``"device"`` or ``"host"``: it stays mapped there, so that its first use is no page fault.
+    ///     not_accessed_by: takes ``accessed_by`` back.
+    ///
+    /// Raises:
+    ///     MisuseError: for other memory.
+    #[pyo3(signature = (*, read_mostly=None, preferred_location=None, accessed_by=None, not_accessed_by=None))]
+    fn advise(
+        &self,
+        py: Python<'_>,
+        read_mostly: Option<bool>,
+        preferred_location: Option<&str>,
+        accessed_by: Option<&str>,
+        not_accessed_by: Option<&str>,
+    ) -> PyResult<()> {
+        let all = memory::read_advice(read_mostly, preferred_location, accessed_by, not_accessed_by)?;
+        Ok(py.detach(|| {
+            self.while_live(|_| {
+                all.into_iter().try_for_each(|advice| {
+                    self.pool.advise(self.ptr, advice)?;
+                    self.advised.store(true, Ordering::Relaxed);
+                    Ok(())
+                })
+            })
+        })?)
+    }
+
+    /// Where managed memory was last prefetched to, and the advice on it.
+    ///
+    /// Raises:
+    ///     MisuseError: for other memory.
+    fn residency(&self, py: Python<'_>) -> PyResult<Residency> {
+        Ok(py.detach(|| self.while_live(|_| self.pool.residency(self.ptr)))?.into())
     }
 
     /// The bytes, for ``memoryview`` and NumPy.

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 use millpond::bindings::{Mutex, PerProcess, on_fork};
 use millpond::device::DeviceName;
 use millpond::{Budget, Context};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -137,6 +138,11 @@ fn configure(options: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
 #[pyo3(signature = (ordinal, memory=None))]
 fn device_pool(py: Python<'_>, ordinal: i64, memory: Option<&Bound<'_, PyAny>>) -> PyResult<Pool> {
     let memory = Memory::read(memory, None)?;
+    if memory == Memory::Managed {
+        return Err(PyValueError::new_err(
+            "memory: libraries share pools of 'device' and 'pinned' memory: make a Pool of your own for 'managed'",
+        ));
+    }
     let shared = py.detach(|| -> Result<Pool> {
         let device = device(ordinal)?;
         let pool = match memory {

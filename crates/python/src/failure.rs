@@ -92,6 +92,7 @@ impl From<Failure> for PyErr {
                 | E::WrongPool { .. }
                 | E::ForeignPointer { .. }
                 | E::WrongDevice { .. }
+                | E::NotManaged { .. }
                 | E::PoolDestroyed { .. }
                 | E::LiveBlocks { .. } => exceptions::MisuseError::new_err(text),
                 E::Recording { .. } => exceptions::RecordingError::new_err(text),

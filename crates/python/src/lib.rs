@@ -50,6 +50,7 @@ fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     pool::add_to(module)?;
     module.add_class::<block::Block>()?;
+    module.add_class::<memory::Residency>()?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<stats::Stats>()?;
     module.add_class::<stats::Level>()?;

@@ -1,7 +1,7 @@
 //! Kinds of memory by the words that Python has for them.
 
 use millpond::device::MemoryKind;
-use millpond::{Context, Pool, PoolBuilder};
+use millpond::{Advice, Context, Place, Pool, PoolBuilder};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
@@ -13,10 +13,11 @@ pub(crate) enum Memory {
     Device,
     /// Of this NUMA node, or of one near the device.
     Pinned(Option<u32>),
+    Managed,
 }
 
 /// The words, for errors.
-const WORDS: &str = "'device' or 'pinned'";
+const WORDS: &str = "'device', 'pinned' or 'managed'";
 
 impl Memory {
     /// Reads the arguments `memory` and `node`.
@@ -29,7 +30,8 @@ impl Memory {
         match (word.as_str(), node) {
             ("device", None) => Ok(Self::Device),
             ("pinned", node) => Ok(Self::Pinned(node)),
-            ("device", Some(_)) => {
+            ("managed", None) => Ok(Self::Managed),
+            ("device" | "managed", Some(_)) => {
                 Err(PyValueError::new_err("node: it is for memory='pinned'; other memory has none"))
             }
             _ => {
@@ -44,6 +46,7 @@ impl Memory {
             Self::Device => Pool::builder(context),
             Self::Pinned(None) => context.pinned()?,
             Self::Pinned(Some(node)) => context.pinned_on_node(node)?,
+            Self::Managed => context.managed()?,
         })
     }
 }
@@ -52,8 +55,87 @@ impl Memory {
 pub(crate) fn word(kind: MemoryKind) -> &'static str {
     match kind {
         MemoryKind::Pinned => "pinned",
+        MemoryKind::Managed => "managed",
         _ => "device",
     }
+}
+
+/// Reads the argument called `name`, which says where managed memory lies.
+pub(crate) fn read_place(name: &str, value: &str) -> PyResult<Place> {
+    match value {
+        "device" => Ok(Place::Device),
+        "host" => Ok(Place::Host),
+        _ => {
+            Err(PyValueError::new_err(format!("{name}: '{value}' is no place: expected 'device' or 'host'")))
+        }
+    }
+}
+
+/// What was said of a block of managed memory, where it is the same of all its pages.
+#[pyclass(frozen, get_all, eq, module = "millpond")]
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Residency {
+    /// Where it was last prefetched to: ``"device"`` or ``"host"``. It may lie elsewhere by now.
+    last_prefetch: Option<&'static str>,
+    /// Where it is to stay: ``"device"`` or ``"host"``.
+    preferred_location: Option<&'static str>,
+    /// Whether it is mostly read.
+    read_mostly: bool,
+}
+
+impl From<millpond::Residency> for Residency {
+    fn from(residency: millpond::Residency) -> Self {
+        let word = |place| match place {
+            Place::Device => "device",
+            Place::Host => "host",
+        };
+        let millpond::Residency { last_prefetch, preferred, read_mostly, .. } = residency;
+        let (last_prefetch, preferred_location) = (last_prefetch.map(word), preferred.map(word));
+        Self { last_prefetch, preferred_location, read_mostly }
+    }
+}
+
+#[pymethods]
+impl Residency {
+    fn __repr__(&self) -> String {
+        let shown = |place: Option<&str>| place.map_or("None".to_owned(), |place| format!("'{place}'"));
+        format!(
+            "Residency(last_prefetch={}, preferred_location={}, read_mostly={})",
+            shown(self.last_prefetch),
+            shown(self.preferred_location),
+            if self.read_mostly { "True" } else { "False" }
+        )
+    }
+}
+
+/// Advice by the arguments of `Block.advise`.
+pub(crate) fn read_advice(
+    read_mostly: Option<bool>,
+    preferred_location: Option<&str>,
+    accessed_by: Option<&str>,
+    not_accessed_by: Option<&str>,
+) -> PyResult<Vec<Advice>> {
+    let mut all = Vec::new();
+    all.extend(read_mostly.map(Advice::ReadMostly));
+    if let Some(word) = preferred_location {
+        all.push(Advice::PreferredLocation(match word {
+            "anywhere" => None,
+            _ => Some(read_place("preferred_location", word)?),
+        }));
+    }
+    for (name, word, is_set) in
+        [("accessed_by", accessed_by, true), ("not_accessed_by", not_accessed_by, false)]
+    {
+        if let Some(word) = word {
+            all.push(Advice::AccessedBy(read_place(name, word)?, is_set));
+        }
+    }
+    if all.is_empty() {
+        return Err(PyTypeError::new_err(
+            "advise: say one of read_mostly, preferred_location, accessed_by and not_accessed_by",
+        ));
+    }
+    Ok(all)
 }
 
 fn read_node(value: &Bound<'_, PyAny>) -> PyResult<u32> {

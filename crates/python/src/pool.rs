@@ -26,8 +26,9 @@ use crate::stream::{Stream, StreamArgument};
 /// Args:
 ///     device: a GPU's number, or a device's name as the command has it: ``"cuda:N"``, ``"host"`` (the CPU, with real
 ///         memory), ``"sim"`` (no memory at all).
-///     memory: ``"device"`` (the device's own, the default) or ``"pinned"``: page-locked memory of the host, which the CPU
-///         uses in place, and which the device copies to and from without the host's waiting.
+///     memory: ``"device"``: the device's own, the default. ``"pinned"``: page-locked memory of the host, which the device
+///         copies to and from without the host's waiting. ``"managed"``: memory that moves to where it is used. The CPU uses
+///         the last two in place.
 ///     node: the NUMA node of pinned memory. By default one near the device.
 ///     capacity: how much memory a device that is no GPU has.
 ///     name: a name for errors and reports.

@@ -1,4 +1,4 @@
-"""Pinned memory: pools of it, blocks that the CPU uses in place, copies in stream order."""
+"""Pinned and managed memory: pools of it, blocks that the CPU uses in place, copies in stream order, prefetches."""
 
 from __future__ import annotations
 
@@ -134,6 +134,50 @@ def test_pinned_memory_of_a_simulated_device_has_no_bytes() -> None:
     block = millpond.Pool("sim", memory="pinned").allocate(MIB)
     with pytest.raises(BufferError, match="a simulated device keeps no bytes"):
         memoryview(block)
+
+
+def test_managed_memory_is_used_in_place_and_prefetched() -> None:
+    pool = millpond.Pool("host", memory="managed")
+    stream, other = pool.create_stream(), pool.create_stream()
+    assert (pool.memory, pool.name) == ("managed", "managed")
+    table = pool.allocate(4 * MIB, stream)
+    np.asarray(table)[:] = 7
+    table.prefetch("device")
+    table.prefetch("host", other)
+    assert (np.asarray(table) == 7).all()
+    assert table.residency().last_prefetch in ("device", "host")
+    table.advise(read_mostly=True, preferred_location="device", accessed_by="host")
+    found = table.residency()
+    assert (found.read_mostly, found.preferred_location) == (True, "device")
+    assert repr(found).endswith("preferred_location='device', read_mostly=True)")
+    table.advise(read_mostly=False, preferred_location="anywhere", not_accessed_by="host")
+    assert (table.residency().read_mostly, table.residency().preferred_location) == (False, None)
+    table.advise(read_mostly=True)
+    address = table.ptr
+    del table
+    again = pool.allocate(4 * MIB, stream)
+    assert again.ptr == address and again.residency() != found and not again.residency().read_mostly
+
+
+def test_what_is_for_managed_memory_is_refused_elsewhere(pinned: millpond.Pool) -> None:
+    block = pinned.allocate(MIB)
+    for call in (lambda: block.prefetch("host"), lambda: block.advise(read_mostly=True), block.residency):
+        with pytest.raises(millpond.MisuseError, match="pool 'pinned' is not of managed memory"):
+            call()
+    managed = millpond.Pool("host", memory="managed").allocate(MIB)
+    with pytest.raises(ValueError, match="to: 'gpu' is no place: expected 'device' or 'host'"):
+        managed.prefetch("gpu")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="accessed_by: 'cpu' is no place"):
+        managed.advise(accessed_by="cpu")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="advise: say one of read_mostly, preferred_location"):
+        managed.advise()
+    managed.free()
+    with pytest.raises(millpond.MisuseError, match="freed already"):
+        managed.residency()
+    with pytest.raises(ValueError, match="node: it is for memory='pinned'"):
+        millpond.Pool("host", memory="managed", node=0)
+    with pytest.raises(ValueError, match="make a Pool of your own for 'managed'"):
+        millpond.pool(0, memory="managed")  # type: ignore[arg-type]
 
 
 def test_cupys_pinned_memory_is_the_shared_pools(monkeypatch: pytest.MonkeyPatch) -> None:

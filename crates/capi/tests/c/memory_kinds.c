@@ -1,4 +1,5 @@
-/* Pinned memory: pools of it, the CPU's use in place, copies in stream order, and what is wrong with other memory. */
+/* Pinned and managed memory: pools of it, the CPU's use in place, copies in stream order, prefetches, and what is wrong with
+ * other memory. */
 #include "check.h"
 
 enum { BYTES = 1 << 20 };
@@ -95,6 +96,71 @@ static void staging(void) {
     OK(millpond_context_release(context));
 }
 
+static millpond_residency residency_of(millpond_pool *pool, void *block) {
+    millpond_residency found = {.size = sizeof found};
+    OK(millpond_block_residency(pool, block, &found));
+    CHECK(found.size == sizeof found);
+    return found;
+}
+
+static void managed_memory(void) {
+    millpond_context *context;
+    millpond_pool *device, *managed;
+    millpond_stream *stream, *other;
+    millpond_residency found;
+    unsigned char *bytes;
+    void *block;
+
+    OK(millpond_context_host(&context));
+    device = pool_of(context, MILLPOND_MEMORY_DEVICE);
+    managed = pool_of(context, MILLPOND_MEMORY_MANAGED);
+    CHECK(attribute(managed, MILLPOND_ATTRIBUTE_HOST_ACCESS) == 1);
+    OK(millpond_stream_create(context, &stream));
+    OK(millpond_stream_create(context, &other));
+    OK(millpond_alloc(managed, BYTES, stream, (void **)&bytes));
+    OK(millpond_alloc(device, BYTES, stream, &block));
+    OK(millpond_wait_for_host_access(managed, bytes, stream, 1));
+    memset(bytes, 5, BYTES);
+    OK(millpond_prefetch(managed, bytes, MILLPOND_PLACE_DEVICE, stream));
+    OK(millpond_memset(context, bytes, 6, BYTES / 2, stream));
+    OK(millpond_prefetch(managed, bytes, MILLPOND_PLACE_HOST, other));
+    OK(millpond_prefetch(managed, bytes, MILLPOND_PLACE_HOST, stream));
+    OK(millpond_wait_for_host_access(managed, bytes, stream, 1));
+    CHECK(bytes[0] == 6 && bytes[BYTES - 1] == 5);
+    found = residency_of(managed, bytes);
+    CHECK(found.last_prefetch == MILLPOND_PLACE_HOST && found.preferred_location == MILLPOND_PLACE_NONE);
+    OK(millpond_advise(managed, bytes, MILLPOND_ADVICE_READ_MOSTLY, MILLPOND_PLACE_NONE));
+    OK(millpond_advise(managed, bytes, MILLPOND_ADVICE_PREFERRED_LOCATION, MILLPOND_PLACE_DEVICE));
+    OK(millpond_advise(managed, bytes, MILLPOND_ADVICE_ACCESSED_BY, MILLPOND_PLACE_HOST));
+    OK(millpond_advise(managed, bytes, MILLPOND_ADVICE_NOT_ACCESSED_BY, MILLPOND_PLACE_HOST));
+    found = residency_of(managed, bytes);
+    CHECK(found.read_mostly == 1 && found.preferred_location == MILLPOND_PLACE_DEVICE);
+    OK(millpond_advise(managed, bytes, MILLPOND_ADVICE_NOT_READ_MOSTLY, MILLPOND_PLACE_NONE));
+    CHECK(residency_of(managed, bytes).read_mostly == 0);
+    OK(millpond_take_back_advice(managed, bytes));
+    CHECK(residency_of(managed, bytes).preferred_location == MILLPOND_PLACE_NONE);
+    OK(millpond_copy_block(device, block, stream, managed, bytes, stream, BYTES));
+    OK(millpond_prefetch(managed, NULL, MILLPOND_PLACE_HOST, stream));
+
+    FAILS(millpond_prefetch(device, block, MILLPOND_PLACE_HOST, stream), NOT_MANAGED, "is not of managed memory");
+    FAILS(millpond_advise(device, block, MILLPOND_ADVICE_READ_MOSTLY, 0), NOT_MANAGED, "is not of managed memory");
+    FAILS(millpond_take_back_advice(device, block), NOT_MANAGED, "is not of managed memory");
+    FAILS(millpond_block_residency(device, block, &found), NOT_MANAGED, "is not of managed memory");
+    FAILS(millpond_block_residency(managed, bytes, NULL), NULL_ARGUMENT, "`residency` is null");
+    FAILS(millpond_prefetch(managed, bytes, MILLPOND_PLACE_NONE, stream), BAD_OPTION, "the device or the host");
+    FAILS(millpond_prefetch(managed, bytes, 9, stream), BAD_OPTION, "place: 9; it must be one of millpond_place");
+    FAILS(millpond_advise(managed, bytes, 9, 0), BAD_OPTION, "advice: 9; it must be one of millpond_advice");
+    FAILS(millpond_prefetch(managed, bytes + 1, MILLPOND_PLACE_HOST, stream), INTERIOR_POINTER, "1 bytes inside");
+
+    OK(millpond_free(device, block, stream));
+    OK(millpond_free(managed, bytes, stream));
+    OK(millpond_pool_release(managed));
+    OK(millpond_pool_release(device));
+    OK(millpond_stream_release(stream));
+    OK(millpond_stream_release(other));
+    OK(millpond_context_release(context));
+}
+
 static void mistakes(void) {
     millpond_context *context, *sim;
     millpond_pool *device, *pinned, *pool;
@@ -154,6 +220,7 @@ static void mistakes(void) {
 
 int main(void) {
     staging();
+    managed_memory();
     mistakes();
     return 0;
 }

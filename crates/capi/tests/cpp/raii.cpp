@@ -224,7 +224,7 @@ static void pools_have_figures_and_attributes() {
 static void containers_live_in_a_pool() {
     const Context device = Context::host();
     const Stream stream(device);
-    for (const Pool &pool : {Pool(device), device.pinned()}) {
+    for (const Pool &pool : {Pool(device), device.pinned(), device.managed()}) {
         MemoryResource resource(pool, stream);
         {
             std::pmr::vector<std::pmr::string> words(&resource);
@@ -274,6 +274,32 @@ static void pinned_memory_is_used_in_place() {
     assert(moved.host_data()[999] == 0x02020202 && Buffer<int>().host_data() == nullptr);
 }
 
+static void managed_memory_is_prefetched_and_advised() {
+    const Context device = Context::host();
+    const Pool managed = device.managed();
+    const Stream stream(device), other(device);
+    assert(managed.memory() == Memory::managed && managed.host_access() && managed.name() == "managed");
+    const void *at = nullptr;
+    {
+        Buffer<int> table(managed, 1 << 20, stream);
+        table.host_data()[5] = 5;
+        table.prefetch(Place::device);
+        table.prefetch(Place::host, other);
+        assert(table.host_data()[5] == 5);
+        assert(table.residency().last_prefetch.has_value() && !table.residency().preferred_location);
+        table.advise(MILLPOND_ADVICE_READ_MOSTLY);
+        table.advise(MILLPOND_ADVICE_PREFERRED_LOCATION, Place::device);
+        Buffer<int> moved(std::move(table));
+        assert(moved.residency().read_mostly && moved.residency().preferred_location == Place::device);
+        moved.advise(MILLPOND_ADVICE_PREFERRED_LOCATION);
+        assert(!moved.residency().preferred_location);
+        at = moved.data();
+    }
+    const Buffer<int> next(managed, 1 << 20, stream);
+    assert(next.data() == at && !next.residency().read_mostly);
+    Buffer<int>().prefetch(Place::host);
+}
+
 template <class Call>
 static void refused(millpond_status status, const char *said, const Call &call) {
     try {
@@ -295,6 +321,8 @@ static void other_memory_is_refused_in_words() {
     refused(MILLPOND_STATUS_NOT_PINNED, "build one with Context::pinned", [&] { staging.copy_from_pinned(inputs); });
     refused(MILLPOND_STATUS_LENGTH_MISMATCH, "the other buffer has 9 elements, and this one 10",
             [&] { inputs.copy_from(shorter); });
+    refused(MILLPOND_STATUS_NOT_MANAGED, "is not of managed memory", [&] { staging.prefetch(Place::device); });
+    refused(MILLPOND_STATUS_NOT_MANAGED, "is not of managed memory", [&] { inputs.residency(); });
     PoolOptions options;
     options.node = 3;
     refused(MILLPOND_STATUS_DEVICE_UNSUPPORTED, "NUMA node", [&] { device.pinned(options); });
@@ -381,6 +409,7 @@ int main() {
     pools_have_figures_and_attributes();
     containers_live_in_a_pool();
     pinned_memory_is_used_in_place();
+    managed_memory_is_prefetched_and_advised();
     other_memory_is_refused_in_words();
     threads_free_what_others_allocated();
     captures_have_memory_of_their_own();

@@ -27,7 +27,8 @@ _StreamLike = Union[None, int, "Stream", _CudaStream, _TorchStream, _CupyStream]
 _Path = Union[str, "os.PathLike[str]"]
 #: A number of bytes, or a text such as ``"8GiB"``.
 _Size = Union[int, str]
-_Memory = Literal["device", "pinned"]
+_Memory = Literal["device", "pinned", "managed"]
+_Place = Literal["device", "host"]
 _Policy = Literal["follow_event_dependencies", "opportunistic", "internal_dependencies"]
 
 @final
@@ -187,10 +188,24 @@ class Stream:
         """Makes later work on this stream wait for all work given to the legacy default stream so far."""
 
 @final
+class Residency:
+    """What was said of a block of managed memory, where it is the same of all its pages."""
+
+    @property
+    def last_prefetch(self) -> Optional[_Place]:
+        """Where it was last prefetched to: ``"device"`` or ``"host"``. It may lie elsewhere by now."""
+    @property
+    def preferred_location(self) -> Optional[_Place]:
+        """Where it is to stay: ``"device"`` or ``"host"``."""
+    @property
+    def read_mostly(self) -> bool:
+        """Whether it is mostly read."""
+
+@final
 class Block:
     """A block of a pool's memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
 
-    In pinned memory and on the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and
+    In pinned and managed memory, and on the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and
     ``numpy.from_dlpack(block)`` are its bytes. They wait for the work given so far to its stream and for recorded uses, as
     ``synchronize`` does. The block cannot be freed while one of these is alive.
     """
@@ -229,6 +244,39 @@ class Block:
             ValueError: where the sizes differ.
             MisuseError: for a block that was freed, or one of another device.
         """
+    def prefetch(self, to: _Place, stream: _StreamLike = None) -> None:
+        """Moves managed memory ``to`` the ``"device"`` or the ``"host"``, in the order of ``stream``, by default the block's.
+
+        The host does not wait, and no byte changes. Later work finds the memory in place, and has no page faults.
+
+        Raises:
+            MisuseError: for other memory, which stays where it is.
+        """
+    def advise(
+        self,
+        *,
+        read_mostly: Optional[bool] = None,
+        preferred_location: Optional[Literal["device", "host", "anywhere"]] = None,
+        accessed_by: Optional[_Place] = None,
+        not_accessed_by: Optional[_Place] = None,
+    ) -> None:
+        """Says how managed memory will be used, until the block is freed. No byte changes.
+
+        Args:
+            read_mostly: the device and the host each have a copy, until one of them writes.
+            preferred_location: where it is to stay: ``"device"``, ``"host"`` or ``"anywhere"``.
+            accessed_by: ``"device"`` or ``"host"``: it stays mapped there, so that its first use is no page fault.
+            not_accessed_by: takes ``accessed_by`` back.
+
+        Raises:
+            MisuseError: for other memory.
+        """
+    def residency(self) -> Residency:
+        """Where managed memory was last prefetched to, and the advice on it.
+
+        Raises:
+            MisuseError: for other memory.
+        """
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __dlpack_device__(self) -> tuple[int, int]:
         """Where the memory is, in DLPack's numbers."""
@@ -256,8 +304,9 @@ class Pool:
     Args:
         device: a GPU's number, or a device's name as the command has it: ``"cuda:N"``, ``"host"`` (the CPU, with real
             memory), ``"sim"`` (no memory at all).
-        memory: ``"device"`` (the device's own, the default) or ``"pinned"``: page-locked memory of the host, which the CPU
-            uses in place, and which the device copies to and from without the host's waiting.
+        memory: ``"device"``: the device's own, the default. ``"pinned"``: page-locked memory of the host, which the device
+            copies to and from without the host's waiting. ``"managed"``: memory that moves to where it is used. The CPU uses
+            the last two in place.
         node: the NUMA node of pinned memory. By default one near the device.
         capacity: how much memory a device that is no GPU has.
         name: a name for errors and reports.
@@ -368,7 +417,7 @@ def gpu_ordinal(name: str) -> Optional[int]:
 def configure(**options: Unpack[Options]) -> None:
     """Sets the options of the GPUs' shared pools, by the names of ``Pool``'s. Before the first of them is made."""
 
-def device_pool(ordinal: int, memory: Optional[_Memory] = None) -> Pool:
+def device_pool(ordinal: int, memory: Optional[Literal["device", "pinned"]] = None) -> Pool:
     """The shared pool of a GPU's own memory, or of pinned memory near it."""
 
 def devices_in_use() -> list[int]:
