@@ -75,7 +75,10 @@ impl AdviceCode {
             4 => Advice::AccessedBy(PlaceCode::needed(place)?, true),
             5 => Advice::AccessedBy(PlaceCode::needed(place)?, false),
             _ => {
-                return Err(Failure::option("advice", format!("{number}; it must be one of millpond_advice")));
+                return Err(Failure::option(
+                    "advice",
+                    format!("{number}; it must be one of millpond_advice"),
+                ));
             }
         })
     }
