@@ -76,6 +76,12 @@ enum millpond_status
     MILLPOND_STATUS_RECORDING = 15,
     // The object was made in the process that this one was forked from. Nothing was done.
     MILLPOND_STATUS_FORKED = 16,
+    // The CPU cannot use the pool's memory in place.
+    MILLPOND_STATUS_NO_HOST_ACCESS = 17,
+    // The pool is not of pinned memory.
+    MILLPOND_STATUS_NOT_PINNED = 18,
+    // The pool is not of managed memory.
+    MILLPOND_STATUS_NOT_MANAGED = 19,
     // The device has too little memory.
     MILLPOND_STATUS_DEVICE_OUT_OF_MEMORY = 20,
     // The device or its driver cannot do this.
@@ -153,12 +159,83 @@ enum millpond_attribute
     // How memory that one stream freed may pass to another: a sum of `MILLPOND_REUSE_…`. Can be set; captures that
     // have begun keep theirs.
     MILLPOND_ATTRIBUTE_REUSE = 6,
+    // What memory the pool is of: one of `millpond_memory`.
+    MILLPOND_ATTRIBUTE_MEMORY = 7,
+    // Whether the CPU can read and write the memory in place: 1 or 0. `millpond_wait_for_host_access` says when it may.
+    MILLPOND_ATTRIBUTE_HOST_ACCESS = 8,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
 typedef enum millpond_attribute millpond_attribute;
 #else
 typedef int32_t millpond_attribute;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// A kind of memory.
+enum millpond_memory
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // The device's own.
+    MILLPOND_MEMORY_DEVICE = 0,
+    // Page-locked memory of the host. The CPU uses it in place, and the device copies to and from it by itself.
+    MILLPOND_MEMORY_PINNED = 1,
+    // Memory that moves between the device and the host, to where it is used. The CPU uses it in place.
+    MILLPOND_MEMORY_MANAGED = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum millpond_memory millpond_memory;
+#else
+typedef int32_t millpond_memory;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Where managed memory lies.
+enum millpond_place
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // No place, or not the same for all of a block.
+    MILLPOND_PLACE_NONE = 0,
+    // In the memory of the context's device.
+    MILLPOND_PLACE_DEVICE = 1,
+    // In the memory of the host.
+    MILLPOND_PLACE_HOST = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum millpond_place millpond_place;
+#else
+typedef int32_t millpond_place;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// How managed memory will be used. It changes where the bytes lie, and never what they are.
+enum millpond_advice
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // It is mostly read: the device and the host each have a copy, until one of them writes. The place is not looked at.
+    MILLPOND_ADVICE_READ_MOSTLY = 1,
+    // It is not. The place is not looked at.
+    MILLPOND_ADVICE_NOT_READ_MOSTLY = 2,
+    // It is to stay at the place; `MILLPOND_PLACE_NONE`: anywhere.
+    MILLPOND_ADVICE_PREFERRED_LOCATION = 3,
+    // It stays mapped for the one at the place, so that its first use there is no page fault.
+    MILLPOND_ADVICE_ACCESSED_BY = 4,
+    // It does not.
+    MILLPOND_ADVICE_NOT_ACCESSED_BY = 5,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum millpond_advice millpond_advice;
+#else
+typedef int32_t millpond_advice;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -207,6 +284,13 @@ typedef struct millpond_stream millpond_stream;
 // Device memory that is handed out from front to back and taken back all at once. Opaque.
 typedef struct millpond_workspace millpond_workspace;
 
+// A stream of either kind: a `millpond_stream`, or the driver's `CUstream` (the runtime's `cudaStream_t`).
+//
+// Null is the legacy default stream, as in CUDA, and so is 1; 2 is the calling thread's default stream. A
+// `millpond_stream` costs a table lookup. Any other `CUstream` is looked up each time, and a free on it records
+// an event at once, since it may be destroyed at any time: register the streams that are used often.
+typedef void *millpond_any_stream;
+
 // Asked when memory is short: it frees what the program can do without, and returns whether to try again (not 0).
 // `bytes` is the size of the request. It runs on the allocating thread without locks held. It may free, trim and
 // allocate, and the pool does not ask its callbacks for that again. It must not throw, nor release the pool or the
@@ -250,13 +334,6 @@ typedef struct {
 // Told of each request for which there was no memory, before its caller gets the status. Runs on the allocating
 // thread without locks held; it must not throw, nor release the pool or the stream of the allocation.
 typedef void (*millpond_observe)(const millpond_out_of_memory *report, void *data);
-
-// A stream of either kind: a `millpond_stream`, or the driver's `CUstream` (the runtime's `cudaStream_t`).
-//
-// Null is the legacy default stream, as in CUDA, and so is 1; 2 is the calling thread's default stream. A
-// `millpond_stream` costs a table lookup. Any other `CUstream` is looked up each time, and a free on it records
-// an event at once, since it may be destroyed at any time: register the streams that are used often.
-typedef void *millpond_any_stream;
 
 // Whether allocations for work on a stream (a `CUstream`) belong to a capture: not 0 if so. Called for each allocation
 // of the pool between begin and end, on the allocating thread without locks held; it must not throw, nor allocate.
@@ -313,11 +390,25 @@ typedef struct {
 // Work for a stream of the host device. Must not throw.
 typedef void (*millpond_host_work)(void *data);
 
+// What was said of a block of managed memory, where it is the same of all its pages. Set `size` before the call.
+typedef struct {
+    // sizeof this struct.
+    size_t size;
+    // Where it was last prefetched to: one of `millpond_place`.
+    int32_t last_prefetch;
+    // Its preferred location: one of `millpond_place`.
+    int32_t preferred_location;
+    // Whether it is mostly read.
+    uint32_t read_mostly;
+    // Zero.
+    uint32_t reserved;
+} millpond_residency;
+
 // The options of a pool; sizes in bytes. Fill with `millpond_pool_options_init`, then change what should differ.
 typedef struct {
     // sizeof this struct.
     size_t size;
-    // A name for errors and reports; null: "pool".
+    // A name for errors and reports; null: "pool", or the kind of other memory.
     const char *name;
     // Physical bytes that the pool may hold; SIZE_MAX by default.
     size_t hard_limit;
@@ -341,6 +432,10 @@ typedef struct {
     // memory would take a third of the program's time. 0: none; SIZE_MAX, the default: 1/32 of the device's memory, 8 GiB
     // at most.
     size_t spare;
+    // What memory the pool is of: one of `millpond_memory`; the device's own by default.
+    int32_t memory;
+    // The NUMA node of pinned memory; -1, the default: one near the device.
+    int32_t node;
 } millpond_pool_options;
 
 // What a recording has done. Set `size` before the call.
@@ -433,6 +528,31 @@ typedef struct {
 #ifdef __cplusplus
 extern "C" {
 #endif // __cplusplus
+
+// Waits until the CPU may use the block in place: for the work given to `stream` so far, which is ordered after all work
+// on the block. With `to_write` not 0, it also waits for recorded uses, such as copies on other streams. Work that is given
+// later sees what the CPU wrote. NO_HOST_ACCESS where the CPU cannot reach the memory.
+millpond_status millpond_wait_for_host_access(millpond_pool *pool,
+                                              const void *ptr,
+                                              millpond_any_stream stream,
+                                              int32_t to_write);
+
+// Makes later work on `stream`, the block's own, wait for the recorded uses of the block: before it is written anew. The
+// host does not wait.
+millpond_status millpond_wait_for_uses(millpond_pool *pool,
+                                       const void *ptr,
+                                       millpond_any_stream stream);
+
+// Copies the first `bytes` bytes of one block to another, each of any of the device's pools, on `to_stream`. That first
+// waits for the work given to `from_stream` so far, and for recorded uses of `to`. The use of `from` is recorded: its free
+// waits for the copy. The host waits for nothing.
+millpond_status millpond_copy_block(millpond_pool *to_pool,
+                                    void *to,
+                                    millpond_any_stream to_stream,
+                                    millpond_pool *from_pool,
+                                    const void *from,
+                                    millpond_any_stream from_stream,
+                                    size_t bytes);
 
 // A budget of `bytes`.
 millpond_status millpond_budget_create(size_t bytes, millpond_budget **out);
@@ -564,7 +684,8 @@ millpond_status millpond_copy_to_host(millpond_context *context,
                                       size_t bytes,
                                       millpond_any_stream stream);
 
-// Copies within the device, in stream order. The ranges do not overlap.
+// Copies between memory of the device's pools, of any kind, in stream order: the host does not wait. The ranges do
+// not overlap. Who frees one of them on another stream records the use first.
 millpond_status millpond_copy(millpond_context *context,
                               void *to,
                               const void *from,
@@ -597,6 +718,26 @@ const char *millpond_last_error(void);
 
 // The status of this thread's last call that failed; OK if none did.
 millpond_status millpond_last_status(void);
+
+// Moves a block of managed memory to a place (one of `millpond_place`) in the order of `stream`, which may be any: no byte
+// changes. The host does not wait. NOT_MANAGED for other memory.
+millpond_status millpond_prefetch(millpond_pool *pool,
+                                  const void *ptr,
+                                  int32_t place,
+                                  millpond_any_stream stream);
+
+// Says how a block of managed memory will be used (one of `millpond_advice`, and of `millpond_place`). It holds for the
+// system's pages that are the block's alone, until it is taken back: do that before the block is freed.
+millpond_status millpond_advise(millpond_pool *pool,
+                                const void *ptr,
+                                int32_t advice,
+                                int32_t place);
+
+// Takes back all advice on a block of managed memory, so that whoever gets the memory next does not have it.
+millpond_status millpond_take_back_advice(millpond_pool *pool, const void *ptr);
+
+// Where a block of managed memory was last prefetched to, and the advice on it. It may lie elsewhere by now.
+millpond_status millpond_block_residency(millpond_pool *pool, const void *ptr, millpond_residency *residency);
 
 // Allocates `bytes` for work on `stream`, aligned to the pool's minimum alignment (512 bytes by default). Zero
 // bytes give null. `*out` is null after a failure.
@@ -664,6 +805,15 @@ millpond_status millpond_pool_release(millpond_pool *pool);
 // Destroys the pool for all its handles: it allocates no more. Waits for pending work on its memory. Answers
 // LIVE_BLOCKS where blocks are live; the pool is destroyed all the same. The handle must still be released.
 millpond_status millpond_pool_destroy(millpond_pool *pool);
+
+// Takes memory from the device in advance, so that blocks of `bytes` in all can be allocated on `stream` without a
+// device call. What is free in the pool counts. Several threads prepare pinned memory.
+millpond_status millpond_pool_reserve(millpond_pool *pool,
+                                      size_t bytes,
+                                      millpond_any_stream stream);
+
+// Free and total bytes of the memory that the pool is of, as its driver counts. Either output may be null.
+millpond_status millpond_pool_memory_info(millpond_pool *pool, size_t *free, size_t *total);
 
 // Gives free memory back to the device until at most `bytes_to_keep` are reserved, as far as no pending work uses
 // it. Does not wait. `released` gets the bytes given back; it may be null.

@@ -11,6 +11,7 @@
 
 #include <millpond.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -109,6 +110,7 @@ struct MemoryInfo {
 };
 
 class Pool;
+struct PoolOptions;
 
 /// A device with its streams and its pools.
 class Context : public detail::Shared<millpond_context, millpond_context_release> {
@@ -156,6 +158,15 @@ public:
         check(millpond_context_properties(get(), &found));
         return found;
     }
+
+    /// A pool of pinned memory: page-locked memory of the host, which the CPU uses in place, and which the device copies to
+    /// and from without the host's waiting. The options are those of other pools.
+    Pool pinned() const;
+    Pool pinned(PoolOptions options) const;
+
+    /// A pool of managed memory: it moves to where it is used, and the CPU uses it in place.
+    Pool managed() const;
+    Pool managed(PoolOptions options) const;
 
     /// The pool that is there without being built.
     Pool default_pool() const;
@@ -300,6 +311,27 @@ struct PoolOptions : millpond_pool_options {
     PoolOptions() : millpond_pool_options{} { check(millpond_pool_options_init(this, sizeof(millpond_pool_options))); }
 };
 
+/// A kind of memory.
+enum class Memory : std::int32_t {
+    device = MILLPOND_MEMORY_DEVICE,
+    pinned = MILLPOND_MEMORY_PINNED,
+    managed = MILLPOND_MEMORY_MANAGED,
+};
+
+/// Where managed memory lies.
+enum class Place : std::int32_t {
+    device = MILLPOND_PLACE_DEVICE,
+    host = MILLPOND_PLACE_HOST,
+};
+
+/// What was said of managed memory, where it is the same of all its pages.
+struct Residency {
+    /// Where it was last prefetched to. It may lie elsewhere by now.
+    std::optional<Place> last_prefetch;
+    std::optional<Place> preferred_location;
+    bool read_mostly = false;
+};
+
 /// What a pool holds and did; millpond.h explains each figure.
 using Stats = millpond_stats;
 
@@ -347,6 +379,53 @@ public:
         std::size_t found;
         check(millpond_size_of(get(), ptr, &found));
         return found;
+    }
+
+    /// What memory the pool is of.
+    Memory memory() const { return static_cast<Memory>(attribute(MILLPOND_ATTRIBUTE_MEMORY)); }
+
+    /// Whether the CPU can use the memory in place, when `wait_for_host_access` returns.
+    bool host_access() const { return attribute(MILLPOND_ATTRIBUTE_HOST_ACCESS) != 0; }
+
+    /// Waits until the CPU may read the block in place, and write to it if `to_write`. The stream is the block's own.
+    void wait_for_host_access(const void *ptr, bool to_write, StreamRef stream = nullptr) const {
+        check(millpond_wait_for_host_access(get(), ptr, stream.get(), to_write ? 1 : 0));
+    }
+
+    /// Moves a block of managed memory in the order of the stream, which may be any. The host does not wait.
+    void prefetch(const void *ptr, Place to, StreamRef stream = nullptr) const {
+        check(millpond_prefetch(get(), ptr, static_cast<std::int32_t>(to), stream.get()));
+    }
+
+    /// Says how a block of managed memory will be used, until it is taken back. No place is `std::nullopt`.
+    void advise(const void *ptr, millpond_advice advice, std::optional<Place> place = std::nullopt) const {
+        check(millpond_advise(get(), ptr, advice, place ? static_cast<std::int32_t>(*place) : MILLPOND_PLACE_NONE));
+    }
+
+    /// Takes back all advice on a block of managed memory: before it is freed.
+    void take_back_advice(const void *ptr) const { check(millpond_take_back_advice(get(), ptr)); }
+
+    /// Where a block of managed memory was last prefetched to, and the advice on it.
+    Residency residency(const void *ptr) const {
+        millpond_residency found{};
+        found.size = sizeof found;
+        check(millpond_block_residency(get(), ptr, &found));
+        const auto place = [](std::int32_t number) {
+            return number == MILLPOND_PLACE_NONE ? std::nullopt : std::optional<Place>(static_cast<Place>(number));
+        };
+        return {place(found.last_prefetch), place(found.preferred_location), found.read_mostly != 0};
+    }
+
+    /// Takes memory in advance, so that blocks of `bytes` in all can be allocated on the stream without a device call.
+    void reserve(std::size_t bytes, StreamRef stream = nullptr) const {
+        check(millpond_pool_reserve(get(), bytes, stream.get()));
+    }
+
+    /// Free and total bytes of the memory that the pool is of.
+    MemoryInfo memory_info() const {
+        MemoryInfo info{};
+        check(millpond_pool_memory_info(get(), &info.free, &info.total));
+        return info;
     }
 
     /// Gives free memory back until at most `bytes_to_keep` are reserved; answers the bytes given back.
@@ -421,6 +500,20 @@ private:
 
     Context context_;
 };
+
+inline Pool Context::pinned() const { return pinned({}); }
+
+inline Pool Context::pinned(PoolOptions options) const {
+    options.memory = MILLPOND_MEMORY_PINNED;
+    return Pool(*this, options);
+}
+
+inline Pool Context::managed() const { return managed({}); }
+
+inline Pool Context::managed(PoolOptions options) const {
+    options.memory = MILLPOND_MEMORY_MANAGED;
+    return Pool(*this, options);
+}
 
 inline Pool Context::default_pool() const {
     millpond_pool *handle;
@@ -542,7 +635,7 @@ inline std::optional<Stream> kept_if_of_thread(const Pool &pool, StreamRef strea
 
 } // namespace detail
 
-/// `count` elements of device memory on one stream, freed after the work given to it so far. A Stream is kept. A stream
+/// `count` elements of a pool's memory on one stream, freed after the work given to it so far. A Stream is kept. A stream
 /// that is passed raw must exist as long as the buffer.
 template <class T>
 class Buffer {
@@ -570,7 +663,9 @@ public:
 
     ~Buffer() {
         // A failure is the program's mistake (the block was freed by hand), and a destructor has nobody to tell.
-        if (data_ != nullptr) millpond_free(pool_->get(), data_, stream_.get());
+        if (data_ == nullptr) return;
+        if (advised_) millpond_take_back_advice(pool_->get(), data_);
+        millpond_free(pool_->get(), data_, stream_.get());
     }
 
     /// The address, for kernels.
@@ -583,6 +678,7 @@ public:
     /// Sets all bytes, in stream order.
     void fill_bytes(unsigned char value) {
         if (empty()) return;
+        order_after_reads();
         check(millpond_memset(pool_->context().get(), data_, value, size_bytes(), stream_.get()));
     }
 
@@ -591,6 +687,7 @@ public:
     void copy_from_host(const T *from, std::size_t count, std::size_t first = 0) {
         check_range("copy_from_host", count, first);
         if (count == 0) return;
+        order_after_reads();
         check(millpond_copy_from_host(pool_->context().get(), data_ + first, from, count * sizeof(T), stream_.get()));
     }
 
@@ -609,6 +706,72 @@ public:
     void copy_to_host(std::span<T> to) const { copy_to_host(to.data(), to.size()); }
 #endif
 
+    /// Copies from a buffer of the same length, of any pool of the device. The host does not wait. If the other is on
+    /// another stream, this stream waits for that one; the other's memory stays until the copy is done, and what is written
+    /// to it later comes after the copy.
+    void copy_from(const Buffer &from) {
+        if (from.count_ != count_) {
+            throw Error(MILLPOND_STATUS_LENGTH_MISMATCH, "copy_from: the other buffer has " + std::to_string(from.count_) +
+                                                             " elements, and this one " + std::to_string(count_));
+        }
+        if (empty()) return;
+        check(millpond_copy_block(pool_->get(), data_, stream_.get(), from.pool_->get(), from.data_, from.stream_.get(),
+                                  size_bytes()));
+        if (from.stream_.get() != stream_.get()) from.read_elsewhere_ = true;
+    }
+
+    /// As copy_from, from a buffer of pinned memory: the copy runs beside the work of other streams.
+    void copy_from_pinned(const Buffer &from) {
+        from.check_pinned("copy_from_pinned");
+        copy_from(from);
+    }
+
+    /// Copies to a buffer of pinned memory, on that buffer's stream.
+    void copy_to_pinned(Buffer &to) const {
+        to.check_pinned("copy_to_pinned");
+        to.copy_from(*this);
+    }
+
+    /// The elements in place, for the CPU to read, after the work given to the stream so far: waits for it. Throws
+    /// NO_HOST_ACCESS for memory that the CPU cannot reach. Give the stream no work that writes to the buffer while you read.
+    const T *host_data() const {
+        if (!empty()) pool_->wait_for_host_access(data_, false, stream_);
+        return data_;
+    }
+
+    /// The elements in place, for the CPU to write. Also waits for copies on other streams and recorded uses. Work that is
+    /// given later sees what was written. Give no stream work that uses the buffer while you write.
+    T *host_data() {
+        if (empty()) return data_;
+        pool_->wait_for_host_access(data_, true, stream_);
+        read_elsewhere_ = false;
+        return data_;
+    }
+
+#ifdef MILLPOND_HAS_SPAN
+    /// The elements as `host_data` has them.
+    std::span<const T> as_span() const { return {host_data(), count_}; }
+    std::span<T> as_span() { return {host_data(), count_}; }
+#endif
+
+    /// Moves managed memory to where it will be used, in the order of the buffer's stream or of another one. The host does not
+    /// wait, and no byte changes. Throws NOT_MANAGED for other memory.
+    void prefetch(Place to) const { prefetch(to, stream_); }
+    void prefetch(Place to, StreamRef stream) const {
+        if (pool_) pool_->prefetch(data_, to, stream);
+    }
+
+    /// Says how managed memory will be used: one of MILLPOND_ADVICE_…, with a place where it needs one. The buffer's end takes
+    /// it back.
+    void advise(millpond_advice advice, std::optional<Place> place = std::nullopt) {
+        if (!pool_) return;
+        pool_->advise(data_, advice, place);
+        advised_ = true;
+    }
+
+    /// Where managed memory was last prefetched to, and the advice on it.
+    Residency residency() const { return pool_ ? pool_->residency(data_) : Residency{}; }
+
     /// The elements, after the work given to the stream so far. Waits.
     std::vector<T> to_vector() const {
         std::vector<T> elements(count_);
@@ -621,8 +784,9 @@ public:
         if (!empty()) pool_->record_use(data_, stream);
     }
 
-    /// Gives up the block without freeing it; free it with Pool::deallocate.
+    /// Gives up the block without freeing it; free it with Pool::deallocate. Advice stays with it.
     T *release() noexcept {
+        advised_ = false;
         count_ = 0;
         return std::exchange(data_, nullptr);
     }
@@ -633,9 +797,25 @@ public:
         std::swap(stream_, other.stream_);
         std::swap(data_, other.data_);
         std::swap(count_, other.count_);
+        std::swap(advised_, other.advised_);
+        read_elsewhere_ = other.read_elsewhere_.exchange(read_elsewhere_);
     }
 
 private:
+    void check_pinned(const char *what) const {
+        if (empty() || pool_->memory() == Memory::pinned) return;
+        throw Error(MILLPOND_STATUS_NOT_PINNED, std::string(what) + ": pool '" + pool_->name() +
+                                                    "' is not of pinned memory: build one with Context::pinned, or use "
+                                                    "copy_from");
+    }
+
+    /// Before a write is given to the stream: orders it after the copies that read the buffer on other streams.
+    void order_after_reads() {
+        if (!read_elsewhere_) return;
+        check(millpond_wait_for_uses(pool_->get(), data_, stream_.get()));
+        read_elsewhere_ = false;
+    }
+
     void check_range(const char *what, std::size_t count, std::size_t first) const {
         if (first <= count_ && count <= count_ - first) return;
         throw Error(MILLPOND_STATUS_LENGTH_MISMATCH, std::string(what) + ": count " + std::to_string(count) +
@@ -657,6 +837,10 @@ private:
     StreamRef stream_;
     T *data_ = nullptr;
     std::size_t count_ = 0;
+    /// Whether copies read it that its own stream may not have waited for. Set by who has it as const, on any thread.
+    mutable std::atomic<bool> read_elsewhere_{false};
+    /// Whether there may be advice on its memory.
+    bool advised_ = false;
 };
 
 /// One block, handed out from front to back and taken back all at once.

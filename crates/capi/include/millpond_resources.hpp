@@ -22,22 +22,35 @@
 
 namespace millpond {
 
-/// A pool and a stream as a std::pmr::memory_resource. What it gives is device memory: on a GPU the host must not
-/// touch it, so it is for code that only passes pointers on; on the host device containers may live in it.
+/// A pool and a stream as a std::pmr::memory_resource. Containers may live in pinned and managed memory: an allocation there
+/// waits for the work given to the stream so far, which may use the memory still. A GPU's own memory is for code that only passes
+/// pointers on, since the host must not touch it; on the host device containers may live in it, too.
 class MemoryResource : public std::pmr::memory_resource {
 public:
-    explicit MemoryResource(const Pool &pool) : pool_(pool) {}
+    explicit MemoryResource(const Pool &pool) : pool_(pool), waits_(pool.host_access()) {}
     MemoryResource(const Pool &pool, const Stream &stream)
-        : pool_(pool), kept_(stream), stream_(stream) {}
+        : pool_(pool), kept_(stream), stream_(stream), waits_(pool.host_access()) {}
     MemoryResource(const Pool &pool, StreamRef stream)
-        : pool_(pool), kept_(detail::kept_if_of_thread(pool, stream)), stream_(kept_ ? StreamRef(*kept_) : stream) {}
+        : pool_(pool), kept_(detail::kept_if_of_thread(pool, stream)), stream_(kept_ ? StreamRef(*kept_) : stream),
+          waits_(pool.host_access()) {}
 
     const Pool &pool() const noexcept { return pool_; }
 
 private:
     void *do_allocate(std::size_t bytes, std::size_t align) override {
         // Other resources give an address for no bytes too.
-        return pool_.allocate_aligned(bytes == 0 ? 1 : bytes, align, stream_);
+        void *found = pool_.allocate_aligned(bytes == 0 ? 1 : bytes, align, stream_);
+        if (waits_) wait_or_free(found);
+        return found;
+    }
+
+    void wait_or_free(void *found) {
+        try {
+            pool_.wait_for_host_access(found, false, stream_);
+        } catch (...) {
+            pool_.deallocate(found, stream_);
+            throw;
+        }
     }
 
     void do_deallocate(void *ptr, std::size_t, std::size_t) override { pool_.deallocate(ptr, stream_); }
@@ -50,6 +63,7 @@ private:
     Pool pool_;
     std::optional<Stream> kept_;
     StreamRef stream_;
+    bool waits_;
 };
 
 #ifdef MILLPOND_HAS_CCCL
@@ -104,6 +118,18 @@ private:
     static constexpr std::size_t default_alignment = 256;
 
     Pool pool_;
+};
+
+/// A pool of pinned or managed memory as a resource of CCCL: as StreamResource, and cuda::mr::host_accessible. What is allocated on a
+/// stream is for the host once the stream was synchronised.
+class HostStreamResource : public StreamResource {
+public:
+    /// Throws NO_HOST_ACCESS for a pool of memory that the CPU cannot reach.
+    explicit HostStreamResource(const Pool &pool) : StreamResource(pool) {
+        if (!pool.host_access()) pool.wait_for_host_access(nullptr, false);
+    }
+
+    friend void get_property(const HostStreamResource &, ::cuda::mr::host_accessible) noexcept {}
 };
 
 #endif // MILLPOND_HAS_CCCL

@@ -1,4 +1,4 @@
-//! Bytes: copies and kernels of the host device.
+//! Bytes: copies, and kernels of the host device.
 
 use std::ffi::c_void;
 
@@ -94,7 +94,8 @@ pub unsafe extern "C" fn millpond_copy_to_host(
     unsafe { in_stream_order(context, bytes, stream, give) }
 }
 
-/// Copies within the device, in stream order. The ranges do not overlap.
+/// Copies between memory of the device's pools, of any kind, in stream order: the host does not wait. The ranges do
+/// not overlap. Who frees one of them on another stream records the use first.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_copy(
     context: *mut ContextHandle,

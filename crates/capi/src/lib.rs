@@ -21,6 +21,7 @@
 #![allow(clippy::missing_safety_doc)]
 
 pub mod arguments;
+pub mod block;
 pub mod budget;
 pub mod callback;
 pub mod capture;
@@ -33,6 +34,7 @@ mod gate;
 pub mod handle;
 pub mod in_use;
 pub mod kind;
+pub mod managed;
 pub mod memory;
 pub mod options;
 mod place;

@@ -3,7 +3,8 @@
 use std::ffi::c_char;
 use std::ptr;
 
-use millpond::{Pool, PoolBuilder, ReusePolicies};
+use millpond::device::MemoryKind;
+use millpond::{Context, Pool, PoolBuilder, ReusePolicies};
 
 use crate::arguments::{SizedStruct, init_struct, text};
 use crate::budget::BUDGETS;
@@ -28,7 +29,7 @@ pub const MILLPOND_REUSE_ALL: u32 = 7;
 pub struct PoolOptions {
     /// sizeof this struct.
     pub size: usize,
-    /// A name for errors and reports; null: "pool".
+    /// A name for errors and reports; null: "pool", or the kind of other memory.
     pub name: *const c_char,
     /// Physical bytes that the pool may hold; SIZE_MAX by default.
     pub hard_limit: usize,
@@ -52,6 +53,55 @@ pub struct PoolOptions {
     /// memory would take a third of the program's time. 0: none; SIZE_MAX, the default: 1/32 of the device's memory, 8 GiB
     /// at most.
     pub spare: usize,
+    /// What memory the pool is of: one of `millpond_memory`; the device's own by default.
+    pub memory: i32,
+    /// The NUMA node of pinned memory; -1, the default: one near the device.
+    pub node: i32,
+}
+
+/// A kind of memory.
+#[repr(i32)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Memory {
+    /// The device's own.
+    Device = 0,
+    /// Page-locked memory of the host. The CPU uses it in place, and the device copies to and from it by itself.
+    Pinned = 1,
+    /// Memory that moves between the device and the host, to where it is used. The CPU uses it in place.
+    Managed = 2,
+}
+
+impl Memory {
+    const ALL: [Self; 3] = [Self::Device, Self::Pinned, Self::Managed];
+
+    fn from_c(number: i32) -> Result<Self, Failure> {
+        let unknown = || Failure::option("memory", format!("{number}; it must be one of millpond_memory"));
+        Self::ALL.into_iter().find(|memory| *memory as i32 == number).ok_or_else(unknown)
+    }
+
+    /// The number of a kind; -1 for one that has none yet.
+    pub(crate) fn number_of(kind: MemoryKind) -> i32 {
+        match kind {
+            MemoryKind::Device => Self::Device as i32,
+            MemoryKind::Pinned => Self::Pinned as i32,
+            MemoryKind::Managed => Self::Managed as i32,
+            _ => -1,
+        }
+    }
+
+    /// Starts building a pool of it.
+    fn builder(self, context: &Context, node: i32) -> Result<PoolBuilder, Failure> {
+        let node = u32::try_from(node).ok();
+        Ok(match (self, node) {
+            (Self::Pinned, None) => context.pinned()?,
+            (Self::Pinned, Some(node)) => context.pinned_on_node(node)?,
+            (Self::Device, None) => Pool::builder(context),
+            (Self::Managed, None) => context.managed()?,
+            (Self::Device | Self::Managed, Some(_)) => {
+                return Err(Failure::option("node", "only pinned memory has one; set it to -1"));
+            }
+        })
+    }
 }
 
 // SAFETY: `repr(C)`, integers and raw pointers only, the size first.
@@ -75,6 +125,8 @@ pub(crate) const fn defaults(size: usize) -> PoolOptions {
         reserved: 0,
         budget: ptr::null_mut(),
         spare: usize::MAX,
+        memory: Memory::Device as i32,
+        node: -1,
     }
 }
 
@@ -94,7 +146,8 @@ pub(crate) unsafe fn builder(
     context: &ContextObject,
     options: &PoolOptions,
 ) -> Result<PoolBuilder, Failure> {
-    let mut builder = Pool::builder(&context.context)
+    let mut builder = Memory::from_c(options.memory)?
+        .builder(&context.context, options.node)?
         .hard_limit(options.hard_limit as u64)
         .release_threshold(options.release_threshold as u64)
         .headroom(options.headroom as u64)

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use millpond::bindings::Mutex;
 use millpond::bindings::Process;
+use millpond::device::MemoryInfo;
 use millpond::{ObserverId, Pool, ReclaimId};
 
 use crate::arguments::{Out, read_struct};
@@ -12,9 +13,10 @@ use crate::context::{CONTEXTS, ContextObject};
 use crate::failure::{Failure, boundary};
 use crate::gate::Gate;
 use crate::handle::Table;
-use crate::kind::{ContextHandle, Kind, PoolHandle};
+use crate::kind::{AnyStream, ContextHandle, Kind, PoolHandle};
 use crate::options::{self, PoolOptions};
 use crate::status::Status;
+use crate::stream::find_stream;
 
 /// What a pool's handle stands for.
 #[derive(Debug)]
@@ -151,6 +153,41 @@ pub extern "C" fn millpond_pool_destroy(pool: *mut PoolHandle) -> Status {
     boundary(|me| Ok(POOLS.get(me, pool)?.pool.destroy()?))
 }
 
+/// Takes memory from the device in advance, so that blocks of `bytes` in all can be allocated on `stream` without a
+/// device call. What is free in the pool counts. Several threads prepare pinned memory.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_pool_reserve(
+    pool: *mut PoolHandle,
+    bytes: usize,
+    stream: AnyStream,
+) -> Status {
+    boundary(|me| {
+        let object = POOLS.get(me, pool)?;
+        // SAFETY: as the header asks of its caller.
+        let stream = unsafe { find_stream(me, &object.context, stream) }?;
+        Ok(object.pool.reserve(bytes as u64, &stream)?)
+    })
+}
+
+/// Free and total bytes of the memory that the pool is of, as its driver counts. Either output may be null.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn millpond_pool_memory_info(
+    pool: *mut PoolHandle,
+    free: *mut usize,
+    total: *mut usize,
+) -> Status {
+    boundary(|me| {
+        let MemoryInfo { free: left, total: all } = POOLS.get(me, pool)?.pool.memory_info()?;
+        for (at, bytes) in [(free, left), (total, all)] {
+            if !at.is_null() {
+                // SAFETY: not null, and as the header asks of its caller.
+                unsafe { at.write(bytes as usize) };
+            }
+        }
+        Ok(())
+    })
+}
+
 /// Gives free memory back to the device until at most `bytes_to_keep` are reserved, as far as no pending work uses
 /// it. Does not wait. `released` gets the bytes given back; it may be null.
 #[unsafe(no_mangle)]
@@ -232,6 +269,10 @@ pub enum Attribute {
     /// How memory that one stream freed may pass to another: a sum of `MILLPOND_REUSE_…`. Can be set; captures that
     /// have begun keep theirs.
     Reuse = 6,
+    /// What memory the pool is of: one of `millpond_memory`.
+    Memory = 7,
+    /// Whether the CPU can read and write the memory in place: 1 or 0. `millpond_wait_for_host_access` says when it may.
+    HostAccess = 8,
 }
 
 impl Attribute {
@@ -243,6 +284,8 @@ impl Attribute {
             Self::UsedCurrent,
             Self::UsedHigh,
             Self::Reuse,
+            Self::Memory,
+            Self::HostAccess,
         ];
         let unknown =
             || Failure::option("attribute", format!("{number}; it must be one of millpond_attribute"));
@@ -264,6 +307,8 @@ pub unsafe extern "C" fn millpond_pool_get(pool: *mut PoolHandle, attribute: i32
             Attribute::UsedCurrent => pool.used().current,
             Attribute::UsedHigh => pool.used().high,
             Attribute::Reuse => options::bits_of(pool.reuse()).into(),
+            Attribute::Memory => options::Memory::number_of(pool.device().properties().memory) as u64,
+            Attribute::HostAccess => pool.device().properties().host_access.into(),
         });
         Ok(())
     })
@@ -281,7 +326,13 @@ pub extern "C" fn millpond_pool_set(pool: *mut PoolHandle, attribute: i32, value
             (Attribute::ReservedHigh | Attribute::UsedHigh, _) => {
                 return Err(Failure::option("value", "a high-water mark can be set to 0 only"));
             }
-            (Attribute::ReservedCurrent | Attribute::UsedCurrent, _) => {
+            (
+                Attribute::ReservedCurrent
+                | Attribute::UsedCurrent
+                | Attribute::Memory
+                | Attribute::HostAccess,
+                _,
+            ) => {
                 return Err(Failure::option("attribute", "it can only be read"));
             }
         }

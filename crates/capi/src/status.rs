@@ -44,6 +44,12 @@ pub enum Status {
     Recording = 15,
     /// The object was made in the process that this one was forked from. Nothing was done.
     Forked = 16,
+    /// The CPU cannot use the pool's memory in place.
+    NoHostAccess = 17,
+    /// The pool is not of pinned memory.
+    NotPinned = 18,
+    /// The pool is not of managed memory.
+    NotManaged = 19,
     /// The device has too little memory.
     DeviceOutOfMemory = 20,
     /// The device or its driver cannot do this.
@@ -73,7 +79,7 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [(Self, &'static CStr); 30] = [
+    const ALL: [(Self, &'static CStr); 33] = [
         (Self::Ok, c"ok"),
         (Self::OutOfMemory, c"out of memory"),
         (Self::SizeOverflow, c"size overflow"),
@@ -91,6 +97,9 @@ impl Status {
         (Self::CaptureUnderWay, c"capture under way"),
         (Self::Recording, c"recording failed"),
         (Self::Forked, c"forked"),
+        (Self::NoHostAccess, c"no host access"),
+        (Self::NotPinned, c"not pinned"),
+        (Self::NotManaged, c"not managed"),
         (Self::DeviceOutOfMemory, c"device out of memory"),
         (Self::DeviceUnsupported, c"not supported by the device"),
         (Self::DeviceUnavailable, c"no such device"),
@@ -126,6 +135,9 @@ impl From<&Error> for Status {
             Error::CaptureUnderWay { .. } => Self::CaptureUnderWay,
             Error::Recording { .. } => Self::Recording,
             Error::Forked => Self::Forked,
+            Error::NoHostAccess { .. } => Self::NoHostAccess,
+            Error::NotPinned { .. } => Self::NotPinned,
+            Error::NotManaged { .. } => Self::NotManaged,
             Error::Device(error) => error.into(),
             _ => Self::Other,
         }

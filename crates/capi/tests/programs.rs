@@ -161,12 +161,12 @@ fn check_page(page: &str, language: &str, standard: &str, programs: usize) {
 
 #[test]
 fn the_programs_of_the_page_on_c_run() {
-    check_page("c.md", "c", C, 2);
+    check_page("c.md", "c", C, 3);
 }
 
 #[test]
 fn the_programs_of_the_page_on_cpp_run() {
-    check_page("cpp.md", "cpp", CPP, 1);
+    check_page("cpp.md", "cpp", CPP, 2);
 }
 
 macro_rules! programs {
@@ -198,6 +198,7 @@ programs! {
     every_mistake_is_answered: "c/mistakes.c",
     out_of_memory_is_a_conversation: "c/out_of_memory.c",
     captures_have_memory_of_their_own: "c/captures.c",
+    every_kind_of_memory_has_pools: "c/memory_kinds.c",
     pools_are_recorded: "c/recording.c",
     threads_share_pools_and_release_handles: "c/threads.c",
     cpp_objects_let_go_of_themselves: "cpp/raii.cpp",

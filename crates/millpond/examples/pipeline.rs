@@ -1,8 +1,10 @@
 //! Batches go to the device, through a kernel, and back, with and without overlap. Each lane is a stream with buffers of its
 //! own: while one lane computes, another uploads, and a third downloads. The host waits only for the lane that it needs.
 //!
-//! `cargo run --release -p millpond --example pipeline` runs it on the first GPU, or on the CPU as a device.
+//! `cargo run --release -p millpond --example pipeline` runs it on the first GPU, or on the CPU as a device. It checks every
+//! element of every batch, compares the times, and prints what each lane did when.
 
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use millpond::device::host::HostDevice;
@@ -13,10 +15,14 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 /// Applies [`step`] so many times to each element, in stream order.
 type Kernel = Box<dyn Fn(&mut Buffer<u32>, u32) -> Result<()>>;
 
-/// A stream, and how a kernel is launched there.
+/// Runs a function of the CPU in stream order.
+type HostFunction = Box<dyn Fn(Box<dyn FnOnce() + Send>) -> Result<()>>;
+
+/// A stream, and how a kernel and a function are launched there.
 struct Lane {
     stream: Stream,
     kernel: Kernel,
+    host_function: HostFunction,
 }
 
 struct Machine {
@@ -24,6 +30,16 @@ struct Machine {
     lanes: Vec<Lane>,
     /// Elements of a batch, and batches.
     size: (usize, usize),
+}
+
+/// How often batches go through.
+#[derive(Clone, Copy)]
+struct Work {
+    lanes: usize,
+    batches: usize,
+    kernel: Steps,
+    /// The host writes and checks one element of so many.
+    every: usize,
 }
 
 /// The buffers of a lane.
@@ -36,41 +52,53 @@ struct Slot<'a> {
     batch: Option<usize>,
 }
 
-/// The host writes and checks one element of so many, so that it does not take longer than the device.
-const STRIDE: usize = 4096;
+/// Few enough that the host does not take longer than the device.
+const FEW: usize = 4096;
 
 fn main() -> Result<()> {
     let machine = gpu().or_else(|_| cpu())?;
-    let rounds = rounds_as_long_as_a_copy(&machine)?;
-    run(&machine, 3, rounds)?; // takes the memory
-    let (one, three) = (run(&machine, 1, rounds)?, run(&machine, 3, rounds)?);
+    let kernel = Steps::new(rounds_as_long_as_a_copy(&machine)?);
     let (elements, batches) = machine.size;
+    let overlapped = Work { lanes: LANES, batches, kernel, every: FEW };
+    let one_by_one = Work { lanes: 1, ..overlapped };
+    let name = &machine.context.device().properties().name;
+    run(&machine, Work { every: 1, ..overlapped }, None)?;
     println!(
-        "{batches} batches of {} MiB on {}",
-        elements / (1 << 18),
-        machine.context.device().properties().name
+        "{batches} batches of {} MiB on {name}: every element came back right",
+        elements >> 18 // of 4 bytes
     );
+    let (one, three) = (run(&machine, one_by_one, None)?, run(&machine, overlapped, None)?);
     println!("one after the other  {one:>9.2?}");
     println!(
         "overlapped           {three:>9.2?}  {:.2} times as fast",
         one.as_secs_f64() / three.as_secs_f64()
     );
+    println!("\n{SHOWN} batches over time: u uploads, k runs the kernel, d downloads");
+    let timelines = [one_by_one, overlapped].map(|work| {
+        let mut timeline = Timeline::default();
+        run(&machine, Work { batches: SHOWN, ..work }, Some(&mut timeline))?;
+        Ok::<_, Box<dyn std::error::Error>>((work.lanes, timeline.phases()))
+    });
+    let timelines = timelines.into_iter().collect::<Result<Vec<_>>>()?;
+    let took = timelines.iter().map(|(_, phases)| duration_of(phases)).max().unwrap_or_default();
+    timelines.iter().for_each(|(lanes, phases)| print_rows(*lanes, phases, took));
     Ok(())
 }
 
-fn run(machine: &Machine, lanes: usize, rounds: u32) -> Result<Duration> {
-    let Machine { context, size: (elements, batches), .. } = machine;
+fn run(machine: &Machine, work: Work, mut timeline: Option<&mut Timeline>) -> Result<Duration> {
+    let Machine { context, size: (elements, _), .. } = machine;
     let (pool, pinned) = (Pool::builder(context).build()?, context.pinned()?.build()?);
-    let slots = machine.lanes.iter().take(lanes).map(|lane| Slot::new(lane, &pool, &pinned, *elements));
-    let mut slots: Vec<Slot<'_>> = slots.collect::<Result<_>>()?;
+    let lanes = machine.lanes.iter().take(work.lanes);
+    let mut slots: Vec<Slot<'_>> =
+        lanes.map(|lane| Slot::new(lane, &pool, &pinned, *elements)).collect::<Result<_>>()?;
     context.synchronize()?;
     let began = Instant::now();
-    for batch in 0..*batches {
-        let slot = &mut slots[batch % lanes];
-        slot.check(rounds)?;
-        slot.start(batch, rounds)?;
+    for batch in 0..work.batches {
+        let slot = &mut slots[batch % work.lanes];
+        slot.check(&work)?;
+        slot.start(batch, &work, timeline.as_deref_mut())?;
     }
-    slots.iter_mut().try_for_each(|slot| slot.check(rounds))?;
+    slots.iter_mut().try_for_each(|slot| slot.check(&work))?;
     Ok(began.elapsed())
 }
 
@@ -86,22 +114,104 @@ impl<'a> Slot<'a> {
     }
 
     /// Upload, compute and download: none of them waits on the host.
-    fn start(&mut self, batch: usize, rounds: u32) -> Result<()> {
-        let staging = self.staging.as_mut_slice()?;
-        staging.iter_mut().step_by(STRIDE).for_each(|element| *element = batch as u32);
+    fn start(&mut self, batch: usize, work: &Work, mut timeline: Option<&mut Timeline>) -> Result<()> {
+        let staging = self.staging.as_mut_slice()?.iter_mut().enumerate();
+        staging.step_by(work.every).for_each(|(at, element)| *element = input(batch, at));
+        let mut stamp = || match &mut timeline {
+            Some(timeline) => timeline.stamp(batch, self.lane),
+            None => Ok(()),
+        };
+        stamp()?;
         self.on_device.copy_from_pinned(&self.staging)?;
-        (self.lane.kernel)(&mut self.on_device, rounds)?;
+        stamp()?;
+        (self.lane.kernel)(&mut self.on_device, work.kernel.rounds)?;
+        stamp()?;
         self.on_device.copy_to_pinned(&mut self.results)?;
+        stamp()?;
         self.batch = Some(batch);
         Ok(())
     }
 
     /// Waits for the lane, and looks at what came back.
-    fn check(&mut self, rounds: u32) -> Result<()> {
+    fn check(&mut self, work: &Work) -> Result<()> {
         let Some(batch) = self.batch.take() else { return Ok(()) };
-        let expected = (0..rounds).fold(batch as u32, |element, _| step(element));
-        let is_right = self.results.as_slice()?.iter().step_by(STRIDE).all(|element| *element == expected);
+        let mut results = self.results.as_slice()?.iter().enumerate().step_by(work.every);
+        let is_right = results.all(|(at, result)| *result == work.kernel.of(input(batch, at)));
         if is_right { Ok(()) } else { Err(format!("batch {batch} came back with other bytes").into()) }
+    }
+}
+
+/// No two batches are the same, nor two elements of one.
+fn input(batch: usize, at: usize) -> u32 {
+    (batch as u32).wrapping_mul(0x9e37_79b9).wrapping_add(at as u32)
+}
+
+/// [`step`] so many times: a product and a sum, as each step is.
+#[derive(Clone, Copy)]
+struct Steps {
+    rounds: u32,
+    factor: u32,
+    sum: u32,
+}
+
+impl Steps {
+    fn new(rounds: u32) -> Self {
+        let of = |element| (0..rounds).fold(element, |element, _| step(element));
+        Self { rounds, factor: of(1).wrapping_sub(of(0)), sum: of(0) }
+    }
+
+    fn of(self, element: u32) -> u32 {
+        element.wrapping_mul(self.factor).wrapping_add(self.sum)
+    }
+}
+
+/// When the work of each batch began and ended.
+#[derive(Default)]
+struct Timeline {
+    /// The batch, and the moment at which its stream came there.
+    stamps: Vec<(usize, Arc<OnceLock<Instant>>)>,
+}
+
+/// Batches of a timeline.
+const SHOWN: usize = 9;
+const COLUMNS: f64 = 72.0;
+
+impl Timeline {
+    fn stamp(&mut self, batch: usize, lane: &Lane) -> Result<()> {
+        let stamp = Arc::new(OnceLock::new());
+        self.stamps.push((batch, stamp.clone()));
+        (lane.host_function)(Box::new(move || {
+            stamp.get_or_init(Instant::now);
+        }))
+    }
+
+    /// The moments of each batch, from the first one on: its beginning, and the end of each phase.
+    fn phases(&self) -> Vec<(usize, Vec<Duration>)> {
+        let times: Vec<(usize, Instant)> =
+            self.stamps.iter().filter_map(|(batch, stamp)| Some((*batch, *stamp.get()?))).collect();
+        let Some(first) = times.iter().map(|(_, time)| *time).min() else { return Vec::new() };
+        let of_batch =
+            |batch: &[(usize, Instant)]| (batch[0].0, batch.iter().map(|(_, time)| *time - first).collect());
+        times.chunks_exact(4).map(of_batch).collect()
+    }
+}
+
+fn duration_of(phases: &[(usize, Vec<Duration>)]) -> Duration {
+    phases.iter().flat_map(|(_, times)| times).max().copied().unwrap_or_default()
+}
+
+/// A row for each lane, in which all columns are as long as `width`.
+fn print_rows(lanes: usize, phases: &[(usize, Vec<Duration>)], width: Duration) {
+    let column = |at: Duration| (at.as_secs_f64() / width.as_secs_f64() * COLUMNS).round() as usize;
+    println!("\nin {:.2?}", duration_of(phases));
+    for lane in 0..lanes {
+        let mut row = vec![' '; column(duration_of(phases))];
+        for (_, times) in phases.iter().filter(|(batch, _)| batch % lanes == lane) {
+            for (phase, letter) in times.windows(2).zip(['u', 'k', 'd']) {
+                row[column(phase[0])..column(phase[1])].fill(letter);
+            }
+        }
+        println!("lane {}  {}", lane + 1, row.iter().collect::<String>().trim_end());
     }
 }
 
@@ -140,20 +250,25 @@ fn cpu() -> Result<Machine> {
     let context = Context::new(device.clone());
     let lane = || {
         let (stream, device) = (context.create_stream()?, device.clone());
-        let on = stream.clone();
+        let (on, same, beside) = (stream.clone(), stream.clone(), device.clone());
         let kernel = move |buffer: &mut Buffer<u32>, rounds| {
             let (at, len) = (buffer.ptr().raw() as usize, buffer.len());
             // SAFETY: the buffer lives until the stream is done, which nothing else gives work on it.
             let work = move || unsafe {
                 let elements = std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(at), len);
-                elements.iter_mut().for_each(|element| *element = (0..rounds).fold(*element, |e, _| step(e)));
+                // Parts that fit in the CPU's cache.
+                for part in elements.chunks_mut(4096) {
+                    (0..rounds).for_each(|_| part.iter_mut().for_each(|element| *element = step(*element)));
+                }
             };
             Ok(device.launch(on.handle_here()?, work)?)
         };
-        Ok(Lane { stream, kernel: Box::new(kernel) })
+        let host_function =
+            move |function: Box<dyn FnOnce() + Send>| Ok(beside.launch(same.handle_here()?, function)?);
+        Ok(Lane { stream, kernel: Box::new(kernel), host_function: Box::new(host_function) })
     };
     let lanes = (0..LANES).map(|_| lane()).collect::<Result<_>>()?;
-    Ok(Machine { context, lanes, size: (1 << 18, 24) })
+    Ok(Machine { context, lanes, size: (1 << 20, 18) })
 }
 
 #[cfg(not(feature = "cudarc"))]
@@ -164,7 +279,16 @@ fn gpu() -> Result<Machine> {
 /// The first GPU. The kernel is written in PTX, so that no toolkit is needed.
 #[cfg(feature = "cudarc")]
 fn gpu() -> Result<Machine> {
+    use cudarc::driver::result::stream::launch_host_function;
     use cudarc::driver::{CudaContext, LaunchConfig, PushKernelArg};
+
+    /// # Safety
+    /// `function` is a box of the type below, and is given up here.
+    unsafe extern "C" fn call(function: *mut std::ffi::c_void) {
+        // SAFETY: as promised.
+        let function = unsafe { Box::from_raw(function.cast::<Box<dyn FnOnce() + Send>>()) };
+        function();
+    }
 
     // Before cudarc, which panics where there is no driver.
     millpond::device::cuda::CudaDevice::new(0)?;
@@ -174,7 +298,12 @@ fn gpu() -> Result<Machine> {
     let lane = || {
         let on = cuda.new_stream()?;
         let stream = millpond::cudarc::Stream::new(&context, &on)?.millpond().clone();
-        let function = function.clone();
+        let (function, same) = (function.clone(), on.clone());
+        let host_function = move |function: Box<dyn FnOnce() + Send>| {
+            let function = Box::into_raw(Box::new(function)).cast();
+            // SAFETY: `call` takes the box back, once.
+            Ok(unsafe { launch_host_function(same.cu_stream(), call, function) }?)
+        };
         let kernel = move |buffer: &mut Buffer<u32>, rounds| {
             let (at, count) = (buffer.ptr().raw(), buffer.len() as u32);
             let mut launch = on.launch_builder(&function);
@@ -182,7 +311,7 @@ fn gpu() -> Result<Machine> {
             unsafe { launch.arg(&at).arg(&count).arg(&rounds).launch(LaunchConfig::for_num_elems(count)) }?;
             Ok(())
         };
-        Ok(Lane { stream, kernel: Box::new(kernel) })
+        Ok(Lane { stream, kernel: Box::new(kernel), host_function: Box::new(host_function) })
     };
     let lanes = (0..LANES).map(|_| lane()).collect::<Result<_>>()?;
     Ok(Machine { context, lanes, size: (16 << 20, 64) })

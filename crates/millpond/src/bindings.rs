@@ -4,12 +4,14 @@
 //! that asks for the same two again and again may remember a [`Shortcut`] instead. Its calls take a few nanoseconds:
 //! they never wait, call back or fail.
 
-use crate::cache;
+use std::mem::ManuallyDrop;
+
 use crate::device::DevicePtr;
 pub use crate::lock::{Condvar, Mutex, MutexGuard, RwLock};
 use crate::order::Stream;
 use crate::pool::Pool;
 pub use crate::process::{Forked, PerProcess, Process, on_fork};
+use crate::{Buffer, Result, cache};
 
 /// The way of one thread to the blocks that it has ready in a pool for work on a stream. It keeps neither alive.
 #[derive(Debug, Clone, Copy)]
@@ -50,4 +52,36 @@ impl Shortcut {
 /// as often as it is named here. It must not lock: see `cache/thread_index.rs`.
 pub fn on_thread_end(tell: fn()) {
     cache::on_thread_end(tell);
+}
+
+/// Makes later work on `stream` wait for the recorded uses of a live block, of which it is the stream. Null has none.
+///
+/// # Errors
+/// As for [`Pool::free`]. [`Error::Device`](crate::Error::Device) while one of the uses is being captured.
+pub fn wait_for_uses(pool: &Pool, ptr: DevicePtr, stream: &Stream) -> Result<()> {
+    pool.inner().check_stream(stream)?;
+    if ptr.is_null() { Ok(()) } else { pool.inner().order_after_uses(ptr, Some(stream)) }
+}
+
+/// Calls with the first `bytes` bytes of a live block as a [`Buffer`] on `stream`: so a binding's own blocks do what buffers
+/// do. The block stays the caller's. `what` names the binding's call, for an error.
+///
+/// # Errors
+/// Those of `call`. As for [`Pool::free`], for a pointer that is no live block of the pool.
+/// [`Error::LengthMismatch`](crate::Error::LengthMismatch) for a block that is shorter.
+///
+/// # Safety
+/// Nobody frees the block meanwhile. `stream` is ordered after all work on it, but for recorded uses.
+pub unsafe fn with_buffer<R>(
+    what: &'static str,
+    (pool, ptr, bytes): (&Pool, DevicePtr, u64),
+    stream: &Stream,
+    call: impl FnOnce(&mut Buffer<u8>) -> Result<R>,
+) -> Result<R> {
+    // SAFETY: the caller's promise.
+    let mut buffer = ManuallyDrop::new(unsafe { Buffer::of_block(what, (pool, ptr, bytes), stream) }?);
+    let result = call(&mut buffer);
+    // Without a free. After a panic, pool and stream just stay.
+    ManuallyDrop::into_inner(buffer).into_raw();
+    result
 }

@@ -513,13 +513,34 @@ impl<T: Pod> Buffer<T> {
     /// Nobody else frees the block or makes it a buffer, and `stream` is ordered after all work on it.
     pub unsafe fn from_raw(pool: &Pool, ptr: DevicePtr, len: usize, stream: &Stream) -> Result<Self> {
         let bytes = byte_len::<T>(len)?;
-        let held = if ptr.is_null() { 0 } else { pool.size_of(ptr)? };
+        let held = pool.size_of(ptr)?;
         if bytes > held {
             let fit = held as usize / size_of::<T>().max(1);
             return Err(Pool::length_mismatch("Buffer::from_raw", len, fit));
         }
         pool.inner().check_stream(stream)?;
         Ok(Self::over(pool, ptr, len, stream))
+    }
+}
+
+impl Buffer<u8> {
+    /// As [`from_raw`](Self::from_raw), where nobody knows whether copies on other streams read the block.
+    ///
+    /// # Safety
+    /// As for [`from_raw`](Self::from_raw), but for copies whose use was recorded.
+    pub(crate) unsafe fn of_block(
+        what: &'static str,
+        (pool, ptr, bytes): (&Pool, DevicePtr, u64),
+        stream: &Stream,
+    ) -> Result<Self> {
+        let held = pool.size_of(ptr)?;
+        if bytes > held {
+            return Err(Pool::length_mismatch(what, bytes as usize, held as usize));
+        }
+        pool.inner().check_stream(stream)?;
+        let mut buffer = Self::over(pool, ptr, bytes as usize, stream);
+        *buffer.read_elsewhere.get_mut() = true;
+        Ok(buffer)
     }
 }
 

@@ -150,7 +150,7 @@ pub enum Error {
     },
     /// The CPU cannot read the pool's memory.
     #[error(
-        "the CPU cannot read the memory of pool '{pool}': copy it with Buffer::to_vec, or to a buffer of a pool of Context::pinned"
+        "the CPU cannot read the memory of pool '{pool}' in place: copy it to the host, or to a pool of pinned memory"
     )]
     NoHostAccess {
         /// The pool's name.

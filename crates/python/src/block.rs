@@ -1,22 +1,24 @@
 //! A block of a pool that is freed with the last Python reference to it.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use millpond::bindings::{Mutex, Process};
+use millpond::bindings::{Mutex, Process, wait_for_uses, with_buffer};
 use millpond::device::{DeviceName, DevicePtr, Kind};
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 
 use crate::dlpack;
 use crate::failure::{Failure, Result};
+use crate::memory::{self, Residency};
 use crate::stream::StreamArgument;
 
-/// A block of device memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
+/// A block of a pool's memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
 ///
-/// On the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and ``numpy.from_dlpack(block)`` are its bytes,
-/// after the work given so far to its stream. The block cannot be freed while one of these is alive.
+/// In pinned and managed memory, and on the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and
+/// ``numpy.from_dlpack(block)`` are its bytes. They wait for the work given so far to its stream and for recorded uses, as
+/// ``synchronize`` does. The block cannot be freed while one of these is alive.
 #[pyclass(frozen, module = "millpond", weakref)]
 pub(crate) struct Block {
     pub(crate) ptr: DevicePtr,
@@ -28,6 +30,8 @@ pub(crate) struct Block {
     stream: Mutex<Option<millpond::Stream>>,
     /// How many buffers and tensors show the block's bytes to others. Counted up under the lock of `stream`.
     views: AtomicUsize,
+    /// Whether there may be advice on its memory, which is taken back before the block is freed.
+    advised: AtomicBool,
     /// Another library's stream object, so that the stream lives until the block is freed on it.
     _keeps: Option<Py<PyAny>>,
 }
@@ -46,8 +50,8 @@ impl Block {
         };
         let (pool, context) = (pool.clone(), context.clone());
         let (process, stream) = (Process::here(), Mutex::new(Some(stream)));
-        let views = AtomicUsize::new(0);
-        Ok(Self { ptr, bytes, context, pool, process, stream, views, _keeps: keeps })
+        let (views, advised) = Default::default();
+        Ok(Self { ptr, bytes, context, pool, process, stream, views, advised, _keeps: keeps })
     }
 
     fn free_on(&self, other: Option<millpond::Stream>) -> Result<()> {
@@ -61,8 +65,14 @@ impl Block {
                 views => return Err(Failure::ShownBlock(views)),
             }
         };
+        // Relaxed: who frees the block comes after who used it.
+        let taken_back = match self.advised.load(Ordering::Relaxed) {
+            true => self.pool.take_back_advice(self.ptr),
+            false => Ok(()),
+        };
         // SAFETY: the block is this object's, which gave its stream up above; the order of its work is Python's promise.
-        let freed = unsafe { self.pool.free(self.ptr, other.as_ref().unwrap_or(&own)) };
+        let freed =
+            taken_back.and_then(|()| unsafe { self.pool.free(self.ptr, other.as_ref().unwrap_or(&own)) });
         if let Err(error) = freed {
             *self.stream.lock() = Some(own);
             return Err(error.into());
@@ -73,29 +83,76 @@ impl Block {
     /// Where the bytes are for the CPU, after the work given so far to the block's stream. [`conceal`](Self::conceal) is
     /// due once they are not looked at any more.
     fn show(&self, py: Python<'_>) -> PyResult<*mut c_void> {
-        let device = DeviceName::of(self.context.device().properties());
-        match device.kind() {
-            Kind::Host => {}
-            Kind::Sim => {
-                return Err(PyBufferError::new_err("a simulated device keeps no bytes: use Pool('host')"));
-            }
-            _ => {
-                return Err(PyBufferError::new_err(format!(
-                    "the block is memory of {device}, which the CPU cannot read: copy it with the library whose kernels \
-                     use it"
-                )));
-            }
+        if !self.is_for_the_cpu() {
+            let device = DeviceName::of(self.context.device().properties());
+            return Err(PyBufferError::new_err(match device.kind() {
+                Kind::Sim => "a simulated device keeps no bytes: use Pool('host')".to_owned(),
+                _ => format!(
+                    "the block is memory of {device}, which the CPU cannot read: copy it to a block of \
+                     Pool('{device}', memory='pinned')"
+                ),
+            }));
         }
         py.detach(|| -> Result<()> {
             self.process.check()?;
             let stream = self.stream.lock();
-            let stream = stream.as_ref().ok_or(Failure::FreedBlock)?;
-            stream.synchronize()?;
+            self.wait(stream.as_ref().ok_or(Failure::FreedBlock)?)?;
             // Relaxed: under the lock.
             self.views.fetch_add(1, Ordering::Relaxed);
             Ok(())
         })?;
         Ok(std::ptr::with_exposed_provenance_mut(self.ptr.raw() as usize))
+    }
+
+    /// Whether the CPU can use the bytes: the host device's own, too, which stand for a GPU's elsewhere.
+    fn is_for_the_cpu(&self) -> bool {
+        let properties = self.pool.device().properties();
+        properties.host_access || properties.kind == Kind::Host
+    }
+
+    /// Waits for the stream, which is the block's, and for recorded uses.
+    fn wait(&self, stream: &millpond::Stream) -> Result<()> {
+        if self.pool.device().properties().host_access {
+            // SAFETY: the block is not freed while its stream is locked; the order of its work is Python's promise.
+            unsafe { with_buffer("Block", self.whole(), stream, |bytes| bytes.as_mut_slice().map(|_| ())) }?;
+        } else {
+            wait_for_uses(&self.pool, self.ptr, stream)?;
+            stream.synchronize()?;
+        }
+        Ok(())
+    }
+
+    fn whole(&self) -> (&millpond::Pool, DevicePtr, u64) {
+        (&self.pool, self.ptr, self.bytes)
+    }
+
+    /// Calls while the block is live, with its stream.
+    fn while_live<R>(&self, call: impl FnOnce(&millpond::Stream) -> millpond::Result<R>) -> Result<R> {
+        self.process.check()?;
+        let stream = self.stream.lock();
+        Ok(call(stream.as_ref().ok_or(Failure::FreedBlock)?)?)
+    }
+
+    fn copy_all_from(&self, other: &Self) -> Result<()> {
+        const WHAT: &str = "Block.copy_from";
+        self.process.check()?;
+        if self.bytes != other.bytes {
+            let (found, expected) = (other.bytes as usize, self.bytes as usize);
+            return Err(millpond::Error::LengthMismatch { what: WHAT, found, expected }.into());
+        }
+        // Both stay meanwhile. In one order, whoever copies the other way at the same time.
+        let (first, second) = if std::ptr::from_ref(self) < other { (self, other) } else { (other, self) };
+        let (first, second) = (first.stream.lock(), second.stream.lock());
+        let (own, others) = if std::ptr::from_ref(self) < other { (first, second) } else { (second, first) };
+        let own = own.as_ref().ok_or(Failure::FreedBlock)?;
+        let others = others.as_ref().ok_or(Failure::FreedBlock)?;
+        // SAFETY: both are live, not the same, and not freed meanwhile; the order of their work is Python's promise.
+        unsafe {
+            with_buffer(WHAT, self.whole(), own, |to| {
+                with_buffer(WHAT, other.whole(), others, |from| to.copy_from(from))
+            })
+        }?;
+        Ok(())
     }
 
     /// Ends one [`show`](Self::show).
@@ -169,6 +226,89 @@ impl Block {
         })?)
     }
 
+    /// Waits until the CPU may use the bytes: for the work given so far to the block's stream, and for recorded uses.
+    ///
+    /// Call it before a view that was made earlier is used again.
+    fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| {
+            self.process.check()?;
+            self.wait(self.stream.lock().as_ref().ok_or(Failure::FreedBlock)?)
+        })?)
+    }
+
+    /// Copies the bytes of a block of the same size, of any pool of the device, on this block's stream.
+    ///
+    /// The host does not wait where both are memory of the device or pinned. This stream first waits for the other block's.
+    /// The free of the other block waits for the copy, and so do later copies to it.
+    ///
+    /// Raises:
+    ///     ValueError: where the sizes differ.
+    ///     MisuseError: for a block that was freed, or one of another device.
+    fn copy_from(this: &Bound<'_, Self>, other: &Bound<'_, Self>) -> PyResult<()> {
+        if this.is(other) {
+            return Err(PyValueError::new_err("Block.copy_from: a block cannot be copied to itself"));
+        }
+        let (to, from) = (this.get(), other.get());
+        Ok(this.py().detach(|| to.copy_all_from(from))?)
+    }
+
+    /// Moves managed memory ``to`` the ``"device"`` or the ``"host"``, in the order of ``stream``, by default the block's.
+    ///
+    /// The host does not wait, and no byte changes. Later work finds the memory in place, and has no page faults.
+    ///
+    /// Raises:
+    ///     MisuseError: for other memory, which stays where it is.
+    #[pyo3(signature = (to, stream=None))]
+    fn prefetch(&self, py: Python<'_>, to: &str, stream: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let to = memory::read_place("to", to)?;
+        let other = match stream.filter(|stream| !stream.is_none()) {
+            None => None,
+            some => Some(StreamArgument::read(some)?.find(&self.context)?),
+        };
+        Ok(py.detach(|| {
+            self.while_live(|own| self.pool.prefetch(self.ptr, to, other.as_ref().unwrap_or(own)))
+        })?)
+    }
+
+    /// Says how managed memory will be used, until the block is freed. No byte changes.
+    ///
+    /// Args:
+    ///     read_mostly: the device and the host each have a copy, until one of them writes.
+    ///     preferred_location: where it is to stay: ``"device"``, ``"host"`` or ``"anywhere"``.
+    ///     accessed_by: ``"device"`` or ``"host"``: it stays mapped there, so that its first use is no page fault.
+    ///     not_accessed_by: takes ``accessed_by`` back.
+    ///
+    /// Raises:
+    ///     MisuseError: for other memory.
+    #[pyo3(signature = (*, read_mostly=None, preferred_location=None, accessed_by=None, not_accessed_by=None))]
+    fn advise(
+        &self,
+        py: Python<'_>,
+        read_mostly: Option<bool>,
+        preferred_location: Option<&str>,
+        accessed_by: Option<&str>,
+        not_accessed_by: Option<&str>,
+    ) -> PyResult<()> {
+        let all = memory::read_advice(read_mostly, preferred_location, accessed_by, not_accessed_by)?;
+        Ok(py.detach(|| {
+            self.while_live(|_| {
+                all.into_iter().try_for_each(|advice| {
+                    self.pool.advise(self.ptr, advice)?;
+                    self.advised.store(true, Ordering::Relaxed);
+                    Ok(())
+                })
+            })
+        })?)
+    }
+
+    /// Where managed memory was last prefetched to, and the advice on it.
+    ///
+    /// Raises:
+    ///     MisuseError: for other memory.
+    fn residency(&self, py: Python<'_>) -> PyResult<Residency> {
+        Ok(py.detach(|| self.while_live(|_| self.pool.residency(self.ptr)))?.into())
+    }
+
     /// The bytes, for ``memoryview`` and NumPy.
     ///
     /// # Safety
@@ -195,9 +335,10 @@ impl Block {
 
     /// Where the memory is, in DLPack's numbers.
     fn __dlpack_device__(&self) -> (i32, i32) {
-        let properties = self.context.device().properties();
-        match DeviceName::of(properties).kind() {
-            Kind::Cuda => (dlpack::CUDA, properties.ordinal as i32),
+        let properties = self.pool.device().properties();
+        match properties.kind {
+            // Pinned memory is the CPU's for those who read it there: not all of them know a number of its own.
+            Kind::Cuda if !properties.host_access => (dlpack::CUDA, properties.ordinal as i32),
             _ => (dlpack::CPU, 0),
         }
     }

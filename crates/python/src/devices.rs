@@ -3,15 +3,18 @@
 //! A pool is never dropped: tensors of it may be freed until the process ends.
 
 use std::ptr;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use millpond::bindings::{Mutex, PerProcess, on_fork};
 use millpond::device::DeviceName;
 use millpond::{Budget, Context};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::failure::{Failure, MOST_DEVICES, Result};
+use crate::memory::Memory;
 use crate::options::Options;
 use crate::pool::Pool;
 use crate::streams::Streams;
@@ -21,9 +24,23 @@ use crate::streams::Streams;
 pub(crate) struct Device {
     pub(crate) pool: millpond::Pool,
     pub(crate) context: Context,
+    /// Pinned memory near the GPU, once it is asked for.
+    pinned: OnceLock<millpond::Pool>,
     /// Without a limit until `set_per_process_memory_fraction` sets one.
     pub(crate) budget: Budget,
     pub(crate) streams: Streams,
+}
+
+impl Device {
+    /// The pool of pinned memory, built with the default options.
+    fn pinned(&self) -> Result<&millpond::Pool> {
+        if let Some(pool) = self.pinned.get() {
+            return Ok(pool);
+        }
+        // Of two threads that come here at once, the second one's goes, empty.
+        let built = self.context.pinned()?.name(format!("{} pinned", self.pool.name())).build()?;
+        Ok(self.pinned.get_or_init(|| built))
+    }
 }
 
 /// Leaked; null where there is none yet.
@@ -93,12 +110,14 @@ fn make_slow(number: i64) -> Result<&'static Device> {
     }
     let context = Context::cuda(ordinal)?;
     let budget = Budget::bytes(u64::MAX);
-    let default = Options::default();
-    let builder =
-        options.as_ref().unwrap_or(&default).builder(&context, &DeviceName::cuda(ordinal).to_string());
+    let builder = millpond::Pool::builder(&context).name(DeviceName::cuda(ordinal).to_string());
+    let builder = match &*options {
+        Some(options) => options.set_all(builder),
+        None => builder,
+    };
     let pool = builder.budget(&budget).build()?;
     let streams = Streams::new(&context)?;
-    Ok(publish(ordinal, Device { pool, context, budget, streams }))
+    Ok(publish(ordinal, Device { pool, context, pinned: OnceLock::new(), budget, streams }))
 }
 
 /// Sets the options of the GPUs' shared pools, by the names of ``Pool``'s. Before the first of them is made.
@@ -114,11 +133,25 @@ fn configure(options: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
     Ok(())
 }
 
-/// The shared pool of a GPU.
+/// The shared pool of a GPU's own memory, or of pinned memory near it.
 #[pyfunction]
-fn device_pool(py: Python<'_>, ordinal: i64) -> PyResult<Pool> {
-    let Device { pool, context, .. } = py.detach(|| device(ordinal))?;
-    Ok(Pool { context: context.clone(), pool: pool.clone() })
+#[pyo3(signature = (ordinal, memory=None))]
+fn device_pool(py: Python<'_>, ordinal: i64, memory: Option<&Bound<'_, PyAny>>) -> PyResult<Pool> {
+    let memory = Memory::read(memory, None)?;
+    if memory == Memory::Managed {
+        return Err(PyValueError::new_err(
+            "memory: libraries share pools of 'device' and 'pinned' memory: make a Pool of your own for 'managed'",
+        ));
+    }
+    let shared = py.detach(|| -> Result<Pool> {
+        let device = device(ordinal)?;
+        let pool = match memory {
+            Memory::Pinned(_) => device.pinned()?,
+            _ => &device.pool,
+        };
+        Ok(Pool { context: device.context.clone(), pool: pool.clone() })
+    });
+    Ok(shared?)
 }
 
 /// The GPUs that have a shared pool now.
@@ -137,9 +170,8 @@ fn stand_in(ordinal: usize, pool: &Bound<'_, Pool>) -> PyResult<()> {
     if known(slot).is_some() {
         return Err(Failure::InUse(ordinal).into());
     }
-    let device =
-        Device { pool: pool.clone(), context: context.clone(), budget: Budget::bytes(u64::MAX), streams };
-    publish(ordinal, device);
+    let (pool, context, budget) = (pool.clone(), context.clone(), Budget::bytes(u64::MAX));
+    publish(ordinal, Device { pool, context, pinned: OnceLock::new(), budget, streams });
     Ok(())
 }
 

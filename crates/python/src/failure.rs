@@ -3,7 +3,7 @@
 use millpond::bindings::Forked;
 use millpond::device::DeviceError;
 use pyo3::PyErr;
-use pyo3::exceptions::{PyOverflowError, PyValueError};
+use pyo3::exceptions::{PyBufferError, PyOverflowError, PyValueError};
 
 /// The exceptions are classes of Python, in `python/millpond/_errors.py`.
 mod exceptions {
@@ -86,11 +86,13 @@ impl From<Failure> for PyErr {
                 E::BadAlignment { .. } | E::BadOption { .. } | E::LengthMismatch { .. } => {
                     PyValueError::new_err(text)
                 }
+                E::NoHostAccess { .. } => PyBufferError::new_err(text),
                 E::DoubleFree { .. }
                 | E::InteriorPointer { .. }
                 | E::WrongPool { .. }
                 | E::ForeignPointer { .. }
                 | E::WrongDevice { .. }
+                | E::NotManaged { .. }
                 | E::PoolDestroyed { .. }
                 | E::LiveBlocks { .. } => exceptions::MisuseError::new_err(text),
                 E::Recording { .. } => exceptions::RecordingError::new_err(text),

@@ -8,7 +8,7 @@
 //! | `streams` | the driver's stream handles, as PyTorch hands them over |
 //! | `hooks` | the C functions that PyTorch calls, and the exception that they throw |
 //! | `pool`, `block`, `stream`, `stats`, `recording` | the classes that Python sees |
-//! | `options`, `sizes` | a pool's options by name; sizes as numbers or texts |
+//! | `options`, `sizes`, `memory` | a pool's options by name; sizes as numbers or texts; kinds of memory by their words |
 //! | `dlpack` | a block's bytes for NumPy and others |
 //! | `snapshot` | what a live pool holds, for memory_viz |
 //! | `replay` | what the command's `replay` has to tell |
@@ -24,6 +24,7 @@ mod devices;
 mod dlpack;
 mod failure;
 mod hooks;
+mod memory;
 mod options;
 mod pool;
 mod recording;
@@ -49,6 +50,7 @@ fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     pool::add_to(module)?;
     module.add_class::<block::Block>()?;
+    module.add_class::<memory::Residency>()?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<stats::Stats>()?;
     module.add_class::<stats::Level>()?;

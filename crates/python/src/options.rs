@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use millpond::{Context, Pool, PoolBuilder, ReusePolicies};
+use millpond::{PoolBuilder, ReusePolicies};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyString};
@@ -69,9 +69,11 @@ impl Options {
         Ok(())
     }
 
-    /// A builder with these options; `name` where none was given.
-    pub(crate) fn builder(&self, context: &Context, name: &str) -> PoolBuilder {
-        let mut builder = Pool::builder(context).name(self.name.as_deref().unwrap_or(name));
+    /// The builder with these options.
+    pub(crate) fn set_all(&self, mut builder: PoolBuilder) -> PoolBuilder {
+        if let Some(name) = &self.name {
+            builder = builder.name(name);
+        }
         if let Some(bytes) = self.hard_limit {
             builder = builder.hard_limit(bytes);
         }

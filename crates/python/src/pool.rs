@@ -10,6 +10,7 @@ use pyo3::types::PyDict;
 
 use crate::block::Block;
 use crate::failure::{Failure, Result};
+use crate::memory::{self, Memory};
 use crate::options::Options;
 use crate::recording::RecordingStatus;
 use crate::sizes;
@@ -25,6 +26,10 @@ use crate::stream::{Stream, StreamArgument};
 /// Args:
 ///     device: a GPU's number, or a device's name as the command has it: ``"cuda:N"``, ``"host"`` (the CPU, with real
 ///         memory), ``"sim"`` (no memory at all).
+///     memory: ``"device"``: the device's own, the default. ``"pinned"``: page-locked memory of the host, which the device
+///         copies to and from without the host's waiting. ``"managed"``: memory that moves to where it is used. The CPU uses
+///         the last two in place.
+///     node: the NUMA node of pinned memory. By default one near the device.
 ///     capacity: how much memory a device that is no GPU has.
 ///     name: a name for errors and reports.
 ///     hard_limit: physical memory that the pool may hold. No limit by default.
@@ -87,14 +92,17 @@ impl Pool {
 #[pymethods]
 impl Pool {
     #[new]
-    #[pyo3(signature = (device, *, capacity=None, **options))]
+    #[pyo3(signature = (device, *, memory=None, node=None, capacity=None, **options))]
     fn new(
         py: Python<'_>,
         device: &Bound<'_, PyAny>,
+        memory: Option<&Bound<'_, PyAny>>,
+        node: Option<&Bound<'_, PyAny>>,
         capacity: Option<&Bound<'_, PyAny>>,
         options: Option<&Bound<'_, PyDict>>,
     ) -> PyResult<Self> {
         let (device, options) = (read_device(device)?, Options::from_keywords(options)?);
+        let memory = Memory::read(memory, node)?;
         let capacity = sizes::read_if_given("capacity", capacity)?;
         if capacity.is_some() && device.is_gpu() {
             return Err(PyValueError::new_err(
@@ -103,7 +111,7 @@ impl Pool {
         }
         let built = py.detach(|| -> Result<Self> {
             let context = open(device, capacity)?;
-            let pool = options.builder(&context, "pool").build()?;
+            let pool = options.set_all(memory.builder(&context)?).build()?;
             Ok(Self { context, pool })
         });
         Ok(built?)
@@ -119,6 +127,30 @@ impl Pool {
     #[getter]
     fn device(&self) -> String {
         DeviceName::of(self.pool.device().properties()).to_string()
+    }
+
+    /// What memory the pool is of, as the constructor takes it.
+    #[getter]
+    fn memory(&self) -> &'static str {
+        memory::word(self.pool.device().properties().memory)
+    }
+
+    /// Takes memory in advance, so that blocks of ``size`` bytes in all can be allocated on ``stream`` without a device call.
+    ///
+    /// What is free in the pool counts. Several threads prepare pinned memory.
+    ///
+    /// Raises:
+    ///     OutOfMemoryError: after everything that could make room was tried.
+    #[pyo3(signature = (size, stream=None))]
+    fn reserve(
+        &self,
+        py: Python<'_>,
+        size: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        let size = sizes::read("size", size)?;
+        let stream = self.stream(stream)?;
+        Ok(py.detach(|| self.pool.reserve(size, &stream)).map_err(Failure::from)?)
     }
 
     /// Allocates ``size`` bytes for work on ``stream``. The address is a multiple of ``align``.
@@ -203,7 +235,7 @@ impl Pool {
         Ok(py.detach(|| self.pool.trim_to(keep)).map_err(Failure::from)?)
     }
 
-    /// Free and total bytes of the device, as its driver counts.
+    /// Free and total bytes of the memory that the pool is of, as its driver counts.
     fn memory_info(&self) -> PyResult<(u64, u64)> {
         let info = self.pool.memory_info().map_err(Failure::from)?;
         Ok((info.free, info.total))
@@ -244,7 +276,11 @@ impl Pool {
     }
 
     fn __repr__(&self) -> String {
-        format!("<millpond.Pool '{}' of {}>", self.pool.name(), self.device())
+        let memory = match self.memory() {
+            "device" => String::new(),
+            memory => format!("{memory} memory for "),
+        };
+        format!("<millpond.Pool '{}' of {memory}{}>", self.pool.name(), self.device())
     }
 }
 

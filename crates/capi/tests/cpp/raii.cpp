@@ -223,16 +223,109 @@ static void pools_have_figures_and_attributes() {
 
 static void containers_live_in_a_pool() {
     const Context device = Context::host();
-    const Pool pool(device);
     const Stream stream(device);
-    MemoryResource resource(pool, stream);
-    {
-        std::pmr::vector<std::pmr::string> words(&resource);
-        for (int index = 0; index < 100; ++index) words.emplace_back(std::string(100, 'x'));
-        assert(words[99].size() == 100 && pool.stats().blocks.current == 101);
+    for (const Pool &pool : {Pool(device), device.pinned(), device.managed()}) {
+        MemoryResource resource(pool, stream);
+        {
+            std::pmr::vector<std::pmr::string> words(&resource);
+            for (int index = 0; index < 100; ++index) words.emplace_back(std::string(100, 'x'));
+            assert(words[99].size() == 100 && pool.stats().blocks.current == 101);
+        }
+        assert(pool.stats().blocks.current == 0);
+        assert(resource == MemoryResource(pool, stream) && !(resource == MemoryResource(pool)));
     }
-    assert(pool.stats().blocks.current == 0);
-    assert(resource == MemoryResource(pool, stream) && !(resource == MemoryResource(pool)));
+}
+
+/// Work of a stream that is late, so that whoever does not wait sees the old bytes.
+static void late(void *) {
+    volatile unsigned turns = 0;
+    while (turns < 1000000) turns = turns + 1;
+}
+
+static void pinned_memory_is_used_in_place() {
+    const Context device = Context::host();
+    const Pool pool(device), pinned = device.pinned();
+    const Stream upload(device), compute(device), download(device);
+    assert(pinned.memory() == Memory::pinned && pinned.host_access() && pinned.name() == "pinned");
+    assert(pool.memory() == Memory::device && !pool.host_access());
+    pinned.reserve(8 << 20, upload);
+    assert(pinned.stats().reserved.current >= 8 << 20 && pinned.memory_info().total > 0);
+    Buffer<int> staging(pinned, 1000, upload), inputs(pool, 1000, compute), results(pinned, 1000, download);
+    for (int round = 1; round <= 5; ++round) {
+        int *const in = staging.host_data(); // waits for the copy of the round before
+        for (int index = 0; index < 1000; ++index) in[index] = round + index;
+        check(millpond_host_launch(device.get(), compute.get(), late, nullptr));
+        inputs.copy_from_pinned(staging);
+        inputs.copy_to_pinned(results);
+        const int *const out = std::as_const(results).host_data();
+        assert(out[0] == round && out[999] == round + 999);
+    }
+    // Writes come after copies that read the buffer elsewhere.
+    staging.fill_bytes(1);
+    check(millpond_host_launch(device.get(), download.get(), late, nullptr));
+    results.copy_from(staging);
+    staging.fill_bytes(2);
+    assert(results.host_data()[999] == 0x01010101 && staging.host_data()[999] == 0x02020202);
+#ifdef MILLPOND_HAS_SPAN
+    staging.as_span()[3] = 7;
+    assert(std::as_const(staging).as_span()[3] == 7 && Buffer<int>(pinned, 0).as_span().empty());
+#endif
+    Buffer<int> moved(std::move(staging));
+    assert(moved.host_data()[999] == 0x02020202 && Buffer<int>().host_data() == nullptr);
+}
+
+static void managed_memory_is_prefetched_and_advised() {
+    const Context device = Context::host();
+    const Pool managed = device.managed();
+    const Stream stream(device), other(device);
+    assert(managed.memory() == Memory::managed && managed.host_access() && managed.name() == "managed");
+    const void *at = nullptr;
+    {
+        Buffer<int> table(managed, 1 << 20, stream);
+        table.host_data()[5] = 5;
+        table.prefetch(Place::device);
+        table.prefetch(Place::host, other);
+        assert(table.host_data()[5] == 5);
+        assert(table.residency().last_prefetch.has_value() && !table.residency().preferred_location);
+        table.advise(MILLPOND_ADVICE_READ_MOSTLY);
+        table.advise(MILLPOND_ADVICE_PREFERRED_LOCATION, Place::device);
+        Buffer<int> moved(std::move(table));
+        assert(moved.residency().read_mostly && moved.residency().preferred_location == Place::device);
+        moved.advise(MILLPOND_ADVICE_PREFERRED_LOCATION);
+        assert(!moved.residency().preferred_location);
+        at = moved.data();
+    }
+    const Buffer<int> next(managed, 1 << 20, stream);
+    assert(next.data() == at && !next.residency().read_mostly);
+    Buffer<int>().prefetch(Place::host);
+}
+
+template <class Call>
+static void refused(millpond_status status, const char *said, const Call &call) {
+    try {
+        call();
+    } catch (const Error &error) {
+        assert(error.status() == status && std::string(error.what()).find(said) != std::string::npos);
+        return;
+    }
+    assert(false);
+}
+
+static void other_memory_is_refused_in_words() {
+    const Context device = Context::host();
+    const Pool pool(device), pinned = device.pinned();
+    Buffer<int> inputs(pool, 10), staging(pinned, 10), shorter(pinned, 9);
+    refused(MILLPOND_STATUS_NO_HOST_ACCESS, "the CPU cannot read", [&] { inputs.host_data(); });
+    refused(MILLPOND_STATUS_NOT_PINNED, "copy_to_pinned: pool 'pool' is not of pinned memory",
+            [&] { staging.copy_to_pinned(inputs); });
+    refused(MILLPOND_STATUS_NOT_PINNED, "build one with Context::pinned", [&] { staging.copy_from_pinned(inputs); });
+    refused(MILLPOND_STATUS_LENGTH_MISMATCH, "the other buffer has 9 elements, and this one 10",
+            [&] { inputs.copy_from(shorter); });
+    refused(MILLPOND_STATUS_NOT_MANAGED, "is not of managed memory", [&] { staging.prefetch(Place::device); });
+    refused(MILLPOND_STATUS_NOT_MANAGED, "is not of managed memory", [&] { inputs.residency(); });
+    PoolOptions options;
+    options.node = 3;
+    refused(MILLPOND_STATUS_DEVICE_UNSUPPORTED, "NUMA node", [&] { device.pinned(options); });
 }
 
 static void threads_free_what_others_allocated() {
@@ -315,6 +408,9 @@ int main() {
     reclaim_is_asked_and_may_throw();
     pools_have_figures_and_attributes();
     containers_live_in_a_pool();
+    pinned_memory_is_used_in_place();
+    managed_memory_is_prefetched_and_advised();
+    other_memory_is_refused_in_words();
     threads_free_what_others_allocated();
     captures_have_memory_of_their_own();
     pools_are_recorded_under_tags();

@@ -27,6 +27,8 @@ _StreamLike = Union[None, int, "Stream", _CudaStream, _TorchStream, _CupyStream]
 _Path = Union[str, "os.PathLike[str]"]
 #: A number of bytes, or a text such as ``"8GiB"``.
 _Size = Union[int, str]
+_Memory = Literal["device", "pinned", "managed"]
+_Place = Literal["device", "host"]
 _Policy = Literal["follow_event_dependencies", "opportunistic", "internal_dependencies"]
 
 @final
@@ -186,11 +188,26 @@ class Stream:
         """Makes later work on this stream wait for all work given to the legacy default stream so far."""
 
 @final
-class Block:
-    """A block of device memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
+class Residency:
+    """What was said of a block of managed memory, where it is the same of all its pages."""
 
-    On the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and ``numpy.from_dlpack(block)`` are its bytes,
-    after the work given so far to its stream. The block cannot be freed while one of these is alive.
+    @property
+    def last_prefetch(self) -> Optional[_Place]:
+        """Where it was last prefetched to: ``"device"`` or ``"host"``. It may lie elsewhere by now."""
+    @property
+    def preferred_location(self) -> Optional[_Place]:
+        """Where it is to stay: ``"device"`` or ``"host"``."""
+    @property
+    def read_mostly(self) -> bool:
+        """Whether it is mostly read."""
+
+@final
+class Block:
+    """A block of a pool's memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
+
+    In pinned and managed memory, and on the CPU as a device, ``memoryview(block)``, ``numpy.asarray(block)`` and
+    ``numpy.from_dlpack(block)`` are its bytes. They wait for the work given so far to its stream and for recorded uses, as
+    ``synchronize`` does. The block cannot be freed while one of these is alive.
     """
 
     @property
@@ -211,6 +228,54 @@ class Block:
         """Notes that work given so far to ``stream`` uses the block: the free will wait for it.
 
         On a ``millpond.Stream``: also what is given to it until the block is freed.
+        """
+    def synchronize(self) -> None:
+        """Waits until the CPU may use the bytes: for the work given so far to the block's stream, and for recorded uses.
+
+        Call it before a view that was made earlier is used again.
+        """
+    def copy_from(self, other: Block) -> None:
+        """Copies the bytes of a block of the same size, of any pool of the device, on this block's stream.
+
+        The host does not wait where both are memory of the device or pinned. This stream first waits for the other block's.
+        The free of the other block waits for the copy, and so do later copies to it.
+
+        Raises:
+            ValueError: where the sizes differ.
+            MisuseError: for a block that was freed, or one of another device.
+        """
+    def prefetch(self, to: _Place, stream: _StreamLike = None) -> None:
+        """Moves managed memory ``to`` the ``"device"`` or the ``"host"``, in the order of ``stream``, by default the block's.
+
+        The host does not wait, and no byte changes. Later work finds the memory in place, and has no page faults.
+
+        Raises:
+            MisuseError: for other memory, which stays where it is.
+        """
+    def advise(
+        self,
+        *,
+        read_mostly: Optional[bool] = None,
+        preferred_location: Optional[Literal["device", "host", "anywhere"]] = None,
+        accessed_by: Optional[_Place] = None,
+        not_accessed_by: Optional[_Place] = None,
+    ) -> None:
+        """Says how managed memory will be used, until the block is freed. No byte changes.
+
+        Args:
+            read_mostly: the device and the host each have a copy, until one of them writes.
+            preferred_location: where it is to stay: ``"device"``, ``"host"`` or ``"anywhere"``.
+            accessed_by: ``"device"`` or ``"host"``: it stays mapped there, so that its first use is no page fault.
+            not_accessed_by: takes ``accessed_by`` back.
+
+        Raises:
+            MisuseError: for other memory.
+        """
+    def residency(self) -> Residency:
+        """Where managed memory was last prefetched to, and the advice on it.
+
+        Raises:
+            MisuseError: for other memory.
         """
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -239,6 +304,10 @@ class Pool:
     Args:
         device: a GPU's number, or a device's name as the command has it: ``"cuda:N"``, ``"host"`` (the CPU, with real
             memory), ``"sim"`` (no memory at all).
+        memory: ``"device"``: the device's own, the default. ``"pinned"``: page-locked memory of the host, which the device
+            copies to and from without the host's waiting. ``"managed"``: memory that moves to where it is used. The CPU uses
+            the last two in place.
+        node: the NUMA node of pinned memory. By default one near the device.
         capacity: how much memory a device that is no GPU has.
         name: a name for errors and reports.
         hard_limit: physical memory that the pool may hold. No limit by default.
@@ -264,6 +333,8 @@ class Pool:
         cls,
         device: Union[int, str],
         *,
+        memory: Optional[_Memory] = None,
+        node: Optional[int] = None,
         capacity: Optional[_Size] = None,
         name: Optional[str] = None,
         hard_limit: Optional[_Size] = None,
@@ -281,6 +352,17 @@ class Pool:
     @property
     def device(self) -> str:
         """The device, as the constructor takes it."""
+    @property
+    def memory(self) -> _Memory:
+        """What memory the pool is of, as the constructor takes it."""
+    def reserve(self, size: _Size, stream: _StreamLike = None) -> None:
+        """Takes memory in advance, so that blocks of ``size`` bytes in all can be allocated on ``stream`` without a device call.
+
+        What is free in the pool counts. Several threads prepare pinned memory.
+
+        Raises:
+            OutOfMemoryError: after everything that could make room was tried.
+        """
     def allocate(self, size: _Size, stream: _StreamLike = None, *, align: Optional[_Size] = None) -> Block:
         """Allocates ``size`` bytes for work on ``stream``. The address is a multiple of ``align``.
 
@@ -306,7 +388,7 @@ class Pool:
     def trim(self, keep: _Size = 0) -> int:
         """Gives free memory back to the device until at most ``keep`` bytes are reserved. Returns the bytes given back."""
     def memory_info(self) -> tuple[int, int]:
-        """Free and total bytes of the device, as its driver counts."""
+        """Free and total bytes of the memory that the pool is of, as its driver counts."""
     def start_recording(self, path: _Path, *, call_sites: bool = False) -> None:
         """Starts recording to a file, for ``millpond replay``. A recording that runs is stopped."""
     def stop_recording(self) -> Optional[RecordingStatus]:
@@ -335,8 +417,8 @@ def gpu_ordinal(name: str) -> Optional[int]:
 def configure(**options: Unpack[Options]) -> None:
     """Sets the options of the GPUs' shared pools, by the names of ``Pool``'s. Before the first of them is made."""
 
-def device_pool(ordinal: int) -> Pool:
-    """The shared pool of a GPU."""
+def device_pool(ordinal: int, memory: Optional[Literal["device", "pinned"]] = None) -> Pool:
+    """The shared pool of a GPU's own memory, or of pinned memory near it."""
 
 def devices_in_use() -> list[int]:
     """The GPUs that have a shared pool now."""

@@ -7,7 +7,7 @@ import os
 import pickle
 import sys
 from collections.abc import Iterator
-from typing import Any, Union
+from typing import Any, Literal, Union
 
 from . import _millpond
 from ._millpond import Pool, Stats
@@ -39,9 +39,12 @@ def _current() -> int:
     return 0
 
 
-def pool(device: Device = None) -> Pool:
-    """The pool of a GPU that PyTorch, CuPy and the others of this process share. The first call makes it."""
-    return _millpond.device_pool(ordinal_of(device))
+def pool(device: Device = None, *, memory: Literal["device", "pinned"] = "device") -> Pool:
+    """The pool of a GPU that PyTorch, CuPy and the others of this process share. The first call makes it.
+
+    With ``memory="pinned"`` it is the one of pinned memory near that GPU, with the default options.
+    """
+    return _millpond.device_pool(ordinal_of(device), memory)
 
 
 def stats(device: Device = None) -> Stats:

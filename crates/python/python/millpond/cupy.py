@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from . import _millpond, _shared
-from ._millpond import Pool
+from ._millpond import Pool, Stream
 
 if TYPE_CHECKING:
     from ._options import Options
 
 _pools: dict[int, Pool] = {}
+
+#: By GPU, the pool of pinned memory, and the stream that its blocks are allocated on.
+_pinned: dict[int, tuple[Pool, Stream]] = {}
 
 
 def allocate(size: int) -> Any:
@@ -29,8 +32,28 @@ def allocate(size: int) -> Any:
     return cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(block.ptr, size, block, ordinal), 0)
 
 
-def enable(**options: Unpack[Options]) -> None:
+def allocate_pinned(size: int) -> Any:
+    """Allocates pinned memory for CuPy, near its current device.
+
+    What ``cupy.cuda.set_pinned_memory_allocator`` takes. CuPy keeps the memory until its own copies are done. Whoever gives
+    work with it to a stream keeps it until that is done, as with CuPy's own pool. Only the GPU that was current reaches it.
+    """
+    import cupy
+
+    ordinal = cupy.cuda.runtime.getDevice()
+    pinned = _pinned.get(ordinal)
+    if pinned is None:
+        pool = _shared.pool(ordinal, memory="pinned")
+        pinned = _pinned[ordinal] = (pool, pool.create_stream())
+    pool, stream = pinned
+    # Nothing is ever given to the stream: what is freed may be used by the host at once.
+    return cupy.cuda.PinnedMemoryPointer(pool.allocate(size, stream), 0)
+
+
+def enable(*, pinned: bool = False, **options: Unpack[Options]) -> None:
     """Makes millpond CuPy's allocator, on all GPUs. The options are those of :class:`millpond.Pool`.
+
+    With ``pinned``, CuPy's pinned memory is millpond's as well: ``millpond.pool(0, memory="pinned")`` has its figures.
 
     What CuPy's own pool caches stays with it until ``cupy.get_default_memory_pool().free_all_blocks()``.
     """
@@ -39,3 +62,5 @@ def enable(**options: Unpack[Options]) -> None:
     if options:
         _millpond.configure(**options)
     cupy.cuda.set_allocator(allocate)
+    if pinned:
+        cupy.cuda.set_pinned_memory_allocator(allocate_pinned)

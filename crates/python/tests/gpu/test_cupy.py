@@ -48,3 +48,27 @@ def test_streams_that_are_gone_leave_their_arrays_alone() -> None:
 def test_out_of_memory_is_millponds() -> None:
     with pytest.raises(millpond.OutOfMemoryError, match="requested, but"):
         cupy.empty(1 << 42, dtype=cupy.uint8)
+
+
+def test_pinned_memory_comes_from_the_pool_and_goes_back() -> None:
+    numpy = pytest.importorskip("numpy")
+    millpond.cupy.enable(pinned=True)
+    try:
+        pool = millpond.pool(0, memory="pinned")
+        for turn in range(20):
+            host = numpy.full(MIB, turn, dtype=numpy.int64)
+            array = cupy.asarray(host)  # staged in pinned memory
+            assert int(array.sum()) == turn * MIB
+            back = cupy.cuda.alloc_pinned_memory(8 * MIB)
+            assert pool.stats().requested.current >= 8 * MIB
+            result = numpy.frombuffer(back, numpy.int64, MIB)
+            array.get(out=result)
+            assert (result == turn).all()
+            del result, back
+        cupy.cuda.Device(0).synchronize()
+        cupy.cuda.alloc_pinned_memory(1)  # lets go of what CuPy watched
+        gc.collect()
+        assert pool.stats().requested.current <= 1
+        pool.check()
+    finally:
+        cupy.cuda.set_pinned_memory_allocator(cupy.get_default_pinned_memory_pool().malloc)
