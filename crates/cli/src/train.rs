@@ -7,7 +7,7 @@ use millpond::Pool;
 use millpond::device::DeviceChoice;
 use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
 use millpond_mlp::data::Dataset;
-use millpond_mlp::{Config, Epoch, Hyper, Machine, Memory, Observer, Step};
+use millpond_mlp::{Config, Epoch, Hyper, Machine, Memory, Observer, Step, Upload};
 
 use crate::account::{self, Outcome};
 use crate::args::TrainArgs;
@@ -137,6 +137,7 @@ impl Run {
         };
         let memory = Memory::new(allocator.clone(), machine.context().create_stream()?);
         let mut backend = machine.backend(memory, self.tf32)?;
+        let upload = Upload::new(machine.context())?;
         let progress = Progress::new(self.hyper.epochs, self.compares().then_some(name));
         if is_first && self.compares() {
             say(&account::titles());
@@ -145,7 +146,7 @@ impl Run {
         }
         done.outcomes.push(Outcome::new(&machine.name().to_string(), name));
         let mut watch = Watch { run: self, allocator: &*allocator, done, progress };
-        let trained = millpond_mlp::train(backend.as_mut(), &self.data, &self.hyper, &mut watch);
+        let trained = millpond_mlp::train(backend.as_mut(), &upload, &self.data, &self.hyper, &mut watch);
         drop(watch.progress);
         trained?;
 
@@ -155,9 +156,10 @@ impl Run {
         if self.compares() {
             say(&account::line(outcome));
         } else {
+            let pinned = upload.pinned().map(Pool::stats);
             say(&match &pool {
-                Some(pool) => account::of_pool(&pool.stats(), &outcome.epochs),
-                None => account::of_baseline(name, &usage),
+                Some(pool) => account::of_pool(&pool.stats(), pinned.as_ref(), &outcome.epochs),
+                None => account::of_baseline(name, &usage, pinned.as_ref()),
             });
         }
         if let Some(recorded) = pool.as_ref().map(Pool::stop_recording).transpose()?.flatten() {

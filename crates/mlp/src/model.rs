@@ -44,13 +44,12 @@ impl Model {
         self.weights.iter().map(Tensor::len).sum()
     }
 
-    /// The logits of a batch of images, `[rows, CLASSES]`. Each layer's input is freed as soon as its output
-    /// is on the way.
+    /// The logits of a batch, `[count, CLASSES]`. Each layer's input is freed as soon as its output is on the way.
     ///
     /// # Errors
     /// The backend's own.
-    pub fn infer(&self, backend: &mut dyn Backend, images: Tensor) -> Result<Tensor> {
-        let mut x = images;
+    pub fn infer(&self, backend: &mut dyn Backend, batch: Batch<'_>) -> Result<Tensor> {
+        let mut x = backend.images(batch)?;
         for (layer, w) in self.weights.iter().enumerate() {
             x = backend.linear(&x, w, self.activation(layer))?;
         }
@@ -65,13 +64,11 @@ impl Model {
     pub fn gradients(
         &self,
         backend: &mut dyn Backend,
-        images: Tensor,
-        labels: &Tensor<u8>,
         batch: Batch<'_>,
         totals: &mut Tensor<f64>,
     ) -> Result<Vec<Tensor>> {
         // `inputs[layer]` is what the layer reads; each is kept until its layer's gradients are on the way.
-        let mut inputs = vec![images];
+        let mut inputs = vec![backend.images(batch)?];
         let mut gradients = Vec::with_capacity(self.weights.len());
         let head = self.weights.len() - 1;
         for layer in 0..head {
@@ -79,7 +76,7 @@ impl Model {
             inputs.push(y);
         }
         let logits = backend.linear(&inputs[head], &self.weights[head], Activation::None)?;
-        let mut dy = backend.cross_entropy(&logits, labels, batch, totals)?;
+        let mut dy = backend.cross_entropy(&logits, batch, totals)?;
         drop(logits);
         while let Some(x) = inputs.pop() {
             gradients.push(backend.weight_gradient(&x, &dy)?);
