@@ -1,7 +1,7 @@
 //! One figure as programs read it.
 
 use millpond::device::DeviceName;
-use millpond_baselines::MILLPOND;
+use millpond_baselines::{MILLPOND, name_of};
 use serde::Serialize;
 
 use crate::samples::Samples;
@@ -19,6 +19,8 @@ pub struct Row {
     pub allocator: &'static str,
     /// `sim`, `host`, `cuda:0`; `host` for mimalloc.
     pub device: String,
+    /// Which memory of the device: `device`, `pinned`; `host` for mimalloc.
+    pub memory: &'static str,
     /// Bytes of a block; of the largest, where they vary.
     pub bytes: u64,
     /// Threads that allocated and freed.
@@ -104,6 +106,7 @@ impl Case {
             mode: self.mode,
             allocator: self.allocator,
             device: device.to_string(),
+            memory: if of_the_cpu { "host" } else { name_of(bench.target.memory()) },
             bytes: self.bytes,
             threads: self.threads,
             mean_ns: rounded(figures.mean),
@@ -131,6 +134,7 @@ impl Row {
             mode: mode.to_owned(),
             allocator,
             device: "sim".to_owned(),
+            memory: "device",
             bytes: 1 << 20,
             threads,
             mean_ns: 12.0,

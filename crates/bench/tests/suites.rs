@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millpond::device::DeviceName;
+use millpond::device::{DeviceName, MemoryKind};
 use millpond_bench::{Bench, MIMALLOC, Row, Suite, Target, names, repeat};
 
 fn bench() -> Bench {
@@ -123,4 +123,18 @@ fn an_unknown_allocator_is_an_error_that_names_the_known() {
     let (target, _) = Target::find(DeviceName::SIM.into()).unwrap();
     let error = repeat(&target, "jemalloc", 512, 1).unwrap_err().to_string();
     assert!(error.contains("jemalloc") && error.contains("millpond"), "{error}");
+}
+
+/// The pool alone is of such memory; the others are of the device's.
+#[test]
+fn every_suite_measures_pools_of_pinned_memory() {
+    for name in [DeviceName::SIM, DeviceName::HOST] {
+        let (target, _) = Target::find(name.into()).unwrap();
+        let bench = Bench::new(target.with_memory(MemoryKind::Pinned).unwrap(), Duration::from_millis(1));
+        for suite in Suite::ALL {
+            let rows = bench.run(suite, "millpond").unwrap();
+            assert!(!rows.is_empty() && rows.iter().all(|row| row.memory == "pinned"), "{name}: {rows:?}");
+        }
+        assert_eq!(bench.reference().unwrap().memory, "host");
+    }
 }

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use millpond::device::DeviceName;
-use millpond_baselines::{CachingOptions, NAMES};
+use millpond::device::{DeviceName, MemoryKind};
+use millpond_baselines::{CachingOptions, NAMES, StreamOrdered, name_of};
 use millpond_replay::choice::Choice;
 use millpond_replay::fit::{CONTEXT_BYTES, Card};
 use millpond_replay::replay::{FreeWhen, UNLIMITED};
 
-use crate::choices::{ALL, is_asked, names_or_all};
+use crate::choices::{ALL, is_asked, listed_memories, memories, names_or_all};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -63,6 +63,8 @@ pub(crate) struct ReplayArgs {
     pub(crate) alloc_conf: Option<CachingOptions>,
     #[arg(long, default_value_t = DeviceName::SIM, help = DeviceName::listed() + "; sim keeps no bytes")]
     pub(crate) device: DeviceName,
+    #[arg(long, value_name = "KIND", default_value = name_of(MemoryKind::Device), value_parser = memories(), hide_possible_values = true, help = listed_memories())]
+    pub(crate) memory: MemoryKind,
     /// With --device host or cuda: mark and check each block
     #[arg(long)]
     pub(crate) verify: bool,
@@ -79,7 +81,14 @@ enum Free {
 impl ReplayArgs {
     /// The allocators to replay with, in the order of reports.
     pub(crate) fn allocators(&self) -> Vec<&'static str> {
-        NAMES.into_iter().filter(|name| is_asked(&self.allocator, name)).collect()
+        let is_left_out = |name: &&str| self.left_out() == Some(*name);
+        NAMES.into_iter().filter(|name| is_asked(&self.allocator, name) && !is_left_out(name)).collect()
+    }
+
+    /// The allocator that was asked for and is of the device's own memory, where another is replayed.
+    pub(crate) fn left_out(&self) -> Option<&'static str> {
+        let is_asked = self.memory != MemoryKind::Device && is_asked(&self.allocator, StreamOrdered::NAME);
+        is_asked.then_some(StreamOrdered::NAME)
     }
 
     /// What the allocators are built with.
