@@ -114,6 +114,15 @@ pub(crate) struct TrainArgs {
     /// Write the results to this file, or to standard output for -
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Keep a checkpoint in this folder, written after each epoch
+    #[arg(long, value_name = "DIR")]
+    pub(crate) save: Option<PathBuf>,
+    /// Write it after every so many steps, too
+    #[arg(long, value_name = "STEPS", requires = "save", value_parser = whole::<{ Config::MOST_STEPS }>, allow_negative_numbers = true)]
+    pub(crate) save_every: Option<usize>,
+    /// Go on from the checkpoint, if there is one
+    #[arg(long, requires = "save")]
+    pub(crate) resume: bool,
     /// Record what the pool does to this file, for millpond replay
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,

@@ -9,6 +9,7 @@
 //! stream and returns; each tensor frees itself in stream order when the model drops it.
 
 pub mod backend;
+mod checkpoint;
 mod config;
 pub mod cuda;
 pub mod data;
@@ -21,6 +22,7 @@ mod model;
 mod train;
 
 pub use backend::{Activation, Backend, Batch, TOTAL_CORRECT, TOTAL_LOSS, TOTALS};
+pub use checkpoint::{Checkpoint, Saving};
 pub use config::Config;
 pub use error::{Error, Result};
 pub use feed::Upload;

@@ -21,17 +21,37 @@ impl Model {
     /// # Errors
     /// The allocator's and the device's own.
     pub fn new(memory: &Memory, inputs: usize, hidden: usize, width: usize, seed: u64) -> Result<Self> {
+        let sizes = Self::sizes(inputs, hidden, width).into_iter().enumerate();
+        let weights = sizes.map(|(layer, [inputs, outputs])| {
+            let values = initial_weights(seed, layer as u64, inputs, outputs);
+            memory.upload(inputs, outputs, &values)
+        });
+        Ok(Self { weights: weights.collect::<Result<_>>()? })
+    }
+
+    /// As [`new`](Self::new), with these weights of each layer.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) where a layer has another number of weights. The allocator's and the device's
+    /// own.
+    pub fn with_weights(
+        memory: &Memory,
+        inputs: usize,
+        hidden: usize,
+        width: usize,
+        weights: &[Vec<f32>],
+    ) -> Result<Self> {
+        let sizes = Self::sizes(inputs, hidden, width).into_iter();
+        let weights =
+            sizes.zip(weights).map(|([inputs, outputs], values)| memory.upload(inputs, outputs, values));
+        Ok(Self { weights: weights.collect::<Result<_>>()? })
+    }
+
+    /// Inputs and outputs of each layer.
+    pub(crate) fn sizes(inputs: usize, hidden: usize, width: usize) -> Vec<[usize; 2]> {
         let sizes: Vec<usize> =
             std::iter::once(inputs).chain(std::iter::repeat_n(width, hidden)).chain([CLASSES]).collect();
-        let weights = sizes
-            .windows(2)
-            .enumerate()
-            .map(|(layer, size)| {
-                let values = initial_weights(seed, layer as u64, size[0], size[1]);
-                memory.upload(size[0], size[1], &values)
-            })
-            .collect::<Result<_>>()?;
-        Ok(Self { weights })
+        sizes.array_windows().copied().collect()
     }
 
     /// The weights, from the first layer to the head.

@@ -9,8 +9,9 @@ use std::time::Instant;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::{Begun, Saver, Saving};
 use crate::data::{Dataset, Split};
 use crate::feed::{Feed, Upload};
 use crate::{Backend, Error, Model, Result, TOTAL_CORRECT, TOTAL_LOSS, TOTALS};
@@ -22,7 +23,7 @@ const VALIDATION_BATCH: usize = 1000;
 const FIRST_ORDER_STREAM: u64 = 1 << 32;
 
 /// What is trained, and how.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Hyper {
     /// Hidden layers.
     pub num_layers: usize,
@@ -39,7 +40,7 @@ pub struct Hyper {
 }
 
 /// What one epoch gave.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Epoch {
     /// Counted from 1.
     pub epoch: usize,
@@ -84,29 +85,35 @@ pub trait Observer {
     }
 }
 
-/// Trains with the memory of `backend` and batches that come by `upload`. Returns what each epoch gave. An epoch in which the observer stopped the
-/// training is left out.
+/// Trains with the memory of `backend` and batches that come by `upload`. Returns what each epoch gave. An epoch in which
+/// the observer stopped the training is left out. With `saving`, it writes checkpoints, and goes on from one.
 ///
 /// # Errors
-/// The allocator's and the device's own, and [`Error::Diverged`].
+/// The allocator's and the device's own, [`Error::Diverged`], and those of writing a checkpoint.
 pub fn train(
     backend: &mut dyn Backend,
     upload: &Upload,
     data: &Dataset,
     hyper: &Hyper,
+    saving: Option<&Saving>,
     observer: &mut dyn Observer,
 ) -> Result<Vec<Epoch>> {
     let memory = backend.memory().clone();
     let mut calls_before = memory.usage().calls.memory();
     let most = hyper.batch_size.min(data.train.len()).max(VALIDATION_BATCH.min(data.validation.len()));
     let mut feed = Feed::new(&memory, upload, most, data.train.row())?;
-    let mut model = Model::new(&memory, data.pixels(), hyper.num_layers, hyper.feat_dim, hyper.seed)?;
+    let mut saver = Saver::new(saving, hyper, data);
+    let &Hyper { num_layers, feat_dim, seed, .. } = hyper;
+    let mut model = match saver.weights() {
+        None => Model::new(&memory, data.pixels(), num_layers, feat_dim, seed)?,
+        Some(weights) => Model::with_weights(&memory, data.pixels(), num_layers, feat_dim, weights)?,
+    };
     memory.synchronize()?;
 
-    let mut epochs = Vec::with_capacity(hyper.epochs);
-    for epoch in 1..=hyper.epochs {
-        let begin = Instant::now();
-        let trained = train_epoch(backend, &mut model, (&mut feed, &data.train), hyper, epoch, observer)?;
+    for epoch in saver.epochs().len() + 1..=hyper.epochs {
+        let (begin, begun) = (Instant::now(), saver.begun());
+        let trained =
+            train_epoch(backend, &mut model, (&mut feed, &data.train), hyper, epoch, &mut saver, observer)?;
         let Continue(train_loss) = trained else { break };
         let validated = validate(backend, &model, (&mut feed, &data.validation), observer)?;
         let Continue((val_loss, val_accuracy)) = validated else { break };
@@ -117,43 +124,57 @@ pub fn train(
             train_loss,
             val_loss,
             val_accuracy,
-            wall_ms: begin.elapsed().as_secs_f64() * 1e3,
+            wall_ms: begun.wall_ms + milliseconds_since(begin),
             device_calls: calls - calls_before,
         };
         calls_before = calls;
         observer.epoch(&report);
-        epochs.push(report);
         if !train_loss.is_finite() {
             return Err(Error::Diverged { epoch, loss: train_loss });
         }
+        saver.epoch(&model, report)?;
     }
-    Ok(epochs)
+    Ok(saver.into_epochs())
+}
+
+fn milliseconds_since(begin: Instant) -> f64 {
+    begin.elapsed().as_secs_f64() * 1e3
 }
 
 fn go_on(observer: &mut dyn Observer) -> ControlFlow<()> {
     if observer.stops() { Break(()) } else { Continue(()) }
 }
 
-/// One pass over the training set; the mean loss.
+/// One pass over the training set, or the rest of it; the mean loss.
 fn train_epoch(
     backend: &mut dyn Backend,
     model: &mut Model,
     (feed, data): (&mut Feed, &Split),
     hyper: &Hyper,
     epoch: usize,
+    saver: &mut Saver<'_>,
     observer: &mut dyn Observer,
 ) -> Result<ControlFlow<(), f64>> {
+    let (begin, begun) = (Instant::now(), saver.begun());
     let memory = backend.memory().clone();
     let order = shuffled(data.len(), hyper.seed, epoch);
-    let mut totals = memory.zeroed::<f64>(1, TOTALS)?;
-    let mut step = Step { epoch, images: 0, of: data.len() };
-    let seen = feed.batches(data, &order, hyper.batch_size, |batch| {
+    let mut totals = memory.upload(1, TOTALS, &begun.totals)?;
+    let mut step = Step { epoch, images: begun.images, of: data.len() };
+    let seen = feed.batches(data, &order[begun.images..], hyper.batch_size, |batch| {
         let gradients = model.gradients(backend, batch, &mut totals)?;
         model.update(backend, &gradients, hyper.learning_rate)?;
         drop(gradients);
         step.images += batch.count;
         if observer.wants_loss(step) {
             observer.loss(step, totals.to_vec()?[TOTAL_LOSS] / step.images as f64);
+        }
+        if saver.is_due(step.images.div_ceil(hyper.batch_size)) {
+            let totals = [TOTAL_LOSS, TOTAL_CORRECT].map({
+                let totals = totals.to_vec()?;
+                move |at| totals[at]
+            });
+            let wall_ms = begun.wall_ms + milliseconds_since(begin);
+            saver.step(model, Begun { images: step.images, totals, wall_ms })?;
         }
         Ok(go_on(observer))
     })?;

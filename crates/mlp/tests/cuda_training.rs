@@ -52,7 +52,7 @@ fn cuda_backend(machine: &Machine, allocator: &str, streams: Streams) -> CudaBac
 
 fn trained(machine: &Machine, backend: &mut dyn Backend, data: &Dataset, hyper: &Hyper) -> Vec<Epoch> {
     let upload = Upload::new(machine.context()).unwrap();
-    let epochs = train(backend, &upload, data, hyper, &mut Unwatched).unwrap();
+    let epochs = train(backend, &upload, data, hyper, None, &mut Unwatched).unwrap();
     assert_eq!(upload.pinned().unwrap().stats().allocations, 3, "batches pass through pinned memory");
     epochs
 }

@@ -28,7 +28,7 @@ fn run(allocator: &str, hyper: &Hyper, data: &Dataset) -> Vec<Epoch> {
     let memory = Memory::new(allocator.clone(), machine.context().create_stream().unwrap());
     let mut backend = machine.backend(memory, false).unwrap();
     let upload = Upload::new(machine.context()).unwrap();
-    let epochs = train(backend.as_mut(), &upload, data, hyper, &mut Unwatched).unwrap();
+    let epochs = train(backend.as_mut(), &upload, data, hyper, None, &mut Unwatched).unwrap();
     assert_eq!(allocator.usage().requested.current, 0, "training leaves nothing behind");
     let pinned = upload.pinned().unwrap().stats();
     assert_eq!((pinned.allocations, pinned.requested.current), (3, 0), "and pins three batches at most");

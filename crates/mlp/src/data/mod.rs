@@ -84,6 +84,14 @@ impl Dataset {
         [TRAIN, VALIDATION].as_flattened().iter().filter_map(|name| find(dir, name).ok()).collect()
     }
 
+    /// A checksum of the images and labels to train on.
+    pub(crate) fn checksum(&self) -> u32 {
+        let mut sum = flate2::Crc::new();
+        sum.update(&self.train.images);
+        sum.update(&self.train.labels);
+        sum.sum()
+    }
+
     /// Pixels of an image.
     pub fn pixels(&self) -> usize {
         SIDE * SIDE
