@@ -5,8 +5,8 @@ use std::sync::Arc;
 use millpond::device::{Device, DeviceError, DeviceResult, MemoryKind};
 
 /// The kinds of memory, by the names that users choose them by.
-pub const MEMORIES: [(&str, MemoryKind); 2] =
-    [("device", MemoryKind::Device), ("pinned", MemoryKind::Pinned)];
+pub const MEMORIES: [(&str, MemoryKind); 3] =
+    [("device", MemoryKind::Device), ("pinned", MemoryKind::Pinned), ("managed", MemoryKind::Managed)];
 
 /// The memory of this kind that the device has, as a device: its own, or one that shares its streams.
 ///
@@ -16,6 +16,7 @@ pub fn memory_of(device: Arc<dyn Device>, kind: MemoryKind) -> DeviceResult<Arc<
     match kind {
         MemoryKind::Device => Ok(device),
         MemoryKind::Pinned => device.pinned(None),
+        MemoryKind::Managed => device.managed(),
         _ => {
             let device = device.properties().name.clone();
             Err(DeviceError::Unsupported { device, what: "this kind of memory" })

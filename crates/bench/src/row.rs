@@ -19,8 +19,6 @@ pub struct Row {
     pub allocator: &'static str,
     /// `sim`, `host`, `cuda:0`; `host` for mimalloc.
     pub device: String,
-    /// Which memory of the device: `device`, `pinned`; `host` for mimalloc.
-    pub memory: &'static str,
     /// Bytes of a block; of the largest, where they vary.
     pub bytes: u64,
     /// Threads that allocated and freed.
@@ -37,6 +35,8 @@ pub struct Row {
     pub p999_ns: f64,
     /// Pairs a second, of all threads together; calls a second where calls were timed.
     pub pairs_per_s: f64,
+    /// Which memory of the device: `device`, `pinned` or `managed`; `host` for mimalloc.
+    pub memory: &'static str,
     /// The median of what mimalloc's pair of 512 B took between these samples, where it was measured by turns with them.
     /// Not in JSON, whose keys are promised.
     #[serde(skip)]

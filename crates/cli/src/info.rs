@@ -38,7 +38,7 @@ struct Described {
     /// The name that `--device` takes.
     device: String,
     name: String,
-    /// Which memory of it: `device`, `pinned`.
+    /// Which memory of it: `device`, `pinned` or `managed`.
     memory: &'static str,
     /// Why there is none of it. The figures are those of the device then.
     no_memory: Option<String>,

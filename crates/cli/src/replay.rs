@@ -177,9 +177,9 @@ fn refuse_for_memory(args: &ReplayArgs, names: &[&str]) -> Result<()> {
         return Err(Error::Usage(format!("--memory {memory} is for --device sim or host")));
     }
     if names.is_empty() {
-        let left_out = args.left_out().unwrap_or_default();
+        let names = args.left_out().join(", ");
         return Err(Error::Usage(format!(
-            "--memory {memory} is not for {left_out}: the driver's pool takes device memory only"
+            "--memory {memory} does not carry {names}: name another allocator"
         )));
     }
     let for_device_memory = [
@@ -213,8 +213,9 @@ fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Resu
     if args.memory != MemoryKind::Device {
         say(&format!("replayed in {}, at its costs\n", args.memory));
     }
-    if let Some(name) = args.left_out() {
-        let said = format!("{name} is left out: the driver's pool takes device memory only");
+    let left_out = args.left_out();
+    if !left_out.is_empty() {
+        let said = format!("left out, since {} does not carry it: {}", args.memory, left_out.join(", "));
         remark(&said);
         remarks.push(said);
     }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 use millpond::device::{DeviceName, MemoryKind};
-use millpond_baselines::{CachingOptions, NAMES, StreamOrdered, name_of};
+use millpond_baselines::{Caching, CachingOptions, NAMES, StreamOrdered, name_of};
 use millpond_replay::choice::Choice;
 use millpond_replay::fit::{CONTEXT_BYTES, Card};
 use millpond_replay::replay::{FreeWhen, UNLIMITED};
@@ -81,14 +81,19 @@ enum Free {
 impl ReplayArgs {
     /// The allocators to replay with, in the order of reports.
     pub(crate) fn allocators(&self) -> Vec<&'static str> {
-        let is_left_out = |name: &&str| self.left_out() == Some(*name);
-        NAMES.into_iter().filter(|name| is_asked(&self.allocator, name) && !is_left_out(name)).collect()
+        let left_out = self.left_out();
+        NAMES.into_iter().filter(|name| is_asked(&self.allocator, name) && !left_out.contains(name)).collect()
     }
 
-    /// The allocator that was asked for and is of the device's own memory, where another is replayed.
-    pub(crate) fn left_out(&self) -> Option<&'static str> {
-        let is_asked = self.memory != MemoryKind::Device && is_asked(&self.allocator, StreamOrdered::NAME);
-        is_asked.then_some(StreamOrdered::NAME)
+    /// The allocators that were asked for and that the memory does not carry: the driver's pool has device memory only, and
+    /// managed memory has no pages to be mapped.
+    pub(crate) fn left_out(&self) -> Vec<&'static str> {
+        let without: &[_] = match self.memory {
+            MemoryKind::Device => &[],
+            MemoryKind::Managed => &[Caching::EXPANDABLE, StreamOrdered::NAME],
+            _ => &[StreamOrdered::NAME],
+        };
+        without.iter().copied().filter(|name| is_asked(&self.allocator, name)).collect()
     }
 
     /// What the allocators are built with.

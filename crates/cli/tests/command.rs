@@ -215,7 +215,9 @@ fn info_shows_the_host_device_and_is_json_when_asked() {
 }
 
 #[test]
-fn info_shows_pinned_memory_when_asked() {
+fn info_shows_other_memory_when_asked() {
+    let text = stdout(&millpond(&["info", "--memory", "managed"]));
+    assert!(text.contains(", managed memory\n") && text.contains("the CPU uses it in place"), "{text}");
     let text = stdout(&millpond(&["info", "--memory", "pinned"]));
     assert!(text.contains(", pinned memory\n") && text.contains("the CPU uses it in place"), "{text}");
     let info: Value =

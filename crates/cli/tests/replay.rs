@@ -412,7 +412,7 @@ fn flags_that_clash_and_unreadable_traces_are_one_line() {
 }
 
 #[test]
-fn pinned_memory_is_replayed_at_its_costs() {
+fn other_memory_is_replayed_at_its_costs() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("out.json");
     let told = |args: &[&str]| {
@@ -421,9 +421,13 @@ fn pinned_memory_is_replayed_at_its_costs() {
     };
     let (_, _, device) = told(&["--allocator", "millpond"]);
     let (text, said, pinned) = told(&["--memory", "pinned"]);
-    assert!(text.contains("replayed in pinned host memory") && text.contains("leave --memory out"), "{text}");
+    assert!(text.contains("replayed in pinned host memory"), "{text}");
+    assert!(unwrapped(&text).contains("leave --memory out"), "{text}");
     assert!(!text.contains("Cards that would do"), "{text}");
-    assert!(said.contains("stream-ordered is left out"), "{said}");
+    assert!(
+        said.contains("left out, since pinned host memory does not carry it: stream-ordered\n"),
+        "{said}"
+    );
     let rows = pinned["allocators"].as_array().unwrap();
     assert_eq!(rows.len(), millpond_baselines::NAMES.len() - 1);
     assert!(rows.iter().all(|row| row["memory"] == "pinned" && row["oom"].is_null()), "{pinned:#}");
@@ -432,6 +436,10 @@ fn pinned_memory_is_replayed_at_its_costs() {
     assert_eq!(device["peak_requested"], pinned["peak_requested"]);
     // A page of pinned memory takes a hundred times as long, since the driver clears it.
     assert!(pinned["device_us"].as_f64() > device["device_us"].as_f64().map(|us| us * 10.0), "{pinned:#}");
+    let (text, said, managed) = told(&["--memory", "managed"]);
+    assert!(said.contains("does not carry it: expandable, stream-ordered\n"), "{said}");
+    assert!(text.contains("replayed in managed memory"), "{text}");
+    assert!(managed["allocators"].as_array().unwrap().iter().all(|row| row["memory"] == "managed"));
     let real = ["--memory", "pinned", "--device", "host", "--verify", "--allocator", "millpond,caching"];
     let (text, _, real) = told(&real);
     assert!(text.contains("found as written"), "{text}");
@@ -451,7 +459,7 @@ fn what_is_about_cards_is_not_for_other_memory() {
         (&["--report", "x.html"], "--report is for device memory"),
         (&["--export-counters", "x.json"], "--export-counters is for device memory"),
         (&["--device", "cuda"], "--memory pinned is for --device sim or host"),
-        (&["--allocator", "stream-ordered"], "--memory pinned is not for stream-ordered"),
+        (&["--allocator", "stream-ordered"], "--memory pinned does not carry stream-ordered: name another"),
         (&["--memory", "fast"], "--memory: "),
     ] {
         let output = replay(GNN, &[&["--memory", "pinned"], args].concat());

@@ -65,7 +65,7 @@ const BENCH: [Wrong<'_>; 14] = [
     (&["--suite", "latency,"], 2, "--suite: its value is missing"),
     (&["--allocator", "jemalloc"], 2, "--allocator: 'jemalloc' is not one of millpond, "),
     (&["--device", "gpu"], 2, "--device: no device is called 'gpu'"),
-    (&["--memory", "fast"], 2, "--memory: 'fast' is not one of device, pinned"),
+    (&["--memory", "fast"], 2, "--memory: 'fast' is not one of device, pinned, managed"),
     (
         &["--memory", "pinned", "--allocator", "millpond,binned"],
         2,
@@ -83,7 +83,7 @@ const OTHERS: [Wrong<'_>; 8] = [
     (&["trian"], 2, "trian: there is no such command. Did you mean train? "),
     (&["--loud"], 2, "--loud: there is no such flag. `millpond --help` says what there is"),
     (&["info", "--jsno"], 2, "--jsno: there is no such flag. Did you mean --json? "),
-    (&["info", "--memory", "gpu"], 2, "--memory: 'gpu' is not one of device, pinned"),
+    (&["info", "--memory", "gpu"], 2, "--memory: 'gpu' is not one of device, pinned, managed"),
     (&["fetch"], 2, "<DATASET>, <DIR> is missing; `millpond fetch --help` has examples"),
     (&["fetch", "cifar", "."], 2, "<DATASET>: 'cifar' is not one of mnist"),
     (&["fetch", "mnist", "file"], 1, "file: cannot create the folder: File exists"),

@@ -104,7 +104,8 @@ impl Stage {
     /// # Errors
     /// The device's own.
     pub fn sim_memory(program: &Program, memory: MemoryKind, capacity: u64) -> Result<Self, ReplayError> {
-        let options = SimOptions::default().capacity(capacity).pinned_capacity(capacity);
+        let options =
+            SimOptions::default().capacity(capacity).pinned_capacity(capacity).managed_capacity(capacity);
         let sim = SimDevice::new(options)?;
         let context = Context::new(memory_of(sim.clone(), memory)?);
         Ok(Self { sim: Some(sim), ..Self::new(program, context)? })
