@@ -118,7 +118,7 @@ pub(crate) fn of_baseline(name: &str, usage: &Usage, pinned: Option<&Stats>) -> 
 fn of_pinned(stats: Option<&Stats>) -> Option<[String; 3]> {
     let stats = stats.filter(|stats| stats.allocations > 0)?;
     let requested = HumanBytes(stats.requested.high);
-    let meaning = format!("of the host, for batches; {requested} requested at most");
+    let meaning = format!("of the host, for batches; {requested} requested");
     Some(row("pinned memory", HumanBytes(stats.reserved.high).to_string(), &meaning))
 }
 

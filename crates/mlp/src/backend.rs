@@ -14,7 +14,7 @@
 //! - **Layout.** Matrices are row-major and dense, `float32`; a row is one image of the batch. Weights are
 //!   `[inputs, outputs]`, so that a layer is `y = x · w`.
 //! - **Determinism.** The same calls on the same data give the same bits, whatever the addresses are.
-//! - **Shapes** are checked; a mismatch is an [`Error::Shape`](crate::Error::Shape) and queues nothing.
+//! - **Shapes** are checked; a mismatch is an [`Error::Shape`] and queues nothing.
 
 use crate::{Error, Memory, Result, Tensor};
 
