@@ -21,6 +21,7 @@ mod caching;
 mod driver;
 mod events;
 mod first_fit;
+mod memory;
 mod pool;
 mod stream_ordered;
 mod streams;
@@ -33,6 +34,7 @@ pub use binned::Binned;
 pub use caching::{Caching, CachingOptions, Divisions};
 pub use driver::Driver;
 pub use first_fit::FirstFit;
+pub use memory::{MEMORIES, memory_of, name_of};
 pub use pool::NAME as MILLPOND;
 pub use stream_ordered::StreamOrdered;
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::SystemTime;
 
-use millpond::device::{Kind, cuda};
+use millpond::device::{Kind, MemoryKind, cuda};
 
 use crate::Target;
 
@@ -16,7 +16,7 @@ pub struct Machine {
     pub processor: String,
     /// Cores that this process may use.
     pub cores: usize,
-    /// The device.
+    /// The device, and which memory of it where that is not its own.
     pub device: String,
     /// The GPU's driver, where the device is a GPU.
     pub driver: Option<String>,
@@ -34,7 +34,10 @@ impl Machine {
             version: option_env!("MILLPOND_VERSION").unwrap_or(env!("CARGO_PKG_VERSION")),
             processor: processor().unwrap_or_else(|| std::env::consts::ARCH.to_owned()),
             cores: std::thread::available_parallelism().map_or(1, usize::from),
-            device: format!("{} ({})", target.name(), target.model()),
+            device: match target.memory() {
+                MemoryKind::Device => format!("{} ({})", target.name(), target.model()),
+                memory => format!("{} ({}), {memory}", target.name(), target.model()),
+            },
             driver: (target.name().kind() == Kind::Cuda).then(driver).flatten(),
             date: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
             command: command(),

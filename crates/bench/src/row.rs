@@ -1,7 +1,7 @@
 //! One figure as programs read it.
 
 use millpond::device::DeviceName;
-use millpond_baselines::MILLPOND;
+use millpond_baselines::{MILLPOND, name_of};
 use serde::Serialize;
 
 use crate::samples::Samples;
@@ -35,6 +35,8 @@ pub struct Row {
     pub p999_ns: f64,
     /// Pairs a second, of all threads together; calls a second where calls were timed.
     pub pairs_per_s: f64,
+    /// Which memory of the device: `device`, `pinned` or `managed`; `host` for mimalloc.
+    pub memory: &'static str,
     /// The median of what mimalloc's pair of 512 B took between these samples, where it was measured by turns with them.
     /// Not in JSON, whose keys are promised.
     #[serde(skip)]
@@ -104,6 +106,7 @@ impl Case {
             mode: self.mode,
             allocator: self.allocator,
             device: device.to_string(),
+            memory: if of_the_cpu { "host" } else { name_of(bench.target.memory()) },
             bytes: self.bytes,
             threads: self.threads,
             mean_ns: rounded(figures.mean),
@@ -131,6 +134,7 @@ impl Row {
             mode: mode.to_owned(),
             allocator,
             device: "sim".to_owned(),
+            memory: "device",
             bytes: 1 << 20,
             threads,
             mean_ns: 12.0,

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use millpond::Context;
 use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::device::{Device, DeviceChoice, DeviceError, DeviceName};
+use millpond::device::{Device, DeviceChoice, DeviceError, DeviceName, MemoryKind};
+use millpond_baselines::memory_of;
 
 use crate::Result;
 
@@ -15,6 +16,7 @@ const HOST_CAPACITY: u64 = 1 << 40;
 #[derive(Debug)]
 pub struct Target {
     name: DeviceName,
+    memory: MemoryKind,
     /// A GPU's driver starts anew when nobody holds it; so somebody does, from the first allocator to the last.
     first: Arc<dyn Device>,
 }
@@ -34,13 +36,28 @@ impl Target {
     /// [`DeviceError::Unavailable`] where the device is not there.
     pub fn find(choice: DeviceChoice) -> Result<(Self, Option<DeviceError>)> {
         let (name, why_not_a_gpu) = choice.find();
-        let first = open(name)?.context.device().clone();
-        Ok((Self { name, first }, why_not_a_gpu))
+        let memory = MemoryKind::Device;
+        let first = open(name, memory)?.context.device().clone();
+        Ok((Self { name, memory, first }, why_not_a_gpu))
+    }
+
+    /// The same device, for pools of this memory of it.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] where the device has no such memory.
+    pub fn with_memory(self, memory: MemoryKind) -> Result<Self> {
+        let first = open(self.name, memory)?.context.device().clone();
+        Ok(Self { name: self.name, memory, first })
     }
 
     /// The name that `--device` takes.
     pub fn name(&self) -> DeviceName {
         self.name
+    }
+
+    /// Which memory pools take.
+    pub fn memory(&self) -> MemoryKind {
+        self.memory
     }
 
     /// What the device calls itself.
@@ -54,15 +71,16 @@ impl Target {
     }
 
     pub(crate) fn open(&self) -> Result<Opened> {
-        open(self.name)
+        open(self.name, self.memory)
     }
 }
 
-fn open(name: DeviceName) -> Result<Opened> {
+fn open(name: DeviceName, memory: MemoryKind) -> Result<Opened> {
     if name == DeviceName::SIM {
         let sim = SimDevice::new(SimOptions::default())?;
-        return Ok(Opened { context: Context::new(sim.clone()), sim: Some(sim) });
+        return Ok(Opened { context: Context::new(memory_of(sim.clone(), memory)?), sim: Some(sim) });
     }
     let capacity = (name == DeviceName::HOST).then_some(HOST_CAPACITY);
-    Ok(Opened { context: Context::new(name.open_with_capacity(capacity)?), sim: None })
+    let device = memory_of(name.open_with_capacity(capacity)?, memory)?;
+    Ok(Opened { context: Context::new(device), sim: None })
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millpond::device::DeviceName;
+use millpond::device::{DeviceName, MemoryKind};
 use millpond_bench::{Bench, MIMALLOC, Row, Suite, Target, names, repeat};
 
 fn bench() -> Bench {
@@ -114,6 +114,7 @@ fn a_row_in_json_has_the_promised_keys_in_order() {
         "p99_ns",
         "p999_ns",
         "pairs_per_s",
+        "memory",
     ];
     assert_eq!(keys, promised, "{text}");
 }
@@ -123,4 +124,25 @@ fn an_unknown_allocator_is_an_error_that_names_the_known() {
     let (target, _) = Target::find(DeviceName::SIM.into()).unwrap();
     let error = repeat(&target, "jemalloc", 512, 1).unwrap_err().to_string();
     assert!(error.contains("jemalloc") && error.contains("millpond"), "{error}");
+}
+
+/// The pool alone is of such memory; the others are of the device's.
+#[test]
+fn every_suite_measures_pools_of_other_memory() {
+    use MemoryKind::{Managed, Pinned};
+    let (sim, host) = (DeviceName::SIM, DeviceName::HOST);
+    for (name, memory, called) in [
+        (sim, Pinned, "pinned"),
+        (sim, Managed, "managed"),
+        (host, Pinned, "pinned"),
+        (host, Managed, "managed"),
+    ] {
+        let (target, _) = Target::find(name.into()).unwrap();
+        let bench = Bench::new(target.with_memory(memory).unwrap(), Duration::from_millis(1));
+        for suite in Suite::ALL {
+            let rows = bench.run(suite, "millpond").unwrap();
+            assert!(!rows.is_empty() && rows.iter().all(|row| row.memory == called), "{name}: {rows:?}");
+        }
+        assert_eq!(bench.reference().unwrap().memory, "host");
+    }
 }

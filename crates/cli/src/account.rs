@@ -37,7 +37,7 @@ impl Outcome {
 }
 
 /// The account of the pool.
-pub(crate) fn of_pool(stats: &Stats, epochs: &[Epoch]) -> String {
+pub(crate) fn of_pool(stats: &Stats, pinned: Option<&Stats>, epochs: &[Epoch]) -> String {
     let requests = stats.allocations + stats.frees;
     let later: u64 = epochs.iter().skip(1).map(|epoch| epoch.device_calls).sum();
     let calls = stats.calls.memory();
@@ -88,12 +88,13 @@ pub(crate) fn of_pool(stats: &Stats, epochs: &[Epoch]) -> String {
             .filter(|(times, _)| *times > 0)
             .map(|(times, what)| row(what, thousands(times), "")),
     );
+    rows.extend(of_pinned(pinned));
     format!("\nwhat the pool did:\n{}", figures(&rows))
 }
 
 /// The account of another allocator.
-pub(crate) fn of_baseline(name: &str, usage: &Usage) -> String {
-    let rows = [
+pub(crate) fn of_baseline(name: &str, usage: &Usage, pinned: Option<&Stats>) -> String {
+    let mut rows = vec![
         row(
             "requested at most",
             HumanBytes(usage.requested.high).to_string(),
@@ -109,7 +110,16 @@ pub(crate) fn of_baseline(name: &str, usage: &Usage) -> String {
         ),
         row("device calls", thousands(usage.calls.memory()), &by_kind(&usage.calls)),
     ];
+    rows.extend(of_pinned(pinned));
     format!("\nwhat {name} did:\n{}", figures(&rows))
+}
+
+/// What the batches on their way to the device took of the host, where there was pinned memory for them.
+fn of_pinned(stats: Option<&Stats>) -> Option<[String; 3]> {
+    let stats = stats.filter(|stats| stats.allocations > 0)?;
+    let requested = HumanBytes(stats.requested.high);
+    let meaning = format!("of the host, for batches; {requested} requested");
+    Some(row("pinned memory", HumanBytes(stats.reserved.high).to_string(), &meaning))
 }
 
 /// The titles of the table of several allocators.
@@ -235,9 +245,9 @@ mod tests {
     #[test]
     fn pressure_is_told_only_where_there_was_some() {
         let mut stats = Stats::default();
-        assert!(!of_pool(&stats, &[]).contains("retried"));
+        assert!(!of_pool(&stats, None, &[]).contains("retried"));
         (stats.retries, stats.pages_remapped) = (1, 1200);
-        let account = of_pool(&stats, &[]);
+        let account = of_pool(&stats, None, &[]);
         let lines: Vec<_> = account.lines().rev().take(2).collect();
         assert_eq!(lines, ["  remapped pages     1,200", "  retried requests       1"], "{account}");
     }
@@ -250,8 +260,12 @@ mod tests {
         let calls = &mut stats.calls;
         (calls.create, calls.map, calls.unmap, calls.release) = (1_234_567, 1_234_567, 1_234_567, 1_234_567);
         let one = outcome("stream-ordered", 0.5);
-        let text =
-            [of_pool(&stats, &one.epochs), titles(), line(&one), conclusion(&[one, outcome("x", 0.5)])];
+        let text = [
+            of_pool(&stats, Some(&stats), &one.epochs),
+            titles(),
+            line(&one),
+            conclusion(&[one, outcome("x", 0.5)]),
+        ];
         let text = text.join("\n");
         assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     }

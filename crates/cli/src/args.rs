@@ -5,12 +5,12 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{Parser, Subcommand};
 use clap_complete::Shell;
-use millpond::device::DeviceChoice;
-use millpond_baselines::NAMES;
+use millpond::device::{DeviceChoice, MemoryKind};
+use millpond_baselines::{NAMES, name_of};
 use millpond_mlp::{Config, Machine};
 
 use crate::bench_args::BenchArgs;
-use crate::choices::{about_allocators, listed, names_or_all};
+use crate::choices::{about_allocators, listed, listed_memories, memories, names_or_all};
 use crate::replay_args::ReplayArgs;
 
 /// See what a GPU memory pool does for a program: train, replay, measure
@@ -114,6 +114,15 @@ pub(crate) struct TrainArgs {
     /// Write the results to this file, or to standard output for -
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
+    /// Keep a checkpoint in this folder, written after each epoch
+    #[arg(long, value_name = "DIR")]
+    pub(crate) save: Option<PathBuf>,
+    /// Write it after every so many steps, too
+    #[arg(long, value_name = "STEPS", requires = "save", value_parser = whole::<{ Config::MOST_STEPS }>, allow_negative_numbers = true)]
+    pub(crate) save_every: Option<usize>,
+    /// Go on from the checkpoint, if there is one
+    #[arg(long, requires = "save")]
+    pub(crate) resume: bool,
     /// Record what the pool does to this file, for millpond replay
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
@@ -123,8 +132,11 @@ pub(crate) struct TrainArgs {
 #[command(after_help = "\
 Examples:
   millpond info
+  millpond info --memory pinned
   millpond info --json | jq .devices")]
 pub(crate) struct InfoArgs {
+    #[arg(long, value_name = "KIND", default_value = name_of(MemoryKind::Device), value_parser = memories(), hide_possible_values = true, help = format!("Memory to show: {}", listed_memories()))]
+    pub(crate) memory: MemoryKind,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -12,10 +12,12 @@ use crate::screen::{count, is_quiet, remark, say, wrapped};
 
 /// Runs the command.
 pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    args.check()?;
     refuse_clashes(&[], &[args.json.as_deref(), args.report.as_deref()])?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
     let page = args.report.as_deref().map(Output::open).transpose()?;
     let (target, why_not_cuda) = Target::find(args.device)?;
+    let target = target.with_memory(args.memory)?;
     if why_not_cuda.is_some() {
         remark("No usable NVIDIA GPU, so this measures on the CPU; `millpond info` says why.");
     }
@@ -23,6 +25,14 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
         remark(
             "This is a debug build, whose checks take longer than what is measured: use `cargo run --release -- bench`.",
         );
+    }
+    let others = args.without_memory();
+    if !others.is_empty() {
+        let others = others.join(", ");
+        remark(&format!(
+            "This measures pools of {}. Left out, since they take device memory only: {others}.",
+            args.memory
+        ));
     }
     let interrupt = Interrupt::watch();
     let machine = Machine::here(&target);

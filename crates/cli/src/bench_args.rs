@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
-use millpond::device::DeviceChoice;
-use millpond_bench::{Suite, names};
+use millpond::device::{DeviceChoice, MemoryKind};
+use millpond_baselines::{MILLPOND, name_of};
+use millpond_bench::{MIMALLOC, Suite, names};
 use millpond_mlp::Config;
 
-use crate::choices::{ALL, is_asked, listed, names_or_all};
+use crate::choices::{ALL, is_asked, listed, listed_memories, memories, names_or_all};
+use crate::error::{Error, Result};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -17,6 +19,7 @@ Times are nanoseconds of the calling thread, for an allocation and its free.
 Examples:
   millpond bench                                       everything
   millpond bench --suite latency,churn --device sim    without a driver's calls
+  millpond bench --suite reuse --memory pinned         page-locked host memory
   millpond bench --allocator millpond,binned --json out.json --report out.html")]
 pub(crate) struct BenchArgs {
     #[arg(long, value_name = "NAMES", value_delimiter = ',', default_value = ALL, value_parser = names_or_all(Suite::ALL.map(Suite::name)), hide_possible_values = true, help = suites_help())]
@@ -26,6 +29,8 @@ pub(crate) struct BenchArgs {
     allocator: Vec<String>,
     #[arg(long, default_value_t = DeviceChoice::Auto, help = DeviceChoice::listed())]
     pub(crate) device: DeviceChoice,
+    #[arg(long, value_name = "KIND", default_value = name_of(MemoryKind::Device), value_parser = memories(), hide_possible_values = true, help = memory_help())]
+    pub(crate) memory: MemoryKind,
     /// Milliseconds for each figure
     #[arg(long, value_name = "MS", default_value = "200", value_parser = milliseconds, allow_negative_numbers = true)]
     time: u64,
@@ -45,7 +50,28 @@ impl BenchArgs {
 
     /// The allocators to run them with, in the order of reports.
     pub(crate) fn allocators(&self) -> Vec<&'static str> {
-        names().into_iter().filter(|name| is_asked(&self.allocator, name)).collect()
+        names().into_iter().filter(|name| is_asked(&self.allocator, name) && self.has_memory(name)).collect()
+    }
+
+    /// Allocators whose rows would say nothing, since they take the device's own memory only.
+    pub(crate) fn without_memory(&self) -> Vec<&'static str> {
+        names().into_iter().filter(|name| is_asked(&self.allocator, name) && !self.has_memory(name)).collect()
+    }
+
+    /// mimalloc is the reference, whatever is measured.
+    fn has_memory(&self, allocator: &str) -> bool {
+        self.memory == MemoryKind::Device || [MILLPOND, MIMALLOC].contains(&allocator)
+    }
+
+    /// Refuses allocators by name that have no such memory.
+    pub(crate) fn check(&self) -> Result<()> {
+        match self.without_memory()[..] {
+            [first, ..] if !self.allocator.iter().any(|name| name == ALL) => Err(Error::Usage(format!(
+                "--memory {} is for {MILLPOND}: {first} takes device memory only",
+                name_of(self.memory)
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// How long each figure is measured.
@@ -55,8 +81,12 @@ impl BenchArgs {
 }
 
 /// A minute for each figure at most.
-fn milliseconds(text: &str) -> Result<u64, String> {
+fn milliseconds(text: &str) -> std::result::Result<u64, String> {
     Ok(Config::whole(text, 60_000)? as u64)
+}
+
+fn memory_help() -> String {
+    format!("Memory of millpond's pools: {}", listed_memories())
 }
 
 fn suites_help() -> String {

@@ -1,7 +1,8 @@
-//! What `--allocator` and `--suite` may say: names, or `all`.
+//! What `--allocator` and `--suite` may say: names, or `all`; and what `--memory` may.
 
-use clap::builder::PossibleValuesParser;
-use millpond_baselines::{ALLOCATORS, NAMES};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use millpond::device::MemoryKind;
+use millpond_baselines::{ALLOCATORS, MEMORIES, NAMES};
 
 /// The name that stands for every one in turn.
 pub(crate) const ALL: &str = "all";
@@ -9,6 +10,19 @@ pub(crate) const ALL: &str = "all";
 /// Takes these names, and `all`.
 pub(crate) fn names_or_all(names: impl IntoIterator<Item = &'static str>) -> PossibleValuesParser {
     PossibleValuesParser::new(names.into_iter().chain([ALL]))
+}
+
+/// Takes the name of a kind of memory.
+pub(crate) fn memories() -> impl TypedValueParser<Value = MemoryKind> {
+    let kind = |given: String| MEMORIES.iter().find(|(name, _)| *name == given).map(|(_, kind)| *kind);
+    PossibleValuesParser::new(MEMORIES.map(|(name, _)| name))
+        .map(move |given| kind(given).unwrap_or_default())
+}
+
+/// The names of the kinds of memory, for a help: `device, pinned or managed`.
+pub(crate) fn listed_memories() -> String {
+    let names = MEMORIES.map(|(name, _)| name);
+    names.split_last().map_or_else(String::new, |(last, others)| format!("{} or {last}", others.join(", ")))
 }
 
 /// Whether a name was asked for.

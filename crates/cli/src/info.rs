@@ -1,14 +1,17 @@
 //! `millpond info`: devices, memory, driver, and what they support.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use millpond::HumanBytes;
 use millpond::device::cuda::{self, CudaDevice, CudaFacts};
-use millpond::device::{Device, DeviceError, DeviceName, Kind, Properties};
+use millpond::device::{Device, DeviceError, DeviceName, Kind, MemoryKind, Properties};
+use millpond_baselines::{memory_of, name_of};
 use serde::Serialize;
 
-use crate::args::VERSION;
+use crate::args::{InfoArgs, VERSION};
 use crate::error::{Error, Result};
+use crate::numa::{self, Node};
 use crate::screen::{answer, table, wrapped};
 
 #[derive(Debug, Serialize)]
@@ -35,11 +38,19 @@ struct Described {
     /// The name that `--device` takes.
     device: String,
     name: String,
+    /// Which memory of it: `device`, `pinned` or `managed`.
+    memory: &'static str,
+    /// Why there is none of it. The figures are those of the device then.
+    no_memory: Option<String>,
     memory_total: u64,
     memory_free: u64,
     granularity: u64,
     virtual_memory: bool,
     memory_pools: bool,
+    host_access: bool,
+    /// Where the memory may lie, if it is the host's.
+    numa_nodes: Vec<Node>,
+    node_can_be_chosen: bool,
     gpu: Option<Gpu>,
 }
 
@@ -53,9 +64,9 @@ struct Gpu {
 }
 
 /// Runs the command.
-pub(crate) fn run(json: bool) -> Result<()> {
-    let info = gather()?;
-    if json {
+pub(crate) fn run(args: InfoArgs) -> Result<()> {
+    let info = gather(args.memory)?;
+    if args.json {
         let text = serde_json::to_string_pretty(&info).map_err(|error| Error::Io {
             path: "standard output".into(),
             action: "write JSON",
@@ -68,32 +79,44 @@ pub(crate) fn run(json: bool) -> Result<()> {
     Ok(())
 }
 
-fn gather() -> Result<Info> {
+fn gather(memory: MemoryKind) -> Result<Info> {
     let mut devices = Vec::new();
-    let (cuda, no_cuda) = match gpus(&mut devices) {
+    let (cuda, no_cuda) = match gpus(&mut devices, memory) {
         Ok(driver) => (Some(driver), None),
         Err(why) => (None, Some(why.to_string())),
     };
     for name in DeviceName::present().filter(|name| name.kind() != Kind::Cuda) {
-        devices.push(described(&*name.open()?, None)?);
+        devices.push(described(name.open()?, memory, None)?);
     }
     Ok(Info { version: VERSION, cuda, no_cuda, devices })
 }
 
-fn gpus(devices: &mut Vec<Described>) -> std::result::Result<Driver, DeviceError> {
+fn gpus(devices: &mut Vec<Described>, memory: MemoryKind) -> std::result::Result<Driver, DeviceError> {
     let driver = cuda::driver()?;
     for ordinal in 0..driver.devices {
         let device = CudaDevice::new(ordinal)?;
         let facts = device.facts()?;
-        devices.push(described(&*device, Some(facts))?);
+        devices.push(described(device, memory, Some(facts))?);
     }
     Ok(Driver { cuda_version: driver.cuda.to_string(), library: driver.library })
 }
 
-fn described(of: &dyn Device, facts: Option<CudaFacts>) -> std::result::Result<Described, DeviceError> {
+fn described(
+    device: Arc<dyn Device>,
+    kind: MemoryKind,
+    facts: Option<CudaFacts>,
+) -> std::result::Result<Described, DeviceError> {
+    let (of, no_memory) = match memory_of(device.clone(), kind) {
+        Ok(memory) => (memory, None),
+        Err(why) => (device.clone(), Some(why.to_string())),
+    };
+    let numa_nodes = if kind == MemoryKind::Device { Vec::new() } else { numa::nodes() };
+    let node_can_be_chosen =
+        kind == MemoryKind::Pinned && numa_nodes.iter().all(|node| device.pinned(Some(node.node)).is_ok());
     let memory = of.memory_info()?;
     let device = DeviceName::of(of.properties()).to_string();
-    let Properties { name, granularity, virtual_memory, memory_pools, .. } = of.properties().clone();
+    let Properties { name, granularity, virtual_memory, memory_pools, host_access, .. } =
+        of.properties().clone();
     let (memory_total, memory_free) = (memory.total, memory.free);
     let gpu = facts.map(|facts| Gpu {
         compute_capability: format!("{}.{}", facts.compute_capability.0, facts.compute_capability.1),
@@ -101,7 +124,21 @@ fn described(of: &dyn Device, facts: Option<CudaFacts>) -> std::result::Result<D
         pci_bus_id: facts.pci_bus_id,
         peer_access: facts.peers.iter().map(|ordinal| DeviceName::cuda(*ordinal).to_string()).collect(),
     });
-    Ok(Described { device, name, memory_total, memory_free, granularity, virtual_memory, memory_pools, gpu })
+    Ok(Described {
+        device,
+        name,
+        memory: name_of(kind),
+        no_memory,
+        memory_total,
+        memory_free,
+        granularity,
+        virtual_memory,
+        memory_pools,
+        host_access,
+        numa_nodes,
+        node_can_be_chosen,
+        gpu,
+    })
 }
 
 fn show(info: &Info) {
@@ -117,7 +154,13 @@ fn show(info: &Info) {
         }
     }
     for device in &info.devices {
-        answer(&format!("\n{}: {}\n{}", device.device, device.name, table(&rows(device))));
+        let Described { device: name, name: model, memory, .. } = device;
+        let of = if *memory == "device" { String::new() } else { format!(", {memory} memory") };
+        answer(&format!("\n{name}: {model}{of}"));
+        match &device.no_memory {
+            Some(why) => answer(&wrapped(&format!("  none: {why}"), 80)),
+            None => answer(&table(&rows(device))),
+        }
     }
 }
 
@@ -132,6 +175,14 @@ fn rows(device: &Described) -> Vec<Vec<String>> {
         row("pages can be remapped", yes(device.virtual_memory)),
         row("driver has a pool of its own", yes(device.memory_pools)),
     ];
+    if device.memory != "device" {
+        rows.push(row("the CPU uses it in place", yes(device.host_access)));
+        rows.push(row("a NUMA node can be chosen", yes(device.node_can_be_chosen)));
+        for Node { node, total, free } in &device.numa_nodes {
+            rows.push(row(&format!("NUMA node {node}"), HumanBytes(*total).to_string()));
+            rows.push(row("  free now", HumanBytes(*free).to_string()));
+        }
+    }
     if let Some(gpu) = &device.gpu {
         let peers = if gpu.peer_access.is_empty() { "none".to_owned() } else { gpu.peer_access.join(", ") };
         rows.extend([

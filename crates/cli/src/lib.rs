@@ -17,6 +17,7 @@ mod fetch;
 mod info;
 mod interrupt;
 mod manual;
+mod numa;
 mod outputs;
 mod progress;
 mod replay;
@@ -62,7 +63,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Train(args) => train::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Bench(args) => bench::run(&args),
-        Command::Info(args) => info::run(args.json),
+        Command::Info(args) => info::run(args),
         Command::Fetch(args) => fetch::run(&args),
         Command::Completions(args) => manual::completions(args.shell),
         Command::Man(args) => manual::pages(&args.dir),

@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use millpond::device::DeviceName;
+use millpond::device::{DeviceName, MemoryKind};
 use millpond::{Context, HumanBytes};
-use millpond_baselines::{Caching, MILLPOND};
+use millpond_baselines::{Caching, MILLPOND, memory_of, name_of};
 use millpond_replay::fit::Need;
 use millpond_replay::phases::{PhaseSum, sums};
 use millpond_replay::read::{self, Limits};
 use millpond_replay::replay::{
-    DriverMemory, Outcome, Program, UNLIMITED, Waste, at_peak, on_device, on_sim, on_sim_timed,
+    DriverMemory, Outcome, Program, UNLIMITED, Waste, at_peak, on_device, on_sim, on_sim_memory, on_sim_timed,
 };
 use millpond_replay::report::Section;
 use millpond_replay::sites::Live;
@@ -54,6 +54,8 @@ struct ToldVerdict {
 struct ToldRow {
     #[serde(flatten)]
     outcome: Outcome,
+    /// Which memory of the device.
+    memory: &'static str,
     /// Bytes.
     needs: Option<u64>,
     retries: Option<u64>,
@@ -153,6 +155,7 @@ fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> {
             "{flag} is for the table of cards, which is made on --device sim without --capacity"
         )));
     }
+    refuse_for_memory(args, &names)?;
     if args.verify && !is_real(args.device) {
         return Err(Error::Usage(
             "--verify needs real memory: add --device host or --device cuda".to_owned(),
@@ -164,6 +167,40 @@ fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> {
     Ok(())
 }
 
+/// Another memory than the device's own is replayed at its costs. All that speaks of cards is not for it.
+fn refuse_for_memory(args: &ReplayArgs, names: &[&str]) -> Result<()> {
+    if args.memory == MemoryKind::Device {
+        return Ok(());
+    }
+    let memory = name_of(args.memory);
+    if args.device.is_gpu() {
+        return Err(Error::Usage(format!("--memory {memory} is for --device sim or host")));
+    }
+    if names.is_empty() {
+        let names = args.left_out().join(", ");
+        return Err(Error::Usage(format!(
+            "--memory {memory} does not carry {names}: name another allocator"
+        )));
+    }
+    let for_device_memory = [
+        ("--card", !args.card.is_empty()),
+        ("--context", args.context.is_some()),
+        ("--report", args.report.is_some()),
+        ("--export-counters", args.export_counters.is_some()),
+    ];
+    match for_device_memory.into_iter().find(|(_, is_given)| *is_given) {
+        Some((flag, _)) => {
+            Err(Error::Usage(format!("{flag} is for device memory: leave --memory {memory} out")))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Whether what is needed is looked for, and which cards have it.
+fn is_about_cards(args: &ReplayArgs) -> bool {
+    !is_real(args.device) && args.memory == MemoryKind::Device
+}
+
 /// Whether the device keeps bytes.
 fn is_real(device: DeviceName) -> bool {
     device != DeviceName::SIM
@@ -172,7 +209,16 @@ fn is_real(device: DeviceName) -> bool {
 /// Replays one trace with every allocator asked for, and says what came of it.
 fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Result<Told> {
     let program = Program::new(trace, args.free());
-    let remarks = introduce(trace, &program);
+    let mut remarks = introduce(trace, &program);
+    if args.memory != MemoryKind::Device {
+        say(&format!("replayed in {}, at its costs\n", args.memory));
+    }
+    let left_out = args.left_out();
+    if !left_out.is_empty() {
+        let said = format!("left out, since {} does not carry it: {}", args.memory, left_out.join(", "));
+        remark(&said);
+        remarks.push(said);
+    }
     let names = args.allocators();
     let lacking = lacking_for_a_verdict(args, &names);
     let progress = Progress::new();
@@ -198,16 +244,17 @@ fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Resu
     let cards = args.cards();
     say(&account(&rows));
     say(&format!("\nDevice calls by kind\n{}", calls(&rows)));
-    if !is_real(args.device) {
+    if is_about_cards(args) {
         // Whatever the capacity: where memory is short, allocators give back what they cache.
         let limit = if args.capacity.is_some() { " without a limit" } else { "" };
         say(&format!("\nAt the peak{limit}, reserved and not requested\n{}", wasted(&rows)));
-        match args.capacity {
-            Some(capacity) => say(&format!("\n{}", wrapped(&room(&rows, capacity)))),
-            None => {
-                say(&format!("\nCards that would do\n{}", which_cards(&rows, &cards, args.context())));
-            }
+    }
+    match args.capacity {
+        Some(capacity) if !is_real(args.device) => say(&format!("\n{}", wrapped(&room(&rows, capacity)))),
+        None if is_about_cards(args) => {
+            say(&format!("\nCards that would do\n{}", which_cards(&rows, &cards, args.context())));
         }
+        _ => {}
     }
     say(&format!("\n{}", kept(&live_at_end)));
     match &verdict {
@@ -229,7 +276,7 @@ fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Resu
             fit.map(|card| card.name.clone()).collect()
         });
         let (needs, retries) = (need.map(|need| need.bytes), need.map(|need| need.retries));
-        ToldRow { outcome, needs, retries, cards: judged, at_peak: waste }
+        ToldRow { outcome, memory: name_of(args.memory), needs, retries, cards: judged, at_peak: waste }
     };
     Ok(Told {
         trace: trace.name.clone(),
@@ -261,6 +308,9 @@ fn verdict(trace: &Trace, program: &Program, rows: &[Row]) -> Result<Option<Told
 fn lacking_for_a_verdict(args: &ReplayArgs, names: &[&str]) -> Option<&'static str> {
     if is_real(args.device) {
         return Some("leave --device out");
+    }
+    if args.memory != MemoryKind::Device {
+        return Some("leave --memory out");
     }
     match [MILLPOND, Caching::NAME].map(|name| names.contains(&name)) {
         [true, true] => None,
@@ -296,7 +346,12 @@ fn simulated(
 ) -> Result<Row> {
     let choice = args.choice();
     let choose = move |context: &Context| choice.build(name, context);
-    let outcome = on_sim_timed(trace, program, &choose, args.capacity.unwrap_or(UNLIMITED))?;
+    let capacity = args.capacity.unwrap_or(UNLIMITED);
+    if args.memory != MemoryKind::Device {
+        let outcome = on_sim_memory(trace, program, &choose, args.memory, capacity)?;
+        return Ok(Row { outcome, need: None, waste: None });
+    }
+    let outcome = on_sim_timed(trace, program, &choose, capacity)?;
     let need = match args.capacity {
         None => Need::of(trace, program, &choose, &outcome)?,
         Some(_) if is_judged => {
@@ -319,7 +374,7 @@ fn for_real(
     let choice = args.choice();
     let choose = move |context: &Context| choice.build(name, context);
     let capacity = (!args.device.is_gpu()).then(|| args.capacity.unwrap_or(HOST_CAPACITY));
-    let device = args.device.open_with_capacity(capacity)?;
+    let device = memory_of(args.device.open_with_capacity(capacity)?, args.memory)?;
     let (outcome, marks) = on_device(trace, program, &choose, device, args.verify)?;
     if args.verify {
         progress.say(&format!("{name}: {} found as written", count(marks, "mark")));

@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-use millpond::device::DeviceName;
-use millpond_baselines::{CachingOptions, NAMES};
+use millpond::device::{DeviceName, MemoryKind};
+use millpond_baselines::{Caching, CachingOptions, NAMES, StreamOrdered, name_of};
 use millpond_replay::choice::Choice;
 use millpond_replay::fit::{CONTEXT_BYTES, Card};
 use millpond_replay::replay::{FreeWhen, UNLIMITED};
 
-use crate::choices::{ALL, is_asked, names_or_all};
+use crate::choices::{ALL, is_asked, listed_memories, memories, names_or_all};
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -63,6 +63,8 @@ pub(crate) struct ReplayArgs {
     pub(crate) alloc_conf: Option<CachingOptions>,
     #[arg(long, default_value_t = DeviceName::SIM, help = DeviceName::listed() + "; sim keeps no bytes")]
     pub(crate) device: DeviceName,
+    #[arg(long, value_name = "KIND", default_value = name_of(MemoryKind::Device), value_parser = memories(), hide_possible_values = true, help = listed_memories())]
+    pub(crate) memory: MemoryKind,
     /// With --device host or cuda: mark and check each block
     #[arg(long)]
     pub(crate) verify: bool,
@@ -79,7 +81,19 @@ enum Free {
 impl ReplayArgs {
     /// The allocators to replay with, in the order of reports.
     pub(crate) fn allocators(&self) -> Vec<&'static str> {
-        NAMES.into_iter().filter(|name| is_asked(&self.allocator, name)).collect()
+        let left_out = self.left_out();
+        NAMES.into_iter().filter(|name| is_asked(&self.allocator, name) && !left_out.contains(name)).collect()
+    }
+
+    /// The allocators that were asked for and that the memory does not carry: the driver's pool has device memory only, and
+    /// managed memory has no pages to be mapped.
+    pub(crate) fn left_out(&self) -> Vec<&'static str> {
+        let without: &[_] = match self.memory {
+            MemoryKind::Device => &[],
+            MemoryKind::Managed => &[Caching::EXPANDABLE, StreamOrdered::NAME],
+            _ => &[StreamOrdered::NAME],
+        };
+        without.iter().copied().filter(|name| is_asked(&self.allocator, name)).collect()
     }
 
     /// What the allocators are built with.

@@ -7,7 +7,7 @@ use millpond::Pool;
 use millpond::device::DeviceChoice;
 use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
 use millpond_mlp::data::Dataset;
-use millpond_mlp::{Config, Epoch, Hyper, Machine, Memory, Observer, Step};
+use millpond_mlp::{Config, Epoch, Hyper, Machine, Memory, Observer, Saving, Step, Upload};
 
 use crate::account::{self, Outcome};
 use crate::args::TrainArgs;
@@ -29,6 +29,7 @@ struct Run {
     names: Vec<&'static str>,
     /// Where the pool is recorded to.
     record: Option<PathBuf>,
+    saving: Option<Saving>,
     interrupt: Interrupt,
 }
 
@@ -47,6 +48,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
         return Err(Error::Usage(format!("--record is for the pool: add --allocator {MILLPOND} or {ALL}")));
     }
     refuse_to_write_over(args, &config)?;
+    if args.save.is_some() && names.len() > 1 {
+        return Err(Error::Usage(format!("--save keeps one training: name one allocator, not {ALL}")));
+    }
     let data = match &config.data {
         Some(dir) => Dataset::from_dir(dir)?,
         None => Dataset::bundled()?,
@@ -54,8 +58,9 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     args.record.as_deref().map(Output::open).transpose()?;
     let results = Results::open(args.json.as_deref(), config.log_dir.as_deref(), names.len())?;
     let (hyper, record) = (config.hyper(), args.record.clone());
+    let saving = saving(args, &hyper, &data)?;
     let interrupt = Interrupt::watch();
-    let run = Run { device: config.device, hyper, tf32: config.tf32, data, names, record, interrupt };
+    let run = Run { device: config.device, hyper, tf32: config.tf32, data, names, record, saving, interrupt };
     let mut done = Done { outcomes: Vec::new(), results };
     let ended = run.trials(&mut done);
     done.outcomes.retain(|outcome| !outcome.epochs.is_empty());
@@ -69,6 +74,20 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
     }
 }
 
+/// Where checkpoints go, and the one to go on from. One that is there is not overwritten by another training.
+fn saving(args: &TrainArgs, hyper: &Hyper, data: &Dataset) -> Result<Option<Saving>> {
+    let Some(dir) = &args.save else { return Ok(None) };
+    let saving = Saving::new(dir, args.save_every)?;
+    if args.resume {
+        return Ok(Some(saving.resume(hyper, data)?));
+    }
+    if saving.file().exists() {
+        let file = saving.file().display();
+        return Err(Error::Usage(format!("{file} is there already: add --resume, or name another folder")));
+    }
+    Ok(Some(saving))
+}
+
 /// Refuses to write over the settings or the data, and to write two things to one file.
 fn refuse_to_write_over(args: &TrainArgs, config: &Config) -> Result<()> {
     let data = config.data.iter().flat_map(|folder| Dataset::files(folder));
@@ -76,8 +95,11 @@ fn refuse_to_write_over(args: &TrainArgs, config: &Config) -> Result<()> {
     let read: Vec<_> = read.iter().map(PathBuf::as_path).collect();
     refuse_stdout("--record", args.record.as_deref(), "a recording needs a file")?;
     refuse_stdout("--log-dir", config.log_dir.as_deref(), "curves need a folder")?;
+    refuse_stdout("--save", args.save.as_deref(), "a checkpoint needs a folder")?;
     let [csv, svg] = Log::files(config.log_dir.as_deref());
-    let written = [args.json.as_deref(), args.record.as_deref(), csv.as_deref(), svg.as_deref()];
+    let saved = args.save.as_deref().map(Saving::file_in);
+    let [json, record] = [&args.json, &args.record].map(Option::as_deref);
+    let written = [json, record, csv.as_deref(), svg.as_deref(), saved.as_deref()];
     refuse_clashes(&read, &written)
 }
 
@@ -137,15 +159,27 @@ impl Run {
         };
         let memory = Memory::new(allocator.clone(), machine.context().create_stream()?);
         let mut backend = machine.backend(memory, self.tf32)?;
+        let upload = Upload::new(machine.context())?;
         let progress = Progress::new(self.hyper.epochs, self.compares().then_some(name));
         if is_first && self.compares() {
             say(&account::titles());
         } else if is_first {
             progress.say_titles();
         }
-        done.outcomes.push(Outcome::new(&machine.name().to_string(), name));
+        let mut outcome = Outcome::new(&machine.name().to_string(), name);
+        if let Some(from) = self.saving.as_ref().and_then(Saving::resumed_from) {
+            outcome.epochs = from.epochs().to_vec();
+        }
+        done.outcomes.push(outcome);
         let mut watch = Watch { run: self, allocator: &*allocator, done, progress };
-        let trained = millpond_mlp::train(backend.as_mut(), &self.data, &self.hyper, &mut watch);
+        let trained = millpond_mlp::train(
+            backend.as_mut(),
+            &upload,
+            &self.data,
+            &self.hyper,
+            self.saving.as_ref(),
+            &mut watch,
+        );
         drop(watch.progress);
         trained?;
 
@@ -155,9 +189,10 @@ impl Run {
         if self.compares() {
             say(&account::line(outcome));
         } else {
+            let pinned = upload.pinned().map(Pool::stats);
             say(&match &pool {
-                Some(pool) => account::of_pool(&pool.stats(), &outcome.epochs),
-                None => account::of_baseline(name, &usage),
+                Some(pool) => account::of_pool(&pool.stats(), pinned.as_ref(), &outcome.epochs),
+                None => account::of_baseline(name, &usage, pinned.as_ref()),
             });
         }
         if let Some(recorded) = pool.as_ref().map(Pool::stop_recording).transpose()?.flatten() {
@@ -194,6 +229,17 @@ impl Run {
             count(num_layers as u64, "hidden layer"),
             count(epochs as u64, "epoch"),
         ));
+        if let Some(saving) = &self.saving {
+            say(&match saving.resumed_from() {
+                None => format!("checkpoint: {}\n", saving.file().display()),
+                Some(from) => format!(
+                    "goes on from {}: {} and {} of the next are done\n",
+                    saving.file().display(),
+                    count(from.epochs().len() as u64, "epoch"),
+                    count(from.images() as u64, "image")
+                ),
+            });
+        }
     }
 
     /// What a run that was stopped has done, for people.

@@ -53,13 +53,29 @@ fn json_is_an_array_of_rows_that_has_the_mark() {
         let json = read_json(&file);
         let found = json.as_array().unwrap();
         assert_eq!(found.len(), rows, "{json:#}");
-        assert!(found.iter().all(|row| row.as_object().unwrap().len() == 12), "{json:#}");
+        assert!(found.iter().all(|row| row.as_object().unwrap().len() == 13), "{json:#}");
         let references =
             found.iter().filter(|row| row["allocator"] == "mimalloc" && row["suite"] == "latency");
         assert_eq!(references.count(), 1, "{json:#}");
         let reference = found.iter().filter(|row| row["suite"] == "reference");
         let when: Vec<_> = reference.map(|row| row["mode"].as_str().unwrap().to_owned()).collect();
         assert_eq!(when, ["before all".to_owned(), format!("after {suite}")]);
+    }
+}
+
+#[test]
+fn pinned_memory_is_measured_for_the_pool_and_said_to_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("bench.json");
+    let args = ["--suite", "throughput,reuse", "--memory", "pinned", "--json", file.to_str().unwrap()];
+    let output = bench(&args);
+    let (text, said) = (stdout(&output), stderr(&output));
+    assert!(text.contains("device: sim (simulated), pinned host memory"), "{text}");
+    assert!(said.contains("Left out, since they take device memory only: caching, expandable, "), "{said}");
+    let rows = read_json(&file);
+    let of = |row: &Value| (row["allocator"].as_str().unwrap().to_owned(), row["memory"].clone());
+    for (allocator, memory) in rows.as_array().unwrap().iter().map(of) {
+        assert_eq!(memory, if allocator == "millpond" { "pinned" } else { "host" }, "{allocator}");
     }
 }
 

@@ -80,6 +80,7 @@ fn training_prints_a_line_an_epoch_and_the_pools_account() {
         "what the pool did",
         "reserved at most",
         "calls saved",
+        "pinned memory",
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
@@ -210,6 +211,24 @@ fn info_shows_the_host_device_and_is_json_when_asked() {
     assert_eq!(host["device"].as_str(), Some("host"));
     assert!(host["memory_total"].as_u64().unwrap() >= host["memory_free"].as_u64().unwrap());
     assert!(host["virtual_memory"].as_bool().unwrap());
+    assert_eq!(host["memory"], "device");
+}
+
+#[test]
+fn info_shows_other_memory_when_asked() {
+    let text = stdout(&millpond(&["info", "--memory", "managed"]));
+    assert!(text.contains(", managed memory\n") && text.contains("the CPU uses it in place"), "{text}");
+    let text = stdout(&millpond(&["info", "--memory", "pinned"]));
+    assert!(text.contains(", pinned memory\n") && text.contains("the CPU uses it in place"), "{text}");
+    let info: Value =
+        serde_json::from_str(&stdout(&millpond(&["info", "--memory", "pinned", "--json"]))).unwrap();
+    let host = info["devices"].as_array().unwrap().last().unwrap();
+    assert_eq!((host["memory"].as_str(), host["host_access"].as_bool()), (Some("pinned"), Some(true)));
+    assert!(host["no_memory"].is_null() && host["granularity"].as_u64().unwrap() >= 4096);
+    for node in host["numa_nodes"].as_array().unwrap() {
+        assert!(node["total"].as_u64() >= node["free"].as_u64(), "{node}");
+    }
+    assert_eq!(host["node_can_be_chosen"], false, "this device has one pinned memory");
 }
 
 #[test]

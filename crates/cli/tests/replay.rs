@@ -86,6 +86,7 @@ fn json_has_all_that_is_printed() {
         "device_calls",
         "device_us",
         "events",
+        "memory",
         "needs",
         "oom",
         "peak_requested",
@@ -408,6 +409,63 @@ fn flags_that_clash_and_unreadable_traces_are_one_line() {
     let wrong = replay(GNN, &["--alloc-conf", "splendid:1"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(stderr(&wrong).contains("'splendid' is no option"));
+}
+
+#[test]
+fn other_memory_is_replayed_at_its_costs() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("out.json");
+    let told = |args: &[&str]| {
+        let output = replay(GNN, &[&["--json", file.to_str().unwrap()], args].concat());
+        (stdout(&output), stderr(&output), read_json(&file)[0].clone())
+    };
+    let (_, _, device) = told(&["--allocator", "millpond"]);
+    let (text, said, pinned) = told(&["--memory", "pinned"]);
+    assert!(text.contains("replayed in pinned host memory"), "{text}");
+    assert!(unwrapped(&text).contains("leave --memory out"), "{text}");
+    assert!(!text.contains("Cards that would do"), "{text}");
+    assert!(
+        said.contains("left out, since pinned host memory does not carry it: stream-ordered\n"),
+        "{said}"
+    );
+    let rows = pinned["allocators"].as_array().unwrap();
+    assert_eq!(rows.len(), millpond_baselines::NAMES.len() - 1);
+    assert!(rows.iter().all(|row| row["memory"] == "pinned" && row["oom"].is_null()), "{pinned:#}");
+    let [device, pinned] = [&device, &pinned].map(|told| &told["allocators"][0]);
+    assert_eq!(device["memory"], "device");
+    assert_eq!(device["peak_requested"], pinned["peak_requested"]);
+    // A page of pinned memory takes a hundred times as long, since the driver clears it.
+    assert!(pinned["device_us"].as_f64() > device["device_us"].as_f64().map(|us| us * 10.0), "{pinned:#}");
+    let (text, said, managed) = told(&["--memory", "managed"]);
+    assert!(said.contains("does not carry it: expandable, stream-ordered\n"), "{said}");
+    assert!(text.contains("replayed in managed memory"), "{text}");
+    assert!(managed["allocators"].as_array().unwrap().iter().all(|row| row["memory"] == "managed"));
+    let real = ["--memory", "pinned", "--device", "host", "--verify", "--allocator", "millpond,caching"];
+    let (text, _, real) = told(&real);
+    assert!(text.contains("found as written"), "{text}");
+    for row in real["allocators"].as_array().unwrap() {
+        assert_eq!(row["driver_used_peak"], row["peak_reserved"], "{row:#}");
+    }
+    let short = ["--memory", "pinned", "--capacity", "8GiB", "--fail-if-oom", "--allocator", "millpond"];
+    let short = replay(GNN, &short);
+    assert_eq!(short.status.code(), Some(1), "{}", stderr(&short));
+}
+
+#[test]
+fn what_is_about_cards_is_not_for_other_memory() {
+    for (args, expected) in [
+        (&["--card", "4090"][..], "--card is for device memory: leave --memory pinned out"),
+        (&["--context", "1GiB"], "--context is for device memory"),
+        (&["--report", "x.html"], "--report is for device memory"),
+        (&["--export-counters", "x.json"], "--export-counters is for device memory"),
+        (&["--device", "cuda"], "--memory pinned is for --device sim or host"),
+        (&["--allocator", "stream-ordered"], "--memory pinned does not carry stream-ordered: name another"),
+        (&["--memory", "fast"], "--memory: "),
+    ] {
+        let output = replay(GNN, &[&["--memory", "pinned"], args].concat());
+        assert_eq!(output.status.code(), Some(2), "{args:?}");
+        assert!(stderr(&output).contains(expected), "{args:?}: {}", stderr(&output));
+    }
 }
 
 /// Every recording of `data/traces`, and one of a Rust program.

@@ -57,7 +57,7 @@ const TRAIN_FILES: [Wrong<'_>; 4] = [
     (&["--data", "folder"], 1, "folder/train-images-idx3-ubyte: cannot find the data: no such file"),
 ];
 
-const BENCH: [Wrong<'_>; 12] = [
+const BENCH: [Wrong<'_>; 14] = [
     (&["--time", "0"], 2, "--time: 0 is outside 1 to 60,000"),
     (&["--time", "-5"], 2, "--time: -5 is outside 1 to 60,000"),
     (&["--time", "long"], 2, "--time: 'long' is not a whole number from 1 to 60,000"),
@@ -65,6 +65,12 @@ const BENCH: [Wrong<'_>; 12] = [
     (&["--suite", "latency,"], 2, "--suite: its value is missing"),
     (&["--allocator", "jemalloc"], 2, "--allocator: 'jemalloc' is not one of millpond, "),
     (&["--device", "gpu"], 2, "--device: no device is called 'gpu'"),
+    (&["--memory", "fast"], 2, "--memory: 'fast' is not one of device, pinned, managed"),
+    (
+        &["--memory", "pinned", "--allocator", "millpond,binned"],
+        2,
+        "--memory pinned is for millpond: binned takes device memory only",
+    ),
     (&["x"], 2, "x: it is one too many"),
     (&["--json", "x", "--report", "x"], 2, "x: is written to already; name another file"),
     (&["--json", "-", "--report", "-"], 2, "- (standard output): is written to already"),
@@ -72,11 +78,12 @@ const BENCH: [Wrong<'_>; 12] = [
     (&["--report", "nowhere/x.html"], 1, "nowhere/x.html: cannot write it: No such file"),
 ];
 
-const OTHERS: [Wrong<'_>; 7] = [
+const OTHERS: [Wrong<'_>; 8] = [
     (&["swim"], 2, "swim: there is no such command. `millpond --help` lists them"),
     (&["trian"], 2, "trian: there is no such command. Did you mean train? "),
     (&["--loud"], 2, "--loud: there is no such flag. `millpond --help` says what there is"),
     (&["info", "--jsno"], 2, "--jsno: there is no such flag. Did you mean --json? "),
+    (&["info", "--memory", "gpu"], 2, "--memory: 'gpu' is not one of device, pinned, managed"),
     (&["fetch"], 2, "<DATASET>, <DIR> is missing; `millpond fetch --help` has examples"),
     (&["fetch", "cifar", "."], 2, "<DATASET>: 'cifar' is not one of mnist"),
     (&["fetch", "mnist", "file"], 1, "file: cannot create the folder: File exists"),

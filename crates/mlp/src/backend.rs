@@ -14,19 +14,33 @@
 //! - **Layout.** Matrices are row-major and dense, `float32`; a row is one image of the batch. Weights are
 //!   `[inputs, outputs]`, so that a layer is `y = x · w`.
 //! - **Determinism.** The same calls on the same data give the same bits, whatever the addresses are.
-//! - **Shapes** are checked; a mismatch is an [`Error::Shape`](crate::Error::Shape) and queues nothing.
+//! - **Shapes** are checked; a mismatch is an [`Error::Shape`] and queues nothing.
 
-use crate::{Memory, Result, Tensor};
+use crate::{Error, Memory, Result, Tensor};
 
-/// Which images make up a batch: `count` entries of `order` from `start` on, each the index of an image.
+/// A batch of images on the device, as [`Split::gather`](crate::data::Split::gather) writes them.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a> {
-    /// Indices of images, `[1, n]`, each below the number of images.
-    pub order: &'a Tensor<u32>,
-    /// The batch's first entry in `order`.
-    pub start: usize,
-    /// Images in the batch, at least 1; `start + count` is at most `n`.
+    /// `[n, pixels + 1]`: in each row the pixels of an image, and then its label.
+    pub rows: &'a Tensor<u8>,
+    /// Images in the batch: the first rows, at least 1 and at most `n`.
     pub count: usize,
+}
+
+impl Batch<'_> {
+    /// Pixels of an image.
+    pub fn pixels(&self) -> usize {
+        self.rows.cols().saturating_sub(1)
+    }
+
+    /// The batch has images, and not more than there are rows.
+    pub(crate) fn check(&self, operation: &'static str) -> Result<()> {
+        if (1..=self.rows.rows()).contains(&self.count) && self.rows.cols() > 1 {
+            return Ok(());
+        }
+        let found = (self.count, self.rows.cols());
+        Err(Error::Shape { operation, found, expected: self.rows.shape() })
+    }
 }
 
 /// What is applied to the output of a layer.
@@ -50,13 +64,11 @@ pub trait Backend: std::fmt::Debug {
     /// Where operations take their outputs from, and the stream they behave as if they ran on.
     fn memory(&self) -> &Memory;
 
-    /// The batch's images as floats: `out[i, j] = images[order[start + i], j] / 255`.
-    ///
-    /// `images` is `[n, pixels]`, the output `[count, pixels]`.
+    /// The batch's images as floats: `out[i, j] = rows[i, j] / 255`. The output is `[count, pixels]`.
     ///
     /// # Errors
     /// The allocator's and the device's own, here and below.
-    fn gather(&mut self, images: &Tensor<u8>, batch: Batch<'_>) -> Result<Tensor>;
+    fn images(&mut self, batch: Batch<'_>) -> Result<Tensor>;
 
     /// A layer forward: `activation(x · w)`.
     ///
@@ -69,15 +81,13 @@ pub trait Backend: std::fmt::Debug {
     /// Softmax cross-entropy forward and backward. Adds to `totals` (see [`score`](Self::score)), and returns
     /// the gradient of the batch's mean loss: `(softmax(logits) − onehot(label)) / count`.
     ///
-    /// `logits` and the output are `[count, classes]`; `labels` is `[1, n]`, row `i` of the batch has the
-    /// label `labels[order[start + i]]`.
+    /// `logits` and the output are `[count, classes]`. The labels are the batch's.
     ///
     /// # Errors
     /// As above.
     fn cross_entropy(
         &mut self,
         logits: &Tensor,
-        labels: &Tensor<u8>,
         batch: Batch<'_>,
         totals: &mut Tensor<f64>,
     ) -> Result<Tensor>;
@@ -88,13 +98,7 @@ pub trait Backend: std::fmt::Debug {
     ///
     /// # Errors
     /// As above.
-    fn score(
-        &mut self,
-        logits: &Tensor,
-        labels: &Tensor<u8>,
-        batch: Batch<'_>,
-        totals: &mut Tensor<f64>,
-    ) -> Result<()>;
+    fn score(&mut self, logits: &Tensor, batch: Batch<'_>, totals: &mut Tensor<f64>) -> Result<()>;
 
     /// The gradient of a layer's input, back through the ReLU that made that input:
     /// `(dy · wᵀ) ⊙ [x > 0]`.

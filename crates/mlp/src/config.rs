@@ -70,6 +70,8 @@ impl Config {
     pub const MOST_FEATURES: usize = 65_536;
     /// Images in a step at most.
     pub const MOST_IN_A_BATCH: usize = 65_536;
+    /// Steps between two checkpoints at most.
+    pub const MOST_STEPS: usize = 1_000_000;
     /// Epochs at most.
     pub const MOST_EPOCHS: usize = 100_000;
 

@@ -52,6 +52,14 @@ pub enum Error {
         /// What is wrong, where, and what is known.
         what: String,
     },
+    /// A checkpoint is no checkpoint, or one of another training.
+    #[error("{}: cannot go on from this checkpoint: {what}; name another folder, or leave --resume out", file.display())]
+    Checkpoint {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
     /// A file or folder cannot be read or written.
     #[error("{}: cannot {action}: {source}", path.display())]
     Io {

@@ -1,29 +1,35 @@
 //! The MLP trainer: a user of the pool's public interface only.
 //!
 //! It may use `millpond` and `millpond-baselines`' [`Allocator`](millpond_baselines::Allocator), nothing inside
-//! them. Every weight, activation and gradient, the data set included, is a [`Tensor`] from the allocator under
-//! test.
+//! them. Every weight, activation and gradient, and each batch on the device, is a [`Tensor`] from the allocator under
+//! test. Batches pass through pinned memory on their way ([`Upload`]).
 //!
-//! One step: [`train()`] cuts a batch and asks the [`Model`] for its gradients; the model asks the [`Backend`] for
-//! one operation after another; each operation takes its output from [`Memory`], queues its work on the stream
-//! and returns; each tensor frees itself in stream order when the model drops it.
+//! One step: [`train()`] asks the [`Model`] for the gradients of a batch that is on its way; the model asks the
+//! [`Backend`] for one operation after another; each operation takes its output from [`Memory`], queues its work on the
+//! stream and returns; each tensor frees itself in stream order when the model drops it.
 
 pub mod backend;
+mod checkpoint;
 mod config;
 pub mod cuda;
 pub mod data;
 mod error;
+mod feed;
 mod host;
+mod hyper;
 mod machine;
 mod memory;
 mod model;
 mod train;
 
 pub use backend::{Activation, Backend, Batch, TOTAL_CORRECT, TOTAL_LOSS, TOTALS};
+pub use checkpoint::{Checkpoint, Saving};
 pub use config::Config;
 pub use error::{Error, Result};
+pub use feed::Upload;
 pub use host::HostBackend;
+pub use hyper::{Epoch, Hyper};
 pub use machine::Machine;
 pub use memory::{Memory, Tensor};
 pub use model::{CLASSES, Model};
-pub use train::{Epoch, Hyper, Observer, Step, train};
+pub use train::{Observer, Step, train};

@@ -21,17 +21,37 @@ impl Model {
     /// # Errors
     /// The allocator's and the device's own.
     pub fn new(memory: &Memory, inputs: usize, hidden: usize, width: usize, seed: u64) -> Result<Self> {
+        let sizes = Self::sizes(inputs, hidden, width).into_iter().enumerate();
+        let weights = sizes.map(|(layer, [inputs, outputs])| {
+            let values = initial_weights(seed, layer as u64, inputs, outputs);
+            memory.upload(inputs, outputs, &values)
+        });
+        Ok(Self { weights: weights.collect::<Result<_>>()? })
+    }
+
+    /// As [`new`](Self::new), with these weights of each layer.
+    ///
+    /// # Errors
+    /// [`Error::Shape`](crate::Error::Shape) where a layer has another number of weights. The allocator's and the device's
+    /// own.
+    pub fn with_weights(
+        memory: &Memory,
+        inputs: usize,
+        hidden: usize,
+        width: usize,
+        weights: &[Vec<f32>],
+    ) -> Result<Self> {
+        let sizes = Self::sizes(inputs, hidden, width).into_iter();
+        let weights =
+            sizes.zip(weights).map(|([inputs, outputs], values)| memory.upload(inputs, outputs, values));
+        Ok(Self { weights: weights.collect::<Result<_>>()? })
+    }
+
+    /// Inputs and outputs of each layer.
+    pub(crate) fn sizes(inputs: usize, hidden: usize, width: usize) -> Vec<[usize; 2]> {
         let sizes: Vec<usize> =
             std::iter::once(inputs).chain(std::iter::repeat_n(width, hidden)).chain([CLASSES]).collect();
-        let weights = sizes
-            .windows(2)
-            .enumerate()
-            .map(|(layer, size)| {
-                let values = initial_weights(seed, layer as u64, size[0], size[1]);
-                memory.upload(size[0], size[1], &values)
-            })
-            .collect::<Result<_>>()?;
-        Ok(Self { weights })
+        sizes.array_windows().copied().collect()
     }
 
     /// The weights, from the first layer to the head.
@@ -44,13 +64,12 @@ impl Model {
         self.weights.iter().map(Tensor::len).sum()
     }
 
-    /// The logits of a batch of images, `[rows, CLASSES]`. Each layer's input is freed as soon as its output
-    /// is on the way.
+    /// The logits of a batch, `[count, CLASSES]`. Each layer's input is freed as soon as its output is on the way.
     ///
     /// # Errors
     /// The backend's own.
-    pub fn infer(&self, backend: &mut dyn Backend, images: Tensor) -> Result<Tensor> {
-        let mut x = images;
+    pub fn infer(&self, backend: &mut dyn Backend, batch: Batch<'_>) -> Result<Tensor> {
+        let mut x = backend.images(batch)?;
         for (layer, w) in self.weights.iter().enumerate() {
             x = backend.linear(&x, w, self.activation(layer))?;
         }
@@ -65,13 +84,11 @@ impl Model {
     pub fn gradients(
         &self,
         backend: &mut dyn Backend,
-        images: Tensor,
-        labels: &Tensor<u8>,
         batch: Batch<'_>,
         totals: &mut Tensor<f64>,
     ) -> Result<Vec<Tensor>> {
         // `inputs[layer]` is what the layer reads; each is kept until its layer's gradients are on the way.
-        let mut inputs = vec![images];
+        let mut inputs = vec![backend.images(batch)?];
         let mut gradients = Vec::with_capacity(self.weights.len());
         let head = self.weights.len() - 1;
         for layer in 0..head {
@@ -79,7 +96,7 @@ impl Model {
             inputs.push(y);
         }
         let logits = backend.linear(&inputs[head], &self.weights[head], Activation::None)?;
-        let mut dy = backend.cross_entropy(&logits, labels, batch, totals)?;
+        let mut dy = backend.cross_entropy(&logits, batch, totals)?;
         drop(logits);
         while let Some(x) = inputs.pop() {
             gradients.push(backend.weight_gradient(&x, &dy)?);

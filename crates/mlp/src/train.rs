@@ -1,7 +1,7 @@
 //! The training loop, the same on every device.
 //!
-//! Nothing in it waits for the device, but the reading of the totals: once after an epoch's steps, once after
-//! its validation, and in between when the observer asks for the loss.
+//! It waits for the device to read the totals: once after an epoch's steps, once after its validation, and in between
+//! when the observer asks for the loss. Else it is at most a few batches ahead of the device (`feed.rs`).
 
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::time::Instant;
@@ -9,50 +9,18 @@ use std::time::Instant;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
-use serde::Serialize;
 
+use crate::checkpoint::{Begun, Saver, Saving};
 use crate::data::{Dataset, Split};
-use crate::{Backend, Batch, Error, Memory, Model, Result, TOTAL_CORRECT, TOTAL_LOSS, TOTALS, Tensor};
+use crate::feed::{Feed, Upload};
+use crate::hyper::{Epoch, Hyper};
+use crate::{Backend, Error, Model, Result, TOTAL_CORRECT, TOTAL_LOSS, TOTALS};
 
 /// Images in a batch of the validation, which needs no gradients and so little memory for each.
 const VALIDATION_BATCH: usize = 1000;
 
 /// Random streams for the order of the epochs start here; those below are the layers'.
 const FIRST_ORDER_STREAM: u64 = 1 << 32;
-
-/// What is trained, and how.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Hyper {
-    /// Hidden layers.
-    pub num_layers: usize,
-    /// Outputs of each hidden layer.
-    pub feat_dim: usize,
-    /// SGD's step.
-    pub learning_rate: f32,
-    /// Images in a step; the last step of an epoch takes what is left.
-    pub batch_size: usize,
-    /// Passes over the training set.
-    pub epochs: usize,
-    /// Where the weights and the order of the images come from.
-    pub seed: u64,
-}
-
-/// What one epoch gave.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Epoch {
-    /// Counted from 1.
-    pub epoch: usize,
-    /// Mean loss over the images as they were trained on.
-    pub train_loss: f64,
-    /// Mean loss over the validation set after the epoch.
-    pub val_loss: f64,
-    /// Share of the validation set that was recognised, 0 to 1.
-    pub val_accuracy: f64,
-    /// Time of the epoch, validation included, in milliseconds.
-    pub wall_ms: f64,
-    /// Calls that moved device memory. The first epoch counts the placing of weights and data too.
-    pub device_calls: u64,
-}
 
 /// Where an epoch is.
 #[derive(Debug, Clone, Copy)]
@@ -83,30 +51,37 @@ pub trait Observer {
     }
 }
 
-/// Trains with the memory of `backend`, and returns what each epoch gave. An epoch in which the observer stopped the
-/// training is left out.
+/// Trains with the memory of `backend` and batches that come by `upload`. Returns what each epoch gave. An epoch in which
+/// the observer stopped the training is left out. With `saving`, it writes checkpoints, and goes on from one.
 ///
 /// # Errors
-/// The allocator's and the device's own, and [`Error::Diverged`].
+/// The allocator's and the device's own, [`Error::Diverged`], and those of writing a checkpoint.
 pub fn train(
     backend: &mut dyn Backend,
+    upload: &Upload,
     data: &Dataset,
     hyper: &Hyper,
+    saving: Option<&Saving>,
     observer: &mut dyn Observer,
 ) -> Result<Vec<Epoch>> {
     let memory = backend.memory().clone();
     let mut calls_before = memory.usage().calls.memory();
-    let training = Placed::new(&memory, &data.train)?;
-    let validation = Placed::new(&memory, &data.validation)?;
-    let mut model = Model::new(&memory, data.pixels(), hyper.num_layers, hyper.feat_dim, hyper.seed)?;
+    let most = hyper.batch_size.min(data.train.len()).max(VALIDATION_BATCH.min(data.validation.len()));
+    let mut feed = Feed::new(&memory, upload, most, data.train.row())?;
+    let mut saver = Saver::new(saving, hyper, data);
+    let &Hyper { num_layers, feat_dim, seed, .. } = hyper;
+    let mut model = match saver.weights() {
+        None => Model::new(&memory, data.pixels(), num_layers, feat_dim, seed)?,
+        Some(weights) => Model::with_weights(&memory, data.pixels(), num_layers, feat_dim, weights)?,
+    };
     memory.synchronize()?;
 
-    let mut epochs = Vec::with_capacity(hyper.epochs);
-    for epoch in 1..=hyper.epochs {
-        let begin = Instant::now();
-        let trained = train_epoch(backend, &mut model, &training, hyper, epoch, observer)?;
+    for epoch in saver.epochs().len() + 1..=hyper.epochs {
+        let (begin, begun) = (Instant::now(), saver.begun());
+        let trained =
+            train_epoch(backend, &mut model, (&mut feed, &data.train), hyper, epoch, &mut saver, observer)?;
         let Continue(train_loss) = trained else { break };
-        let validated = validate(backend, &model, &validation, observer)?;
+        let validated = validate(backend, &model, (&mut feed, &data.validation), observer)?;
         let Continue((val_loss, val_accuracy)) = validated else { break };
         memory.synchronize()?;
         let calls = memory.usage().calls.memory();
@@ -115,109 +90,86 @@ pub fn train(
             train_loss,
             val_loss,
             val_accuracy,
-            wall_ms: begin.elapsed().as_secs_f64() * 1e3,
+            wall_ms: begun.wall_ms + milliseconds_since(begin),
             device_calls: calls - calls_before,
         };
         calls_before = calls;
         observer.epoch(&report);
-        epochs.push(report);
         if !train_loss.is_finite() {
             return Err(Error::Diverged { epoch, loss: train_loss });
         }
+        saver.epoch(&model, report)?;
     }
-    Ok(epochs)
+    Ok(saver.into_epochs())
 }
 
-/// A part of the data set on the device.
-#[derive(Debug)]
-struct Placed {
-    images: Tensor<u8>,
-    labels: Tensor<u8>,
-    count: usize,
-}
-
-impl Placed {
-    fn new(memory: &Memory, split: &Split) -> Result<Self> {
-        let count = split.labels.len();
-        Ok(Self {
-            images: memory.upload(count, split.images.len() / count, &split.images)?,
-            labels: memory.upload(1, count, &split.labels)?,
-            count,
-        })
-    }
-
-    /// Calls `work` with batches of at most `size` images, in this order, until all were in one or it breaks.
-    fn batches(
-        &self,
-        order: &Tensor<u32>,
-        size: usize,
-        mut work: impl FnMut(Batch<'_>) -> Result<ControlFlow<()>>,
-    ) -> Result<ControlFlow<()>> {
-        let size = size.max(1);
-        for start in (0..self.count).step_by(size) {
-            if work(Batch { order, start, count: size.min(self.count - start) })?.is_break() {
-                return Ok(Break(()));
-            }
-        }
-        Ok(Continue(()))
-    }
+fn milliseconds_since(begin: Instant) -> f64 {
+    begin.elapsed().as_secs_f64() * 1e3
 }
 
 fn go_on(observer: &mut dyn Observer) -> ControlFlow<()> {
     if observer.stops() { Break(()) } else { Continue(()) }
 }
 
-/// One pass over the training set; the mean loss.
+/// One pass over the training set, or the rest of it; the mean loss.
 fn train_epoch(
     backend: &mut dyn Backend,
     model: &mut Model,
-    data: &Placed,
+    (feed, data): (&mut Feed, &Split),
     hyper: &Hyper,
     epoch: usize,
+    saver: &mut Saver<'_>,
     observer: &mut dyn Observer,
 ) -> Result<ControlFlow<(), f64>> {
+    let (begin, begun) = (Instant::now(), saver.begun());
     let memory = backend.memory().clone();
-    let order = memory.upload(1, data.count, &shuffled(data.count, hyper.seed, epoch))?;
-    let mut totals = memory.zeroed::<f64>(1, TOTALS)?;
-    let seen = data.batches(&order, hyper.batch_size, |batch| {
-        let images = backend.gather(&data.images, batch)?;
-        let gradients = model.gradients(backend, images, &data.labels, batch, &mut totals)?;
+    let order = shuffled(data.len(), hyper.seed, epoch);
+    let mut totals = memory.upload(1, TOTALS, &begun.totals)?;
+    let mut step = Step { epoch, images: begun.images, of: data.len() };
+    let seen = feed.batches(data, &order[begun.images..], hyper.batch_size, |batch| {
+        let gradients = model.gradients(backend, batch, &mut totals)?;
         model.update(backend, &gradients, hyper.learning_rate)?;
         drop(gradients);
-        let step = Step { epoch, images: batch.start + batch.count, of: data.count };
+        step.images += batch.count;
         if observer.wants_loss(step) {
             observer.loss(step, totals.to_vec()?[TOTAL_LOSS] / step.images as f64);
+        }
+        if saver.is_due(step.images.div_ceil(hyper.batch_size)) {
+            let totals = [TOTAL_LOSS, TOTAL_CORRECT].map({
+                let totals = totals.to_vec()?;
+                move |at| totals[at]
+            });
+            let wall_ms = begun.wall_ms + milliseconds_since(begin);
+            saver.step(model, Begun { images: step.images, totals, wall_ms })?;
         }
         Ok(go_on(observer))
     })?;
     if seen.is_break() {
         return Ok(Break(()));
     }
-    Ok(Continue(totals.to_vec()?[TOTAL_LOSS] / data.count as f64))
+    Ok(Continue(totals.to_vec()?[TOTAL_LOSS] / data.len() as f64))
 }
 
 /// Mean loss and accuracy over the validation set.
 fn validate(
     backend: &mut dyn Backend,
     model: &Model,
-    data: &Placed,
+    (feed, data): (&mut Feed, &Split),
     observer: &mut dyn Observer,
 ) -> Result<ControlFlow<(), (f64, f64)>> {
     let memory = backend.memory().clone();
-    let order: Vec<u32> = (0..data.count as u32).collect();
-    let order = memory.upload(1, data.count, &order)?;
+    let order: Vec<u32> = (0..data.len() as u32).collect();
     let mut totals = memory.zeroed::<f64>(1, TOTALS)?;
-    let seen = data.batches(&order, VALIDATION_BATCH, |batch| {
-        let images = backend.gather(&data.images, batch)?;
-        let logits = model.infer(backend, images)?;
-        backend.score(&logits, &data.labels, batch, &mut totals)?;
+    let seen = feed.batches(data, &order, VALIDATION_BATCH, |batch| {
+        let logits = model.infer(backend, batch)?;
+        backend.score(&logits, batch, &mut totals)?;
         Ok(go_on(observer))
     })?;
     if seen.is_break() {
         return Ok(Break(()));
     }
     let totals = totals.to_vec()?;
-    Ok(Continue((totals[TOTAL_LOSS] / data.count as f64, totals[TOTAL_CORRECT] / data.count as f64)))
+    Ok(Continue((totals[TOTAL_LOSS] / data.len() as f64, totals[TOTAL_CORRECT] / data.len() as f64)))
 }
 
 /// The order of an epoch's images.

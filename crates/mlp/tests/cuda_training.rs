@@ -11,7 +11,7 @@ use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
 use millpond_mlp::cuda::{CudaBackend, CudaTraining};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::{
-    Backend, Batch, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Step, TOTAL_LOSS, TOTALS, Tensor,
+    Backend, Batch, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Step, TOTAL_LOSS, TOTALS, Upload,
     train,
 };
 
@@ -50,6 +50,13 @@ fn cuda_backend(machine: &Machine, allocator: &str, streams: Streams) -> CudaBac
     CudaBackend::new(memory_of(machine, allocator), training).unwrap()
 }
 
+fn trained(machine: &Machine, backend: &mut dyn Backend, data: &Dataset, hyper: &Hyper) -> Vec<Epoch> {
+    let upload = Upload::new(machine.context()).unwrap();
+    let epochs = train(backend, &upload, data, hyper, None, &mut Unwatched).unwrap();
+    assert_eq!(upload.pinned().unwrap().stats().allocations, 3, "batches pass through pinned memory");
+    epochs
+}
+
 /// The bundled digits, so few that an epoch ends with a partial batch.
 fn digits() -> Dataset {
     let mut data = Dataset::bundled().unwrap();
@@ -80,10 +87,11 @@ fn the_gpu_computes_the_losses_of_the_host() {
     let data = digits();
     let (host, _) = Machine::open(DeviceName::HOST.into()).unwrap();
     let mut host_backend = host.backend(memory_of(&host, "driver"), false).unwrap();
-    let expected = losses(&train(host_backend.as_mut(), &data, &SMALL, &mut Unwatched).unwrap());
+    let expected = losses(&trained(&host, host_backend.as_mut(), &data, &SMALL));
     for streams in [Streams::One, Streams::Two] {
-        let mut backend = cuda_backend(&gpu(), "millpond", streams);
-        let found = losses(&train(&mut backend, &data, &SMALL, &mut Unwatched).unwrap());
+        let machine = gpu();
+        let mut backend = cuda_backend(&machine, "millpond", streams);
+        let found = losses(&trained(&machine, &mut backend, &data, &SMALL));
         for (found, expected) in found.iter().zip(&expected) {
             assert_close(found.0, expected.0, 1e-3, "training loss");
             assert_close(found.1, expected.1, 1e-3, "validation loss");
@@ -99,7 +107,7 @@ fn losses_are_bit_equal_with_every_allocator_and_stream_count() {
     let machine = gpu();
     let run = |allocator, streams| {
         let mut backend = cuda_backend(&machine, allocator, streams);
-        losses(&train(&mut backend, &data, &SMALL, &mut Unwatched).unwrap())
+        losses(&trained(&machine, &mut backend, &data, &SMALL))
     };
     let first = run(MILLPOND, Streams::One);
     for name in NAMES {
@@ -110,27 +118,11 @@ fn losses_are_bit_equal_with_every_allocator_and_stream_count() {
 }
 
 /// The loss of a batch, as the sum that the GPU adds up in double precision.
-fn loss(backend: &mut dyn Backend, model: &Model, data: &Placed, batch: Batch<'_>) -> f64 {
+fn loss(backend: &mut dyn Backend, model: &Model, batch: Batch<'_>) -> f64 {
     let mut totals = backend.memory().clone().zeroed::<f64>(1, TOTALS).unwrap();
-    let images = backend.gather(&data.images, batch).unwrap();
-    let logits = model.infer(backend, images).unwrap();
-    backend.score(&logits, &data.labels, batch, &mut totals).unwrap();
+    let logits = model.infer(backend, batch).unwrap();
+    backend.score(&logits, batch, &mut totals).unwrap();
     totals.to_vec().unwrap()[TOTAL_LOSS] / batch.count as f64
-}
-
-struct Placed {
-    images: Tensor<u8>,
-    labels: Tensor<u8>,
-    order: Tensor<u32>,
-}
-
-fn place(memory: &Memory, data: &Dataset) -> Placed {
-    let count = data.train.labels.len();
-    Placed {
-        images: memory.upload(count, data.pixels(), &data.train.images).unwrap(),
-        labels: memory.upload(1, count, &data.train.labels).unwrap(),
-        order: memory.upload(1, count, &(0..count as u32).rev().collect::<Vec<_>>()).unwrap(),
-    }
 }
 
 /// Moving the weights a little against their gradient lowers the loss by the gradient's squared length: the
@@ -138,14 +130,15 @@ fn place(memory: &Memory, data: &Dataset) -> Placed {
 fn check_gradients(backend: &mut dyn Backend) {
     let data = digits();
     let memory = backend.memory().clone();
-    let placed = place(&memory, &data);
-    let batch = Batch { order: &placed.order, start: 7, count: 61 };
+    let mut rows = vec![0; 64 * data.train.row()];
+    data.train.gather(&(429..493).rev().collect::<Vec<_>>(), &mut rows);
+    let rows = memory.upload(64, data.train.row(), &rows).unwrap();
+    let batch = Batch { rows: &rows, count: 61 };
     let mut model = Model::new(&memory, data.pixels(), 2, 36, 1).unwrap();
     let mut totals = memory.zeroed::<f64>(1, TOTALS).unwrap();
-    let images = backend.gather(&placed.images, batch).unwrap();
-    let gradients = model.gradients(backend, images, &placed.labels, batch, &mut totals).unwrap();
+    let gradients = model.gradients(backend, batch, &mut totals).unwrap();
     let trained_loss = totals.to_vec().unwrap()[TOTAL_LOSS] / batch.count as f64;
-    assert_close(loss(backend, &model, &placed, batch), trained_loss, 1e-6, "loss of the batch");
+    assert_close(loss(backend, &model, batch), trained_loss, 1e-6, "loss of the batch");
 
     let squared: f64 = gradients
         .iter()
@@ -154,9 +147,9 @@ fn check_gradients(backend: &mut dyn Backend) {
         .sum();
     let step = 2e-3_f32;
     model.update(backend, &gradients, -step).unwrap();
-    let above = loss(backend, &model, &placed, batch);
+    let above = loss(backend, &model, batch);
     model.update(backend, &gradients, 2.0 * step).unwrap();
-    let below = loss(backend, &model, &placed, batch);
+    let below = loss(backend, &model, batch);
     assert_close((above - below) / f64::from(2.0 * step), squared, 5e-3, "slope along the gradient");
 }
 
@@ -181,13 +174,12 @@ fn tensors_of_the_wrong_shape_are_refused() {
     let mut backend = cuda_backend(&gpu(), "driver", Streams::One);
     let memory = backend.memory().clone();
     let (a, b) = (memory.zeroed(4, 6).unwrap(), memory.zeroed(5, 6).unwrap());
-    let order = memory.zeroed::<u32>(1, 8).unwrap();
-    let images = memory.zeroed::<u8>(2, 6).unwrap();
-    let batch = Batch { order: &order, start: 6, count: 3 };
+    let rows = memory.zeroed::<u8>(2, 6).unwrap();
+    let batch = Batch { rows: &rows, count: 3 };
     assert!(matches!(backend.linear(&a, &b, millpond_mlp::Activation::None), Err(Error::Shape { .. })));
     assert!(matches!(backend.weight_gradient(&a, &b), Err(Error::Shape { .. })));
     assert!(matches!(backend.input_gradient(&a, &b, &b), Err(Error::Shape { .. })));
-    assert!(matches!(backend.gather(&images, batch), Err(Error::Shape { .. })));
+    assert!(matches!(backend.images(batch), Err(Error::Shape { .. })));
     let (mut weights, gradients) = (vec![a], vec![b]);
     assert!(matches!(backend.update(&mut weights, &gradients, 0.1), Err(Error::Shape { .. })));
 }
@@ -207,7 +199,7 @@ fn epochs_of_the_default_model_are_timed_with_every_allocator() {
             let begin = Instant::now();
             let mut backend = cuda_backend(&machine, name, streams);
             let prepared = begin.elapsed();
-            let epochs = train(&mut backend, &data, &hyper, &mut Unwatched).unwrap();
+            let epochs = trained(&machine, &mut backend, &data, &hyper);
             let last = epochs.last().unwrap();
             println!(
                 "{name:<15} {streams:?}: {:7.1} µs a step, first epoch {:6.1} ms, last {:6.1} ms with {} device \

@@ -4,16 +4,17 @@ use std::sync::Arc;
 
 use millpond::device::DeviceName;
 use millpond_baselines::by_name;
+use millpond_mlp::data::Split;
 use millpond_mlp::{
     Activation, Backend, Batch, CLASSES, Error, Machine, Memory, Model, TOTAL_CORRECT, TOTAL_LOSS, TOTALS,
+    Tensor,
 };
 
 const IMAGES: usize = 7;
 const INPUTS: usize = 12;
 const WIDTH: usize = 9;
-/// The batch leaves out the first of these and the last.
-const ORDER: [u32; IMAGES] = [6, 2, 5, 0, 3, 1, 4];
-const START: usize = 1;
+/// The batch leaves out the last of these.
+const ORDER: [u32; 6] = [2, 5, 0, 3, 1, 4];
 const COUNT: usize = 5;
 
 /// A model and data that are the same in every test.
@@ -21,8 +22,8 @@ struct Bench {
     memory: Memory,
     backend: Box<dyn Backend>,
     model: Model,
-    images: Vec<u8>,
-    labels: Vec<u8>,
+    data: Split,
+    rows: Tensor<u8>,
 }
 
 impl Bench {
@@ -34,7 +35,11 @@ impl Bench {
         let model = Model::new(&memory, INPUTS, 2, WIDTH, 3).unwrap();
         let images = (0..IMAGES * INPUTS).map(|i| (i * 89 % 251) as u8).collect();
         let labels = (0..IMAGES).map(|i| (i * 3 % CLASSES) as u8).collect();
-        Self { memory, backend, model, images, labels }
+        let data = Split { images, labels };
+        let mut rows = vec![0; ORDER.len() * data.row()];
+        data.gather(&ORDER, &mut rows);
+        let rows = memory.upload(ORDER.len(), data.row(), &rows).unwrap();
+        Self { memory, backend, model, data, rows }
     }
 
     fn weights(&self) -> Vec<Vec<f64>> {
@@ -45,8 +50,8 @@ impl Bench {
     /// The batch's mean loss, and how many it gets right, computed without the trainer.
     fn reference(&self, weights: &[Vec<f64>]) -> (f64, usize) {
         let (mut loss, mut correct) = (0.0, 0);
-        for &image in &ORDER[START..START + COUNT] {
-            let pixels = &self.images[image as usize * INPUTS..][..INPUTS];
+        for &image in &ORDER[..COUNT] {
+            let pixels = &self.data.images[image as usize * INPUTS..][..INPUTS];
             let mut x: Vec<f64> = pixels.iter().map(|&pixel| f64::from(pixel) / 255.0).collect();
             for (layer, w) in weights.iter().enumerate() {
                 let outputs = w.len() / x.len();
@@ -54,7 +59,7 @@ impl Bench {
                 let y = (0..outputs).map(product);
                 x = if layer + 1 < weights.len() { y.map(|y| y.max(0.0)).collect() } else { y.collect() };
             }
-            let label = self.labels[image as usize] as usize;
+            let label = self.data.labels[image as usize] as usize;
             loss += x.iter().map(|logit| logit.exp()).sum::<f64>().ln() - x[label];
             correct += usize::from(x.iter().all(|&logit| logit <= x[label]));
         }
@@ -67,15 +72,11 @@ fn gradients_agree_with_finite_differences_and_losses_with_the_reference() {
     let mut bench = Bench::new();
     let weights = bench.weights();
     let memory = bench.memory.clone();
-    let images = memory.upload(IMAGES, INPUTS, &bench.images).unwrap();
-    let labels = memory.upload(1, IMAGES, &bench.labels).unwrap();
-    let order = memory.upload(1, IMAGES, &ORDER).unwrap();
     let mut totals = memory.zeroed::<f64>(1, TOTALS).unwrap();
-    let batch = Batch { order: &order, start: START, count: COUNT };
+    let batch = Batch { rows: &bench.rows, count: COUNT };
 
     let backend = bench.backend.as_mut();
-    let x = backend.gather(&images, batch).unwrap();
-    let gradients = bench.model.gradients(backend, x, &labels, batch, &mut totals).unwrap();
+    let gradients = bench.model.gradients(backend, batch, &mut totals).unwrap();
 
     let (loss, correct) = bench.reference(&weights);
     let totals = totals.to_vec().unwrap();
@@ -101,15 +102,11 @@ fn a_step_is_rate_times_gradient_and_lowers_the_loss() {
     let mut bench = Bench::new();
     let before = bench.weights();
     let memory = bench.memory.clone();
-    let images = memory.upload(IMAGES, INPUTS, &bench.images).unwrap();
-    let labels = memory.upload(1, IMAGES, &bench.labels).unwrap();
-    let order = memory.upload(1, IMAGES, &ORDER).unwrap();
     let mut totals = memory.zeroed::<f64>(1, TOTALS).unwrap();
-    let batch = Batch { order: &order, start: START, count: COUNT };
+    let batch = Batch { rows: &bench.rows, count: COUNT };
 
     let backend = bench.backend.as_mut();
-    let x = backend.gather(&images, batch).unwrap();
-    let gradients = bench.model.gradients(backend, x, &labels, batch, &mut totals).unwrap();
+    let gradients = bench.model.gradients(backend, batch, &mut totals).unwrap();
     bench.model.update(backend, &gradients, 0.5).unwrap();
 
     let after = bench.weights();
@@ -126,12 +123,10 @@ fn tensors_of_wrong_shapes_are_refused_before_queueing() {
     let mut bench = Bench::new();
     let memory = bench.memory.clone();
     let [a, b] = [(3, 4), (5, 6)].map(|(rows, cols)| memory.zeroed::<f32>(rows, cols).unwrap());
-    let images = memory.zeroed::<u8>(IMAGES, INPUTS).unwrap();
-    let labels = memory.zeroed::<u8>(1, IMAGES).unwrap();
-    let order = memory.upload(1, IMAGES, &ORDER).unwrap();
+    let without_pixels = memory.zeroed::<u8>(COUNT, 1).unwrap();
     let mut totals = memory.zeroed::<f64>(1, TOTALS).unwrap();
-    let batch = Batch { order: &order, start: 0, count: COUNT };
-    let past_the_end = Batch { start: 3, ..batch };
+    let batch = Batch { rows: &bench.rows, count: COUNT };
+    let past_the_end = Batch { count: ORDER.len() + 1, ..batch };
     let empty = Batch { count: 0, ..batch };
 
     let backend = bench.backend.as_mut();
@@ -140,10 +135,11 @@ fn tensors_of_wrong_shapes_are_refused_before_queueing() {
         backend.linear(&a, &b, Activation::None).err(),
         backend.weight_gradient(&a, &b).err(),
         backend.input_gradient(&a, &b, &a).err(),
-        backend.gather(&images, past_the_end).err(),
-        backend.gather(&images, empty).err(),
-        backend.cross_entropy(&a, &labels, batch, &mut totals).err(),
-        backend.score(&a, &labels, batch, &mut totals).err(),
+        backend.images(past_the_end).err(),
+        backend.images(empty).err(),
+        backend.images(Batch { rows: &without_pixels, count: COUNT }).err(),
+        backend.cross_entropy(&a, batch, &mut totals).err(),
+        backend.score(&a, batch, &mut totals).err(),
         memory.upload(2, 2, &[0_u8; 3]).err(),
     ];
     for (at, error) in refused.into_iter().enumerate() {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
 use millpond_mlp::data::Dataset;
-use millpond_mlp::{Epoch, Hyper, Machine, Memory, Observer, Step, train};
+use millpond_mlp::{Epoch, Hyper, Machine, Memory, Observer, Step, Upload, train};
 
 /// The model of the command's defaults.
 const DEFAULTS: Hyper =
@@ -27,8 +27,11 @@ fn run(allocator: &str, hyper: &Hyper, data: &Dataset) -> Vec<Epoch> {
     let allocator: Arc<dyn Allocator> = Arc::from(by_name(allocator, machine.context()).unwrap());
     let memory = Memory::new(allocator.clone(), machine.context().create_stream().unwrap());
     let mut backend = machine.backend(memory, false).unwrap();
-    let epochs = train(backend.as_mut(), data, hyper, &mut Unwatched).unwrap();
+    let upload = Upload::new(machine.context()).unwrap();
+    let epochs = train(backend.as_mut(), &upload, data, hyper, None, &mut Unwatched).unwrap();
     assert_eq!(allocator.usage().requested.current, 0, "training leaves nothing behind");
+    let pinned = upload.pinned().unwrap().stats();
+    assert_eq!((pinned.allocations, pinned.requested.current), (3, 0), "and pins three batches at most");
     epochs
 }
 

@@ -8,7 +8,7 @@ use millpond::device::{DeviceError, DevicePtr, Kind};
 
 use super::cublaslt::{Operands, Product, Scratch};
 use super::engine::Engine;
-use super::kernels::{MAX_LAYERS, Rows};
+use super::kernels::MAX_LAYERS;
 use super::tune::Plan;
 use crate::backend::{Activation, Backend, Batch};
 use crate::{Error, Memory, Result, TOTALS, Tensor};
@@ -117,14 +117,14 @@ impl Backend for CudaBackend {
         &self.main.memory
     }
 
-    fn gather(&mut self, images: &Tensor<u8>, batch: Batch<'_>) -> Result<Tensor> {
-        let rows = rows_of("gather", batch)?;
+    fn images(&mut self, batch: Batch<'_>) -> Result<Tensor> {
+        batch.check("images")?;
         self.engine.enter()?;
         let memory = &self.main.memory;
-        let out = memory.uninit(batch.count, images.cols())?;
+        let out = memory.uninit(batch.count, batch.pixels())?;
         let kernels = &self.engine.kernels;
-        // SAFETY: the shapes agree, and whoever made the order put no index in it that has no image.
-        unsafe { kernels.gather(memory.stream().handle(), &out, images, rows) }?;
+        // SAFETY: the shapes agree.
+        unsafe { kernels.images(memory.stream().handle(), &out, batch) }?;
         Ok(out)
     }
 
@@ -141,23 +141,16 @@ impl Backend for CudaBackend {
     fn cross_entropy(
         &mut self,
         logits: &Tensor,
-        labels: &Tensor<u8>,
         batch: Batch<'_>,
         totals: &mut Tensor<f64>,
     ) -> Result<Tensor> {
         let gradient = self.main.memory.uninit(logits.rows(), logits.cols())?;
-        self.totals("cross_entropy", (logits, labels, batch), (Some(&gradient), totals))?;
+        self.totals("cross_entropy", (logits, batch), (Some(&gradient), totals))?;
         Ok(gradient)
     }
 
-    fn score(
-        &mut self,
-        logits: &Tensor,
-        labels: &Tensor<u8>,
-        batch: Batch<'_>,
-        totals: &mut Tensor<f64>,
-    ) -> Result<()> {
-        self.totals("score", (logits, labels, batch), (None, totals))
+    fn score(&mut self, logits: &Tensor, batch: Batch<'_>, totals: &mut Tensor<f64>) -> Result<()> {
+        self.totals("score", (logits, batch), (None, totals))
     }
 
     fn input_gradient(&mut self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<Tensor> {
@@ -228,17 +221,17 @@ impl CudaBackend {
     fn totals(
         &mut self,
         operation: &'static str,
-        (logits, labels, batch): (&Tensor, &Tensor<u8>, Batch<'_>),
+        (logits, batch): (&Tensor, Batch<'_>),
         (gradient, totals): (Option<&Tensor>, &mut Tensor<f64>),
     ) -> Result<()> {
-        let rows = rows_of(operation, batch)?;
+        batch.check(operation)?;
         check(operation, logits.shape(), (batch.count, logits.cols()))?;
         check(operation, totals.shape(), (1, TOTALS))?;
         self.engine.enter()?;
         let kernels = &self.engine.kernels;
         let stream = self.main.memory.stream().handle();
-        // SAFETY: the shapes agree, and whoever made the order put no index in it that has no label.
-        unsafe { kernels.cross_entropy(stream, (logits, labels, rows), (gradient, totals)) }
+        // SAFETY: the shapes agree.
+        unsafe { kernels.cross_entropy(stream, (logits, batch), (gradient, totals)) }
     }
 }
 
@@ -249,16 +242,6 @@ fn parts_of(inner: usize, count: usize) -> usize {
     const SHORTEST: usize = 64;
     let suits = |parts: &usize| inner.is_multiple_of(4 * parts) && inner / parts >= SHORTEST;
     if count.is_multiple_of(4) { (2..=8).rev().find(suits).unwrap_or(1) } else { 1 }
-}
-
-/// The batch's part of its order.
-fn rows_of(operation: &'static str, batch: Batch<'_>) -> Result<Rows> {
-    let end = batch.start.saturating_add(batch.count);
-    if batch.count == 0 || end > batch.order.len() {
-        return Err(Error::Shape { operation, found: (1, batch.order.len()), expected: (1, end.max(1)) });
-    }
-    let order = batch.order.ptr().offset((batch.start * size_of::<u32>()) as u64);
-    Ok(Rows { order, count: batch.count as u32 })
 }
 
 fn check(operation: &'static str, found: (usize, usize), expected: (usize, usize)) -> Result<()> {

@@ -1,10 +1,11 @@
 // What cuBLASLt does not do. Matrices are row-major and dense; see kernels.rs for the launches.
 // No header: NVRTC compiles this text alone.
 
-// out[i, j] = images[order[i], j] / 255. One block for a row of the output.
-extern "C" __global__ void gather(float* __restrict__ out, const unsigned char* __restrict__ images,
-                                  const unsigned* __restrict__ order, unsigned pixels) {
-    const unsigned char* image = images + (size_t)order[blockIdx.x] * pixels;
+// A row of a batch has the pixels of an image, and then its label.
+
+// out[i, j] = rows[i, j] / 255. One block for a row of the output.
+extern "C" __global__ void images(float* __restrict__ out, const unsigned char* __restrict__ rows, unsigned pixels) {
+    const unsigned char* image = rows + (size_t)blockIdx.x * (pixels + 1);
     float* row = out + (size_t)blockIdx.x * pixels;
     for (unsigned j = threadIdx.x; j < pixels; j += blockDim.x) row[j] = image[j] / 255.0f;
 }
@@ -39,15 +40,15 @@ extern "C" __global__ void relu_gradient(float* __restrict__ dx, const float* __
 // blockDim is a power of two. `gradient` may be null: then only the totals are made.
 extern "C" __global__ void cross_entropy(float* __restrict__ gradient, double* __restrict__ totals,
                                          const float* __restrict__ logits,
-                                         const unsigned char* __restrict__ labels,
-                                         const unsigned* __restrict__ order, unsigned count, unsigned classes) {
+                                         const unsigned char* __restrict__ rows, unsigned pixels,
+                                         unsigned count, unsigned classes) {
     __shared__ double losses[MAX_THREADS];
     __shared__ unsigned hits[MAX_THREADS];
     double loss = 0.0;
     unsigned correct = 0;
     for (unsigned row = threadIdx.x; row < count; row += blockDim.x) {
         const float* z = logits + (size_t)row * classes;
-        unsigned label = labels[order[row]];
+        unsigned label = rows[(size_t)row * (pixels + 1) + pixels];
         unsigned best = 0;
         float top = z[0];
         float wanted = 0.0f;

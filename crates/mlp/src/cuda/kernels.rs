@@ -2,11 +2,11 @@
 
 use std::ffi::c_void;
 
-use millpond::device::{DevicePtr, StreamHandle};
+use millpond::device::StreamHandle;
 
 use super::driver::{self, Function, Grid};
 use super::nvrtc;
-use crate::{Result, Tensor};
+use crate::{Batch, Result, Tensor};
 
 /// The kernels' text.
 pub(super) const SOURCE: &str = include_str!("kernels.cu");
@@ -27,19 +27,10 @@ pub(super) fn defines() -> Vec<String> {
 
 /// The kernels, loaded on one GPU.
 pub(super) struct Kernels {
-    gather: Function,
+    images: Function,
     relu_gradient: Function,
     cross_entropy: Function,
     update: Function,
-}
-
-/// Where a batch's rows come from: the order's entries from its first one on.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Rows {
-    /// The batch's first entry in the order.
-    pub(super) order: DevicePtr,
-    /// Rows of the batch.
-    pub(super) count: u32,
 }
 
 #[repr(C)]
@@ -65,31 +56,23 @@ impl Kernels {
     pub(super) fn load(capability: (u32, u32)) -> Result<Self> {
         let number = (capability.0 * 10 + capability.1) as i32;
         let image = nvrtc::compile(SOURCE, number, &defines())?;
-        let names = [c"gather", c"relu_gradient", c"cross_entropy", c"update"];
+        let names = [c"images", c"relu_gradient", c"cross_entropy", c"update"];
         // SAFETY: NVRTC made the image.
-        let [gather, relu_gradient, cross_entropy, update] = unsafe { driver::load(&image, names) }?;
-        Ok(Self { gather, relu_gradient, cross_entropy, update })
+        let [images, relu_gradient, cross_entropy, update] = unsafe { driver::load(&image, names) }?;
+        Ok(Self { images, relu_gradient, cross_entropy, update })
     }
 
-    /// `out[i, j] = images[order[i], j] / 255`.
+    /// `out[i, j] = rows[i, j] / 255`.
     ///
     /// # Safety
-    /// The order has `rows.count` entries, each below the number of images; `out` has as many rows, of as many
-    /// columns as an image.
-    pub(super) unsafe fn gather(
-        &self,
-        stream: StreamHandle,
-        out: &Tensor,
-        images: &Tensor<u8>,
-        rows: Rows,
-    ) -> Result<()> {
-        let (mut to, mut from, mut order) = (out.ptr().raw(), images.ptr().raw(), rows.order.raw());
-        let mut pixels = images.cols() as u32;
-        let mut arguments =
-            [argument(&mut to), argument(&mut from), argument(&mut order), argument(&mut pixels)];
-        let grid = Grid { blocks: (rows.count, 1), threads: THREADS };
+    /// The batch has as many rows as it says; `out` has as many, of as many columns as an image has pixels.
+    pub(super) unsafe fn images(&self, stream: StreamHandle, out: &Tensor, batch: Batch<'_>) -> Result<()> {
+        let (mut to, mut from) = (out.ptr().raw(), batch.rows.ptr().raw());
+        let mut pixels = batch.pixels() as u32;
+        let mut arguments = [argument(&mut to), argument(&mut from), argument(&mut pixels)];
+        let grid = Grid { blocks: (batch.count as u32, 1), threads: THREADS };
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
-        unsafe { driver::launch(self.gather, grid, stream, &mut arguments) }
+        unsafe { driver::launch(self.images, grid, stream, &mut arguments) }
     }
 
     /// `dx = sum(parts) ⊙ [x > 0]`, in the order of the parts.
@@ -121,24 +104,23 @@ impl Kernels {
     /// Adds the batch's loss and correct answers to `totals`, and writes the gradient where one is wanted.
     ///
     /// # Safety
-    /// `logits` and `gradient` have `rows.count` rows, `totals` two numbers, the order as many entries, each
-    /// below the number of labels.
+    /// `logits`, `gradient` and the batch have `batch.count` rows, `totals` two numbers.
     pub(super) unsafe fn cross_entropy(
         &self,
         stream: StreamHandle,
-        (logits, labels, rows): (&Tensor, &Tensor<u8>, Rows),
+        (logits, batch): (&Tensor, Batch<'_>),
         (gradient, totals): (Option<&Tensor>, &Tensor<f64>),
     ) -> Result<()> {
         let mut gradient = gradient.map_or(0, |tensor| tensor.ptr().raw());
         let (mut totals, mut logits_at) = (totals.ptr().raw(), logits.ptr().raw());
-        let (mut labels, mut order) = (labels.ptr().raw(), rows.order.raw());
-        let (mut count, mut classes) = (rows.count, logits.cols() as u32);
+        let (mut rows, mut pixels) = (batch.rows.ptr().raw(), batch.pixels() as u32);
+        let (mut count, mut classes) = (batch.count as u32, logits.cols() as u32);
         let mut arguments = [
             argument(&mut gradient),
             argument(&mut totals),
             argument(&mut logits_at),
-            argument(&mut labels),
-            argument(&mut order),
+            argument(&mut rows),
+            argument(&mut pixels),
             argument(&mut count),
             argument(&mut classes),
         ];

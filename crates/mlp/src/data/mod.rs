@@ -84,6 +84,14 @@ impl Dataset {
         [TRAIN, VALIDATION].as_flattened().iter().filter_map(|name| find(dir, name).ok()).collect()
     }
 
+    /// A checksum of the images and labels to train on.
+    pub(crate) fn checksum(&self) -> u32 {
+        let mut sum = flate2::Crc::new();
+        sum.update(&self.train.images);
+        sum.update(&self.train.labels);
+        sum.sum()
+    }
+
     /// Pixels of an image.
     pub fn pixels(&self) -> usize {
         SIDE * SIDE
@@ -91,6 +99,34 @@ impl Dataset {
 }
 
 impl Split {
+    /// Images.
+    pub fn len(&self) -> usize {
+        self.labels.len()
+    }
+
+    /// Whether there are none, which no data set has.
+    pub fn is_empty(&self) -> bool {
+        self.labels.is_empty()
+    }
+
+    /// Bytes of an image with its label behind it.
+    pub fn row(&self) -> usize {
+        self.images.len() / self.len().max(1) + 1
+    }
+
+    /// Writes these images into the first [rows](Self::row) of `to`, in this order, each with its label behind it.
+    ///
+    /// # Panics
+    /// Where there is no such image. `to` may be too short for all of them: then it is filled.
+    pub fn gather(&self, order: &[u32], to: &mut [u8]) {
+        let pixels = self.row() - 1;
+        for (to, &image) in to.chunks_exact_mut(pixels + 1).zip(order) {
+            let image = image as usize;
+            to[..pixels].copy_from_slice(&self.images[image * pixels..][..pixels]);
+            to[pixels] = self.labels[image];
+        }
+    }
+
     /// Keeps the first `count` images, at least one.
     pub fn truncate(&mut self, count: usize) {
         let count = count.max(1);

@@ -104,10 +104,10 @@ unsafe impl Send for Columns {}
 // SAFETY: as above.
 unsafe impl Sync for Columns {}
 
-/// `to[i] = from[order[i]] / 255`, row by row.
-pub(super) fn gather(to: &mut [f32], from: &[u8], order: &[u32], pixels: usize) {
-    to.par_chunks_mut(pixels).zip(order).with_min_len(CHUNK / pixels.max(1) + 1).for_each(|(to, &image)| {
-        let from = &from[image as usize * pixels..][..pixels];
+/// `to = from / 255`, row by row. Behind the pixels of a row is a label, which is left out.
+pub(super) fn images(to: &mut [f32], from: &[u8], pixels: usize) {
+    let rows = to.par_chunks_mut(pixels).zip(from.par_chunks(pixels + 1));
+    rows.with_min_len(CHUNK / pixels.max(1) + 1).for_each(|(to, from)| {
         to.iter_mut().zip(from).for_each(|(to, &pixel)| *to = f32::from(pixel) / 255.0);
     });
 }
@@ -133,9 +133,8 @@ pub(super) fn descend(w: &mut [f32], gradient: &[f32], rate: f32) {
 }
 
 /// Adds the rows' losses and correct answers to the totals.
-pub(super) fn score(logits: &[f32], labels: &[u8], order: &[u32], classes: usize, totals: &mut [f64]) {
-    for (row, &image) in logits.chunks_exact(classes).zip(order) {
-        let label = labels[image as usize] as usize;
+pub(super) fn score(logits: &[f32], labels: impl Iterator<Item = usize>, classes: usize, totals: &mut [f64]) {
+    for (row, label) in logits.chunks_exact(classes).zip(labels) {
         let (largest, at) = largest(row);
         let sum: f32 = row.iter().map(|&logit| (logit - largest).exp()).sum();
         totals[TOTAL_LOSS] += f64::from(sum.ln() + largest - row[label]);
@@ -147,17 +146,16 @@ pub(super) fn score(logits: &[f32], labels: &[u8], order: &[u32], classes: usize
 pub(super) fn cross_entropy_gradient(
     to: &mut [f32],
     logits: &[f32],
-    labels: &[u8],
-    order: &[u32],
+    labels: impl Iterator<Item = usize>,
     classes: usize,
 ) {
-    let scale = 1.0 / order.len() as f32;
-    for ((to, row), &image) in to.chunks_exact_mut(classes).zip(logits.chunks_exact(classes)).zip(order) {
+    let scale = 1.0 / (logits.len() / classes) as f32;
+    for ((to, row), label) in to.chunks_exact_mut(classes).zip(logits.chunks_exact(classes)).zip(labels) {
         let (largest, _) = largest(row);
         to.iter_mut().zip(row).for_each(|(to, &logit)| *to = (logit - largest).exp());
         let sum: f32 = to.iter().sum();
         to.iter_mut().for_each(|to| *to *= scale / sum);
-        to[labels[image as usize] as usize] -= scale;
+        to[label] -= scale;
     }
 }
 

@@ -37,9 +37,9 @@ impl HostBackend {
 /// What every closure below relies on.
 ///
 /// The stream runs closures in the order in which they were launched, and a tensor's block is freed on the same
-/// stream after its last use was launched. So a view's block is live while the closure runs; and since all
-/// closures are on one stream, nothing else touches the block then. An operation's output is a block of its
-/// own, so it overlaps no input.
+/// stream after its last use was launched. So a view's block is live while the closure runs. All closures are on one
+/// stream, and whatever else writes a batch is ordered with that stream, so nothing else touches the block then. An
+/// operation's output is a block of its own, so it overlaps no input.
 macro_rules! in_stream_order {
     ($view:ident) => {
         // SAFETY: see the comment at the macro: the block is live, and only this closure touches it now.
@@ -56,16 +56,13 @@ impl Backend for HostBackend {
         &self.memory
     }
 
-    fn gather(&mut self, images: &Tensor<u8>, batch: Batch<'_>) -> Result<Tensor> {
-        check_batch("gather", batch)?;
-        let pixels = images.cols();
+    fn images(&mut self, batch: Batch<'_>) -> Result<Tensor> {
+        batch.check("images")?;
+        let pixels = batch.pixels();
         let out = self.memory.uninit(batch.count, pixels)?;
-        let (to, from, order) = (View::of(&out), View::of(images), View::of(batch.order));
-        let rows = batch.start..batch.start + batch.count;
+        let (to, rows) = (View::of(&out), View::of(batch.rows));
         self.launch(move || {
-            let (to, from, order) =
-                (in_stream_order!(mut to), in_stream_order!(from), in_stream_order!(order));
-            arithmetic::gather(to, from, &order[rows], pixels);
+            arithmetic::images(in_stream_order!(mut to), in_stream_order!(rows), pixels);
         })?;
         Ok(out)
     }
@@ -88,40 +85,30 @@ impl Backend for HostBackend {
     fn cross_entropy(
         &mut self,
         logits: &Tensor,
-        labels: &Tensor<u8>,
         batch: Batch<'_>,
         totals: &mut Tensor<f64>,
     ) -> Result<Tensor> {
         check_scored("cross_entropy", logits, batch, totals)?;
         let out = self.memory.uninit(logits.rows(), logits.cols())?;
         let (to, from, totals) = (View::of(&out), View::of(logits), View::of(totals));
-        let (labels, order) = (View::of(labels), View::of(batch.order));
-        let (classes, rows) = (logits.cols(), batch.start..batch.start + batch.count);
+        let (rows, pixels, classes) = (View::of(batch.rows), batch.pixels(), logits.cols());
         self.launch(move || {
             let (to, from, totals) =
                 (in_stream_order!(mut to), in_stream_order!(from), in_stream_order!(mut totals));
-            let (labels, order) = (in_stream_order!(labels), in_stream_order!(order));
-            arithmetic::score(from, labels, &order[rows.clone()], classes, totals);
-            arithmetic::cross_entropy_gradient(to, from, labels, &order[rows], classes);
+            let rows = in_stream_order!(rows);
+            arithmetic::score(from, labels(rows, pixels), classes, totals);
+            arithmetic::cross_entropy_gradient(to, from, labels(rows, pixels), classes);
         })?;
         Ok(out)
     }
 
-    fn score(
-        &mut self,
-        logits: &Tensor,
-        labels: &Tensor<u8>,
-        batch: Batch<'_>,
-        totals: &mut Tensor<f64>,
-    ) -> Result<()> {
+    fn score(&mut self, logits: &Tensor, batch: Batch<'_>, totals: &mut Tensor<f64>) -> Result<()> {
         check_scored("score", logits, batch, totals)?;
         let (from, totals) = (View::of(logits), View::of(totals));
-        let (labels, order) = (View::of(labels), View::of(batch.order));
-        let (classes, rows) = (logits.cols(), batch.start..batch.start + batch.count);
+        let (rows, pixels, classes) = (View::of(batch.rows), batch.pixels(), logits.cols());
         self.launch(move || {
             let (from, totals) = (in_stream_order!(from), in_stream_order!(mut totals));
-            let (labels, order) = (in_stream_order!(labels), in_stream_order!(order));
-            arithmetic::score(from, labels, &order[rows], classes, totals);
+            arithmetic::score(from, labels(in_stream_order!(rows), pixels), classes, totals);
         })
     }
 
@@ -184,16 +171,9 @@ fn check_shape(operation: &'static str, tensor: &Tensor, expected: (usize, usize
     Err(Error::Shape { operation, found: tensor.shape(), expected })
 }
 
-/// The batch lies in its order.
-fn check_batch(operation: &'static str, batch: Batch<'_>) -> Result<()> {
-    match batch.start.checked_add(batch.count) {
-        Some(end) if batch.count > 0 && end <= batch.order.len() => Ok(()),
-        end => Err(Error::Shape {
-            operation,
-            found: (1, end.unwrap_or(usize::MAX)),
-            expected: (1, batch.order.len()),
-        }),
-    }
+/// The labels of a batch's rows, which stand behind the pixels.
+fn labels(rows: &[u8], pixels: usize) -> impl Iterator<Item = usize> {
+    rows.iter().skip(pixels).step_by(pixels + 1).map(|&label| usize::from(label))
 }
 
 fn check_scored(
@@ -202,7 +182,7 @@ fn check_scored(
     batch: Batch<'_>,
     totals: &Tensor<f64>,
 ) -> Result<()> {
-    check_batch(operation, batch)?;
+    batch.check(operation)?;
     check_shape(operation, logits, (batch.count, logits.cols()))?;
     if totals.len() == TOTALS {
         return Ok(());

@@ -21,9 +21,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::device::{Device, DevicePtr};
+use millpond::device::{Device, DevicePtr, MemoryKind};
 use millpond::{Context, Stream};
-use millpond_baselines::{Allocator, ChoiceError};
+use millpond_baselines::{Allocator, ChoiceError, memory_of};
 
 pub use managed::{Moves, in_managed_memory};
 pub use outcome::{Calls, DriverMemory, Oom, Outcome};
@@ -98,6 +98,18 @@ impl Stage {
     pub fn sim(program: &Program, capacity: u64) -> Result<Self, ReplayError> {
         let sim = SimDevice::new(SimOptions::default().capacity(capacity))?;
         let context = Context::new(sim.clone());
+        Ok(Self { sim: Some(sim), ..Self::new(program, context)? })
+    }
+
+    /// This memory of a simulated device, which has `capacity` bytes of it.
+    ///
+    /// # Errors
+    /// The device's own.
+    pub fn sim_memory(program: &Program, memory: MemoryKind, capacity: u64) -> Result<Self, ReplayError> {
+        let options =
+            SimOptions::default().capacity(capacity).pinned_capacity(capacity).managed_capacity(capacity);
+        let sim = SimDevice::new(options)?;
+        let context = Context::new(memory_of(sim.clone(), memory)?);
         Ok(Self { sim: Some(sim), ..Self::new(program, context)? })
     }
 
@@ -248,6 +260,21 @@ pub fn on_sim(
     capacity: u64,
 ) -> Result<Outcome, ReplayError> {
     let stage = Stage::sim(program, capacity)?;
+    Ok(stage.run(trace, program, choose, false)?.0)
+}
+
+/// What [`on_sim`] does, in this memory of the simulated device and at its costs.
+///
+/// # Errors
+/// Those of [`on_sim`], and where the device has no such memory.
+pub fn on_sim_memory(
+    trace: &Trace,
+    program: &Program,
+    choose: &Choose<'_>,
+    memory: MemoryKind,
+    capacity: u64,
+) -> Result<Outcome, ReplayError> {
+    let stage = Stage::sim_memory(program, memory, capacity)?;
     Ok(stage.run(trace, program, choose, false)?.0)
 }
 

@@ -1,0 +1,299 @@
+//! Checkpoints: a training as far as it has come, in one file that is replaced whole.
+//!
+//! The file is a [safetensors] file. The weights lie in it as PyTorch's `nn.Linear` has them, under the names that
+//! `nn.Sequential` gives them. How far the training is stands in the file's metadata, as JSON. SGD has no state of its
+//! own. So what follows a checkpoint is what would have followed without it, bit for bit.
+//!
+//! [safetensors]: https://github.com/huggingface/safetensors
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use safetensors::tensor::{Dtype, TensorView};
+use serde::{Deserialize, Serialize};
+
+use crate::data::Dataset;
+use crate::{Epoch, Error, Hyper, Model, Result, TOTALS};
+
+/// The file's name in its folder.
+const NAME: &str = "checkpoint.safetensors";
+/// The key of the metadata that has the [`Progress`].
+const KEY: &str = "millpond";
+
+/// Where checkpoints are kept, and how often one is written.
+#[derive(Debug, Clone)]
+pub struct Saving {
+    file: PathBuf,
+    every: Option<usize>,
+    from: Option<Checkpoint>,
+}
+
+/// A training as far as it has come.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Checkpoint {
+    progress: Progress,
+    /// Of each layer, `[inputs, outputs]`.
+    weights: Vec<Vec<f32>>,
+}
+
+/// How far a training is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Progress {
+    hyper: Hyper,
+    /// A checksum of what is trained on.
+    data: u32,
+    /// Those that are done.
+    epochs: Vec<Epoch>,
+    begun: Begun,
+}
+
+/// How far the epoch after those that are done is.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Begun {
+    /// Images that it was trained on.
+    pub(crate) images: usize,
+    /// Their totals.
+    pub(crate) totals: [f64; TOTALS],
+    pub(crate) wall_ms: f64,
+}
+
+impl Saving {
+    /// Keeps a checkpoint in this folder, which is made if need be. It is written after each epoch, and after every so many
+    /// steps of an epoch.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn new(dir: &Path, every: Option<usize>) -> Result<Self> {
+        let failed = |source| Error::Io { path: dir.to_owned(), action: "create the folder", source };
+        fs::create_dir_all(dir).map_err(failed)?;
+        Ok(Self { file: Self::file_in(dir), every, from: None })
+    }
+
+    /// The file that a folder's checkpoint is in.
+    pub fn file_in(dir: &Path) -> PathBuf {
+        dir.join(NAME)
+    }
+
+    /// The file.
+    pub fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// Goes on from the checkpoint that is there, if there is one.
+    ///
+    /// # Errors
+    /// [`Error::Checkpoint`] where the file is no checkpoint, or one of another training. [`Error::Io`].
+    pub fn resume(mut self, hyper: &Hyper, data: &Dataset) -> Result<Self> {
+        match fs::read(&self.file) {
+            Ok(bytes) => {
+                let checkpoint = Checkpoint::read(&bytes, data.pixels())
+                    .and_then(|checkpoint| checkpoint.of_this_training(hyper, data));
+                self.from = Some(checkpoint.map_err(|what| self.failed(what))?);
+                Ok(self)
+            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(self),
+            Err(source) => Err(Error::Io { path: self.file, action: "read the checkpoint", source }),
+        }
+    }
+
+    /// The checkpoint to go on from.
+    pub fn resumed_from(&self) -> Option<&Checkpoint> {
+        self.from.as_ref()
+    }
+
+    /// Writes a checkpoint in place of the one before. Whenever the program is ended, one of the two is there.
+    fn write(&self, model: &Model, progress: &Progress) -> Result<()> {
+        let weights: Vec<_> = model.weights().iter().map(|weight| weight.to_vec()).collect::<Result<_>>()?;
+        let bytes = Checkpoint::bytes(model, &weights, progress).map_err(|what| self.failed(what))?;
+        let failed = |source| Error::Io { path: self.file.clone(), action: "write the checkpoint", source };
+        replace(&self.file, &bytes).map_err(failed)
+    }
+
+    fn failed(&self, what: String) -> Error {
+        Error::Checkpoint { file: self.file.clone(), what }
+    }
+}
+
+impl Checkpoint {
+    /// The epochs that were done.
+    pub fn epochs(&self) -> &[Epoch] {
+        &self.progress.epochs
+    }
+
+    /// Images that the next epoch was trained on.
+    pub fn images(&self) -> usize {
+        self.progress.begun.images
+    }
+
+    /// The weights of each layer, from the first to the head, `[inputs, outputs]`.
+    pub fn weights(&self) -> &[Vec<f32>] {
+        &self.weights
+    }
+
+    fn read(bytes: &[u8], pixels: usize) -> std::result::Result<Self, String> {
+        let described =
+            |error: safetensors::SafeTensorError| format!("not a whole safetensors file: {error}");
+        let (_, header) = SafeTensors::read_metadata(bytes).map_err(described)?;
+        let tensors = SafeTensors::deserialize(bytes).map_err(described)?;
+        let text = header.metadata().as_ref().and_then(|metadata| metadata.get(KEY));
+        let text = text.ok_or("it has weights, but was not written by millpond train --save")?;
+        let progress: Progress = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        let sizes = Model::sizes(pixels, progress.hyper.num_layers, progress.hyper.feat_dim);
+        let weight = |(layer, [inputs, outputs]): (usize, [usize; 2])| {
+            let name = name_of(layer);
+            let tensor = tensors.tensor(&name).map_err(|error| format!("{name}: {error}"))?;
+            if tensor.dtype() != Dtype::F32 || tensor.shape() != [outputs, inputs] {
+                let (dtype, shape) = (tensor.dtype(), tensor.shape());
+                return Err(format!("{name} is {dtype:?} {shape:?}, not F32 [{outputs}, {inputs}]"));
+            }
+            let (bytes, _) = tensor.data().as_chunks();
+            let values: Vec<f32> = bytes.iter().copied().map(f32::from_le_bytes).collect();
+            Ok(transposed(&values, outputs))
+        };
+        let weights = sizes.into_iter().enumerate().map(weight).collect::<std::result::Result<_, _>>()?;
+        Ok(Self { progress, weights })
+    }
+
+    fn bytes(
+        model: &Model,
+        weights: &[Vec<f32>],
+        progress: &Progress,
+    ) -> std::result::Result<Vec<u8>, String> {
+        let layers: Vec<_> = model
+            .weights()
+            .iter()
+            .zip(weights)
+            .map(|(weight, values)| ([weight.cols(), weight.rows()], transposed(values, weight.rows())))
+            .collect();
+        let views: std::result::Result<Vec<_>, _> = layers
+            .iter()
+            .enumerate()
+            .map(|(layer, (shape, values))| {
+                let view = TensorView::new(Dtype::F32, shape.to_vec(), bytemuck::cast_slice(values))?;
+                Ok((name_of(layer), view))
+            })
+            .collect();
+        let text = serde_json::to_string(progress).map_err(|error| error.to_string())?;
+        let metadata = HashMap::from([("format".to_owned(), "pt".to_owned()), (KEY.to_owned(), text)]);
+        let written = views.and_then(|views| safetensors::serialize(views, Some(metadata)));
+        written.map_err(|error: safetensors::SafeTensorError| error.to_string())
+    }
+
+    /// Refuses a checkpoint of another training. The number of epochs may differ.
+    fn of_this_training(self, hyper: &Hyper, data: &Dataset) -> std::result::Result<Self, String> {
+        let was = &self.progress.hyper;
+        let settings = [
+            ("num_layers", was.num_layers as f64, hyper.num_layers as f64),
+            ("feat_dim", was.feat_dim as f64, hyper.feat_dim as f64),
+            ("learning_rate", was.learning_rate.into(), hyper.learning_rate.into()),
+            ("batch_size", was.batch_size as f64, hyper.batch_size as f64),
+            ("seed", was.seed as f64, hyper.seed as f64),
+        ];
+        if let Some((name, was, is)) = settings.into_iter().find(|(_, was, is)| was != is) {
+            return Err(format!("it is of a training with {name} {was}, not {is}"));
+        }
+        if self.progress.data != data.checksum() {
+            return Err("it is of a training with other data".to_owned());
+        }
+        let Begun { images, .. } = self.progress.begun;
+        if images > data.train.len() || (images < data.train.len() && images % hyper.batch_size != 0) {
+            return Err(format!("{images} images are not whole batches"));
+        }
+        Ok(self)
+    }
+}
+
+/// As `nn.Sequential` names the weights of linear layers with a ReLU between each two.
+fn name_of(layer: usize) -> String {
+    format!("{}.weight", 2 * layer)
+}
+
+/// The columns of a matrix with so many rows, one after another.
+fn transposed(values: &[f32], rows: usize) -> Vec<f32> {
+    let cols = values.len() / rows.max(1);
+    (0..cols).flat_map(|col| values.iter().skip(col).step_by(cols)).copied().collect()
+}
+
+/// Writes the file beside its place, has it on the disk, and puts it there.
+fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
+    let part = file.with_extension("part");
+    let mut out = File::create(&part)?;
+    out.write_all(bytes)?;
+    out.sync_all()?;
+    fs::rename(&part, file)?;
+    // So that the new name survives the machine, too.
+    file.parent().map_or(Ok(()), |dir| File::open(dir)?.sync_all())
+}
+
+/// Writes the checkpoints of a training.
+#[derive(Debug)]
+pub(crate) struct Saver<'a> {
+    saving: Option<&'a Saving>,
+    progress: Progress,
+}
+
+impl<'a> Saver<'a> {
+    /// Of a training from its beginning, or from the checkpoint to go on from.
+    pub(crate) fn new(saving: Option<&'a Saving>, hyper: &Hyper, data: &Dataset) -> Self {
+        let progress = match saving {
+            Some(Saving { from: Some(from), .. }) => Progress { hyper: *hyper, ..from.progress.clone() },
+            _ => {
+                let data = saving.map_or(0, |_| data.checksum());
+                Progress { hyper: *hyper, data, epochs: Vec::new(), begun: Begun::default() }
+            }
+        };
+        Self { saving, progress }
+    }
+
+    /// The weights to begin with, where the training goes on.
+    pub(crate) fn weights(&self) -> Option<&'a [Vec<f32>]> {
+        Some(self.saving?.resumed_from()?.weights())
+    }
+
+    /// The epochs that are done.
+    pub(crate) fn epochs(&self) -> &[Epoch] {
+        &self.progress.epochs
+    }
+
+    /// How far the next epoch is.
+    pub(crate) fn begun(&self) -> Begun {
+        self.progress.begun
+    }
+
+    /// Whether a checkpoint is to be written after this step of an epoch, counted from 1.
+    pub(crate) fn is_due(&self, step: usize) -> bool {
+        self.saving.is_some_and(|saving| saving.every.is_some_and(|every| step.is_multiple_of(every)))
+    }
+
+    /// Writes one in the middle of an epoch.
+    pub(crate) fn step(&mut self, model: &Model, begun: Begun) -> Result<()> {
+        self.progress.begun = begun;
+        self.write(model)
+    }
+
+    /// Writes one after an epoch.
+    pub(crate) fn epoch(&mut self, model: &Model, epoch: Epoch) -> Result<()> {
+        self.progress.epochs.push(epoch);
+        self.progress.begun = Begun::default();
+        self.write(model)
+    }
+
+    /// What each epoch gave.
+    pub(crate) fn into_epochs(self) -> Vec<Epoch> {
+        self.progress.epochs
+    }
+
+    /// A training that diverges keeps the last checkpoint before that.
+    fn write(&self, model: &Model) -> Result<()> {
+        let Progress { epochs, begun, .. } = &self.progress;
+        let losses = epochs.iter().flat_map(|epoch| [epoch.train_loss, epoch.val_loss]);
+        let is_finite = losses.chain(begun.totals).all(f64::is_finite);
+        match self.saving.filter(|_| is_finite) {
+            Some(saving) => saving.write(model, &self.progress),
+            None => Ok(()),
+        }
+    }
+}
