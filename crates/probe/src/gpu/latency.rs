@@ -1,0 +1,53 @@
+//! What one read takes a thread: chains of addresses through working sets, and through shared memory.
+
+use std::sync::Arc;
+
+use cudarc::driver::{LaunchConfig, PushKernelArg};
+use millpond::device::Device;
+
+use super::Gpu;
+use crate::Result;
+use crate::chain::{A, C};
+use crate::facts::Facts;
+use crate::run::{Run, Scale};
+use crate::segment::{Lane, Segment};
+
+/// The smallest working set.
+const LEAST: u64 = 4 << 10;
+/// Bytes of a cache line, and of a node of the chain.
+const LINE: u64 = 128;
+const WORD: u64 = 8;
+/// Steps of a sample, so many that a launch is small beside them.
+const STEPS: u64 = 1 << 16;
+
+pub(super) fn measure(gpu: &Gpu, device: &Arc<dyn Device>, facts: &Facts, run: &mut Run<'_>) -> Result<()> {
+    let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
+    let at = Segment::new(device, WORD)?;
+    let (from, lane) = (at.at().raw(), Lane::new(device)?);
+    run.figure("shared memory", None, Scale::Each(STEPS), || {
+        gpu.timed(LaunchConfig { block_dim: (256, 1, 1), ..one }, &gpu.kernels.chase_shared, |launch| {
+            launch.arg(&from).arg(&STEPS).arg(&A).arg(&C);
+        })
+    });
+    let chain = Segment::new(device, run.effort.most_bytes)?;
+    let (first, apart) = (chain.at().raw(), LINE / WORD);
+    for bytes in run.sizes(LEAST) {
+        let nodes = bytes / LINE;
+        gpu.timed(gpu.whole(), &gpu.kernels.make_chain, |launch| {
+            launch.arg(&first).arg(&nodes).arg(&apart).arg(&A).arg(&C);
+        })?;
+        let word: *const u64 = &first;
+        // SAFETY: both have eight bytes; the number lives until after the wait, and no kernel runs.
+        unsafe { device.copy_from_host(at.at(), word.cast(), WORD, lane.handle()) }?;
+        lane.wait()?;
+        // Into the L2 cache, as far as it fits. A sample goes on where the one before ended, which brought its own part
+        // into the L1 cache.
+        gpu.read(chain.at(), bytes)?;
+        run.figure(&facts.cache_of(bytes), Some(bytes), Scale::Each(STEPS), || {
+            gpu.timed(one, &gpu.kernels.chase, |launch| {
+                launch.arg(&from).arg(&STEPS);
+            })
+        });
+    }
+    Ok(())
+}
