@@ -35,9 +35,14 @@ pub(crate) struct ProbeArgs {
 }
 
 impl ProbeArgs {
+    /// Whether a rough answer will do.
+    pub(crate) fn is_quick(&self) -> bool {
+        self.quick
+    }
+
     /// How much effort the figures are worth.
     pub(crate) fn effort(&self) -> Effort {
-        if self.quick { Effort::QUICK } else { Effort::FULL }
+        if self.is_quick() { Effort::QUICK } else { Effort::FULL }
     }
 
     /// The files that are to be written.

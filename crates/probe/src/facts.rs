@@ -105,17 +105,16 @@ impl Facts {
 
     /// Where a working set of this size lies.
     pub(crate) fn cache_of(&self, bytes: u64) -> String {
-        // At its very size, a cache has not room for all: it holds other things, too.
-        let holds = |size: u64| bytes <= size * 3 / 4;
-        let cache = self.caches.iter().find(|(_, size)| holds(*size));
-        let last = self.caches.last().map_or(0, |(_, size)| *size);
-        match cache {
-            Some((name, _)) => name.clone(),
-            None if bytes <= 4 * last => {
-                format!("{} in part", self.caches.last().map_or("", |(name, _)| name))
+        for (name, size) in &self.caches {
+            // At its very size, a cache has not room for all: it holds other things, too.
+            if bytes <= size * 3 / 4 {
+                return name.clone();
             }
-            None => self.memory_name.to_owned(),
+            if bytes <= size * 2 {
+                return format!("{name} in part");
+            }
         }
+        self.memory_name.to_owned()
     }
 }
 
@@ -178,9 +177,8 @@ mod tests {
     fn a_working_set_is_named_by_the_smallest_cache_with_room() {
         let caches = vec![("L1".to_owned(), 32 << 10), ("L2".to_owned(), 1 << 20)];
         let facts = Facts { caches, memory_name: "DRAM", ..Facts::default() };
-        let names =
-            [4 << 10, 32 << 10, 512 << 10, 1 << 20, 4 << 20, 16 << 20].map(|bytes| facts.cache_of(bytes));
-        assert_eq!(names, ["L1", "L2", "L2", "L2 in part", "L2 in part", "DRAM"]);
+        let names = [4 << 10, 32 << 10, 512 << 10, 1 << 20, 4 << 20].map(|bytes| facts.cache_of(bytes));
+        assert_eq!(names, ["L1", "L1 in part", "L2", "L2 in part", "DRAM"]);
         assert_eq!(Facts { memory_name: "DRAM", ..Facts::default() }.cache_of(4096), "DRAM");
     }
 }

@@ -62,6 +62,11 @@ impl Effort {
     pub const QUICK: Self = Self { time: Duration::from_millis(6), most_bytes: 32 << 20 };
 }
 
+/// The largest size is at most this part of what is free.
+const SHARE: u64 = 6;
+/// The largest size at least.
+const LEAST_BYTES: u64 = 1 << 20;
+
 /// A device that is probed.
 #[derive(Debug)]
 pub struct Probe {
@@ -98,6 +103,10 @@ impl Probe {
             return Err(Error::Simulated);
         }
         let device = name.open()?;
+        // What is copied lies on both sides, and the working sets on one.
+        let free = device.memory_info()?.free.min(DeviceName::HOST.open()?.memory_info()?.free);
+        let most_bytes = effort.most_bytes.min(free / SHARE).max(LEAST_BYTES);
+        let effort = Effort { most_bytes, ..effort };
         let (side, facts) = match name.kind() {
             Kind::Cuda => {
                 let gpu = Gpu::open(name.ordinal())?;
