@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millpond::device::{Device, DeviceResult};
+use millpond::device::{Advice, Device, DeviceResult, Place};
 
 use crate::Result;
 use crate::run::{Run, Scale, timed};
@@ -59,6 +59,10 @@ pub(crate) fn segments(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()
     match device.pinned(None) {
         Ok(pinned) => segments_of(&pinned, ["allocate pinned", "free pinned"], run),
         Err(why) => run.leave_out("pinned", &why),
+    }
+    match device.managed() {
+        Ok(managed) => segments_of(&managed, ["allocate managed", "free managed"], run),
+        Err(why) => run.leave_out("managed", &why),
     }
     Ok(())
 }
@@ -153,6 +157,7 @@ pub(crate) fn others(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> 
     lane.wait()?;
     submissions(device, &lane, run)?;
     driver_pool(device, &lane, run);
+    managed(device, &lane, run)?;
     lane.wait()
 }
 
@@ -207,4 +212,28 @@ fn driver_pool(device: &Arc<dyn Device>, lane: &Lane, run: &mut Run<'_>) {
         lane.wait()?;
         Ok([allocate, free])
     });
+}
+
+/// What is said of managed memory, where the device has it. It lies where it is to lie already.
+fn managed(device: &Arc<dyn Device>, lane: &Lane, run: &mut Run<'_>) -> Result<()> {
+    const BYTES: u64 = 2 << 20;
+    let Ok(managed) = device.managed() else { return Ok(()) };
+    let memory = Segment::new(&managed, BYTES)?;
+    // SAFETY: the segment has so many bytes, lives until after the waits, and only this stream uses it.
+    unsafe { device.memset(memory.at(), 0, BYTES, lane.handle()) }?;
+    lane.wait()?;
+    run.figure("prefetch managed memory", None, Scale::Each(BATCH), || {
+        let submitted = timed(|| {
+            for _ in 0..BATCH {
+                // SAFETY: the stream is valid, and the segment lives until after the wait.
+                unsafe { managed.prefetch(memory.at(), BYTES, Place::Device, lane.handle()) }?;
+            }
+            Ok(())
+        });
+        lane.wait()?;
+        submitted
+    });
+    let advice = Advice::PreferredLocation(Some(Place::Device));
+    batch(run, "advise on managed memory", || managed.advise(memory.at(), BYTES, advice));
+    Ok(())
 }

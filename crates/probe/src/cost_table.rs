@@ -113,6 +113,12 @@ keys! {
         device_bytes_per_us, "bytes in a microsecond, copied on the device", |found| found.copied();
         host_bytes_per_us, "the same from pageable memory", |found| found.speed(Section::Copies, "pageable, to the GPU");
         pinned_bytes_per_us, "the same from pinned memory", |found| found.speed(Section::Copies, "pinned, to the GPU");
+        managed_alloc_segment, "cuMemAllocManaged", |found| found.least_size(Section::Segments, "allocate managed");
+        managed_prefetch, "cuMemPrefetchAsync", |found| found.call("prefetch managed memory");
+        managed_prefetch_bytes_per_us, "bytes in a microsecond, by it", |found| found.speed(Section::Managed, "prefetch to the GPU");
+        managed_advise, "cuMemAdvise", |found| found.call("advise on managed memory");
+        managed_fault, "faults on a page of 2 MiB", |_| None;
+        managed_fault_bytes_per_us, "bytes in a microsecond, after faults", |found| found.faulted();
     }
     by_size {
         create_page, "cuMemCreate", |found| found.by_size(Section::Pages, "create");
@@ -166,6 +172,14 @@ impl Found<'_> {
     fn speed(&self, section: Section, what: &str) -> Option<f64> {
         let row = self.rows(section, what).max_by_key(|row| row.bytes)?;
         Some((row.median * 1e3).max(1.0))
+    }
+
+    /// Those that move after faults. The faults' own time is the built-in one: of whole pages, only the sum is seen.
+    fn faulted(&self) -> Option<f64> {
+        const PAGE: f64 = (2 << 20) as f64;
+        let us = PAGE / self.speed(Section::Managed, "read while the host has it")?;
+        let moving = us - CostTable::h200().managed_fault as f64 / 1e3;
+        (moving > 0.0).then_some(PAGE / moving)
     }
 
     /// Those of a copy on the device: half of what it moves, which is read and written.
@@ -282,6 +296,7 @@ mod tests {
             row(Section::Calls, "destroy an event", None, Unit::Nanoseconds, 300.0),
             row(Section::Copies, "pinned, to the GPU", Some(4096), Unit::GigabytesPerSecond, 1.0),
             row(Section::Copies, "pinned, to the GPU", Some(1 << 30), Unit::GigabytesPerSecond, 55.25),
+            row(Section::Managed, "read while the host has it", None, Unit::GigabytesPerSecond, 20.971_52),
             row(Section::Device, "copy", Some(1 << 30), Unit::GigabytesPerSecond, 4000.0),
         ];
         let text = written(&machine(), &rows);
@@ -289,6 +304,8 @@ mod tests {
         expected.create_page.points = vec![(2 << 20, 10_000), (32 << 20, 20_500)].into();
         (expected.map, expected.query, expected.event_life) = (750, 100, 200);
         (expected.pinned_bytes_per_us, expected.device_bytes_per_us) = (55_250, 2_000_000);
+        // 100 µs a page, of which 30 are the faults'.
+        expected.managed_fault_bytes_per_us = 29_959;
         assert_eq!(read_text(&text).unwrap(), expected, "{text}");
         assert!(text.contains("\n# device: cuda:0\n"), "{text}");
         assert!(

@@ -81,11 +81,11 @@ impl Section {
                 "Reads of memory much larger than the caches. Only bytes that the program wants are counted."
             }
             Self::Latency => "One read that waits for the one before, through a working set in random order.",
-            Self::Managed => "The GPU reads managed memory that the CPU wrote.",
+            Self::Managed => "A kernel reads managed memory, and prefetches move it.",
             Self::Pages => "Calls on one page of the device's memory, by the page's size.",
             Self::PinnedPages => "Calls on one page of pinned host memory, by the page's size.",
             Self::Segments => {
-                "The driver's own allocators, with nothing pending: cudaMalloc and cudaFree, cudaHostAlloc and cudaFreeHost."
+                "The driver's own allocators, with nothing pending: cudaMalloc, cudaHostAlloc and cudaMallocManaged, and their frees."
             }
             Self::Calls => "Other calls, which do not depend on a size.",
             Self::Pool => "An allocation and its free by the pool, with the block cached.",

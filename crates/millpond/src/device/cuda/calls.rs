@@ -1,19 +1,23 @@
 //! The [`Device`] trait, call by call.
 
 use std::ffi::{c_uint, c_void};
-use std::ptr;
 use std::sync::Arc;
+use std::{iter, ptr};
 
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUpointer_attribute, CUstream_flags};
 
 use super::api::{CaptureStatus, Code, is_ready};
 use super::device::{CudaDevice, stream_of};
+use super::managed::{self, CudaManaged};
 use super::pinned::CudaPinned;
 use super::structures::page_props;
 use crate::device::{
-    AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, DriverPool, EventHandle, MemoryInfo, PageHandle,
-    Properties, StreamHandle, StreamId,
+    Advice, AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, DriverPool, EventHandle, MemoryInfo,
+    PageHandle, Place, Properties, Residency, StreamHandle, StreamId,
 };
+
+/// The least granularity of host pages: each begins at a multiple of it.
+const HOST_PAGE: u64 = 2 << 20;
 
 // SAFETY: each call is one of the driver's, which keeps what the trait asks for.
 unsafe impl Device for CudaDevice {
@@ -117,6 +121,30 @@ unsafe impl Device for CudaDevice {
     fn pinned(&self, node: Option<u32>) -> DeviceResult<Arc<dyn Device>> {
         let _relaxed = self.relax()?;
         Ok(Arc::new(CudaPinned::new(self, node)?))
+    }
+
+    fn managed(&self) -> DeviceResult<Arc<dyn Device>> {
+        let _relaxed = self.relax()?;
+        CudaManaged::new(self)
+    }
+
+    unsafe fn prefetch(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        to: Place,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        // SAFETY: the caller's promise.
+        unsafe { managed::prefetch(self, at, bytes, to, stream) }
+    }
+
+    fn advise(&self, at: DevicePtr, bytes: u64, advice: Advice) -> DeviceResult<()> {
+        managed::advise(self, at, bytes, advice)
+    }
+
+    fn residency(&self, at: DevicePtr, bytes: u64) -> DeviceResult<Residency> {
+        managed::residency(self, at, bytes)
     }
 
     // ---- streams ---------------------------------------------------------------------------------
@@ -249,7 +277,20 @@ unsafe impl Device for CudaDevice {
         }
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: the range is ours to write, in stream order.
-        Ok(unsafe { self.api().cuMemsetD8Async(at.raw(), value, bytes as usize, stream_of(stream)) }?)
+        let memset = |from: u64, to: u64| unsafe {
+            self.api().cuMemsetD8Async(from, value, (to - from) as usize, stream_of(stream))
+        };
+        let (start, end) = (at.raw(), at.raw() + bytes);
+        match memset(start, end) {
+            // The driver refuses a range over several pages of host memory (seen with driver 580). It copies those.
+            Err(failure) if failure.code == Code::INVALID_VALUE => {
+                let next =
+                    |from: &u64| Some((from + 1).next_multiple_of(HOST_PAGE)).filter(|next| *next < end);
+                let starts = iter::successors(Some(start), next);
+                Ok(starts.map(|from| memset(from, next(&from).unwrap_or(end))).collect::<Result<(), _>>()?)
+            }
+            other => Ok(other?),
+        }
     }
 
     unsafe fn copy_from_host(
