@@ -98,6 +98,23 @@ fn a_probe_of_the_cpu_is_told_written_and_replayed() {
 }
 
 #[test]
+#[ignore = "needs a CUDA GPU"]
+fn a_probe_of_a_gpu_has_a_figure_of_everything() {
+    let output = millpond(&["probe", "--device", "cuda", "--quick", "--json", "-"]);
+    let json: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let sections =
+        ["copies", "device", "reads", "latency", "managed", "pages", "pinned-pages", "segments", "calls"];
+    for (section, least) in sections.into_iter().zip([28, 14, 12, 8, 4, 10, 10, 12, 15]) {
+        assert!(of(&json, section).len() >= least, "{section}: {json:#}");
+    }
+    let left_out = json["left_out"].as_array().unwrap();
+    assert!(left_out.iter().all(|what| what.as_str().unwrap().starts_with("peers")), "{left_out:?}");
+    // A tenth of what is possible is far less than any GPU reads in a row.
+    let in_a_row = of(&json, "reads")[0];
+    assert!(in_a_row["median"].as_f64().unwrap() > in_a_row["peak"].as_f64().unwrap() / 10.0, "{in_a_row}");
+}
+
+#[test]
 fn ctrl_c_keeps_what_was_measured() {
     let dir = tempfile::tempdir().unwrap();
     let json = at(dir.path(), "probe.json");

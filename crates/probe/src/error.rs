@@ -23,7 +23,7 @@ pub enum Error {
         /// What was tried.
         what: &'static str,
         /// The driver's answer.
-        why: cudarc::driver::DriverError,
+        why: String,
     },
     /// There is nothing to measure.
     #[error("a simulated device has no memory to measure: name host, cuda or cuda:N")]

@@ -142,7 +142,7 @@ impl Probe {
     }
 
     /// Measures a section. `go_on` hears of each figure before it is measured, and says whether to measure it.
-    pub fn measure(&mut self, section: Section, go_on: &mut dyn FnMut(&str) -> bool) -> Measured {
+    pub fn measure(&mut self, section: Section, go_on: &mut (dyn FnMut(&str) -> bool + Send)) -> Measured {
         let mut run = Run::new(section, self.effort, go_on);
         if let Err(why) = self.fill(section, &mut run) {
             run.leave_out(section.name(), &why);

@@ -42,17 +42,20 @@ impl Scale {
     }
 }
 
+/// Hears of each figure before it is measured, and says whether to go on.
+type GoOn<'a> = dyn FnMut(&str) -> bool + Send + 'a;
+
 /// A section while it is measured.
 pub(crate) struct Run<'a> {
     section: Section,
     pub(crate) effort: Effort,
-    go_on: &'a mut dyn FnMut(&str) -> bool,
+    go_on: &'a mut GoOn<'a>,
     is_over: bool,
     measured: Measured,
 }
 
 impl<'a> Run<'a> {
-    pub(crate) fn new(section: Section, effort: Effort, go_on: &'a mut dyn FnMut(&str) -> bool) -> Self {
+    pub(crate) fn new(section: Section, effort: Effort, go_on: &'a mut GoOn<'a>) -> Self {
         Self { section, effort, go_on, is_over: false, measured: Measured::default() }
     }
 

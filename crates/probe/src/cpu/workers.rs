@@ -27,16 +27,12 @@ impl Cores {
         }
     }
 
-    /// Runs `work` on a thread that stays on the first core. The calling thread does nothing meanwhile, so that what is not
-    /// `Send` is used by one thread at a time.
-    pub(super) fn on_one(&self, work: impl FnOnce() -> Result<()>) -> Result<()> {
-        let work = Lent(work);
+    /// Runs `work` on a thread that stays on the first core.
+    pub(super) fn on_one(&self, work: impl FnOnce() -> Result<()> + Send) -> Result<()> {
         std::thread::scope(|scope| {
             let measuring = scope.spawn(|| {
                 self.pin(0);
-                // All of it, not its field.
-                let work = work;
-                (work.0)()
+                work()
             });
             measuring.join().map_err(|_| Error::Thread)?
         })
@@ -85,9 +81,3 @@ impl Cores {
         })
     }
 }
-
-/// Something that another thread uses while the one that has it waits.
-struct Lent<T>(T);
-
-// SAFETY: `Cores::on_one` joins the thread before it returns, and does nothing else meanwhile.
-unsafe impl<T> Send for Lent<T> {}

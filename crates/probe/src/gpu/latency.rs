@@ -51,3 +51,51 @@ pub(super) fn measure(gpu: &Gpu, device: &Arc<dyn Device>, facts: &Facts, run: &
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use millpond::device::DeviceName;
+
+    use super::*;
+    use crate::{Effort, Measured, Section};
+
+    #[test]
+    #[ignore = "needs a CUDA GPU"]
+    fn every_working_set_has_a_latency_and_the_chain_is_whole() {
+        let device = DeviceName::cuda(0).open().unwrap();
+        let gpu = Gpu::open(0).unwrap();
+        let mut go_on = |_: &str| true;
+        let effort = Effort { time: Duration::from_millis(1), most_bytes: 16 << 20 };
+        let mut run = Run::new(Section::Latency, effort, &mut go_on);
+        measure(&gpu, &device, &Facts::of_gpu(0, &gpu).unwrap(), &mut run).unwrap();
+        let Measured { rows, left_out } = run.end();
+        assert_eq!(left_out, [""; 0]);
+        assert_eq!(rows.len(), 1 + 7, "shared memory, and 4 KiB to 16 MiB");
+
+        // As many steps as nodes come back to the first one.
+        let (chain, at) =
+            (Segment::new(&device, STEPS * LINE).unwrap(), Segment::new(&device, WORD).unwrap());
+        let (first, from, apart) = (chain.at().raw(), at.at().raw(), LINE / WORD);
+        let made = gpu.timed(gpu.whole(), &gpu.kernels.make_chain, |launch| {
+            launch.arg(&first).arg(&STEPS).arg(&apart).arg(&A).arg(&C);
+        });
+        made.unwrap();
+        let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
+        let lane = Lane::new(&device).unwrap();
+        let mut ends = [first, 0];
+        // SAFETY: both have eight bytes, and live until after the waits.
+        unsafe { device.copy_from_host(at.at(), ends.as_ptr().cast(), WORD, lane.handle()) }.unwrap();
+        lane.wait().unwrap();
+        let chased = gpu.timed(one, &gpu.kernels.chase, |launch| {
+            launch.arg(&from).arg(&STEPS);
+        });
+        chased.unwrap();
+        // SAFETY: as above; the second number is the one written to.
+        unsafe { device.copy_to_host(ends.as_mut_ptr().add(1).cast(), at.at(), WORD, lane.handle()) }
+            .unwrap();
+        lane.wait().unwrap();
+        assert_eq!(ends[1], first);
+    }
+}

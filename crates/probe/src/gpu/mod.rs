@@ -7,9 +7,11 @@ mod latency;
 mod managed;
 mod reads;
 
+use std::ffi::{CStr, c_uint};
+use std::fmt::Display;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{CUdevice_attribute, CUevent_flags};
+use cudarc::driver::sys::{self, CUdevice_attribute, CUevent, CUevent_flags};
 use cudarc::driver::{
     CudaContext, CudaEvent, CudaFunction, CudaStream, DriverError, LaunchArgs, LaunchConfig, PushKernelArg,
 };
@@ -27,6 +29,10 @@ const THREADS: u32 = 256;
 /// Blocks for each multiprocessor: as many threads as it holds at once.
 const BLOCKS: u32 = 8;
 
+/// `cuEventElapsedTime`: milliseconds between two events that were reached. Returns 0, or an error's number.
+type Elapsed = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> c_uint;
+const ELAPSED: &CStr = c"cuEventElapsedTime";
+
 /// A GPU with the kernels.
 #[derive(Debug)]
 pub(crate) struct Gpu {
@@ -34,6 +40,7 @@ pub(crate) struct Gpu {
     stream: Arc<CudaStream>,
     begin: CudaEvent,
     end: CudaEvent,
+    elapsed: Elapsed,
     blocks: u32,
     kernels: Kernels,
 }
@@ -53,6 +60,10 @@ impl Gpu {
     /// Loads the kernels. The driver is there: the device was opened before.
     pub(crate) fn open(ordinal: usize) -> Result<Self> {
         let cuda = CudaContext::new(ordinal).map_err(cannot("open a context"))?;
+        // By name: cudarc calls its successor, which drivers before CUDA 12.8 lack.
+        // SAFETY: the driver is there, and has the function with this type since CUDA 3.0.
+        let elapsed = unsafe { sys::culib().get::<Elapsed>(ELAPSED.to_bytes_with_nul()) };
+        let elapsed = *elapsed.map_err(cannot("find cuEventElapsedTime"))?;
         let load = || -> std::result::Result<Self, DriverError> {
             let module = cuda.load_module(Ptx::from_src(PTX))?;
             let kernel = |name: &str| module.load_function(name);
@@ -71,6 +82,7 @@ impl Gpu {
                 stream: cuda.new_stream()?,
                 begin: timing()?,
                 end: timing()?,
+                elapsed,
                 blocks: count.unsigned_abs().max(1) * BLOCKS,
                 kernels,
                 cuda: cuda.clone(),
@@ -120,16 +132,21 @@ impl Gpu {
     ) -> Result<f64> {
         let mut launch = self.stream.launch_builder(kernel);
         arguments(&mut launch);
-        let mut run = || -> std::result::Result<f32, DriverError> {
+        let mut run = || -> std::result::Result<(), DriverError> {
             self.begin.record(&self.stream)?;
-            // SAFETY: the callers of this module give the kernel's own arguments, and ranges that are theirs. The wait below
-            // comes before their memory goes.
+            // SAFETY: the callers of this module give the kernel's own arguments, and ranges that are theirs. The wait
+            // below comes before their memory goes.
             unsafe { launch.launch(grid) }?;
             self.end.record(&self.stream)?;
-            self.stream.synchronize()?;
-            self.begin.elapsed_ms(&self.end)
+            self.stream.synchronize()
         };
-        Ok(f64::from(run().map_err(cannot("run a kernel"))?) * 1e6)
+        run().map_err(cannot("run a kernel"))?;
+        let mut milliseconds = 0.0;
+        // SAFETY: the number is writable, and both events were recorded with timing.
+        match unsafe { (self.elapsed)(&mut milliseconds, self.begin.cu_event(), self.end.cu_event()) } {
+            0 => Ok(f64::from(milliseconds) * 1e6),
+            code => Err(cannot("time a kernel")(format!("cuEventElapsedTime returned {code}"))),
+        }
     }
 
     pub(crate) fn reads(&self, device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> {
@@ -145,8 +162,8 @@ impl Gpu {
     }
 }
 
-fn cannot(what: &'static str) -> impl FnOnce(DriverError) -> Error {
-    move |why| Error::Kernel { what, why }
+fn cannot<E: Display>(what: &'static str) -> impl FnOnce(E) -> Error {
+    move |why| Error::Kernel { what, why: why.to_string() }
 }
 
 #[cfg(test)]
