@@ -57,11 +57,11 @@ pub(crate) fn pages(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> {
 pub(crate) fn segments(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> {
     segments_of(device, ["allocate", "free"], run);
     match device.pinned(None) {
-        Ok(pinned) => segments_of(&pinned, ["allocate pinned", "free pinned"], run),
+        Ok(pinned) => segments_of(&pinned, ["allocate, pinned", "free, pinned"], run),
         Err(why) => run.leave_out("pinned", &why),
     }
     match device.managed() {
-        Ok(managed) => segments_of(&managed, ["allocate managed", "free managed"], run),
+        Ok(managed) => segments_of(&managed, ["allocate, managed", "free, managed"], run),
         Err(why) => run.leave_out("managed", &why),
     }
     Ok(())

@@ -113,7 +113,7 @@ keys! {
         device_bytes_per_us, "bytes in a microsecond, copied on the device", |found| found.copied();
         host_bytes_per_us, "the same from pageable memory", |found| found.speed(Section::Copies, "pageable, to the GPU");
         pinned_bytes_per_us, "the same from pinned memory", |found| found.speed(Section::Copies, "pinned, to the GPU");
-        managed_alloc_segment, "cuMemAllocManaged", |found| found.least_size(Section::Segments, "allocate managed");
+        managed_alloc_segment, "cuMemAllocManaged", |found| found.least_size(Section::Segments, "allocate, managed");
         managed_prefetch, "cuMemPrefetchAsync", |found| found.call("prefetch managed memory");
         managed_prefetch_bytes_per_us, "bytes in a microsecond, by it", |found| found.speed(Section::Managed, "prefetch to the GPU");
         managed_advise, "cuMemAdvise", |found| found.call("advise on managed memory");
@@ -127,7 +127,7 @@ keys! {
         release_page, "cuMemRelease", |found| found.by_size(Section::Pages, "release");
         pinned_create_page, "cuMemCreate on the host", |found| found.by_size(Section::PinnedPages, "create");
         pinned_set_access, "cuMemSetAccess of such pages", |found| found.by_size(Section::PinnedPages, "set access");
-        pinned_alloc_segment, "cuMemHostAlloc", |found| found.by_size(Section::Segments, "allocate pinned");
+        pinned_alloc_segment, "cuMemHostAlloc", |found| found.by_size(Section::Segments, "allocate, pinned");
     }
 }
 
