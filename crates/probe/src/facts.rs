@@ -8,7 +8,6 @@ use millpond::HumanBytes;
 use millpond::device::cuda::CudaDevice;
 use serde::Serialize;
 
-use crate::gpu::Gpu;
 use crate::{Result, Section};
 
 /// A property, with how it is known.
@@ -56,11 +55,12 @@ impl Facts {
         facts
     }
 
-    pub(crate) fn of_gpu(ordinal: usize, gpu: &Gpu) -> Result<Self> {
+    /// What the driver says of a GPU; `attribute` asks it, and has no answer where the driver is too old.
+    pub(crate) fn of_gpu(ordinal: usize, attribute: impl Fn(A) -> Option<i32>) -> Result<Self> {
         let about = CudaDevice::new(ordinal)?.facts()?;
         let mut facts = Self { memory_name: "device memory", ..Self::default() };
         let (major, minor) = about.compute_capability;
-        let positive = |what| gpu.attribute(what).filter(|value| *value > 0).map(f64::from);
+        let positive = |what| attribute(what).filter(|value| *value > 0).map(f64::from);
         let kilohertz = positive(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE);
         let width = positive(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH);
         if let Some((kilohertz, bits)) = kilohertz.zip(width) {

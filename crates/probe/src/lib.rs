@@ -111,7 +111,7 @@ impl Probe {
             Kind::Cuda => {
                 let gpu = Gpu::open(name.ordinal())?;
                 gpu.warm_up(&device)?;
-                let facts = Facts::of_gpu(name.ordinal(), &gpu)?;
+                let facts = Facts::of_gpu(name.ordinal(), |what| gpu.attribute(what))?;
                 (Side::Gpu(gpu), facts)
             }
             _ => (Side::Cpu(Cpu::new()), Facts::of_cpu()),

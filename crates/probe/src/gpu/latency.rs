@@ -69,7 +69,7 @@ mod tests {
         let mut go_on = |_: &str| true;
         let effort = Effort { time: Duration::from_millis(1), most_bytes: 16 << 20 };
         let mut run = Run::new(Section::Latency, effort, &mut go_on);
-        measure(&gpu, &device, &Facts::of_gpu(0, &gpu).unwrap(), &mut run).unwrap();
+        measure(&gpu, &device, &Facts::default(), &mut run).unwrap();
         let Measured { rows, left_out } = run.end();
         assert_eq!(left_out, [""; 0]);
         assert_eq!(rows.len(), 1 + 7, "shared memory, and 4 KiB to 16 MiB");
