@@ -24,7 +24,6 @@ pub(super) struct Code(c_uint);
 
 impl Code {
     const SUCCESS: Self = Self(0);
-    pub(super) const INVALID_VALUE: Self = Self(1);
     pub(super) const OUT_OF_MEMORY: Self = Self(2);
     pub(super) const NO_DEVICE: Self = Self(100);
     pub(super) const NOT_READY: Self = Self(600);

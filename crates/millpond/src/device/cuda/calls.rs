@@ -1,13 +1,14 @@
 //! The [`Device`] trait, call by call.
 
 use std::ffi::{c_uint, c_void};
+use std::ptr;
 use std::sync::Arc;
-use std::{iter, ptr};
 
 use cudarc::driver::sys::{CUevent, CUevent_flags, CUpointer_attribute, CUstream_flags};
 
 use super::api::{CaptureStatus, Code, is_ready};
 use super::device::{CudaDevice, stream_of};
+use super::host_ranges;
 use super::managed::{self, CudaManaged};
 use super::pinned::CudaPinned;
 use super::structures::page_props;
@@ -15,9 +16,6 @@ use crate::device::{
     Advice, AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, DriverPool, EventHandle, MemoryInfo,
     PageHandle, Place, Properties, Residency, StreamHandle, StreamId,
 };
-
-/// The least granularity of host pages: each begins at a multiple of it.
-const HOST_PAGE: u64 = 2 << 20;
 
 // SAFETY: each call is one of the driver's, which keeps what the trait asks for.
 unsafe impl Device for CudaDevice {
@@ -277,20 +275,14 @@ unsafe impl Device for CudaDevice {
         }
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: the range is ours to write, in stream order.
-        let memset = |from: u64, to: u64| unsafe {
-            self.api().cuMemsetD8Async(from, value, (to - from) as usize, stream_of(stream))
+        let memset =
+            |(at, bytes)| unsafe { self.api().cuMemsetD8Async(at, value, bytes as usize, stream_of(stream)) };
+        let set = if host_ranges::contains(at) {
+            host_ranges::by_page(at, bytes).try_for_each(memset)
+        } else {
+            memset((at.raw(), bytes))
         };
-        let (start, end) = (at.raw(), at.raw() + bytes);
-        match memset(start, end) {
-            // The driver refuses a range over several pages of host memory (seen with driver 580). It copies those.
-            Err(failure) if failure.code == Code::INVALID_VALUE => {
-                let next =
-                    |from: &u64| Some((from + 1).next_multiple_of(HOST_PAGE)).filter(|next| *next < end);
-                let starts = iter::successors(Some(start), next);
-                Ok(starts.map(|from| memset(from, next(&from).unwrap_or(end))).collect::<Result<(), _>>()?)
-            }
-            other => Ok(other?),
-        }
+        Ok(set?)
     }
 
     unsafe fn copy_from_host(
@@ -349,6 +341,15 @@ unsafe impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
+        // In a capture the driver's copy is a node like others.
+        // SAFETY: the caller's promise of the stream.
+        if host_ranges::contains(to)
+            && host_ranges::contains(from)
+            && unsafe { self.capture_of(stream) }?.is_none()
+        {
+            // SAFETY: the caller's promise of both ranges and of the stream, which is not captured.
+            return unsafe { self.copy_on_host(to, from, bytes, stream) };
+        }
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: both ranges are ours to use, in stream order.
         Ok(unsafe {
@@ -358,6 +359,26 @@ unsafe impl Device for CudaDevice {
 }
 
 impl CudaDevice {
+    /// Copies within the host's memory, in stream order, on a thread of the driver. So the caller does not wait.
+    ///
+    /// # Safety
+    /// As for [`Device::copy`]; both ranges are pinned memory, and the stream is not captured.
+    unsafe fn copy_on_host(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        let copy = move || {
+            let at = |at: DevicePtr| ptr::with_exposed_provenance_mut::<u8>(at.raw() as usize);
+            // SAFETY: the caller's promise: both ranges stay until the stream is past this, and do not overlap.
+            unsafe { ptr::copy_nonoverlapping(at(from), at(to), bytes as usize) };
+        };
+        // SAFETY: the caller's promise of the stream.
+        unsafe { self.launch_host(stream, copy) }
+    }
+
     /// Whether a copy from this host address may read it after the call has returned.
     ///
     /// Pageable memory is staged: the call returns once the driver has copied it ("API synchronization behavior" in the

@@ -34,6 +34,7 @@
 // | `structures` | what the driver's structures are filled with |
 // | `capture_mode` | what captures of streams forbid the calling thread, lifted for our calls |
 // | `host_fn` | running Rust closures in stream order |
+// | `host_ranges` | where pinned memory lies, which some calls treat otherwise |
 //
 // **One call.** `device.map(at, bytes, page)` reaches `calls`, which calls `cuMemMap` of the table. The code
 // that comes back is a `Failure` or nothing; `?` turns it into a `DeviceError` with the driver's name and sentence for it.
@@ -50,6 +51,7 @@ mod context;
 mod device;
 mod driver;
 mod host_fn;
+mod host_ranges;
 mod managed;
 mod peers;
 mod pinned;

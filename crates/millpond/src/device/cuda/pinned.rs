@@ -12,6 +12,7 @@ use cudarc::driver::sys::CUmemAllocationGranularity_flags;
 use rustix::io::Errno;
 
 use super::device::{CudaDevice, attribute_if_known};
+use super::host_ranges;
 use super::structures::{Access, HostPageProps, Location};
 use crate::device::error::system;
 use crate::device::populated::Populated;
@@ -126,7 +127,15 @@ unsafe impl Forward for CudaPinned {
         // SAFETY: `at` is writable. An alignment of 0 is the granularity.
         unsafe { self.gpu.api().cuMemAddressReserve(&mut at, bytes as usize, 0, 0, 0) }
             .map_err(|failure| failure.described())?;
+        host_ranges::add(DevicePtr::new(at), bytes);
         Ok(DevicePtr::new(at))
+    }
+
+    unsafe fn unreserve(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        // Before: another thread may get the same addresses next.
+        host_ranges::remove(at);
+        // SAFETY: the caller's promise.
+        unsafe { self.gpu.unreserve(at, bytes) }.inspect_err(|_| host_ranges::add(at, bytes))
     }
 
     fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
@@ -176,6 +185,7 @@ unsafe impl Forward for CudaPinned {
         }
         let at = DevicePtr::new(memory.start().expose_provenance() as u64);
         self.segments.lock().insert(at, memory);
+        host_ranges::add(at, bytes);
         Ok(at)
     }
 
@@ -192,6 +202,7 @@ unsafe impl Forward for CudaPinned {
         // SAFETY: the caller's promise: a segment that is not used again.
         unsafe { self.gpu.api().cuMemHostUnregister(memory.start()) }?;
         segments.remove(&at);
+        host_ranges::remove(at);
         drop(entered);
         // SAFETY: likewise, and the driver has let go of it.
         unsafe { memory.unmap() }.map_err(system("munmap"))
