@@ -45,7 +45,7 @@ pub(crate) fn run(args: &ProbeArgs) -> Result<()> {
     let mut probe = Probe::open(target.name(), args.effort())?;
     say(&machine.to_string());
     say(&of_facts(probe.facts()));
-    say(&format!("time: about {}", if args.is_quick() { "five seconds" } else { "half a minute" }));
+    say(if args.is_quick() { "time: some seconds" } else { "time: up to half a minute" });
     let Measured { rows, left_out } = measure(&mut probe, &interrupt);
 
     if let Some(page) = page {
@@ -108,6 +108,6 @@ fn bar(sections: usize) -> ProgressBar {
     if is_quiet() {
         return ProgressBar::hidden();
     }
-    let style = ProgressStyle::with_template("{msg:44} {wide_bar} {pos}/{len}  {elapsed}");
+    let style = ProgressStyle::with_template("{msg:40!} {wide_bar} {pos}/{len}  {elapsed}");
     ProgressBar::new(sections as u64).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }

@@ -12,7 +12,7 @@ It measures copies, bandwidth, latency and calls. With --device host it measures
 the CPU's own memory.
 
 Examples:
-  millpond probe                               all of it, in about half a minute
+  millpond probe                               all of it, in up to half a minute
   millpond probe --device host --quick         the CPU's memory, in some seconds
   millpond probe --json out.json --report out.html
   millpond probe --cost-table this.toml        for millpond replay --cost-table")]

@@ -23,7 +23,7 @@ pub(crate) fn of_section(section: Section, rows: &[Row]) -> String {
         parts.push(list(rows));
     }
     if let Some((peak, unit)) = rows.iter().find_map(|row| Some((row.peak?, row.unit))) {
-        parts.push(format!("By its own properties, at most {} {}.", figure(peak), unit.symbol()));
+        parts.push(format!("The device's own properties allow at most {} {}.", figure(peak), unit.symbol()));
     }
     parts.join("\n")
 }
@@ -125,7 +125,7 @@ GB/s          pinned        pinned
           to the GPU  from the GPU
 4.00 KiB        1.50             -
 1.00 MiB        55.2           155
-By its own properties, at most 63.0 GB/s."
+The device's own properties allow at most 63.0 GB/s."
         );
     }
 

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use millpond::device::cuda::CudaDevice;
 use millpond::device::{Device, DeviceName, Kind};
+use millpond::{Buffer, Context, Pool, Stream};
 
 use crate::Result;
 use crate::run::{Run, Scale, timed};
@@ -97,26 +98,34 @@ pub(crate) fn with_peers(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<
         return Ok(());
     }
     let reachable = CudaDevice::new(here)?.facts()?.peers;
-    let most = run.effort.most_bytes;
-    let (lane, ours) = (Lane::new(device)?, Segment::new(device, most)?);
+    // Blocks of pools: their pages are within each other's reach, where `cudaMalloc`'s memory is not.
+    let (ours, stream) = block(device, run.effort.most_bytes)?;
     for name in gpus {
-        let peer = name.open()?;
-        let theirs = Segment::new(&peer, most)?;
+        let (theirs, _their_stream) = block(&name.open()?, run.effort.most_bytes)?;
         let way = if reachable.contains(&name.ordinal()) { "" } else { ", by way of the host" };
         let [to, from] = [format!("to {name}{way}"), format!("from {name}{way}")];
         for bytes in run.sizes(LEAST) {
-            for (what, to, from) in [(&to, theirs.at(), ours.at()), (&from, ours.at(), theirs.at())] {
+            for (what, to, from) in [(&to, theirs.ptr(), ours.ptr()), (&from, ours.ptr(), theirs.ptr())] {
                 run.figure(what, Some(bytes), Scale::Bytes(bytes), || {
                     timed(|| {
-                        // SAFETY: both have `most` bytes, live until after the wait, and only this stream uses them.
-                        unsafe { device.copy(to, from, bytes, lane.handle()) }?;
-                        lane.wait()
+                        // SAFETY: both have `most_bytes` bytes, live until after the wait, and only this stream uses them.
+                        unsafe { device.copy(to, from, bytes, stream.handle()) }?;
+                        Ok(stream.synchronize()?)
                     })
                 });
             }
         }
     }
     Ok(())
+}
+
+/// Memory of a pool, ready to be used, and a stream of its device.
+fn block(device: &Arc<dyn Device>, bytes: u64) -> Result<(Buffer<u8>, Stream)> {
+    let context = Context::new(device.clone());
+    let stream = context.create_stream()?;
+    let buffer = Buffer::zeroed(&Pool::builder(&context).build()?, bytes as usize, &stream)?;
+    stream.synchronize()?;
+    Ok((buffer, stream))
 }
 
 #[cfg(test)]

@@ -127,7 +127,7 @@ keys! {
         release_page, "cuMemRelease", |found| found.by_size(Section::Pages, "release");
         pinned_create_page, "cuMemCreate on the host", |found| found.by_size(Section::PinnedPages, "create");
         pinned_set_access, "cuMemSetAccess of such pages", |found| found.by_size(Section::PinnedPages, "set access");
-        pinned_alloc_segment, "cuMemHostAlloc", |found| found.by_size(Section::Segments, "allocate, pinned");
+        pinned_alloc_segment, "a segment of pinned memory", |found| found.by_size(Section::Segments, "allocate, pinned");
     }
 }
 

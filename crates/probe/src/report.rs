@@ -70,8 +70,16 @@ fn chart(section: Section, rows: &[&Row]) -> Value {
     }
     let sizes = section.is_by_size() || section == Section::Latency;
     let x = if sizes { bytes_axis(rows) } else { json!({}) };
-    let kind = if sizes { "log" } else { "linear" };
-    json!({ "data": data, "layout": { "xaxis": x, "yaxis": { "type": kind, "title": { "text": unit } } } })
+    let mut y = json!({ "title": { "text": unit }, "rangemode": "tozero" });
+    if (sizes && section != Section::Pool) || section == Section::Calls {
+        y["type"] = "log".into();
+    }
+    if section == Section::Calls {
+        // From 1 ns: a bar that began elsewhere would make small differences look large.
+        let most = rows.iter().map(|row| row.median).fold(10.0, f64::max);
+        y["range"] = json!([0.0, most.log10() * 1.02]);
+    }
+    json!({ "data": data, "layout": { "xaxis": x, "yaxis": y } })
 }
 
 fn line<'a>(name: &str, rows: impl Iterator<Item = &'a &'a Row>) -> Value {

@@ -21,7 +21,7 @@ pub enum Section {
     Pages,
     /// The same for pinned pages.
     PinnedPages,
-    /// What the driver's own allocators cost.
+    /// What whole segments cost.
     Segments,
     /// What other calls cost.
     Calls,
@@ -85,7 +85,7 @@ impl Section {
             Self::Pages => "Calls on one page of the device's memory, by the page's size.",
             Self::PinnedPages => "Calls on one page of pinned host memory, by the page's size.",
             Self::Segments => {
-                "The driver's own allocators, with nothing pending: cudaMalloc, cudaHostAlloc and cudaMallocManaged, and their frees."
+                "Whole segments, with nothing pending: cudaMalloc, registered pinned memory, cudaMallocManaged, and their frees."
             }
             Self::Calls => "Other calls, which do not depend on a size.",
             Self::Pool => "An allocation and its free by the pool, with the block cached.",
