@@ -25,28 +25,43 @@ pub(super) fn measure(gpu: &Gpu, device: &Arc<dyn Device>, facts: &Facts, run: &
     let at = Segment::new(device, WORD)?;
     let (from, lane) = (at.at().raw(), Lane::new(device)?);
     run.figure("shared memory", None, Scale::Each(STEPS), || {
-        gpu.timed(LaunchConfig { block_dim: (256, 1, 1), ..one }, &gpu.kernels.chase_shared, |launch| {
-            launch.arg(&from).arg(&STEPS).arg(&A).arg(&C);
-        })
+        let block = LaunchConfig { block_dim: (256, 1, 1), ..one };
+        // SAFETY: the kernel's arguments; the end goes to a word that nothing else uses.
+        unsafe {
+            gpu.timed(block, &gpu.kernels.chase_shared, |launch| {
+                launch.arg(&from).arg(&STEPS).arg(&A).arg(&C);
+            })
+        }
     });
     let chain = Segment::new(device, run.effort.most_bytes)?;
     let (first, apart) = (chain.at().raw(), LINE / WORD);
     for bytes in run.sizes(LEAST) {
+        let what = facts.cache_of(bytes);
+        if !run.wants(&what) {
+            break;
+        }
         let nodes = bytes / LINE;
-        gpu.timed(gpu.whole(), &gpu.kernels.make_chain, |launch| {
-            launch.arg(&first).arg(&nodes).arg(&apart).arg(&A).arg(&C);
-        })?;
+        // SAFETY: the kernel's arguments; the segment has at least `bytes` bytes, and nothing else uses it.
+        unsafe {
+            gpu.timed(gpu.whole(), &gpu.kernels.make_chain, |launch| {
+                launch.arg(&first).arg(&nodes).arg(&apart).arg(&A).arg(&C);
+            })
+        }?;
         let word: *const u64 = &first;
         // SAFETY: both have eight bytes; the number lives until after the wait, and no kernel runs.
         unsafe { device.copy_from_host(at.at(), word.cast(), WORD, lane.handle()) }?;
         lane.wait()?;
         // Into the L2 cache, as far as it fits. A sample goes on where the one before ended, which brought its own part
         // into the L1 cache.
-        gpu.read(chain.at(), bytes)?;
-        run.figure(&facts.cache_of(bytes), Some(bytes), Scale::Each(STEPS), || {
-            gpu.timed(one, &gpu.kernels.chase, |launch| {
-                launch.arg(&from).arg(&STEPS);
-            })
+        // SAFETY: as above.
+        unsafe { gpu.read(chain.at(), bytes) }?;
+        run.figure(&what, Some(bytes), Scale::Each(STEPS), || {
+            // SAFETY: the kernel's arguments; it starts at a node of the chain, and all nodes name nodes.
+            unsafe {
+                gpu.timed(one, &gpu.kernels.chase, |launch| {
+                    launch.arg(&from).arg(&STEPS);
+                })
+            }
         });
     }
     Ok(())
@@ -78,9 +93,12 @@ mod tests {
         let (chain, at) =
             (Segment::new(&device, STEPS * LINE).unwrap(), Segment::new(&device, WORD).unwrap());
         let (first, from, apart) = (chain.at().raw(), at.at().raw(), LINE / WORD);
-        let made = gpu.timed(gpu.whole(), &gpu.kernels.make_chain, |launch| {
-            launch.arg(&first).arg(&STEPS).arg(&apart).arg(&A).arg(&C);
-        });
+        // SAFETY: the kernel's arguments; the segment has so many nodes, and nothing else uses it.
+        let made = unsafe {
+            gpu.timed(gpu.whole(), &gpu.kernels.make_chain, |launch| {
+                launch.arg(&first).arg(&STEPS).arg(&apart).arg(&A).arg(&C);
+            })
+        };
         made.unwrap();
         let one = LaunchConfig { grid_dim: (1, 1, 1), block_dim: (1, 1, 1), shared_mem_bytes: 0 };
         let lane = Lane::new(&device).unwrap();
@@ -88,9 +106,12 @@ mod tests {
         // SAFETY: both have eight bytes, and live until after the waits.
         unsafe { device.copy_from_host(at.at(), ends.as_ptr().cast(), WORD, lane.handle()) }.unwrap();
         lane.wait().unwrap();
-        let chased = gpu.timed(one, &gpu.kernels.chase, |launch| {
-            launch.arg(&from).arg(&STEPS);
-        });
+        // SAFETY: the kernel's arguments; it starts at a node of the chain, and all nodes name nodes.
+        let chased = unsafe {
+            gpu.timed(one, &gpu.kernels.chase, |launch| {
+                launch.arg(&from).arg(&STEPS);
+            })
+        };
         chased.unwrap();
         // SAFETY: as above; the second number is the one written to.
         unsafe { device.copy_to_host(ends.as_mut_ptr().add(1).cast(), at.at(), WORD, lane.handle()) }

@@ -23,19 +23,20 @@ pub(super) fn measure(gpu: &Gpu, device: &Arc<dyn Device>, run: &mut Run<'_>) ->
             lane.wait()
         })
     };
+    // SAFETY: the segment has so many bytes, and nothing else uses it.
+    let read = || unsafe { gpu.read(memory.at(), bytes) };
     // SAFETY: the segment has so many bytes, lives until after the wait, and nothing else uses it.
     unsafe { device.memset(memory.at(), 0, bytes, lane.handle()) }?;
     lane.wait()?;
     run.figure("read while the host has it", None, Scale::Bytes(bytes), || {
         move_to(Place::Host)?;
-        gpu.read(memory.at(), bytes)
+        read()
     });
     let names = ["prefetch to the GPU", "read after a prefetch", "prefetch to the host"];
     run.figures(names.map(|name| (name, Scale::Bytes(bytes))), None, || {
         move_to(Place::Host)?;
         let to_gpu = move_to(Place::Device)?;
-        let read = gpu.read(memory.at(), bytes)?;
-        Ok([to_gpu, read, move_to(Place::Host)?])
+        Ok([to_gpu, read()?, move_to(Place::Host)?])
     });
     Ok(())
 }

@@ -10,6 +10,7 @@ mod reads;
 use std::ffi::{CStr, c_uint};
 use std::fmt::Display;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::sys::{self, CUdevice_attribute, CUevent, CUevent_flags};
 use cudarc::driver::{
@@ -99,21 +100,28 @@ impl Gpu {
     /// Keeps the GPU busy until its clocks are those of work.
     pub(crate) fn warm_up(&self, device: &Arc<dyn Device>) -> Result<()> {
         const BYTES: u64 = 64 << 20;
-        const ENOUGH: std::time::Duration = std::time::Duration::from_millis(100);
+        const ENOUGH: Duration = Duration::from_millis(100);
         let memory = Segment::new(device, BYTES)?;
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         while began.elapsed() < ENOUGH {
-            self.read(memory.at(), BYTES)?;
+            // SAFETY: the segment has so many bytes, and nothing else uses it.
+            unsafe { self.read(memory.at(), BYTES) }?;
         }
         Ok(())
     }
 
     /// Nanoseconds of reading all of a range, 16 bytes a thread.
-    fn read(&self, from: DevicePtr, bytes: u64) -> Result<f64> {
+    ///
+    /// # Safety
+    /// The range is this GPU's to read, and nothing writes to it meanwhile.
+    unsafe fn read(&self, from: DevicePtr, bytes: u64) -> Result<f64> {
         let (from, count) = (from.raw(), bytes / 16);
-        self.timed(self.whole(), &self.kernels.read_wide, |launch| {
-            launch.arg(&from).arg(&count);
-        })
+        // SAFETY: the kernel's arguments, and the caller's promise.
+        unsafe {
+            self.timed(self.whole(), &self.kernels.read_wide, |launch| {
+                launch.arg(&from).arg(&count);
+            })
+        }
     }
 
     /// A grid that fills the GPU.
@@ -123,8 +131,10 @@ impl Gpu {
 
     /// Launches a kernel between two events, waits, and returns the nanoseconds between them.
     ///
-    /// `arguments` are the kernel's, as `kernels.cu` has them, and name memory that lives as long as this call.
-    fn timed<'a>(
+    /// # Safety
+    /// `arguments` are the kernel's, as `kernels.cu` has them. They name memory that lives as long as this call, and that
+    /// nothing else uses meanwhile.
+    unsafe fn timed<'a>(
         &'a self,
         grid: LaunchConfig,
         kernel: &'a CudaFunction,
@@ -134,8 +144,7 @@ impl Gpu {
         arguments(&mut launch);
         let mut run = || -> std::result::Result<(), DriverError> {
             self.begin.record(&self.stream)?;
-            // SAFETY: the callers of this module give the kernel's own arguments, and ranges that are theirs. The wait
-            // below comes before their memory goes.
+            // SAFETY: the caller's promise, and the wait below comes before the memory goes.
             unsafe { launch.launch(grid) }?;
             self.end.record(&self.stream)?;
             self.stream.synchronize()

@@ -25,7 +25,10 @@ pub(super) fn measure(gpu: &Gpu, device: &Arc<dyn Device>, run: &mut Run<'_>) ->
     // SAFETY: the segment has so many bytes, lives until after the wait, and nothing else uses it.
     unsafe { device.memset(memory.at(), 0, bytes, lane.handle()) }?;
     lane.wait()?;
-    run.figure("in a row, 16 bytes a thread", None, Scale::Bytes(bytes), || gpu.read(memory.at(), bytes));
+    run.figure("in a row, 16 bytes a thread", None, Scale::Bytes(bytes), || {
+        // SAFETY: the segment has so many bytes, and nothing else uses it.
+        unsafe { gpu.read(memory.at(), bytes) }
+    });
     let (at, words) = (memory.at().raw(), bytes / WORD);
     for shift in 0..=6 {
         let stride = 1_u64 << shift;
@@ -33,9 +36,12 @@ pub(super) fn measure(gpu: &Gpu, device: &Arc<dyn Device>, run: &mut Run<'_>) ->
         let what =
             if stride == 1 { "in a row, 4 bytes a thread".to_owned() } else { format!("stride {stride}") };
         run.figure(&what, None, Scale::Bytes(count * WORD), || {
-            gpu.timed(gpu.whole(), &gpu.kernels.read_strided, |launch| {
-                launch.arg(&at).arg(&count).arg(&stride);
-            })
+            // SAFETY: the kernel's arguments; the last element is in the segment, which nothing else uses.
+            unsafe {
+                gpu.timed(gpu.whole(), &gpu.kernels.read_strided, |launch| {
+                    launch.arg(&at).arg(&count).arg(&stride);
+                })
+            }
         });
     }
     let records = words / FIELDS;
@@ -44,9 +50,12 @@ pub(super) fn measure(gpu: &Gpu, device: &Arc<dyn Device>, run: &mut Run<'_>) ->
         for (layout, [record, field]) in layouts {
             let what = format!("{used} of {FIELDS} fields, {layout}");
             run.figure(&what, None, Scale::Bytes(records * used * WORD), || {
-                gpu.timed(gpu.whole(), kernel, |launch| {
-                    launch.arg(&at).arg(&records).arg(&record).arg(&field);
-                })
+                // SAFETY: as above; both layouts take as much as the segment has.
+                unsafe {
+                    gpu.timed(gpu.whole(), kernel, |launch| {
+                        launch.arg(&at).arg(&records).arg(&record).arg(&field);
+                    })
+                }
             });
         }
     }
