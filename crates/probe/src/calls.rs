@@ -5,7 +5,7 @@ use std::sync::Arc;
 use millpond::device::{Advice, Device, DeviceResult, Place};
 
 use crate::Result;
-use crate::run::{Run, Scale, timed};
+use crate::run::{Run, Scale, made, timed};
 use crate::segment::{Lane, Segment};
 
 /// Pages grow by this factor, from the smallest one on.
@@ -28,12 +28,7 @@ pub(crate) fn pages(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> {
         let at = device.reserve(bytes)?;
         let names = ["create", "map", "set access", "unmap", "release"].map(|name| (name, Scale::Call));
         run.figures(names, Some(bytes), || {
-            let mut page = None;
-            let create = timed(|| {
-                page = Some(device.create_page(bytes)?);
-                Ok(())
-            })?;
-            let Some(page) = page else { return Ok([0.0; 5]) };
+            let (page, create) = made(|| Ok(device.create_page(bytes)?))?;
             // SAFETY: range and page are ours, of this size, and used by nobody else; no work is given to a stream.
             let map = timed(|| Ok(unsafe { device.map(at, bytes, page) }?)).inspect_err(|_| {
                 // SAFETY: the page is not used again.
@@ -53,7 +48,7 @@ pub(crate) fn pages(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The driver's own allocators, of the device's memory and of pinned memory.
+/// Whole segments: of the device's memory, of pinned and of managed memory.
 pub(crate) fn segments(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> {
     segments_of(device, ["allocate", "free"], run);
     match device.pinned(None) {
@@ -72,11 +67,7 @@ fn segments_of(device: &Arc<dyn Device>, names: [&str; 2], run: &mut Run<'_>) {
     let sizes = std::iter::successors(Some(1 << 20), |size| Some(size * STEP));
     for bytes in sizes.take_while(|size| *size <= most) {
         run.figures(names.map(|name| (name, Scale::Call)), Some(bytes), || {
-            let mut segment = None;
-            let allocate = timed(|| {
-                segment = Some(Segment::new(device, bytes)?);
-                Ok(())
-            })?;
+            let (segment, allocate) = made(|| Segment::new(device, bytes))?;
             let free = timed(|| {
                 drop(segment);
                 Ok(())
@@ -86,7 +77,7 @@ fn segments_of(device: &Arc<dyn Device>, names: [&str; 2], run: &mut Run<'_>) {
     }
 }
 
-/// Calls that do not depend on a size. Their names are those of the costs of `CostTable`, where there is one.
+/// Calls that do not depend on a size. `cost_table` finds them by their names.
 pub(crate) fn others(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> {
     let lane = Lane::new(device)?;
     let stream = lane.handle();
@@ -96,28 +87,20 @@ pub(crate) fn others(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<()> 
         let range = RANGE.next_multiple_of(granularity);
         // A sample has two figures: reserve, and its counterpart.
         run.figures(
-            [("reserve addresses", Scale::Each(1)), ("give them back", Scale::Each(1))],
+            [("reserve addresses", Scale::Each(1)), ("give addresses back", Scale::Each(1))],
             None,
             || {
-                let mut at = None;
-                let reserve = timed(|| {
-                    at = Some(device.reserve(range)?);
-                    Ok(())
-                })?;
+                let (at, reserve) = made(|| Ok(device.reserve(range)?))?;
                 // SAFETY: it was just reserved, and nothing is mapped there.
-                let back = timed(|| at.map_or(Ok(()), |at| Ok(unsafe { device.unreserve(at, range) }?)))?;
+                let back = timed(|| Ok(unsafe { device.unreserve(at, range) }?))?;
                 Ok([reserve, back])
             },
         );
     }
-    run.figures([("create a stream", Scale::Each(1)), ("destroy it", Scale::Each(1))], None, || {
-        let mut made = None;
-        let create = timed(|| {
-            made = Some(Lane::new(device)?);
-            Ok(())
-        })?;
+    run.figures([("create a stream", Scale::Each(1)), ("destroy a stream", Scale::Each(1))], None, || {
+        let (lane, create) = made(|| Lane::new(device))?;
         let destroy = timed(|| {
-            drop(made);
+            drop(lane);
             Ok(())
         })?;
         Ok([create, destroy])
@@ -200,14 +183,11 @@ fn driver_pool(device: &Arc<dyn Device>, lane: &Lane, run: &mut Run<'_>) {
     run.figures(names, None, || {
         let [mut allocate, mut free] = [0.0; 2];
         for _ in 0..BATCH {
-            let mut at = None;
-            allocate += timed(|| {
-                // SAFETY: the stream is valid.
-                at = Some(unsafe { pool.alloc_async(1 << 20, lane.handle()) }?);
-                Ok(())
-            })?;
+            // SAFETY: the stream is valid.
+            let (at, ns) = made(|| Ok(unsafe { pool.alloc_async(1 << 20, lane.handle()) }?))?;
+            allocate += ns;
             // SAFETY: it was just allocated, and nobody uses it.
-            free += timed(|| at.map_or(Ok(()), |at| Ok(unsafe { pool.free_async(at, lane.handle()) }?)))?;
+            free += timed(|| Ok(unsafe { pool.free_async(at, lane.handle()) }?))?;
         }
         lane.wait()?;
         Ok([allocate, free])

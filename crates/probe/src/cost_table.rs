@@ -103,7 +103,7 @@ keys! {
         free_segment, "cuMemFree", |found| found.least_size(Section::Segments, "free");
         alloc_async, "cuMemAllocAsync", |found| found.call("cudaMallocAsync");
         free_async, "cuMemFreeAsync", |found| found.call("cudaFreeAsync");
-        stream_life, "cuStreamCreate and cuStreamDestroy, each", |found| found.mean(["create a stream", "destroy it"]);
+        stream_life, "cuStreamCreate and cuStreamDestroy, each", |found| found.mean(["create a stream", "destroy a stream"]);
         stream_id, "cuStreamGetId", |found| found.call("ask for a stream's number");
         event_life, "cuEventCreate and cuEventDestroy, each", |found| found.mean(["create an event", "destroy an event"]);
         record_event, "cuEventRecord", |found| found.call("record an event");

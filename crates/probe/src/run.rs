@@ -162,9 +162,14 @@ impl<'a> Run<'a> {
 
 /// The nanoseconds that some work takes the calling thread.
 pub(crate) fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    Ok(made(work)?.1)
+}
+
+/// What some work makes, and the nanoseconds that it takes the calling thread.
+pub(crate) fn made<T>(work: impl FnOnce() -> Result<T>) -> Result<(T, f64)> {
     let began = Instant::now();
-    work()?;
-    Ok(began.elapsed().as_nanos() as f64)
+    let value = work()?;
+    Ok((value, began.elapsed().as_nanos() as f64))
 }
 
 /// To four digits: what is below is noise.
