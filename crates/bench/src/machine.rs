@@ -4,11 +4,12 @@ use std::fmt;
 use std::time::SystemTime;
 
 use millpond::device::{Kind, MemoryKind, cuda};
+use serde::Serialize;
 
 use crate::Target;
 
 /// The machine, the driver, the date and the command: without them a figure says nothing.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// The version of what measured.
     pub version: &'static str,

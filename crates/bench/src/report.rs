@@ -17,12 +17,29 @@ use crate::{Drift, Machine, Row, Suite};
 /// # Errors
 /// Where it cannot be written.
 pub fn write(machine: &Machine, rows: &[Row], drift: &Drift, out: &mut dyn Write) -> io::Result<()> {
-    let reference = drift.reference();
+    frame("Millpond bench", out, |out| sections(machine, rows, drift, out))
+}
+
+/// Writes the page around what `sections` writes: styles, the charts' script, and `draw(id, plot)`, which draws a chart.
+///
+/// # Errors
+/// Where it cannot be written.
+pub fn frame(
+    title: &str,
+    out: &mut dyn Write,
+    sections: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> io::Result<()> {
     let (head, tail) = include_str!("page.html").split_once("{{sections}}").unwrap_or_default();
     let (before_script, after_script) = head.split_once("{{plotly}}").unwrap_or_default();
-    write!(out, "{before_script}")?;
+    write!(out, "{}", before_script.replace("{{title}}", &escaped(title)))?;
     millpond_charts::write_script(out)?;
     write!(out, "{after_script}")?;
+    sections(out)?;
+    out.write_all(tail.as_bytes())
+}
+
+fn sections(machine: &Machine, rows: &[Row], drift: &Drift, out: &mut dyn Write) -> io::Result<()> {
+    let reference = drift.reference();
     writeln!(out, "<h1>What an allocation and its free cost</h1>")?;
     writeln!(out, "<p class=note>{}</p>", lines(&machine.to_string()))?;
     writeln!(
@@ -37,7 +54,7 @@ pub fn write(machine: &Machine, rows: &[Row], drift: &Drift, out: &mut dyn Write
             section(suite, &of_suite, reference, out)?;
         }
     }
-    out.write_all(tail.as_bytes())
+    Ok(())
 }
 
 fn section(suite: Suite, rows: &[&Row], reference: &Row, out: &mut dyn Write) -> io::Result<()> {
@@ -158,7 +175,7 @@ fn lines(text: &str) -> String {
 }
 
 /// Text as HTML.
-fn escaped(text: &str) -> String {
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 

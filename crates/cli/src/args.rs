@@ -11,6 +11,7 @@ use millpond_mlp::{Config, Machine};
 
 use crate::bench_args::BenchArgs;
 use crate::choices::{about_allocators, listed, listed_memories, memories, names_or_all};
+use crate::probe_args::ProbeArgs;
 use crate::replay_args::ReplayArgs;
 
 /// See what a GPU memory pool does for a program: train, replay, measure
@@ -32,6 +33,7 @@ Examples:
   millpond train --allocator all      compare the pool with other allocators
   millpond replay snapshot.pickle     what a PyTorch job's memory did
   millpond bench --suite latency      what allocating costs, in nanoseconds
+  millpond probe                      what this machine's memory does
   millpond info                       devices, memory, driver";
 
 /// The version. A release is built with `MILLPOND_VERSION`, which has the commit too: `0.1.0 (1234abcd)`.
@@ -48,6 +50,8 @@ pub(crate) enum Command {
     Replay(Box<ReplayArgs>),
     /// Measure what an allocation and its free cost, beside other allocators
     Bench(BenchArgs),
+    /// Measure what the memory of this machine does
+    Probe(ProbeArgs),
     /// Show devices, memory and driver
     Info(InfoArgs),
     /// Download a data set to train on
@@ -60,9 +64,9 @@ pub(crate) enum Command {
 
 impl Command {
     /// Whether its pools are nobody's to be recorded: those of a replay would overwrite the very recording that
-    /// `MILLPOND_RECORD` names, and those of a bench would be slower.
+    /// `MILLPOND_RECORD` names, and those of a bench or a probe would be slower.
     pub(crate) fn builds_pools_of_its_own(&self) -> bool {
-        matches!(self, Self::Replay(_) | Self::Bench(_))
+        matches!(self, Self::Replay(_) | Self::Bench(_) | Self::Probe(_))
     }
 }
 

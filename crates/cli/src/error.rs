@@ -22,6 +22,8 @@ pub(crate) enum Error {
     #[error(transparent)]
     Bench(#[from] millpond_bench::Error),
     #[error(transparent)]
+    Probe(#[from] millpond_probe::Error),
+    #[error(transparent)]
     Choice(#[from] ChoiceError),
     #[error(transparent)]
     Memory(#[from] millpond::Error),
@@ -62,7 +64,9 @@ impl Error {
     /// The exit status of the command: 2 where it was called in a wrong way.
     pub(crate) fn status(&self) -> u8 {
         match self {
-            Self::Usage(_) | Self::Training(millpond_mlp::Error::ConfigFile { .. }) => 2,
+            Self::Usage(_)
+            | Self::Training(millpond_mlp::Error::ConfigFile { .. })
+            | Self::Probe(millpond_probe::Error::CostTable { .. }) => 2,
             Self::Stopped { signal, .. } => signal.status(),
             _ => 1,
         }

@@ -19,6 +19,9 @@ mod interrupt;
 mod manual;
 mod numa;
 mod outputs;
+mod probe;
+mod probe_args;
+mod probe_tables;
 mod progress;
 mod replay;
 mod replay_args;
@@ -63,6 +66,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Train(args) => train::run(&args),
         Command::Replay(args) => replay::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Probe(args) => probe::run(&args),
         Command::Info(args) => info::run(args),
         Command::Fetch(args) => fetch::run(&args),
         Command::Completions(args) => manual::completions(args.shell),

@@ -2,9 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
+use millpond::device::sim::CostTable;
 use millpond::device::{DeviceName, MemoryKind};
 use millpond::{Context, HumanBytes};
 use millpond_baselines::{Caching, MILLPOND, memory_of, name_of};
+use millpond_probe::cost_table;
 use millpond_replay::fit::Need;
 use millpond_replay::phases::{PhaseSum, sums};
 use millpond_replay::read::{self, Limits};
@@ -70,8 +72,10 @@ const HOST_CAPACITY: u64 = 1 << 40;
 /// Runs the command.
 pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
     refuse_what_does_not_go_together(args)?;
-    let read: Vec<_> = args.traces.iter().map(PathBuf::as_path).filter(|path| !is_stdin(path)).collect();
+    let read = args.traces.iter().chain(&args.cost_table).map(PathBuf::as_path);
+    let read: Vec<_> = read.filter(|path| !is_stdin(path)).collect();
     refuse_clashes(&read, &args.written())?;
+    let costs = args.cost_table.as_deref().map(cost_table::read).transpose()?;
     let json = args.json.as_deref().map(Output::open).transpose()?;
     let page = args.report.as_deref().map(Output::open).transpose()?;
     let mut exports = Some(Exports::open(args)?);
@@ -97,7 +101,7 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<()> {
                 let others = args.traces.len() > 1 || traces.len() > 1;
                 exports.write(args, trace, others)?;
             }
-            all.push(replay(args, trace, &mut sections)?);
+            all.push(replay(args, trace, costs.as_ref(), &mut sections)?);
         }
     }
     // Of several traces one that cannot be read does not cost the others.
@@ -156,6 +160,11 @@ fn refuse_what_does_not_go_together(args: &ReplayArgs) -> Result<()> {
         )));
     }
     refuse_for_memory(args, &names)?;
+    if args.cost_table.is_some() && is_real(args.device) {
+        return Err(Error::Usage(
+            "--cost-table is for --device sim; a real device has its own costs".to_owned(),
+        ));
+    }
     if args.verify && !is_real(args.device) {
         return Err(Error::Usage(
             "--verify needs real memory: add --device host or --device cuda".to_owned(),
@@ -207,8 +216,16 @@ fn is_real(device: DeviceName) -> bool {
 }
 
 /// Replays one trace with every allocator asked for, and says what came of it.
-fn replay(args: &ReplayArgs, trace: &Trace, sections: &mut Vec<Section>) -> Result<Told> {
-    let program = Program::new(trace, args.free());
+fn replay(
+    args: &ReplayArgs,
+    trace: &Trace,
+    costs: Option<&CostTable>,
+    sections: &mut Vec<Section>,
+) -> Result<Told> {
+    let mut program = Program::new(trace, args.free());
+    if let Some(costs) = costs {
+        program = program.at_costs(costs.clone());
+    }
     let mut remarks = introduce(trace, &program);
     if args.memory != MemoryKind::Device {
         say(&format!("replayed in {}, at its costs\n", args.memory));

@@ -17,8 +17,6 @@ A trace is a PyTorch memory snapshot, an RMM log or a recording of Millpond's,
 plain, gzipped or compressed by zstd. Needs a GPU for `--device cuda` only.
 
 Examples:
-  millpond replay snapshot.pickle
-  millpond replay run.mprec --card 4090,A100-40
   millpond replay snapshot.pickle --report report.html
   millpond replay snapshot.pickle --capacity 24GiB --fail-if-oom")]
 pub(crate) struct ReplayArgs {
@@ -61,6 +59,9 @@ pub(crate) struct ReplayArgs {
     /// PyTorch's settings, as in PYTORCH_CUDA_ALLOC_CONF
     #[arg(long, value_name = "SETTINGS")]
     pub(crate) alloc_conf: Option<CachingOptions>,
+    /// Costs of another machine, from millpond probe --cost-table
+    #[arg(long, value_name = "FILE.toml")]
+    pub(crate) cost_table: Option<PathBuf>,
     #[arg(long, default_value_t = DeviceName::SIM, help = DeviceName::listed() + "; sim keeps no bytes")]
     pub(crate) device: DeviceName,
     #[arg(long, value_name = "KIND", default_value = name_of(MemoryKind::Device), value_parser = memories(), hide_possible_values = true, help = listed_memories())]

@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 use shared::{command, stderr};
 
 /// Those whose shell blocks are tested here.
-const PAGES: [&str; 6] = [
+const PAGES: [&str; 7] = [
     "CONTRIBUTING.md",
     "docs/benchmarks.md",
     "docs/devices.md",
     "docs/pages.md",
+    "docs/probe.md",
     "docs/speed.md",
     "docs/train.md",
 ];
@@ -60,7 +61,7 @@ fn run(arguments: &str, folder: &Path) {
     let mut arguments: Vec<&str> = arguments.split_whitespace().collect();
     arguments.iter_mut().filter(|word| **word == "TRACE").for_each(|word| *word = trace.to_str().unwrap());
     let needs_more =
-        |word: &&str| word.starts_with("cuda") || ["fetch", "data/mnist", "bench"].contains(word);
+        |word: &&str| word.starts_with("cuda") || ["fetch", "data/mnist", "bench", "probe"].contains(word);
     if arguments.iter().any(needs_more) {
         arguments.push("--help");
     } else if arguments[0] == "train" {
@@ -102,6 +103,7 @@ fn is_there(line: &str) -> bool {
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("run.toml"), block("docs/train.md", "toml").join("\n")).unwrap();
+    fs::write(folder.path().join("this.toml"), block("docs/probe.md", "toml").join("\n")).unwrap();
     folder
 }
 

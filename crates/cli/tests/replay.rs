@@ -666,6 +666,7 @@ fn the_commands_of_the_docs_run() {
         let file = std::fs::File::create(dir.path().join(name)).unwrap();
         assert!(Command::new("gzip").arg("-dc").arg(trace(GNN)).stdout(file).status().unwrap().success());
     }
+    std::fs::write(dir.path().join("this.toml"), "map = 1200\n").unwrap();
     let bin = Path::new(env!("CARGO_BIN_EXE_millpond")).parent().unwrap().to_owned();
     let path = std::env::join_paths(
         [bin].into_iter().chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())),

@@ -78,6 +78,16 @@ const BENCH: [Wrong<'_>; 14] = [
     (&["--report", "nowhere/x.html"], 1, "nowhere/x.html: cannot write it: No such file"),
 ];
 
+const PROBE: [Wrong<'_>; 7] = [
+    (&["--device", "sim"], 2, "--device sim: it keeps no bytes; name auto, cuda, cuda:N or host"),
+    (&["--device", "gpu"], 2, "--device: no device is called 'gpu'"),
+    (&["--quick=yes"], 2, "--quick: it takes no value"),
+    (&["x"], 2, "x: it is one too many"),
+    (&["--json", "x", "--cost-table", "x"], 2, "x: is written to already; name another file"),
+    (&["--json", "folder"], 1, "folder: cannot write it: Is a directory"),
+    (&["--cost-table", "nowhere/x.toml"], 1, "nowhere/x.toml: cannot write it: No such file"),
+];
+
 const OTHERS: [Wrong<'_>; 8] = [
     (&["swim"], 2, "swim: there is no such command. `millpond --help` lists them"),
     (&["trian"], 2, "trian: there is no such command. Did you mean train? "),
@@ -96,6 +106,7 @@ fn wrong_usage_is_one_line_that_names_the_flag() {
     std::fs::write(dir.path().join("file"), "").unwrap();
     let train = TRAIN.iter().chain(&TRAIN_FILES).map(|wrong| ("train", wrong));
     let all = train.chain(BENCH.iter().map(|wrong| ("bench", wrong)));
+    let all = all.chain(PROBE.iter().map(|wrong| ("probe", wrong)));
     for (name, (args, status, expected)) in all.chain(OTHERS.iter().map(|wrong| ("", wrong))) {
         let words = [name].into_iter().filter(|name| !name.is_empty()).chain(args.iter().copied());
         let output = command().args(words).current_dir(&dir).output().unwrap();

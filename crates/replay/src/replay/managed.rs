@@ -53,7 +53,9 @@ pub fn in_managed_memory(
     choose: &Choose<'_>,
     card: u64,
 ) -> Result<(Outcome, Moves), ReplayError> {
-    let sim = SimDevice::new(SimOptions::default().capacity(card).managed_capacity(UNLIMITED))?;
+    let sim = SimDevice::new(
+        SimOptions::default().capacity(card).managed_capacity(UNLIMITED).costs(program.costs.clone()),
+    )?;
     let context = Context::new(sim.managed()?);
     let stage = Stage { sim: Some(Arc::clone(&sim)), ..Stage::new(program, context)? };
     let allocator = choose(stage.context())?;

@@ -79,6 +79,11 @@ pub struct Stage {
     streams: Vec<Stream>,
 }
 
+/// A simulated device of `capacity` bytes, at the program's costs.
+fn options(program: &Program, capacity: u64) -> SimOptions {
+    SimOptions::default().capacity(capacity).costs(program.costs.clone())
+}
+
 /// What [`Stage::play`] did.
 #[derive(Debug, Clone, Copy)]
 pub struct Played {
@@ -96,7 +101,7 @@ impl Stage {
     /// # Errors
     /// The device's own.
     pub fn sim(program: &Program, capacity: u64) -> Result<Self, ReplayError> {
-        let sim = SimDevice::new(SimOptions::default().capacity(capacity))?;
+        let sim = SimDevice::new(options(program, capacity))?;
         let context = Context::new(sim.clone());
         Ok(Self { sim: Some(sim), ..Self::new(program, context)? })
     }
@@ -106,8 +111,11 @@ impl Stage {
     /// # Errors
     /// The device's own.
     pub fn sim_memory(program: &Program, memory: MemoryKind, capacity: u64) -> Result<Self, ReplayError> {
-        let options =
-            SimOptions::default().capacity(capacity).pinned_capacity(capacity).managed_capacity(capacity);
+        let options = SimOptions::default()
+            .capacity(capacity)
+            .pinned_capacity(capacity)
+            .managed_capacity(capacity)
+            .costs(program.costs.clone());
         let sim = SimDevice::new(options)?;
         let context = Context::new(memory_of(sim.clone(), memory)?);
         Ok(Self { sim: Some(sim), ..Self::new(program, context)? })
@@ -128,7 +136,7 @@ impl Stage {
     /// # Errors
     /// The device's own.
     pub fn watched_sim(program: &Program, capacity: u64) -> Result<Self, ReplayError> {
-        let sim = SimDevice::new(SimOptions::default().capacity(capacity))?;
+        let sim = SimDevice::new(options(program, capacity))?;
         Ok(Self { sim: Some(sim.clone()), ..Self::watched(program, sim)? })
     }
 

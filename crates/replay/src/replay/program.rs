@@ -1,5 +1,7 @@
 //! A trace as the replay loop wants it: only what will be done, in a dense vector.
 
+use millpond::device::sim::CostTable;
+
 use crate::trace::{Op, OpKind, Trace};
 
 /// When a block that other streams used is freed.
@@ -45,6 +47,8 @@ pub struct Program {
     pub blocks: usize,
     /// Numbers of streams go up to this.
     pub streams: usize,
+    /// What the calls of the simulated device cost.
+    pub costs: CostTable,
 }
 
 impl Program {
@@ -69,7 +73,14 @@ impl Program {
             free,
             blocks: trace.blocks.len(),
             streams: trace.streams.len(),
+            costs: CostTable::h200(),
         }
+    }
+
+    /// The same on a machine with other costs.
+    pub fn at_costs(mut self, costs: CostTable) -> Self {
+        self.costs = costs;
+        self
     }
 
     /// When each step was recorded, in microseconds from the trace's start.

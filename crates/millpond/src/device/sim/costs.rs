@@ -1,26 +1,32 @@
 //! What each call costs the host, and how fast bytes move.
 
+use std::borrow::Cow;
+
 use crate::device::MemoryKind;
 
 /// A cost that depends on a size: measured points, with straight lines between them.
 ///
 /// ```
 /// use millpond::device::sim::BySize;
-/// let cost = BySize { points: &[(1 << 20, 100), (3 << 20, 300)] };
+/// let cost = BySize { points: vec![(1 << 20, 100), (3 << 20, 300)].into() };
 /// assert_eq!(cost.at(2 << 20), 200);
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BySize {
     /// Bytes and nanoseconds, by rising bytes. A smaller size costs as the first point; a larger one goes on
     /// as between the last two.
-    pub points: &'static [(u64, u64)],
+    pub points: Cow<'static, [(u64, u64)]>,
 }
 
 impl BySize {
+    const fn of(points: &'static [(u64, u64)]) -> Self {
+        Self { points: Cow::Borrowed(points) }
+    }
+
     /// The cost in nanoseconds of `bytes`.
-    pub fn at(self, bytes: u64) -> u64 {
+    pub fn at(&self, bytes: u64) -> u64 {
         let after = self.points.iter().position(|&(size, _)| bytes <= size);
-        match (self.points, after) {
+        match (&*self.points, after) {
             ([], _) => 0,
             (points, Some(0)) => points[0].1,
             (points, Some(next)) => line(points[next - 1], points[next], bytes),
@@ -49,7 +55,8 @@ fn line(from: (u64, u64), to: (u64, u64), bytes: u64) -> u64 {
 
 /// Costs of a device's calls, in nanoseconds of the calling thread unless said otherwise.
 ///
-/// [`CostTable::h200`] has what was measured; [`CostTable::free`] has all zero, for tests.
+/// [`CostTable::h200`] has what was measured; [`CostTable::free`] has all zero, for tests. `millpond probe --cost-table` writes
+/// those of another machine to a file, for `millpond replay`.
 /// [`SimOptions`](super::SimOptions) has an example.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -125,15 +132,21 @@ impl CostTable {
         Self {
             memory_info: 2_000, // assumed
             reserve: 1_000,     // measured as "instant", of 1 TiB
-            create_page: BySize {
-                points: &[(2 * MIB, 10_000), (20 * MIB, 11_000), (128 * MIB, 12_000), (1024 * MIB, 23_000)],
-            },
+            create_page: BySize::of(&[
+                (2 * MIB, 10_000),
+                (20 * MIB, 11_000),
+                (128 * MIB, 12_000),
+                (1024 * MIB, 23_000),
+            ]),
             map: 800,
-            set_access: BySize { points: &[(2 * MIB, 24_000), (128 * MIB, 24_000), (1024 * MIB, 61_000)] },
-            unmap: BySize { points: &[(2 * MIB, 16_000), (128 * MIB, 16_000), (1024 * MIB, 27_000)] },
-            release_page: BySize {
-                points: &[(2 * MIB, 12_000), (20 * MIB, 20_000), (128 * MIB, 66_000), (1024 * MIB, 553_000)],
-            },
+            set_access: BySize::of(&[(2 * MIB, 24_000), (128 * MIB, 24_000), (1024 * MIB, 61_000)]),
+            unmap: BySize::of(&[(2 * MIB, 16_000), (128 * MIB, 16_000), (1024 * MIB, 27_000)]),
+            release_page: BySize::of(&[
+                (2 * MIB, 12_000),
+                (20 * MIB, 20_000),
+                (128 * MIB, 66_000),
+                (1024 * MIB, 553_000),
+            ]),
             // `cudaMalloc` and `cudaFree` of 1 MiB on an idle device: 80 µs together.
             alloc_segment: 40_000,
             free_segment: 40_000,
@@ -150,14 +163,18 @@ impl CostTable {
             device_bytes_per_us: 4_800_000, // data sheet: 4.8 TB/s
             host_bytes_per_us: 6_800,
             pinned_bytes_per_us: 55_000,
-            pinned_create_page: BySize {
-                points: &[(2 * MIB, 195_000), (32 * MIB, 6_500_000), (256 * MIB, 57_000_000)],
-            },
-            pinned_set_access: BySize {
-                points: &[(2 * MIB, 190_000), (32 * MIB, 1_450_000), (256 * MIB, 10_000_000)],
-            },
+            pinned_create_page: BySize::of(&[
+                (2 * MIB, 195_000),
+                (32 * MIB, 6_500_000),
+                (256 * MIB, 57_000_000),
+            ]),
+            pinned_set_access: BySize::of(&[
+                (2 * MIB, 190_000),
+                (32 * MIB, 1_450_000),
+                (256 * MIB, 10_000_000),
+            ]),
             // 1 GiB was measured; that it is as much for each byte is assumed.
-            pinned_alloc_segment: BySize { points: &[(2 * MIB, 1_030_000), (1024 * MIB, 526_000_000)] },
+            pinned_alloc_segment: BySize::of(&[(2 * MIB, 1_030_000), (1024 * MIB, 526_000_000)]),
             managed_alloc_segment: 40_000,         // assumed, as `alloc_segment`
             managed_prefetch: 10_000,              // assumed
             managed_prefetch_bytes_per_us: 50_000, // assumed: nearly the link's, which is 55,000
@@ -167,17 +184,17 @@ impl CostTable {
         }
     }
 
-    pub(super) fn create_page_of(&self, kind: MemoryKind) -> BySize {
-        if kind == MemoryKind::Pinned { self.pinned_create_page } else { self.create_page }
+    pub(super) fn create_page_of(&self, kind: MemoryKind) -> &BySize {
+        if kind == MemoryKind::Pinned { &self.pinned_create_page } else { &self.create_page }
     }
 
-    pub(super) fn set_access_of(&self, kind: MemoryKind) -> BySize {
-        if kind == MemoryKind::Pinned { self.pinned_set_access } else { self.set_access }
+    pub(super) fn set_access_of(&self, kind: MemoryKind) -> &BySize {
+        if kind == MemoryKind::Pinned { &self.pinned_set_access } else { &self.set_access }
     }
 
     /// All calls take no time, and neither do bytes.
     pub const fn free() -> Self {
-        const NOTHING: BySize = BySize { points: &[] };
+        const NOTHING: BySize = BySize::of(&[]);
         Self {
             memory_info: 0,
             reserve: 0,

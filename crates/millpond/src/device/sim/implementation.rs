@@ -163,7 +163,7 @@ unsafe impl Device for SimDevice {
 
     unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let mut state = self.enter(Call::SetAccess)?;
-        let per_page = state.costs.set_access_of(self.kind());
+        let per_page = state.costs.set_access_of(self.kind()).clone();
         let mut cost = 0;
         state.ledger(self.kind()).set_access(at, bytes, |page| cost += per_page.at(page))?;
         state.spend(Call::SetAccess, cost);
