@@ -26,6 +26,15 @@ impl PoolState {
         std::iter::once(&self.arena).chain(self.captured.iter().map(|captured| &captured.arena))
     }
 
+    /// The ranges of addresses that pages back: first address, bytes, and the memory of a capture that they belong to.
+    pub(super) fn backed(&self) -> Vec<(DevicePtr, u64, Option<u64>)> {
+        let own = self.arena.backed().into_iter().map(|(start, bytes)| (start, bytes, None));
+        let of_captures = self.captured.iter().flat_map(|captured| {
+            captured.arena.backed().into_iter().map(|(start, bytes)| (start, bytes, Some(captured.id.0)))
+        });
+        own.chain(of_captures).collect()
+    }
+
     /// What the pointer is to any of them.
     pub(super) fn look_up(&self, ptr: DevicePtr) -> Pointer {
         match self.captured_at(ptr) {
