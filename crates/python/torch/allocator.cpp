@@ -252,10 +252,11 @@ class MillpondAllocator final : public CUDAAllocator {
   // ---- the cache and its limits ----------------------------------------------------------------------------------
 
   void emptyCache(MempoolId_t id = {0, 0}) override {
-    check(pool->empty_cache());
-    if (gpus_ > 0) {
-      before_->emptyCache(id);
+    if (id == MempoolId_t{0, 0}) {
+      check(pool->empty_cache());
     }
+    // Of a pool that is in use nothing can be given back; what was released is gone already.
+    before_->emptyCache(id);
   }
 
   void cacheInfo(c10::DeviceIndex gpu, size_t* largest) override {
@@ -439,7 +440,7 @@ class MillpondAllocator final : public CUDAAllocator {
     if (!left_.has(gpu, id)) {
       before_->createOrIncrefPool(gpu, id);
       left_.add(gpu, id);
-      check(pool->release_pool(gpu, id_of(id)));
+      pool->release_pool(gpu, id_of(id));
     }
     before_->setNoSplit(gpu, id);
   }
@@ -451,9 +452,13 @@ class MillpondAllocator final : public CUDAAllocator {
   void setUseOnOOM(c10::DeviceIndex gpu, MempoolId_t id) override {
     constexpr bool use_on_oom = true;
 #endif
+    if (!left_.has(gpu, id)) {
+      check(pool->set_use_on_oom(gpu, id_of(id), use_on_oom));
+      return;
+    }
+    // Each MemPool ends with a call for `false`.
     TORCH_CHECK_NOT_IMPLEMENTED(
-        !left_.has(gpu, id), "millpond leaves this MemPool to PyTorch's own allocator, whose memory cannot be used on OOM");
-    check(pool->set_use_on_oom(gpu, id_of(id), use_on_oom));
+        !use_on_oom, "millpond leaves this MemPool to PyTorch's own allocator: its memory cannot be used by others");
   }
 
   void beginAllocateToPool(c10::DeviceIndex gpu, MempoolId_t id, std::function<bool(cudaStream_t)> filter) override {
@@ -465,7 +470,12 @@ class MillpondAllocator final : public CUDAAllocator {
     Filter handed_over;
     handed_over.filter = new std::function<bool(cudaStream_t)>(std::move(filter));
     handed_over.takes = [](void* filter, void* stream) {
-      return (*static_cast<std::function<bool(cudaStream_t)>*>(filter))(static_cast<cudaStream_t>(stream));
+      try {
+        return (*static_cast<std::function<bool(cudaStream_t)>*>(filter))(static_cast<cudaStream_t>(stream));
+      } catch (...) {
+        // A stream that cannot be asked is not the capture's. The program gets the same error from its next call.
+        return false;
+      }
     };
     handed_over.drop = [](void* filter) { delete static_cast<std::function<bool(cudaStream_t)>*>(filter); };
     check(pool->begin_pool(gpu, id_of(id), handed_over));
@@ -485,7 +495,7 @@ class MillpondAllocator final : public CUDAAllocator {
       before_->releasePool(gpu, id);
       return;
     }
-    check(pool->release_pool(gpu, id_of(id)));
+    pool->release_pool(gpu, id_of(id));
   }
 
   int getPoolUseCount(c10::DeviceIndex gpu, MempoolId_t id) override {
@@ -527,11 +537,13 @@ class MillpondAllocator final : public CUDAAllocator {
         [](void* context, const Entry* entry) {
           auto told = static_cast<Told*>(context);
           told->self->history_.freed(*entry);
+          report(*entry, -static_cast<int64_t>(entry->bytes));
           told->delta.ptrs_freed.push_back(entry->ptr);
         },
         [](void* context, const Entry* entry) {
           auto told = static_cast<Told*>(context);
           told->self->history_.allocated(*entry);
+          report(*entry, static_cast<int64_t>(entry->bytes));
           told->delta.dataptrs_allocd.emplace_back(entry->ptr, entry->ptr, &delete_block, device_of(entry->gpu));
         });
     check(failed);
@@ -734,6 +746,8 @@ extern "C" __attribute__((visibility("default"))) const char* millpond_torch_ins
     static auto* shared = new std::shared_ptr<CUDAAllocator>(new MillpondAllocator(native::get()));
     instance = shared->get();
     torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(*shared);
+    // By this one `torch.accelerator` finds it.
+    c10::SetAllocator(c10::DeviceType::CUDA, instance);
     return nullptr;
   } catch (const c10::Error& error) {
     last_error = error.what_without_backtrace();

@@ -74,7 +74,7 @@ struct Table {
   Failed* (*claim_pool)(int gpu, PoolId);
   Failed* (*begin_pool)(int gpu, PoolId, Filter);
   bool (*end_pool)(int gpu, PoolId);
-  Failed* (*release_pool)(int gpu, PoolId);
+  void (*release_pool)(int gpu, PoolId);
   Failed* (*pool_uses)(int gpu, PoolId, int* out);
   Failed* (*set_use_on_oom)(int gpu, PoolId, bool);
   bool (*are_live)(int gpu, PoolId, void* const* expected, size_t count);

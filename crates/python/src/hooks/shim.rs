@@ -439,8 +439,11 @@ extern "C" fn end_pool(gpu: c_int, id: PoolId) -> bool {
     or_default(|| Ok(captures::end(gpu, id)))
 }
 
-extern "C" fn release_pool(gpu: c_int, id: PoolId) -> Outcome {
-    outcome(|| captures::release(gpu, id))
+/// Called by destructors, which must not throw.
+extern "C" fn release_pool(gpu: c_int, id: PoolId) {
+    if !devices::is_forked() {
+        report(caught(|| captures::release(gpu, id)));
+    }
 }
 
 /// # Safety
@@ -454,7 +457,11 @@ unsafe extern "C" fn pool_uses(gpu: c_int, id: PoolId, out: *mut c_int) -> Outco
     })
 }
 
+/// Also called by destructors, with `false`.
 extern "C" fn set_use_on_oom(gpu: c_int, id: PoolId, use_on_oom: bool) -> Outcome {
+    if devices::is_forked() {
+        return std::ptr::null_mut();
+    }
     outcome(|| captures::set_use_on_oom(gpu, id, use_on_oom))
 }
 
@@ -571,7 +578,7 @@ table! {
     claim_pool: fn(c_int, PoolId) -> Outcome,
     begin_pool: fn(c_int, PoolId, CFilter) -> Outcome,
     end_pool: fn(c_int, PoolId) -> bool,
-    release_pool: fn(c_int, PoolId) -> Outcome,
+    release_pool: fn(c_int, PoolId),
     pool_uses: fn(c_int, PoolId, *mut c_int) -> Outcome,
     set_use_on_oom: fn(c_int, PoolId, bool) -> Outcome,
     are_live: fn(c_int, PoolId, *const *mut c_void, usize) -> bool,

@@ -138,7 +138,7 @@ def test_a_stream_recorded_on_memory_of_others_does_nothing() -> None:
             self.__cuda_array_interface__ = {
                 "shape": (4 * MIB,),
                 "typestr": "|u1",
-                "data": (self.block.address if hasattr(self.block, "address") else int(self.block), False),
+                "data": (self.block.ptr, False),
                 "version": 3,
             }
 
