@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import warnings
+from os import environ
 from typing import TYPE_CHECKING, Any, Literal, Unpack
+from warnings import warn
 
 from . import _millpond, _shared
 
 if TYPE_CHECKING:
     from ._options import Options
 
-#: How PyTorch reaches the pools: see :func:`enable`.
-Backend = Literal["native-interface", "plug-in"]
-
 #: What :func:`enable` takes where nothing else is said.
-DEFAULT_BACKEND: Backend = "plug-in"
+DEFAULT_BACKEND = "plug-in"
 
-_enabled: Backend | None = None
+_enabled: str | None = None
 
 
 def is_enabled() -> bool:
@@ -25,12 +22,12 @@ def is_enabled() -> bool:
     return _enabled is not None
 
 
-def backend() -> Backend | None:
+def backend() -> str | None:
     """How PyTorch reaches the pools; ``None`` before :func:`enable`."""
     return _enabled
 
 
-def enable(*, backend: Backend | None = None, **options: Unpack[Options]) -> None:
+def enable(*, backend: Literal["native-interface", "plug-in"] | None = None, **options: Unpack[Options]) -> None:
     """Makes millpond PyTorch's allocator, on all GPUs.
 
     Call it before the first use of CUDA: PyTorch does not change an allocator that was used. The options are those of
@@ -52,7 +49,7 @@ def enable(*, backend: Backend | None = None, **options: Unpack[Options]) -> Non
         millpond.Error: where PyTorch has no CUDA, or used it already.
     """
     global _enabled
-    wanted = backend or os.environ.get("MILLPOND_TORCH_BACKEND") or DEFAULT_BACKEND
+    wanted = backend or environ.get("MILLPOND_TORCH_BACKEND") or DEFAULT_BACKEND
     if wanted not in ("native-interface", "plug-in"):
         raise ValueError(f"there is no backend {wanted!r}: pass 'native-interface' or 'plug-in'")
     if _enabled and not options:
@@ -86,7 +83,7 @@ def _derive(torch: Any) -> bool:
     if missing is None:
         throws_out_of_memory = True
         return True
-    warnings.warn(
+    warn(
         f"millpond uses PyTorch's plug-in interface, which leaves out memory snapshots, CUDA graph trees, MemPool and "
         f"cudnn.benchmark: {missing}",
         stacklevel=3,
