@@ -177,7 +177,9 @@ mod tests {
         let backed = pool.inner().backed();
         assert_eq!(backed.iter().map(|(_, bytes, _)| bytes).sum::<u64>(), pool.reserved().current);
         for (block, of) in [(own, None), (captured, Some(memory.number()))] {
-            let around = backed.iter().find(|(start, bytes, _)| (start.raw()..start.raw() + bytes).contains(&block.raw()));
+            let around = backed
+                .iter()
+                .find(|(start, bytes, _)| (start.raw()..start.raw() + bytes).contains(&block.raw()));
             assert_eq!(around.unwrap().2, of);
             assert_eq!(pool.inner().memory_of(block), of);
             pool.free_block(block, &stream).unwrap();

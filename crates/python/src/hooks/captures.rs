@@ -40,11 +40,7 @@ static KEPT: PerProcess<Mutex<FxHashMap<(c_int, PoolId), Kept>>> = PerProcess::n
 /// Pools of this process, ever. While there is none, nothing has to be asked of the table.
 static MADE: AtomicUsize = AtomicUsize::new(0);
 
-fn kept_in(
-    kept: &mut FxHashMap<(c_int, PoolId), Kept>,
-    number: c_int,
-    id: PoolId,
-) -> Result<&mut Kept> {
+fn kept_in(kept: &mut FxHashMap<(c_int, PoolId), Kept>, number: c_int, id: PoolId) -> Result<&mut Kept> {
     let device = device(number.into())?;
     // Relaxed: who asks for a block of a pool knows that the pool was made.
     MADE.fetch_add(1, Ordering::Relaxed);

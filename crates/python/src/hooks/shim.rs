@@ -8,7 +8,7 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::slice;
 
 use millpond::bindings;
-use millpond::device::{DeviceResult, DevicePtr};
+use millpond::device::{DevicePtr, DeviceResult};
 use millpond::{CapturePool, Error, Stream};
 
 use super::blocks::{Block, Figures, book};
@@ -146,7 +146,10 @@ unsafe extern "C" fn allocate(gpu: c_int, bytes: u64, stream: *mut c_void, out: 
         let device = device(gpu.into())?;
         // SAFETY: as promised to this function.
         let found = unsafe { device.streams.find(stream.addr() as u64) }?;
-        let ptr = device.pool.alloc(bytes, &found).or_else(|error| from_others(gpu, device, bytes, &found, error))?;
+        let ptr = device
+            .pool
+            .alloc(bytes, &found)
+            .or_else(|error| from_others(gpu, device, bytes, &found, error))?;
         let pool = pool_of(gpu, device, ptr);
         let block = Block { requested: bytes, stream: stream.addr() as u64, pool, is_used_elsewhere: false };
         let mut book = book(gpu as usize).lock();
@@ -183,13 +186,7 @@ fn pool_of(gpu: c_int, device: &Device, ptr: DevicePtr) -> PoolId {
 
 /// Memory ran out: asks the pools whose free memory others may have.
 #[cold]
-fn from_others(
-    gpu: c_int,
-    device: &Device,
-    bytes: u64,
-    stream: &Stream,
-    error: Error,
-) -> Result<DevicePtr> {
+fn from_others(gpu: c_int, device: &Device, bytes: u64, stream: &Stream, error: Error) -> Result<DevicePtr> {
     if matches!(error, Error::OutOfMemory(_)) {
         for memory in captures::for_others(gpu) {
             if let Some(ptr) = alloc_from(&memory, device, bytes, stream) {
@@ -278,7 +275,8 @@ fn wait_for_another_gpu(device: &Device, stream: &Stream, gpu: c_int, user: u64)
 unsafe extern "C" fn record_use(ptr: *mut c_void, gpu: c_int, stream: *mut c_void) -> Outcome {
     outcome(|| {
         let raw = ptr.addr() as u64;
-        let Some((ordinal, device)) = devices::present().find(|(ordinal, _)| book(*ordinal).lock().has(raw)) else {
+        let Some((ordinal, device)) = devices::present().find(|(ordinal, _)| book(*ordinal).lock().has(raw))
+        else {
             return Ok(());
         };
         if ordinal as c_int != gpu {

@@ -401,6 +401,15 @@ def test_a_mempool_without_splits_is_left_to_pytorch() -> None:
     del tensor, pool
 
 
+# ---- other processes -------------------------------------------------------------------------------------------------
+
+
+def test_sharing_by_cuda_ipc_says_that_it_is_not_there() -> None:
+    tensor = filled(1)
+    with pytest.raises(NotImplementedError, match="cannot be shared between processes"):
+        tensor.untyped_storage()._share_cuda_()
+
+
 # ---- graphs ----------------------------------------------------------------------------------------------------------
 
 
@@ -496,12 +505,3 @@ def test_a_compiled_model_trains_with_graph_trees() -> None:
             these.append(loss.item())
         losses.append(these)
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
-
-
-# ---- other processes -------------------------------------------------------------------------------------------------
-
-
-def test_sharing_by_cuda_ipc_says_that_it_is_not_there() -> None:
-    tensor = filled(1)
-    with pytest.raises(NotImplementedError, match="cannot be shared between processes"):
-        tensor.untyped_storage()._share_cuda_()
