@@ -315,7 +315,7 @@ class MillpondAllocator final : public CUDAAllocator {
     constexpr bool include_traces = true;
 #endif
     bool is_of_pool = id.first != 0 || id.second != 0;
-    SnapshotInfo snapshot;
+    SnapshotInfo snapshot{};
     for (int gpu = 0; gpu < gpus_; ++gpu) {
       c10::DeviceIndex index = static_cast<c10::DeviceIndex>(gpu);
       if (is_of_pool && left_.has(index, id)) {
@@ -336,12 +336,9 @@ class MillpondAllocator final : public CUDAAllocator {
       snapshot.device_traces.resize(gpus_);
     }
     snapshot.external_annotations = history_.annotations();
-    snapshot.config_metadata.garbage_collection_threshold = 0;
     snapshot.config_metadata.max_split_size = std::numeric_limits<size_t>::max();
     snapshot.config_metadata.pinned_num_register_threads = 1;
     snapshot.config_metadata.expandable_segments = true;
-    snapshot.config_metadata.release_lock_on_malloc = false;
-    snapshot.config_metadata.pinned_use_host_register = false;
     return snapshot;
   }
 

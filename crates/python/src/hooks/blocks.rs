@@ -153,8 +153,8 @@ impl Book {
         Some((block, uses.unwrap_or_default()))
     }
 
-    pub(super) fn has(&self, ptr: u64) -> bool {
-        self.live.contains_key(&ptr)
+    pub(super) fn get(&self, ptr: u64) -> Option<Block> {
+        self.live.get(&ptr).copied()
     }
 
     /// Notes that a stream of another GPU uses the block.

@@ -274,18 +274,21 @@ fn wait_for_another_gpu(device: &Device, stream: &Stream, gpu: c_int, user: u64)
 /// As for [`allocate`].
 unsafe extern "C" fn record_use(ptr: *mut c_void, gpu: c_int, stream: *mut c_void) -> Outcome {
     outcome(|| {
-        let raw = ptr.addr() as u64;
-        let Some((ordinal, device)) = devices::present().find(|(ordinal, _)| book(*ordinal).lock().has(raw))
-        else {
-            return Ok(());
-        };
-        if ordinal as c_int != gpu {
-            book(ordinal).lock().note_use_elsewhere(raw, gpu, stream.addr() as u64);
-            return Ok(());
+        let (raw, user) = (ptr.addr() as u64, stream.addr() as u64);
+        for (ordinal, device) in devices::present() {
+            let mut book = book(ordinal).lock();
+            let Some(block) = book.get(raw) else { continue };
+            if ordinal as c_int != gpu {
+                book.note_use_elsewhere(raw, gpu, user);
+            } else if block.stream != user {
+                drop(book);
+                // SAFETY: as promised to this function.
+                let stream = unsafe { device.streams.find(user) }?;
+                device.pool.record_use(address(ptr), &stream)?;
+            }
+            break;
         }
-        // SAFETY: as promised to this function.
-        let stream = unsafe { device.streams.find(stream.addr() as u64) }?;
-        Ok(device.pool.record_use(address(ptr), &stream)?)
+        Ok(())
     })
 }
 
