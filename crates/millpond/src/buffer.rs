@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytemuck::Pod;
 
-use crate::device::{DeviceError, DevicePtr, MemoryKind};
+use crate::device::{Advice, DeviceError, DevicePtr, MemoryKind, Place, Residency};
 use crate::order::Stream;
 use crate::pool::{Pool, PoolInner};
 use crate::{Error, Result};
@@ -45,6 +45,8 @@ pub struct Buffer<T: Pod> {
     stream: Stream,
     /// Whether copies on other streams read it, that its own may not have waited for.
     read_elsewhere: AtomicBool,
+    /// Whether there may be advice on its memory, which is taken back with it.
+    advised: AtomicBool,
     element: PhantomData<T>,
 }
 
@@ -67,7 +69,8 @@ impl<T: Pod> Buffer<T> {
     /// Over a block of the pool, which nobody else has.
     fn over(pool: &Pool, ptr: DevicePtr, len: usize, stream: &Stream) -> Self {
         let (pool, stream) = (pool.inner().clone(), stream.clone());
-        Self { pool, ptr, len, stream, read_elsewhere: AtomicBool::new(false), element: PhantomData }
+        let (read_elsewhere, advised) = Default::default();
+        Self { pool, ptr, len, stream, read_elsewhere, advised, element: PhantomData }
     }
 
     /// A buffer of `len` elements, all bytes zero, set in stream order.
@@ -350,6 +353,80 @@ impl<T: Pod> Buffer<T> {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.host_ptr(), self.len) })
     }
 
+    /// Moves the buffer's [managed memory](crate::Context::managed) to where it will be used, in the order of `stream`: the host
+    /// does not wait. Later work finds the memory in place, and has no page faults. No byte changes, so the stream may be any
+    /// of the context.
+    ///
+    /// It moves whole pages of the system, of which the buffer may share the first and the last one with neighbours.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Place};
+    ///
+    /// let device = Context::host()?;
+    /// let (pool, stream) = (device.managed()?.build()?, device.create_stream()?);
+    /// let mut data = Buffer::<f32>::zeroed(&pool, 1 << 20, &stream)?;
+    /// data.as_mut_slice()?.fill(1.0); // on the host
+    /// data.prefetch(Place::Device, &stream)?;
+    /// // … kernels on `stream` that use it …
+    /// data.prefetch(Place::Host, &stream)?;
+    /// assert_eq!(data.as_slice()?[0], 1.0); // waits for the stream
+    /// assert_eq!(data.residency()?.last_prefetch, Some(Place::Host));
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotManaged`] for other memory. [`Error::WrongDevice`] for a stream of another device.
+    /// [`DeviceError::Invalid`] for a stream that is being captured, which goes on. Else the device's own.
+    pub fn prefetch(&self, to: Place, stream: &Stream) -> Result<()> {
+        self.pool.prefetch("Buffer::prefetch", self.ptr, to, stream, Some(&self.stream))
+    }
+
+    /// Says how the buffer's [managed memory](crate::Context::managed) will be used, from now on. No byte changes.
+    ///
+    /// It holds for the whole pages of the system in the buffer, not for those that it may share with neighbours. A pool whose
+    /// [`min_alignment`](crate::PoolBuilder::min_alignment) is that of such a page (4096 on most) shares none. Dropping the
+    /// buffer takes the advice back.
+    ///
+    /// ```
+    /// use millpond::{Advice, Buffer, Context, Place};
+    ///
+    /// let device = Context::host()?;
+    /// let (pool, stream) = (device.managed()?.build()?, device.create_stream()?);
+    /// let table = Buffer::<f32>::zeroed(&pool, 1 << 20, &stream)?;
+    /// table.advise(Advice::ReadMostly(true))?; // a copy for the device, and one for the host
+    /// table.advise(Advice::PreferredLocation(Some(Place::Device)))?;
+    /// assert!(table.residency()?.read_mostly);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::NotManaged`] for other memory, or the device's own.
+    pub fn advise(&self, advice: Advice) -> Result<()> {
+        self.pool.needs_managed("Buffer::advise")?;
+        // Also where it fails, when part of it may hold. Relaxed: who drops the buffer has it alone, and comes after this.
+        self.advised.store(true, Ordering::Relaxed);
+        self.pool.advise("Buffer::advise", self.ptr, &[advice])
+    }
+
+    /// Where the buffer's [managed memory](crate::Context::managed) was last prefetched to, and the advice on it: what is the
+    /// same of all whole pages of the system in it. Where it lies now may be another place.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Residency};
+    ///
+    /// let device = Context::host()?;
+    /// let (pool, stream) = (device.managed()?.build()?, device.create_stream()?);
+    /// let fresh = Buffer::<f32>::new(&pool, 1 << 20, &stream)?;
+    /// assert_eq!(fresh.residency()?, Residency::default());
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`advise`](Self::advise).
+    pub fn residency(&self) -> Result<Residency> {
+        self.pool.residency("Buffer::residency", self.ptr)
+    }
+
     /// Waits for the stream, where the CPU can use the memory.
     fn wait_for_host_access(&self) -> Result<()> {
         self.pool.check_process()?;
@@ -411,7 +488,7 @@ impl<T: Pod> Buffer<T> {
         self.pool.record_use(self.ptr, stream)
     }
 
-    /// Gives up the block without freeing it. Free it with [`Pool::free`], or
+    /// Gives up the block without freeing it. [Advice](Self::advise) stays with it. Free it with [`Pool::free`], or
     /// [`Context::free`](crate::Context::free), or make it a buffer again with [`from_raw`](Self::from_raw).
     pub fn into_raw(self) -> DevicePtr {
         let mut kept = ManuallyDrop::new(self);
@@ -419,6 +496,7 @@ impl<T: Pod> Buffer<T> {
         // What remains is a buffer of nothing: dropping it frees nothing but lets go of pool and stream.
         kept.ptr = DevicePtr::NULL;
         kept.len = 0;
+        *kept.advised.get_mut() = false;
         drop(ManuallyDrop::into_inner(kept));
         ptr
     }
@@ -428,6 +506,8 @@ impl<T: Pod> Buffer<T> {
     /// # Errors
     /// Those of [`Pool::free`] for a pointer that is no live block of the pool, and
     /// [`Error::LengthMismatch`] for one that is too short. Null makes a buffer of no elements.
+    ///
+    /// Advice that the block has stays when the buffer is dropped: [`Pool::take_back_advice`] takes it back.
     ///
     /// # Safety
     /// Nobody else frees the block or makes it a buffer, and `stream` is ordered after all work on it.
@@ -450,6 +530,12 @@ pub(crate) fn byte_len<T>(len: usize) -> Result<u64> {
 
 impl<T: Pod> Drop for Buffer<T> {
     fn drop(&mut self) {
+        if *self.advised.get_mut()
+            && let Err(error) = self.pool.take_back_advice("Buffer", self.ptr)
+            && error != Error::Forked
+        {
+            tracing::error!(%error, "advice could not be taken back: the next owner of the memory has it");
+        }
         // SAFETY: the block is the buffer's alone, and work that others gave is ordered by who gave it.
         let freed = unsafe { self.pool.free(self.ptr, &self.stream) };
         // In a forked child the block is the parent's.

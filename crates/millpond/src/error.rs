@@ -166,6 +166,16 @@ pub enum Error {
         /// The pool's name.
         pool: String,
     },
+    /// What is for managed memory was asked of other memory.
+    #[error(
+        "{what}: pool '{pool}' is not of managed memory: build one with Context::managed. Other memory stays where it is"
+    )]
+    NotManaged {
+        /// What was asked for.
+        what: &'static str,
+        /// The pool's name.
+        pool: String,
+    },
     /// The workspace has less left than was asked for.
     #[error(
         "{requested} bytes requested, but the workspace has {left} of its {capacity} bytes left: reset it, or make it larger"

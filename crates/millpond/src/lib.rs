@@ -26,6 +26,7 @@
 //! | build a pool, with limits and options | [`Pool::builder`], [`PoolBuilder`], [`Budget`] |
 //! | hold typed memory that frees itself | [`Buffer`] |
 //! | stage bytes in pinned host memory | [`Context::pinned`], [`Buffer::as_mut_slice`], [`Buffer::copy_from_pinned`] |
+//! | use managed memory, which moves to where it is used | [`Context::managed`], [`Buffer::prefetch`], [`Buffer::advise`] |
 //! | reuse one block every step | [`Workspace`] |
 //! | hold plain blocks, as an allocator for others does | [`Pool::alloc`], [`Pool::free`] |
 //! | capture CUDA graphs | [`Pool::capture_pool`], [`CapturePool`] |
@@ -96,6 +97,7 @@ mod pages {
 }
 
 pub use buffer::Buffer;
+pub use device::{Advice, Place, Residency};
 pub use error::{Error, Result};
 pub use order::{Event, ReusePolicies, Stream};
 pub use out_of_memory::{Limit, OutOfMemory};

@@ -149,7 +149,11 @@ impl fmt::Display for OutOfMemory {
             "out of {}memory in pool '{}': {}: {}. The pool has {} live in {} block{}, {} cached, {} \
              reserved; its longest free range is {}. The {} has {} free of {}; other pools hold {}, other allocators \
              and processes {}",
-            if self.memory == MemoryKind::Pinned { "pinned host " } else { "" },
+            match self.memory {
+                MemoryKind::Device => "",
+                MemoryKind::Pinned => "pinned host ",
+                MemoryKind::Managed => "managed ",
+            },
             self.pool,
             self.cause(),
             self.advice(),

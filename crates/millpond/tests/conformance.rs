@@ -15,6 +15,8 @@ mod cuda;
 mod events;
 #[path = "conformance/harness.rs"]
 mod harness;
+#[path = "conformance/managed.rs"]
+mod managed;
 #[path = "conformance/misuse.rs"]
 mod misuse;
 #[path = "conformance/pages.rs"]
@@ -28,7 +30,7 @@ mod segments;
 #[path = "conformance/streams.rs"]
 mod streams;
 
-use harness::{CapturingHarness, HostHarness, PinnedHarness, SimHarness};
+use harness::{CapturingHarness, HostHarness, MemoryHarness, SimHarness};
 
 /// One test of one device. The attributes are those of the device.
 macro_rules! one_test {
@@ -126,6 +128,14 @@ macro_rules! conformance {
                     bytes_go_from_one_memory_to_the_other_and_back
                     the_cpu_reads_and_writes_its_bytes_in_place
                     memory_of_the_two_never_overlaps;
+                managed:
+                    its_properties_say_what_it_is
+                    bytes_stay_whatever_moves
+                    a_prefetch_comes_in_stream_order
+                    what_was_said_is_answered
+                    advice_holds_until_it_is_taken_back
+                    new_memory_has_no_advice
+                    other_memory_does_not_move;
                 misuse:
                     sizes_that_are_no_multiple_of_the_granularity_are_refused
                     a_range_is_given_back_only_whole_and_empty
@@ -148,20 +158,25 @@ conformance!(capturing: CapturingHarness::new());
 conformance!(host_without_virtual_memory: HostHarness::new(false));
 conformance!(sim: SimHarness::new(true));
 conformance!(sim_without_virtual_memory: SimHarness::new(false));
-conformance!(host_pinned: PinnedHarness::new(HostHarness::new(true)));
-conformance!(host_pinned_without_virtual_memory: PinnedHarness::new(HostHarness::new(false)));
-conformance!(capturing_pinned: PinnedHarness::new(CapturingHarness::new()));
-conformance!(sim_pinned: PinnedHarness::new(SimHarness::new(true)));
-conformance!(sim_pinned_without_virtual_memory: PinnedHarness::new(SimHarness::new(false)));
+conformance!(host_pinned: MemoryHarness::pinned(HostHarness::new(true)));
+conformance!(host_pinned_without_virtual_memory: MemoryHarness::pinned(HostHarness::new(false)));
+conformance!(capturing_pinned: MemoryHarness::pinned(CapturingHarness::new()));
+conformance!(sim_pinned: MemoryHarness::pinned(SimHarness::new(true)));
+conformance!(sim_pinned_without_virtual_memory: MemoryHarness::pinned(SimHarness::new(false)));
+conformance!(host_managed: MemoryHarness::managed(HostHarness::new(true)));
+conformance!(capturing_managed: MemoryHarness::managed(CapturingHarness::new()));
+conformance!(sim_managed: MemoryHarness::managed(SimHarness::new(true)));
 
 #[cfg(feature = "cuda")]
 conformance!(#[ignore = "needs a CUDA GPU"] gpu: cuda::CudaHarness::new(true));
 #[cfg(feature = "cuda")]
 conformance!(#[ignore = "needs a CUDA GPU"] gpu_without_virtual_memory: cuda::CudaHarness::new(false));
 #[cfg(feature = "cuda")]
-conformance!(#[ignore = "needs a CUDA GPU"] gpu_pinned: PinnedHarness::new(cuda::CudaHarness::new(true)));
+conformance!(#[ignore = "needs a CUDA GPU"] gpu_pinned: MemoryHarness::pinned(cuda::CudaHarness::new(true)));
 #[cfg(feature = "cuda")]
 conformance!(
     #[ignore = "needs a CUDA GPU"]
-    gpu_pinned_without_virtual_memory: PinnedHarness::new(cuda::CudaHarness::new(false))
+    gpu_pinned_without_virtual_memory: MemoryHarness::pinned(cuda::CudaHarness::new(false))
 );
+#[cfg(feature = "cuda")]
+conformance!(#[ignore = "needs a CUDA GPU"] gpu_managed: MemoryHarness::managed(cuda::CudaHarness::new(true)));

@@ -8,7 +8,7 @@ use std::time::Duration;
 use millpond::device::sim::{Call, SimDevice, SimOptions};
 use millpond::device::{Device, DeviceError, DevicePtr};
 use millpond::testing::capturing::CapturingDevice;
-use millpond::{Buffer, Context, Error, Pool, PoolBuilder, Stream};
+use millpond::{Advice, Buffer, Context, Error, Place, Pool, PoolBuilder, Stream};
 
 use shared::{Freeing, MIB};
 
@@ -98,6 +98,7 @@ impl World {
         self.expect(self.pool.trim_to(32 * MIB));
         self.short_lived();
         self.stage();
+        self.roam();
         self.expect(self.context.synchronize().map_err(Error::from));
         self.alloc(0, 6 * MIB, 0);
         self.expect(self.pool.trim_to(0));
@@ -148,6 +149,22 @@ impl World {
         self.expect(pool.destroy());
     }
 
+    /// A pool of managed memory, which is moved, and advised about.
+    fn roam(&self) {
+        let Some(pool) = self.expect(self.context.managed().and_then(PoolBuilder::build)) else { return };
+        let [one, other] = &self.streams;
+        let buffer = self.expect(Buffer::<u8>::new(&pool, 3 * MIB as usize, one));
+        if let Some(mut buffer) = buffer {
+            self.expect(buffer.prefetch(Place::Device, other));
+            self.expect(buffer.advise(Advice::ReadMostly(true)));
+            self.expect(buffer.residency());
+            self.expect(buffer.set_zero());
+            self.expect(buffer.prefetch(Place::Host, one));
+        }
+        pool.check().unwrap();
+        self.expect(pool.destroy());
+    }
+
     /// Once nothing fails any more, a synchronise and a trim give everything back.
     fn finish(&mut self) {
         self.sim.fail_no_more();
@@ -158,8 +175,10 @@ impl World {
         self.pool.check().unwrap();
         assert_eq!((self.pool.reserved().current, self.other.reserved().current), (0, 0));
         assert_eq!(self.sim.memory_info().unwrap().free, TOTAL, "lost");
-        let pinned = self.sim.pinned(None).unwrap().memory_info().unwrap();
-        assert_eq!(pinned.free, pinned.total, "lost");
+        for other in [self.sim.pinned(None), self.sim.managed()] {
+            let info = other.unwrap().memory_info().unwrap();
+            assert_eq!(info.free, info.total, "lost");
+        }
         assert_eq!(self.device.taken_from_graphs(), []);
     }
 }

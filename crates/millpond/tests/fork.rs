@@ -15,7 +15,7 @@ use millpond::device::host::HostDevice;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::device::{Device, DeviceError};
 use millpond::testing::checker::{CheckerDevice, Rule};
-use millpond::{Buffer, Context, Error, Event, Pool, Stream};
+use millpond::{Advice, Buffer, Context, Error, Event, Place, Pool, Stream};
 
 use shared::{Freeing, MIB, sim};
 
@@ -228,6 +228,7 @@ fn use_context(context: &Context, block: millpond::device::DevicePtr, stream: &S
     refused(context.free_block(block, stream));
     refused(Pool::builder(context).build());
     refused(context.pinned());
+    refused(context.managed());
     refused_by_device(stream.record());
     refused_by_device(stream.wait(event));
     refused_by_device(stream.wait_for(stream));
@@ -247,12 +248,17 @@ fn every_call_is_refused(world: World) {
     let memory = world.pool.capture_pool();
     let pinned = world.context.pinned().unwrap().build().unwrap();
     let mut staging = Buffer::<u8>::zeroed(&pinned, 100, &world.stream).unwrap();
+    let managed = world.context.managed().unwrap().build().unwrap();
+    let moving = Buffer::<u8>::zeroed(&managed, 100, &world.stream).unwrap();
     world.while_busy(|| {
         for _ in 0..CHILDREN {
             fork_and(End::Exit, || {
                 refused(staging.as_slice());
                 refused(staging.as_mut_slice());
                 refused(staging.copy_from(&buffer));
+                refused(moving.prefetch(Place::Host, &world.stream));
+                refused(moving.advise(Advice::ReadMostly(true)));
+                refused(moving.residency());
                 refused_by_device(pinned.device().memory_info());
                 use_pool(&world.pool, block, &world.stream);
                 use_context(&world.context, block, &world.stream, &event);

@@ -11,7 +11,7 @@ use std::sync::{Arc, mpsc};
 
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{Hold, SimDevice, SimOptions};
-use millpond::device::{Device, DevicePtr, StreamHandle};
+use millpond::device::{Device, DevicePtr, MemoryKind, StreamHandle};
 use millpond::{Buffer, Context, Pool, PoolBuilder, ReusePolicies, Stream};
 
 use shared::Freeing;
@@ -92,10 +92,10 @@ impl Bench for Host {
     }
 }
 
-/// Pools of the device's pinned memory.
-struct Pinned<B>(B);
+/// Pools of another memory of the device's.
+struct Other<B>(B, MemoryKind);
 
-impl<B: Bench> Bench for Pinned<B> {
+impl<B: Bench> Bench for Other<B> {
     type Hold = B::Hold;
     const BYTES: bool = B::BYTES;
 
@@ -104,11 +104,12 @@ impl<B: Bench> Bench for Pinned<B> {
     }
 
     fn memory(&self) -> Arc<dyn Device> {
-        self.device().pinned(None).unwrap()
+        let device = self.device();
+        if self.1 == MemoryKind::Pinned { device.pinned(None) } else { device.managed() }.unwrap()
     }
 
     fn builder(&self, context: &Context) -> PoolBuilder {
-        context.pinned().unwrap()
+        if self.1 == MemoryKind::Pinned { context.pinned() } else { context.managed() }.unwrap()
     }
 
     fn hold(&self, stream: StreamHandle) -> Self::Hold {
@@ -440,10 +441,17 @@ macro_rules! on_each_device {
         on_each_device!(@device sim_without_virtual_memory Sim::new(false), [] $($test)*);
         on_each_device!(@device host Host::new(true), [] $($test)*);
         on_each_device!(@device host_without_virtual_memory Host::new(false), [] $($test)*);
-        on_each_device!(@device sim_pinned Pinned(Sim::new(true)), [] $($test)*);
-        on_each_device!(@device sim_pinned_without_virtual_memory Pinned(Sim::new(false)), [] $($test)*);
-        on_each_device!(@device host_pinned Pinned(Host::new(true)), [] $($test)*);
-        on_each_device!(@device host_pinned_without_virtual_memory Pinned(Host::new(false)), [] $($test)*);
+        on_each_device!(@device sim_pinned Other(Sim::new(true), MemoryKind::Pinned), [] $($test)*);
+        on_each_device!(@device sim_pinned_without_virtual_memory Other(Sim::new(false), MemoryKind::Pinned), [] $($test)*);
+        on_each_device!(@device host_pinned Other(Host::new(true), MemoryKind::Pinned), [] $($test)*);
+        on_each_device!(@device host_pinned_without_virtual_memory Other(Host::new(false), MemoryKind::Pinned), [] $($test)*);
+        on_each_device!(@device sim_managed Other(Sim::new(true), MemoryKind::Managed), [] $($test)*);
+        on_each_device!(@device host_managed Other(Host::new(true), MemoryKind::Managed), [] $($test)*);
+        #[cfg(feature = "cuda")]
+        on_each_device!(
+            @device cuda_managed Other(gpu::Cuda::new(true), MemoryKind::Managed),
+            [#[ignore = "needs a CUDA GPU"]] $($test)*
+        );
         #[cfg(feature = "cuda")]
         on_each_device!(@device cuda gpu::Cuda::new(true), [#[ignore = "needs a CUDA GPU"]] $($test)*);
         #[cfg(feature = "cuda")]
@@ -452,11 +460,11 @@ macro_rules! on_each_device {
         );
         #[cfg(feature = "cuda")]
         on_each_device!(
-            @device cuda_pinned Pinned(gpu::Cuda::new(true)), [#[ignore = "needs a CUDA GPU"]] $($test)*
+            @device cuda_pinned Other(gpu::Cuda::new(true), MemoryKind::Pinned), [#[ignore = "needs a CUDA GPU"]] $($test)*
         );
         #[cfg(feature = "cuda")]
         on_each_device!(
-            @device cuda_pinned_without_virtual_memory Pinned(gpu::Cuda::new(false)),
+            @device cuda_pinned_without_virtual_memory Other(gpu::Cuda::new(false), MemoryKind::Pinned),
             [#[ignore = "needs a CUDA GPU"]] $($test)*
         );
     };

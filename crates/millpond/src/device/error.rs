@@ -1,5 +1,7 @@
 //! What can go wrong in a device call.
 
+use rustix::io::Errno;
+
 use crate::process;
 use crate::stats::HumanBytes;
 
@@ -74,3 +76,13 @@ impl From<process::Forked> for DeviceError {
 
 /// The result of a device call.
 pub type DeviceResult<T> = Result<T, DeviceError>;
+
+/// Turns an error of the system into one of the device.
+pub(super) fn system(call: &'static str) -> impl Fn(Errno) -> DeviceError {
+    move |error| DeviceError::Driver {
+        call,
+        code: error.raw_os_error(),
+        name: format!("{error:?}"),
+        text: error.to_string(),
+    }
+}

@@ -8,7 +8,8 @@ use super::Device;
 use super::driver_pool::DriverPool;
 use super::error::DeviceResult;
 use super::types::{
-    CaptureId, DevicePtr, EventHandle, MemoryInfo, PageHandle, Properties, StreamHandle, StreamId,
+    Advice, CaptureId, DevicePtr, EventHandle, MemoryInfo, PageHandle, Place, Properties, Residency,
+    StreamHandle, StreamId,
 };
 
 /// The calls of [`Device`], each passed on to the device below. What `Device` gets, it gets here too: this list is the
@@ -79,6 +80,11 @@ macro_rules! pass_on {
                 self.below().pinned(node)
             }
 
+            /// As [`Device::managed`]: that of the device below, whose calls do not come past this device.
+            fn managed(&self) -> DeviceResult<Arc<dyn Device>> {
+                self.below().managed()
+            }
+
             $(
                 #[doc = concat!("As [`Device::", stringify!($safe), "`].")]
                 fn $safe(&self, $($given: $its),*) -> DeviceResult<$yields> {
@@ -116,6 +122,10 @@ macro_rules! pass_on {
                 Forward::pinned(self, node)
             }
 
+            fn managed(&self) -> DeviceResult<Arc<dyn Device>> {
+                Forward::managed(self)
+            }
+
             $(fn $safe(&self, $($given: $its),*) -> DeviceResult<$yields> {
                 Forward::$safe(self, $($given),*)
             })*
@@ -134,6 +144,8 @@ pass_on! {
         fn reserve(bytes: u64) -> DevicePtr;
         fn create_page(bytes: u64) -> PageHandle;
         fn alloc_segment(bytes: u64) -> DevicePtr;
+        fn advise(at: DevicePtr, bytes: u64, advice: Advice) -> ();
+        fn residency(at: DevicePtr, bytes: u64) -> Residency;
         fn create_stream() -> StreamHandle;
         fn synchronize() -> ();
         fn create_event() -> EventHandle;
@@ -145,6 +157,7 @@ pass_on! {
         fn unmap(at: DevicePtr, bytes: u64) -> ();
         fn release_page(page: PageHandle) -> ();
         fn free_segment(at: DevicePtr) -> ();
+        fn prefetch(at: DevicePtr, bytes: u64, to: Place, stream: StreamHandle) -> ();
         fn destroy_stream(stream: StreamHandle) -> ();
         fn stream_id(stream: StreamHandle) -> StreamId;
         fn stream_is_idle(stream: StreamHandle) -> bool;

@@ -45,10 +45,13 @@ pub mod cuda;
 mod driver_pool;
 mod error;
 mod forward;
+mod hints;
 pub mod host;
 mod ledger;
 mod machine;
 mod name;
+#[cfg(any(feature = "cuda", test))]
+mod populated;
 pub mod sim;
 mod types;
 
@@ -60,8 +63,8 @@ pub(crate) use ledger::invalid;
 pub use name::{DeviceChoice, DeviceName, UnknownDevice};
 pub(crate) use types::calling_thread;
 pub use types::{
-    AsyncUsage, CaptureId, DevicePtr, EventHandle, Kind, MemoryInfo, MemoryKind, PageHandle, Properties,
-    StreamHandle, StreamId,
+    Advice, AsyncUsage, CaptureId, DevicePtr, EventHandle, Kind, MemoryInfo, MemoryKind, PageHandle, Place,
+    Properties, Residency, StreamHandle, StreamId,
 };
 
 /// Hardware, as a pool sees it. See the [module](self) for the rules that hold for all of it.
@@ -172,8 +175,7 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// # Errors
     /// [`DeviceError::Unsupported`] where [`Properties::memory_pools`] is false.
     fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
-        let device = self.properties().name.clone();
-        Err(DeviceError::Unsupported { device, what: "stream-ordered memory pools" })
+        Err(unsupported(self.properties(), "stream-ordered memory pools"))
     }
 
     /// The page-locked memory of the host that this device can reach, as a device. Its addresses, pages, segments and
@@ -193,8 +195,62 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// # Errors
     /// [`DeviceError::Unsupported`] where the device has none, or cannot choose the node.
     fn pinned(&self, _node: Option<u32>) -> DeviceResult<Arc<dyn Device>> {
-        let device = self.properties().name.clone();
-        Err(DeviceError::Unsupported { device, what: "pinned host memory" })
+        Err(unsupported(self.properties(), "pinned host memory"))
+    }
+
+    /// The managed memory of this device and the host, as a device. It moves to where it is used, a page at a time. Its
+    /// segments and figures are those of that memory ([`MemoryKind::Managed`]). It has no pages that can be mapped. Its
+    /// streams and events are this device's own. Both devices copy and fill memory of either.
+    ///
+    /// ```
+    /// use millpond::device::host::HostDevice;
+    /// use millpond::device::{Device, MemoryKind};
+    ///
+    /// let managed = HostDevice::new()?.managed()?;
+    /// assert_eq!(managed.properties().memory, MemoryKind::Managed);
+    /// # Ok::<(), millpond::device::DeviceError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] where the device has none, or none that the CPU may use at the same time.
+    fn managed(&self) -> DeviceResult<Arc<dyn Device>> {
+        Err(unsupported(self.properties(), "managed memory"))
+    }
+
+    // ---- where managed memory lies -----------------------------------------------------------------
+    // Each acts on whole pages of the system: on all that have a byte of the range. None changes a byte.
+
+    /// Moves a range of managed memory in stream order; of plain host memory, where [`Properties::pageable_access`] says so.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] where the device has no such memory. [`DeviceError::Invalid`] for other memory.
+    ///
+    /// # Safety
+    /// The stream is [valid](self), and no capture has it. The range stays allocated until the stream has done this.
+    unsafe fn prefetch(
+        &self,
+        _at: DevicePtr,
+        _bytes: u64,
+        _to: Place,
+        _stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        Err(unsupported(self.properties(), "prefetches of managed memory"))
+    }
+
+    /// Says how a range of such memory will be used, from now on. Work that runs may be slower or faster, and no more.
+    ///
+    /// # Errors
+    /// As for [`prefetch`](Self::prefetch).
+    fn advise(&self, _at: DevicePtr, _bytes: u64, _advice: Advice) -> DeviceResult<()> {
+        Err(unsupported(self.properties(), "advice on managed memory"))
+    }
+
+    /// What was said of a range of such memory.
+    ///
+    /// # Errors
+    /// As for [`prefetch`](Self::prefetch).
+    fn residency(&self, _at: DevicePtr, _bytes: u64) -> DeviceResult<Residency> {
+        Err(unsupported(self.properties(), "questions about managed memory"))
     }
 
     // ---- streams ---------------------------------------------------------------------------------
@@ -321,4 +377,9 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
         bytes: u64,
         stream: StreamHandle,
     ) -> DeviceResult<()>;
+}
+
+/// What a device does not have.
+fn unsupported(of: &Properties, what: &'static str) -> DeviceError {
+    DeviceError::Unsupported { device: of.name.clone(), what }
 }

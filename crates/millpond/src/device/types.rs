@@ -185,6 +185,8 @@ pub enum MemoryKind {
     Device,
     /// Page-locked memory of the host, which the device can reach ([`Device::pinned`](super::Device::pinned)).
     Pinned,
+    /// Memory that moves between the device and the host, to where it is used ([`Device::managed`](super::Device::managed)).
+    Managed,
 }
 
 impl fmt::Display for MemoryKind {
@@ -192,8 +194,55 @@ impl fmt::Display for MemoryKind {
         f.write_str(match self {
             Self::Device => "device memory",
             Self::Pinned => "pinned host memory",
+            Self::Managed => "managed memory",
         })
     }
+}
+
+/// Where managed memory lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Place {
+    /// In the memory of the context's own device.
+    Device,
+    /// In the memory of the host.
+    Host,
+}
+
+/// How managed memory will be used. It changes where the bytes lie, and never what they are.
+///
+/// [`Buffer::advise`](crate::Buffer::advise) has an example.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Advice {
+    /// Whether it is mostly read. If so, the device and the host each have a copy, until one of them writes.
+    ReadMostly(bool),
+    /// Where it is to stay, if anywhere.
+    PreferredLocation(Option<Place>),
+    /// Whether it stays mapped for the one that uses it, so that its first use there is no page fault.
+    AccessedBy(Place, bool),
+}
+
+impl Advice {
+    /// What takes back all advice.
+    pub(crate) const TAKEN_BACK: [Self; 4] = [
+        Self::ReadMostly(false),
+        Self::PreferredLocation(None),
+        Self::AccessedBy(Place::Device, false),
+        Self::AccessedBy(Place::Host, false),
+    ];
+}
+
+/// What was said of a range of managed memory, where it is the same of all its pages.
+/// [`Buffer::residency`](crate::Buffer::residency) has an example.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub struct Residency {
+    /// Where it was last prefetched to.
+    pub last_prefetch: Option<Place>,
+    /// Whether it is [mostly read](Advice::ReadMostly).
+    pub read_mostly: bool,
+    /// Its [preferred location](Advice::PreferredLocation).
+    pub preferred: Option<Place>,
 }
 
 /// What a device is and can do. Devices of other crates begin with [`Properties::new`], and set what differs.
@@ -228,6 +277,9 @@ pub struct Properties {
     pub memory: MemoryKind,
     /// Whether the CPU can read and write the memory at its addresses.
     pub host_access: bool,
+    /// Whether the device reaches plain memory of the host, by the system's page tables
+    /// ([`Context::prefetch_slice`](crate::Context::prefetch_slice)).
+    pub pageable_access: bool,
 }
 
 impl Properties {
@@ -244,6 +296,7 @@ impl Properties {
             memory_pools: false,
             memory: MemoryKind::Device,
             host_access: false,
+            pageable_access: false,
         }
     }
 

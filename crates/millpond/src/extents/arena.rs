@@ -158,13 +158,14 @@ impl Arena {
         Ok(self.carve(found, units, 1))
     }
 
-    /// Creates pages for `bytes` in advance, which the next misses use. Without virtual memory there are none.
-    pub(crate) fn create_parked(&mut self, bytes: u64) -> Result<(), Refusal> {
-        if !self.mapper.pages().device().properties().virtual_memory {
-            return Ok(());
+    /// Allocates a block as [`alloc`](Self::alloc) does, but in a segment of its own where no free range is long enough.
+    pub(crate) fn alloc_in_segment(&mut self, units: u64, stream: &Stream) -> Result<Allocation, Refusal> {
+        let request = self.request(units, 1, stream, Balance::Even)?;
+        if let Some(found) = find(&mut self.map, &self.rules, request)? {
+            return Ok(self.carve(found, units, 0));
         }
-        let created = self.mapper.create_parked(bytes, &self.map.layout);
-        created.map_err(|no_page| Refusal::of_page(no_page, bytes))
+        let found = self.segments.back(&mut self.map, request)?;
+        Ok(self.carve(found, units, 1))
     }
 
     /// Whether blocks of this length lie in the large zone.

@@ -8,7 +8,6 @@ use std::sync::Arc;
 use super::cursor::MapCursor;
 use super::extent::ExtentId;
 use super::extent_map::ExtentMap;
-use super::layout::Layout;
 use super::pending_unmap::PendingUnmap;
 use super::refusal::Refusal;
 use super::reuse_rules::ReuseRules;
@@ -76,17 +75,6 @@ impl Mapper {
     /// Creates a page that stays whatever becomes of a request.
     pub(super) fn create_to_stay(&mut self, base_pages: u32) -> Result<PageId, NoPage> {
         self.pages.create(base_pages)
-    }
-
-    /// Creates pages for so many bytes at once, and parks them.
-    pub(super) fn create_parked(&mut self, bytes: u64, layout: &Layout) -> Result<(), NoPage> {
-        let longest = u64::from(layout.largest_page);
-        let base_pages = bytes.div_ceil(layout.base_page_bytes);
-        let (whole, rest) = (base_pages / longest, (base_pages % longest) as u32);
-        if whole > 0 {
-            self.pages.create_parked(layout.largest_page, whole as usize)?;
-        }
-        if rest > 0 { self.pages.create_parked(rest, 1) } else { Ok(()) }
     }
 
     /// The longest parked page of at most so many base pages.

@@ -1,4 +1,5 @@
-//! Devices without virtual memory management: blocks are cut from segments that the driver allocates whole.
+//! Segments, which the driver allocates whole. Devices without virtual memory management have nothing else. Pinned memory
+//! that is taken in advance is one, too.
 //!
 //! A segment is a region that is always backed. Nothing can be remapped from it; it goes back to the driver when all
 //! of it is free.

@@ -16,14 +16,12 @@ mod budget;
 mod limits;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 
 pub use budget::Budget;
 pub(crate) use limits::{Limits, Shortage};
 
 use crate::counters::Counters;
-use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, MemoryKind, PageHandle};
+use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PageHandle};
 
 /// Names a page of one pool. Recycled when the page is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -158,7 +156,9 @@ impl Pages {
     /// Creates a page of `base_pages`, mapped nowhere: map or park it.
     pub(crate) fn create(&mut self, base_pages: u32) -> Result<PageId, NoPage> {
         let bytes = self.bytes(base_pages);
-        self.make_room(1)?;
+        if !self.make_room() {
+            return Err(NoPage::Host((self.table.len() * size_of::<Option<Page>>()) as u64));
+        }
         self.limits.admit(bytes, self.device.as_ref(), &self.counters).map_err(NoPage::Short)?;
         let handle = match self.device.create_page(bytes) {
             Ok(handle) => handle,
@@ -170,36 +170,11 @@ impl Pages {
                 });
             }
         };
-        Ok(self.enter(handle, base_pages))
-    }
-
-    /// Creates so many pages of `base_pages` at once, and parks them. Those of [pinned memory](MemoryKind::Pinned) by
-    /// several threads: the driver sets each to zero. After an error, those that were created stay.
-    pub(crate) fn create_parked(&mut self, base_pages: u32, count: usize) -> Result<(), NoPage> {
-        let bytes = self.bytes(base_pages);
-        self.make_room(count)?;
-        let all = bytes.saturating_mul(count as u64);
-        self.limits.admit(all, self.device.as_ref(), &self.counters).map_err(NoPage::Short)?;
-        let (created, error) = create_at_once(self.device.as_ref(), bytes, count);
-        self.limits.refuse(all - bytes * created.len() as u64);
-        for handle in created {
-            let page = self.enter(handle, base_pages);
-            self.park(page);
-        }
-        match error {
-            None => Ok(()),
-            Some(DeviceError::OutOfMemory { .. }) => Err(NoPage::Short(Shortage::Device)),
-            Some(other) => Err(NoPage::Device(other)),
-        }
-    }
-
-    /// Notes a page that was admitted and created. There is room for it.
-    fn enter(&mut self, handle: PageHandle, base_pages: u32) -> PageId {
-        self.limits.count(self.bytes(base_pages), &self.counters);
+        self.limits.count(bytes, &self.counters);
         self.counters.calls.create.add(1);
         self.base_pages += u64::from(base_pages);
         let page = Page { handle, base_pages, home: None, mappings: 0 };
-        match self.vacant.pop() {
+        Ok(match self.vacant.pop() {
             Some(id) => {
                 self.table[id as usize] = Some(page);
                 PageId(id)
@@ -208,21 +183,21 @@ impl Pages {
                 self.table.push(Some(page));
                 PageId(u32::try_from(self.table.len() - 1).expect("fewer than 2^32 pages"))
             }
-        }
+        })
     }
 
-    /// Reserves the host's memory for so many more pages, and to park or release any.
-    fn make_room(&mut self, more: usize) -> Result<(), NoPage> {
-        let refused = NoPage::Host(((self.table.len() + more) * size_of::<Option<Page>>()) as u64);
+    /// Reserves the host's memory for one more page, and to park or release any; `false` where it is refused.
+    fn make_room(&mut self) -> bool {
         if self.table.capacity() == 0 && self.table.try_reserve_exact(FIRST_PAGES).is_err() {
-            return Err(refused);
+            return false;
         }
-        let Some(new) = more.checked_sub(self.vacant.len()).filter(|new| *new > 0) else { return Ok(()) };
+        if !self.vacant.is_empty() {
+            return true;
+        }
         let all = |table: &Vec<_>, list: usize| table.capacity() - list;
-        let has_room = self.table.try_reserve(new).is_ok()
+        self.table.try_reserve(1).is_ok()
             && self.vacant.try_reserve_exact(all(&self.table, self.vacant.len())).is_ok()
-            && self.parked.try_reserve_exact(all(&self.table, self.parked.len())).is_ok();
-        if has_room { Ok(()) } else { Err(refused) }
+            && self.parked.try_reserve_exact(all(&self.table, self.parked.len())).is_ok()
     }
 
     /// Maps the page at `at` and makes it accessible there.
@@ -304,48 +279,4 @@ impl Pages {
     pub(crate) fn recount_bytes(&self) -> u64 {
         self.iter().map(|(_, page)| self.bytes(page.base_pages)).sum()
     }
-}
-
-/// Threads that create pages at once, at most.
-const MOST_THREADS: usize = 16;
-
-/// Creates so many pages of `bytes`, or as many as there can be, with the reason why there are no more.
-fn create_at_once(device: &dyn Device, bytes: u64, count: usize) -> (Vec<PageHandle>, Option<DeviceError>) {
-    let left = AtomicUsize::new(count);
-    let create = || {
-        let mut created = Vec::new();
-        // Relaxed: each number is taken once, and nothing else is concluded from it.
-        let take_one = |left: usize| left.checked_sub(1);
-        while created.try_reserve(1).is_ok()
-            && left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take_one).is_ok()
-        {
-            match device.create_page(bytes) {
-                Ok(page) => created.push(page),
-                Err(error) => {
-                    left.store(0, Ordering::Relaxed);
-                    return (created, Some(error));
-                }
-            }
-        }
-        (created, None)
-    };
-    let threads = match device.properties().memory {
-        MemoryKind::Pinned => {
-            thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS).min(count)
-        }
-        MemoryKind::Device => 1,
-    };
-    thread::scope(|scope| {
-        // Without a thread, the others do its part.
-        let others: Vec<_> = (1..threads)
-            .filter_map(|_| thread::Builder::new().name("pages".to_owned()).spawn_scoped(scope, create).ok())
-            .collect();
-        let mut all = create();
-        for other in others {
-            let (created, error) = other.join().expect("creating a page does not panic");
-            all.0.extend(created);
-            all.1 = all.1.or(error);
-        }
-        all
-    })
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::lock::Mutex;
 
 use super::callbacks::Callbacks;
-use super::context::PoolMemory;
+use super::context::{OtherMemory, PoolMemory};
 use super::inner::{PoolInner, PoolState};
 use super::routes::Routes;
 use super::{Context, Pool};
@@ -75,6 +75,8 @@ const MIN_ALIGNMENTS: std::ops::RangeInclusive<u64> = 256..=2 << 20;
 
 /// How a pool of pinned memory is called by default.
 const PINNED: &str = "pinned";
+/// Likewise of managed memory.
+const MANAGED: &str = "managed";
 
 impl Context {
     /// Starts building a pool of pinned host memory: page-locked memory of the host, near the device. The device copies to
@@ -103,7 +105,7 @@ impl Context {
     /// [`DeviceError::Unsupported`](crate::device::DeviceError::Unsupported) where the device has no such memory, or the
     /// device's own.
     pub fn pinned(&self) -> Result<PoolBuilder> {
-        Ok(PoolBuilder::new(self, self.pinned_memory(None)?).name(PINNED))
+        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Pinned(None))?).name(PINNED))
     }
 
     /// As [`pinned`](Self::pinned), of the NUMA node with this number.
@@ -117,7 +119,35 @@ impl Context {
     /// # Ok::<(), millpond::Error>(())
     /// ```
     pub fn pinned_on_node(&self, node: u32) -> Result<PoolBuilder> {
-        Ok(PoolBuilder::new(self, self.pinned_memory(Some(node))?).name(PINNED))
+        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Pinned(Some(node)))?).name(PINNED))
+    }
+
+    /// Starts building a pool of managed memory: it moves to where it is used, a page at a time, and the CPU reads and writes
+    /// it in place ([`Buffer::as_slice`]). [`Buffer::prefetch`] moves it in advance.
+    ///
+    /// The pool is ordered by the same streams as the context's other pools. Its options are the same, too. The page
+    /// `docs/memory-kinds.md` says which memory is for what.
+    ///
+    /// ```
+    /// use millpond::{Buffer, Context, Place};
+    ///
+    /// let device = Context::host()?; // or Context::cuda(0)?
+    /// let (pool, stream) = (device.managed()?.build()?, device.create_stream()?);
+    /// let mut data = Buffer::<f32>::zeroed(&pool, 1024, &stream)?;
+    /// data.as_mut_slice()?.fill(1.0); // the CPU writes, once the stream is done with the buffer
+    /// data.prefetch(Place::Device, &stream)?; // before the kernels on `stream` that use it
+    /// # assert_eq!(data.to_vec()?, [1.0; 1024]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// [`Buffer::as_slice`]: crate::Buffer::as_slice
+    /// [`Buffer::prefetch`]: crate::Buffer::prefetch
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`](crate::device::DeviceError::Unsupported) where the device has no such memory, or none
+    /// that the CPU may use at the same time; else the device's own.
+    pub fn managed(&self) -> Result<PoolBuilder> {
+        Ok(PoolBuilder::new(self, self.other_memory(OtherMemory::Managed)?).name(MANAGED))
     }
 }
 
@@ -140,7 +170,7 @@ impl PoolBuilder {
         }
     }
 
-    /// A name for errors and reports. "pool" by default, and "pinned" for one of pinned memory.
+    /// A name for errors and reports. "pool" by default, and "pinned" or "managed" for one of such memory.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self

@@ -55,14 +55,20 @@ impl PoolMemory {
     }
 }
 
-/// Pinned memory that was asked for, by its NUMA node.
-type Pinned = Vec<(Option<u32>, PoolMemory)>;
+/// Memory of the context's streams that is not the device's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum OtherMemory {
+    /// Pinned memory of the host: of this NUMA node, or of one near the device.
+    Pinned(Option<u32>),
+    Managed,
+}
 
 #[derive(Debug)]
 struct ContextInner {
     timelines: Arc<Timelines>,
     memory: PoolMemory,
-    pinned: OfProcess<Mutex<Pinned>>,
+    /// What was asked for.
+    other_memory: OfProcess<Mutex<Vec<(OtherMemory, PoolMemory)>>>,
     registry: Arc<Registry<PoolInner>>,
     default: OfProcess<Mutex<Option<Pool>>>,
     current: OfProcess<Mutex<Option<Pool>>>,
@@ -75,7 +81,7 @@ impl Context {
         Self {
             inner: Arc::new(ContextInner {
                 memory: PoolMemory::new(device.clone()),
-                pinned: OfProcess::default(),
+                other_memory: OfProcess::default(),
                 timelines: Timelines::new(device),
                 registry: Arc::default(),
                 default: OfProcess::default(),
@@ -222,15 +228,17 @@ impl Context {
         Ok(default)
     }
 
-    /// Pinned memory of the host: of this NUMA node, or of one near the device.
-    pub(super) fn pinned_memory(&self, node: Option<u32>) -> Result<PoolMemory> {
+    pub(super) fn other_memory(&self, which: OtherMemory) -> Result<PoolMemory> {
         self.inner.timelines.check_process()?;
-        let mut known = self.inner.pinned.lock();
-        if let Some((_, memory)) = known.iter().find(|(of, _)| *of == node) {
+        let mut known = self.inner.other_memory.lock();
+        if let Some((_, memory)) = known.iter().find(|(of, _)| *of == which) {
             return Ok(memory.clone());
         }
-        let memory = PoolMemory::new(self.device().pinned(node)?);
-        known.push((node, memory.clone()));
+        let memory = PoolMemory::new(match which {
+            OtherMemory::Pinned(node) => self.device().pinned(node)?,
+            OtherMemory::Managed => self.device().managed()?,
+        });
+        known.push((which, memory.clone()));
         Ok(memory)
     }
 

@@ -104,7 +104,7 @@ impl PoolInner {
         }
     }
 
-    /// Whether both take the same memory: the device's own, or the same pinned memory.
+    /// Whether both take the same memory: the device's own, or the same other memory.
     pub(super) fn has_memory_of(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.limits.together, &other.limits.together)
     }

@@ -22,6 +22,7 @@ mod freeing;
 mod giving_back;
 mod impossible;
 mod inner;
+mod managed;
 mod pressure;
 mod recorded;
 mod recounting;
@@ -225,8 +226,11 @@ impl Pool {
     }
 
     /// Takes memory from the device in advance, so that blocks of `bytes` in all can be allocated on `stream` without a
-    /// device call. What is free in the pool counts. For [pinned memory](Context::pinned), several threads work on it: the
-    /// driver sets each new page to zero. Other threads wait meanwhile where they need more than their caches have.
+    /// device call. A free range that is long enough already is one. Other threads wait meanwhile where they need more than
+    /// their caches have. Where memory is short, the pool does what it does for an allocation, and counts it as one.
+    ///
+    /// [Pinned memory](Context::pinned) comes in one segment then, which several threads touch: it is ready several times as
+    /// fast as pages. A segment goes back to the system when all of it is free.
     ///
     /// ```
     /// # let device = millpond::Context::host()?;
@@ -298,7 +302,8 @@ impl Pool {
         self.inner.reset_high_water();
     }
 
-    /// Free and total memory of the [device](Self::device), as its driver counts. Of pinned memory: what the host has.
+    /// Free and total memory of the [device](Self::device), as its driver counts. Of pinned memory: what the host has. Of
+    /// managed memory: what may still be taken, of what the device has.
     ///
     /// # Errors
     /// The device's own.
@@ -436,8 +441,8 @@ impl Pool {
         &self.inner.name
     }
 
-    /// The device that the pool takes its memory from. For a pool of [pinned memory](Context::pinned), that memory as a
-    /// device.
+    /// The device that the pool takes its memory from. For a pool of [pinned](Context::pinned) or
+    /// [managed](Context::managed) memory, that memory as a device.
     pub fn device(&self) -> &Arc<dyn Device> {
         &self.inner.device
     }

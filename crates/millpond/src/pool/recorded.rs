@@ -18,7 +18,7 @@ impl PoolInner {
             Kind::Cuda if device.properties().memory == MemoryKind::Device => {
                 device.properties().ordinal as u64
             }
-            // Devices made of software are as many as there are objects, and so is pinned memory. None lies so low.
+            // Devices made of software are as many as there are objects, and so is other memory. None lies so low.
             _ => std::ptr::from_ref(device).addr() as u64,
         };
         let introduction = Introduction { name: &self.name, device, device_key };

@@ -1,6 +1,7 @@
 //! Memory taken in advance.
 
 use super::inner::{PoolInner, PoolState};
+use crate::device::MemoryKind;
 use crate::extents::Refusal;
 use crate::order::Stream;
 use crate::{Error, Result};
@@ -31,18 +32,18 @@ impl PoolInner {
         }
         self.empty_caches(&mut state);
         let PoolState { arena, ledger, .. } = &mut *state;
-        let free = self.counters.reserved.current().saturating_sub(self.counted().allocated.current);
-        let found = match bytes.checked_sub(free).filter(|missing| *missing > 0) {
-            Some(missing) => arena.create_parked(missing),
-            None => Ok(()),
-        }
-        .and_then(|()| arena.alloc(units, 1, stream, ledger.balance(self.device.now())));
+        // A device takes a segment of pinned memory several times as fast as pages of it.
+        let found = match self.device.properties().memory {
+            MemoryKind::Pinned => arena.alloc_in_segment(units, stream),
+            MemoryKind::Device | MemoryKind::Managed => {
+                arena.alloc(units, 1, stream, ledger.balance(self.device.now()))
+            }
+        };
         let found = match found {
             Ok(found) => found,
             Err(Refusal::Short { .. }) => return Ok(false),
             Err(other) => return self.shortage_of(other).map(|_| false),
         };
-        self.counters.misses.add(found.misses);
         // SAFETY: the block is allocated, and the arena is this pool's.
         let is_free = arena.take_back(unsafe { found.descriptor.get() }, stream.fence());
         debug_assert!(is_free, "it was just allocated, and nobody was told");
@@ -63,7 +64,8 @@ mod tests {
             let sim = SimDevice::new(SimOptions::default().virtual_memory(virtual_memory)).unwrap();
             let context = Context::new(sim.clone());
             let stream = context.create_stream().unwrap();
-            for builder in [Pool::builder(&context), context.pinned().unwrap()] {
+            let others = [context.pinned(), context.managed()].map(Result::unwrap);
+            for builder in others.into_iter().chain([Pool::builder(&context)]) {
                 let pool = builder.build().unwrap();
                 pool.reserve(100 * MIB, &stream).unwrap();
                 pool.check().unwrap();
@@ -97,8 +99,11 @@ mod tests {
         let sim = SimDevice::new(SimOptions::default()).unwrap();
         let context = Context::new(sim.clone());
         let stream = context.create_stream().unwrap();
-        let pool = context.pinned().unwrap().build().unwrap();
-        for call in [Call::CreatePage, Call::Map, Call::SetAccess, Call::Reserve] {
+        let pools = [Pool::builder(&context), context.pinned().unwrap()].map(|pool| pool.build().unwrap());
+        let [of_device, pinned] = &pools;
+        let pages =
+            [Call::CreatePage, Call::Map, Call::SetAccess, Call::Reserve].map(|call| (of_device, call));
+        for (pool, call) in pages.into_iter().chain([(pinned, Call::AllocSegment)]) {
             let error = crate::device::DeviceError::Unavailable("asked for".to_owned());
             sim.fail_next(call, 3.min(1 + sim.calls()[call]), error);
             let done = pool.reserve(300 * MIB, &stream);

@@ -117,25 +117,30 @@ impl Harness for CapturingHarness {
     }
 }
 
-/// The pinned memory of a device, whose streams are that device's.
-pub(crate) struct PinnedHarness<H> {
+/// Another memory of a device, whose streams are that device's.
+pub(crate) struct MemoryHarness<H> {
     of: H,
     device: Arc<dyn Device>,
 }
 
-impl<H: Harness> PinnedHarness<H> {
-    pub(crate) fn new(of: H) -> Self {
+impl<H: Harness> MemoryHarness<H> {
+    pub(crate) fn pinned(of: H) -> Self {
         let device = of.raw().pinned(None).unwrap();
+        Self { of, device }
+    }
+
+    pub(crate) fn managed(of: H) -> Self {
+        let device = of.raw().managed().unwrap();
         Self { of, device }
     }
 }
 
-impl<H: Harness> Harness for PinnedHarness<H> {
+impl<H: Harness> Harness for MemoryHarness<H> {
     type Hold = H::Hold;
 
     const BYTES: bool = H::BYTES;
     const EXACT: bool = H::EXACT;
-    // That of a GPU is the machine's.
+    // Pinned memory of a GPU is the machine's, and managed memory is counted when it is touched.
     const COUNTS: bool = H::EXACT;
     const WAITS: bool = H::WAITS;
 
@@ -160,9 +165,8 @@ pub(crate) struct SimHarness(Arc<SimDevice>);
 
 impl SimHarness {
     pub(crate) fn new(virtual_memory: bool) -> Self {
-        let options =
-            SimOptions::default().capacity(CAPACITY).pinned_capacity(CAPACITY).virtual_memory(virtual_memory);
-        Self(SimDevice::new(options).unwrap())
+        let options = SimOptions::default().capacity(CAPACITY).virtual_memory(virtual_memory);
+        Self(SimDevice::new(options.pinned_capacity(CAPACITY).managed_capacity(CAPACITY)).unwrap())
     }
 }
 

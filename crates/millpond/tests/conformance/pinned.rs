@@ -16,7 +16,7 @@ pub(crate) fn its_properties_say_what_it_is<H: Harness>(h: &H) {
     let of = pinned.properties();
     assert_eq!((of.memory, of.kind, of.ordinal), (MemoryKind::Pinned, device.kind, device.ordinal));
     assert_eq!((of.host_access, of.memory_pools), (H::BYTES, false));
-    assert!(!device.host_access || device.memory == MemoryKind::Pinned, "as a GPU's");
+    assert_eq!(device.host_access, H::BYTES && device.memory != MemoryKind::Device, "as a GPU's");
     let info = pinned.memory_info().unwrap();
     assert!(0 < info.free && info.free <= info.total && info.total == of.total_memory, "{info:?}");
     assert!(of.granularity.is_power_of_two());

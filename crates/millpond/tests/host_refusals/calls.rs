@@ -7,8 +7,8 @@ use std::time::Duration;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::device::{DeviceError, DevicePtr, DeviceResult};
 use millpond::{
-    Budget, Buffer, CapturePool, Capturing, Context, Error, Event, Pool, PoolBuilder, Result, ReusePolicies,
-    Stream, Workspace,
+    Advice, Budget, Buffer, CapturePool, Capturing, Context, Error, Event, Place, Pool, PoolBuilder, Result,
+    ReusePolicies, Stream, Workspace,
 };
 
 use super::refusing::{Spared, refuse, spared};
@@ -442,6 +442,17 @@ pub(crate) const CALLS: &[Call] = &[
     }),
     call("Buffer::to_vec", with_buffers, |bench| {
         drop(unless_refused(bench.buffers.borrow()[0].to_vec()));
+    }),
+    call("Buffer::prefetch, advise, residency", with_buffers, |bench| {
+        let pool = spared(|| bench.context.managed().unwrap().build().unwrap());
+        let buffer = spared(|| Buffer::<u8>::new(&pool, MIB as usize, &bench.streams[0]).unwrap());
+        for stream in &bench.streams[..3] {
+            unless_refused(buffer.prefetch(Place::Device, stream));
+        }
+        unless_refused(buffer.advise(Advice::ReadMostly(true)));
+        unless_refused(buffer.residency());
+        drop(buffer);
+        spared(|| drop(pool));
     }),
     call("drop of a Buffer", with_buffers, |bench| bench.buffers.borrow_mut().clear()),
     call("Workspace", pieces, |bench| {

@@ -1,8 +1,9 @@
 //! Steps on blocks: allocating, using, copying, freeing, and what must not be done with them.
 
-use millpond::device::DevicePtr;
-use millpond::{Buffer, Error, Pool, Result, Stream, Workspace};
+use millpond::device::{DevicePtr, MemoryKind};
+use millpond::{Advice, Buffer, Error, Place, Pool, Result, Stream, Workspace};
 
+use crate::checks::ensure;
 use crate::order::Work;
 use crate::program::{How, POOLS};
 use crate::shared::Freeing;
@@ -51,7 +52,8 @@ impl World {
         let pool = &mut self.pools[pool];
         pool.allocations += 1;
         let id = pool.id;
-        self.blocks.push(Block { at, bytes, pool: id, owner, checked, begun, uses, recorded });
+        let block = Block { at, bytes, pool: id, owner, checked, begun, uses, recorded, advised: false };
+        self.blocks.push(block);
         let requested = self.requested_of(id);
         let slot = self.pool_slot(id).expect("it was just used");
         slot.requested_high = slot.requested_high.max(requested);
@@ -135,6 +137,93 @@ impl World {
         if !block.recorded.contains(&key) {
             block.recorded.push(key);
             self.checker.use_recorded(block.checked, handle);
+        }
+        Ok(())
+    }
+
+    // ---- managed memory --------------------------------------------------------------------------
+
+    /// Whether a refusal is the right one: the block is not of managed memory. What else came of it, otherwise.
+    fn if_managed<T>(&self, block: usize, what: &str, result: Result<T>) -> Verdict<Option<T>> {
+        let is_managed = self.options.memory_of(self.blocks[block].pool) == MemoryKind::Managed;
+        match result {
+            Err(Error::NotManaged { .. }) if !is_managed => Ok(None),
+            other if is_managed => self.allow(what, other),
+            _ => Err(format!("{what} of other memory was not refused")),
+        }
+    }
+
+    /// The pool of a block, unless its last handle is gone.
+    fn pool_of(&self, block: usize) -> Option<&Pool> {
+        self.pools.iter().find(|slot| slot.id == self.blocks[block].pool).map(|slot| &slot.pool)
+    }
+
+    /// A prefetch needs no order before it. The pool orders the free behind it.
+    pub(crate) fn prefetch(&mut self, block: usize, slot: usize, to_host: bool) -> Verdict {
+        let Some(block) = self.pick_block(block) else { return Ok(()) };
+        let Some(stream) = self.allow("presenting a stream", self.present(slot))? else { return Ok(()) };
+        let to = if to_host { Place::Host } else { Place::Device };
+        let at = self.blocks[block].at;
+        let done = match (&self.blocks[block].owner, self.pool_of(block)) {
+            (Owner::Buffer(buffer), _) => buffer.prefetch(to, &stream),
+            (Owner::Program, Some(pool)) => pool.prefetch(at, to, &stream),
+            _ => return Ok(()),
+        };
+        if self.if_managed(block, "a prefetch", done)?.is_none() {
+            return Ok(());
+        }
+        let StreamSlot { handle, key, .. } = *self.stream(slot);
+        let work = self.order.submit(key);
+        let block = &mut self.blocks[block];
+        block.uses.retain(|known| known.key != key);
+        block.uses.push(work);
+        let is_own = matches!(block.owner, Owner::Buffer(_)) && key == block.begun.key;
+        if !is_own && !block.recorded.contains(&key) {
+            block.recorded.push(key);
+            self.checker.use_recorded(block.checked, handle);
+        }
+        Ok(())
+    }
+
+    /// Advice, and what is then said of the block. That of a buffer goes with it.
+    pub(crate) fn advise(&mut self, block: usize, advice: usize) -> Verdict {
+        let Some(block) = self.pick_block(block) else { return Ok(()) };
+        let (is, place) = (advice & 1 != 0, if advice & 2 != 0 { Place::Host } else { Place::Device });
+        let advice = match advice % 3 {
+            0 => Advice::ReadMostly(is),
+            1 => Advice::PreferredLocation(is.then_some(place)),
+            _ => Advice::AccessedBy(place, is),
+        };
+        let at = self.blocks[block].at;
+        let (done, said) = match (&self.blocks[block].owner, self.pool_of(block)) {
+            (Owner::Buffer(buffer), _) => (buffer.advise(advice), buffer.residency()),
+            (Owner::Program, Some(pool)) => (pool.advise(at, advice), pool.residency(at)),
+            _ => return Ok(()),
+        };
+        let done = self.if_managed(block, "advice", done)?;
+        let said = self.if_managed(block, "a question", said)?;
+        // A page of the system, which the block may not have as a whole.
+        let has_pages = self.blocks[block].bytes >= 2 * 4096;
+        if let (Some(()), Some(said), true) = (done, said, has_pages) {
+            let is_so = match advice {
+                Advice::ReadMostly(is) => said.read_mostly == is,
+                Advice::PreferredLocation(place) => said.preferred == place,
+                _ => true,
+            };
+            ensure!(is_so, "after {advice:?}: {said:?}");
+        }
+        let block = &mut self.blocks[block];
+        block.advised |= matches!(block.owner, Owner::Program);
+        Ok(())
+    }
+
+    /// Takes back the advice that the program gave, as long as the pool has a handle. Else no other block gets the memory.
+    pub(crate) fn take_back_advice(&mut self, block: usize) -> Verdict {
+        if std::mem::take(&mut self.blocks[block].advised)
+            && let Some(pool) = self.pool_of(block)
+        {
+            let done = pool.take_back_advice(self.blocks[block].at);
+            self.if_managed(block, "taking advice back", done)?;
         }
         Ok(())
     }

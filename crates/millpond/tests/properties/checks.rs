@@ -79,10 +79,10 @@ impl World {
 
     /// The device and the pools agree on who holds what.
     fn check_device(&self) -> Verdict {
-        let (Ok(own), Ok(pinned)) = (self.sim.memory_info(), self.pinned.memory_info()) else {
-            return Ok(());
-        };
-        let held = own.total - own.free + pinned.total - pinned.free;
+        let [pinned, managed] = &self.others;
+        let infos = [self.sim.memory_info(), pinned.memory_info(), managed.memory_info()];
+        let [Ok(own), Ok(pinned), Ok(managed)] = infos else { return Ok(()) };
+        let held: u64 = [own, pinned, managed].iter().map(|info| info.total - info.free).sum();
         let reserved: u64 = self.pools.iter().map(|slot| slot.pool.reserved().current).sum();
         // Pools whose last handle is gone, with blocks live, hold the rest.
         let orphans = self.blocks.iter().any(|block| self.pools.iter().all(|slot| slot.id != block.pool));
@@ -99,7 +99,7 @@ impl World {
         }
         // A device that cannot say what is free stops no growth.
         let headroom = self.options.headroom * GRANULARITY;
-        for info in [own, pinned].into_iter().filter(|info| info.free < info.total && !self.faulty) {
+        for info in [own, pinned, managed].into_iter().filter(|info| info.free < info.total && !self.faulty) {
             ensure!(info.free >= headroom, "{} bytes are free of {headroom} kept free", info.free);
         }
         Ok(())
@@ -178,7 +178,7 @@ impl World {
         let room = room.min(most(self.options.budget, budget_held));
         let page = self.options.smallest_page();
         // A segment needs room to align its first block.
-        let extra = if self.options.virtual_memory { 0 } else { page };
+        let extra = if slot.pool.device().properties().virtual_memory { 0 } else { page };
         let need = bytes.next_multiple_of(page) + extra;
         ensure!(room < need, "{report}: but there was room for {room} bytes");
         Ok(())

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use millpond::device::MemoryKind;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::{Budget, Context, Pool, Result, ReusePolicies};
 use proptest::prelude::*;
@@ -14,8 +15,8 @@ pub(crate) struct Options {
     /// Memory of the device, in pages of the granularity.
     pub(crate) capacity: u64,
     pub(crate) virtual_memory: bool,
-    /// Every second pool is of pinned memory, of which there is as much.
-    pub(crate) pinned: bool,
+    /// What every second pool is of, if not of the device's memory. There is as much of it.
+    pub(crate) other: Option<MemoryKind>,
     pub(crate) reuse: (bool, bool, bool),
     /// Powers of two: the smallest page over the granularity, and the largest over the smallest.
     pub(crate) pages: (u32, u32),
@@ -47,6 +48,11 @@ impl Options {
         GRANULARITY << self.pages.0
     }
 
+    /// What the pool with this number is of.
+    pub(crate) fn memory_of(&self, id: usize) -> MemoryKind {
+        self.other.filter(|_| id.is_multiple_of(2)).unwrap_or_default()
+    }
+
     pub(crate) fn policies(&self) -> ReusePolicies {
         let (follow_event_dependencies, opportunistic, internal_dependencies) = self.reuse;
         ReusePolicies { follow_event_dependencies, opportunistic, internal_dependencies }
@@ -56,6 +62,7 @@ impl Options {
         let options = SimOptions::default()
             .capacity(self.capacity * GRANULARITY)
             .pinned_capacity(self.capacity * GRANULARITY)
+            .managed_capacity(self.capacity * GRANULARITY)
             .granularity(GRANULARITY)
             .virtual_memory(self.virtual_memory);
         SimDevice::new(options).expect("the options are a device's")
@@ -67,8 +74,11 @@ impl Options {
 
     pub(crate) fn pool(&self, context: &Context, budget: Option<&Budget>, id: usize) -> Result<Pool> {
         let smallest = self.smallest_page();
-        let of_pinned = self.pinned && id.is_multiple_of(2);
-        let builder = if of_pinned { context.pinned()? } else { Pool::builder(context) };
+        let builder = match self.memory_of(id) {
+            MemoryKind::Pinned => context.pinned()?,
+            MemoryKind::Managed => context.managed()?,
+            _ => Pool::builder(context),
+        };
         let mut builder = builder
             .name(format!("pool {id}"))
             .reuse(self.policies())
@@ -89,8 +99,12 @@ impl Options {
 }
 
 pub(crate) fn options() -> impl Strategy<Value = Options> {
-    let device =
-        (2..24_u64, prop::bool::weighted(0.8), prop::bool::weighted(0.3), any::<(bool, bool, bool)>());
+    let other = prop_oneof![
+        2 => Just(None),
+        1 => Just(Some(MemoryKind::Pinned)),
+        1 => Just(Some(MemoryKind::Managed)),
+    ];
+    let device = (2..24_u64, prop::bool::weighted(0.8), other, any::<(bool, bool, bool)>());
     let min_alignment = prop_oneof![4 => Just(512_u64), 1 => Just(256), 1 => Just(4096), 1 => Just(2 << 20)];
     let sizes = (prop_oneof![4 => Just(0_u32), 1 => Just(1)], 0..5_u32, min_alignment);
     let limits = (
@@ -103,7 +117,7 @@ pub(crate) fn options() -> impl Strategy<Value = Options> {
     (device, sizes, limits, any::<u64>(), ending).prop_map(|(device, sizes, limits, seed, ending)| Options {
         capacity: device.0,
         virtual_memory: device.1,
-        pinned: device.2,
+        other: device.2,
         reuse: device.3,
         pages: (sizes.0, sizes.1),
         min_alignment: sizes.2,

@@ -77,6 +77,17 @@ pub(crate) enum Step {
         stream: usize,
         block: usize,
     },
+    /// Moves a block of managed memory; other memory refuses it.
+    Prefetch {
+        block: usize,
+        stream: usize,
+        to_host: bool,
+    },
+    /// Advice on a block, by its number; likewise.
+    Advise {
+        block: usize,
+        advice: usize,
+    },
     Record {
         stream: usize,
     },
@@ -122,6 +133,12 @@ pub(crate) enum Step {
         pool: usize,
         pages: u64,
     },
+    /// Takes memory in advance.
+    Reserve {
+        pool: usize,
+        stream: usize,
+        bytes: u64,
+    },
     SetThreshold {
         pool: usize,
         pages: u64,
@@ -158,6 +175,7 @@ impl fmt::Debug for Case {
     /// One step a line, however the reader wants it: proptest asks for many lines a step.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = format!("{:?}", self.options).replace("ending: ", "ending: Ending::");
+        let text = text.replace("other: Some(", "other: Some(MemoryKind::");
         writeln!(f, "\nCase {{ options: {text}, steps: vec![")?;
         for step in &self.steps {
             let text = format!("{step:?}");
@@ -203,6 +221,9 @@ fn work() -> impl Strategy<Value = Step> {
             .prop_map(|(block, stream, micros, recorded)| Step::Use { block, stream, micros, recorded }),
         2 => (0..POOLS, stream.clone(), block.clone())
             .prop_map(|(pool, stream, block)| Step::CopyBuffer { pool, stream, block }),
+        2 => (block.clone(), stream.clone(), any::<bool>())
+            .prop_map(|(block, stream, to_host)| Step::Prefetch { block, stream, to_host }),
+        1 => (block.clone(), 0..8_usize).prop_map(|(block, advice)| Step::Advise { block, advice }),
         10 => (block, stream.clone(), prop::bool::weighted(0.2))
             .prop_map(|(block, stream, by_context)| Step::Free { block, stream, by_context }),
         2 => stream.clone().prop_map(|stream| Step::Record { stream }),
@@ -231,6 +252,8 @@ fn housekeeping() -> impl Strategy<Value = Step> {
     prop_oneof![
         3 => (0..STREAMS, kind).prop_map(|(stream, kind)| Step::NewStream { stream, kind }),
         3 => (0..POOLS, 0..12_u64).prop_map(|(pool, pages)| Step::Trim { pool, pages }),
+        1 => (0..POOLS, 0..STREAMS, 0..4 * GRANULARITY)
+            .prop_map(|(pool, stream, bytes)| Step::Reserve { pool, stream, bytes }),
         1 => (0..POOLS, 0..8_u64).prop_map(|(pool, pages)| Step::SetThreshold { pool, pages }),
         1 => (0..POOLS).prop_map(|pool| Step::ResetHighWater { pool }),
         1 => (0..POOLS).prop_map(|pool| Step::DestroyPool { pool }),

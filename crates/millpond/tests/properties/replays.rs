@@ -9,7 +9,7 @@ fn plain(capacity: u64) -> Options {
     Options {
         capacity,
         virtual_memory: true,
-        pinned: false,
+        other: None,
         reuse: (false, false, false),
         pages: (0, 0),
         min_alignment: 512,

@@ -26,6 +26,8 @@ impl World {
             Step::Use { block, stream, micros, recorded } => self.use_block(block, stream, micros, recorded),
             Step::Free { block, stream, by_context } => self.free_step(block, stream, by_context),
             Step::CopyBuffer { pool, stream, block } => self.copy_buffer(pool, stream, block),
+            Step::Prefetch { block, stream, to_host } => self.prefetch(block, stream, to_host),
+            Step::Advise { block, advice } => self.advise(block, advice),
             Step::Record { stream } => self.record(stream),
             Step::Wait { stream, event } => self.wait(stream, event),
             Step::WaitFor { stream, other } => self.wait_for(stream, other).map(drop),
@@ -52,6 +54,7 @@ impl World {
                 Ok(())
             }
             Step::Trim { pool, pages } => self.trim(pool, pages * GRANULARITY),
+            Step::Reserve { pool, stream, bytes } => self.reserve(pool, stream, bytes),
             Step::SetThreshold { pool, pages } => {
                 self.pools[pool % POOLS].pool.set_release_threshold(pages * GRANULARITY);
                 Ok(())
@@ -187,6 +190,31 @@ impl World {
             return Err(format!("a trim from {before} to {after} reserved bytes said {released}"));
         }
         Ok(())
+    }
+
+    fn reserve(&mut self, pool: usize, slot: usize, bytes: u64) -> Verdict {
+        let pool = pool % POOLS;
+        let Some(stream) = self.allow("presenting a stream", self.present(slot))? else { return Ok(()) };
+        let slot = &mut self.pools[pool];
+        let before = slot.pool.stats();
+        let done = slot.pool.reserve(bytes, &stream);
+        if slot.pool.stats().allocations > before.allocations {
+            // Memory was short, and a block was allocated and freed.
+            slot.allocations += 1;
+            slot.requested_high = slot.requested_high.max(before.requested.current + bytes);
+        }
+        match done {
+            Err(Error::PoolDestroyed { .. }) if slot.destroyed => Ok(()),
+            Err(Error::OutOfMemory(report)) => self.check_out_of_memory(pool, bytes, &report),
+            done => {
+                let done = self.allow("a reserve", done)?.is_some();
+                let reserved = self.pools[pool].pool.reserved().current;
+                if done && reserved < bytes {
+                    return Err(format!("{reserved} bytes are reserved, of {bytes}"));
+                }
+                Ok(())
+            }
+        }
     }
 
     fn destroy_pool(&mut self, pool: usize) -> Verdict {

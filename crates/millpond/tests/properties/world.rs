@@ -51,13 +51,16 @@ pub(crate) struct Block {
     /// The last use on each stream.
     pub(crate) uses: Vec<Work>,
     pub(crate) recorded: Vec<Key>,
+    /// The program gave advice on it, and takes it back.
+    pub(crate) advised: bool,
 }
 
 /// See the [module](self).
 pub(crate) struct World {
     pub(crate) options: Options,
     pub(crate) sim: Arc<SimDevice>,
-    pub(crate) pinned: Arc<dyn Device>,
+    /// The device's other memory.
+    pub(crate) others: [Arc<dyn Device>; 2],
     pub(crate) checker: Arc<CheckerDevice>,
     pub(crate) context: Context,
     pub(crate) budget: Option<Budget>,
@@ -80,7 +83,7 @@ impl World {
         let checker = CheckerDevice::new(sim.clone());
         let mut world = Self {
             options: options.clone(),
-            pinned: sim.pinned(None).map_err(|error| error.to_string())?,
+            others: [sim.pinned(None), sim.managed()].map(|memory| memory.expect("it has every kind")),
             sim,
             context: Context::new(checker.clone()),
             checker,
@@ -269,6 +272,7 @@ impl World {
     pub(crate) fn free(&mut self, block: usize, slot: usize, by_context: bool) -> Verdict<bool> {
         let Some(stream) = self.allow("presenting a stream", self.present(slot))? else { return Ok(false) };
         let StreamSlot { handle, key, .. } = *self.stream(slot);
+        self.take_back_advice(block)?;
         let block = self.blocks.swap_remove(block);
         let freeing = self.checker.freed(block.checked, handle);
         self.order.submit(key);

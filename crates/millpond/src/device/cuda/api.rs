@@ -14,6 +14,7 @@ use cudarc::driver::sys::{
     CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUstream,
 };
 
+use super::structures::Location;
 use crate::device::{DeviceError, DeviceResult};
 
 /// What a driver function returned (`CUresult`), also where it is younger than this program.
@@ -94,11 +95,15 @@ pub(super) fn is_ready(result: Result<(), Failure>) -> DeviceResult<bool> {
 }
 
 macro_rules! driver_functions {
-    ($($name:ident($($arg:ident: $ty:ty),*);)*) => {
+    (
+        required { $($name:ident($($arg:ident: $ty:ty),*);)* }
+        optional { $($newer:ident($($given:ident: $its:ty),*);)* }
+    ) => {
         /// The table. Each method calls the driver function of its name.
         #[allow(non_snake_case)]
         pub(super) struct Api {
             $($name: unsafe extern "C" fn($($ty),*) -> Code,)*
+            $($newer: Option<unsafe extern "C" fn($($its),*) -> Code>,)*
         }
 
         #[allow(non_snake_case, clippy::missing_safety_doc)]
@@ -106,7 +111,7 @@ macro_rules! driver_functions {
             /// Looks up every function.
             ///
             /// # Errors
-            /// The name of the first function that the library lacks.
+            /// The name of the first required function that the library lacks.
             ///
             /// # Safety
             /// libcuda can be loaded: [`sys::is_culib_present`] said so (cudarc panics otherwise).
@@ -118,6 +123,10 @@ macro_rules! driver_functions {
                     // size of an unsigned int. The library is never unloaded, so the pointers stay valid.
                     $($name: *unsafe { library.get(concat!(stringify!($name), "\0").as_bytes()) }
                         .map_err(|_| stringify!($name))?,)*
+                    // SAFETY: as above.
+                    $($newer: unsafe { library.get(concat!(stringify!($newer), "\0").as_bytes()) }
+                        .ok()
+                        .map(|found| *found),)*
                 })
             }
 
@@ -130,103 +139,129 @@ macro_rules! driver_functions {
                     code => Err(Failure { call: stringify!($name), code }),
                 }
             })*
+
+            // Likewise; `None` where the driver is too old for the function, or too new.
+            $(pub(super) unsafe fn $newer(&self, $($given: $its),*) -> Option<Result<(), Failure>> {
+                // SAFETY: the caller keeps the driver function's contract.
+                Some(match unsafe { (self.$newer?)($($given),*) } {
+                    Code::SUCCESS => Ok(()),
+                    code => Err(Failure { call: stringify!($newer), code }),
+                })
+            })*
         }
     };
 }
 
 driver_functions! {
-    cuInit(flags: c_uint);
-    cuDriverGetVersion(version: *mut c_int);
-    cuGetErrorName(error: Code, text: *mut *const c_char);
-    cuGetErrorString(error: Code, text: *mut *const c_char);
+    required {
+        cuInit(flags: c_uint);
+        cuDriverGetVersion(version: *mut c_int);
+        cuGetErrorName(error: Code, text: *mut *const c_char);
+        cuGetErrorString(error: Code, text: *mut *const c_char);
 
-    cuDeviceGetCount(count: *mut c_int);
-    cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
-    cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice);
-    cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: CUdevice);
-    cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
-    cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice);
-    cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice);
+        cuDeviceGetCount(count: *mut c_int);
+        cuDeviceGet(device: *mut CUdevice, ordinal: c_int);
+        cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice);
+        cuDeviceGetPCIBusId(id: *mut c_char, len: c_int, device: CUdevice);
+        cuDeviceTotalMem_v2(bytes: *mut usize, device: CUdevice);
+        cuDeviceGetAttribute(value: *mut c_int, attribute: c_int, device: CUdevice);
+        cuDeviceCanAccessPeer(can: *mut c_int, device: CUdevice, peer: CUdevice);
 
-    cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
-    cuDevicePrimaryCtxRelease_v2(device: CUdevice);
-    cuCtxGetCurrent(context: *mut CUcontext);
-    cuCtxSetCurrent(context: CUcontext);
-    cuCtxPushCurrent_v2(context: CUcontext);
-    cuCtxPopCurrent_v2(context: *mut CUcontext);
-    cuCtxSynchronize();
-    cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
+        cuDevicePrimaryCtxRetain(context: *mut CUcontext, device: CUdevice);
+        cuDevicePrimaryCtxRelease_v2(device: CUdevice);
+        cuCtxGetCurrent(context: *mut CUcontext);
+        cuCtxSetCurrent(context: CUcontext);
+        cuCtxPushCurrent_v2(context: CUcontext);
+        cuCtxPopCurrent_v2(context: *mut CUcontext);
+        cuCtxSynchronize();
+        cuCtxEnablePeerAccess(peer: CUcontext, flags: c_uint);
 
-    cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
-    cuMemGetAllocationGranularity(
-        bytes: *mut usize,
-        prop: *const CUmemAllocationProp,
-        option: CUmemAllocationGranularity_flags
-    );
-    cuMemAddressReserve(
-        at: *mut CUdeviceptr,
-        bytes: usize,
-        alignment: usize,
-        hint: CUdeviceptr,
-        flags: c_ulonglong
-    );
-    cuMemAddressFree(at: CUdeviceptr, bytes: usize);
-    cuMemCreate(
-        handle: *mut CUmemGenericAllocationHandle,
-        bytes: usize,
-        prop: *const CUmemAllocationProp,
-        flags: c_ulonglong
-    );
-    cuMemRelease(handle: CUmemGenericAllocationHandle);
-    cuMemMap(
-        at: CUdeviceptr,
-        bytes: usize,
-        offset: usize,
-        handle: CUmemGenericAllocationHandle,
-        flags: c_ulonglong
-    );
-    cuMemSetAccess(at: CUdeviceptr, bytes: usize, access: *const CUmemAccessDesc, count: usize);
-    cuMemUnmap(at: CUdeviceptr, bytes: usize);
+        cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
+        cuMemGetAllocationGranularity(
+            bytes: *mut usize,
+            prop: *const CUmemAllocationProp,
+            option: CUmemAllocationGranularity_flags
+        );
+        cuMemAddressReserve(
+            at: *mut CUdeviceptr,
+            bytes: usize,
+            alignment: usize,
+            hint: CUdeviceptr,
+            flags: c_ulonglong
+        );
+        cuMemAddressFree(at: CUdeviceptr, bytes: usize);
+        cuMemCreate(
+            handle: *mut CUmemGenericAllocationHandle,
+            bytes: usize,
+            prop: *const CUmemAllocationProp,
+            flags: c_ulonglong
+        );
+        cuMemRelease(handle: CUmemGenericAllocationHandle);
+        cuMemMap(
+            at: CUdeviceptr,
+            bytes: usize,
+            offset: usize,
+            handle: CUmemGenericAllocationHandle,
+            flags: c_ulonglong
+        );
+        cuMemSetAccess(at: CUdeviceptr, bytes: usize, access: *const CUmemAccessDesc, count: usize);
+        cuMemUnmap(at: CUdeviceptr, bytes: usize);
 
-    cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize);
-    cuMemFree_v2(at: CUdeviceptr);
-    cuMemHostAlloc(at: *mut *mut c_void, bytes: usize, flags: c_uint);
-    cuMemFreeHost(at: *mut c_void);
-    cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
-    cuMemPoolDestroy(pool: CUmemoryPool);
-    cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
-    cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
-    cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
-    cuMemAllocFromPoolAsync(at: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
-    cuMemFreeAsync(at: CUdeviceptr, stream: CUstream);
+        cuMemAlloc_v2(at: *mut CUdeviceptr, bytes: usize);
+        cuMemFree_v2(at: CUdeviceptr);
+        cuMemAllocManaged(at: *mut CUdeviceptr, bytes: usize, flags: c_uint);
+        cuMemRangeGetAttribute(to: *mut c_void, size: usize, attribute: c_int, at: CUdeviceptr, bytes: usize);
+        cuMemHostRegister_v2(at: *mut c_void, bytes: usize, flags: c_uint);
+        cuMemHostUnregister(at: *mut c_void);
+        cuMemPoolCreate(pool: *mut CUmemoryPool, props: *const CUmemPoolProps);
+        cuMemPoolDestroy(pool: CUmemoryPool);
+        cuMemPoolTrimTo(pool: CUmemoryPool, keep: usize);
+        cuMemPoolSetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
+        cuMemPoolGetAttribute(pool: CUmemoryPool, attribute: CUmemPool_attribute, value: *mut c_void);
+        cuMemAllocFromPoolAsync(at: *mut CUdeviceptr, bytes: usize, pool: CUmemoryPool, stream: CUstream);
+        cuMemFreeAsync(at: CUdeviceptr, stream: CUstream);
 
-    cuStreamCreate(stream: *mut CUstream, flags: c_uint);
-    cuStreamDestroy_v2(stream: CUstream);
-    cuStreamGetId(stream: CUstream, id: *mut c_ulonglong);
-    cuStreamQuery(stream: CUstream);
-    cuStreamGetCaptureInfo_v2(
-        stream: CUstream,
-        status: *mut CaptureStatus,
-        id: *mut c_ulonglong,
-        graph: *mut c_void,
-        dependencies: *mut c_void,
-        dependency_count: *mut usize
-    );
-    cuThreadExchangeStreamCaptureMode(mode: *mut CaptureMode);
-    cuStreamSynchronize(stream: CUstream);
-    cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
-    cuEventCreate(event: *mut CUevent, flags: c_uint);
-    cuEventDestroy_v2(event: CUevent);
-    cuEventRecord(event: CUevent, stream: CUstream);
-    cuEventQuery(event: CUevent);
-    cuEventSynchronize(event: CUevent);
+        cuStreamCreate(stream: *mut CUstream, flags: c_uint);
+        cuStreamDestroy_v2(stream: CUstream);
+        cuStreamGetId(stream: CUstream, id: *mut c_ulonglong);
+        cuStreamQuery(stream: CUstream);
+        cuStreamGetCaptureInfo_v2(
+            stream: CUstream,
+            status: *mut CaptureStatus,
+            id: *mut c_ulonglong,
+            graph: *mut c_void,
+            dependencies: *mut c_void,
+            dependency_count: *mut usize
+        );
+        cuThreadExchangeStreamCaptureMode(mode: *mut CaptureMode);
+        cuStreamSynchronize(stream: CUstream);
+        cuStreamWaitEvent(stream: CUstream, event: CUevent, flags: c_uint);
+        cuEventCreate(event: *mut CUevent, flags: c_uint);
+        cuEventDestroy_v2(event: CUevent);
+        cuEventRecord(event: CUevent, stream: CUstream);
+        cuEventQuery(event: CUevent);
+        cuEventSynchronize(event: CUevent);
 
-    cuPointerGetAttribute(value: *mut c_void, attribute: CUpointer_attribute, at: CUdeviceptr);
-    cuMemsetD8Async(at: CUdeviceptr, value: u8, bytes: usize, stream: CUstream);
-    cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
-    cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
-    cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
-    cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
+        cuPointerGetAttribute(value: *mut c_void, attribute: CUpointer_attribute, at: CUdeviceptr);
+        cuMemsetD8Async(at: CUdeviceptr, value: u8, bytes: usize, stream: CUstream);
+        cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
+        cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
+        cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
+        cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
+    }
+    optional {
+        // Since CUDA 12.2, and what they take the place of.
+        cuMemPrefetchAsync_v2(
+            at: CUdeviceptr,
+            bytes: usize,
+            to: Location,
+            flags: c_uint,
+            stream: CUstream
+        );
+        cuMemAdvise_v2(at: CUdeviceptr, bytes: usize, advice: c_uint, place: Location);
+        cuMemPrefetchAsync(at: CUdeviceptr, bytes: usize, to: CUdevice, stream: CUstream);
+        cuMemAdvise(at: CUdeviceptr, bytes: usize, advice: c_uint, place: CUdevice);
+    }
 }
 
 impl Api {

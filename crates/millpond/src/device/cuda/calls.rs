@@ -8,11 +8,13 @@ use cudarc::driver::sys::{CUevent, CUevent_flags, CUpointer_attribute, CUstream_
 
 use super::api::{CaptureStatus, Code, is_ready};
 use super::device::{CudaDevice, stream_of};
+use super::host_ranges;
+use super::managed::{self, CudaManaged};
 use super::pinned::CudaPinned;
 use super::structures::page_props;
 use crate::device::{
-    AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, DriverPool, EventHandle, MemoryInfo, PageHandle,
-    Properties, StreamHandle, StreamId,
+    Advice, AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, DriverPool, EventHandle, MemoryInfo,
+    PageHandle, Place, Properties, Residency, StreamHandle, StreamId,
 };
 
 // SAFETY: each call is one of the driver's, which keeps what the trait asks for.
@@ -117,6 +119,30 @@ unsafe impl Device for CudaDevice {
     fn pinned(&self, node: Option<u32>) -> DeviceResult<Arc<dyn Device>> {
         let _relaxed = self.relax()?;
         Ok(Arc::new(CudaPinned::new(self, node)?))
+    }
+
+    fn managed(&self) -> DeviceResult<Arc<dyn Device>> {
+        let _relaxed = self.relax()?;
+        CudaManaged::new(self)
+    }
+
+    unsafe fn prefetch(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        to: Place,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        // SAFETY: the caller's promise.
+        unsafe { managed::prefetch(self, at, bytes, to, stream) }
+    }
+
+    fn advise(&self, at: DevicePtr, bytes: u64, advice: Advice) -> DeviceResult<()> {
+        managed::advise(self, at, bytes, advice)
+    }
+
+    fn residency(&self, at: DevicePtr, bytes: u64) -> DeviceResult<Residency> {
+        managed::residency(self, at, bytes)
     }
 
     // ---- streams ---------------------------------------------------------------------------------
@@ -249,7 +275,14 @@ unsafe impl Device for CudaDevice {
         }
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: the range is ours to write, in stream order.
-        Ok(unsafe { self.api().cuMemsetD8Async(at.raw(), value, bytes as usize, stream_of(stream)) }?)
+        let memset =
+            |(at, bytes)| unsafe { self.api().cuMemsetD8Async(at, value, bytes as usize, stream_of(stream)) };
+        let set = if host_ranges::contains(at) {
+            host_ranges::by_page(at, bytes).try_for_each(memset)
+        } else {
+            memset((at.raw(), bytes))
+        };
+        Ok(set?)
     }
 
     unsafe fn copy_from_host(
@@ -308,6 +341,15 @@ unsafe impl Device for CudaDevice {
         if bytes == 0 {
             return Ok(());
         }
+        // In a capture the driver's copy is a node like others.
+        // SAFETY: the caller's promise of the stream.
+        if host_ranges::contains(to)
+            && host_ranges::contains(from)
+            && unsafe { self.capture_of(stream) }?.is_none()
+        {
+            // SAFETY: the caller's promise of both ranges and of the stream, which is not captured.
+            return unsafe { self.copy_on_host(to, from, bytes, stream) };
+        }
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: both ranges are ours to use, in stream order.
         Ok(unsafe {
@@ -317,6 +359,26 @@ unsafe impl Device for CudaDevice {
 }
 
 impl CudaDevice {
+    /// Copies within the host's memory, in stream order, on a thread of the driver. So the caller does not wait.
+    ///
+    /// # Safety
+    /// As for [`Device::copy`]; both ranges are pinned memory, and the stream is not captured.
+    unsafe fn copy_on_host(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        let copy = move || {
+            let at = |at: DevicePtr| ptr::with_exposed_provenance_mut::<u8>(at.raw() as usize);
+            // SAFETY: the caller's promise: both ranges stay until the stream is past this, and do not overlap.
+            unsafe { ptr::copy_nonoverlapping(at(from), at(to), bytes as usize) };
+        };
+        // SAFETY: the caller's promise of the stream.
+        unsafe { self.launch_host(stream, copy) }
+    }
+
     /// Whether a copy from this host address may read it after the call has returned.
     ///
     /// Pageable memory is staged: the call returns once the driver has copied it ("API synchronization behavior" in the

@@ -15,6 +15,7 @@ use super::context::{Context, Entered};
 use super::driver;
 use super::peers::{self, Peers};
 use super::structures::page_props;
+use super::taken::Taken;
 use crate::device::{DeviceError, DeviceResult, Kind, MemoryKind, Properties, StreamHandle};
 
 /// What `granularity` says where the driver has no virtual memory management: the size that its own
@@ -77,6 +78,8 @@ pub struct CudaDevice {
     context: Arc<Context>,
     pub(super) peers: Arc<Peers>,
     pub(super) copies_read_host_pages: bool,
+    /// The managed memory that was taken.
+    pub(super) managed: Arc<Taken>,
     /// Whether the GPU may have pages; else it is opened as one without.
     options: CudaOptions,
 }
@@ -121,6 +124,7 @@ impl CudaDevice {
             context,
             peers,
             copies_read_host_pages,
+            managed: Arc::default(),
             options,
         }))
     }
@@ -135,6 +139,7 @@ impl CudaDevice {
             context: Arc::clone(&self.context),
             peers: Arc::clone(&self.peers),
             copies_read_host_pages: self.copies_read_host_pages,
+            managed: Arc::clone(&self.managed),
             options: self.options,
         }
     }
@@ -279,7 +284,7 @@ fn find(api: &Api, ordinal: usize) -> DeviceResult<CUdevice> {
     Ok(raw)
 }
 
-fn attribute(api: &Api, device: CUdevice, what: CUdevice_attribute) -> DeviceResult<c_int> {
+pub(super) fn attribute(api: &Api, device: CUdevice, what: CUdevice_attribute) -> DeviceResult<c_int> {
     let mut value = 0;
     // SAFETY: `value` is writable, and the device came from cuDeviceGet.
     unsafe { api.cuDeviceGetAttribute(&mut value, what as c_int, device) }?;
@@ -322,6 +327,7 @@ fn properties(api: &Api, raw: CUdevice, ordinal: usize, options: CudaOptions) ->
         virtual_memory,
         memory: MemoryKind::Device,
         host_access: false,
+        pageable_access: attribute(api, raw, A::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS)? != 0,
         memory_pools: attribute(api, raw, A::CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED)? != 0,
     })
 }

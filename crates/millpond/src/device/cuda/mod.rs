@@ -29,9 +29,12 @@
 // | `async_pool` | the driver's own stream-ordered pool behind `alloc_async` |
 // | `peers` | which other GPUs may use its memory |
 // | `pinned` | page-locked memory of the host, as a device over the GPU |
+// | `managed` | managed memory, as a device over the GPU; where it lies |
+// | `taken` | how much managed memory was taken, and may be |
 // | `structures` | what the driver's structures are filled with |
 // | `capture_mode` | what captures of streams forbid the calling thread, lifted for our calls |
 // | `host_fn` | running Rust closures in stream order |
+// | `host_ranges` | where pinned memory lies, which some calls treat otherwise |
 //
 // **One call.** `device.map(at, bytes, page)` reaches `calls`, which calls `cuMemMap` of the table. The code
 // that comes back is a `Failure` or nothing; `?` turns it into a `DeviceError` with the driver's name and sentence for it.
@@ -48,9 +51,12 @@ mod context;
 mod device;
 mod driver;
 mod host_fn;
+mod host_ranges;
+mod managed;
 mod peers;
 mod pinned;
 mod structures;
+mod taken;
 
 pub use device::{CudaDevice, CudaFacts, CudaOptions};
 pub use driver::{DriverInfo, DriverVersion, driver, loaded_library};

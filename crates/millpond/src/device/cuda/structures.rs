@@ -46,6 +46,11 @@ impl Location {
         Self { kind: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_int, id: device }
     }
 
+    /// The memory of the host, of any node (`CU_MEM_LOCATION_TYPE_HOST`).
+    pub(super) fn of_host() -> Self {
+        Self { kind: 2, id: 0 }
+    }
+
     /// The memory of a NUMA node of the host (`CU_MEM_LOCATION_TYPE_HOST_NUMA`).
     pub(super) fn of_node(node: c_int) -> Self {
         Self { kind: 3, id: node }

@@ -13,8 +13,12 @@ use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
 use super::stream::{Moment, Stream};
 use crate::device::driver_pool::{CHUNK, DriverPoolModel};
+use crate::device::error::system;
+use crate::device::hints::Hints;
 use crate::device::ledger::{Extent, Ledger, Owner};
-use crate::device::{AsyncUsage, DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageHandle};
+use crate::device::{
+    Advice, AsyncUsage, DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageHandle, Residency,
+};
 use crate::process::{OfProcess, Process};
 use std::sync::Arc;
 
@@ -33,6 +37,7 @@ struct State {
     /// Bytes of the file.
     length: u64,
     driver_pool: DriverPoolModel<Moment>,
+    hints: Hints,
 }
 
 impl Memory {
@@ -47,6 +52,7 @@ impl Memory {
                 ledger: Ledger::new(granularity, capacity),
                 length: 0,
                 driver_pool: DriverPoolModel::new(),
+                hints: Hints::default(),
             })),
         })
     }
@@ -168,9 +174,32 @@ impl Memory {
     /// # Safety
     /// As [`Device::free_segment`](crate::device::Device::free_segment), and no pending work uses it.
     pub(super) unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
-        let bytes = self.state.lock().ledger.remove_segment("free_segment", at)?;
+        let bytes = {
+            let mut state = self.state.lock();
+            let bytes = state.ledger.remove_segment("free_segment", at)?;
+            state.hints.forget(at, bytes);
+            bytes
+        };
         // SAFETY: the ledger knew the segment as ours, and knows it no more.
         unsafe { unmap(at, bytes) }
+    }
+
+    // ---- where managed memory lies ---------------------------------------------------------------
+
+    pub(super) fn set_hints(&self, at: DevicePtr, bytes: u64, change: impl Fn(&mut Residency)) {
+        let mut state = self.state.lock();
+        // A prefetch may come late, when the memory is gone.
+        if state.ledger.check_access("prefetch", at, bytes).is_ok() {
+            state.hints.set(at, bytes, change);
+        }
+    }
+
+    pub(super) fn advise(&self, at: DevicePtr, bytes: u64, advice: Advice) {
+        self.state.lock().hints.advise(at, bytes, advice);
+    }
+
+    pub(super) fn residency(&self, at: DevicePtr, bytes: u64) -> Residency {
+        self.state.lock().hints.of(at, bytes)
     }
 
     /// A block of the driver's pool for `stream`.
@@ -305,14 +334,4 @@ fn mapping_failed(error: Errno) -> DeviceError {
         );
     }
     failed
-}
-
-/// Turns an error of the system into one of the device.
-pub(super) fn system(call: &'static str) -> impl Fn(Errno) -> DeviceError {
-    move |error| DeviceError::Driver {
-        call,
-        code: error.raw_os_error(),
-        name: format!("{error:?}"),
-        text: error.to_string(),
-    }
 }

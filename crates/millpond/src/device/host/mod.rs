@@ -43,8 +43,8 @@ use self::stream::{Moment, Stream};
 use self::streams::Streams;
 use super::ledger::invalid;
 use super::{
-    AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, Kind, MemoryInfo,
-    MemoryKind, PageHandle, Properties, StreamHandle, StreamId, machine,
+    Advice, AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, Kind,
+    MemoryInfo, MemoryKind, PageHandle, Place, Properties, Residency, StreamHandle, StreamId, machine,
 };
 use crate::process::{OfProcess, Process};
 
@@ -73,11 +73,19 @@ pub struct HostOptions {
     pub virtual_memory: bool,
     /// Bytes of [pinned memory](Device::pinned) that the device can reach. `None` is as many as the device has.
     pub pinned_capacity: Option<u64>,
+    /// Bytes of [managed memory](Device::managed). `None` is as many as the device has.
+    pub managed_capacity: Option<u64>,
 }
 
 impl Default for HostOptions {
     fn default() -> Self {
-        Self { capacity: None, granularity: 2 << 20, virtual_memory: true, pinned_capacity: None }
+        Self {
+            capacity: None,
+            granularity: 2 << 20,
+            virtual_memory: true,
+            pinned_capacity: None,
+            managed_capacity: None,
+        }
     }
 }
 
@@ -105,15 +113,22 @@ impl HostOptions {
         self.pinned_capacity = capacity.into();
         self
     }
+
+    /// As [`managed_capacity`](field@Self::managed_capacity).
+    pub fn managed_capacity(mut self, capacity: impl Into<Option<u64>>) -> Self {
+        self.managed_capacity = capacity.into();
+        self
+    }
 }
 
 /// A [`Device`] made of the CPU and its memory. The [module](self) has an example.
 ///
-/// Its own memory stands for that of a GPU: only its [pinned memory](Device::pinned) is for the CPU's eyes. That is a
-/// device of this type, too.
+/// Its own memory stands for that of a GPU: only its [pinned](Device::pinned) and its [managed](Device::managed) memory are
+/// for the CPU's eyes. Each is a device of this type, too. Managed memory stays where it is: prefetches and advice are
+/// remembered, and no more.
 ///
-/// Dropping it waits for all work of its streams, and then gives its memory back. Dropping only one of a device and its
-/// pinned memory does neither.
+/// Dropping it waits for all work of its streams, and then gives its memory back. Dropping only some of a device, its
+/// pinned and its managed memory does neither.
 pub struct HostDevice {
     properties: Properties,
     work: Arc<Work>,
@@ -121,13 +136,16 @@ pub struct HostDevice {
     memory: Arc<Memory>,
 }
 
-/// What a device and its pinned memory share: streams, events, and the memory that they work on.
+/// What a device and its other memory share: streams, events, and the memory that they work on.
 struct Work {
     events: OfProcess<Mutex<SlotMap<DefaultKey, Option<Moment>>>>,
     process: Process,
     streams: Streams,
     memories: Arc<Memories>,
+    /// Of all but managed memory.
+    virtual_memory: bool,
     pinned_capacity: u64,
+    managed_capacity: u64,
 }
 
 /// The memory that work on the streams may use.
@@ -135,14 +153,23 @@ struct Work {
 struct Memories {
     device: Arc<Memory>,
     pinned: OnceLock<Arc<Memory>>,
+    managed: OnceLock<Arc<Memory>>,
 }
 
 impl Memories {
     fn check_access(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let checked = self.device.check_access(call, at, bytes);
-        match self.pinned.get() {
-            Some(pinned) => checked.or_else(|error| pinned.check_access(call, at, bytes).map_err(|_| error)),
-            None => checked,
+        let mut checked = self.device.check_access(call, at, bytes);
+        for other in [&self.pinned, &self.managed].into_iter().filter_map(OnceLock::get) {
+            checked = checked.or_else(|error| other.check_access(call, at, bytes).map_err(|_| error));
+        }
+        checked
+    }
+
+    /// The managed memory, where it has all of a range.
+    fn managed(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<&Arc<Memory>> {
+        match self.managed.get() {
+            Some(managed) => managed.check_access(call, at, bytes).map(|()| managed),
+            None => invalid(call, "there is no managed memory: make a pool of it first, by Context::managed"),
         }
     }
 }
@@ -168,7 +195,8 @@ impl HostDevice {
     /// [`DeviceError::Invalid`] where the granularity cannot be; [`DeviceError::Driver`] where the system has
     /// no memfd.
     pub fn with_options(options: HostOptions) -> DeviceResult<Arc<Self>> {
-        let HostOptions { capacity, granularity, virtual_memory, pinned_capacity } = options;
+        let HostOptions { capacity, granularity, virtual_memory, pinned_capacity, managed_capacity } =
+            options;
         let system_page = rustix::param::page_size() as u64;
         if !granularity.is_power_of_two() || granularity < system_page {
             let what =
@@ -188,14 +216,18 @@ impl HostDevice {
             memory_pools: true,
             memory: MemoryKind::Device,
             host_access: false,
+            pageable_access: false,
         };
-        let memories = Arc::new(Memories { device: Arc::clone(&memory), pinned: OnceLock::new() });
+        let (pinned, managed) = Default::default();
+        let memories = Arc::new(Memories { device: Arc::clone(&memory), pinned, managed });
         let work = Arc::new(Work {
             events: OfProcess::default(),
             process: Process::here(),
             streams: Streams::new(memories.clone()),
             memories,
+            virtual_memory,
             pinned_capacity: pinned_capacity.unwrap_or(total_memory),
+            managed_capacity: managed_capacity.unwrap_or(total_memory),
         });
         Ok(Arc::new(Self { properties, work, memory }))
     }
@@ -253,6 +285,32 @@ impl HostDevice {
             Some(moment) => Ok(moment.clone()),
             None => unknown_event(call, event),
         }
+    }
+
+    /// Another memory of the device's, as a device that the CPU reads.
+    fn other(
+        &self,
+        memory: &OnceLock<Arc<Memory>>,
+        total_memory: u64,
+        kind: MemoryKind,
+    ) -> DeviceResult<Arc<dyn Device>> {
+        let memory = match memory.get() {
+            Some(memory) => memory,
+            None => {
+                let new = Arc::new(Memory::new(self.properties.granularity, total_memory)?);
+                // Of two threads that come here at once, the second one's goes, empty.
+                memory.get_or_init(|| new)
+            }
+        };
+        let properties = Properties {
+            total_memory,
+            virtual_memory: self.work.virtual_memory && kind != MemoryKind::Managed,
+            memory_pools: false,
+            memory: kind,
+            host_access: true,
+            ..self.properties.clone()
+        };
+        Ok(Arc::new(Self { properties, work: Arc::clone(&self.work), memory: Arc::clone(memory) }))
     }
 
     fn needs_virtual_memory(&self) -> DeviceResult<()> {
@@ -334,23 +392,42 @@ unsafe impl Device for HostDevice {
         if node.is_some() {
             return self.unsupported("a choice of the NUMA node");
         }
-        let total_memory = self.work.pinned_capacity;
-        let memory = match self.work.memories.pinned.get() {
-            Some(memory) => memory,
-            None => {
-                let new = Arc::new(Memory::new(self.properties.granularity, total_memory)?);
-                // Of two threads that come here at once, the second one's goes, empty.
-                self.work.memories.pinned.get_or_init(|| new)
-            }
-        };
-        let properties = Properties {
-            total_memory,
-            memory_pools: false,
-            memory: MemoryKind::Pinned,
-            host_access: true,
-            ..self.properties.clone()
-        };
-        Ok(Arc::new(Self { properties, work: Arc::clone(&self.work), memory: Arc::clone(memory) }))
+        self.other(&self.work.memories.pinned, self.work.pinned_capacity, MemoryKind::Pinned)
+    }
+
+    fn managed(&self) -> DeviceResult<Arc<dyn Device>> {
+        self.work.process.check()?;
+        self.other(&self.work.memories.managed, self.work.managed_capacity, MemoryKind::Managed)
+    }
+
+    unsafe fn prefetch(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        to: Place,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        self.work.process.check()?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        let managed = Arc::clone(self.work.memories.managed("prefetch", at, bytes)?);
+        self.submit("prefetch", stream, move || {
+            managed.set_hints(at, bytes, |said| said.last_prefetch = Some(to))
+        })
+    }
+
+    fn advise(&self, at: DevicePtr, bytes: u64, advice: Advice) -> DeviceResult<()> {
+        self.work.process.check()?;
+        if bytes > 0 {
+            self.work.memories.managed("advise", at, bytes)?.advise(at, bytes, advice);
+        }
+        Ok(())
+    }
+
+    fn residency(&self, at: DevicePtr, bytes: u64) -> DeviceResult<Residency> {
+        self.work.process.check()?;
+        Ok(self.work.memories.managed("residency", at, bytes)?.residency(at, bytes))
     }
 
     fn create_stream(&self) -> DeviceResult<StreamHandle> {

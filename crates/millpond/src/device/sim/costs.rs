@@ -102,6 +102,18 @@ pub struct CostTable {
     pub pinned_set_access: BySize,
     /// `cuMemHostAlloc`, by size.
     pub pinned_alloc_segment: BySize,
+    /// `cuMemAllocManaged`.
+    pub managed_alloc_segment: u64,
+    /// `cuMemPrefetchAsync`, besides the stream's time.
+    pub managed_prefetch: u64,
+    /// Bytes in a microsecond of the stream's time that a prefetch moves between the device and the host.
+    pub managed_prefetch_bytes_per_us: u64,
+    /// `cuMemAdvise`, and `cuMemRangeGetAttribute`.
+    pub managed_advise: u64,
+    /// The stream's time for a page fault: work meets a page that is not on the device.
+    pub managed_fault: u64,
+    /// Bytes in a microsecond of the stream's time that move after page faults.
+    pub managed_fault_bytes_per_us: u64,
 }
 
 const MIB: u64 = 1 << 20;
@@ -146,6 +158,12 @@ impl CostTable {
             },
             // 1 GiB was measured; that it is as much for each byte is assumed.
             pinned_alloc_segment: BySize { points: &[(2 * MIB, 1_030_000), (1024 * MIB, 526_000_000)] },
+            managed_alloc_segment: 40_000,         // assumed, as `alloc_segment`
+            managed_prefetch: 10_000,              // assumed
+            managed_prefetch_bytes_per_us: 50_000, // assumed: nearly the link's, which is 55,000
+            managed_advise: 10_000,                // assumed
+            managed_fault: 30_000,                 // assumed, for the faults on one page of 2 MiB together
+            managed_fault_bytes_per_us: 25_000,    // assumed: half of what a prefetch reaches
         }
     }
 
@@ -185,6 +203,12 @@ impl CostTable {
             pinned_create_page: NOTHING,
             pinned_set_access: NOTHING,
             pinned_alloc_segment: NOTHING,
+            managed_alloc_segment: 0,
+            managed_prefetch: 0,
+            managed_prefetch_bytes_per_us: u64::MAX,
+            managed_advise: 0,
+            managed_fault: 0,
+            managed_fault_bytes_per_us: u64::MAX,
         }
     }
 }

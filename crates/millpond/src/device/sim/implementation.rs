@@ -13,8 +13,8 @@ use super::state::{State, event_key};
 use super::when::When;
 use crate::device::ledger::{Owner, invalid};
 use crate::device::{
-    AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, MemoryInfo,
-    MemoryKind, PageHandle, Properties, StreamHandle, StreamId,
+    Advice, AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, MemoryInfo,
+    MemoryKind, PageHandle, Place, Properties, Residency, StreamHandle, StreamId,
 };
 
 impl SimDevice {
@@ -38,6 +38,34 @@ impl SimDevice {
         Err(DeviceError::Unsupported { device: self.properties.name.clone(), what })
     }
 
+    /// Another memory of the device's, as a device.
+    fn other(&self, total_memory: u64, memory: MemoryKind) -> Arc<dyn Device> {
+        let properties = Properties {
+            total_memory,
+            virtual_memory: self.shared.virtual_memory && memory != MemoryKind::Managed,
+            memory_pools: false,
+            memory,
+            ..self.properties.clone()
+        };
+        Arc::new(Self { properties, shared: Arc::clone(&self.shared) })
+    }
+
+    /// Whether a range is of managed memory, which moves. Plain memory of the host may move, too; other memory is refused.
+    fn check_movable(
+        &self,
+        state: &State,
+        call: &'static str,
+        at: DevicePtr,
+        bytes: u64,
+    ) -> DeviceResult<bool> {
+        match state.check_access(call, at, bytes) {
+            Ok(MemoryKind::Managed) => Ok(true),
+            Ok(other) => invalid(call, format!("{bytes} bytes at {at} are {other}, which does not move")),
+            Err(_) if self.properties.pageable_access => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
     /// A copy or memset: the host puts it on the stream, and the stream takes its time.
     fn submit(
         &self,
@@ -47,9 +75,16 @@ impl SimDevice {
         stream: StreamHandle,
     ) -> DeviceResult<()> {
         let mut state = self.enter(call)?;
-        let mut is_pinned = false;
+        let (mut is_pinned, mut is_managed) = (false, false);
         for &(at, bytes) in ranges.iter().filter(|(_, bytes)| *bytes > 0) {
-            is_pinned |= state.check_access(call.name(), at, bytes)? == MemoryKind::Pinned;
+            let kind = state.check_access(call.name(), at, bytes)?;
+            is_pinned |= kind == MemoryKind::Pinned;
+            is_managed |= kind == MemoryKind::Managed;
+        }
+        if is_managed {
+            for &(at, bytes) in ranges {
+                state.touch(call.name(), at, bytes, stream)?;
+            }
         }
         let cost = state.costs.submit;
         let bytes = ranges.first().map_or(0, |&(_, bytes)| bytes);
@@ -159,7 +194,8 @@ unsafe impl Device for SimDevice {
         let (at, _) = state.alloc_segment(self.kind(), "alloc_segment", bytes, Owner::Program)?;
         let cost = match self.kind() {
             MemoryKind::Pinned => state.costs.pinned_alloc_segment.at(bytes),
-            _ => state.costs.alloc_segment,
+            MemoryKind::Managed => state.costs.managed_alloc_segment,
+            MemoryKind::Device => state.costs.alloc_segment,
         };
         state.spend(Call::AllocSegment, cost);
         Ok(at)
@@ -172,6 +208,9 @@ unsafe impl Device for SimDevice {
         state.host_waits_for_all(CALL)?;
         let bytes = state.ledger(self.kind()).remove_segment(CALL, at)?;
         state.addresses.give_back(at, bytes);
+        if self.kind() == MemoryKind::Managed {
+            state.managed.forget(at, bytes);
+        }
         let cost = state.costs.free_segment;
         state.spend(Call::FreeSegment, cost);
         Ok(())
@@ -186,13 +225,56 @@ unsafe impl Device for SimDevice {
         if node.is_some() {
             return self.unsupported("a choice of the NUMA node");
         }
-        let properties = Properties {
-            total_memory: self.shared.pinned_capacity,
-            memory_pools: false,
-            memory: MemoryKind::Pinned,
-            ..self.properties.clone()
-        };
-        Ok(Arc::new(Self { properties, shared: Arc::clone(&self.shared) }))
+        Ok(self.other(self.shared.pinned_capacity, MemoryKind::Pinned))
+    }
+
+    fn managed(&self) -> DeviceResult<Arc<dyn Device>> {
+        drop(self.enter(Call::Managed)?);
+        Ok(self.other(self.shared.managed_capacity, MemoryKind::Managed))
+    }
+
+    // ---- where managed memory lies -----------------------------------------------------------------
+
+    unsafe fn prefetch(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        to: Place,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        const CALL: &str = "prefetch";
+        let mut state = self.enter(Call::Prefetch)?;
+        if bytes > 0 {
+            let is_managed = self.check_movable(&state, CALL, at, bytes)?;
+            // Refused first, so that nothing has moved then.
+            state.busy_until(CALL, stream)?;
+            let time = match is_managed {
+                true => state.move_to(at, bytes, to),
+                false => transfer(bytes, state.costs.managed_prefetch_bytes_per_us),
+            };
+            state.launch(CALL, stream, time)?;
+        }
+        let cost = state.costs.managed_prefetch;
+        state.spend(Call::Prefetch, cost);
+        Ok(())
+    }
+
+    fn advise(&self, at: DevicePtr, bytes: u64, advice: Advice) -> DeviceResult<()> {
+        let mut state = self.enter(Call::Advise)?;
+        if bytes > 0 && self.check_movable(&state, "advise", at, bytes)? {
+            state.managed.hints.advise(at, bytes, advice);
+        }
+        let cost = state.costs.managed_advise;
+        state.spend(Call::Advise, cost);
+        Ok(())
+    }
+
+    fn residency(&self, at: DevicePtr, bytes: u64) -> DeviceResult<Residency> {
+        let mut state = self.enter(Call::Residency)?;
+        let is_managed = self.check_movable(&state, "residency", at, bytes)?;
+        let cost = state.costs.managed_advise;
+        state.spend(Call::Residency, cost);
+        Ok(if is_managed { state.managed.hints.of(at, bytes) } else { Residency::default() })
     }
 
     // ---- streams ---------------------------------------------------------------------------------

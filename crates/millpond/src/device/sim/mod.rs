@@ -35,6 +35,7 @@ mod call;
 mod costs;
 mod faults;
 mod implementation;
+mod managed;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -49,9 +50,10 @@ use crate::lock::{Mutex, MutexGuard};
 
 pub use self::call::{Call, PerCall};
 pub use self::costs::{BySize, CostTable};
+pub use self::managed::ManagedStats;
 use self::state::State;
 use super::ledger::invalid;
-use super::{DeviceError, DeviceResult, Kind, MemoryKind, Properties, StreamHandle};
+use super::{DeviceError, DevicePtr, DeviceResult, Kind, MemoryKind, Properties, StreamHandle};
 use crate::process::{OfProcess, Process};
 
 /// How a [`SimDevice`] is made. The default is an NVIDIA H200.
@@ -80,10 +82,15 @@ pub struct SimOptions {
     pub costs: CostTable,
     /// Bytes of [pinned memory](super::Device::pinned) that the device can reach.
     pub pinned_capacity: u64,
+    /// Bytes of [managed memory](super::Device::managed), which may be more than the device has.
+    pub managed_capacity: u64,
+    /// Whether the device reaches plain memory of the host. That has no bytes on the device, and only costs time.
+    pub pageable_access: bool,
 }
 
 impl Default for SimOptions {
-    /// An NVIDIA H200: 141 GB, granularity 2 MiB, everything supported, measured costs; 128 GiB of pinned memory.
+    /// An NVIDIA H200: 141 GB, granularity 2 MiB, everything supported but plain memory of the host, measured costs; 128
+    /// GiB of pinned memory; as much managed memory as both together have.
     fn default() -> Self {
         Self {
             capacity: 140 << 30,
@@ -92,6 +99,8 @@ impl Default for SimOptions {
             memory_pools: true,
             costs: CostTable::h200(),
             pinned_capacity: 128 << 30,
+            managed_capacity: 268 << 30,
+            pageable_access: false,
         }
     }
 }
@@ -132,22 +141,37 @@ impl SimOptions {
         self.pinned_capacity = capacity;
         self
     }
+
+    /// As [`managed_capacity`](field@Self::managed_capacity).
+    pub fn managed_capacity(mut self, capacity: u64) -> Self {
+        self.managed_capacity = capacity;
+        self
+    }
+
+    /// As [`pageable_access`](field@Self::pageable_access).
+    pub fn pageable_access(mut self, access: bool) -> Self {
+        self.pageable_access = access;
+        self
+    }
 }
 
-/// A simulated [`Device`](super::Device). The [module](self) has an example. Its [pinned memory](super::Device::pinned) is a
-/// device of this type, too, with the same clock, accounts and failures.
+/// A simulated [`Device`](super::Device). The [module](self) has an example. Its [pinned](super::Device::pinned) and its
+/// [managed](super::Device::managed) memory are devices of this type, too, with the same clock, accounts and failures.
 pub struct SimDevice {
     properties: Properties,
     shared: Arc<Shared>,
 }
 
-/// What a device and its pinned memory share.
+/// What a device and its other memory share.
 struct Shared {
     /// The time that the clock was last advanced to, in nanoseconds. A replay does that at every event, and most
     /// events make no call: so it takes no lock.
     advanced: AtomicU64,
     process: Process,
+    /// Of all but managed memory.
+    virtual_memory: bool,
     pinned_capacity: u64,
+    managed_capacity: u64,
     state: OfProcess<Mutex<State>>,
 }
 
@@ -212,11 +236,14 @@ impl SimDevice {
             memory_pools: options.memory_pools,
             memory: MemoryKind::Device,
             host_access: false,
+            pageable_access: options.pageable_access,
         };
         let shared = Arc::new(Shared {
             advanced: AtomicU64::new(0),
             process: Process::here(),
+            virtual_memory: options.virtual_memory,
             pinned_capacity: options.pinned_capacity,
+            managed_capacity: options.managed_capacity,
             state: OfProcess::new(Mutex::new(State::new(options))),
         });
         Ok(Arc::new(Self { properties, shared }))
@@ -257,6 +284,15 @@ impl SimDevice {
         self.state().launch("launch", stream, nanoseconds(duration))
     }
 
+    /// Puts work on a stream that uses a range. What of it is [managed memory](super::Device::managed), and not on the
+    /// device, moves there first, which takes the stream's time.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`] for an unknown stream, and for memory that the device cannot use.
+    pub fn touch(&self, at: DevicePtr, bytes: u64, stream: StreamHandle) -> DeviceResult<()> {
+        if bytes == 0 { Ok(()) } else { self.state().touch("touch", at, bytes, stream) }
+    }
+
     /// Puts work on a stream that does not complete before the hold is [released](Self::release). Until then,
     /// calls that would wait for it fail with [`DeviceError::Invalid`].
     ///
@@ -281,6 +317,30 @@ impl SimDevice {
     /// What the calls cost so far.
     pub fn time_spent(&self) -> SimTime {
         self.shared.state.lock().spent
+    }
+
+    /// What [managed memory](super::Device::managed) cost so far: page faults, moves, and their time.
+    ///
+    /// ```
+    /// use millpond::Context;
+    /// use millpond::device::sim::{SimDevice, SimOptions};
+    ///
+    /// // A device of 64 MiB, and a job that uses 96 MiB, twice.
+    /// let sim = SimDevice::new(SimOptions::default().capacity(64 << 20))?;
+    /// let context = Context::new(sim.clone());
+    /// let pool = context.managed()?.build()?;
+    /// let stream = context.create_stream()?;
+    /// let block = pool.alloc(96 << 20, &stream)?;
+    /// sim.touch(block, 96 << 20, stream.handle())?;
+    /// sim.touch(block, 96 << 20, stream.handle())?;
+    /// let stats = sim.managed_stats();
+    /// assert_eq!((stats.faults, stats.bytes_to_device), (96, 96 << 20));
+    /// println!("the streams waited {:?} for pages", stats.time);
+    /// # unsafe { pool.free(block, &stream) }?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn managed_stats(&self) -> ManagedStats {
+        self.shared.state.lock().managed.stats()
     }
 
     // ---- failures --------------------------------------------------------------------------------

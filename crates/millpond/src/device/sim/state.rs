@@ -9,11 +9,14 @@ use slotmap::{DefaultKey, KeyData, SlotMap};
 use super::address_space::AddressSpace;
 use super::call::{Call, PerCall};
 use super::faults::Faults;
+use super::managed::Managed;
 use super::when::When;
 use super::{CostTable, SimOptions, SimTime};
 use crate::device::driver_pool::{CHUNK, DriverPoolModel};
 use crate::device::ledger::{Ledger, Owner, invalid};
-use crate::device::{DeviceError, DevicePtr, DeviceResult, EventHandle, MemoryKind, StreamHandle, StreamId};
+use crate::device::{
+    DeviceError, DevicePtr, DeviceResult, EventHandle, MemoryKind, Place, StreamHandle, StreamId,
+};
 
 /// Handles below this are the null stream and the default streams.
 const FIRST_HANDLE: u64 = 16;
@@ -25,6 +28,8 @@ const LEGACY: usize = 0;
 pub(super) struct State {
     ledger: Ledger,
     pinned: Ledger,
+    of_managed: Ledger,
+    pub(super) managed: Managed,
     pub(super) addresses: AddressSpace,
     pub(super) driver_pool: DriverPoolModel<Fence>,
     /// What each event stands for.
@@ -65,6 +70,8 @@ impl State {
         let mut state = Self {
             ledger: Ledger::new(options.granularity, options.capacity),
             pinned: Ledger::new(options.granularity, options.pinned_capacity),
+            of_managed: Ledger::new(options.granularity, options.managed_capacity),
+            managed: Managed::default(),
             addresses: AddressSpace::new(options.granularity),
             driver_pool: DriverPoolModel::new(),
             events: SlotMap::new(),
@@ -90,7 +97,38 @@ impl State {
         match kind {
             MemoryKind::Pinned => &mut self.pinned,
             MemoryKind::Device => &mut self.ledger,
+            MemoryKind::Managed => &mut self.of_managed,
         }
+    }
+
+    /// What the device can have of managed memory.
+    fn room_for_managed(&self) -> u64 {
+        self.ledger.memory_info().free
+    }
+
+    /// Work on a stream meets a range: what of it is managed memory comes to the device first.
+    pub(super) fn touch(
+        &mut self,
+        call: &'static str,
+        at: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        if self.check_access(call, at, bytes)? == MemoryKind::Managed {
+            // Refused first, so that nothing has moved then.
+            self.busy_until(call, stream)?;
+            let room = self.room_for_managed();
+            let time = self.managed.touch(at, bytes, room, &self.costs);
+            self.launch(call, stream, time)?;
+        }
+        Ok(())
+    }
+
+    /// The stream's time to move a range of managed memory.
+    pub(super) fn move_to(&mut self, at: DevicePtr, bytes: u64, to: Place) -> u64 {
+        let room = self.room_for_managed();
+        self.managed.hints.set(at, bytes, |said| said.last_prefetch = Some(to));
+        self.managed.prefetch(at, bytes, to, room, &self.costs)
     }
 
     /// What the range is memory of, if work may use it.
@@ -100,10 +138,11 @@ impl State {
         at: DevicePtr,
         bytes: u64,
     ) -> DeviceResult<MemoryKind> {
-        let checked = self.ledger.check_access(call, at, bytes).map(|()| MemoryKind::Device);
-        checked.or_else(|error| match self.pinned.check_access(call, at, bytes) {
-            Ok(()) => Ok(MemoryKind::Pinned),
-            Err(_) => Err(error),
+        let of = |ledger: &Ledger, kind| ledger.check_access(call, at, bytes).map(|()| kind);
+        of(&self.ledger, MemoryKind::Device).or_else(|error| {
+            of(&self.pinned, MemoryKind::Pinned)
+                .or_else(|_| of(&self.of_managed, MemoryKind::Managed))
+                .map_err(|_| error)
         })
     }
 

@@ -2,7 +2,7 @@
 //! `tests/conformance.rs`.
 
 use super::*;
-use crate::device::{Device, DevicePtr};
+use crate::device::{Advice, Device, DevicePtr, Place};
 use crate::testing::trusted::Trusted;
 
 const MIB: u64 = 1 << 20;
@@ -112,6 +112,10 @@ fn make(sim: &Trusted<Arc<SimDevice>>, call: Call) -> DeviceResult<()> {
     let spare = sim.reserve(g)?;
     let (segment, other) = (sim.alloc_segment(MIB)?, sim.alloc_segment(MIB)?);
     let block = sim.alloc_async(MIB, stream)?;
+    let managed = sim.managed()?;
+    let moving = managed.alloc_segment(MIB)?;
+    managed.advise(moving, MIB, Advice::ReadMostly(true))?;
+    managed.residency(moving, MIB)?;
     sim.map(range, g, page)?;
     sim.set_access(range, g)?;
     let mut byte = 0_u8;
@@ -129,6 +133,7 @@ fn make(sim: &Trusted<Arc<SimDevice>>, call: Call) -> DeviceResult<()> {
             Call::CopyFromHost => sim.copy_from_host(range, &raw const byte, 1, stream)?,
             Call::CopyToHost => sim.copy_to_host(&raw mut byte, range, 1, stream)?,
             Call::Copy => sim.copy(segment, other, 512, stream)?,
+            Call::Prefetch => managed.prefetch(moving, MIB, Place::Device, stream)?,
             _ => {}
         }
     }
@@ -221,5 +226,116 @@ fn the_same_calls_give_the_same_addresses_handles_and_times() {
 fn a_granularity_that_cannot_be_is_refused() {
     for granularity in [0, 256, 3 * MIB] {
         assert!(SimDevice::new(SimOptions { granularity, ..SimOptions::default() }).is_err());
+    }
+}
+
+// ---- managed memory ----------------------------------------------------------------------------------
+
+const PAGE: u64 = 2 * MIB;
+
+/// A device with eight pages, its managed memory, and 16 pages of that.
+fn managed() -> (Trusted<Arc<SimDevice>>, Arc<dyn Device>, DevicePtr, StreamHandle) {
+    let mut costs = CostTable::free();
+    costs.managed_fault = 1000;
+    costs.managed_fault_bytes_per_us = PAGE / 10;
+    costs.managed_prefetch_bytes_per_us = PAGE;
+    let sim = sim_with(SimOptions::default().capacity(8 * PAGE).costs(costs));
+    let managed = sim.managed().unwrap();
+    let at = managed.alloc_segment(16 * PAGE).unwrap();
+    let stream = sim.create_stream().unwrap();
+    (sim, managed, at, stream)
+}
+
+#[test]
+fn a_page_faults_once_and_moves_only_if_it_was_on_the_host() {
+    let (sim, managed, at, stream) = managed();
+    // SAFETY: the segment is the test's.
+    unsafe { managed.memset(at, 0, 3 * PAGE - 1, stream) }.unwrap();
+    sim.touch(at, PAGE, stream).unwrap();
+    let first = sim.managed_stats();
+    assert_eq!(
+        (first.faults, first.bytes_to_device, first.bytes_to_host),
+        (3, 0, 0),
+        "nothing was there to move"
+    );
+    assert_eq!((first.resident, first.time), (3 * PAGE, micros(3)));
+    // SAFETY: as above.
+    unsafe { managed.prefetch(at, 2 * PAGE, Place::Host, stream) }.unwrap();
+    sim.touch(at, 3 * PAGE, stream).unwrap();
+    let second = sim.managed_stats();
+    assert_eq!((second.faults, second.bytes_to_device, second.bytes_to_host), (5, 2 * PAGE, 2 * PAGE));
+    assert_eq!((second.bytes_prefetched, second.resident), (2 * PAGE, 3 * PAGE));
+    // Two pages by a prefetch, at one a microsecond; two faults, and their pages at a tenth of that.
+    assert_eq!(second.time - first.time, micros(2 + 2 + 20));
+    sim.synchronize_stream(stream).unwrap();
+    assert_eq!(sim.now(), second.time, "the stream took that time");
+}
+
+#[test]
+fn a_prefetch_spares_the_faults() {
+    let (sim, managed, at, stream) = managed();
+    for to in [Place::Host, Place::Device, Place::Device] {
+        // SAFETY: the segment is the test's.
+        unsafe { managed.prefetch(at, 4 * PAGE, to, stream) }.unwrap();
+    }
+    sim.touch(at, 4 * PAGE, stream).unwrap();
+    let stats = sim.managed_stats();
+    assert_eq!(
+        (stats.faults, stats.bytes_to_device, stats.resident),
+        (0, 0, 4 * PAGE),
+        "nobody had touched it"
+    );
+}
+
+#[test]
+fn a_full_device_gives_up_what_was_used_longest_ago() {
+    let (sim, managed, at, stream) = managed();
+    let page = |number| at.offset(number * PAGE);
+    sim.touch(at, 8 * PAGE, stream).unwrap();
+    sim.touch(page(0), PAGE, stream).unwrap();
+    sim.touch(page(8), 2 * PAGE, stream).unwrap();
+    let full = sim.managed_stats();
+    assert_eq!((full.faults, full.bytes_to_host, full.resident), (10, 2 * PAGE, 8 * PAGE));
+    for (number, faults) in [(0, 0), (3, 0), (1, 1)] {
+        let before = sim.managed_stats().faults;
+        sim.touch(page(number), 1, stream).unwrap();
+        assert_eq!(sim.managed_stats().faults - before, faults, "page {number}");
+    }
+    // What the device has of its own is not for managed memory.
+    sim.alloc_segment(6 * PAGE).unwrap();
+    sim.touch(page(12), PAGE, stream).unwrap();
+    assert_eq!((sim.managed_stats().resident, full.resident_high), (2 * PAGE, 8 * PAGE));
+    // SAFETY: nothing uses it.
+    unsafe { managed.free_segment(at) }.unwrap();
+    assert_eq!(sim.managed_stats().resident, 0);
+}
+
+#[test]
+fn a_refused_touch_moves_nothing() {
+    let (sim, managed, at, stream) = managed();
+    sim.touch(at, 17 * PAGE, stream).unwrap_err();
+    // SAFETY: the handle is used again, and refused.
+    unsafe { sim.destroy_stream(stream) }.unwrap();
+    sim.touch(at, PAGE, stream).unwrap_err();
+    // SAFETY: refused.
+    unsafe { managed.prefetch(at, PAGE, Place::Device, stream) }.unwrap_err();
+    assert_eq!(sim.managed_stats(), ManagedStats::default());
+}
+
+#[test]
+fn plain_memory_moves_where_the_device_reaches_it() {
+    let memory = vec![0_u8; 1 << 20];
+    for access in [true, false] {
+        let sim = SimDevice::new(SimOptions::default().pageable_access(access)).unwrap();
+        let context = crate::Context::new(sim.clone());
+        let stream = context.create_stream().unwrap();
+        // SAFETY: the memory lives until the end.
+        let moved = unsafe { context.prefetch_slice(&memory, Place::Device, &stream) };
+        assert_eq!(
+            (moved.is_ok(), context.advise_slice(&memory, Advice::ReadMostly(true)).is_ok()),
+            (access, access)
+        );
+        let (calls, idle) = (sim.calls(), stream.is_idle().unwrap());
+        assert_eq!((calls[Call::Prefetch], idle), (u64::from(access), !access));
     }
 }

@@ -46,14 +46,14 @@ use std::sync::{Arc, Weak};
 
 use crate::device::{
     AsyncUsage, CaptureId, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, Forward,
-    StreamHandle, StreamId, calling_thread, invalid,
+    Place, StreamHandle, StreamId, calling_thread, invalid,
 };
 use crate::lock::Mutex;
 
 /// A [`Device`] with stream capture. The [module](self) has an example.
 pub struct CapturingDevice {
     inner: Arc<dyn Device>,
-    /// Shared with the device of its pinned memory.
+    /// Shared with the devices of its other memory.
     state: Arc<Mutex<State>>,
 }
 
@@ -280,6 +280,23 @@ unsafe impl Forward for CapturingDevice {
 
     fn pinned(&self, node: Option<u32>) -> DeviceResult<Arc<dyn Device>> {
         Ok(Arc::new(Self { inner: self.inner.pinned(node)?, state: self.state.clone() }))
+    }
+
+    fn managed(&self) -> DeviceResult<Arc<dyn Device>> {
+        Ok(Arc::new(Self { inner: self.inner.managed()?, state: self.state.clone() }))
+    }
+
+    /// Not in a capture: graphs have no such nodes.
+    unsafe fn prefetch(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        to: Place,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        self.state.lock().refuse_if_captured("prefetch", stream)?;
+        // SAFETY: the caller's promise.
+        unsafe { self.inner.prefetch(at, bytes, to, stream) }
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {

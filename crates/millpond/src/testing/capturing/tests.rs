@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::CapturingDevice;
 use crate::device::sim::{Call, SimDevice, SimOptions};
-use crate::device::{Device, DevicePtr, DeviceResult, EventHandle, PageHandle, StreamHandle};
+use crate::device::{Device, DevicePtr, DeviceResult, EventHandle, PageHandle, Place, StreamHandle};
 use crate::testing::trusted::Trusted;
 
 const PAGE: u64 = 2 << 20;
@@ -83,6 +83,10 @@ fn whatever_would_wait_for_a_captured_stream_ends_the_capture() {
     rig.ends_the_capture("alloc_async", || rig.device.alloc_async(512, rig.a).map(drop));
     // SAFETY: refused, so the stream is there as before.
     rig.ends_the_capture("destroy_stream", || unsafe { rig.device.destroy_stream(rig.a) });
+    let managed = rig.device.managed().unwrap();
+    let segment = managed.alloc_segment(PAGE).unwrap();
+    // SAFETY: refused, so nothing moves.
+    rig.ends_the_capture("prefetch", || unsafe { managed.prefetch(segment, PAGE, Place::Host, rig.a) });
     let mut byte = 0;
     // SAFETY: refused, so nothing is written.
     rig.ends_the_capture("to host", || unsafe { rig.device.copy_to_host(&mut byte, rig.at, 1, rig.a) });

@@ -39,6 +39,12 @@ impl Blocks {
         (block.at.raw() + block.bytes > at.raw()).then_some(*id)
     }
 
+    /// Whether a live block has an address between `at` and the start of `last`.
+    pub(super) fn is_before(&self, at: DevicePtr, last: BlockId) -> bool {
+        let last = self.live[&last].at;
+        last > at && self.overlapping(at, last.raw() - at.raw()).is_some()
+    }
+
     pub(super) fn live(&self) -> impl Iterator<Item = BlockId> + '_ {
         self.live.keys().copied()
     }

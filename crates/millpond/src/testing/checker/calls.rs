@@ -5,11 +5,12 @@
 
 use std::sync::Arc;
 
+use super::clock::{Clock, StreamKey};
 use super::memory::{Origin, PageKey};
-use super::{CheckerDevice, clock::Clock};
+use super::{CheckerDevice, State};
 use crate::device::{
-    AsyncUsage, Device, DevicePtr, DeviceResult, DriverPool, EventHandle, Forward, PageHandle, StreamHandle,
-    StreamId,
+    Advice, AsyncUsage, Device, DevicePtr, DeviceResult, DriverPool, EventHandle, Forward, PageHandle, Place,
+    Residency, StreamHandle, StreamId,
 };
 
 impl CheckerDevice {
@@ -19,6 +20,25 @@ impl CheckerDevice {
         call()?;
         self.state.lock().order.complete(&teaches);
         Ok(())
+    }
+
+    /// Checks a prefetch or advice. The device may take plain memory of the host for it, too, which nobody watches.
+    fn place(
+        &self,
+        state: &mut State,
+        call: &'static str,
+        (at, bytes): (DevicePtr, u64),
+        stream: Option<StreamKey>,
+    ) {
+        if !self.inner.properties().pageable_access || state.memory.resolve(at, bytes).is_ok() {
+            state.place(call, at, bytes, stream);
+        }
+    }
+
+    /// The device's other memory, watched with it.
+    fn watch(&self, inner: Arc<dyn Device>) -> Arc<dyn Device> {
+        let (state, calls_elsewhere) = (self.state.clone(), self.calls_elsewhere.clone());
+        Arc::new(Self { inner, state, process: self.process, calls_elsewhere })
     }
 
     fn page(&self, handle: PageHandle) -> PageKey {
@@ -114,6 +134,7 @@ unsafe impl Forward for CheckerDevice {
             let taken = state.memory.take_segment(at, Origin::Segment);
             let segment = state.require("free_segment", taken)?;
             state.report_live_in("free_segment", at, segment.bytes);
+            state.advised.forget(at, segment.bytes);
             (segment, state.order.all_work())
         };
         // SAFETY: the caller's promise, and checked above.
@@ -133,9 +154,52 @@ unsafe impl Forward for CheckerDevice {
 
     fn pinned(&self, node: Option<u32>) -> DeviceResult<Arc<dyn Device>> {
         self.check_process("pinned")?;
-        let inner = self.inner.pinned(node)?;
-        let (state, calls_elsewhere) = (self.state.clone(), self.calls_elsewhere.clone());
-        Ok(Arc::new(Self { inner, state, process: self.process, calls_elsewhere }))
+        Ok(self.watch(self.inner.pinned(node)?))
+    }
+
+    fn managed(&self) -> DeviceResult<Arc<dyn Device>> {
+        self.check_process("managed")?;
+        Ok(self.watch(self.inner.managed()?))
+    }
+
+    unsafe fn prefetch(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        to: Place,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        let mut state = self.note_call("prefetch", [at.raw(), bytes, stream.raw()])?;
+        let key = state.stream("prefetch", stream)?;
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.inner.prefetch(at, bytes, to, stream) };
+        state.judge(done)?;
+        self.place(&mut state, "prefetch", (at, bytes), Some(key));
+        Ok(())
+    }
+
+    fn advise(&self, at: DevicePtr, bytes: u64, advice: Advice) -> DeviceResult<()> {
+        let mut state = self.note_call("advise", [at.raw(), bytes, 0])?;
+        let done = self.inner.advise(at, bytes, advice);
+        let takes_back = Advice::TAKEN_BACK.contains(&advice);
+        // What the device refused to take back is nobody's fault.
+        if bytes > 0 && (done.is_ok() || takes_back) {
+            state.advised.note(at, bytes, advice);
+        }
+        state.judge(done)?;
+        // A test says that a block is freed before the allocator is called, which takes advice back.
+        if !takes_back {
+            self.place(&mut state, "advise", (at, bytes), None);
+        }
+        Ok(())
+    }
+
+    fn residency(&self, at: DevicePtr, bytes: u64) -> DeviceResult<Residency> {
+        let mut state = self.note_call("residency", [at.raw(), bytes, 0])?;
+        let residency = self.inner.residency(at, bytes);
+        let residency = state.judge(residency)?;
+        self.place(&mut state, "residency", (at, bytes), None);
+        Ok(residency)
     }
 
     fn create_stream(&self) -> DeviceResult<StreamHandle> {

@@ -31,6 +31,8 @@ pub struct BlockId(pub(super) u64);
 pub(super) struct Past {
     pub(super) name: String,
     pub(super) uses: Uses,
+    /// A block that was freed, and no work of the allocator's own.
+    pub(super) was_block: bool,
 }
 
 #[derive(Debug)]
@@ -322,6 +324,13 @@ impl Memory {
     pub(super) fn take_past(&mut self, extent: Extent) -> Vec<Arc<Past>> {
         let Some(physical) = self.physical.get_mut(&extent.physical) else { return Vec::new() };
         carve(&mut physical.past, extent.offset, extent.offset + extent.bytes)
+    }
+
+    /// The last freed block that had some of these bytes, as far as it is remembered.
+    pub(super) fn freed_block(&self, extent: Extent) -> Option<&Past> {
+        let past = &self.physical.get(&extent.physical)?.past;
+        let (_, range) = past.range(..extent.offset + extent.bytes).next_back()?;
+        (range.end > extent.offset && range.of.was_block).then_some(&*range.of)
     }
 
     /// Remembers who had these bytes. `is_over` tells whose uses nobody needs to be ordered after any more.

@@ -32,6 +32,7 @@
 //! - A block begins and ends as if by a kernel on its stream. When one begins, every use of the same *physical* bytes by
 //!   earlier blocks, through whatever mapping, is ordered before it.
 //! - No two live blocks share an address or a physical byte. A live block keeps the memory that it began with.
+//! - Prefetches and advice are for live blocks, one at a time. No block begins with advice of an earlier one.
 //! - A mapping goes only when the host knows that all work through it is complete.
 //! - Calls are made in the process that made the device, not in one that was forked from it.
 //! - Handles are used only while they live. A call that the device below finds invalid is a fault as well.
@@ -49,6 +50,7 @@
 // **To add a rule**, add it to `Rule`. Report it from `state.rs` (handles) or `rules.rs` (blocks and memory). Plant a
 // violation in `tests.rs`: a checker that never fails proves nothing.
 
+mod advice;
 mod blocks;
 mod calls;
 mod clock;
@@ -76,7 +78,7 @@ pub use self::memory::BlockId;
 pub use self::report::{Report, Rule, Violation};
 
 /// A device that checks how an allocator uses another one. The [module](self) has an example. Its
-/// [pinned memory](Device::pinned) is watched with it: one verdict is of both.
+/// [pinned](Device::pinned) and its [managed](Device::managed) memory are watched with it: one verdict is of all.
 pub struct CheckerDevice {
     inner: Arc<dyn Device>,
     state: Arc<Mutex<State>>,

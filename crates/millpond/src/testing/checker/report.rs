@@ -25,6 +25,8 @@ pub enum Rule {
     Refused,
     /// A call was made in a process that was forked from the device's.
     Forked,
+    /// A block began with advice of an earlier one.
+    Advice,
     /// The program under test broke the allocator's contract, not the allocator.
     Program,
     /// Something was not given back.

@@ -31,6 +31,9 @@ impl State {
             let other = self.block_name(other);
             self.report(Rule::Overlap, format!("{name} overlaps the addresses of live {other}"));
         }
+        if let Some(advised) = self.advised.within(at, bytes) {
+            self.report(Rule::Advice, format!("{name} began with advice given at {advised}"));
+        }
         let (work, extents) = self.touch(&name, at, bytes, stream);
         let mut uses = Uses::default();
         uses.add(work);
@@ -123,7 +126,35 @@ impl State {
         let (work, extents) = self.touch(&name, at, bytes, stream);
         let mut uses = Uses::default();
         uses.add(work);
-        self.leave_past(&extents, Past { name, uses });
+        self.leave_past(&extents, Past { name, uses, was_block: false });
+    }
+
+    /// A prefetch of memory, or advice on it: of one live block, as far as blocks were announced. It uses no bytes, so nothing
+    /// has to come before it.
+    pub(super) fn place(&mut self, call: &'static str, at: DevicePtr, bytes: u64, stream: Option<StreamKey>) {
+        if bytes == 0 {
+            return;
+        }
+        let what = format!("{call} of {bytes} bytes at {at}");
+        let extents = match self.memory.resolve(at, bytes) {
+            Ok(extents) => extents,
+            Err(missing) => return self.report(Rule::NotMapped, format!("{what}: {missing}")),
+        };
+        match self.blocks.overlapping(at, bytes) {
+            Some(id) => {
+                if self.blocks.is_before(at, id) {
+                    let name = self.block_name(id);
+                    self.report(Rule::Program, format!("{what} reaches beyond a block, to {name}"));
+                }
+                stream.into_iter().for_each(|stream| self.work_on(id, stream));
+            }
+            None => {
+                let freed = extents.iter().find_map(|extent| self.memory.freed_block(*extent));
+                if let Some(name) = freed.map(|past| past.name.clone()) {
+                    self.report(Rule::Program, format!("{what} comes after the free of {name}"));
+                }
+            }
+        }
     }
 
     pub(super) fn recorded(&mut self, id: BlockId, stream: StreamKey) {
@@ -157,7 +188,7 @@ impl State {
         block.uses.add(work);
         self.blocks.by_address.remove(&block.at.raw());
         let name = format!("{}, freed on {}", self.name_of(id, &block), self.order.name(stream));
-        self.leave_past(&block.extents, Past { name, uses: block.uses.clone() });
+        self.leave_past(&block.extents, Past { name, uses: block.uses.clone(), was_block: true });
         Freeing(Some((id, block)))
     }
 

@@ -1,5 +1,6 @@
 //! Everything the checker remembers, and the rules for handles.
 
+use super::advice::Advised;
 use super::blocks::Blocks;
 use super::clock::StreamKey;
 use super::memory::Memory;
@@ -12,6 +13,7 @@ pub(super) struct State {
     pub(super) order: Order,
     pub(super) memory: Memory,
     pub(super) blocks: Blocks,
+    pub(super) advised: Advised,
     pub(super) trace: Trace,
     violations: Vec<Violation>,
     calls_before: Vec<String>,

@@ -2,6 +2,7 @@
 
 mod allocator;
 mod handles;
+mod managed;
 mod mappings;
 mod ordering;
 
