@@ -8,6 +8,10 @@
 //!
 //! While a graph is captured, `captures` has what is allocated for it come from memory of its own; `std_function` holds
 //! PyTorch's description of what belongs to the capture.
+//!
+//! That is the plug-in. The native interface is the C++ shim's (`crates/python/torch`), which gets the functions of `shim`
+//! as a table; these give it back what went wrong, and it throws. `blocks` has the blocks that PyTorch has, for its
+//! figures, snapshots and checkpoints.
 
 mod blocks;
 mod captures;
