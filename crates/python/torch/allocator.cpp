@@ -744,7 +744,7 @@ extern "C" __attribute__((visibility("default"))) const char* millpond_torch_ins
     instance = shared->get();
     torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(*shared);
     // By this one `torch.accelerator` finds it.
-    c10::SetAllocator(c10::DeviceType::CUDA, instance);
+    c10::SetAllocator(c10::DeviceType::CUDA, instance, std::numeric_limits<uint8_t>::max());
     return nullptr;
   } catch (const c10::Error& error) {
     last_error = error.what_without_backtrace();
