@@ -12,6 +12,9 @@
 #include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 
+#include <algorithm>
+#include <limits>
+
 #include "history.h"
 #include "names.h"
 #include "pool.h"
@@ -94,6 +97,13 @@ class LeftToNative {
   void add(c10::DeviceIndex gpu, MempoolId_t id) {
     std::lock_guard<std::mutex> lock(mutex_);
     pools_.push_back({gpu, id, nullptr});
+    count_ = pools_.size();
+  }
+
+  void remove(c10::DeviceIndex gpu, MempoolId_t id) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    auto is_it = [&](const OfPool& of) { return of.gpu == gpu && of.id == id; };
+    pools_.erase(std::remove_if(pools_.begin(), pools_.end(), is_it), pools_.end());
     count_ = pools_.size();
   }
 
@@ -489,6 +499,9 @@ class MillpondAllocator final : public CUDAAllocator {
 
   void releasePool(c10::DeviceIndex gpu, MempoolId_t id) override {
     if (left_.has(gpu, id)) {
+      if (before_->getPoolUseCount(gpu, id) == 1) {
+        left_.remove(gpu, id);
+      }
       before_->releasePool(gpu, id);
       return;
     }
