@@ -9,7 +9,7 @@ use std::mem::ManuallyDrop;
 use crate::device::DevicePtr;
 pub use crate::lock::{Condvar, Mutex, MutexGuard, RwLock};
 use crate::order::Stream;
-use crate::pool::Pool;
+use crate::pool::{CapturePool, Pool};
 pub use crate::process::{Forked, PerProcess, Process, on_fork};
 use crate::{Buffer, Result, cache};
 
@@ -84,4 +84,63 @@ pub unsafe fn with_buffer<R>(
     // Without a free. After a panic, pool and stream just stay.
     ManuallyDrop::into_inner(buffer).into_raw();
     result
+}
+
+/// A range of addresses that pages back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backed {
+    /// The first address.
+    pub start: DevicePtr,
+    /// Bytes from there on.
+    pub bytes: u64,
+    /// [Names](memory_number) the memory of a capture that it belongs to; `None` for the pool's own.
+    pub memory: Option<u64>,
+}
+
+/// The address ranges of a pool that pages back, those of captures too, in no order. Waits for the pool's lock.
+pub fn backed(pool: &Pool) -> Vec<Backed> {
+    let ranges = pool.inner().backed().into_iter();
+    ranges.map(|(start, bytes, memory)| Backed { start, bytes, memory }).collect()
+}
+
+/// Names the memory of a capture among all of this process.
+pub fn memory_number(memory: &CapturePool) -> u64 {
+    memory.number()
+}
+
+/// Names the memory of a capture in whose addresses a block of the pool lies; `None` for the pool's own.
+pub fn memory_of(pool: &Pool, ptr: DevicePtr) -> Option<u64> {
+    pool.inner().memory_of(ptr)
+}
+
+/// Allocates a block in the memory of a capture at an address where a block of as many bytes was before. `false`, and
+/// nothing done, where that is not free. For checkpoints of what is live there.
+///
+/// ```
+/// # let device = millpond::Context::host()?;
+/// # let pool = millpond::Pool::builder(&device).build()?;
+/// # let stream = device.create_stream()?;
+/// use millpond::bindings::alloc_at;
+///
+/// let memory = pool.capture_pool();
+/// let capturing = memory.begin(&stream)?;
+/// let block = pool.alloc(1000, &stream)?;
+/// drop(capturing);
+/// // SAFETY: nobody else has the block, and no work uses it.
+/// unsafe {
+///     pool.free(block, &stream)?;
+///     assert!(alloc_at(&memory, block, 1000, &stream)?);
+///     assert!(!alloc_at(&memory, block, 1000, &stream)?, "it is live");
+///     pool.free(block, &stream)?;
+/// }
+/// # Ok::<(), millpond::Error>(())
+/// ```
+///
+/// # Errors
+/// Those of [`Pool::alloc`], but for want of memory.
+///
+/// # Safety
+/// All work on what lay there is ordered before the work that will use the block.
+pub unsafe fn alloc_at(memory: &CapturePool, ptr: DevicePtr, bytes: u64, stream: &Stream) -> Result<bool> {
+    memory.alloc_at((ptr, bytes), stream)
 }

@@ -91,6 +91,12 @@ pub(crate) fn device(number: i64) -> Result<&'static Device> {
     }
 }
 
+/// Whether this process was forked from one that had a pool.
+pub(crate) fn is_forked() -> bool {
+    // Relaxed: written in a child before its only thread goes on.
+    FORKED.iter().any(|forked| forked.load(Ordering::Relaxed))
+}
+
 /// The devices that have a pool.
 pub(crate) fn present() -> impl Iterator<Item = (usize, &'static Device)> {
     DEVICES.iter().enumerate().filter_map(|(ordinal, device)| Some((ordinal, known(device)?)))

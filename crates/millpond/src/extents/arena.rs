@@ -173,6 +173,16 @@ impl Arena {
         self.map.layout.zone_of(units) == Zone::Large
     }
 
+    /// Allocates the block of `units` at `ptr`, all of which is free, whatever work still uses it. `None`, and nothing
+    /// allocated, where it is not free.
+    pub(crate) fn alloc_at(&mut self, ptr: DevicePtr, units: u64) -> Option<Allocation> {
+        if !self.map.make_room() {
+            return None;
+        }
+        let found = self.map.free_at(ptr, units)?;
+        Some(self.carve(found, units, 0))
+    }
+
     /// Makes the request, and reserves the host's memory for it, before anything changes.
     fn request<'a>(
         &mut self,
@@ -301,6 +311,11 @@ impl Arena {
     pub(crate) fn live(&self) -> impl Iterator<Item = (DevicePtr, u64)> {
         let live = self.iter_allocated().filter(|(_, descriptor)| descriptor.is_live());
         live.map(|(id, _)| (self.map.address_of(id), self.requested(id)))
+    }
+
+    /// The address ranges that pages back: first address and bytes of each.
+    pub(crate) fn backed(&self) -> Vec<(DevicePtr, u64)> {
+        self.map.backed()
     }
 
     /// Bytes of the longest free extent: the largest request that needs no page.

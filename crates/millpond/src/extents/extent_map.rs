@@ -409,6 +409,49 @@ impl ExtentMap {
         whole
     }
 
+    /// The free extent that holds so many units from an address on, and the unit where they begin. Free neighbours are
+    /// joined to one, whatever streams freed them. `None`, and nothing changed, where any of it is not free.
+    pub(super) fn free_at(&mut self, ptr: DevicePtr, units: u64) -> Option<(ExtentId, u64)> {
+        let (region, at) = self.regions.find(ptr)?;
+        let (start, end) = (at >> self.layout.unit_shift(), (at >> self.layout.unit_shift()) + units);
+        let first = self.until(self.regions.head(region)?, start + 1).last()?;
+        let mut last = first;
+        loop {
+            if !self.is(last, ExtentState::Free) {
+                return None;
+            }
+            if end <= self.extents[last].end() {
+                break;
+            }
+            let next = self.extents[last].next?;
+            // Room for the one fence that all of them will have, before anything changes.
+            if !self.make_room_to_join(first, next) {
+                return None;
+            }
+            last = next;
+        }
+        let whole = self.join_free(first, (start, end));
+        self.make_room_to_split(whole).then_some((whole, start))
+    }
+
+    /// The address ranges that are backed: first address and bytes of each, none of which touches another of its region.
+    pub(super) fn backed(&self) -> Vec<(DevicePtr, u64)> {
+        let mut backed: Vec<(DevicePtr, u64)> = Vec::new();
+        for (_, region) in self.regions.iter() {
+            let mut is_open = false;
+            for id in self.until(region.head, u64::MAX) {
+                let is_backed = matches!(self.extents[id].state, ExtentState::Allocated | ExtentState::Free);
+                match backed.last_mut() {
+                    Some((_, bytes)) if is_backed && is_open => *bytes += self.bytes(id),
+                    _ if is_backed => backed.push((self.address_of(id), self.bytes(id))),
+                    _ => {}
+                }
+                is_open = is_backed;
+            }
+        }
+        backed
+    }
+
     // ---- free extents ----------------------------------------------------------------------------
 
     /// The free extents of a zone.

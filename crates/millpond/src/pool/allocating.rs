@@ -8,6 +8,7 @@
 //! The request is checked between 2 and 3: what is wrong finds no magazine. Requests of a capture take another way at
 //! 3, to memory of its own (`captured`).
 
+use super::capture_memory::MemoryId;
 use super::emptying_caches::take_back;
 use super::impossible::OthersLive;
 use super::inner::{PoolInner, PoolState};
@@ -323,6 +324,26 @@ impl PoolInner {
         self.refuse_impossible(state, request)?;
         let PoolState { captured, ledger, .. } = state;
         self.alloc_mapping(&mut captured[at].arena, ledger, request)
+    }
+
+    /// Allocates a block of a capture's memory at an address, for work on `stream`. `false`, and nothing done, where that
+    /// is not free.
+    pub(super) fn alloc_captured_at(
+        &self,
+        to: MemoryId,
+        (ptr, bytes): (DevicePtr, u64),
+        stream: &Stream,
+    ) -> Result<bool> {
+        self.check_process()?;
+        self.check_request(bytes, 1, stream)?;
+        let units = self.caches.sizes().units(bytes);
+        let mut state = self.state.lock();
+        let Some(at) = state.captured(to) else { return Ok(false) };
+        let Some(found) = state.captured[at].arena.alloc_at(ptr, units) else { return Ok(false) };
+        self.hand_out(&mut state, &found, bytes);
+        drop(state);
+        self.recording.alloc(ptr, bytes, stream);
+        Ok(true)
     }
 
     /// Allocates by all steps of an arena. The ledger decides how long new pages are, and pays for them.

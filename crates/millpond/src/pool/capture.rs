@@ -8,6 +8,7 @@ use super::capture_memory::{Captured, MemoryId};
 use super::emptying_caches::take_back;
 use super::inner::{PoolInner, PoolState};
 use super::routes::{Filter, Route};
+use crate::device::DevicePtr;
 use crate::extents::Owner;
 use crate::order::Stream;
 use crate::{Error, Result};
@@ -156,6 +157,16 @@ impl CapturePool {
             return Err(Error::CaptureUnderWay { pool: pool.name_of() });
         }
         Ok(Capturing { memory: self.clone(), _under_way: under_way })
+    }
+
+    /// Names the memory among all of this process.
+    pub(crate) fn number(&self) -> u64 {
+        self.claim.id.0
+    }
+
+    /// See [`bindings::alloc_at`](crate::bindings::alloc_at).
+    pub(crate) fn alloc_at(&self, block: (DevicePtr, u64), stream: &Stream) -> Result<bool> {
+        self.claim.pool.alloc_captured_at(self.claim.id, block, stream)
     }
 
     /// Physical bytes that the memory holds.

@@ -26,6 +26,15 @@ impl PoolState {
         std::iter::once(&self.arena).chain(self.captured.iter().map(|captured| &captured.arena))
     }
 
+    /// The ranges of addresses that pages back: first address, bytes, and the memory of a capture that they belong to.
+    pub(super) fn backed(&self) -> Vec<(DevicePtr, u64, Option<u64>)> {
+        let own = self.arena.backed().into_iter().map(|(start, bytes)| (start, bytes, None));
+        let of_captures = self.captured.iter().flat_map(|captured| {
+            captured.arena.backed().into_iter().map(|(start, bytes)| (start, bytes, Some(captured.id.0)))
+        });
+        own.chain(of_captures).collect()
+    }
+
     /// What the pointer is to any of them.
     pub(super) fn look_up(&self, ptr: DevicePtr) -> Pointer {
         match self.captured_at(ptr) {
@@ -118,8 +127,64 @@ impl PoolInner {
 
 #[cfg(test)]
 mod tests {
+    use crate::device::DevicePtr;
     use crate::extents::LOOKS;
-    use crate::fixtures::{Bench, Freeing};
+    use crate::fixtures::{Bench, Freeing, MIB};
+    use crate::order::Stream;
+
+    #[test]
+    fn blocks_of_a_capture_are_live_again_where_they_were() {
+        let Bench { context, pool, stream, .. } = Bench::new(|pool| pool);
+        let other = context.create_stream().unwrap();
+        let memory = pool.capture_pool();
+        let alloc = |sizes: &[u64], stream: &Stream| -> Vec<DevicePtr> {
+            let _capturing = memory.begin_where(|_| true).unwrap();
+            sizes.iter().map(|bytes| pool.alloc(*bytes, stream).unwrap()).collect()
+        };
+        let sizes = [1000, 3 * MIB, 5 * MIB, 512, 2 * MIB];
+        let blocks = alloc(&sizes, &stream);
+        let live = || memory.used();
+        let used = live();
+        blocks.iter().for_each(|block| pool.free_block(*block, &stream).unwrap());
+        // The memory is cut up otherwise, and freed by several streams.
+        let others = alloc(&[MIB; 9], &other);
+        let again = || {
+            let each = blocks.iter().zip(sizes);
+            each.map(|(block, bytes)| memory.alloc_at((*block, bytes), &stream).unwrap()).collect::<Vec<_>>()
+        };
+        assert!(!memory.alloc_at((blocks[1], sizes[1]), &stream).unwrap(), "something else lies there");
+        for (turn, block) in others.into_iter().enumerate() {
+            pool.free_block(block, if turn % 2 == 0 { &stream } else { &other }).unwrap();
+        }
+        assert_eq!(again(), [true; 5]);
+        assert_eq!(live(), used);
+        assert_eq!(again(), [false; 5], "they are live");
+        pool.check().unwrap();
+        assert!(!memory.alloc_at((DevicePtr::new(1 << 50), 1000), &stream).unwrap());
+        blocks.iter().for_each(|block| pool.free_block(*block, &stream).unwrap());
+        assert_eq!(live(), 0);
+        pool.check().unwrap();
+    }
+
+    #[test]
+    fn backed_ranges_hold_every_block_and_what_is_reserved() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let memory = pool.capture_pool();
+        let own = pool.alloc(3 << 20, &stream).unwrap();
+        let capturing = memory.begin(&stream).unwrap();
+        let captured = pool.alloc(5 << 20, &stream).unwrap();
+        drop(capturing);
+        let backed = pool.inner().backed();
+        assert_eq!(backed.iter().map(|(_, bytes, _)| bytes).sum::<u64>(), pool.reserved().current);
+        for (block, of) in [(own, None), (captured, Some(memory.number()))] {
+            let around = backed
+                .iter()
+                .find(|(start, bytes, _)| (start.raw()..start.raw() + bytes).contains(&block.raw()));
+            assert_eq!(around.unwrap().2, of);
+            assert_eq!(pool.inner().memory_of(block), of);
+            pool.free_block(block, &stream).unwrap();
+        }
+    }
 
     #[test]
     fn a_captured_blocks_owner_is_found_in_few_looks() {

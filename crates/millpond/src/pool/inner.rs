@@ -178,6 +178,16 @@ impl PoolInner {
         }
     }
 
+    /// The ranges of addresses that pages back: first address, bytes, and the memory of a capture that they belong to.
+    pub(crate) fn backed(&self) -> Vec<(DevicePtr, u64, Option<u64>)> {
+        if self.is_here() { self.state.lock().backed() } else { Vec::new() }
+    }
+
+    /// The memory of a capture in whose address space the pointer lies.
+    pub(crate) fn memory_of(&self, ptr: DevicePtr) -> Option<u64> {
+        self.ranges.owner_of(ptr).filter(|owner| owner.pool == self.number)?.memory
+    }
+
     /// Bytes of the longest free block.
     #[cfg(test)]
     pub(crate) fn largest_free(&self) -> u64 {

@@ -438,3 +438,6 @@ def stand_in(ordinal: int, pool: Pool) -> None:
 
 def torch_hooks() -> tuple[bool, list[tuple[str, int]]]:
     """Whether PyTorch's exceptions were found, and the addresses of the functions that PyTorch calls."""
+
+def torch_shim_table() -> int:
+    """The address of the table of functions that the C++ shim stands on."""

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Unpack
+from os import environ
+from typing import TYPE_CHECKING, Any, Literal, Unpack
+from warnings import warn
 
 from . import _millpond, _shared
 
 if TYPE_CHECKING:
     from ._options import Options
 
-_enabled = False
+#: What :func:`enable` takes where nothing else is said.
+DEFAULT_BACKEND = "plug-in"
+
+_enabled: str | None = None
 
 
 def is_enabled() -> bool:
     """Whether PyTorch allocates from millpond."""
+    return _enabled is not None
+
+
+def backend() -> str | None:
+    """How PyTorch reaches the pools; ``None`` before :func:`enable`."""
     return _enabled
 
 
-def enable(**options: Unpack[Options]) -> None:
+def enable(*, backend: Literal["native-interface", "plug-in"] | None = None, **options: Unpack[Options]) -> None:
     """Makes millpond PyTorch's allocator, on all GPUs.
 
     Call it before the first use of CUDA: PyTorch does not change an allocator that was used. The options are those of
@@ -25,13 +35,23 @@ def enable(**options: Unpack[Options]) -> None:
     options does nothing.
 
     ``torch.cuda``'s own figures (``memory_allocated``, ``max_memory_reserved``, ``memory_stats``, ``memory_summary``
-    and their like) then are the pool's. docs/pytorch.md says what PyTorch does not let a plugged allocator do.
+    and their like) then are the pool's. docs/pytorch.md has a table of what works with each backend.
+
+    Args:
+        backend: ``"plug-in"`` uses PyTorch's hooks for allocators of others, which leave many functions out.
+            ``"native-interface"`` derives from the class of PyTorch's own allocator, so that they work. Where there is no
+            library for this PyTorch, the plug-in is used, with a warning that says why. By default what the environment
+            variable ``MILLPOND_TORCH_BACKEND`` says, else the plug-in.
 
     Raises:
         TypeError: for a name that is no option, or a value of the wrong type.
+        ValueError: for a backend that is none.
         millpond.Error: where PyTorch has no CUDA, or used it already.
     """
     global _enabled
+    wanted = backend or environ.get("MILLPOND_TORCH_BACKEND") or DEFAULT_BACKEND
+    if wanted not in ("native-interface", "plug-in"):
+        raise ValueError(f"there is no backend {wanted!r}: pass 'native-interface' or 'plug-in'")
     if _enabled and not options:
         return
     import torch
@@ -40,18 +60,39 @@ def enable(**options: Unpack[Options]) -> None:
         _millpond.configure(**options)
     if _enabled:
         return
+    if wanted == "native-interface" and _derive(torch):
+        _enabled = "native-interface"
+        return
     _plug(torch)
-    _enabled = True
+    _enabled = "plug-in"
     from ._torch_figures import replace_figures
 
     replace_figures(torch)
 
 
-def _plug(torch: Any) -> None:
-    from ._errors import Error
+def _derive(torch: Any) -> bool:
+    """Whether there is a library for this PyTorch, which then is in use."""
+    from ._torch_shim import install
 
-    if not hasattr(torch._C, "_cuda_customAllocator"):
-        raise Error("this PyTorch was built without CUDA: install one with it (pip install torch)")
+    global throws_out_of_memory
+    _check_cuda(torch)
+    try:
+        missing = install(torch, _millpond.torch_shim_table())
+    except RuntimeError as error:
+        raise _used_already(error) from error
+    if missing is None:
+        throws_out_of_memory = True
+        return True
+    warn(
+        f"millpond uses PyTorch's plug-in interface, which leaves out memory snapshots, CUDA graph trees, MemPool and "
+        f"cudnn.benchmark: {missing}",
+        stacklevel=3,
+    )
+    return False
+
+
+def _plug(torch: Any) -> None:
+    _check_cuda(torch)
     throws, hooks = _millpond.torch_hooks()
     addresses = dict(hooks)
     plugged = torch._C._cuda_customAllocator(addresses.pop("alloc"), addresses.pop("free"))
@@ -60,13 +101,28 @@ def _plug(torch: Any) -> None:
     try:
         torch._C._cuda_changeCurrentAllocator(plugged)
     except RuntimeError as error:
-        raise Error(
-            "PyTorch has used CUDA already, and then its allocator cannot change: call millpond.torch.enable() at the "
-            "start of the program"
-        ) from error
+        raise _used_already(error) from error
     # PyTorch holds it by a pointer of its own; this one is for those who want to look at it.
     global _plugged, throws_out_of_memory
     _plugged, throws_out_of_memory = plugged, throws
+
+
+def _check_cuda(torch: Any) -> None:
+    from ._errors import Error
+
+    if not hasattr(torch._C, "_cuda_customAllocator"):
+        raise Error("this PyTorch was built without CUDA: install one with it (pip install torch)")
+
+
+def _used_already(error: RuntimeError) -> Exception:
+    from ._errors import Error
+
+    if "already initialized" not in str(error):
+        return Error(f"PyTorch did not take millpond as its allocator: {error}")
+    return Error(
+        "PyTorch has used CUDA already, and then its allocator cannot change: call millpond.torch.enable() at the "
+        "start of the program"
+    )
 
 
 _plugged: Any = None

@@ -8,8 +8,14 @@
 //!
 //! While a graph is captured, `captures` has what is allocated for it come from memory of its own; `std_function` holds
 //! PyTorch's description of what belongs to the capture.
+//!
+//! That is the plug-in. The native interface is the C++ shim's (`crates/python/torch`), which gets the functions of `shim`
+//! as a table; these give it back what went wrong, and it throws. `blocks` has the blocks that PyTorch has, for its
+//! figures, snapshots and checkpoints.
 
+mod blocks;
 mod captures;
+mod shim;
 mod std_function;
 mod throw;
 mod torch;
@@ -49,15 +55,22 @@ fn torch_hooks() -> (bool, Vec<(&'static str, usize)>) {
     ];
     if std_function::is_known() {
         hooks.extend([
-            ("set_begin_allocate_to_pool", captures::begin as *const c_void),
-            ("set_end_allocate_to_pool_fn", captures::end as *const c_void),
-            ("set_release_pool", captures::release as *const c_void),
+            ("set_begin_allocate_to_pool", torch::begin as *const c_void),
+            ("set_end_allocate_to_pool_fn", torch::end as *const c_void),
+            ("set_release_pool", torch::release as *const c_void),
         ]);
     }
     (throw::prepare(), hooks.into_iter().map(|(name, address)| (name, address.addr())).collect())
 }
 
+/// The address of the table of functions that the C++ shim stands on.
+#[pyfunction]
+fn torch_shim_table() -> usize {
+    (&raw const shim::TABLE).addr()
+}
+
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(last_error, module)?)?;
-    module.add_function(wrap_pyfunction!(torch_hooks, module)?)
+    module.add_function(wrap_pyfunction!(torch_hooks, module)?)?;
+    module.add_function(wrap_pyfunction!(torch_shim_table, module)?)
 }

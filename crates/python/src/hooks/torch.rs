@@ -7,6 +7,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use millpond::Error;
 use millpond::device::DevicePtr;
 
+use super::captures::{self, PoolId};
+use super::std_function::{Layout, StreamFilter};
 use super::{note, throw};
 use crate::devices::{self, device};
 use crate::failure::{Failure, Result};
@@ -19,11 +21,11 @@ pub(super) fn caught<R>(call: impl FnOnce() -> Result<R>) -> Result<R> {
     })
 }
 
-fn pointer(address: DevicePtr) -> *mut c_void {
+pub(super) fn pointer(address: DevicePtr) -> *mut c_void {
     std::ptr::without_provenance_mut(address.raw() as usize)
 }
 
-fn address(pointer: *mut c_void) -> DevicePtr {
+pub(super) fn address(pointer: *mut c_void) -> DevicePtr {
     DevicePtr::new(pointer.addr() as u64)
 }
 
@@ -132,12 +134,8 @@ pub(super) extern "C-unwind" fn memory_fraction(fraction: f64, number: c_int) {
 pub(super) unsafe extern "C" fn base_allocation(ptr: *mut c_void, size: *mut usize) -> *mut c_void {
     let asked = address(ptr);
     let found = caught(|| {
-        let owner = devices::present().find_map(|(_, device)| match device.pool.size_of(asked) {
-            Ok(bytes) => Some((asked, bytes)),
-            Err(Error::InteriorPointer { start, .. }) => Some((start, device.pool.size_of(start).ok()?)),
-            Err(_) => None,
-        });
-        owner.ok_or_else(|| Error::ForeignPointer { ptr: asked, pool: "any GPU's".to_owned() }.into())
+        let foreign = || Error::ForeignPointer { ptr: asked, pool: "any GPU's".to_owned() };
+        Ok(block_around(asked).ok_or_else(foreign)?)
     });
     let (base, bytes) = match found {
         Ok(found) => found,
@@ -151,6 +149,15 @@ pub(super) unsafe extern "C" fn base_allocation(ptr: *mut c_void, size: *mut usi
         unsafe { size.write(bytes as usize) };
     }
     pointer(base)
+}
+
+/// The live block in which an address lies, and the bytes asked for there.
+pub(super) fn block_around(asked: DevicePtr) -> Option<(DevicePtr, u64)> {
+    devices::present().find_map(|(_, device)| match device.pool.size_of(asked) {
+        Ok(bytes) => Some((asked, bytes)),
+        Err(Error::InteriorPointer { start, .. }) => Some((start, device.pool.size_of(start).ok()?)),
+        Err(_) => None,
+    })
 }
 
 /// `tensor.record_stream`: work on `stream` uses the block, until it is freed. Throws where that cannot be had: the
@@ -179,4 +186,36 @@ pub(super) unsafe extern "C-unwind" fn record_stream(ptr: *mut c_void, stream: *
     if let Err(failure) = recorded {
         fail(failure);
     }
+}
+
+/// Allocations for streams that the filter takes come from the pool from now on.
+///
+/// # Safety
+/// `filter` points to a `std::function<bool(cudaStream_t)>`, and what that refers to lives until [`end`].
+pub(super) unsafe extern "C-unwind" fn begin(number: c_int, id: PoolId, filter: *const Layout) {
+    let begun = caught(|| {
+        // SAFETY: as PyTorch promises.
+        let filter = unsafe { StreamFilter::copy_of(filter) };
+        let takes = filter.map(|filter| -> Box<captures::Takes> {
+            // SAFETY: it is asked until `end`, as PyTorch promises.
+            Box::new(move |stream| unsafe { filter.takes(stream) })
+        });
+        captures::begin(number, id, takes)
+    });
+    if let Err(failure) = begun {
+        fail(failure);
+    }
+}
+
+/// Allocations come from the device's own memory again.
+pub(super) extern "C-unwind" fn end(number: c_int, id: PoolId) {
+    report(caught(|| {
+        captures::end(number, id);
+        Ok(())
+    }));
+}
+
+/// The graph is gone, or the program's use of the pool over.
+pub(super) extern "C-unwind" fn release(number: c_int, id: PoolId) {
+    report(caught(|| captures::release(number, id)));
 }

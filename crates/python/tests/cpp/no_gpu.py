@@ -1,0 +1,170 @@
+"""PyTorch's CUDA build on the native interface, without a GPU: `scripts/check-torch-shims` runs this.
+
+The CUDA runtime does nothing (`no_cuda.c`), and a pool of the CPU stands in for GPU 0's. So everything can be tried but kernels.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import warnings
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import millpond
+from millpond import _millpond
+from millpond._torch_shim import minor_of
+
+MIB = 1 << 20
+
+pool = millpond.Pool("host", name="stand-in", hard_limit=512 * MIB)
+_millpond.stand_in(0, pool)
+with warnings.catch_warnings():
+    warnings.simplefilter("error")
+    millpond.torch.enable(backend="native-interface")
+
+import torch  # noqa: E402
+
+# The properties of the GPU, which has none.
+torch.cuda._queued_calls.clear()
+torch.cuda.init()
+
+version = tuple(int(number) for number in minor_of(torch.__version__).split("."))
+
+
+def empty(bytes: int) -> Any:
+    return torch.empty(bytes, dtype=torch.uint8, device="cuda")
+
+
+def live(id: tuple[int, int] | None = None) -> set[int]:
+    segments = torch.cuda.memory_snapshot()
+    wanted = [segment for segment in segments if id is None or segment["segment_pool_id"] == tuple(id)]
+    blocks = [block for segment in wanted for block in segment["blocks"]]
+    return {block["address"] for block in blocks if block["state"] == "active_allocated"}
+
+
+def fails(call: Any, error: type[BaseException], words: str) -> None:
+    try:
+        call()
+    except error as raised:
+        assert words in str(raised), raised
+    else:
+        raise AssertionError(f"no {error.__name__}")
+
+
+def figures() -> None:
+    small, large = empty(1000), empty(3 * MIB + 1)
+    stats = torch.cuda.memory_stats()
+    assert stats["allocated_bytes.small_pool.current"] == 1024
+    assert stats["allocated_bytes.large_pool.current"] == 3 * MIB + 512
+    assert stats["requested_bytes.all.current"] == 3 * MIB + 1001
+    assert stats["reserved_bytes.all.current"] == pool.stats().reserved.current
+    assert stats["allocation.all.allocated"] == 2
+    if hasattr(torch.accelerator, "memory_stats"):
+        accelerator = torch.accelerator.memory_stats()
+        assert accelerator["allocated_bytes.all.current"] == stats["allocated_bytes.all.current"]
+    del small
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated() == 3 * MIB + 512
+    for segment in torch.cuda.memory_snapshot():
+        assert segment["total_size"] == sum(block["size"] for block in segment["blocks"])
+    assert live() == {large.data_ptr()}
+
+
+def limits() -> None:
+    torch.cuda.set_per_process_memory_fraction(0.5)
+    assert torch.cuda.get_per_process_memory_fraction() == 0.5
+    torch.cuda.set_per_process_memory_fraction(1.0)
+    told: list[Any] = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda *figures: told.append(figures[:2]))
+    fails(lambda: empty(1 << 30), torch.OutOfMemoryError, "CUDA out of memory. out of memory in pool 'stand-in'")
+    assert told == [(0, 1 << 30)]
+    fails(lambda: empty(1 << 60), torch.OutOfMemoryError, "more than an address can hold")
+
+
+def history() -> None:
+    torch.cuda.memory._record_memory_history(stacks="python")
+    kept, gone = empty(5 * MIB), empty(7 * MIB)
+    address = gone.data_ptr()
+    del gone
+    with TemporaryDirectory() as folder:
+        torch.cuda.memory._dump_snapshot(f"{folder}/snapshot.pickle")
+        snapshot = pickle.loads((Path(folder) / "snapshot.pickle").read_bytes())
+    torch.cuda.memory._record_memory_history(enabled=None)
+    events = [event for event in snapshot["device_traces"][0] if event["addr"] == address]
+    assert [event["action"] for event in events] == ["alloc", "free_requested", "free_completed"]
+    assert [frame["name"] for frame in events[0]["frames"]][:2] == ["empty", "history"]
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    [block] = [block for block in blocks if block["address"] == kept.data_ptr()]
+    assert block["requested_size"] == 5 * MIB and block["frames"][1]["name"] == "history"
+
+
+def pools() -> None:
+    outside, memory = empty(MIB), torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(memory):
+        inside = empty(6 * MIB)
+        again = torch._C._cuda_beginAllocateCurrentThreadToPool
+        fails(lambda: again(0, memory.id), RuntimeError, "already in a capture")
+    assert live(memory.id) == {inside.data_ptr()} and outside.data_ptr() not in live(memory.id)
+    before = torch.cuda.memory_reserved()
+    del inside, memory
+    gc.collect()
+    assert torch.cuda.memory_reserved() < before
+    memory = torch.cuda.MemPool(use_on_oom=True)
+    with torch.cuda.use_mem_pool(memory):
+        inside = empty(300 * MIB)
+    del inside
+    gc.collect()
+    last = empty(280 * MIB)
+    assert live(memory.id) == {last.data_ptr()}
+    if version >= (2, 10):
+        memory = torch.cuda.MemPool(no_split=True)
+        with torch.cuda.use_mem_pool(memory):
+            native = empty(3 * MIB)
+        native.record_stream(torch.cuda.current_stream())
+        assert [segment["address"] for segment in memory.snapshot()] == [native.data_ptr()]
+        assert native.data_ptr() not in live()
+        del native
+
+
+def checkpoints() -> None:
+    memory, are_live = torch.cuda.MemPool(), torch._C._cuda_checkPoolLiveAllocations
+    with torch.cuda.use_mem_pool(memory):
+        tensors = [empty(MIB), empty(3 * MIB), empty(2 * MIB)]
+    addresses = {tensor.data_ptr() for tensor in tensors}
+    state = torch._C._cuda_getCheckpointState(0, memory.id)
+    tensors.clear()
+    assert are_live(0, memory.id, set())
+    with torch.cuda.use_mem_pool(memory):
+        tensors = [empty(MIB) for _ in range(5)]
+    assert addresses & {tensor.data_ptr() for tensor in tensors}
+    torch._C._cuda_setCheckpointPoolState(0, state, [tensor.untyped_storage()._cdata for tensor in tensors], [])
+    tensors.clear()
+    assert are_live(0, memory.id, addresses)
+    for address in addresses:
+        torch._C._cuda_cudaCachingAllocator_raw_delete(address)
+    assert are_live(0, memory.id, set())
+
+
+def others() -> None:
+    tensor = empty(MIB)
+    fails(tensor.untyped_storage()._share_cuda_, NotImplementedError, "cannot be shared between processes")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+        kept = [empty(16 * MIB) for _ in range(3)]
+    assert sum(event.self_device_memory_usage for event in profiler.key_averages()) == 48 * MIB
+    child = os.fork()
+    if child == 0:
+        # It drops its parent's tensors.
+        del tensor, kept
+        gc.collect()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+for each in (figures, limits, history, pools, checkpoints, others):
+    each()
+    gc.collect()
+    pool.check()
+    print(f"  {each.__name__}")

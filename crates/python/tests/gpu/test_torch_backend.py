@@ -1,0 +1,507 @@
+"""PyTorch with millpond as its allocator by PyTorch's own interface: what a plugged allocator cannot do."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import threading
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import millpond
+import pytest
+
+torch = pytest.importorskip("torch")
+pytestmark = pytest.mark.gpu
+
+KIB = 1 << 10
+MIB = 1 << 20
+GIB = 1 << 30
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _enabled() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        millpond.torch.enable(backend="native-interface")
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    gc.collect()
+    yield
+    gc.collect()
+    torch.cuda.synchronize()
+    millpond.pool(0).check()
+
+
+def filled(mib: int, value: int = 1) -> Any:
+    return torch.full((mib * MIB,), value, dtype=torch.uint8, device="cuda")
+
+
+def empty(size: int) -> Any:
+    return torch.empty(size, dtype=torch.uint8, device="cuda")
+
+
+def segments_of(pool: Any) -> list[Any]:
+    return [segment for segment in torch.cuda.memory_snapshot() if segment["segment_pool_id"] == tuple(pool)]
+
+
+def live_in(segments: list[Any]) -> list[int]:
+    return [block["address"] for segment in segments for block in segment["blocks"] if block["state"] == "active_allocated"]
+
+
+# ---- one allocation --------------------------------------------------------------------------------------------------
+
+
+def test_the_library_for_this_pytorch_is_in_use() -> None:
+    assert millpond.torch.backend() == "native-interface" and millpond.torch.is_enabled()
+    assert torch.cuda.get_allocator_backend() == "millpond"
+    before = millpond.stats(0).allocations
+    assert filled(1, 3).sum().item() == 3 * MIB
+    assert millpond.stats(0).allocations > before
+    assert torch.empty(0, device="cuda").numel() == 0
+
+
+def test_a_raw_allocation_is_the_pools() -> None:
+    before = millpond.stats(0).blocks.current
+    address = torch.cuda.caching_allocator_alloc(MIB)
+    assert millpond.stats(0).blocks.current == before + 1
+    torch.cuda.caching_allocator_delete(address)
+    assert millpond.stats(0).blocks.current == before
+
+
+def test_a_pair_is_faster_than_native_and_is_printed() -> None:
+    for _ in range(1000):
+        empty(MIB)
+    began = time.perf_counter()
+    for _ in range(20_000):
+        torch.cuda.caching_allocator_delete(torch.cuda.caching_allocator_alloc(MIB, 0, torch.cuda.current_stream()))
+    print(f"\n  a pair through torch.cuda.caching_allocator_alloc: {(time.perf_counter() - began) / 20_000 * 1e9:.0f} ns")
+    began = time.perf_counter()
+    for _ in range(20_000):
+        empty(MIB)
+    print(f"  torch.empty and its end: {(time.perf_counter() - began) / 20_000 * 1e9:.0f} ns")
+
+
+def test_threads_allocate_at_once() -> None:
+    failures: list[Any] = []
+
+    def work(number: int) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for step in range(200):
+                    size = 1000 * (number + 1) + step * 37
+                    tensor = torch.full((size,), float(number), device="cuda")
+                    if tensor.sum().item() != number * size:
+                        raise AssertionError(f"thread {number}, step {step}")
+        except BaseException as error:  # noqa: BLE001
+            failures.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+# ---- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_recorded_streams_keep_a_tensors_memory() -> None:
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    sums, wanted = [], []
+    for step in range(100):
+        side = streams[step % 4]
+        tensor = torch.full((256 * 1024,), float(step), device="cuda")
+        side.wait_stream(torch.cuda.current_stream())
+        tensor.record_stream(side)
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(200_000)
+            sums.append(tensor.sum())
+        wanted.append(step * 256.0 * 1024)
+        del tensor
+        torch.full((256 * 1024,), -1.0, device="cuda")
+    torch.cuda.synchronize()
+    assert [value.item() for value in sums] == wanted
+
+
+def test_a_stream_recorded_on_memory_of_others_does_nothing() -> None:
+    class Foreign:
+        def __init__(self) -> None:
+            self.pool = millpond.Pool(0, name="foreign")
+            self.block = self.pool.allocate(4 * MIB)
+            self.__cuda_array_interface__ = {
+                "shape": (4 * MIB,),
+                "typestr": "|u1",
+                "data": (self.block.ptr, False),
+                "version": 3,
+            }
+
+    foreign = Foreign()
+    tensor = torch.as_tensor(foreign, device="cuda")
+    tensor.record_stream(torch.cuda.Stream())
+    assert tensor.numel() == 4 * MIB
+    del tensor
+    torch.cuda.synchronize()
+
+
+def test_a_stream_of_another_gpu_is_recorded() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    for other in (torch.cuda.Stream("cuda:1"), torch.cuda.default_stream(torch.device("cuda:1"))):
+        tensor = torch.full((64 * MIB,), 7, dtype=torch.uint8, device="cuda:0")
+        torch.cuda.synchronize()
+        with torch.cuda.device(1), torch.cuda.stream(other):
+            torch.cuda._sleep(200_000_000)
+            copy = tensor.to("cuda:1", non_blocking=True)
+        tensor.record_stream(other)
+        del tensor
+        torch.full((64 * MIB,), 9, dtype=torch.uint8, device="cuda:0")
+        torch.cuda.synchronize(1)
+        assert copy.min().item() == 7
+
+
+# ---- figures ---------------------------------------------------------------------------------------------------------
+
+
+def test_statistics_have_each_field_by_size() -> None:
+    torch.cuda.reset_peak_memory_stats()
+    torch.cuda.reset_accumulated_memory_stats()
+    before = torch.cuda.memory_stats()
+    small, large = empty(1000), empty(3 * MIB + 1)
+    stats = torch.cuda.memory_stats()
+
+    def grew(name: str) -> int:
+        return int(stats[name] - before[name])
+
+    assert grew("allocated_bytes.small_pool.current") == KIB
+    assert grew("allocated_bytes.large_pool.current") == 3 * MIB + 512
+    assert grew("allocated_bytes.all.current") == grew("active_bytes.all.current") == 3 * MIB + 512 + KIB
+    assert grew("requested_bytes.all.current") == 3 * MIB + 1001
+    assert grew("allocation.small_pool.current") == grew("allocation.large_pool.current") == 1
+    assert stats["allocated_bytes.all.allocated"] == 3 * MIB + 512 + KIB
+    assert stats["allocation.all.allocated"] == stats["active.all.allocated"] == 2
+    assert stats["reserved_bytes.all.current"] == millpond.stats(0).reserved.current > 0
+    assert stats["segment.all.current"] > 0
+    del small, large
+    stats = torch.cuda.memory_stats()
+    assert stats["allocated_bytes.all.freed"] == stats["allocated_bytes.all.allocated"]
+    assert stats["allocated_bytes.all.peak"] >= before["allocated_bytes.all.current"] + 3 * MIB
+    assert torch.cuda.memory_allocated() == stats["allocated_bytes.all.current"]
+    assert torch.accelerator.memory_allocated() == torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    assert torch.cuda.max_memory_allocated() == torch.cuda.memory_allocated()
+    assert "Allocated memory" in torch.cuda.memory_summary()
+
+
+def test_device_calls_and_errors_are_counted() -> None:
+    torch.cuda.empty_cache()
+    torch.cuda.reset_accumulated_memory_stats()
+    tensor = empty(256 * MIB)
+    assert torch.cuda.memory_stats()["num_device_alloc"] > 0
+    del tensor
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_stats()["num_device_free"] > 0
+    with pytest.raises(torch.OutOfMemoryError):
+        empty(2 * torch.cuda.mem_get_info()[1])
+    assert torch.cuda.memory_stats()["num_ooms"] == 1
+
+
+def test_an_emptied_cache_holds_nothing_although_work_is_under_way() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    tensor = filled(512)
+    torch.cuda._sleep(100_000_000)
+    tensor.add_(1)
+    del tensor
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before + 64 * MIB
+
+
+# ---- limits, errors --------------------------------------------------------------------------------------------------
+
+
+def test_a_memory_fraction_is_read_back_and_is_a_limit() -> None:
+    assert torch.cuda.get_per_process_memory_fraction() == 1.0
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.empty_cache()
+    torch.cuda.set_per_process_memory_fraction(GIB / total)
+    try:
+        assert torch.cuda.get_per_process_memory_fraction() == pytest.approx(GIB / total)
+        with pytest.raises(torch.OutOfMemoryError, match="raise the budget"):
+            empty(2 * GIB)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    empty(2 * GIB)
+
+
+def test_out_of_memory_is_torchs_error_with_the_pools_message() -> None:
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        empty(2 * torch.cuda.mem_get_info()[1])
+    assert str(caught.value).startswith("CUDA out of memory. out of memory in pool 'cuda:0': ")
+    assert torch.ones(10, device="cuda").sum().item() == 10, "the process goes on"
+    with pytest.raises(torch.OutOfMemoryError):
+        empty(1 << 60)
+
+
+def test_an_observer_is_told_of_an_out_of_memory() -> None:
+    told: list[tuple[int, ...]] = []
+    torch._C._cuda_attach_out_of_memory_observer(lambda *figures: told.append(figures))
+    size = 2 * torch.cuda.mem_get_info()[1]
+    with pytest.raises(torch.OutOfMemoryError):
+        empty(size)
+    assert [(device, asked) for device, asked, *_ in told] == [(0, size)]
+    assert told[0][2] == torch.cuda.mem_get_info()[1]
+
+
+def test_cudnn_measures_its_algorithms() -> None:
+    torch.backends.cudnn.benchmark = True
+    try:
+        torch.nn.Conv2d(8, 16, 3).cuda()(torch.randn(4, 8, 64, 64, device="cuda")).sum().backward()
+    finally:
+        torch.backends.cudnn.benchmark = False
+
+
+# ---- history, snapshots, the profiler --------------------------------------------------------------------------------
+
+
+def test_a_snapshot_has_every_live_block() -> None:
+    tensors = [empty(size) for size in (100, 5000, 700 * KIB, 3 * MIB, 100 * MIB)]
+    gone = empty(50 * MIB)
+    del gone
+    segments = torch.cuda.memory_snapshot()
+    for segment in segments:
+        assert segment["total_size"] == sum(block["size"] for block in segment["blocks"])
+        assert segment["blocks"][0]["address"] == segment["address"]
+    live = set(live_in(segments))
+    assert {tensor.data_ptr() for tensor in tensors} <= live
+    stats = torch.cuda.memory_stats()
+    assert sum(segment["allocated_size"] for segment in segments) == stats["allocated_bytes.all.current"]
+    assert sum(segment["total_size"] for segment in segments) <= stats["reserved_bytes.all.current"]
+
+
+def test_history_has_stacks_and_is_dumped(tmp_path: Path) -> None:
+    torch.cuda.memory._record_memory_history(stacks="python")
+    try:
+        torch.cuda.memory._set_memory_metadata("here")
+        kept = filled(5)
+        gone = filled(7)
+        address = gone.data_ptr()
+        del gone
+        torch.cuda.memory._dump_snapshot(str(tmp_path / "snapshot.pickle"))
+    finally:
+        torch.cuda.memory._set_memory_metadata("")
+        torch.cuda.memory._record_memory_history(enabled=None)
+    snapshot = pickle.loads((tmp_path / "snapshot.pickle").read_bytes())
+    events = [event for event in snapshot["device_traces"][0] if event["addr"] == address]
+    assert [event["action"] for event in events][-3:] == ["alloc", "free_requested", "free_completed"]
+    assert events[-3]["size"] == 7 * MIB
+    assert any(frame["name"] == "filled" for frame in events[-3]["frames"])
+    assert events[-3].get("user_metadata") == "here"
+    assert abs(events[-3]["time_us"] / 1e6 - time.time()) < 600
+    blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
+    [block] = [block for block in blocks if block["address"] == kept.data_ptr()]
+    assert block["state"] == "active_allocated" and block["requested_size"] == 5 * MIB
+    assert any(frame["name"] == "filled" for frame in block["frames"])
+
+
+def test_history_of_an_out_of_memory_is_kept() -> None:
+    torch.cuda.memory._record_memory_history(stacks="python", max_entries=10)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            empty(2 * torch.cuda.mem_get_info()[1])
+        for _ in range(20):
+            empty(1000)
+        events = torch.cuda.memory._snapshot()["device_traces"][0]
+        assert len(events) == 10
+        with pytest.raises(torch.OutOfMemoryError):
+            empty(2 * torch.cuda.mem_get_info()[1])
+        assert "oom" in [event["action"] for event in torch.cuda.memory._snapshot()["device_traces"][0]]
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def test_the_profiler_sees_memory() -> None:
+    activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profiler:
+        kept = [filled(16) for _ in range(3)]
+    assert sum(event.self_device_memory_usage for event in profiler.key_averages()) >= 3 * 16 * MIB
+    del kept
+
+
+# ---- pools -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_mempool_has_its_own_memory() -> None:
+    outside = empty(MIB)
+    pool = torch.cuda.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        inside = filled(6, 4)
+    assert set(live_in(segments_of(pool.id))) == {inside.data_ptr()}
+    assert set(live_in(pool.snapshot())) == {inside.data_ptr()}
+    assert outside.data_ptr() not in live_in(segments_of(pool.id))
+    assert pool.use_count() == 1
+    eager = [filled(6, 9) for _ in range(20)]
+    assert inside.min().item() == inside.max().item() == 4
+    del inside, eager
+    reserved = torch.cuda.memory_reserved()
+    del pool
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < reserved
+
+
+def test_mempools_nest_and_are_each_threads() -> None:
+    outer, inner = torch.cuda.MemPool(), torch.cuda.MemPool()
+    others: list[Any] = []
+    with torch.cuda.use_mem_pool(outer):
+        first = empty(3 * MIB)
+        thread = threading.Thread(target=lambda: others.append(empty(3 * MIB)))
+        thread.start()
+        thread.join()
+    with torch.cuda.use_mem_pool(inner):
+        second = empty(3 * MIB)
+    assert set(live_in(segments_of(outer.id))) == {first.data_ptr()}
+    assert set(live_in(segments_of(inner.id))) == {second.data_ptr()}
+    with torch.cuda.use_mem_pool(outer), pytest.raises(RuntimeError):
+        torch.cuda.memory._cuda_beginAllocateCurrentThreadToPool(0, outer.id)
+
+
+def test_a_mempool_gives_its_memory_where_there_is_no_other() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+    total = torch.cuda.mem_get_info()[1]
+    pool = torch.cuda.MemPool(use_on_oom=True)
+    with torch.cuda.use_mem_pool(pool):
+        inside = empty(900 * MIB)
+    del inside
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + 64 * MIB) / total)
+    try:
+        tensor = filled(800, 2)
+        assert tensor.data_ptr() in live_in(segments_of(pool.id))
+        assert tensor.min().item() == 2
+        del tensor
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    del pool
+
+
+def test_a_mempool_without_splits_is_left_to_pytorch() -> None:
+    pool = torch.cuda.MemPool(no_split=True)
+    with torch.cuda.use_mem_pool(pool):
+        tensor = filled(3, 5)
+    tensor.record_stream(torch.cuda.Stream())
+    assert tensor.sum().item() == 5 * 3 * MIB
+    assert live_in(pool.snapshot()) == [tensor.data_ptr()]
+    del tensor, pool
+
+
+# ---- other processes -------------------------------------------------------------------------------------------------
+
+
+def test_sharing_by_cuda_ipc_says_that_it_is_not_there() -> None:
+    tensor = filled(1)
+    with pytest.raises(NotImplementedError, match="cannot be shared between processes"):
+        tensor.untyped_storage()._share_cuda_()
+
+
+# ---- graphs ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_captured_graph_replays_while_eager_work_goes_on() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(256, 1024), torch.nn.GELU(), torch.nn.Linear(1024, 256)).cuda()
+    entry = torch.randn(128, 256, device="cuda")
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side), torch.no_grad():
+        for _ in range(3):
+            model(entry)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        result = model(entry) + model(entry * 2)
+    assert result.data_ptr() in live_in(segments_of(graph.pool()))
+    for step in range(30):
+        fresh = torch.randn(128, 256, device="cuda")
+        entry.copy_(fresh)
+        graph.replay()
+        eager = [torch.full((step * 1000 + 1,), float(step), device="cuda") for _ in range(5)]
+        with torch.no_grad():
+            torch.testing.assert_close(result, model(fresh) + model(fresh * 2), rtol=1e-4, atol=1e-4)
+        assert all(tensor[-1].item() == step for tensor in eager)
+
+
+def test_a_checkpoint_makes_the_same_blocks_live_again() -> None:
+    pool = torch.cuda.MemPool()
+    check = torch._C._cuda_checkPoolLiveAllocations
+    with torch.cuda.use_mem_pool(pool):
+        first, second, third = filled(1, 1), filled(3, 2), filled(2, 3)
+    addresses = {tensor.data_ptr() for tensor in (first, second, third)}
+    assert check(0, pool.id, addresses)
+    state = torch._C._cuda_getCheckpointState(0, pool.id)
+    storages = [tensor.untyped_storage() for tensor in (first, second, third)]
+    del first, second, third, storages
+    assert check(0, pool.id, set())
+    with torch.cuda.use_mem_pool(pool):
+        other = [empty(MIB) for _ in range(5)]
+    others = {tensor.data_ptr() for tensor in other}
+    assert others & addresses, "the memory is used again"
+    # These are stale; PyTorch takes their deleters away.
+    stale = [tensor.untyped_storage()._cdata for tensor in other]
+    torch._C._cuda_setCheckpointPoolState(0, state, stale, [])
+    assert check(0, pool.id, addresses)
+    del other
+    assert check(0, pool.id, addresses)
+    for address in addresses:
+        torch._C._cuda_cudaCachingAllocator_raw_delete(address)
+    assert check(0, pool.id, set())
+
+
+def test_compiled_graph_trees_branch_and_agree_with_eager() -> None:
+    pytest.importorskip("triton")
+    torch.manual_seed(0)
+    first, second = torch.randn(64, 64, device="cuda"), torch.randn(64, 64, device="cuda")
+
+    def model(x: Any, y: Any) -> Any:
+        return torch.relu(x @ y) + x
+
+    def left(x: Any, y: Any) -> Any:
+        return (x * 2 + y).sin()
+
+    def right(x: Any, y: Any) -> Any:
+        return (x - y).cos() @ y
+
+    compiled = [torch.compile(part, mode="reduce-overhead") for part in (model, left, right)]
+    with torch.no_grad():
+        for step in range(12):
+            torch.compiler.cudagraph_mark_step_begin()
+            here = compiled[0](first, second)
+            branch = 1 + step % 2 if step > 4 else 1
+            there = compiled[branch](here, second)
+            eager = (left, right)[branch - 1](model(first, second), second)
+            torch.testing.assert_close(there, eager, rtol=1e-3, atol=1e-3)
+            torch.randn(1000 * step + 1, device="cuda")
+
+
+def test_a_compiled_model_trains_with_graph_trees() -> None:
+    pytest.importorskip("triton")
+    losses = []
+    for mode in (None, "reduce-overhead"):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)).cuda()
+        step = torch.compile(model, mode=mode) if mode else model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        these = []
+        for _ in range(8):
+            optimizer.zero_grad()
+            loss = step(torch.ones(32, 64, device="cuda")).square().mean()
+            loss.backward()
+            optimizer.step()
+            these.append(loss.item())
+        losses.append(these)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2)
