@@ -30,7 +30,7 @@ pub(super) struct Populated {
 unsafe impl Send for Populated {}
 
 impl Populated {
-    /// Maps `bytes`, on a NUMA node if one is named, and touches all of it.
+    /// Maps `bytes`, rounded up to whole pages, on a NUMA node if one is named, and touches all of it.
     ///
     /// # Errors
     /// The system's. Where it is short of memory, that is often an end of the process instead: ask what is free first.
@@ -39,7 +39,7 @@ impl Populated {
         let ready = mapped.bind(node).and_then(|()| {
             // Without huge pages it is slower, and no less right.
             // SAFETY: our mapping, which nobody else knows.
-            let _ = unsafe { rustix::mm::madvise(mapped.start, bytes, Advice::LinuxHugepage) };
+            let _ = unsafe { rustix::mm::madvise(mapped.start, mapped.bytes, Advice::LinuxHugepage) };
             mapped.populate()
         });
         if let Err(error) = ready {
@@ -69,6 +69,8 @@ impl Populated {
 
     /// Maps a range that begins at a multiple of a huge page.
     fn reserve(bytes: usize) -> Result<Self, Errno> {
+        let whole_pages = bytes.checked_next_multiple_of(rustix::param::page_size());
+        let bytes = whole_pages.ok_or(Errno::NOMEM)?;
         let padded = bytes.checked_add(HUGE_PAGE).ok_or(Errno::NOMEM)?;
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
         // SAFETY: a new mapping, at an address that the system chooses, touches nothing that exists.
@@ -164,6 +166,14 @@ mod tests {
         // SAFETY: as above, and nobody writes.
         let content = unsafe { std::slice::from_raw_parts(mapped.start().cast::<u8>(), bytes) };
         assert!(content.iter().all(|byte| *byte == 0));
+        // SAFETY: nobody uses it.
+        unsafe { mapped.unmap() }.unwrap();
+    }
+
+    #[test]
+    fn less_than_a_page_takes_a_page() {
+        let mapped = Populated::map(512, None).unwrap();
+        assert_eq!(mapped.bytes(), rustix::param::page_size());
         // SAFETY: nobody uses it.
         unsafe { mapped.unmap() }.unwrap();
     }

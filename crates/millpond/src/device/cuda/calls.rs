@@ -17,6 +17,10 @@ use crate::device::{
     PageHandle, Place, Properties, Residency, StreamHandle, StreamId,
 };
 
+/// What is staged of a copy to pinned memory; for more, the caller waits. The driver stages as much for a GPU's memory
+/// ("API synchronization behavior" in its reference).
+const MOST_STAGED: u64 = 64 << 10;
+
 // SAFETY: each call is one of the driver's, which keeps what the trait asks for.
 unsafe impl Device for CudaDevice {
     fn properties(&self) -> &Properties {
@@ -294,6 +298,20 @@ unsafe impl Device for CudaDevice {
     ) -> DeviceResult<()> {
         if bytes == 0 {
             return Ok(());
+        }
+        // The driver's own copy from host to host memory makes the caller wait, but is a node like others in a capture.
+        // SAFETY: the caller's promise of the stream.
+        if bytes <= MOST_STAGED && host_ranges::contains(to) && unsafe { self.capture_of(stream) }?.is_none()
+        {
+            // SAFETY: the caller's promise: `from` is readable now.
+            let staged = unsafe { std::slice::from_raw_parts(from, bytes as usize) }.to_vec();
+            let copy = move || {
+                let to = ptr::with_exposed_provenance_mut::<u8>(to.raw() as usize);
+                // SAFETY: the caller's promise: `to` is ours to write in stream order, and the copy is our own.
+                unsafe { ptr::copy_nonoverlapping(staged.as_ptr(), to, staged.len()) };
+            };
+            // SAFETY: the caller's promise of the stream, which is not captured.
+            return unsafe { self.launch_host(stream, copy) };
         }
         let _entered = self.enter()?;
         // SAFETY: the caller's promise: `from` is readable now, `to` is ours to write in stream order.
