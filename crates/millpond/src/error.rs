@@ -204,6 +204,14 @@ pub enum Error {
         /// What the operating system said.
         what: String,
     },
+    /// The file by which processes share a [named budget](crate::Budget::named) cannot be used.
+    #[error("cannot share a budget by {path}: {what}")]
+    SharedBudget {
+        /// The file.
+        path: String,
+        /// What is wrong with it, and what would help.
+        what: String,
+    },
     /// The pool, stream or buffer was made in the process that this one was forked from.
     #[error("{}", DeviceError::Forked)]
     Forked,

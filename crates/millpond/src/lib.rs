@@ -75,6 +75,7 @@ mod process;
 #[cfg(feature = "record")]
 pub mod record;
 mod stats;
+mod tenant;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod workspace;
@@ -104,4 +105,5 @@ pub use out_of_memory::{Limit, OutOfMemory};
 pub use physical::Budget;
 pub use pool::{CapturePool, Capturing, Context, ObserverId, Pool, PoolBuilder, ReclaimId};
 pub use stats::{DeviceCalls, HumanBytes, Level, Stats};
+pub use tenant::Tenant;
 pub use workspace::{Workspace, WorkspaceSlice};

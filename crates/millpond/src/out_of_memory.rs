@@ -4,6 +4,7 @@ use std::fmt;
 
 use crate::device::MemoryKind;
 use crate::stats::HumanBytes;
+use crate::tenant::Tenant;
 
 /// An out-of-memory error's account of where the memory is. Bytes throughout.
 ///
@@ -46,6 +47,8 @@ pub struct OutOfMemory {
     pub device_total: u64,
     /// Bytes of the longest free range.
     pub largest_free: u64,
+    /// The other processes under the pool's [named budget](crate::Budget::named).
+    pub tenants: Vec<Tenant>,
 }
 
 /// What stood in the way of more memory. Bytes throughout.
@@ -168,7 +171,9 @@ impl fmt::Display for OutOfMemory {
             HumanBytes(self.device_total),
             HumanBytes(self.other_pools),
             HumanBytes(others),
-        )
+        )?;
+        let lists = |at: usize| if at == 0 { ". Under the budget" } else { "," };
+        self.tenants.iter().enumerate().try_for_each(|(at, tenant)| write!(f, "{} {tenant}", lists(at)))
     }
 }
 
@@ -193,6 +198,7 @@ mod tests {
             device_free: 500 * MIB,
             device_total: 1 << 30,
             largest_free: MIB,
+            tenants: Vec::new(),
         }
     }
 

@@ -1,10 +1,16 @@
 //! A limit that several pools share.
 
 use std::fmt;
-use std::sync::Arc;
+use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::Duration;
 
+use super::named::{GivesBack, Tenancy};
 use crate::device::Device;
+use crate::lock::Mutex;
+use crate::process::PerProcess;
+use crate::tenant::Tenant;
 use crate::{Error, Result};
 
 /// A limit on the physical bytes that all pools with this budget hold together. Clones are the same budget.
@@ -23,7 +29,20 @@ use crate::{Error, Result};
 /// ```
 #[derive(Clone)]
 pub struct Budget {
-    inner: Arc<Inner>,
+    inner: Inner,
+}
+
+#[derive(Clone)]
+enum Inner {
+    /// Of this process.
+    Private(Arc<Private>),
+    /// Of all processes that name it.
+    Named(Arc<Tenancy>),
+}
+
+struct Private {
+    limit: AtomicU64,
+    held: AtomicU64,
 }
 
 impl fmt::Debug for Budget {
@@ -32,15 +51,11 @@ impl fmt::Debug for Budget {
     }
 }
 
-struct Inner {
-    limit: AtomicU64,
-    held: AtomicU64,
-}
-
 impl Budget {
     /// A budget of `limit` bytes.
     pub fn bytes(limit: u64) -> Self {
-        Self { inner: Arc::new(Inner { limit: AtomicU64::new(limit), held: AtomicU64::new(0) }) }
+        let private = Private { limit: AtomicU64::new(limit), held: AtomicU64::new(0) };
+        Self { inner: Inner::Private(Arc::new(private)) }
     }
 
     /// A budget of a `fraction` (0 to 1) of the device's memory.
@@ -57,40 +72,224 @@ impl Budget {
         Ok(Self::bytes((device.properties().total_memory as f64 * fraction) as u64))
     }
 
+    /// A budget of `limit` bytes that all processes of this user share which give the same name: letters, digits, `-` and
+    /// `_`. Within a process, it is the same budget for every caller, as long as one of them or a pool has it. The page
+    /// `docs/budgets.md` says what it promises.
+    ///
+    /// The first process sets the limit. For those that join later, it is what it is ([`limit`](Self::limit)).
+    ///
+    /// A process that lacks memory asks the others, and waits for some time ([`set_patience`](Self::set_patience)). Their
+    /// free memory goes back, but for what lies below their [floors](Self::set_floor). A process that ends in any way,
+    /// `kill -9` too, gives up what it held.
+    ///
+    /// ```
+    /// use millpond::{Budget, Context, Pool};
+    ///
+    /// # let name = format!("budget-example-{}", std::process::id());
+    /// # let name = name.as_str();
+    /// let budget = Budget::named(name, 1 << 30)?; // "gpu0", say
+    /// budget.set_floor(256 << 20)?; // kept for this process
+    /// budget.set_claim(768 << 20)?; // and it never holds more
+    /// let device = Context::host()?; // or Context::cuda(0)?
+    /// let pool = Pool::builder(&device).budget(&budget).build()?;
+    /// # let stream = device.create_stream()?;
+    /// # unsafe { pool.free(pool.alloc(1 << 20, &stream)?, &stream) }?;
+    /// assert_eq!(budget.held(), pool.reserved().current); // with what other processes hold
+    /// # std::fs::remove_file(budget.path().unwrap()).unwrap();
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] for a name with other characters. [`Error::SharedBudget`] where the file for it cannot be used,
+    /// or where too many processes have it.
+    pub fn named(name: &str, limit: u64) -> Result<Self> {
+        static KNOWN: PerProcess<Mutex<Vec<Weak<Tenancy>>>> = PerProcess::new();
+        let mut known = KNOWN.get().lock();
+        known.retain(|tenancy| tenancy.strong_count() > 0);
+        let same = known.iter().filter_map(Weak::upgrade).find(|tenancy| tenancy.name() == name);
+        let tenancy = match same {
+            Some(tenancy) => tenancy,
+            None => {
+                let joined = Tenancy::join(name, limit)?;
+                known.push(Arc::downgrade(&joined));
+                joined
+            }
+        };
+        Ok(Self { inner: Inner::Named(tenancy) })
+    }
+
     /// The limit in bytes.
     pub fn limit(&self) -> u64 {
-        // Relaxed: a setting; nothing is concluded from when it is seen.
-        self.inner.limit.load(Ordering::Relaxed)
+        match &self.inner {
+            // Relaxed: a setting; nothing is concluded from when it is seen.
+            Inner::Private(private) => private.limit.load(Ordering::Relaxed),
+            Inner::Named(tenancy) => tenancy.limit(),
+        }
     }
 
     /// Changes the limit, for what the pools take from now on. What they hold beyond it stays theirs until they
-    /// give it back.
+    /// give it back. That of a named budget changes for all processes. They then give back at once what is free beyond it.
     pub fn set_limit(&self, bytes: u64) {
-        // Relaxed: as for `limit`.
-        self.inner.limit.store(bytes, Ordering::Relaxed);
+        match &self.inner {
+            // Relaxed: as for `limit`.
+            Inner::Private(private) => private.limit.store(bytes, Ordering::Relaxed),
+            Inner::Named(tenancy) => tenancy.set_limit(bytes),
+        }
     }
 
-    /// Bytes that the pools hold now.
+    /// Bytes that the pools hold now; with a named budget, those of all processes.
     pub fn held(&self) -> u64 {
-        // Relaxed: a figure to read; nothing is concluded from it.
-        self.inner.held.load(Ordering::Relaxed)
+        match &self.inner {
+            // Relaxed: a figure to read; nothing is concluded from it.
+            Inner::Private(private) => private.held.load(Ordering::Relaxed),
+            Inner::Named(tenancy) => tenancy.held(),
+        }
     }
+
+    // ---- a named budget ----------------------------------------------------------------------------
+
+    fn of_processes(&self, option: &'static str) -> Result<&Tenancy> {
+        match &self.inner {
+            Inner::Named(tenancy) => Ok(tenancy),
+            Inner::Private(_) => Err(Error::BadOption {
+                option,
+                why: "only a budget that processes share has one: make it with Budget::named".to_owned(),
+            }),
+        }
+    }
+
+    /// Keeps `bytes` of a named budget for this process, 0 at first. Other processes do not take them, and it need not give
+    /// them back. What others hold of them already, they are asked for when this process needs it.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] where that and the floors of the others exceed the limit, or where the budget has no name.
+    /// [`Error::Forked`] in a forked child.
+    pub fn set_floor(&self, bytes: u64) -> Result<()> {
+        self.of_processes("floor")?.set_floor(bytes)
+    }
+
+    /// The most that this process takes of a named budget. Without a claim, it may take the limit.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] where the budget has no name.
+    pub fn set_claim(&self, bytes: u64) -> Result<()> {
+        self.of_processes("claim")?.set_claim(bytes);
+        Ok(())
+    }
+
+    /// How long a request of this process waits for the other processes to give memory back, before it fails. 50 ms by
+    /// default. With zero they are not asked.
+    ///
+    /// # Errors
+    /// [`Error::BadOption`] where the budget has no name.
+    pub fn set_patience(&self, patience: Duration) -> Result<()> {
+        self.of_processes("patience")?.set_patience(patience);
+        Ok(())
+    }
+
+    /// The processes that have this budget, this one too; none for a budget without a name.
+    pub fn tenants(&self) -> Vec<Tenant> {
+        match &self.inner {
+            Inner::Private(_) => Vec::new(),
+            Inner::Named(tenancy) => tenancy.tenants(),
+        }
+    }
+
+    /// The file that the processes share; `None` for a budget without a name. It stays when they end. It may be removed
+    /// when no process has the budget: those that come later would share another one.
+    pub fn path(&self) -> Option<&Path> {
+        match &self.inner {
+            Inner::Private(_) => None,
+            Inner::Named(tenancy) => Some(tenancy.path()),
+        }
+    }
+
+    // ---- for pools ---------------------------------------------------------------------------------
 
     /// Whether the two are the same budget.
     pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
+        match (&self.inner, &other.inner) {
+            (Inner::Private(mine), Inner::Private(theirs)) => Arc::ptr_eq(mine, theirs),
+            (Inner::Named(mine), Inner::Named(theirs)) => Arc::ptr_eq(mine, theirs),
+            _ => false,
+        }
+    }
+
+    /// A pool has the budget. An error in a forked child of the process whose budget it is.
+    pub(crate) fn join(&self, pool: Weak<dyn GivesBack>) -> Result<()> {
+        if let Inner::Named(tenancy) = &self.inner {
+            tenancy.check_process()?;
+            tenancy.add_giver(pool);
+        }
+        Ok(())
+    }
+
+    /// The most that the pools of this process may hold.
+    pub(crate) fn most(&self) -> u64 {
+        match &self.inner {
+            Inner::Private(_) => self.limit(),
+            Inner::Named(tenancy) => tenancy.most(),
+        }
+    }
+
+    /// The limit that a request of so many bytes meets, and what is held under it.
+    pub(crate) fn limit_met(&self, bytes: u64) -> (u64, u64) {
+        match &self.inner {
+            Inner::Private(_) => (self.limit(), self.held()),
+            Inner::Named(tenancy) => tenancy.limit_met(bytes),
+        }
+    }
+
+    /// Whether so many bytes more can be taken.
+    #[inline]
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
+        match &self.inner {
+            Inner::Private(_) => self.held().saturating_add(bytes) <= self.limit(),
+            Inner::Named(tenancy) => tenancy.has_room(bytes),
+        }
+    }
+
+    /// How long a request may wait for other processes: not at all where there are none.
+    pub(crate) fn patience(&self) -> Duration {
+        match &self.inner {
+            Inner::Private(_) => Duration::ZERO,
+            Inner::Named(tenancy) => tenancy.patience(),
+        }
+    }
+
+    /// Waits until other processes have left so many bytes, for so long at most; `false` where they have not.
+    pub(crate) fn ask(&self, bytes: u64, patience: Duration) -> bool {
+        match &self.inner {
+            Inner::Private(_) => false,
+            Inner::Named(tenancy) => tenancy.ask(bytes, patience),
+        }
+    }
+
+    /// The other processes that have it.
+    pub(crate) fn other_tenants(&self) -> Vec<Tenant> {
+        match &self.inner {
+            Inner::Private(_) => Vec::new(),
+            Inner::Named(tenancy) => tenancy.other_tenants(),
+        }
     }
 
     /// Takes `bytes` of what is left, or nothing.
     pub(super) fn take(&self, bytes: u64) -> bool {
+        let private = match &self.inner {
+            Inner::Private(private) => private,
+            Inner::Named(tenancy) => return tenancy.take(bytes),
+        };
         let limit = self.limit();
         let take = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
         // Relaxed: the counter guards nothing but itself; read-modify-writes never lose an update.
-        self.inner.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
+        private.held.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_ok()
     }
 
     pub(super) fn give_back(&self, bytes: u64) {
-        // Relaxed: as for `take`.
-        self.inner.held.fetch_sub(bytes, Ordering::Relaxed);
+        match &self.inner {
+            // Relaxed: as for `take`.
+            Inner::Private(private) => _ = private.held.fetch_sub(bytes, Ordering::Relaxed),
+            Inner::Named(tenancy) => tenancy.give_back(bytes),
+        }
     }
 }

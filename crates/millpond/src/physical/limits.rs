@@ -42,7 +42,7 @@ impl Limits {
         // Relaxed: a figure to read.
         are_below(self.together.load(Ordering::Relaxed), self.on_device)
             && are_below(counters.reserved.current(), self.hard_limit)
-            && self.budget.as_ref().is_none_or(|budget| are_below(budget.held(), budget.limit()))
+            && self.budget.as_ref().is_none_or(|budget| budget.has_room(bytes))
     }
 
     /// Takes `bytes` of the budget if every limit allows it. They are counted as reserved once the device has

@@ -14,11 +14,13 @@
 
 mod budget;
 mod limits;
+mod named;
 
 use std::sync::Arc;
 
 pub use budget::Budget;
 pub(crate) use limits::{Limits, Shortage};
+pub(crate) use named::GivesBack;
 
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PageHandle};

@@ -15,7 +15,7 @@ use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;
 use crate::extents::{Arena, Layout, Owner};
 use crate::order::{AfterSync, Reuse, ReusePolicies};
-use crate::physical::{Budget, Limits, Pages};
+use crate::physical::{Budget, GivesBack, Limits, Pages};
 use crate::policy::ledger::{self, Ledger};
 use crate::policy::size_classes::EXACT_FROM;
 use crate::process::OfProcess;
@@ -302,6 +302,10 @@ impl PoolBuilder {
                 }
             }
             (None, None) => {}
+        }
+        if let Some(budget) = &inner.limits.budget {
+            let pool: Arc<dyn GivesBack> = inner.clone();
+            budget.join(Arc::downgrade(&pool))?;
         }
         registry.enter(&inner);
         let listener: Arc<dyn AfterSync> = inner.clone();

@@ -84,7 +84,7 @@ impl PoolInner {
     fn all_limits(&self) -> [(Shortage, u64); 4] {
         let limits = &self.limits;
         let total = self.device.properties().total_memory;
-        let budget = limits.budget.as_ref().map_or(u64::MAX, Budget::limit);
+        let budget = limits.budget.as_ref().map_or(u64::MAX, Budget::most);
         let but_headroom = if limits.headroom > 0 { limits.on_device } else { u64::MAX };
         [
             (Shortage::HardLimit, limits.hard_limit),

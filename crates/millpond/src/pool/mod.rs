@@ -23,6 +23,7 @@ mod giving_back;
 mod impossible;
 mod inner;
 mod managed;
+mod other_processes;
 mod pressure;
 mod recorded;
 mod recounting;

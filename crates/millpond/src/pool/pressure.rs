@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use super::callbacks::{Observer, ObserverId, ReclaimId, Reclaimer};
 use super::inner::PoolInner;
@@ -10,8 +11,11 @@ use crate::extents::Refusal;
 use crate::host::try_box;
 use crate::order::Stream;
 use crate::out_of_memory::{Limit, OutOfMemory};
-use crate::physical::Shortage;
+use crate::physical::{Budget, Shortage};
 use crate::{Error, Result};
+
+/// How often one request asks other processes, as long as its time is not over.
+const MOST_ASKED: usize = 8;
 
 impl PoolInner {
     pub(super) fn add_reclaimer(&self, reclaimer: Arc<Reclaimer>) -> ReclaimId {
@@ -58,13 +62,16 @@ impl PoolInner {
             PressureStep::ReleaseAll,
             PressureStep::TrimOthers,
         ];
+        // More than once: another process may be faster to take what one gave back.
+        let ask = std::iter::repeat_with(|| PressureStep::AskProcesses).take(MOST_ASKED);
+        let mut patience = self.limits.budget.as_ref().map_or(Duration::ZERO, Budget::patience);
         let mut is_impossible = false;
-        for step in steps.into_iter().chain(reclaim) {
+        for step in steps.into_iter().chain(ask).chain(reclaim) {
             if let Some(limit) = self.what_forbids_now(bytes) {
                 (what, is_impossible) = (limit, true);
                 break;
             }
-            let may_have_made_room = self.take_step(&step, request)?;
+            let may_have_made_room = self.take_step(&step, request, what, &mut patience)?;
             // A callback may have forked: the child is as new, and the lock may be another thread's that is gone.
             self.check_process()?;
             if !may_have_made_room {
@@ -110,7 +117,13 @@ impl PoolInner {
     }
 
     /// Takes one step; `false` where it cannot have made room.
-    fn take_step(&self, step: &PressureStep, request: u64) -> Result<bool> {
+    fn take_step(
+        &self,
+        step: &PressureStep,
+        request: u64,
+        what: Shortage,
+        patience: &mut Duration,
+    ) -> Result<bool> {
         match step {
             PressureStep::WaitForFences => {
                 let let_go = self.let_go_of_released();
@@ -130,6 +143,7 @@ impl PoolInner {
             // whatever size.
             PressureStep::ReleaseAll => self.trim(0).map(|_| true).map_err(Error::from),
             PressureStep::TrimOthers => self.trim_others(),
+            PressureStep::AskProcesses => Ok(self.ask_processes(request, what, patience)),
             PressureStep::Reclaim(reclaimer, depth) => {
                 Ok(self.reclaimers.enter(*depth).is_some_and(|_entered| reclaimer(request)))
             }
@@ -155,16 +169,17 @@ impl PoolInner {
     }
 
     fn out_of_memory(&self, requested: u64, what: Shortage, is_impossible: bool) -> OutOfMemory {
+        let limits = &self.limits;
         let device = self.device.memory_info().unwrap_or_default();
         // Relaxed: a figure to read.
         let all = self.limits.together.load(Ordering::Relaxed);
+        let tenants = limits.budget.as_ref().map_or(Vec::new(), Budget::other_tenants);
         let mut state = self.state.lock();
         if !is_impossible {
             // For the longest free range. What was not tried leaves everything as it was.
             self.empty_caches(&mut state);
         }
         self.counters.out_of_memory.add(1);
-        let limits = &self.limits;
         let stats = self.stats();
         OutOfMemory {
             pool: self.name_of(),
@@ -174,7 +189,8 @@ impl PoolInner {
                 (Shortage::HardLimit, _) => Limit::HardLimit(limits.hard_limit),
                 (Shortage::Headroom, _) => Limit::Headroom(limits.headroom),
                 (Shortage::Budget, Some(budget)) => {
-                    Limit::Budget { limit: budget.limit(), held: budget.held() }
+                    let (limit, held) = budget.limit_met(requested);
+                    Limit::Budget { limit, held }
                 }
                 (Shortage::Budget, None) | (Shortage::Device, _) => Limit::Device,
             },
@@ -186,6 +202,7 @@ impl PoolInner {
             device_free: device.free,
             device_total: device.total,
             largest_free: state.arena.largest_free(),
+            tenants,
         }
     }
 }
@@ -200,6 +217,8 @@ enum PressureStep {
     ReleaseAll,
     /// Let the other pools of the device give back what they cache.
     TrimOthers,
+    /// Let the other processes of a named budget give back what they cache.
+    AskProcesses,
     /// Ask the program, for a request that is nested so deep.
     Reclaim(Arc<Reclaimer>, u32),
 }

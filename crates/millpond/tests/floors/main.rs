@@ -13,7 +13,7 @@ use source::Uses;
 const FLOORS: [&[&str]; 13] = [
     &["host.rs", "lock.rs", "process.rs", "stats.rs", "counters.rs"],
     &["device/"],
-    &["out_of_memory.rs", "error.rs"],
+    &["tenant.rs", "out_of_memory.rs", "error.rs"],
     &["order/"],
     &["physical/"],
     &["policy/"],

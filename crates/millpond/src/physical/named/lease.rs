@@ -1,0 +1,147 @@
+//! Which process holds something, said so that any other process can tell when it is gone.
+
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+
+/// Bits of a lease that hold the start time. The rest holds the process id, which Linux keeps below 2^22
+/// (`PID_MAX_LIMIT`).
+const START_BITS: u32 = 42;
+
+/// A process, by its id and its start time in clock ticks: no two processes between two boots have both in common. One
+/// word, so that it is written and compared at once. Never 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Lease(u64);
+
+impl Lease {
+    /// The present process's.
+    pub(super) fn mine() -> Result<Self, String> {
+        let pid = std::process::id();
+        let stat = Stat::read("self").ok_or("/proc/self/stat cannot be read: mount /proc")?;
+        if stat.pid != pid {
+            return Err("/proc shows another PID namespace: mount the process's own".to_owned());
+        }
+        Ok(stat.lease())
+    }
+
+    /// From what [`bits`](Self::bits) gave.
+    pub(super) fn from_bits(bits: u64) -> Option<Self> {
+        (bits != 0).then_some(Self(bits))
+    }
+
+    pub(super) fn bits(self) -> u64 {
+        self.0
+    }
+
+    pub(super) fn pid(self) -> u32 {
+        (self.0 >> START_BITS) as u32
+    }
+
+    /// The name of the process's program; `None` once the process has ended, and all its memory was given back.
+    ///
+    /// A process that was killed counts as long as it is ending: only then the driver has its memory back. The kernel
+    /// closes a process's files, and so gives the memory of the GPU back, before it makes the process a zombie.
+    pub(super) fn program(self) -> Option<String> {
+        match Stat::read(&self.pid().to_string()) {
+            Some(stat) => (stat.lease() == self && !stat.has_ended).then_some(stat.program),
+            // Not readable is not gone.
+            None => fs::exists(format!("/proc/{}", self.pid())).unwrap_or(true).then(String::new),
+        }
+    }
+
+    pub(super) fn is_alive(self) -> bool {
+        self.program().is_some()
+    }
+}
+
+/// What a lease means depends on these: the inodes of the PID namespace and of the time namespace.
+pub(super) fn namespaces() -> [u64; 2] {
+    ["pid", "time"].map(|kind| fs::metadata(format!("/proc/self/ns/{kind}")).map_or(0, |file| file.ino()))
+}
+
+/// Of `/proc/PID/stat` (proc_pid_stat(5)).
+struct Stat {
+    pid: u32,
+    program: String,
+    has_ended: bool,
+    start: u64,
+}
+
+impl Stat {
+    fn read(process: &str) -> Option<Self> {
+        let mut text = String::new();
+        fs::File::open(format!("/proc/{process}/stat")).ok()?.read_to_string(&mut text).ok()?;
+        Self::parse(&text)
+    }
+
+    /// The program's name stands in parentheses, and may have some itself.
+    fn parse(text: &str) -> Option<Self> {
+        let (before, after) = (text.find('(')?, text.rfind(')')?);
+        let fields: Vec<_> = text.get(after + 1..)?.split_ascii_whitespace().collect();
+        // Field 3 is the first here. A first thread that has ended is a zombie, too, as long as others live.
+        let (state, threads) = (*fields.first()?, fields.get(17)?.parse::<u64>().ok()?);
+        Some(Self {
+            pid: text[..before].trim().parse().ok()?,
+            program: text.get(before + 1..after)?.to_owned(),
+            has_ended: matches!(state, "X" | "x") || state == "Z" && threads <= 1,
+            start: fields.get(19)?.parse().ok()?,
+        })
+    }
+
+    fn lease(&self) -> Lease {
+        Lease(u64::from(self.pid) << START_BITS | self.start & ((1 << START_BITS) - 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    impl Lease {
+        pub(in super::super) fn of(pid: u32) -> Option<Self> {
+            Stat::read(&pid.to_string()).map(|stat| stat.lease())
+        }
+    }
+
+    #[test]
+    fn the_present_process_is_alive() {
+        let lease = Lease::mine().unwrap();
+        assert_eq!(lease.pid(), std::process::id());
+        assert!(lease.is_alive() && Lease::from_bits(lease.bits()) == Some(lease));
+    }
+
+    #[test]
+    fn a_process_that_was_killed_is_gone_even_before_it_is_waited_for() {
+        let mut child = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
+        let lease = Lease::of(child.id()).unwrap();
+        assert!(lease.is_alive());
+        child.kill().unwrap();
+        while lease.is_alive() {
+            std::thread::yield_now();
+        }
+        child.wait().unwrap();
+        assert!(!lease.is_alive());
+    }
+
+    #[test]
+    fn a_process_with_the_same_id_that_began_later_is_another_one() {
+        let mine = Lease::mine().unwrap();
+        assert!(!Lease(mine.0 - 1).is_alive());
+    }
+
+    #[test]
+    fn names_with_parentheses_and_first_threads_that_ended_are_understood() {
+        let text = |state, threads| {
+            format!("42 (a) b (c) {state} 1 1 1 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 777 1 1 1")
+        };
+        let stat = Stat::parse(&text("Z", 2)).unwrap();
+        assert_eq!((stat.pid, stat.program.as_str(), stat.start), (42, "a) b (c", 777));
+        assert!(!stat.has_ended);
+        assert!(
+            Stat::parse(&text("Z", 1)).unwrap().has_ended && !Stat::parse(&text("S", 1)).unwrap().has_ended
+        );
+        assert!(Stat::parse("42 (a) S").is_none() && Stat::parse("").is_none());
+    }
+}

@@ -1,0 +1,369 @@
+//! `named/`: one budget for many processes.
+//!
+//! **How one request passes through.** A pool that grows calls [`Tenancy::take`], which looks into the shared
+//! [`Ledger`](ledger): one page of `/dev/shm`, with a slot for each process. Where there is no room, the pool makes some of
+//! its own, and then calls [`Tenancy::ask`]: the slot says what is wanted, and the other processes are woken. A thread of
+//! each process waits for that. It has the process's pools give free memory back, and says that it did.
+//!
+//! A slot belongs to a [`Lease`]. That of a process that is gone counts for nothing: see the ledger for why it is
+//! right after `kill -9` at any instruction.
+
+mod lease;
+mod ledger;
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use rustix::thread::futex;
+
+use self::lease::Lease;
+use self::ledger::{Ledger, Slot};
+use crate::lock::Mutex;
+use crate::process::{OfProcess, Process};
+use crate::tenant::Tenant;
+use crate::{Error, Result};
+
+/// Where the ledgers lie: memory, not a disk.
+const FOLDER: &str = "/dev/shm";
+
+/// The longest name.
+const LONGEST_NAME: usize = 64;
+
+/// How long a request waits for the other processes by default.
+const PATIENCE: Duration = Duration::from_millis(50);
+
+/// After so long, the others are asked again, and then after twice as long: what they hold may be free by then.
+const FIRST_ROUND: Duration = Duration::from_millis(4);
+
+/// How often the thread that answers looks whether anybody still has the budget.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// What has memory under the budget: a pool.
+pub(crate) trait GivesBack: Send + Sync {
+    /// Another process wants so many bytes. Gives free memory back, at most so much; returns the bytes given back.
+    fn give_back_free(&self, wanted: u64, at_most: u64) -> u64;
+}
+
+/// What the present process has of a named budget. See the [module](self).
+pub(super) struct Tenancy {
+    name: String,
+    path: PathBuf,
+    ledger: Arc<Ledger>,
+    lease: Lease,
+    /// Which slot of the ledger.
+    at: usize,
+    /// Nanoseconds.
+    patience: AtomicU64,
+    givers: OfProcess<Mutex<Vec<Weak<dyn GivesBack>>>>,
+    process: Process,
+}
+
+impl fmt::Debug for Tenancy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Tenancy").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Tenancy {
+    /// Joins the processes that have this budget, and starts the thread that answers them.
+    pub(super) fn join(name: &str, limit: u64) -> Result<Arc<Self>> {
+        Self::join_in(FOLDER, name, limit)
+    }
+
+    fn join_in(folder: &str, name: &str, limit: u64) -> Result<Arc<Self>> {
+        let path = path(folder, name)?;
+        let failed = |what: String| Error::SharedBudget { path: path.display().to_string(), what };
+        let lease = Lease::mine().map_err(failed)?;
+        let ledger = Arc::new(Ledger::open(&path).map_err(failed)?);
+        let at = ledger.join(lease, limit).map_err(failed)?;
+        let present = ledger.limit.load(Ordering::SeqCst);
+        if present != limit {
+            tracing::warn!(name, limit, present, "a budget that others have keeps its limit");
+        }
+        let tenancy = Arc::new(Self {
+            name: name.to_owned(),
+            path: path.clone(),
+            ledger: ledger.clone(),
+            lease,
+            at,
+            patience: AtomicU64::new(nanoseconds(PATIENCE)),
+            givers: OfProcess::default(),
+            process: Process::here(),
+        });
+        let weak = Arc::downgrade(&tenancy);
+        std::thread::Builder::new()
+            .name("millpond-budget".to_owned())
+            .spawn(move || answer(&ledger, &weak))
+            .map_err(|error| {
+                failed(format!("the thread that answers other processes cannot start: {error}"))
+            })?;
+        Ok(tenancy)
+    }
+
+    /// To lock the ledger with: a forked child must not, since it would do so as its parent.
+    fn lease_here(&self) -> Option<Lease> {
+        self.process.is_here().then_some(self.lease)
+    }
+
+    fn slot(&self) -> &Slot {
+        &self.ledger.slots[self.at]
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn path(&self) -> &PathBuf {
+        &self.path
+    }
+
+    /// An error in a process that was forked from the one that joined: it would count as its parent.
+    pub(super) fn check_process(&self) -> Result<()> {
+        self.process.check().map_err(|_| Error::Forked)
+    }
+
+    pub(super) fn limit(&self) -> u64 {
+        self.ledger.limit.load(Ordering::Relaxed)
+    }
+
+    /// For all processes. Those above it are asked to give back what is free.
+    pub(super) fn set_limit(&self, bytes: u64) {
+        if self.process.is_here() {
+            self.ledger.limit.store(bytes, Ordering::SeqCst);
+            self.wake();
+        }
+    }
+
+    /// What all processes hold.
+    pub(super) fn held(&self) -> u64 {
+        self.ledger.held(self.lease_here())
+    }
+
+    /// The most that this process may ever hold.
+    pub(super) fn most(&self) -> u64 {
+        self.limit().min(self.slot().claim.load(Ordering::Relaxed))
+    }
+
+    /// The limit that a request of so many bytes meets, and what is held under it.
+    pub(super) fn limit_met(&self, bytes: u64) -> (u64, u64) {
+        let (claim, mine) =
+            (self.slot().claim.load(Ordering::Relaxed), self.slot().held.load(Ordering::Relaxed));
+        if mine.saturating_add(bytes) > claim && claim <= self.limit() {
+            return (claim, mine);
+        }
+        (self.limit(), self.held())
+    }
+
+    pub(super) fn has_room(&self, bytes: u64) -> bool {
+        bytes <= self.ledger.room(self.at)
+    }
+
+    pub(super) fn take(&self, bytes: u64) -> bool {
+        self.process.is_here() && self.ledger.take(self.lease, self.at, bytes)
+    }
+
+    pub(super) fn give_back(&self, bytes: u64) {
+        if self.process.is_here() {
+            let held = self.slot().held.fetch_sub(bytes, Ordering::SeqCst);
+            debug_assert!(held >= bytes, "a process gives back what it holds");
+        }
+    }
+
+    pub(super) fn set_floor(&self, bytes: u64) -> Result<()> {
+        self.check_process()?;
+        self.ledger.clear_gone(self.lease);
+        self.ledger.set_floor(self.lease, self.at, bytes).map_err(|most| Error::BadOption {
+            option: "floor",
+            why: format!(
+                "{bytes} bytes are more than budget '{}' has left beside the others' floors: use at most {most}, or lower theirs",
+                self.name
+            ),
+        })
+    }
+
+    pub(super) fn set_claim(&self, bytes: u64) {
+        if self.process.is_here() {
+            self.slot().claim.store(bytes, Ordering::SeqCst);
+        }
+    }
+
+    pub(super) fn patience(&self) -> Duration {
+        // Relaxed: a setting.
+        Duration::from_nanos(self.patience.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_patience(&self, patience: Duration) {
+        // Relaxed: as above.
+        self.patience.store(nanoseconds(patience), Ordering::Relaxed);
+    }
+
+    pub(super) fn tenants(&self) -> Vec<Tenant> {
+        if self.process.is_here() {
+            self.ledger.clear_gone(self.lease);
+        }
+        let _still = self.lease_here().and_then(|lease| self.ledger.lock(lease));
+        tenants(&self.ledger)
+    }
+
+    pub(super) fn other_tenants(&self) -> Vec<Tenant> {
+        let mut tenants = self.tenants();
+        tenants.retain(|tenant| tenant.pid != self.lease.pid());
+        tenants
+    }
+
+    pub(super) fn add_giver(&self, giver: Weak<dyn GivesBack>) {
+        let mut givers = self.givers.lock();
+        givers.retain(|giver| giver.strong_count() > 0);
+        givers.push(giver);
+    }
+
+    // ---- asking ------------------------------------------------------------------------------------
+
+    fn wake(&self) -> u32 {
+        let ask = self.ledger.asks.fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+        wake_all(&self.ledger.asks);
+        ask
+    }
+
+    /// Waits until the process may take so many bytes: asks the others, again and again, until the time is over. `false`
+    /// where they do not hold so much beyond their floors, or did not give it back.
+    pub(super) fn ask(&self, bytes: u64, patience: Duration) -> bool {
+        if !self.process.is_here() || patience.is_zero() {
+            return false;
+        }
+        let began = Instant::now();
+        self.ledger.clear_gone(self.lease);
+        let wants = &self.slot().wants;
+        wants.fetch_add(bytes, Ordering::SeqCst);
+        let mut round = FIRST_ROUND;
+        let has_room = loop {
+            let room = self.ledger.room(self.at);
+            if bytes <= room {
+                break true;
+            }
+            let left = patience.saturating_sub(began.elapsed());
+            let may_come = room.saturating_add(self.ledger.others_beyond_floors(self.at));
+            if left.is_zero() || bytes > may_come {
+                break false;
+            }
+            self.wait_for_answers(self.wake(), bytes, left.min(round));
+            round *= 2;
+        };
+        wants.fetch_sub(bytes, Ordering::SeqCst);
+        has_room
+    }
+
+    /// Until all have answered there is room, or the time is over. Where all have answered and there is none, the rest of
+    /// the time passes: they may free something.
+    fn wait_for_answers(&self, ask: u32, bytes: u64, patience: Duration) {
+        let began = Instant::now();
+        loop {
+            let answers = self.ledger.answers.load(Ordering::SeqCst);
+            let left = patience.saturating_sub(began.elapsed());
+            if left.is_zero() || self.has_room(bytes) {
+                return;
+            }
+            if self.ledger.others_answered(self.at, ask) {
+                std::thread::sleep(left);
+                return;
+            }
+            wait(&self.ledger.answers, answers, left);
+        }
+    }
+
+    // ---- answering ---------------------------------------------------------------------------------
+
+    /// Has the pools give back what others ask for, and what is beyond the limit; but what they hold up to the floor is
+    /// theirs.
+    fn give_what_is_wanted(&self) {
+        if self.ledger.others_want(self.at) > 0 {
+            // Who asked and is gone wants nothing.
+            self.ledger.clear_gone(self.lease);
+        }
+        let beyond_limit = self.held().saturating_sub(self.limit());
+        let mut wanted = self.ledger.others_want(self.at).max(beyond_limit);
+        let givers: Vec<_> = self.givers.lock().iter().filter_map(Weak::upgrade).collect();
+        for giver in givers {
+            let (held, floor) = (&self.slot().held, &self.slot().floor);
+            let beyond_floor = held.load(Ordering::SeqCst).saturating_sub(floor.load(Ordering::SeqCst));
+            if wanted == 0 || beyond_floor == 0 {
+                return;
+            }
+            wanted = wanted.saturating_sub(giver.give_back_free(wanted, beyond_floor));
+        }
+    }
+}
+
+impl Drop for Tenancy {
+    fn drop(&mut self) {
+        if self.process.is_here() {
+            self.ledger.leave(self.lease, self.at);
+        }
+    }
+}
+
+/// What the thread does that answers other processes, as long as anybody has the budget.
+fn answer(ledger: &Ledger, tenancy: &Weak<Tenancy>) {
+    loop {
+        let asks = ledger.asks.load(Ordering::SeqCst);
+        if let Some(tenancy) = tenancy.upgrade() {
+            let answered = &tenancy.slot().answered;
+            if answered.load(Ordering::SeqCst) != asks {
+                tenancy.give_what_is_wanted();
+                answered.store(asks, Ordering::SeqCst);
+                ledger.answers.fetch_add(1, Ordering::SeqCst);
+                wake_all(&ledger.answers);
+            }
+        } else {
+            return;
+        }
+        wait(&ledger.asks, asks, LOOK);
+    }
+}
+
+fn tenants(ledger: &Ledger) -> Vec<Tenant> {
+    let tenant = |(slot, owner): (&Slot, Lease)| {
+        // Relaxed: figures to read.
+        let [held, floor, claim] =
+            [&slot.held, &slot.floor, &slot.claim].map(|word| word.load(Ordering::Relaxed));
+        Some(Tenant { pid: owner.pid(), program: owner.program()?, held, floor, claim })
+    };
+    ledger.owned().filter_map(tenant).collect()
+}
+
+/// The file of the ledger: one for each user.
+fn path(folder: &str, name: &str) -> Result<PathBuf> {
+    let is_allowed = |char: char| char.is_ascii_alphanumeric() || matches!(char, '-' | '_');
+    if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(is_allowed) {
+        return Err(Error::BadOption {
+            option: "budget",
+            why: format!("the name is '{name}': use 1 to {LONGEST_NAME} letters, digits, '-' and '_'"),
+        });
+    }
+    let user = rustix::process::geteuid().as_raw();
+    Ok([folder, &format!("millpond-budget-{user}-{name}")].iter().collect())
+}
+
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Waits until somebody wakes it, the word is another, or the time is over; or for no reason.
+fn wait(word: &std::sync::atomic::AtomicU32, seen: u32, patience: Duration) {
+    let timeout =
+        futex::Timespec { tv_sec: patience.as_secs().cast_signed(), tv_nsec: patience.subsec_nanos().into() };
+    // Not private: other processes wake it.
+    match futex::wait(word, futex::Flags::empty(), seen, Some(&timeout)) {
+        Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::TIMEDOUT | rustix::io::Errno::INTR) => {}
+        // A sandbox without it.
+        Err(_) => std::thread::sleep(patience.min(Duration::from_millis(2))),
+    }
+}
+
+fn wake_all(word: &std::sync::atomic::AtomicU32) {
+    // Fails only where `wait` does not wait for it either.
+    let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
+}

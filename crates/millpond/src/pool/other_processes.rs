@@ -1,0 +1,45 @@
+//! Memory that passes between processes, under a named budget.
+
+use std::time::{Duration, Instant};
+
+use super::inner::PoolInner;
+use crate::Result;
+use crate::physical::{GivesBack, Shortage};
+
+impl PoolInner {
+    /// Waits until other processes have left so much of the budget, for as long as the patience lasts. What it takes is
+    /// taken off.
+    pub(super) fn ask_processes(&self, bytes: u64, what: Shortage, patience: &mut Duration) -> bool {
+        let Some(budget) = self.limits.budget.as_ref().filter(|_| what == Shortage::Budget) else {
+            return false;
+        };
+        let began = Instant::now();
+        let has_room = budget.ask(bytes, *patience);
+        *patience = patience.saturating_sub(began.elapsed());
+        has_room
+    }
+
+    /// Gives back what is free until so much is held; waits for work on it if that is not enough.
+    fn trim_for_others(&self, keep: u64) -> Result<u64> {
+        let released = self.trim(keep)?;
+        if self.counters.reserved.current() <= keep {
+            return Ok(released);
+        }
+        self.let_go_of_released();
+        self.timelines.wait_on_host(&self.fence_of_all_free())?;
+        Ok(released + self.trim(keep)?)
+    }
+}
+
+impl GivesBack for PoolInner {
+    /// At least half of what is free, so that a program whose requests grow does not have to ask for each.
+    fn give_back_free(&self, wanted: u64, at_most: u64) -> u64 {
+        let held = self.counters.reserved.current();
+        let free = held.saturating_sub(self.counted().allocated.current);
+        let give = wanted.max(free / 2).min(free).min(at_most);
+        self.trim_for_others(held - give).unwrap_or_else(|error| {
+            tracing::debug!(%error, pool = self.name, "a pool could not give memory to another process");
+            0
+        })
+    }
+}

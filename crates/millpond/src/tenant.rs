@@ -1,0 +1,45 @@
+//! A process under a budget that several processes share.
+
+use std::fmt;
+
+use crate::stats::HumanBytes;
+
+/// A process under a [named budget](crate::Budget::named), as [`Budget::tenants`](crate::Budget::tenants) lists it. Bytes
+/// throughout.
+///
+/// ```
+/// use millpond::Budget;
+///
+/// # let name = format!("tenant-example-{}", std::process::id());
+/// # let name = name.as_str();
+/// let budget = Budget::named(name, 1 << 30)?;
+/// for tenant in budget.tenants() {
+///     println!("{tenant}"); // process 4711 (python) holds 20.00 GiB
+/// }
+/// # std::fs::remove_file(budget.path().unwrap()).unwrap();
+/// # Ok::<(), millpond::Error>(())
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Tenant {
+    /// The process.
+    pub pid: u32,
+    /// The name of its program, as the system has it; empty where it cannot be told.
+    pub program: String,
+    /// Bytes that its pools with the budget hold.
+    pub held: u64,
+    /// Bytes that are kept for it. See [`Budget::set_floor`](crate::Budget::set_floor).
+    pub floor: u64,
+    /// Bytes that it holds at most. See [`Budget::set_claim`](crate::Budget::set_claim).
+    pub claim: u64,
+}
+
+impl fmt::Display for Tenant {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {}", self.pid)?;
+        if !self.program.is_empty() {
+            write!(f, " ({})", self.program)?;
+        }
+        write!(f, " holds {}", HumanBytes(self.held))
+    }
+}
