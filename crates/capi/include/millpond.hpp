@@ -12,6 +12,7 @@
 #include <millpond.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -292,7 +293,48 @@ public:
     std::size_t limit() const { return read().first; }
     std::size_t held() const { return read().second; }
 
+    /// Changes the limit; that of a named budget, for all processes.
+    void set_limit(std::size_t bytes) const { check(millpond_budget_set_limit(get(), bytes)); }
+
+    /// A budget that all processes of this user share which give the same name. The first process sets the limit.
+    /// docs/budgets.md says what it promises.
+    static Budget named(const std::string &name, std::size_t bytes) {
+        millpond_budget *handle;
+        check(millpond_budget_named(name.c_str(), bytes, &handle));
+        return Budget(handle, Made{});
+    }
+
+    /// The named budget, with the limit that it has, if any process has it.
+    static std::optional<Budget> find(const std::string &name) {
+        millpond_budget *handle;
+        check(millpond_budget_find(name.c_str(), &handle));
+        return handle != nullptr ? std::optional<Budget>(Budget(handle, Made{})) : std::nullopt;
+    }
+
+    /// Keeps bytes of a named budget for this process.
+    void set_floor(std::size_t bytes) const { check(millpond_budget_set_floor(get(), bytes)); }
+
+    /// The most that this process takes of a named budget.
+    void set_claim(std::size_t bytes) const { check(millpond_budget_set_claim(get(), bytes)); }
+
+    /// How long a request waits until other processes free memory. With 0 it takes what is free there already.
+    void set_patience(std::chrono::milliseconds patience) const {
+        check(millpond_budget_set_patience(get(), patience.count() > 0 ? static_cast<std::uint64_t>(patience.count()) : 0));
+    }
+
+    /// The processes that have a named budget, this one too.
+    std::vector<millpond_tenant> tenants() const {
+        std::vector<millpond_tenant> found(64); // no budget has more
+        std::size_t count;
+        check(millpond_budget_tenants(get(), found.data(), found.size(), &count));
+        found.resize(count < found.size() ? count : found.size());
+        return found;
+    }
+
 private:
+    struct Made {}; // so that Budget(0) is one of no bytes
+    Budget(millpond_budget *handle, Made) : Shared(handle) {}
+
     static millpond_budget *create(std::size_t bytes) {
         millpond_budget *handle;
         check(millpond_budget_create(bytes, &handle));

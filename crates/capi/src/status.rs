@@ -60,6 +60,8 @@ pub enum Status {
     DeviceInvalid = 23,
     /// The driver refused the call, or the device failed.
     DeviceFailed = 24,
+    /// The file by which processes share a budget cannot be used.
+    SharedBudget = 30,
     /// An argument that must not be null is.
     NullArgument = 40,
     /// The handle is none: garbage, or of another kind of object.
@@ -79,7 +81,7 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [(Self, &'static CStr); 33] = [
+    const ALL: [(Self, &'static CStr); 34] = [
         (Self::Ok, c"ok"),
         (Self::OutOfMemory, c"out of memory"),
         (Self::SizeOverflow, c"size overflow"),
@@ -105,6 +107,7 @@ impl Status {
         (Self::DeviceUnavailable, c"no such device"),
         (Self::DeviceInvalid, c"unknown to the device"),
         (Self::DeviceFailed, c"device failed"),
+        (Self::SharedBudget, c"shared budget failed"),
         (Self::NullArgument, c"null argument"),
         (Self::InvalidHandle, c"invalid handle"),
         (Self::ReleasedHandle, c"released handle"),
@@ -138,6 +141,7 @@ impl From<&Error> for Status {
             Error::NoHostAccess { .. } => Self::NoHostAccess,
             Error::NotPinned { .. } => Self::NotPinned,
             Error::NotManaged { .. } => Self::NotManaged,
+            Error::SharedBudget { .. } => Self::SharedBudget,
             Error::Device(error) => error.into(),
             _ => Self::Other,
         }

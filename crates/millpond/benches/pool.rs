@@ -6,7 +6,7 @@
 use divan::{Bencher, black_box};
 use millpond::device::DevicePtr;
 use millpond::device::sim::{SimDevice, SimOptions};
-use millpond::{Buffer, Context, Pool, Stream, Workspace};
+use millpond::{Budget, Buffer, Context, Pool, Stream, Workspace};
 
 fn main() {
     divan::main();
@@ -69,6 +69,24 @@ fn a_miss(bencher: Bencher, bytes: u64) {
         let block = rig.alloc(bytes);
         rig.free(block);
     });
+}
+
+/// A miss under a budget of this process (0), and under one that so many processes of this user share.
+#[divan::bench(args = [0, 1])]
+fn a_miss_under_a_budget(bencher: Bencher, processes: usize) {
+    let name = format!("bench-{}", std::process::id());
+    let budget = match processes {
+        0 => Budget::bytes(1 << 30),
+        _ => Budget::named(&name, 1 << 30).unwrap(),
+    };
+    let Rig { context, stream, .. } = Rig::new();
+    let pool = Pool::builder(&context).budget(&budget).build().unwrap();
+    let rig = Rig { context, pool, stream };
+    bencher.with_inputs(|| rig.pool.trim_to(0).unwrap()).bench_local_values(|_| {
+        let block = rig.alloc(1 << 20);
+        rig.free(block);
+    });
+    budget.path().map(std::fs::remove_file).transpose().unwrap();
 }
 
 /// The next allocation has to be ordered after the other stream.

@@ -380,6 +380,19 @@ fn a_name_is_the_same_budget_for_the_whole_process() {
 }
 
 #[test]
+fn a_budget_that_others_have_is_found() {
+    let named = Named::new("find");
+    assert!(Budget::find(&named.0).unwrap().is_none());
+    let mut other = Tenant::new(&named, 64);
+    other.does("alloc 10");
+    let found = Budget::find(&named.0).unwrap().unwrap();
+    assert_eq!((found.limit(), found.held()), (64 * MIB, 10 * MIB));
+    drop(found);
+    drop(other);
+    assert!(Budget::find(&named.0).unwrap().is_none(), "there is a file, but nobody has it");
+}
+
+#[test]
 fn mistakes_are_errors_that_say_what_to_do() {
     for name in ["", "a/b", "a.b", "ü", &"x".repeat(65)] {
         let refused = Budget::named(name, 1).unwrap_err().to_string();

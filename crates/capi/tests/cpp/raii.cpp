@@ -3,13 +3,16 @@
 
 #undef NDEBUG // the assertions are the test
 #include <cassert>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <memory_resource>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <unistd.h>
 #include <vector>
 
 using namespace millpond;
@@ -188,6 +191,36 @@ static void reclaim_is_asked_and_may_throw() {
     } catch (const OutOfMemory &) {
         assert(asked == 2);
     }
+}
+
+static void processes_share_a_named_budget() {
+    const std::string name = "cpp-" + std::to_string(getpid());
+    assert(!Budget::find(name));
+    const Budget budget = Budget::named(name, std::size_t{64} << 20);
+    budget.set_floor(std::size_t{8} << 20);
+    budget.set_claim(std::size_t{48} << 20);
+    budget.set_patience(std::chrono::milliseconds(1));
+    PoolOptions options;
+    options.budget = budget.get();
+    const Pool pool(Context::sim(), options);
+    void *block = pool.allocate(std::size_t{40} << 20);
+    const std::optional<Budget> found = Budget::find(name);
+    assert(found && found->held() == std::size_t{40} << 20);
+    const std::vector<millpond_tenant> tenants = found->tenants();
+    assert(tenants.size() == 1 && tenants[0].pid == static_cast<std::uint32_t>(getpid()));
+    assert(tenants[0].held == std::size_t{40} << 20 && tenants[0].floor == std::size_t{8} << 20);
+    assert(tenants[0].claim == std::size_t{48} << 20);
+    found->set_limit(std::size_t{80} << 20);
+    assert(budget.limit() == std::size_t{80} << 20);
+    try {
+        pool.allocate(std::size_t{40} << 20);
+        assert(false);
+    } catch (const OutOfMemory &error) {
+        assert(error.report().limit_bytes == std::size_t{48} << 20);
+    }
+    pool.deallocate(block);
+    const std::string file = "/dev/shm/millpond-budget-" + std::to_string(geteuid()) + "-" + name;
+    assert(unlink(file.c_str()) == 0);
 }
 
 static void pools_have_figures_and_attributes() {
@@ -406,6 +439,7 @@ int main() {
     streams_wait_for_each_other();
     failures_are_exceptions();
     reclaim_is_asked_and_may_throw();
+    processes_share_a_named_budget();
     pools_have_figures_and_attributes();
     containers_live_in_a_pool();
     pinned_memory_is_used_in_place();

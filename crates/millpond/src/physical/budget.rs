@@ -103,19 +103,37 @@ impl Budget {
     /// [`Error::BadOption`] for a name with other characters. [`Error::SharedBudget`] where the file for it cannot be used,
     /// or where too many processes have it.
     pub fn named(name: &str, limit: u64) -> Result<Self> {
+        let joined = Self::join_named(name, Some(limit))?;
+        Ok(joined.expect("who has a limit joins whether or not there are others"))
+    }
+
+    /// The [named](Self::named) budget, with the limit that it has; `None` where no process has it.
+    ///
+    /// ```
+    /// assert!(millpond::Budget::find("nobody-has-it")?.is_none());
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`named`](Self::named).
+    pub fn find(name: &str) -> Result<Option<Self>> {
+        Self::join_named(name, None)
+    }
+
+    fn join_named(name: &str, limit: Option<u64>) -> Result<Option<Self>> {
         static KNOWN: PerProcess<Mutex<Vec<Weak<Tenancy>>>> = PerProcess::new();
         let mut known = KNOWN.get().lock();
         known.retain(|tenancy| tenancy.strong_count() > 0);
         let same = known.iter().filter_map(Weak::upgrade).find(|tenancy| tenancy.name() == name);
         let tenancy = match same {
-            Some(tenancy) => tenancy,
+            Some(same) => same,
             None => {
-                let joined = Tenancy::join(name, limit)?;
+                let Some(joined) = Tenancy::join(name, limit)? else { return Ok(None) };
                 known.push(Arc::downgrade(&joined));
                 joined
             }
         };
-        Ok(Self { inner: Inner::Named(tenancy) })
+        Ok(Some(Self { inner: Inner::Named(tenancy) }))
     }
 
     /// The limit in bytes.
@@ -143,6 +161,14 @@ impl Budget {
             // Relaxed: a figure to read; nothing is concluded from it.
             Inner::Private(private) => private.held.load(Ordering::Relaxed),
             Inner::Named(tenancy) => tenancy.held(),
+        }
+    }
+
+    /// The most that the pools of this process may hold: the limit, or the [claim](Self::set_claim) if that is lower.
+    pub fn most(&self) -> u64 {
+        match &self.inner {
+            Inner::Private(_) => self.limit(),
+            Inner::Named(tenancy) => tenancy.most(),
         }
     }
 
@@ -177,8 +203,8 @@ impl Budget {
         Ok(())
     }
 
-    /// How long a request of this process waits for the other processes to give memory back, before it fails. 50 ms by
-    /// default. With zero they are not asked.
+    /// How long a request of this process waits until other processes free memory, before it fails. 50 ms by default. With
+    /// zero it waits for their answers only, 4 ms at most: what is free already goes back.
     ///
     /// # Errors
     /// [`Error::BadOption`] where the budget has no name.
@@ -224,14 +250,6 @@ impl Budget {
         Ok(())
     }
 
-    /// The most that the pools of this process may hold.
-    pub(crate) fn most(&self) -> u64 {
-        match &self.inner {
-            Inner::Private(_) => self.limit(),
-            Inner::Named(tenancy) => tenancy.most(),
-        }
-    }
-
     /// The limit that a request of so many bytes meets, and what is held under it.
     pub(crate) fn limit_met(&self, bytes: u64) -> (u64, u64) {
         match &self.inner {
@@ -249,11 +267,11 @@ impl Budget {
         }
     }
 
-    /// How long a request may wait for other processes: not at all where there are none.
-    pub(crate) fn patience(&self) -> Duration {
+    /// How long a request may wait for other processes; `None` where there are none.
+    pub(crate) fn patience(&self) -> Option<Duration> {
         match &self.inner {
-            Inner::Private(_) => Duration::ZERO,
-            Inner::Named(tenancy) => tenancy.patience(),
+            Inner::Private(_) => None,
+            Inner::Named(tenancy) => Some(tenancy.patience()),
         }
     }
 

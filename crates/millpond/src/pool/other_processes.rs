@@ -7,15 +7,14 @@ use crate::Result;
 use crate::physical::{GivesBack, Shortage};
 
 impl PoolInner {
-    /// Waits until other processes have left so much of the budget, for as long as the patience lasts. What it takes is
-    /// taken off.
-    pub(super) fn ask_processes(&self, bytes: u64, what: Shortage, patience: &mut Duration) -> bool {
-        let Some(budget) = self.limits.budget.as_ref().filter(|_| what == Shortage::Budget) else {
-            return false;
-        };
+    /// Waits until other processes have left so much of the budget, for as long as the patience lasts, which gets shorter.
+    /// There is none any more where they have not.
+    pub(super) fn ask_processes(&self, bytes: u64, what: Shortage, patience: &mut Option<Duration>) -> bool {
+        let budget = self.limits.budget.as_ref().filter(|_| what == Shortage::Budget);
+        let Some((budget, left)) = budget.zip(*patience) else { return false };
         let began = Instant::now();
-        let has_room = budget.ask(bytes, *patience);
-        *patience = patience.saturating_sub(began.elapsed());
+        let has_room = budget.ask(bytes, left);
+        *patience = has_room.then(|| left.saturating_sub(began.elapsed()));
         has_room
     }
 

@@ -64,7 +64,7 @@ impl PoolInner {
         ];
         // More than once: another process may be faster to take what one gave back.
         let ask = std::iter::repeat_with(|| PressureStep::AskProcesses).take(MOST_ASKED);
-        let mut patience = self.limits.budget.as_ref().map_or(Duration::ZERO, Budget::patience);
+        let mut patience = self.limits.budget.as_ref().and_then(Budget::patience);
         let mut is_impossible = false;
         for step in steps.into_iter().chain(ask).chain(reclaim) {
             if let Some(limit) = self.what_forbids_now(bytes) {
@@ -122,7 +122,7 @@ impl PoolInner {
         step: &PressureStep,
         request: u64,
         what: Shortage,
-        patience: &mut Duration,
+        patience: &mut Option<Duration>,
     ) -> Result<bool> {
         match step {
             PressureStep::WaitForFences => {

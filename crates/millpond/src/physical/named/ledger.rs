@@ -240,13 +240,14 @@ impl Ledger {
         self.others(mine).all(|slot| ask.wrapping_sub(slot.answered.load(ORDER)).cast_signed() <= 0)
     }
 
-    /// A slot for the process. The first process sets the limit.
-    pub(super) fn join(&self, me: Lease, limit: u64) -> Result<usize, String> {
+    /// A slot for the process. The first process sets the limit; without one, `None` where there is no other process.
+    pub(super) fn join(&self, me: Lease, limit: Option<u64>) -> Result<Option<usize>, String> {
         self.clear_gone(me);
         let _locked = self.lock(me).ok_or(
             "its lock is held by a process that does not go on: resume that process, or use another name",
         )?;
         if self.owned().next().is_none() {
+            let Some(limit) = limit else { return Ok(None) };
             self.limit.store(limit, ORDER);
         }
         let Some(at) = self.slots.iter().position(|slot| slot.owner().is_none()) else {
@@ -259,7 +260,7 @@ impl Ledger {
         slot.claim.store(u64::MAX, ORDER);
         slot.answered.store(self.asks.load(ORDER), ORDER);
         slot.owner.store(me.bits(), ORDER);
-        Ok(at)
+        Ok(Some(at))
     }
 
     /// Gives the slot up. One that still holds something stays until the process ends: its memory is lost, not free.
@@ -403,7 +404,8 @@ mod tests {
         let (_folder, path) = in_folder();
         let (ledger, me) = (Ledger::open(&path).unwrap(), Lease::mine().unwrap());
         let again = Ledger::open(&path).unwrap();
-        let (first, second) = (ledger.join(me, 10).unwrap(), again.join(me, 99).unwrap());
+        let (first, second) =
+            (ledger.join(me, Some(10)).unwrap().unwrap(), again.join(me, Some(99)).unwrap().unwrap());
         assert_eq!((first, second, again.limit.load(ORDER)), (0, 1, 10));
         assert!(ledger.take(me, first, 6) && !again.take(me, second, 5) && again.take(me, second, 4));
         assert_eq!((ledger.held(Some(me)), ledger.room(first)), (10, 0));
@@ -413,15 +415,17 @@ mod tests {
         again.slots[second].held.store(0, ORDER);
         [first, second].into_iter().for_each(|slot| ledger.leave(me, slot));
         assert_eq!(ledger.owned().count(), 0);
+        assert_eq!(ledger.join(me, None), Ok(None));
         // Nobody is there: who comes sets the limit.
-        assert_eq!((ledger.join(me, 20), again.limit.load(ORDER)), (Ok(0), 20));
+        assert_eq!((ledger.join(me, Some(20)), again.limit.load(ORDER)), (Ok(Some(0)), 20));
     }
 
     #[test]
     fn floors_are_left_alone_and_claims_are_kept() {
         let (_folder, path) = in_folder();
         let (ledger, me) = (Ledger::open(&path).unwrap(), Lease::mine().unwrap());
-        let (first, second) = (ledger.join(me, 10).unwrap(), ledger.join(me, 10).unwrap());
+        let (first, second) =
+            (ledger.join(me, Some(10)).unwrap().unwrap(), ledger.join(me, Some(10)).unwrap().unwrap());
         ledger.set_floor(me, first, 4).unwrap();
         assert_eq!((ledger.room(first), ledger.room(second)), (10, 6));
         assert_eq!(ledger.set_floor(me, second, 7), Err(6));
@@ -441,8 +445,8 @@ mod tests {
     fn what_a_process_that_is_gone_held_and_locked_comes_back() {
         let (_folder, path) = in_folder();
         let (ledger, me, gone) = (Ledger::open(&path).unwrap(), Lease::mine().unwrap(), gone());
-        let theirs = ledger.join(gone, 10).unwrap();
-        let mine = ledger.join(me, 10).unwrap();
+        let theirs = ledger.join(gone, Some(10)).unwrap().unwrap();
+        let mine = ledger.join(me, Some(10)).unwrap().unwrap();
         assert_eq!(theirs, mine, "it is gone already: its slot is the next one's");
         let theirs = 7;
         ledger.slots[theirs].owner.store(gone.bits(), ORDER);
@@ -458,20 +462,20 @@ mod tests {
     fn a_full_table_refuses_the_next_process() {
         let (_folder, path) = in_folder();
         let (ledger, me) = (Ledger::open(&path).unwrap(), Lease::mine().unwrap());
-        (0..SLOTS).for_each(|at| assert_eq!(ledger.join(me, 10), Ok(at)));
-        assert!(ledger.join(me, 10).unwrap_err().starts_with("63 processes have it"));
+        (0..SLOTS).for_each(|at| assert_eq!(ledger.join(me, Some(10)), Ok(Some(at))));
+        assert!(ledger.join(me, Some(10)).unwrap_err().starts_with("63 processes have it"));
         ledger.leave(me, 5);
-        assert_eq!(ledger.join(me, 10), Ok(5));
+        assert_eq!(ledger.join(me, Some(10)), Ok(Some(5)));
     }
 
     #[test]
     fn a_holder_that_does_not_go_on_ends_no_wait_but_is_an_error() {
         let (_folder, path) = in_folder();
         let (ledger, me) = (Ledger::open(&path).unwrap(), Lease::mine().unwrap());
-        let mine = ledger.join(me, 10).unwrap();
+        let mine = ledger.join(me, Some(10)).unwrap().unwrap();
         let _locked = ledger.lock(me).unwrap();
         assert!(!ledger.take(me, mine, 1));
-        assert!(ledger.join(me, 10).unwrap_err().contains("does not go on"));
+        assert!(ledger.join(me, Some(10)).unwrap_err().contains("does not go on"));
         assert_eq!(ledger.slots[mine].held.load(ORDER), 0);
     }
 
@@ -525,7 +529,7 @@ mod tests {
             fs::write(&path, &content).unwrap();
             let ledger = Ledger::open(&path).unwrap();
             // No process has such a lease.
-            let mine = ledger.join(me, 100 * MIB).unwrap();
+            let mine = ledger.join(me, Some(100 * MIB)).unwrap().unwrap();
             assert_eq!((ledger.owned().count(), ledger.room(mine)), (1, 100 * MIB));
             assert!(ledger.take(me, mine, 100 * MIB));
         }

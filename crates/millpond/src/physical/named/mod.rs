@@ -35,7 +35,8 @@ const LONGEST_NAME: usize = 64;
 /// How long a request waits for the other processes by default.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// After so long, the others are asked again, and then after twice as long: what they hold may be free by then.
+/// How long a request waits for answers at most. Then the others are asked again, and then after twice as long: what they
+/// hold may be free by then.
 const FIRST_ROUND: Duration = Duration::from_millis(4);
 
 /// How often the thread that answers looks whether anybody still has the budget.
@@ -68,19 +69,20 @@ impl fmt::Debug for Tenancy {
 }
 
 impl Tenancy {
-    /// Joins the processes that have this budget, and starts the thread that answers them.
-    pub(super) fn join(name: &str, limit: u64) -> Result<Arc<Self>> {
-        Self::join_in(FOLDER, name, limit)
-    }
-
-    fn join_in(folder: &str, name: &str, limit: u64) -> Result<Arc<Self>> {
-        let path = path(folder, name)?;
+    /// Joins the processes that have this budget, and starts the thread that answers them. Without a limit, `None` where
+    /// there is no such process.
+    pub(super) fn join(name: &str, limit: Option<u64>) -> Result<Option<Arc<Self>>> {
+        let path = path(FOLDER, name)?;
         let failed = |what: String| Error::SharedBudget { path: path.display().to_string(), what };
         let lease = Lease::mine().map_err(failed)?;
-        let ledger = Arc::new(Ledger::open(&path).map_err(failed)?);
-        let at = ledger.join(lease, limit).map_err(failed)?;
+        let ledger = match limit {
+            Some(_) => Some(Ledger::open(&path).map_err(failed)?),
+            None => Ledger::open_existing(&path).map_err(failed)?,
+        };
+        let Some(ledger) = ledger.map(Arc::new) else { return Ok(None) };
+        let Some(at) = ledger.join(lease, limit).map_err(failed)? else { return Ok(None) };
         let present = ledger.limit.load(Ordering::SeqCst);
-        if present != limit {
+        if limit.is_some_and(|limit| limit != present) {
             tracing::warn!(name, limit, present, "a budget that others have keeps its limit");
         }
         let tenancy = Arc::new(Self {
@@ -100,7 +102,7 @@ impl Tenancy {
             .map_err(|error| {
                 failed(format!("the thread that answers other processes cannot start: {error}"))
             })?;
-        Ok(tenancy)
+        Ok(Some(tenancy))
     }
 
     /// To lock the ledger with: a forked child must not, since it would do so as its parent.
@@ -228,10 +230,10 @@ impl Tenancy {
         ask
     }
 
-    /// Waits until the process may take so many bytes: asks the others, again and again, until the time is over. `false`
-    /// where they do not hold so much beyond their floors, or did not give it back.
+    /// Waits until the process may take so many bytes: asks the others, once at least, and again until the time is over.
+    /// `false` where they do not hold so much beyond their floors, or did not give it back.
     pub(super) fn ask(&self, bytes: u64, patience: Duration) -> bool {
-        if !self.process.is_here() || patience.is_zero() {
+        if !self.process.is_here() {
             return false;
         }
         let began = Instant::now();
@@ -240,34 +242,34 @@ impl Tenancy {
         wants.fetch_add(bytes, Ordering::SeqCst);
         let mut round = FIRST_ROUND;
         let has_room = loop {
-            let room = self.ledger.room(self.at);
-            if bytes <= room {
+            let may_come =
+                || self.ledger.room(self.at).saturating_add(self.ledger.others_beyond_floors(self.at));
+            if self.has_room(bytes) {
                 break true;
             }
-            let left = patience.saturating_sub(began.elapsed());
-            let may_come = room.saturating_add(self.ledger.others_beyond_floors(self.at));
-            if left.is_zero() || bytes > may_come {
+            if bytes > may_come() {
                 break false;
             }
-            self.wait_for_answers(self.wake(), bytes, left.min(round));
+            self.wait_for_answers(self.wake(), bytes, round);
+            let left = patience.saturating_sub(began.elapsed());
+            if left.is_zero() || self.has_room(bytes) {
+                break self.has_room(bytes);
+            }
+            // All have answered: they may free something.
+            std::thread::sleep(left.min(round));
             round *= 2;
         };
         wants.fetch_sub(bytes, Ordering::SeqCst);
         has_room
     }
 
-    /// Until all have answered there is room, or the time is over. Where all have answered and there is none, the rest of
-    /// the time passes: they may free something.
+    /// Until there is room, all have answered, or the time is over.
     fn wait_for_answers(&self, ask: u32, bytes: u64, patience: Duration) {
         let began = Instant::now();
         loop {
             let answers = self.ledger.answers.load(Ordering::SeqCst);
             let left = patience.saturating_sub(began.elapsed());
-            if left.is_zero() || self.has_room(bytes) {
-                return;
-            }
-            if self.ledger.others_answered(self.at, ask) {
-                std::thread::sleep(left);
+            if left.is_zero() || self.has_room(bytes) || self.ledger.others_answered(self.at, ask) {
                 return;
             }
             wait(&self.ledger.answers, answers, left);
