@@ -92,6 +92,8 @@ enum millpond_status
     MILLPOND_STATUS_DEVICE_INVALID = 23,
     // The driver refused the call, or the device failed.
     MILLPOND_STATUS_DEVICE_FAILED = 24,
+    // The file by which processes share a budget cannot be used.
+    MILLPOND_STATUS_SHARED_BUDGET = 30,
     // An argument that must not be null is.
     MILLPOND_STATUS_NULL_ARGUMENT = 40,
     // The handle is none: garbage, or of another kind of object.
@@ -290,6 +292,20 @@ typedef struct millpond_workspace millpond_workspace;
 // `millpond_stream` costs a table lookup. Any other `CUstream` is looked up each time, and a free on it records
 // an event at once, since it may be destroyed at any time: register the streams that are used often.
 typedef void *millpond_any_stream;
+
+// A process under a named budget. Sizes in bytes.
+typedef struct {
+    // What its pools with the budget hold.
+    uint64_t held;
+    // What is kept for it.
+    uint64_t floor;
+    // What it holds at most; UINT64_MAX without a claim.
+    uint64_t claim;
+    // The process.
+    uint32_t pid;
+    // The name of its program, cut to the field.
+    char program[20];
+} millpond_tenant;
 
 // Asked when memory is short: it frees what the program can do without, and returns whether to try again (not 0).
 // `bytes` is the size of the request. It runs on the allocating thread without locks held. It may free, trim and
@@ -562,6 +578,42 @@ millpond_status millpond_budget_fraction(millpond_context *context, double fract
 
 // The limit, and what the pools hold now, in bytes. Either output may be null.
 millpond_status millpond_budget_read(millpond_budget *budget, size_t *limit, size_t *held);
+
+// The limit of a named budget, for all processes, or of any other. What the pools hold beyond it stays theirs until they
+// give it back; those of a named budget do so at once with what is free.
+millpond_status millpond_budget_set_limit(millpond_budget *budget,
+                                          size_t bytes);
+
+// A budget of `bytes` that all processes of this user share which give the same name: 1 to 64 letters, digits, '-' and
+// '_'. The first process sets the limit; for those that join later, it is what it is. A process that lacks memory asks
+// the others, and their free memory goes back. A process that ends in any way gives up what it held. docs/budgets.md
+// says more.
+millpond_status millpond_budget_named(const char *name,
+                                      size_t bytes,
+                                      millpond_budget **out);
+
+// The named budget, with the limit that it has; null where no process has it.
+millpond_status millpond_budget_find(const char *name, millpond_budget **out);
+
+// Keeps `bytes` of a named budget for this process; 0 at first. Other processes do not take them, and it need not give
+// them back.
+millpond_status millpond_budget_set_floor(millpond_budget *budget,
+                                          size_t bytes);
+
+// The most that this process takes of a named budget; the limit at first.
+millpond_status millpond_budget_set_claim(millpond_budget *budget, size_t bytes);
+
+// How long a request of this process waits until other processes free memory, before it fails; 50 ms at first. With 0
+// it waits for their answers only: what is free already goes back.
+millpond_status millpond_budget_set_patience(millpond_budget *budget,
+                                             uint64_t milliseconds);
+
+// The processes that have a named budget, this one too; none for a budget without a name. Writes at most `room` of them,
+// and how many there are to `count`. `tenants` may be null if `room` is 0.
+millpond_status millpond_budget_tenants(millpond_budget *budget,
+                                        millpond_tenant *tenants,
+                                        size_t room,
+                                        size_t *count);
 
 // Gives up the handle. The pools keep the budget.
 millpond_status millpond_budget_release(millpond_budget *budget);
