@@ -12,7 +12,7 @@ use millpond_mlp::{Config, Machine};
 use crate::bench_args::BenchArgs;
 use crate::choices::{about_allocators, listed, listed_memories, memories, names_or_all};
 use crate::probe_args::ProbeArgs;
-use crate::replay_args::ReplayArgs;
+use crate::replay_args::{ReplayArgs, size};
 
 /// See what a GPU memory pool does for a program: train, replay, measure
 #[derive(Debug, Parser)]
@@ -54,6 +54,8 @@ pub(crate) enum Command {
     Probe(ProbeArgs),
     /// Show devices, memory and driver
     Info(InfoArgs),
+    /// Show the processes that share a budget, or change its limit
+    Budget(BudgetArgs),
     /// Download a data set to train on
     Fetch(FetchArgs),
     /// Print the tab completions of a shell
@@ -141,6 +143,23 @@ Examples:
 pub(crate) struct InfoArgs {
     #[arg(long, value_name = "KIND", default_value = name_of(MemoryKind::Device), value_parser = memories(), hide_possible_values = true, help = format!("Memory to show: {}", listed_memories()))]
     pub(crate) memory: MemoryKind,
+    /// Print JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  millpond budget gpu0
+  millpond budget gpu0 --limit 40GiB
+  millpond budget gpu0 --json | jq .processes")]
+pub(crate) struct BudgetArgs {
+    /// The budget's name
+    pub(crate) name: String,
+    /// Change the limit, for all processes
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) limit: Option<u64>,
     /// Print JSON
     #[arg(long)]
     pub(crate) json: bool,

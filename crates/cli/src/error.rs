@@ -29,6 +29,8 @@ pub(crate) enum Error {
     Memory(#[from] millpond::Error),
     #[error(transparent)]
     Device(#[from] millpond::device::DeviceError),
+    #[error("no process has a budget '{0}': programs that share one name it, as docs/budgets.md shows")]
+    NoBudget(String),
     #[error("out of memory: {0}")]
     OutOfMemory(String),
     #[error("with allocator {allocator}: {error}")]

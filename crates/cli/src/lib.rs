@@ -10,6 +10,7 @@ mod args;
 mod bench;
 mod bench_args;
 mod bench_tables;
+mod budget;
 mod choices;
 mod curves;
 mod error;
@@ -68,6 +69,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
         Command::Bench(args) => bench::run(&args),
         Command::Probe(args) => probe::run(&args),
         Command::Info(args) => info::run(args),
+        Command::Budget(args) => budget::run(args),
         Command::Fetch(args) => fetch::run(&args),
         Command::Completions(args) => manual::completions(args.shell),
         Command::Man(args) => manual::pages(&args.dir),

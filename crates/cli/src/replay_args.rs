@@ -125,7 +125,7 @@ impl ReplayArgs {
     }
 }
 
-fn size(text: &str) -> Result<u64, String> {
+pub(crate) fn size(text: &str) -> Result<u64, String> {
     match size_or_none(text) {
         Ok(0) => Err(A_SIZE.to_owned()),
         other => other,

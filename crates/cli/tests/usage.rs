@@ -88,12 +88,15 @@ const PROBE: [Wrong<'_>; 7] = [
     (&["--cost-table", "nowhere/x.toml"], 1, "nowhere/x.toml: cannot write it: No such file"),
 ];
 
-const OTHERS: [Wrong<'_>; 8] = [
+const OTHERS: [Wrong<'_>; 11] = [
     (&["swim"], 2, "swim: there is no such command. `millpond --help` lists them"),
     (&["trian"], 2, "trian: there is no such command. Did you mean train? "),
     (&["--loud"], 2, "--loud: there is no such flag. `millpond --help` says what there is"),
     (&["info", "--jsno"], 2, "--jsno: there is no such flag. Did you mean --json? "),
     (&["info", "--memory", "gpu"], 2, "--memory: 'gpu' is not one of device, pinned, managed"),
+    (&["budget"], 2, "<NAME> is missing; `millpond budget --help` has examples"),
+    (&["budget", "a/b"], 1, "budget: the name is 'a/b': use 1 to 64 letters, digits"),
+    (&["budget", "nobody-has-it"], 1, "no process has a budget 'nobody-has-it': programs that share one"),
     (&["fetch"], 2, "<DATASET>, <DIR> is missing; `millpond fetch --help` has examples"),
     (&["fetch", "cifar", "."], 2, "<DATASET>: 'cifar' is not one of mnist"),
     (&["fetch", "mnist", "file"], 1, "file: cannot create the folder: File exists"),

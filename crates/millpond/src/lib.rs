@@ -24,6 +24,7 @@
 //! | --- | --- |
 //! | open a device and make streams | [`Context`], [`Stream`], [`Event`] |
 //! | build a pool, with limits and options | [`Pool::builder`], [`PoolBuilder`], [`Budget`] |
+//! | share one limit with other processes | [`Budget::named`] |
 //! | hold typed memory that frees itself | [`Buffer`] |
 //! | stage bytes in pinned host memory | [`Context::pinned`], [`Buffer::as_mut_slice`], [`Buffer::copy_from_pinned`] |
 //! | use managed memory, which moves to where it is used | [`Context::managed`], [`Buffer::prefetch`], [`Buffer::advise`] |
@@ -86,6 +87,8 @@ use no_record as record;
 // The examples of the repository's pages are tests. They are not in the packaged crate, whose own tests are in the repository.
 #[cfg(doctest)]
 mod pages {
+    #[doc = include_str!("../../../docs/budgets.md")]
+    mod budgets {}
     #[doc = include_str!("../../../docs/graphs.md")]
     mod graphs {}
     #[doc = include_str!("../../../docs/memory-kinds.md")]

@@ -26,12 +26,26 @@ pub(crate) struct Device {
     pub(crate) context: Context,
     /// Pinned memory near the GPU, once it is asked for.
     pinned: OnceLock<millpond::Pool>,
-    /// Without a limit until `set_per_process_memory_fraction` sets one.
-    pub(crate) budget: Budget,
+    /// The one of the options; else one without a limit, until `set_per_process_memory_fraction` sets it.
+    budget: Budget,
     pub(crate) streams: Streams,
 }
 
 impl Device {
+    /// The most that the pool may hold.
+    pub(crate) fn limit(&self) -> u64 {
+        self.budget.most()
+    }
+
+    /// Limits what the pool may hold. Under a budget that processes share, it is the claim of this one.
+    pub(crate) fn set_limit(&self, bytes: u64) -> Result<()> {
+        match self.budget.path() {
+            Some(_) => self.budget.set_claim(bytes)?,
+            None => self.budget.set_limit(bytes),
+        }
+        Ok(())
+    }
+
     /// The pool of pinned memory, built with the default options.
     fn pinned(&self) -> Result<&millpond::Pool> {
         if let Some(pool) = self.pinned.get() {
@@ -115,7 +129,8 @@ fn make_slow(number: i64) -> Result<&'static Device> {
         return Ok(device);
     }
     let context = Context::cuda(ordinal)?;
-    let budget = Budget::bytes(u64::MAX);
+    let given = options.as_ref().and_then(|options| options.budget.clone());
+    let budget = given.unwrap_or_else(|| Budget::bytes(u64::MAX));
     let builder = millpond::Pool::builder(&context).name(DeviceName::cuda(ordinal).to_string());
     let builder = match &*options {
         Some(options) => options.set_all(builder),

@@ -7,7 +7,7 @@
 //! | `devices` | the pool of each GPU that PyTorch and the others share, made at first use |
 //! | `streams` | the driver's stream handles, as PyTorch hands them over |
 //! | `hooks` | the C functions that PyTorch calls, and the exception that they throw |
-//! | `pool`, `block`, `stream`, `stats`, `recording` | the classes that Python sees |
+//! | `pool`, `block`, `budget`, `stream`, `stats`, `recording` | the classes that Python sees |
 //! | `options`, `sizes`, `memory` | a pool's options by name; sizes as numbers or texts; kinds of memory by their words |
 //! | `dlpack` | a block's bytes for NumPy and others |
 //! | `snapshot` | what a live pool holds, for memory_viz |
@@ -20,6 +20,7 @@
 //! own `OutOfMemoryError` with the pool's message. From Python, `pool` does the same, without the GIL held.
 
 mod block;
+mod budget;
 mod devices;
 mod dlpack;
 mod failure;
@@ -51,6 +52,8 @@ fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     pool::add_to(module)?;
     module.add_class::<block::Block>()?;
     module.add_class::<memory::Residency>()?;
+    module.add_class::<budget::Budget>()?;
+    module.add_class::<budget::Tenant>()?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<stats::Stats>()?;
     module.add_class::<stats::Level>()?;

@@ -2,15 +2,16 @@
 
 use std::path::PathBuf;
 
-use millpond::{PoolBuilder, ReusePolicies};
+use millpond::{Budget, PoolBuilder, ReusePolicies};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyString};
 
+use crate::budget;
 use crate::sizes::{self, A_SIZE};
 
 /// The names, in the order of the documentation.
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 10] = [
     "name",
     "hard_limit",
     "release_threshold",
@@ -19,6 +20,7 @@ const NAMES: [&str; 9] = [
     "page_sizes",
     "min_alignment",
     "spare",
+    "budget",
     "record",
 ];
 
@@ -33,6 +35,7 @@ pub(crate) struct Options {
     page_sizes: Option<(u64, u64)>,
     min_alignment: Option<u64>,
     spare: Option<u64>,
+    pub(crate) budget: Option<Budget>,
     record: Option<PathBuf>,
 }
 
@@ -63,6 +66,7 @@ impl Options {
             }
             "min_alignment" => self.min_alignment = Some(sizes::read(name, value)?),
             "spare" => self.spare = Some(sizes::read(name, value)?),
+            "budget" => self.budget = Some(value.cast::<budget::Budget>()?.get().inner.clone()),
             "record" => self.record = Some(value.extract()?),
             _ => return known(name),
         }
@@ -95,6 +99,9 @@ impl Options {
         if let Some(bytes) = self.spare {
             builder = builder.spare(bytes);
         }
+        if let Some(budget) = &self.budget {
+            builder = builder.budget(budget);
+        }
         if let Some(path) = &self.record {
             builder = builder.record(path.as_path());
         }
@@ -121,6 +128,7 @@ fn explain(name: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
         "name" => "a text",
         "reuse" => "True, False, or the names of policies",
         "page_sizes" => "a pair of sizes: the smallest and the largest page",
+        "budget" => "a Budget",
         "record" => "a path",
         _ => A_SIZE,
     };

@@ -43,6 +43,7 @@ use crate::stream::{Stream, StreamArgument};
 ///     spare: how much more than the most that was ever live the pool may hold to save time. It does so only while moving
 ///         memory would take a third of the program's time. 1/32 of the device's memory by default, 8 GiB at most; with 0
 ///         it never does.
+///     budget: a ``Budget`` that the pool shares with others, also of other processes.
 ///     record: a file to record to, from the start.
 ///
 /// Raises:

@@ -24,6 +24,7 @@ def test_every_option_is_taken(tmp_path: Path) -> None:
         page_sizes=(2 * MIB, 8 * MIB),
         min_alignment=1024,
         spare=0,
+        budget=millpond.Budget("1GiB"),
         record=tmp_path / "all.mprec",
     )
     assert pool.name == "all"

@@ -15,6 +15,7 @@ from __future__ import annotations
 from ._errors import DeviceError, Error, ForkedError, MisuseError, OutOfMemoryError, RecordingError
 from ._millpond import (
     Block,
+    Budget,
     DeviceCalls,
     Level,
     Pool,
@@ -22,6 +23,7 @@ from ._millpond import (
     Residency,
     Stats,
     Stream,
+    Tenant,
     __version__,
     configure,
     last_error,
@@ -41,6 +43,7 @@ from . import cupy, numba, rmm, torch
 
 __all__ = [
     "Block",
+    "Budget",
     "DeviceCalls",
     "DeviceError",
     "Error",
@@ -54,6 +57,7 @@ __all__ = [
     "Residency",
     "Stats",
     "Stream",
+    "Tenant",
     "__version__",
     "configure",
     "cupy",

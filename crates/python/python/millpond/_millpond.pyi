@@ -295,6 +295,80 @@ class Block:
     def __exit__(self, *exception: object) -> None: ...
 
 @final
+class Tenant:
+    """A process under a named budget. Sizes in bytes."""
+    @property
+    def pid(self) -> int:
+        """The process."""
+    @property
+    def program(self) -> str:
+        """The name of its program."""
+    @property
+    def held(self) -> int:
+        """What its pools with the budget hold."""
+    @property
+    def floor(self) -> int:
+        """What is kept for it."""
+    @property
+    def claim(self) -> Optional[int]:
+        """The most that it takes; ``None`` without a claim."""
+
+@final
+class Budget:
+    """A limit on the physical bytes that all pools with this budget hold together, also those of other processes.
+
+    Give it to pools as their option ``budget``. Sizes are numbers of bytes, or texts such as ``"8GiB"``.
+
+    With a name, all processes of this user share it which give the same name. A process that lacks memory asks the others,
+    and their free memory goes back. A process that ends in any way gives up what it held. docs/budgets.md says more.
+
+    Args:
+        limit: the limit. That of a named budget is set by the first process; for those that join later, it is what it is.
+        name: 1 to 64 letters, digits, ``-`` and ``_``. Without one, the budget is this process's.
+        floor: what is kept for this process. Other processes do not take it, and it need not give it back.
+        claim: the most that this process takes.
+        patience: how many seconds a request waits until other processes free memory. 0.05 by default. With 0, it takes what
+            is free there already.
+
+    Raises:
+        ValueError: for a value that makes no sense, or a floor, a claim or a patience without a name.
+        Error: where the file that the processes share cannot be used.
+    """
+    def __new__(
+        cls,
+        limit: _Size,
+        *,
+        name: Optional[str] = None,
+        floor: Optional[_Size] = None,
+        claim: Optional[_Size] = None,
+        patience: Optional[float] = None,
+    ) -> Budget: ...
+    @staticmethod
+    def find(name: str) -> Optional[Budget]:
+        """The named budget, with the limit that it has; ``None`` where no process has it."""
+    @property
+    def limit(self) -> int:
+        """The limit in bytes."""
+    @property
+    def held(self) -> int:
+        """Bytes that the pools hold now, those of all processes."""
+    def set(
+        self,
+        *,
+        limit: Optional[_Size] = None,
+        floor: Optional[_Size] = None,
+        claim: Optional[_Size] = None,
+        patience: Optional[float] = None,
+    ) -> None:
+        """Changes the limit, that of a named budget for all processes; or what the constructor says of this process.
+
+        What the pools hold beyond a lower limit stays theirs until they give it back. Those of a named budget do so at once
+        with what is free.
+        """
+    def tenants(self) -> list[Tenant]:
+        """The processes that have a named budget, this one too; none without a name."""
+
+@final
 class Pool:
     """A memory pool of one device.
 
@@ -321,6 +395,7 @@ class Pool:
         spare: how much more than the most that was ever live the pool may hold to save time. It does so only while moving
             memory would take a third of the program's time. 1/32 of the device's memory by default, 8 GiB at most; with 0
             it never does.
+        budget: a ``Budget`` that the pool shares with others, also of other processes.
         record: a file to record to, from the start.
 
     Raises:
@@ -344,6 +419,7 @@ class Pool:
         page_sizes: Optional[tuple[_Size, _Size]] = None,
         min_alignment: Optional[_Size] = None,
         spare: Optional[_Size] = None,
+        budget: Optional[Budget] = None,
         record: Optional[_Path] = None,
     ) -> Pool: ...
     @property

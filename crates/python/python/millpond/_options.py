@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection
-from typing import Literal, Optional, TypedDict, Union
+from typing import TYPE_CHECKING, Literal, Optional, TypedDict, Union
 
+if TYPE_CHECKING:
+    from ._millpond import Budget
 
 #: A number of bytes, or a text such as ``"8GiB"``.
 Size = Union[int, str]
@@ -22,4 +24,5 @@ class Options(TypedDict, total=False):
     page_sizes: Optional[tuple[Size, Size]]
     min_alignment: Optional[Size]
     spare: Optional[Size]
+    budget: Optional[Budget]
     record: Union[str, os.PathLike[str], None]

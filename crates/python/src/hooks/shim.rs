@@ -329,7 +329,7 @@ extern "C" fn largest_allocation(gpu: c_int) -> u64 {
     or_default(|| {
         let device = device(gpu.into())?;
         let stats = device.pool.stats();
-        let room = device.budget.limit().saturating_sub(stats.allocated.current);
+        let room = device.limit().saturating_sub(stats.allocated.current);
         Ok(room.min(device.pool.memory_info()?.free.saturating_add(stats.cached())))
     })
 }
@@ -352,7 +352,7 @@ extern "C" fn set_fraction(gpu: c_int, fraction: f64) -> Outcome {
     outcome(|| {
         let device = device(gpu.into())?;
         let total = device.pool.device().properties().total_memory;
-        device.budget.set_limit((total as f64 * fraction) as u64);
+        device.set_limit((total as f64 * fraction) as u64)?;
         book(gpu as usize).lock().fraction = fraction;
         Ok(())
     })

@@ -119,8 +119,7 @@ pub(super) extern "C-unwind" fn memory_fraction(fraction: f64, number: c_int) {
         let device = device(number.into())?;
         let total = device.pool.device().properties().total_memory;
         // PyTorch has checked that the fraction lies between 0 and 1.
-        device.budget.set_limit((total as f64 * fraction) as u64);
-        Ok(())
+        device.set_limit((total as f64 * fraction) as u64)
     });
     if let Err(failure) = set {
         fail(failure);
