@@ -9,9 +9,10 @@ use std::panic::AssertUnwindSafe;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use millpond::device::sim::SimOptions;
 use millpond::{Budget, Context, Error, Pool, Stream};
 
-use shared::{Freeing, MIB, Random, sim};
+use shared::{Freeing, MIB, Random, sim, sim_with};
 
 /// The budget that a tenant is to have.
 const BUDGET: &str = "MILLPOND_TEST_BUDGET";
@@ -157,6 +158,13 @@ fn tenant() {
 fn churn(name: &str, seed: u64, home: &Home) {
     let mut random = Random(seed);
     let mut blocks = Vec::new();
+    // Some do nothing but use the ledger.
+    while seed % 3 == 0 {
+        if let Ok(block) = home.alloc(1 + random.below(24)) {
+            home.pool.free_block(block, &home.stream).unwrap();
+        }
+        home.pool.trim_to(0).unwrap();
+    }
     loop {
         match random.below(8) {
             0..4 => blocks.extend(home.alloc(1 + random.below(24)).ok()),
@@ -211,6 +219,23 @@ fn what_is_idle_elsewhere_goes_to_who_asks() {
     assert!(again.ask("alloc 48").contains("out of memory"));
     home.pool.free_block(block, &home.stream).unwrap();
     again.does("alloc 48");
+}
+
+#[test]
+fn who_needs_a_little_asks_for_as_much_as_the_device_gives_at_once() {
+    for virtual_memory in [true, false] {
+        let named = Named::new(&format!("little-{virtual_memory}"));
+        // Some of it is left, but too little for a page or a segment.
+        let budget = named.join(65);
+        budget.set_patience(LONG).unwrap();
+        let (_, context, stream) = sim_with(SimOptions::default().virtual_memory(virtual_memory));
+        let pool = Pool::builder(&context).budget(&budget).build().unwrap();
+        let mut idle = Tenant::new(&named, 65);
+        idle.does("alloc 64");
+        idle.does("free");
+        pool.alloc(4096, &stream).unwrap();
+        pool.alloc(3 * MIB, &stream).unwrap();
+    }
 }
 
 #[test]

@@ -250,6 +250,14 @@ impl Budget {
         Ok(())
     }
 
+    /// As [`held`](Self::held), without waiting for other processes, and so about that.
+    pub(crate) fn about_held(&self) -> u64 {
+        match &self.inner {
+            Inner::Private(_) => self.held(),
+            Inner::Named(tenancy) => tenancy.about_held(),
+        }
+    }
+
     /// The limit that a request of so many bytes meets, and what is held under it.
     pub(crate) fn limit_met(&self, bytes: u64) -> (u64, u64) {
         match &self.inner {

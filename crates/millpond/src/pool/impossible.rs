@@ -98,7 +98,7 @@ impl PoolInner {
     fn held_under(&self, what: Shortage) -> u64 {
         match what {
             Shortage::HardLimit => self.counters.reserved.current(),
-            Shortage::Budget => self.limits.budget.as_ref().map_or(0, Budget::held),
+            Shortage::Budget => self.limits.budget.as_ref().map_or(0, Budget::about_held),
             // Relaxed: a figure to read.
             Shortage::Device | Shortage::Headroom => self.limits.together.load(Ordering::Relaxed),
         }

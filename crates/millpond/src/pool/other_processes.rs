@@ -8,12 +8,17 @@ use crate::physical::{GivesBack, Shortage};
 
 impl PoolInner {
     /// Waits until other processes have left so much of the budget, for as long as the patience lasts, which gets shorter.
-    /// There is none any more where they have not.
-    pub(super) fn ask_processes(&self, bytes: u64, what: Shortage, patience: &mut Option<Duration>) -> bool {
+    /// There is none any more where they have not. What was short says in which lengths memory is taken.
+    pub(super) fn ask_processes(
+        &self,
+        bytes: u64,
+        (what, at_once): (Shortage, u64),
+        patience: &mut Option<Duration>,
+    ) -> bool {
         let budget = self.limits.budget.as_ref().filter(|_| what == Shortage::Budget);
         let Some((budget, left)) = budget.zip(*patience) else { return false };
         let began = Instant::now();
-        let has_room = budget.ask(bytes, left);
+        let has_room = budget.ask(bytes.next_multiple_of(at_once.max(1)), left);
         *patience = has_room.then(|| left.saturating_sub(began.elapsed()));
         has_room
     }

@@ -53,7 +53,7 @@ impl PoolInner {
         first: Refusal,
     ) -> Result<DevicePtr> {
         let depths = (self.reclaimers.depth(), self.observers.depth());
-        let mut what = self.shortage_of(first)?;
+        let mut short = self.shortage_of(first)?;
         let request = bytes.next_multiple_of(align);
         let reclaim = self.reclaimers.each().map(|reclaimer| PressureStep::Reclaim(reclaimer, depths.0));
         let steps = [
@@ -68,10 +68,10 @@ impl PoolInner {
         let mut is_impossible = false;
         for step in steps.into_iter().chain(ask).chain(reclaim) {
             if let Some(limit) = self.what_forbids_now(bytes) {
-                (what, is_impossible) = (limit, true);
+                (short.0, is_impossible) = (limit, true);
                 break;
             }
-            let may_have_made_room = self.take_step(&step, request, what, &mut patience)?;
+            let may_have_made_room = self.take_step(&step, request, short, &mut patience)?;
             // A callback may have forked: the child is as new, and the lock may be another thread's that is gone.
             self.check_process()?;
             if !may_have_made_room {
@@ -80,10 +80,10 @@ impl PoolInner {
             self.count_retry();
             match self.try_alloc((bytes, align), stream)? {
                 Ok(ptr) => return Ok(ptr),
-                Err(refusal) => what = self.shortage_of(refusal)?,
+                Err(refusal) => short = self.shortage_of(refusal)?,
             }
         }
-        let report = self.out_of_memory(bytes, what, is_impossible);
+        let report = self.out_of_memory(bytes, short.0, is_impossible);
         self.recording.out_of_memory(bytes, report.device_free, stream);
         tracing::warn!(%report, "out of memory");
         if let Some(_entered) = self.observers.enter(depths.1) {
@@ -104,12 +104,12 @@ impl PoolInner {
         self.what_forbids_with(self.caches.sizes().units(bytes), self.others_live(bytes)?)
     }
 
-    /// What memory was short of; another refusal is the caller's error.
-    pub(super) fn shortage_of(&self, refusal: Refusal) -> Result<Shortage> {
+    /// What memory was short of, and for how many bytes at once; another refusal is the caller's error.
+    pub(super) fn shortage_of(&self, refusal: Refusal) -> Result<(Shortage, u64)> {
         match refusal {
             Refusal::Short { what, bytes } => {
                 tracing::debug!(pool = self.name, ?what, bytes, "short of memory");
-                Ok(what)
+                Ok((what, bytes))
             }
             Refusal::Host { what, bytes } => Err(Error::HostMemory { what, bytes, pool: self.name_of() }),
             Refusal::Device(error) => Err(self.error_of(error)),
@@ -121,7 +121,7 @@ impl PoolInner {
         &self,
         step: &PressureStep,
         request: u64,
-        what: Shortage,
+        short: (Shortage, u64),
         patience: &mut Option<Duration>,
     ) -> Result<bool> {
         match step {
@@ -143,7 +143,7 @@ impl PoolInner {
             // whatever size.
             PressureStep::ReleaseAll => self.trim(0).map(|_| true).map_err(Error::from),
             PressureStep::TrimOthers => self.trim_others(),
-            PressureStep::AskProcesses => Ok(self.ask_processes(request, what, patience)),
+            PressureStep::AskProcesses => Ok(self.ask_processes(request, short, patience)),
             PressureStep::Reclaim(reclaimer, depth) => {
                 Ok(self.reclaimers.enter(*depth).is_some_and(|_entered| reclaimer(request)))
             }

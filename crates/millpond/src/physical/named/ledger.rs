@@ -131,7 +131,9 @@ impl Ledger {
         match Self::open_existing(path)? {
             Some(found) => Ok(found),
             None => {
-                create(path).map_err(|error| format!("it cannot be made: {error}"))?;
+                create(path).map_err(|error| {
+                    format!("it cannot be made: {error}: is the folder there, and writable?")
+                })?;
                 Self::open_existing(path)?.ok_or_else(|| "it was removed as soon as it was made".to_owned())
             }
         }

@@ -144,6 +144,11 @@ impl Tenancy {
         self.ledger.held(self.lease_here())
     }
 
+    /// As [`held`](Self::held), at once: memory that passes to another process meanwhile may count twice.
+    pub(super) fn about_held(&self) -> u64 {
+        self.ledger.held(None)
+    }
+
     /// The most that this process may ever hold.
     pub(super) fn most(&self) -> u64 {
         self.limit().min(self.slot().claim.load(Ordering::Relaxed))
@@ -156,7 +161,7 @@ impl Tenancy {
         if mine.saturating_add(bytes) > claim && claim <= self.limit() {
             return (claim, mine);
         }
-        (self.limit(), self.held())
+        (self.limit(), self.about_held())
     }
 
     pub(super) fn has_room(&self, bytes: u64) -> bool {
@@ -206,14 +211,26 @@ impl Tenancy {
         if self.process.is_here() {
             self.ledger.clear_gone(self.lease);
         }
-        let _still = self.lease_here().and_then(|lease| self.ledger.lock(lease));
-        tenants(&self.ledger)
+        self.list(|_| true)
     }
 
     pub(super) fn other_tenants(&self) -> Vec<Tenant> {
-        let mut tenants = self.tenants();
-        tenants.retain(|tenant| tenant.pid != self.lease.pid());
-        tenants
+        self.list(|owner| owner != self.lease)
+    }
+
+    fn list(&self, which: impl Fn(Lease) -> bool) -> Vec<Tenant> {
+        let figures = |(slot, owner): (&Slot, Lease)| {
+            let words = [&slot.held, &slot.floor, &slot.claim];
+            (owner, words.map(|word| word.load(Ordering::SeqCst)))
+        };
+        let still = self.lease_here().and_then(|lease| self.ledger.lock(lease));
+        let found: Vec<_> = self.ledger.owned().filter(|(_, owner)| which(*owner)).map(figures).collect();
+        drop(still);
+        // Without the lock: to look for a process takes some microseconds.
+        let tenant = |(owner, [held, floor, claim]): (Lease, [u64; 3])| {
+            Some(Tenant { pid: owner.pid(), program: owner.program()?, held, floor, claim })
+        };
+        found.into_iter().filter_map(tenant).collect()
     }
 
     pub(super) fn add_giver(&self, giver: Weak<dyn GivesBack>) {
@@ -237,25 +254,29 @@ impl Tenancy {
             return false;
         }
         let began = Instant::now();
-        self.ledger.clear_gone(self.lease);
         let wants = &self.slot().wants;
         wants.fetch_add(bytes, Ordering::SeqCst);
         let mut round = FIRST_ROUND;
         let has_room = loop {
-            let may_come =
-                || self.ledger.room(self.at).saturating_add(self.ledger.others_beyond_floors(self.at));
             if self.has_room(bytes) {
                 break true;
             }
-            if bytes > may_come() {
+            let beyond_floors = self.ledger.others_beyond_floors(self.at);
+            if bytes > self.ledger.room(self.at).saturating_add(beyond_floors) {
+                if self.ledger.clear_gone(self.lease) {
+                    continue;
+                }
                 break false;
             }
-            self.wait_for_answers(self.wake(), bytes, round);
+            if !self.wait_for_answers(self.wake(), bytes, round) {
+                // Who is gone does not answer.
+                self.ledger.clear_gone(self.lease);
+            }
             let left = patience.saturating_sub(began.elapsed());
             if left.is_zero() || self.has_room(bytes) {
                 break self.has_room(bytes);
             }
-            // All have answered: they may free something.
+            // They may free something.
             std::thread::sleep(left.min(round));
             round *= 2;
         };
@@ -263,14 +284,17 @@ impl Tenancy {
         has_room
     }
 
-    /// Until there is room, all have answered, or the time is over.
-    fn wait_for_answers(&self, ask: u32, bytes: u64, patience: Duration) {
+    /// Until there is room, or all have answered; `false` where the time was over first.
+    fn wait_for_answers(&self, ask: u32, bytes: u64, patience: Duration) -> bool {
         let began = Instant::now();
         loop {
             let answers = self.ledger.answers.load(Ordering::SeqCst);
+            if self.has_room(bytes) || self.ledger.others_answered(self.at, ask) {
+                return true;
+            }
             let left = patience.saturating_sub(began.elapsed());
-            if left.is_zero() || self.has_room(bytes) || self.ledger.others_answered(self.at, ask) {
-                return;
+            if left.is_zero() {
+                return false;
             }
             wait(&self.ledger.answers, answers, left);
         }
@@ -281,11 +305,8 @@ impl Tenancy {
     /// Has the pools give back what others ask for, and what is beyond the limit; but what they hold up to the floor is
     /// theirs.
     fn give_what_is_wanted(&self) {
-        if self.ledger.others_want(self.at) > 0 {
-            // Who asked and is gone wants nothing.
-            self.ledger.clear_gone(self.lease);
-        }
-        let beyond_limit = self.held().saturating_sub(self.limit());
+        // Who asked and is gone counts, too, until somebody asks next and misses its answer.
+        let beyond_limit = self.about_held().saturating_sub(self.limit());
         let mut wanted = self.ledger.others_want(self.at).max(beyond_limit);
         let givers: Vec<_> = self.givers.lock().iter().filter_map(Weak::upgrade).collect();
         for giver in givers {
@@ -324,16 +345,6 @@ fn answer(ledger: &Ledger, tenancy: &Weak<Tenancy>) {
         }
         wait(&ledger.asks, asks, LOOK);
     }
-}
-
-fn tenants(ledger: &Ledger) -> Vec<Tenant> {
-    let tenant = |(slot, owner): (&Slot, Lease)| {
-        // Relaxed: figures to read.
-        let [held, floor, claim] =
-            [&slot.held, &slot.floor, &slot.claim].map(|word| word.load(Ordering::Relaxed));
-        Some(Tenant { pid: owner.pid(), program: owner.program()?, held, floor, claim })
-    };
-    ledger.owned().filter_map(tenant).collect()
 }
 
 /// The file of the ledger: one for each user.
