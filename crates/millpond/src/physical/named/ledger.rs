@@ -48,7 +48,7 @@ pub(super) struct Table {
     pub(super) limit: AtomicU64,
     /// The lease of the process that has the lock, or 0.
     lock: AtomicU64,
-    /// Counts requests for memory. Who wants to hear of them waits for it to change.
+    /// Counts requests for memory, and processes that leave. Who wants to hear of them waits for it to change.
     pub(super) asks: AtomicU32,
     /// Counts answers to them.
     pub(super) answers: AtomicU32,
@@ -220,10 +220,12 @@ impl Ledger {
         beyond_floor.max(within_floor).min(slot.claim.load(ORDER).saturating_sub(held))
     }
 
-    /// Bytes that the others hold beyond their floors.
-    pub(super) fn others_beyond_floors(&self, mine: usize) -> u64 {
-        let beyond = |slot: &Slot| slot.held.load(ORDER).saturating_sub(slot.floor.load(ORDER));
-        Self::sum(self.others(mine), beyond)
+    /// Bytes that the process with this slot might take, if the others gave back all that they hold beyond their floors.
+    pub(super) fn may_have(&self, mine: usize) -> u64 {
+        let slot = &self.slots[mine];
+        let beyond_floor = |slot: &Slot| slot.held.load(ORDER).saturating_sub(slot.floor.load(ORDER));
+        let might = self.room(mine).saturating_add(Self::sum(self.others(mine), beyond_floor));
+        might.min(slot.claim.load(ORDER).saturating_sub(slot.held.load(ORDER)))
     }
 
     /// Bytes that the others ask for.
@@ -440,7 +442,8 @@ mod tests {
         assert_eq!((ledger.room(first), ledger.room(second)), (1, 0));
         ledger.limit.store(100, ORDER);
         ledger.slots[second].claim.store(8, ORDER);
-        assert_eq!((ledger.room(second), ledger.others_beyond_floors(first)), (2, 6));
+        assert_eq!((ledger.room(second), ledger.may_have(second)), (2, 2));
+        assert_eq!((ledger.room(first), ledger.may_have(first)), (93, 99));
     }
 
     #[test]

@@ -13,10 +13,11 @@ mod ledger;
 
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::thread::futex;
 
 use self::lease::Lease;
@@ -38,9 +39,6 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// How long a request waits for answers at most. Then the others are asked again, and then after twice as long: what they
 /// hold may be free by then.
 const FIRST_ROUND: Duration = Duration::from_millis(4);
-
-/// How often the thread that answers looks whether anybody still has the budget.
-const LOOK: Duration = Duration::from_secs(1);
 
 /// What has memory under the budget: a pool.
 pub(crate) trait GivesBack: Send + Sync {
@@ -174,8 +172,7 @@ impl Tenancy {
 
     pub(super) fn give_back(&self, bytes: u64) {
         if self.process.is_here() {
-            let held = self.slot().held.fetch_sub(bytes, Ordering::SeqCst);
-            debug_assert!(held >= bytes, "a process gives back what it holds");
+            lower(&self.slot().held, bytes);
         }
     }
 
@@ -261,8 +258,7 @@ impl Tenancy {
             if self.has_room(bytes) {
                 break true;
             }
-            let beyond_floors = self.ledger.others_beyond_floors(self.at);
-            if bytes > self.ledger.room(self.at).saturating_add(beyond_floors) {
+            if bytes > self.ledger.may_have(self.at) {
                 if self.ledger.clear_gone(self.lease) {
                     continue;
                 }
@@ -280,7 +276,7 @@ impl Tenancy {
             std::thread::sleep(left.min(round));
             round *= 2;
         };
-        wants.fetch_sub(bytes, Ordering::SeqCst);
+        lower(wants, bytes);
         has_room
     }
 
@@ -296,7 +292,7 @@ impl Tenancy {
             if left.is_zero() {
                 return false;
             }
-            wait(&self.ledger.answers, answers, left);
+            wait(&self.ledger.answers, answers, Some(left));
         }
     }
 
@@ -324,6 +320,8 @@ impl Drop for Tenancy {
     fn drop(&mut self) {
         if self.process.is_here() {
             self.ledger.leave(self.lease, self.at);
+            // The thread that answers ends.
+            self.wake();
         }
     }
 }
@@ -343,7 +341,7 @@ fn answer(ledger: &Ledger, tenancy: &Weak<Tenancy>) {
         } else {
             return;
         }
-        wait(&ledger.asks, asks, LOOK);
+        wait(&ledger.asks, asks, None);
     }
 }
 
@@ -364,19 +362,28 @@ fn nanoseconds(time: Duration) -> u64 {
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Waits until somebody wakes it, the word is another, or the time is over; or for no reason.
-fn wait(word: &std::sync::atomic::AtomicU32, seen: u32, patience: Duration) {
-    let timeout =
-        futex::Timespec { tv_sec: patience.as_secs().cast_signed(), tv_nsec: patience.subsec_nanos().into() };
+/// Takes off so much, but not more than there is: others can write there.
+fn lower(word: &AtomicU64, bytes: u64) {
+    let lowered = |held: u64| Some(held.saturating_sub(bytes));
+    let done = word.fetch_update(Ordering::SeqCst, Ordering::SeqCst, lowered);
+    debug_assert!(done.is_ok(), "there is always a lower figure");
+}
+
+/// Waits until the word is another and somebody wakes it, or the time is over; or for no reason.
+fn wait(word: &AtomicU32, seen: u32, patience: Option<Duration>) {
+    let timeout = patience.map(|patience| futex::Timespec {
+        tv_sec: patience.as_secs().cast_signed(),
+        tv_nsec: patience.subsec_nanos().into(),
+    });
     // Not private: other processes wake it.
-    match futex::wait(word, futex::Flags::empty(), seen, Some(&timeout)) {
-        Ok(()) | Err(rustix::io::Errno::AGAIN | rustix::io::Errno::TIMEDOUT | rustix::io::Errno::INTR) => {}
+    match futex::wait(word, futex::Flags::empty(), seen, timeout.as_ref()) {
+        Ok(()) | Err(Errno::AGAIN | Errno::TIMEDOUT | Errno::INTR) => {}
         // A sandbox without it.
-        Err(_) => std::thread::sleep(patience.min(Duration::from_millis(2))),
+        Err(_) => std::thread::sleep(Duration::from_millis(2)),
     }
 }
 
-fn wake_all(word: &std::sync::atomic::AtomicU32) {
+fn wake_all(word: &AtomicU32) {
     // Fails only where `wait` does not wait for it either.
     let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
 }
