@@ -17,6 +17,9 @@ use shared::{Freeing, MIB, Random, sim, sim_with};
 /// The budget that a tenant is to have.
 const BUDGET: &str = "MILLPOND_TEST_BUDGET";
 
+/// Set for a tenant on the first GPU.
+const ON_GPU: &str = "MILLPOND_TEST_ON_GPU";
+
 /// What a tenant's answers begin with: the test harness prints, too.
 const ANSWER: &str = "answer: ";
 
@@ -52,7 +55,15 @@ struct Home {
 
 impl Home {
     fn new(budget: &Budget) -> Self {
-        let (_, context, stream) = sim(1 << 30);
+        #[cfg(feature = "cuda")]
+        if std::env::var_os(ON_GPU).is_some() {
+            return Self::of(Context::cuda(0).unwrap(), budget);
+        }
+        Self::of(sim(1 << 30).1, budget)
+    }
+
+    fn of(context: Context, budget: &Budget) -> Self {
+        let stream = context.create_stream().unwrap();
         let pool = Pool::builder(&context).name("home").budget(budget).build().unwrap();
         Self { pool, stream, _context: context }
     }
@@ -71,13 +82,14 @@ struct Tenant {
 
 impl Tenant {
     fn new(budget: &Named, limit_mib: u64) -> Self {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["tenant", "--exact", "--nocapture", "--test-threads=1"])
-            .env(BUDGET, &budget.0)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
+        Self::with(budget, limit_mib, |_| {})
+    }
+
+    fn with(budget: &Named, limit_mib: u64, change: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["tenant", "--exact", "--nocapture", "--test-threads=1"]).env(BUDGET, &budget.0);
+        change(&mut command);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (input, output) = (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()));
         let mut tenant = Self { child, input, output };
         tenant.tell(&format!("limit {limit_mib}"));
@@ -159,13 +171,15 @@ fn churn(name: &str, seed: u64, home: &Home) {
     let mut random = Random(seed);
     let mut blocks = Vec::new();
     // Some do nothing but use the ledger.
-    while seed % 3 == 0 {
-        if let Ok(block) = home.alloc(1 + random.below(24)) {
-            home.pool.free_block(block, &home.stream).unwrap();
-        }
-        home.pool.trim_to(0).unwrap();
-    }
+    let only_takes = seed.is_multiple_of(3);
     loop {
+        if only_takes {
+            if let Ok(block) = home.alloc(1 + random.below(24)) {
+                home.pool.free_block(block, &home.stream).unwrap();
+            }
+            home.pool.trim_to(0).unwrap();
+            continue;
+        }
         match random.below(8) {
             0..4 => blocks.extend(home.alloc(1 + random.below(24)).ok()),
             4..6 if !blocks.is_empty() => {
@@ -293,6 +307,32 @@ fn the_sum_never_exceeds_the_limit_and_survives_kills_at_any_moment() {
     let home = Home::new(&budget);
     home.alloc(LIMIT).unwrap();
     assert_eq!(budget.held(), LIMIT * MIB);
+}
+
+#[cfg(feature = "cuda")]
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn what_a_killed_process_had_on_a_gpu_is_there_as_soon_as_the_budget_says_so() {
+    let named = Named::new("gpu");
+    let context = Context::cuda(0).unwrap();
+    let free = context.memory_info().unwrap().free / MIB;
+    // Room for contexts besides. Two thirds of it can only be had once.
+    let (limit, most) = (free * 9 / 10, free * 6 / 10);
+    let budget = named.join(limit);
+    budget.set_patience(LONG).unwrap();
+    let home = Home::of(context, &budget);
+    for _ in 0..3 {
+        let mut other = Tenant::with(&named, limit, |command| _ = command.env(ON_GPU, "1"));
+        other.does(&format!("alloc {most}"));
+        assert_eq!(budget.held(), most.next_multiple_of(2) * MIB);
+        other.child.kill().unwrap();
+        let began = Instant::now();
+        let block = home.alloc(most).unwrap();
+        println!("{most} MiB of a killed process were there after {:?}", began.elapsed());
+        home.pool.free_block(block, &home.stream).unwrap();
+        // And what is idle here goes to the next one.
+        assert!(budget.held() > 0);
+    }
 }
 
 #[test]
