@@ -14,11 +14,13 @@
 
 mod budget;
 mod limits;
+mod sleeping;
 
 use std::sync::Arc;
 
 pub use budget::Budget;
 pub(crate) use limits::{Limits, Shortage};
+use sleeping::Presence;
 
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PageHandle};
@@ -35,8 +37,9 @@ pub(crate) struct Page {
     pub(crate) base_pages: u32,
     /// Where the arena uses it: region and first base page. `None` while it is parked.
     pub(crate) home: Option<(u32, u32)>,
-    /// Mappings, the one in use and old ones that wait for their fence.
+    /// Mappings, the one in use and old ones that wait for their fence. A page that sleeps has one, too.
     mappings: u32,
+    presence: Presence,
 }
 
 /// Why there is no page.
@@ -164,16 +167,13 @@ impl Pages {
             Ok(handle) => handle,
             Err(error) => {
                 self.limits.refuse(bytes);
-                return Err(match error {
-                    DeviceError::OutOfMemory { .. } => NoPage::Short(Shortage::Device),
-                    other => NoPage::Device(other),
-                });
+                return Err(NoPage::from(error));
             }
         };
         self.limits.count(bytes, &self.counters);
         self.counters.calls.create.add(1);
         self.base_pages += u64::from(base_pages);
-        let page = Page { handle, base_pages, home: None, mappings: 0 };
+        let page = Page { handle, base_pages, home: None, mappings: 0, presence: Presence::Whole };
         Ok(match self.vacant.pop() {
             Some(id) => {
                 self.table[id as usize] = Some(page);
@@ -227,28 +227,35 @@ impl Pages {
     /// # Safety
     /// The page is mapped there by [`map`](Self::map), and no pending or later work uses the range.
     pub(crate) unsafe fn unmap(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
-        let bytes = self.bytes(self.get(id).base_pages);
-        // SAFETY: the caller's promise is the device's condition.
-        unsafe { self.device.unmap(at, bytes) }?;
-        self.counters.calls.unmap.add(1);
+        if self.get(id).presence > Presence::Unmapped {
+            let bytes = self.bytes(self.get(id).base_pages);
+            // SAFETY: the caller's promise is the device's condition.
+            unsafe { self.device.unmap(at, bytes) }?;
+            self.counters.calls.unmap.add(1);
+        }
         self.get_mut(id).mappings -= 1;
         Ok(())
     }
 
     /// Gives a page that is mapped nowhere and in nobody's hands back to the device. On an error it is
-    /// parked.
+    /// parked. One that sleeps is forgotten.
     pub(crate) fn release(&mut self, id: PageId) -> DeviceResult<u64> {
         let page = self.get(id);
         debug_assert_eq!(page.mappings, 0, "a page is released only once it is mapped nowhere");
-        let (handle, base_pages) = (page.handle, page.base_pages);
+        let (handle, base_pages, presence) = (page.handle, page.base_pages, page.presence);
         let bytes = self.bytes(base_pages);
-        // SAFETY: the page leaves the table below, and with it every trace of the handle.
-        if let Err(error) = unsafe { self.device.release_page(handle) } {
-            self.park(id);
-            return Err(error);
+        if presence == Presence::Gone {
+            self.counters.asleep.lower(bytes);
+        } else {
+            // SAFETY: the page leaves the table below, and with it every trace of the handle.
+            if let Err(error) = unsafe { self.device.release_page(handle) } {
+                self.get_mut(id).presence = Presence::Whole;
+                self.park(id);
+                return Err(error);
+            }
+            self.counters.calls.release.add(1);
+            self.limits.withdraw(bytes, &self.counters);
         }
-        self.counters.calls.release.add(1);
-        self.limits.withdraw(bytes, &self.counters);
         self.base_pages -= u64::from(base_pages);
         self.table[id.0 as usize] = None;
         self.vacant.push(id.0);
@@ -277,6 +284,7 @@ impl Pages {
 
     /// The memory held in pages, in bytes, by recount.
     pub(crate) fn recount_bytes(&self) -> u64 {
-        self.iter().map(|(_, page)| self.bytes(page.base_pages)).sum()
+        let held = self.iter().filter(|(_, page)| page.presence > Presence::Gone);
+        held.map(|(_, page)| self.bytes(page.base_pages)).sum()
     }
 }

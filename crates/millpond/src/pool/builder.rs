@@ -10,6 +10,8 @@ use super::callbacks::Callbacks;
 use super::context::{OtherMemory, PoolMemory};
 use super::inner::{PoolInner, PoolState};
 use super::routes::Routes;
+use super::sleep_gate::SleepGate;
+use super::staging::Staging;
 use super::{Context, Pool};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;
@@ -285,12 +287,16 @@ impl PoolBuilder {
                 ledger,
                 captured: Vec::new(),
                 destroyed: false,
+                asleep: None,
+                staging: Staging::default(),
             })),
             release_threshold: AtomicU64::new(self.release_threshold),
             reclaimers: Callbacks::default(),
             observers: Callbacks::default(),
             largest_align,
             reuse: Reuse::new(self.reuse),
+            sleep_gate: SleepGate::default(),
+            sleep_turn: OfProcess::default(),
             has_said_freed_twice: AtomicBool::new(false),
         });
         #[cfg(feature = "record")]

@@ -29,7 +29,10 @@ mod recounting;
 mod registry;
 mod reserving;
 mod routes;
+mod sleep_gate;
+mod sleeping;
 mod slow_path_time;
+mod staging;
 #[cfg(test)]
 mod tests;
 
@@ -42,6 +45,7 @@ pub use callbacks::{ObserverId, ReclaimId};
 pub use capture::{CapturePool, Capturing};
 pub use context::Context;
 pub(crate) use inner::PoolInner;
+pub use sleeping::Keep;
 
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::order::{ReusePolicies, Stream, Timelines};
@@ -149,7 +153,7 @@ impl Pool {
     /// Those of [`alloc`](Self::alloc).
     pub fn alloc_zeroed(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
         // Before anything is allocated for it.
-        let handle = stream.handle_here()?;
+        let (handle, _awake) = (stream.handle_here()?, self.inner.stay_awake()?);
         let ptr = self.alloc(bytes, stream)?;
         if ptr.is_null() {
             return Ok(ptr);

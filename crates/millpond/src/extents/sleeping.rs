@@ -1,0 +1,90 @@
+//! Sleep: pages give their memory back, while blocks, addresses and the places of pages stay as they are.
+//!
+//! While an arena sleeps, nothing is allocated, moved or trimmed in it. A free is as ever: it changes only what is known of
+//! the addresses.
+
+use super::extent::ExtentState;
+use super::extent_map::ExtentMap;
+use super::mapper::Mapper;
+use super::refusal::Refusal;
+use crate::device::{DeviceError, DevicePtr};
+use crate::physical::{PageId, Pages};
+
+/// A page where an arena uses it, and nowhere else.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PageAtHome {
+    id: PageId,
+    pub(crate) at: DevicePtr,
+    pub(crate) bytes: u64,
+}
+
+/// See [`Arena::pages_at_home`](super::Arena::pages_at_home).
+pub(super) fn pages_at_home(map: &ExtentMap, pages: &Pages) -> Result<Vec<PageAtHome>, DeviceError> {
+    let mut found = list(pages.records())?;
+    for (id, page) in pages.iter().filter(|(id, _)| pages.is_only_at_home(*id)) {
+        if let Some((region, base_page)) = page.home {
+            let at = map.address_of_base_page(region, u64::from(base_page));
+            found.push(PageAtHome { id, at, bytes: pages.bytes_of(id) });
+        }
+    }
+    found.sort_unstable_by_key(|page| page.at);
+    Ok(found)
+}
+
+/// See [`Arena::live_ranges`](super::Arena::live_ranges).
+pub(super) fn live_ranges(map: &ExtentMap, gap: u64) -> Result<Vec<(DevicePtr, u64)>, DeviceError> {
+    let mut live: Vec<(DevicePtr, u64)> = list(map.allocated().0.iter().sum::<u64>() as usize)?;
+    for (_, region) in map.regions.iter() {
+        // Since the last live range ended: free bytes, unless something lies there that nothing backs.
+        let mut free = None;
+        for id in map.until(region.head, u64::MAX) {
+            let bytes = map.bytes(id);
+            match map[id].state {
+                ExtentState::Allocated => {
+                    match (live.last_mut(), free.filter(|free| *free <= gap)) {
+                        (Some((_, length)), Some(free)) => *length += free + bytes,
+                        _ => live.push((map.address_of(id), bytes)),
+                    }
+                    free = Some(0);
+                }
+                ExtentState::Free => free = free.map(|free| free + bytes),
+                _ => free = None,
+            }
+        }
+    }
+    live.sort_unstable();
+    Ok(live)
+}
+
+pub(super) fn put_to_sleep(pages: &mut Pages, page: &PageAtHome) -> Result<(), DeviceError> {
+    // SAFETY: the page is at home there only, and who puts an arena to sleep has waited for the device.
+    unsafe { pages.put_to_sleep(page.id, page.at) }
+}
+
+pub(super) fn wake(pages: &mut Pages, page: &PageAtHome) -> Result<bool, Refusal> {
+    if !pages.knows(page.id) {
+        return Ok(false);
+    }
+    // SAFETY: the page's home is there: nothing moves while the arena sleeps.
+    unsafe { pages.wake(page.id, page.at) }.map_err(|error| Refusal::of_page(error, page.bytes))?;
+    Ok(true)
+}
+
+/// See [`Arena::forget_asleep`](super::Arena::forget_asleep).
+pub(super) fn forget_free(map: &mut ExtentMap, mapper: &mut Mapper) -> Result<(), DeviceError> {
+    let mut free = map.list_for_free()?;
+    free.extend(map.free_ids());
+    let sleeps = |mapper: &Mapper, page| Some(mapper.pages().sleeps(page));
+    // One failure is no reason to keep the rest.
+    free.into_iter().fold(Ok(()), |done, id| done.and(mapper.trim_extent(map, id, sleeps)))
+}
+
+fn list<T>(most: usize) -> Result<Vec<T>, DeviceError> {
+    let mut list = Vec::new();
+    match list.try_reserve_exact(most) {
+        Ok(()) => Ok(list),
+        Err(_) => {
+            Err(DeviceError::HostMemory { what: "a list of pages", bytes: (most * size_of::<T>()) as u64 })
+        }
+    }
+}
