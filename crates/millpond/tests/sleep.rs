@@ -3,12 +3,16 @@
 mod shared;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::thread;
 
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{Call, SimDevice, SimOptions};
-use millpond::device::{Device, DeviceError};
-use millpond::{Buffer, Context, Error, Keep, Pool, Stream};
+use millpond::device::{
+    Device, DeviceError, DevicePtr, DeviceResult, EventHandle, Forward, PageHandle, StreamHandle,
+};
+use millpond::testing::checker::CheckerDevice;
+use millpond::{Buffer, Context, Error, Keep, Limit, Pool, Stream};
 
 use shared::{Freeing, KIB, MIB, Random, sim};
 
@@ -38,7 +42,7 @@ impl Bench {
 
 /// Buffers of all lengths with known bytes.
 struct Model {
-    buffers: Vec<(u64, Buffer<u64>)>,
+    buffers: Vec<(Vec<u64>, Buffer<u64>)>,
     random: Random,
 }
 
@@ -52,9 +56,9 @@ impl Model {
     }
 
     fn add(&mut self, pool: &Pool, bytes: u64, stream: &Stream) {
-        let (seed, len) = (self.random.below(u64::MAX >> 33), (bytes / 8) as usize);
-        let buffer = Buffer::from_slice(pool, &Self::contents(seed, len), stream).unwrap();
-        self.buffers.push((seed, buffer));
+        let contents = Self::contents(self.random.below(u64::MAX >> 33), (bytes / 8) as usize);
+        let buffer = Buffer::from_slice(pool, &contents, stream).unwrap();
+        self.buffers.push((contents, buffer));
     }
 
     /// Blocks of all lengths, every second of which is freed again.
@@ -81,8 +85,8 @@ impl Model {
     }
 
     fn assert_intact(&self) {
-        for (seed, buffer) in &self.buffers {
-            assert!(buffer.to_vec().unwrap() == Self::contents(*seed, buffer.len()), "at {}", buffer.ptr());
+        for (contents, buffer) in &self.buffers {
+            assert!(buffer.to_vec().unwrap() == *contents, "at {}", buffer.ptr());
         }
     }
 }
@@ -126,6 +130,28 @@ fn later_sleeps_prepare_no_pinned_memory() {
     assert_eq!(pool.trim_staging(), Ok(100 * MIB));
     assert_eq!(cycle(), 2);
     pool.free_block(block, &stream).unwrap();
+}
+
+#[test]
+fn short_pages_wake_as_longer_ones() {
+    let (sim, context, stream) = sim(TOTAL);
+    let pool = Pool::builder(&context).build().unwrap();
+    let blocks: Vec<_> = (0..11).map(|_| pool.alloc(2 * MIB, &stream).unwrap()).collect();
+    let created = |calls: u64| sim.calls()[Call::CreatePage] - calls;
+    assert_eq!(created(0), 11);
+    pool.sleep(Keep::InPinnedMemory).unwrap();
+    pool.free_block(blocks[3], &stream).unwrap();
+    pool.wake().unwrap();
+    pool.check().unwrap();
+    // Two and one before the hole; four, two and one behind it.
+    assert_eq!((created(11), pool.reserved().current), (5, 20 * MIB));
+    blocks
+        .iter()
+        .filter(|block| **block != blocks[3])
+        .for_each(|block| pool.free_block(*block, &stream).unwrap());
+    pool.trim_to(0).unwrap();
+    pool.check().unwrap();
+    assert_eq!(pool.reserved().current, 0);
 }
 
 #[test]
@@ -344,10 +370,108 @@ fn an_awake_pool_wakes_and_a_sleeping_one_sleeps_for_nothing() {
     pool.alloc(50 * MIB, &stream).unwrap();
     assert_eq!(pool.sleep(Keep::InPinnedMemory), Ok(50 * MIB));
     let copies = sim.calls()[Call::Copy];
-    assert_eq!(pool.sleep(Keep::Nothing), Ok(0), "the bytes stay kept");
+    assert_eq!(pool.sleep(Keep::Nothing), Ok(0));
     pool.wake().unwrap();
-    assert_eq!(sim.calls()[Call::Copy], 2 * copies);
+    assert!(sim.calls()[Call::Copy] > copies, "the bytes stay kept");
     pool.check().unwrap();
+}
+
+#[test]
+fn a_tag_sleeps_alone_or_with_its_pool() {
+    let Bench { context, pool, stream, .. } = Bench::new();
+    let (weights, cache) = (pool.tagged("weights").unwrap(), pool.tagged("cache").unwrap());
+    assert_eq!((weights.name(), pool.tagged("weights").unwrap().name()), ("model/weights", "model/weights"));
+    let (mut model, mut others) = (Model::new(), Model::new());
+    model.fill(&weights, &stream);
+    others.fill(&cache, &stream);
+    others.fill(&pool, &stream);
+    let held = |pool: &Pool| pool.reserved().current;
+    let before = held(&weights);
+    assert_eq!(weights.sleep(Keep::InPinnedMemory), Ok(before));
+    assert_eq!((held(&weights), pool.is_asleep(), cache.is_asleep()), (0, false, false));
+    others.assert_intact();
+    others.fill(&cache, &stream);
+    others.fill(&pool, &stream);
+    weights.wake().unwrap();
+    model.assert_intact();
+    pool.sleep(Keep::InPinnedMemory).unwrap();
+    assert_eq!([&pool, &weights, &cache].map(held), [0; 3]);
+    cache.wake().unwrap();
+    assert!(pool.is_asleep() && weights.is_asleep());
+    pool.wake().unwrap();
+    model.assert_intact();
+    others.assert_intact();
+    assert!(pool.trim_staging().unwrap() > 0);
+    [&pool, &weights, &cache].iter().for_each(|pool| pool.check().unwrap());
+    assert!(matches!(pool.destroy(), Err(Error::LiveBlocks { .. })));
+    assert!(matches!(weights.alloc(8, &stream), Err(Error::PoolDestroyed { .. })));
+    assert!(matches!(pool.tagged("late"), Err(Error::PoolDestroyed { .. })));
+    drop((model, others, context));
+}
+
+#[test]
+fn the_hard_limit_holds_for_a_pool_and_its_tags_together() {
+    let (_sim, context, stream) = sim(1024 * MIB);
+    let pool = Pool::builder(&context).hard_limit(100 * MIB).build().unwrap();
+    let tag = pool.tagged("a").unwrap();
+    let block = pool.alloc(60 * MIB, &stream).unwrap();
+    for refused in [tag.alloc(60 * MIB, &stream), tag.alloc(41 * MIB, &stream)] {
+        let Err(Error::OutOfMemory(report)) = refused else { panic!("beyond the limit") };
+        assert_eq!(report.limit, Limit::HardLimit(100 * MIB));
+    }
+    // What is free in one of them goes back for another.
+    pool.free_block(block, &stream).unwrap();
+    let block = tag.alloc(60 * MIB, &stream).unwrap();
+    assert_eq!((pool.reserved().current, tag.reserved().current), (0, 60 * MIB));
+    tag.sleep(Keep::Nothing).unwrap();
+    let instead = pool.alloc(60 * MIB, &stream).unwrap();
+    let Err(Error::OutOfMemory(report)) = tag.wake() else { panic!("beyond the limit") };
+    assert_eq!(report.limit, Limit::HardLimit(100 * MIB));
+    pool.free_block(instead, &stream).unwrap();
+    tag.wake().unwrap();
+    tag.free_block(block, &stream).unwrap();
+}
+
+#[test]
+fn blocks_of_a_pool_that_sleeps_stand_in_nobodys_way() {
+    let (_sim, context, stream) = sim(TOTAL);
+    let [sleeping, awake] = [(); 2].map(|()| Pool::builder(&context).build().unwrap());
+    sleeping.alloc(150 * MIB, &stream).unwrap();
+    sleeping.sleep(Keep::Nothing).unwrap();
+    let block = awake.alloc(200 * MIB, &stream).unwrap();
+    assert!(sleeping.wake().is_err());
+    awake.free_block(block, &stream).unwrap();
+    sleeping.wake().unwrap();
+}
+
+#[test]
+fn no_mapping_goes_before_the_work_on_it() {
+    const LENGTHS: [u64; 3] = [40 * MIB, 700, 9 * MIB];
+    let sim = SimDevice::new(SimOptions::default().capacity(TOTAL)).unwrap();
+    let checker = CheckerDevice::new(sim.clone());
+    let context = Context::new(checker.clone());
+    let stream = context.create_stream().unwrap();
+    let pool = Pool::builder(&context).build().unwrap();
+    for keep in [Keep::InPinnedMemory, Keep::Nothing] {
+        let blocks = LENGTHS.map(|bytes| {
+            let at = pool.alloc(bytes, &stream).unwrap();
+            let block = checker.allocated(at, bytes, stream.handle());
+            checker.used(block, stream.handle());
+            (at, block)
+        });
+        // For the checker, blocks end with the sleep, and others begin there with the wake.
+        let ended = blocks.map(|(_, block)| checker.freed(block, stream.handle()));
+        pool.sleep(keep).unwrap();
+        drop(ended);
+        pool.wake().unwrap();
+        for ((at, _), bytes) in blocks.into_iter().zip(LENGTHS) {
+            let block = checker.allocated(at, bytes, stream.handle());
+            checker.used(block, stream.handle());
+            let _freeing = checker.freed(block, stream.handle());
+            pool.free_block(at, &stream).unwrap();
+        }
+    }
+    checker.verify().unwrap();
 }
 
 /// Each device call of a sleep and a wake, at each place, fails once, and then also the next one of its kind.
@@ -406,7 +530,106 @@ fn whichever_call_fails_it_is_awake_or_asleep_and_can_be_tried_again() {
     }
 }
 
-/// The same over real bytes: none is lost, whatever fails.
+/// The host device, of which one call fails.
+#[derive(Debug)]
+struct Failing {
+    below: Arc<HostDevice>,
+    /// Calls until then; none where it is negative.
+    left: AtomicI64,
+}
+
+impl Failing {
+    fn call(&self) -> DeviceResult<()> {
+        if self.left.fetch_sub(1, Ordering::Relaxed) == 0 {
+            return Err(DeviceError::Unavailable("asked for".to_owned()));
+        }
+        Ok(())
+    }
+}
+
+// SAFETY: all is passed on, but for calls that are refused and change nothing.
+unsafe impl Forward for Failing {
+    fn below(&self) -> &dyn Device {
+        self.below.as_ref()
+    }
+
+    fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
+        self.call()?;
+        self.below.create_page(bytes)
+    }
+
+    unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
+        self.call()?;
+        // SAFETY: the caller's promise, here and below.
+        unsafe { self.below.map(at, bytes, page) }
+    }
+
+    unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        self.call()?;
+        unsafe { self.below.set_access(at, bytes) }
+    }
+
+    unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        self.call()?;
+        unsafe { self.below.unmap(at, bytes) }
+    }
+
+    unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
+        self.call()?;
+        unsafe { self.below.release_page(page) }
+    }
+
+    unsafe fn copy(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: u64,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        self.call()?;
+        unsafe { self.below.copy(to, from, bytes, stream) }
+    }
+
+    unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
+        self.call()?;
+        unsafe { self.below.synchronize_event(event) }
+    }
+
+    unsafe fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
+        self.call()?;
+        unsafe { self.below.synchronize_stream(stream) }
+    }
+}
+
+/// The same over real bytes: none is lost, whichever call of a sleep and a wake fails.
+#[test]
+fn no_byte_is_lost_whichever_call_fails() {
+    let below = HostDevice::with_options(HostOptions::default().capacity(2 * TOTAL)).unwrap();
+    let device = Arc::new(Failing { below, left: AtomicI64::new(-1) });
+    let context = Context::new(device.clone());
+    let (pool, stream) = (Pool::builder(&context).build().unwrap(), context.create_stream().unwrap());
+    let mut model = Model::new();
+    model.fill(&pool, &stream);
+    // Several batches.
+    (0..3).for_each(|_| model.add(&pool, 48 * MIB, &stream));
+    let mut failed = 0;
+    for nth in (0..).step_by(5) {
+        device.left.store(nth, Ordering::Relaxed);
+        let slept = pool.sleep(Keep::InPinnedMemory);
+        pool.check().unwrap();
+        let woken = pool.wake();
+        pool.check().unwrap();
+        if device.left.swap(-1, Ordering::Relaxed) >= 0 {
+            break;
+        }
+        failed += u32::from(slept.is_err() || woken.is_err());
+        pool.wake().unwrap();
+        assert!(!pool.is_asleep());
+        model.assert_intact();
+    }
+    assert!(failed > 20, "{failed}");
+}
+
 #[test]
 fn no_byte_is_lost_where_the_host_lacks_pinned_memory() {
     let options = HostOptions::default().capacity(TOTAL).pinned_capacity(8 * MIB);

@@ -5,10 +5,12 @@
 
 use super::extent::ExtentState;
 use super::extent_map::ExtentMap;
+use super::layout::Zone;
 use super::mapper::Mapper;
 use super::refusal::Refusal;
 use crate::device::{DeviceError, DevicePtr};
 use crate::physical::{PageId, Pages};
+use crate::policy::page_length::PAGE_TO_WAKE;
 
 /// A page where an arena uses it, and nowhere else.
 #[derive(Debug, Clone, Copy)]
@@ -68,6 +70,36 @@ pub(super) fn wake(pages: &mut Pages, page: &PageAtHome) -> Result<bool, Refusal
     // SAFETY: the page's home is there: nothing moves while the arena sleeps.
     unsafe { pages.wake(page.id, page.at) }.map_err(|error| Refusal::of_page(error, page.bytes))?;
     Ok(true)
+}
+
+/// See [`Arena::join_asleep`](super::Arena::join_asleep).
+pub(super) fn join(
+    map: &mut ExtentMap,
+    pages: &mut Pages,
+    first: &mut PageAtHome,
+    next: &PageAtHome,
+) -> bool {
+    let Some((region, at)) = map.regions.find(first.at) else { return false };
+    let base_page = at / map.layout.base_page_bytes;
+    let most = u64::from(PAGE_TO_WAKE.min(map.layout.largest_page)) * map.layout.base_page_bytes;
+    let may_join = map.regions.get(region).zone == Zone::Large
+        && map.regions.find(next.at) == Some((region, at + first.bytes))
+        && first.bytes == next.bytes
+        && first.bytes + next.bytes <= most;
+    if !may_join || !pages.join_gone(first.id, next.id) {
+        return false;
+    }
+    let base_pages = pages.get(first.id).base_pages;
+    // The second one's start is none any more.
+    map.regions.set_page(region, base_page + u64::from(base_pages / 2), base_pages / 2, None);
+    map.regions.set_page(region, base_page, base_pages, Some(first.id));
+    first.bytes *= 2;
+    true
+}
+
+/// Notes in each free extent that other pages lie there.
+pub(super) fn forget_whole(map: &ExtentMap) {
+    map.free_ids().for_each(|id| map.forget_whole(id));
 }
 
 /// See [`Arena::forget_asleep`](super::Arena::forget_asleep).

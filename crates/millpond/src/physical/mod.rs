@@ -162,7 +162,7 @@ impl Pages {
         if !self.make_room() {
             return Err(NoPage::Host((self.table.len() * size_of::<Option<Page>>()) as u64));
         }
-        self.limits.admit(bytes, self.device.as_ref(), &self.counters).map_err(NoPage::Short)?;
+        self.limits.admit(bytes, self.device.as_ref()).map_err(NoPage::Short)?;
         let handle = match self.device.create_page(bytes) {
             Ok(handle) => handle,
             Err(error) => {

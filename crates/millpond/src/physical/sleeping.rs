@@ -35,6 +35,18 @@ impl Pages {
         self.get(id).presence < Presence::Whole
     }
 
+    /// Makes one page of two that have gone, the second of which lies behind the first.
+    pub(crate) fn join_gone(&mut self, first: PageId, next: PageId) -> bool {
+        let has_gone = |id| self.knows(id) && self.get(id).presence == Presence::Gone;
+        if !has_gone(first) || !has_gone(next) {
+            return false;
+        }
+        self.get_mut(first).base_pages += self.get(next).base_pages;
+        self.table[next.0 as usize] = None;
+        self.vacant.push(next.0);
+        true
+    }
+
     /// Length of a page in bytes.
     pub(crate) fn bytes_of(&self, id: PageId) -> u64 {
         self.bytes(self.get(id).base_pages)
@@ -70,7 +82,7 @@ impl Pages {
     pub(crate) unsafe fn wake(&mut self, id: PageId, at: DevicePtr) -> Result<(), NoPage> {
         let bytes = self.bytes_of(id);
         if self.get(id).presence == Presence::Gone {
-            self.limits.admit(bytes, self.device.as_ref(), &self.counters).map_err(NoPage::Short)?;
+            self.limits.admit(bytes, self.device.as_ref()).map_err(NoPage::Short)?;
             let handle = self.device.create_page(bytes).map_err(|error| {
                 self.limits.refuse(bytes);
                 NoPage::from(error)

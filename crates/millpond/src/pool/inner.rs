@@ -6,12 +6,12 @@ use std::sync::{Arc, Weak};
 
 use crate::lock::Mutex;
 
+use super::asleep::Asleep;
 use super::callbacks::{Callbacks, Observer, Reclaimer};
 use super::capture_memory::Captured;
 use super::registry::{Registered, Registry};
 use super::routes::Routes;
 use super::sleep_gate::SleepGate;
-use super::sleeping::Asleep;
 use super::staging::Staging;
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};

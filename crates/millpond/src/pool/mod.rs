@@ -11,6 +11,7 @@
 //! through millpond calls back here to apply the release threshold.
 
 mod allocating;
+mod asleep;
 mod builder;
 mod callbacks;
 mod capture;
@@ -33,6 +34,7 @@ mod sleep_gate;
 mod sleeping;
 mod slow_path_time;
 mod staging;
+mod tagged;
 #[cfg(test)]
 mod tests;
 
@@ -40,12 +42,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+pub use asleep::Keep;
 pub use builder::PoolBuilder;
 pub use callbacks::{ObserverId, ReclaimId};
 pub use capture::{CapturePool, Capturing};
 pub use context::Context;
 pub(crate) use inner::PoolInner;
-pub use sleeping::Keep;
+use tagged::Tags;
 
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::order::{ReusePolicies, Stream, Timelines};
@@ -84,7 +87,7 @@ use crate::{Error, OutOfMemory, Result};
 pub struct Pool {
     inner: Arc<PoolInner>,
     /// Counts the program's handles; buffers hold the inner pool only.
-    _handle: Arc<Handle>,
+    handle: Arc<Handle>,
 }
 
 impl fmt::Debug for Pool {
@@ -98,17 +101,21 @@ impl fmt::Debug for Pool {
     }
 }
 
+/// What the program's handles of a pool share.
 #[derive(Debug)]
-struct Handle(Arc<PoolInner>);
+struct Handle {
+    inner: Arc<PoolInner>,
+    tags: Tags,
+}
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if !self.0.is_here() {
+        if !self.inner.is_here() {
             // The pool is the parent's.
             return;
         }
-        self.0.forget_callbacks();
-        if let Err(error) = self.0.close() {
+        self.inner.forget_callbacks();
+        if let Err(error) = self.inner.close() {
             tracing::warn!("{error}");
         }
     }
@@ -120,9 +127,10 @@ impl Pool {
         PoolBuilder::new(device, device.memory().clone())
     }
 
-    fn new(inner: Arc<PoolInner>) -> Self {
-        let handle = Arc::new(Handle(inner.clone()));
-        Self { inner, _handle: handle }
+    /// `options` are those that it was built with.
+    fn new(inner: Arc<PoolInner>, options: PoolBuilder) -> Self {
+        let handle = Arc::new(Handle { inner: inner.clone(), tags: Tags::new(options) });
+        Self { inner, handle }
     }
 
     /// Allocates `bytes` for work on `stream`, aligned to the pool's minimum alignment. Zero bytes give the
@@ -429,7 +437,8 @@ impl Pool {
         self.inner.recording.status()
     }
 
-    /// Destroys the pool for all its handles: it allocates no more. Waits for pending work on its memory.
+    /// Destroys the pool for all its handles, with those of its [tags](Self::tagged): it allocates no more. Waits for pending
+    /// work on its memory.
     ///
     /// # Errors
     /// [`Error::LiveBlocks`] where blocks are live. The pool is destroyed all the same, and their memory goes back when
@@ -437,7 +446,8 @@ impl Pool {
     /// It goes back when the host synchronises after the capture. The device's own otherwise. What was not given back
     /// goes back when the host next synchronises.
     pub fn destroy(&self) -> Result<()> {
-        self.inner.close()
+        let of_tags = self.of_tags().iter().fold(Ok(()), |done, of_tag| done.and(of_tag.destroy()));
+        self.inner.close().and(of_tags)
     }
 
     /// The pool's name.

@@ -151,6 +151,7 @@ impl PoolInner {
     pub(super) fn trim_others(&self) -> Result<bool> {
         let mut released = false;
         let may_help = |other: &Arc<Self>| {
+            // A pool of the same hard limit has the same memory.
             !other.sleep_gate.is_closed() && (self.has_memory_of(other) || self.has_budget_of(other))
         };
         for other in self.others().filter(may_help) {
@@ -185,7 +186,7 @@ impl PoolInner {
             memory: self.device.properties().memory,
             requested,
             limit: match (what, &limits.budget) {
-                (Shortage::HardLimit, _) => Limit::HardLimit(limits.hard_limit),
+                (Shortage::HardLimit, _) => Limit::HardLimit(limits.hard_limit.limit()),
                 (Shortage::Headroom, _) => Limit::Headroom(limits.headroom),
                 (Shortage::Budget, Some(budget)) => {
                     Limit::Budget { limit: budget.limit(), held: budget.held() }

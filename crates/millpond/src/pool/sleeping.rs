@@ -16,59 +16,18 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::Pool;
+use super::asleep::{Asleep, Keep};
 use super::capture_memory::MemoryId;
 use super::emptying_caches::take_back;
 use super::inner::{PoolInner, PoolState};
 use super::sleep_gate::Awake;
 use super::staging::{Copies, Mark};
-use crate::device::{DeviceError, DevicePtr, DeviceResult, MemoryKind};
-use crate::extents::{Arena, PageAtHome, Refusal};
+use crate::device::{DeviceResult, MemoryKind};
+use crate::extents::{Arena, Refusal};
 use crate::{Error, Result};
-
-/// What becomes of the bytes of a pool that [sleeps](Pool::sleep).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Keep {
-    /// Those in live blocks are copied to pinned memory of the host, and back by [`Pool::wake`].
-    InPinnedMemory,
-    /// They are dropped. After [`Pool::wake`], live blocks have no defined content.
-    Nothing,
-}
-
-/// So many free bytes between live ones are copied along: as long as one more copy takes, which is 2 µs at 55 GB/s.
-const GAP: u64 = 64 << 10;
-
-/// Bytes that are copied between two looks whether pages can go: 2 ms at 55 GB/s, in which 60 pages can go.
-const BATCH: u64 = 128 << 20;
 
 /// Batches that are given to the device in advance.
 const AHEAD: usize = 2;
-
-/// A pool that sleeps: its pages, and where their bytes are.
-#[derive(Debug)]
-pub(super) struct Asleep {
-    pages: Vec<AsleepPage>,
-    pieces: Vec<Piece>,
-}
-
-#[derive(Debug)]
-struct AsleepPage {
-    /// The memory of a capture that it belongs to; `None` for the pool's own.
-    of: Option<MemoryId>,
-    page: PageAtHome,
-    pieces: Range<usize>,
-    /// Whether what is to be kept of it is in pinned memory.
-    is_kept: bool,
-}
-
-/// Live bytes of a page.
-#[derive(Debug)]
-struct Piece {
-    at: DevicePtr,
-    bytes: u64,
-    /// How far into the pinned memory.
-    offset: u64,
-}
 
 impl Pool {
     /// Gives all of the pool's memory back to the device. Addresses stay, and so do live blocks: [`wake`](Self::wake) brings
@@ -102,10 +61,14 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::CannotSleep`] for a pool of pinned or managed memory, on a device without virtual memory, and while a graph is
-    /// being captured. [`Error::PoolDestroyed`], or the device's own, such as [`DeviceError::OutOfMemory`] where the host
+    /// being captured. [`Error::PoolDestroyed`], or the device's own, such as [`DeviceError::OutOfMemory`](crate::device::DeviceError::OutOfMemory) where the host
     /// has too little pinned memory.
     pub fn sleep(&self, keep: Keep) -> Result<u64> {
-        self.inner.sleep(keep)
+        let mut given_back = self.inner.sleep(keep)?;
+        for of_tag in self.of_tags() {
+            given_back += of_tag.sleep(keep)?;
+        }
+        Ok(given_back)
     }
 
     /// Ends a [sleep](Self::sleep): takes memory again, and maps it where it was. Returns once all bytes are in place. A pool
@@ -117,25 +80,33 @@ impl Pool {
     /// [`Error::OutOfMemory`] where memory is lacking, also after the context's other pools gave back what they cache. Else
     /// the device's own.
     pub fn wake(&self) -> Result<()> {
-        self.inner.wake()
+        self.inner.wake()?;
+        self.of_tags().iter().try_for_each(Self::wake)
     }
 
-    /// Whether the pool [sleeps](Self::sleep).
+    /// Whether the pool [sleeps](Self::sleep). Its [tags](Self::tagged) may do otherwise.
     pub fn is_asleep(&self) -> bool {
         self.inner.is_here() && self.inner.state.lock().asleep.is_some()
     }
 
-    /// Gives the pinned memory back that a [sleep](Self::sleep) left, unless the pool sleeps. Returns the bytes given back.
+    /// Gives the pinned memory back that a [sleep](Self::sleep) left, unless the pool sleeps: its own, and that of its
+    /// [tags](Self::tagged). Returns the bytes given back.
     ///
     /// # Errors
     /// The device's own; what could not be given back stays.
     pub fn trim_staging(&self) -> Result<u64> {
         self.inner.check_process()?;
-        let mut state = self.inner.state.lock();
-        if state.asleep.is_some() {
-            return Ok(0);
+        let mut given_back = 0;
+        {
+            let mut state = self.inner.state.lock();
+            if state.asleep.is_none() {
+                given_back += state.staging.release()?;
+            }
         }
-        Ok(state.staging.release()?)
+        for of_tag in self.of_tags() {
+            given_back += of_tag.trim_staging()?;
+        }
+        Ok(given_back)
     }
 }
 
@@ -148,6 +119,13 @@ impl PoolInner {
     #[cold]
     fn error_asleep(&self) -> Error {
         Error::Asleep { pool: self.name_of() }
+    }
+
+    pub(super) fn check_not_destroyed(&self) -> Result<()> {
+        if self.state.lock().destroyed {
+            return Err(Error::PoolDestroyed { pool: self.name_of() });
+        }
+        Ok(())
     }
 
     /// Refuses an allocation of a pool that was destroyed, or sleeps.
@@ -293,6 +271,7 @@ impl PoolInner {
         let mut state = self.state.lock();
         let Some(mut asleep) = state.asleep.take() else { return Ok(()) };
         state.forget_asleep();
+        state.join_asleep(&mut asleep);
         if let Err(refusal) = self.wake_pages(&mut state, &mut asleep) {
             state.asleep = Some(asleep);
             return Err(refusal);
@@ -330,15 +309,13 @@ fn copy_and_go(state: &mut PoolState, asleep: &mut Asleep, copies: &Copies<'_>) 
         if next < asleep.pages.len() {
             let batch = asleep.batch_from(next);
             next = batch.end;
-            for page in asleep.pages[batch.clone()].iter().filter(|page| !page.is_kept) {
-                for piece in &asleep.pieces[page.pieces.clone()] {
-                    state.staging.for_each_part((piece.offset, piece.bytes), |done, staging, bytes| {
-                        // SAFETY: the page is mapped, and nobody uses it while the gate is closed. Nobody else has the
-                        // staging memory.
-                        unsafe { copies.copy(staging, piece.at.offset(done), bytes) }
-                    })?;
-                }
-            }
+            asleep.for_each_run_to_keep(batch.clone(), |run| {
+                state.staging.for_each_part((run.offset, run.bytes), |done, staging, bytes| {
+                    // SAFETY: the pages are mapped, and nobody uses them while the gate is closed. Nobody else has the
+                    // staging memory.
+                    unsafe { copies.copy(staging, run.at.offset(done), bytes) }
+                })
+            })?;
             ahead.push_back((batch, copies.mark()?));
         }
         if (ahead.len() > AHEAD || next == asleep.pages.len())
@@ -395,6 +372,14 @@ impl PoolState {
         }
     }
 
+    /// Joins short pages that have gone: the fewer there are, the faster they wake.
+    fn join_asleep(&mut self, asleep: &mut Asleep) {
+        asleep
+            .join(|of, first, next| self.arena_named(of).is_some_and(|arena| arena.join_asleep(first, next)));
+        self.arena.forget_whole();
+        self.captured.iter().for_each(|captured| captured.arena.forget_whole());
+    }
+
     /// The pool is at its end, and nothing in it is live: it needs not wake.
     pub(super) fn end_sleep(&mut self) {
         if self.asleep.take().is_some() {
@@ -403,57 +388,5 @@ impl PoolState {
         if let Err(error) = self.staging.release() {
             tracing::warn!(%error, "pinned memory of a pool could not be given back");
         }
-    }
-}
-
-impl Asleep {
-    /// Adds the pages of an arena, with their live bytes behind those that are there.
-    fn add(&mut self, arena: &mut Arena, of: Option<MemoryId>, keep: Keep) -> DeviceResult<()> {
-        let pages = arena.pages_at_home()?;
-        let live = match keep {
-            Keep::InPinnedMemory => arena.live_ranges(GAP)?,
-            Keep::Nothing => Vec::new(),
-        };
-        // A range and a page each end at most one piece.
-        let no_memory = || DeviceError::HostMemory {
-            what: "a list of pages",
-            bytes: (pages.len() * size_of::<AsleepPage>() + live.len() * size_of::<Piece>()) as u64,
-        };
-        self.pages.try_reserve(pages.len()).map_err(|_| no_memory())?;
-        self.pieces.try_reserve(pages.len() + live.len()).map_err(|_| no_memory())?;
-        let (mut live, mut offset) = (live.into_iter().peekable(), self.bytes());
-        for page in pages {
-            let (start, end) = (page.at, page.at.offset(page.bytes));
-            let first = self.pieces.len();
-            while let Some((at, bytes)) = live.peek().copied().filter(|(at, _)| *at < end) {
-                let (from, to) = (at.max(start), at.offset(bytes).min(end));
-                if from < to {
-                    let bytes = to.raw() - from.raw();
-                    self.pieces.push(Piece { at: from, bytes, offset });
-                    offset += bytes;
-                }
-                if at.offset(bytes) > end {
-                    break;
-                }
-                live.next();
-            }
-            self.pages.push(AsleepPage { of, page, pieces: first..self.pieces.len(), is_kept: false });
-        }
-        Ok(())
-    }
-
-    /// Bytes that are kept.
-    fn bytes(&self) -> u64 {
-        self.pieces.last().map_or(0, |piece| piece.offset + piece.bytes)
-    }
-
-    /// The pages from one on whose bytes are copied at once.
-    fn batch_from(&self, first: usize) -> Range<usize> {
-        let (mut end, mut bytes) = (first, 0);
-        while end < self.pages.len() && bytes < BATCH {
-            bytes += self.pages[end].page.bytes;
-            end += 1;
-        }
-        first..end
     }
 }
