@@ -60,6 +60,10 @@ pub enum Status {
     DeviceInvalid = 23,
     /// The driver refused the call, or the device failed.
     DeviceFailed = 24,
+    /// The pool sleeps: wake it first.
+    Asleep = 25,
+    /// The pool cannot sleep; the message says why.
+    CannotSleep = 26,
     /// An argument that must not be null is.
     NullArgument = 40,
     /// The handle is none: garbage, or of another kind of object.
@@ -79,7 +83,7 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [(Self, &'static CStr); 33] = [
+    const ALL: [(Self, &'static CStr); 35] = [
         (Self::Ok, c"ok"),
         (Self::OutOfMemory, c"out of memory"),
         (Self::SizeOverflow, c"size overflow"),
@@ -105,6 +109,8 @@ impl Status {
         (Self::DeviceUnavailable, c"no such device"),
         (Self::DeviceInvalid, c"unknown to the device"),
         (Self::DeviceFailed, c"device failed"),
+        (Self::Asleep, c"asleep"),
+        (Self::CannotSleep, c"cannot sleep"),
         (Self::NullArgument, c"null argument"),
         (Self::InvalidHandle, c"invalid handle"),
         (Self::ReleasedHandle, c"released handle"),
@@ -138,6 +144,8 @@ impl From<&Error> for Status {
             Error::NoHostAccess { .. } => Self::NoHostAccess,
             Error::NotPinned { .. } => Self::NotPinned,
             Error::NotManaged { .. } => Self::NotManaged,
+            Error::Asleep { .. } => Self::Asleep,
+            Error::CannotSleep { .. } => Self::CannotSleep,
             Error::Device(error) => error.into(),
             _ => Self::Other,
         }
