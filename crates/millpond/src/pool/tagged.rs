@@ -66,6 +66,14 @@ impl Pool {
         Ok(new)
     }
 
+    /// The tags that were named so far, in that order.
+    pub fn tags(&self) -> Vec<String> {
+        if !self.inner().is_here() {
+            return Vec::new();
+        }
+        self.handle.tags.pools.lock().iter().map(|(tag, _)| tag.clone()).collect()
+    }
+
     /// The pools of all tags.
     pub(super) fn of_tags(&self) -> Vec<Self> {
         if !self.inner().is_here() {
