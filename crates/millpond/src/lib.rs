@@ -93,6 +93,8 @@ mod pages {
     #[cfg(feature = "cudarc")]
     #[doc = include_str!("../../../docs/rust.md")]
     mod rust {}
+    #[doc = include_str!("../../../docs/sleep.md")]
+    mod sleep {}
     #[doc = include_str!("../../../docs/stream-order.md")]
     mod stream_order {}
 }

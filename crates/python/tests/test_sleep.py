@@ -64,6 +64,9 @@ live = lambda pool: pool.stats().blocks.current
 assert (live(pool), live(pool.tagged("weights")), live(pool.tagged("cache"))) == (2, 2, 1)
 record(tagged, pool.create_stream().handle)
 ctypes.memset(tagged, 5, BYTES)
+from millpond._torch_figures import nested_figures
+assert nested_figures(0)["allocated_bytes"]["all"]["current"] == 5 * BYTES
+assert nested_figures(0)["allocation"]["all"]["allocated"] == 5
 assert mt.sleep("weights") >= 2 * BYTES
 ctypes.memset(plain, 6, BYTES)
 mt.wake("weights")
