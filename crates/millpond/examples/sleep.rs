@@ -18,7 +18,7 @@ fn main() -> Result<()> {
     let trainer = Pool::builder(&device).name("trainer").build()?;
     for round in 1..=3 {
         let lent = weights.sleep(Keep::InPinnedMemory)? + cache.sleep(Keep::Nothing)?;
-        println!("round {round}: {} MiB lent, the engine holds {}", lent >> 20, engine.reserved().current);
+        println!("round {round}: {} MiB are the trainer's", lent >> 20);
 
         let activations = Buffer::<f32>::zeroed(&trainer, 16 * MIB, &stream)?;
         drop(activations);
