@@ -174,12 +174,14 @@ impl<T: Pod> Buffer<T> {
         if self.byte_len() > 0 {
             self.pool.check_process()?;
             let (stream, handle) = (&self.stream, self.stream.handle_here()?);
-            let _awake = self.pool.stay_awake()?;
+            let awake = self.pool.stay_awake()?;
             // SAFETY: the slice is writable for its length, and borrowed until the stream is synchronised
             // below; any bytes are a valid `T`. The block as in `set_zero`.
             let copied = unsafe {
                 stream.device().copy_to_host(to.as_mut_ptr().cast(), self.ptr, self.byte_len(), handle)
             };
+            // A sleep waits for the copy.
+            drop(awake);
             // Also after an error: part of the copy may be under way. After an error here it is not, as a device promises.
             stream.synchronize().and(copied)?;
         }

@@ -220,13 +220,18 @@ fn a_pool_that_sleeps_ends_without_a_wake() {
     for live in [false, true] {
         let pool = Pool::builder(&context).build().unwrap();
         let block = pool.alloc(50 * MIB, &stream).unwrap();
+        let memory = pool.capture_pool();
+        let capturing = memory.begin(&stream).unwrap();
+        let scratch = pool.alloc(3 * MIB, &stream).unwrap();
+        pool.free_block(scratch, &stream).unwrap();
+        drop(capturing);
         pool.sleep(Keep::InPinnedMemory).unwrap();
         if live {
             assert!(matches!(pool.destroy(), Err(Error::LiveBlocks { .. })));
             assert!(matches!(pool.sleep(Keep::Nothing), Err(Error::PoolDestroyed { .. })));
         }
         context.free_block(block, &stream).unwrap();
-        drop(pool);
+        drop((pool, memory));
         let calls = sim.calls();
         assert_eq!(sim.memory_info().unwrap().free, free);
         assert_eq!(calls[Call::Reserve], calls[Call::Unreserve]);
@@ -250,6 +255,27 @@ fn a_wake_without_memory_loses_nothing_and_can_be_tried_again() {
     }
     other.free_block(taken, &bench.stream).unwrap();
     // What the other pool caches now goes to this one.
+    bench.pool.wake().unwrap();
+    model.assert_intact();
+    bench.pool.check().unwrap();
+}
+
+#[test]
+fn blocks_freed_before_a_failing_wake_do_not_come_back() {
+    let bench = Bench::new();
+    let mut model = Model::new();
+    model.fill(&bench.pool, &bench.stream);
+    (0..3).for_each(|_| model.add(&bench.pool, 20 * MIB, &bench.stream));
+    let other = Pool::builder(&bench.context).name("other").build().unwrap();
+    bench.pool.sleep(Keep::InPinnedMemory).unwrap();
+    let taken = other.alloc(bench.free_memory() - 30 * MIB, &bench.stream).unwrap();
+    for _ in 0..10 {
+        model.drop_one();
+        assert!(matches!(bench.pool.wake(), Err(Error::OutOfMemory(_))));
+        assert_eq!(bench.pool.sleep(Keep::InPinnedMemory), Ok(0));
+        bench.pool.check().unwrap();
+    }
+    other.free_block(taken, &bench.stream).unwrap();
     bench.pool.wake().unwrap();
     model.assert_intact();
     bench.pool.check().unwrap();

@@ -420,7 +420,7 @@ impl Arena {
     /// not wait, so that it can be called under the pool's lock: wait for [all that is free](Self::fence_of_all_free)
     /// before. What cannot be given back stays, and [`held`](Self::held) says so.
     pub(crate) fn tear_down(&mut self) -> Result<(), DeviceError> {
-        let trimmed = self.trim(0);
+        let trimmed = self.forget_asleep().and(self.trim(0));
         let unreserved = trim::unreserve_all(&mut self.map);
         trimmed.and(unreserved)
     }

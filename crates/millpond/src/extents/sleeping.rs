@@ -59,6 +59,10 @@ pub(super) fn live_ranges(map: &ExtentMap, gap: u64) -> Result<Vec<(DevicePtr, u
 }
 
 pub(super) fn put_to_sleep(pages: &mut Pages, page: &PageAtHome) -> Result<(), DeviceError> {
+    if !pages.knows(page.id) {
+        // Forgotten. No id is used again while the arena sleeps.
+        return Ok(());
+    }
     // SAFETY: the page is at home there only, and who puts an arena to sleep has waited for the device.
     unsafe { pages.put_to_sleep(page.id, page.at) }
 }

@@ -166,6 +166,7 @@ impl Drop for PoolInner {
             // The memory is the parent's.
             return;
         }
+        self.end_sleep();
         // Nobody holds a claim on the memory of captures, nor the pool.
         self.let_go_of_released();
         let fence = self.fence_of_all_free();
@@ -173,9 +174,7 @@ impl Drop for PoolInner {
             tracing::error!(%error, pool = self.name, "the end of a pool could not wait for work on its memory");
         }
         // What a replay may still use stays mapped: better lost than taken from it.
-        let state = self.state.get_mut();
-        state.end_sleep();
-        let PoolState { arena, captured, .. } = state;
+        let PoolState { arena, captured, .. } = self.state.get_mut();
         for captured in captured.iter_mut().filter(|captured| !captured.arena.keeps()) {
             captured.tear_down();
         }

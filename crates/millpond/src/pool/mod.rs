@@ -161,16 +161,19 @@ impl Pool {
     /// Those of [`alloc`](Self::alloc).
     pub fn alloc_zeroed(&self, bytes: u64, stream: &Stream) -> Result<DevicePtr> {
         // Before anything is allocated for it.
-        let (handle, _awake) = (stream.handle_here()?, self.inner.stay_awake()?);
+        let handle = stream.handle_here()?;
         let ptr = self.alloc(bytes, stream)?;
         if ptr.is_null() {
             return Ok(ptr);
         }
-        // SAFETY: the block was allocated above for work on this stream.
-        if let Err(error) = unsafe { self.device().memset(ptr, 0, bytes, handle) } {
+        let filled = self.inner.stay_awake().and_then(|_awake| {
+            // SAFETY: the block was allocated above for work on this stream.
+            Ok(unsafe { self.device().memset(ptr, 0, bytes, handle) }?)
+        });
+        if let Err(error) = filled {
             // SAFETY: nobody else knows the block.
             unsafe { self.free(ptr, stream) }?;
-            return Err(error.into());
+            return Err(error);
         }
         Ok(ptr)
     }

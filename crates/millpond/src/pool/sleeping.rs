@@ -61,8 +61,10 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::CannotSleep`] for a pool of pinned or managed memory, on a device without virtual memory, and while a graph is
-    /// being captured. [`Error::PoolDestroyed`], or the device's own, such as [`DeviceError::OutOfMemory`](crate::device::DeviceError::OutOfMemory) where the host
-    /// has too little pinned memory.
+    /// being captured. [`Error::PoolDestroyed`], or the device's own, such as [`DeviceError::OutOfMemory`] where the host has too
+    /// little pinned memory.
+    ///
+    /// [`DeviceError::OutOfMemory`]: crate::device::DeviceError::OutOfMemory
     pub fn sleep(&self, keep: Keep) -> Result<u64> {
         let mut given_back = self.inner.sleep(keep)?;
         for of_tag in self.of_tags() {
@@ -163,7 +165,7 @@ impl PoolInner {
         let _turn = self.sleep_turn.lock();
         self.sleep_gate.close();
         let slept = self.sleep_behind_gate(keep);
-        if !self.state.lock().asleep.is_some() {
+        if self.state.lock().asleep.is_none() {
             self.sleep_gate.open();
         }
         slept

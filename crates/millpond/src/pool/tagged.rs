@@ -30,7 +30,7 @@ impl Pool {
     /// The part of the pool for a tag, to be put to [sleep](Self::sleep) on its own. It is a pool with the same options, made
     /// when the tag is first named. The hard limit holds for all of them together. No page has memory of two tags.
     ///
-    /// It lives as long as this pool. Its own name has the tag behind a slash, and its statistics are its own.
+    /// It lives as long as this pool. Its name has the tag behind a slash. Its statistics and callbacks are its own.
     ///
     /// ```
     /// use millpond::{Buffer, Context, Keep, Pool};
