@@ -32,7 +32,7 @@ def test_a_pool_and_its_tags_sleep_and_wake() -> None:
         assert bytes(view) == b"7" * (4 * MIB)
     assert pool.trim_staging() == 4 * MIB
     with pytest.raises(ValueError, match="pass 'pinned' or 'nothing'"):
-        pool.sleep("everything")  # type: ignore[arg-type]
+        pool.sleep("everything")
     with pytest.raises(millpond.MisuseError, match="cannot sleep"):
         millpond.Pool("host", memory="pinned").sleep()
 
@@ -62,7 +62,8 @@ with mt.tag("weights"):
     thread.start(); thread.join()
 live = lambda pool: pool.stats().blocks.current
 assert (live(pool), live(pool.tagged("weights")), live(pool.tagged("cache"))) == (2, 2, 1)
-record(tagged, pool.create_stream().handle)
+other = pool.create_stream()
+record(tagged, other.handle)
 ctypes.memset(tagged, 5, BYTES)
 from millpond._torch_figures import nested_figures
 assert nested_figures(0)["allocated_bytes"]["all"]["current"] == 5 * BYTES

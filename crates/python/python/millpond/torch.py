@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from os import environ
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 from warnings import warn
@@ -72,7 +72,7 @@ def enable(*, backend: Literal["native-interface", "plug-in"] | None = None, **o
     replace_figures(torch)
 
 
-@contextlib.contextmanager
+@contextmanager
 def tag(name: str) -> Iterator[None]:
     """What PyTorch allocates on this thread meanwhile belongs to a tag, which :func:`sleep` can put to sleep on its own.
 
