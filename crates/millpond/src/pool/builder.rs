@@ -251,13 +251,14 @@ impl PoolBuilder {
     /// [`record`](Self::record) names cannot be written. If the environment names it, the pool warns, and records
     /// nothing.
     pub fn build(self) -> Result<Pool> {
-        let hard_limit = Budget::bytes(self.hard_limit);
-        self.build_under(hard_limit)
+        self.build_under(None)
     }
 
-    /// As [`build`](Self::build), under a hard limit that others may share.
-    pub(super) fn build_under(self, hard_limit: Budget) -> Result<Pool> {
-        let (layout, options) = (self.layout()?, self.clone());
+    /// As [`build`](Self::build), under a hard limit that others share, if there is one.
+    pub(super) fn build_under(self, hard_limit: Option<Budget>) -> Result<Pool> {
+        let layout = self.layout()?;
+        let hard_limit = hard_limit.unwrap_or_else(|| Budget::bytes(self.hard_limit));
+        let options = self.clone();
         let (timelines, registry) = (self.timelines, self.registry);
         timelines.check_process()?;
         let PoolMemory { device, together } = self.memory;

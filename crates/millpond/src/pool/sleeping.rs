@@ -22,7 +22,7 @@ use super::emptying_caches::take_back;
 use super::inner::{PoolInner, PoolState};
 use super::sleep_gate::Awake;
 use super::staging::{Copies, Mark};
-use crate::device::{DeviceResult, MemoryKind};
+use crate::device::{DeviceError, DeviceResult, MemoryKind};
 use crate::extents::{Arena, Refusal};
 use crate::{Error, Result};
 
@@ -305,7 +305,11 @@ impl PoolInner {
 
 /// See [`PoolInner::put_pages_to_sleep`].
 fn copy_and_go(state: &mut PoolState, asleep: &mut Asleep, copies: &Copies<'_>) -> DeviceResult<()> {
-    let mut ahead: VecDeque<(Range<usize>, Mark<'_>)> = VecDeque::with_capacity(AHEAD + 1);
+    let mut ahead: VecDeque<(Range<usize>, Mark<'_>)> = VecDeque::new();
+    if ahead.try_reserve_exact(AHEAD + 1).is_err() {
+        let bytes = ((AHEAD + 1) * size_of::<(Range<usize>, Mark<'_>)>()) as u64;
+        return Err(DeviceError::HostMemory { what: "a list of copies", bytes });
+    }
     let (mut next, mut gone) = (0, Ok(()));
     while next < asleep.pages.len() || !ahead.is_empty() {
         if next < asleep.pages.len() {

@@ -61,7 +61,7 @@ impl Pool {
         self.inner().check_not_destroyed()?;
         let hard_limit = self.inner().limits.hard_limit.clone();
         let name = format!("{}/{tag}", self.name());
-        let new = options.clone().name(name).build_under(hard_limit)?;
+        let new = options.clone().name(name).build_under(Some(hard_limit))?;
         pools.push((tag.to_owned(), new.clone()));
         Ok(new)
     }
