@@ -586,22 +586,25 @@ unsafe impl Forward for Failing {
 
     unsafe fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
         self.call()?;
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: the caller's promise.
         unsafe { self.below.map(at, bytes, page) }
     }
 
     unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         self.call()?;
+        // SAFETY: the caller's promise.
         unsafe { self.below.set_access(at, bytes) }
     }
 
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         self.call()?;
+        // SAFETY: the caller's promise.
         unsafe { self.below.unmap(at, bytes) }
     }
 
     unsafe fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
         self.call()?;
+        // SAFETY: the caller's promise.
         unsafe { self.below.release_page(page) }
     }
 
@@ -613,16 +616,19 @@ unsafe impl Forward for Failing {
         stream: StreamHandle,
     ) -> DeviceResult<()> {
         self.call()?;
+        // SAFETY: the caller's promise.
         unsafe { self.below.copy(to, from, bytes, stream) }
     }
 
     unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
         self.call()?;
+        // SAFETY: the caller's promise.
         unsafe { self.below.synchronize_event(event) }
     }
 
     unsafe fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
         self.call()?;
+        // SAFETY: the caller's promise.
         unsafe { self.below.synchronize_stream(stream) }
     }
 }

@@ -111,8 +111,12 @@ pub(super) fn forget_free(map: &mut ExtentMap, mapper: &mut Mapper) -> Result<()
     let mut free = map.list_for_free()?;
     free.extend(map.free_ids());
     let sleeps = |mapper: &Mapper, page| Some(mapper.pages().sleeps(page));
-    // One failure is no reason to keep the rest.
-    free.into_iter().fold(Ok(()), |done, id| done.and(mapper.trim_extent(map, id, sleeps)))
+    let mut done = Ok(());
+    for id in free {
+        // One failure is no reason to keep the rest.
+        done = done.and(mapper.trim_extent(map, id, sleeps));
+    }
+    done
 }
 
 fn list<T>(most: usize) -> Result<Vec<T>, DeviceError> {

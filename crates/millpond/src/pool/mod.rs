@@ -449,8 +449,11 @@ impl Pool {
     /// It goes back when the host synchronises after the capture. The device's own otherwise. What was not given back
     /// goes back when the host next synchronises.
     pub fn destroy(&self) -> Result<()> {
-        let of_tags = self.of_tags().iter().fold(Ok(()), |done, of_tag| done.and(of_tag.destroy()));
-        self.inner.close().and(of_tags)
+        let mut done = self.inner.close();
+        for of_tag in self.of_tags() {
+            done = done.and(of_tag.destroy());
+        }
+        done
     }
 
     /// The pool's name.
