@@ -94,6 +94,10 @@ enum millpond_status
     MILLPOND_STATUS_DEVICE_FAILED = 24,
     // The file by which processes share a budget cannot be used.
     MILLPOND_STATUS_SHARED_BUDGET = 30,
+    // The pool sleeps: wake it first.
+    MILLPOND_STATUS_ASLEEP = 25,
+    // The pool cannot sleep; the message says why.
+    MILLPOND_STATUS_CANNOT_SLEEP = 26,
     // An argument that must not be null is.
     MILLPOND_STATUS_NULL_ARGUMENT = 40,
     // The handle is none: garbage, or of another kind of object.
@@ -165,6 +169,10 @@ enum millpond_attribute
     MILLPOND_ATTRIBUTE_MEMORY = 7,
     // Whether the CPU can read and write the memory in place: 1 or 0. `millpond_wait_for_host_access` says when it may.
     MILLPOND_ATTRIBUTE_HOST_ACCESS = 8,
+    // Whether the pool sleeps: 1 or 0.
+    MILLPOND_ATTRIBUTE_IS_ASLEEP = 9,
+    // Bytes that the pool gave back to sleep, and takes again to wake.
+    MILLPOND_ATTRIBUTE_BYTES_ASLEEP = 10,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L
@@ -261,6 +269,25 @@ enum millpond_limit
 typedef enum millpond_limit millpond_limit;
 #else
 typedef int32_t millpond_limit;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// What becomes of the bytes of a pool that sleeps.
+enum millpond_keep
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // They are dropped: after the wake, live blocks have no defined content.
+    MILLPOND_KEEP_NOTHING = 0,
+    // Those in live blocks are copied to pinned memory of the host, and back by the wake.
+    MILLPOND_KEEP_IN_PINNED_MEMORY = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum millpond_keep millpond_keep;
+#else
+typedef int32_t millpond_keep;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -909,6 +936,31 @@ millpond_status millpond_tag_begin(const char *name);
 
 // Ends the tag that this thread began last. BAD_OPTION where there is none.
 millpond_status millpond_tag_end(void);
+
+// Gives all of the pool's memory back to the device, with that of its tags. Live blocks stay, and `millpond_pool_wake`
+// brings them back to where they were, so that captured graphs can be replayed. `keep` is one of `millpond_keep`.
+// `released` gets the bytes given back; it may be null.
+//
+// Waits for the device. The memory must not be used until the pool is awake. Allocations are answered with ASLEEP; blocks
+// may be freed. After a failure, the pool is awake, or sleeps and holds some memory still. Both can be tried again.
+millpond_status millpond_pool_sleep(millpond_pool *pool,
+                                    int32_t keep,
+                                    size_t *released);
+
+// Ends a sleep, with that of the pool's tags: returns once all bytes are in place. After OUT_OF_MEMORY the pool sleeps as
+// before: make room, and try again. A pool that is awake stays as it is.
+millpond_status millpond_pool_wake(millpond_pool *pool);
+
+// A handle of the part of the pool for a tag, to be put to sleep on its own: a pool with the same options, under the same
+// hard limit, made when the tag is first named. It lives as long as the pool. Release the handle as any other.
+millpond_status millpond_pool_tagged(millpond_pool *pool,
+                                     const char *tag,
+                                     millpond_pool **out);
+
+// Gives the pinned memory back that sleeps left for the next one, of the pool and its tags. Those that sleep keep theirs.
+// `released` gets the bytes given back; it may be null.
+millpond_status millpond_pool_trim_staging(millpond_pool *pool,
+                                           size_t *released);
 
 // What the pool did and holds. Takes no lock.
 millpond_status millpond_pool_stats(millpond_pool *pool, millpond_stats *stats);

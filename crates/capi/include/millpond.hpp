@@ -360,6 +360,12 @@ enum class Memory : std::int32_t {
     managed = MILLPOND_MEMORY_MANAGED,
 };
 
+/// What becomes of the bytes of a pool that sleeps.
+enum class Keep : std::int32_t {
+    nothing = MILLPOND_KEEP_NOTHING,
+    in_pinned_memory = MILLPOND_KEEP_IN_PINNED_MEMORY,
+};
+
 /// Where managed memory lies.
 enum class Place : std::int32_t {
     device = MILLPOND_PLACE_DEVICE,
@@ -475,6 +481,33 @@ public:
     std::size_t trim(std::size_t bytes_to_keep = 0) const {
         std::size_t released = 0;
         check(millpond_pool_trim(get(), bytes_to_keep, &released));
+        return released;
+    }
+
+    /// Gives all of the pool's memory back to the device, with that of its tags; answers the bytes given back. Blocks stay, and
+    /// `wake` brings them back to where they were. Waits for the device.
+    std::size_t sleep(Keep keep) const {
+        std::size_t released = 0;
+        check(millpond_pool_sleep(get(), static_cast<std::int32_t>(keep), &released));
+        return released;
+    }
+
+    /// Ends a sleep. Where it throws OUT_OF_MEMORY, the pool sleeps as before: make room, and try again.
+    void wake() const { check(millpond_pool_wake(get())); }
+
+    bool is_asleep() const { return attribute(MILLPOND_ATTRIBUTE_IS_ASLEEP) != 0; }
+
+    /// The part of the pool for a tag, to be put to sleep on its own: a pool under the same hard limit.
+    Pool tagged(const std::string &tag) const {
+        millpond_pool *handle;
+        check(millpond_pool_tagged(get(), tag.c_str(), &handle));
+        return Pool(context_, handle);
+    }
+
+    /// Gives the pinned memory back that sleeps left for the next one; answers the bytes given back.
+    std::size_t trim_staging() const {
+        std::size_t released = 0;
+        check(millpond_pool_trim_staging(get(), &released));
         return released;
     }
 

@@ -273,6 +273,10 @@ pub enum Attribute {
     Memory = 7,
     /// Whether the CPU can read and write the memory in place: 1 or 0. `millpond_wait_for_host_access` says when it may.
     HostAccess = 8,
+    /// Whether the pool sleeps: 1 or 0.
+    IsAsleep = 9,
+    /// Bytes that the pool gave back to sleep, and takes again to wake.
+    BytesAsleep = 10,
 }
 
 impl Attribute {
@@ -286,6 +290,8 @@ impl Attribute {
             Self::Reuse,
             Self::Memory,
             Self::HostAccess,
+            Self::IsAsleep,
+            Self::BytesAsleep,
         ];
         let unknown =
             || Failure::option("attribute", format!("{number}; it must be one of millpond_attribute"));
@@ -309,6 +315,8 @@ pub unsafe extern "C" fn millpond_pool_get(pool: *mut PoolHandle, attribute: i32
             Attribute::Reuse => options::bits_of(pool.reuse()).into(),
             Attribute::Memory => options::Memory::number_of(pool.device().properties().memory) as u64,
             Attribute::HostAccess => pool.device().properties().host_access.into(),
+            Attribute::IsAsleep => pool.is_asleep().into(),
+            Attribute::BytesAsleep => pool.stats().asleep,
         });
         Ok(())
     })
@@ -330,7 +338,9 @@ pub extern "C" fn millpond_pool_set(pool: *mut PoolHandle, attribute: i32, value
                 Attribute::ReservedCurrent
                 | Attribute::UsedCurrent
                 | Attribute::Memory
-                | Attribute::HostAccess,
+                | Attribute::HostAccess
+                | Attribute::IsAsleep
+                | Attribute::BytesAsleep,
                 _,
             ) => {
                 return Err(Failure::option("attribute", "it can only be read"));

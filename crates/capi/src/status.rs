@@ -62,6 +62,10 @@ pub enum Status {
     DeviceFailed = 24,
     /// The file by which processes share a budget cannot be used.
     SharedBudget = 30,
+    /// The pool sleeps: wake it first.
+    Asleep = 25,
+    /// The pool cannot sleep; the message says why.
+    CannotSleep = 26,
     /// An argument that must not be null is.
     NullArgument = 40,
     /// The handle is none: garbage, or of another kind of object.
@@ -81,7 +85,7 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [(Self, &'static CStr); 34] = [
+    const ALL: [(Self, &'static CStr); 36] = [
         (Self::Ok, c"ok"),
         (Self::OutOfMemory, c"out of memory"),
         (Self::SizeOverflow, c"size overflow"),
@@ -108,6 +112,8 @@ impl Status {
         (Self::DeviceInvalid, c"unknown to the device"),
         (Self::DeviceFailed, c"device failed"),
         (Self::SharedBudget, c"shared budget failed"),
+        (Self::Asleep, c"asleep"),
+        (Self::CannotSleep, c"cannot sleep"),
         (Self::NullArgument, c"null argument"),
         (Self::InvalidHandle, c"invalid handle"),
         (Self::ReleasedHandle, c"released handle"),
@@ -142,6 +148,8 @@ impl From<&Error> for Status {
             Error::NotPinned { .. } => Self::NotPinned,
             Error::NotManaged { .. } => Self::NotManaged,
             Error::SharedBudget { .. } => Self::SharedBudget,
+            Error::Asleep { .. } => Self::Asleep,
+            Error::CannotSleep { .. } => Self::CannotSleep,
             Error::Device(error) => error.into(),
             _ => Self::Other,
         }

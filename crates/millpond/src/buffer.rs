@@ -133,6 +133,7 @@ impl<T: Pod> Buffer<T> {
             self.pool.check_process()?;
             let handle = self.stream.handle_here()?;
             self.order_after_reads()?;
+            let _awake = self.pool.stay_awake()?;
             // SAFETY: the buffer owns the block, which is valid on its stream until it is freed there.
             unsafe { self.stream.device().memset(self.ptr, 0, self.byte_len(), handle) }?;
         }
@@ -151,6 +152,7 @@ impl<T: Pod> Buffer<T> {
             self.pool.check_process()?;
             let handle = self.stream.handle_here()?;
             self.order_after_reads()?;
+            let _awake = self.pool.stay_awake()?;
             // SAFETY: the slice is readable for its length, which is the buffer's, and has been read when
             // the call returns; the block as in `set_zero`.
             unsafe {
@@ -172,11 +174,14 @@ impl<T: Pod> Buffer<T> {
         if self.byte_len() > 0 {
             self.pool.check_process()?;
             let (stream, handle) = (&self.stream, self.stream.handle_here()?);
+            let awake = self.pool.stay_awake()?;
             // SAFETY: the slice is writable for its length, and borrowed until the stream is synchronised
             // below; any bytes are a valid `T`. The block as in `set_zero`.
             let copied = unsafe {
                 stream.device().copy_to_host(to.as_mut_ptr().cast(), self.ptr, self.byte_len(), handle)
             };
+            // A sleep waits for the copy.
+            drop(awake);
             // Also after an error: part of the copy may be under way. After an error here it is not, as a device promises.
             stream.synchronize().and(copied)?;
         }
@@ -213,6 +218,7 @@ impl<T: Pod> Buffer<T> {
         from.pool.check_stream(&self.stream)?;
         let handle = self.stream.handle_here()?;
         self.order_after_reads()?;
+        let _awake = (self.pool.stay_awake()?, from.pool.stay_awake()?);
         let elsewhere = from.stream.id() != self.stream.id();
         if elsewhere {
             self.stream.wait_for(&from.stream)?;

@@ -101,6 +101,8 @@ pub(crate) struct CallCounts {
 #[derive(Debug, Default)]
 pub(crate) struct Counters {
     pub(crate) reserved: Gauge,
+    /// Bytes of pages that sleep.
+    pub(crate) asleep: Gauge,
     pub(crate) misses: Count,
     pub(crate) stream_waits: Count,
     /// Those that were made without the lock; counted among the others.
@@ -130,6 +132,7 @@ impl Counters {
             retries: self.retries.get(),
             out_of_memory: self.out_of_memory.get(),
             double_frees: 0,
+            asleep: self.asleep.current(),
             calls: DeviceCalls {
                 reserve: calls.reserve.get(),
                 unreserve: calls.unreserve.get(),

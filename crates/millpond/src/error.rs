@@ -106,6 +106,20 @@ pub enum Error {
         /// The pool's name.
         pool: String,
     },
+    /// The pool sleeps ([`Pool::sleep`](crate::Pool::sleep)), and its memory is the device's.
+    #[error("pool '{pool}' sleeps: wake it first")]
+    Asleep {
+        /// The pool's name.
+        pool: String,
+    },
+    /// The pool cannot sleep; it is awake.
+    #[error("pool '{pool}' cannot sleep: {why}")]
+    CannotSleep {
+        /// The pool's name.
+        pool: String,
+        /// What stands in the way, and what to do about it.
+        why: &'static str,
+    },
     /// The pool was destroyed while blocks were live. The pool **is** destroyed. Their memory goes back when the last
     /// of them is freed.
     #[error("pool '{pool}' was destroyed with {}", left_behind(*.blocks, *.bytes))]

@@ -29,6 +29,7 @@
 //! | stage bytes in pinned host memory | [`Context::pinned`], [`Buffer::as_mut_slice`], [`Buffer::copy_from_pinned`] |
 //! | use managed memory, which moves to where it is used | [`Context::managed`], [`Buffer::prefetch`], [`Buffer::advise`] |
 //! | reuse one block every step | [`Workspace`] |
+//! | lend a pool's memory to others for a while | [`Pool::sleep`], [`Pool::wake`] |
 //! | hold plain blocks, as an allocator for others does | [`Pool::alloc`], [`Pool::free`] |
 //! | capture CUDA graphs | [`Pool::capture_pool`], [`CapturePool`] |
 //! | launch kernels with cudarc | [`mod@cudarc`] |
@@ -96,6 +97,8 @@ mod pages {
     #[cfg(feature = "cudarc")]
     #[doc = include_str!("../../../docs/rust.md")]
     mod rust {}
+    #[doc = include_str!("../../../docs/sleep.md")]
+    mod sleep {}
     #[doc = include_str!("../../../docs/stream-order.md")]
     mod stream_order {}
 }
@@ -106,7 +109,7 @@ pub use error::{Error, Result};
 pub use order::{Event, ReusePolicies, Stream};
 pub use out_of_memory::{Limit, OutOfMemory};
 pub use physical::Budget;
-pub use pool::{CapturePool, Capturing, Context, ObserverId, Pool, PoolBuilder, ReclaimId};
+pub use pool::{CapturePool, Capturing, Context, Keep, ObserverId, Pool, PoolBuilder, ReclaimId};
 pub use stats::{DeviceCalls, HumanBytes, Level, Stats};
 pub use tenant::Tenant;
 pub use workspace::{Workspace, WorkspaceSlice};

@@ -129,6 +129,8 @@ macro_rules! list_of_stats {
                 /// Blocks that two threads freed at once, so that neither got an error: one of the two frees was
                 /// dropped. A mistake of the program.
                 double_frees: u64,
+                /// Bytes that the pool gave back to sleep, and takes again to wake. They are not reserved.
+                asleep: u64,
             }
         }
     };

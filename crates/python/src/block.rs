@@ -96,6 +96,9 @@ impl Block {
         py.detach(|| -> Result<()> {
             self.process.check()?;
             let stream = self.stream.lock();
+            if self.pool.is_asleep() {
+                return Err(millpond::Error::Asleep { pool: self.pool.name().to_owned() }.into());
+            }
             self.wait(stream.as_ref().ok_or(Failure::FreedBlock)?)?;
             // Relaxed: under the lock.
             self.views.fetch_add(1, Ordering::Relaxed);

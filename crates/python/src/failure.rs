@@ -93,6 +93,8 @@ impl From<Failure> for PyErr {
                 | E::ForeignPointer { .. }
                 | E::WrongDevice { .. }
                 | E::NotManaged { .. }
+                | E::Asleep { .. }
+                | E::CannotSleep { .. }
                 | E::PoolDestroyed { .. }
                 | E::LiveBlocks { .. } => exceptions::MisuseError::new_err(text),
                 E::Recording { .. } => exceptions::RecordingError::new_err(text),

@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | `devices` | the pool of each GPU that PyTorch and the others share, made at first use |
 //! | `streams` | the driver's stream handles, as PyTorch hands them over |
+//! | `tags` | the part of a GPU's pool that a thread allocates from |
 //! | `hooks` | the C functions that PyTorch calls, and the exception that they throw |
 //! | `pool`, `block`, `budget`, `stream`, `stats`, `recording` | the classes that Python sees |
 //! | `options`, `sizes`, `memory` | a pool's options by name; sizes as numbers or texts; kinds of memory by their words |
@@ -35,6 +36,7 @@ mod snapshot;
 mod stats;
 mod stream;
 mod streams;
+mod tags;
 
 use std::ffi::OsString;
 
@@ -60,6 +62,7 @@ fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<stats::DeviceCalls>()?;
     module.add_class::<recording::RecordingStatus>()?;
     module.add_class::<recording::Tag>()?;
+    tags::add_to(module)?;
     module.add_function(wrap_pyfunction!(run_command, module)?)?;
     replay::add_to(module)?;
     devices::add_to(module)?;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use millpond::device::{DeviceName, DevicePtr, Kind, UnknownDevice};
-use millpond::{Context, record};
+use millpond::{Context, Keep, record};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -234,6 +234,57 @@ impl Pool {
     fn trim(&self, py: Python<'_>, keep: Option<&Bound<'_, PyAny>>) -> PyResult<u64> {
         let keep = sizes::read_if_given("keep", keep)?.unwrap_or(0);
         Ok(py.detach(|| self.pool.trim_to(keep)).map_err(Failure::from)?)
+    }
+
+    /// Gives all of the pool's memory back to the device, with that of its tags. Returns the bytes given back.
+    ///
+    /// Blocks stay, and ``wake`` brings them back to where they were. With ``keep="pinned"`` their bytes are copied to pinned
+    /// memory of the host, with ``keep="nothing"`` they are dropped. It waits for the device. The memory must not be used
+    /// until the pool is awake; blocks may be freed. docs/sleep.md says more.
+    ///
+    /// Raises:
+    ///     ValueError: for another ``keep``.
+    ///     MisuseError: for a pool of pinned or managed memory, and while a graph is captured.
+    ///     DeviceError: where the host has too little pinned memory, among others.
+    #[pyo3(signature = (keep="pinned"))]
+    fn sleep(&self, py: Python<'_>, keep: &str) -> PyResult<u64> {
+        let keep = match keep {
+            "pinned" => Keep::InPinnedMemory,
+            "nothing" => Keep::Nothing,
+            _ => return Err(PyValueError::new_err(format!("keep: {keep:?}; pass 'pinned' or 'nothing'"))),
+        };
+        Ok(py.detach(|| self.pool.sleep(keep)).map_err(Failure::from)?)
+    }
+
+    /// Ends a sleep, with that of the pool's tags. Returns once all bytes are in place.
+    ///
+    /// Raises:
+    ///     OutOfMemoryError: where memory is lacking. The pool sleeps as before: make room, and try again.
+    fn wake(&self, py: Python<'_>) -> PyResult<()> {
+        Ok(py.detach(|| self.pool.wake()).map_err(Failure::from)?)
+    }
+
+    /// Whether the pool sleeps.
+    #[getter]
+    fn is_asleep(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.pool.is_asleep())
+    }
+
+    /// The part of the pool for a tag, to be put to sleep on its own: a pool with the same options, under the same hard limit.
+    fn tagged(&self, tag: &str) -> PyResult<Self> {
+        let pool = self.pool.tagged(tag).map_err(Failure::from)?;
+        Ok(Self { context: self.context.clone(), pool })
+    }
+
+    /// The tags that were named so far.
+    #[getter]
+    fn tags(&self) -> Vec<String> {
+        self.pool.tags()
+    }
+
+    /// Gives the pinned memory back that sleeps left for the next one. Returns the bytes given back.
+    fn trim_staging(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(py.detach(|| self.pool.trim_staging()).map_err(Failure::from)?)
     }
 
     /// Free and total bytes of the memory that the pool is of, as its driver counts.

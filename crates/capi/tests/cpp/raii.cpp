@@ -416,6 +416,24 @@ static void captures_have_memory_of_their_own() {
     assert(kept.to_vector() == std::vector<char>(3 << 20, 3));
 }
 
+static void pools_and_tags_sleep_and_wake() {
+    const Context device = Context::host();
+    const Pool pool(device), weights = pool.tagged("weights");
+    const Stream stream(device);
+    Buffer<char> kept(weights, 3 << 20, stream), beside(pool, 100, stream);
+    kept.fill_bytes(3);
+    assert(weights.name() == "pool/weights" && weights.sleep(Keep::in_pinned_memory) >= 3 << 20);
+    assert(weights.is_asleep() && !pool.is_asleep() && weights.stats().reserved.current == 0);
+    refused(MILLPOND_STATUS_ASLEEP, "wake it first", [&] { Buffer<char>(weights, 1, stream); });
+    weights.wake();
+    assert(kept.to_vector() == std::vector<char>(3 << 20, 3));
+    pool.sleep(Keep::nothing);
+    assert(weights.is_asleep());
+    pool.wake();
+    assert(pool.trim_staging() >= 3 << 20);
+    refused(MILLPOND_STATUS_CANNOT_SLEEP, "cannot sleep", [&] { device.pinned().sleep(Keep::nothing); });
+}
+
 static void pools_are_recorded_under_tags() {
     const Context device = Context::host();
     const Pool pool(device);
@@ -447,6 +465,7 @@ int main() {
     other_memory_is_refused_in_words();
     threads_free_what_others_allocated();
     captures_have_memory_of_their_own();
+    pools_and_tags_sleep_and_wake();
     pools_are_recorded_under_tags();
     a_thread_may_free_while_it_ends();
 }

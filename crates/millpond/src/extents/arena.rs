@@ -19,6 +19,7 @@ use super::reuse_rules::ReuseRules;
 use super::search::{Found, Request, Search, find};
 use super::segments::Segments;
 use super::shorten;
+use super::sleeping::{self, PageAtHome};
 use super::trim;
 use crate::counters::Counters;
 use crate::device::{DeviceError, DevicePtr};
@@ -376,11 +377,50 @@ impl Arena {
         Ok(before - self.mapper.reserved())
     }
 
+    // ---- sleep -----------------------------------------------------------------------------------
+
+    /// The pages that can sleep, in the order of their addresses. No work may use them: the device is idle.
+    pub(crate) fn pages_at_home(&mut self) -> Result<Vec<PageAtHome>, DeviceError> {
+        self.reap();
+        sleeping::pages_at_home(&self.map, self.mapper.pages())
+    }
+
+    /// The ranges of live bytes, in the order of their addresses. Those with at most `gap` free bytes between them are one.
+    pub(crate) fn live_ranges(&self, gap: u64) -> Result<Vec<(DevicePtr, u64)>, DeviceError> {
+        sleeping::live_ranges(&self.map, gap)
+    }
+
+    /// Gives the page's memory back, but not its place. After an error, it can be called again.
+    pub(crate) fn put_to_sleep(&mut self, page: &PageAtHome) -> Result<(), DeviceError> {
+        sleeping::put_to_sleep(self.mapper.pages_mut(), page)
+    }
+
+    /// Undoes [`put_to_sleep`](Self::put_to_sleep). `false` where the page is [forgotten](Self::forget_asleep).
+    pub(crate) fn wake(&mut self, page: &PageAtHome) -> Result<bool, Refusal> {
+        sleeping::wake(self.mapper.pages_mut(), page)
+    }
+
+    /// Joins two pages of one length that lie side by side and have gone, where that makes a wake faster. After the last
+    /// call, [`forget_whole`](Self::forget_whole) is called.
+    pub(crate) fn join_asleep(&mut self, first: &mut PageAtHome, next: &PageAtHome) -> bool {
+        sleeping::join(&mut self.map, self.mapper.pages_mut(), first, next)
+    }
+
+    /// Forgets which pages lie in free extents, after pages were joined.
+    pub(crate) fn forget_whole(&self) {
+        sleeping::forget_whole(&self.map);
+    }
+
+    /// Forgets the pages that sleep and hold no live byte. Their addresses are free again.
+    pub(crate) fn forget_asleep(&mut self) -> Result<(), DeviceError> {
+        sleeping::forget_free(&mut self.map, &mut self.mapper)
+    }
+
     /// Gives everything back whose work is complete, addresses too, for an arena that will not be used again. Does
     /// not wait, so that it can be called under the pool's lock: wait for [all that is free](Self::fence_of_all_free)
     /// before. What cannot be given back stays, and [`held`](Self::held) says so.
     pub(crate) fn tear_down(&mut self) -> Result<(), DeviceError> {
-        let trimmed = self.trim(0);
+        let trimmed = self.forget_asleep().and(self.trim(0));
         let unreserved = trim::unreserve_all(&mut self.map);
         trimmed.and(unreserved)
     }

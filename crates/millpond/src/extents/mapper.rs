@@ -35,6 +35,11 @@ impl Mapper {
         &self.pages
     }
 
+    /// For pages that sleep, and wake where they were.
+    pub(super) fn pages_mut(&mut self) -> &mut Pages {
+        &mut self.pages
+    }
+
     pub(super) fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }

@@ -16,7 +16,7 @@
 //!   tables. Its `page_map` leads from an address to its block. It knows nothing of time.
 //! - `reuse_rules`: which free memory a stream may use, and when. `coalescing` and `search` apply the rules to the map.
 //! - `mapper`: which page backs which address. With it work `cursor`, `pending_unmap`, `donors` and `segments`.
-//! - `miss`, `shorten` and `trim`: what takes pages, exchanges them and gives them back.
+//! - `miss`, `shorten`, `sleeping` and `trim`: what takes pages, exchanges them and gives them back.
 //! - `arena`: composes all of them.
 //!
 //! **How one allocation passes through** ([`Arena::alloc`]):
@@ -62,6 +62,7 @@ mod reuse_rules;
 mod search;
 mod segments;
 mod shorten;
+mod sleeping;
 mod sparse;
 #[cfg(test)]
 mod tests;
@@ -76,3 +77,4 @@ pub(crate) use layout::Layout;
 pub(crate) use page_map::{BlockDescriptor, DescriptorRef, MOST_UNITS, PageMap, Place};
 pub(crate) use ranges::{Owner, Ranges};
 pub(crate) use refusal::Refusal;
+pub(crate) use sleeping::PageAtHome;

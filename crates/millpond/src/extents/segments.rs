@@ -56,7 +56,7 @@ impl Segments {
         let short = |what| Refusal::Short { what, bytes };
         // First, since nothing is held yet that would have to be given back.
         let blank = map.make_room_for_segment(zone, bytes)?;
-        self.limits.admit(bytes, self.device.as_ref(), &self.counters).map_err(short)?;
+        self.limits.admit(bytes, self.device.as_ref()).map_err(short)?;
         let base = match self.device.alloc_segment(bytes) {
             Ok(base) => base,
             Err(error) => {

@@ -23,8 +23,8 @@ pub(crate) enum Shortage {
 /// See the [module](self).
 #[derive(Debug, Clone)]
 pub(crate) struct Limits {
-    /// Bytes that the pool may hold.
-    pub(crate) hard_limit: u64,
+    /// What the pool may hold, with those of its tags: as a budget that no others share.
+    pub(crate) hard_limit: Budget,
     /// Bytes that must stay free on the device.
     pub(crate) headroom: u64,
     pub(crate) budget: Option<Budget>,
@@ -37,21 +37,29 @@ pub(crate) struct Limits {
 impl Limits {
     /// Whether no limit is near: so many bytes more exceed none of them.
     #[inline]
-    pub(crate) fn are_far(&self, bytes: u64, counters: &Counters) -> bool {
+    pub(crate) fn are_far(&self, bytes: u64) -> bool {
         let are_below = |held: u64, limit: u64| held.saturating_add(bytes) <= limit;
         // Relaxed: a figure to read.
         are_below(self.together.load(Ordering::Relaxed), self.on_device)
-            && are_below(counters.reserved.current(), self.hard_limit)
+            && self.hard_limit.has_room(bytes)
             && self.budget.as_ref().is_none_or(|budget| budget.has_room(bytes))
     }
 
-    /// Takes `bytes` of the budget if every limit allows it. They are counted as reserved once the device has
+    /// Takes `bytes` of the budgets if every limit allows it. They are counted as reserved once the device has
     /// given them ([`count`](Self::count)), so that a refusal leaves no high-water mark.
-    pub(crate) fn admit(&self, bytes: u64, device: &dyn Device, counters: &Counters) -> Result<(), Shortage> {
-        let after = counters.reserved.current().saturating_add(bytes);
-        if after > self.hard_limit {
+    pub(crate) fn admit(&self, bytes: u64, device: &dyn Device) -> Result<(), Shortage> {
+        if !self.hard_limit.take(bytes) {
             return Err(Shortage::HardLimit);
         }
+        let admitted = self.admit_beside(bytes, device);
+        if admitted.is_err() {
+            self.hard_limit.give_back(bytes);
+        }
+        admitted
+    }
+
+    /// All limits but the hard limit.
+    fn admit_beside(&self, bytes: u64, device: &dyn Device) -> Result<(), Shortage> {
         if self.headroom > 0 {
             // A device that cannot say how much is free is asked for the memory itself.
             let free = device.memory_info().map_or(u64::MAX, |info| info.free);
@@ -74,6 +82,7 @@ impl Limits {
 
     /// Undoes [`admit`](Self::admit), where the device refused.
     pub(crate) fn refuse(&self, bytes: u64) {
+        self.hard_limit.give_back(bytes);
         if let Some(budget) = &self.budget {
             budget.give_back(bytes);
         }

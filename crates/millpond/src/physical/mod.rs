@@ -15,12 +15,14 @@
 mod budget;
 mod limits;
 mod named;
+mod sleeping;
 
 use std::sync::Arc;
 
 pub use budget::Budget;
 pub(crate) use limits::{Limits, Shortage};
 pub(crate) use named::GivesBack;
+use sleeping::Presence;
 
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PageHandle};
@@ -37,8 +39,9 @@ pub(crate) struct Page {
     pub(crate) base_pages: u32,
     /// Where the arena uses it: region and first base page. `None` while it is parked.
     pub(crate) home: Option<(u32, u32)>,
-    /// Mappings, the one in use and old ones that wait for their fence.
+    /// Mappings, the one in use and old ones that wait for their fence. A page that sleeps has one, too.
     mappings: u32,
+    presence: Presence,
 }
 
 /// Why there is no page.
@@ -161,21 +164,18 @@ impl Pages {
         if !self.make_room() {
             return Err(NoPage::Host((self.table.len() * size_of::<Option<Page>>()) as u64));
         }
-        self.limits.admit(bytes, self.device.as_ref(), &self.counters).map_err(NoPage::Short)?;
+        self.limits.admit(bytes, self.device.as_ref()).map_err(NoPage::Short)?;
         let handle = match self.device.create_page(bytes) {
             Ok(handle) => handle,
             Err(error) => {
                 self.limits.refuse(bytes);
-                return Err(match error {
-                    DeviceError::OutOfMemory { .. } => NoPage::Short(Shortage::Device),
-                    other => NoPage::Device(other),
-                });
+                return Err(NoPage::from(error));
             }
         };
         self.limits.count(bytes, &self.counters);
         self.counters.calls.create.add(1);
         self.base_pages += u64::from(base_pages);
-        let page = Page { handle, base_pages, home: None, mappings: 0 };
+        let page = Page { handle, base_pages, home: None, mappings: 0, presence: Presence::Whole };
         Ok(match self.vacant.pop() {
             Some(id) => {
                 self.table[id as usize] = Some(page);
@@ -229,28 +229,35 @@ impl Pages {
     /// # Safety
     /// The page is mapped there by [`map`](Self::map), and no pending or later work uses the range.
     pub(crate) unsafe fn unmap(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
-        let bytes = self.bytes(self.get(id).base_pages);
-        // SAFETY: the caller's promise is the device's condition.
-        unsafe { self.device.unmap(at, bytes) }?;
-        self.counters.calls.unmap.add(1);
+        if self.get(id).presence > Presence::Unmapped {
+            let bytes = self.bytes(self.get(id).base_pages);
+            // SAFETY: the caller's promise is the device's condition.
+            unsafe { self.device.unmap(at, bytes) }?;
+            self.counters.calls.unmap.add(1);
+        }
         self.get_mut(id).mappings -= 1;
         Ok(())
     }
 
     /// Gives a page that is mapped nowhere and in nobody's hands back to the device. On an error it is
-    /// parked.
+    /// parked. One that sleeps is forgotten.
     pub(crate) fn release(&mut self, id: PageId) -> DeviceResult<u64> {
         let page = self.get(id);
         debug_assert_eq!(page.mappings, 0, "a page is released only once it is mapped nowhere");
-        let (handle, base_pages) = (page.handle, page.base_pages);
+        let (handle, base_pages, presence) = (page.handle, page.base_pages, page.presence);
         let bytes = self.bytes(base_pages);
-        // SAFETY: the page leaves the table below, and with it every trace of the handle.
-        if let Err(error) = unsafe { self.device.release_page(handle) } {
-            self.park(id);
-            return Err(error);
+        if presence == Presence::Gone {
+            self.counters.asleep.lower(bytes);
+        } else {
+            // SAFETY: the page leaves the table below, and with it every trace of the handle.
+            if let Err(error) = unsafe { self.device.release_page(handle) } {
+                self.get_mut(id).presence = Presence::Whole;
+                self.park(id);
+                return Err(error);
+            }
+            self.counters.calls.release.add(1);
+            self.limits.withdraw(bytes, &self.counters);
         }
-        self.counters.calls.release.add(1);
-        self.limits.withdraw(bytes, &self.counters);
         self.base_pages -= u64::from(base_pages);
         self.table[id.0 as usize] = None;
         self.vacant.push(id.0);
@@ -279,6 +286,7 @@ impl Pages {
 
     /// The memory held in pages, in bytes, by recount.
     pub(crate) fn recount_bytes(&self) -> u64 {
-        self.iter().map(|(_, page)| self.bytes(page.base_pages)).sum()
+        let held = self.iter().filter(|(_, page)| page.presence > Presence::Gone);
+        held.map(|(_, page)| self.bytes(page.base_pages)).sum()
     }
 }

@@ -171,9 +171,7 @@ impl PoolInner {
         self.check_process()?;
         let others = self.others_live(bytes);
         let mut state = self.lock_noting_waits();
-        if state.destroyed {
-            return Err(Error::PoolDestroyed { pool: self.name_of() });
-        }
+        self.check_allocates(&state)?;
         // The least that it takes.
         let units = self.caches.sizes().units(bytes);
         if others.is_some()
@@ -338,6 +336,7 @@ impl PoolInner {
         self.check_request(bytes, 1, stream)?;
         let units = self.caches.sizes().units(bytes);
         let mut state = self.state.lock();
+        self.check_allocates(&state)?;
         let Some(at) = state.captured(to) else { return Ok(false) };
         let Some(found) = state.captured[at].arena.alloc_at(ptr, units) else { return Ok(false) };
         self.hand_out(&mut state, &found, bytes);

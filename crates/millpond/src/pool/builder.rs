@@ -9,12 +9,15 @@ use crate::lock::Mutex;
 use super::callbacks::Callbacks;
 use super::context::{OtherMemory, PoolMemory};
 use super::inner::{PoolInner, PoolState};
+use super::registry::Registry;
 use super::routes::Routes;
+use super::sleep_gate::SleepGate;
+use super::staging::Staging;
 use super::{Context, Pool};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;
 use crate::extents::{Arena, Layout, Owner};
-use crate::order::{AfterSync, Reuse, ReusePolicies};
+use crate::order::{AfterSync, Reuse, ReusePolicies, Timelines};
 use crate::physical::{Budget, GivesBack, Limits, Pages};
 use crate::policy::ledger::{self, Ledger};
 use crate::policy::size_classes::EXACT_FROM;
@@ -43,7 +46,8 @@ use crate::{Error, Result};
 #[derive(Clone)]
 #[must_use = "a builder does nothing until `build` is called"]
 pub struct PoolBuilder {
-    context: Context,
+    timelines: Arc<Timelines>,
+    registry: Arc<Registry<PoolInner>>,
     memory: PoolMemory,
     name: String,
     hard_limit: u64,
@@ -154,7 +158,8 @@ impl Context {
 impl PoolBuilder {
     pub(super) fn new(context: &Context, memory: PoolMemory) -> Self {
         Self {
-            context: context.clone(),
+            timelines: context.timelines().clone(),
+            registry: context.registry().clone(),
             memory,
             name: "pool".to_owned(),
             hard_limit: u64::MAX,
@@ -246,16 +251,22 @@ impl PoolBuilder {
     /// [`record`](Self::record) names cannot be written. If the environment names it, the pool warns, and records
     /// nothing.
     pub fn build(self) -> Result<Pool> {
+        self.build_under(None)
+    }
+
+    /// As [`build`](Self::build), under a hard limit that others share, if there is one.
+    pub(super) fn build_under(self, hard_limit: Option<Budget>) -> Result<Pool> {
         let layout = self.layout()?;
-        let timelines = self.context.timelines().clone();
+        let hard_limit = hard_limit.unwrap_or_else(|| Budget::bytes(self.hard_limit));
+        let options = self.clone();
+        let (timelines, registry) = (self.timelines, self.registry);
         timelines.check_process()?;
-        let registry = self.context.registry();
         let PoolMemory { device, together } = self.memory;
         let most_growth = self.spare.unwrap_or_else(|| ledger::most_growth(device.properties().total_memory));
         let ledger = Ledger::new(most_growth, device.now());
         let largest_align = device.properties().granularity.min(layout.base_page_bytes);
         let counters = Arc::new(Counters::default());
-        let (hard_limit, headroom) = (self.hard_limit, self.headroom);
+        let headroom = self.headroom;
         let on_device = device.properties().total_memory.saturating_sub(headroom);
         let limits = Limits { hard_limit, headroom, budget: self.budget, on_device, together };
         let pages = Pages::new(device.clone(), counters.clone(), limits.clone(), layout.base_page_bytes);
@@ -271,7 +282,7 @@ impl PoolBuilder {
             number,
             timelines: timelines.clone(),
             device,
-            registry: Arc::downgrade(registry),
+            registry: Arc::downgrade(&registry),
             ranges: registry.ranges().clone(),
             recording: Recording::new(counters.clone()),
             limits,
@@ -285,12 +296,16 @@ impl PoolBuilder {
                 ledger,
                 captured: Vec::new(),
                 destroyed: false,
+                asleep: None,
+                staging: Staging::default(),
             })),
             release_threshold: AtomicU64::new(self.release_threshold),
             reclaimers: Callbacks::default(),
             observers: Callbacks::default(),
             largest_align,
             reuse: Reuse::new(self.reuse),
+            sleep_gate: SleepGate::default(),
+            sleep_turn: OfProcess::default(),
             has_said_freed_twice: AtomicBool::new(false),
         });
         #[cfg(feature = "record")]
@@ -310,7 +325,7 @@ impl PoolBuilder {
         registry.enter(&inner);
         let listener: Arc<dyn AfterSync> = inner.clone();
         timelines.listen(Arc::downgrade(&listener));
-        Ok(Pool::new(inner))
+        Ok(Pool::new(inner, options))
     }
 
     fn layout(&self) -> Result<Layout> {

@@ -233,8 +233,8 @@ impl PoolInner {
     fn end_route(&self, to: MemoryId) -> Option<Route> {
         let mut state = self.state.lock();
         let route = self.routes.remove(to);
-        if self.routes.is_empty() {
-            self.caches.resume(&mut state.locked);
+        if state.asleep.is_none() {
+            self.resume_caches(&mut state);
         }
         route
     }

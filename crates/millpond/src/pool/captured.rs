@@ -98,6 +98,10 @@ impl PoolInner {
     pub(super) fn let_go_of_released(&self) -> bool {
         let to_let_go = |captured: &&Captured| captured.is_released && captured.arena.keeps();
         let mut waiting = Vec::new();
+        if self.sleep_gate.is_closed() {
+            // The wake calls this again.
+            return false;
+        }
         for captured in self.state.lock().captured.iter().filter(to_let_go) {
             // Without memory for the list, the others go another time.
             if waiting.try_reserve(1).is_err() {
@@ -118,6 +122,9 @@ impl PoolInner {
             }
         }
         let mut state = self.state.lock();
+        if state.asleep.is_some() {
+            return false;
+        }
         let now = state.captured.iter_mut().filter(|captured| waiting.contains(&captured.id));
         now.for_each(|captured| captured.arena.let_go());
         state.trim_released();

@@ -14,6 +14,10 @@ use crate::{Error, Result};
 impl PoolInner {
     pub(super) fn trim(&self, keep: u64) -> DeviceResult<u64> {
         self.timelines.check_process()?;
+        if self.sleep_gate.is_closed() {
+            // Nothing is cached then. And the lock may be taken until all is copied.
+            return Ok(0);
+        }
         let mut state = self.state.lock();
         let released = self.trim_under_lock(&mut state, keep)?;
         if !self.caches.holds_any() {
@@ -27,6 +31,9 @@ impl PoolInner {
     }
 
     fn trim_under_lock(&self, state: &mut PoolState, keep: u64) -> DeviceResult<u64> {
+        if state.asleep.is_some() {
+            return Ok(0);
+        }
         if self.caches.any_ended() {
             self.collect_ended(state);
         }
@@ -53,10 +60,17 @@ impl PoolInner {
     /// pending work still uses goes when the host next synchronises, or with the context.
     #[cold]
     pub(super) fn give_all_back_slow(&self) {
+        self.end_sleep();
         if let Err(error) = self.trim(0) {
             tracing::warn!(%error, pool = self.name, "a destroyed pool could not give back its memory");
         }
         self.bury();
+    }
+
+    /// Nothing of the pool is live, and it will allocate no more.
+    fn end_sleep(&self) {
+        self.state.lock().end_sleep();
+        self.sleep_gate.open();
     }
 
     /// Lets go of the pools of the context that hold nothing any more.
@@ -107,6 +121,7 @@ impl PoolInner {
     /// Gives everything back, without live blocks. Waits for work on it without the lock: the device may be waiting for a
     /// function of the host that uses the pool.
     fn end(&self) -> Result<()> {
+        self.end_sleep();
         self.let_go_of_released();
         let fence = self.fence_of_all_free();
         self.timelines.wait_on_host(&fence)?;
@@ -125,6 +140,9 @@ impl PoolInner {
 
 impl AfterSync for PoolInner {
     fn after_sync(&self) {
+        if self.sleep_gate.is_closed() {
+            return;
+        }
         self.let_go_of_released();
         // Relaxed: a setting; it takes effect at the next synchronise.
         let threshold = self.release_threshold.load(Ordering::Relaxed);
@@ -148,6 +166,7 @@ impl Drop for PoolInner {
             // The memory is the parent's.
             return;
         }
+        self.end_sleep();
         // Nobody holds a claim on the memory of captures, nor the pool.
         self.let_go_of_released();
         let fence = self.fence_of_all_free();

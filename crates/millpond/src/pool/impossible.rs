@@ -21,6 +21,8 @@ pub(super) struct OthersLive {
     in_all: u64,
     /// In those of the same budget.
     under_budget: u64,
+    /// In those of the same hard limit.
+    under_hard_limit: u64,
 }
 
 impl PoolInner {
@@ -30,16 +32,18 @@ impl PoolInner {
     pub(super) fn others_live(&self, bytes: u64) -> Option<OthersLive> {
         // A block is less than twice as long as what is asked for, or has one unit.
         let most = bytes.saturating_mul(2).saturating_add(self.caches.sizes().bytes(1));
-        if self.limits.are_far(most, &self.counters) { None } else { Some(self.count_others_live()) }
+        if self.limits.are_far(most) { None } else { Some(self.count_others_live()) }
     }
 
     #[cold]
     fn count_others_live(&self) -> OthersLive {
         let mut live = OthersLive::default();
         for other in self.others() {
-            let bytes = other.counted().allocated.current;
+            // Where that pool sleeps, its live blocks hold no memory.
+            let bytes = other.counted().allocated.current.min(other.counters.reserved.current());
             live.in_all += if self.has_memory_of(&other) { bytes } else { 0 };
             live.under_budget += if self.has_budget_of(&other) { bytes } else { 0 };
+            live.under_hard_limit += if self.has_hard_limit_of(&other) { bytes } else { 0 };
         }
         live
     }
@@ -72,7 +76,7 @@ impl PoolInner {
         let (held, live) = (self.counters.reserved.current(), self.counted().allocated.current);
         limits.into_iter().find_map(|(what, limit)| {
             let theirs = match what {
-                Shortage::HardLimit => 0,
+                Shortage::HardLimit => others.under_hard_limit,
                 Shortage::Budget => others.under_budget,
                 Shortage::Device | Shortage::Headroom => others.in_all,
             };
@@ -87,7 +91,7 @@ impl PoolInner {
         let budget = limits.budget.as_ref().map_or(u64::MAX, Budget::most);
         let but_headroom = if limits.headroom > 0 { limits.on_device } else { u64::MAX };
         [
-            (Shortage::HardLimit, limits.hard_limit),
+            (Shortage::HardLimit, limits.hard_limit.limit()),
             (Shortage::Headroom, but_headroom),
             (Shortage::Budget, budget),
             (Shortage::Device, total),
@@ -97,7 +101,7 @@ impl PoolInner {
     /// Bytes that are held now by all that the limit is for.
     fn held_under(&self, what: Shortage) -> u64 {
         match what {
-            Shortage::HardLimit => self.counters.reserved.current(),
+            Shortage::HardLimit => self.limits.hard_limit.held(),
             Shortage::Budget => self.limits.budget.as_ref().map_or(0, Budget::about_held),
             // Relaxed: a figure to read.
             Shortage::Device | Shortage::Headroom => self.limits.together.load(Ordering::Relaxed),
@@ -113,6 +117,11 @@ impl PoolInner {
     pub(super) fn has_budget_of(&self, other: &Self) -> bool {
         let budgets = self.limits.budget.as_ref().zip(other.limits.budget.as_ref());
         budgets.is_some_and(|(mine, theirs)| mine.is(theirs))
+    }
+
+    /// Whether both are of one pool and its tags.
+    pub(super) fn has_hard_limit_of(&self, other: &Self) -> bool {
+        self.limits.hard_limit.is(&other.limits.hard_limit)
     }
 
     /// The other pools of the context. No lock is held in between.

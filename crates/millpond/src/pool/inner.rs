@@ -6,10 +6,13 @@ use std::sync::{Arc, Weak};
 
 use crate::lock::Mutex;
 
+use super::asleep::Asleep;
 use super::callbacks::{Callbacks, Observer, Reclaimer};
 use super::capture_memory::Captured;
 use super::registry::{Registered, Registry};
 use super::routes::Routes;
+use super::sleep_gate::SleepGate;
+use super::staging::Staging;
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::{Device, DeviceError, DevicePtr};
@@ -47,6 +50,10 @@ pub(crate) struct PoolInner {
     pub(super) observers: Callbacks<Observer>,
     pub(super) largest_align: u64,
     pub(super) reuse: Reuse,
+    /// Closed while the pool sleeps.
+    pub(super) sleep_gate: SleepGate,
+    /// Held by who puts the pool to sleep or wakes it.
+    pub(super) sleep_turn: OfProcess<Mutex<()>>,
     /// Whether a block that was freed twice at once was reported.
     pub(super) has_said_freed_twice: AtomicBool,
 }
@@ -62,6 +69,9 @@ pub(super) struct PoolState {
     /// The memory of captures, in the order of their ids.
     pub(super) captured: Vec<Captured>,
     pub(super) destroyed: bool,
+    /// Set while the pool sleeps.
+    pub(super) asleep: Option<Asleep>,
+    pub(super) staging: Staging,
 }
 
 impl fmt::Debug for PoolInner {

@@ -11,6 +11,7 @@
 //! through millpond calls back here to apply the release threshold.
 
 mod allocating;
+mod asleep;
 mod builder;
 mod callbacks;
 mod capture;
@@ -30,7 +31,11 @@ mod recounting;
 mod registry;
 mod reserving;
 mod routes;
+mod sleep_gate;
+mod sleeping;
 mod slow_path_time;
+mod staging;
+mod tagged;
 #[cfg(test)]
 mod tests;
 
@@ -38,11 +43,13 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+pub use asleep::Keep;
 pub use builder::PoolBuilder;
 pub use callbacks::{ObserverId, ReclaimId};
 pub use capture::{CapturePool, Capturing};
 pub use context::Context;
 pub(crate) use inner::PoolInner;
+use tagged::Tags;
 
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::order::{ReusePolicies, Stream, Timelines};
@@ -81,7 +88,7 @@ use crate::{Error, OutOfMemory, Result};
 pub struct Pool {
     inner: Arc<PoolInner>,
     /// Counts the program's handles; buffers hold the inner pool only.
-    _handle: Arc<Handle>,
+    handle: Arc<Handle>,
 }
 
 impl fmt::Debug for Pool {
@@ -95,17 +102,21 @@ impl fmt::Debug for Pool {
     }
 }
 
+/// What the program's handles of a pool share.
 #[derive(Debug)]
-struct Handle(Arc<PoolInner>);
+struct Handle {
+    inner: Arc<PoolInner>,
+    tags: Tags,
+}
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if !self.0.is_here() {
+        if !self.inner.is_here() {
             // The pool is the parent's.
             return;
         }
-        self.0.forget_callbacks();
-        if let Err(error) = self.0.close() {
+        self.inner.forget_callbacks();
+        if let Err(error) = self.inner.close() {
             tracing::warn!("{error}");
         }
     }
@@ -117,9 +128,10 @@ impl Pool {
         PoolBuilder::new(device, device.memory().clone())
     }
 
-    fn new(inner: Arc<PoolInner>) -> Self {
-        let handle = Arc::new(Handle(inner.clone()));
-        Self { inner, _handle: handle }
+    /// `options` are those that it was built with.
+    fn new(inner: Arc<PoolInner>, options: PoolBuilder) -> Self {
+        let handle = Arc::new(Handle { inner: inner.clone(), tags: Tags::new(options) });
+        Self { inner, handle }
     }
 
     /// Allocates `bytes` for work on `stream`, aligned to the pool's minimum alignment. Zero bytes give the
@@ -155,11 +167,14 @@ impl Pool {
         if ptr.is_null() {
             return Ok(ptr);
         }
-        // SAFETY: the block was allocated above for work on this stream.
-        if let Err(error) = unsafe { self.device().memset(ptr, 0, bytes, handle) } {
+        let filled = self.inner.stay_awake().and_then(|_awake| {
+            // SAFETY: the block was allocated above for work on this stream.
+            Ok(unsafe { self.device().memset(ptr, 0, bytes, handle) }?)
+        });
+        if let Err(error) = filled {
             // SAFETY: nobody else knows the block.
             unsafe { self.free(ptr, stream) }?;
-            return Err(error.into());
+            return Err(error);
         }
         Ok(ptr)
     }
@@ -426,7 +441,8 @@ impl Pool {
         self.inner.recording.status()
     }
 
-    /// Destroys the pool for all its handles: it allocates no more. Waits for pending work on its memory.
+    /// Destroys the pool for all its handles, with those of its [tags](Self::tagged): it allocates no more. Waits for pending
+    /// work on its memory.
     ///
     /// # Errors
     /// [`Error::LiveBlocks`] where blocks are live. The pool is destroyed all the same, and their memory goes back when
@@ -434,7 +450,11 @@ impl Pool {
     /// It goes back when the host synchronises after the capture. The device's own otherwise. What was not given back
     /// goes back when the host next synchronises.
     pub fn destroy(&self) -> Result<()> {
-        self.inner.close()
+        let mut done = self.inner.close();
+        for of_tag in self.of_tags() {
+            done = done.and(of_tag.destroy());
+        }
+        done
     }
 
     /// The pool's name.

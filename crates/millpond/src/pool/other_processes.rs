@@ -26,7 +26,7 @@ impl PoolInner {
     /// Gives back what is free until so much is held; waits for work on it if that is not enough.
     fn trim_for_others(&self, keep: u64) -> Result<u64> {
         let released = self.trim(keep)?;
-        if self.counters.reserved.current() <= keep {
+        if self.counters.reserved.current() <= keep || self.sleep_gate.is_closed() {
             return Ok(released);
         }
         self.let_go_of_released();

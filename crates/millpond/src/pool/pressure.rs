@@ -85,16 +85,27 @@ impl PoolInner {
         }
         let report = self.out_of_memory(bytes, short.0, is_impossible);
         self.recording.out_of_memory(bytes, report.device_free, stream);
+        Err(self.tell_of(report, depths.1))
+    }
+
+    /// The error for a pool that cannot wake.
+    pub(super) fn out_of_memory_awaking(&self, what: Shortage) -> Error {
+        let report = self.out_of_memory(self.counters.asleep.current(), what, true);
+        // Live blocks hold no memory now.
+        self.tell_of(OutOfMemory { live: 0, blocks: 0, ..report }, self.observers.depth())
+    }
+
+    /// Tells the observers, for a request that is nested so deep, and makes the error.
+    fn tell_of(&self, report: OutOfMemory, depth: u32) -> Error {
         tracing::warn!(%report, "out of memory");
-        if let Some(_entered) = self.observers.enter(depths.1) {
+        if let Some(_entered) = self.observers.enter(depth) {
             self.observers.each().for_each(|observer| observer(&report));
         }
         match try_box(report) {
             // SAFETY: made as a box has it, and nobody else knows it.
-            Some(report) => Err(Error::OutOfMemory(unsafe { Box::from_raw(report.as_ptr()) })),
+            Some(report) => Error::OutOfMemory(unsafe { Box::from_raw(report.as_ptr()) }),
             None => {
-                Err(self
-                    .no_host_memory("the account of an out-of-memory error", size_of::<OutOfMemory>() as u64))
+                self.no_host_memory("the account of an out-of-memory error", size_of::<OutOfMemory>() as u64)
             }
         }
     }
@@ -151,9 +162,13 @@ impl PoolInner {
     }
 
     /// Lets the other pools of the same memory or budget give back what they cache, once the work on it is complete.
-    fn trim_others(&self) -> Result<bool> {
+    pub(super) fn trim_others(&self) -> Result<bool> {
         let mut released = false;
-        for other in self.others().filter(|other| self.has_memory_of(other) || self.has_budget_of(other)) {
+        let may_help = |other: &Arc<Self>| {
+            // A pool of the same hard limit has the same memory.
+            !other.sleep_gate.is_closed() && (self.has_memory_of(other) || self.has_budget_of(other))
+        };
+        for other in self.others().filter(may_help) {
             released |= other.let_go_of_released();
             let fence = other.fence_of_all_free();
             self.timelines.wait_on_host(&fence)?;
@@ -186,7 +201,7 @@ impl PoolInner {
             memory: self.device.properties().memory,
             requested,
             limit: match (what, &limits.budget) {
-                (Shortage::HardLimit, _) => Limit::HardLimit(limits.hard_limit),
+                (Shortage::HardLimit, _) => Limit::HardLimit(limits.hard_limit.limit()),
                 (Shortage::Headroom, _) => Limit::Headroom(limits.headroom),
                 (Shortage::Budget, Some(budget)) => {
                     let (limit, held) = budget.limit_met(requested);

@@ -1,10 +1,10 @@
 //! Memory taken in advance.
 
 use super::inner::{PoolInner, PoolState};
+use crate::Result;
 use crate::device::MemoryKind;
 use crate::extents::Refusal;
 use crate::order::Stream;
-use crate::{Error, Result};
 
 impl PoolInner {
     /// See [`Pool::reserve`](super::Pool::reserve).
@@ -24,9 +24,7 @@ impl PoolInner {
     fn reserve_under_lock(&self, bytes: u64, stream: &Stream) -> Result<bool> {
         let units = self.caches.sizes().units(bytes);
         let mut state = self.state.lock();
-        if state.destroyed {
-            return Err(Error::PoolDestroyed { pool: self.name_of() });
-        }
+        self.check_allocates(&state)?;
         if self.what_forbids(units).is_some() {
             return Ok(false);
         }

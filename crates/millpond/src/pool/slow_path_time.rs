@@ -27,7 +27,10 @@ impl PoolInner {
         let began = device.now();
         let mut state = self.state.lock();
         let waited = device.now().saturating_sub(began);
-        self.note_slow_path(&mut state, SlowPath::Moved(waited));
+        // More memory would not have spared the wait for a sleep.
+        if state.asleep.is_none() {
+            self.note_slow_path(&mut state, SlowPath::Moved(waited));
+        }
         state
     }
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::device::{DeviceError, DevicePtr, DeviceResult};
 use millpond::{
-    Advice, Budget, Buffer, CapturePool, Capturing, Context, Error, Event, Place, Pool, PoolBuilder, Result,
-    ReusePolicies, Stream, Workspace,
+    Advice, Budget, Buffer, CapturePool, Capturing, Context, Error, Event, Keep, Place, Pool, PoolBuilder,
+    Result, ReusePolicies, Stream, Workspace,
 };
 
 use super::refusing::{Spared, refuse, spared};
@@ -105,6 +105,7 @@ impl Bench {
     pub(crate) fn finish(&self) {
         self.captures.borrow_mut().clear();
         self.buffers.borrow_mut().clear();
+        self.pool.wake().unwrap();
         self.pool.check().unwrap();
         self.alloc(4096);
         self.alloc(3 * MIB);
@@ -339,6 +340,13 @@ pub(crate) const CALLS: &[Call] = &[
             bench.alloc((2 + at % 3) * MIB + at * 512);
             bench.free(|_| 0, |_| true);
         });
+    }),
+    call("Pool::sleep, free, wake", pieces, |bench| {
+        unless_refused(bench.pool.sleep(Keep::InPinnedMemory));
+        bench.free_every_other();
+        unless_refused(bench.pool.sleep(Keep::InPinnedMemory));
+        unless_refused(bench.pool.wake());
+        unless_refused(bench.pool.wake());
     }),
     call("Pool::free, of a large block", many, |bench| bench.free(|_| 0, |at| at == 7)),
     call("Pool::free, in no order", many, |bench| {

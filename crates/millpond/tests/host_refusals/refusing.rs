@@ -97,6 +97,11 @@ unsafe impl Forward for Spared {
         spared(|| call(self.below()))
     }
 
+    fn pinned(&self, node: Option<u32>) -> DeviceResult<Arc<dyn Device>> {
+        let below = spared(|| self.below().pinned(node))?;
+        Ok(spared(|| Arc::new(Self(below))))
+    }
+
     fn managed(&self) -> DeviceResult<Arc<dyn Device>> {
         let below = spared(|| self.below().managed())?;
         Ok(spared(|| Arc::new(Self(below))))

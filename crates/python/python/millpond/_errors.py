@@ -16,7 +16,7 @@ class OutOfMemoryError(Error, MemoryError):
 
 
 class MisuseError(Error):
-    """A block freed twice, an address of no block, a stream of another device, a pool that was destroyed."""
+    """A block freed twice, an address of no block, a stream of another device, a pool that sleeps or was destroyed."""
 
 
 class ForkedError(Error):

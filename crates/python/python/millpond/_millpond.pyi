@@ -136,6 +136,9 @@ class Stats:
     def out_of_memory(self) -> int:
         """Requests that ended in an out-of-memory error."""
     @property
+    def asleep(self) -> int:
+        """Bytes that the pool gave back to sleep, and takes again to wake. They are not reserved."""
+    @property
     def double_frees(self) -> int:
         """Blocks that two threads freed at once, so that neither got an error: one of the two frees was
         dropped. A mistake of the program."""
@@ -463,6 +466,34 @@ class Pool:
         """Lets the high-water marks start again from where the figures are now."""
     def trim(self, keep: _Size = 0) -> int:
         """Gives free memory back to the device until at most ``keep`` bytes are reserved. Returns the bytes given back."""
+    def sleep(self, keep: Literal["pinned", "nothing"] = "pinned") -> int:
+        """Gives all of the pool's memory back to the device, with that of its tags. Returns the bytes given back.
+
+        Blocks stay, and ``wake`` brings them back to where they were. With ``keep="pinned"`` their bytes are copied to pinned
+        memory of the host, with ``keep="nothing"`` they are dropped. It waits for the device. The memory must not be used
+        until the pool is awake; blocks may be freed. docs/sleep.md says more.
+
+        Raises:
+            ValueError: for another ``keep``.
+            MisuseError: for a pool of pinned or managed memory, and while a graph is captured.
+            DeviceError: where the host has too little pinned memory, among others.
+        """
+    def wake(self) -> None:
+        """Ends a sleep, with that of the pool's tags. Returns once all bytes are in place.
+
+        Raises:
+            OutOfMemoryError: where memory is lacking. The pool sleeps as before: make room, and try again.
+        """
+    @property
+    def is_asleep(self) -> bool:
+        """Whether the pool sleeps."""
+    def tagged(self, tag: str) -> Pool:
+        """The part of the pool for a tag, to be put to sleep on its own: a pool with the same options, under the same hard limit."""
+    @property
+    def tags(self) -> list[str]:
+        """The tags that were named so far."""
+    def trim_staging(self) -> int:
+        """Gives the pinned memory back that sleeps left for the next one. Returns the bytes given back."""
     def memory_info(self) -> tuple[int, int]:
         """Free and total bytes of the memory that the pool is of, as its driver counts."""
     def start_recording(self, path: _Path, *, call_sites: bool = False) -> None:
@@ -511,6 +542,9 @@ def run_command(arguments: Sequence[str]) -> int:
 
 def stand_in(ordinal: int, pool: Pool) -> None:
     """Lets a pool of another device stand for a GPU's, for tests without one."""
+
+def set_tag(tag: Optional[str]) -> Optional[str]:
+    """Lets PyTorch's allocations on this thread belong to a tag of the GPUs' pools. Returns the one before."""
 
 def torch_hooks() -> tuple[bool, list[tuple[str, int]]]:
     """Whether PyTorch's exceptions were found, and the addresses of the functions that PyTorch calls."""

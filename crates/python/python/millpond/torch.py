@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import environ
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 from warnings import warn
@@ -75,6 +77,55 @@ def enable(
     from ._torch_figures import replace_figures
 
     replace_figures(torch)
+
+
+@contextmanager
+def tag(name: str) -> Iterator[None]:
+    """What PyTorch allocates on this thread meanwhile belongs to a tag, which :func:`sleep` can put to sleep on its own.
+
+    It does not change whose the tensors are that exist. While a graph is captured, all belongs to the graph.
+    """
+    before = _millpond.set_tag(name)
+    try:
+        yield
+    finally:
+        _millpond.set_tag(before)
+
+
+def sleep(tag: str | None = None, *, keep: Literal["pinned", "nothing"] = "pinned") -> int:
+    """Gives the memory of a tag's tensors back to the GPUs, or of all tensors. Returns the bytes given back.
+
+    Tensors stay at their addresses, and captured graphs stay valid. They must not be used until :func:`wake`. With
+    ``keep="pinned"`` their bytes go to pinned memory of the host, with ``keep="nothing"`` they are dropped. Waits for the
+    GPUs. docs/sleep.md says more.
+
+    Raises:
+        ValueError: for a tag that has no memory, or another ``keep``.
+        millpond.Error: where the host has too little pinned memory, or a graph is being captured.
+    """
+    return sum(pool.sleep(keep) for pool in _pools(tag))
+
+
+def wake(tag: str | None = None) -> None:
+    """Ends a sleep of a tag, or of all: returns once all bytes are in place.
+
+    Raises:
+        ValueError: for a tag that has no memory.
+        millpond.OutOfMemoryError: where a GPU lacks memory. Make room, and try again: nothing is lost.
+    """
+    for pool in _pools(tag):
+        pool.wake()
+
+
+def _pools(tag: str | None) -> list[_millpond.Pool]:
+    pools = [_millpond.device_pool(ordinal) for ordinal in _millpond.devices_in_use()]
+    if tag is None:
+        return pools
+    known = {known for pool in pools for known in pool.tags}
+    if tag not in known:
+        names = ", ".join(repr(name) for name in sorted(known)) or "none"
+        raise ValueError(f"nothing was allocated under the tag {tag!r}; the tags are: {names}")
+    return [pool.tagged(tag) for pool in pools if tag in pool.tags]
 
 
 def _derive(torch: Any, *, pinned: bool) -> bool:

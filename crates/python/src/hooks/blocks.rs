@@ -9,6 +9,7 @@ use rustc_hash::FxHashMap;
 use super::captures::PoolId;
 use crate::devices::Device;
 use crate::failure::MOST_DEVICES;
+use crate::tags;
 
 /// What PyTorch rounds sizes to, in bytes.
 const UNIT: u64 = 512;
@@ -199,13 +200,10 @@ impl Book {
         let stats = device.pool.stats();
         let (made, gone) = (stats.calls.create + stats.calls.alloc, stats.calls.release + stats.calls.free);
         let pages = made.saturating_sub(gone) as i64;
+        let (reserved, most) = tags::reserved(device);
         Figures {
             pages: Stat { current: pages, peak: pages, allocated: made as i64, freed: gone as i64 },
-            reserved: Stat {
-                current: stats.reserved.current as i64,
-                peak: stats.reserved.high as i64,
-                ..Stat::default()
-            },
+            reserved: Stat { current: reserved as i64, peak: most as i64, ..Stat::default() },
             retries: (stats.retries - self.since.retries) as i64,
             out_of_memory: (stats.out_of_memory - self.since.out_of_memory) as i64,
             device_allocs: (made - self.since.device_allocs) as i64,

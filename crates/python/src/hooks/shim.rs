@@ -16,9 +16,10 @@ use super::blocks::{Block, Figures, book};
 use super::captures::{self, PoolId};
 use super::note;
 use super::pinned::{self, PinnedFigures, free_pinned};
-use super::torch::{address, block_around, caught, pointer, report};
+use super::torch::{address, alloc_tagged, block_around, caught, pointer, report};
 use crate::devices::{self, Device, device};
 use crate::failure::{Failure, Result};
+use crate::tags;
 
 /// Why a call did nothing. The shim gives it back to [`forget_failure`].
 #[repr(C)]
@@ -148,9 +149,7 @@ unsafe extern "C" fn allocate(gpu: c_int, bytes: u64, stream: *mut c_void, out: 
         let device = device(gpu.into())?;
         // SAFETY: as promised to this function.
         let found = unsafe { device.streams.find(stream.addr() as u64) }?;
-        let ptr = device
-            .pool
-            .alloc(bytes, &found)
+        let ptr = alloc_tagged(device, bytes, &found)
             .or_else(|error| from_others(gpu, device, bytes, &found, error))?;
         let pool = pool_of(gpu, device, ptr);
         let block = Block { requested: bytes, stream: stream.addr() as u64, pool, is_used_elsewhere: false };
@@ -172,7 +171,7 @@ fn entry(gpu: c_int, device: &Device, (ptr, block): (u64, Block), allocated: u64
         stream: handle(block.stream),
         pool: block.pool,
         allocated,
-        reserved: device.pool.reserved().current,
+        reserved: tags::reserved(device).0,
         elsewhere: std::ptr::null_mut(),
     }
 }
@@ -245,7 +244,7 @@ unsafe extern "C" fn free(entry: *const Entry) {
             }
         }
         // SAFETY: the block is PyTorch's, which frees it once and orders its uses.
-        Ok(unsafe { device.pool.free(address(ptr), &stream) }?)
+        Ok(unsafe { tags::free(device, address(ptr), &stream) }?)
     }));
 }
 
@@ -265,7 +264,7 @@ unsafe extern "C" fn record_use(ptr: *mut c_void, gpu: c_int, stream: *mut c_voi
                 drop(book);
                 // SAFETY: as promised to this function.
                 let stream = unsafe { device.streams.find(user) }?;
-                device.pool.record_use(address(ptr), &stream)?;
+                tags::owner_of(device, address(ptr))?.0.record_use(address(ptr), &stream)?;
             }
             break;
         }
@@ -299,7 +298,9 @@ extern "C" fn empty_cache() -> Outcome {
             if waits {
                 device.context.synchronize()?;
             }
-            device.pool.trim_to(0)?;
+            for pool in tags::pools(device) {
+                pool.trim_to(0)?;
+            }
         }
         Ok(())
     })
@@ -380,7 +381,7 @@ unsafe extern "C" fn snapshot(
     let Some((ordinal, device)) = present(gpu) else { return };
     // SAFETY: as promised to this function.
     let only = unsafe { only.as_ref() }.copied();
-    let mut backed = bindings::backed(&device.pool);
+    let mut backed: Vec<_> = tags::pools(device).iter().flat_map(bindings::backed).collect();
     backed.sort_unstable_by_key(|range| range.start.raw());
     let live = book(ordinal).lock().live(only);
     let mut live = live.iter().peekable();

@@ -4,14 +4,15 @@ use std::ffi::{c_int, c_void};
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use millpond::Error;
 use millpond::device::DevicePtr;
+use millpond::{Error, Stream};
 
 use super::captures::{self, PoolId};
 use super::std_function::{Layout, StreamFilter};
 use super::{note, throw};
-use crate::devices::{self, device};
+use crate::devices::{self, Device, device};
 use crate::failure::{Failure, Result};
+use crate::tags;
 
 /// Runs what a hook does; a panic becomes a failure.
 #[inline]
@@ -43,11 +44,20 @@ pub(crate) unsafe extern "C-unwind" fn millpond_torch_alloc(
         let device = device(number.into())?;
         // SAFETY: as PyTorch promises.
         let stream = unsafe { device.streams.find(stream.addr() as u64) }?;
-        Ok(device.pool.alloc(bytes as u64, &stream)?)
+        Ok(alloc_tagged(device, bytes as u64, &stream)?)
     });
     match allocated {
         Ok(ptr) => pointer(ptr),
         Err(failure) => fail(failure),
+    }
+}
+
+/// Allocates from the pool of the thread's tag, or from the GPU's own. While a graph is captured, all is the graph's.
+#[inline]
+pub(super) fn alloc_tagged(device: &Device, bytes: u64, stream: &Stream) -> millpond::Result<DevicePtr> {
+    match tags::pool_of_thread(device)? {
+        Some(tagged) if !captures::is_any_open() => tagged.alloc(bytes, stream),
+        _ => device.pool.alloc(bytes, stream),
     }
 }
 
@@ -82,7 +92,7 @@ pub(crate) unsafe extern "C" fn millpond_torch_free(
         // SAFETY: as PyTorch promises.
         let stream = unsafe { device.streams.find(stream.addr() as u64) }?;
         // SAFETY: the block is PyTorch's, which frees it once and orders its uses.
-        Ok(unsafe { device.pool.free(address(ptr), &stream) }?)
+        Ok(unsafe { tags::free(device, address(ptr), &stream) }?)
     });
     report(freed);
 }
@@ -106,8 +116,8 @@ pub(super) extern "C" fn init(_devices: c_int) {}
 /// `torch.cuda.empty_cache`: gives back what no tensor has, on every GPU.
 pub(super) extern "C" fn reset() {
     report(caught(|| {
-        for (_, device) in devices::present() {
-            device.pool.trim_to(0)?;
+        for pool in devices::present().flat_map(|(_, device)| tags::pools(device)) {
+            pool.trim_to(0)?;
         }
         Ok(())
     }));
@@ -152,9 +162,9 @@ pub(super) unsafe extern "C" fn base_allocation(ptr: *mut c_void, size: *mut usi
 
 /// The live block in which an address lies, and the bytes asked for there.
 pub(super) fn block_around(asked: DevicePtr) -> Option<(DevicePtr, u64)> {
-    devices::present().find_map(|(_, device)| match device.pool.size_of(asked) {
-        Ok(bytes) => Some((asked, bytes)),
-        Err(Error::InteriorPointer { start, .. }) => Some((start, device.pool.size_of(start).ok()?)),
+    devices::present().find_map(|(_, device)| match tags::owner_of(device, asked) {
+        Ok((_, bytes)) => Some((asked, bytes)),
+        Err(Error::InteriorPointer { start, .. }) => Some((start, tags::owner_of(device, start).ok()?.1)),
         Err(_) => None,
     })
 }
@@ -172,13 +182,16 @@ pub(super) unsafe extern "C-unwind" fn record_stream(ptr: *mut c_void, stream: *
         let mut refused = None;
         for (_, device) in devices::present() {
             // The stream may be of one of the devices only; the block says of which.
-            if let Err(error) = device.pool.size_of(address(ptr)) {
-                refused = Some(error);
-                continue;
-            }
+            let (pool, _) = match tags::owner_of(device, address(ptr)) {
+                Ok(owner) => owner,
+                Err(error) => {
+                    refused = Some(error);
+                    continue;
+                }
+            };
             // SAFETY: as PyTorch promises.
             let stream = unsafe { device.streams.find(stream.addr() as u64) }?;
-            return Ok(device.pool.record_use(address(ptr), &stream)?);
+            return Ok(pool.record_use(address(ptr), &stream)?);
         }
         refused.map_or(Ok(()), |error| Err(error.into()))
     });

@@ -1,0 +1,119 @@
+//! Pages that sleep: their memory goes back to the device, and their place in the table stays.
+//!
+//! A page goes down and up step by step. A step that fails leaves it where it was, so that the call can be made again.
+
+use super::{NoPage, PageId, Pages, Shortage};
+use crate::device::{DeviceError, DevicePtr, DeviceResult};
+
+/// How much of a page is there. Less than all of it only while its pool sleeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Presence {
+    /// Its memory is the device's again. The handle names nothing.
+    Gone,
+    /// It has memory, and is mapped nowhere.
+    Unmapped,
+    /// It is mapped at home, and the device may not use it there.
+    WithoutAccess,
+    /// All of it.
+    Whole,
+}
+
+impl Pages {
+    /// Whether the page is mapped at its home and nowhere else.
+    pub(crate) fn is_only_at_home(&self, id: PageId) -> bool {
+        let page = self.get(id);
+        page.home.is_some() && page.mappings == 1
+    }
+
+    /// Whether there is a page with this id.
+    pub(crate) fn knows(&self, id: PageId) -> bool {
+        self.table.get(id.0 as usize).is_some_and(Option::is_some)
+    }
+
+    /// Whether the page sleeps, be it in part.
+    pub(crate) fn sleeps(&self, id: PageId) -> bool {
+        self.get(id).presence < Presence::Whole
+    }
+
+    /// Makes one page of two that have gone, the second of which lies behind the first.
+    pub(crate) fn join_gone(&mut self, first: PageId, next: PageId) -> bool {
+        let has_gone = |id| self.knows(id) && self.get(id).presence == Presence::Gone;
+        if !has_gone(first) || !has_gone(next) {
+            return false;
+        }
+        self.get_mut(first).base_pages += self.get(next).base_pages;
+        self.table[next.0 as usize] = None;
+        self.vacant.push(next.0);
+        true
+    }
+
+    /// Length of a page in bytes.
+    pub(crate) fn bytes_of(&self, id: PageId) -> u64 {
+        self.bytes(self.get(id).base_pages)
+    }
+
+    /// Unmaps a page from its home, and gives its memory back. Where it sleeps already, nothing is done.
+    ///
+    /// # Safety
+    /// The page lies at `at`, [only there](Self::is_only_at_home), and no work uses the range until it is awake.
+    pub(crate) unsafe fn put_to_sleep(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
+        let bytes = self.bytes_of(id);
+        if self.get(id).presence > Presence::Unmapped {
+            // SAFETY: it is mapped there; the rest is the caller's promise.
+            unsafe { self.device.unmap(at, bytes) }?;
+            self.counters.calls.unmap.add(1);
+            self.get_mut(id).presence = Presence::Unmapped;
+        }
+        if self.get(id).presence == Presence::Unmapped {
+            // SAFETY: the handle is forgotten below.
+            unsafe { self.device.release_page(self.get(id).handle) }?;
+            self.counters.calls.release.add(1);
+            self.get_mut(id).presence = Presence::Gone;
+            self.limits.withdraw(bytes, &self.counters);
+            self.counters.asleep.raise(bytes);
+        }
+        Ok(())
+    }
+
+    /// Gives a page memory again, and maps it at its home. Where it is awake already, nothing is done.
+    ///
+    /// # Safety
+    /// The page's home is `at`.
+    pub(crate) unsafe fn wake(&mut self, id: PageId, at: DevicePtr) -> Result<(), NoPage> {
+        let bytes = self.bytes_of(id);
+        if self.get(id).presence == Presence::Gone {
+            self.limits.admit(bytes, self.device.as_ref()).map_err(NoPage::Short)?;
+            let handle = self.device.create_page(bytes).map_err(|error| {
+                self.limits.refuse(bytes);
+                NoPage::from(error)
+            })?;
+            self.limits.count(bytes, &self.counters);
+            self.counters.calls.create.add(1);
+            self.counters.asleep.lower(bytes);
+            let page = self.get_mut(id);
+            (page.handle, page.presence) = (handle, Presence::Unmapped);
+        }
+        if self.get(id).presence == Presence::Unmapped {
+            // SAFETY: the page has memory and is mapped nowhere. Its home is reserved, and empty while it is away.
+            unsafe { self.device.map(at, bytes, self.get(id).handle) }?;
+            self.counters.calls.map.add(1);
+            self.get_mut(id).presence = Presence::WithoutAccess;
+        }
+        if self.get(id).presence == Presence::WithoutAccess {
+            // SAFETY: just this range is mapped.
+            unsafe { self.device.set_access(at, bytes) }?;
+            self.counters.calls.set_access.add(1);
+            self.get_mut(id).presence = Presence::Whole;
+        }
+        Ok(())
+    }
+}
+
+impl From<DeviceError> for NoPage {
+    fn from(error: DeviceError) -> Self {
+        match error {
+            DeviceError::OutOfMemory { .. } => Self::Short(Shortage::Device),
+            other => Self::Device(other),
+        }
+    }
+}
