@@ -74,6 +74,8 @@ mod pool;
 mod process;
 #[cfg(feature = "record")]
 pub mod record;
+mod shared_buffer;
+mod sharing;
 mod stats;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
@@ -102,6 +104,10 @@ pub use error::{Error, Result};
 pub use order::{Event, ReusePolicies, Stream};
 pub use out_of_memory::{Limit, OutOfMemory};
 pub use physical::Budget;
-pub use pool::{CapturePool, Capturing, Context, ObserverId, Pool, PoolBuilder, ReclaimId};
+pub use pool::{
+    CapturePool, Capturing, Context, ObserverId, Pool, PoolBuilder, ReclaimId, Shared, SharedEvent,
+};
+pub use shared_buffer::Opened;
+pub use sharing::{Received, SharedToken};
 pub use stats::{DeviceCalls, HumanBytes, Level, Stats};
 pub use workspace::{Workspace, WorkspaceSlice};

@@ -12,6 +12,7 @@ use super::layout::{Layout, Zone};
 use super::mapper::Mapper;
 use super::miss::{Miss, PageOrigin};
 use super::page_map::{BlockDescriptor, DescriptorRef, MOST_UNITS, PageMap};
+use super::pages_under::pages_under;
 use super::ranges::{Owner, Ranges};
 use super::refusal::Refusal;
 use super::regions::RegionOrigin;
@@ -21,7 +22,7 @@ use super::segments::Segments;
 use super::shorten;
 use super::trim;
 use crate::counters::Counters;
-use crate::device::{DeviceError, DevicePtr};
+use crate::device::{DeviceError, DevicePtr, PageHandle};
 use crate::order::{Fence, ReusePolicies, Stream, Timelines};
 use crate::physical::Pages;
 use crate::policy::ledger::{Balance, Ledger};
@@ -168,6 +169,13 @@ impl Arena {
         Ok(self.carve(found, units, 1))
     }
 
+    /// Allocates a block in a segment of its own, of as many whole base pages as it needs.
+    pub(crate) fn alloc_as_segment(&mut self, units: u64, stream: &Stream) -> Result<Allocation, Refusal> {
+        let request = self.request(units, 1, stream, Balance::Even)?;
+        let found = self.segments.back_exactly(&mut self.map, request)?;
+        Ok(self.carve(found, units, 1))
+    }
+
     /// Whether blocks of this length lie in the large zone.
     pub(crate) fn is_large(&self, units: u64) -> bool {
         self.map.layout.zone_of(units) == Zone::Large
@@ -270,6 +278,14 @@ impl Arena {
         let mut fence = Fence::empty();
         self.rules.timelines.add_uses(&mut fence, &mut uses);
         Some(fence)
+    }
+
+    /// From now on a live block is freed under the lock, as one with recorded uses is. Returns the pages that its first
+    /// `bytes` lie on, and where on the first of them it begins; `None`, and nothing changed, in a segment.
+    pub(crate) fn share(&self, id: ExtentId, bytes: u64) -> Option<(u64, Vec<(PageHandle, u64)>)> {
+        let pages = pages_under(&self.map, self.mapper.pages(), id, bytes)?;
+        self.map.descriptor_of(id)?.note_uses();
+        Some(pages)
     }
 
     // ---- what there is ---------------------------------------------------------------------------

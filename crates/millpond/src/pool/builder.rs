@@ -10,9 +10,11 @@ use super::callbacks::Callbacks;
 use super::context::{OtherMemory, PoolMemory};
 use super::inner::{PoolInner, PoolState};
 use super::routes::Routes;
+use super::shares::Shares;
 use super::{Context, Pool};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;
+use crate::device::Device;
 use crate::extents::{Arena, Layout, Owner};
 use crate::order::{AfterSync, Reuse, ReusePolicies};
 use crate::physical::{Budget, Limits, Pages};
@@ -54,6 +56,7 @@ pub struct PoolBuilder {
     min_alignment: u64,
     spare: Option<u64>,
     budget: Option<Budget>,
+    is_of_others: bool,
     #[cfg(feature = "record")]
     record: Option<record::Options>,
 }
@@ -165,9 +168,16 @@ impl PoolBuilder {
             min_alignment: 512,
             spare: None,
             budget: None,
+            is_of_others: false,
             #[cfg(feature = "record")]
             record: None,
         }
+    }
+
+    /// Of memory of other processes, which is gone once it is free.
+    pub(super) fn of_others(context: &Context, memory: Arc<dyn Device>, name: &str) -> Self {
+        let new = Self::new(context, PoolMemory::new(memory)).name(name);
+        Self { is_of_others: true, ..new.min_alignment(*MIN_ALIGNMENTS.start()).release_threshold(0) }
     }
 
     /// A name for errors and reports. "pool" by default, and "pinned" or "managed" for one of such memory.
@@ -222,6 +232,14 @@ impl PoolBuilder {
     pub fn spare(mut self, bytes: u64) -> Self {
         self.spare = Some(bytes);
         self
+    }
+
+    /// Each block has pages of its own, so that a process which a block is [shared](crate::Buffer::share) with reaches no
+    /// other. Blocks are then whole pages of the device's granularity (2 MiB): not for many small ones. Sets
+    /// [`page_sizes`](Self::page_sizes) and [`min_alignment`](Self::min_alignment).
+    pub fn for_sharing(self) -> Self {
+        let page = self.memory.device.properties().granularity;
+        self.page_sizes(page, page).min_alignment(page)
     }
 
     /// A limit that the pool shares with others.
@@ -291,6 +309,8 @@ impl PoolBuilder {
             observers: Callbacks::default(),
             largest_align,
             reuse: Reuse::new(self.reuse),
+            shares: Shares::default(),
+            is_of_others: self.is_of_others,
             has_said_freed_twice: AtomicBool::new(false),
         });
         #[cfg(feature = "record")]

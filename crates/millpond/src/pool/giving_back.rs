@@ -14,6 +14,7 @@ use crate::{Error, Result};
 impl PoolInner {
     pub(super) fn trim(&self, keep: u64) -> DeviceResult<u64> {
         self.timelines.check_process()?;
+        self.collect_shares();
         let mut state = self.state.lock();
         let released = self.trim_under_lock(&mut state, keep)?;
         if !self.caches.holds_any() {
@@ -126,6 +127,7 @@ impl PoolInner {
 impl AfterSync for PoolInner {
     fn after_sync(&self) {
         self.let_go_of_released();
+        self.collect_shares();
         // Relaxed: a setting; it takes effect at the next synchronise.
         let threshold = self.release_threshold.load(Ordering::Relaxed);
         let destroyed = {

@@ -10,6 +10,7 @@ use super::callbacks::{Callbacks, Observer, Reclaimer};
 use super::capture_memory::Captured;
 use super::registry::{Registered, Registry};
 use super::routes::Routes;
+use super::shares::Shares;
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::{Device, DeviceError, DevicePtr};
@@ -47,6 +48,10 @@ pub(crate) struct PoolInner {
     pub(super) observers: Callbacks<Observer>,
     pub(super) largest_align: u64,
     pub(super) reuse: Reuse,
+    /// What other processes may use.
+    pub(super) shares: Shares,
+    /// Whether its memory is other processes': it goes back as soon as it is free.
+    pub(super) is_of_others: bool,
     /// Whether a block that was freed twice at once was reported.
     pub(super) has_said_freed_twice: AtomicBool,
 }

@@ -23,12 +23,15 @@ mod giving_back;
 mod impossible;
 mod inner;
 mod managed;
+mod of_others;
 mod pressure;
 mod recorded;
 mod recounting;
 mod registry;
 mod reserving;
 mod routes;
+mod shares;
+mod sharing;
 mod slow_path_time;
 #[cfg(test)]
 mod tests;
@@ -42,6 +45,8 @@ pub use callbacks::{ObserverId, ReclaimId};
 pub use capture::{CapturePool, Capturing};
 pub use context::Context;
 pub(crate) use inner::PoolInner;
+pub(crate) use sharing::OpenedBlock;
+pub use sharing::{Shared, SharedEvent};
 
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::order::{ReusePolicies, Stream, Timelines};
