@@ -80,6 +80,11 @@ impl Received {
         &self.token
     }
 
+    /// The descriptors, in the order of [`Shared::descriptors`](crate::Shared::descriptors).
+    pub fn into_descriptors(self) -> Vec<OwnedFd> {
+        self.descriptors
+    }
+
     pub(crate) fn into_parts(self) -> (SharedToken, Vec<OwnedFd>) {
         (self.token, self.descriptors)
     }
