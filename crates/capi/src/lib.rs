@@ -40,6 +40,7 @@ pub mod options;
 mod place;
 pub mod pool;
 pub mod recording;
+pub mod sharing;
 pub mod stats;
 pub mod status;
 pub mod stream;

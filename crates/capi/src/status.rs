@@ -60,6 +60,14 @@ pub enum Status {
     DeviceInvalid = 23,
     /// The driver refused the call, or the device failed.
     DeviceFailed = 24,
+    /// The memory cannot be shared with other processes.
+    NotShareable = 30,
+    /// What another process sent is no memory that can be opened.
+    BadToken = 31,
+    /// A socket to another process failed.
+    Socket = 32,
+    /// The process that shared memory is gone. The memory stays valid.
+    OwnerGone = 33,
     /// An argument that must not be null is.
     NullArgument = 40,
     /// The handle is none: garbage, or of another kind of object.
@@ -79,7 +87,7 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [(Self, &'static CStr); 33] = [
+    const ALL: [(Self, &'static CStr); 37] = [
         (Self::Ok, c"ok"),
         (Self::OutOfMemory, c"out of memory"),
         (Self::SizeOverflow, c"size overflow"),
@@ -105,6 +113,10 @@ impl Status {
         (Self::DeviceUnavailable, c"no such device"),
         (Self::DeviceInvalid, c"unknown to the device"),
         (Self::DeviceFailed, c"device failed"),
+        (Self::NotShareable, c"not shareable"),
+        (Self::BadToken, c"bad token"),
+        (Self::Socket, c"socket failed"),
+        (Self::OwnerGone, c"owner gone"),
         (Self::NullArgument, c"null argument"),
         (Self::InvalidHandle, c"invalid handle"),
         (Self::ReleasedHandle, c"released handle"),
@@ -138,6 +150,10 @@ impl From<&Error> for Status {
             Error::NoHostAccess { .. } => Self::NoHostAccess,
             Error::NotPinned { .. } => Self::NotPinned,
             Error::NotManaged { .. } => Self::NotManaged,
+            Error::NotShareable { .. } => Self::NotShareable,
+            Error::BadToken { .. } => Self::BadToken,
+            Error::Socket { .. } => Self::Socket,
+            Error::OwnerGone => Self::OwnerGone,
             Error::Device(error) => error.into(),
             _ => Self::Other,
         }

@@ -42,7 +42,8 @@ impl<T: Pod> Buffer<T> {
 
 impl Context {
     /// Opens what another process [shared](Buffer::share), for work on `stream`. Work given to the stream from now on comes
-    /// after what the [event](Shared::event) stands for. No memory of the device is taken.
+    /// after what the [event](Shared::event) stands for. No memory of the device is taken. Elements of any size can be opened as
+    /// bytes (`u8`), and bytes as elements of any size.
     ///
     /// # Errors
     /// [`Error::BadToken`] for elements of another size than `T`, for memory that this context's device cannot reach, and for
@@ -51,10 +52,13 @@ impl Context {
     pub fn open_shared<T: Pod>(&self, received: Received, stream: &Stream) -> Result<Opened<T>> {
         let here = size_of::<T>();
         let OpenedBlock { pool, ptr, bytes, event } = self.open_block(received, stream, |token| {
-            if token.element_size() == here {
+            let shared = token.element_size();
+            // Bytes are elements of any size, and the other way round.
+            let fits = here > 0 && token.byte_len().is_multiple_of(here as u64);
+            if here == shared || fits && (here == 1 || shared == 1) {
                 return Ok(());
             }
-            let why = format!("its elements have {} bytes, and those asked for {here}", token.element);
+            let why = format!("its elements have {shared} bytes, and those asked for {here}");
             Err(Error::BadToken { why })
         })?;
         let buffer = Buffer::over_block(&pool, ptr, bytes as usize / here, stream);

@@ -162,6 +162,12 @@ fn memory_outlives_the_process_that_shared_it() {
     );
 }
 
+/// After thousands of imports: no descriptor more, and of mappings those that the heap may have made.
+fn assert_nothing_left((descriptors, mappings): (usize, usize), before: (usize, usize)) {
+    assert_eq!(descriptors, before.0);
+    assert!(mappings <= before.1 + 10, "{mappings} mappings, and {} before", before.1);
+}
+
 /// Prints what an import costs.
 #[test]
 #[ignore = "needs a CUDA GPU"]
@@ -184,7 +190,7 @@ fn ten_thousand_imports_leave_nothing_behind() {
                     before = Some(open_here());
                 }
             }
-            assert_eq!(Some(open_here()), before);
+            assert_nothing_left(open_here(), before.unwrap());
             drop(shared);
             let began = Instant::now();
             (0..100).for_each(|_| drop(buffer.share().unwrap()));
@@ -217,7 +223,7 @@ fn ten_thousand_imports_leave_nothing_behind() {
                 }
                 say(&socket);
             }
-            assert_eq!(Some(open_here()), before);
+            assert_nothing_left(open_here(), before.unwrap());
             let left = context.memory_info().unwrap().free;
             // The other process takes and gives back.
             assert!(left + 64 * MIB >= free, "{free} bytes were free, and {left} are");

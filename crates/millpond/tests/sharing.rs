@@ -229,6 +229,12 @@ fn memory_outlives_the_process_that_shared_it() {
     );
 }
 
+/// After thousands of imports: no descriptor more, and of mappings those that the heap may have made.
+fn assert_nothing_left((descriptors, mappings): (usize, usize), before: (usize, usize)) {
+    assert_eq!(descriptors, before.0);
+    assert!(mappings <= before.1 + 10, "{mappings} mappings, and {} before", before.1);
+}
+
 #[test]
 fn ten_thousand_imports_leave_nothing_behind() {
     const ROUNDS: usize = 10_000;
@@ -243,7 +249,7 @@ fn ten_thousand_imports_leave_nothing_behind() {
                 shared.send(&other.socket).unwrap();
                 hear(&other.socket);
             }
-            assert_eq!(open_here(), before);
+            assert_nothing_left(open_here(), before);
             drop((shared, buffer));
             pool.trim_to(0).unwrap();
             assert_eq!((pool.used().current, pool.reserved().current), (0, 0));
@@ -264,7 +270,7 @@ fn ten_thousand_imports_leave_nothing_behind() {
                     before = Some(open_here());
                 }
                 if round + 1 == ROUNDS {
-                    assert_eq!(Some(open_here()), before);
+                    assert_nothing_left(open_here(), before.unwrap());
                     assert_eq!(context.memory_info().unwrap().free, 1024 * MIB);
                 }
                 say(&socket);

@@ -462,6 +462,11 @@ impl Pool {
         self.inner.check()
     }
 
+    /// A handle of a pool that others hold, too: of memory of other processes, which is destroyed from the start.
+    pub(crate) fn of_inner(inner: &Arc<PoolInner>) -> Self {
+        Self::new(inner.clone())
+    }
+
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {
         &self.inner.timelines
     }

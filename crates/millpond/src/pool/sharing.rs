@@ -57,6 +57,7 @@ impl Shared {
     /// [`Error::Socket`] where they cannot be sent.
     pub fn send(&self, socket: &UnixStream) -> Result<()> {
         self.pool.check_process()?;
+        self.pool.collect_shares();
         sharing::send(socket, &self.token, &self.descriptors())
     }
 

@@ -42,14 +42,12 @@ impl Lent {
 
     /// Whether nobody can use the memory any more, `now`.
     pub(crate) fn is_over(&mut self, now: Instant) -> bool {
-        let ended = match self.ended {
-            Some(ended) => ended,
-            None if !has_hung_up(&self.end) => return false,
-            None => {
-                self.count_users();
-                *self.ended.insert(now)
-            }
-        };
+        if self.ended.is_none() && has_hung_up(&self.end) {
+            self.ended = Some(now);
+        }
+        // Each time, so that there is room for more.
+        self.count_users();
+        let Some(ended) = self.ended else { return false };
         self.users == 0 || now.saturating_duration_since(ended) >= AFTER_DEATH
     }
 
