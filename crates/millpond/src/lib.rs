@@ -27,6 +27,7 @@
 //! | hold typed memory that frees itself | [`Buffer`] |
 //! | stage bytes in pinned host memory | [`Context::pinned`], [`Buffer::as_mut_slice`], [`Buffer::copy_from_pinned`] |
 //! | use managed memory, which moves to where it is used | [`Context::managed`], [`Buffer::prefetch`], [`Buffer::advise`] |
+//! | share memory with other processes | [`Buffer::share`], [`Context::open_shared`], [`PoolBuilder::for_sharing`] |
 //! | reuse one block every step | [`Workspace`] |
 //! | hold plain blocks, as an allocator for others does | [`Pool::alloc`], [`Pool::free`] |
 //! | capture CUDA graphs | [`Pool::capture_pool`], [`CapturePool`] |
@@ -94,6 +95,8 @@ mod pages {
     #[cfg(feature = "cudarc")]
     #[doc = include_str!("../../../docs/rust.md")]
     mod rust {}
+    #[doc = include_str!("../../../docs/sharing.md")]
+    mod sharing {}
     #[doc = include_str!("../../../docs/stream-order.md")]
     mod stream_order {}
 }
