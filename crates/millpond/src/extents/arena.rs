@@ -280,12 +280,17 @@ impl Arena {
         Some(fence)
     }
 
-    /// From now on a live block is freed under the lock, as one with recorded uses is. Returns the pages that its first
-    /// `bytes` lie on, and where on the first of them it begins; `None`, and nothing changed, in a segment.
-    pub(crate) fn share(&self, id: ExtentId, bytes: u64) -> Option<(u64, Vec<(PageHandle, u64)>)> {
-        let pages = pages_under(&self.map, self.mapper.pages(), id, bytes)?;
-        self.map.descriptor_of(id)?.note_uses();
-        Some(pages)
+    /// From now on a live block is freed under the lock, as one with recorded uses is. `false`, and nothing changed, where
+    /// it is not live.
+    #[must_use]
+    pub(crate) fn free_under_lock(&self, id: ExtentId) -> bool {
+        self.map.descriptor_of(id).is_some_and(BlockDescriptor::note_uses)
+    }
+
+    /// The pages that the first `bytes` of an allocated block lie on, and where on the first of them it begins; `None` in a
+    /// segment.
+    pub(crate) fn pages_under(&self, id: ExtentId, bytes: u64) -> Option<(u64, Vec<(PageHandle, u64)>)> {
+        pages_under(&self.map, self.mapper.pages(), id, bytes)
     }
 
     // ---- what there is ---------------------------------------------------------------------------

@@ -261,10 +261,11 @@ impl PoolInner {
         }
         let arena = &state.arena;
         let bytes = bytes.unwrap_or_else(|| arena.requested(id));
-        let Some((offset, pages)) = arena.share(id, bytes) else {
+        let Some((offset, pages)) = arena.pages_under(id, bytes) else {
             return Err(not_shareable("the device has no virtual memory, so its memory is no pages"));
         };
-        if !self.shares.add(ptr, loan) {
+        // A free finds the block among those that are shared.
+        if !arena.free_under_lock(id) || !self.shares.add(ptr, loan) {
             drop(state);
             return Err(self.misuse(ptr, Pointer::NotLive));
         }
@@ -436,4 +437,106 @@ fn open_descriptors(
     let event = Arc::new(OwnedEvent { timelines: timelines.clone(), handle });
     let event = SharedEvent { event, lease: Some(lease.clone()) };
     Ok((event, lease, descriptors.zip(token.pages.iter().copied()).collect()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::Buffer;
+    use crate::device::sim::{Call, SimDevice, SimOptions};
+    use crate::fixtures::{Bench, Freeing, MIB};
+    use crate::pool::registry::Registered;
+
+    fn pass(shared: &Shared) -> Received {
+        let descriptors =
+            shared.descriptors().iter().map(|file| file.try_clone_to_owned().unwrap()).collect();
+        Received::new(shared.token().clone(), descriptors).unwrap()
+    }
+
+    #[test]
+    fn imports_are_segments_of_their_own() {
+        let Bench { context, pool, stream, sim } = Bench::new(|pool| pool);
+        let buffers: Vec<_> = [300, 5000, 3 << 20, 40 << 20]
+            .map(|bytes| Buffer::<u8>::new(&pool, bytes, &stream).unwrap())
+            .into_iter()
+            .collect();
+        let open =
+            |buffer: &Buffer<u8>| context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+        let taken = sim.calls()[Call::CreatePage];
+        let mut opened: Vec<_> = buffers.iter().chain(&buffers).map(open).collect();
+        assert_eq!(sim.calls()[Call::CreatePage], taken);
+        let imports = context.of_others().lock().as_ref().unwrap().pool.clone();
+        imports.check().unwrap();
+        assert_eq!(imports.counted().blocks.current, 8);
+        // Some go, and others come: nobody gets what another one had.
+        opened.truncate(3);
+        context.synchronize().unwrap();
+        imports.check().unwrap();
+        assert_eq!(imports.counted().blocks.current, 3);
+        opened.extend(buffers.iter().map(open));
+        imports.check().unwrap();
+        let mut starts: Vec<_> = opened.iter().map(|opened| opened.buffer.ptr()).collect();
+        starts.sort();
+        starts.dedup();
+        assert_eq!(starts.len(), 7);
+        drop(opened);
+        context.synchronize().unwrap();
+        assert!(imports.holds_nothing());
+        imports.check().unwrap();
+    }
+
+    #[test]
+    fn an_import_is_unmapped_when_its_stream_is_done() {
+        let Bench { context, pool, stream, sim } = Bench::new(|pool| pool);
+        let buffer = Buffer::<u8>::new(&pool, 3 << 20, &stream).unwrap();
+        let opened = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+        let imports = context.of_others().lock().as_ref().unwrap().pool.clone();
+        stream.synchronize().unwrap();
+        let unmapped = sim.calls()[Call::Unmap];
+        sim.launch(stream.handle(), Duration::from_millis(5)).unwrap();
+        drop(opened);
+        assert!(!imports.holds_nothing());
+        assert_eq!(sim.calls()[Call::Unmap], unmapped);
+        stream.synchronize().unwrap();
+        assert!(imports.holds_nothing());
+        // One that is idle is unmapped at once.
+        let opened = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+        stream.synchronize().unwrap();
+        drop(opened);
+        assert!(imports.holds_nothing());
+    }
+
+    #[test]
+    fn a_block_that_was_freed_meanwhile_is_not_shared() {
+        let Bench { pool, stream, .. } = Bench::new(|pool| pool);
+        let block = pool.alloc(4096, &stream).unwrap();
+        pool.free_block(block, &stream).unwrap();
+        // It lies in a magazine.
+        assert!(matches!(pool.share(block, &stream), Err(Error::DoubleFree { .. })));
+        assert!(!pool.inner().is_shared(block));
+        assert_eq!(pool.alloc(4096, &stream).unwrap(), block);
+    }
+
+    #[test]
+    fn what_others_use_is_neither_moved_nor_given_back() {
+        let sim = SimDevice::new(SimOptions::default().capacity(256 * MIB)).unwrap();
+        let context = Context::new(sim.clone());
+        let (pool, stream) = (Pool::builder(&context).build().unwrap(), context.create_stream().unwrap());
+        let buffer = Buffer::<u8>::new(&pool, 100 << 20, &stream).unwrap();
+        let opened = context.open_shared::<u8>(pass(&buffer.share().unwrap()), &stream).unwrap();
+        drop(buffer);
+        // What is free is remapped for this one, and that block is not.
+        let blocks: Vec<_> = (0..10).map(|_| pool.alloc(10 * MIB, &stream).unwrap()).collect();
+        blocks.iter().step_by(2).for_each(|block| pool.free_block(*block, &stream).unwrap());
+        let long = pool.alloc(90 * MIB, &stream).unwrap();
+        assert_eq!(pool.reserved().current, pool.reserved().high);
+        assert!(pool.alloc(60 * MIB, &stream).is_err());
+        drop(opened);
+        stream.synchronize().unwrap();
+        pool.alloc(60 * MIB, &stream).unwrap();
+        pool.free_block(long, &stream).unwrap();
+        pool.check().unwrap();
+    }
 }
