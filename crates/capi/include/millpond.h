@@ -92,12 +92,20 @@ enum millpond_status
     MILLPOND_STATUS_DEVICE_INVALID = 23,
     // The driver refused the call, or the device failed.
     MILLPOND_STATUS_DEVICE_FAILED = 24,
-    // The file by which processes share a budget cannot be used.
-    MILLPOND_STATUS_SHARED_BUDGET = 30,
     // The pool sleeps: wake it first.
     MILLPOND_STATUS_ASLEEP = 25,
     // The pool cannot sleep; the message says why.
     MILLPOND_STATUS_CANNOT_SLEEP = 26,
+    // The file by which processes share a budget cannot be used.
+    MILLPOND_STATUS_SHARED_BUDGET = 27,
+    // The memory cannot be shared with other processes.
+    MILLPOND_STATUS_NOT_SHAREABLE = 30,
+    // What another process sent is no memory that can be opened.
+    MILLPOND_STATUS_BAD_TOKEN = 31,
+    // A socket to another process failed.
+    MILLPOND_STATUS_SOCKET = 32,
+    // The process that shared memory is gone. The memory stays valid.
+    MILLPOND_STATUS_OWNER_GONE = 33,
     // An argument that must not be null is.
     MILLPOND_STATUS_NULL_ARGUMENT = 40,
     // The handle is none: garbage, or of another kind of object.
@@ -306,6 +314,10 @@ typedef struct millpond_event millpond_event;
 
 // A memory pool. Opaque.
 typedef struct millpond_pool millpond_pool;
+
+// A block that several processes use, on either side: what another process needs to open it, or what it was opened
+// with. Opaque.
+typedef struct millpond_shared millpond_shared;
 
 // A stream that millpond knows: created by it, or registered with it. Opaque.
 typedef struct millpond_stream millpond_stream;
@@ -961,6 +973,44 @@ millpond_status millpond_pool_tagged(millpond_pool *pool,
 // `released` gets the bytes given back; it may be null.
 millpond_status millpond_pool_trim_staging(millpond_pool *pool,
                                            size_t *released);
+
+// Lets other processes open a live block. They find there what the work given to `stream` so far writes. They reach
+// the whole pages that the block lies on. The block stays allocated as long as the handle, or another process that
+// has it open, also when it is freed meanwhile.
+millpond_status millpond_share(millpond_pool *pool,
+                               const void *ptr,
+                               millpond_any_stream stream,
+                               millpond_shared **out);
+
+// Sends a shared block over a connected Unix socket (SOCK_STREAM), to one process for each call. The socket stays open.
+millpond_status millpond_shared_send(millpond_shared *shared,
+                                     int socket);
+
+// Waits for what another process sends over a Unix socket, and opens it for work on `stream`. That comes after what the
+// other process gave its stream before it shared the block, or recorded since. Free the block with
+// `millpond_context_free`, and release the handle: then the other process may use the memory for something else.
+millpond_status millpond_shared_receive(millpond_context *context,
+                                        int socket,
+                                        millpond_any_stream stream,
+                                        void **ptr,
+                                        size_t *bytes,
+                                        millpond_shared **out);
+
+// A handle of the pool that an opened block is of, for calls that take a pool. Release it as any other.
+millpond_status millpond_shared_pool(millpond_shared *shared, millpond_pool **out);
+
+// Lets the block's event stand for all work given to `stream` so far. Tell the other process then, over the socket for
+// example. OWNER_GONE where the process that shared the block is gone.
+millpond_status millpond_shared_record(millpond_shared *shared,
+                                       millpond_any_stream stream);
+
+// Makes later work on `stream` wait for what the block's event stands for now, whichever process recorded it. The host
+// does not wait.
+millpond_status millpond_shared_wait(millpond_shared *shared,
+                                     millpond_any_stream stream);
+
+// Gives up the handle. The block is freed apart from it, on either side.
+millpond_status millpond_shared_release(millpond_shared *shared);
 
 // What the pool did and holds. Takes no lock.
 millpond_status millpond_pool_stats(millpond_pool *pool, millpond_stats *stats);

@@ -565,6 +565,7 @@ public:
 
 private:
     friend class Context;
+    friend class Sharing;
 
     Pool(const Context &context, millpond_pool *handle) : Shared(handle), context_(context) {}
 
@@ -907,6 +908,8 @@ private:
         data_ = static_cast<T *>(pool.allocate(size_bytes(), stream));
     }
 
+    friend class Sharing;
+
     /// A buffer made without arguments has no pool.
     std::optional<Pool> pool_;
     std::optional<Stream> kept_;
@@ -952,6 +955,57 @@ private:
     static millpond_workspace *create(const Pool &pool, std::size_t bytes, StreamRef stream) {
         millpond_workspace *handle;
         check(millpond_workspace_create(pool.get(), bytes, stream.get(), &handle));
+        return handle;
+    }
+};
+
+/// A block that several processes use. In the process that has it: what others need to open it. In one that opened it: the
+/// order of their work. docs/sharing.md says what others can reach, and what happens when a process dies.
+class Sharing : public detail::Shared<millpond_shared, millpond_shared_release> {
+public:
+    /// Lets other processes open the buffer's memory, after the work given so far to its stream. It stays allocated as long as
+    /// this, or another process that has it open.
+    template <class T>
+    explicit Sharing(const Buffer<T> &buffer) : Sharing(buffer.pool_.value(), buffer.data(), buffer.stream()) {}
+
+    Sharing(const Pool &pool, const void *block, StreamRef stream) : Shared(create(pool, block, stream)) {}
+
+    /// Sends it over a connected Unix socket, to one process for each call.
+    void send(int socket) const { check(millpond_shared_send(get(), socket)); }
+
+    /// Lets the event stand for all work given to the stream so far. Tell the other process then.
+    void record(StreamRef stream) const { check(millpond_shared_record(get(), stream.get())); }
+
+    /// Makes later work on the stream wait for what the event stands for now, whichever process recorded it.
+    void wait(StreamRef stream) const { check(millpond_shared_wait(get(), stream.get())); }
+
+    /// Waits for what another process sends, and opens it for work on the stream. The other process may use the memory for
+    /// something else once both are gone.
+    template <class T>
+    static std::pair<Buffer<T>, Sharing> receive(const Context &context, int socket, StreamRef stream = nullptr) {
+        void *data;
+        std::size_t bytes;
+        millpond_shared *handle;
+        check(millpond_shared_receive(context.get(), socket, stream.get(), &data, &bytes, &handle));
+        const Sharing shared(handle);
+        millpond_pool *of;
+        check(millpond_shared_pool(handle, &of));
+        const Pool pool(context, of);
+        Buffer<T> buffer;
+        buffer.pool_ = pool;
+        buffer.kept_ = detail::kept_if_of_thread(pool, stream);
+        buffer.stream_ = buffer.kept_ ? StreamRef(*buffer.kept_) : stream;
+        buffer.data_ = static_cast<T *>(data);
+        buffer.count_ = bytes / sizeof(T);
+        return {std::move(buffer), shared};
+    }
+
+private:
+    explicit Sharing(millpond_shared *handle) : Shared(handle) {}
+
+    static millpond_shared *create(const Pool &pool, const void *block, StreamRef stream) {
+        millpond_shared *handle;
+        check(millpond_share(pool.get(), block, stream.get(), &handle));
         return handle;
     }
 };

@@ -25,11 +25,21 @@ pub enum Kind {
     Workspace,
     /// The memory of a capture.
     Capture,
+    /// Memory that several processes use.
+    Shared,
 }
 
 impl Kind {
-    const ALL: [Self; 7] =
-        [Self::Context, Self::Stream, Self::Event, Self::Pool, Self::Budget, Self::Workspace, Self::Capture];
+    const ALL: [Self; 8] = [
+        Self::Context,
+        Self::Stream,
+        Self::Event,
+        Self::Pool,
+        Self::Budget,
+        Self::Workspace,
+        Self::Capture,
+        Self::Shared,
+    ];
 
     /// The word for it, which is also what the header calls an argument of this kind.
     pub(crate) fn name(self) -> &'static str {
@@ -41,6 +51,7 @@ impl Kind {
             Self::Budget => "budget",
             Self::Workspace => "workspace",
             Self::Capture => "capture",
+            Self::Shared => "shared",
         }
     }
 
@@ -91,3 +102,8 @@ pub struct WorkspaceHandle;
 /// it is released. Opaque.
 #[derive(Debug)]
 pub struct CaptureHandle;
+
+/// A block that several processes use, on either side: what another process needs to open it, or what it was opened
+/// with. Opaque.
+#[derive(Debug)]
+pub struct SharedHandle;

@@ -41,6 +41,7 @@ mod place;
 pub mod pool;
 pub mod recording;
 pub mod sleep;
+pub mod sharing;
 pub mod stats;
 pub mod status;
 pub mod stream;

@@ -16,7 +16,7 @@ use crate::status::Status;
 use crate::stream::find_stream;
 
 #[inline]
-fn to_c(ptr: DevicePtr) -> *mut c_void {
+pub(crate) fn to_c(ptr: DevicePtr) -> *mut c_void {
     ptr::without_provenance_mut(ptr.raw() as usize)
 }
 

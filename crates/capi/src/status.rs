@@ -60,12 +60,20 @@ pub enum Status {
     DeviceInvalid = 23,
     /// The driver refused the call, or the device failed.
     DeviceFailed = 24,
-    /// The file by which processes share a budget cannot be used.
-    SharedBudget = 30,
     /// The pool sleeps: wake it first.
     Asleep = 25,
     /// The pool cannot sleep; the message says why.
     CannotSleep = 26,
+    /// The file by which processes share a budget cannot be used.
+    SharedBudget = 27,
+    /// The memory cannot be shared with other processes.
+    NotShareable = 30,
+    /// What another process sent is no memory that can be opened.
+    BadToken = 31,
+    /// A socket to another process failed.
+    Socket = 32,
+    /// The process that shared memory is gone. The memory stays valid.
+    OwnerGone = 33,
     /// An argument that must not be null is.
     NullArgument = 40,
     /// The handle is none: garbage, or of another kind of object.
@@ -85,7 +93,7 @@ pub enum Status {
 }
 
 impl Status {
-    const ALL: [(Self, &'static CStr); 36] = [
+    const ALL: [(Self, &'static CStr); 40] = [
         (Self::Ok, c"ok"),
         (Self::OutOfMemory, c"out of memory"),
         (Self::SizeOverflow, c"size overflow"),
@@ -114,6 +122,10 @@ impl Status {
         (Self::SharedBudget, c"shared budget failed"),
         (Self::Asleep, c"asleep"),
         (Self::CannotSleep, c"cannot sleep"),
+        (Self::NotShareable, c"not shareable"),
+        (Self::BadToken, c"bad token"),
+        (Self::Socket, c"socket failed"),
+        (Self::OwnerGone, c"owner gone"),
         (Self::NullArgument, c"null argument"),
         (Self::InvalidHandle, c"invalid handle"),
         (Self::ReleasedHandle, c"released handle"),
@@ -150,6 +162,10 @@ impl From<&Error> for Status {
             Error::SharedBudget { .. } => Self::SharedBudget,
             Error::Asleep { .. } => Self::Asleep,
             Error::CannotSleep { .. } => Self::CannotSleep,
+            Error::NotShareable { .. } => Self::NotShareable,
+            Error::BadToken { .. } => Self::BadToken,
+            Error::Socket { .. } => Self::Socket,
+            Error::OwnerGone => Self::OwnerGone,
             Error::Device(error) => error.into(),
             _ => Self::Other,
         }

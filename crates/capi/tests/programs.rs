@@ -128,6 +128,12 @@ fn forked_children_are_answered_at_once() {
     check("c/forks.c", Watch::Nothing);
 }
 
+/// Plain only, as forks are.
+#[test]
+fn two_processes_share_a_block() {
+    check("../../../examples/c/sharing.c", Watch::Nothing);
+}
+
 /// Under which copies take spans.
 #[test]
 fn cpp_objects_work_in_cpp_20() {
@@ -206,4 +212,5 @@ programs! {
     cpp_objects_let_go_of_themselves: "cpp/raii.cpp",
     the_simple_pools_interface_is_kept: "cpp/mempool.cpp",
     a_pool_is_a_resource_of_cccl: "cpp/cccl.cpp",
+    shared_memory_is_a_buffer: "cpp/sharing.cpp",
 }

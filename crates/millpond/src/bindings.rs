@@ -11,7 +11,7 @@ pub use crate::lock::{Condvar, Mutex, MutexGuard, RwLock};
 use crate::order::Stream;
 use crate::pool::{CapturePool, Pool};
 pub use crate::process::{Forked, PerProcess, Process, on_fork};
-use crate::{Buffer, Result, cache};
+use crate::{Buffer, Context, Opened, Received, Result, SharedEvent, cache};
 
 /// The way of one thread to the blocks that it has ready in a pool for work on a stream. It keeps neither alive.
 #[derive(Debug, Clone, Copy)]
@@ -52,6 +52,20 @@ impl Shortcut {
 /// as often as it is named here. It must not lock: see `cache/thread_index.rs`.
 pub fn on_thread_end(tell: fn()) {
     cache::on_thread_end(tell);
+}
+
+/// What [`Context::open_shared`] opens, as a plain block of bytes: the pool that frees it, its address, its bytes, and the event.
+///
+/// # Errors
+/// Those of [`Context::open_shared`].
+pub fn open_shared(
+    context: &Context,
+    received: Received,
+    stream: &Stream,
+) -> Result<(Pool, DevicePtr, u64, SharedEvent)> {
+    let Opened { buffer, event, .. } = context.open_shared::<u8>(received, stream)?;
+    let (pool, bytes) = (Pool::of_inner(buffer.pool()), buffer.byte_len());
+    Ok((pool, buffer.into_raw(), bytes, event))
 }
 
 /// Makes later work on `stream` wait for the recorded uses of a live block, of which it is the stream. Null has none.

@@ -68,7 +68,12 @@ impl<T: Pod> Buffer<T> {
 
     /// Over a block of the pool, which nobody else has.
     fn over(pool: &Pool, ptr: DevicePtr, len: usize, stream: &Stream) -> Self {
-        let (pool, stream) = (pool.inner().clone(), stream.clone());
+        Self::over_block(pool.inner(), ptr, len, stream)
+    }
+
+    /// As [`over`](Self::over), of a pool that may have no handle.
+    pub(crate) fn over_block(pool: &Arc<PoolInner>, ptr: DevicePtr, len: usize, stream: &Stream) -> Self {
+        let (pool, stream) = (pool.clone(), stream.clone());
         let (read_elsewhere, advised) = Default::default();
         Self { pool, ptr, len, stream, read_elsewhere, advised, element: PhantomData }
     }
@@ -111,6 +116,11 @@ impl<T: Pod> Buffer<T> {
     /// The address, for kernels and driver calls.
     pub fn ptr(&self) -> DevicePtr {
         self.ptr
+    }
+
+    /// The pool that the memory is of.
+    pub(crate) fn pool(&self) -> &Arc<PoolInner> {
+        &self.pool
     }
 
     /// Where the address lies, for the builder of a launch, which reads it when it launches.

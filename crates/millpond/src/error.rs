@@ -190,6 +190,33 @@ pub enum Error {
         /// The pool's name.
         pool: String,
     },
+    /// The memory cannot be shared with other processes.
+    #[error("memory of pool '{pool}' cannot be shared with other processes: {why}")]
+    NotShareable {
+        /// The pool's name.
+        pool: String,
+        /// Why, and what can be.
+        why: &'static str,
+    },
+    /// What another process sent is no memory that can be opened.
+    #[error("shared memory cannot be opened: {why}")]
+    BadToken {
+        /// What is wrong with it.
+        why: String,
+    },
+    /// A socket to another process failed.
+    #[error("cannot {what} shared memory over the socket: {why}")]
+    Socket {
+        /// Which way: "send" or "receive".
+        what: &'static str,
+        /// What the operating system said.
+        why: String,
+    },
+    /// The process that shared memory is gone. The memory stays as long as it is open here.
+    #[error(
+        "the process that shared this memory is gone, and its event with it: the memory stays valid, and is no longer shared"
+    )]
+    OwnerGone,
     /// The workspace has less left than was asked for.
     #[error(
         "{requested} bytes requested, but the workspace has {left} of its {capacity} bytes left: reset it, or make it larger"

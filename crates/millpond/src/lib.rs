@@ -28,6 +28,7 @@
 //! | hold typed memory that frees itself | [`Buffer`] |
 //! | stage bytes in pinned host memory | [`Context::pinned`], [`Buffer::as_mut_slice`], [`Buffer::copy_from_pinned`] |
 //! | use managed memory, which moves to where it is used | [`Context::managed`], [`Buffer::prefetch`], [`Buffer::advise`] |
+//! | share memory with other processes | [`Buffer::share`], [`Context::open_shared`], [`PoolBuilder::for_sharing`] |
 //! | reuse one block every step | [`Workspace`] |
 //! | lend a pool's memory to others for a while | [`Pool::sleep`], [`Pool::wake`] |
 //! | hold plain blocks, as an allocator for others does | [`Pool::alloc`], [`Pool::free`] |
@@ -76,6 +77,8 @@ mod pool;
 mod process;
 #[cfg(feature = "record")]
 pub mod record;
+mod shared_buffer;
+mod sharing;
 mod stats;
 mod tenant;
 #[cfg(any(test, feature = "testing"))]
@@ -99,6 +102,8 @@ mod pages {
     mod rust {}
     #[doc = include_str!("../../../docs/sleep.md")]
     mod sleep {}
+    #[doc = include_str!("../../../docs/sharing.md")]
+    mod sharing {}
     #[doc = include_str!("../../../docs/stream-order.md")]
     mod stream_order {}
 }
@@ -109,7 +114,11 @@ pub use error::{Error, Result};
 pub use order::{Event, ReusePolicies, Stream};
 pub use out_of_memory::{Limit, OutOfMemory};
 pub use physical::Budget;
-pub use pool::{CapturePool, Capturing, Context, Keep, ObserverId, Pool, PoolBuilder, ReclaimId};
+pub use pool::{
+    CapturePool, Capturing, Context, Keep, ObserverId, Pool, PoolBuilder, ReclaimId, Shared, SharedEvent,
+};
+pub use shared_buffer::Opened;
+pub use sharing::{Received, SharedToken};
 pub use stats::{DeviceCalls, HumanBytes, Level, Stats};
 pub use tenant::Tenant;
 pub use workspace::{Workspace, WorkspaceSlice};

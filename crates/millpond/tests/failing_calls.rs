@@ -8,7 +8,7 @@ use std::time::Duration;
 use millpond::device::sim::{Call, SimDevice, SimOptions};
 use millpond::device::{Device, DeviceError, DevicePtr};
 use millpond::testing::capturing::CapturingDevice;
-use millpond::{Advice, Buffer, Context, Error, Place, Pool, PoolBuilder, Stream};
+use millpond::{Advice, Buffer, Context, Error, Place, Pool, PoolBuilder, Received, Stream};
 
 use shared::{Freeing, MIB};
 
@@ -99,6 +99,7 @@ impl World {
         self.short_lived();
         self.stage();
         self.roam();
+        self.share();
         self.expect(self.context.synchronize().map_err(Error::from));
         self.alloc(0, 6 * MIB, 0);
         self.expect(self.pool.trim_to(0));
@@ -163,6 +164,26 @@ impl World {
         }
         pool.check().unwrap();
         self.expect(pool.destroy());
+    }
+
+    /// A buffer that is shared, opened by another owner, and freed while that one has it.
+    fn share(&self) {
+        let [one, other] = &self.streams;
+        let Some(buffer) = self.expect(Buffer::<u8>::new(&self.pool, 9 * MIB as usize, one)) else { return };
+        let shared = match buffer.share() {
+            // Of segments.
+            Err(Error::NotShareable { .. }) => return,
+            shared => self.expect(shared),
+        };
+        let Some(shared) = shared else { return };
+        let descriptors =
+            shared.descriptors().iter().map(|file| file.try_clone_to_owned().unwrap()).collect();
+        let received = Received::new(shared.token().clone(), descriptors).unwrap();
+        drop(buffer);
+        if let Some(opened) = self.expect(self.context.open_shared::<u8>(received, other)) {
+            self.expect(opened.event.record(other));
+            self.expect(shared.event().wait(one));
+        }
     }
 
     /// Once nothing fails any more, a synchronise and a trim give everything back.

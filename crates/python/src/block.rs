@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use crate::dlpack;
 use crate::failure::{Failure, Result};
 use crate::memory::{self, Residency};
+use crate::sharing::Shared;
 use crate::stream::StreamArgument;
 
 /// A block of a pool's memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
@@ -48,10 +49,23 @@ impl Block {
             None => pool.alloc(bytes, &stream)?,
             Some(align) => pool.alloc_aligned(bytes, align, &stream)?,
         };
-        let (pool, context) = (pool.clone(), context.clone());
+        // SAFETY: it was allocated above.
+        Ok(unsafe { Self::over((pool.clone(), context.clone()), (ptr, bytes), stream, keeps) })
+    }
+
+    /// Over a live block of the pool, which it frees.
+    ///
+    /// # Safety
+    /// Nobody else frees the block.
+    pub(crate) unsafe fn over(
+        (pool, context): (millpond::Pool, millpond::Context),
+        (ptr, bytes): (DevicePtr, u64),
+        stream: millpond::Stream,
+        keeps: Option<Py<PyAny>>,
+    ) -> Self {
         let (process, stream) = (Process::here(), Mutex::new(Some(stream)));
         let (views, advised) = Default::default();
-        Ok(Self { ptr, bytes, context, pool, process, stream, views, advised, _keeps: keeps })
+        Self { ptr, bytes, context, pool, process, stream, views, advised, _keeps: keeps }
     }
 
     fn free_on(&self, other: Option<millpond::Stream>) -> Result<()> {
@@ -310,6 +324,25 @@ impl Block {
     ///     MisuseError: for other memory.
     fn residency(&self, py: Python<'_>) -> PyResult<Residency> {
         Ok(py.detach(|| self.while_live(|_| self.pool.residency(self.ptr)))?.into())
+    }
+
+    /// Lets other processes open the block's memory, after the work given so far to ``stream``, by default the block's.
+    ///
+    /// They reach the whole pages that the block lies on (``Shared.exposed``). In a pool with ``page_sizes=("2MiB", "2MiB")``
+    /// and ``min_alignment="2MiB"``, each block has pages of its own.
+    ///
+    /// Raises:
+    ///     MisuseError: for memory that cannot be shared: pinned, managed, of no bytes.
+    ///     DeviceError: where the device cannot share memory.
+    #[pyo3(signature = (stream=None))]
+    fn share(&self, py: Python<'_>, stream: Option<&Bound<'_, PyAny>>) -> PyResult<Shared> {
+        let other = match stream.filter(|stream| !stream.is_none()) {
+            None => None,
+            some => Some(StreamArgument::read(some)?.find(&self.context)?),
+        };
+        let shared =
+            py.detach(|| self.while_live(|own| self.pool.share(self.ptr, other.as_ref().unwrap_or(own))))?;
+        Ok(Shared::own(shared, &self.context))
     }
 
     /// The bytes, for ``memoryview`` and NumPy.

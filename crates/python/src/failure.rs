@@ -39,6 +39,10 @@ pub(crate) enum Failure {
     FreedBlock,
     #[error("the block's bytes are in use (memoryviews, arrays: {0}): drop these before the block is freed")]
     ShownBlock(usize),
+    #[error("the sharing was closed already")]
+    ClosedSharing,
+    #[error("this process opened the block: the process that shared it sends it")]
+    SharedElsewhere,
     #[error("{0}")]
     Broken(String),
     #[error("{0}")]
@@ -95,6 +99,7 @@ impl From<Failure> for PyErr {
                 | E::NotManaged { .. }
                 | E::Asleep { .. }
                 | E::CannotSleep { .. }
+                | E::NotShareable { .. }
                 | E::PoolDestroyed { .. }
                 | E::LiveBlocks { .. } => exceptions::MisuseError::new_err(text),
                 E::Recording { .. } => exceptions::RecordingError::new_err(text),
@@ -105,6 +110,8 @@ impl From<Failure> for PyErr {
             Failure::NoSuchDevice(_) => exceptions::DeviceError::new_err(text),
             Failure::InUse(_)
             | Failure::FreedBlock
+            | Failure::ClosedSharing
+            | Failure::SharedElsewhere
             | Failure::ShownBlock(_)
             | Failure::StreamOfAnotherGpu { .. } => exceptions::MisuseError::new_err(text),
             Failure::Broken(_) => exceptions::Error::new_err(text),

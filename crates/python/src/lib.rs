@@ -10,6 +10,7 @@
 //! | `hooks` | the C functions that PyTorch calls, and the exception that they throw |
 //! | `pool`, `block`, `budget`, `stream`, `stats`, `recording` | the classes that Python sees |
 //! | `options`, `sizes`, `memory` | a pool's options by name; sizes as numbers or texts; kinds of memory by their words |
+//! | `sharing` | blocks that several processes use |
 //! | `dlpack` | a block's bytes for NumPy and others |
 //! | `snapshot` | what a live pool holds, for memory_viz |
 //! | `replay` | what the command's `replay` has to tell |
@@ -31,6 +32,7 @@ mod options;
 mod pool;
 mod recording;
 mod replay;
+mod sharing;
 mod sizes;
 mod snapshot;
 mod stats;
@@ -56,6 +58,7 @@ fn _millpond(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<memory::Residency>()?;
     module.add_class::<budget::Budget>()?;
     module.add_class::<budget::Tenant>()?;
+    module.add_class::<sharing::Shared>()?;
     module.add_class::<stream::Stream>()?;
     module.add_class::<stats::Stats>()?;
     module.add_class::<stats::Level>()?;

@@ -13,6 +13,7 @@ use crate::failure::{Failure, Result};
 use crate::memory::{self, Memory};
 use crate::options::Options;
 use crate::recording::RecordingStatus;
+use crate::sharing::{self, Shared};
 use crate::sizes;
 use crate::snapshot;
 use crate::stats::Stats;
@@ -206,6 +207,26 @@ impl Pool {
         Ok(py
             .detach(|| unsafe { self.pool.free(DevicePtr::new(address), &stream) })
             .map_err(Failure::from)?)
+    }
+
+    /// Waits for a block that another process sends (``Shared.send``), and opens it for work on ``stream``.
+    ///
+    /// That work comes after what the other process gave its stream before it shared the block. The block is freed as others
+    /// are. It takes no memory of the pool. The other process may use the memory for something else once both are gone.
+    ///
+    /// Args:
+    ///     socket: the other end of the socket that the block is sent over.
+    ///
+    /// Raises:
+    ///     Error: for what is no block that this device reaches, or where the other process is gone.
+    #[pyo3(signature = (socket, stream=None))]
+    fn open_shared(
+        &self,
+        py: Python<'_>,
+        socket: &Bound<'_, PyAny>,
+        stream: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<(Block, Shared)> {
+        sharing::open(py, &self.context, socket, stream)
     }
 
     /// Makes a stream of the pool's device.

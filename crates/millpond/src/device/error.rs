@@ -78,7 +78,7 @@ impl From<process::Forked> for DeviceError {
 pub type DeviceResult<T> = Result<T, DeviceError>;
 
 /// Turns an error of the system into one of the device.
-pub(super) fn system(call: &'static str) -> impl Fn(Errno) -> DeviceError {
+pub(crate) fn system(call: &'static str) -> impl Fn(Errno) -> DeviceError {
     move |error| DeviceError::Driver {
         call,
         code: error.raw_os_error(),

@@ -1,12 +1,14 @@
 //! Devices over another device: to watch it, check it, or do one thing otherwise.
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::Device;
 use super::driver_pool::DriverPool;
 use super::error::DeviceResult;
+use super::exports::{DeviceIdentity, EventExport};
 use super::types::{
     Advice, CaptureId, DevicePtr, EventHandle, MemoryInfo, PageHandle, Place, Properties, Residency,
     StreamHandle, StreamId,
@@ -149,6 +151,11 @@ pass_on! {
         fn create_stream() -> StreamHandle;
         fn synchronize() -> ();
         fn create_event() -> EventHandle;
+        fn identity() -> DeviceIdentity;
+        fn reaches(other: DeviceIdentity) -> bool;
+        fn import_page(from: OwnedFd, bytes: u64) -> PageHandle;
+        fn create_shared_event() -> (EventHandle, EventExport);
+        fn open_event(from: EventExport) -> EventHandle;
     }
     unsafe {
         fn unreserve(at: DevicePtr, bytes: u64) -> ();
@@ -172,5 +179,6 @@ pass_on! {
         fn copy_from_host(to: DevicePtr, from: *const u8, bytes: u64, stream: StreamHandle) -> ();
         fn copy_to_host(to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> ();
         fn copy(to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> ();
+        fn export_page(page: PageHandle) -> OwnedFd;
     }
 }

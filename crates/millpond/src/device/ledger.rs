@@ -43,6 +43,8 @@ struct Page {
     bytes: u64,
     offset: u64,
     mappings: u32,
+    /// Whether its memory is another process's, which counts it.
+    imported: bool,
     /// The handle is gone; the page stays until its last mapping goes.
     released: bool,
 }
@@ -207,10 +209,24 @@ impl Ledger {
         self.take("create_page", bytes)?;
         let offset = self.next_offset;
         self.next_offset += bytes;
-        let key = self.pages.insert(Page { bytes, offset, mappings: 0, released: false });
+        let key = self.pages.insert(Page { bytes, offset, mappings: 0, imported: false, released: false });
         // SAFETY: the number stands for the page just made, until `release_page`.
         let page = unsafe { PageHandle::from_raw(key.data().as_ffi()) };
         Ok((page, Extent { offset, bytes }))
+    }
+
+    /// A page whose memory is another process's.
+    pub(super) fn import_page(&mut self, bytes: u64) -> DeviceResult<PageHandle> {
+        self.check_size("import_page", bytes)?;
+        let page = Page { bytes, offset: 0, mappings: 0, imported: true, released: false };
+        // SAFETY: the number stands for the page just made, until `release_page`.
+        Ok(unsafe { PageHandle::from_raw(self.pages.insert(page).data().as_ffi()) })
+    }
+
+    /// Where a page of this device's own lies in physical memory; `None` for one that was imported.
+    pub(super) fn page_extent(&self, call: &'static str, page: PageHandle) -> DeviceResult<Option<Extent>> {
+        let known = &self.pages[self.page_key(call, page)?];
+        Ok((!known.imported).then_some(Extent { offset: known.offset, bytes: known.bytes }))
     }
 
     /// The bytes of a page.
@@ -218,7 +234,7 @@ impl Ledger {
         Ok(self.pages[self.page_key("release_page", page)?].bytes)
     }
 
-    /// Destroys a page; its memory if no mapping holds it any more.
+    /// Destroys a page; its memory if no mapping holds it any more, and it is this device's.
     pub(super) fn release_page(&mut self, page: PageHandle) -> DeviceResult<Option<Extent>> {
         let key = self.page_key("release_page", page)?;
         self.pages[key].released = true;
@@ -350,6 +366,9 @@ impl Ledger {
             return None;
         }
         let page = self.pages.remove(key).expect("it was just read");
+        if page.imported {
+            return None;
+        }
         self.held -= page.bytes;
         Some(Extent { offset: page.offset, bytes: page.bytes })
     }

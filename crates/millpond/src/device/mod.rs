@@ -35,6 +35,7 @@
 // `ledger` (records, checks) and `driver_pool` (its own pool) do for the other two. A device over another one says only what
 // it does otherwise (`forward`).
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +45,7 @@ use rustix::time::{ClockId, clock_gettime};
 pub mod cuda;
 mod driver_pool;
 mod error;
+mod exports;
 mod forward;
 mod hints;
 pub mod host;
@@ -56,7 +58,9 @@ pub mod sim;
 mod types;
 
 pub use driver_pool::DriverPool;
+pub(crate) use error::system;
 pub use error::{DeviceError, DeviceResult};
+pub use exports::{DeviceIdentity, EventExport};
 pub use forward::Forward;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use ledger::invalid;
@@ -377,7 +381,65 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
         bytes: u64,
         stream: StreamHandle,
     ) -> DeviceResult<()>;
+
+    // ---- other processes -------------------------------------------------------------------------
+
+    /// Which device of the machine this is, the same in every process.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] where no memory can be shared with other processes.
+    fn identity(&self) -> DeviceResult<DeviceIdentity> {
+        Err(unsupported(self.properties(), SHARING))
+    }
+
+    /// Whether memory of that device can be mapped for this one.
+    ///
+    /// # Errors
+    /// The device's own.
+    fn reaches(&self, other: DeviceIdentity) -> DeviceResult<bool> {
+        Ok(self.identity()? == other)
+    }
+
+    /// A file descriptor that stands for a page. A process that has it can [import](Self::import_page) the page. The page's
+    /// memory stays as long as the descriptor, or a page that was imported from it.
+    ///
+    /// # Safety
+    /// The page is [valid](self).
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] where pages cannot be shared.
+    unsafe fn export_page(&self, _page: PageHandle) -> DeviceResult<OwnedFd> {
+        Err(unsupported(self.properties(), SHARING))
+    }
+
+    /// The page that a descriptor of [`export_page`](Self::export_page) stands for, of so many bytes. It takes no memory of
+    /// this device's. It is mapped and released as other pages are. The descriptor is closed.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`], or the driver's own, for a descriptor that is not of such a page.
+    fn import_page(&self, _from: OwnedFd, _bytes: u64) -> DeviceResult<PageHandle> {
+        Err(unsupported(self.properties(), SHARING))
+    }
+
+    /// Creates an event that other processes can [open](Self::open_event), and what they need for that. Each process may
+    /// record it, wait for it and query it. It is to be destroyed after those that others opened.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] where events cannot be shared.
+    fn create_shared_event(&self) -> DeviceResult<(EventHandle, EventExport)> {
+        Err(unsupported(self.properties(), SHARING))
+    }
+
+    /// Opens an event of another process. It is destroyed as other events are.
+    ///
+    /// # Errors
+    /// [`DeviceError::Invalid`], or the driver's own, for what is no such event.
+    fn open_event(&self, _from: EventExport) -> DeviceResult<EventHandle> {
+        Err(unsupported(self.properties(), SHARING))
+    }
 }
+
+const SHARING: &str = "memory that is shared with other processes";
 
 /// What a device does not have.
 fn unsupported(of: &Properties, what: &'static str) -> DeviceError {

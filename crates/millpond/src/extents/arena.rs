@@ -12,6 +12,7 @@ use super::layout::{Layout, Zone};
 use super::mapper::Mapper;
 use super::miss::{Miss, PageOrigin};
 use super::page_map::{BlockDescriptor, DescriptorRef, MOST_UNITS, PageMap};
+use super::pages_under::pages_under;
 use super::ranges::{Owner, Ranges};
 use super::refusal::Refusal;
 use super::regions::RegionOrigin;
@@ -22,7 +23,7 @@ use super::shorten;
 use super::sleeping::{self, PageAtHome};
 use super::trim;
 use crate::counters::Counters;
-use crate::device::{DeviceError, DevicePtr};
+use crate::device::{DeviceError, DevicePtr, PageHandle};
 use crate::order::{Fence, ReusePolicies, Stream, Timelines};
 use crate::physical::Pages;
 use crate::policy::ledger::{Balance, Ledger};
@@ -169,6 +170,13 @@ impl Arena {
         Ok(self.carve(found, units, 1))
     }
 
+    /// Allocates a block in a segment of its own, of as many whole base pages as it needs.
+    pub(crate) fn alloc_as_segment(&mut self, units: u64, stream: &Stream) -> Result<Allocation, Refusal> {
+        let request = self.request(units, 1, stream, Balance::Even)?;
+        let found = self.segments.back_exactly(&mut self.map, request)?;
+        Ok(self.carve(found, units, 1))
+    }
+
     /// Whether blocks of this length lie in the large zone.
     pub(crate) fn is_large(&self, units: u64) -> bool {
         self.map.layout.zone_of(units) == Zone::Large
@@ -271,6 +279,19 @@ impl Arena {
         let mut fence = Fence::empty();
         self.rules.timelines.add_uses(&mut fence, &mut uses);
         Some(fence)
+    }
+
+    /// From now on a live block is freed under the lock, as one with recorded uses is. `false`, and nothing changed, where
+    /// it is not live.
+    #[must_use]
+    pub(crate) fn free_under_lock(&self, id: ExtentId) -> bool {
+        self.map.descriptor_of(id).is_some_and(BlockDescriptor::note_uses)
+    }
+
+    /// The pages that the first `bytes` of an allocated block lie on, and where on the first of them it begins; `None` in a
+    /// segment.
+    pub(crate) fn pages_under(&self, id: ExtentId, bytes: u64) -> Option<(u64, Vec<(PageHandle, u64)>)> {
+        pages_under(&self.map, self.mapper.pages(), id, bytes)
     }
 
     // ---- what there is ---------------------------------------------------------------------------

@@ -53,6 +53,7 @@ mod layout;
 mod mapper;
 mod miss;
 mod page_map;
+mod pages_under;
 mod pending_unmap;
 mod placement;
 mod ranges;

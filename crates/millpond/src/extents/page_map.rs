@@ -176,12 +176,13 @@ impl BlockDescriptor {
         DevicePtr::new(self.start.load(Ordering::Relaxed))
     }
 
-    /// Notes that other streams use the live block.
-    pub(super) fn note_uses(&self) {
+    /// Notes that other streams use the live block; `false` where it is not live.
+    pub(super) fn note_uses(&self) -> bool {
         let live = self.start.load(Ordering::Relaxed);
         // A read-modify-write: another thread may free the block meanwhile, which would be a mistake. Where it is not
         // live, or noted already, nothing is to be done.
-        let _ = self.key.compare_exchange(live, live | USES, Ordering::Relaxed, Ordering::Relaxed);
+        let noted = self.key.compare_exchange(live, live | USES, Ordering::Relaxed, Ordering::Relaxed);
+        noted.is_ok_and(|_| live != 0) || noted == Err(live | USES)
     }
 
     /// Whether a live block without recorded uses starts at `ptr`, an address for which the descriptor was

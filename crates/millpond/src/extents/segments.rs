@@ -52,6 +52,13 @@ impl Segments {
         Ok((id, at))
     }
 
+    /// Allocates a segment of the base pages that the request needs, which need not be aligned.
+    pub(super) fn back_exactly(&self, map: &mut ExtentMap, request: Request<'_>) -> Result<Found, Refusal> {
+        let bytes = (request.units * map.layout.unit_bytes).next_multiple_of(map.layout.base_page_bytes);
+        let id = self.add(map, request.zone, bytes)?;
+        Ok((id, map[id].start))
+    }
+
     fn add(&self, map: &mut ExtentMap, zone: Zone, bytes: u64) -> Result<ExtentId, Refusal> {
         let short = |what| Refusal::Short { what, bytes };
         // First, since nothing is held yet that would have to be given back.

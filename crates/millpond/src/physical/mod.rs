@@ -280,6 +280,12 @@ impl Pages {
         self.parked[from..].reverse();
     }
 
+    /// The device's name of a page, and its bytes.
+    pub(crate) fn handle(&self, id: PageId) -> (PageHandle, u64) {
+        let page = self.get(id);
+        (page.handle, self.bytes(page.base_pages))
+    }
+
     pub(crate) fn mappings(&self, id: PageId) -> u32 {
         self.get(id).mappings
     }

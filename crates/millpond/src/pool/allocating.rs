@@ -362,7 +362,7 @@ impl PoolInner {
         found
     }
 
-    fn hand_out(&self, state: &mut PoolState, found: &Allocation, bytes: u64) -> DevicePtr {
+    pub(super) fn hand_out(&self, state: &mut PoolState, found: &Allocation, bytes: u64) -> DevicePtr {
         // SAFETY: the block is allocated, and the arena is this pool's.
         let descriptor = unsafe { found.descriptor.get() };
         self.caches.label(&mut state.locked, descriptor, found.bytes);

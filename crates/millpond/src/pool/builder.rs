@@ -13,9 +13,11 @@ use super::registry::Registry;
 use super::routes::Routes;
 use super::sleep_gate::SleepGate;
 use super::staging::Staging;
+use super::shares::Shares;
 use super::{Context, Pool};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;
+use crate::device::Device;
 use crate::extents::{Arena, Layout, Owner};
 use crate::order::{AfterSync, Reuse, ReusePolicies, Timelines};
 use crate::physical::{Budget, GivesBack, Limits, Pages};
@@ -58,6 +60,7 @@ pub struct PoolBuilder {
     min_alignment: u64,
     spare: Option<u64>,
     budget: Option<Budget>,
+    is_of_others: bool,
     #[cfg(feature = "record")]
     record: Option<record::Options>,
 }
@@ -170,9 +173,16 @@ impl PoolBuilder {
             min_alignment: 512,
             spare: None,
             budget: None,
+            is_of_others: false,
             #[cfg(feature = "record")]
             record: None,
         }
+    }
+
+    /// Of memory of other processes, which is gone once it is free.
+    pub(super) fn of_others(context: &Context, memory: Arc<dyn Device>, name: &str) -> Self {
+        let new = Self::new(context, PoolMemory::new(memory)).name(name);
+        Self { is_of_others: true, ..new.min_alignment(*MIN_ALIGNMENTS.start()).release_threshold(0) }
     }
 
     /// A name for errors and reports. "pool" by default, and "pinned" or "managed" for one of such memory.
@@ -227,6 +237,14 @@ impl PoolBuilder {
     pub fn spare(mut self, bytes: u64) -> Self {
         self.spare = Some(bytes);
         self
+    }
+
+    /// Each block has pages of its own, so that a process which a block is [shared](crate::Buffer::share) with reaches no
+    /// other. Blocks are then whole pages of the device's granularity (2 MiB): not for many small ones. Sets
+    /// [`page_sizes`](Self::page_sizes) and [`min_alignment`](Self::min_alignment).
+    pub fn for_sharing(self) -> Self {
+        let page = self.memory.device.properties().granularity;
+        self.page_sizes(page, page).min_alignment(page)
     }
 
     /// A limit that the pool shares with others.
@@ -306,6 +324,8 @@ impl PoolBuilder {
             reuse: Reuse::new(self.reuse),
             sleep_gate: SleepGate::default(),
             sleep_turn: OfProcess::default(),
+            shares: Shares::default(),
+            is_of_others: self.is_of_others,
             has_said_freed_twice: AtomicBool::new(false),
         });
         #[cfg(feature = "record")]

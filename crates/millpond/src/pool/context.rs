@@ -8,6 +8,7 @@ use crate::lock::Mutex;
 
 use super::Pool;
 use super::inner::PoolInner;
+use super::of_others::OfOthers;
 use super::registry::Registry;
 use crate::device::{Device, DeviceResult, MemoryInfo, StreamHandle};
 use crate::order::{Marking, Stream, Timelines};
@@ -50,7 +51,7 @@ pub(super) struct PoolMemory {
 }
 
 impl PoolMemory {
-    fn new(device: Arc<dyn Device>) -> Self {
+    pub(super) fn new(device: Arc<dyn Device>) -> Self {
         Self { device, together: Arc::default() }
     }
 }
@@ -70,6 +71,8 @@ struct ContextInner {
     /// What was asked for.
     other_memory: OfProcess<Mutex<Vec<(OtherMemory, PoolMemory)>>>,
     registry: Arc<Registry<PoolInner>>,
+    /// What other processes shared, once there is any.
+    of_others: OfProcess<Mutex<Option<OfOthers>>>,
     default: OfProcess<Mutex<Option<Pool>>>,
     current: OfProcess<Mutex<Option<Pool>>>,
 }
@@ -84,6 +87,7 @@ impl Context {
                 other_memory: OfProcess::default(),
                 timelines: Timelines::new(device),
                 registry: Arc::default(),
+                of_others: OfProcess::default(),
                 default: OfProcess::default(),
                 current: OfProcess::default(),
             }),
@@ -311,6 +315,10 @@ impl Context {
 
     pub(super) fn timelines(&self) -> &Arc<Timelines> {
         &self.inner.timelines
+    }
+
+    pub(super) fn of_others(&self) -> &Mutex<Option<OfOthers>> {
+        &self.inner.of_others
     }
 
     pub(super) fn registry(&self) -> &Arc<Registry<PoolInner>> {

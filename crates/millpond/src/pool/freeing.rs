@@ -11,6 +11,7 @@ use std::sync::atomic::Ordering;
 
 use super::emptying_caches::take_back;
 use super::inner::{PoolInner, PoolState};
+use super::shares::Freed;
 use crate::Result;
 use crate::device::{DeviceError, DevicePtr};
 use crate::extents::Pointer;
@@ -96,9 +97,9 @@ impl PoolInner {
                 return Err(self.misuse(ptr, pointer));
             }
         }
-        let is_last_of_destroyed = state.destroyed && self.counted().blocks.current == 0;
+        let gives_back = state.destroyed && (self.is_of_others || self.counted().blocks.current == 0);
         drop(state);
-        if is_last_of_destroyed {
+        if gives_back {
             self.give_all_back_slow();
         }
         Ok(())
@@ -127,6 +128,11 @@ impl PoolInner {
         let Pointer::Live(id) = pointer else { return false };
         if let Some(captured) = state.captured_at(ptr) {
             return self.free_captured(state, captured, id, stream);
+        }
+        match self.free_shared(ptr, stream) {
+            Freed::Now => {}
+            Freed::Later => return true,
+            Freed::Twice => return false,
         }
         let PoolState { arena, locked, .. } = state;
         let (requested, size) = (arena.requested(id), arena.bytes(id));

@@ -18,6 +18,7 @@ impl PoolInner {
             // Nothing is cached then. And the lock may be taken until all is copied.
             return Ok(0);
         }
+        self.collect_shares();
         let mut state = self.state.lock();
         let released = self.trim_under_lock(&mut state, keep)?;
         if !self.caches.holds_any() {
@@ -144,6 +145,7 @@ impl AfterSync for PoolInner {
             return;
         }
         self.let_go_of_released();
+        self.collect_shares();
         // Relaxed: a setting; it takes effect at the next synchronise.
         let threshold = self.release_threshold.load(Ordering::Relaxed);
         let destroyed = {

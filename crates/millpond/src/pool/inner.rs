@@ -13,6 +13,7 @@ use super::registry::{Registered, Registry};
 use super::routes::Routes;
 use super::sleep_gate::SleepGate;
 use super::staging::Staging;
+use super::shares::Shares;
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::{Device, DeviceError, DevicePtr};
@@ -54,6 +55,10 @@ pub(crate) struct PoolInner {
     pub(super) sleep_gate: SleepGate,
     /// Held by who puts the pool to sleep or wakes it.
     pub(super) sleep_turn: OfProcess<Mutex<()>>,
+    /// What other processes may use.
+    pub(super) shares: Shares,
+    /// Whether its memory is other processes': it goes back as soon as it is free.
+    pub(super) is_of_others: bool,
     /// Whether a block that was freed twice at once was reported.
     pub(super) has_said_freed_twice: AtomicBool,
 }

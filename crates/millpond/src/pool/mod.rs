@@ -25,6 +25,7 @@ mod impossible;
 mod inner;
 mod managed;
 mod other_processes;
+mod of_others;
 mod pressure;
 mod recorded;
 mod recounting;
@@ -33,6 +34,8 @@ mod reserving;
 mod routes;
 mod sleep_gate;
 mod sleeping;
+mod shares;
+mod sharing;
 mod slow_path_time;
 mod staging;
 mod tagged;
@@ -50,6 +53,8 @@ pub use capture::{CapturePool, Capturing};
 pub use context::Context;
 pub(crate) use inner::PoolInner;
 use tagged::Tags;
+pub(crate) use sharing::OpenedBlock;
+pub use sharing::{Shared, SharedEvent};
 
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::order::{ReusePolicies, Stream, Timelines};
@@ -476,6 +481,11 @@ impl Pool {
     pub fn check(&self) -> std::result::Result<(), String> {
         self.inner.check_process().map_err(|error| error.to_string())?;
         self.inner.check()
+    }
+
+    /// A handle of a pool that others hold, too: of memory of other processes, which is destroyed from the start.
+    pub(crate) fn of_inner(inner: &Arc<PoolInner>) -> Self {
+        Self::new(inner.clone())
     }
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {

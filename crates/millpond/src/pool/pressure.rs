@@ -137,7 +137,7 @@ impl PoolInner {
     ) -> Result<bool> {
         match step {
             PressureStep::WaitForFences => {
-                let let_go = self.let_go_of_released();
+                let let_go = self.let_go_of_released() | self.collect_shares();
                 let fence = self.fence_of_all_free();
                 if fence.is_empty() {
                     return Ok(let_go);

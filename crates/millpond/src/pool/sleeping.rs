@@ -60,8 +60,8 @@ impl Pool {
     /// again. To put a pool to sleep that sleeps gives that back, or does nothing.
     ///
     /// # Errors
-    /// [`Error::CannotSleep`] for a pool of pinned or managed memory, on a device without virtual memory, and while a graph is
-    /// being captured. [`Error::PoolDestroyed`], or the device's own, such as [`DeviceError::OutOfMemory`] where the host has too
+    /// [`Error::CannotSleep`] for a pool of pinned or managed memory, on a device without virtual memory, while other
+    /// processes may use [shared](crate::Buffer::share) blocks, and while a graph is being captured. [`Error::PoolDestroyed`], or the device's own, such as [`DeviceError::OutOfMemory`] where the host has too
     /// little pinned memory.
     ///
     /// [`DeviceError::OutOfMemory`]: crate::device::DeviceError::OutOfMemory
@@ -144,6 +144,7 @@ impl PoolInner {
         let why = match properties.memory {
             MemoryKind::Pinned => "its memory is the host's already",
             MemoryKind::Managed => "managed memory cannot be mapped again at its addresses",
+            MemoryKind::Device if self.is_of_others => "its memory is another process's",
             MemoryKind::Device if properties.virtual_memory => return Ok(()),
             MemoryKind::Device => {
                 "the device cannot map memory again at its addresses (virtual memory management)"
@@ -178,9 +179,14 @@ impl PoolInner {
                 "a graph is being captured, which a wait for the device would end: end the capture first",
             ));
         }
+        self.collect_shares();
         let mut state = self.state.lock();
         if state.destroyed {
             return Err(Error::PoolDestroyed { pool: self.name_of() });
+        }
+        // Under the lock, under which blocks are shared.
+        if self.shares.any() {
+            return Err(self.cannot_sleep("other processes may use blocks of it: wait until they have let go"));
         }
         let before = self.counters.reserved.current();
         self.sleep_under_lock(&mut state, keep).map_err(|error| self.error_of(error))?;

@@ -1,6 +1,7 @@
 //! For tests: a device whose handles are trusted.
 
 use std::ops::Deref;
+use std::os::fd::OwnedFd;
 
 use crate::device::{
     AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, EventHandle, PageHandle, StreamHandle, StreamId,
@@ -66,6 +67,7 @@ trust! {
     query_event(event: EventHandle) -> bool;
     wait_event(stream: StreamHandle, event: EventHandle) -> ();
     synchronize_event(event: EventHandle) -> ();
+    export_page(page: PageHandle) -> OwnedFd;
 }
 
 #[allow(clippy::missing_errors_doc, reason = "they are those of `DriverPool`")]

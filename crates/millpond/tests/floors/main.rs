@@ -10,10 +10,11 @@ use std::path::{Path, PathBuf};
 use source::Uses;
 
 /// The floors of this crate, from the ground up: files and folders of `src/`. Each may use those before it.
-const FLOORS: [&[&str]; 13] = [
+const FLOORS: [&[&str]; 15] = [
     &["host.rs", "lock.rs", "process.rs", "stats.rs", "counters.rs"],
     &["device/"],
     &["tenant.rs", "out_of_memory.rs", "error.rs"],
+    &["sharing/"],
     &["order/"],
     &["physical/"],
     &["policy/"],
@@ -22,6 +23,7 @@ const FLOORS: [&[&str]; 13] = [
     &["record/", "no_record.rs"],
     &["pool/"],
     &["buffer.rs", "workspace.rs", "cudarc/"],
+    &["shared_buffer.rs"],
     &["testing/"],
     &["bindings.rs", "lib.rs"],
 ];

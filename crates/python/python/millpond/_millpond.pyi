@@ -204,6 +204,47 @@ class Residency:
     def read_mostly(self) -> bool:
         """Whether it is mostly read."""
 
+class _HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+@final
+class Shared:
+    """A block that several processes use: made by ``Block.share``, and by ``Pool.open_shared`` in the other process.
+
+    It orders the work of all processes on the block. The block's memory is given to nobody else as long as this lives, or
+    another process has it open.
+    """
+
+    def send(self, socket: _HasFileno) -> None:
+        """Sends the block to another process, which calls ``Pool.open_shared``. Once for each process.
+
+        Args:
+            socket: a connected Unix socket that blocks, or what else has its ``fileno``, as the ends of
+                ``multiprocessing.Pipe()`` do.
+
+        Raises:
+            Error: where it cannot be sent.
+        """
+    def record(self, stream: _StreamLike = None) -> None:
+        """Notes the work given so far to ``stream``, for others to wait for. Tell them then, over the socket for example.
+
+        Raises:
+            Error: where the process that shared the block is gone.
+        """
+    def wait(self, stream: _StreamLike = None) -> None:
+        """Makes later work on ``stream`` wait for the work that was noted last, in whichever process. The host does not wait.
+
+        Raises:
+            Error: where the process that shared the block is gone.
+        """
+    @property
+    def exposed(self) -> int:
+        """Bytes of the pages that the block lies on, which other processes can reach. 0 where the block is another process's."""
+    def close(self) -> None:
+        """Ends this process's part. The block is freed apart from it."""
+    def __enter__(self) -> Shared: ...
+    def __exit__(self, *exception: object) -> None: ...
+
 @final
 class Block:
     """A block of a pool's memory. It is freed in stream order when it is dropped, or at the end of a ``with``.
@@ -279,6 +320,16 @@ class Block:
 
         Raises:
             MisuseError: for other memory.
+        """
+    def share(self, stream: _StreamLike = None) -> Shared:
+        """Lets other processes open the block's memory, after the work given so far to ``stream``, by default the block's.
+
+        They reach the whole pages that the block lies on (``Shared.exposed``). In a pool with ``page_sizes=("2MiB", "2MiB")``
+        and ``min_alignment="2MiB"``, each block has pages of its own.
+
+        Raises:
+            MisuseError: for memory that cannot be shared: pinned, managed, of no bytes.
+            DeviceError: where the device cannot share memory.
         """
     def __buffer__(self, flags: int, /) -> memoryview: ...
     def __dlpack_device__(self) -> tuple[int, int]:
@@ -455,6 +506,18 @@ class Pool:
 
         Raises:
             MisuseError: for an address that was freed already or that this pool did not give; nothing changed then.
+        """
+    def open_shared(self, socket: _HasFileno, stream: _StreamLike = None) -> tuple[Block, Shared]:
+        """Waits for a block that another process sends (``Shared.send``), and opens it for work on ``stream``.
+
+        That work comes after what the other process gave its stream before it shared the block. The block is freed as others
+        are. It takes no memory of the pool. The other process may use the memory for something else once both are gone.
+
+        Args:
+            socket: the other end of the socket that the block is sent over.
+
+        Raises:
+            Error: for what is no block that this device reaches, or where the other process is gone.
         """
     def create_stream(self) -> Stream:
         """Makes a stream of the pool's device."""

@@ -9,9 +9,9 @@ use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
-    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUhostFn, CUmemAccessDesc,
+    self, CUcontext, CUdevice, CUdeviceptr, CUevent, CUhostFn, CUipcEventHandle, CUmemAccessDesc,
     CUmemAllocationGranularity_flags, CUmemAllocationProp, CUmemGenericAllocationHandle, CUmemPool_attribute,
-    CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUstream,
+    CUmemPoolProps, CUmemoryPool, CUpointer_attribute, CUstream, CUuuid,
 };
 
 use super::structures::Location;
@@ -248,6 +248,21 @@ driver_functions! {
         cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
         cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
         cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
+
+        cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);
+        cuMemExportToShareableHandle(
+            to: *mut c_void,
+            handle: CUmemGenericAllocationHandle,
+            kind: c_uint,
+            flags: c_ulonglong
+        );
+        cuMemImportFromShareableHandle(
+            handle: *mut CUmemGenericAllocationHandle,
+            from: *mut c_void,
+            kind: c_uint
+        );
+        cuIpcGetEventHandle(handle: *mut CUipcEventHandle, event: CUevent);
+        cuIpcOpenEventHandle(event: *mut CUevent, handle: CUipcEventHandle);
     }
     optional {
         // Since CUDA 12.2, and what they take the place of.

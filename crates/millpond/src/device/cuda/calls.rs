@@ -1,6 +1,7 @@
 //! The [`Device`] trait, call by call.
 
 use std::ffi::{c_uint, c_void};
+use std::os::fd::OwnedFd;
 use std::ptr;
 use std::sync::Arc;
 
@@ -8,13 +9,13 @@ use cudarc::driver::sys::{CUevent, CUevent_flags, CUpointer_attribute, CUstream_
 
 use super::api::{CaptureStatus, Code, is_ready};
 use super::device::{CudaDevice, stream_of};
+use super::exports;
 use super::host_ranges;
 use super::managed::{self, CudaManaged};
 use super::pinned::CudaPinned;
-use super::structures::page_props;
 use crate::device::{
-    Advice, AsyncUsage, CaptureId, Device, DevicePtr, DeviceResult, DriverPool, EventHandle, MemoryInfo,
-    PageHandle, Place, Properties, Residency, StreamHandle, StreamId,
+    Advice, AsyncUsage, CaptureId, Device, DeviceIdentity, DevicePtr, DeviceResult, DriverPool, EventExport,
+    EventHandle, MemoryInfo, PageHandle, Place, Properties, Residency, StreamHandle, StreamId,
 };
 
 /// What is staged of a copy to pinned memory; for more, the caller waits. The driver stages as much for a GPU's memory
@@ -61,9 +62,9 @@ unsafe impl Device for CudaDevice {
     fn create_page(&self, bytes: u64) -> DeviceResult<PageHandle> {
         let _relaxed = self.relax()?;
         self.needs_virtual_memory()?;
-        let mut page = 0;
-        // SAFETY: `page` is writable and the properties are readable.
-        unsafe { self.api().cuMemCreate(&mut page, bytes as usize, &page_props(self.raw_device()), 0) }
+        let page = self
+            .page_extras
+            .create(self.api(), self.raw_device(), bytes)
             .map_err(|failure| failure.asking(bytes))?;
         // SAFETY: a handle of this device, fresh.
         Ok(unsafe { PageHandle::from_raw(page) })
@@ -373,6 +374,47 @@ unsafe impl Device for CudaDevice {
         Ok(unsafe {
             self.api().cuMemcpyDtoDAsync_v2(to.raw(), from.raw(), bytes as usize, stream_of(stream))
         }?)
+    }
+
+    // ---- other processes -------------------------------------------------------------------------
+
+    fn identity(&self) -> DeviceResult<DeviceIdentity> {
+        let _relaxed = self.relax()?;
+        exports::identity(self)
+    }
+
+    fn reaches(&self, other: DeviceIdentity) -> DeviceResult<bool> {
+        let _relaxed = self.relax()?;
+        exports::reaches(self, other)
+    }
+
+    unsafe fn export_page(&self, page: PageHandle) -> DeviceResult<OwnedFd> {
+        let _relaxed = self.relax()?;
+        // SAFETY: the caller's promise.
+        unsafe { exports::export_page(self, page) }
+    }
+
+    fn import_page(&self, from: OwnedFd, _bytes: u64) -> DeviceResult<PageHandle> {
+        let _relaxed = self.relax()?;
+        self.needs_virtual_memory()?;
+        // The driver knows how long it is, and maps no more.
+        exports::import_page(self, &from)
+    }
+
+    fn create_shared_event(&self) -> DeviceResult<(EventHandle, EventExport)> {
+        let _relaxed = self.relax()?;
+        let _entered = self.enter()?;
+        let (event, export) = exports::create_event(self.api())?;
+        // SAFETY: a handle of this device, fresh.
+        Ok((unsafe { EventHandle::from_raw(event as u64) }, export))
+    }
+
+    fn open_event(&self, from: EventExport) -> DeviceResult<EventHandle> {
+        let _relaxed = self.relax()?;
+        let _entered = self.enter()?;
+        let event = exports::open_event(self.api(), &from)?;
+        // SAFETY: a handle of this device, fresh.
+        Ok(unsafe { EventHandle::from_raw(event as u64) })
     }
 }
 

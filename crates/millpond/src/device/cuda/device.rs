@@ -13,8 +13,9 @@ use super::async_pool::AsyncPool;
 use super::capture_mode::Relaxed;
 use super::context::{Context, Entered};
 use super::driver;
+use super::page_extras::PageExtrasInUse;
 use super::peers::{self, Peers};
-use super::structures::page_props;
+use super::structures::{PageExtras, page_props};
 use super::taken::Taken;
 use crate::device::{DeviceError, DeviceResult, Kind, MemoryKind, Properties, StreamHandle};
 
@@ -78,6 +79,7 @@ pub struct CudaDevice {
     context: Arc<Context>,
     pub(super) peers: Arc<Peers>,
     pub(super) copies_read_host_pages: bool,
+    pub(super) page_extras: Arc<PageExtrasInUse>,
     /// The managed memory that was taken.
     pub(super) managed: Arc<Taken>,
     /// Whether the GPU may have pages; else it is opened as one without.
@@ -124,6 +126,7 @@ impl CudaDevice {
             context,
             peers,
             copies_read_host_pages,
+            page_extras: Arc::new(PageExtrasInUse::new(page_extras(api, raw))),
             managed: Arc::default(),
             options,
         }))
@@ -139,6 +142,7 @@ impl CudaDevice {
             context: Arc::clone(&self.context),
             peers: Arc::clone(&self.peers),
             copies_read_host_pages: self.copies_read_host_pages,
+            page_extras: Arc::clone(&self.page_extras),
             managed: Arc::clone(&self.managed),
             options: self.options,
         }
@@ -272,7 +276,7 @@ pub(super) fn stream_of(stream: StreamHandle) -> CUstream {
     stream.raw() as CUstream
 }
 
-fn find(api: &Api, ordinal: usize) -> DeviceResult<CUdevice> {
+pub(super) fn find(api: &Api, ordinal: usize) -> DeviceResult<CUdevice> {
     let count = driver::device_count(api)?;
     let number = match c_int::try_from(ordinal) {
         Ok(number) if ordinal < count => number,
@@ -332,11 +336,23 @@ fn properties(api: &Api, raw: CUdevice, ordinal: usize, options: CudaOptions) ->
     })
 }
 
+/// What the GPU offers for its pages.
+fn page_extras(api: &Api, raw: CUdevice) -> PageExtras {
+    use CUdevice_attribute as A;
+    let has = |what: A| attribute_if_known(api, raw, what as c_int).is_some_and(|value| value != 0);
+    PageExtras {
+        exportable: has(A::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED),
+        rdma: has(A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED),
+    }
+}
+
 fn granularity(api: &Api, raw: CUdevice) -> DeviceResult<u64> {
     let minimum = CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_MINIMUM;
     let mut bytes = 0_usize;
     // SAFETY: `bytes` is writable and the properties are readable.
-    unsafe { api.cuMemGetAllocationGranularity(&mut bytes, &page_props(raw), minimum) }?;
+    unsafe {
+        api.cuMemGetAllocationGranularity(&mut bytes, &page_props(raw, PageExtras::default()), minimum)
+    }?;
     Ok(bytes as u64)
 }
 

@@ -13,6 +13,10 @@ pub(super) const PINNED: CUmemAllocationType = CUmemAllocationType::CU_MEM_ALLOC
 /// Memory that is not exported to other processes.
 pub(super) const NO_SHARING: CUmemAllocationHandleType = CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE;
 
+/// Memory that is exported as file descriptors.
+const AS_DESCRIPTOR: CUmemAllocationHandleType =
+    CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
+
 /// This device as the place of memory.
 pub(super) fn location(device: CUdevice) -> CUmemLocation {
     let kind = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE as c_int;
@@ -22,13 +26,23 @@ pub(super) fn location(device: CUdevice) -> CUmemLocation {
     unsafe { std::mem::transmute::<[c_int; 2], CUmemLocation>([kind, device]) }
 }
 
-/// Ordinary device memory, mapped by this process alone.
-pub(super) fn page_props(device: CUdevice) -> CUmemAllocationProp {
+/// What pages are created with beside their place. It costs nothing: creating a page takes as long with it (H200, driver 580).
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct PageExtras {
+    /// Whether they can be exported as file descriptors.
+    pub(super) exportable: bool,
+    /// Whether network cards may reach them (GPUDirect RDMA).
+    pub(super) rdma: bool,
+}
+
+/// Ordinary device memory, mapped by this process alone until a page is exported.
+pub(super) fn page_props(device: CUdevice, extras: PageExtras) -> CUmemAllocationProp {
     // SAFETY: all zeros is a valid value of this C structure, and what the driver wants in its reserved part.
     let mut props: CUmemAllocationProp = unsafe { std::mem::zeroed() };
     props.type_ = PINNED;
-    props.requestedHandleTypes = NO_SHARING;
+    props.requestedHandleTypes = if extras.exportable { AS_DESCRIPTOR } else { NO_SHARING };
     props.location = location(device);
+    props.allocFlags.gpuDirectRDMACapable = c_uchar::from(extras.rdma);
     props
 }
 

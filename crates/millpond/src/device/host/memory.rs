@@ -3,6 +3,7 @@
 //! A page is a new range of the file, so creating one only grows the file. When it is released, a hole is punched, and
 //! its memory is the system's again.
 
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::os::fd::OwnedFd;
 
@@ -11,6 +12,7 @@ use rustix::fs::{FallocateFlags, MemfdFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, MprotectFlags, ProtFlags};
 
+use super::exports;
 use super::stream::{Moment, Stream};
 use crate::device::driver_pool::{CHUNK, DriverPoolModel};
 use crate::device::error::system;
@@ -38,12 +40,15 @@ struct State {
     length: u64,
     driver_pool: DriverPoolModel<Moment>,
     hints: Hints,
+    /// By page: the file that a page of another process lies in, and where.
+    imported: HashMap<PageHandle, (OwnedFd, u64)>,
 }
 
 impl Memory {
     pub(super) fn new(granularity: u64, capacity: u64) -> DeviceResult<Self> {
-        let file =
-            rustix::fs::memfd_create("millpond", MemfdFlags::CLOEXEC).map_err(system("memfd_create"))?;
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+        let file = rustix::fs::memfd_create("millpond", flags).map_err(system("memfd_create"))?;
+        exports::seal(&file)?;
         Ok(Self {
             file,
             granularity,
@@ -53,6 +58,7 @@ impl Memory {
                 length: 0,
                 driver_pool: DriverPoolModel::new(),
                 hints: Hints::default(),
+                imported: HashMap::new(),
             })),
         })
     }
@@ -102,10 +108,14 @@ impl Memory {
     pub(super) fn map(&self, at: DevicePtr, bytes: u64, page: PageHandle) -> DeviceResult<()> {
         let mut state = self.state.lock();
         let extent = state.ledger.map(at, bytes, page)?;
+        let (file, offset) = match state.imported.get(&page) {
+            Some((file, offset)) => (file, *offset),
+            None => (&self.file, extent.offset),
+        };
         // SAFETY: the ledger knows the range as reserved by us with nothing mapped in it.
         let mapped = unsafe {
             let flags = MapFlags::SHARED | MapFlags::FIXED;
-            rustix::mm::mmap(pointer(at), size(bytes), ProtFlags::empty(), flags, &self.file, extent.offset)
+            rustix::mm::mmap(pointer(at), size(bytes), ProtFlags::empty(), flags, file, offset)
         };
         if let Err(error) = mapped {
             state.ledger.unmap(at, bytes)?;
@@ -142,10 +152,36 @@ impl Memory {
     }
 
     pub(super) fn release_page(&self, page: PageHandle) -> DeviceResult<()> {
-        match self.state.lock().ledger.release_page(page)? {
+        let mut state = self.state.lock();
+        let released = state.ledger.release_page(page)?;
+        // What is mapped of it stays.
+        state.imported.remove(&page);
+        match released {
             Some(extent) => self.punch_hole(extent),
             None => Ok(()),
         }
+    }
+
+    // ---- other processes -------------------------------------------------------------------------
+
+    pub(super) fn export_page(&self, page: PageHandle) -> DeviceResult<OwnedFd> {
+        let state = self.state.lock();
+        match state.ledger.page_extent("export_page", page)? {
+            Some(extent) => exports::reopen_at(&self.file, extent.offset),
+            None => {
+                let (file, offset) = &state.imported[&page];
+                exports::reopen_at(file, *offset)
+            }
+        }
+    }
+
+    pub(super) fn import_page(&self, from: OwnedFd, bytes: u64) -> DeviceResult<PageHandle> {
+        let mut state = self.state.lock();
+        state.ledger.check_size("import_page", bytes)?;
+        let offset = exports::check_page(&from, bytes)?;
+        let page = state.ledger.import_page(bytes)?;
+        state.imported.insert(page, (from, offset));
+        Ok(page)
     }
 
     fn punch_hole(&self, extent: Extent) -> DeviceResult<()> {

@@ -26,25 +26,30 @@
 // looks up the stream (`streams.rs`), puts a closure on its queue and returns; the stream's thread runs it
 // (`stream.rs`). An event remembers how much its stream had been given.
 
+mod exports;
 mod memory;
+mod shared_event;
 mod stream;
 mod streams;
 #[cfg(test)]
 mod tests;
 
 use std::fmt;
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, OnceLock};
 
 use crate::lock::Mutex;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
 use self::memory::Memory;
+use self::shared_event::SharedEvent;
 use self::stream::{Moment, Stream};
 use self::streams::Streams;
 use super::ledger::invalid;
 use super::{
-    Advice, AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, Kind,
-    MemoryInfo, MemoryKind, PageHandle, Place, Properties, Residency, StreamHandle, StreamId, machine,
+    Advice, AsyncUsage, Device, DeviceError, DeviceIdentity, DevicePtr, DeviceResult, DriverPool,
+    EventExport, EventHandle, Kind, MemoryInfo, MemoryKind, PageHandle, Place, Properties, Residency,
+    StreamHandle, StreamId, machine,
 };
 use crate::process::{OfProcess, Process};
 
@@ -138,7 +143,7 @@ pub struct HostDevice {
 
 /// What a device and its other memory share: streams, events, and the memory that they work on.
 struct Work {
-    events: OfProcess<Mutex<SlotMap<DefaultKey, Option<Moment>>>>,
+    events: OfProcess<Mutex<SlotMap<DefaultKey, Event>>>,
     process: Process,
     streams: Streams,
     memories: Arc<Memories>,
@@ -146,6 +151,15 @@ struct Work {
     virtual_memory: bool,
     pinned_capacity: u64,
     managed_capacity: u64,
+}
+
+/// What an event is.
+#[derive(Debug, Clone)]
+enum Event {
+    /// Of this process: what it stands for; nothing if it was never recorded.
+    Own(Option<Moment>),
+    /// One that other processes may have, too.
+    Shared(Arc<SharedEvent>),
 }
 
 /// The memory that work on the streams may use.
@@ -274,17 +288,22 @@ impl HostDevice {
         self.work.memories.check_access(call, at, bytes)
     }
 
-    fn events(&self) -> DeviceResult<&Mutex<SlotMap<DefaultKey, Option<Moment>>>> {
+    fn events(&self) -> DeviceResult<&Mutex<SlotMap<DefaultKey, Event>>> {
         self.work.process.check()?;
         Ok(&self.work.events)
     }
 
-    /// What an event stands for; nothing if it was never recorded.
-    fn moment(&self, call: &'static str, event: EventHandle) -> DeviceResult<Option<Moment>> {
+    fn event(&self, call: &'static str, event: EventHandle) -> DeviceResult<Event> {
         match self.events()?.lock().get(event_key(event)) {
-            Some(moment) => Ok(moment.clone()),
+            Some(known) => Ok(known.clone()),
             None => unknown_event(call, event),
         }
+    }
+
+    fn add_event(&self, event: Event) -> DeviceResult<EventHandle> {
+        let key = self.events()?.lock().insert(event);
+        // SAFETY: the number stands for the event just made, until `destroy_event`.
+        Ok(unsafe { EventHandle::from_raw(key.data().as_ffi()) })
     }
 
     /// Another memory of the device's, as a device that the CPU reads.
@@ -457,9 +476,7 @@ unsafe impl Device for HostDevice {
     }
 
     fn create_event(&self) -> DeviceResult<EventHandle> {
-        let key = self.events()?.lock().insert(None);
-        // SAFETY: the number stands for the event just made, until `destroy_event`.
-        Ok(unsafe { EventHandle::from_raw(key.data().as_ffi()) })
+        self.add_event(Event::Own(None))
     }
 
     unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()> {
@@ -471,32 +488,52 @@ unsafe impl Device for HostDevice {
 
     unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
         const CALL: &str = "record_event";
-        let moment = self.stream(CALL, stream)?.now();
-        match self.events()?.lock().get_mut(event_key(event)) {
-            Some(stands_for) => *stands_for = Some(moment),
+        let stream = self.stream(CALL, stream)?;
+        let moment = stream.now();
+        let shared = match self.events()?.lock().get_mut(event_key(event)) {
+            Some(Event::Own(stands_for)) => {
+                *stands_for = Some(moment);
+                return Ok(());
+            }
+            Some(Event::Shared(event)) => event.clone(),
             None => return unknown_event(CALL, event),
-        }
-        Ok(())
+        };
+        let pending = shared.record()?;
+        stream.submit(CALL, Box::new(move || drop(pending)))
     }
 
     unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {
-        Ok(self.moment("query_event", event)?.is_none_or(|moment| moment.is_reached()))
+        match self.event("query_event", event)? {
+            Event::Own(moment) => Ok(moment.is_none_or(|moment| moment.is_reached())),
+            Event::Shared(event) => event.query(),
+        }
     }
 
     unsafe fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
         const CALL: &str = "wait_event";
         let stream = self.stream(CALL, stream)?;
-        match self.moment(CALL, event)? {
-            Some(moment) => stream.wait_for(CALL, moment),
-            None => Ok(()),
+        match self.event(CALL, event)? {
+            Event::Own(Some(moment)) => stream.wait_for(CALL, moment),
+            Event::Own(None) => Ok(()),
+            Event::Shared(event) => {
+                let recorded = event.recorded();
+                stream.submit(CALL, Box::new(move || event.wait(recorded)))
+            }
         }
     }
 
     unsafe fn synchronize_event(&self, event: EventHandle) -> DeviceResult<()> {
         const CALL: &str = "synchronize_event";
-        match self.moment(CALL, event)? {
-            Some(moment) => moment.wait(CALL),
-            None => Ok(()),
+        match self.event(CALL, event)? {
+            Event::Own(Some(moment)) => moment.wait(CALL),
+            Event::Own(None) => Ok(()),
+            Event::Shared(_) if stream::on_stream_thread() => {
+                invalid(CALL, "work on a stream must not wait for an event")
+            }
+            Event::Shared(event) => {
+                event.wait(event.recorded());
+                Ok(())
+            }
         }
     }
 
@@ -577,6 +614,37 @@ unsafe impl Device for HostDevice {
             // SAFETY: the caller of `copy` keeps both ranges usable and ours until the stream has done this.
             unsafe { bytes_at(to).copy_from_nonoverlapping(bytes_at(from), bytes as usize) }
         })
+    }
+
+    // ---- other processes -------------------------------------------------------------------------
+
+    fn identity(&self) -> DeviceResult<DeviceIdentity> {
+        // The CPU is one for all.
+        Ok(DeviceIdentity(*b"millpond's host\0"))
+    }
+
+    unsafe fn export_page(&self, page: PageHandle) -> DeviceResult<OwnedFd> {
+        self.memory()?.export_page(page)
+    }
+
+    fn import_page(&self, from: OwnedFd, bytes: u64) -> DeviceResult<PageHandle> {
+        self.needs_virtual_memory()?;
+        self.memory()?.import_page(from, bytes)
+    }
+
+    fn create_shared_event(&self) -> DeviceResult<(EventHandle, EventExport)> {
+        self.work.process.check()?;
+        let (event, descriptor) = SharedEvent::create()?;
+        let handle = self.add_event(Event::Shared(Arc::new(event)))?;
+        Ok((handle, EventExport { data: [0; 64], descriptor: Some(descriptor) }))
+    }
+
+    fn open_event(&self, from: EventExport) -> DeviceResult<EventHandle> {
+        self.work.process.check()?;
+        let Some(descriptor) = from.descriptor else {
+            return invalid("open_event", "the event of a host device has a descriptor, and none is here");
+        };
+        self.add_event(Event::Shared(Arc::new(SharedEvent::open(&descriptor)?)))
     }
 }
 

@@ -57,6 +57,11 @@ calls! {
     CopyFromHost => "copy_from_host",
     CopyToHost => "copy_to_host",
     Copy => "copy",
+    Identity => "identity",
+    ExportPage => "export_page",
+    ImportPage => "import_page",
+    CreateSharedEvent => "create_shared_event",
+    OpenEvent => "open_event",
 }
 
 impl Call {

@@ -121,6 +121,8 @@ pub struct CostTable {
     pub managed_fault: u64,
     /// Bytes in a microsecond of the stream's time that move after page faults.
     pub managed_fault_bytes_per_us: u64,
+    /// `cuMemExportToShareableHandle`, and `cuMemImportFromShareableHandle`, each.
+    pub share_page: u64,
 }
 
 const MIB: u64 = 1 << 20;
@@ -181,6 +183,7 @@ impl CostTable {
             managed_advise: 10_000,                // assumed
             managed_fault: 30_000,                 // assumed, for the faults on one page of 2 MiB together
             managed_fault_bytes_per_us: 9_300,     // so that 1 GiB takes the 131 ms that were measured
+            share_page: 93_000,                    // but 838,000 for the first one
         }
     }
 
@@ -226,6 +229,7 @@ impl CostTable {
             managed_advise: 0,
             managed_fault: 0,
             managed_fault_bytes_per_us: u64::MAX,
+            share_page: 0,
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The calls of [`Device`], one by one.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,12 +10,14 @@ use slotmap::Key;
 use super::SimDevice;
 use super::call::Call;
 use super::costs::{CostTable, transfer};
+use super::exports;
 use super::state::{State, event_key};
 use super::when::When;
 use crate::device::ledger::{Owner, invalid};
 use crate::device::{
-    Advice, AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, MemoryInfo,
-    MemoryKind, PageHandle, Place, Properties, Residency, StreamHandle, StreamId,
+    Advice, AsyncUsage, Device, DeviceError, DeviceIdentity, DevicePtr, DeviceResult, DriverPool,
+    EventExport, EventHandle, MemoryInfo, MemoryKind, PageHandle, Place, Properties, Residency, StreamHandle,
+    StreamId,
 };
 
 impl SimDevice {
@@ -341,7 +344,10 @@ unsafe impl Device for SimDevice {
 
     unsafe fn destroy_event(&self, event: EventHandle) -> DeviceResult<()> {
         let mut state = self.enter(Call::DestroyEvent)?;
-        state.event("destroy_event", event)?;
+        // An event of another name may be gone under it.
+        if state.other_names.remove(&event_key(event)).is_none() {
+            state.event("destroy_event", event)?;
+        }
         state.events.remove(event_key(event));
         let cost = state.costs.event_life;
         state.spend(Call::DestroyEvent, cost);
@@ -425,6 +431,60 @@ unsafe impl Device for SimDevice {
             return invalid("copy", format!("{bytes} bytes at {from} and at {to} overlap"));
         }
         self.submit(Call::Copy, &[(from, bytes), (to, bytes)], |costs| costs.device_bytes_per_us, stream)
+    }
+
+    // ---- other processes -------------------------------------------------------------------------
+
+    fn identity(&self) -> DeviceResult<DeviceIdentity> {
+        drop(self.enter(Call::Identity)?);
+        Ok(self.shared.identity)
+    }
+
+    unsafe fn export_page(&self, page: PageHandle) -> DeviceResult<OwnedFd> {
+        let mut state = self.enter(Call::ExportPage)?;
+        state.ledger(self.kind()).page_extent("export_page", page)?;
+        let file = exports::export_page(self.shared.identity, page)?;
+        let cost = state.costs.share_page;
+        state.spend(Call::ExportPage, cost);
+        Ok(file)
+    }
+
+    fn import_page(&self, from: OwnedFd, bytes: u64) -> DeviceResult<PageHandle> {
+        const CALL: &str = "import_page";
+        let mut state = self.enter(Call::ImportPage)?;
+        let exported = exports::page_of(self.shared.identity, &from)?;
+        let ledger = state.ledger(self.kind());
+        if ledger.page_bytes(exported)? != bytes {
+            return invalid(CALL, format!("the page does not have {bytes} bytes"));
+        }
+        let page = ledger.import_page(bytes)?;
+        let cost = state.costs.share_page;
+        state.spend(Call::ImportPage, cost);
+        Ok(page)
+    }
+
+    fn create_shared_event(&self) -> DeviceResult<(EventHandle, EventExport)> {
+        let mut state = self.enter(Call::CreateSharedEvent)?;
+        let cost = state.costs.event_life;
+        state.spend(Call::CreateSharedEvent, cost);
+        let event = state.events.insert(When::default()).data().as_ffi();
+        let data = exports::export_event(self.shared.identity, event);
+        // SAFETY: the number stands for the event just made, until `destroy_event`.
+        Ok((unsafe { EventHandle::from_raw(event) }, EventExport { data, descriptor: None }))
+    }
+
+    fn open_event(&self, from: EventExport) -> DeviceResult<EventHandle> {
+        let mut state = self.enter(Call::OpenEvent)?;
+        let number = exports::event_of(self.shared.identity, &from.data)?;
+        // SAFETY: the next call says whether it is an event's number.
+        let exported = unsafe { EventHandle::from_raw(number) };
+        state.event("open_event", exported)?;
+        let cost = state.costs.event_life;
+        state.spend(Call::OpenEvent, cost);
+        let key = state.events.insert(When::default());
+        state.other_names.insert(key, event_key(exported));
+        // SAFETY: the number stands for the event just made, until `destroy_event`.
+        Ok(unsafe { EventHandle::from_raw(key.data().as_ffi()) })
     }
 }
 

@@ -33,6 +33,7 @@
 mod address_space;
 mod call;
 mod costs;
+mod exports;
 mod faults;
 mod implementation;
 mod managed;
@@ -53,7 +54,9 @@ pub use self::costs::{BySize, CostTable};
 pub use self::managed::ManagedStats;
 use self::state::State;
 use super::ledger::invalid;
-use super::{DeviceError, DevicePtr, DeviceResult, Kind, MemoryKind, Properties, StreamHandle};
+use super::{
+    DeviceError, DeviceIdentity, DevicePtr, DeviceResult, Kind, MemoryKind, Properties, StreamHandle,
+};
 use crate::process::{OfProcess, Process};
 
 /// How a [`SimDevice`] is made. The default is an NVIDIA H200.
@@ -164,6 +167,7 @@ pub struct SimDevice {
 
 /// What a device and its other memory share.
 struct Shared {
+    identity: DeviceIdentity,
     /// The time that the clock was last advanced to, in nanoseconds. A replay does that at every event, and most
     /// events make no call: so it takes no lock.
     advanced: AtomicU64,
@@ -239,6 +243,7 @@ impl SimDevice {
             pageable_access: options.pageable_access,
         };
         let shared = Arc::new(Shared {
+            identity: exports::new_identity(),
             advanced: AtomicU64::new(0),
             process: Process::here(),
             virtual_memory: options.virtual_memory,

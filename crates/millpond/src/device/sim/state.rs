@@ -34,6 +34,8 @@ pub(super) struct State {
     pub(super) driver_pool: DriverPoolModel<Fence>,
     /// What each event stands for.
     pub(super) events: SlotMap<DefaultKey, When>,
+    /// Events that were opened by what another one exported.
+    pub(super) other_names: HashMap<DefaultKey, DefaultKey>,
     pub(super) calls: PerCall<u64>,
     pub(super) spent: SimTime,
     pub(super) faults: Faults,
@@ -75,6 +77,7 @@ impl State {
             addresses: AddressSpace::new(options.granularity),
             driver_pool: DriverPoolModel::new(),
             events: SlotMap::new(),
+            other_names: HashMap::new(),
             calls: PerCall::default(),
             spent: SimTime::default(),
             faults: Faults::new(),
@@ -284,7 +287,8 @@ impl State {
     // ---- events ----------------------------------------------------------------------------------
 
     pub(super) fn event(&mut self, call: &'static str, event: EventHandle) -> DeviceResult<&mut When> {
-        match self.events.get_mut(event_key(event)) {
+        let key = event_key(event);
+        match self.events.get_mut(self.other_names.get(&key).copied().unwrap_or(key)) {
             Some(when) => Ok(when),
             None => invalid(call, format!("{:#x} is no event, or was destroyed", event.raw())),
         }

@@ -118,6 +118,11 @@ fn make(sim: &Trusted<Arc<SimDevice>>, call: Call) -> DeviceResult<()> {
     managed.residency(moving, MIB)?;
     sim.map(range, g, page)?;
     sim.set_access(range, g)?;
+    let exported = sim.export_page(page)?;
+    sim.import_page(exported, g)?;
+    let (_, exported) = sim.create_shared_event()?;
+    sim.open_event(exported)?;
+    sim.identity()?;
     let mut byte = 0_u8;
     // SAFETY: each handle and range was made above and is destroyed once; nothing runs that uses them.
     unsafe {

@@ -3,14 +3,15 @@
 //! Calls that do not wait are passed on under the lock. So the clocks see calls in the same order as the device. Calls
 //! that wait take what they will teach before, and note it after.
 
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use super::clock::{Clock, StreamKey};
-use super::memory::{Origin, PageKey};
+use super::memory::{FileKey, Origin, PageKey};
 use super::{CheckerDevice, State};
 use crate::device::{
-    Advice, AsyncUsage, Device, DevicePtr, DeviceResult, DriverPool, EventHandle, Forward, PageHandle, Place,
-    Residency, StreamHandle, StreamId,
+    Advice, AsyncUsage, Device, DevicePtr, DeviceResult, DriverPool, EventExport, EventHandle, Forward,
+    PageHandle, Place, Residency, StreamHandle, StreamId,
 };
 
 impl CheckerDevice {
@@ -44,6 +45,12 @@ impl CheckerDevice {
     fn page(&self, handle: PageHandle) -> PageKey {
         (self.inner.properties().memory, handle)
     }
+}
+
+/// What the descriptors of one exported page have in common.
+fn file_key(file: &OwnedFd) -> Option<FileKey> {
+    let position = rustix::fs::seek(file, rustix::fs::SeekFrom::Current(0)).ok()?;
+    Some((rustix::fs::fstat(file).ok()?.st_ino, position))
 }
 
 // SAFETY: it passes every call on or refuses it, and changes no answer.
@@ -287,6 +294,49 @@ unsafe impl Forward for CheckerDevice {
         state.judge(done)?;
         state.order.record(event, key);
         Ok(())
+    }
+
+    unsafe fn export_page(&self, page: PageHandle) -> DeviceResult<OwnedFd> {
+        let mut state = self.note_call("export_page", [page.raw(), 0, 0])?;
+        let checked = state.memory.check_page(self.page(page));
+        state.require("export_page", checked)?;
+        // SAFETY: the caller's promise, and checked above.
+        let file = unsafe { self.inner.export_page(page) };
+        let file = state.judge(file)?;
+        if let Some(key) = file_key(&file) {
+            state.memory.export_page(self.page(page), key);
+        }
+        Ok(file)
+    }
+
+    fn import_page(&self, from: OwnedFd, bytes: u64) -> DeviceResult<PageHandle> {
+        let mut state = self.note_call("import_page", [bytes, 0, 0])?;
+        let key = file_key(&from);
+        let page = self.inner.import_page(from, bytes);
+        // What came from another process may be anything.
+        let page = page?;
+        match key {
+            Some(key) => state.memory.import_page(self.page(page), bytes, key),
+            None => state.memory.create_page(self.page(page), bytes),
+        }
+        Ok(page)
+    }
+
+    fn create_shared_event(&self) -> DeviceResult<(EventHandle, EventExport)> {
+        let mut state = self.note_call("create_shared_event", [0; 3])?;
+        let made = self.inner.create_shared_event();
+        let (event, export) = state.judge(made)?;
+        state.order.export_event(event, export.data);
+        Ok((event, export))
+    }
+
+    fn open_event(&self, from: EventExport) -> DeviceResult<EventHandle> {
+        let mut state = self.note_call("open_event", [0; 3])?;
+        let data = from.data;
+        // What came from another process may be anything.
+        let event = self.inner.open_event(from)?;
+        state.order.open_event(event, &data);
+        Ok(event)
     }
 
     unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool> {

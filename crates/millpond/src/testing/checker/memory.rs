@@ -49,6 +49,8 @@ struct Physical {
     handle: Option<PageHandle>,
     bytes: u64,
     mappings: u32,
+    /// Handles beside that one: pages that were imported.
+    imported: u32,
     released: bool,
     stuck: bool,
     live: Ranges<BlockId>,
@@ -89,7 +91,12 @@ pub(super) struct Memory {
     physical: HashMap<PhysicalKey, Physical>,
     mappings: BTreeMap<u64, Mapping>,
     next: u64,
+    /// By what its descriptors have in common: the page that was exported.
+    exported: HashMap<FileKey, PhysicalKey>,
 }
+
+/// A file, and a position in it.
+pub(super) type FileKey = (u64, u64);
 
 impl Memory {
     // ---- addresses -------------------------------------------------------------------------------
@@ -126,6 +133,7 @@ impl Memory {
             handle,
             bytes,
             mappings: 0,
+            imported: 0,
             released: handle.is_none(),
             stuck: false,
             live: Ranges::new(),
@@ -141,6 +149,24 @@ impl Memory {
         self.pages.insert(page, key);
     }
 
+    pub(super) fn export_page(&mut self, page: PageKey, to: FileKey) {
+        if let Some(key) = self.pages.get(&page) {
+            self.exported.insert(to, *key);
+        }
+    }
+
+    /// A page that was exported here is the same piece of memory.
+    pub(super) fn import_page(&mut self, page: PageKey, bytes: u64, from: FileKey) {
+        let exported = self.exported.get(&from).and_then(|key| Some((*key, self.physical.get_mut(key)?)));
+        match exported {
+            Some((key, physical)) => {
+                physical.imported += 1;
+                self.pages.insert(page, key);
+            }
+            None => self.create_page(page, bytes),
+        }
+    }
+
     pub(super) fn check_page(&self, page: PageKey) -> Result<(), String> {
         match self.pages.contains_key(&page) {
             true => Ok(()),
@@ -151,8 +177,11 @@ impl Memory {
     pub(super) fn release_page(&mut self, page: PageKey, done: bool) {
         let Some(key) = self.pages.get(&page).copied() else { return };
         let physical = self.physical.get_mut(&key).expect("a page that has a handle is there");
-        physical.released |= done;
         physical.stuck |= !done;
+        match physical.imported.checked_sub(u32::from(done)) {
+            Some(left) => physical.imported = left,
+            None => physical.released = true,
+        }
         if done {
             self.pages.remove(&page);
             self.drop_unused(key);

@@ -31,6 +31,9 @@ pub(super) struct Order {
     per_thread: HashMap<ThreadId, StreamKey>,
     stuck_streams: Vec<StreamHandle>,
     events: HashMap<EventHandle, Event>,
+    /// Events that stand for the same as another one, which was exported.
+    same_as: HashMap<EventHandle, EventHandle>,
+    exported: HashMap<[u8; 64], EventHandle>,
     host: Clock,
 }
 
@@ -98,12 +101,28 @@ impl Order {
         self.events.insert(event, Event::default());
     }
 
+    pub(super) fn export_event(&mut self, event: EventHandle, to: [u8; 64]) {
+        self.add_event(event);
+        self.exported.insert(to, event);
+    }
+
+    pub(super) fn open_event(&mut self, event: EventHandle, from: &[u8; 64]) {
+        self.add_event(event);
+        self.same_as.extend(self.exported.get(from).map(|exported| (event, *exported)));
+    }
+
+    /// The event that says what this one stands for.
+    fn original(&self, event: EventHandle) -> EventHandle {
+        self.same_as.get(&event).copied().unwrap_or(event)
+    }
+
     pub(super) fn knows_event(&self, event: EventHandle) -> bool {
         self.events.contains_key(&event)
     }
 
     pub(super) fn remove_event(&mut self, event: EventHandle) {
         self.events.remove(&event);
+        self.same_as.remove(&event);
     }
 
     pub(super) fn event_is_stuck(&mut self, event: EventHandle) {
@@ -119,13 +138,14 @@ impl Order {
 
     pub(super) fn record(&mut self, event: EventHandle, stream: StreamKey) {
         let stands_for = self.streams[stream.0 as usize].clock.clone();
+        let event = self.original(event);
         if let Some(event) = self.events.get_mut(&event) {
             event.stands_for = stands_for;
         }
     }
 
     pub(super) fn wait(&mut self, stream: StreamKey, event: EventHandle) {
-        if let Some(event) = self.events.get(&event) {
+        if let Some(event) = self.events.get(&self.original(event)) {
             self.streams[stream.0 as usize].clock.join(&event.stands_for);
         }
     }
@@ -134,7 +154,7 @@ impl Order {
 
     /// Everything that the event stands for.
     pub(super) fn event_clock(&self, event: EventHandle) -> Clock {
-        self.events.get(&event).map(|event| event.stands_for.clone()).unwrap_or_default()
+        self.events.get(&self.original(event)).map(|event| event.stands_for.clone()).unwrap_or_default()
     }
 
     /// All work given to the stream so far, and what that waited for.

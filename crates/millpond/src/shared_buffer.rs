@@ -1,0 +1,67 @@
+//! Buffers that several processes use.
+
+use bytemuck::Pod;
+
+use crate::order::Stream;
+use crate::pool::{Context, OpenedBlock, Shared, SharedEvent};
+use crate::sharing::Received;
+use crate::{Buffer, Error, Result};
+
+/// What another process shared, open in this one. [`Shared`] has an example.
+///
+/// Dropped, the buffer is unmapped once the work of its stream is complete. When buffer and event are gone, the process that
+/// shared it may use the memory for something else.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Opened<T: Pod> {
+    /// The memory. Its owner and others may use it at the same time: the event orders that.
+    pub buffer: Buffer<T>,
+    /// Orders the work of all processes on the memory.
+    pub event: SharedEvent,
+}
+
+impl<T: Pod> Buffer<T> {
+    /// Lets other processes open the buffer's memory. They find there what the work that the buffer's stream was given so far
+    /// writes.
+    ///
+    /// They reach the whole pages that the buffer lies on ([`SharedToken::exposed_bytes`](crate::SharedToken::exposed_bytes)),
+    /// with what else lies there. In a pool of [`PoolBuilder::for_sharing`](crate::PoolBuilder::for_sharing), each buffer has
+    /// pages of its own.
+    ///
+    /// The buffer may be used, and dropped, as before. Its memory is given to nobody else as long as another process has it
+    /// open, or the result lives.
+    ///
+    /// # Errors
+    /// [`Error::NotShareable`] for a buffer of no elements, memory of another kind than the device's own, memory of a capture,
+    /// and devices without virtual memory. [`Error::Device`] where the device cannot share memory, for a stream that is being
+    /// captured, and where the process has too few descriptors: there is one for each page.
+    pub fn share(&self) -> Result<Shared> {
+        self.pool().share(self.ptr(), Some((self.byte_len(), size_of::<T>())), self.stream())
+    }
+}
+
+impl Context {
+    /// Opens what another process [shared](Buffer::share), for work on `stream`. Work given to the stream from now on comes
+    /// after what the [event](Shared::event) stands for. No memory of the device is taken. Elements of any size can be opened as
+    /// bytes (`u8`), and bytes as elements of any size.
+    ///
+    /// # Errors
+    /// [`Error::BadToken`] for elements of another size than `T`, for memory that this context's device cannot reach, and for
+    /// what no [`Buffer::share`] made. [`Error::OwnerGone`] where the process that shared it is gone, or has ended the sharing
+    /// before this process began. [`Error::WrongDevice`] for a stream of another context. Else the device's own.
+    pub fn open_shared<T: Pod>(&self, received: Received, stream: &Stream) -> Result<Opened<T>> {
+        let here = size_of::<T>();
+        let OpenedBlock { pool, ptr, bytes, event } = self.open_block(received, stream, |token| {
+            let shared = token.element_size();
+            // Bytes are elements of any size, and the other way round.
+            let fits = here > 0 && token.byte_len().is_multiple_of(here as u64);
+            if here == shared || fits && (here == 1 || shared == 1) {
+                return Ok(());
+            }
+            let why = format!("its elements have {shared} bytes, and those asked for {here}");
+            Err(Error::BadToken { why })
+        })?;
+        let buffer = Buffer::over_block(&pool, ptr, bytes as usize / here, stream);
+        Ok(Opened { buffer, event })
+    }
+}

@@ -1,0 +1,161 @@
+//! Memory of other processes, as a device: its segments are what was imported.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use super::Borrowed;
+use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, Forward, Properties};
+use crate::lock::Mutex;
+use crate::process::OfProcess;
+
+/// Pages of another process, mapped one behind the other.
+#[derive(Debug)]
+pub(crate) struct Import {
+    device: Arc<dyn Device>,
+    /// Reserved addresses; of no bytes once they are given back.
+    base: DevicePtr,
+    reserved: u64,
+    /// Address and length of each page that is mapped.
+    mapped: Vec<(DevicePtr, u64)>,
+    /// Where on the first page the memory begins.
+    offset: u64,
+    /// Closed last: then the owner may use the pages for something else.
+    _lease: Arc<Borrowed>,
+}
+
+impl Import {
+    /// Maps pages, given as descriptors and lengths, for the device. Behind the offset there are at least `room` bytes of
+    /// address space. Nothing is left of what fails half way.
+    pub(crate) fn open(
+        device: &Arc<dyn Device>,
+        pages: Vec<(OwnedFd, u64)>,
+        (offset, room): (u64, u64),
+        lease: Arc<Borrowed>,
+    ) -> DeviceResult<Self> {
+        let granularity = device.properties().granularity;
+        let of_pages: u64 = pages.iter().map(|(_, bytes)| bytes).sum();
+        let reserved = of_pages.max((offset + room).next_multiple_of(granularity));
+        let base = device.reserve(reserved)?;
+        let mapped = Vec::with_capacity(pages.len());
+        let mut import = Self { device: device.clone(), base, reserved, mapped, offset, _lease: lease };
+        let mut at = base;
+        for (descriptor, bytes) in pages {
+            import.map(at, descriptor, bytes)?;
+            at = at.offset(bytes);
+        }
+        Ok(import)
+    }
+
+    fn map(&mut self, at: DevicePtr, descriptor: OwnedFd, bytes: u64) -> DeviceResult<()> {
+        let device = &self.device;
+        let page = device.import_page(descriptor, bytes)?;
+        // SAFETY: the page was imported above, and the range is reserved, with nothing mapped there.
+        let mapped = unsafe { device.map(at, bytes, page) };
+        if mapped.is_ok() {
+            self.mapped.push((at, bytes));
+        }
+        // SAFETY: nobody else has the handle. A mapping keeps the memory.
+        let released = unsafe { device.release_page(page) };
+        mapped.and(released)?;
+        // SAFETY: it was mapped above.
+        unsafe { self.device.set_access(at, bytes) }
+    }
+
+    fn at(&self) -> DevicePtr {
+        self.base.offset(self.offset)
+    }
+
+    /// Unmaps all pages, and gives the addresses back. After an error it can be called again.
+    ///
+    /// # Safety
+    /// No pending or later work uses the memory.
+    unsafe fn close(&mut self) -> DeviceResult<()> {
+        while let Some((at, bytes)) = self.mapped.last().copied() {
+            // SAFETY: it was mapped by `map`, and nobody uses it.
+            unsafe { self.device.unmap(at, bytes) }?;
+            self.mapped.pop();
+        }
+        if self.reserved > 0 {
+            // SAFETY: it was reserved by `open`, and nothing is mapped there.
+            unsafe { self.device.unreserve(self.base, self.reserved) }?;
+            self.reserved = 0;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Import {
+    fn drop(&mut self) {
+        // SAFETY: nobody has the addresses: either it was never given out, or it was closed before.
+        if let Err(error) = unsafe { self.close() } {
+            tracing::error!(%error, "memory of another process could not be unmapped: it stays until this process ends");
+        }
+    }
+}
+
+/// See the [module](self). Everything else is the device's below.
+#[derive(Debug)]
+pub(crate) struct ImportedMemory {
+    below: Arc<dyn Device>,
+    properties: Properties,
+    state: OfProcess<Mutex<Imports>>,
+}
+
+#[derive(Debug, Default)]
+struct Imports {
+    /// What the next segment is.
+    next: Option<Import>,
+    /// By address.
+    open: HashMap<DevicePtr, Import>,
+}
+
+impl ImportedMemory {
+    pub(crate) fn new(below: Arc<dyn Device>) -> Self {
+        let properties =
+            Properties { virtual_memory: false, memory_pools: false, ..below.properties().clone() };
+        Self { below, properties, state: OfProcess::default() }
+    }
+
+    /// What the next segment is, if anything. What was to be it before is closed.
+    pub(crate) fn set_next(&self, next: Option<Import>) {
+        let before = std::mem::replace(&mut self.state.lock().next, next);
+        drop(before);
+    }
+}
+
+// SAFETY: a segment is pages that the device below mapped, at addresses that nobody else has.
+unsafe impl Forward for ImportedMemory {
+    fn below(&self) -> &dyn Device {
+        &*self.below
+    }
+
+    fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    fn alloc_segment(&self, _bytes: u64) -> DeviceResult<DevicePtr> {
+        let mut state = self.state.lock();
+        let Some(import) = state.next.take() else {
+            let what = "memory of other processes";
+            return Err(DeviceError::Unsupported { device: self.properties.name.clone(), what });
+        };
+        let at = import.at();
+        state.open.insert(at, import);
+        Ok(at)
+    }
+
+    unsafe fn free_segment(&self, at: DevicePtr) -> DeviceResult<()> {
+        let taken = self.state.lock().open.remove(&at);
+        let Some(mut import) = taken else {
+            let what = format!("no memory of another process is open at {at}");
+            return Err(DeviceError::Invalid { call: "free_segment", what });
+        };
+        // SAFETY: the caller's promise.
+        let closed = unsafe { import.close() };
+        if closed.is_err() {
+            self.state.lock().open.insert(at, import);
+        }
+        closed
+    }
+}
