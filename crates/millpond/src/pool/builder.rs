@@ -345,7 +345,7 @@ impl PoolBuilder {
         registry.enter(&inner);
         let listener: Arc<dyn AfterSync> = inner.clone();
         timelines.listen(Arc::downgrade(&listener));
-        Ok(Pool::new(inner, options))
+        Ok(Pool::new(inner, Some(options)))
     }
 
     fn layout(&self) -> Result<Layout> {

@@ -133,8 +133,8 @@ impl Pool {
         PoolBuilder::new(device, device.memory().clone())
     }
 
-    /// `options` are those that it was built with.
-    fn new(inner: Arc<PoolInner>, options: PoolBuilder) -> Self {
+    /// `options` are those that it was built with; `None` for one that is destroyed.
+    fn new(inner: Arc<PoolInner>, options: Option<PoolBuilder>) -> Self {
         let handle = Arc::new(Handle { inner: inner.clone(), tags: Tags::new(options) });
         Self { inner, handle }
     }
@@ -485,7 +485,7 @@ impl Pool {
 
     /// A handle of a pool that others hold, too: of memory of other processes, which is destroyed from the start.
     pub(crate) fn of_inner(inner: &Arc<PoolInner>) -> Self {
-        Self::new(inner.clone())
+        Self::new(inner.clone(), None)
     }
 
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {

@@ -267,7 +267,7 @@ impl PoolInner {
             woken.err()
         };
         if let Some(refusal) = refused {
-            let what = self.shortage_of(refusal)?;
+            let (what, _) = self.shortage_of(refusal)?;
             return Err(self.out_of_memory_awaking(what));
         }
         // What was put off.

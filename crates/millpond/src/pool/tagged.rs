@@ -3,14 +3,14 @@
 use std::fmt;
 
 use super::{Pool, PoolBuilder};
-use crate::Result;
+use crate::{Error, Result};
 use crate::lock::Mutex;
 use crate::process::OfProcess;
 
 /// The pools of a pool's tags.
 pub(super) struct Tags {
-    /// What the pool was built with.
-    options: PoolBuilder,
+    /// What the pool was built with; `None` for one that is destroyed from the start.
+    options: Option<PoolBuilder>,
     pools: OfProcess<Mutex<Vec<(String, Pool)>>>,
 }
 
@@ -21,7 +21,7 @@ impl fmt::Debug for Tags {
 }
 
 impl Tags {
-    pub(super) fn new(options: PoolBuilder) -> Self {
+    pub(super) fn new(options: Option<PoolBuilder>) -> Self {
         Self { options, pools: OfProcess::default() }
     }
 }
@@ -59,9 +59,12 @@ impl Pool {
             return Ok(known.clone());
         }
         self.inner().check_not_destroyed()?;
+        let Some(options) = options.clone() else {
+            return Err(Error::PoolDestroyed { pool: self.name().to_owned() });
+        };
         let hard_limit = self.inner().limits.hard_limit.clone();
         let name = format!("{}/{tag}", self.name());
-        let new = options.clone().name(name).build_under(Some(hard_limit))?;
+        let new = options.name(name).build_under(Some(hard_limit))?;
         pools.push((tag.to_owned(), new.clone()));
         Ok(new)
     }
