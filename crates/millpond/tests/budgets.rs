@@ -324,7 +324,7 @@ fn what_a_killed_process_had_on_a_gpu_is_there_as_soon_as_the_budget_says_so() {
     for _ in 0..3 {
         let mut other = Tenant::with(&named, limit, |command| _ = command.env(ON_GPU, "1"));
         other.does(&format!("alloc {most}"));
-        assert_eq!(budget.held(), most.next_multiple_of(2) * MIB);
+        assert!(budget.held() >= most * MIB);
         other.child.kill().unwrap();
         let began = Instant::now();
         let block = home.alloc(most).unwrap();

@@ -203,8 +203,8 @@ impl Budget {
         Ok(())
     }
 
-    /// How long a request of this process waits until other processes free memory, before it fails. 50 ms by default. With
-    /// zero it waits for their answers only, 4 ms at most: what is free already goes back.
+    /// How long a request of this process waits until other processes free memory, before it fails. The time begins again
+    /// whenever some is freed. 50 ms by default. With zero it waits for their answers only: what is free already goes back.
     ///
     /// # Errors
     /// [`Error::BadOption`] where the budget has no name.

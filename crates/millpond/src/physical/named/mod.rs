@@ -39,6 +39,7 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// How long a request waits for answers at most. Then the others are asked again, and then after twice as long: what they
 /// hold may be free by then.
 const FIRST_ROUND: Duration = Duration::from_millis(4);
+const LAST_ROUND: Duration = Duration::from_millis(32);
 
 /// What has memory under the budget: a pool.
 pub(crate) trait GivesBack: Send + Sync {
@@ -245,17 +246,19 @@ impl Tenancy {
     }
 
     /// Waits until the process may take so many bytes: asks the others, once at least, and again until the time is over.
-    /// `false` where they do not hold so much beyond their floors, or did not give it back.
+    /// `false` where they do not hold so much beyond their floors, or did not give it back. The time begins again whenever
+    /// something comes: many pages take long.
     pub(super) fn ask(&self, bytes: u64, patience: Duration) -> bool {
         if !self.process.is_here() {
             return false;
         }
-        let began = Instant::now();
         let wants = &self.slot().wants;
         wants.fetch_add(bytes, Ordering::SeqCst);
+        let mut waiting = Waiting::new();
         let mut round = FIRST_ROUND;
         let has_room = loop {
-            if self.has_room(bytes) {
+            let room = self.ledger.room(self.at);
+            if bytes <= room {
                 break true;
             }
             if bytes > self.ledger.may_have(self.at) {
@@ -268,13 +271,14 @@ impl Tenancy {
                 // Who is gone does not answer.
                 self.ledger.clear_gone(self.lease);
             }
-            let left = patience.saturating_sub(began.elapsed());
-            if left.is_zero() || self.has_room(bytes) {
-                break self.has_room(bytes);
+            let room = self.ledger.room(self.at);
+            let left = patience.saturating_sub(waiting.time(room));
+            if bytes <= room || left.is_zero() {
+                break bytes <= room;
             }
             // They may free something.
             std::thread::sleep(left.min(round));
-            round *= 2;
+            round = (round * 2).min(LAST_ROUND);
         };
         lower(wants, bytes);
         has_room
@@ -282,13 +286,14 @@ impl Tenancy {
 
     /// Until there is room, or all have answered; `false` where the time was over first.
     fn wait_for_answers(&self, ask: u32, bytes: u64, patience: Duration) -> bool {
-        let began = Instant::now();
+        let mut waiting = Waiting::new();
         loop {
             let answers = self.ledger.answers.load(Ordering::SeqCst);
-            if self.has_room(bytes) || self.ledger.others_answered(self.at, ask) {
+            let room = self.ledger.room(self.at);
+            if bytes <= room || self.ledger.others_answered(self.at, ask) {
                 return true;
             }
-            let left = patience.saturating_sub(began.elapsed());
+            let left = patience.saturating_sub(waiting.time(room));
             if left.is_zero() {
                 return false;
             }
@@ -323,6 +328,25 @@ impl Drop for Tenancy {
             // The thread that answers ends.
             self.wake();
         }
+    }
+}
+
+/// How long a request has waited since there was more room than ever.
+struct Waiting {
+    since: Instant,
+    most_room: u64,
+}
+
+impl Waiting {
+    fn new() -> Self {
+        Self { since: Instant::now(), most_room: 0 }
+    }
+
+    fn time(&mut self, room: u64) -> Duration {
+        if room > self.most_room {
+            *self = Self { most_room: room, ..Self::new() };
+        }
+        self.since.elapsed()
     }
 }
 
@@ -386,4 +410,30 @@ fn wait(word: &AtomicU32, seen: u32, patience: Option<Duration>) {
 fn wake_all(word: &AtomicU32) {
     // Fails only where `wait` does not wait for it either.
     let _ = futex::wake(word, futex::Flags::empty(), i32::MAX.cast_unsigned());
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_comes_slowly_is_waited_for() {
+        let name = format!("slowly-{}", std::process::id());
+        let tenancy = Tenancy::join(&name, Some(10)).unwrap().unwrap();
+        let (ledger, lease) = (&tenancy.ledger, tenancy.lease);
+        let other = ledger.join(lease, None).unwrap().unwrap();
+        assert!(ledger.take(lease, other, 10));
+        let patience = Duration::from_millis(400);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..10 {
+                    std::thread::sleep(Duration::from_millis(60));
+                    lower(&ledger.slots[other].held, 1);
+                }
+            });
+            assert!(tenancy.ask(10, patience), "all of it comes, after more than the patience");
+        });
+        assert!(tenancy.take(10) && !tenancy.ask(1, patience));
+        std::fs::remove_file(tenancy.path()).unwrap();
+    }
 }
