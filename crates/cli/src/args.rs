@@ -73,12 +73,13 @@ impl Command {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Flags override the file, whose keys are: num_layers, feat_dim, learning_rate,
-batch_size, epochs, seed, device, allocator, data, log_dir, tf32.
+batch_size, micro_batches, epochs, seed, device, allocator, data, log_dir, tf32.
 
 Examples:
   millpond train                             10 epochs of the bundled digits
   millpond train --allocator all --epochs 3  each allocator in turn, and a table
-  millpond train run.toml --device cuda:1    settings of a file, the second GPU")]
+  millpond train run.toml --device cuda:1    settings of a file, the second GPU
+  torchrun --nproc-per-node 4 --no-python millpond train           four GPUs")]
 pub(crate) struct TrainArgs {
     /// File of settings
     #[arg(value_name = "CONFIG.toml")]
@@ -97,6 +98,9 @@ pub(crate) struct TrainArgs {
     /// Images in a step [default: 64]
     #[arg(long, value_name = "N", value_parser = whole::<{ Config::MOST_IN_A_BATCH }>, allow_negative_numbers = true)]
     batch_size: Option<usize>,
+    /// Parts to compute a batch in, to need less memory [default: 1]
+    #[arg(long, value_name = "N", value_parser = whole::<{ Config::MOST_IN_A_BATCH }>, allow_negative_numbers = true)]
+    micro_batches: Option<usize>,
     /// Hidden layers [default: 4]
     #[arg(long, value_name = "N", value_parser = whole::<{ Config::MOST_LAYERS }>, allow_negative_numbers = true)]
     num_layers: Option<usize>,
@@ -115,7 +119,7 @@ pub(crate) struct TrainArgs {
     /// Write curves.csv and curves.svg to this folder
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
-    /// Write the results to this file, or to standard output for -
+    /// Write the results to this file; - is standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
     /// Keep a checkpoint in this folder, written after each epoch
@@ -127,6 +131,9 @@ pub(crate) struct TrainArgs {
     /// Go on from the checkpoint, if there is one
     #[arg(long, requires = "save")]
     pub(crate) resume: bool,
+    /// With many GPUs, split over them: optimizer or gradients
+    #[arg(long, value_name = "WHAT", value_enum, hide_possible_values = true)]
+    pub(crate) shard: Option<Sharded>,
     /// Record what the pool does to this file, for millpond replay
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
@@ -184,6 +191,15 @@ pub(crate) struct ManArgs {
     pub(crate) dir: PathBuf,
 }
 
+/// What is split over ranks.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum Sharded {
+    /// The optimizer's state.
+    Optimizer,
+    /// The gradients, too.
+    Gradients,
+}
+
 impl TrainArgs {
     /// Lays the flags that were given over the settings.
     pub(crate) fn lay_over(&self, config: &mut Config) {
@@ -196,6 +212,7 @@ impl TrainArgs {
         set(&mut config.allocator, &self.allocator);
         set(&mut config.epochs, &self.epochs);
         set(&mut config.batch_size, &self.batch_size);
+        set(&mut config.micro_batches, &self.micro_batches);
         set(&mut config.num_layers, &self.num_layers);
         set(&mut config.feat_dim, &self.feat_dim);
         set(&mut config.learning_rate, &self.learning_rate);

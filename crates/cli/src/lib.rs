@@ -23,6 +23,7 @@ mod probe;
 mod probe_args;
 mod probe_tables;
 mod progress;
+mod ranks;
 mod replay;
 mod replay_args;
 mod replay_export;
@@ -111,6 +112,7 @@ fn status(result: error::Result<()>) -> u8 {
     });
     match result {
         Ok(()) => 0,
+        Err(Error::SaidElsewhere { status }) => status,
         Err(error) => {
             screen::complain(&error.worded());
             error.status()

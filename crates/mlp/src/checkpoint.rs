@@ -16,6 +16,7 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde::{Deserialize, Serialize};
 
 use crate::data::Dataset;
+use crate::ranks::Team;
 use crate::{Epoch, Error, Hyper, Model, Result, TOTALS};
 
 /// The file's name in its folder.
@@ -232,20 +233,44 @@ fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
 #[derive(Debug)]
 pub(crate) struct Saver<'a> {
     saving: Option<&'a Saving>,
+    /// Steps of an epoch between two checkpoints.
+    every: Option<usize>,
     progress: Progress,
 }
 
 impl<'a> Saver<'a> {
-    /// Of a training from its beginning, or from the checkpoint to go on from.
-    pub(crate) fn new(saving: Option<&'a Saving>, hyper: &Hyper, data: &Dataset) -> Self {
+    /// Of a training from its beginning, or from the checkpoint to go on from: with a team, rank 0's.
+    ///
+    /// # Errors
+    /// [`Error::Launcher`] where a rank has other settings or data, and [`Error::RankLost`].
+    pub(crate) fn new(
+        saving: Option<&'a Saving>,
+        team: Option<&Team>,
+        hyper: &Hyper,
+        data: &Dataset,
+    ) -> Result<Self> {
         let progress = match saving {
             Some(Saving { from: Some(from), .. }) => Progress { hyper: *hyper, ..from.progress.clone() },
             _ => {
-                let data = saving.map_or(0, |_| data.checksum());
+                let data = if saving.is_some() || team.is_some() { data.checksum() } else { 0 };
                 Progress { hyper: *hyper, data, epochs: Vec::new(), begun: Begun::default() }
             }
         };
-        Self { saving, progress }
+        let every = saving.and_then(|saving| saving.every);
+        let Some(team) = team else { return Ok(Self { saving, every, progress }) };
+        let said = team.gather(&(progress, every, team.shard()))?;
+        let (first, every, shard) = &said[0];
+        for (rank, (progress, _, sharded)) in said.iter().enumerate() {
+            let what = match () {
+                () if progress.hyper != first.hyper || sharded != shard => "settings",
+                () if progress.data != first.data => "data",
+                () => continue,
+            };
+            let what =
+                format!("rank {rank} has other {what} than rank 0: start all ranks with the same arguments");
+            return Err(Error::Launcher { what });
+        }
+        Ok(Self { saving, every: *every, progress: first.clone() })
     }
 
     /// The weights to begin with, where the training goes on.
@@ -265,7 +290,7 @@ impl<'a> Saver<'a> {
 
     /// Whether a checkpoint is to be written after this step of an epoch, counted from 1.
     pub(crate) fn is_due(&self, step: usize) -> bool {
-        self.saving.is_some_and(|saving| saving.every.is_some_and(|every| step.is_multiple_of(every)))
+        self.every.is_some_and(|every| step.is_multiple_of(every))
     }
 
     /// Writes one in the middle of an epoch.

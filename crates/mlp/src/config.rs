@@ -25,6 +25,9 @@ pub struct Config {
     /// Images in a step, 1 to [`MOST_IN_A_BATCH`](Self::MOST_IN_A_BATCH).
     #[serde(deserialize_with = "whole::<_, { Config::MOST_IN_A_BATCH }>")]
     pub batch_size: usize,
+    /// Parts that a rank computes a batch's gradients in, 1 to [`MOST_IN_A_BATCH`](Self::MOST_IN_A_BATCH).
+    #[serde(deserialize_with = "whole::<_, { Config::MOST_IN_A_BATCH }>")]
+    pub micro_batches: usize,
     /// Passes over the training set, 1 to [`MOST_EPOCHS`](Self::MOST_EPOCHS).
     #[serde(deserialize_with = "whole::<_, { Config::MOST_EPOCHS }>")]
     pub epochs: usize,
@@ -52,6 +55,7 @@ impl Default for Config {
             feat_dim: 784,
             learning_rate: 0.1,
             batch_size: 64,
+            micro_batches: 1,
             epochs: 10,
             seed: 1,
             device: DeviceChoice::Auto,
@@ -92,8 +96,8 @@ impl Config {
 
     /// What to train.
     pub fn hyper(&self) -> Hyper {
-        let &Self { num_layers, feat_dim, learning_rate, batch_size, epochs, seed, .. } = self;
-        Hyper { num_layers, feat_dim, learning_rate, batch_size, epochs, seed }
+        let &Self { num_layers, feat_dim, learning_rate, batch_size, micro_batches, epochs, seed, .. } = self;
+        Hyper { num_layers, feat_dim, learning_rate, batch_size, micro_batches, epochs, seed }
     }
 
     /// Reads a whole number from 1 to `most`, as a flag has it.
@@ -268,13 +272,14 @@ mod tests {
 
     #[test]
     fn every_setting_is_read() {
-        let text = "num_layers = 1\nfeat_dim = 2\nlearning_rate = 3\nbatch_size = 4\nepochs = 5\nseed = 6\n\
+        let text = "num_layers = 1\nfeat_dim = 2\nlearning_rate = 3\nbatch_size = 4\nmicro_batches = 7\nepochs = 5\nseed = 6\n\
                     device = \"cuda:7\"\nallocator = \"all\"\ndata = \"d\"\nlog_dir = \"l\"\ntf32 = true\n";
         let expected = Config {
             num_layers: 1,
             feat_dim: 2,
             learning_rate: 3.0,
             batch_size: 4,
+            micro_batches: 7,
             epochs: 5,
             seed: 6,
             device: "cuda:7".parse().unwrap(),

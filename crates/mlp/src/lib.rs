@@ -20,6 +20,9 @@ mod hyper;
 mod machine;
 mod memory;
 mod model;
+mod optimizer;
+pub mod ranks;
+mod share;
 mod train;
 
 pub use backend::{Activation, Backend, Batch, TOTAL_CORRECT, TOTAL_LOSS, TOTALS};

@@ -7,6 +7,7 @@ use millpond::device::host::HostDevice;
 use millpond::device::{DeviceChoice, DeviceError, DeviceName, Kind};
 
 use crate::cuda::{self, CudaBackend, CudaTraining};
+use crate::ranks::{Ranks, Shard, Team};
 use crate::{Backend, Error, HostBackend, Memory, Result};
 
 /// The devices that there are kernels for, as the user names them.
@@ -40,10 +41,28 @@ impl Machine {
     /// [`DeviceError::Unavailable`] where the device is not there, [`DeviceError::Unsupported`] where there are no
     /// kernels for it.
     pub fn open(choice: DeviceChoice) -> Result<(Self, Option<Error>)> {
+        Self::open_on(choice, 0)
+    }
+
+    /// As [`open`](Self::open), for a rank with this number among those of its machine: it gets a GPU of its own. Where the
+    /// launcher has given it one, that is the only one it sees.
+    ///
+    /// # Errors
+    /// As above, and [`Error::Launcher`] where another GPU than the first is named, and there are several ranks.
+    pub fn open_on(choice: DeviceChoice, local_rank: usize) -> Result<(Self, Option<Error>)> {
+        let gpu = |name: DeviceName| match (local_rank, name.ordinal()) {
+            (0, _) => Ok(name),
+            (_, 0) if cuda::gpus() == 1 => Ok(name),
+            (_, 0) => Ok(DeviceName::cuda(local_rank)),
+            _ => Err(Error::Launcher {
+                what: format!("--device {name} is one GPU, but each rank takes its own: say --device cuda"),
+            }),
+        };
         match choice {
+            DeviceChoice::Named(name) if name.kind() == Kind::Cuda => Ok((Self::of(gpu(name)?)?, None)),
             DeviceChoice::Named(name) => Ok((Self::of(name)?, None)),
             DeviceChoice::Auto => {
-                let gpu = Self::of(DeviceName::cuda(0));
+                let gpu = gpu(DeviceName::cuda(0)).and_then(Self::of);
                 match gpu.and_then(|machine| cuda::libraries().map(|()| machine)) {
                     Ok(machine) => Ok((machine, None)),
                     Err(why) => Ok((Self::of(DeviceName::HOST)?, Some(why))),
@@ -79,6 +98,30 @@ impl Machine {
         match &self.host {
             None => name.clone(),
             Some(_) => format!("{name}, {} threads", rayon::current_num_threads()),
+        }
+    }
+
+    /// These ranks, with what their devices do together.
+    ///
+    /// # Errors
+    /// [`Error::Library`] where NCCL is missing, or refuses. The device's own.
+    pub fn team(&self, ranks: &Arc<Ranks>, shard: Shard) -> Result<Team> {
+        let names = ranks.gather(&self.name().to_string())?;
+        let is_gpu = |name: &str| name != DeviceName::HOST.to_string();
+        if let Some(other) = names.iter().position(|name| is_gpu(name) != is_gpu(&names[0])) {
+            let what = format!(
+                "rank 0 trains on {}, and rank {other} on {}: name the device by --device",
+                names[0], names[other]
+            );
+            return Err(Error::Launcher { what });
+        }
+        let stream = self.context.create_stream()?;
+        match &self.host {
+            Some(device) => Team::over_tcp(ranks.clone(), device.clone(), stream, shard),
+            None => {
+                Err(DeviceError::Unsupported { device: self.name().to_string(), what: "several ranks" }
+                    .into())
+            }
         }
     }
 

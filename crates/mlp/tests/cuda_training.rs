@@ -15,8 +15,15 @@ use millpond_mlp::{
     train,
 };
 
-const SMALL: Hyper =
-    Hyper { num_layers: 3, feat_dim: 52, learning_rate: 0.1, batch_size: 64, epochs: 2, seed: 3 };
+const SMALL: Hyper = Hyper {
+    num_layers: 3,
+    feat_dim: 52,
+    learning_rate: 0.1,
+    batch_size: 64,
+    micro_batches: 1,
+    epochs: 2,
+    seed: 3,
+};
 
 struct Unwatched;
 
@@ -52,7 +59,7 @@ fn cuda_backend(machine: &Machine, allocator: &str, streams: Streams) -> CudaBac
 
 fn trained(machine: &Machine, backend: &mut dyn Backend, data: &Dataset, hyper: &Hyper) -> Vec<Epoch> {
     let upload = Upload::new(machine.context()).unwrap();
-    let epochs = train(backend, &upload, data, hyper, None, &mut Unwatched).unwrap();
+    let epochs = train(backend, &upload, data, hyper, None, None, &mut Unwatched).unwrap();
     assert_eq!(upload.pinned().unwrap().stats().allocations, 3, "batches pass through pinned memory");
     epochs
 }
@@ -133,7 +140,7 @@ fn check_gradients(backend: &mut dyn Backend) {
     let mut rows = vec![0; 64 * data.train.row()];
     data.train.gather(&(429..493).rev().collect::<Vec<_>>(), &mut rows);
     let rows = memory.upload(64, data.train.row(), &rows).unwrap();
-    let batch = Batch { rows: &rows, count: 61 };
+    let batch = Batch { rows: &rows, count: 61, of: 61 };
     let mut model = Model::new(&memory, data.pixels(), 2, 36, 1).unwrap();
     let mut totals = memory.zeroed::<f64>(1, TOTALS).unwrap();
     let gradients = model.gradients(backend, batch, &mut totals).unwrap();
@@ -175,9 +182,9 @@ fn tensors_of_the_wrong_shape_are_refused() {
     let memory = backend.memory().clone();
     let (a, b) = (memory.zeroed(4, 6).unwrap(), memory.zeroed(5, 6).unwrap());
     let rows = memory.zeroed::<u8>(2, 6).unwrap();
-    let batch = Batch { rows: &rows, count: 3 };
+    let batch = Batch { rows: &rows, count: 3, of: 3 };
     assert!(matches!(backend.linear(&a, &b, millpond_mlp::Activation::None), Err(Error::Shape { .. })));
-    assert!(matches!(backend.weight_gradient(&a, &b), Err(Error::Shape { .. })));
+    assert!(matches!(backend.weight_gradient(&a, &b, None), Err(Error::Shape { .. })));
     assert!(matches!(backend.input_gradient(&a, &b, &b), Err(Error::Shape { .. })));
     assert!(matches!(backend.images(batch), Err(Error::Shape { .. })));
     let (mut weights, gradients) = (vec![a], vec![b]);
@@ -190,8 +197,15 @@ fn tensors_of_the_wrong_shape_are_refused() {
 #[ignore = "needs a CUDA GPU; prints times, and is slow under compute-sanitizer"]
 fn epochs_of_the_default_model_are_timed_with_every_allocator() {
     let data = Dataset::bundled().unwrap();
-    let hyper =
-        Hyper { num_layers: 4, feat_dim: 784, learning_rate: 0.1, batch_size: 64, epochs: 4, seed: 0 };
+    let hyper = Hyper {
+        num_layers: 4,
+        feat_dim: 784,
+        learning_rate: 0.1,
+        batch_size: 64,
+        micro_batches: 1,
+        epochs: 4,
+        seed: 0,
+    };
     let steps = data.train.labels.len().div_ceil(hyper.batch_size) as f64;
     let machine = gpu();
     for name in NAMES {

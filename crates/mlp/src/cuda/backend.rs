@@ -169,12 +169,14 @@ impl Backend for CudaBackend {
         Ok(out)
     }
 
-    fn weight_gradient(&mut self, x: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    fn weight_gradient(&mut self, x: &Tensor, dy: &Tensor, into: Option<Tensor>) -> Result<Tensor> {
+        let shape = (x.cols(), dy.cols());
         check("weight_gradient", dy.shape(), (x.rows(), dy.cols()))?;
+        check("weight_gradient", into.as_ref().map_or(shape, Tensor::shape), shape)?;
         self.engine.enter()?;
         let product = Product::left_transposed(x.shape(), dy.shape());
         let Some(lane) = &mut self.second else {
-            let out = self.main.memory.uninit(x.cols(), dy.cols())?;
+            let out = into.map_or_else(|| self.main.memory.uninit(shape.0, shape.1), Ok)?;
             // SAFETY: the shapes agree.
             unsafe {
                 multiply(self.engine, &mut self.plans, &mut self.main, product, operands(x, dy, &out))
@@ -183,13 +185,17 @@ impl Backend for CudaBackend {
         };
         // The inputs are ready then; and so is memory that the first stream freed before this.
         lane.memory.stream().wait_for(self.main.memory.stream())?;
-        let out = lane.memory.uninit(x.cols(), dy.cols())?;
+        let out = into.map_or_else(|| lane.memory.uninit(shape.0, shape.1), Ok)?;
         self.second_is_ahead = true;
         // SAFETY: the shapes agree.
         unsafe { multiply(self.engine, &mut self.plans, lane, product, operands(x, dy, &out)) }?;
         x.record_use(lane.memory.stream())?;
         dy.record_use(lane.memory.stream())?;
         Ok(out)
+    }
+
+    fn gradient_stream(&self) -> &Stream {
+        self.second.as_ref().unwrap_or(&self.main).memory.stream()
     }
 
     fn update(&mut self, weights: &mut [Tensor], gradients: &[Tensor], rate: f32) -> Result<()> {

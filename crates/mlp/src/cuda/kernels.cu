@@ -37,11 +37,11 @@ extern "C" __global__ void relu_gradient(float* __restrict__ dx, const float* __
 }
 
 // One block, which is what makes the sums come out the same every time. A thread takes every blockDim-th row;
-// blockDim is a power of two. `gradient` may be null: then only the totals are made.
+// blockDim is a power of two. `gradient` may be null: then only the totals are made. The mean is over `of` images.
 extern "C" __global__ void cross_entropy(float* __restrict__ gradient, double* __restrict__ totals,
                                          const float* __restrict__ logits,
                                          const unsigned char* __restrict__ rows, unsigned pixels,
-                                         unsigned count, unsigned classes) {
+                                         unsigned count, unsigned classes, unsigned of) {
     __shared__ double losses[MAX_THREADS];
     __shared__ unsigned hits[MAX_THREADS];
     double loss = 0.0;
@@ -68,7 +68,7 @@ extern "C" __global__ void cross_entropy(float* __restrict__ gradient, double* _
         if (gradient) {
             float* g = gradient + (size_t)row * classes;
             for (unsigned c = 0; c < classes; ++c)
-                g[c] = (expf(z[c] - top) / sum - (c == label ? 1.0f : 0.0f)) / (float)count;
+                g[c] = (expf(z[c] - top) / sum - (c == label ? 1.0f : 0.0f)) / (float)of;
         }
     }
     losses[threadIdx.x] = loss;

@@ -115,6 +115,7 @@ impl Kernels {
         let (mut totals, mut logits_at) = (totals.ptr().raw(), logits.ptr().raw());
         let (mut rows, mut pixels) = (batch.rows.ptr().raw(), batch.pixels() as u32);
         let (mut count, mut classes) = (batch.count as u32, logits.cols() as u32);
+        let mut of = batch.of as u32;
         let mut arguments = [
             argument(&mut gradient),
             argument(&mut totals),
@@ -123,6 +124,7 @@ impl Kernels {
             argument(&mut pixels),
             argument(&mut count),
             argument(&mut classes),
+            argument(&mut of),
         ];
         let grid = Grid { blocks: (1, 1), threads: count.next_power_of_two().clamp(32, MAX_THREADS) };
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.

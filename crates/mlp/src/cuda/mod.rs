@@ -32,6 +32,11 @@ mod tune;
 
 pub use backend::{CudaBackend, CudaTraining};
 
+/// GPUs that this process sees; 0 without a driver.
+pub(crate) fn gpus() -> usize {
+    driver::gpus()
+}
+
 /// Whether the libraries that training needs can be loaded, without making anything of them.
 ///
 /// # Errors

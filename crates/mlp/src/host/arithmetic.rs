@@ -142,14 +142,14 @@ pub(super) fn score(logits: &[f32], labels: impl Iterator<Item = usize>, classes
     }
 }
 
-/// `(softmax(logits) − onehot(label)) / rows`.
+/// `(softmax(logits) − onehot(label)) / of`.
 pub(super) fn cross_entropy_gradient(
     to: &mut [f32],
     logits: &[f32],
     labels: impl Iterator<Item = usize>,
-    classes: usize,
+    (classes, of): (usize, usize),
 ) {
-    let scale = 1.0 / (logits.len() / classes) as f32;
+    let scale = 1.0 / of as f32;
     for ((to, row), label) in to.chunks_exact_mut(classes).zip(logits.chunks_exact(classes)).zip(labels) {
         let (largest, _) = largest(row);
         to.iter_mut().zip(row).for_each(|(to, &logit)| *to = (logit - largest).exp());

@@ -9,6 +9,7 @@ mod view;
 
 use std::sync::Arc;
 
+use millpond::Stream;
 use millpond::device::host::HostDevice;
 
 use crate::backend::{Activation, Backend, Batch};
@@ -91,13 +92,13 @@ impl Backend for HostBackend {
         check_scored("cross_entropy", logits, batch, totals)?;
         let out = self.memory.uninit(logits.rows(), logits.cols())?;
         let (to, from, totals) = (View::of(&out), View::of(logits), View::of(totals));
-        let (rows, pixels, classes) = (View::of(batch.rows), batch.pixels(), logits.cols());
+        let (rows, pixels, classes, of) = (View::of(batch.rows), batch.pixels(), logits.cols(), batch.of);
         self.launch(move || {
             let (to, from, totals) =
                 (in_stream_order!(mut to), in_stream_order!(from), in_stream_order!(mut totals));
             let rows = in_stream_order!(rows);
             arithmetic::score(from, labels(rows, pixels), classes, totals);
-            arithmetic::cross_entropy_gradient(to, from, labels(rows, pixels), classes);
+            arithmetic::cross_entropy_gradient(to, from, labels(rows, pixels), (classes, of));
         })?;
         Ok(out)
     }
@@ -126,15 +127,20 @@ impl Backend for HostBackend {
         Ok(out)
     }
 
-    fn weight_gradient(&mut self, x: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    fn weight_gradient(&mut self, x: &Tensor, dy: &Tensor, into: Option<Tensor>) -> Result<Tensor> {
         check_shape("weight_gradient", dy, (x.rows(), dy.cols()))?;
-        let out = self.memory.uninit(x.cols(), dy.cols())?;
+        let out = into.map_or_else(|| self.memory.uninit(x.cols(), dy.cols()), Ok)?;
+        check_shape("weight_gradient", &out, (x.cols(), dy.cols()))?;
         let (to, x_view, dy_view) = (View::of(&out), View::of(x), View::of(dy));
         let product = Product::left_transposed(x.shape(), dy.shape());
         self.launch(move || {
             product.run(in_stream_order!(mut to), in_stream_order!(x_view), in_stream_order!(dy_view));
         })?;
         Ok(out)
+    }
+
+    fn gradient_stream(&self) -> &Stream {
+        self.memory.stream()
     }
 
     fn update(&mut self, weights: &mut [Tensor], gradients: &[Tensor], rate: f32) -> Result<()> {

@@ -1,0 +1,264 @@
+//! Gradients in buckets, each of which is summed over the ranks as soon as it is complete.
+//!
+//! The layers of a bucket lie one after another, from the head down, as the backward pass computes them. While the team's
+//! stream sums one bucket, the backend goes on with the layers of the next.
+//!
+//! With [`Shard::Optimizer`], a rank gets one piece of each sum. It updates the same piece of the weights, which lie as the
+//! gradients do, and all ranks gather the pieces. With [`Shard::Gradients`], two buckets take turns.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use millpond::Stream;
+
+use super::add;
+use crate::model::Gradients;
+use crate::ranks::{Shard, Team};
+use crate::{Backend, Model, Result, Tensor};
+
+/// Layers begin at multiples of this many floats: 256 bytes, as blocks of their own do.
+const ALIGNMENT: usize = 64;
+
+/// The gradients of a model on this rank.
+#[derive(Debug)]
+pub(super) struct Buckets<'a> {
+    team: &'a Team,
+    /// What the library registered. Before the memory that it is of.
+    _registered: Vec<Box<dyn Any>>,
+    buckets: Vec<Bucket>,
+    /// The gradient of each layer, in the order of the layers.
+    layers: Vec<Tensor>,
+    /// The bucket of each layer.
+    bucket_of: Vec<usize>,
+    /// The piece of each bucket that this rank updates: weights, and the sum of their gradients.
+    pieces: (Vec<Tensor>, Vec<Tensor>),
+    /// Whether buckets are summed while the backward pass goes on.
+    is_last: bool,
+    /// The layer whose gradient is on its way.
+    layer: usize,
+    streams: [Stream; 2],
+}
+
+#[derive(Debug)]
+struct Bucket {
+    gradients: Tensor,
+    /// The weights of its layers, where ranks update pieces.
+    weights: Option<Tensor>,
+    /// The layers whose gradients are computed first and last.
+    first: usize,
+    last: usize,
+    /// Whether another bucket takes turns with it.
+    shares_memory: bool,
+}
+
+/// Which layers are in a bucket, and where in it each begins.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Plan {
+    /// Layer and offset, from the head down.
+    layers: Vec<(usize, usize)>,
+    len: usize,
+}
+
+/// Buckets of at least `least` floats for layers of these sizes, each of which `ranks` pieces make up.
+fn plan(sizes: &[usize], least: usize, ranks: usize) -> Vec<Plan> {
+    let mut plans: Vec<Plan> = Vec::new();
+    for (layer, size) in sizes.iter().enumerate().rev() {
+        if plans.last().is_none_or(|plan| plan.len >= least) {
+            plans.push(Plan::default());
+        }
+        let Some(plan) = plans.last_mut() else { continue };
+        plan.layers.push((layer, plan.len));
+        plan.len += size.next_multiple_of(ALIGNMENT);
+    }
+    plans.iter_mut().for_each(|plan| plan.len = plan.len.next_multiple_of(ALIGNMENT * ranks));
+    plans
+}
+
+impl<'a> Buckets<'a> {
+    pub(super) fn new(backend: &dyn Backend, model: &mut Model, team: &'a Team) -> Result<Self> {
+        let memory = backend.memory();
+        let sizes: Vec<_> = model.weights().iter().map(Tensor::len).collect();
+        let plans = plan(&sizes, team.least_in_a_bucket() / size_of::<f32>(), team.size());
+        let longest = plans.iter().map(|plan| plan.len).max().unwrap_or(0);
+        // Two that take turns are worth it where there are more.
+        let takes_turns = team.shard() == Shard::Gradients && plans.len() > 2;
+        let mut wholes = Vec::new();
+        let mut buckets = Vec::new();
+        let mut layers: Vec<Option<Tensor>> = (0..sizes.len()).map(|_| None).collect();
+        let mut bucket_of = vec![0; sizes.len()];
+        let mut pieces = (Vec::new(), Vec::new());
+        for (at, Plan { layers: planned, len }) in plans.iter().enumerate() {
+            if !takes_turns || at < 2 {
+                wholes.push(Arc::new(memory.zeroed(1, if takes_turns { longest } else { *len })?));
+            }
+            let whole: &Arc<Tensor> = &wholes[if takes_turns { at % 2 } else { at }];
+            for (layer, from) in planned {
+                let (rows, cols) = model.weights()[*layer].shape();
+                layers[*layer] = Some(Tensor::part(whole, *from, rows, cols)?);
+                bucket_of[*layer] = at;
+            }
+            let mut weights = None;
+            if team.shard() != Shard::Nothing {
+                let moved = moved(backend, model, planned, *len)?;
+                let (piece, mine) = (len / team.size(), team.rank() * len / team.size());
+                pieces.0.push(Tensor::part(&moved, mine, 1, piece)?);
+                pieces.1.push(match takes_turns {
+                    true => memory.zeroed(1, piece)?,
+                    false => Tensor::part(whole, mine, 1, piece)?,
+                });
+                weights = Some(Tensor::part(&moved, 0, 1, *len)?);
+            }
+            let (first, last) = (planned[0].0, planned[planned.len() - 1].0);
+            let gradients = Tensor::part(whole, 0, 1, *len)?;
+            buckets.push(Bucket { gradients, weights, first, last, shares_memory: takes_turns });
+        }
+        memory.synchronize()?;
+        let registered = wholes.iter().filter_map(|whole| team.collective().register(whole)).collect();
+        Ok(Self {
+            team,
+            _registered: registered,
+            buckets,
+            layers: layers.into_iter().flatten().collect(),
+            bucket_of,
+            pieces,
+            is_last: true,
+            layer: 0,
+            streams: [memory.stream().clone(), backend.gradient_stream().clone()],
+        })
+    }
+
+    /// Gives all ranks the weights of rank 0.
+    pub(super) fn equalise(&self, backend: &dyn Backend, model: &Model) -> Result<()> {
+        let (main, team) = (backend.memory().stream(), self.team);
+        team.stream().wait_for(main)?;
+        model.weights().iter().try_for_each(|weight| team.collective().broadcast(weight, team.stream()))?;
+        Ok(main.wait_for(team.stream())?)
+    }
+
+    /// Begins a step, or a part of it. If it is the last part, buckets are summed as they are complete.
+    pub(super) fn begin(&mut self, is_last: bool) {
+        self.is_last = is_last;
+    }
+
+    /// Adds these gradients to those of the step so far.
+    pub(super) fn add(
+        &mut self,
+        backend: &mut dyn Backend,
+        gradients: &[Tensor],
+        is_last: bool,
+    ) -> Result<()> {
+        add(backend, &mut self.layers, gradients)?;
+        if is_last { self.sum_all(backend) } else { Ok(()) }
+    }
+
+    /// Takes part in a step without images of this rank.
+    pub(super) fn add_nothing(&mut self, backend: &dyn Backend) -> Result<()> {
+        // In the order of the buckets, two of which may share their memory.
+        for at in 0..self.buckets.len() {
+            backend.memory().stream().wait_for(self.team.stream())?;
+            self.buckets[at].gradients.clear()?;
+            self.team.stream().wait_for(backend.memory().stream())?;
+            self.sum(at)?;
+        }
+        Ok(())
+    }
+
+    fn sum_all(&mut self, backend: &dyn Backend) -> Result<()> {
+        self.team.stream().wait_for(backend.memory().stream())?;
+        (0..self.buckets.len()).try_for_each(|at| self.sum(at))
+    }
+
+    /// Sums a bucket over the ranks, on the team's stream, which waits for its gradients already.
+    fn sum(&self, at: usize) -> Result<()> {
+        let (collective, stream) = (self.team.collective(), self.team.stream());
+        let gradients = &self.buckets[at].gradients;
+        match self.pieces.1.get(at) {
+            None => collective.all_reduce(gradients, stream),
+            Some(piece) => collective.reduce_scatter(gradients, piece, stream),
+        }
+    }
+
+    /// One step of SGD, of what this rank updates.
+    pub(super) fn step(&mut self, backend: &mut dyn Backend, model: &mut Model, rate: f32) -> Result<()> {
+        let (main, team) = (backend.memory().stream().clone(), self.team);
+        main.wait_for(team.stream())?;
+        if team.shard() == Shard::Nothing {
+            return model.update(backend, &self.layers, rate);
+        }
+        let (weights, gradients) = &mut self.pieces;
+        backend.update(weights, gradients, rate)?;
+        team.stream().wait_for(&main)?;
+        let mut wholes = self.buckets.iter().filter_map(|bucket| bucket.weights.as_ref());
+        wholes.try_for_each(|whole| team.collective().all_gather(whole, team.stream()))?;
+        Ok(main.wait_for(team.stream())?)
+    }
+}
+
+/// Moves the weights of these layers into one tensor, where they lie as their gradients do.
+fn moved(
+    backend: &dyn Backend,
+    model: &mut Model,
+    layers: &[(usize, usize)],
+    len: usize,
+) -> Result<Arc<Tensor>> {
+    let whole = Arc::new(backend.memory().zeroed(1, len)?);
+    for (layer, from) in layers {
+        let weights = &model.weights()[*layer];
+        let mut part = Tensor::part(&whole, *from, weights.rows(), weights.cols())?;
+        part.copy_from(weights)?;
+        model.move_to(*layer, part);
+    }
+    Ok(whole)
+}
+
+impl Gradients for Buckets<'_> {
+    fn place(&mut self, backend: &dyn Backend, layer: usize) -> Result<Option<Tensor>> {
+        self.layer = layer;
+        let bucket = &self.buckets[self.bucket_of[layer]];
+        if bucket.shares_memory && layer == bucket.first {
+            // The bucket that had the memory before is to be summed first.
+            backend.gradient_stream().wait_for(self.team.stream())?;
+        }
+        Ok(self.layers[layer].same_part())
+    }
+
+    fn ready(&mut self, backend: &dyn Backend, _: Tensor) -> Result<()> {
+        let at = self.bucket_of[self.layer];
+        if !self.is_last || self.layer != self.buckets[at].last {
+            return Ok(());
+        }
+        self.team.stream().wait_for(backend.gradient_stream())?;
+        self.sum(at)
+    }
+}
+
+impl Drop for Buckets<'_> {
+    /// All that was queued comes before the memory is freed.
+    fn drop(&mut self) {
+        let [main, gradients] = &self.streams;
+        for other in [gradients, self.team.stream()] {
+            if main.wait_for(other).is_err() {
+                // A device that refuses both does no more work.
+                other.synchronize().ok();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn buckets_are_filled_from_the_head_down() {
+        let planned = |sizes: &[usize], least, ranks| -> Vec<_> {
+            plan(sizes, least, ranks).into_iter().map(|plan| (plan.layers, plan.len)).collect()
+        };
+        assert_eq!(
+            planned(&[100, 640, 10], 1, 1),
+            [(vec![(2, 0)], 64), (vec![(1, 0)], 640), (vec![(0, 0)], 128)]
+        );
+        assert_eq!(planned(&[100, 640, 10], 100, 4), [(vec![(2, 0), (1, 64)], 768), (vec![(0, 0)], 256)]);
+        assert_eq!(planned(&[100, 640, 10], usize::MAX, 2), [(vec![(2, 0), (1, 64), (0, 704)], 896)]);
+    }
+}
