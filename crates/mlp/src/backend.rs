@@ -57,6 +57,15 @@ pub enum Activation {
     Relu,
 }
 
+/// How far a step of SGD goes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sgd {
+    /// The learning rate.
+    pub rate: f32,
+    /// What is left of a velocity after a step.
+    pub momentum: f32,
+}
+
 /// The place of the summed loss in a tensor of totals.
 pub const TOTAL_LOSS: usize = 0;
 /// The place of the number of correct answers in a tensor of totals.
@@ -127,11 +136,18 @@ pub trait Backend: std::fmt::Debug {
     /// is to be ordered with it.
     fn gradient_stream(&self) -> &Stream;
 
-    /// One step of SGD over all layers at once (one launch is enough): `w −= rate · gradient`, for each pair.
+    /// One step of SGD over all layers at once (one launch is enough): `w −= rate · gradient`, for each pair. With
+    /// velocities, `v = momentum · v + gradient` and `w −= rate · v`, for each three.
     ///
-    /// `gradients[i]` has the shape of `weights[i]`.
+    /// `gradients[i]` has the shape of `weights[i]`. So has `velocities[i]`, unless there are none.
     ///
     /// # Errors
     /// As above.
-    fn update(&mut self, weights: &mut [Tensor], gradients: &[Tensor], rate: f32) -> Result<()>;
+    fn update(
+        &mut self,
+        weights: &mut [Tensor],
+        gradients: &[Tensor],
+        velocities: &mut [Tensor],
+        sgd: Sgd,
+    ) -> Result<()>;
 }

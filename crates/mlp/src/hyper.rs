@@ -11,6 +11,9 @@ pub struct Hyper {
     pub feat_dim: usize,
     /// SGD's step.
     pub learning_rate: f32,
+    /// What is left of a velocity after a step, 0 to below 1. With 0 there are no velocities.
+    #[serde(default)]
+    pub momentum: f32,
     /// Images in a step, on all ranks; the last step of an epoch takes what is left.
     pub batch_size: usize,
     /// Parts of a batch that a rank computes one after another.

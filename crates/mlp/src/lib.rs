@@ -25,7 +25,7 @@ pub mod ranks;
 mod share;
 mod train;
 
-pub use backend::{Activation, Backend, Batch, TOTAL_CORRECT, TOTAL_LOSS, TOTALS};
+pub use backend::{Activation, Backend, Batch, Sgd, TOTAL_CORRECT, TOTAL_LOSS, TOTALS};
 pub use checkpoint::{Checkpoint, Saving};
 pub use config::Config;
 pub use error::{Error, Result};

@@ -6,8 +6,8 @@ use millpond::Context;
 use millpond::device::host::HostDevice;
 use millpond::device::{DeviceChoice, DeviceError, DeviceName, Kind};
 
-use crate::cuda::{self, CudaBackend, CudaTraining};
-use crate::ranks::{Ranks, Shard, Team};
+use crate::cuda::{self, CudaBackend, CudaTraining, Nccl};
+use crate::ranks::{Collective, Ranks, Shard, Tcp, Team};
 use crate::{Backend, Error, HostBackend, Memory, Result};
 
 /// The devices that there are kernels for, as the user names them.
@@ -115,14 +115,23 @@ impl Machine {
             );
             return Err(Error::Launcher { what });
         }
-        let stream = self.context.create_stream()?;
-        match &self.host {
-            Some(device) => Team::over_tcp(ranks.clone(), device.clone(), stream, shard),
-            None => {
-                Err(DeviceError::Unsupported { device: self.name().to_string(), what: "several ranks" }
-                    .into())
-            }
-        }
+        let collective: Box<dyn Collective> = match &self.host {
+            Some(device) => Box::new(Tcp::new(device.clone(), Some(ranks))?),
+            None => Box::new(Nccl::new(self.name().ordinal(), Some(ranks))?),
+        };
+        Ok(Team::new(Some(ranks.clone()), collective, self.context.create_stream()?, shard))
+    }
+
+    /// One rank alone, which trains as many do: to see what that costs.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn team_of_one(&self, shard: Shard) -> Result<Team> {
+        let collective: Box<dyn Collective> = match &self.host {
+            Some(device) => Box::new(Tcp::new(device.clone(), None)?),
+            None => Box::new(Nccl::new(self.name().ordinal(), None)?),
+        };
+        Ok(Team::new(None, collective, self.context.create_stream()?, shard))
     }
 
     /// The operations of this device over this memory. `tf32` lets a GPU round factors to TF32.

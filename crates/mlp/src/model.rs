@@ -3,7 +3,7 @@
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::{Activation, Backend, Batch, Memory, Result, Tensor};
+use crate::{Activation, Backend, Batch, Memory, Result, Sgd, Tensor};
 
 /// The classes that digits (and Fashion-MNIST's clothes) fall into.
 pub const CLASSES: usize = 10;
@@ -132,7 +132,18 @@ impl Model {
     /// # Errors
     /// The backend's own.
     pub fn update(&mut self, backend: &mut dyn Backend, gradients: &[Tensor], rate: f32) -> Result<()> {
-        backend.update(&mut self.weights, gradients, rate)
+        self.descend(backend, gradients, &mut [], Sgd { rate, momentum: 0.0 })
+    }
+
+    /// As [`update`](Self::update), with velocities if there are any.
+    pub(crate) fn descend(
+        &mut self,
+        backend: &mut dyn Backend,
+        gradients: &[Tensor],
+        velocities: &mut [Tensor],
+        sgd: Sgd,
+    ) -> Result<()> {
+        backend.update(&mut self.weights, gradients, velocities, sgd)
     }
 
     fn activation(&self, layer: usize) -> Activation {

@@ -20,7 +20,7 @@ use crate::hyper::{Epoch, Hyper};
 use crate::optimizer::Optimizer;
 use crate::ranks::Team;
 use crate::share::Share;
-use crate::{Backend, Error, Model, Result, TOTAL_CORRECT, TOTAL_LOSS, TOTALS, Tensor};
+use crate::{Backend, Error, Model, Result, Sgd, TOTAL_CORRECT, TOTAL_LOSS, TOTALS, Tensor};
 
 /// Images in a batch of the validation, which needs no gradients and so little memory for each.
 const VALIDATION_BATCH: usize = 1000;
@@ -142,7 +142,8 @@ impl<'a> Training<'a> {
             Some(weights) => Model::with_weights(&memory, data.pixels(), num_layers, feat_dim, weights)?,
         };
         memory.synchronize()?;
-        let optimizer = Optimizer::new(backend, &mut model, team)?;
+        let sgd = Sgd { rate: hyper.learning_rate, momentum: hyper.momentum };
+        let optimizer = Optimizer::new(backend, &mut model, sgd, team)?;
         Ok(Self {
             task,
             backend,
@@ -160,7 +161,10 @@ impl<'a> Training<'a> {
     fn run(&mut self) -> Result<()> {
         let memory = self.backend.memory().clone();
         let mut calls_before = self.calls_before;
-        self.optimizer.equalise(&*self.backend, &self.model)?;
+        self.optimizer.begin(&*self.backend, &self.model)?;
+        if self.saver.is_resumed() {
+            self.optimizer.resume(&*self.backend, &self.model, self.saver.velocities())?;
+        }
         for epoch in self.saver.epochs().len() + 1..=self.task.hyper.epochs {
             let (begin, begun) = (Instant::now(), self.saver.begun());
             let Continue(train_loss) = self.train(epoch)? else { break };
@@ -180,7 +184,9 @@ impl<'a> Training<'a> {
             if !train_loss.is_finite() {
                 return Err(Error::Diverged { epoch, loss: train_loss });
             }
-            self.saver.epoch(&self.model, report)?;
+            let saves = self.saver.saves();
+            let velocities = if saves { self.optimizer.velocities(&*self.backend)? } else { Vec::new() };
+            self.saver.epoch(&self.model, &velocities, report)?;
         }
         Ok(())
     }
@@ -204,14 +210,15 @@ impl<'a> Training<'a> {
             if !piece.is_last {
                 return Ok(Continue(()));
             }
-            optimizer.step(*backend, model, hyper.learning_rate)?;
+            optimizer.step(*backend, model)?;
             step.images += piece.of;
             if observer.wants_loss(step) {
                 observer.loss(step, totals.here()?[TOTAL_LOSS] / mine as f64);
             }
             if saver.is_due(step.images.div_ceil(hyper.batch_size)) {
                 let (totals, wall_ms) = (totals.sum(team)?, begun.wall_ms + milliseconds_since(begin));
-                saver.step(model, Begun { images: step.images, totals, wall_ms })?;
+                let begun = Begun { images: step.images, totals, wall_ms };
+                saver.step(model, &optimizer.velocities(&**backend)?, begun)?;
             }
             asking.go_on(*observer, team)
         })?;

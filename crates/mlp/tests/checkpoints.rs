@@ -14,6 +14,7 @@ const HYPER: Hyper = Hyper {
     num_layers: 2,
     feat_dim: 24,
     learning_rate: 0.1,
+    momentum: 0.0,
     batch_size: 64,
     micro_batches: 1,
     epochs: 3,

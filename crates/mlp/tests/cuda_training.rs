@@ -11,14 +11,15 @@ use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
 use millpond_mlp::cuda::{CudaBackend, CudaTraining};
 use millpond_mlp::data::Dataset;
 use millpond_mlp::{
-    Backend, Batch, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Step, TOTAL_LOSS, TOTALS, Upload,
-    train,
+    Backend, Batch, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Sgd, Step, TOTAL_LOSS, TOTALS,
+    Upload, train,
 };
 
 const SMALL: Hyper = Hyper {
     num_layers: 3,
     feat_dim: 52,
     learning_rate: 0.1,
+    momentum: 0.0,
     batch_size: 64,
     micro_batches: 1,
     epochs: 2,
@@ -188,7 +189,10 @@ fn tensors_of_the_wrong_shape_are_refused() {
     assert!(matches!(backend.input_gradient(&a, &b, &b), Err(Error::Shape { .. })));
     assert!(matches!(backend.images(batch), Err(Error::Shape { .. })));
     let (mut weights, gradients) = (vec![a], vec![b]);
-    assert!(matches!(backend.update(&mut weights, &gradients, 0.1), Err(Error::Shape { .. })));
+    assert!(matches!(
+        backend.update(&mut weights, &gradients, &mut [], Sgd { rate: 0.1, momentum: 0.0 }),
+        Err(Error::Shape { .. })
+    ));
 }
 
 /// Not a test of speed, which is another program's matter: prints what an epoch of the default model takes,
@@ -201,6 +205,7 @@ fn epochs_of_the_default_model_are_timed_with_every_allocator() {
         num_layers: 4,
         feat_dim: 784,
         learning_rate: 0.1,
+        momentum: 0.0,
         batch_size: 64,
         micro_batches: 1,
         epochs: 4,

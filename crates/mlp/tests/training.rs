@@ -12,6 +12,7 @@ const DEFAULTS: Hyper = Hyper {
     num_layers: 4,
     feat_dim: 784,
     learning_rate: 0.1,
+    momentum: 0.0,
     batch_size: 64,
     micro_batches: 1,
     epochs: 10,

@@ -10,7 +10,7 @@ use super::cublaslt::{Operands, Product, Scratch};
 use super::engine::Engine;
 use super::kernels::MAX_LAYERS;
 use super::tune::Plan;
-use crate::backend::{Activation, Backend, Batch};
+use crate::backend::{Activation, Backend, Batch, Sgd};
 use crate::{Error, Memory, Result, TOTALS, Tensor};
 
 /// How to train on a GPU.
@@ -198,10 +198,21 @@ impl Backend for CudaBackend {
         self.second.as_ref().unwrap_or(&self.main).memory.stream()
     }
 
-    fn update(&mut self, weights: &mut [Tensor], gradients: &[Tensor], rate: f32) -> Result<()> {
+    fn update(
+        &mut self,
+        weights: &mut [Tensor],
+        gradients: &[Tensor],
+        velocities: &mut [Tensor],
+        sgd: Sgd,
+    ) -> Result<()> {
         check("update", (1, gradients.len()), (1, weights.len()))?;
-        for (weight, gradient) in weights.iter().zip(gradients) {
-            check("update", gradient.shape(), weight.shape())?;
+        if !velocities.is_empty() {
+            check("update", (1, velocities.len()), (1, weights.len()))?;
+        }
+        for (layer, weight) in weights.iter().enumerate() {
+            check("update", gradients[layer].shape(), weight.shape())?;
+            let velocity = velocities.get(layer);
+            check("update", velocity.map_or(weight.shape(), Tensor::shape), weight.shape())?;
         }
         self.engine.enter()?;
         let stream = self.main.memory.stream();
@@ -210,9 +221,11 @@ impl Backend for CudaBackend {
             self.second_is_ahead = false;
         }
         let kernels = &self.engine.kernels;
-        for pairs in weights.chunks(MAX_LAYERS).zip(gradients.chunks(MAX_LAYERS)) {
+        let mut velocities = velocities.chunks(MAX_LAYERS);
+        for (weights, gradients) in weights.chunks(MAX_LAYERS).zip(gradients.chunks(MAX_LAYERS)) {
+            let velocities = velocities.next().unwrap_or_default();
             // SAFETY: the shapes agree, and there are at most `MAX_LAYERS`.
-            unsafe { kernels.update(stream.handle(), pairs, rate) }?;
+            unsafe { kernels.update(stream.handle(), (weights, gradients, velocities), sgd) }?;
         }
         if self.second.is_some() {
             // Gradients are freed on the second stream.

@@ -125,6 +125,13 @@ pub(super) fn mask_where_zero(gradient: &mut [f32], output: &[f32]) {
     });
 }
 
+/// `v = momentum · v + gradient`.
+pub(super) fn accelerate(v: &mut [f32], gradient: &[f32], momentum: f32) {
+    v.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK)).for_each(|(v, gradient)| {
+        v.iter_mut().zip(gradient).for_each(|(v, &gradient)| *v = momentum * *v + gradient);
+    });
+}
+
 /// `w −= rate · gradient`.
 pub(super) fn descend(w: &mut [f32], gradient: &[f32], rate: f32) {
     w.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK)).for_each(|(w, gradient)| {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 use millpond::Stream;
 use millpond::device::host::HostDevice;
 
-use crate::backend::{Activation, Backend, Batch};
+use crate::backend::{Activation, Backend, Batch, Sgd};
 use crate::{Error, Memory, Result, TOTALS, Tensor};
 use arithmetic::Product;
 use view::View;
@@ -143,19 +143,33 @@ impl Backend for HostBackend {
         self.memory.stream()
     }
 
-    fn update(&mut self, weights: &mut [Tensor], gradients: &[Tensor], rate: f32) -> Result<()> {
-        if weights.len() != gradients.len() {
-            return Err(Error::Shape {
-                operation: "update",
-                found: (1, gradients.len()),
-                expected: (1, weights.len()),
-            });
+    fn update(
+        &mut self,
+        weights: &mut [Tensor],
+        gradients: &[Tensor],
+        velocities: &mut [Tensor],
+        Sgd { rate, momentum }: Sgd,
+    ) -> Result<()> {
+        let with_velocities = !velocities.is_empty();
+        for found in [gradients.len(), if with_velocities { velocities.len() } else { weights.len() }] {
+            if found != weights.len() {
+                let (found, expected) = ((1, found), (1, weights.len()));
+                return Err(Error::Shape { operation: "update", found, expected });
+            }
         }
-        for (w, gradient) in weights.iter_mut().zip(gradients) {
+        for (layer, (w, gradient)) in weights.iter_mut().zip(gradients).enumerate() {
             check_shape("update", gradient, w.shape())?;
-            let (w, gradient) = (View::of(w), View::of(gradient));
+            let velocity = velocities.get(layer);
+            velocity.map_or(Ok(()), |velocity| check_shape("update", velocity, w.shape()))?;
+            let (w, gradient, velocity) = (View::of(w), View::of(gradient), velocity.map(View::of));
             self.launch(move || {
-                arithmetic::descend(in_stream_order!(mut w), in_stream_order!(gradient), rate);
+                let (w, mut gradient) = (in_stream_order!(mut w), in_stream_order!(gradient));
+                if let Some(velocity) = velocity {
+                    let velocity = in_stream_order!(mut velocity);
+                    arithmetic::accelerate(velocity, gradient, momentum);
+                    gradient = velocity;
+                }
+                arithmetic::descend(w, gradient, rate);
             })?;
         }
         Ok(())

@@ -14,7 +14,7 @@ use millpond::Stream;
 use super::add;
 use crate::model::Gradients;
 use crate::ranks::{Shard, Team};
-use crate::{Backend, Model, Result, Tensor};
+use crate::{Backend, Model, Result, Sgd, Tensor};
 
 /// Layers begin at multiples of this many floats: 256 bytes, as blocks of their own do.
 const ALIGNMENT: usize = 64;
@@ -74,24 +74,30 @@ fn plan(sizes: &[usize], least: usize, ranks: usize) -> Vec<Plan> {
     plans
 }
 
+/// The lengths of two tensors in which buckets take turns, if that takes less memory than all buckets.
+fn turns(plans: &[Plan], ranks: usize) -> Option<[usize; 2]> {
+    let longest = |first: usize| plans.iter().skip(first).step_by(2).map(|plan| plan.len).max().unwrap_or(0);
+    let (lengths, all) = ([longest(0), longest(1)], plans.iter().map(|plan| plan.len).sum::<usize>());
+    (lengths.iter().sum::<usize>() + all / ranks < all).then_some(lengths)
+}
+
 impl<'a> Buckets<'a> {
     pub(super) fn new(backend: &dyn Backend, model: &mut Model, team: &'a Team) -> Result<Self> {
         let memory = backend.memory();
         let sizes: Vec<_> = model.weights().iter().map(Tensor::len).collect();
         let plans = plan(&sizes, team.least_in_a_bucket() / size_of::<f32>(), team.size());
-        let longest = plans.iter().map(|plan| plan.len).max().unwrap_or(0);
-        // Two that take turns are worth it where there are more.
-        let takes_turns = team.shard() == Shard::Gradients && plans.len() > 2;
+        let turns = turns(&plans, team.size()).filter(|_| team.shard() == Shard::Gradients);
         let mut wholes = Vec::new();
         let mut buckets = Vec::new();
         let mut layers: Vec<Option<Tensor>> = (0..sizes.len()).map(|_| None).collect();
         let mut bucket_of = vec![0; sizes.len()];
         let mut pieces = (Vec::new(), Vec::new());
         for (at, Plan { layers: planned, len }) in plans.iter().enumerate() {
-            if !takes_turns || at < 2 {
-                wholes.push(Arc::new(memory.zeroed(1, if takes_turns { longest } else { *len })?));
+            let slot = if turns.is_some() { at % 2 } else { at };
+            if slot == wholes.len() {
+                wholes.push(Arc::new(memory.zeroed(1, turns.map_or(*len, |lengths| lengths[slot]))?));
             }
-            let whole: &Arc<Tensor> = &wholes[if takes_turns { at % 2 } else { at }];
+            let whole: &Arc<Tensor> = &wholes[slot];
             for (layer, from) in planned {
                 let (rows, cols) = model.weights()[*layer].shape();
                 layers[*layer] = Some(Tensor::part(whole, *from, rows, cols)?);
@@ -102,18 +108,23 @@ impl<'a> Buckets<'a> {
                 let moved = moved(backend, model, planned, *len)?;
                 let (piece, mine) = (len / team.size(), team.rank() * len / team.size());
                 pieces.0.push(Tensor::part(&moved, mine, 1, piece)?);
-                pieces.1.push(match takes_turns {
-                    true => memory.zeroed(1, piece)?,
-                    false => Tensor::part(whole, mine, 1, piece)?,
+                pieces.1.push(match turns {
+                    Some(_) => memory.zeroed(1, piece)?,
+                    None => Tensor::part(whole, mine, 1, piece)?,
                 });
                 weights = Some(Tensor::part(&moved, 0, 1, *len)?);
             }
             let (first, last) = (planned[0].0, planned[planned.len() - 1].0);
             let gradients = Tensor::part(whole, 0, 1, *len)?;
-            buckets.push(Bucket { gradients, weights, first, last, shares_memory: takes_turns });
+            buckets.push(Bucket { gradients, weights, first, last, shares_memory: turns.is_some() });
         }
         memory.synchronize()?;
-        let registered = wholes.iter().filter_map(|whole| team.collective().register(whole)).collect();
+        let mut registered: Vec<_> =
+            wholes.iter().filter_map(|whole| team.collective().register(whole)).collect();
+        // Either all ranks use registered memory, or none does.
+        if !team.gather(&(registered.len() == wholes.len()))?.into_iter().all(|all| all) {
+            registered.clear();
+        }
         Ok(Self {
             team,
             _registered: registered,
@@ -127,12 +138,65 @@ impl<'a> Buckets<'a> {
         })
     }
 
-    /// Gives all ranks the weights of rank 0.
-    pub(super) fn equalise(&self, backend: &dyn Backend, model: &Model) -> Result<()> {
+    /// The pieces of the weights that this rank updates, if they are split.
+    pub(super) fn pieces(&self) -> Option<&[Tensor]> {
+        (self.team.shard() != Shard::Nothing).then_some(&self.pieces.0)
+    }
+
+    /// Gives all ranks what rank 0 has in these tensors.
+    pub(super) fn equalise(&self, backend: &dyn Backend, tensors: &[Tensor]) -> Result<()> {
         let (main, team) = (backend.memory().stream(), self.team);
         team.stream().wait_for(main)?;
-        model.weights().iter().try_for_each(|weight| team.collective().broadcast(weight, team.stream()))?;
+        tensors.iter().try_for_each(|tensor| team.collective().broadcast(tensor, team.stream()))?;
         Ok(main.wait_for(team.stream())?)
+    }
+
+    /// Gives each rank its pieces of the layers that rank 0 has, or all of them where nothing is split. Where rank 0 has
+    /// none, they are zeros.
+    pub(super) fn scatter(&self, backend: &dyn Backend, to: &mut [Tensor], layers: &[Tensor]) -> Result<()> {
+        if self.pieces().is_none() {
+            to.iter_mut().zip(layers).try_for_each(|(to, from)| to.copy_from(from))?;
+            return self.equalise(backend, to);
+        }
+        for (at, to) in to.iter_mut().enumerate() {
+            let whole = Arc::new(backend.memory().zeroed(1, self.buckets[at].gradients.len())?);
+            for (layer, from) in self.places(at) {
+                if let Some(values) = layers.get(layer) {
+                    Tensor::part(&whole, from, values.rows(), values.cols())?.copy_from(values)?;
+                }
+            }
+            self.equalise(backend, std::slice::from_ref(&whole))?;
+            to.copy_from(&Tensor::part(&whole, self.team.rank() * to.len(), 1, to.len())?)?;
+        }
+        Ok(())
+    }
+
+    /// All layers, of which each rank has these pieces.
+    pub(super) fn gathered(&self, backend: &dyn Backend, pieces: &[Tensor]) -> Result<Vec<Vec<f32>>> {
+        let (main, team) = (backend.memory().stream(), self.team);
+        let mut layers = vec![Vec::new(); self.layers.len()];
+        for (at, piece) in pieces.iter().enumerate() {
+            let whole = Arc::new(backend.memory().zeroed(1, self.buckets[at].gradients.len())?);
+            Tensor::part(&whole, team.rank() * piece.len(), 1, piece.len())?.copy_from(piece)?;
+            team.stream().wait_for(main)?;
+            team.collective().all_gather(&whole, team.stream())?;
+            main.wait_for(team.stream())?;
+            let values = whole.to_vec()?;
+            for (layer, from) in self.places(at) {
+                layers[layer] = values[from..][..self.layers[layer].len()].to_vec();
+            }
+        }
+        Ok(layers)
+    }
+
+    /// The layers of a bucket, and where in it each begins.
+    fn places(&self, at: usize) -> impl Iterator<Item = (usize, usize)> {
+        let begin = self.buckets[at].gradients.ptr().raw();
+        let place = move |layer: usize| {
+            let from = (self.layers[layer].ptr().raw() - begin) as usize / size_of::<f32>();
+            (layer, from)
+        };
+        (0..self.layers.len()).filter(move |layer| self.bucket_of[*layer] == at).map(place)
     }
 
     /// Begins a step, or a part of it. If it is the last part, buckets are summed as they are complete.
@@ -179,14 +243,20 @@ impl<'a> Buckets<'a> {
     }
 
     /// One step of SGD, of what this rank updates.
-    pub(super) fn step(&mut self, backend: &mut dyn Backend, model: &mut Model, rate: f32) -> Result<()> {
+    pub(super) fn step(
+        &mut self,
+        backend: &mut dyn Backend,
+        model: &mut Model,
+        velocities: &mut [Tensor],
+        sgd: Sgd,
+    ) -> Result<()> {
         let (main, team) = (backend.memory().stream().clone(), self.team);
         main.wait_for(team.stream())?;
         if team.shard() == Shard::Nothing {
-            return model.update(backend, &self.layers, rate);
+            return model.descend(backend, &self.layers, velocities, sgd);
         }
         let (weights, gradients) = &mut self.pieces;
-        backend.update(weights, gradients, rate)?;
+        backend.update(weights, gradients, velocities, sgd)?;
         team.stream().wait_for(&main)?;
         let mut wholes = self.buckets.iter().filter_map(|bucket| bucket.weights.as_ref());
         wholes.try_for_each(|whole| team.collective().all_gather(whole, team.stream()))?;
@@ -259,6 +329,9 @@ mod tests {
             [(vec![(2, 0)], 64), (vec![(1, 0)], 640), (vec![(0, 0)], 128)]
         );
         assert_eq!(planned(&[100, 640, 10], 100, 4), [(vec![(2, 0), (1, 64)], 768), (vec![(0, 0)], 256)]);
+        let lengths = |sizes: &[usize], ranks| turns(&plan(sizes, 1, ranks), ranks);
+        assert_eq!(lengths(&[640, 64, 64, 64, 640, 64, 640], 2), Some([640, 128]));
+        assert_eq!(lengths(&[640, 64, 64], 2), None, "they would take more");
         assert_eq!(planned(&[100, 640, 10], usize::MAX, 2), [(vec![(2, 0), (1, 64), (0, 704)], 896)]);
     }
 }

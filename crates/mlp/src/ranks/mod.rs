@@ -29,4 +29,5 @@ mod world;
 pub use collective::Collective;
 pub use control::{LastResort, Loss};
 pub use environment::{PORT, Place, TIMEOUT};
+pub(crate) use tcp::Tcp;
 pub use world::{Ranks, Shard, Team};

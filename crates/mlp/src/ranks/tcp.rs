@@ -12,12 +12,14 @@ use millpond::device::host::HostDevice;
 use parking_lot::Mutex;
 
 use super::collective::Collective;
+use super::world::Ranks;
 use crate::{Error, Result, Tensor};
 
 /// Over connections to the other ranks: rank 0's to all in their order, another's to rank 0.
 #[derive(Debug)]
-pub(super) struct Tcp {
+pub(crate) struct Tcp {
     device: Arc<HostDevice>,
+    size: usize,
     wires: Arc<Mutex<Wires>>,
 }
 
@@ -41,13 +43,12 @@ enum Operation {
 }
 
 impl Tcp {
-    pub(super) fn new(
-        device: Arc<HostDevice>,
-        (rank, size): (usize, usize),
-        streams: Vec<TcpStream>,
-    ) -> Self {
+    /// Of these ranks; of one rank alone without.
+    pub(crate) fn new(device: Arc<HostDevice>, ranks: Option<&Ranks>) -> Result<Self> {
+        let (rank, size) = ranks.map_or((0, 1), |ranks| (ranks.place().rank, ranks.place().world));
+        let streams = ranks.map_or_else(|| Ok(Vec::new()), Ranks::data)?;
         let wires = Wires { rank, size, streams, received: Vec::new(), failure: None };
-        Self { device, wires: Arc::new(Mutex::new(wires)) }
+        Ok(Self { device, size, wires: Arc::new(Mutex::new(wires)) })
     }
 
     fn launch(&self, operation: Operation, buffer: &Tensor, piece: &Tensor, stream: &Stream) -> Result<()> {
@@ -139,7 +140,7 @@ impl Wires {
 
 impl Collective for Tcp {
     fn size(&self) -> usize {
-        self.wires.lock().size
+        self.size
     }
 
     fn all_reduce(&self, buffer: &Tensor, stream: &Stream) -> Result<()> {

@@ -4,7 +4,6 @@ use std::net::TcpStream;
 use std::sync::Arc;
 
 use millpond::Stream;
-use millpond::device::host::HostDevice;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -12,7 +11,6 @@ use super::collective::Collective;
 use super::control::{Control, LastResort, Loss};
 use super::environment::Place;
 use super::rendezvous;
-use super::tcp::Tcp;
 use crate::{Error, Result};
 
 /// This process among the ranks of a training: how they talk, and learn of each other's end.
@@ -45,6 +43,12 @@ impl Ranks {
     /// [`Error::RankLost`] where a rank is gone.
     pub fn gather<T: Serialize + DeserializeOwned>(&self, mine: &T) -> Result<Vec<T>> {
         self.control.gather(mine)
+    }
+
+    /// The connections for data: rank 0's to all others in their order, another's to rank 0.
+    pub(super) fn data(&self) -> Result<Vec<TcpStream>> {
+        let cloned: std::io::Result<_> = self.data.iter().map(TcpStream::try_clone).collect();
+        cloned.map_err(|error| Error::Rendezvous { what: error.to_string() })
     }
 
     /// Why the training ends early, if a rank is gone.
@@ -121,23 +125,6 @@ impl Team {
     #[must_use]
     pub fn bucket_bytes(self, bucket_bytes: usize) -> Self {
         Self { bucket_bytes, ..self }
-    }
-
-    /// Of ranks that train on the host device.
-    ///
-    /// # Errors
-    /// [`Error::Rendezvous`] where the connections cannot be shared.
-    pub(crate) fn over_tcp(
-        ranks: Arc<Ranks>,
-        device: Arc<HostDevice>,
-        stream: Stream,
-        shard: Shard,
-    ) -> Result<Self> {
-        let cloned: std::io::Result<_> = ranks.data.iter().map(TcpStream::try_clone).collect();
-        let data = cloned.map_err(|error| Error::Rendezvous { what: error.to_string() })?;
-        let place = ranks.place();
-        let collective = Tcp::new(device, (place.rank, place.world), data);
-        Ok(Self::new(Some(ranks), Box::new(collective), stream, shard))
     }
 
     /// Which rank this is.
