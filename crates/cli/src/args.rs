@@ -73,7 +73,8 @@ impl Command {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Flags override the file, whose keys are: num_layers, feat_dim, learning_rate,
-batch_size, micro_batches, epochs, seed, device, allocator, data, log_dir, tf32.
+momentum, batch_size, micro_batches, epochs, seed, device, allocator, data,
+log_dir, tf32.
 
 Examples:
   millpond train                             10 epochs of the bundled digits
@@ -89,7 +90,7 @@ pub(crate) struct TrainArgs {
     device: Option<DeviceChoice>,
     #[arg(long, value_name = "NAME", value_parser = names_or_all(NAMES), hide_possible_values = true, help = listed(NAMES) + " [default: millpond]")]
     allocator: Option<String>,
-    /// Folder with the files of MNIST or Fashion-MNIST [default: bundled digits]
+    /// Folder with files like MNIST's [default: bundled]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// Passes over the training set [default: 10]
@@ -98,7 +99,7 @@ pub(crate) struct TrainArgs {
     /// Images in a step [default: 64]
     #[arg(long, value_name = "N", value_parser = whole::<{ Config::MOST_IN_A_BATCH }>, allow_negative_numbers = true)]
     batch_size: Option<usize>,
-    /// Parts to compute a batch in, to need less memory [default: 1]
+    /// Parts to compute a batch in [default: 1]
     #[arg(long, value_name = "N", value_parser = whole::<{ Config::MOST_IN_A_BATCH }>, allow_negative_numbers = true)]
     micro_batches: Option<usize>,
     /// Hidden layers [default: 4]
@@ -110,6 +111,9 @@ pub(crate) struct TrainArgs {
     /// Learning rate of SGD [default: 0.1]
     #[arg(long, value_name = "RATE", value_parser = Config::rate, allow_negative_numbers = true)]
     learning_rate: Option<f32>,
+    /// Momentum of SGD, 0 to below 1 [default: 0]
+    #[arg(long, value_name = "M", value_parser = Config::momentum, allow_negative_numbers = true)]
+    momentum: Option<f32>,
     /// Seed of the random numbers [default: 1]
     #[arg(long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
     seed: Option<u64>,
@@ -119,10 +123,10 @@ pub(crate) struct TrainArgs {
     /// Write curves.csv and curves.svg to this folder
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
-    /// Write the results to this file; - is standard output
+    /// Write the results here; - is standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Keep a checkpoint in this folder, written after each epoch
+    /// Keep a checkpoint in this folder, after each epoch
     #[arg(long, value_name = "DIR")]
     pub(crate) save: Option<PathBuf>,
     /// Write it after every so many steps, too
@@ -131,10 +135,10 @@ pub(crate) struct TrainArgs {
     /// Go on from the checkpoint, if there is one
     #[arg(long, requires = "save")]
     pub(crate) resume: bool,
-    /// With many GPUs, split over them: optimizer or gradients
+    /// Split over many GPUs: optimizer or gradients
     #[arg(long, value_name = "WHAT", value_enum, hide_possible_values = true)]
     pub(crate) shard: Option<Sharded>,
-    /// Record what the pool does to this file, for millpond replay
+    /// Record what the pool does, for millpond replay
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
 }
@@ -216,6 +220,7 @@ impl TrainArgs {
         set(&mut config.num_layers, &self.num_layers);
         set(&mut config.feat_dim, &self.feat_dim);
         set(&mut config.learning_rate, &self.learning_rate);
+        set(&mut config.momentum, &self.momentum);
         set(&mut config.seed, &self.seed);
         config.tf32 |= self.tf32;
         config.data = self.data.clone().or(config.data.take());

@@ -54,6 +54,16 @@ fn says(rank: usize, loss: &Loss) -> bool {
     rank == 0 || (rank == 1 && loss.rank == 0 && loss.error.is_none())
 }
 
+/// Whether an error is another rank's end, or what that leads to here. Wrong usage, say, is every rank's own.
+fn may_come_of_another(error: &Error) -> bool {
+    use millpond_mlp::Error::{Library, RankLost, Rendezvous};
+    match error {
+        Error::Trial { error, .. } => may_come_of_another(error),
+        Error::Training(error) => matches!(error, RankLost { .. } | Rendezvous { .. } | Library { .. }),
+        _ => false,
+    }
+}
+
 /// Tells the other ranks how this one ended, and returns what it prints itself.
 pub(crate) fn ended(ranks: &Ranks, ended: Result<()>) -> Result<()> {
     let Err(error) = ended else {
@@ -65,7 +75,7 @@ pub(crate) fn ended(ranks: &Ranks, ended: Result<()>) -> Result<()> {
     ranks.leave(if is_agreed { None } else { Some(&worded) });
     let rank = ranks.place().rank;
     match ranks.loss() {
-        Some(loss) if loss.rank != rank && says(rank, loss) => {
+        Some(loss) if loss.rank != rank && says(rank, loss) && may_come_of_another(&error) => {
             Err(Error::Training(millpond_mlp::Error::from(loss.clone())))
         }
         _ if rank == 0 => Err(error),

@@ -10,6 +10,7 @@ use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
 use millpond_mlp::cuda::{CudaBackend, CudaTraining};
 use millpond_mlp::data::Dataset;
+use millpond_mlp::ranks::Shard;
 use millpond_mlp::{
     Backend, Batch, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Sgd, Step, TOTAL_LOSS, TOTALS,
     Upload, train,
@@ -230,6 +231,103 @@ fn epochs_of_the_default_model_are_timed_with_every_allocator() {
                 last.val_accuracy,
             );
             assert!(last.val_accuracy > 0.85);
+        }
+    }
+}
+
+/// Trains by the code that several ranks run, with NCCL. `None` where NCCL is not installed.
+fn trained_as_a_rank(data: &Dataset, hyper: &Hyper, shard: Shard) -> Option<Vec<Epoch>> {
+    let machine = gpu();
+    let memory = memory_of(&machine, MILLPOND);
+    let mut backend = machine.backend(memory, false).unwrap();
+    let upload = Upload::new(machine.context()).unwrap();
+    let team = match machine.team_of_one(shard) {
+        Ok(team) => team.bucket_bytes(8192),
+        Err(Error::Library { library: "NCCL", what }) if what.contains("was not found") => {
+            println!("left out: {what}");
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    Some(train(backend.as_mut(), &upload, data, hyper, None, Some(&team), &mut Unwatched).unwrap())
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn one_rank_with_nccl_trains_as_without_ranks() {
+    let data = digits();
+    for momentum in [0.0, 0.9] {
+        let hyper = Hyper { momentum, learning_rate: 0.05, ..SMALL };
+        let machine = gpu();
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        let expected = losses(&trained(&machine, backend.as_mut(), &data, &hyper));
+        for shard in [Shard::Nothing, Shard::Optimizer, Shard::Gradients] {
+            let Some(epochs) = trained_as_a_rank(&data, &hyper, shard) else { return };
+            assert_eq!(losses(&epochs), expected, "{momentum} {shard:?}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn a_batch_in_parts_has_the_losses_of_the_whole() {
+    let data = digits();
+    let machine = gpu();
+    let of = |micro_batches| {
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        losses(&trained(&machine, backend.as_mut(), &data, &Hyper { micro_batches, ..SMALL }))
+    };
+    for (found, expected) in of(3).into_iter().zip(of(1)) {
+        assert_close(found.0, expected.0, 1e-4, "training loss");
+        assert_close(found.1, expected.1, 1e-4, "validation loss");
+    }
+}
+
+mod two_gpus {
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use millpond_mlp::ranks::{Place, Ranks};
+
+    use super::*;
+
+    /// A rank on a thread of its own, with the GPU of its number.
+    fn rank(rank: usize, port: u16, shard: Shard) -> Option<Vec<Epoch>> {
+        let (host, timeout) = ("127.0.0.1".to_owned(), Duration::from_secs(60));
+        let place = Place { rank, world: 2, local_rank: rank, host, port, timeout };
+        let ranks = Arc::new(Ranks::meet(place, |loss, _| panic!("{loss:?}")).unwrap());
+        let (machine, _) = Machine::open_on(DeviceName::cuda(0).into(), rank).unwrap();
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        let upload = Upload::new(machine.context()).unwrap();
+        let team = match machine.team(&ranks, shard) {
+            Ok(team) => team.bucket_bytes(8192),
+            Err(error) => {
+                println!("left out: {error}");
+                return None;
+            }
+        };
+        let epochs = train(backend.as_mut(), &upload, &digits(), &SMALL, None, Some(&team), &mut Unwatched);
+        ranks.gather(&()).unwrap();
+        ranks.leave(None);
+        Some(epochs.unwrap())
+    }
+
+    #[test]
+    #[ignore = "needs two CUDA GPUs"]
+    fn losses_of_two_gpus_are_those_of_one() {
+        let machine = gpu();
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        let expected = losses(&trained(&machine, backend.as_mut(), &digits(), &SMALL));
+        for shard in [Shard::Nothing, Shard::Optimizer, Shard::Gradients] {
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let other = std::thread::spawn(move || rank(1, port, shard));
+            let (first, other) = (rank(0, port, shard), other.join().unwrap());
+            let (Some(first), Some(other)) = (first, other) else { return };
+            assert_eq!(losses(&first), losses(&other), "both ranks count the same");
+            for (found, expected) in losses(&first).iter().zip(&expected) {
+                assert_close(found.0, expected.0, 1e-5, "training loss");
+                assert_close(found.1, expected.1, 1e-5, "validation loss");
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 //! One training by several ranks, here threads with a device each: losses, memory, checkpoints, and the end of a rank.
 
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -321,17 +321,38 @@ fn a_rank_that_does_not_come_is_named() {
 }
 
 #[test]
+fn a_rank_that_is_started_again_takes_its_place() {
+    let port = free_port();
+    std::thread::scope(|scope| {
+        let meet = move |rank| scope.spawn(move || Ranks::meet(place(rank, 3, port), NEVER).unwrap());
+        let first = meet(0);
+        // Rank 1 comes, and does not live to see rank 2.
+        for purpose in [0, 1] {
+            let mut stream = until_connected(port);
+            stream.write_all(&[&b"millpnd1"[..], &[purpose], &[1, 0, 0, 0, 3, 0, 0, 0]].concat()).unwrap();
+            stream.read_exact(&mut [0; 10]).unwrap();
+        }
+        let all = [first, meet(1), meet(2)].map(|rank| rank.join().unwrap());
+        all.iter().for_each(|rank| rank.leave(None));
+    });
+}
+
+fn until_connected(port: u16) -> TcpStream {
+    let began = Instant::now();
+    loop {
+        match TcpStream::connect(("127.0.0.1", port)) {
+            Ok(stream) => return stream,
+            Err(error) => assert!(began.elapsed() < Duration::from_secs(60), "{error}"),
+        }
+    }
+}
+
+#[test]
 fn strangers_are_not_answered() {
     let port = free_port();
     std::thread::scope(|scope| {
         let first = scope.spawn(|| Ranks::meet(place(0, 2, port), NEVER).unwrap());
-        let stranger = || loop {
-            if let Ok(stream) = TcpStream::connect(("127.0.0.1", port)) {
-                return stream;
-            }
-        };
-        let silent = stranger();
-        let mut loud = stranger();
+        let (silent, mut loud) = (until_connected(port), until_connected(port));
         loud.write_all(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n").unwrap();
         let error = Ranks::meet(place(1, 3, port), NEVER).unwrap_err().to_string();
         assert!(error.contains("rank 0 belongs to a world of 2 ranks, and this is rank 1 of 3"), "{error}");

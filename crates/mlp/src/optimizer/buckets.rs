@@ -151,8 +151,7 @@ impl<'a> Buckets<'a> {
         Ok(main.wait_for(team.stream())?)
     }
 
-    /// Gives each rank its pieces of the layers that rank 0 has, or all of them where nothing is split. Where rank 0 has
-    /// none, they are zeros.
+    /// Gives each rank its pieces of the layers that rank 0 has, or all of them where nothing is split.
     pub(super) fn scatter(&self, backend: &dyn Backend, to: &mut [Tensor], layers: &[Tensor]) -> Result<()> {
         if self.pieces().is_none() {
             to.iter_mut().zip(layers).try_for_each(|(to, from)| to.copy_from(from))?;

@@ -87,7 +87,8 @@ fn listen(place: &Place) -> std::result::Result<Vec<Link>, String> {
         match hellos.recv_timeout(PAUSE) {
             Ok((rank, purpose, mut stream)) => {
                 let seat = &mut came.entry(rank).or_default()[purpose as usize];
-                if seat.is_some() {
+                // A rank that was started again takes the place of what it was before.
+                if seat.as_ref().is_some_and(|before| !is_gone(before)) {
                     answer(&mut stream, REFUSED, &format!("there is a rank {rank} already")).ok();
                 } else if answer(&mut stream, HEARD, "").is_ok() {
                     *seat = Some(stream);
@@ -130,6 +131,13 @@ fn who_is_missing(place: &Place, missing: &[usize]) -> String {
         place.port,
         place.timeout.as_secs()
     )
+}
+
+/// Whether the other side has closed the connection.
+fn is_gone(stream: &TcpStream) -> bool {
+    let peeked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
+    stream.set_nonblocking(false).is_err()
+        || !peeked.is_err_and(|error| error.kind() == ErrorKind::WouldBlock)
 }
 
 /// Hears who came. What does not begin with our magic is not answered.
