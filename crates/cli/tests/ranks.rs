@@ -29,7 +29,7 @@ fn free_port() -> u16 {
 fn rank(rank: usize, world: usize, port: u16, args: &[&str]) -> Command {
     let mut command = command();
     let [rank, world, port] = [rank.to_string(), world.to_string(), port.to_string()];
-    command.args(&SMALL).args(args);
+    command.args(SMALL).args(args);
     command.env("RANK", &rank).env("LOCAL_RANK", &rank).env("WORLD_SIZE", &world);
     command.env("LOCAL_WORLD_SIZE", &world).env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
     command.env("MILLPOND_RENDEZVOUS_TIMEOUT", "60").env("RAYON_NUM_THREADS", "1");

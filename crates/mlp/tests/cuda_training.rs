@@ -294,7 +294,7 @@ mod two_gpus {
     /// A rank on a thread of its own, with the GPU of its number.
     fn rank(rank: usize, port: u16, shard: Shard) -> Option<Vec<Epoch>> {
         let (host, timeout) = ("127.0.0.1".to_owned(), Duration::from_secs(60));
-        let place = Place { rank, world: 2, local_rank: rank, host, port, timeout };
+        let place = Place { rank, world: 2, local_rank: rank, is_one_machine: true, host, port, timeout };
         let ranks = Arc::new(Ranks::meet(place, |loss, _| panic!("{loss:?}")).unwrap());
         let (machine, _) = Machine::open_on(DeviceName::cuda(0).into(), rank).unwrap();
         let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();

@@ -54,7 +54,7 @@ fn free_port() -> u16 {
 
 fn place(rank: usize, world: usize, port: u16) -> Place {
     let (host, timeout) = ("127.0.0.1".to_owned(), Duration::from_secs(60));
-    Place { rank, world, local_rank: rank, host, port, timeout }
+    Place { rank, world, local_rank: rank, is_one_machine: true, host, port, timeout }
 }
 
 /// What a rank has to say, for each rank of a world.

@@ -121,7 +121,7 @@ pub(super) struct Control {
 struct Peer {
     rank: usize,
     writer: Writer,
-    parts: Receiver<Vec<u8>>,
+    parts: Mutex<Receiver<Vec<u8>>>,
 }
 
 type Writer = Arc<Mutex<TcpStream>>;
@@ -144,7 +144,7 @@ impl Control {
             let writer = Arc::new(Mutex::new(link.control.try_clone()?));
             readers.push((link.rank, link.control, tell));
             writers.push((link.rank, writer.clone()));
-            peers.push(Peer { rank: link.rank, writer, parts });
+            peers.push(Peer { rank: link.rank, writer, parts: Mutex::new(parts) });
             let to_shut = link.data.try_clone()?;
             fate.on_loss(move || drop(to_shut.shutdown(Shutdown::Both)));
             data.push(link.data);
@@ -203,7 +203,7 @@ impl Control {
 
     fn receive(&self, peer: &Peer) -> Result<Vec<u8>> {
         loop {
-            match peer.parts.recv_timeout(Duration::from_millis(50)) {
+            match peer.parts.lock().recv_timeout(Duration::from_millis(50)) {
                 Ok(part) => return Ok(part),
                 Err(RecvTimeoutError::Timeout) => match self.fate.loss() {
                     Some(loss) => return Err(loss.clone().into()),

@@ -25,6 +25,8 @@ pub struct Place {
     pub world: usize,
     /// Its number among the ranks of its machine: that of its GPU.
     pub local_rank: usize,
+    /// Whether all ranks are known to be on this machine.
+    pub is_one_machine: bool,
     /// The machine of rank 0, by name or address.
     pub host: String,
     /// Where rank 0 listens.
@@ -136,6 +138,7 @@ impl<F: Fn(&str) -> Option<String>> Variables<F> {
             rank,
             world,
             local_rank: local_rank_is,
+            is_one_machine,
             host: self.host(is_one_machine)?,
             port: self.port()?,
             timeout: self.number(TIMEOUT)?.map_or(DEFAULT_TIMEOUT, Duration::from_secs),

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -103,20 +103,18 @@ fn listen(place: &Place) -> std::result::Result<Vec<Link>, String> {
     });
     let mut links: Vec<_> = links.collect();
     for link in &mut links {
-        let said = prepare(&link.control).and_then(|()| prepare(&link.data));
-        let said = said.and_then(|()| link.control.write_all(&[GO]));
+        let said = prepare(&link.control, &link.data).and_then(|()| link.control.write_all(&[GO]));
         said.map_err(|error| format!("rank {} came, and left again: {error}", link.rank))?;
     }
     Ok(links)
 }
 
-/// For ranks of this machine alone, where rank 0 is at an address that others cannot reach.
+/// Where other machines cannot reach it, if no rank is there.
 fn bind(place: &Place) -> io::Result<TcpListener> {
-    let addresses: Vec<SocketAddr> =
-        (place.host.as_str(), place.port).to_socket_addrs().map(Iterator::collect).unwrap_or_default();
-    if !addresses.is_empty() && addresses.iter().all(|address| address.ip().is_loopback()) {
-        return TcpListener::bind(&addresses[..]);
+    if place.is_one_machine {
+        return TcpListener::bind((place.host.as_str(), place.port));
     }
+    // Not at `host` alone: a PyTorchJob may call rank 0's machine localhost there.
     TcpListener::bind(("::", place.port)).or_else(|_| TcpListener::bind(("0.0.0.0", place.port)))
 }
 
@@ -188,7 +186,7 @@ fn come(place: &Place) -> std::result::Result<Link, String> {
         .map_err(gone)?;
     let mut word = [0];
     control.read_exact(&mut word).map_err(gone)?;
-    prepare(&control).and_then(|()| prepare(&data)).map_err(gone)?;
+    prepare(&control, &data).map_err(gone)?;
     Ok(Link { rank: 0, control, data })
 }
 
@@ -249,12 +247,14 @@ fn introduce(
 
 // ---- Both ----
 
-/// From here on the connection has no time limits of ours. The system ends it when the other machine is silent for some 7
-/// seconds.
-fn prepare(stream: &TcpStream) -> io::Result<()> {
-    stream.set_read_timeout(None)?;
-    stream.set_write_timeout(None)?;
-    stream.set_nodelay(true)?;
+/// From here on the connections have no time limits of ours. The system gives the control connection up when the other
+/// machine is silent for 7 seconds. The data connection may be full for longer, while a rank computes.
+fn prepare(control: &TcpStream, data: &TcpStream) -> io::Result<()> {
+    for stream in [control, data] {
+        stream.set_read_timeout(None)?;
+        stream.set_write_timeout(None)?;
+        stream.set_nodelay(true)?;
+    }
     let options = [
         (libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1),
         (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 3),
@@ -264,18 +264,10 @@ fn prepare(stream: &TcpStream) -> io::Result<()> {
     ];
     for (level, name, value) in options {
         let value: libc::c_int = value;
+        let size = size_of_val(&value) as libc::socklen_t;
         // SAFETY: the descriptor is open, and each of these options takes an int.
-        let set = unsafe {
-            let value = (&raw const value).cast();
-            libc::setsockopt(
-                stream.as_raw_fd(),
-                level,
-                name,
-                value,
-                size_of::<libc::c_int>() as libc::socklen_t,
-            )
-        };
-        if set != 0 {
+        if unsafe { libc::setsockopt(control.as_raw_fd(), level, name, (&raw const value).cast(), size) } != 0
+        {
             return Err(io::Error::last_os_error());
         }
     }
