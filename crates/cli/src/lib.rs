@@ -57,6 +57,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             let _ = bare.print();
             return 2;
         }
+        // All ranks of a launcher have the same arguments.
+        Err(_) if ranks::another_speaks() => return 2,
         Err(wrong) => return status(Err(usage::error(&wrong))),
     };
     screen::be_quiet(args.quiet);

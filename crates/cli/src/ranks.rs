@@ -28,6 +28,11 @@ pub(crate) fn host() -> String {
     name.trim().to_owned()
 }
 
+/// Whether a launcher has started others, of which one says what is wrong with all.
+pub(crate) fn another_speaks() -> bool {
+    Place::of_this_process().is_ok_and(|place| place.is_some_and(|place| place.rank > 0))
+}
+
 /// Meets the other ranks, if a launcher has started several.
 pub(crate) fn meet() -> Result<Option<Arc<Ranks>>> {
     match Place::of_this_process()? {

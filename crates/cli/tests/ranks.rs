@@ -175,6 +175,10 @@ fn environments_that_make_no_sense_are_wrong_usage() {
     let output = rank(2, 2, 1, &[]).output().unwrap();
     assert_eq!(stderr(&output), "millpond: RANK is 2, but WORLD_SIZE is 2: ranks count from 0\n");
     assert_eq!(output.status.code(), Some(2));
+    let wrong = [0, 1].map(|number| rank(number, 2, 1, &["--epohcs", "1"]).output().unwrap());
+    let (text, statuses) = said(&wrong);
+    assert!(text.starts_with("millpond: --epohcs: there is no such flag"), "{text}");
+    assert_eq!((text.lines().count(), statuses), (1, vec![Some(2); 2]));
     let output = command().args(SMALL).args(["--shard", "optimizer"]).output().unwrap();
     assert!(stderr(&output).contains("--shard splits over several processes: start them with"));
     assert_eq!(output.status.code(), Some(2));

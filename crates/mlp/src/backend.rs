@@ -150,4 +150,12 @@ pub trait Backend: std::fmt::Debug {
         velocities: &mut [Tensor],
         sgd: Sgd,
     ) -> Result<()>;
+
+    /// Adds each gradient to its sum: to the last bit what a step of SGD at rate −1 does.
+    ///
+    /// # Errors
+    /// As above.
+    fn add(&mut self, sums: &mut [Tensor], gradients: &[Tensor]) -> Result<()> {
+        self.update(sums, gradients, &mut [], Sgd { rate: -1.0, momentum: 0.0 })
+    }
 }

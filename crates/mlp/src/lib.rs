@@ -9,6 +9,7 @@
 //! stream and returns; each tensor frees itself in stream order when the model drops it.
 
 pub mod backend;
+mod buckets;
 mod checkpoint;
 mod config;
 pub mod cuda;

@@ -188,9 +188,7 @@ impl<T: Pod> Tensor<T> {
     /// The allocator's own.
     pub fn record_use(&self, stream: &Stream) -> Result<()> {
         if let Some(whole) = &self.whole {
-            // The whole is freed on its own stream, after what that has to do.
-            let is_own = whole.memory.stream().id() == stream.id();
-            return if is_own { Ok(()) } else { whole.record_use(stream) };
+            return whole.record_use(stream);
         }
         Ok(self.memory.inner.allocator.record_use(self.ptr, stream)?)
     }

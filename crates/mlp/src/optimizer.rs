@@ -1,11 +1,9 @@
 //! SGD over the gradients of all parts of a batch, on this rank and on others.
 
-mod buckets;
-
+use crate::buckets::Buckets;
 use crate::ranks::Team;
 use crate::share::Piece;
 use crate::{Backend, Batch, Model, Result, Sgd, Tensor};
-use buckets::Buckets;
 
 /// One step of SGD after another.
 #[derive(Debug)]
@@ -91,7 +89,7 @@ impl<'a> Optimizer<'a> {
             }
             None => {
                 let gradients = model.gradients(backend, batch, totals)?;
-                add(backend, &mut self.sums, &gradients)
+                backend.add(&mut self.sums, &gradients)
             }
         }
     }
@@ -108,9 +106,4 @@ impl<'a> Optimizer<'a> {
             }
         }
     }
-}
-
-/// Adds each gradient to its sum: exactly what an update at rate −1 does.
-fn add(backend: &mut dyn Backend, sums: &mut [Tensor], gradients: &[Tensor]) -> Result<()> {
-    backend.update(sums, gradients, &mut [], Sgd { rate: -1.0, momentum: 0.0 })
 }

@@ -227,11 +227,10 @@ impl Backend for CudaBackend {
             // SAFETY: the shapes agree, and there are at most `MAX_LAYERS`.
             unsafe { kernels.update(stream.handle(), (weights, gradients, velocities), sgd) }?;
         }
-        if self.second.is_some() {
-            // Gradients are freed on the second stream.
-            gradients.iter().try_for_each(|gradient| gradient.record_use(stream))?;
-        }
-        Ok(())
+        // Gradients, and sums of them, may be freed on the second stream.
+        let mut others =
+            weights.iter().chain(gradients).filter(|of| of.memory().stream().id() != stream.id());
+        others.try_for_each(|of| of.record_use(stream))
     }
 }
 

@@ -38,6 +38,13 @@ pub(super) fn gpus() -> usize {
     count.map_or(0, |count| usize::try_from(count).unwrap_or(0))
 }
 
+/// What tells a GPU from all others.
+pub(super) fn identity(ordinal: usize) -> Result<[u8; 16]> {
+    let device = result::device::get(ordinal as i32).map_err(refused("cuDeviceGet"))?;
+    let identity = result::device::get_uuid(device).map_err(refused("cuDeviceGetUuid"))?;
+    Ok(identity.bytes.map(|byte| byte as u8))
+}
+
 /// Loads a compiled module for good, and finds its kernels by name.
 ///
 /// # Safety

@@ -13,7 +13,7 @@ use millpond::Stream;
 use millpond::device::cuda::CudaDevice;
 use parking_lot::Mutex;
 
-use super::toolkit;
+use super::{driver, toolkit};
 use crate::ranks::{Collective, Ranks};
 use crate::{Error, Result, Tensor};
 
@@ -166,8 +166,16 @@ impl Nccl {
             api.check("ncclGetUniqueId", unsafe { (api.ncclGetUniqueId)(&mut id) })?;
         }
         if let Some(ranks) = ranks {
-            let ids = ranks.gather(&id.0.to_vec())?;
-            let known = <[c_char; ID_BYTES]>::try_from(&ids[0][..]);
+            let said = ranks.gather(&(id.0.to_vec(), driver::identity(ordinal)?))?;
+            let gpus: Vec<_> = said.iter().map(|(_, gpu)| *gpu).collect();
+            if let Some([one, other]) = first_pair(&gpus) {
+                let what = format!(
+                    "ranks {one} and {other} have the same GPU: start one process for each GPU, \
+                     and let each see its own or all of them"
+                );
+                return Err(Error::Launcher { what });
+            }
+            let known = <[c_char; ID_BYTES]>::try_from(&said[0].0[..]);
             id = Id(known.map_err(|_| failed("rank 0 sent no identifier".to_owned()))?);
         }
         let mut comm = std::ptr::null_mut();
@@ -196,6 +204,13 @@ impl Nccl {
         let comm = comm.0.ok_or_else(|| failed(format!("{name}: another rank is gone")))?;
         self.api.check(name, call(self.api, comm))
     }
+}
+
+/// The first two that are equal.
+fn first_pair<T: PartialEq>(of: &[T]) -> Option<[usize; 2]> {
+    let before =
+        |(at, one): (usize, &T)| of[..at].iter().position(|other| other == one).map(|first| [first, at]);
+    of.iter().enumerate().find_map(before)
 }
 
 /// A stream as the library takes it.
@@ -304,5 +319,23 @@ impl Drop for Nccl {
             // SAFETY: the communicator lives, and nobody else has it from here on.
             unsafe { (self.api.ncclCommDestroy)(comm) };
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_with_the_same_gpu_are_found() {
+        assert_eq!(first_pair(&[3, 1, 4, 1, 3]), Some([1, 3]));
+        assert_eq!(first_pair(&[3, 1, 4]), None);
+    }
+
+    #[test]
+    fn a_missing_library_is_named_with_what_to_do() {
+        let Err(error) = api() else { return };
+        let text = error.to_string();
+        assert!(text.starts_with("NCCL: ") && text.contains("libnccl"), "{text}");
     }
 }

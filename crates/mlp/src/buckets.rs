@@ -11,7 +11,6 @@ use std::sync::Arc;
 
 use millpond::Stream;
 
-use super::add;
 use crate::model::Gradients;
 use crate::ranks::{Shard, Team};
 use crate::{Backend, Model, Result, Sgd, Tensor};
@@ -21,7 +20,7 @@ const ALIGNMENT: usize = 64;
 
 /// The gradients of a model on this rank.
 #[derive(Debug)]
-pub(super) struct Buckets<'a> {
+pub(crate) struct Buckets<'a> {
     team: &'a Team,
     /// What the library registered. Before the memory that it is of.
     _registered: Vec<Box<dyn Any>>,
@@ -59,7 +58,7 @@ struct Plan {
     len: usize,
 }
 
-/// Buckets of at least `least` floats for layers of these sizes, each of which `ranks` pieces make up.
+/// Buckets of at least `least` floats for layers of these sizes. Each can be cut into `ranks` equal pieces.
 fn plan(sizes: &[usize], least: usize, ranks: usize) -> Vec<Plan> {
     let mut plans: Vec<Plan> = Vec::new();
     for (layer, size) in sizes.iter().enumerate().rev() {
@@ -82,7 +81,7 @@ fn turns(plans: &[Plan], ranks: usize) -> Option<[usize; 2]> {
 }
 
 impl<'a> Buckets<'a> {
-    pub(super) fn new(backend: &dyn Backend, model: &mut Model, team: &'a Team) -> Result<Self> {
+    pub(crate) fn new(backend: &dyn Backend, model: &mut Model, team: &'a Team) -> Result<Self> {
         let memory = backend.memory();
         let sizes: Vec<_> = model.weights().iter().map(Tensor::len).collect();
         let plans = plan(&sizes, team.least_in_a_bucket() / size_of::<f32>(), team.size());
@@ -139,12 +138,12 @@ impl<'a> Buckets<'a> {
     }
 
     /// The pieces of the weights that this rank updates, if they are split.
-    pub(super) fn pieces(&self) -> Option<&[Tensor]> {
+    pub(crate) fn pieces(&self) -> Option<&[Tensor]> {
         (self.team.shard() != Shard::Nothing).then_some(&self.pieces.0)
     }
 
     /// Gives all ranks what rank 0 has in these tensors.
-    pub(super) fn equalise(&self, backend: &dyn Backend, tensors: &[Tensor]) -> Result<()> {
+    pub(crate) fn equalise(&self, backend: &dyn Backend, tensors: &[Tensor]) -> Result<()> {
         let (main, team) = (backend.memory().stream(), self.team);
         team.stream().wait_for(main)?;
         tensors.iter().try_for_each(|tensor| team.collective().broadcast(tensor, team.stream()))?;
@@ -152,7 +151,7 @@ impl<'a> Buckets<'a> {
     }
 
     /// Gives each rank its pieces of the layers that rank 0 has, or all of them where nothing is split.
-    pub(super) fn scatter(&self, backend: &dyn Backend, to: &mut [Tensor], layers: &[Tensor]) -> Result<()> {
+    pub(crate) fn scatter(&self, backend: &dyn Backend, to: &mut [Tensor], layers: &[Tensor]) -> Result<()> {
         if self.pieces().is_none() {
             to.iter_mut().zip(layers).try_for_each(|(to, from)| to.copy_from(from))?;
             return self.equalise(backend, to);
@@ -171,7 +170,7 @@ impl<'a> Buckets<'a> {
     }
 
     /// All layers, of which each rank has these pieces.
-    pub(super) fn gathered(&self, backend: &dyn Backend, pieces: &[Tensor]) -> Result<Vec<Vec<f32>>> {
+    pub(crate) fn gathered(&self, backend: &dyn Backend, pieces: &[Tensor]) -> Result<Vec<Vec<f32>>> {
         let (main, team) = (backend.memory().stream(), self.team);
         let mut layers = vec![Vec::new(); self.layers.len()];
         for (at, piece) in pieces.iter().enumerate() {
@@ -199,23 +198,23 @@ impl<'a> Buckets<'a> {
     }
 
     /// Begins a step, or a part of it. If it is the last part, buckets are summed as they are complete.
-    pub(super) fn begin(&mut self, is_last: bool) {
+    pub(crate) fn begin(&mut self, is_last: bool) {
         self.is_last = is_last;
     }
 
     /// Adds these gradients to those of the step so far.
-    pub(super) fn add(
+    pub(crate) fn add(
         &mut self,
         backend: &mut dyn Backend,
         gradients: &[Tensor],
         is_last: bool,
     ) -> Result<()> {
-        add(backend, &mut self.layers, gradients)?;
+        backend.add(&mut self.layers, gradients)?;
         if is_last { self.sum_all(backend) } else { Ok(()) }
     }
 
     /// Takes part in a step without images of this rank.
-    pub(super) fn add_nothing(&mut self, backend: &dyn Backend) -> Result<()> {
+    pub(crate) fn add_nothing(&mut self, backend: &dyn Backend) -> Result<()> {
         // In the order of the buckets, two of which may share their memory.
         for at in 0..self.buckets.len() {
             backend.memory().stream().wait_for(self.team.stream())?;
@@ -242,7 +241,7 @@ impl<'a> Buckets<'a> {
     }
 
     /// One step of SGD, of what this rank updates.
-    pub(super) fn step(
+    pub(crate) fn step(
         &mut self,
         backend: &mut dyn Backend,
         model: &mut Model,
