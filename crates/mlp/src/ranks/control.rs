@@ -48,46 +48,141 @@ pub struct Loss {
     pub error: Option<String>,
 }
 
-/// What is done on this rank when another is gone.
-type Hook = Box<dyn FnOnce() + Send>;
+impl From<Loss> for Error {
+    fn from(loss: Loss) -> Self {
+        let died = " has died: it was killed, or its machine is gone; --resume goes on from a checkpoint";
+        let what = loss.error.map_or_else(|| died.to_owned(), |error| format!(": {error}"));
+        Self::RankLost { rank: loss.rank, what }
+    }
+}
 
-/// What all threads of this rank know of the others' ends.
-#[derive(Default)]
-pub(super) struct Fate {
+/// What ends the process, if it has not ended by itself some time after a rank was lost.
+pub type LastResort = fn(&Loss, &Place);
+
+/// This rank's connections to others: rank 0's to all, another's to rank 0.
+#[derive(Debug)]
+pub(super) struct Control {
+    ends: Arc<Ends>,
+    /// What each rank said, in the order of the connections.
+    parts: Vec<Mutex<Receiver<Vec<u8>>>>,
+}
+
+/// How ranks end, and who is told of it.
+struct Ends {
+    place: Place,
+    /// Each connection with the rank on its other side.
+    writers: Vec<(usize, Mutex<TcpStream>)>,
+    last_resort: LastResort,
     loss: OnceLock<Loss>,
+    /// What is done on this rank when one is lost.
     hooks: Mutex<Vec<Hook>>,
     /// This rank is done: what becomes of the others is nothing to it.
     has_left: AtomicBool,
 }
 
-impl std::fmt::Debug for Fate {
+type Hook = Box<dyn FnOnce() + Send>;
+
+impl std::fmt::Debug for Ends {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Fate").field("loss", &self.loss).finish_non_exhaustive()
+        f.debug_struct("Ends").field("place", &self.place).field("loss", &self.loss).finish_non_exhaustive()
     }
 }
 
-impl From<Loss> for Error {
-    fn from(loss: Loss) -> Self {
-        let what = loss.error.map_or_else(
-            || {
-                " has died: it was killed, or its machine is gone; --resume goes on from a checkpoint"
-                    .to_owned()
-            },
-            |error| format!(": {error}"),
-        );
-        Self::RankLost { rank: loss.rank, what }
+impl Ends {
+    /// A rank is lost, which may be this one. The first loss counts.
+    fn lose(self: &Arc<Self>, loss: Loss) {
+        let hooks = {
+            let mut hooks = self.hooks.lock();
+            if self.has_left.load(Ordering::SeqCst) || self.loss.set(loss.clone()).is_err() {
+                return;
+            }
+            std::mem::take(&mut *hooks)
+        };
+        // The main thread ends the process, unless it is stuck in the device's driver.
+        let (ends, lost) = (self.clone(), loss.clone());
+        let patience = move || {
+            std::thread::sleep(PATIENCE);
+            if !ends.has_left.load(Ordering::SeqCst) {
+                (ends.last_resort)(&lost, &ends.place);
+            }
+        };
+        std::thread::Builder::new().name("last resort".to_owned()).spawn(patience).ok();
+        if self.place.rank == 0 {
+            let text = serde_json::to_vec(&loss).unwrap_or_default();
+            let others = self.writers.iter().filter(|(rank, _)| *rank != loss.rank);
+            others.for_each(|(_, writer)| drop(send(writer, Kind::Gone, &text)));
+        } else if loss.rank == self.place.rank {
+            self.tell_all(Kind::Failed, loss.error.unwrap_or_default().as_bytes());
+        }
+        hooks.into_iter().for_each(|hook| hook());
+    }
+
+    fn tell_all(&self, kind: Kind, text: &[u8]) {
+        self.writers.iter().for_each(|(_, writer)| drop(send(writer, kind, text)));
+    }
+
+    /// Hands parts on until the rank on the other side is done or gone.
+    fn listen(self: &Arc<Self>, mut stream: TcpStream, rank: usize, parts: &Sender<Vec<u8>>) {
+        let died = || Loss { rank, error: None };
+        let loss = loop {
+            let Ok((kind, text)) = message(&mut stream) else { break died() };
+            match kind {
+                kind if kind == Kind::Part as u8 => drop(parts.send(text)),
+                kind if kind == Kind::Goodbye as u8 => return,
+                kind if kind == Kind::Failed as u8 => {
+                    break Loss { rank, error: Some(String::from_utf8_lossy(&text).into_owned()) };
+                }
+                kind if kind == Kind::Gone as u8 => {
+                    break serde_json::from_slice(&text).unwrap_or_else(|_| died());
+                }
+                _ => break died(),
+            }
+        };
+        self.lose(loss);
     }
 }
 
-impl Fate {
+impl Control {
+    /// Takes the connections over. Returns those for data.
+    pub(super) fn new(
+        place: Place,
+        links: Vec<Link>,
+        last_resort: LastResort,
+    ) -> io::Result<(Self, Vec<TcpStream>)> {
+        let (mut writers, mut data, mut hooks) = (Vec::new(), Vec::new(), Vec::<Hook>::new());
+        let mut readers = Vec::new();
+        for Link { rank, control, data: of_data } in links {
+            writers.push((rank, Mutex::new(control.try_clone()?)));
+            readers.push((rank, control));
+            let to_shut = of_data.try_clone()?;
+            hooks.push(Box::new(move || drop(to_shut.shutdown(Shutdown::Both))));
+            data.push(of_data);
+        }
+        let (loss, hooks, has_left) = (OnceLock::new(), Mutex::new(hooks), AtomicBool::new(false));
+        let ends = Arc::new(Ends { place, writers, last_resort, loss, hooks, has_left });
+        let mut control = Self { ends, parts: Vec::new() };
+        for (rank, stream) in readers {
+            let (tell, parts) = mpsc::channel();
+            let ends = control.ends.clone();
+            let thread = std::thread::Builder::new().name(format!("rank {rank}"));
+            thread.spawn(move || ends.listen(stream, rank, &tell))?;
+            control.parts.push(Mutex::new(parts));
+        }
+        Ok((control, data))
+    }
+
+    pub(super) fn place(&self) -> &Place {
+        &self.ends.place
+    }
+
     pub(super) fn loss(&self) -> Option<&Loss> {
-        self.loss.get()
+        self.ends.loss.get()
     }
 
-    /// Has this done when a rank is gone; at once, if one is.
+    /// Has this done when a rank is lost; at once, if one is.
     pub(super) fn on_loss(&self, hook: impl FnOnce() + Send + 'static) {
-        let mut hooks = self.hooks.lock();
-        if self.loss.get().is_some() {
+        let mut hooks = self.ends.hooks.lock();
+        if self.loss().is_some() {
             drop(hooks);
             hook();
         } else {
@@ -95,159 +190,75 @@ impl Fate {
         }
     }
 
-    /// The first loss counts. Whether this is it.
-    fn declare(&self, loss: Loss) -> bool {
-        let hooks = {
-            let mut hooks = self.hooks.lock();
-            if self.has_left.load(Ordering::SeqCst) || self.loss.set(loss).is_err() {
-                return false;
-            }
-            std::mem::take(&mut *hooks)
-        };
-        hooks.into_iter().for_each(|hook| hook());
-        true
-    }
-}
-
-/// This rank's connections to others: rank 0's to all, another's to rank 0.
-#[derive(Debug)]
-pub(super) struct Control {
-    pub(super) place: Place,
-    peers: Vec<Peer>,
-    fate: Arc<Fate>,
-}
-
-#[derive(Debug)]
-struct Peer {
-    rank: usize,
-    writer: Writer,
-    parts: Mutex<Receiver<Vec<u8>>>,
-}
-
-type Writer = Arc<Mutex<TcpStream>>;
-
-/// What ends the process, if it has not ended by itself some time after a rank was lost.
-pub type LastResort = fn(&Loss, &Place);
-
-impl Control {
-    /// Takes the connections over. Returns those for data, each with its rank.
-    pub(super) fn new(
-        place: Place,
-        links: Vec<Link>,
-        last_resort: LastResort,
-    ) -> io::Result<(Self, Vec<TcpStream>)> {
-        let fate = Arc::new(Fate::default());
-        let (mut peers, mut data, mut writers) = (Vec::new(), Vec::new(), Vec::<(usize, Writer)>::new());
-        let mut readers = Vec::new();
-        for link in links {
-            let (tell, parts) = mpsc::channel();
-            let writer = Arc::new(Mutex::new(link.control.try_clone()?));
-            readers.push((link.rank, link.control, tell));
-            writers.push((link.rank, writer.clone()));
-            peers.push(Peer { rank: link.rank, writer, parts: Mutex::new(parts) });
-            let to_shut = link.data.try_clone()?;
-            fate.on_loss(move || drop(to_shut.shutdown(Shutdown::Both)));
-            data.push(link.data);
-        }
-        let world = Arc::new((place.clone(), writers, last_resort));
-        for (rank, stream, tell) in readers {
-            let (fate, world) = (fate.clone(), world.clone());
-            std::thread::Builder::new().name(format!("rank {rank}")).spawn(move || {
-                let (place, writers, last_resort) = &*world;
-                let Some(loss) = read(stream, rank, &tell) else { return };
-                if !fate.declare(loss.clone()) {
-                    return;
-                }
-                if place.rank == 0 {
-                    let text = serde_json::to_vec(&loss).unwrap_or_default();
-                    let others = writers.iter().filter(|(rank, _)| *rank != loss.rank);
-                    others.for_each(|(_, writer)| drop(send(writer, Kind::Gone, &text)));
-                }
-                // The main thread ends the process, unless it is stuck in the device's driver.
-                std::thread::sleep(PATIENCE);
-                if !fate.has_left.load(Ordering::SeqCst) {
-                    last_resort(&loss, place);
-                }
-            })?;
-        }
-        Ok((Self { place, peers, fate }, data))
-    }
-
-    pub(super) fn fate(&self) -> &Arc<Fate> {
-        &self.fate
-    }
-
     /// What each rank has to say, in their order. All ranks call it, the same number of times.
     pub(super) fn gather<T: Serialize + DeserializeOwned>(&self, mine: &T) -> Result<Vec<T>> {
         let mine = serde_json::to_vec(mine).map_err(|error| wrong(&error))?;
-        let all = if self.place.rank == 0 {
+        let all = if self.place().rank == 0 {
             let mut all = vec![b'['];
             all.extend(mine);
-            for peer in &self.peers {
+            for parts in &self.parts {
                 all.push(b',');
-                all.extend(self.receive(peer)?);
+                all.extend(self.receive(parts)?);
             }
             all.push(b']');
-            self.peers.iter().try_for_each(|peer| self.send(peer, &all))?;
+            self.send(&all)?;
             all
         } else {
-            self.peers.iter().try_for_each(|peer| self.send(peer, &mine))?;
-            self.receive(&self.peers[0])?
+            self.send(&mine)?;
+            self.receive(&self.parts[0])?
         };
         serde_json::from_slice(&all).map_err(|error| wrong(&error))
     }
 
-    fn send(&self, peer: &Peer, part: &[u8]) -> Result<()> {
-        send(&peer.writer, Kind::Part, part).map_err(|error| self.explained_or(&error))
+    fn send(&self, text: &[u8]) -> Result<()> {
+        let mut writers = self.ends.writers.iter();
+        let sent = writers.try_for_each(|(_, writer)| send(writer, Kind::Part, text));
+        sent.map_err(|error| self.explained_or(&error))
     }
 
-    fn receive(&self, peer: &Peer) -> Result<Vec<u8>> {
+    fn receive(&self, parts: &Mutex<Receiver<Vec<u8>>>) -> Result<Vec<u8>> {
         loop {
-            match peer.parts.lock().recv_timeout(Duration::from_millis(50)) {
+            match parts.lock().recv_timeout(Duration::from_millis(50)) {
                 Ok(part) => return Ok(part),
-                Err(RecvTimeoutError::Timeout) => match self.fate.loss() {
+                Err(RecvTimeoutError::Timeout) => match self.loss() {
                     Some(loss) => return Err(loss.clone().into()),
                     None => continue,
                 },
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(self.explained_or(&format!("rank {} is done before the others", peer.rank)));
+                    return Err(self.explained_or(&"another rank is done before this one"));
                 }
             }
         }
     }
 
-    /// The rank whose end explains this failure; waits a little for word of it.
-    pub(super) fn explained_or(&self, what: &dyn std::fmt::Display) -> Error {
+    /// The loss that explains this failure.
+    fn explained_or(&self, what: &dyn std::fmt::Display) -> Error {
         match self.wait_for_loss() {
             Some(loss) => loss.into(),
-            None => Error::Rendezvous { what: format!("rank {}: {what}", self.place.rank) },
+            None => Error::Rendezvous { what: format!("rank {}: {what}", self.place().rank) },
         }
     }
 
+    /// The loss of a rank, of which there may be word soon.
     pub(super) fn wait_for_loss(&self) -> Option<Loss> {
         let began = Instant::now();
-        while self.fate.loss().is_none() && began.elapsed() < EXPLAINED_WITHIN {
+        while self.loss().is_none() && began.elapsed() < EXPLAINED_WITHIN {
             std::thread::sleep(Duration::from_millis(10));
         }
-        self.fate.loss().cloned()
+        self.loss().cloned()
     }
 
-    /// Tells the others that this rank ends: with an error, which rank 0 prints, or because all is done.
+    /// Tells the others that this rank is done, or that it ends with an error.
     pub(super) fn leave(&self, error: Option<&str>) {
-        let (kind, text) = error.map_or((Kind::Goodbye, ""), |text| (Kind::Failed, text));
-        if error.is_none() {
-            self.fate.has_left.store(true, Ordering::SeqCst);
-        } else {
-            // What this rank's device waits for does not come any more.
-            self.fate.declare(Loss { rank: self.place.rank, error: Some(text.to_owned()) });
-        }
-        for peer in &self.peers {
-            if self.place.rank == 0 && kind == Kind::Failed {
-                let loss = Loss { rank: 0, error: Some(text.to_owned()) };
-                send(&peer.writer, Kind::Gone, &serde_json::to_vec(&loss).unwrap_or_default()).ok();
-            } else {
-                send(&peer.writer, kind, text.as_bytes()).ok();
+        match error {
+            Some(error) => {
+                self.ends.lose(Loss { rank: self.place().rank, error: Some(error.to_owned()) });
             }
+            None if self.loss().is_none() => {
+                self.ends.has_left.store(true, Ordering::SeqCst);
+                self.ends.tell_all(Kind::Goodbye, &[]);
+            }
+            None => {}
         }
     }
 }
@@ -255,9 +266,9 @@ impl Control {
 impl Drop for Control {
     /// Ends the threads that read.
     fn drop(&mut self) {
-        self.fate.has_left.store(true, Ordering::SeqCst);
-        for peer in &self.peers {
-            peer.writer.lock().shutdown(Shutdown::Both).ok();
+        self.ends.has_left.store(true, Ordering::SeqCst);
+        for (_, writer) in &self.ends.writers {
+            writer.lock().shutdown(Shutdown::Both).ok();
         }
     }
 }
@@ -268,31 +279,11 @@ fn wrong(error: &serde_json::Error) -> Error {
     }
 }
 
-fn send(writer: &Writer, kind: Kind, text: &[u8]) -> io::Result<()> {
+fn send(writer: &Mutex<TcpStream>, kind: Kind, text: &[u8]) -> io::Result<()> {
     let mut message = vec![kind as u8];
     message.extend((text.len() as u32).to_le_bytes());
     message.extend(text);
     writer.lock().write_all(&message)
-}
-
-/// Hands parts on until the rank is done (`None`) or gone.
-fn read(mut stream: TcpStream, rank: usize, parts: &Sender<Vec<u8>>) -> Option<Loss> {
-    loop {
-        let Ok((kind, text)) = message(&mut stream) else {
-            return Some(Loss { rank, error: None });
-        };
-        match kind {
-            kind if kind == Kind::Part as u8 => drop(parts.send(text)),
-            kind if kind == Kind::Goodbye as u8 => return None,
-            kind if kind == Kind::Failed as u8 => {
-                return Some(Loss { rank, error: Some(String::from_utf8_lossy(&text).into_owned()) });
-            }
-            kind if kind == Kind::Gone as u8 => {
-                return Some(serde_json::from_slice(&text).unwrap_or(Loss { rank, error: None }));
-            }
-            _ => return Some(Loss { rank, error: None }),
-        }
-    }
 }
 
 fn message(stream: &mut TcpStream) -> io::Result<(u8, Vec<u8>)> {

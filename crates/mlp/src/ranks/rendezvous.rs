@@ -66,6 +66,7 @@ fn listen(place: &Place) -> std::result::Result<Vec<Link>, String> {
     let (heard, hellos) = mpsc::channel();
     let mut came: BTreeMap<usize, [Option<TcpStream>; 2]> = BTreeMap::new();
     loop {
+        forget_who_left(&mut came);
         let is_complete = |both: &&[Option<TcpStream>; 2]| both.iter().all(Option::is_some);
         if came.values().filter(is_complete).count() == place.world - 1 {
             break;
@@ -86,9 +87,9 @@ fn listen(place: &Place) -> std::result::Result<Vec<Link>, String> {
         }
         match hellos.recv_timeout(PAUSE) {
             Ok((rank, purpose, mut stream)) => {
+                forget_who_left(&mut came);
                 let seat = &mut came.entry(rank).or_default()[purpose as usize];
-                // A rank that was started again takes the place of what it was before.
-                if seat.as_ref().is_some_and(|before| !is_gone(before)) {
+                if seat.is_some() {
                     answer(&mut stream, REFUSED, &format!("there is a rank {rank} already")).ok();
                 } else if answer(&mut stream, HEARD, "").is_ok() {
                     *seat = Some(stream);
@@ -129,6 +130,11 @@ fn who_is_missing(place: &Place, missing: &[usize]) -> String {
         place.port,
         place.timeout.as_secs()
     )
+}
+
+/// A rank that was started again is to take the place of what it was before.
+fn forget_who_left(came: &mut BTreeMap<usize, [Option<TcpStream>; 2]>) {
+    came.retain(|_, both| !both.iter().flatten().any(is_gone));
 }
 
 /// Whether the other side has closed the connection.

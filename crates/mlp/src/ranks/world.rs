@@ -34,7 +34,7 @@ impl Ranks {
 
     /// Which rank this is.
     pub fn place(&self) -> &Place {
-        &self.control.place
+        self.control.place()
     }
 
     /// What each rank has to say, in their order. All ranks call it, the same number of times.
@@ -53,32 +53,27 @@ impl Ranks {
 
     /// Why the training ends early, if a rank is gone.
     pub fn loss(&self) -> Option<&Loss> {
-        self.control.fate().loss()
+        self.control.loss()
     }
 
     /// Has this done on another thread when a rank is gone: ending what waits for that rank.
     pub(crate) fn on_loss(&self, hook: impl FnOnce() + Send + 'static) {
-        self.control.fate().on_loss(hook);
+        self.control.on_loss(hook);
     }
 
     /// Tells the others that this rank is done, or that it ends with an error. Then they end, too, and rank 0 prints it.
     pub fn leave(&self, error: Option<&str>) {
-        if self.loss().is_none() {
-            self.control.leave(error);
-        }
+        self.control.leave(error);
     }
 
-    /// The error to end with: that another rank is gone, if this one comes from that. Else the others are told of it.
+    /// The error to end with: that another rank is lost, if this one may come of that. Else the others are told of it.
     fn ended_by(&self, error: Error) -> Error {
         let may_come_of_another = matches!(error, Error::Rendezvous { .. } | Error::Library { .. });
-        let loss = if may_come_of_another { self.control.wait_for_loss() } else { self.loss().cloned() };
-        match loss {
-            Some(loss) => loss.into(),
-            None => {
-                self.leave(Some(&error.to_string()));
-                error
-            }
+        if let Some(loss) = may_come_of_another.then(|| self.control.wait_for_loss()).flatten() {
+            return loss.into();
         }
+        self.leave(Some(&error.to_string()));
+        error
     }
 }
 
