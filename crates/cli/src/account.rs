@@ -6,6 +6,7 @@ use millpond_mlp::Epoch;
 use serde::Serialize;
 
 use crate::progress::duration;
+use crate::ranks::RankMemory;
 use crate::screen::{table, thousands, wrapped};
 
 /// What one allocator gave, as `--json` has it.
@@ -21,13 +22,16 @@ pub(crate) struct Outcome {
     pub(crate) peak_reserved: u64,
     /// Bytes in live blocks at most.
     pub(crate) peak_requested: u64,
+    /// The memory of each rank, where there are several.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) ranks: Vec<RankMemory>,
 }
 
 impl Outcome {
     /// Before the first epoch.
     pub(crate) fn new(device: &str, allocator: &str) -> Self {
         let (device, allocator) = (device.to_owned(), allocator.to_owned());
-        Self { device, allocator, epochs: Vec::new(), peak_reserved: 0, peak_requested: 0 }
+        Self { device, allocator, epochs: Vec::new(), peak_reserved: 0, peak_requested: 0, ranks: Vec::new() }
     }
 
     /// Takes over what the allocator counts.
@@ -112,6 +116,19 @@ pub(crate) fn of_baseline(name: &str, usage: &Usage, pinned: Option<&Stats>) -> 
     ];
     rows.extend(of_pinned(pinned));
     format!("\nwhat {name} did:\n{}", figures(&rows))
+}
+
+/// The memory of each rank.
+pub(crate) fn of_ranks(ranks: &[RankMemory]) -> String {
+    let titles = ["rank", "device", "requested", "reserved"].map(str::to_owned).to_vec();
+    let row = |rank: &RankMemory| {
+        let place = format!("{} of {}", rank.device, rank.host);
+        let [requested, reserved] =
+            [rank.peak_requested, rank.peak_reserved].map(|bytes| HumanBytes(bytes).to_string());
+        vec![format!("  {}", rank.rank), place, requested, reserved]
+    };
+    let rows: Vec<_> = std::iter::once(titles).chain(ranks.iter().map(row)).collect();
+    format!("\nmemory of each rank, at most:\n{}", table(&rows))
 }
 
 /// What the batches on their way to the device took of the host, where there was pinned memory for them.

@@ -75,12 +75,14 @@ impl Command {
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Flags override the file, whose keys are: num_layers, feat_dim, learning_rate,
-batch_size, epochs, seed, device, allocator, data, log_dir, tf32.
+momentum, batch_size, micro_batches, epochs, seed, device, allocator, data,
+log_dir, tf32.
 
 Examples:
   millpond train                             10 epochs of the bundled digits
   millpond train --allocator all --epochs 3  each allocator in turn, and a table
-  millpond train run.toml --device cuda:1    settings of a file, the second GPU")]
+  millpond train run.toml --device cuda:1    settings of a file, the second GPU
+  torchrun --nproc-per-node 4 --no-python millpond train           four GPUs")]
 pub(crate) struct TrainArgs {
     /// File of settings
     #[arg(value_name = "CONFIG.toml")]
@@ -90,7 +92,7 @@ pub(crate) struct TrainArgs {
     device: Option<DeviceChoice>,
     #[arg(long, value_name = "NAME", value_parser = names_or_all(NAMES), hide_possible_values = true, help = listed(NAMES) + " [default: millpond]")]
     allocator: Option<String>,
-    /// Folder with the files of MNIST or Fashion-MNIST [default: bundled digits]
+    /// Folder with files like MNIST's [default: bundled]
     #[arg(long, value_name = "DIR")]
     data: Option<PathBuf>,
     /// Passes over the training set [default: 10]
@@ -99,6 +101,9 @@ pub(crate) struct TrainArgs {
     /// Images in a step [default: 64]
     #[arg(long, value_name = "N", value_parser = whole::<{ Config::MOST_IN_A_BATCH }>, allow_negative_numbers = true)]
     batch_size: Option<usize>,
+    /// Parts to compute a batch in [default: 1]
+    #[arg(long, value_name = "N", value_parser = whole::<{ Config::MOST_IN_A_BATCH }>, allow_negative_numbers = true)]
+    micro_batches: Option<usize>,
     /// Hidden layers [default: 4]
     #[arg(long, value_name = "N", value_parser = whole::<{ Config::MOST_LAYERS }>, allow_negative_numbers = true)]
     num_layers: Option<usize>,
@@ -108,6 +113,9 @@ pub(crate) struct TrainArgs {
     /// Learning rate of SGD [default: 0.1]
     #[arg(long, value_name = "RATE", value_parser = Config::rate, allow_negative_numbers = true)]
     learning_rate: Option<f32>,
+    /// Momentum of SGD, 0 to below 1 [default: 0]
+    #[arg(long, value_name = "M", value_parser = Config::momentum, allow_negative_numbers = true)]
+    momentum: Option<f32>,
     /// Seed of the random numbers [default: 1]
     #[arg(long, value_name = "N", value_parser = seed, allow_negative_numbers = true)]
     seed: Option<u64>,
@@ -117,10 +125,10 @@ pub(crate) struct TrainArgs {
     /// Write curves.csv and curves.svg to this folder
     #[arg(long, value_name = "DIR")]
     log_dir: Option<PathBuf>,
-    /// Write the results to this file, or to standard output for -
+    /// Write the results here; - is standard output
     #[arg(long, value_name = "FILE")]
     pub(crate) json: Option<PathBuf>,
-    /// Keep a checkpoint in this folder, written after each epoch
+    /// Keep a checkpoint in this folder, after each epoch
     #[arg(long, value_name = "DIR")]
     pub(crate) save: Option<PathBuf>,
     /// Write it after every so many steps, too
@@ -129,7 +137,10 @@ pub(crate) struct TrainArgs {
     /// Go on from the checkpoint, if there is one
     #[arg(long, requires = "save")]
     pub(crate) resume: bool,
-    /// Record what the pool does to this file, for millpond replay
+    /// Split over many GPUs: optimizer or gradients
+    #[arg(long, value_name = "WHAT", value_enum, hide_possible_values = true)]
+    pub(crate) shard: Option<Sharded>,
+    /// Record what the pool does, for millpond replay
     #[arg(long, value_name = "FILE")]
     pub(crate) record: Option<PathBuf>,
 }
@@ -203,6 +214,15 @@ pub(crate) struct ManArgs {
     pub(crate) dir: PathBuf,
 }
 
+/// What is split over ranks.
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+pub(crate) enum Sharded {
+    /// The optimizer's state.
+    Optimizer,
+    /// The gradients, too.
+    Gradients,
+}
+
 impl TrainArgs {
     /// Lays the flags that were given over the settings.
     pub(crate) fn lay_over(&self, config: &mut Config) {
@@ -215,9 +235,11 @@ impl TrainArgs {
         set(&mut config.allocator, &self.allocator);
         set(&mut config.epochs, &self.epochs);
         set(&mut config.batch_size, &self.batch_size);
+        set(&mut config.micro_batches, &self.micro_batches);
         set(&mut config.num_layers, &self.num_layers);
         set(&mut config.feat_dim, &self.feat_dim);
         set(&mut config.learning_rate, &self.learning_rate);
+        set(&mut config.momentum, &self.momentum);
         set(&mut config.seed, &self.seed);
         config.tf32 |= self.tf32;
         config.data = self.data.clone().or(config.data.take());

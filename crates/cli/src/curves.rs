@@ -124,6 +124,7 @@ mod tests {
             epochs: vec![epoch(1), epoch(2)],
             peak_reserved: 2,
             peak_requested: 1,
+            ranks: Vec::new(),
         }
     }
 

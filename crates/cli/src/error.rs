@@ -35,6 +35,9 @@ pub(crate) enum Error {
     OutOfMemory(String),
     #[error("with allocator {allocator}: {error}")]
     Trial { allocator: String, error: Box<Error> },
+    /// This rank ends for a reason that another one says.
+    #[error("another rank says why")]
+    SaidElsewhere { status: u8 },
     #[error("stopped by {signal}: {kept}")]
     Stopped {
         signal: Signal,
@@ -69,6 +72,8 @@ impl Error {
             Self::Usage(_)
             | Self::Training(millpond_mlp::Error::ConfigFile { .. })
             | Self::Probe(millpond_probe::Error::CostTable { .. }) => 2,
+            Self::Training(millpond_mlp::Error::Launcher { .. }) => 2,
+            Self::SaidElsewhere { status } => *status,
             Self::Stopped { signal, .. } => signal.status(),
             _ => 1,
         }

@@ -58,6 +58,16 @@ impl Drop for Interrupt {
 pub(crate) struct Signal(u8);
 
 impl Signal {
+    /// What the system calls it.
+    pub(crate) fn number(self) -> u8 {
+        self.0
+    }
+
+    /// The signal with this number, of those that are watched.
+    pub(crate) fn of_number(number: u8) -> Self {
+        Self(number)
+    }
+
     /// The exit status of a program that this signal ended.
     pub(crate) fn status(self) -> u8 {
         128 + self.0

@@ -24,6 +24,7 @@ mod probe;
 mod probe_args;
 mod probe_tables;
 mod progress;
+mod ranks;
 mod replay;
 mod replay_args;
 mod replay_export;
@@ -57,6 +58,8 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> u8 {
             let _ = bare.print();
             return 2;
         }
+        // All ranks of a launcher have the same arguments.
+        Err(_) if ranks::another_speaks() => return 2,
         Err(wrong) => return status(Err(usage::error(&wrong))),
     };
     screen::be_quiet(args.quiet);
@@ -113,6 +116,7 @@ fn status(result: error::Result<()>) -> u8 {
     });
     match result {
         Ok(()) => 0,
+        Err(Error::SaidElsewhere { status }) => status,
         Err(error) => {
             screen::complain(&error.worded());
             error.status()

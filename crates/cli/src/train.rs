@@ -7,15 +7,17 @@ use millpond::Pool;
 use millpond::device::DeviceChoice;
 use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
 use millpond_mlp::data::Dataset;
+use millpond_mlp::ranks::{Ranks, Shard};
 use millpond_mlp::{Config, Epoch, Hyper, Machine, Memory, Observer, Saving, Step, Upload};
 
 use crate::account::{self, Outcome};
-use crate::args::TrainArgs;
+use crate::args::{Sharded, TrainArgs};
 use crate::choices::{ALL, is_asked};
 use crate::error::{Error, Result};
-use crate::interrupt::Interrupt;
+use crate::interrupt::{Interrupt, Signal};
 use crate::outputs::{Log, Output, refuse_clashes, refuse_stdout};
 use crate::progress::Progress;
+use crate::ranks::{self, RankMemory};
 use crate::results::Results;
 use crate::screen::{count, remark, say, thousands};
 
@@ -31,6 +33,9 @@ struct Run {
     record: Option<PathBuf>,
     saving: Option<Saving>,
     interrupt: Interrupt,
+    /// Where a launcher has started several.
+    ranks: Option<Arc<Ranks>>,
+    shard: Shard,
 }
 
 /// What there is so far, allocator by allocator, and where it is kept.
@@ -41,12 +46,20 @@ struct Done {
 
 /// Runs the command.
 pub(crate) fn run(args: &TrainArgs) -> Result<()> {
+    let Some(ranks) = ranks::meet()? else { return train(args, None) };
+    ranks::ended(&ranks, train(args, Some(&ranks)))
+}
+
+/// Runs the command, as one of these ranks.
+fn train(args: &TrainArgs, ranks: Option<&Arc<Ranks>>) -> Result<()> {
+    let is_first = ranks.is_none_or(|ranks| ranks.place().rank == 0);
     let config = settings(args)?;
     let asked = std::slice::from_ref(&config.allocator);
     let names: Vec<_> = NAMES.into_iter().filter(|name| is_asked(asked, name)).collect();
     if args.record.is_some() && !names.contains(&MILLPOND) {
         return Err(Error::Usage(format!("--record is for the pool: add --allocator {MILLPOND} or {ALL}")));
     }
+    let shard = shard(args, &config, ranks.is_some())?;
     refuse_to_write_over(args, &config)?;
     if args.save.is_some() && names.len() > 1 {
         return Err(Error::Usage(format!("--save keeps one training: name one allocator, not {ALL}")));
@@ -55,22 +68,43 @@ pub(crate) fn run(args: &TrainArgs) -> Result<()> {
         Some(dir) => Dataset::from_dir(dir)?,
         None => Dataset::bundled()?,
     };
-    args.record.as_deref().map(Output::open).transpose()?;
-    let results = Results::open(args.json.as_deref(), config.log_dir.as_deref(), names.len())?;
-    let (hyper, record) = (config.hyper(), args.record.clone());
-    let saving = saving(args, &hyper, &data)?;
+    // Rank 0 alone writes.
+    let record = args.record.clone().filter(|_| is_first);
+    let [json, log_dir] = [&args.json, &config.log_dir].map(|path| path.as_deref().filter(|_| is_first));
+    record.as_deref().map(Output::open).transpose()?;
+    let results = Results::open(json, log_dir, names.len())?;
+    let hyper = config.hyper();
+    let saving = if is_first { saving(args, &hyper, &data)? } else { None };
     let interrupt = Interrupt::watch();
-    let run = Run { device: config.device, hyper, tf32: config.tf32, data, names, record, saving, interrupt };
+    let (device, tf32, ranks) = (config.device, config.tf32, ranks.cloned());
+    let run = Run { device, hyper, tf32, data, names, record, saving, interrupt, ranks, shard };
     let mut done = Done { outcomes: Vec::new(), results };
     let ended = run.trials(&mut done);
     done.outcomes.retain(|outcome| !outcome.epochs.is_empty());
     if !done.outcomes.is_empty() {
         done.results.finish(&done.outcomes)?;
     }
-    ended?;
-    match run.interrupt.signal() {
+    match ended? {
         None => Ok(()),
         Some(signal) => Err(Error::Stopped { signal, kept: run.kept(&done) }),
+    }
+}
+
+/// What is split over the ranks.
+fn shard(args: &TrainArgs, config: &Config, has_ranks: bool) -> Result<Shard> {
+    let Some(shard) = args.shard else { return Ok(Shard::Nothing) };
+    if !has_ranks {
+        return Err(Error::Usage(
+            "--shard splits over several processes: start them with torchrun, mpirun or srun".to_owned(),
+        ));
+    }
+    match shard {
+        Sharded::Gradients if config.micro_batches > 1 => Err(Error::Usage(
+            "--shard gradients sums each batch at once: leave --micro-batches out, or say --shard optimizer"
+                .to_owned(),
+        )),
+        Sharded::Gradients => Ok(Shard::Gradients),
+        Sharded::Optimizer => Ok(Shard::Optimizer),
     }
 }
 
@@ -115,18 +149,28 @@ fn settings(args: &TrainArgs) -> Result<Config> {
 
 impl Run {
     /// Trains with each allocator in turn, until a signal comes.
-    fn trials(&self, done: &mut Done) -> Result<()> {
+    fn trials(&self, done: &mut Done) -> Result<Option<Signal>> {
+        let mut stopped = None;
         for &name in &self.names {
             let trial = self.trial(name, done);
             trial.map_err(|error| self.explained(name, error))?;
-            if self.interrupt.signal().is_some() {
+            stopped = self.signal()?;
+            if stopped.is_some() {
                 break;
             }
         }
         if self.compares() {
             say(&account::conclusion(&done.outcomes));
         }
-        Ok(())
+        Ok(stopped)
+    }
+
+    /// The signal that came, to this rank or to another.
+    fn signal(&self) -> Result<Option<Signal>> {
+        let here = self.interrupt.signal();
+        let Some(ranks) = &self.ranks else { return Ok(here) };
+        let all = ranks.gather(&here.map(Signal::number))?;
+        Ok(all.into_iter().flatten().max().map(Signal::of_number))
     }
 
     /// Which allocator it was, where there are several.
@@ -143,7 +187,8 @@ impl Run {
 
     /// Trains with one allocator, on a device object of its own, so that nothing is left from the one before.
     fn trial(&self, name: &'static str, done: &mut Done) -> Result<()> {
-        let (machine, why_not_cuda) = Machine::open(self.device)?;
+        let local_rank = self.ranks.as_ref().map_or(0, |ranks| ranks.place().local_rank);
+        let (machine, why_not_cuda) = Machine::open_on(self.device, local_rank)?;
         let is_first = done.outcomes.is_empty();
         if is_first {
             if let Some(why) = why_not_cuda {
@@ -160,6 +205,7 @@ impl Run {
         let memory = Memory::new(allocator.clone(), machine.context().create_stream()?);
         let mut backend = machine.backend(memory, self.tf32)?;
         let upload = Upload::new(machine.context())?;
+        let team = self.ranks.as_ref().map(|ranks| machine.team(ranks, self.shard)).transpose()?;
         let progress = Progress::new(self.hyper.epochs, self.compares().then_some(name));
         if is_first && self.compares() {
             say(&account::titles());
@@ -178,6 +224,7 @@ impl Run {
             &self.data,
             &self.hyper,
             self.saving.as_ref(),
+            team.as_ref(),
             &mut watch,
         );
         drop(watch.progress);
@@ -186,6 +233,15 @@ impl Run {
         let usage = allocator.usage();
         let Some(outcome) = done.outcomes.last_mut() else { return Ok(()) };
         outcome.count(&usage);
+        if let Some(ranks) = &self.ranks {
+            outcome.ranks = ranks.gather(&RankMemory {
+                rank: ranks.place().rank,
+                host: ranks::host(),
+                device: outcome.device.clone(),
+                peak_reserved: outcome.peak_reserved,
+                peak_requested: outcome.peak_requested,
+            })?;
+        }
         if self.compares() {
             say(&account::line(outcome));
         } else {
@@ -194,6 +250,9 @@ impl Run {
                 Some(pool) => account::of_pool(&pool.stats(), pinned.as_ref(), &outcome.epochs),
                 None => account::of_baseline(name, &usage, pinned.as_ref()),
             });
+            if self.ranks.is_some() {
+                say(&account::of_ranks(&outcome.ranks));
+            }
         }
         if let Some(recorded) = pool.as_ref().map(Pool::stop_recording).transpose()?.flatten() {
             let events = count(recorded.events, "event");
@@ -211,7 +270,7 @@ impl Run {
     }
 
     fn introduce(&self, machine: &Machine, name: &str) {
-        let Hyper { num_layers, feat_dim, learning_rate, batch_size, epochs, seed } = self.hyper;
+        let Hyper { num_layers, feat_dim, learning_rate, batch_size, epochs, seed, .. } = self.hyper;
         say(&match (self.compares(), name) {
             (true, _) => "Trains the same neural network with each allocator in turn.".to_owned(),
             (_, MILLPOND) => "Trains a neural network. All of its memory comes from the pool.".to_owned(),
@@ -229,6 +288,12 @@ impl Run {
             count(num_layers as u64, "hidden layer"),
             count(epochs as u64, "epoch"),
         ));
+        if let Some(ranks) = &self.ranks {
+            say(&format!(
+                "ranks:  {}, each with its part of every batch; this is rank 0\n",
+                ranks.place().world
+            ));
+        }
         if let Some(saving) = &self.saving {
             say(&match saving.resumed_from() {
                 None => format!("checkpoint: {}\n", saving.file().display()),

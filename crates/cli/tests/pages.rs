@@ -29,6 +29,9 @@ const TRACE: &str = "crates/replay/tests/data/pipeline_streams_stacks.pickle.gz"
 const SMALL: [&str; 10] =
     ["--device", "host", "--num-layers", "1", "--feat-dim", "16", "--batch-size", "500", "--epochs", "1"];
 
+/// What starts the command.
+const LAUNCHERS: [&str; 3] = ["torchrun", "mpirun", "srun"];
+
 /// What is another tool's.
 const OTHERS: [&str; 1] = ["apt install "];
 
@@ -117,6 +120,11 @@ fn the_commands_on_pages_run() {
             let of_ours = ["millpond ", "cargo run --release -- ", "cargo run -- "];
             match of_ours.iter().find_map(|start| line.strip_prefix(start)) {
                 Some(arguments) => run(arguments, folder.path()),
+                None if LAUNCHERS.iter().any(|launcher| line.starts_with(launcher)) => {
+                    let (_, arguments) =
+                        line.split_once(" millpond ").unwrap_or_else(|| panic!("{page}: {line}"));
+                    run(&format!("{arguments} --help"), folder.path());
+                }
                 None if OTHERS.iter().any(|other| line.starts_with(other)) => {}
                 None => assert!(is_there(&line), "{page}: {line}"),
             }

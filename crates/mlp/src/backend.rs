@@ -16,6 +16,8 @@
 //! - **Determinism.** The same calls on the same data give the same bits, whatever the addresses are.
 //! - **Shapes** are checked; a mismatch is an [`Error::Shape`] and queues nothing.
 
+use millpond::Stream;
+
 use crate::{Error, Memory, Result, Tensor};
 
 /// A batch of images on the device, as [`Split::gather`](crate::data::Split::gather) writes them.
@@ -25,6 +27,9 @@ pub struct Batch<'a> {
     pub rows: &'a Tensor<u8>,
     /// Images in the batch: the first rows, at least 1 and at most `n`.
     pub count: usize,
+    /// Images that the mean of the loss is over, at least `count`. Other batches have the rest: of another rank, or of the
+    /// same step later.
+    pub of: usize,
 }
 
 impl Batch<'_> {
@@ -50,6 +55,15 @@ pub enum Activation {
     None,
     /// `max(0, y)`: the hidden layers.
     Relu,
+}
+
+/// How far a step of SGD goes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sgd {
+    /// The learning rate.
+    pub rate: f32,
+    /// What is left of a velocity after a step.
+    pub momentum: f32,
 }
 
 /// The place of the summed loss in a tensor of totals.
@@ -79,7 +93,7 @@ pub trait Backend: std::fmt::Debug {
     fn linear(&mut self, x: &Tensor, w: &Tensor, activation: Activation) -> Result<Tensor>;
 
     /// Softmax cross-entropy forward and backward. Adds to `totals` (see [`score`](Self::score)), and returns
-    /// the gradient of the batch's mean loss: `(softmax(logits) − onehot(label)) / count`.
+    /// the gradient of the mean loss: `(softmax(logits) − onehot(label)) / of`.
     ///
     /// `logits` and the output are `[count, classes]`. The labels are the batch's.
     ///
@@ -110,19 +124,38 @@ pub trait Backend: std::fmt::Debug {
     /// As above.
     fn input_gradient(&mut self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<Tensor>;
 
-    /// The gradient of a layer's weights: `xᵀ · dy`.
+    /// The gradient of a layer's weights: `xᵀ · dy`. It is written to `into`, or to memory of its own.
     ///
     /// `x` is `[batch, inputs]`, `dy` `[batch, outputs]`, the output `[inputs, outputs]`.
     ///
     /// # Errors
     /// As above.
-    fn weight_gradient(&mut self, x: &Tensor, dy: &Tensor) -> Result<Tensor>;
+    fn weight_gradient(&mut self, x: &Tensor, dy: &Tensor, into: Option<Tensor>) -> Result<Tensor>;
 
-    /// One step of SGD over all layers at once (one launch is enough): `w −= rate · gradient`, for each pair.
+    /// The stream that computes the gradients of weights, in the order of the calls. Other work that reads or writes one
+    /// is to be ordered with it.
+    fn gradient_stream(&self) -> &Stream;
+
+    /// One step of SGD over all layers at once (one launch is enough): `w −= rate · gradient`, for each pair. With
+    /// velocities, `v = momentum · v + gradient` and `w −= rate · v`, for each three.
     ///
-    /// `gradients[i]` has the shape of `weights[i]`.
+    /// `gradients[i]` has the shape of `weights[i]`. So has `velocities[i]`, unless there are none.
     ///
     /// # Errors
     /// As above.
-    fn update(&mut self, weights: &mut [Tensor], gradients: &[Tensor], rate: f32) -> Result<()>;
+    fn update(
+        &mut self,
+        weights: &mut [Tensor],
+        gradients: &[Tensor],
+        velocities: &mut [Tensor],
+        sgd: Sgd,
+    ) -> Result<()>;
+
+    /// Adds each gradient to its sum: to the last bit what a step of SGD at rate −1 does.
+    ///
+    /// # Errors
+    /// As above.
+    fn add(&mut self, sums: &mut [Tensor], gradients: &[Tensor]) -> Result<()> {
+        self.update(sums, gradients, &mut [], Sgd { rate: -1.0, momentum: 0.0 })
+    }
 }

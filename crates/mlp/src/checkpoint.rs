@@ -1,8 +1,8 @@
 //! Checkpoints: a training as far as it has come, in one file that is replaced whole.
 //!
 //! The file is a [safetensors] file. The weights lie in it as PyTorch's `nn.Linear` has them, under the names that
-//! `nn.Sequential` gives them. How far the training is stands in the file's metadata, as JSON. SGD has no state of its
-//! own. So what follows a checkpoint is what would have followed without it, bit for bit.
+//! `nn.Sequential` gives them. How far the training is stands in the file's metadata, as JSON. The velocities of SGD lie
+//! beside the weights, if there are any. So what follows a checkpoint is what would have followed without it, bit for bit.
 //!
 //! [safetensors]: https://github.com/huggingface/safetensors
 
@@ -16,7 +16,8 @@ use safetensors::tensor::{Dtype, TensorView};
 use serde::{Deserialize, Serialize};
 
 use crate::data::Dataset;
-use crate::{Epoch, Error, Hyper, Model, Result, TOTALS};
+use crate::ranks::Team;
+use crate::{Epoch, Error, Hyper, Model, Result, TOTALS, Tensor};
 
 /// The file's name in its folder.
 const NAME: &str = "checkpoint.safetensors";
@@ -37,6 +38,8 @@ pub struct Checkpoint {
     progress: Progress,
     /// Of each layer, `[inputs, outputs]`.
     weights: Vec<Vec<f32>>,
+    /// As the weights, or none without momentum.
+    velocities: Vec<Vec<f32>>,
 }
 
 /// How far a training is.
@@ -105,9 +108,10 @@ impl Saving {
     }
 
     /// Writes a checkpoint in place of the one before. Whenever the program is ended, one of the two is there.
-    fn write(&self, model: &Model, progress: &Progress) -> Result<()> {
+    fn write(&self, model: &Model, velocities: &[Vec<f32>], progress: &Progress) -> Result<()> {
         let weights: Vec<_> = model.weights().iter().map(|weight| weight.to_vec()).collect::<Result<_>>()?;
-        let bytes = Checkpoint::bytes(model, &weights, progress).map_err(|what| self.failed(what))?;
+        let bytes =
+            Checkpoint::bytes(model, (&weights, velocities), progress).map_err(|what| self.failed(what))?;
         let failed = |source| Error::Io { path: self.file.clone(), action: "write the checkpoint", source };
         replace(&self.file, &bytes).map_err(failed)
     }
@@ -142,8 +146,7 @@ impl Checkpoint {
         let text = text.ok_or("it has weights, but was not written by millpond train --save")?;
         let progress: Progress = serde_json::from_str(text).map_err(|error| error.to_string())?;
         let sizes = Model::sizes(pixels, progress.hyper.num_layers, progress.hyper.feat_dim);
-        let weight = |(layer, [inputs, outputs]): (usize, [usize; 2])| {
-            let name = name_of(layer);
+        let values = |name: String, [inputs, outputs]: [usize; 2]| {
             let tensor = tensors.tensor(&name).map_err(|error| format!("{name}: {error}"))?;
             if tensor.dtype() != Dtype::F32 || tensor.shape() != [outputs, inputs] {
                 let (dtype, shape) = (tensor.dtype(), tensor.shape());
@@ -153,27 +156,32 @@ impl Checkpoint {
             let values: Vec<f32> = bytes.iter().copied().map(f32::from_le_bytes).collect();
             Ok(transposed(&values, outputs))
         };
-        let weights = sizes.into_iter().enumerate().map(weight).collect::<std::result::Result<_, _>>()?;
-        Ok(Self { progress, weights })
+        let all = |name: fn(usize) -> String| {
+            let layers = sizes.iter().enumerate();
+            layers.map(|(layer, size)| values(name(layer), *size)).collect::<std::result::Result<Vec<_>, _>>()
+        };
+        let weights = all(name_of)?;
+        let velocities = if progress.hyper.momentum > 0.0 { all(velocity_of)? } else { Vec::new() };
+        Ok(Self { progress, weights, velocities })
     }
 
     fn bytes(
         model: &Model,
-        weights: &[Vec<f32>],
+        (weights, velocities): (&[Vec<f32>], &[Vec<f32>]),
         progress: &Progress,
     ) -> std::result::Result<Vec<u8>, String> {
-        let layers: Vec<_> = model
-            .weights()
+        let transposed = |(name, (weight, values)): (String, (&Tensor, &Vec<f32>))| {
+            (name, [weight.cols(), weight.rows()], transposed(values, weight.rows()))
+        };
+        let named = |name: fn(usize) -> String, values| {
+            (0..).map(name).zip(model.weights().iter().zip(values)).map(transposed)
+        };
+        let all: Vec<_> = named(name_of, weights).chain(named(velocity_of, velocities)).collect();
+        let views: std::result::Result<Vec<_>, _> = all
             .iter()
-            .zip(weights)
-            .map(|(weight, values)| ([weight.cols(), weight.rows()], transposed(values, weight.rows())))
-            .collect();
-        let views: std::result::Result<Vec<_>, _> = layers
-            .iter()
-            .enumerate()
-            .map(|(layer, (shape, values))| {
+            .map(|(name, shape, values)| {
                 let view = TensorView::new(Dtype::F32, shape.to_vec(), bytemuck::cast_slice(values))?;
-                Ok((name_of(layer), view))
+                Ok((name, view))
             })
             .collect();
         let text = serde_json::to_string(progress).map_err(|error| error.to_string())?;
@@ -189,6 +197,7 @@ impl Checkpoint {
             ("num_layers", was.num_layers as f64, hyper.num_layers as f64),
             ("feat_dim", was.feat_dim as f64, hyper.feat_dim as f64),
             ("learning_rate", was.learning_rate.into(), hyper.learning_rate.into()),
+            ("momentum", was.momentum.into(), hyper.momentum.into()),
             ("batch_size", was.batch_size as f64, hyper.batch_size as f64),
             ("seed", was.seed as f64, hyper.seed as f64),
         ];
@@ -209,6 +218,11 @@ impl Checkpoint {
 /// As `nn.Sequential` names the weights of linear layers with a ReLU between each two.
 fn name_of(layer: usize) -> String {
     format!("{}.weight", 2 * layer)
+}
+
+/// Beside them, the velocities.
+fn velocity_of(layer: usize) -> String {
+    format!("velocity.{}", name_of(layer))
 }
 
 /// The columns of a matrix with so many rows, one after another.
@@ -232,25 +246,67 @@ fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
 #[derive(Debug)]
 pub(crate) struct Saver<'a> {
     saving: Option<&'a Saving>,
+    /// Steps of an epoch between two checkpoints.
+    every: Option<usize>,
+    /// Whether this rank or another writes checkpoints.
+    saves: bool,
     progress: Progress,
 }
 
 impl<'a> Saver<'a> {
-    /// Of a training from its beginning, or from the checkpoint to go on from.
-    pub(crate) fn new(saving: Option<&'a Saving>, hyper: &Hyper, data: &Dataset) -> Self {
+    /// Of a training from its beginning, or from the checkpoint to go on from: with a team, rank 0's.
+    ///
+    /// # Errors
+    /// [`Error::Launcher`] where a rank has other settings or data, and [`Error::RankLost`].
+    pub(crate) fn new(
+        saving: Option<&'a Saving>,
+        team: Option<&Team>,
+        hyper: &Hyper,
+        data: &Dataset,
+    ) -> Result<Self> {
         let progress = match saving {
             Some(Saving { from: Some(from), .. }) => Progress { hyper: *hyper, ..from.progress.clone() },
             _ => {
-                let data = saving.map_or(0, |_| data.checksum());
+                let data = if saving.is_some() || team.is_some() { data.checksum() } else { 0 };
                 Progress { hyper: *hyper, data, epochs: Vec::new(), begun: Begun::default() }
             }
         };
-        Self { saving, progress }
+        let every = saving.and_then(|saving| saving.every);
+        let saves = saving.is_some();
+        let Some(team) = team else { return Ok(Self { saving, every, saves, progress }) };
+        let said = team.gather(&(progress, every, saves, team.shard()))?;
+        let (first, every, saves, shard) = &said[0];
+        for (rank, (progress, _, _, sharded)) in said.iter().enumerate() {
+            let what = match () {
+                () if progress.hyper != first.hyper || sharded != shard => "settings",
+                () if progress.data != first.data => "data",
+                () => continue,
+            };
+            let what =
+                format!("rank {rank} has other {what} than rank 0: start all ranks with the same arguments");
+            return Err(Error::Launcher { what });
+        }
+        Ok(Self { saving, every: *every, saves: *saves, progress: first.clone() })
     }
 
     /// The weights to begin with, where the training goes on.
     pub(crate) fn weights(&self) -> Option<&'a [Vec<f32>]> {
         Some(self.saving?.resumed_from()?.weights())
+    }
+
+    /// Whether the training goes on from a checkpoint, that of this rank or of another.
+    pub(crate) fn is_resumed(&self) -> bool {
+        !self.progress.epochs.is_empty() || self.progress.begun.images > 0
+    }
+
+    /// The velocities to begin with.
+    pub(crate) fn velocities(&self) -> &'a [Vec<f32>] {
+        self.saving.and_then(Saving::resumed_from).map_or(&[], |from| &from.velocities)
+    }
+
+    /// Whether a checkpoint is written after each epoch, by this rank or another.
+    pub(crate) fn saves(&self) -> bool {
+        self.saves
     }
 
     /// The epochs that are done.
@@ -265,20 +321,20 @@ impl<'a> Saver<'a> {
 
     /// Whether a checkpoint is to be written after this step of an epoch, counted from 1.
     pub(crate) fn is_due(&self, step: usize) -> bool {
-        self.saving.is_some_and(|saving| saving.every.is_some_and(|every| step.is_multiple_of(every)))
+        self.every.is_some_and(|every| step.is_multiple_of(every))
     }
 
     /// Writes one in the middle of an epoch.
-    pub(crate) fn step(&mut self, model: &Model, begun: Begun) -> Result<()> {
+    pub(crate) fn step(&mut self, model: &Model, velocities: &[Vec<f32>], begun: Begun) -> Result<()> {
         self.progress.begun = begun;
-        self.write(model)
+        self.write(model, velocities)
     }
 
     /// Writes one after an epoch.
-    pub(crate) fn epoch(&mut self, model: &Model, epoch: Epoch) -> Result<()> {
+    pub(crate) fn epoch(&mut self, model: &Model, velocities: &[Vec<f32>], epoch: Epoch) -> Result<()> {
         self.progress.epochs.push(epoch);
         self.progress.begun = Begun::default();
-        self.write(model)
+        self.write(model, velocities)
     }
 
     /// What each epoch gave.
@@ -287,12 +343,12 @@ impl<'a> Saver<'a> {
     }
 
     /// A training that diverges keeps the last checkpoint before that.
-    fn write(&self, model: &Model) -> Result<()> {
+    fn write(&self, model: &Model, velocities: &[Vec<f32>]) -> Result<()> {
         let Progress { epochs, begun, .. } = &self.progress;
         let losses = epochs.iter().flat_map(|epoch| [epoch.train_loss, epoch.val_loss]);
         let is_finite = losses.chain(begun.totals).all(f64::is_finite);
         match self.saving.filter(|_| is_finite) {
-            Some(saving) => saving.write(model, &self.progress),
+            Some(saving) => saving.write(model, velocities, &self.progress),
             None => Ok(()),
         }
     }

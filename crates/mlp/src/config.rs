@@ -22,9 +22,15 @@ pub struct Config {
     /// SGD's step, above 0.
     #[serde(deserialize_with = "rate")]
     pub learning_rate: f32,
+    /// SGD's momentum, 0 to below 1.
+    #[serde(deserialize_with = "momentum")]
+    pub momentum: f32,
     /// Images in a step, 1 to [`MOST_IN_A_BATCH`](Self::MOST_IN_A_BATCH).
     #[serde(deserialize_with = "whole::<_, { Config::MOST_IN_A_BATCH }>")]
     pub batch_size: usize,
+    /// Parts that a rank computes a batch's gradients in, 1 to [`MOST_IN_A_BATCH`](Self::MOST_IN_A_BATCH).
+    #[serde(deserialize_with = "whole::<_, { Config::MOST_IN_A_BATCH }>")]
+    pub micro_batches: usize,
     /// Passes over the training set, 1 to [`MOST_EPOCHS`](Self::MOST_EPOCHS).
     #[serde(deserialize_with = "whole::<_, { Config::MOST_EPOCHS }>")]
     pub epochs: usize,
@@ -51,7 +57,9 @@ impl Default for Config {
             num_layers: 4,
             feat_dim: 784,
             learning_rate: 0.1,
+            momentum: 0.0,
             batch_size: 64,
+            micro_batches: 1,
             epochs: 10,
             seed: 1,
             device: DeviceChoice::Auto,
@@ -92,8 +100,9 @@ impl Config {
 
     /// What to train.
     pub fn hyper(&self) -> Hyper {
-        let &Self { num_layers, feat_dim, learning_rate, batch_size, epochs, seed, .. } = self;
-        Hyper { num_layers, feat_dim, learning_rate, batch_size, epochs, seed }
+        let &Self { num_layers, feat_dim, learning_rate, momentum, batch_size, micro_batches, .. } = self;
+        let &Self { epochs, seed, .. } = self;
+        Hyper { num_layers, feat_dim, learning_rate, momentum, batch_size, micro_batches, epochs, seed }
     }
 
     /// Reads a whole number from 1 to `most`, as a flag has it.
@@ -117,9 +126,21 @@ impl Config {
             Err(_) => Err(format!("'{text}' is not {RATE}")),
         }
     }
+
+    /// Reads a momentum, as a flag has it.
+    ///
+    /// # Errors
+    /// What it may be, in words.
+    pub fn momentum(text: &str) -> std::result::Result<f32, String> {
+        match text.parse::<f32>() {
+            Ok(momentum) => below_one(momentum),
+            Err(_) => Err(format!("'{text}' is not {MOMENTUM}")),
+        }
+    }
 }
 
 const RATE: &str = "a number above 0";
+const MOMENTUM: &str = "a number from 0 to below 1";
 
 fn in_range(number: i128, most: usize) -> std::result::Result<usize, String> {
     let number_in_range = usize::try_from(number).ok().filter(|number| (1..=most).contains(number));
@@ -132,6 +153,14 @@ fn positive(rate: f32) -> std::result::Result<f32, String> {
 
 fn whole<'de, D: Deserializer<'de>, const MOST: usize>(from: D) -> std::result::Result<usize, D::Error> {
     in_range(i64::deserialize(from)?.into(), MOST).map_err(D::Error::custom)
+}
+
+fn below_one(momentum: f32) -> std::result::Result<f32, String> {
+    if (0.0..1.0).contains(&momentum) { Ok(momentum) } else { Err(format!("{momentum} is not {MOMENTUM}")) }
+}
+
+fn momentum<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<f32, D::Error> {
+    below_one(f32::deserialize(from)?).map_err(D::Error::custom)
 }
 
 fn rate<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<f32, D::Error> {
@@ -254,6 +283,8 @@ mod tests {
         assert_eq!(Config::whole("many", 256), Err("'many' is not a whole number from 1 to 256".to_owned()));
         assert_eq!(Config::rate("0.5"), Ok(0.5));
         assert_eq!(Config::rate("inf"), Err("inf is not a number above 0".to_owned()));
+        assert_eq!(Config::momentum("0.9"), Ok(0.9));
+        assert_eq!(Config::momentum("1"), Err("1 is not a number from 0 to below 1".to_owned()));
         assert_eq!(Config::rate("fast"), Err("'fast' is not a number above 0".to_owned()));
     }
 
@@ -268,13 +299,15 @@ mod tests {
 
     #[test]
     fn every_setting_is_read() {
-        let text = "num_layers = 1\nfeat_dim = 2\nlearning_rate = 3\nbatch_size = 4\nepochs = 5\nseed = 6\n\
+        let text = "num_layers = 1\nfeat_dim = 2\nlearning_rate = 3\nmomentum = 0.5\nbatch_size = 4\nmicro_batches = 7\nepochs = 5\nseed = 6\n\
                     device = \"cuda:7\"\nallocator = \"all\"\ndata = \"d\"\nlog_dir = \"l\"\ntf32 = true\n";
         let expected = Config {
             num_layers: 1,
             feat_dim: 2,
             learning_rate: 3.0,
+            momentum: 0.5,
             batch_size: 4,
+            micro_batches: 7,
             epochs: 5,
             seed: 6,
             device: "cuda:7".parse().unwrap(),

@@ -60,6 +60,26 @@ pub enum Error {
         /// What is wrong with it.
         what: String,
     },
+    /// The environment does not say which rank this process is.
+    #[error("{what}")]
+    Launcher {
+        /// What is missing, or contradicts what.
+        what: String,
+    },
+    /// The ranks did not meet, or do not understand each other.
+    #[error("{what}")]
+    Rendezvous {
+        /// Who is missing, or what went wrong.
+        what: String,
+    },
+    /// Another rank has died or failed.
+    #[error("rank {rank}{what}")]
+    RankLost {
+        /// Which.
+        rank: usize,
+        /// Its error, or that it has died.
+        what: String,
+    },
     /// A file or folder cannot be read or written.
     #[error("{}: cannot {action}: {source}", path.display())]
     Io {

@@ -12,6 +12,7 @@ use std::ops::ControlFlow;
 use millpond::{Buffer, Context, Event, Pool, Stream};
 
 use crate::data::Split;
+use crate::share::Piece;
 use crate::{Batch, Memory, Result, Tensor};
 
 /// Batches between the data set and the work on them. With two, the host would have to gather and launch the next batch
@@ -70,9 +71,9 @@ enum Staging {
 
 /// A batch that is on its way.
 #[derive(Debug)]
-struct Staged {
+struct Staged<'a> {
     slot: usize,
-    count: usize,
+    piece: Piece<'a>,
     arrived: Event,
 }
 
@@ -92,17 +93,14 @@ impl Feed {
         Ok(Self { memory: memory.clone(), upload: upload.stream.clone(), slots, staged: 0 })
     }
 
-    /// Calls `work` with batches of at most `size` images, in this order, until all were in one or it breaks. `work` gives
-    /// the memory's stream what there is to do with the batch. It does not wait for that. The batch after it is sent on its
-    /// way then.
-    pub(crate) fn batches(
+    /// Calls `work` with one piece of a batch after another, until there are no more or it breaks. `work` gives the memory's
+    /// stream what there is to do with the piece. It does not wait for that. The piece after it is sent on its way then.
+    pub(crate) fn batches<'a>(
         &mut self,
         split: &Split,
-        order: &[u32],
-        size: usize,
-        mut work: impl FnMut(Batch<'_>) -> Result<ControlFlow<()>>,
+        mut batches: impl Iterator<Item = Piece<'a>>,
+        mut work: impl FnMut(Batch<'_>, Piece<'a>) -> Result<ControlFlow<()>>,
     ) -> Result<ControlFlow<()>> {
-        let mut batches = order.chunks(size.max(1));
         let mut next = batches.next().map(|first| self.stage(split, first)).transpose()?;
         while let Some(staged) = next.take() {
             if self.take(&staged, &mut work)?.is_break() {
@@ -113,14 +111,16 @@ impl Feed {
         Ok(ControlFlow::Continue(()))
     }
 
-    /// Gathers a batch, and has it copied to the device.
-    fn stage(&mut self, split: &Split, batch: &[u32]) -> Result<Staged> {
+    /// Gathers a piece, and has it copied to the device.
+    fn stage<'a>(&mut self, split: &Split, piece: Piece<'a>) -> Result<Staged<'a>> {
+        let batch = piece.images;
         let at = self.staged % SLOTS;
         let (slot, stream) = (&mut self.slots[at], &self.upload);
         let bytes = batch.len() * split.row();
         assert!(bytes as u64 <= slot.rows.bytes(), "the slots are for smaller batches");
         let (to, device, handle) = (slot.rows.ptr(), stream.device(), stream.handle());
         match &mut slot.staging {
+            _ if batch.is_empty() => {}
             Staging::Pinned(staging) => {
                 // Waits until the stream is done with its copies.
                 split.gather(batch, staging.as_mut_slice()?);
@@ -137,18 +137,19 @@ impl Feed {
             }
         }
         self.staged += 1;
-        Ok(Staged { slot: at, count: batch.len(), arrived: stream.record()? })
+        Ok(Staged { slot: at, piece, arrived: stream.record()? })
     }
 
     /// Has the work on a batch done once it has arrived.
-    fn take(
+    fn take<'a>(
         &mut self,
-        staged: &Staged,
-        work: &mut impl FnMut(Batch<'_>) -> Result<ControlFlow<()>>,
+        staged: &Staged<'a>,
+        work: &mut impl FnMut(Batch<'_>, Piece<'a>) -> Result<ControlFlow<()>>,
     ) -> Result<ControlFlow<()>> {
         let (slot, stream) = (&mut self.slots[staged.slot], self.memory.stream());
         stream.wait(&staged.arrived)?;
-        let worked = work(Batch { rows: &slot.rows, count: staged.count });
+        let Piece { images, of, .. } = staged.piece;
+        let worked = work(Batch { rows: &slot.rows, count: images.len(), of }, staged.piece);
         slot.read = stream.record()?;
         worked
     }
@@ -189,11 +190,19 @@ mod tests {
         (Memory::new(pool.clone(), context.create_stream().unwrap()), pool)
     }
 
+    fn piece(images: &[u32]) -> Piece<'_> {
+        Piece { images, of: images.len(), part: 0, is_first: true, is_last: true }
+    }
+
+    fn pieces(order: &[u32], size: usize) -> impl Iterator<Item = Piece<'_>> {
+        order.chunks(size).map(piece)
+    }
+
     /// Copies all batches where the device works on them; the rows in their order.
     fn through(memory: &Memory, upload: &Upload, split: &Split, order: &[u32], size: usize) -> Vec<u8> {
         let mut feed = Feed::new(memory, upload, size, split.row()).unwrap();
         let mut copies = Vec::new();
-        let done = feed.batches(split, order, size, |batch| {
+        let done = feed.batches(split, pieces(order, size), |batch, _| {
             let copy = memory.uninit::<u8>(batch.count, split.row())?;
             let stream = memory.stream();
             // SAFETY: both are live on this stream, and of that size at least.
@@ -237,12 +246,12 @@ mod tests {
         let (split, order) = (images(9), [1, 2, 3, 4, 5, 6, 7, 8, 0]);
         let mut feed = Feed::new(&memory, &upload, 3, split.row()).unwrap();
         let (release, released) = mpsc::channel::<()>();
-        let mut work = |_: Batch<'_>| Ok(ControlFlow::Continue(()));
-        let first = feed.stage(&split, &order[..3]).unwrap();
+        let mut work = |_: Batch<'_>, _: Piece<'_>| Ok(ControlFlow::Continue(()));
+        let first = feed.stage(&split, piece(&order[..3])).unwrap();
         host.launch(memory.stream().handle(), move || _ = released.recv()).unwrap();
         _ = feed.take(&first, &mut work).unwrap();
         for batch in [&order[3..6], &order[6..]] {
-            let next = feed.stage(&split, batch).unwrap();
+            let next = feed.stage(&split, piece(batch)).unwrap();
             let began = Instant::now();
             while !next.arrived.query().unwrap() {
                 assert!(began.elapsed() < Duration::from_secs(20), "it waits for the work on the first");
@@ -262,7 +271,7 @@ mod tests {
             let split = images(100);
             let mut feed = Feed::new(&memory, &upload, 100, split.row()).unwrap();
             let order: Vec<u32> = (0..100).collect();
-            let _staged = feed.stage(&split, &order).unwrap();
+            let _staged = feed.stage(&split, piece(&order)).unwrap();
             drop(feed);
             let reused = memory.zeroed::<u8>(100, split.row()).unwrap();
             assert!(reused.to_vec().unwrap().iter().all(|byte| *byte == 0));

@@ -11,12 +11,23 @@ pub struct Hyper {
     pub feat_dim: usize,
     /// SGD's step.
     pub learning_rate: f32,
-    /// Images in a step; the last step of an epoch takes what is left.
+    /// What is left of a velocity after a step, 0 to below 1. With 0 there are no velocities.
+    #[serde(default)]
+    pub momentum: f32,
+    /// Images in a step, on all ranks; the last step of an epoch takes what is left.
     pub batch_size: usize,
+    /// Parts of a batch that a rank computes one after another.
+    #[serde(default = "one")]
+    pub micro_batches: usize,
     /// Passes over the training set.
     pub epochs: usize,
     /// Where the weights and the order of the images come from.
     pub seed: u64,
+}
+
+/// Of checkpoints that do not say it.
+fn one() -> usize {
+    1
 }
 
 /// What one epoch gave.

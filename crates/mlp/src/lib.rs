@@ -9,6 +9,7 @@
 //! stream and returns; each tensor frees itself in stream order when the model drops it.
 
 pub mod backend;
+mod buckets;
 mod checkpoint;
 mod config;
 pub mod cuda;
@@ -20,9 +21,12 @@ mod hyper;
 mod machine;
 mod memory;
 mod model;
+mod optimizer;
+pub mod ranks;
+mod share;
 mod train;
 
-pub use backend::{Activation, Backend, Batch, TOTAL_CORRECT, TOTAL_LOSS, TOTALS};
+pub use backend::{Activation, Backend, Batch, Sgd, TOTAL_CORRECT, TOTAL_LOSS, TOTALS};
 pub use checkpoint::{Checkpoint, Saving};
 pub use config::Config;
 pub use error::{Error, Result};

@@ -6,7 +6,8 @@ use millpond::Context;
 use millpond::device::host::HostDevice;
 use millpond::device::{DeviceChoice, DeviceError, DeviceName, Kind};
 
-use crate::cuda::{self, CudaBackend, CudaTraining};
+use crate::cuda::{self, CudaBackend, CudaTraining, Nccl};
+use crate::ranks::{Collective, Ranks, Shard, Tcp, Team};
 use crate::{Backend, Error, HostBackend, Memory, Result};
 
 /// The devices that there are kernels for, as the user names them.
@@ -40,10 +41,28 @@ impl Machine {
     /// [`DeviceError::Unavailable`] where the device is not there, [`DeviceError::Unsupported`] where there are no
     /// kernels for it.
     pub fn open(choice: DeviceChoice) -> Result<(Self, Option<Error>)> {
+        Self::open_on(choice, 0)
+    }
+
+    /// As [`open`](Self::open), for a rank with this number among those of its machine: it gets a GPU of its own. Where the
+    /// launcher has given it one, that is the only one it sees.
+    ///
+    /// # Errors
+    /// As above, and [`Error::Launcher`] where another GPU than the first is named, and there are several ranks.
+    pub fn open_on(choice: DeviceChoice, local_rank: usize) -> Result<(Self, Option<Error>)> {
+        let gpu = |name: DeviceName| match (local_rank, name.ordinal()) {
+            (0, _) => Ok(name),
+            (_, 0) if cuda::gpus() == 1 => Ok(name),
+            (_, 0) => Ok(DeviceName::cuda(local_rank)),
+            _ => Err(Error::Launcher {
+                what: format!("--device {name} is one GPU, but each rank takes its own: say --device cuda"),
+            }),
+        };
         match choice {
+            DeviceChoice::Named(name) if name.kind() == Kind::Cuda => Ok((Self::of(gpu(name)?)?, None)),
             DeviceChoice::Named(name) => Ok((Self::of(name)?, None)),
             DeviceChoice::Auto => {
-                let gpu = Self::of(DeviceName::cuda(0));
+                let gpu = gpu(DeviceName::cuda(0)).and_then(Self::of);
                 match gpu.and_then(|machine| cuda::libraries().map(|()| machine)) {
                     Ok(machine) => Ok((machine, None)),
                     Err(why) => Ok((Self::of(DeviceName::HOST)?, Some(why))),
@@ -80,6 +99,39 @@ impl Machine {
             None => name.clone(),
             Some(_) => format!("{name}, {} threads", rayon::current_num_threads()),
         }
+    }
+
+    /// These ranks, with what their devices do together.
+    ///
+    /// # Errors
+    /// [`Error::Library`] where NCCL is missing, or refuses. The device's own.
+    pub fn team(&self, ranks: &Arc<Ranks>, shard: Shard) -> Result<Team> {
+        let names = ranks.gather(&self.name().to_string())?;
+        let is_gpu = |name: &str| name != DeviceName::HOST.to_string();
+        if let Some(other) = names.iter().position(|name| is_gpu(name) != is_gpu(&names[0])) {
+            let what = format!(
+                "rank 0 trains on {}, and rank {other} on {}: name the device by --device",
+                names[0], names[other]
+            );
+            return Err(Error::Launcher { what });
+        }
+        let collective: Box<dyn Collective> = match &self.host {
+            Some(device) => Box::new(Tcp::new(device.clone(), Some(ranks))?),
+            None => Box::new(Nccl::new(self.name().ordinal(), Some(ranks))?),
+        };
+        Ok(Team::new(Some(ranks.clone()), collective, self.context.create_stream()?, shard))
+    }
+
+    /// One rank alone, which trains as many do: to see what that costs.
+    ///
+    /// # Errors
+    /// As above.
+    pub fn team_of_one(&self, shard: Shard) -> Result<Team> {
+        let collective: Box<dyn Collective> = match &self.host {
+            Some(device) => Box::new(Tcp::new(device.clone(), None)?),
+            None => Box::new(Nccl::new(self.name().ordinal(), None)?),
+        };
+        Ok(Team::new(None, collective, self.context.create_stream()?, shard))
     }
 
     /// The operations of this device over this memory. `tf32` lets a GPU round factors to TF32.

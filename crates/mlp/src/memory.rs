@@ -72,7 +72,7 @@ impl Memory {
     pub fn uninit<T: Pod>(&self, rows: usize, cols: usize) -> Result<Tensor<T>> {
         let bytes = (rows as u64).saturating_mul(cols as u64).saturating_mul(size_of::<T>() as u64);
         let ptr = self.inner.allocator.allocate(bytes, &self.inner.stream)?;
-        Ok(Tensor { memory: self.clone(), ptr, rows, cols, element: PhantomData })
+        Ok(Tensor { memory: self.clone(), ptr, rows, cols, whole: None, element: PhantomData })
     }
 
     /// A tensor of zeros.
@@ -116,10 +116,32 @@ pub struct Tensor<T: Pod = f32> {
     ptr: DevicePtr,
     rows: usize,
     cols: usize,
+    /// What it is a part of, if it has no block of its own.
+    whole: Option<Arc<Tensor<T>>>,
     element: PhantomData<T>,
 }
 
 impl<T: Pod> Tensor<T> {
+    /// A part of a tensor as a matrix, from this element on. The whole is freed with its last part.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] where the whole ends before the part does.
+    pub fn part(whole: &Arc<Self>, from: usize, rows: usize, cols: usize) -> Result<Self> {
+        if from + rows * cols > whole.len() {
+            let (found, expected) = ((rows, cols), (1, whole.len().saturating_sub(from)));
+            return Err(Error::Shape { operation: "part", found, expected });
+        }
+        let ptr = DevicePtr::new(whole.ptr.raw() + (from * size_of::<T>()) as u64);
+        let memory = whole.memory.clone();
+        Ok(Self { memory, ptr, rows, cols, whole: Some(whole.clone()), element: PhantomData })
+    }
+
+    /// The same part of the same tensor; `None` for what is no part.
+    pub(crate) fn same_part(&self) -> Option<Self> {
+        let (ptr, rows, cols, memory) = (self.ptr, self.rows, self.cols, self.memory.clone());
+        Some(Self { memory, ptr, rows, cols, whole: Some(self.whole.clone()?), element: PhantomData })
+    }
+
     /// Rows and columns.
     pub fn shape(&self) -> (usize, usize) {
         (self.rows, self.cols)
@@ -165,6 +187,9 @@ impl<T: Pod> Tensor<T> {
     /// # Errors
     /// The allocator's own.
     pub fn record_use(&self, stream: &Stream) -> Result<()> {
+        if let Some(whole) = &self.whole {
+            return whole.record_use(stream);
+        }
         Ok(self.memory.inner.allocator.record_use(self.ptr, stream)?)
     }
 
@@ -176,6 +201,20 @@ impl<T: Pod> Tensor<T> {
         let stream = self.memory.stream();
         // SAFETY: the block is live, has that many bytes, and is ours to write in stream order.
         unsafe { stream.device().memset(self.ptr, 0, self.bytes(), stream.handle())? };
+        Ok(())
+    }
+
+    /// Takes over the values of another tensor of the same shape, in stream order. That one is used on the same stream.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], and the device's own.
+    pub(crate) fn copy_from(&mut self, other: &Self) -> Result<()> {
+        if self.shape() != other.shape() {
+            return Err(Error::Shape { operation: "copy", found: other.shape(), expected: self.shape() });
+        }
+        let stream = self.memory.stream();
+        // SAFETY: both blocks are live, as long, and ours to use in stream order.
+        unsafe { stream.device().copy(self.ptr, other.ptr, self.bytes(), stream.handle())? };
         Ok(())
     }
 
@@ -203,6 +242,9 @@ impl<T: Pod> Tensor<T> {
 
 impl<T: Pod> Drop for Tensor<T> {
     fn drop(&mut self) {
+        if self.whole.is_some() {
+            return;
+        }
         let memory = &self.memory.inner;
         // SAFETY: the block is the tensor's alone, and work of other streams was recorded by who gave it.
         if let Err(error) = unsafe { memory.allocator.free(self.ptr, &memory.stream) } {

@@ -3,7 +3,7 @@
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::{Activation, Backend, Batch, Memory, Result, Tensor};
+use crate::{Activation, Backend, Batch, Memory, Result, Sgd, Tensor};
 
 /// The classes that digits (and Fashion-MNIST's clothes) fall into.
 pub const CLASSES: usize = 10;
@@ -76,8 +76,7 @@ impl Model {
         Ok(x)
     }
 
-    /// The gradients of a batch's mean loss with respect to the weights, in their order; the loss itself is
-    /// added to `totals`.
+    /// The gradients of the mean loss with respect to the weights, in their order; the loss itself is added to `totals`.
     ///
     /// # Errors
     /// The backend's own.
@@ -87,9 +86,22 @@ impl Model {
         batch: Batch<'_>,
         totals: &mut Tensor<f64>,
     ) -> Result<Vec<Tensor>> {
+        let mut gradients = Vec::with_capacity(self.weights.len());
+        self.backward(backend, batch, totals, &mut gradients)?;
+        gradients.reverse();
+        Ok(gradients)
+    }
+
+    /// Forward and backward. Hands the gradients out layer by layer, from the head down.
+    pub(crate) fn backward(
+        &self,
+        backend: &mut dyn Backend,
+        batch: Batch<'_>,
+        totals: &mut Tensor<f64>,
+        gradients: &mut dyn Gradients,
+    ) -> Result<()> {
         // `inputs[layer]` is what the layer reads; each is kept until its layer's gradients are on the way.
         let mut inputs = vec![backend.images(batch)?];
-        let mut gradients = Vec::with_capacity(self.weights.len());
         let head = self.weights.len() - 1;
         for layer in 0..head {
             let y = backend.linear(&inputs[layer], &self.weights[layer], Activation::Relu)?;
@@ -99,13 +111,20 @@ impl Model {
         let mut dy = backend.cross_entropy(&logits, batch, totals)?;
         drop(logits);
         while let Some(x) = inputs.pop() {
-            gradients.push(backend.weight_gradient(&x, &dy)?);
-            if !inputs.is_empty() {
-                dy = backend.input_gradient(&dy, &self.weights[inputs.len()], &x)?;
+            let layer = inputs.len();
+            let into = gradients.place(backend, layer)?;
+            let gradient = backend.weight_gradient(&x, &dy, into)?;
+            gradients.ready(backend, gradient)?;
+            if layer > 0 {
+                dy = backend.input_gradient(&dy, &self.weights[layer], &x)?;
             }
         }
-        gradients.reverse();
-        Ok(gradients)
+        Ok(())
+    }
+
+    /// Puts the weights of a layer elsewhere, where they are already.
+    pub(crate) fn move_to(&mut self, layer: usize, weights: Tensor) {
+        self.weights[layer] = weights;
     }
 
     /// One step of SGD.
@@ -113,11 +132,42 @@ impl Model {
     /// # Errors
     /// The backend's own.
     pub fn update(&mut self, backend: &mut dyn Backend, gradients: &[Tensor], rate: f32) -> Result<()> {
-        backend.update(&mut self.weights, gradients, rate)
+        self.descend(backend, gradients, &mut [], Sgd { rate, momentum: 0.0 })
+    }
+
+    /// As [`update`](Self::update), with velocities if there are any.
+    pub(crate) fn descend(
+        &mut self,
+        backend: &mut dyn Backend,
+        gradients: &[Tensor],
+        velocities: &mut [Tensor],
+        sgd: Sgd,
+    ) -> Result<()> {
+        backend.update(&mut self.weights, gradients, velocities, sgd)
     }
 
     fn activation(&self, layer: usize) -> Activation {
         if layer + 1 == self.weights.len() { Activation::None } else { Activation::Relu }
+    }
+}
+
+/// Where the gradients of the layers go, from the head down.
+pub(crate) trait Gradients {
+    /// Where that of this layer is to be written; `None` for memory of its own.
+    fn place(&mut self, backend: &dyn Backend, layer: usize) -> Result<Option<Tensor>>;
+
+    /// Takes that of the layer whose place was last asked for. It is on its way, on the backend's stream for gradients.
+    fn ready(&mut self, backend: &dyn Backend, gradient: Tensor) -> Result<()>;
+}
+
+impl Gradients for Vec<Tensor> {
+    fn place(&mut self, _: &dyn Backend, _: usize) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
+    fn ready(&mut self, _: &dyn Backend, gradient: Tensor) -> Result<()> {
+        self.push(gradient);
+        Ok(())
     }
 }
 

@@ -2,22 +2,31 @@
 //!
 //! It waits for the device to read the totals: once after an epoch's steps, once after its validation, and in between
 //! when the observer asks for the loss. Else it is at most a few batches ahead of the device (`feed.rs`).
+//!
+//! Where there are several ranks, each runs this loop, over its share of every batch. They add up what they count, and stop
+//! after the same step.
 
 use std::ops::ControlFlow::{self, Break, Continue};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_chacha::ChaCha8Rng;
 
 use crate::checkpoint::{Begun, Saver, Saving};
-use crate::data::{Dataset, Split};
+use crate::data::Dataset;
 use crate::feed::{Feed, Upload};
 use crate::hyper::{Epoch, Hyper};
-use crate::{Backend, Error, Model, Result, TOTAL_CORRECT, TOTAL_LOSS, TOTALS};
+use crate::optimizer::Optimizer;
+use crate::ranks::Team;
+use crate::share::Share;
+use crate::{Backend, Error, Model, Result, Sgd, TOTAL_CORRECT, TOTAL_LOSS, TOTALS, Tensor};
 
 /// Images in a batch of the validation, which needs no gradients and so little memory for each.
 const VALIDATION_BATCH: usize = 1000;
+
+/// How often ranks ask each other whether to stop.
+const ASKS_EVERY: Duration = Duration::from_millis(100);
 
 /// Random streams for the order of the epochs start here; those below are the layers'.
 const FIRST_ORDER_STREAM: u64 = 1 << 32;
@@ -39,7 +48,7 @@ pub trait Observer {
     /// that may stop a training reads the loss now and then: steps are only queued, so a device may be far behind.
     fn wants_loss(&mut self, step: Step) -> bool;
 
-    /// The mean loss of the epoch so far, after [`wants_loss`](Self::wants_loss) said so.
+    /// The mean loss of the epoch so far, over the images of this rank, after [`wants_loss`](Self::wants_loss) said so.
     fn loss(&mut self, step: Step, mean: f64);
 
     /// An epoch is over.
@@ -52,124 +61,275 @@ pub trait Observer {
 }
 
 /// Trains with the memory of `backend` and batches that come by `upload`. Returns what each epoch gave. An epoch in which
-/// the observer stopped the training is left out. With `saving`, it writes checkpoints, and goes on from one.
+/// the observer stopped the training is left out. With `saving`, it writes checkpoints, and goes on from one. With a team,
+/// all ranks call it with the same data and settings, and rank 0 alone with `saving`.
 ///
 /// # Errors
-/// The allocator's and the device's own, [`Error::Diverged`], and those of writing a checkpoint.
+/// The allocator's and the device's own, [`Error::Diverged`], those of writing a checkpoint, and [`Error::RankLost`].
 pub fn train(
     backend: &mut dyn Backend,
     upload: &Upload,
     data: &Dataset,
     hyper: &Hyper,
     saving: Option<&Saving>,
+    team: Option<&Team>,
     observer: &mut dyn Observer,
 ) -> Result<Vec<Epoch>> {
-    let memory = backend.memory().clone();
-    let mut calls_before = memory.usage().calls.memory();
-    let most = hyper.batch_size.min(data.train.len()).max(VALIDATION_BATCH.min(data.validation.len()));
-    let mut feed = Feed::new(&memory, upload, most, data.train.row())?;
-    let mut saver = Saver::new(saving, hyper, data);
-    let &Hyper { num_layers, feat_dim, seed, .. } = hyper;
-    let mut model = match saver.weights() {
-        None => Model::new(&memory, data.pixels(), num_layers, feat_dim, seed)?,
-        Some(weights) => Model::with_weights(&memory, data.pixels(), num_layers, feat_dim, weights)?,
+    let ended_by = |error| match team {
+        Some(team) => team.ended_by(error),
+        None => error,
     };
-    memory.synchronize()?;
-
-    for epoch in saver.epochs().len() + 1..=hyper.epochs {
-        let (begin, begun) = (Instant::now(), saver.begun());
-        let trained =
-            train_epoch(backend, &mut model, (&mut feed, &data.train), hyper, epoch, &mut saver, observer)?;
-        let Continue(train_loss) = trained else { break };
-        let validated = validate(backend, &model, (&mut feed, &data.validation), observer)?;
-        let Continue((val_loss, val_accuracy)) = validated else { break };
-        memory.synchronize()?;
-        let calls = memory.usage().calls.memory();
-        let report = Epoch {
-            epoch,
-            train_loss,
-            val_loss,
-            val_accuracy,
-            wall_ms: begun.wall_ms + milliseconds_since(begin),
-            device_calls: calls - calls_before,
-        };
-        calls_before = calls;
-        observer.epoch(&report);
-        if !train_loss.is_finite() {
-            return Err(Error::Diverged { epoch, loss: train_loss });
-        }
-        saver.epoch(&model, report)?;
+    let (rank, ranks) = team.map_or((0, 1), |team| (team.rank(), team.size()));
+    let share = Share { rank, ranks, parts: hyper.micro_batches };
+    let task = Task { data, hyper, team, share };
+    let mut training = Training::new(backend, upload, task, saving, observer).map_err(ended_by)?;
+    // Its memory is freed after the other ranks know of an error. The device may wait for them.
+    match training.run() {
+        Ok(()) => Ok(training.saver.into_epochs()),
+        Err(error) => Err(ended_by(error)),
     }
-    Ok(saver.into_epochs())
+}
+
+/// What is trained, and this rank's share of it.
+#[derive(Clone, Copy)]
+struct Task<'a> {
+    data: &'a Dataset,
+    hyper: &'a Hyper,
+    team: Option<&'a Team>,
+    share: Share,
+}
+
+/// A training on its way.
+struct Training<'a> {
+    task: Task<'a>,
+    backend: &'a mut dyn Backend,
+    observer: &'a mut dyn Observer,
+    optimizer: Optimizer<'a>,
+    model: Model,
+    feed: Feed,
+    saver: Saver<'a>,
+    asking: Asking,
+    /// Calls that moved device memory, before the first epoch.
+    calls_before: u64,
+}
+
+impl<'a> Training<'a> {
+    fn new(
+        backend: &'a mut dyn Backend,
+        upload: &Upload,
+        task: Task<'a>,
+        saving: Option<&'a Saving>,
+        observer: &'a mut dyn Observer,
+    ) -> Result<Self> {
+        let Task { data, hyper, team, share } = task;
+        let memory = backend.memory().clone();
+        let calls_before = memory.usage().calls.memory();
+        let batch = hyper.batch_size.min(data.train.len());
+        if batch < share.pieces() {
+            return Err(Error::Launcher {
+                what: format!(
+                    "a batch of {batch} cannot be cut into {} parts: raise --batch-size, or start fewer ranks",
+                    share.pieces()
+                ),
+            });
+        }
+        let most = batch.max(VALIDATION_BATCH.min(data.validation.len())).div_ceil(share.pieces());
+        let feed = Feed::new(&memory, upload, most, data.train.row())?;
+        let saver = Saver::new(saving, team, hyper, data)?;
+        let &Hyper { num_layers, feat_dim, seed, .. } = hyper;
+        let mut model = match saver.weights() {
+            None => Model::new(&memory, data.pixels(), num_layers, feat_dim, seed)?,
+            Some(weights) => Model::with_weights(&memory, data.pixels(), num_layers, feat_dim, weights)?,
+        };
+        memory.synchronize()?;
+        let sgd = Sgd { rate: hyper.learning_rate, momentum: hyper.momentum };
+        let optimizer = Optimizer::new(backend, &mut model, sgd, team)?;
+        Ok(Self {
+            task,
+            backend,
+            observer,
+            optimizer,
+            model,
+            feed,
+            saver,
+            asking: Asking::new(),
+            calls_before,
+        })
+    }
+
+    /// All epochs, or those before it is stopped.
+    fn run(&mut self) -> Result<()> {
+        let memory = self.backend.memory().clone();
+        let mut calls_before = self.calls_before;
+        self.optimizer.begin(&*self.backend, &self.model)?;
+        if self.saver.is_resumed() {
+            self.optimizer.resume(&*self.backend, &self.model, self.saver.velocities())?;
+        }
+        for epoch in self.saver.epochs().len() + 1..=self.task.hyper.epochs {
+            let (begin, begun) = (Instant::now(), self.saver.begun());
+            let Continue(train_loss) = self.train(epoch)? else { break };
+            let Continue((val_loss, val_accuracy)) = self.validate()? else { break };
+            memory.synchronize()?;
+            let calls = memory.usage().calls.memory();
+            let report = Epoch {
+                epoch,
+                train_loss,
+                val_loss,
+                val_accuracy,
+                wall_ms: begun.wall_ms + milliseconds_since(begin),
+                device_calls: calls - calls_before,
+            };
+            calls_before = calls;
+            self.observer.epoch(&report);
+            if !train_loss.is_finite() {
+                return Err(Error::Diverged { epoch, loss: train_loss });
+            }
+            let saves = self.saver.saves();
+            let velocities = if saves { self.optimizer.velocities(&*self.backend)? } else { Vec::new() };
+            self.saver.epoch(&self.model, &velocities, report)?;
+        }
+        Ok(())
+    }
+
+    /// One pass over the training set, or the rest of it; the mean loss.
+    fn train(&mut self, epoch: usize) -> Result<ControlFlow<(), f64>> {
+        let Self { task, backend, observer, optimizer, model, feed, saver, asking, .. } = self;
+        let Task { data, hyper, team, share } = *task;
+        let (begin, begun) = (Instant::now(), saver.begun());
+        let data = &data.train;
+        let order = shuffled(data.len(), hyper.seed, epoch);
+        // What an epoch counted before a checkpoint is rank 0's.
+        let before = if share.rank == 0 { begun.totals } else { Default::default() };
+        let mut totals = Totals::new(&**backend, share, before)?;
+        let mut mine = if share.rank == 0 { begun.images } else { 0 };
+        let mut step = Step { epoch, images: begun.images, of: data.len() };
+        let pieces = order[begun.images..].chunks(hyper.batch_size).flat_map(|batch| share.of(batch));
+        let seen = feed.batches(data, pieces, |batch, piece| {
+            optimizer.add(*backend, model, (batch, piece), &mut totals.parts[piece.part])?;
+            mine += batch.count;
+            if !piece.is_last {
+                return Ok(Continue(()));
+            }
+            optimizer.step(*backend, model)?;
+            step.images += piece.of;
+            if observer.wants_loss(step) {
+                observer.loss(step, totals.here()?[TOTAL_LOSS] / mine as f64);
+            }
+            if saver.is_due(step.images.div_ceil(hyper.batch_size)) {
+                let (totals, wall_ms) = (totals.sum(team)?, begun.wall_ms + milliseconds_since(begin));
+                let begun = Begun { images: step.images, totals, wall_ms };
+                saver.step(model, &optimizer.velocities(&**backend)?, begun)?;
+            }
+            asking.go_on(*observer, team)
+        })?;
+        if seen.is_break() {
+            return Ok(Break(()));
+        }
+        Ok(Continue(totals.sum(team)?[TOTAL_LOSS] / data.len() as f64))
+    }
+
+    /// Mean loss and accuracy over the validation set.
+    fn validate(&mut self) -> Result<ControlFlow<(), (f64, f64)>> {
+        let Self { task, backend, observer, model, feed, asking, .. } = self;
+        let Task { data: Dataset { validation: data, .. }, team, share, .. } = *task;
+        let order: Vec<u32> = (0..data.len() as u32).collect();
+        let mut totals = Totals::new(&**backend, share, Default::default())?;
+        let pieces = order.chunks(VALIDATION_BATCH).flat_map(|batch| share.of(batch));
+        let seen = feed.batches(data, pieces, |batch, piece| {
+            if batch.count > 0 {
+                let logits = model.infer(*backend, batch)?;
+                backend.score(&logits, batch, &mut totals.parts[piece.part])?;
+            }
+            if piece.is_last { asking.go_on(*observer, team) } else { Ok(Continue(())) }
+        })?;
+        if seen.is_break() {
+            return Ok(Break(()));
+        }
+        let totals = totals.sum(team)?;
+        Ok(Continue((totals[TOTAL_LOSS] / data.len() as f64, totals[TOTAL_CORRECT] / data.len() as f64)))
+    }
+}
+
+/// What is counted on the device, for each part of a batch on its own: so the sum is the same, whether one rank works on all
+/// parts or several do.
+struct Totals {
+    parts: Vec<Tensor<f64>>,
+}
+
+impl Totals {
+    /// The first part goes on from these.
+    fn new(backend: &dyn Backend, share: Share, first: [f64; TOTALS]) -> Result<Self> {
+        let part =
+            |part| backend.memory().upload(1, TOTALS, &if part == 0 { first } else { Default::default() });
+        Ok(Self { parts: (0..share.parts).map(part).collect::<Result<_>>()? })
+    }
+
+    /// The sums of this rank. Waits for the device.
+    fn here(&self) -> Result<[f64; TOTALS]> {
+        Ok(sum(&self.read()?))
+    }
+
+    /// The sums of all ranks, in their order. All of them call it.
+    fn sum(&self, team: Option<&Team>) -> Result<[f64; TOTALS]> {
+        let parts = self.read()?;
+        let Some(team) = team else { return Ok(sum(&parts)) };
+        // As bits: JSON knows no infinity.
+        let bits: Vec<_> = parts.iter().map(|part| part.map(f64::to_bits)).collect();
+        let all: Vec<_> =
+            team.gather(&bits)?.concat().into_iter().map(|part| part.map(f64::from_bits)).collect();
+        Ok(sum(&all))
+    }
+
+    fn read(&self) -> Result<Vec<[f64; TOTALS]>> {
+        let read =
+            |part: &Tensor<f64>| part.to_vec().map(|part| [TOTAL_LOSS, TOTAL_CORRECT].map(|at| part[at]));
+        self.parts.iter().map(read).collect()
+    }
+}
+
+fn sum(parts: &[[f64; TOTALS]]) -> [f64; TOTALS] {
+    let add =
+        |sum: [f64; TOTALS], part: &[f64; TOTALS]| [TOTAL_LOSS, TOTAL_CORRECT].map(|at| sum[at] + part[at]);
+    parts.iter().fold(Default::default(), add)
+}
+
+/// When ranks ask each other whether to stop: all after the same steps, some time apart.
+struct Asking {
+    /// Steps between two times. Rank 0 chooses it.
+    stride: u64,
+    /// Steps until the next time.
+    left: u64,
+    last: Instant,
+}
+
+impl Asking {
+    fn new() -> Self {
+        Self { stride: 1, left: 1, last: Instant::now() }
+    }
+
+    /// Whether to go on after a step. Every rank calls it after every step.
+    fn go_on(&mut self, observer: &mut dyn Observer, team: Option<&Team>) -> Result<ControlFlow<()>> {
+        let flow = |stops| if stops { Break(()) } else { Continue(()) };
+        let Some(team) = team else { return Ok(flow(observer.stops())) };
+        team.check()?;
+        self.left -= 1;
+        if self.left > 0 {
+            return Ok(Continue(()));
+        }
+        let pause = self.last.elapsed();
+        if pause < ASKS_EVERY / 2 {
+            self.stride *= 2;
+        } else if pause > ASKS_EVERY * 2 {
+            self.stride = (self.stride / 2).max(1);
+        }
+        let said = team.gather(&(observer.stops(), self.stride))?;
+        (self.stride, self.left, self.last) = (said[0].1, said[0].1, Instant::now());
+        Ok(flow(said.iter().any(|(stops, _)| *stops)))
+    }
 }
 
 fn milliseconds_since(begin: Instant) -> f64 {
     begin.elapsed().as_secs_f64() * 1e3
-}
-
-fn go_on(observer: &mut dyn Observer) -> ControlFlow<()> {
-    if observer.stops() { Break(()) } else { Continue(()) }
-}
-
-/// One pass over the training set, or the rest of it; the mean loss.
-fn train_epoch(
-    backend: &mut dyn Backend,
-    model: &mut Model,
-    (feed, data): (&mut Feed, &Split),
-    hyper: &Hyper,
-    epoch: usize,
-    saver: &mut Saver<'_>,
-    observer: &mut dyn Observer,
-) -> Result<ControlFlow<(), f64>> {
-    let (begin, begun) = (Instant::now(), saver.begun());
-    let memory = backend.memory().clone();
-    let order = shuffled(data.len(), hyper.seed, epoch);
-    let mut totals = memory.upload(1, TOTALS, &begun.totals)?;
-    let mut step = Step { epoch, images: begun.images, of: data.len() };
-    let seen = feed.batches(data, &order[begun.images..], hyper.batch_size, |batch| {
-        let gradients = model.gradients(backend, batch, &mut totals)?;
-        model.update(backend, &gradients, hyper.learning_rate)?;
-        drop(gradients);
-        step.images += batch.count;
-        if observer.wants_loss(step) {
-            observer.loss(step, totals.to_vec()?[TOTAL_LOSS] / step.images as f64);
-        }
-        if saver.is_due(step.images.div_ceil(hyper.batch_size)) {
-            let totals = [TOTAL_LOSS, TOTAL_CORRECT].map({
-                let totals = totals.to_vec()?;
-                move |at| totals[at]
-            });
-            let wall_ms = begun.wall_ms + milliseconds_since(begin);
-            saver.step(model, Begun { images: step.images, totals, wall_ms })?;
-        }
-        Ok(go_on(observer))
-    })?;
-    if seen.is_break() {
-        return Ok(Break(()));
-    }
-    Ok(Continue(totals.to_vec()?[TOTAL_LOSS] / data.len() as f64))
-}
-
-/// Mean loss and accuracy over the validation set.
-fn validate(
-    backend: &mut dyn Backend,
-    model: &Model,
-    (feed, data): (&mut Feed, &Split),
-    observer: &mut dyn Observer,
-) -> Result<ControlFlow<(), (f64, f64)>> {
-    let memory = backend.memory().clone();
-    let order: Vec<u32> = (0..data.len() as u32).collect();
-    let mut totals = memory.zeroed::<f64>(1, TOTALS)?;
-    let seen = feed.batches(data, &order, VALIDATION_BATCH, |batch| {
-        let logits = model.infer(backend, batch)?;
-        backend.score(&logits, batch, &mut totals)?;
-        Ok(go_on(observer))
-    })?;
-    if seen.is_break() {
-        return Ok(Break(()));
-    }
-    let totals = totals.to_vec()?;
-    Ok(Continue((totals[TOTAL_LOSS] / data.len() as f64, totals[TOTAL_CORRECT] / data.len() as f64)))
 }
 
 /// The order of an epoch's images.

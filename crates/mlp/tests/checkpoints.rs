@@ -10,8 +10,16 @@ use millpond_mlp::data::{Dataset, Split};
 use millpond_mlp::{Epoch, Error, Hyper, Machine, Memory, Observer, Saving, Step, Upload, train};
 use safetensors::SafeTensors;
 
-const HYPER: Hyper =
-    Hyper { num_layers: 2, feat_dim: 24, learning_rate: 0.1, batch_size: 64, epochs: 3, seed: 5 };
+const HYPER: Hyper = Hyper {
+    num_layers: 2,
+    feat_dim: 24,
+    learning_rate: 0.1,
+    momentum: 0.0,
+    batch_size: 64,
+    micro_batches: 1,
+    epochs: 3,
+    seed: 5,
+};
 /// Of an epoch of the data below; the last has 52 images.
 const STEPS: usize = 8;
 
@@ -44,7 +52,7 @@ fn trained(data: &Dataset, saving: Option<&Saving>, steps: usize) -> Vec<Epoch> 
     let memory = Memory::new(allocator, machine.context().create_stream().unwrap());
     let mut backend = machine.backend(memory, false).unwrap();
     let upload = Upload::new(machine.context()).unwrap();
-    train(backend.as_mut(), &upload, data, &HYPER, saving, &mut StopsAfter(steps)).unwrap()
+    train(backend.as_mut(), &upload, data, &HYPER, saving, None, &mut StopsAfter(steps)).unwrap()
 }
 
 fn bits(epochs: &[Epoch]) -> Vec<[u64; 3]> {

@@ -10,13 +10,22 @@ use millpond::device::DeviceName;
 use millpond_baselines::{Allocator, MILLPOND, NAMES, by_name};
 use millpond_mlp::cuda::{CudaBackend, CudaTraining};
 use millpond_mlp::data::Dataset;
+use millpond_mlp::ranks::Shard;
 use millpond_mlp::{
-    Backend, Batch, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Step, TOTAL_LOSS, TOTALS, Upload,
-    train,
+    Backend, Batch, Epoch, Error, Hyper, Machine, Memory, Model, Observer, Sgd, Step, TOTAL_LOSS, TOTALS,
+    Upload, train,
 };
 
-const SMALL: Hyper =
-    Hyper { num_layers: 3, feat_dim: 52, learning_rate: 0.1, batch_size: 64, epochs: 2, seed: 3 };
+const SMALL: Hyper = Hyper {
+    num_layers: 3,
+    feat_dim: 52,
+    learning_rate: 0.1,
+    momentum: 0.0,
+    batch_size: 64,
+    micro_batches: 1,
+    epochs: 2,
+    seed: 3,
+};
 
 struct Unwatched;
 
@@ -52,7 +61,7 @@ fn cuda_backend(machine: &Machine, allocator: &str, streams: Streams) -> CudaBac
 
 fn trained(machine: &Machine, backend: &mut dyn Backend, data: &Dataset, hyper: &Hyper) -> Vec<Epoch> {
     let upload = Upload::new(machine.context()).unwrap();
-    let epochs = train(backend, &upload, data, hyper, None, &mut Unwatched).unwrap();
+    let epochs = train(backend, &upload, data, hyper, None, None, &mut Unwatched).unwrap();
     assert_eq!(upload.pinned().unwrap().stats().allocations, 3, "batches pass through pinned memory");
     epochs
 }
@@ -133,7 +142,7 @@ fn check_gradients(backend: &mut dyn Backend) {
     let mut rows = vec![0; 64 * data.train.row()];
     data.train.gather(&(429..493).rev().collect::<Vec<_>>(), &mut rows);
     let rows = memory.upload(64, data.train.row(), &rows).unwrap();
-    let batch = Batch { rows: &rows, count: 61 };
+    let batch = Batch { rows: &rows, count: 61, of: 61 };
     let mut model = Model::new(&memory, data.pixels(), 2, 36, 1).unwrap();
     let mut totals = memory.zeroed::<f64>(1, TOTALS).unwrap();
     let gradients = model.gradients(backend, batch, &mut totals).unwrap();
@@ -175,13 +184,16 @@ fn tensors_of_the_wrong_shape_are_refused() {
     let memory = backend.memory().clone();
     let (a, b) = (memory.zeroed(4, 6).unwrap(), memory.zeroed(5, 6).unwrap());
     let rows = memory.zeroed::<u8>(2, 6).unwrap();
-    let batch = Batch { rows: &rows, count: 3 };
+    let batch = Batch { rows: &rows, count: 3, of: 3 };
     assert!(matches!(backend.linear(&a, &b, millpond_mlp::Activation::None), Err(Error::Shape { .. })));
-    assert!(matches!(backend.weight_gradient(&a, &b), Err(Error::Shape { .. })));
+    assert!(matches!(backend.weight_gradient(&a, &b, None), Err(Error::Shape { .. })));
     assert!(matches!(backend.input_gradient(&a, &b, &b), Err(Error::Shape { .. })));
     assert!(matches!(backend.images(batch), Err(Error::Shape { .. })));
     let (mut weights, gradients) = (vec![a], vec![b]);
-    assert!(matches!(backend.update(&mut weights, &gradients, 0.1), Err(Error::Shape { .. })));
+    assert!(matches!(
+        backend.update(&mut weights, &gradients, &mut [], Sgd { rate: 0.1, momentum: 0.0 }),
+        Err(Error::Shape { .. })
+    ));
 }
 
 /// Not a test of speed, which is another program's matter: prints what an epoch of the default model takes,
@@ -190,8 +202,16 @@ fn tensors_of_the_wrong_shape_are_refused() {
 #[ignore = "needs a CUDA GPU; prints times, and is slow under compute-sanitizer"]
 fn epochs_of_the_default_model_are_timed_with_every_allocator() {
     let data = Dataset::bundled().unwrap();
-    let hyper =
-        Hyper { num_layers: 4, feat_dim: 784, learning_rate: 0.1, batch_size: 64, epochs: 4, seed: 0 };
+    let hyper = Hyper {
+        num_layers: 4,
+        feat_dim: 784,
+        learning_rate: 0.1,
+        momentum: 0.0,
+        batch_size: 64,
+        micro_batches: 1,
+        epochs: 4,
+        seed: 0,
+    };
     let steps = data.train.labels.len().div_ceil(hyper.batch_size) as f64;
     let machine = gpu();
     for name in NAMES {
@@ -211,6 +231,103 @@ fn epochs_of_the_default_model_are_timed_with_every_allocator() {
                 last.val_accuracy,
             );
             assert!(last.val_accuracy > 0.85);
+        }
+    }
+}
+
+/// Trains by the code that several ranks run, with NCCL. `None` where NCCL is not installed.
+fn trained_as_a_rank(data: &Dataset, hyper: &Hyper, shard: Shard) -> Option<Vec<Epoch>> {
+    let machine = gpu();
+    let memory = memory_of(&machine, MILLPOND);
+    let mut backend = machine.backend(memory, false).unwrap();
+    let upload = Upload::new(machine.context()).unwrap();
+    let team = match machine.team_of_one(shard) {
+        Ok(team) => team.bucket_bytes(8192),
+        Err(Error::Library { library: "NCCL", what }) if what.contains("was not found") => {
+            println!("left out: {what}");
+            return None;
+        }
+        Err(error) => panic!("{error}"),
+    };
+    Some(train(backend.as_mut(), &upload, data, hyper, None, Some(&team), &mut Unwatched).unwrap())
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn one_rank_with_nccl_trains_as_without_ranks() {
+    let data = digits();
+    for momentum in [0.0, 0.9] {
+        let hyper = Hyper { momentum, learning_rate: 0.05, ..SMALL };
+        let machine = gpu();
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        let expected = losses(&trained(&machine, backend.as_mut(), &data, &hyper));
+        for shard in [Shard::Nothing, Shard::Optimizer, Shard::Gradients] {
+            let Some(epochs) = trained_as_a_rank(&data, &hyper, shard) else { return };
+            assert_eq!(losses(&epochs), expected, "{momentum} {shard:?}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "needs a CUDA GPU"]
+fn a_batch_in_parts_has_the_losses_of_the_whole() {
+    let data = digits();
+    let machine = gpu();
+    let of = |micro_batches| {
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        losses(&trained(&machine, backend.as_mut(), &data, &Hyper { micro_batches, ..SMALL }))
+    };
+    for (found, expected) in of(3).into_iter().zip(of(1)) {
+        assert_close(found.0, expected.0, 1e-4, "training loss");
+        assert_close(found.1, expected.1, 1e-4, "validation loss");
+    }
+}
+
+mod two_gpus {
+    use std::net::TcpListener;
+    use std::time::Duration;
+
+    use millpond_mlp::ranks::{Place, Ranks};
+
+    use super::*;
+
+    /// A rank on a thread of its own, with the GPU of its number.
+    fn rank(rank: usize, port: u16, shard: Shard) -> Option<Vec<Epoch>> {
+        let (host, timeout) = ("127.0.0.1".to_owned(), Duration::from_secs(60));
+        let place = Place { rank, world: 2, local_rank: rank, is_one_machine: true, host, port, timeout };
+        let ranks = Arc::new(Ranks::meet(place, |loss, _| panic!("{loss:?}")).unwrap());
+        let (machine, _) = Machine::open_on(DeviceName::cuda(0).into(), rank).unwrap();
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        let upload = Upload::new(machine.context()).unwrap();
+        let team = match machine.team(&ranks, shard) {
+            Ok(team) => team.bucket_bytes(8192),
+            Err(error) => {
+                println!("left out: {error}");
+                return None;
+            }
+        };
+        let epochs = train(backend.as_mut(), &upload, &digits(), &SMALL, None, Some(&team), &mut Unwatched);
+        ranks.gather(&()).unwrap();
+        ranks.leave(None);
+        Some(epochs.unwrap())
+    }
+
+    #[test]
+    #[ignore = "needs two CUDA GPUs"]
+    fn losses_of_two_gpus_are_those_of_one() {
+        let machine = gpu();
+        let mut backend = machine.backend(memory_of(&machine, MILLPOND), false).unwrap();
+        let expected = losses(&trained(&machine, backend.as_mut(), &digits(), &SMALL));
+        for shard in [Shard::Nothing, Shard::Optimizer, Shard::Gradients] {
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let other = std::thread::spawn(move || rank(1, port, shard));
+            let (first, other) = (rank(0, port, shard), other.join().unwrap());
+            let (Some(first), Some(other)) = (first, other) else { return };
+            assert_eq!(losses(&first), losses(&other), "both ranks count the same");
+            for (found, expected) in losses(&first).iter().zip(&expected) {
+                assert_close(found.0, expected.0, 1e-5, "training loss");
+                assert_close(found.1, expected.1, 1e-5, "validation loss");
+            }
         }
     }
 }

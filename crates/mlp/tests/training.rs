@@ -8,8 +8,16 @@ use millpond_mlp::data::Dataset;
 use millpond_mlp::{Epoch, Hyper, Machine, Memory, Observer, Step, Upload, train};
 
 /// The model of the command's defaults.
-const DEFAULTS: Hyper =
-    Hyper { num_layers: 4, feat_dim: 784, learning_rate: 0.1, batch_size: 64, epochs: 10, seed: 1 };
+const DEFAULTS: Hyper = Hyper {
+    num_layers: 4,
+    feat_dim: 784,
+    learning_rate: 0.1,
+    momentum: 0.0,
+    batch_size: 64,
+    micro_batches: 1,
+    epochs: 10,
+    seed: 1,
+};
 
 struct Unwatched;
 
@@ -28,7 +36,7 @@ fn run(allocator: &str, hyper: &Hyper, data: &Dataset) -> Vec<Epoch> {
     let memory = Memory::new(allocator.clone(), machine.context().create_stream().unwrap());
     let mut backend = machine.backend(memory, false).unwrap();
     let upload = Upload::new(machine.context()).unwrap();
-    let epochs = train(backend.as_mut(), &upload, data, hyper, None, &mut Unwatched).unwrap();
+    let epochs = train(backend.as_mut(), &upload, data, hyper, None, None, &mut Unwatched).unwrap();
     assert_eq!(allocator.usage().requested.current, 0, "training leaves nothing behind");
     let pinned = upload.pinned().unwrap().stats();
     assert_eq!((pinned.allocations, pinned.requested.current), (3, 0), "and pins three batches at most");

@@ -10,7 +10,7 @@ use super::cublaslt::{Operands, Product, Scratch};
 use super::engine::Engine;
 use super::kernels::MAX_LAYERS;
 use super::tune::Plan;
-use crate::backend::{Activation, Backend, Batch};
+use crate::backend::{Activation, Backend, Batch, Sgd};
 use crate::{Error, Memory, Result, TOTALS, Tensor};
 
 /// How to train on a GPU.
@@ -169,12 +169,14 @@ impl Backend for CudaBackend {
         Ok(out)
     }
 
-    fn weight_gradient(&mut self, x: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    fn weight_gradient(&mut self, x: &Tensor, dy: &Tensor, into: Option<Tensor>) -> Result<Tensor> {
+        let shape = (x.cols(), dy.cols());
         check("weight_gradient", dy.shape(), (x.rows(), dy.cols()))?;
+        check("weight_gradient", into.as_ref().map_or(shape, Tensor::shape), shape)?;
         self.engine.enter()?;
         let product = Product::left_transposed(x.shape(), dy.shape());
         let Some(lane) = &mut self.second else {
-            let out = self.main.memory.uninit(x.cols(), dy.cols())?;
+            let out = into.map_or_else(|| self.main.memory.uninit(shape.0, shape.1), Ok)?;
             // SAFETY: the shapes agree.
             unsafe {
                 multiply(self.engine, &mut self.plans, &mut self.main, product, operands(x, dy, &out))
@@ -183,7 +185,7 @@ impl Backend for CudaBackend {
         };
         // The inputs are ready then; and so is memory that the first stream freed before this.
         lane.memory.stream().wait_for(self.main.memory.stream())?;
-        let out = lane.memory.uninit(x.cols(), dy.cols())?;
+        let out = into.map_or_else(|| lane.memory.uninit(shape.0, shape.1), Ok)?;
         self.second_is_ahead = true;
         // SAFETY: the shapes agree.
         unsafe { multiply(self.engine, &mut self.plans, lane, product, operands(x, dy, &out)) }?;
@@ -192,10 +194,25 @@ impl Backend for CudaBackend {
         Ok(out)
     }
 
-    fn update(&mut self, weights: &mut [Tensor], gradients: &[Tensor], rate: f32) -> Result<()> {
+    fn gradient_stream(&self) -> &Stream {
+        self.second.as_ref().unwrap_or(&self.main).memory.stream()
+    }
+
+    fn update(
+        &mut self,
+        weights: &mut [Tensor],
+        gradients: &[Tensor],
+        velocities: &mut [Tensor],
+        sgd: Sgd,
+    ) -> Result<()> {
         check("update", (1, gradients.len()), (1, weights.len()))?;
-        for (weight, gradient) in weights.iter().zip(gradients) {
-            check("update", gradient.shape(), weight.shape())?;
+        if !velocities.is_empty() {
+            check("update", (1, velocities.len()), (1, weights.len()))?;
+        }
+        for (layer, weight) in weights.iter().enumerate() {
+            check("update", gradients[layer].shape(), weight.shape())?;
+            let velocity = velocities.get(layer);
+            check("update", velocity.map_or(weight.shape(), Tensor::shape), weight.shape())?;
         }
         self.engine.enter()?;
         let stream = self.main.memory.stream();
@@ -204,15 +221,16 @@ impl Backend for CudaBackend {
             self.second_is_ahead = false;
         }
         let kernels = &self.engine.kernels;
-        for pairs in weights.chunks(MAX_LAYERS).zip(gradients.chunks(MAX_LAYERS)) {
+        let mut velocities = velocities.chunks(MAX_LAYERS);
+        for (weights, gradients) in weights.chunks(MAX_LAYERS).zip(gradients.chunks(MAX_LAYERS)) {
+            let velocities = velocities.next().unwrap_or_default();
             // SAFETY: the shapes agree, and there are at most `MAX_LAYERS`.
-            unsafe { kernels.update(stream.handle(), pairs, rate) }?;
+            unsafe { kernels.update(stream.handle(), (weights, gradients, velocities), sgd) }?;
         }
-        if self.second.is_some() {
-            // Gradients are freed on the second stream.
-            gradients.iter().try_for_each(|gradient| gradient.record_use(stream))?;
-        }
-        Ok(())
+        // Gradients, and sums of them, may be freed on the second stream.
+        let mut others =
+            weights.iter().chain(gradients).filter(|of| of.memory().stream().id() != stream.id());
+        others.try_for_each(|of| of.record_use(stream))
     }
 }
 

@@ -30,6 +30,21 @@ pub(super) struct Grid {
     pub(super) threads: u32,
 }
 
+/// GPUs that this process sees; 0 without a driver.
+pub(super) fn gpus() -> usize {
+    // SAFETY: loading the driver, which any CUDA program does.
+    let is_there = unsafe { sys::is_culib_present() };
+    let count = if is_there { result::init().and_then(|()| result::device::get_count()) } else { Ok(0) };
+    count.map_or(0, |count| usize::try_from(count).unwrap_or(0))
+}
+
+/// What tells a GPU from all others.
+pub(super) fn identity(ordinal: usize) -> Result<[u8; 16]> {
+    let device = result::device::get(ordinal as i32).map_err(refused("cuDeviceGet"))?;
+    let identity = result::device::get_uuid(device).map_err(refused("cuDeviceGetUuid"))?;
+    Ok(identity.bytes.map(|byte| byte as u8))
+}
+
 /// Loads a compiled module for good, and finds its kernels by name.
 ///
 /// # Safety

@@ -37,11 +37,11 @@ extern "C" __global__ void relu_gradient(float* __restrict__ dx, const float* __
 }
 
 // One block, which is what makes the sums come out the same every time. A thread takes every blockDim-th row;
-// blockDim is a power of two. `gradient` may be null: then only the totals are made.
+// blockDim is a power of two. `gradient` may be null: then only the totals are made. The mean is over `of` images.
 extern "C" __global__ void cross_entropy(float* __restrict__ gradient, double* __restrict__ totals,
                                          const float* __restrict__ logits,
                                          const unsigned char* __restrict__ rows, unsigned pixels,
-                                         unsigned count, unsigned classes) {
+                                         unsigned count, unsigned classes, unsigned of) {
     __shared__ double losses[MAX_THREADS];
     __shared__ unsigned hits[MAX_THREADS];
     double loss = 0.0;
@@ -68,7 +68,7 @@ extern "C" __global__ void cross_entropy(float* __restrict__ gradient, double* _
         if (gradient) {
             float* g = gradient + (size_t)row * classes;
             for (unsigned c = 0; c < classes; ++c)
-                g[c] = (expf(z[c] - top) / sum - (c == label ? 1.0f : 0.0f)) / (float)count;
+                g[c] = (expf(z[c] - top) / sum - (c == label ? 1.0f : 0.0f)) / (float)of;
         }
     }
     losses[threadIdx.x] = loss;
@@ -90,13 +90,16 @@ extern "C" __global__ void cross_entropy(float* __restrict__ gradient, double* _
 struct Layers {
     float* weights[MAX_LAYERS];
     const float* gradients[MAX_LAYERS];
+    float* velocities[MAX_LAYERS];
     size_t count[MAX_LAYERS];
 };
 
-// weights -= rate * gradients. blockIdx.y is the layer.
-extern "C" __global__ void update(const __grid_constant__ Layers layers, float rate) {
+// weights -= rate * gradients; with velocities, these are momentum * velocities + gradients before, and take the
+// gradients' place. blockIdx.y is the layer.
+extern "C" __global__ void update(const __grid_constant__ Layers layers, float rate, float momentum) {
     float* weights = layers.weights[blockIdx.y];
     const float* gradients = layers.gradients[blockIdx.y];
+    float* velocities = layers.velocities[blockIdx.y];
     size_t count = layers.count[blockIdx.y];
     size_t stride = (size_t)gridDim.x * blockDim.x;
     size_t first = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -104,11 +107,24 @@ extern "C" __global__ void update(const __grid_constant__ Layers layers, float r
     for (size_t i = first; i < fours; i += stride) {
         float4 w = reinterpret_cast<float4*>(weights)[i];
         float4 g = reinterpret_cast<const float4*>(gradients)[i];
+        if (velocities) {
+            float4 v = reinterpret_cast<float4*>(velocities)[i];
+            g.x = momentum * v.x + g.x;
+            g.y = momentum * v.y + g.y;
+            g.z = momentum * v.z + g.z;
+            g.w = momentum * v.w + g.w;
+            reinterpret_cast<float4*>(velocities)[i] = g;
+        }
         w.x -= rate * g.x;
         w.y -= rate * g.y;
         w.z -= rate * g.z;
         w.w -= rate * g.w;
         reinterpret_cast<float4*>(weights)[i] = w;
     }
-    if (first < count % 4) weights[fours * 4 + first] -= rate * gradients[fours * 4 + first];
+    if (first < count % 4) {
+        size_t i = fours * 4 + first;
+        float g = gradients[i];
+        if (velocities) velocities[i] = g = momentum * velocities[i] + g;
+        weights[i] -= rate * g;
+    }
 }

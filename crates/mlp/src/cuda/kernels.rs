@@ -6,7 +6,7 @@ use millpond::device::StreamHandle;
 
 use super::driver::{self, Function, Grid};
 use super::nvrtc;
-use crate::{Batch, Result, Tensor};
+use crate::{Batch, Result, Sgd, Tensor};
 
 /// The kernels' text.
 pub(super) const SOURCE: &str = include_str!("kernels.cu");
@@ -15,7 +15,7 @@ pub(super) const SOURCE: &str = include_str!("kernels.cu");
 const THREADS: u32 = 256;
 /// Threads of a block at most: CUDA's limit.
 const MAX_THREADS: u32 = 1024;
-/// Layers that one launch of `update` covers: 32 × 24 bytes of parameters, of 4 KiB that a launch may have.
+/// Layers that one launch of `update` covers: 32 × 32 bytes of parameters, of 4 KiB that a launch may have.
 pub(super) const MAX_LAYERS: usize = 32;
 /// Floats that a thread of `update` covers: enough loads in flight to fill the bus.
 const UPDATED_PER_THREAD: usize = 16;
@@ -37,6 +37,7 @@ pub(super) struct Kernels {
 struct Layers {
     weights: [u64; MAX_LAYERS],
     gradients: [u64; MAX_LAYERS],
+    velocities: [u64; MAX_LAYERS],
     count: [usize; MAX_LAYERS],
 }
 
@@ -115,6 +116,7 @@ impl Kernels {
         let (mut totals, mut logits_at) = (totals.ptr().raw(), logits.ptr().raw());
         let (mut rows, mut pixels) = (batch.rows.ptr().raw(), batch.pixels() as u32);
         let (mut count, mut classes) = (batch.count as u32, logits.cols() as u32);
+        let mut of = batch.of as u32;
         let mut arguments = [
             argument(&mut gradient),
             argument(&mut totals),
@@ -123,26 +125,28 @@ impl Kernels {
             argument(&mut pixels),
             argument(&mut count),
             argument(&mut classes),
+            argument(&mut of),
         ];
         let grid = Grid { blocks: (1, 1), threads: count.next_power_of_two().clamp(32, MAX_THREADS) };
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
         unsafe { driver::launch(self.cross_entropy, grid, stream, &mut arguments) }
     }
 
-    /// `weights −= rate · gradients` for each pair, at most [`MAX_LAYERS`] of them.
+    /// `weights −= rate · gradients` for each pair, at most [`MAX_LAYERS`] of them; with velocities, if there are any.
     ///
     /// # Safety
-    /// Each pair has the same shape.
+    /// Each pair has the same shape; and the same number of velocities, or none.
     pub(super) unsafe fn update(
         &self,
         stream: StreamHandle,
-        (weights, gradients): (&[Tensor], &[Tensor]),
-        mut rate: f32,
+        (weights, gradients, velocities): (&[Tensor], &[Tensor], &[Tensor]),
+        Sgd { mut rate, mut momentum }: Sgd,
     ) -> Result<()> {
-        let mut layers = Layers { weights: [0; _], gradients: [0; _], count: [0; _] };
+        let mut layers = Layers { weights: [0; _], gradients: [0; _], velocities: [0; _], count: [0; _] };
         for (layer, (weight, gradient)) in weights.iter().zip(gradients).enumerate() {
             layers.weights[layer] = weight.ptr().raw();
             layers.gradients[layer] = gradient.ptr().raw();
+            layers.velocities[layer] = velocities.get(layer).map_or(0, |velocity| velocity.ptr().raw());
             layers.count[layer] = weight.len();
         }
         let largest = weights.iter().map(Tensor::len).max().unwrap_or(0);
@@ -150,7 +154,7 @@ impl Kernels {
             blocks: (blocks(largest, UPDATED_PER_THREAD * THREADS as usize), weights.len() as u32),
             threads: THREADS,
         };
-        let mut arguments = [argument(&mut layers), argument(&mut rate)];
+        let mut arguments = [argument(&mut layers), argument(&mut rate), argument(&mut momentum)];
         // SAFETY: the types are the kernel's, and the ranges the caller's promise.
         unsafe { driver::launch(self.update, grid, stream, &mut arguments) }
     }

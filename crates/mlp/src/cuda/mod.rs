@@ -15,6 +15,7 @@
 //! | `tune` | choosing an algorithm for a product by timing the candidates |
 //! | `engine` | all of that for one GPU, shared by the backends of the process |
 //! | `backend` | the trainer's operations |
+//! | `nccl` | what the GPUs of several ranks do together |
 //!
 //! **One step.** `backend.linear(x, w, Relu)` checks the shapes, takes the output from the allocator under
 //! test, finds the plan for a product of that shape (tuned when it is first met), and queues one
@@ -26,11 +27,18 @@ mod cublaslt;
 mod driver;
 mod engine;
 mod kernels;
+mod nccl;
 mod nvrtc;
 mod toolkit;
 mod tune;
 
 pub use backend::{CudaBackend, CudaTraining};
+pub(crate) use nccl::Nccl;
+
+/// GPUs that this process sees; 0 without a driver.
+pub(crate) fn gpus() -> usize {
+    driver::gpus()
+}
 
 /// Whether the libraries that training needs can be loaded, without making anything of them.
 ///

@@ -63,6 +63,15 @@ fn missing(wanted: Wanted, refused: Option<String>) -> Error {
     }
 }
 
+/// The first library of one of these names, where [`find`] looks for others.
+pub(super) fn open(names: &[&str]) -> Option<Library> {
+    let by_loader = names.iter().map(PathBuf::from);
+    let in_folders = folders().into_iter().flat_map(|folder| names.iter().map(move |name| folder.join(name)));
+    // SAFETY: as in `find`.
+    let open = |path: PathBuf| unsafe { Library::new(path) }.ok();
+    by_loader.chain(in_folders.filter(|path| path.exists())).find_map(open)
+}
+
 /// Loads the library at this path, for good.
 pub(super) fn load(path: impl AsRef<OsStr>) -> std::result::Result<(), libloading::Error> {
     // SAFETY: as in `find`. The names are NVIDIA's own.

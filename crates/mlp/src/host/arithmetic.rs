@@ -125,6 +125,13 @@ pub(super) fn mask_where_zero(gradient: &mut [f32], output: &[f32]) {
     });
 }
 
+/// `v = momentum · v + gradient`.
+pub(super) fn accelerate(v: &mut [f32], gradient: &[f32], momentum: f32) {
+    v.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK)).for_each(|(v, gradient)| {
+        v.iter_mut().zip(gradient).for_each(|(v, &gradient)| *v = momentum * *v + gradient);
+    });
+}
+
 /// `w −= rate · gradient`.
 pub(super) fn descend(w: &mut [f32], gradient: &[f32], rate: f32) {
     w.par_chunks_mut(CHUNK).zip(gradient.par_chunks(CHUNK)).for_each(|(w, gradient)| {
@@ -142,14 +149,14 @@ pub(super) fn score(logits: &[f32], labels: impl Iterator<Item = usize>, classes
     }
 }
 
-/// `(softmax(logits) − onehot(label)) / rows`.
+/// `(softmax(logits) − onehot(label)) / of`.
 pub(super) fn cross_entropy_gradient(
     to: &mut [f32],
     logits: &[f32],
     labels: impl Iterator<Item = usize>,
-    classes: usize,
+    (classes, of): (usize, usize),
 ) {
-    let scale = 1.0 / (logits.len() / classes) as f32;
+    let scale = 1.0 / of as f32;
     for ((to, row), label) in to.chunks_exact_mut(classes).zip(logits.chunks_exact(classes)).zip(labels) {
         let (largest, _) = largest(row);
         to.iter_mut().zip(row).for_each(|(to, &logit)| *to = (logit - largest).exp());

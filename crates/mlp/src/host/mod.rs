@@ -9,9 +9,10 @@ mod view;
 
 use std::sync::Arc;
 
+use millpond::Stream;
 use millpond::device::host::HostDevice;
 
-use crate::backend::{Activation, Backend, Batch};
+use crate::backend::{Activation, Backend, Batch, Sgd};
 use crate::{Error, Memory, Result, TOTALS, Tensor};
 use arithmetic::Product;
 use view::View;
@@ -91,13 +92,13 @@ impl Backend for HostBackend {
         check_scored("cross_entropy", logits, batch, totals)?;
         let out = self.memory.uninit(logits.rows(), logits.cols())?;
         let (to, from, totals) = (View::of(&out), View::of(logits), View::of(totals));
-        let (rows, pixels, classes) = (View::of(batch.rows), batch.pixels(), logits.cols());
+        let (rows, pixels, classes, of) = (View::of(batch.rows), batch.pixels(), logits.cols(), batch.of);
         self.launch(move || {
             let (to, from, totals) =
                 (in_stream_order!(mut to), in_stream_order!(from), in_stream_order!(mut totals));
             let rows = in_stream_order!(rows);
             arithmetic::score(from, labels(rows, pixels), classes, totals);
-            arithmetic::cross_entropy_gradient(to, from, labels(rows, pixels), classes);
+            arithmetic::cross_entropy_gradient(to, from, labels(rows, pixels), (classes, of));
         })?;
         Ok(out)
     }
@@ -126,9 +127,10 @@ impl Backend for HostBackend {
         Ok(out)
     }
 
-    fn weight_gradient(&mut self, x: &Tensor, dy: &Tensor) -> Result<Tensor> {
+    fn weight_gradient(&mut self, x: &Tensor, dy: &Tensor, into: Option<Tensor>) -> Result<Tensor> {
         check_shape("weight_gradient", dy, (x.rows(), dy.cols()))?;
-        let out = self.memory.uninit(x.cols(), dy.cols())?;
+        let out = into.map_or_else(|| self.memory.uninit(x.cols(), dy.cols()), Ok)?;
+        check_shape("weight_gradient", &out, (x.cols(), dy.cols()))?;
         let (to, x_view, dy_view) = (View::of(&out), View::of(x), View::of(dy));
         let product = Product::left_transposed(x.shape(), dy.shape());
         self.launch(move || {
@@ -137,19 +139,37 @@ impl Backend for HostBackend {
         Ok(out)
     }
 
-    fn update(&mut self, weights: &mut [Tensor], gradients: &[Tensor], rate: f32) -> Result<()> {
-        if weights.len() != gradients.len() {
-            return Err(Error::Shape {
-                operation: "update",
-                found: (1, gradients.len()),
-                expected: (1, weights.len()),
-            });
+    fn gradient_stream(&self) -> &Stream {
+        self.memory.stream()
+    }
+
+    fn update(
+        &mut self,
+        weights: &mut [Tensor],
+        gradients: &[Tensor],
+        velocities: &mut [Tensor],
+        Sgd { rate, momentum }: Sgd,
+    ) -> Result<()> {
+        let with_velocities = !velocities.is_empty();
+        for found in [gradients.len(), if with_velocities { velocities.len() } else { weights.len() }] {
+            if found != weights.len() {
+                let (found, expected) = ((1, found), (1, weights.len()));
+                return Err(Error::Shape { operation: "update", found, expected });
+            }
         }
-        for (w, gradient) in weights.iter_mut().zip(gradients) {
+        for (layer, (w, gradient)) in weights.iter_mut().zip(gradients).enumerate() {
             check_shape("update", gradient, w.shape())?;
-            let (w, gradient) = (View::of(w), View::of(gradient));
+            let velocity = velocities.get(layer);
+            velocity.map_or(Ok(()), |velocity| check_shape("update", velocity, w.shape()))?;
+            let (w, gradient, velocity) = (View::of(w), View::of(gradient), velocity.map(View::of));
             self.launch(move || {
-                arithmetic::descend(in_stream_order!(mut w), in_stream_order!(gradient), rate);
+                let (w, mut gradient) = (in_stream_order!(mut w), in_stream_order!(gradient));
+                if let Some(velocity) = velocity {
+                    let velocity = in_stream_order!(mut velocity);
+                    arithmetic::accelerate(velocity, gradient, momentum);
+                    gradient = velocity;
+                }
+                arithmetic::descend(w, gradient, rate);
             })?;
         }
         Ok(())

@@ -1,0 +1,341 @@
+//! Which rank a process is, as its launcher says in the environment.
+
+use std::time::Duration;
+
+use crate::{Error, Result};
+
+/// The port of rank 0 is this, where nothing else says it: PyTorch's default, and one.
+const DEFAULT_PORT: u16 = 29_501;
+/// Jobs with a number of their own, but no port, meet in this range: below the ports that systems lend.
+const JOB_PORTS: std::ops::Range<u16> = 20_000..29_000;
+/// How long rank 0 and the others wait for each other.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// The variable with the port at which rank 0 listens.
+pub const PORT: &str = "MILLPOND_RENDEZVOUS_PORT";
+/// The variable with the seconds that ranks wait for each other.
+pub const TIMEOUT: &str = "MILLPOND_RENDEZVOUS_TIMEOUT";
+
+/// Which rank this process is, of how many, and where rank 0 is found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// From 0 on.
+    pub rank: usize,
+    /// Ranks in all.
+    pub world: usize,
+    /// Its number among the ranks of its machine: that of its GPU.
+    pub local_rank: usize,
+    /// Whether all ranks are known to be on this machine.
+    pub is_one_machine: bool,
+    /// The machine of rank 0, by name or address.
+    pub host: String,
+    /// Where rank 0 listens.
+    pub port: u16,
+    /// How long the ranks wait for each other at the start.
+    pub timeout: Duration,
+}
+
+/// The variables in which a kind of launcher says it.
+struct Launcher {
+    rank: &'static str,
+    world: &'static str,
+    local_rank: &'static str,
+    local_world: Option<&'static str>,
+}
+
+/// The innermost first: `srun torchrun …` and `mpirun torchrun …` have the variables of both.
+const LAUNCHERS: [Launcher; 3] = [
+    // torchrun, Kubernetes' PyTorchJob, and whoever does as they do.
+    Launcher {
+        rank: "RANK",
+        world: "WORLD_SIZE",
+        local_rank: "LOCAL_RANK",
+        local_world: Some("LOCAL_WORLD_SIZE"),
+    },
+    // Open MPI.
+    Launcher {
+        rank: "OMPI_COMM_WORLD_RANK",
+        world: "OMPI_COMM_WORLD_SIZE",
+        local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+        local_world: Some("OMPI_COMM_WORLD_LOCAL_SIZE"),
+    },
+    // srun. A batch script without srun has SLURM_PROCID and SLURM_NTASKS too, but no size of a step.
+    Launcher {
+        rank: "SLURM_PROCID",
+        world: "SLURM_STEP_NUM_TASKS",
+        local_rank: "SLURM_LOCALID",
+        local_world: None,
+    },
+];
+
+/// Variables that tell a job from others, for its port.
+const JOBS: [&str; 4] = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "SLURM_JOB_ID", "SLURM_STEP_ID"];
+
+impl Place {
+    /// What the environment of this process says; `None` where no launcher started it.
+    ///
+    /// # Errors
+    /// [`Error::Launcher`] where variables are missing or contradict each other.
+    pub fn of_this_process() -> Result<Option<Self>> {
+        Self::of(|name| std::env::var(name).ok())
+    }
+
+    /// What these variables say.
+    ///
+    /// # Errors
+    /// As [`of_this_process`](Self::of_this_process).
+    pub fn of(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>> {
+        Variables { variable }.place().map_err(|what| Error::Launcher { what })
+    }
+}
+
+/// What variables say, or what is wrong with them.
+type Said<T> = std::result::Result<T, String>;
+
+struct Variables<F> {
+    variable: F,
+}
+
+impl<F: Fn(&str) -> Option<String>> Variables<F> {
+    fn text(&self, name: &str) -> Option<String> {
+        (self.variable)(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+    }
+
+    fn number<T: std::str::FromStr>(&self, name: &str) -> Said<Option<T>> {
+        let number = |text: String| text.parse().map_err(|_| format!("{name} is '{text}', not a number"));
+        self.text(name).map(number).transpose()
+    }
+
+    fn place(&self) -> Said<Option<Place>> {
+        let Some(launcher) = LAUNCHERS.iter().find(|launcher| self.has_started_us(launcher)) else {
+            return match self.number("WORLD_SIZE")? {
+                None | Some(1) => Ok(None),
+                Some(world) => Err(missing("WORLD_SIZE", world, "RANK")),
+            };
+        };
+        let Launcher { rank: rank_name, world: world_name, local_rank, local_world } = launcher;
+        let rank: usize = self.number(rank_name)?.unwrap_or(0);
+        let world: usize = self.number(world_name)?.ok_or_else(|| missing(rank_name, rank, world_name))?;
+        if rank >= world {
+            return Err(format!("{rank_name} is {rank}, but {world_name} is {world}: ranks count from 0"));
+        }
+        if let Some(other) = self.number::<usize>("WORLD_SIZE")?.filter(|other| *other != world) {
+            return Err(format!("WORLD_SIZE is {other}, but {world_name} is {world}: unset one of them"));
+        }
+        let local_world_name = local_world.unwrap_or_default();
+        let locals: Option<usize> = self.number(local_world_name)?;
+        let local_rank_is: usize = self.number(local_rank)?.unwrap_or(0);
+        let most = locals.unwrap_or(world);
+        if local_rank_is >= most || most > world {
+            let of = if locals.is_some() { local_world_name } else { world_name };
+            return Err(match most > world {
+                true => format!("{of} is {most}, but {world_name} is {world}"),
+                false => format!("{local_rank} is {local_rank_is}, but {of} is {most}: ranks count from 0"),
+            });
+        }
+        let is_one_machine = world == 1 || locals == Some(world) || self.has_one_node()?;
+        Ok(Some(Place {
+            rank,
+            world,
+            local_rank: local_rank_is,
+            is_one_machine,
+            host: self.host(is_one_machine)?,
+            port: self.port()?,
+            timeout: self.number(TIMEOUT)?.map_or(DEFAULT_TIMEOUT, Duration::from_secs),
+        }))
+    }
+
+    fn has_started_us(&self, launcher: &Launcher) -> bool {
+        let is_slurm = launcher.local_world.is_none();
+        self.text(launcher.rank).is_some() && (!is_slurm || self.text(launcher.world).is_some())
+    }
+
+    fn has_one_node(&self) -> Said<bool> {
+        Ok(self.number::<usize>("SLURM_STEP_NUM_NODES")? == Some(1))
+    }
+
+    fn host(&self, is_one_machine: bool) -> Said<String> {
+        if let Some(host) = self.text("MASTER_ADDR") {
+            return Ok(host);
+        }
+        if is_one_machine {
+            return Ok("127.0.0.1".to_owned());
+        }
+        // Slurm's first rank is on the first node.
+        self.text("SLURM_STEP_NODELIST").map(|list| first_host(&list)).ok_or_else(|| {
+            "MASTER_ADDR is not set: set it to the machine of rank 0, in the environment of every rank"
+                .to_owned()
+        })
+    }
+
+    fn port(&self) -> Said<u16> {
+        if let Some(port) = self.number(PORT)? {
+            return Ok(port);
+        }
+        // torchrun itself listens on MASTER_PORT.
+        if let Some(port) = self.number::<u16>("MASTER_PORT")? {
+            let next = port.checked_add(1);
+            return next
+                .ok_or_else(|| format!("MASTER_PORT is {port}, and has no port after it: set {PORT}"));
+        }
+        let job: String = JOBS.iter().filter_map(|name| self.text(name)).collect();
+        if job.is_empty() {
+            return Ok(DEFAULT_PORT);
+        }
+        // FNV-1a.
+        let hash = job.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        Ok(JOB_PORTS.start + (hash % JOB_PORTS.len() as u64) as u16)
+    }
+}
+
+fn missing(name: &str, value: usize, other: &str) -> String {
+    format!("{name} is {value}, but {other} is not set: a launcher sets both; set it, or unset {name}")
+}
+
+/// The first machine of a list of Slurm's: `gpu[03-07,12],login`.
+fn first_host(list: &str) -> String {
+    let (before, rest) = list.split_at(list.find(['[', ',']).unwrap_or(list.len()));
+    let Some((numbers, after)) = rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) else {
+        return before.to_owned();
+    };
+    let number = numbers.split(['-', ',']).next().unwrap_or_default();
+    let after = after.split(',').next().unwrap_or_default();
+    format!("{before}{number}{after}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(variables: &[(&str, &str)]) -> std::result::Result<Option<Place>, String> {
+        let variable = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
+        Place::of(variable).map_err(|error| error.to_string())
+    }
+
+    /// Rank, world, local rank and where rank 0 is.
+    fn found(variables: &[(&str, &str)]) -> (usize, usize, usize, String) {
+        let Place { rank, world, local_rank, host, port, .. } = place(variables).unwrap().unwrap();
+        (rank, world, local_rank, format!("{host}:{port}"))
+    }
+
+    const TORCHRUN: [(&str, &str); 7] = [
+        ("RANK", "5"),
+        ("WORLD_SIZE", "8"),
+        ("LOCAL_RANK", "1"),
+        ("LOCAL_WORLD_SIZE", "4"),
+        ("MASTER_ADDR", "gpu03"),
+        ("MASTER_PORT", "29500"),
+        ("TORCHELASTIC_USE_AGENT_STORE", "True"),
+    ];
+
+    #[test]
+    fn without_a_launcher_there_is_one_process() {
+        assert_eq!(place(&[]), Ok(None));
+        // A shell in an allocation of Slurm, or its batch script.
+        let batch = [("SLURM_PROCID", "0"), ("SLURM_NTASKS", "4"), ("SLURM_LOCALID", "0")];
+        assert_eq!(place(&batch), Ok(None));
+        assert_eq!(place(&[("MASTER_ADDR", "a"), ("WORLD_SIZE", "1"), ("RANK", "")]), Ok(None));
+    }
+
+    #[test]
+    fn each_launcher_is_understood() {
+        assert_eq!(found(&TORCHRUN), (5, 8, 1, "gpu03:29501".to_owned()));
+        let job = [
+            ("RANK", "1"),
+            ("WORLD_SIZE", "2"),
+            ("MASTER_ADDR", "job-master-0"),
+            ("MASTER_PORT", "23456"),
+            ("PET_NNODES", "2"),
+        ];
+        assert_eq!(found(&job), (1, 2, 0, "job-master-0:23457".to_owned()), "one GPU a pod");
+        let mpirun = [
+            ("OMPI_COMM_WORLD_RANK", "3"),
+            ("OMPI_COMM_WORLD_SIZE", "4"),
+            ("OMPI_COMM_WORLD_LOCAL_RANK", "3"),
+            ("OMPI_COMM_WORLD_LOCAL_SIZE", "4"),
+        ];
+        assert_eq!(found(&mpirun), (3, 4, 3, "127.0.0.1:29501".to_owned()));
+        let srun = [
+            ("SLURM_PROCID", "6"),
+            ("SLURM_NTASKS", "64"),
+            ("SLURM_STEP_NUM_TASKS", "8"),
+            ("SLURM_LOCALID", "2"),
+            ("SLURM_STEP_NODELIST", "gpu[03-04]"),
+            ("SLURM_STEP_NUM_NODES", "2"),
+            ("MASTER_PORT", "30000"),
+        ];
+        assert_eq!(found(&srun), (6, 8, 2, "gpu03:30001".to_owned()));
+        let one_node = [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2"), ("SLURM_STEP_NUM_NODES", "1")];
+        assert_eq!(found(&one_node), (1, 2, 0, "127.0.0.1:29501".to_owned()));
+    }
+
+    #[test]
+    fn the_innermost_launcher_counts() {
+        let node = [("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2"), ("OMPI_COMM_WORLD_RANK", "0")];
+        assert_eq!(found(&[&TORCHRUN[..], &node].concat()).0, 5);
+    }
+
+    #[test]
+    fn jobs_without_a_port_meet_at_ports_of_their_own() {
+        let of = |job| {
+            let variables = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")];
+            let local = [("OMPI_COMM_WORLD_LOCAL_SIZE", "2"), ("PMIX_NAMESPACE", job)];
+            place(&[variables, local].concat()).unwrap().unwrap().port
+        };
+        let (one, other) = (of("prterun-gpu03-1234@1"), of("prterun-gpu03-1235@1"));
+        assert!(one != other && JOB_PORTS.contains(&one) && JOB_PORTS.contains(&other), "{one} {other}");
+        let asked = place(&[&TORCHRUN[..], &[(PORT, "7777"), (TIMEOUT, "5")]].concat()).unwrap().unwrap();
+        assert_eq!((asked.port, asked.timeout), (7777, Duration::from_secs(5)));
+    }
+
+    #[test]
+    fn what_contradicts_itself_is_refused() {
+        let mpi_of_two = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")];
+        for (variables, expected) in [
+            (&[("RANK", "1")][..], "RANK is 1, but WORLD_SIZE is not set"),
+            (&[("WORLD_SIZE", "4")], "WORLD_SIZE is 4, but RANK is not set"),
+            (&[("RANK", "2"), ("WORLD_SIZE", "2")], "RANK is 2, but WORLD_SIZE is 2: ranks count from 0"),
+            (&[("RANK", "one"), ("WORLD_SIZE", "2")], "RANK is 'one', not a number"),
+            (&[("RANK", "-1"), ("WORLD_SIZE", "2")], "RANK is '-1', not a number"),
+            (
+                &[("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "2")],
+                "LOCAL_RANK is 2, but WORLD_SIZE is 2",
+            ),
+            (
+                &[("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_WORLD_SIZE", "4")],
+                "LOCAL_WORLD_SIZE is 4, but WORLD_SIZE is 2",
+            ),
+            (
+                &[("RANK", "0"), ("WORLD_SIZE", "2")],
+                "MASTER_ADDR is not set: set it to the machine of rank 0",
+            ),
+            (
+                &[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "65535")],
+                "MASTER_PORT is 65535, and has no port after it: set MILLPOND_RENDEZVOUS_PORT",
+            ),
+            (
+                &[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "a"), ("MASTER_PORT", "70000")],
+                "MASTER_PORT is '70000', not a number",
+            ),
+            (&mpi_of_two, "MASTER_ADDR is not set"),
+            (
+                &[mpi_of_two[0], mpi_of_two[1], ("WORLD_SIZE", "4")],
+                "WORLD_SIZE is 4, but OMPI_COMM_WORLD_SIZE is 2: unset one of them",
+            ),
+        ] {
+            let error = place(variables).unwrap_err();
+            assert!(error.contains(expected), "{variables:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn the_first_machine_of_a_list_is_found() {
+        let first =
+            ["gpu03", "gpu03,gpu04", "gpu[03-07,12]", "gpu[3,5]-ib,x1", "a1,gpu[1-2]"].map(first_host);
+        assert_eq!(first, ["gpu03", "gpu03", "gpu03", "gpu3-ib", "a1"]);
+    }
+}
