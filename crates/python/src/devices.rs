@@ -116,7 +116,11 @@ fn make_slow(number: i64) -> Result<&'static Device> {
     }
     let context = Context::cuda(ordinal)?;
     let budget = Budget::bytes(u64::MAX);
-    let builder = millpond::Pool::builder(&context).name(DeviceName::cuda(ordinal).to_string());
+    let mut builder = millpond::Pool::builder(&context).name(DeviceName::cuda(ordinal).to_string());
+    // The libraries do not say which GPUs they need, and expect what `cudaMalloc` and peer access give.
+    if std::env::var_os("MILLPOND_PEER_ACCESS").is_none_or(|value| value != "0") {
+        builder = builder.accessible_from_all();
+    }
     let builder = match &*options {
         Some(options) => options.set_all(builder),
         None => builder,

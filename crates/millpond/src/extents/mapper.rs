@@ -35,6 +35,10 @@ impl Mapper {
         &self.pages
     }
 
+    pub(super) fn pages_mut(&mut self) -> &mut Pages {
+        &mut self.pages
+    }
+
     pub(super) fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
-use crate::lock::Mutex;
+use crate::lock::{Mutex, RwLock};
 
 use super::callbacks::{Callbacks, Observer, Reclaimer};
 use super::capture_memory::Captured;
@@ -47,6 +47,9 @@ pub(crate) struct PoolInner {
     pub(super) observers: Callbacks<Observer>,
     pub(super) largest_align: u64,
     pub(super) reuse: Reuse,
+    /// Held for reading while a copy of the pool's memory is given to another device, and for writing while access is taken
+    /// back.
+    pub(super) peer_copies: OfProcess<RwLock<()>>,
     /// Whether a block that was freed twice at once was reported.
     pub(super) has_said_freed_twice: AtomicBool,
 }

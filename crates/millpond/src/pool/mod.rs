@@ -23,6 +23,7 @@ mod giving_back;
 mod impossible;
 mod inner;
 mod managed;
+mod peers;
 mod pressure;
 mod recorded;
 mod recounting;
@@ -203,10 +204,10 @@ impl Pool {
 
     /// Notes that work on `stream` uses the block. The free will wait for all work that `stream` was given by then, as
     /// with PyTorch's `record_stream`. The host never waits. On a [foreign stream](Context::foreign_stream), the free
-    /// waits only for what the stream was given until this call. Null does nothing.
+    /// waits only for what the stream was given until this call. The same holds for a stream of another GPU. Null does nothing.
     ///
     /// # Errors
-    /// As for [`free`](Self::free).
+    /// As for [`free`](Self::free), and [`Error::NotBeside`] for a stream of a device that cannot work together with the pool's.
     pub fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         if ptr.is_null() {
             return Ok(());

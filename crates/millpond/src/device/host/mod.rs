@@ -33,7 +33,7 @@ mod streams;
 mod tests;
 
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use crate::lock::Mutex;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
@@ -44,7 +44,8 @@ use self::streams::Streams;
 use super::ledger::invalid;
 use super::{
     Advice, AsyncUsage, Device, DeviceError, DevicePtr, DeviceResult, DriverPool, EventHandle, Kind,
-    MemoryInfo, MemoryKind, PageHandle, Place, Properties, Residency, StreamHandle, StreamId, machine,
+    MemoryInfo, MemoryKind, PageHandle, PeerId, PeerSet, Place, Properties, Residency, StreamHandle,
+    StreamId, machine,
 };
 use crate::process::{OfProcess, Process};
 
@@ -138,7 +139,8 @@ pub struct HostDevice {
 
 /// What a device and its other memory share: streams, events, and the memory that they work on.
 struct Work {
-    events: OfProcess<Mutex<SlotMap<DefaultKey, Option<Moment>>>>,
+    id: PeerId,
+    group: Arc<Group>,
     process: Process,
     streams: Streams,
     memories: Arc<Memories>,
@@ -146,6 +148,37 @@ struct Work {
     virtual_memory: bool,
     pinned_capacity: u64,
     managed_capacity: u64,
+}
+
+/// What the devices of a group share.
+#[derive(Default)]
+struct Group {
+    events: OfProcess<Mutex<SlotMap<DefaultKey, Option<Moment>>>>,
+    /// The memory of each, by its number.
+    members: OnceLock<Vec<Weak<Memories>>>,
+}
+
+impl Group {
+    /// The memory of a device, unless that is gone.
+    fn memory_of(&self, peer: PeerId) -> Option<Arc<Memories>> {
+        self.members.get()?.get(peer.number() as usize)?.upgrade()
+    }
+
+    /// Whether `peer` may use a range, which is another device's.
+    fn check_access_by(
+        &self,
+        call: &'static str,
+        at: DevicePtr,
+        bytes: u64,
+        peer: PeerId,
+    ) -> DeviceResult<()> {
+        let others = self.members.get().into_iter().flatten().filter_map(Weak::upgrade);
+        let mut checked = others.map(|memories| memories.check_access(call, at, bytes, Some(peer)));
+        match checked.find(Result::is_ok) {
+            Some(_) => Ok(()),
+            None => invalid(call, "no device of the group lets this one use the range"),
+        }
+    }
 }
 
 /// The memory that work on the streams may use.
@@ -157,10 +190,17 @@ struct Memories {
 }
 
 impl Memories {
-    fn check_access(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let mut checked = self.device.check_access(call, at, bytes);
+    /// Whether the device may use the range, or another one.
+    fn check_access(
+        &self,
+        call: &'static str,
+        at: DevicePtr,
+        bytes: u64,
+        peer: Option<PeerId>,
+    ) -> DeviceResult<()> {
+        let mut checked = self.device.check_access(call, at, bytes, peer);
         for other in [&self.pinned, &self.managed].into_iter().filter_map(OnceLock::get) {
-            checked = checked.or_else(|error| other.check_access(call, at, bytes).map_err(|_| error));
+            checked = checked.or_else(|error| other.check_access(call, at, bytes, peer).map_err(|_| error));
         }
         checked
     }
@@ -168,7 +208,7 @@ impl Memories {
     /// The managed memory, where it has all of a range.
     fn managed(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<&Arc<Memory>> {
         match self.managed.get() {
-            Some(managed) => managed.check_access(call, at, bytes).map(|()| managed),
+            Some(managed) => managed.check_access(call, at, bytes, None).map(|()| managed),
             None => invalid(call, "there is no managed memory: make a pool of it first, by Context::managed"),
         }
     }
@@ -195,6 +235,39 @@ impl HostDevice {
     /// [`DeviceError::Invalid`] where the granularity cannot be; [`DeviceError::Driver`] where the system has
     /// no memfd.
     pub fn with_options(options: HostOptions) -> DeviceResult<Arc<Self>> {
+        Ok(Self::group(1, options)?.remove(0))
+    }
+
+    /// Several devices that work together, as the GPUs of one machine, each as the options say: at least one, and
+    /// [`PeerId::MOST`] at most. Their memory and their streams are their own.
+    ///
+    /// ```
+    /// use millpond::device::host::{HostDevice, HostOptions};
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let devices = HostDevice::group(2, HostOptions::default().capacity(64 << 20))?;
+    /// let [first, second] = [0, 1].map(|number| Context::new(devices[number].clone()));
+    /// let (source, target) = (Pool::builder(&first).build()?, Pool::builder(&second).build()?);
+    /// let from = Buffer::from_slice(&source, &[1.0_f32, 2.0], &first.create_stream()?)?;
+    /// let mut to = Buffer::<f32>::new(&target, 2, &second.create_stream()?)?;
+    /// to.copy_from(&from)?;
+    /// assert_eq!(to.to_vec()?, [1.0, 2.0]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`with_options`](Self::with_options).
+    pub fn group(devices: usize, options: HostOptions) -> DeviceResult<Vec<Arc<Self>>> {
+        let group = Arc::new(Group::default());
+        let ids = PeerId::new_group(devices.max(1));
+        let devices: Vec<_> =
+            ids.map(|id| Self::of_group(id, &group, options.clone())).collect::<DeviceResult<_>>()?;
+        let members = devices.iter().map(|device| Arc::downgrade(&device.work.memories)).collect();
+        group.members.set(members).expect("it is set once");
+        Ok(devices)
+    }
+
+    fn of_group(id: PeerId, group: &Arc<Group>, options: HostOptions) -> DeviceResult<Arc<Self>> {
         let HostOptions { capacity, granularity, virtual_memory, pinned_capacity, managed_capacity } =
             options;
         let system_page = rustix::param::page_size() as u64;
@@ -208,7 +281,7 @@ impl HostDevice {
         let memory = Arc::new(Memory::new(granularity, total_memory)?);
         let properties = Properties {
             kind: Kind::Host,
-            ordinal: 0,
+            ordinal: id.number() as usize,
             name: "CPU".to_owned(),
             total_memory,
             granularity,
@@ -221,7 +294,8 @@ impl HostDevice {
         let (pinned, managed) = Default::default();
         let memories = Arc::new(Memories { device: Arc::clone(&memory), pinned, managed });
         let work = Arc::new(Work {
-            events: OfProcess::default(),
+            id,
+            group: group.clone(),
             process: Process::here(),
             streams: Streams::new(memories.clone()),
             memories,
@@ -268,15 +342,17 @@ impl HostDevice {
         Ok(&self.memory)
     }
 
-    /// Whether work may use the range, be it of the device's memory or of the host's.
+    /// Whether work may use the range, be it of the device's memory, of the host's, or of another device's.
     fn check_access(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         self.work.process.check()?;
-        self.work.memories.check_access(call, at, bytes)
+        let Work { id, group, memories, .. } = &*self.work;
+        let own = memories.check_access(call, at, bytes, None);
+        own.or_else(|error| group.check_access_by(call, at, bytes, *id).map_err(|_| error))
     }
 
     fn events(&self) -> DeviceResult<&Mutex<SlotMap<DefaultKey, Option<Moment>>>> {
         self.work.process.check()?;
-        Ok(&self.work.events)
+        Ok(&self.work.group.events)
     }
 
     /// What an event stands for; nothing if it was never recorded.
@@ -298,6 +374,7 @@ impl HostDevice {
             Some(memory) => memory,
             None => {
                 let new = Arc::new(Memory::new(self.properties.granularity, total_memory)?);
+                new.share_segments();
                 // Of two threads that come here at once, the second one's goes, empty.
                 memory.get_or_init(|| new)
             }
@@ -576,6 +653,53 @@ unsafe impl Device for HostDevice {
         self.submit("copy", stream, move || {
             // SAFETY: the caller of `copy` keeps both ranges usable and ours until the stream has done this.
             unsafe { bytes_at(to).copy_from_nonoverlapping(bytes_at(from), bytes as usize) }
+        })
+    }
+
+    fn peer_id(&self) -> Option<PeerId> {
+        Some(self.work.id)
+    }
+
+    fn can_be_reached_from(&self, peer: PeerId) -> DeviceResult<bool> {
+        Ok(peer.is_beside(self.work.id))
+    }
+
+    unsafe fn set_peer_access(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        peers: PeerSet,
+        allowed: bool,
+    ) -> DeviceResult<()> {
+        self.memory()?.set_peer_access(at, bytes, peers, allowed)
+    }
+
+    unsafe fn copy_from_peer(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: u64,
+        peer: PeerId,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        const CALL: &str = "copy_from_peer";
+        if bytes == 0 {
+            return Ok(());
+        }
+        let source = self.work.group.memory_of(peer).filter(|_| peer.is_beside(self.work.id));
+        let Some(source) = source else {
+            return invalid(CALL, format!("{peer:?} is not of the group, or gone"));
+        };
+        source.check_access(CALL, from, bytes, None)?;
+        self.work.memories.check_access(CALL, to, bytes, None)?;
+        if to.raw().abs_diff(from.raw()) < bytes {
+            return invalid(CALL, format!("{bytes} bytes at {from} and at {to} overlap"));
+        }
+        self.submit(CALL, stream, move || {
+            // SAFETY: the caller keeps both ranges usable and ours until the stream has done this.
+            unsafe { bytes_at(to).copy_from_nonoverlapping(bytes_at(from), bytes as usize) }
+            // The memory stays mapped at least as long.
+            drop(source);
         })
     }
 }

@@ -57,6 +57,9 @@ calls! {
     CopyFromHost => "copy_from_host",
     CopyToHost => "copy_to_host",
     Copy => "copy",
+    CanBeReachedFrom => "can_be_reached_from",
+    SetPeerAccess => "set_peer_access",
+    CopyFromPeer => "copy_from_peer",
 }
 
 impl Call {
@@ -68,6 +71,7 @@ impl Call {
             Self::CreatePage
                 | Self::Map
                 | Self::SetAccess
+                | Self::SetPeerAccess
                 | Self::Unmap
                 | Self::ReleasePage
                 | Self::AllocSegment
