@@ -204,7 +204,7 @@ impl<T: Pod> Buffer<T> {
     /// [access](Pool::allow_access_to) at the first copy. Else the driver brings the bytes by way of the host.
     ///
     /// # Errors
-    /// [`Error::LengthMismatch`], [`Error::NotBeside`], or the device's own. [`DeviceError::Invalid`] for a copy between GPUs on
+    /// [`Error::LengthMismatch`], [`Error::WrongDevice`], or the device's own. [`DeviceError::Invalid`] for a copy between GPUs on
     /// a stream that is being captured; the capture goes on.
     pub fn copy_from(&mut self, from: &Self) -> Result<()> {
         if from.len != self.len {
@@ -533,7 +533,7 @@ impl<T: Pod> Buffer<T> {
     /// Notes that work on `stream` uses the buffer; see [`Pool::record_use`].
     ///
     /// # Errors
-    /// [`Error::NotBeside`] for a stream of a device that cannot work together with the buffer's.
+    /// [`Error::WrongDevice`] for a stream of a device that cannot work together with the buffer's.
     pub fn record_use(&self, stream: &Stream) -> Result<()> {
         if self.ptr.is_null() {
             return Ok(());

@@ -100,16 +100,6 @@ pub enum Error {
         /// The pool's name.
         pool: String,
     },
-    /// The device of the stream, buffer or context cannot work together with the pool's. GPUs of one process can.
-    #[error(
-        "the {what} is of a device that cannot work together with that of pool '{pool}': both have to be GPUs, or of one group"
-    )]
-    NotBeside {
-        /// What was passed: "stream", "buffer", ….
-        what: &'static str,
-        /// The pool's name.
-        pool: String,
-    },
     /// The pool was destroyed; it frees what is live but allocates nothing.
     #[error("pool '{pool}' was destroyed: build another pool to allocate")]
     PoolDestroyed {

@@ -225,13 +225,13 @@ fn what_cannot_be_is_refused() {
     let alone = Sim::new();
     let stranger = &alone.gpus[0];
     let refused = first.pool.allow_access(&stranger.context).unwrap_err();
-    assert!(matches!(refused, Error::NotBeside { what: "context", .. }), "{refused}");
+    assert!(matches!(refused, Error::Device(DeviceError::Unsupported { .. })), "{refused}");
     let refused = Pool::builder(&first.context).accessible_from([&stranger.context]).build().unwrap_err();
-    assert!(matches!(refused, Error::NotBeside { .. }), "{refused}");
+    assert!(matches!(refused, Error::Device(DeviceError::Unsupported { .. })), "{refused}");
     let mut buffer = first.zeroed(100);
     let refused = buffer.copy_from(&stranger.zeroed(100)).unwrap_err();
-    assert!(matches!(refused, Error::NotBeside { what: "stream", .. }), "{refused}");
-    assert!(matches!(buffer.record_use(&stranger.stream), Err(Error::NotBeside { .. })));
+    assert!(matches!(refused, Error::WrongDevice { what: "stream", .. }), "{refused}");
+    assert!(matches!(buffer.record_use(&stranger.stream), Err(Error::WrongDevice { .. })));
     let event = stranger.stream.record().unwrap();
     assert!(matches!(first.stream.wait(&event), Err(DeviceError::Invalid { .. })));
     let all = Pool::builder(&first.context).accessible_from_all().build().unwrap();

@@ -207,7 +207,7 @@ impl Pool {
     /// waits only for what the stream was given until this call. The same holds for a stream of another GPU. Null does nothing.
     ///
     /// # Errors
-    /// As for [`free`](Self::free), and [`Error::NotBeside`] for a stream of a device that cannot work together with the pool's.
+    /// As for [`free`](Self::free), and [`Error::WrongDevice`] for a stream of a device that cannot work together with the pool's.
     pub fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         if ptr.is_null() {
             return Ok(());

@@ -38,11 +38,11 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// [`Error::NotBeside`] for a device that cannot work together with the pool's. [`DeviceError::Unsupported`] for a GPU that
-    /// does not reach this one's memory. Else the device's own: then some pages have access, and the call may be tried again.
+    /// [`DeviceError::Unsupported`] for a device that cannot work together with the pool's, and for a GPU that does not reach
+    /// this one's memory. Else the device's own: then some pages have access, and the call may be tried again.
     pub fn allow_access(&self, peer: &Context) -> Result<()> {
         let inner = self.inner();
-        let Some(peer) = inner.reachable("Pool::allow_access", peer)? else { return Ok(()) };
+        let Some(peer) = inner.reachable_peer(peer)? else { return Ok(()) };
         inner.share_all(PeerSet::of(peer))
     }
 
@@ -76,7 +76,7 @@ impl Pool {
     /// As for [`allow_access_to`](Self::allow_access_to).
     pub fn is_accessible_from(&self, ptr: DevicePtr, peer: &Context) -> Result<bool> {
         let inner = self.inner();
-        let Some(peer) = inner.beside("context", peer.device().peer_id())? else { return Ok(true) };
+        let Some(peer) = inner.peer_of(peer)? else { return Ok(true) };
         inner.with_live(ptr, |arena, id| {
             arena.peers().contains(peer) || arena.is_shared_with(id, PeerSet::of(peer))
         })
@@ -86,34 +86,47 @@ impl Pool {
 impl PoolInner {
     /// Refuses a stream of a device that does not work together with the pool's.
     pub(crate) fn check_beside(&self, stream: &Stream) -> Result<()> {
-        self.beside("stream", stream.device().peer_id()).map(drop)
-    }
-
-    /// The name of another device, which has to work together with the pool's; `None` for the pool's own.
-    fn beside(&self, what: &'static str, peer: Option<PeerId>) -> Result<Option<PeerId>> {
         self.check_process()?;
-        match self.device().peer_id().zip(peer) {
-            Some((own, peer)) if own.is_beside(peer) => Ok(Some(peer).filter(|peer| *peer != own)),
-            _ => Err(Error::NotBeside { what, pool: self.name_of() }),
+        match self.is_beside(stream.device().peer_id()) {
+            true => Ok(()),
+            false => Err(Error::WrongDevice { what: "stream", pool: self.name_of() }),
         }
     }
 
-    /// Likewise of one that reaches the pool's memory.
-    fn reachable(&self, call: &'static str, peer: &Context) -> Result<Option<PeerId>> {
-        let Some(id) = self.beside("context", peer.device().peer_id())? else { return Ok(None) };
-        if self.device().can_be_reached_from(id)? {
-            return Ok(Some(id));
+    fn is_beside(&self, peer: Option<PeerId>) -> bool {
+        self.device().peer_id().zip(peer).is_some_and(|(own, peer)| own.is_beside(peer))
+    }
+
+    /// The name of a context's device, which has to work together with the pool's; `None` for the pool's own.
+    fn peer_of(&self, context: &Context) -> Result<Option<PeerId>> {
+        self.check_process()?;
+        let peer = context.device().peer_id();
+        if !self.is_beside(peer) {
+            let what = "work together with that device: both have to be GPUs, or of one group";
+            return Err(self.unsupported(what));
         }
-        tracing::debug!(call, number = id.number(), "the device does not reach the pool's memory");
-        let what = "direct access from that GPU: copies between them work, by way of the host";
-        Err(DeviceError::Unsupported { device: self.device().properties().name.clone(), what }.into())
+        Ok(peer.filter(|_| self.device().peer_id() != peer))
+    }
+
+    fn unsupported(&self, what: &'static str) -> Error {
+        DeviceError::Unsupported { device: self.device().properties().name.clone(), what }.into()
+    }
+
+    /// Likewise of one that has to reach the pool's memory.
+    fn reachable_peer(&self, context: &Context) -> Result<Option<PeerId>> {
+        match self.peer_of(context)? {
+            Some(peer) if !self.device().can_be_reached_from(peer)? => {
+                Err(self.unsupported("direct access from that GPU: copies between them go by way of the host"))
+            }
+            peer => Ok(peer),
+        }
     }
 
     /// Lets these peers use all memory of a new pool; all peers where it is not said which.
     pub(super) fn share_from_the_start(&self, peers: Option<&[Context]>) -> Result<()> {
         let Some(peers) = peers else { return self.share_all(PeerSet::ALL) };
         for peer in peers {
-            if let Some(peer) = self.reachable("PoolBuilder::accessible_from", peer)? {
+            if let Some(peer) = self.reachable_peer(peer)? {
                 self.share_all(PeerSet::of(peer))?;
             }
         }
@@ -128,7 +141,7 @@ impl PoolInner {
     }
 
     pub(crate) fn allow_access_to(&self, ptr: DevicePtr, peer: &Context) -> Result<()> {
-        match self.reachable("Pool::allow_access_to", peer)? {
+        match self.reachable_peer(peer)? {
             Some(peer) if !ptr.is_null() => {
                 Ok(self.with_live(ptr, |arena, id| arena.share(id, PeerSet::of(peer)))??)
             }
@@ -137,7 +150,7 @@ impl PoolInner {
     }
 
     fn take_back_access(&self, peer: &Context) -> Result<()> {
-        let Some(id) = self.beside("context", peer.device().peer_id())? else { return Ok(()) };
+        let Some(id) = self.peer_of(peer)? else { return Ok(()) };
         if self.state.lock().arena.peers() == PeerSet::ALL {
             let why = format!(
                 "pool '{}' is for all peers: build it with accessible_from, for those that need it",
@@ -166,11 +179,13 @@ impl PoolInner {
         to: PeerId,
     ) -> Result<(RwLockReadGuard<'_, ()>, bool)> {
         let guard = self.peer_copies.read();
-        let Some(peer) = self.beside("buffer", Some(to))? else { return Ok((guard, true)) };
-        if !self.device().can_be_reached_from(peer)? {
+        if self.device().peer_id() == Some(to) {
+            return Ok((guard, true));
+        }
+        if !self.device().can_be_reached_from(to)? {
             return Ok((guard, false));
         }
-        let shared = self.with_live(ptr, |arena, id| arena.share(id, PeerSet::of(peer)))?;
+        let shared = self.with_live(ptr, |arena, id| arena.share(id, PeerSet::of(to)))?;
         if let Err(error) = &shared {
             tracing::debug!(%error, "a copy goes by way of the host: its source got no access for the other device");
         }

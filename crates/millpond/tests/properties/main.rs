@@ -7,6 +7,8 @@
 //! the checker must be content, the pools' own recount must hold, and their figures must be the model's; at
 //! the end (`ending.rs`) every byte, event and stream must have gone back.
 //!
+//! Two devices have programs of their own (`peers.rs`), over buffers.
+//!
 //! Captures into graphs have programs of their own (`captures.rs`), over the host device with the driver's rules of
 //! captures, whose bytes are compared.
 //!
@@ -23,6 +25,7 @@ mod checks;
 mod ending;
 mod options;
 mod order;
+mod peers;
 mod program;
 mod replays;
 mod steps;
@@ -75,6 +78,23 @@ proptest! {
     #[test]
     fn programs_keep_every_rule_when_device_calls_fail(case in program::with_failures()) {
         run(&case).map_err(TestCaseError::fail)?;
+    }
+}
+
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn programs_on_two_devices_keep_every_rule(options in peers::options(), steps in peers::steps(false)) {
+        peers::World::new(&options, false).run(steps).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn programs_on_two_devices_keep_every_rule_when_a_call_fails(
+        options in peers::options(),
+        steps in peers::steps(true),
+    ) {
+        peers::World::new(&options, true).run(steps).map_err(TestCaseError::fail)?;
     }
 }
 
