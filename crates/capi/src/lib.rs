@@ -37,6 +37,7 @@ pub mod kind;
 pub mod managed;
 pub mod memory;
 pub mod options;
+pub mod peers;
 mod place;
 pub mod pool;
 pub mod recording;

@@ -199,6 +199,7 @@ programs! {
     out_of_memory_is_a_conversation: "c/out_of_memory.c",
     captures_have_memory_of_their_own: "c/captures.c",
     every_kind_of_memory_has_pools: "c/memory_kinds.c",
+    devices_work_together: "c/peers.c",
     pools_are_recorded: "c/recording.c",
     threads_share_pools_and_release_handles: "c/threads.c",
     cpp_objects_let_go_of_themselves: "cpp/raii.cpp",

@@ -274,11 +274,10 @@ impl<T: Pod> Buffer<T> {
     /// Lets the GPU of another context use the buffer at its address, as [`Pool::allow_access_to`] does.
     ///
     /// ```
-    /// use millpond::device::host::{HostDevice, HostOptions};
+    /// use millpond::device::host::HostDevice;
     /// use millpond::{Buffer, Context, Pool};
     ///
-    /// let devices = HostDevice::group(2, HostOptions::default().capacity(64 << 20))?; // or Context::cuda(0)?, Context::cuda(1)?
-    /// let [first, second] = [0, 1].map(|number| Context::new(devices[number].clone()));
+    /// let (first, second) = (Context::host()?, Context::new(HostDevice::new()?)); // or Context::cuda(0)?, Context::cuda(1)?
     /// let (pool, own, other) = (Pool::builder(&first).build()?, first.create_stream()?, second.create_stream()?);
     /// let shared = Buffer::<f32>::zeroed(&pool, 1024, &own)?;
     /// shared.allow_access(&second)?;

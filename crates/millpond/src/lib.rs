@@ -92,6 +92,8 @@ mod pages {
     #[cfg(feature = "cudarc")]
     #[doc = include_str!("../../../docs/rust.md")]
     mod rust {}
+    #[doc = include_str!("../../../docs/several-gpus.md")]
+    mod several_gpus {}
     #[doc = include_str!("../../../docs/stream-order.md")]
     mod stream_order {}
 }

@@ -1,7 +1,7 @@
 //! Several GPUs in one process: who may use whose memory, and copies between them.
 //!
 //! On a machine with two GPUs: `cargo test -p millpond --test cuda_peers -- --ignored --test-threads=1`, or
-//! `scripts/gpu-test`, which leaves the tests of `two_gpus` out where there is one.
+//! `scripts/gpu-test`, which leaves the tests of `two_gpus` and `four_gpus` out where there are fewer.
 #![cfg(feature = "cuda")]
 
 /// What one GPU with two contexts can tell.
@@ -81,13 +81,13 @@ mod two_gpus {
     use millpond::device::cuda::{CudaDevice, CudaOptions};
     use millpond::{Buffer, Context, Pool, PoolBuilder, Stream};
 
-    const LEN: usize = 3 << 20;
+    pub(super) const LEN: usize = 3 << 20;
 
-    struct Gpu {
+    pub(super) struct Gpu {
         device: Arc<CudaDevice>,
-        context: Context,
-        pool: Pool,
-        stream: Stream,
+        pub(super) context: Context,
+        pub(super) pool: Pool,
+        pub(super) stream: Stream,
     }
 
     impl Gpu {
@@ -97,7 +97,7 @@ mod two_gpus {
         }
 
         /// The memory is for the GPU alone, until somebody says otherwise.
-        fn alone(ordinal: usize) -> Self {
+        pub(super) fn alone(ordinal: usize) -> Self {
             Self::with(ordinal, CudaOptions::default(), |pool| pool)
         }
 
@@ -109,7 +109,7 @@ mod two_gpus {
             Self { device, context, pool, stream }
         }
 
-        fn filled(&self, with: u8) -> Buffer<u8> {
+        pub(super) fn filled(&self, with: u8) -> Buffer<u8> {
             let mut buffer = Buffer::new(&self.pool, LEN, &self.stream).unwrap();
             buffer.copy_from_slice(&vec![with; LEN]).unwrap();
             self.stream.synchronize().unwrap();
@@ -268,5 +268,43 @@ mod two_gpus {
         let (of_first, of_second) = (first.filled(1), second.filled(2));
         second.writes_to(&of_first);
         first.writes_to(&of_second);
+    }
+}
+
+mod four_gpus {
+    use millpond::Buffer;
+
+    use super::two_gpus::{Gpu, LEN};
+
+    #[test]
+    #[ignore = "needs four CUDA GPUs"]
+    fn bytes_go_round_all_of_them_without_a_wait() {
+        let gpus: Vec<_> = (0..4).map(Gpu::alone).collect();
+        let mut buffers: Vec<_> = gpus.iter().map(|gpu| gpu.filled(0)).collect();
+        for round in 1..20_u8 {
+            buffers[0].copy_from_slice(&vec![round; LEN]).unwrap();
+            for at in 1..=4 {
+                let (from, to) = (at - 1, at % 4);
+                let (before, behind) = buffers.split_at_mut(from.max(to));
+                let (low, high) = (&mut before[from.min(to)], &mut behind[0]);
+                if from < to { high.copy_from(low) } else { low.copy_from(high) }.unwrap();
+            }
+            buffers[1].set_zero().unwrap(); // must not overtake
+            assert!(buffers[0].to_vec().unwrap().iter().all(|byte| *byte == round), "round {round}");
+        }
+    }
+
+    #[test]
+    #[ignore = "needs four CUDA GPUs"]
+    fn a_pool_is_for_those_that_are_named() {
+        let gpus: Vec<_> = (0..4).map(Gpu::alone).collect();
+        gpus[0].pool.allow_access(&gpus[1].context).unwrap();
+        gpus[0].pool.allow_access(&gpus[3].context).unwrap();
+        let buffer = Buffer::<u8>::zeroed(&gpus[0].pool, LEN, &gpus[0].stream).unwrap();
+        let may_use: Vec<_> = gpus
+            .iter()
+            .map(|gpu| gpus[0].pool.is_accessible_from(buffer.ptr(), &gpu.context).unwrap())
+            .collect();
+        assert_eq!(may_use, [true, true, false, true]);
     }
 }

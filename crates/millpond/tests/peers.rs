@@ -10,6 +10,7 @@ use std::sync::{Arc, mpsc};
 use millpond::device::host::{HostDevice, HostOptions};
 use millpond::device::sim::{Call, SimDevice, SimOptions};
 use millpond::device::{Device, DeviceError, StreamHandle};
+use millpond::testing::capturing::CapturingDevice;
 use millpond::testing::checker::CheckerDevice;
 use millpond::{Buffer, Context, Error, Pool, PoolBuilder, ReusePolicies, Stream};
 
@@ -93,13 +94,14 @@ impl Sim {
 
 /// Host devices, whose streams can be held.
 struct Host {
-    devices: Vec<Arc<HostDevice>>,
+    devices: [Arc<HostDevice>; 2],
     gpus: [Gpu; 2],
 }
 
 impl Host {
     fn new() -> Self {
-        let devices = HostDevice::group(2, HostOptions::default().capacity(CAPACITY)).unwrap();
+        let devices =
+            [0, 1].map(|_| HostDevice::with_options(HostOptions::default().capacity(CAPACITY)).unwrap());
         let gpus = [0, 1].map(|number| Gpu::new(devices[number].clone(), |pool| pool));
         Self { devices, gpus }
     }
@@ -306,11 +308,55 @@ fn a_copy_waits_for_the_source_and_later_writes_wait_for_the_copy() {
     let copy_is_held = host.hold(1, second.stream.handle());
     to.copy_from(&from).unwrap();
     from.copy_from_slice(&[2; MIB as usize]).unwrap(); // must not overtake the copy
-    source_is_held.send(()).unwrap();
-    assert!(!first.stream.is_idle().unwrap(), "the write waits for the copy");
     copy_is_held.send(()).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert!(!second.stream.is_idle().unwrap(), "the copy waits for the source");
+    source_is_held.send(()).unwrap();
     assert!(to.to_vec().unwrap().iter().all(|byte| *byte == 1));
     assert!(from.to_vec().unwrap().iter().all(|byte| *byte == 2));
+}
+
+#[test]
+fn a_write_to_the_source_does_not_overtake_the_copy() {
+    let host = Host::new();
+    let [first, second] = &host.gpus;
+    let (mut from, mut to) = (first.zeroed(MIB), second.zeroed(MIB));
+    let held = host.hold(1, second.stream.handle());
+    to.copy_from(&from).unwrap();
+    from.copy_from_slice(&[2; MIB as usize]).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert!(!first.stream.is_idle().unwrap(), "the write waits for the copy");
+    held.send(()).unwrap();
+    assert!(to.to_vec().unwrap().iter().all(|byte| *byte == 0));
+    assert!(from.to_vec().unwrap().iter().all(|byte| *byte == 2));
+}
+
+#[test]
+fn a_capture_takes_no_copy_between_devices_and_goes_on() {
+    let devices = [0, 1].map(|_| {
+        let options = HostOptions::default().capacity(CAPACITY);
+        CapturingDevice::new(HostDevice::with_options(options).unwrap())
+    });
+    let [first, second] = devices.clone().map(|device| Gpu::new(device, |pool| pool));
+    let (from, mut to) = (first.zeroed(1000), second.zeroed(1000));
+    for (device, gpu) in devices.iter().zip([&first, &second]) {
+        device.begin_capture(gpu.stream.handle()).unwrap();
+        let refused = to.copy_from(&from).unwrap_err();
+        assert!(refused.to_string().contains("being captured"), "{refused}");
+        device.end_capture(gpu.stream.handle()).unwrap();
+    }
+    devices[1].begin_capture(second.stream.handle()).unwrap();
+    assert!(from.record_use(&second.stream).unwrap_err().to_string().contains("being captured"));
+    devices[1].end_capture(second.stream.handle()).unwrap();
+    to.copy_from(&from).unwrap();
+    let memory = second.pool.capture_pool();
+    let capturing = memory.begin(&second.stream).unwrap();
+    let refused = first.pool.take_back_access(&second.context).unwrap_err();
+    assert!(refused.to_string().contains("being captured"), "{refused}");
+    assert!(first.is_accessible_from(&from, &second));
+    drop(capturing);
+    first.pool.take_back_access(&second.context).unwrap();
+    assert!(!first.is_accessible_from(&from, &second));
 }
 
 #[test]

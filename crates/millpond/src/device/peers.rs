@@ -3,7 +3,8 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Names a device among those that work together: the *group* of its peers. The GPUs of a process are one group.
+/// Names a device among those that work together: the *group* of its peers. The GPUs of a process are one group, and its host
+/// devices are another.
 ///
 /// Streams of a group may wait for each other's events, and no two devices of it have memory at one address.
 ///
@@ -29,6 +30,8 @@ impl PeerId {
     /// The group of the GPUs.
     #[cfg(feature = "cuda")]
     const GPUS: u32 = 0;
+    /// The group of the host devices.
+    const HOSTS: u32 = 1;
 
     /// The GPU with this number; `None` where a group cannot have so many.
     #[cfg(feature = "cuda")]
@@ -36,9 +39,15 @@ impl PeerId {
         (ordinal < Self::MOST).then_some(Self { group: Self::GPUS, number: ordinal as u32 })
     }
 
+    /// The host device with this number, which is below [`MOST`](Self::MOST).
+    pub(super) fn host(number: usize) -> Self {
+        debug_assert!(number < Self::MOST);
+        Self { group: Self::HOSTS, number: number as u32 }
+    }
+
     /// The names of a new group of devices: so many, numbered from 0, and [`MOST`](Self::MOST) at most.
     pub fn new_group(devices: usize) -> impl ExactSizeIterator<Item = Self> {
-        static NEXT: AtomicU32 = AtomicU32::new(1);
+        static NEXT: AtomicU32 = AtomicU32::new(PeerId::HOSTS + 1);
         // Relaxed: only uniqueness matters.
         let group = NEXT.fetch_add(1, Ordering::Relaxed);
         (0..devices.min(Self::MOST) as u32).map(move |number| Self { group, number })

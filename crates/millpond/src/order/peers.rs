@@ -20,6 +20,8 @@ impl Timelines {
 impl Stream {
     /// A stream of `timelines`, which is ordered after all work that this one was given so far.
     pub(crate) fn stand_in(&self, timelines: &Arc<Timelines>) -> DeviceResult<Stream> {
+        // It would become a part of the capture.
+        self.check_not_captured("record_use", "order work of another device")?;
         let event = self.record()?;
         let known = {
             let stand_ins = self.inner.stand_ins.lock();

@@ -116,7 +116,8 @@ impl PoolInner {
     fn reachable_peer(&self, context: &Context) -> Result<Option<PeerId>> {
         match self.peer_of(context)? {
             Some(peer) if !self.device().can_be_reached_from(peer)? => {
-                Err(self.unsupported("direct access from that GPU: copies between them go by way of the host"))
+                Err(self
+                    .unsupported("direct access from that GPU: copies between them go by way of the host"))
             }
             peer => Ok(peer),
         }

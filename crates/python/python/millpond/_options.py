@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Literal, Optional, TypedDict, Union
 
 
@@ -22,4 +22,5 @@ class Options(TypedDict, total=False):
     page_sizes: Optional[tuple[Size, Size]]
     min_alignment: Optional[Size]
     spare: Optional[Size]
+    accessible_from: Union[Literal["all"], Sequence[int], None]
     record: Union[str, os.PathLike[str], None]

@@ -47,7 +47,7 @@ use super::{
     MemoryInfo, MemoryKind, PageHandle, PeerId, PeerSet, Place, Properties, Residency, StreamHandle,
     StreamId, machine,
 };
-use crate::process::{OfProcess, Process};
+use crate::process::{PerProcess, Process};
 
 /// How a [`HostDevice`] is made.
 ///
@@ -140,7 +140,7 @@ pub struct HostDevice {
 /// What a device and its other memory share: streams, events, and the memory that they work on.
 struct Work {
     id: PeerId,
-    group: Arc<Group>,
+    group: &'static Group,
     process: Process,
     streams: Streams,
     memories: Arc<Memories>,
@@ -150,18 +150,42 @@ struct Work {
     managed_capacity: u64,
 }
 
-/// What the devices of a group share.
-#[derive(Default)]
+/// What the host devices of a process share.
 struct Group {
-    events: OfProcess<Mutex<SlotMap<DefaultKey, Option<Moment>>>>,
-    /// The memory of each, by its number.
-    members: OnceLock<Vec<Weak<Memories>>>,
+    events: Mutex<SlotMap<DefaultKey, Option<Moment>>>,
+    /// The memory of each, by its number. A number is free once the memory is gone.
+    members: Mutex<[Weak<Memories>; PeerId::MOST]>,
+}
+
+impl Default for Group {
+    fn default() -> Self {
+        let members = std::array::from_fn(|_| Weak::new());
+        Self { events: Mutex::default(), members: Mutex::new(members) }
+    }
 }
 
 impl Group {
+    /// That of this process.
+    fn here() -> &'static Self {
+        static GROUP: PerProcess<Group> = PerProcess::new();
+        GROUP.get()
+    }
+
+    /// A name for a new device. Beyond the most that a group can have, it works alone.
+    fn enter(&self, memories: &Arc<Memories>) -> PeerId {
+        let mut members = self.members.lock();
+        match members.iter().position(|member| member.strong_count() == 0) {
+            Some(number) => {
+                members[number] = Arc::downgrade(memories);
+                PeerId::host(number)
+            }
+            None => PeerId::new_group(1).next().expect("a group of one"),
+        }
+    }
+
     /// The memory of a device, unless that is gone.
     fn memory_of(&self, peer: PeerId) -> Option<Arc<Memories>> {
-        self.members.get()?.get(peer.number() as usize)?.upgrade()
+        self.members.lock()[peer.number() as usize].upgrade()
     }
 
     /// Whether `peer` may use a range, which is another device's.
@@ -172,11 +196,12 @@ impl Group {
         bytes: u64,
         peer: PeerId,
     ) -> DeviceResult<()> {
-        let others = self.members.get().into_iter().flatten().filter_map(Weak::upgrade);
-        let mut checked = others.map(|memories| memories.check_access(call, at, bytes, Some(peer)));
+        // Let go of without the lock: the last one to go unmaps its memory.
+        let others: Vec<_> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
+        let mut checked = others.iter().map(|memories| memories.check_access(call, at, bytes, Some(peer)));
         match checked.find(Result::is_ok) {
             Some(_) => Ok(()),
-            None => invalid(call, "no device of the group lets this one use the range"),
+            None => invalid(call, "no other device lets this one use the range"),
         }
     }
 }
@@ -229,24 +254,14 @@ impl HostDevice {
         Self::with_options(HostOptions::default())
     }
 
-    /// A device as the options say.
-    ///
-    /// # Errors
-    /// [`DeviceError::Invalid`] where the granularity cannot be; [`DeviceError::Driver`] where the system has
-    /// no memfd.
-    pub fn with_options(options: HostOptions) -> DeviceResult<Arc<Self>> {
-        Ok(Self::group(1, options)?.remove(0))
-    }
-
-    /// Several devices that work together, as the GPUs of one machine, each as the options say: at least one, and
-    /// [`PeerId::MOST`] at most. Their memory and their streams are their own.
+    /// A device as the options say. The host devices of a process work together, as GPUs do, up to [`PeerId::MOST`] of them.
     ///
     /// ```
     /// use millpond::device::host::{HostDevice, HostOptions};
     /// use millpond::{Buffer, Context, Pool};
     ///
-    /// let devices = HostDevice::group(2, HostOptions::default().capacity(64 << 20))?;
-    /// let [first, second] = [0, 1].map(|number| Context::new(devices[number].clone()));
+    /// let small = HostOptions::default().capacity(64 << 20);
+    /// let (first, second) = (Context::host()?, Context::new(HostDevice::with_options(small)?));
     /// let (source, target) = (Pool::builder(&first).build()?, Pool::builder(&second).build()?);
     /// let from = Buffer::from_slice(&source, &[1.0_f32, 2.0], &first.create_stream()?)?;
     /// let mut to = Buffer::<f32>::new(&target, 2, &second.create_stream()?)?;
@@ -256,18 +271,9 @@ impl HostDevice {
     /// ```
     ///
     /// # Errors
-    /// As for [`with_options`](Self::with_options).
-    pub fn group(devices: usize, options: HostOptions) -> DeviceResult<Vec<Arc<Self>>> {
-        let group = Arc::new(Group::default());
-        let ids = PeerId::new_group(devices.max(1));
-        let devices: Vec<_> =
-            ids.map(|id| Self::of_group(id, &group, options.clone())).collect::<DeviceResult<_>>()?;
-        let members = devices.iter().map(|device| Arc::downgrade(&device.work.memories)).collect();
-        group.members.set(members).expect("it is set once");
-        Ok(devices)
-    }
-
-    fn of_group(id: PeerId, group: &Arc<Group>, options: HostOptions) -> DeviceResult<Arc<Self>> {
+    /// [`DeviceError::Invalid`] where the granularity cannot be; [`DeviceError::Driver`] where the system has
+    /// no memfd.
+    pub fn with_options(options: HostOptions) -> DeviceResult<Arc<Self>> {
         let HostOptions { capacity, granularity, virtual_memory, pinned_capacity, managed_capacity } =
             options;
         let system_page = rustix::param::page_size() as u64;
@@ -281,7 +287,7 @@ impl HostDevice {
         let memory = Arc::new(Memory::new(granularity, total_memory)?);
         let properties = Properties {
             kind: Kind::Host,
-            ordinal: id.number() as usize,
+            ordinal: 0,
             name: "CPU".to_owned(),
             total_memory,
             granularity,
@@ -293,9 +299,10 @@ impl HostDevice {
         };
         let (pinned, managed) = Default::default();
         let memories = Arc::new(Memories { device: Arc::clone(&memory), pinned, managed });
+        let group = Group::here();
         let work = Arc::new(Work {
-            id,
-            group: group.clone(),
+            id: group.enter(&memories),
+            group,
             process: Process::here(),
             streams: Streams::new(memories.clone()),
             memories,
@@ -686,12 +693,17 @@ unsafe impl Device for HostDevice {
         if bytes == 0 {
             return Ok(());
         }
-        let source = self.work.group.memory_of(peer).filter(|_| peer.is_beside(self.work.id));
+        let Work { id, group, memories, .. } = &*self.work;
+        let source = if peer == *id {
+            Some(Arc::clone(memories))
+        } else {
+            group.memory_of(peer).filter(|_| peer.is_beside(*id))
+        };
         let Some(source) = source else {
             return invalid(CALL, format!("{peer:?} is not of the group, or gone"));
         };
         source.check_access(CALL, from, bytes, None)?;
-        self.work.memories.check_access(CALL, to, bytes, None)?;
+        memories.check_access(CALL, to, bytes, None)?;
         if to.raw().abs_diff(from.raw()) < bytes {
             return invalid(CALL, format!("{bytes} bytes at {from} and at {to} overlap"));
         }
