@@ -247,8 +247,9 @@ impl<T: Pod> Buffer<T> {
     /// As [`copy_from`](Self::copy_from), from a buffer of another device.
     fn copy_from_device(&mut self, from: &Self) -> Result<()> {
         from.pool.check_beside(&self.stream)?;
-        let source = from.pool.device().peer_id();
-        let (Some(source), Some(own)) = (source, self.pool.device().peer_id()) else { return Ok(()) };
+        let Some((source, own)) = from.pool.device().peer_id().zip(self.pool.device().peer_id()) else {
+            return Err(Error::WrongDevice { what: "buffer", pool: from.pool.name_of() });
+        };
         let handle = self.stream.handle_here()?;
         for stream in [&self.stream, &from.stream] {
             stream.check_not_captured("Buffer::copy_from", "copy between GPUs")?;

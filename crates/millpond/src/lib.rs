@@ -27,6 +27,7 @@
 //! | hold typed memory that frees itself | [`Buffer`] |
 //! | stage bytes in pinned host memory | [`Context::pinned`], [`Buffer::as_mut_slice`], [`Buffer::copy_from_pinned`] |
 //! | use managed memory, which moves to where it is used | [`Context::managed`], [`Buffer::prefetch`], [`Buffer::advise`] |
+//! | work with several GPUs | [`Buffer::copy_from`], [`Buffer::allow_access`], [`Pool::allow_access`], [`Stream::wait`] |
 //! | reuse one block every step | [`Workspace`] |
 //! | hold plain blocks, as an allocator for others does | [`Pool::alloc`], [`Pool::free`] |
 //! | capture CUDA graphs | [`Pool::capture_pool`], [`CapturePool`] |

@@ -321,7 +321,8 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// The event is [valid](self).
     unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool>;
 
-    /// Makes later work on `stream` wait for what `event` stands for now. The host does not wait.
+    /// Makes later work on `stream` wait for what `event` stands for now. The host does not wait. The event may be of another
+    /// device of the [group](PeerId).
     ///
     /// # Safety
     /// The event and the stream are [valid](self).
@@ -381,8 +382,6 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     ) -> DeviceResult<()>;
 
     // ---- several devices -------------------------------------------------------------------------
-    // Streams of a group of devices wait for each other's events by `wait_event`.
-
     /// The device's name among those that work together; `None` where it works alone.
     fn peer_id(&self) -> Option<PeerId> {
         None

@@ -259,6 +259,7 @@ impl Pages {
             let change = if peers == PeerSet::ALL { peers } else { change };
             // SAFETY: the caller's promise.
             unsafe { self.device.set_peer_access(at, bytes, change, allowed) }?;
+            self.counters.calls.set_access.add(1);
             self.get_mut(id).peers = has;
         }
         Ok(())

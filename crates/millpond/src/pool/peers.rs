@@ -180,13 +180,15 @@ impl PoolInner {
         to: PeerId,
     ) -> Result<(RwLockReadGuard<'_, ()>, bool)> {
         let guard = self.peer_copies.read();
-        if self.device().peer_id() == Some(to) {
+        let peers = PeerSet::of(to);
+        let is_own = self.device().peer_id() == Some(to);
+        if is_own || self.with_live(ptr, |arena, id| arena.is_shared_with(id, peers))? {
             return Ok((guard, true));
         }
         if !self.device().can_be_reached_from(to)? {
             return Ok((guard, false));
         }
-        let shared = self.with_live(ptr, |arena, id| arena.share(id, PeerSet::of(to)))?;
+        let shared = self.with_live(ptr, |arena, id| arena.share(id, peers))?;
         if let Err(error) = &shared {
             tracing::debug!(%error, "a copy goes by way of the host: its source got no access for the other device");
         }
