@@ -721,7 +721,7 @@ const char *millpond_last_error(void);
 millpond_status millpond_last_status(void);
 
 // Moves a block of managed memory to a place (one of `millpond_place`) in the order of `stream`, which may be any: no byte
-// changes. The host does not wait. NOT_MANAGED for other memory.
+// changes. On a GPU, the call takes most of the time of the move. NOT_MANAGED for other memory.
 millpond_status millpond_prefetch(millpond_pool *pool,
                                   const void *ptr,
                                   int32_t place,

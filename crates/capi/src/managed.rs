@@ -106,7 +106,7 @@ unsafe impl SizedStruct for BlockResidency {
 }
 
 /// Moves a block of managed memory to a place (one of `millpond_place`) in the order of `stream`, which may be any: no byte
-/// changes. The host does not wait. NOT_MANAGED for other memory.
+/// changes. On a GPU, the call takes most of the time of the move. NOT_MANAGED for other memory.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_prefetch(
     pool: *mut PoolHandle,

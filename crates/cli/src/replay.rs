@@ -11,7 +11,8 @@ use millpond_replay::fit::Need;
 use millpond_replay::phases::{PhaseSum, sums};
 use millpond_replay::read::{self, Limits};
 use millpond_replay::replay::{
-    DriverMemory, Outcome, Program, UNLIMITED, Waste, at_peak, on_device, on_sim, on_sim_memory, on_sim_timed,
+    DriverMemory, Moves, Outcome, Program, UNLIMITED, Waste, at_peak, in_managed_memory, on_device, on_sim,
+    on_sim_memory, on_sim_timed,
 };
 use millpond_replay::report::Section;
 use millpond_replay::sites::Live;
@@ -24,7 +25,7 @@ use crate::outputs::{Output, refuse_clashes};
 use crate::replay_args::ReplayArgs;
 use crate::replay_export::{self, Exports};
 use crate::replay_progress::Progress;
-use crate::replay_tables::{Row, account, calls, kept, room, wasted, which_cards, wrapped};
+use crate::replay_tables::{Row, account, calls, kept, moved, room, wasted, which_cards, wrapped};
 use crate::screen::{complain, count, remark, say};
 
 /// What is told of one trace, in the shape that `--json` writes.
@@ -58,6 +59,9 @@ struct ToldRow {
     outcome: Outcome,
     /// Which memory of the device.
     memory: &'static str,
+    /// Of managed memory, on the simulated device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    moves: Option<Moves>,
     /// Bytes.
     needs: Option<u64>,
     retries: Option<u64>,
@@ -266,7 +270,14 @@ fn replay(
         let limit = if args.capacity.is_some() { " without a limit" } else { "" };
         say(&format!("\nAt the peak{limit}, reserved and not requested\n{}", wasted(&rows)));
     }
+    if rows.iter().any(|row| row.moves.is_some()) {
+        let card = args
+            .capacity
+            .map_or("a card that has room".to_owned(), |card| format!("a card of {}", HumanBytes(card)));
+        say(&format!("\nMoves between the host and {card}\n{}", moved(&rows)));
+    }
     match args.capacity {
+        Some(_) if args.memory == MemoryKind::Managed => {}
         Some(capacity) if !is_real(args.device) => say(&format!("\n{}", wrapped(&room(&rows, capacity)))),
         None if is_about_cards(args) => {
             say(&format!("\nCards that would do\n{}", which_cards(&rows, &cards, args.context())));
@@ -287,13 +298,14 @@ fn replay(
         }
     }
     say("");
-    let told = |Row { outcome, need, waste }| {
+    let told = |Row { outcome, need, waste, moves }| {
         let judged = need.filter(|_| args.capacity.is_none()).map(|need: Need| {
             let fit = cards.iter().filter(|card| card.fits(need.bytes, args.context()));
             fit.map(|card| card.name.clone()).collect()
         });
         let (needs, retries) = (need.map(|need| need.bytes), need.map(|need| need.retries));
-        ToldRow { outcome, memory: name_of(args.memory), needs, retries, cards: judged, at_peak: waste }
+        let memory = name_of(args.memory);
+        ToldRow { outcome, memory, moves, needs, retries, cards: judged, at_peak: waste }
     };
     Ok(Told {
         trace: trace.name.clone(),
@@ -365,8 +377,13 @@ fn simulated(
     let choose = move |context: &Context| choice.build(name, context);
     let capacity = args.capacity.unwrap_or(UNLIMITED);
     if args.memory != MemoryKind::Device {
-        let outcome = on_sim_memory(trace, program, &choose, args.memory, capacity)?;
-        return Ok(Row { outcome, need: None, waste: None });
+        let (outcome, moves) = if args.memory == MemoryKind::Managed {
+            let (outcome, moves) = in_managed_memory(trace, program, &choose, capacity)?;
+            (outcome, Some(moves))
+        } else {
+            (on_sim_memory(trace, program, &choose, args.memory, capacity)?, None)
+        };
+        return Ok(Row { outcome, need: None, waste: None, moves });
     }
     let outcome = on_sim_timed(trace, program, &choose, capacity)?;
     let need = match args.capacity {
@@ -377,7 +394,7 @@ fn simulated(
         }
         Some(_) => None,
     };
-    Ok(Row { outcome, need, waste: Some(at_peak(program, &choose)?) })
+    Ok(Row { outcome, need, waste: Some(at_peak(program, &choose)?), moves: None })
 }
 
 /// Replays on a device object of its own, so that nothing is left from the allocator before.
@@ -399,7 +416,7 @@ fn for_real(
     if let Some(driver) = outcome.driver {
         compare_with_driver(&outcome, driver, progress);
     }
-    Ok(Row { outcome, need: None, waste: None })
+    Ok(Row { outcome, need: None, waste: None, moves: None })
 }
 
 /// Holds what the allocator counts against what the device's driver counts.

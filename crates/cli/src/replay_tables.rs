@@ -2,7 +2,7 @@
 
 use millpond::HumanBytes;
 use millpond_replay::fit::{Card, Need};
-use millpond_replay::replay::{Outcome, Waste};
+use millpond_replay::replay::{Moves, Outcome, Waste};
 use millpond_replay::sites::Live;
 
 use crate::screen::{self, count, table, thousands};
@@ -17,6 +17,8 @@ pub(crate) struct Row {
     pub(crate) need: Option<Need>,
     /// Where memory is wasted at the peak, where that was looked for.
     pub(crate) waste: Option<Waste>,
+    /// In managed memory of the simulated device.
+    pub(crate) moves: Option<Moves>,
 }
 
 /// What each allocator needs, held and did.
@@ -87,6 +89,22 @@ pub(crate) fn wasted(rows: &[Row]) -> String {
         lines.push(line);
     }
     fitted(&lines)
+}
+
+/// What moves between the host and the card, for each allocator of managed memory.
+pub(crate) fn moved(rows: &[Row]) -> String {
+    let titles = ["allocator", "page faults", "to the card", "to the host", "kernels wait"];
+    let mut lines = vec![titles.map(str::to_owned).to_vec()];
+    for Row { outcome, moves, .. } in rows {
+        let Some(moves) = moves else { continue };
+        let [to_card, to_host] =
+            [moves.bytes_to_card, moves.bytes_to_host].map(|bytes| HumanBytes(bytes).to_string());
+        let waits = format!("{:.1} ms", moves.waited_us / 1000.0);
+        lines.push(vec![outcome.allocator.clone(), thousands(moves.page_faults), to_card, to_host, waits]);
+    }
+    let note =
+        "(a kernel uses each block once, when it is allocated; a job that uses blocks again moves more)";
+    format!("{}\n{}", fitted(&lines), wrapped(note))
 }
 
 /// Which cards would do, for each allocator.

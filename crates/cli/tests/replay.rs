@@ -438,8 +438,16 @@ fn other_memory_is_replayed_at_its_costs() {
     assert!(pinned["device_us"].as_f64() > device["device_us"].as_f64().map(|us| us * 10.0), "{pinned:#}");
     let (text, said, managed) = told(&["--memory", "managed"]);
     assert!(said.contains("does not carry it: expandable, stream-ordered\n"), "{said}");
-    assert!(text.contains("replayed in managed memory"), "{text}");
+    assert!(text.contains("replayed in managed memory") && text.contains("a card that has room\n"), "{text}");
+    assert_eq!(managed["allocators"][0]["moves"]["bytes_to_host"], 0, "{managed:#}");
     assert!(managed["allocators"].as_array().unwrap().iter().all(|row| row["memory"] == "managed"));
+    let (text, _, small) = told(&["--memory", "managed", "--capacity", "8GiB", "--allocator", "millpond"]);
+    assert!(text.contains("Moves between the host and a card of 8.00 GiB\n"), "{text}");
+    let moves = &small["allocators"][0]["moves"];
+    assert!(
+        moves["bytes_to_host"].as_u64() > Some(0) && small["allocators"][0]["oom"].is_null(),
+        "{small:#}"
+    );
     let real = ["--memory", "pinned", "--device", "host", "--verify", "--allocator", "millpond,caching"];
     let (text, _, real) = told(&real);
     assert!(text.contains("found as written"), "{text}");

@@ -412,8 +412,8 @@ impl<T: Pod> Buffer<T> {
         Ok(unsafe { std::slice::from_raw_parts_mut(self.host_ptr(), self.len) })
     }
 
-    /// Moves the buffer's [managed memory](crate::Context::managed) to where it will be used, in the order of `stream`: the host
-    /// does not wait. Later work finds the memory in place, and has no page faults. No byte changes, so the stream may be any
+    /// Moves the buffer's [managed memory](crate::Context::managed) to where it will be used, in the order of `stream`. On
+    /// a GPU, the call takes most of the time of the move. Later work finds the memory in place, and has no page faults. No byte changes, so the stream may be any
     /// of the context.
     ///
     /// It moves whole pages of the system, of which the buffer may share the first and the last one with neighbours.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use millpond::bindings::{Mutex, PerProcess, on_fork};
 use millpond::device::DeviceName;
-use millpond::{Budget, Context};
+use millpond::{Budget, Context, PoolBuilder, ReusePolicies, Stream};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -25,21 +25,37 @@ pub(crate) struct Device {
     pub(crate) pool: millpond::Pool,
     pub(crate) context: Context,
     /// Pinned memory near the GPU, once it is asked for.
-    pinned: OnceLock<millpond::Pool>,
+    pinned: OnceLock<Pinned>,
     /// Without a limit until `set_per_process_memory_fraction` sets one.
     pub(crate) budget: Budget,
     pub(crate) streams: Streams,
 }
 
+/// A pool of pinned memory that libraries share.
+#[derive(Debug)]
+pub(crate) struct Pinned {
+    pub(crate) pool: millpond::Pool,
+    /// For memory that the CPU uses first. It is given no work.
+    pub(crate) stream: Stream,
+}
+
 impl Device {
-    /// The pool of pinned memory, built with the default options.
-    fn pinned(&self) -> Result<&millpond::Pool> {
-        if let Some(pool) = self.pinned.get() {
-            return Ok(pool);
+    /// The pool of pinned memory. It makes no stream wait for memory, since the CPU would not wait with it.
+    pub(crate) fn pinned(&self) -> Result<&Pinned> {
+        if let Some(pinned) = self.pinned.get() {
+            return Ok(pinned);
         }
+        let builder = for_all_gpus(self.context.pinned()?.name(format!("{} pinned", self.pool.name())));
+        let pool =
+            builder.reuse(ReusePolicies { internal_dependencies: false, ..ReusePolicies::ALL }).build()?;
+        let stream = self.context.create_stream()?;
         // Of two threads that come here at once, the second one's goes, empty.
-        let built = self.context.pinned()?.name(format!("{} pinned", self.pool.name())).build()?;
-        Ok(self.pinned.get_or_init(|| built))
+        Ok(self.pinned.get_or_init(|| Pinned { pool, stream }))
+    }
+
+    /// The pool of pinned memory, if somebody asked for it.
+    pub(crate) fn pinned_if_made(&self) -> Option<&Pinned> {
+        self.pinned.get()
     }
 }
 
@@ -59,6 +75,12 @@ fn forget() {
         let had = !device.swap(ptr::null_mut(), Ordering::Relaxed).is_null();
         forked.store(had || forked.load(Ordering::Relaxed), Ordering::Relaxed);
     }
+}
+
+/// The libraries do not say which GPUs they need, and expect what `cudaMalloc` and peer access give.
+fn for_all_gpus(builder: PoolBuilder) -> PoolBuilder {
+    let is_off = std::env::var_os("MILLPOND_PEER_ACCESS").is_some_and(|value| value == "0");
+    if is_off { builder } else { builder.accessible_from_all() }
 }
 
 /// Publishes a device. The caller holds the lock of `OPTIONS`.
@@ -116,11 +138,8 @@ fn make_slow(number: i64) -> Result<&'static Device> {
     }
     let context = Context::cuda(ordinal)?;
     let budget = Budget::bytes(u64::MAX);
-    let mut builder = millpond::Pool::builder(&context).name(DeviceName::cuda(ordinal).to_string());
-    // The libraries do not say which GPUs they need, and expect what `cudaMalloc` and peer access give.
-    if std::env::var_os("MILLPOND_PEER_ACCESS").is_none_or(|value| value != "0") {
-        builder = builder.accessible_from_all();
-    }
+    let builder = millpond::Pool::builder(&context).name(DeviceName::cuda(ordinal).to_string());
+    let builder = for_all_gpus(builder);
     let builder = match &*options {
         Some(options) => options.set_all(builder),
         None => builder,
@@ -156,7 +175,7 @@ fn device_pool(py: Python<'_>, ordinal: i64, memory: Option<&Bound<'_, PyAny>>) 
     let shared = py.detach(|| -> Result<Pool> {
         let device = device(ordinal)?;
         let pool = match memory {
-            Memory::Pinned(_) => device.pinned()?,
+            Memory::Pinned(_) => &device.pinned()?.pool,
             _ => &device.pool,
         };
         Ok(Pool { context: device.context.clone(), pool: pool.clone() })

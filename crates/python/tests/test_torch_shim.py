@@ -13,7 +13,7 @@ import pytest
 from millpond import _millpond, _torch_shim
 
 #: Functions that the table has, and what they may be called with where there is no pool.
-FUNCTIONS = 26
+FUNCTIONS = 32
 
 
 @pytest.fixture
@@ -69,6 +69,12 @@ def test_a_backend_that_is_none_is_refused() -> None:
     with pytest.raises(ValueError, match="there is no backend 'cuda'"):
         millpond.torch.enable(backend="cuda")  # type: ignore[arg-type]
     assert millpond.torch.backend() is None and not millpond.torch.is_enabled()
+
+
+def test_pinned_memory_needs_the_native_interface() -> None:
+    with pytest.raises(ValueError, match="pinned=True needs PyTorch's native interface"):
+        millpond.torch.enable(backend="plug-in", pinned=True)
+    assert not millpond.torch.is_enabled()
 
 
 def test_pytorch_is_not_imported_before_it_is_needed() -> None:

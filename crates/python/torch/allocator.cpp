@@ -15,36 +15,19 @@
 #include <algorithm>
 #include <limits>
 
+#include "failure.h"
 #include "history.h"
 #include "names.h"
+#include "pinned.h"
 #include "pool.h"
 
 namespace millpond {
 namespace {
 
-const Table* pool = nullptr;
 CUDAAllocator* instance = nullptr;
 
 PoolId id_of(MempoolId_t id) {
   return {id.first, id.second};
-}
-
-std::string text_of(Failed* failed) {
-  std::string text = failed->text;
-  pool->forget_failure(failed);
-  return text;
-}
-
-void check(Failed* failed) {
-  if (C10_UNLIKELY(failed != nullptr)) {
-    TORCH_CHECK(false, text_of(failed));
-  }
-}
-
-c10::DeviceIndex current_gpu() {
-  c10::DeviceIndex gpu = 0;
-  C10_CUDA_CHECK(c10::cuda::GetDevice(&gpu));
-  return gpu;
 }
 
 c10::Device device_of(int gpu) {
@@ -60,14 +43,6 @@ bool run_free_memory_callbacks() {
   return freed;
 }
 
-
-template <typename To>
-void copy(To& to, const Stat& from) {
-  to.current = from.current;
-  to.peak = from.peak;
-  to.allocated = from.allocated;
-  to.freed = from.freed;
-}
 
 template <typename To>
 void copy_all(To& to, const Stat (&from)[3]) {
@@ -744,8 +719,11 @@ std::string last_error;
 } // namespace
 } // namespace millpond
 
-// Makes the pools of this table PyTorch's allocator. Returns null, or why that cannot be.
-extern "C" __attribute__((visibility("default"))) const char* millpond_torch_install(const millpond::Table* table) {
+// Makes the pools of this table PyTorch's allocator, of pinned memory too if that is wanted. Returns null, or why that
+// cannot be.
+extern "C" __attribute__((visibility("default"))) const char* millpond_torch_install(
+    const millpond::Table* table,
+    bool of_pinned_memory) {
   using namespace millpond;
   try {
     if (table->bytes != sizeof(Table)) {
@@ -758,6 +736,10 @@ extern "C" __attribute__((visibility("default"))) const char* millpond_torch_ins
     torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(*shared);
     // By this one `torch.accelerator` finds it.
     c10::SetAllocator(c10::DeviceType::CUDA, instance, std::numeric_limits<uint8_t>::max());
+    if (of_pinned_memory) {
+      static auto* pinned = new PinnedAllocator;
+      at::setHostAllocator(c10::DeviceType::CUDA, pinned, std::numeric_limits<uint8_t>::max());
+    }
     return nullptr;
   } catch (const c10::Error& error) {
     last_error = error.what_without_backtrace();

@@ -42,6 +42,11 @@ struct Figures {
   int64_t retries, out_of_memory, device_allocs, device_frees;
 };
 
+struct PinnedFigures {
+  Stat requests, requested;
+  int64_t blocks, reserved, reserved_peak, device_allocs, device_frees;
+};
+
 struct Filter {
   void* filter;
   bool (*takes)(void* filter, void* stream);
@@ -86,6 +91,12 @@ struct Table {
       void* context,
       void (*freed)(void* context, const Entry*),
       void (*allocated)(void* context, const Entry*));
+  Failed* (*allocate_pinned)(int gpu, uint64_t bytes, void** out);
+  void (*free_pinned)(void* ptr);
+  Failed* (*record_pinned)(void* ctx, void* ptr, int gpu, void* stream, bool* is_known);
+  Failed* (*empty_pinned)();
+  void (*pinned_figures)(PinnedFigures* out);
+  void (*reset_pinned)(bool peaks);
 };
 
 } // namespace millpond

@@ -14,6 +14,10 @@ use crate::device::{Device, DeviceError, DevicePtr};
 /// Bytes of the first region of small blocks.
 const FIRST_SMALL: u64 = if cfg!(miri) { 1 << 26 } else { 1 << 33 };
 
+/// Bytes of addresses around the first segment, in which frees find the blocks of all segments without the lock. Drivers
+/// place them near each other. The table of it takes the host's memory only where there are blocks.
+const WINDOW: u64 = if cfg!(miri) { 1 << 26 } else { 1 << 40 };
+
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct AddressSpace {
@@ -23,6 +27,8 @@ pub(super) struct AddressSpace {
     page_map: Arc<PageMap>,
     /// Of all blocks, once there is a region.
     descriptors: Option<Arc<Descriptors>>,
+    /// The map of the addresses of segments, once there is one.
+    window: Option<Arc<RegionMap>>,
 }
 
 /// The map of a region whose addresses are not known yet.
@@ -51,7 +57,7 @@ impl BlankMap {
 
 impl AddressSpace {
     pub(super) fn new(device: Arc<dyn Device>, counters: Arc<Counters>, layout: Layout) -> Self {
-        Self { device, counters, layout, page_map: Arc::default(), descriptors: None }
+        Self { device, counters, layout, page_map: Arc::default(), descriptors: None, window: None }
     }
 
     /// Leads from an address to its block without the lock.
@@ -91,6 +97,36 @@ impl AddressSpace {
         };
         let numbers = RegionMap::numbers(bytes, granule).ok_or_else(no_map)?;
         Ok(BlankMap { granule, numbers, descriptors })
+    }
+
+    /// The map of a segment, for which the blank one was made. Frees find its blocks without the lock where it lies in the
+    /// window.
+    pub(super) fn map_of_segment(&mut self, base: DevicePtr, bytes: u64, blank: BlankMap) -> Arc<RegionMap> {
+        if self.window.is_none() {
+            self.window = self.open_window(base, bytes, &blank);
+        }
+        let part = self.window.as_ref().and_then(|window| window.part(base, bytes));
+        match part.filter(|part| part.back(0..bytes)) {
+            Some(part) => Arc::new(part),
+            None => blank.of_region_at(base),
+        }
+    }
+
+    /// Publishes the addresses around the first segment; only its own where the device has pages, since regions of those
+    /// may lie around it. `None` where the process has too few addresses for that table.
+    fn open_window(&self, first: DevicePtr, bytes: u64, blank: &BlankMap) -> Option<Arc<RegionMap>> {
+        // Of either zone.
+        let granule = self.layout.granule(Zone::Small);
+        let (start, bytes) = if self.device.properties().virtual_memory {
+            (first.raw(), bytes)
+        } else {
+            (first.raw().saturating_sub(WINDOW / 2).next_multiple_of(granule), WINDOW)
+        };
+        let numbers = RegionMap::numbers(bytes, granule)?;
+        let window = RegionMap::new(DevicePtr::new(start), granule, numbers, blank.descriptors.clone());
+        let window = Arc::new(window);
+        self.page_map.publish(DevicePtr::new(start), bytes, &window);
+        Some(window)
     }
 
     /// How many bytes a new region should have. Far more than the device has: address space is free.

@@ -211,7 +211,7 @@ impl ExtentMap {
 
     /// Enters a segment; returns the free extent that fills it.
     pub(super) fn add_segment(&mut self, base: DevicePtr, bytes: u64, zone: Zone, map: BlankMap) -> ExtentId {
-        let map = map.of_region_at(base);
+        let map = self.addresses.map_of_segment(base, bytes, map);
         let new = NewRegion { base, bytes, zone, origin: RegionOrigin::Segment, map };
         let free = self.enter_region(new, ExtentState::Free);
         self.index_free(free);

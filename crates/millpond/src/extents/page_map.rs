@@ -341,8 +341,10 @@ impl Descriptors {
 pub(crate) struct RegionMap {
     base: DevicePtr,
     granule_shift: u32,
-    /// By granule: the number of the allocated block there; 0 for none.
-    numbers: Sparse<AtomicU32>,
+    /// By granule: the number of the allocated block there; 0 for none. Segments that lie near each other share them.
+    numbers: Arc<Sparse<AtomicU32>>,
+    /// Which of them is that of the region's first granule.
+    first: usize,
     descriptors: Arc<Descriptors>,
 }
 
@@ -365,7 +367,18 @@ impl RegionMap {
         numbers: Sparse<AtomicU32>,
         descriptors: Arc<Descriptors>,
     ) -> Self {
-        Self { base, granule_shift: granule.ilog2(), numbers, descriptors }
+        Self { base, granule_shift: granule.ilog2(), numbers: Arc::new(numbers), first: 0, descriptors }
+    }
+
+    /// The map of a region that lies within this one, with the same numbers; `None` where it does not.
+    pub(super) fn part(&self, base: DevicePtr, bytes: u64) -> Option<Self> {
+        let start = base.raw().checked_sub(self.base.raw())?;
+        let is_granule = start.trailing_zeros() >= self.granule_shift;
+        let first = self.granule_of(start);
+        let end = self.granule_of(start.checked_add(bytes)?);
+        let (numbers, descriptors) = (self.numbers.clone(), self.descriptors.clone());
+        let part = Self { base, granule_shift: self.granule_shift, numbers, first, descriptors };
+        (is_granule && end <= self.numbers.len()).then_some(part)
     }
 
     /// Lets blocks start in these bytes of the region from now on; `false` where the host has no memory for that. Under
@@ -386,7 +399,7 @@ impl RegionMap {
 
     /// The granule that byte `at` of the region lies in.
     fn granule_of(&self, at: u64) -> usize {
-        (at >> self.granule_shift) as usize
+        self.first + (at >> self.granule_shift) as usize
     }
 
     /// Where the number of the block that starts at byte `at` is, and its descriptor, or that of no block.
@@ -425,8 +438,8 @@ impl RegionMap {
     }
 }
 
-/// Address ranges that can be looked up without the lock. An arena has two as a rule, one per zone; blocks in
-/// ranges beyond these go to the arena when they are freed.
+/// Address ranges that can be looked up without the lock. An arena has two as a rule: one for each zone, or one around all
+/// its segments. Blocks in ranges beyond these go to the arena when they are freed.
 const MAP_RANGES: usize = 4;
 
 /// What a look-up needs of one region, in one place.
@@ -457,7 +470,10 @@ impl PageMap {
         };
         let granule_shift = map.granule_shift;
         let granules = bytes.div_ceil(1 << granule_shift);
-        assert!(granules <= map.numbers.len() as u64, "a map has a number for each granule");
+        assert!(
+            map.first == 0 && granules <= map.numbers.len() as u64,
+            "a map has a number for each granule"
+        );
         assert_eq!(base.raw() % (1 << granule_shift), 0, "ranges are aligned, and granules divide that");
         range.base.store(base.raw(), Ordering::Relaxed);
         range.granule_shift.store(granule_shift as u8, Ordering::Relaxed);
@@ -624,5 +640,22 @@ mod tests {
         assert!(!page_map.find(ptr).expect("in the range").is_plain(ptr));
         page_map.find(ptr).expect("in the range").make_live(ptr, 512);
         assert!(!page_map.find(ptr.offset(1)).expect("in the range").is_plain(ptr.offset(1)));
+    }
+
+    #[test]
+    fn a_part_of_a_range_has_the_ranges_numbers() {
+        let (start, page_map) = (DevicePtr::new(7 << 40), PageMap::default());
+        let window = map(start, 1 << 30, 512);
+        page_map.publish(start, 1 << 30, &window);
+        let part = |base: u64, bytes| window.part(start.offset(base), bytes);
+        assert!(part((1 << 30) - 512, 1024).is_none() && part(100, 512).is_none());
+        assert!(window.part(DevicePtr::new((7 << 40) - 512), 1024).is_none());
+        let [low, high] = [0, 1 << 20].map(|base| part(base, 1 << 20).expect("it lies within"));
+        low.open(1024, ExtentId(1), 512);
+        high.open(1024, ExtentId(2), 512);
+        let id = |at: u64| page_map.find(start.offset(at)).expect("in the range").id();
+        assert_eq!([id(1024), id((1 << 20) + 1024)], [ExtentId(1), ExtentId(2)]);
+        low.close(1024);
+        assert!(low.allocated_at(1024).is_none() && high.allocated_at(1024).is_some());
     }
 }

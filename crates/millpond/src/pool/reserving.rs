@@ -85,6 +85,30 @@ mod tests {
     }
 
     #[test]
+    fn blocks_in_segments_are_found_without_the_lock() {
+        for virtual_memory in [true, false] {
+            let sim = SimDevice::new(SimOptions::default().virtual_memory(virtual_memory)).unwrap();
+            let context = Context::new(sim);
+            let stream = context.create_stream().unwrap();
+            let pool = context.pinned().unwrap().build().unwrap();
+            for round in 0..8 {
+                pool.reserve(100 * MIB, &stream).unwrap();
+                // Without pages, there are more segments than that one.
+                let count = if virtual_memory { 4 } else { 40 };
+                let blocks: Vec<_> = (0..count).map(|_| pool.alloc(25 * MIB, &stream).unwrap()).collect();
+                let is_found = |ptr| pool.inner().page_map.find(ptr).is_some_and(|found| found.is_plain(ptr));
+                assert!(blocks.iter().all(|&ptr| is_found(ptr)), "round {round}");
+                // SAFETY: nobody else has the blocks, and there is no work on them.
+                blocks.into_iter().for_each(|block| unsafe { pool.free(block, &stream) }.unwrap());
+                stream.synchronize().unwrap();
+                pool.trim_to(0).unwrap();
+                pool.check().unwrap();
+                assert_eq!(pool.reserved().current, 0);
+            }
+        }
+    }
+
+    #[test]
     fn a_reserve_beyond_a_limit_is_out_of_memory() {
         let context = Context::new(SimDevice::new(SimOptions::default()).unwrap());
         let stream = context.create_stream().unwrap();

@@ -16,6 +16,7 @@ FOLDER = Path(__file__).parent / "_torch_shims"
 
 #: The headers that say how what passes between PyTorch and a shim lies in memory.
 HEADERS = (
+    "ATen/core/CachingHostAllocator.h",
     "c10/core/Allocator.h",
     "c10/core/CachingDeviceAllocator.h",
     "c10/core/Device.h",
@@ -62,11 +63,12 @@ def shim_for(version: str, include: Path) -> tuple[Path | None, str]:
     return FOLDER / f"{minor}.so", ""
 
 
-def install(torch: Any, table: int) -> str | None:
+def install(torch: Any, table: int, *, pinned: bool) -> str | None:
     """Makes the pools PyTorch's allocator; or says why the library for that cannot be used.
 
     Args:
         table: the address of the functions that it stands on.
+        pinned: whether PyTorch's pinned memory comes from the pools, too.
 
     Raises:
         RuntimeError: where PyTorch refuses another allocator.
@@ -78,9 +80,9 @@ def install(torch: Any, table: int) -> str | None:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         return f"its library cannot be loaded ({error})"
-    library.millpond_torch_install.argtypes = [ctypes.c_void_p]
+    library.millpond_torch_install.argtypes = [ctypes.c_void_p, ctypes.c_bool]
     library.millpond_torch_install.restype = ctypes.c_char_p
-    refused = library.millpond_torch_install(table)
+    refused = library.millpond_torch_install(table, pinned)
     if refused is not None:
         raise RuntimeError(refused.decode(errors="replace"))
     return None

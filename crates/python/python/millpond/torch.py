@@ -27,7 +27,9 @@ def backend() -> str | None:
     return _enabled
 
 
-def enable(*, backend: Literal["native-interface", "plug-in"] | None = None, **options: Unpack[Options]) -> None:
+def enable(
+    *, backend: Literal["native-interface", "plug-in"] | None = None, pinned: bool = False, **options: Unpack[Options]
+) -> None:
     """Makes millpond PyTorch's allocator, on all GPUs.
 
     Call it before the first use of CUDA: PyTorch does not change an allocator that was used. The options are those of
@@ -43,15 +45,20 @@ def enable(*, backend: Literal["native-interface", "plug-in"] | None = None, **o
             library for this PyTorch, the plug-in is used, with a warning that says why. By default what the environment
             variable ``MILLPOND_TORCH_BACKEND`` says, else the plug-in.
 
+        pinned: PyTorch's pinned memory (``Tensor.pin_memory``, ``DataLoader(pin_memory=True)``) comes from a pool, too:
+            ``millpond.pool(0, memory="pinned")``. That needs the native interface.
+
     Raises:
         TypeError: for a name that is no option, or a value of the wrong type.
-        ValueError: for a backend that is none.
+        ValueError: for a backend that is none, or ``pinned`` with the plug-in.
         millpond.Error: where PyTorch has no CUDA, or used it already.
     """
     global _enabled
     wanted = backend or environ.get("MILLPOND_TORCH_BACKEND") or DEFAULT_BACKEND
     if wanted not in ("native-interface", "plug-in"):
         raise ValueError(f"there is no backend {wanted!r}: pass 'native-interface' or 'plug-in'")
+    if pinned and wanted != "native-interface":
+        raise ValueError("pinned=True needs PyTorch's native interface: pass backend='native-interface' as well")
     if _enabled and not options:
         return
     import torch
@@ -60,7 +67,7 @@ def enable(*, backend: Literal["native-interface", "plug-in"] | None = None, **o
         _millpond.configure(**options)
     if _enabled:
         return
-    if wanted == "native-interface" and _derive(torch):
+    if wanted == "native-interface" and _derive(torch, pinned=pinned):
         _enabled = "native-interface"
         return
     _plug(torch)
@@ -70,22 +77,22 @@ def enable(*, backend: Literal["native-interface", "plug-in"] | None = None, **o
     replace_figures(torch)
 
 
-def _derive(torch: Any) -> bool:
+def _derive(torch: Any, *, pinned: bool) -> bool:
     """Whether there is a library for this PyTorch, which then is in use."""
     from ._torch_shim import install
 
     global throws_out_of_memory
     _check_cuda(torch)
     try:
-        missing = install(torch, _millpond.torch_shim_table())
+        missing = install(torch, _millpond.torch_shim_table(), pinned=pinned)
     except RuntimeError as error:
         raise _used_already(error) from error
     if missing is None:
         throws_out_of_memory = True
         return True
     warn(
-        f"millpond uses PyTorch's plug-in interface, which leaves out memory snapshots, CUDA graph trees, MemPool and "
-        f"cudnn.benchmark: {missing}",
+        f"millpond uses PyTorch's plug-in interface, which leaves out memory snapshots, CUDA graph trees, MemPool, "
+        f"cudnn.benchmark and pinned memory: {missing}",
         stacklevel=3,
     )
     return False

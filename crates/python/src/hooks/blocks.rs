@@ -49,23 +49,36 @@ pub(super) struct Stat {
     pub(super) freed: i64,
 }
 
+impl Stat {
+    pub(super) fn raise(&mut self, by: u64) {
+        self.current += by as i64;
+        self.allocated += by as i64;
+        self.peak = self.peak.max(self.current);
+    }
+
+    pub(super) fn lower(&mut self, by: u64) {
+        self.current -= by as i64;
+        self.freed += by as i64;
+    }
+
+    /// Lets what is counted up begin anew.
+    pub(super) fn begin_anew(&mut self) {
+        (self.allocated, self.freed) = (0, 0);
+    }
+}
+
 /// `c10::CachingAllocator::StatArray`: of all blocks, the small ones, the large ones.
 pub(super) type StatArray = [Stat; 3];
 
 fn raise(stats: &mut StatArray, block: &Block, by: u64) {
     for stat in block.kinds() {
-        let stat = &mut stats[stat];
-        stat.current += by as i64;
-        stat.allocated += by as i64;
-        stat.peak = stat.peak.max(stat.current);
+        stats[stat].raise(by);
     }
 }
 
 fn lower(stats: &mut StatArray, block: &Block, by: u64) {
     for stat in block.kinds() {
-        let stat = &mut stats[stat];
-        stat.current -= by as i64;
-        stat.freed += by as i64;
+        stats[stat].lower(by);
     }
 }
 
@@ -219,7 +232,7 @@ impl Book {
         };
         let Figures { blocks, allocated, requested, .. } = &mut self.counted;
         for stat in [blocks, allocated, requested].into_iter().flatten() {
-            (stat.allocated, stat.freed) = (0, 0);
+            stat.begin_anew();
         }
     }
 }

@@ -8,12 +8,14 @@ use std::ffi::{CString, c_char, c_int, c_void};
 use std::slice;
 
 use millpond::bindings;
-use millpond::device::{DevicePtr, DeviceResult};
+use millpond::device::DevicePtr;
 use millpond::{CapturePool, Error, Stream};
 
+use super::across::wait_for_another_gpu;
 use super::blocks::{Block, Figures, book};
 use super::captures::{self, PoolId};
 use super::note;
+use super::pinned::{self, PinnedFigures, free_pinned};
 use super::torch::{address, block_around, caught, pointer, report};
 use crate::devices::{self, Device, device};
 use crate::failure::{Failure, Result};
@@ -245,27 +247,6 @@ unsafe extern "C" fn free(entry: *const Entry) {
         // SAFETY: the block is PyTorch's, which frees it once and orders its uses.
         Ok(unsafe { device.pool.free(address(ptr), &stream) }?)
     }));
-}
-
-/// Makes later work on a stream wait for what a stream of another GPU was given so far.
-fn wait_for_another_gpu(device: &Device, stream: &Stream, gpu: c_int, user: u64) -> Result<()> {
-    let other = self::device(gpu.into())?;
-    // SAFETY: PyTorch's streams live as long as the process.
-    let user = unsafe { other.streams.find(user) }?;
-    let (here, there) = (device.context.device(), other.context.device());
-    let event = there.create_event()?;
-    let waits = || -> DeviceResult<()> {
-        // SAFETY: the event is that GPU's, and so is the stream; the other stream is this GPU's. A stream may wait for
-        // an event of another GPU.
-        unsafe {
-            there.record_event(event, user.handle_here()?)?;
-            here.wait_event(stream.handle_here()?, event)
-        }
-    };
-    let done = waits();
-    // SAFETY: made above; the driver keeps it until nobody waits for it.
-    unsafe { there.destroy_event(event) }?;
-    Ok(done?)
 }
 
 /// Notes that work on a stream of a GPU uses a block until it is freed. Nothing is done for memory that is not the pools'.
@@ -541,6 +522,54 @@ unsafe extern "C" fn restore(
     })
 }
 
+// ---- pinned memory -----------------------------------------------------------------------------------
+
+/// # Safety
+/// `out` may be written.
+unsafe extern "C" fn allocate_pinned(gpu: c_int, bytes: u64, out: *mut *mut c_void) -> Outcome {
+    outcome(|| {
+        let ptr = pinned::allocate(gpu, bytes)?;
+        // SAFETY: as promised to this function.
+        unsafe { out.write(ptr) };
+        Ok(())
+    })
+}
+
+/// # Safety
+/// `stream` as for [`allocate`]; `is_known` may be written.
+unsafe extern "C" fn record_pinned(
+    context: *mut c_void,
+    ptr: *mut c_void,
+    gpu: c_int,
+    stream: *mut c_void,
+    is_known: *mut bool,
+) -> Outcome {
+    outcome(|| {
+        let (context, ptr) = (context.addr() as u64, ptr.addr() as u64);
+        // SAFETY: as promised to this function.
+        let known = unsafe { pinned::record(context, ptr, gpu, stream.addr() as u64) }?;
+        // SAFETY: as promised to this function.
+        unsafe { is_known.write(known) };
+        Ok(())
+    })
+}
+
+extern "C" fn empty_pinned() -> Outcome {
+    outcome(pinned::empty)
+}
+
+/// # Safety
+/// `out` may be written.
+unsafe extern "C" fn pinned_figures(out: *mut PinnedFigures) {
+    let figures = or_default(pinned::figures);
+    // SAFETY: as promised to this function.
+    unsafe { out.write(figures) };
+}
+
+extern "C" fn reset_pinned(peaks: bool) {
+    report(caught(|| pinned::reset(peaks)));
+}
+
 // ---- the table ---------------------------------------------------------------------------------------
 
 macro_rules! table {
@@ -586,4 +615,10 @@ table! {
     checkpoint: fn(c_int, PoolId) -> *mut c_void,
     forget_checkpoint: fn(*mut c_void),
     restore: fn(c_int, *const c_void, *mut c_void, Tell<Entry>, Tell<Entry>) -> Outcome,
+    allocate_pinned: fn(c_int, u64, *mut *mut c_void) -> Outcome,
+    free_pinned: fn(*mut c_void),
+    record_pinned: fn(*mut c_void, *mut c_void, c_int, *mut c_void, *mut bool) -> Outcome,
+    empty_pinned: fn() -> Outcome,
+    pinned_figures: fn(*mut PinnedFigures),
+    reset_pinned: fn(bool),
 }

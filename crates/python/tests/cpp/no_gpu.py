@@ -23,7 +23,7 @@ pool = millpond.Pool("host", name="stand-in", hard_limit=512 * MIB)
 _millpond.stand_in(0, pool)
 with warnings.catch_warnings():
     warnings.simplefilter("error")
-    millpond.torch.enable(backend="native-interface")
+    millpond.torch.enable(backend="native-interface", pinned=True)
 
 import torch  # noqa: E402
 
@@ -148,6 +148,29 @@ def checkpoints() -> None:
     assert are_live(0, memory.id, set())
 
 
+def pinned() -> None:
+    shared, name = millpond.pool(0, memory="pinned"), "active_bytes" if version >= (2, 10) else "allocated_bytes"
+    host = torch.arange(3 * MIB, dtype=torch.uint8, pin_memory=True)
+    assert shared.stats().allocated.current >= 3 * MIB and int(host[1000]) == 1000 % 256
+    stats = torch.cuda.host_memory_stats()
+    assert stats[f"{name}.current"] == 3 * MIB and stats["num_host_alloc"] > 0
+    empty(3 * MIB).copy_(host, non_blocking=True)
+    address = host.data_ptr()
+    del host
+    assert shared.stats().allocated.current == 0
+    # The copy is complete.
+    assert torch.empty(3 * MIB, dtype=torch.uint8, pin_memory=True).data_ptr() == address
+    torch.cuda.memory.reset_peak_host_memory_stats()
+    torch.cuda.memory.reset_accumulated_host_memory_stats()
+    stats = torch.cuda.host_memory_stats()
+    assert stats[f"{name}.peak"] == stats[f"{name}.allocated"] == stats["num_host_alloc"] == 0
+    torch._C._host_emptyCache()
+    assert shared.stats().reserved.current == 0
+    shared.check()
+    # Memory that is not the pools' is copied as ever.
+    empty(MIB).copy_(torch.zeros(MIB, dtype=torch.uint8), non_blocking=True)
+
+
 def others() -> None:
     tensor = empty(MIB)
     fails(tensor.untyped_storage()._share_cuda_, NotImplementedError, "cannot be shared between processes")
@@ -163,7 +186,7 @@ def others() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-for each in (figures, limits, history, pools, checkpoints, others):
+for each in (figures, limits, history, pools, checkpoints, pinned, others):
     each()
     gc.collect()
     pool.check()

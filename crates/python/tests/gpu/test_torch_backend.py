@@ -26,7 +26,7 @@ GIB = 1 << 30
 def _enabled() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        millpond.torch.enable(backend="native-interface")
+        millpond.torch.enable(backend="native-interface", pinned=True)
 
 
 @pytest.fixture(autouse=True)
@@ -505,3 +505,55 @@ def test_a_compiled_model_trains_with_graph_trees() -> None:
             these.append(loss.item())
         losses.append(these)
     assert losses[0] == pytest.approx(losses[1], rel=1e-2)
+
+
+# ---- pinned memory ---------------------------------------------------------------------------------------------------
+
+
+def test_pinned_memory_is_the_pools_and_its_copies_are_right() -> None:
+    host = millpond.pool(0, memory="pinned")
+    tensor = torch.full((64 * MIB,), 3, dtype=torch.uint8, pin_memory=True)
+    assert tensor.is_pinned() and host.stats().allocated.current >= 64 * MIB
+    assert torch.cuda.host_memory_stats()["num_host_alloc"] > 0
+    on_gpu = tensor.to("cuda", non_blocking=True)
+    back = torch.empty(64 * MIB, dtype=torch.uint8, pin_memory=True)
+    back.copy_(on_gpu, non_blocking=True)
+    torch.cuda.synchronize()
+    assert bool((back == 3).all())
+    host.check()
+
+
+def test_pinned_memory_under_a_copy_is_not_handed_out() -> None:
+    stream, on_gpu = torch.cuda.Stream(), []
+    for value in range(1, 41):
+        # The tensor goes at once. Its memory may not be written to before the copy is complete.
+        tensor = torch.full((16 * MIB,), value, dtype=torch.uint8, pin_memory=True)
+        with torch.cuda.stream(stream):
+            on_gpu.append(tensor.to("cuda", non_blocking=True))
+        del tensor
+    torch.cuda.synchronize()
+    assert [bool((copied == value).all()) for value, copied in enumerate(on_gpu, 1)] == [True] * 40
+    on_gpu.clear()
+    torch._C._host_emptyCache()
+    assert millpond.pool(0, memory="pinned").stats().reserved.current == 0
+
+
+def test_a_captured_copy_of_pinned_memory_is_replayed() -> None:
+    to = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        tensor = torch.full((MIB,), 9, dtype=torch.uint8, pin_memory=True)
+        to.copy_(tensor, non_blocking=True)
+        del tensor
+    others = [torch.full((MIB,), 1, dtype=torch.uint8, pin_memory=True) for _ in range(16)]
+    graph.replay()
+    torch.cuda.synchronize()
+    assert bool((to == 9).all()) and all(bool((other == 1).all()) for other in others)
+
+
+def test_a_loader_pins_batches_in_the_pools_memory() -> None:
+    data = torch.utils.data.TensorDataset(torch.arange(4096, dtype=torch.float32).reshape(64, 64))
+    loader = torch.utils.data.DataLoader(data, batch_size=8, pin_memory=True)
+    rows = torch.cat([batch.to("cuda", non_blocking=True) for (batch,) in loader])
+    assert torch.equal(rows.cpu(), data.tensors[0])
