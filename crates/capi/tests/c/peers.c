@@ -87,7 +87,7 @@ static void access_to_memory(void) {
     OK(millpond_pool_release(for_all));
 
     OK(millpond_context_sim(NULL, &simulated));
-    FAILS(millpond_pool_allow_access(first.pool, simulated), DEVICE_UNSUPPORTED, "work together");
+    FAILS(millpond_pool_allow_access(first.pool, simulated), DEVICE_UNSUPPORTED, "working together");
     OK(millpond_context_release(simulated));
     FAILS(millpond_allow_access(second.pool, block, first.context), FOREIGN_POINTER, "was not allocated by");
     FAILS(millpond_is_accessible_from(first.pool, block, second.context, NULL), NULL_ARGUMENT, "out");

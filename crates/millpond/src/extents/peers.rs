@@ -21,11 +21,14 @@ impl Arena {
         self.mapper.pages_mut().peers = peers;
     }
 
-    /// Whether these devices may use a live block. Of segments only the device knows, and the answer is no.
+    /// Whether these devices may use a live block. Of what they have of segments only the device keeps a list: the answer is
+    /// whether all memory is for them.
     pub(crate) fn is_shared_with(&self, id: ExtentId, peers: PeerSet) -> bool {
-        let have_access = |page| peers.without(self.mapper.pages().peers_of(page)).is_empty();
-        segment_of(&self.map, id).is_none()
-            && for_each_page(&self.map, id, |page, _| have_access(page).then_some(()).ok_or(())).is_ok()
+        if segment_of(&self.map, id).is_some() {
+            return peers.without(self.peers()).is_empty();
+        }
+        let has_peers = |page| peers.without(self.mapper.pages().peers_of(page)).is_empty();
+        for_each_page(&self.map, id, |page, _| if has_peers(page) { Ok(()) } else { Err(()) }).is_ok()
     }
 
     /// Lets devices use a live block, and what else lies on its pages.

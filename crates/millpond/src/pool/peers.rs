@@ -77,9 +77,7 @@ impl Pool {
     pub fn is_accessible_from(&self, ptr: DevicePtr, peer: &Context) -> Result<bool> {
         let inner = self.inner();
         let Some(peer) = inner.peer_of(peer)? else { return Ok(true) };
-        inner.with_live(ptr, |arena, id| {
-            arena.peers().contains(peer) || arena.is_shared_with(id, PeerSet::of(peer))
-        })
+        inner.with_live(ptr, |arena, id| arena.is_shared_with(id, PeerSet::of(peer)))
     }
 }
 
@@ -102,7 +100,7 @@ impl PoolInner {
         self.check_process()?;
         let peer = context.device().peer_id();
         if !self.is_beside(peer) {
-            let what = "work together with that device: both have to be GPUs, or of one group";
+            let what = "working together with that device: both have to be GPUs, or both host devices";
             return Err(self.unsupported(what));
         }
         Ok(peer.filter(|_| self.device().peer_id() != peer))
