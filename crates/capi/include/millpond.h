@@ -479,8 +479,9 @@ typedef struct {
     size_t largest_page;
     // How memory may pass from stream to stream: a sum of `MILLPOND_REUSE_…`; all by default.
     uint32_t reuse;
-    // Zero.
-    uint32_t reserved;
+    // Whether all GPUs that take memory in the process may use the pool's: 0 by default. 1: as after
+    // `cudaDeviceEnablePeerAccess`. For some GPUs: `millpond_pool_allow_access`.
+    uint32_t accessible_from_all;
     // A limit that the pool shares with others; null: none.
     millpond_budget *budget;
     // How many bytes more than the most that was ever live the pool may hold to save time. It does so only while moving
@@ -598,8 +599,8 @@ millpond_status millpond_wait_for_uses(millpond_pool *pool,
                                        const void *ptr,
                                        millpond_any_stream stream);
 
-// Copies the first `bytes` bytes of one block to another, each of any of the device's pools, on `to_stream`. That first
-// waits for the work given to `from_stream` so far, and for recorded uses of `to`. The use of `from` is recorded: its free
+// Copies the first `bytes` bytes of one block to another, each of any pool of the device or of another GPU, on `to_stream`. That
+// first waits for the work given to `from_stream` so far, and for recorded uses of `to`. The use of `from` is recorded: its free
 // waits for the copy. The host waits for nothing.
 millpond_status millpond_copy_block(millpond_pool *to_pool,
                                     void *to,
@@ -871,6 +872,29 @@ millpond_status millpond_size_of(millpond_pool *pool, const void *ptr, size_t *o
 
 // Fills a pool's options with the defaults. `size` is sizeof the struct.
 millpond_status millpond_pool_options_init(millpond_pool_options *options, size_t size);
+
+// Lets the GPU of another context use all memory of the pool at its addresses: what there is, and what comes. It costs about
+// 1 ms for each page (H200), and as much more for new pages. DEVICE_UNSUPPORTED for a GPU that does not reach the memory,
+// and for a device that cannot work together with the pool's.
+millpond_status millpond_pool_allow_access(millpond_pool *pool,
+                                           millpond_context *peer);
+
+// Takes the access of another context's GPU back, from all memory of the pool. Waits for all work of that GPU. Memory in
+// segments stays within its reach. BAD_OPTION for a pool that is for all GPUs.
+millpond_status millpond_pool_take_back_access(millpond_pool *pool,
+                                               millpond_context *peer);
+
+// Lets the GPU of another context use one block. Its pages get access, about 1 ms for each that has none (H200), and keep it for
+// later blocks. Null is ignored.
+millpond_status millpond_allow_access(millpond_pool *pool,
+                                      const void *ptr,
+                                      millpond_context *peer);
+
+// Whether the GPU of another context may use a block: 1 or 0. Of memory in segments: whether all of the pool's is for it.
+millpond_status millpond_is_accessible_from(millpond_pool *pool,
+                                            const void *ptr,
+                                            millpond_context *peer,
+                                            uint32_t *out);
 
 // Builds a pool of the device with these options (null: the defaults). No memory is taken yet.
 millpond_status millpond_pool_create(millpond_context *context,

@@ -465,6 +465,22 @@ public:
         return {place(found.last_prefetch), place(found.preferred_location), found.read_mostly != 0};
     }
 
+    /// Lets the GPU of another context use all memory of the pool, what there is and what comes. About 1 ms a page (H200).
+    void allow_access(const Context &peer) const { check(millpond_pool_allow_access(get(), peer.get())); }
+
+    /// Takes that back, after all work of that GPU.
+    void take_back_access(const Context &peer) const { check(millpond_pool_take_back_access(get(), peer.get())); }
+
+    /// Lets the GPU of another context use one block.
+    void allow_access(const void *ptr, const Context &peer) const { check(millpond_allow_access(get(), ptr, peer.get())); }
+
+    /// Whether the GPU of another context may use a block.
+    bool is_accessible_from(const void *ptr, const Context &peer) const {
+        std::uint32_t found = 0;
+        check(millpond_is_accessible_from(get(), ptr, peer.get(), &found));
+        return found != 0;
+    }
+
     /// Takes memory in advance, so that blocks of `bytes` in all can be allocated on the stream without a device call.
     void reserve(std::size_t bytes, StreamRef stream = nullptr) const {
         check(millpond_pool_reserve(get(), bytes, stream.get()));
@@ -783,9 +799,9 @@ public:
     void copy_to_host(std::span<T> to) const { copy_to_host(to.data(), to.size()); }
 #endif
 
-    /// Copies from a buffer of the same length, of any pool of the device. The host does not wait. If the other is on
-    /// another stream, this stream waits for that one; the other's memory stays until the copy is done, and what is written
-    /// to it later comes after the copy.
+    /// Copies from a buffer of the same length, of any pool of the device or of another GPU. The host does not wait. If the
+    /// other is on another stream, this stream waits for that one; the other's memory stays until the copy is done, and what
+    /// is written to it later comes after the copy.
     void copy_from(const Buffer &from) {
         if (from.count_ != count_) {
             throw Error(MILLPOND_STATUS_LENGTH_MISMATCH, "copy_from: the other buffer has " + std::to_string(from.count_) +
@@ -794,7 +810,9 @@ public:
         if (empty()) return;
         check(millpond_copy_block(pool_->get(), data_, stream_.get(), from.pool_->get(), from.data_, from.stream_.get(),
                                   size_bytes()));
-        if (from.stream_.get() != stream_.get()) from.read_elsewhere_ = true;
+        if (from.stream_.get() != stream_.get() || from.pool_->context().get() != pool_->context().get()) {
+            from.read_elsewhere_ = true;
+        }
     }
 
     /// As copy_from, from a buffer of pinned memory: the copy runs beside the work of other streams.
@@ -856,7 +874,12 @@ public:
         return elements;
     }
 
-    /// Notes that work on the stream uses the buffer.
+    /// Lets the GPU of another context use the buffer at its address.
+    void allow_access(const Context &peer) const {
+        if (!empty()) pool_->allow_access(data_, peer);
+    }
+
+    /// Notes that work on the stream uses the buffer. A stream of another GPU is a `Stream`, and no `CUstream`.
     void record_use(StreamRef stream) const {
         if (!empty()) pool_->record_use(data_, stream);
     }

@@ -53,8 +53,8 @@ pub unsafe extern "C" fn millpond_wait_for_uses(
     })
 }
 
-/// Copies the first `bytes` bytes of one block to another, each of any of the device's pools, on `to_stream`. That first
-/// waits for the work given to `from_stream` so far, and for recorded uses of `to`. The use of `from` is recorded: its free
+/// Copies the first `bytes` bytes of one block to another, each of any pool of the device or of another GPU, on `to_stream`. That
+/// first waits for the work given to `from_stream` so far, and for recorded uses of `to`. The use of `from` is recorded: its free
 /// waits for the copy. The host waits for nothing.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_copy_block(

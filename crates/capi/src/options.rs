@@ -45,8 +45,9 @@ pub struct PoolOptions {
     pub largest_page: usize,
     /// How memory may pass from stream to stream: a sum of `MILLPOND_REUSE_…`; all by default.
     pub reuse: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Whether all GPUs that take memory in the process may use the pool's: 0 by default. 1: as after
+    /// `cudaDeviceEnablePeerAccess`. For some GPUs: `millpond_pool_allow_access`.
+    pub accessible_from_all: u32,
     /// A limit that the pool shares with others; null: none.
     pub budget: *mut BudgetHandle,
     /// How many bytes more than the most that was ever live the pool may hold to save time. It does so only while moving
@@ -122,7 +123,7 @@ pub(crate) const fn defaults(size: usize) -> PoolOptions {
         smallest_page: 0,
         largest_page: 0,
         reuse: MILLPOND_REUSE_ALL,
-        reserved: 0,
+        accessible_from_all: 0,
         budget: ptr::null_mut(),
         spare: usize::MAX,
         memory: Memory::Device as i32,
@@ -164,6 +165,9 @@ pub(crate) unsafe fn builder(
     }
     if options.spare != usize::MAX {
         builder = builder.spare(options.spare as u64);
+    }
+    if options.accessible_from_all != 0 {
+        builder = builder.accessible_from_all();
     }
     if !options.budget.is_null() {
         builder = builder.budget(&*BUDGETS.get(me, options.budget)?);

@@ -207,6 +207,7 @@ programs! {
     every_kind_of_memory_has_pools: "c/memory_kinds.c",
     processes_share_a_budget: "c/budgets.c",
     pools_sleep_and_wake: "c/sleep.c",
+    devices_work_together: "c/peers.c",
     pools_are_recorded: "c/recording.c",
     threads_share_pools_and_release_handles: "c/threads.c",
     cpp_objects_let_go_of_themselves: "cpp/raii.cpp",

@@ -215,8 +215,12 @@ impl<T: Pod> Buffer<T> {
     /// Copies from another buffer of the same length. It may be of another stream: this stream then waits for that one,
     /// and the other's memory is kept until the copy is done. What is written to the other later comes after the copy.
     ///
+    /// It may be of another GPU, too. This one reads it directly, where the GPUs reach each other: the source's pages get
+    /// [access](Pool::allow_access_to) at the first copy. Else the driver brings the bytes by way of the host.
+    ///
     /// # Errors
-    /// [`Error::LengthMismatch`], [`Error::WrongDevice`], or the device's own.
+    /// [`Error::LengthMismatch`], [`Error::WrongDevice`], or the device's own. [`DeviceError::Invalid`] for a copy between GPUs on
+    /// a stream that is being captured; the capture goes on.
     pub fn copy_from(&mut self, from: &Self) -> Result<()> {
         if from.len != self.len {
             return Err(Pool::length_mismatch("Buffer::copy_from", from.len, self.len));
@@ -225,7 +229,9 @@ impl<T: Pod> Buffer<T> {
             return Ok(());
         }
         from.pool.check_process()?;
-        from.pool.check_stream(&self.stream)?;
+        if from.pool.check_stream(&self.stream).is_err() {
+            return self.copy_from_device(from);
+        }
         let handle = self.stream.handle_here()?;
         self.order_after_reads()?;
         let _awake = (self.pool.stay_awake()?, from.pool.stay_awake()?);
@@ -238,17 +244,70 @@ impl<T: Pod> Buffer<T> {
         unsafe {
             self.stream.device().copy(self.ptr, from.ptr, self.byte_len(), handle)?;
         }
-        if elsewhere {
-            // After the copy: of a thread's default stream, a recorded use covers only what was given before.
-            if let Err(error) = from.record_use(&self.stream) {
-                // Nobody knows of the copy, so that nothing could wait for it.
-                self.stream.synchronize()?;
-                return Err(error);
-            }
-            // Relaxed: who writes to `from` has it alone, and so comes after this.
-            from.read_elsewhere.store(true, Ordering::Relaxed);
+        if elsewhere { self.note_read(from) } else { Ok(()) }
+    }
+
+    /// Notes that a copy on this buffer's stream reads the other one.
+    fn note_read(&self, from: &Self) -> Result<()> {
+        // After the copy: of a thread's default stream, a recorded use covers only what was given before.
+        if let Err(error) = from.record_use(&self.stream) {
+            // Nobody knows of the copy, so that nothing could wait for it.
+            self.stream.synchronize()?;
+            return Err(error);
         }
+        // Relaxed: who writes to `from` has it alone, and so comes after this.
+        from.read_elsewhere.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// As [`copy_from`](Self::copy_from), from a buffer of another device.
+    fn copy_from_device(&mut self, from: &Self) -> Result<()> {
+        from.pool.check_beside(&self.stream)?;
+        let Some((source, own)) = from.pool.device().peer_id().zip(self.pool.device().peer_id()) else {
+            return Err(Error::WrongDevice { what: "buffer", pool: from.pool.name_of() });
+        };
+        let handle = self.stream.handle_here()?;
+        for stream in [&self.stream, &from.stream] {
+            stream.check_not_captured("Buffer::copy_from", "copy between GPUs")?;
+        }
+        self.order_after_reads()?;
+        self.stream.wait_for(&from.stream)?;
+        let (copying, has_access) = from.pool.begin_copy_to(from.ptr, own)?;
+        let is_on_host = |pool: &PoolInner| pool.device().properties().memory != MemoryKind::Device;
+        if !has_access && (is_on_host(&from.pool) || is_on_host(&self.pool)) {
+            let device = self.pool.device().properties().name.clone();
+            let what =
+                "a copy between another GPU's memory and the host: use pinned memory of that GPU's context";
+            return Err(DeviceError::Unsupported { device, what }.into());
+        }
+        // SAFETY: both blocks are live, on devices that do not overlap. The stream waits for the source's writes. Its use is
+        // recorded before a free, and before a later write of safe code. Access is not taken back while `copying` lives,
+        // and later not before the device has done this.
+        unsafe { self.stream.device().copy_from_peer(self.ptr, from.ptr, self.byte_len(), source, handle) }?;
+        drop(copying);
+        self.note_read(from)
+    }
+
+    /// Lets the GPU of another context use the buffer at its address, as [`Pool::allow_access_to`] does.
+    ///
+    /// ```
+    /// use millpond::device::host::HostDevice;
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let (first, second) = (Context::host()?, Context::new(HostDevice::new()?)); // or Context::cuda(0)?, Context::cuda(1)?
+    /// let (pool, own, other) = (Pool::builder(&first).build()?, first.create_stream()?, second.create_stream()?);
+    /// let shared = Buffer::<f32>::zeroed(&pool, 1024, &own)?;
+    /// shared.allow_access(&second)?;
+    /// other.wait_for(&own)?; // later work on `other` comes after the zeros
+    /// // … kernels of the second GPU on `other` that use the buffer …
+    /// shared.record_use(&other)?; // the free waits for them
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`Pool::allow_access_to`].
+    pub fn allow_access(&self, peer: &crate::Context) -> Result<()> {
+        self.pool.allow_access_to(self.ptr, peer)
     }
 
     /// As [`copy_from`](Self::copy_from), from a buffer of [pinned memory](crate::Context::pinned): the host does not wait,
@@ -457,14 +516,8 @@ impl<T: Pod> Buffer<T> {
         if self.byte_len() == 0 {
             return Ok(());
         }
-        let handle = self.stream.handle_here()?;
-        // SAFETY: the stream is valid, as `handle_here` says, and stays so while the buffer has it.
-        if unsafe { self.stream.device().capture_of(handle) }?.is_some() {
-            // To wait would end the capture.
-            let what =
-                "the stream is being captured: end the capture, and launch the graph, first".to_owned();
-            return Err(DeviceError::Invalid { call: "Buffer::as_slice", what }.into());
-        }
+        // To wait would end a capture.
+        self.stream.check_not_captured("Buffer::as_slice", "wait for the host")?;
         Ok(self.stream.synchronize()?)
     }
 
@@ -496,7 +549,7 @@ impl<T: Pod> Buffer<T> {
     /// Notes that work on `stream` uses the buffer; see [`Pool::record_use`].
     ///
     /// # Errors
-    /// [`Error::WrongDevice`] for a stream of another device.
+    /// [`Error::WrongDevice`] for a stream of a device that cannot work together with the buffer's.
     pub fn record_use(&self, stream: &Stream) -> Result<()> {
         if self.ptr.is_null() {
             return Ok(());

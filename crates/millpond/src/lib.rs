@@ -29,6 +29,7 @@
 //! | stage bytes in pinned host memory | [`Context::pinned`], [`Buffer::as_mut_slice`], [`Buffer::copy_from_pinned`] |
 //! | use managed memory, which moves to where it is used | [`Context::managed`], [`Buffer::prefetch`], [`Buffer::advise`] |
 //! | share memory with other processes | [`Buffer::share`], [`Context::open_shared`], [`PoolBuilder::for_sharing`] |
+//! | work with several GPUs | [`Buffer::copy_from`], [`Buffer::allow_access`], [`Pool::allow_access`], [`Stream::wait`] |
 //! | reuse one block every step | [`Workspace`] |
 //! | lend a pool's memory to others for a while | [`Pool::sleep`], [`Pool::wake`] |
 //! | hold plain blocks, as an allocator for others does | [`Pool::alloc`], [`Pool::free`] |
@@ -104,6 +105,8 @@ mod pages {
     mod sleep {}
     #[doc = include_str!("../../../docs/sharing.md")]
     mod sharing {}
+    #[doc = include_str!("../../../docs/several-gpus.md")]
+    mod several_gpus {}
     #[doc = include_str!("../../../docs/stream-order.md")]
     mod stream_order {}
 }

@@ -21,6 +21,8 @@ mod managed;
 mod misuse;
 #[path = "conformance/pages.rs"]
 mod pages;
+#[path = "conformance/peers.rs"]
+mod peers;
 #[path = "conformance/pinned.rs"]
 mod pinned;
 #[path = "conformance/programs.rs"]
@@ -136,6 +138,12 @@ macro_rules! conformance {
                     advice_holds_until_it_is_taken_back
                     new_memory_has_no_advice
                     other_memory_does_not_move;
+                peers:
+                    devices_of_a_group_know_each_other
+                    a_copy_from_the_other_device_carries_its_bytes
+                    a_stream_waits_for_an_event_of_the_other_device
+                    a_page_is_used_by_the_other_device_once_it_has_access
+                    a_segment_is_used_by_the_other_device_once_it_has_access;
                 misuse:
                     sizes_that_are_no_multiple_of_the_granularity_are_refused
                     a_range_is_given_back_only_whole_and_empty

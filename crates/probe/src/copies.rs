@@ -123,7 +123,8 @@ pub(crate) fn with_peers(device: &Arc<dyn Device>, run: &mut Run<'_>) -> Result<
 fn block(device: &Arc<dyn Device>, bytes: u64) -> Result<(Buffer<u8>, Stream)> {
     let context = Context::new(device.clone());
     let stream = context.create_stream()?;
-    let buffer = Buffer::zeroed(&Pool::builder(&context).build()?, bytes as usize, &stream)?;
+    let pool = Pool::builder(&context).accessible_from_all().build()?;
+    let buffer = Buffer::zeroed(&pool, bytes as usize, &stream)?;
     stream.synchronize()?;
     Ok((buffer, stream))
 }

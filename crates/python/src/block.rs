@@ -139,12 +139,20 @@ impl Block {
         Ok(())
     }
 
+    /// Where the block lies.
+    pub(crate) fn address(&self) -> DevicePtr {
+        self.ptr
+    }
+
     fn whole(&self) -> (&millpond::Pool, DevicePtr, u64) {
         (&self.pool, self.ptr, self.bytes)
     }
 
     /// Calls while the block is live, with its stream.
-    fn while_live<R>(&self, call: impl FnOnce(&millpond::Stream) -> millpond::Result<R>) -> Result<R> {
+    pub(crate) fn while_live<R>(
+        &self,
+        call: impl FnOnce(&millpond::Stream) -> millpond::Result<R>,
+    ) -> Result<R> {
         self.process.check()?;
         let stream = self.stream.lock();
         Ok(call(stream.as_ref().ok_or(Failure::FreedBlock)?)?)
@@ -229,7 +237,8 @@ impl Block {
 
     /// Notes that work given so far to ``stream`` uses the block: the free will wait for it.
     ///
-    /// On a ``millpond.Stream``: also what is given to it until the block is freed.
+    /// On a ``millpond.Stream``: also what is given to it until the block is freed. A stream of another GPU has to be one, and
+    /// counts as far as it came.
     fn record_use(&self, py: Python<'_>, stream: &Bound<'_, PyAny>) -> PyResult<()> {
         let stream = StreamArgument::read(Some(stream))?.find(&self.context)?;
         Ok(py.detach(|| {
@@ -253,7 +262,7 @@ impl Block {
         })?)
     }
 
-    /// Copies the bytes of a block of the same size, of any pool of the device, on this block's stream.
+    /// Copies the bytes of a block of the same size, of any pool of the device or of another GPU, on this block's stream.
     ///
     /// The host does not wait where both are memory of the device or pinned. This stream first waits for the other block's.
     /// The free of the other block waits for the copy, and so do later copies to it.

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
 use millpond::bindings::{Mutex, PerProcess, on_fork};
 use millpond::device::DeviceName;
-use millpond::{Budget, Context, ReusePolicies, Stream};
+use millpond::{Budget, Context, PoolBuilder, ReusePolicies, Stream};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -59,7 +59,7 @@ impl Device {
         if let Some(pinned) = self.pinned.get() {
             return Ok(pinned);
         }
-        let builder = self.context.pinned()?.name(format!("{} pinned", self.pool.name()));
+        let builder = for_all_gpus(self.context.pinned()?.name(format!("{} pinned", self.pool.name())));
         let pool =
             builder.reuse(ReusePolicies { internal_dependencies: false, ..ReusePolicies::ALL }).build()?;
         let stream = self.context.create_stream()?;
@@ -89,6 +89,12 @@ fn forget() {
         let had = !device.swap(ptr::null_mut(), Ordering::Relaxed).is_null();
         forked.store(had || forked.load(Ordering::Relaxed), Ordering::Relaxed);
     }
+}
+
+/// The libraries do not say which GPUs they need, and expect what `cudaMalloc` and peer access give.
+fn for_all_gpus(builder: PoolBuilder) -> PoolBuilder {
+    let is_off = std::env::var_os("MILLPOND_PEER_ACCESS").is_some_and(|value| value == "0");
+    if is_off { builder } else { builder.accessible_from_all() }
 }
 
 /// Publishes a device. The caller holds the lock of `OPTIONS`.
@@ -148,6 +154,7 @@ fn make_slow(number: i64) -> Result<&'static Device> {
     let given = options.as_ref().and_then(|options| options.budget.clone());
     let budget = given.unwrap_or_else(|| Budget::bytes(u64::MAX));
     let builder = millpond::Pool::builder(&context).name(DeviceName::cuda(ordinal).to_string());
+    let builder = for_all_gpus(builder);
     let builder = match &*options {
         Some(options) => options.set_all(builder),
         None => builder,

@@ -2,16 +2,17 @@
 
 use std::path::PathBuf;
 
-use millpond::{Budget, PoolBuilder, ReusePolicies};
+use millpond::{Budget, Context, PoolBuilder, ReusePolicies};
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyString};
 
 use crate::budget;
+use crate::failure::{Failure, Result};
 use crate::sizes::{self, A_SIZE};
 
 /// The names, in the order of the documentation.
-const NAMES: [&str; 10] = [
+const NAMES: [&str; 11] = [
     "name",
     "hard_limit",
     "release_threshold",
@@ -21,6 +22,7 @@ const NAMES: [&str; 10] = [
     "min_alignment",
     "spare",
     "budget",
+    "accessible_from",
     "record",
 ];
 
@@ -36,7 +38,15 @@ pub(crate) struct Options {
     min_alignment: Option<u64>,
     spare: Option<u64>,
     pub(crate) budget: Option<Budget>,
+    accessible_from: Option<Peers>,
     record: Option<PathBuf>,
+}
+
+/// Who may use all memory of a pool beside its own device.
+#[derive(Debug, Clone)]
+enum Peers {
+    All,
+    Of(Vec<Context>),
 }
 
 impl Options {
@@ -67,6 +77,7 @@ impl Options {
             "min_alignment" => self.min_alignment = Some(sizes::read(name, value)?),
             "spare" => self.spare = Some(sizes::read(name, value)?),
             "budget" => self.budget = Some(value.cast::<budget::Budget>()?.get().inner.clone()),
+            "accessible_from" => self.accessible_from = Some(peers(value)?),
             "record" => self.record = Some(value.extract()?),
             _ => return known(name),
         }
@@ -102,6 +113,11 @@ impl Options {
         if let Some(budget) = &self.budget {
             builder = builder.budget(budget);
         }
+        match &self.accessible_from {
+            Some(Peers::All) => builder = builder.accessible_from_all(),
+            Some(Peers::Of(contexts)) => builder = builder.accessible_from(contexts),
+            None => {}
+        }
         if let Some(path) = &self.record {
             builder = builder.record(path.as_path());
         }
@@ -129,10 +145,28 @@ fn explain(name: &str, value: &Bound<'_, PyAny>, error: PyErr) -> PyErr {
         "reuse" => "True, False, or the names of policies",
         "page_sizes" => "a pair of sizes: the smallest and the largest page",
         "budget" => "a Budget",
+        "accessible_from" => "'all', or the numbers of GPUs",
         "record" => "a path",
         _ => A_SIZE,
     };
     PyTypeError::new_err(format!("the option '{name}' takes {takes}, not {given}"))
+}
+
+/// `"all"`, or the numbers of GPUs.
+fn peers(value: &Bound<'_, PyAny>) -> PyResult<Peers> {
+    if let Ok(word) = value.extract::<String>() {
+        return match word.as_str() {
+            "all" => Ok(Peers::All),
+            _ => Err(PyValueError::new_err(format!(
+                "accessible_from: '{word}' names no GPUs: expected 'all', or their numbers"
+            ))),
+        };
+    }
+    let ordinals = value.extract::<Vec<i64>>()?;
+    let open = |ordinal: i64| -> Result<Context> {
+        Ok(Context::cuda(usize::try_from(ordinal).map_err(|_| Failure::NoSuchDevice(ordinal))?)?)
+    };
+    Ok(Peers::Of(ordinals.into_iter().map(open).collect::<Result<_>>()?))
 }
 
 /// `True` for all policies, `False` for none, or the names of those that are to be on.

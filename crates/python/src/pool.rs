@@ -45,6 +45,8 @@ use crate::stream::{Stream, StreamArgument};
 ///         memory would take a third of the program's time. 1/32 of the device's memory by default, 8 GiB at most; with 0
 ///         it never does.
 ///     budget: a ``Budget`` that the pool shares with others, also of other processes.
+///     accessible_from: ``"all"``, or the numbers of the GPUs that may use all memory of the pool. None by default:
+///         see ``allow_access``.
 ///     record: a file to record to, from the start.
 ///
 /// Raises:
@@ -68,6 +70,20 @@ fn read_device(argument: &Bound<'_, PyAny>) -> PyResult<DeviceName> {
         return Err(PyTypeError::new_err(format!("a device is a GPU's number, or its name: {names}")));
     };
     name.parse().map_err(|unknown: UnknownDevice| PyValueError::new_err(unknown.to_string()))
+}
+
+/// Reads which device is to use a pool's memory: that of another pool, or a GPU by its number.
+fn read_peer(argument: &Bound<'_, PyAny>) -> PyResult<Context> {
+    if let Ok(pool) = argument.cast::<Pool>() {
+        return Ok(pool.get().context.clone());
+    }
+    let Ok(ordinal) = argument.extract::<i64>() else {
+        return Err(PyTypeError::new_err(
+            "peer: expected a millpond.Pool of the other device, or a GPU's number",
+        ));
+    };
+    let ordinal = usize::try_from(ordinal).map_err(|_| Failure::NoSuchDevice(ordinal))?;
+    Ok(open(DeviceName::cuda(ordinal), None)?)
 }
 
 /// Opens a device; one without a capacity of its own is shared with the rest of the process.
@@ -238,6 +254,57 @@ impl Pool {
     /// Waits for all work on the device, then applies the release thresholds.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         Ok(py.detach(|| self.context.synchronize()).map_err(Failure::from)?)
+    }
+
+    /// Lets the device of another pool, or a GPU by its number, use all memory of this pool at its addresses.
+    ///
+    /// That is what there is, and what comes. It costs about 1 ms for each page (H200).
+    ///
+    /// Raises:
+    ///     DeviceError: for a device that cannot work together with the pool's, or does not reach its memory.
+    fn allow_access(&self, py: Python<'_>, peer: &Bound<'_, PyAny>) -> PyResult<()> {
+        let peer = read_peer(peer)?;
+        Ok(py.detach(|| self.pool.allow_access(&peer)).map_err(Failure::from)?)
+    }
+
+    /// Takes the access of another device back, from all memory of this pool. Waits for all work of that device.
+    ///
+    /// Memory in segments stays within its reach.
+    ///
+    /// Raises:
+    ///     ValueError: for a pool that was made with ``accessible_from="all"``.
+    fn take_back_access(&self, py: Python<'_>, peer: &Bound<'_, PyAny>) -> PyResult<()> {
+        let peer = read_peer(peer)?;
+        Ok(py.detach(|| self.pool.take_back_access(&peer)).map_err(Failure::from)?)
+    }
+
+    /// Lets another device use one block of this pool. Its pages keep the access for later blocks.
+    ///
+    /// Raises:
+    ///     DeviceError: as ``allow_access``.
+    ///     MisuseError: for a block of another pool, or one that was freed.
+    fn allow_access_to(
+        &self,
+        py: Python<'_>,
+        block: &Bound<'_, Block>,
+        peer: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (peer, block) = (read_peer(peer)?, block.get());
+        Ok(py.detach(|| block.while_live(|_| self.pool.allow_access_to(block.address(), &peer)))?)
+    }
+
+    /// Whether another device may use a block of this pool.
+    ///
+    /// Raises:
+    ///     MisuseError: for a block of another pool, or one that was freed.
+    fn is_accessible_from(
+        &self,
+        py: Python<'_>,
+        block: &Bound<'_, Block>,
+        peer: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let (peer, block) = (read_peer(peer)?, block.get());
+        Ok(py.detach(|| block.while_live(|_| self.pool.is_accessible_from(block.address(), &peer)))?)
     }
 
     /// What the pool did and holds. Takes no lock.

@@ -25,6 +25,7 @@ def test_every_option_is_taken(tmp_path: Path) -> None:
         min_alignment=1024,
         spare=0,
         budget=millpond.Budget("1GiB"),
+        accessible_from="all",
         record=tmp_path / "all.mprec",
     )
     assert pool.name == "all"
@@ -59,6 +60,7 @@ def test_a_name_that_is_no_option_lists_those_that_are() -> None:
         ({"name": 5}, "a text"),
         ({"page_sizes": 5}, "a pair of sizes"),
         ({"reuse": "opportunistic"}, "True, False, or the names of policies"),
+        ({"accessible_from": 5}, "'all', or the numbers of GPUs"),
         ({"record": 5}, "a path"),
     ],
 )
@@ -77,6 +79,7 @@ def test_a_value_of_the_wrong_type_says_what_is_taken(option: dict[str, Any], ta
         {"reuse": ["sometimes"]},
         {"hard_limit": -1},
         {"spare": "none"},
+        {"accessible_from": "none"},
     ],
 )
 def test_a_value_that_makes_no_sense_says_what_would(option: dict[str, Any]) -> None:

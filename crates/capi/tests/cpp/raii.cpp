@@ -450,6 +450,30 @@ static void pools_are_recorded_under_tags() {
     assert(pool.recording().recorded == 0);
 }
 
+static void devices_work_together() {
+    HostOptions options;
+    options.capacity = 256u << 20;
+    const Context first = Context::host(options), second = Context::host(options);
+    const Pool pool(first), other(second);
+    // Both default streams are null, and two streams.
+    Buffer<int> from(pool, 1 << 20), to(other, 1 << 20);
+    for (int round = 1; round <= 5; ++round) {
+        from.copy_from_host(std::vector<int>(1 << 20, round).data(), 1 << 20);
+        to.copy_from(from);
+        from.fill_bytes(0);
+        assert(to.to_vector() == std::vector<int>(1 << 20, round));
+    }
+    assert(pool.is_accessible_from(from.data(), second) && !other.is_accessible_from(to.data(), first));
+    pool.take_back_access(second);
+    assert(!pool.is_accessible_from(from.data(), second));
+    from.allow_access(second);
+    assert(pool.is_accessible_from(from.data(), second));
+    const Stream theirs(second);
+    from.record_use(theirs);
+    other.allow_access(first);
+    assert(other.is_accessible_from(to.data(), first));
+}
+
 int main() {
     buffers_free_themselves();
     copies_stay_within_their_buffer();
@@ -462,6 +486,7 @@ int main() {
     containers_live_in_a_pool();
     pinned_memory_is_used_in_place();
     managed_memory_is_prefetched_and_advised();
+    devices_work_together();
     other_memory_is_refused_in_words();
     threads_free_what_others_allocated();
     captures_have_memory_of_their_own();

@@ -9,6 +9,7 @@ use super::Device;
 use super::driver_pool::DriverPool;
 use super::error::DeviceResult;
 use super::exports::{DeviceIdentity, EventExport};
+use super::peers::{PeerId, PeerSet};
 use super::types::{
     Advice, CaptureId, DevicePtr, EventHandle, MemoryInfo, PageHandle, Place, Properties, Residency,
     StreamHandle, StreamId,
@@ -72,6 +73,11 @@ macro_rules! pass_on {
                 self.below().now()
             }
 
+            /// As [`Device::peer_id`], not through [`pass_on`](Self::pass_on).
+            fn peer_id(&self) -> Option<PeerId> {
+                self.below().peer_id()
+            }
+
             /// As [`Device::driver_pool`]: the pool of the device below, whose calls do not come past this device.
             fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
                 self.below().driver_pool()
@@ -116,6 +122,10 @@ macro_rules! pass_on {
                 Forward::now(self)
             }
 
+            fn peer_id(&self) -> Option<PeerId> {
+                Forward::peer_id(self)
+            }
+
             fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
                 Forward::driver_pool(self)
             }
@@ -156,6 +166,7 @@ pass_on! {
         fn import_page(from: OwnedFd, bytes: u64) -> PageHandle;
         fn create_shared_event() -> (EventHandle, EventExport);
         fn open_event(from: EventExport) -> EventHandle;
+        fn can_be_reached_from(peer: PeerId) -> bool;
     }
     unsafe {
         fn unreserve(at: DevicePtr, bytes: u64) -> ();
@@ -180,5 +191,7 @@ pass_on! {
         fn copy_to_host(to: *mut u8, from: DevicePtr, bytes: u64, stream: StreamHandle) -> ();
         fn copy(to: DevicePtr, from: DevicePtr, bytes: u64, stream: StreamHandle) -> ();
         fn export_page(page: PageHandle) -> OwnedFd;
+        fn set_peer_access(at: DevicePtr, bytes: u64, peers: PeerSet, allowed: bool) -> ();
+        fn copy_from_peer(to: DevicePtr, from: DevicePtr, bytes: u64, peer: PeerId, stream: StreamHandle) -> ();
     }
 }

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use slab::Slab;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
-use super::{DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageHandle};
+use super::{DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageHandle, PeerId, PeerSet};
 
 /// What the size of a segment is rounded up to, in bytes; `cuMemAlloc` aligns to at least as much.
 pub(super) const SEGMENT_ALIGNMENT: u64 = 512;
@@ -36,6 +36,8 @@ pub(super) struct Ledger {
     pages: SlotMap<DefaultKey, Page>,
     mappings: Slab<Mapping>,
     segments: BTreeMap<u64, Segment>,
+    /// The other devices that may use the segments.
+    segment_peers: PeerSet,
 }
 
 #[derive(Debug)]
@@ -71,6 +73,8 @@ struct Mapping {
     bytes: u64,
     page: DefaultKey,
     accessible: bool,
+    /// The other devices that may use it.
+    peers: PeerSet,
 }
 
 impl Mapping {
@@ -125,6 +129,7 @@ impl Ledger {
             pages: SlotMap::with_capacity(FIRST_PAGES),
             mappings: Slab::with_capacity(FIRST_PAGES),
             segments: BTreeMap::new(),
+            segment_peers: PeerSet::NONE,
         }
     }
 
@@ -253,7 +258,9 @@ impl Ledger {
             );
         }
         let place = self.check_vacant(CALL, at, bytes)?;
-        let mapping = self.mappings.insert(Mapping { start: at.raw(), bytes, page: key, accessible: false });
+        let peers = PeerSet::NONE;
+        let mapping =
+            self.mappings.insert(Mapping { start: at.raw(), bytes, page: key, accessible: false, peers });
         let number = u32::try_from(mapping + 1).expect("fewer than 2^32 mappings");
         self.set_granules(place, at, bytes, number);
         let page = &mut self.pages[key];
@@ -463,15 +470,28 @@ impl Ledger {
 
     /// Whether the device may read and write the whole range now.
     pub(super) fn check_access(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
+        self.check_access_by(call, at, bytes, None)
+    }
+
+    /// Likewise another device.
+    pub(super) fn check_access_by(
+        &self,
+        call: &'static str,
+        at: DevicePtr,
+        bytes: u64,
+        peer: Option<PeerId>,
+    ) -> DeviceResult<()> {
         let end = end_of(call, at, bytes)?;
-        if let Some((&start, segment)) = self.segments.range(..=at.raw()).next_back()
+        let may_use = |peers: PeerSet| peer.is_none_or(|peer| peers.contains(peer));
+        if may_use(self.segment_peers)
+            && let Some((&start, segment)) = self.segments.range(..=at.raw()).next_back()
             && end <= start + segment.bytes
         {
             return Ok(());
         }
         let mut next = at.raw();
         while let Some(mapping) = self.mapping_over(next).map(|(_, key)| &self.mappings[key]) {
-            if !mapping.accessible {
+            if !mapping.accessible || !may_use(mapping.peers) {
                 break;
             }
             next = mapping.start + mapping.bytes;
@@ -480,6 +500,41 @@ impl Ledger {
             }
         }
         invalid(call, format!("{at} and {bytes} bytes on are not mapped memory with access, nor a segment"))
+    }
+
+    // ---- other devices ---------------------------------------------------------------------------
+
+    /// Lets other devices use all segments.
+    pub(super) fn share_segments(&mut self, peers: PeerSet) {
+        self.segment_peers = self.segment_peers.with(peers);
+    }
+
+    /// The other devices that may use the mapping that starts at an address.
+    pub(super) fn peers_at(&self, at: DevicePtr) -> PeerSet {
+        self.mapping_from(at.raw()).map_or(PeerSet::NONE, |(_, key)| self.mappings[key].peers)
+    }
+
+    /// Lets other devices use a mapping or the segments, or no longer. Segments stay within their reach.
+    pub(super) fn set_peer_access(
+        &mut self,
+        at: DevicePtr,
+        bytes: u64,
+        peers: PeerSet,
+        allowed: bool,
+    ) -> DeviceResult<()> {
+        const CALL: &str = "set_peer_access";
+        self.check_access(CALL, at, bytes)?;
+        match self.mapping_from(at.raw()).map(|(_, key)| &mut self.mappings[key]) {
+            Some(mapping) if mapping.bytes != bytes => {
+                let whole = mapping.bytes;
+                return invalid(CALL, format!("the mapping at {at} has {whole} bytes, not {bytes}"));
+            }
+            Some(mapping) if allowed => mapping.peers = mapping.peers.with(peers),
+            Some(mapping) => mapping.peers = mapping.peers.without(peers),
+            None if allowed => self.share_segments(peers),
+            None => {}
+        }
+        Ok(())
     }
 }
 

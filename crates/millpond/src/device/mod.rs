@@ -52,6 +52,7 @@ pub mod host;
 mod ledger;
 mod machine;
 mod name;
+mod peers;
 #[cfg(any(feature = "cuda", test))]
 mod populated;
 pub mod sim;
@@ -65,6 +66,7 @@ pub use forward::Forward;
 #[cfg(any(test, feature = "testing"))]
 pub(crate) use ledger::invalid;
 pub use name::{DeviceChoice, DeviceName, UnknownDevice};
+pub use peers::{PeerId, PeerSet};
 pub(crate) use types::calling_thread;
 pub use types::{
     Advice, AsyncUsage, CaptureId, DevicePtr, EventHandle, Kind, MemoryInfo, MemoryKind, PageHandle, Place,
@@ -323,7 +325,8 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// The event is [valid](self).
     unsafe fn query_event(&self, event: EventHandle) -> DeviceResult<bool>;
 
-    /// Makes later work on `stream` wait for what `event` stands for now. The host does not wait.
+    /// Makes later work on `stream` wait for what `event` stands for now. The host does not wait. The event may be of another
+    /// device of the [group](PeerId).
     ///
     /// # Safety
     /// The event and the stream are [valid](self).
@@ -436,6 +439,54 @@ pub unsafe trait Device: Send + Sync + std::fmt::Debug + 'static {
     /// [`DeviceError::Invalid`], or the driver's own, for what is no such event.
     fn open_event(&self, _from: EventExport) -> DeviceResult<EventHandle> {
         Err(unsupported(self.properties(), SHARING))
+    }
+
+    // ---- several devices -------------------------------------------------------------------------
+    /// The device's name among those that work together; `None` where it works alone.
+    fn peer_id(&self) -> Option<PeerId> {
+        None
+    }
+
+    /// Whether `peer` can use memory of this device at its address, once it [has access](Self::set_peer_access).
+    fn can_be_reached_from(&self, _peer: PeerId) -> DeviceResult<bool> {
+        Ok(false)
+    }
+
+    /// Lets peers use memory of this device at its address, beside the device itself, or no longer. A new mapping has no
+    /// peers. Segments are within reach of a peer all or none: once one is, the others are as well, and stay so.
+    ///
+    /// # Errors
+    /// [`DeviceError::Unsupported`] where a peer [cannot reach](Self::can_be_reached_from) it. The peers that cannot are
+    /// left out of [`PeerSet::ALL`]. After an error, each peer may have access or not.
+    ///
+    /// # Safety
+    /// The range is that of one mapping with access, or a segment. Where access is taken away, no pending or later work of
+    /// the peers uses the range.
+    unsafe fn set_peer_access(
+        &self,
+        _at: DevicePtr,
+        _bytes: u64,
+        _peers: PeerSet,
+        _allowed: bool,
+    ) -> DeviceResult<()> {
+        Err(unsupported(self.properties(), "access of other devices to its memory"))
+    }
+
+    /// Copies from memory of the device `peer` to this one's in stream order. Where this device has access to the source,
+    /// it reads it. Else the bytes go by way of the host, more slowly; the caller does not wait.
+    ///
+    /// # Safety
+    /// Both ranges as for [`memset`](Self::memset), each on its own device. Access to the source is not taken away before the
+    /// stream has done this.
+    unsafe fn copy_from_peer(
+        &self,
+        _to: DevicePtr,
+        _from: DevicePtr,
+        _bytes: u64,
+        _peer: PeerId,
+        _stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        Err(unsupported(self.properties(), "copies from other devices"))
     }
 }
 

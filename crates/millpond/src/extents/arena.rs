@@ -42,9 +42,9 @@ pub(crate) struct Allocation {
 /// The address space of one pool, used under its lock. See the [folder](super).
 #[derive(Debug)]
 pub(crate) struct Arena {
-    map: ExtentMap,
+    pub(super) map: ExtentMap,
     rules: ReuseRules,
-    mapper: Mapper,
+    pub(super) mapper: Mapper,
     segments: Segments,
     donors: Donors,
     shortening: Shortening,
@@ -166,7 +166,7 @@ impl Arena {
         if let Some(found) = find(&mut self.map, &self.rules, request)? {
             return Ok(self.carve(found, units, 0));
         }
-        let found = self.segments.back(&mut self.map, request)?;
+        let found = self.segments.back(&mut self.map, request, self.mapper.pages().peers)?;
         Ok(self.carve(found, units, 1))
     }
 
@@ -218,7 +218,7 @@ impl Arena {
     fn back(&mut self, request: Request<'_>, origin: PageOrigin) -> Result<Found, Refusal> {
         let Self { map, rules, mapper, segments, donors, shortening, keeps } = self;
         if !mapper.pages().device().properties().virtual_memory {
-            return segments.back(map, request);
+            return segments.back(map, request, mapper.pages().peers);
         }
         Miss { map, rules, mapper, donors, shortening, request, keeps: *keeps }.back(origin)
     }

@@ -35,7 +35,6 @@ impl Mapper {
         &self.pages
     }
 
-    /// For pages that sleep, and wake where they were.
     pub(super) fn pages_mut(&mut self) -> &mut Pages {
         &mut self.pages
     }

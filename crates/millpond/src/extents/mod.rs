@@ -17,7 +17,7 @@
 //! - `reuse_rules`: which free memory a stream may use, and when. `coalescing` and `search` apply the rules to the map.
 //! - `mapper`: which page backs which address. With it work `cursor`, `pending_unmap`, `donors` and `segments`.
 //! - `miss`, `shorten`, `sleeping` and `trim`: what takes pages, exchanges them and gives them back.
-//! - `arena`: composes all of them.
+//! - `arena`: composes all of them. `peers`: which other devices may use its memory.
 //!
 //! **How one allocation passes through** ([`Arena::alloc`]):
 //! 1. The best fit among the free extents that the stream may use (`search`). Where a better one might be ready by now,
@@ -54,6 +54,7 @@ mod mapper;
 mod miss;
 mod page_map;
 mod pages_under;
+mod peers;
 mod pending_unmap;
 mod placement;
 mod ranges;

@@ -223,6 +223,11 @@ impl Regions {
         self.backing(region).span(base_page).map(|span| self.in_base_pages(span))
     }
 
+    /// The page that backs a base page, its first base page, and the first behind it.
+    pub(super) fn page_over(&self, region: u32, base_page: u64) -> Option<(PageId, (u64, u64))> {
+        Some((self.page_at(region, base_page)?, self.page_span(region, base_page)?))
+    }
+
     fn in_base_pages(&self, (first, end): Span) -> (u64, u64) {
         (first >> self.base_page_shift, end >> self.base_page_shift)
     }

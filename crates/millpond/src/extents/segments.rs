@@ -14,7 +14,7 @@ use super::regions::RegionOrigin;
 use super::reuse_rules::ReuseRules;
 use super::search::{Found, Request};
 use crate::counters::Counters;
-use crate::device::{Device, DeviceError};
+use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PeerSet};
 use crate::physical::{Limits, Shortage};
 use crate::policy::page_length::PAGES_IN_SEGMENT;
 
@@ -31,8 +31,13 @@ impl Segments {
         Self { device, counters, limits }
     }
 
-    /// Allocates a segment with room for the request.
-    pub(super) fn back(&self, map: &mut ExtentMap, request: Request<'_>) -> Result<Found, Refusal> {
+    /// Allocates a segment with room for the request, within reach of these peers.
+    pub(super) fn back(
+        &self,
+        map: &mut ExtentMap,
+        request: Request<'_>,
+        peers: PeerSet,
+    ) -> Result<Found, Refusal> {
         let base_page_bytes = map.layout.base_page_bytes;
         let least = request.units * map.layout.unit_bytes + request.align;
         let exact = least.next_multiple_of(base_page_bytes);
@@ -42,8 +47,8 @@ impl Segments {
                 exact.max(u64::from(map.layout.largest_page).min(PAGES_IN_SEGMENT) * base_page_bytes)
             }
         };
-        let id = match self.add(map, request.zone, ample) {
-            Err(Refusal::Short { .. }) if ample > exact => self.add(map, request.zone, exact)?,
+        let id = match self.add(map, request.zone, ample, peers) {
+            Err(Refusal::Short { .. }) if ample > exact => self.add(map, request.zone, exact, peers)?,
             other => other?,
         };
         let Extent { region, start, .. } = map[id];
@@ -55,16 +60,16 @@ impl Segments {
     /// Allocates a segment of the base pages that the request needs, which need not be aligned.
     pub(super) fn back_exactly(&self, map: &mut ExtentMap, request: Request<'_>) -> Result<Found, Refusal> {
         let bytes = (request.units * map.layout.unit_bytes).next_multiple_of(map.layout.base_page_bytes);
-        let id = self.add(map, request.zone, bytes)?;
+        let id = self.add(map, request.zone, bytes, PeerSet::NONE)?;
         Ok((id, map[id].start))
     }
 
-    fn add(&self, map: &mut ExtentMap, zone: Zone, bytes: u64) -> Result<ExtentId, Refusal> {
+    fn add(&self, map: &mut ExtentMap, zone: Zone, bytes: u64, peers: PeerSet) -> Result<ExtentId, Refusal> {
         let short = |what| Refusal::Short { what, bytes };
         // First, since nothing is held yet that would have to be given back.
         let blank = map.make_room_for_segment(zone, bytes)?;
         self.limits.admit(bytes, self.device.as_ref()).map_err(short)?;
-        let base = match self.device.alloc_segment(bytes) {
+        let base = match self.device.alloc_segment(bytes).and_then(|base| self.share(base, bytes, peers)) {
             Ok(base) => base,
             Err(error) => {
                 self.limits.refuse(bytes);
@@ -77,6 +82,20 @@ impl Segments {
         self.limits.count(bytes, &self.counters);
         self.counters.calls.alloc.add(1);
         Ok(map.add_segment(base, bytes, zone, blank))
+    }
+
+    /// Lets peers use a segment that was just allocated. Where that fails, it goes back.
+    fn share(&self, base: DevicePtr, bytes: u64, peers: PeerSet) -> DeviceResult<DevicePtr> {
+        if peers.is_empty() {
+            return Ok(base);
+        }
+        // SAFETY: a whole segment.
+        if let Err(error) = unsafe { self.device.set_peer_access(base, bytes, peers, true) } {
+            // SAFETY: nobody knows it.
+            unsafe { self.device.free_segment(base) }?;
+            return Err(error);
+        }
+        Ok(base)
     }
 
     /// Gives back segments that are wholly free and complete, the oldest first, until at most `keep` bytes

@@ -23,6 +23,7 @@
 
 mod event;
 mod fence;
+mod peers;
 mod questions;
 mod readiness;
 mod stream;

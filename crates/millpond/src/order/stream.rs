@@ -30,7 +30,7 @@ use crate::device::{Device, DeviceError, DeviceResult, StreamHandle, StreamId};
 /// ```
 #[derive(Clone)]
 pub struct Stream {
-    inner: Arc<HeldTimeline>,
+    pub(super) inner: Arc<HeldTimeline>,
     /// What tells it from others: looked at on every allocation and free.
     key: StreamKey,
 }
@@ -52,7 +52,7 @@ pub(crate) struct StreamKey {
 }
 
 impl Stream {
-    fn new(inner: Arc<HeldTimeline>) -> Self {
+    pub(super) fn new(inner: Arc<HeldTimeline>) -> Self {
         let key = StreamKey { serial: inner.timeline.serial, slot: inner.timeline.id.slot as usize };
         Self { inner, key }
     }
@@ -119,21 +119,28 @@ impl Stream {
         }
     }
 
-    /// Makes later work on this stream wait for `event`. The host does not wait.
+    /// Makes later work on this stream wait for `event`. The host does not wait. The event may be of another GPU; pools learn
+    /// nothing from that.
     ///
     /// # Errors
-    /// As for [`record`](Self::record); an event of another device is [`DeviceError::Invalid`].
+    /// As for [`record`](Self::record). An event of a device that does not work together with this one is
+    /// [`DeviceError::Invalid`].
     pub fn wait(&self, event: &Event) -> DeviceResult<()> {
-        if !Arc::ptr_eq(event.timelines(), &self.inner.timelines) {
+        let timelines = &self.inner.timelines;
+        let is_own = Arc::ptr_eq(event.timelines(), timelines);
+        if !is_own && !timelines.is_beside(event.timelines()) {
             return Err(DeviceError::Invalid {
                 call: "Stream::wait",
-                what: "the event belongs to another device: record and wait on streams of one context"
+                what: "the event belongs to another device: record and wait on streams of one context, or of GPUs"
                     .to_owned(),
             });
         }
-        self.inner.timelines.check_process()?;
-        // SAFETY: the event is borrowed, so it lives, and of this device, as was seen above.
-        unsafe { self.inner.timelines.wait(&self.inner.timeline, event.handle(), event.clock()) }
+        timelines.check_process()?;
+        // The other device's ticks mean nothing here.
+        let none = Fence::empty();
+        let after = if is_own { event.clock() } else { &none };
+        // SAFETY: the event is borrowed, so it lives, and of this device or one of its group, as was seen above.
+        unsafe { timelines.wait(&self.inner.timeline, event.handle(), after) }
     }
 
     /// Makes later work on this stream wait for all work given to `other` so far.
@@ -172,6 +179,18 @@ impl Stream {
         unsafe { self.device().stream_is_idle(handle) }
     }
 
+    /// Refuses to go on while the stream is being captured, into a graph that cannot do what is asked for.
+    pub(crate) fn check_not_captured(&self, call: &'static str, to: &str) -> DeviceResult<()> {
+        let handle = self.handle_here()?;
+        // SAFETY: the stream is valid, as `handle_here` says, and stays so while this lives.
+        if unsafe { self.device().capture_of(handle) }?.is_some() {
+            let what =
+                format!("the stream is being captured, and a graph cannot {to}: end the capture first");
+            return Err(DeviceError::Invalid { call, what });
+        }
+        Ok(())
+    }
+
     pub(crate) fn timelines(&self) -> &Arc<Timelines> {
         &self.inner.timelines
     }
@@ -201,7 +220,7 @@ impl Stream {
 impl Timelines {
     /// Creates a stream of our own.
     pub(crate) fn create_stream(self: &Arc<Self>) -> DeviceResult<Stream> {
-        self.create().map(Stream::new)
+        self.create(Marking::WhenNeeded).map(Stream::new)
     }
 
     /// The stream behind a handle that somebody else made. (A default stream is marked as it can be.)

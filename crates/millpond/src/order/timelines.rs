@@ -58,6 +58,8 @@ pub(super) struct HeldTimeline {
     /// Where somebody else's object destroys the stream: that object. Let go of after the last tick is closed.
     #[cfg(feature = "cudarc")]
     pub(super) owner: std::sync::OnceLock<Arc<dyn std::any::Any + Send + Sync>>,
+    /// The streams of other devices that stand for this one there: see `peers`.
+    pub(super) stand_ins: Mutex<Vec<Arc<HeldTimeline>>>,
 }
 
 impl Drop for HeldTimeline {
@@ -140,12 +142,12 @@ impl Timelines {
     // ---- streams ---------------------------------------------------------------------------------
 
     /// See [`create_stream`](Self::create_stream).
-    pub(super) fn create(self: &Arc<Self>) -> DeviceResult<Arc<HeldTimeline>> {
+    pub(super) fn create(self: &Arc<Self>, marking: Marking) -> DeviceResult<Arc<HeldTimeline>> {
         self.check_process()?;
         let handle = self.device.create_stream()?;
         // SAFETY: the stream was created above.
         match unsafe { self.device.stream_id(handle) } {
-            Ok(id) => self.register(handle, id, Marking::WhenNeeded, true),
+            Ok(id) => self.register(handle, id, marking, true),
             Err(error) => Err(error),
         }
         // SAFETY: the stream was created above and nobody else knows it.
@@ -214,6 +216,7 @@ impl Timelines {
             owned,
             #[cfg(feature = "cudarc")]
             owner: Default::default(),
+            stand_ins: Mutex::default(),
         });
         let alive = Alive { held: Arc::downgrade(&held), stays: owned || is_legacy(handle) };
         self.alive.lock().insert((id, marking), alive);

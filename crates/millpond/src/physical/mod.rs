@@ -25,7 +25,7 @@ pub(crate) use named::GivesBack;
 use sleeping::Presence;
 
 use crate::counters::Counters;
-use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PageHandle};
+use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PageHandle, PeerSet};
 
 /// Names a page of one pool. Recycled when the page is released.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -42,6 +42,8 @@ pub(crate) struct Page {
     /// Mappings, the one in use and old ones that wait for their fence. A page that sleeps has one, too.
     mappings: u32,
     presence: Presence,
+    /// The other devices that may use it, through the mapping in use.
+    peers: PeerSet,
 }
 
 /// Why there is no page.
@@ -80,6 +82,8 @@ pub(crate) struct Pages {
     parked: Vec<PageId>,
     /// Base pages of all pages.
     base_pages: u64,
+    /// The other devices that may use every page, as soon as it is mapped.
+    pub(crate) peers: PeerSet,
 }
 
 impl Pages {
@@ -98,6 +102,7 @@ impl Pages {
             vacant: Vec::new(),
             parked: Vec::new(),
             base_pages: 0,
+            peers: PeerSet::NONE,
         }
     }
 
@@ -106,10 +111,10 @@ impl Pages {
         &self.device
     }
 
-    /// No pages yet, of the same device, limits and counters.
+    /// No pages yet, of the same device, limits, counters and peers.
     pub(crate) fn none_yet(&self) -> Self {
         let (device, counters, limits) = (self.device.clone(), self.counters.clone(), self.limits.clone());
-        Self::new(device, counters, limits, self.base_page_bytes)
+        Self { peers: self.peers, ..Self::new(device, counters, limits, self.base_page_bytes) }
     }
 
     pub(crate) fn get(&self, id: PageId) -> &Page {
@@ -128,6 +133,11 @@ impl Pages {
     /// Every page that is held, for recounts.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (PageId, &Page)> {
         self.table.iter().zip(0..).filter_map(|(page, id)| Some((PageId(id), page.as_ref()?)))
+    }
+
+    /// Where the arena uses a page, by its number: all are below [`records`](Self::records).
+    pub(crate) fn at_home(&self, number: usize) -> Option<(PageId, (u32, u32))> {
+        Some((PageId(number as u32), self.table[number].as_ref()?.home?))
     }
 
     /// Pages that were ever held at once, at most.
@@ -175,7 +185,14 @@ impl Pages {
         self.limits.count(bytes, &self.counters);
         self.counters.calls.create.add(1);
         self.base_pages += u64::from(base_pages);
-        let page = Page { handle, base_pages, home: None, mappings: 0, presence: Presence::Whole };
+        let page = Page {
+            handle,
+            base_pages,
+            home: None,
+            mappings: 0,
+            presence: Presence::Whole,
+            peers: PeerSet::NONE,
+        };
         Ok(match self.vacant.pop() {
             Some(id) => {
                 self.table[id as usize] = Some(page);
@@ -212,8 +229,15 @@ impl Pages {
         unsafe { self.device.map(at, bytes, handle) }.map_err(MapFailure::Clean)?;
         self.counters.calls.map.add(1);
         self.get_mut(id).mappings += 1;
+        // A new mapping has no peers.
+        let before = std::mem::take(&mut self.get_mut(id).peers);
         // SAFETY: just this range was mapped above.
-        if let Err(error) = unsafe { self.device.set_access(at, bytes) } {
+        let accessible = unsafe { self.device.set_access(at, bytes) }
+            // SAFETY: likewise, and it has access now.
+            .and_then(|()| unsafe { self.set_peer_access(id, at, self.peers, true) });
+        if let Err(error) = accessible {
+            // The mapping in use is still the one before.
+            self.get_mut(id).peers = before;
             // SAFETY: the mapping was made above, and nobody was told of it.
             return Err(match unsafe { self.unmap(id, at) } {
                 Ok(()) => MapFailure::Clean(error),
@@ -221,6 +245,35 @@ impl Pages {
             });
         }
         self.counters.calls.set_access.add(1);
+        Ok(())
+    }
+
+    /// Lets other devices use the page through the mapping in use, which is at `at`, or no longer. Those that have what is
+    /// asked for cost nothing.
+    ///
+    /// # Safety
+    /// The page is mapped there by [`map`](Self::map). Where access is taken away, no work of the peers uses the range.
+    pub(crate) unsafe fn set_peer_access(
+        &mut self,
+        id: PageId,
+        at: DevicePtr,
+        peers: PeerSet,
+        allowed: bool,
+    ) -> DeviceResult<()> {
+        let (had, bytes) = (self.get(id).peers, self.bytes(self.get(id).base_pages));
+        let has = if allowed { had.with(peers) } else { had.without(peers) };
+        if has != had {
+            let change = if allowed { has.without(had) } else { had.without(has) };
+            // All are one thing for the device, of which it keeps a list.
+            let change = if peers == PeerSet::ALL { peers } else { change };
+            // A page that sleeps has no mapping now, and gets one for these peers when it wakes.
+            if !self.sleeps(id) {
+                // SAFETY: the caller's promise.
+                unsafe { self.device.set_peer_access(at, bytes, change, allowed) }?;
+                self.counters.calls.set_access.add(1);
+            }
+            self.get_mut(id).peers = has;
+        }
         Ok(())
     }
 
@@ -284,6 +337,11 @@ impl Pages {
     pub(crate) fn handle(&self, id: PageId) -> (PageHandle, u64) {
         let page = self.get(id);
         (page.handle, self.bytes(page.base_pages))
+    }
+
+    /// The other devices that may use a page, through the mapping in use.
+    pub(crate) fn peers_of(&self, id: PageId) -> PeerSet {
+        self.get(id).peers
     }
 
     pub(crate) fn mappings(&self, id: PageId) -> u32 {

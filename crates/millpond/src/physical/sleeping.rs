@@ -3,7 +3,7 @@
 //! A page goes down and up step by step. A step that fails leaves it where it was, so that the call can be made again.
 
 use super::{NoPage, PageId, Pages, Shortage};
-use crate::device::{DeviceError, DevicePtr, DeviceResult};
+use crate::device::{DeviceError, DevicePtr, DeviceResult, PeerSet};
 
 /// How much of a page is there. Less than all of it only while its pool sleeps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -41,7 +41,10 @@ impl Pages {
         if !has_gone(first) || !has_gone(next) {
             return false;
         }
-        self.get_mut(first).base_pages += self.get(next).base_pages;
+        let (base_pages, peers) = (self.get(next).base_pages, self.get(next).peers);
+        let joined = self.get_mut(first);
+        joined.base_pages += base_pages;
+        joined.peers = joined.peers.with(peers);
         self.table[next.0 as usize] = None;
         self.vacant.push(next.0);
         true
@@ -103,6 +106,12 @@ impl Pages {
             // SAFETY: just this range is mapped.
             unsafe { self.device.set_access(at, bytes) }?;
             self.counters.calls.set_access.add(1);
+            let peers = self.get(id).peers;
+            if peers != PeerSet::NONE {
+                // SAFETY: likewise, and it has access now.
+                unsafe { self.device.set_peer_access(at, bytes, peers, true) }?;
+                self.counters.calls.set_access.add(1);
+            }
             self.get_mut(id).presence = Presence::Whole;
         }
         Ok(())

@@ -11,9 +11,9 @@ use super::context::{OtherMemory, PoolMemory};
 use super::inner::{PoolInner, PoolState};
 use super::registry::Registry;
 use super::routes::Routes;
+use super::shares::Shares;
 use super::sleep_gate::SleepGate;
 use super::staging::Staging;
-use super::shares::Shares;
 use super::{Context, Pool};
 use crate::cache::{Caches, Locked, Sizes};
 use crate::counters::Counters;
@@ -61,6 +61,7 @@ pub struct PoolBuilder {
     spare: Option<u64>,
     budget: Option<Budget>,
     is_of_others: bool,
+    peers: Option<Vec<Context>>,
     #[cfg(feature = "record")]
     record: Option<record::Options>,
 }
@@ -174,6 +175,7 @@ impl PoolBuilder {
             spare: None,
             budget: None,
             is_of_others: false,
+            peers: Some(Vec::new()),
             #[cfg(feature = "record")]
             record: None,
         }
@@ -253,6 +255,32 @@ impl PoolBuilder {
         self
     }
 
+    /// Lets the GPUs of these contexts use all memory of the pool at its addresses, as [`Pool::allow_access`] does. By
+    /// default none may: then blocks are given to them one by one ([`Pool::allow_access_to`]), and by copies.
+    ///
+    /// Mapping a page takes about 1 ms more for each of them (H200).
+    ///
+    /// ```
+    /// use millpond::device::sim::{SimDevice, SimOptions};
+    /// use millpond::{Context, Pool};
+    ///
+    /// let gpus = SimDevice::group(2, SimOptions::default())?; // or Context::cuda(0)?, Context::cuda(1)?
+    /// let [first, second] = [0, 1].map(|number| Context::new(gpus[number].clone()));
+    /// let pool = Pool::builder(&first).accessible_from([&second]).build()?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn accessible_from<'a>(mut self, peers: impl IntoIterator<Item = &'a Context>) -> Self {
+        self.peers = Some(peers.into_iter().cloned().collect());
+        self
+    }
+
+    /// As [`accessible_from`](Self::accessible_from), for all GPUs that take memory in this process, also later, as far as they
+    /// reach this one's. So the pool's memory is used as that of `cudaMalloc` is after `cudaDeviceEnablePeerAccess`.
+    pub fn accessible_from_all(mut self) -> Self {
+        self.peers = None;
+        self
+    }
+
     /// Records what the pool does to a file, from the start. See [`Pool::start_recording`]. Without this option, the
     /// environment variable `MILLPOND_RECORD` names the file, for all pools of the process. With
     /// `MILLPOND_RECORD_CALL_SITES=1`, it has call sites.
@@ -265,7 +293,8 @@ impl PoolBuilder {
     /// Builds the pool. No memory of the device is taken yet, and little of the host's.
     ///
     /// # Errors
-    /// [`Error::BadOption`] for an option with a value that it cannot have. [`Error::Recording`] if the file that
+    /// [`Error::BadOption`] for an option with a value that it cannot have. Those of [`Pool::allow_access`] for a
+    /// context that is no peer. [`Error::Recording`] if the file that
     /// [`record`](Self::record) names cannot be written. If the environment names it, the pool warns, and records
     /// nothing.
     pub fn build(self) -> Result<Pool> {
@@ -326,8 +355,10 @@ impl PoolBuilder {
             sleep_turn: OfProcess::default(),
             shares: Shares::default(),
             is_of_others: self.is_of_others,
+            peer_copies: OfProcess::default(),
             has_said_freed_twice: AtomicBool::new(false),
         });
+        inner.share_from_the_start(self.peers.as_deref())?;
         #[cfg(feature = "record")]
         match (self.record, record::Options::from_environment()) {
             (Some(asked), _) => inner.start_recording(&asked)?,

@@ -26,6 +26,11 @@ impl PoolState {
         std::iter::once(&self.arena).chain(self.captured.iter().map(|captured| &captured.arena))
     }
 
+    /// The same, to be changed.
+    pub(super) fn arenas_mut(&mut self) -> impl Iterator<Item = &mut Arena> {
+        std::iter::once(&mut self.arena).chain(self.captured.iter_mut().map(|captured| &mut captured.arena))
+    }
+
     /// The ranges of addresses that pages back: first address, bytes, and the memory of a capture that they belong to.
     pub(super) fn backed(&self) -> Vec<(DevicePtr, u64, Option<u64>)> {
         let own = self.arena.backed().into_iter().map(|(start, bytes)| (start, bytes, None));

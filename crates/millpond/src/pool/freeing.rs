@@ -145,7 +145,14 @@ impl PoolInner {
 
     pub(crate) fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         self.check_process()?;
-        self.check_stream(stream)?;
+        let stand_in;
+        let stream = if self.check_stream(stream).is_ok() {
+            stream
+        } else {
+            self.check_beside(stream)?;
+            stand_in = stream.stand_in(&self.timelines)?;
+            &stand_in
+        };
         let is_noted = self.with_live(ptr, |arena, id| {
             let is_noted = arena.record_use(id, stream);
             if is_noted {

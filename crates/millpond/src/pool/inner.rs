@@ -4,16 +4,16 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Weak};
 
-use crate::lock::Mutex;
+use crate::lock::{Mutex, RwLock};
 
 use super::asleep::Asleep;
 use super::callbacks::{Callbacks, Observer, Reclaimer};
 use super::capture_memory::Captured;
 use super::registry::{Registered, Registry};
 use super::routes::Routes;
+use super::shares::Shares;
 use super::sleep_gate::SleepGate;
 use super::staging::Staging;
-use super::shares::Shares;
 use crate::cache::{Caches, Locked};
 use crate::counters::{Counted, Counters};
 use crate::device::{Device, DeviceError, DevicePtr};
@@ -59,6 +59,9 @@ pub(crate) struct PoolInner {
     pub(super) shares: Shares,
     /// Whether its memory is other processes': it goes back as soon as it is free.
     pub(super) is_of_others: bool,
+    /// Held for reading while a copy of the pool's memory is given to another device, and for writing while access is taken
+    /// back.
+    pub(super) peer_copies: OfProcess<RwLock<()>>,
     /// Whether a block that was freed twice at once was reported.
     pub(super) has_said_freed_twice: AtomicBool,
 }

@@ -24,18 +24,19 @@ mod giving_back;
 mod impossible;
 mod inner;
 mod managed;
-mod other_processes;
 mod of_others;
+mod other_processes;
+mod peers;
 mod pressure;
 mod recorded;
 mod recounting;
 mod registry;
 mod reserving;
 mod routes;
-mod sleep_gate;
-mod sleeping;
 mod shares;
 mod sharing;
+mod sleep_gate;
+mod sleeping;
 mod slow_path_time;
 mod staging;
 mod tagged;
@@ -52,9 +53,9 @@ pub use callbacks::{ObserverId, ReclaimId};
 pub use capture::{CapturePool, Capturing};
 pub use context::Context;
 pub(crate) use inner::PoolInner;
-use tagged::Tags;
 pub(crate) use sharing::OpenedBlock;
 pub use sharing::{Shared, SharedEvent};
+use tagged::Tags;
 
 use crate::device::{Device, DevicePtr, DeviceResult, MemoryInfo};
 use crate::order::{ReusePolicies, Stream, Timelines};
@@ -224,10 +225,10 @@ impl Pool {
 
     /// Notes that work on `stream` uses the block. The free will wait for all work that `stream` was given by then, as
     /// with PyTorch's `record_stream`. The host never waits. On a [foreign stream](Context::foreign_stream), the free
-    /// waits only for what the stream was given until this call. Null does nothing.
+    /// waits only for what the stream was given until this call. The same holds for a stream of another GPU. Null does nothing.
     ///
     /// # Errors
-    /// As for [`free`](Self::free).
+    /// As for [`free`](Self::free), and [`Error::WrongDevice`] for a stream of a device that cannot work together with the pool's.
     pub fn record_use(&self, ptr: DevicePtr, stream: &Stream) -> Result<()> {
         if ptr.is_null() {
             return Ok(());

@@ -186,7 +186,9 @@ impl PoolInner {
         }
         // Under the lock, under which blocks are shared.
         if self.shares.any() {
-            return Err(self.cannot_sleep("other processes may use blocks of it: wait until they have let go"));
+            return Err(
+                self.cannot_sleep("other processes may use blocks of it: wait until they have let go")
+            );
         }
         let before = self.counters.reserved.current();
         self.sleep_under_lock(&mut state, keep).map_err(|error| self.error_of(error))?;

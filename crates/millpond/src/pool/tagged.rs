@@ -3,9 +3,9 @@
 use std::fmt;
 
 use super::{Pool, PoolBuilder};
-use crate::{Error, Result};
 use crate::lock::Mutex;
 use crate::process::OfProcess;
+use crate::{Error, Result};
 
 /// The pools of a pool's tags.
 pub(super) struct Tags {

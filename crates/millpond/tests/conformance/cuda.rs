@@ -7,13 +7,14 @@ use millpond::device::{Device, StreamHandle};
 
 use crate::harness::Harness;
 
-pub(crate) struct CudaHarness(Arc<CudaDevice>);
+pub(crate) struct CudaHarness(Arc<CudaDevice>, Arc<CudaDevice>);
 
 impl CudaHarness {
     /// GPU 0; without virtual memory, as if it had none.
     pub(crate) fn new(virtual_memory: bool) -> Self {
         let options = CudaOptions::default().virtual_memory((!virtual_memory).then_some(false));
-        Self(CudaDevice::with_options(0, options).unwrap())
+        let open = |ordinal| CudaDevice::with_options(ordinal, options).unwrap();
+        Self(open(0), open(CudaDevice::count().unwrap().min(2) - 1))
     }
 }
 
@@ -26,6 +27,10 @@ impl Harness for CudaHarness {
 
     fn raw(&self) -> &dyn Device {
         &*self.0
+    }
+
+    fn peer(&self) -> &dyn Device {
+        &*self.1
     }
 
     fn hold(&self, stream: StreamHandle) -> Self::Hold {

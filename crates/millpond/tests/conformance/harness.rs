@@ -24,6 +24,9 @@ pub(crate) trait Harness: Sync {
 
     fn raw(&self) -> &dyn Device;
 
+    /// Another device of its group; where there is none, itself by another object.
+    fn peer(&self) -> &dyn Device;
+
     fn device(&self) -> Trusted<&dyn Device> {
         // SAFETY: the tests use ranges and handles of their own. What is not valid they give only to devices that keep
         // exact records, or after the call that the driver refuses too.
@@ -42,12 +45,13 @@ pub(crate) trait Harness: Sync {
 /// Enough for every test, and little enough to be used up in one.
 const CAPACITY: u64 = 256 << 20;
 
-pub(crate) struct HostHarness(Arc<HostDevice>);
+pub(crate) struct HostHarness(Arc<HostDevice>, Arc<HostDevice>);
 
 impl HostHarness {
     pub(crate) fn new(virtual_memory: bool) -> Self {
         let options = HostOptions::default().capacity(CAPACITY).virtual_memory(virtual_memory);
-        Self(HostDevice::with_options(options).unwrap())
+        let open = || HostDevice::with_options(options.clone()).unwrap();
+        Self(open(), open())
     }
 }
 
@@ -60,6 +64,10 @@ impl Harness for HostHarness {
 
     fn raw(&self) -> &dyn Device {
         &*self.0
+    }
+
+    fn peer(&self) -> &dyn Device {
+        &*self.1
     }
 
     fn hold(&self, stream: StreamHandle) -> Self::Hold {
@@ -102,6 +110,10 @@ impl Harness for CapturingHarness {
 
     fn raw(&self) -> &dyn Device {
         &*self.device
+    }
+
+    fn peer(&self) -> &dyn Device {
+        self.host.peer()
     }
 
     fn hold(&self, stream: StreamHandle) -> Self::Hold {
@@ -148,6 +160,10 @@ impl<H: Harness> Harness for MemoryHarness<H> {
         &*self.device
     }
 
+    fn peer(&self) -> &dyn Device {
+        self.of.peer()
+    }
+
     fn hold(&self, stream: StreamHandle) -> H::Hold {
         self.of.hold(stream)
     }
@@ -161,12 +177,14 @@ impl<H: Harness> Harness for MemoryHarness<H> {
     }
 }
 
-pub(crate) struct SimHarness(Arc<SimDevice>);
+pub(crate) struct SimHarness(Arc<SimDevice>, Arc<SimDevice>);
 
 impl SimHarness {
     pub(crate) fn new(virtual_memory: bool) -> Self {
         let options = SimOptions::default().capacity(CAPACITY).virtual_memory(virtual_memory);
-        Self(SimDevice::new(options.pinned_capacity(CAPACITY).managed_capacity(CAPACITY)).unwrap())
+        let options = options.pinned_capacity(CAPACITY).managed_capacity(CAPACITY);
+        let group = SimDevice::group(2, options).unwrap();
+        Self(group[0].clone(), group[1].clone())
     }
 }
 
@@ -179,6 +197,10 @@ impl Harness for SimHarness {
 
     fn raw(&self) -> &dyn Device {
         &*self.0
+    }
+
+    fn peer(&self) -> &dyn Device {
+        &*self.1
     }
 
     fn hold(&self, stream: StreamHandle) -> Hold {

@@ -7,6 +7,8 @@
 //! the checker must be content, the pools' own recount must hold, and their figures must be the model's; at
 //! the end (`ending.rs`) every byte, event and stream must have gone back.
 //!
+//! Two devices have programs of their own (`peers.rs`, `peers_bytes.rs`), over buffers.
+//!
 //! Captures into graphs have programs of their own (`captures.rs`), over the host device with the driver's rules of
 //! captures, whose bytes are compared.
 //!
@@ -23,6 +25,8 @@ mod checks;
 mod ending;
 mod options;
 mod order;
+mod peers;
+mod peers_bytes;
 mod program;
 mod replays;
 mod steps;
@@ -78,6 +82,23 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(config())]
+
+    #[test]
+    fn programs_on_two_devices_keep_every_rule(options in peers::options(), steps in peers::steps(false)) {
+        peers::World::new(&options, false).run(steps).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn programs_on_two_devices_keep_every_rule_when_a_call_fails(
+        options in peers::options(),
+        steps in peers::steps(true),
+    ) {
+        peers::World::new(&options, true).run(steps).map_err(TestCaseError::fail)?;
+    }
+}
+
 /// A case moves real bytes, many of them.
 fn few() -> ProptestConfig {
     let config = config();
@@ -90,5 +111,10 @@ proptest! {
     #[test]
     fn graphs_replay_correctly_whatever_the_program_does_beside_them(steps in captures::steps()) {
         captures::World::new().run(steps);
+    }
+
+    #[test]
+    fn bytes_on_two_devices_are_those_given_last(steps in peers::steps(false)) {
+        peers_bytes::World::new().run(steps);
     }
 }

@@ -271,7 +271,8 @@ class Block:
     def record_use(self, stream: _StreamLike) -> None:
         """Notes that work given so far to ``stream`` uses the block: the free will wait for it.
 
-        On a ``millpond.Stream``: also what is given to it until the block is freed.
+        On a ``millpond.Stream``: also what is given to it until the block is freed. A stream of another GPU has to be one, and
+        counts as far as it came.
         """
     def synchronize(self) -> None:
         """Waits until the CPU may use the bytes: for the work given so far to the block's stream, and for recorded uses.
@@ -279,7 +280,7 @@ class Block:
         Call it before a view that was made earlier is used again.
         """
     def copy_from(self, other: Block) -> None:
-        """Copies the bytes of a block of the same size, of any pool of the device, on this block's stream.
+        """Copies the bytes of a block of the same size, of any pool of the device or of another GPU, on this block's stream.
 
         The host does not wait where both are memory of the device or pinned. This stream first waits for the other block's.
         The free of the other block waits for the copy, and so do later copies to it.
@@ -450,6 +451,8 @@ class Pool:
             memory would take a third of the program's time. 1/32 of the device's memory by default, 8 GiB at most; with 0
             it never does.
         budget: a ``Budget`` that the pool shares with others, also of other processes.
+        accessible_from: ``"all"``, or the numbers of the GPUs that may use all memory of the pool. None by default:
+            see ``allow_access``.
         record: a file to record to, from the start.
 
     Raises:
@@ -474,6 +477,7 @@ class Pool:
         min_alignment: Optional[_Size] = None,
         spare: Optional[_Size] = None,
         budget: Optional[Budget] = None,
+        accessible_from: Union[Literal["all"], Sequence[int], None] = None,
         record: Optional[_Path] = None,
     ) -> Pool: ...
     @property
@@ -523,6 +527,35 @@ class Pool:
         """Makes a stream of the pool's device."""
     def synchronize(self) -> None:
         """Waits for all work on the device, then applies the release thresholds."""
+    def allow_access(self, peer: Union[Pool, int]) -> None:
+        """Lets the device of another pool, or a GPU by its number, use all memory of this pool at its addresses.
+
+        That is what there is, and what comes. It costs about 1 ms for each page (H200).
+
+        Raises:
+            DeviceError: for a device that cannot work together with the pool's, or does not reach its memory.
+        """
+    def take_back_access(self, peer: Union[Pool, int]) -> None:
+        """Takes the access of another device back, from all memory of this pool. Waits for all work of that device.
+
+        Memory in segments stays within its reach.
+
+        Raises:
+            ValueError: for a pool that was made with ``accessible_from="all"``.
+        """
+    def allow_access_to(self, block: Block, peer: Union[Pool, int]) -> None:
+        """Lets another device use one block of this pool. Its pages keep the access for later blocks.
+
+        Raises:
+            DeviceError: as ``allow_access``.
+            MisuseError: for a block of another pool, or one that was freed.
+        """
+    def is_accessible_from(self, block: Block, peer: Union[Pool, int]) -> bool:
+        """Whether another device may use a block of this pool.
+
+        Raises:
+            MisuseError: for a block of another pool, or one that was freed.
+        """
     def stats(self) -> Stats:
         """What the pool did and holds. Takes no lock."""
     def reset_peak(self) -> None:

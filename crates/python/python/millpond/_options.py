@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Literal, Optional, TypedDict, Union
 
 if TYPE_CHECKING:
@@ -25,4 +25,5 @@ class Options(TypedDict, total=False):
     min_alignment: Optional[Size]
     spare: Optional[Size]
     budget: Optional[Budget]
+    accessible_from: Union[Literal["all"], Sequence[int], None]
     record: Union[str, os.PathLike[str], None]

@@ -247,6 +247,14 @@ driver_functions! {
         cuMemcpyHtoDAsync_v2(to: CUdeviceptr, from: *const c_void, bytes: usize, stream: CUstream);
         cuMemcpyDtoHAsync_v2(to: *mut c_void, from: CUdeviceptr, bytes: usize, stream: CUstream);
         cuMemcpyDtoDAsync_v2(to: CUdeviceptr, from: CUdeviceptr, bytes: usize, stream: CUstream);
+        cuMemcpyPeerAsync(
+            to: CUdeviceptr,
+            to_context: CUcontext,
+            from: CUdeviceptr,
+            from_context: CUcontext,
+            bytes: usize,
+            stream: CUstream
+        );
         cuLaunchHostFunc(stream: CUstream, function: CUhostFn, data: *mut c_void);
 
         cuDeviceGetUuid_v2(uuid: *mut CUuuid, device: CUdevice);

@@ -12,10 +12,12 @@ use super::device::{CudaDevice, stream_of};
 use super::exports;
 use super::host_ranges;
 use super::managed::{self, CudaManaged};
+use super::peers::{self, access_of};
 use super::pinned::CudaPinned;
 use crate::device::{
     Advice, AsyncUsage, CaptureId, Device, DeviceIdentity, DevicePtr, DeviceResult, DriverPool, EventExport,
-    EventHandle, MemoryInfo, PageHandle, Place, Properties, Residency, StreamHandle, StreamId,
+    EventHandle, MemoryInfo, PageHandle, PeerId, PeerSet, Place, Properties, Residency, StreamHandle,
+    StreamId,
 };
 
 /// What is staged of a copy to pinned memory; for more, the caller waits. The driver stages as much for a GPU's memory
@@ -79,8 +81,10 @@ unsafe impl Device for CudaDevice {
 
     unsafe fn set_access(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let _relaxed = self.relax()?;
-        // SAFETY: the caller's promise: a mapping of its own.
-        unsafe { self.peers.give_access(at, bytes) }.map_err(|failure| failure.asking(bytes))
+        let access = access_of(self.raw_device(), true);
+        // SAFETY: one readable description, and the caller's promise: a mapping of its own.
+        unsafe { self.api().cuMemSetAccess(at.raw(), bytes as usize, &access, 1) }
+            .map_err(|failure| failure.asking(bytes))
     }
 
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
@@ -416,6 +420,64 @@ unsafe impl Device for CudaDevice {
         // SAFETY: a handle of this device, fresh.
         Ok(unsafe { EventHandle::from_raw(event as u64) })
     }
+
+    // ---- several devices -------------------------------------------------------------------------
+
+    fn peer_id(&self) -> Option<PeerId> {
+        PeerId::gpu(self.ordinal())
+    }
+
+    fn can_be_reached_from(&self, peer: PeerId) -> DeviceResult<bool> {
+        let _relaxed = self.relax()?;
+        self.peers.can_be_reached_from(peer)
+    }
+
+    unsafe fn set_peer_access(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        peers: PeerSet,
+        allowed: bool,
+    ) -> DeviceResult<()> {
+        let _relaxed = self.relax()?;
+        if self.device_properties().virtual_memory || host_ranges::contains(at) {
+            // SAFETY: the caller's promise: a mapping of its own, or of pinned memory.
+            return unsafe { self.peers.set_access(at, bytes, peers, allowed) };
+        }
+        if allowed { self.peers.share_segments(peers) } else { Ok(()) }
+    }
+
+    unsafe fn copy_from_peer(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: u64,
+        peer: PeerId,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        // Pinned and managed memory is of no GPU.
+        if [to, from].into_iter().any(|at| host_ranges::contains(at) || self.is_managed(at)) {
+            // SAFETY: the caller's promise, and access to the source.
+            return unsafe { self.copy(to, from, bytes, stream) };
+        }
+        let source = peers::context_of(self.api(), peer)?;
+        let _entered = self.enter()?;
+        // The call that names both GPUs copies mapped memory without access, too, by way of the host; a plain copy does not.
+        // SAFETY: the caller's promise: both ranges are ours to use, in stream order. The contexts are retained.
+        Ok(unsafe {
+            self.api().cuMemcpyPeerAsync(
+                to.raw(),
+                self.raw_context(),
+                from.raw(),
+                source.raw(),
+                bytes as usize,
+                stream_of(stream),
+            )
+        }?)
+    }
 }
 
 impl CudaDevice {
@@ -437,6 +499,17 @@ impl CudaDevice {
         };
         // SAFETY: the caller's promise of the stream.
         unsafe { self.launch_host(stream, copy) }
+    }
+
+    /// Whether an address is of managed memory.
+    fn is_managed(&self, at: DevicePtr) -> bool {
+        let mut is_managed: c_uint = 0;
+        let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED;
+        // SAFETY: this attribute is a boolean of an unsigned int's size. The address is only looked up.
+        let asked = unsafe {
+            self.api().cuPointerGetAttribute((&raw mut is_managed).cast::<c_void>(), attribute, at.raw())
+        };
+        asked.is_ok() && is_managed != 0
     }
 
     /// Whether a copy from this host address may read it after the call has returned.

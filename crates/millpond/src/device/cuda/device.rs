@@ -31,23 +31,12 @@ pub struct CudaOptions {
     /// Whether to use virtual memory management. `None` uses it where the GPU has it. With `Some(false)`, a pool uses
     /// segments. `Some(true)` refuses to open a GPU without it.
     pub virtual_memory: Option<bool>,
-    /// Whether this GPU and others may use each other's memory, as far as they reach each other. It begins once both
-    /// have taken memory in this process. `None` is yes, unless the environment variable `MILLPOND_PEER_ACCESS` is `0`.
-    /// Mapping a page then takes about 1 ms instead of 50 µs (H200). Switch it off where GPUs never touch each other's
-    /// memory.
-    pub peer_access: Option<bool>,
 }
 
 impl CudaOptions {
     /// As [`virtual_memory`](field@Self::virtual_memory).
     pub fn virtual_memory(mut self, virtual_memory: impl Into<Option<bool>>) -> Self {
         self.virtual_memory = virtual_memory.into();
-        self
-    }
-
-    /// As [`peer_access`](field@Self::peer_access).
-    pub fn peer_access(mut self, peer_access: impl Into<Option<bool>>) -> Self {
-        self.peer_access = peer_access.into();
         self
     }
 }
@@ -116,8 +105,7 @@ impl CudaDevice {
         let host_tables =
             CUdevice_attribute::CU_DEVICE_ATTRIBUTE_PAGEABLE_MEMORY_ACCESS_USES_HOST_PAGE_TABLES;
         let copies_read_host_pages = attribute(api, raw, host_tables)? != 0;
-        let shared = options.peer_access.unwrap_or_else(peers::is_shared_by_default);
-        let peers = Peers::new(api, &context, properties.virtual_memory, shared);
+        let peers = Peers::new(api, &context);
         Ok(Arc::new(Self {
             properties,
             api,

@@ -11,8 +11,8 @@ use super::api::Failure;
 use super::device::{CudaDevice, attribute, stream_of};
 use super::structures::Location;
 use crate::device::{
-    Advice, Device, DevicePtr, DeviceResult, DriverPool, Forward, MemoryInfo, MemoryKind, PageHandle, Place,
-    Properties, Residency, StreamHandle,
+    Advice, Device, DevicePtr, DeviceResult, DriverPool, Forward, MemoryInfo, MemoryKind, PageHandle, PeerId,
+    PeerSet, Place, Properties, Residency, StreamHandle,
 };
 
 /// `CU_MEM_ATTACH_GLOBAL`: every stream may use the memory.
@@ -106,6 +106,21 @@ unsafe impl Forward for CudaManaged {
 
     fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
         Err(self.gpu.unsupported("stream-ordered pools of managed memory"))
+    }
+
+    /// Such memory moves to whichever GPU uses it.
+    fn can_be_reached_from(&self, _peer: PeerId) -> DeviceResult<bool> {
+        Ok(true)
+    }
+
+    unsafe fn set_peer_access(
+        &self,
+        _at: DevicePtr,
+        _bytes: u64,
+        _peers: PeerSet,
+        _allowed: bool,
+    ) -> DeviceResult<()> {
+        Ok(())
     }
 }
 

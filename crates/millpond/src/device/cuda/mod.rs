@@ -7,7 +7,7 @@
 //! use millpond::device::cuda::{CudaDevice, CudaOptions};
 //! use millpond::{Context, Pool};
 //!
-//! let gpu = CudaDevice::with_options(0, CudaOptions::default().peer_access(false))?;
+//! let gpu = CudaDevice::with_options(0, CudaOptions::default().virtual_memory(true))?;
 //! println!("compute capability {:?}", gpu.facts()?.compute_capability);
 //! let pool = Pool::builder(&Context::new(gpu)).build()?;
 //! # Ok::<(), millpond::Error>(())

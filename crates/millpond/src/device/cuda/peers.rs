@@ -1,14 +1,14 @@
-//! Which GPUs may use a GPU's memory: in a process that takes memory of several, each one its peers'.
+//! Which GPUs may use a GPU's memory.
 //!
 //! `cudaMalloc`'s memory is within reach of a peer once somebody called `cuCtxEnablePeerAccess`. Mapped pages are not:
-//! each mapping needs an access of its own for each GPU. Programs that copy or compute across GPUs expect the first,
-//! and end in an illegal address otherwise. So a GPU *joins* when it first takes memory. From then on, it and the
-//! others that joined may use each other's mapped memory.
+//! each mapping needs an access of its own for each GPU. For its own GPU alone that costs about 50 µs, with one peer about 1
+//! ms (H200, driver 580). So a mapping is for its own GPU, until somebody [gives](Peers::set_access) it to peers.
 //!
-//! For its own GPU alone a mapping's access costs about 50 µs, with one peer about 1 ms (H200, driver 580). So
-//! a process with one GPU never asks for more.
+//! Mappings may be for *all* peers. A GPU *joins* when it first takes memory. From then on it has access to them, to the older
+//! ones as well.
 
 use std::collections::BTreeMap;
+use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
@@ -17,39 +17,39 @@ use smallvec::SmallVec;
 
 use super::api::{Api, Code, Failure};
 use super::context::Context;
+use super::host_ranges;
 use super::structures::location;
-use crate::device::{DevicePtr, DeviceResult};
+use crate::device::{DeviceError, DevicePtr, DeviceResult, PeerId, PeerSet};
 use crate::lock::Mutex;
 use crate::process::OfProcess;
 
-/// The GPUs of this process that share their memory.
+/// The GPUs that are open in this process.
 static OPENED: Mutex<Vec<Weak<Peers>>> = Mutex::new(Vec::new());
 
 /// Held while a GPU joins, so that of two that join at once each sees the other.
 static JOINING: Mutex<()> = Mutex::new(());
 
-/// What a GPU has mapped, and which other GPUs may use it.
+/// What of a GPU's memory all others may use.
 #[derive(Debug)]
 pub(super) struct Peers {
     api: &'static Api,
     device: CUdevice,
     context: Arc<Context>,
-    /// Whether its memory is pages; else it is segments.
-    has_pages: bool,
-    is_shared: bool,
     has_joined: AtomicBool,
-    mapped: OfProcess<Mutex<Mapped>>,
+    for_all: OfProcess<Mutex<ForAll>>,
 }
 
 #[derive(Debug, Default)]
-struct Mapped {
-    /// Bytes of each mapping with access, by its address.
-    bytes: BTreeMap<u64, u64>,
-    /// The GPUs with access to all of them, beside the one that they are of.
+struct ForAll {
+    /// Bytes of each mapping, by its address.
+    mapped: BTreeMap<u64, u64>,
+    /// Whether segments are for all peers.
+    segments: bool,
+    /// The GPUs that have access to all of them, beside the one that they are of.
     peers: SmallVec<[CUdevice; 7]>,
 }
 
-impl Mapped {
+impl ForAll {
     /// Lets a peer use what is mapped now, by `grant`, and what will be.
     fn admit(
         &mut self,
@@ -57,7 +57,7 @@ impl Mapped {
         mut grant: impl FnMut(u64, u64) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         if !self.peers.contains(&peer) {
-            self.bytes.iter().try_for_each(|(at, bytes)| grant(*at, *bytes))?;
+            self.mapped.iter().try_for_each(|(at, bytes)| grant(*at, *bytes))?;
             self.peers.push(peer);
         }
         Ok(())
@@ -65,25 +65,23 @@ impl Mapped {
 }
 
 impl Peers {
-    /// Of a GPU that was opened; one that is not `shared` never joins.
-    pub(super) fn new(api: &'static Api, context: &Arc<Context>, has_pages: bool, shared: bool) -> Arc<Self> {
+    /// Of a GPU that was opened.
+    pub(super) fn new(api: &'static Api, context: &Arc<Context>) -> Arc<Self> {
         let this = Arc::new(Self {
             api,
             device: context.device(),
             context: context.clone(),
-            has_pages,
-            is_shared: shared,
             has_joined: AtomicBool::new(false),
-            mapped: OfProcess::default(),
+            for_all: OfProcess::default(),
         });
-        if shared {
-            OPENED.lock().push(Arc::downgrade(&this));
-        }
+        OPENED.lock().push(Arc::downgrade(&this));
         this
     }
 
-    /// Before the GPU takes memory: it and its peers get access to each other's. After an error the next call tries
-    /// again.
+    // ---- memory for all peers --------------------------------------------------------------------
+
+    /// Before the GPU takes memory: it gets access to what others have for all peers, and they to what it will have. After an
+    /// error the next call tries again.
     #[inline]
     pub(super) fn join(&self) -> DeviceResult<()> {
         // Acquire: pairs with the Release in `join_slow`.
@@ -93,33 +91,37 @@ impl Peers {
     #[cold]
     fn join_slow(&self) -> DeviceResult<()> {
         let _joining = JOINING.lock();
-        if self.is_shared {
-            // Relaxed: written by those who hold `JOINING`.
-            let have_joined = opened().into_iter().filter(|other| other.has_joined.load(Ordering::Relaxed));
-            for other in have_joined.filter(|other| other.device != self.device) {
-                self.admit(&other)?;
-                other.admit(self)?;
-            }
+        // Relaxed: written by those who hold `JOINING`.
+        let have_joined = opened().into_iter().filter(|other| other.has_joined.load(Ordering::Relaxed));
+        for other in have_joined.filter(|other| other.device != self.device) {
+            self.admit(&other)?;
+            other.admit(self)?;
         }
         // Release: whoever sees it takes memory with the access that was given above.
         self.has_joined.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Lets `other` use this GPU's memory, if it can reach it.
+    /// Lets `other` use this GPU's memory that is for all peers, if it can reach it.
     fn admit(&self, other: &Self) -> DeviceResult<()> {
         if !can_reach(self.api, other.device, self.device)? {
             return Ok(());
         }
-        if self.has_pages {
-            let access = access_of(other.device);
-            self.mapped.lock().admit(other.device, |at, bytes| {
-                // SAFETY: one readable description, of a range that is mapped: `forget` takes it out under the lock
-                // before it is unmapped.
-                unsafe { self.api.cuMemSetAccess(at, bytes as usize, &access, 1) }
-            })?;
-            return Ok(());
+        let access = access_of(other.device, true);
+        let mut for_all = self.for_all.lock();
+        if for_all.segments {
+            self.enable(other)?;
         }
+        for_all.admit(other.device, |at, bytes| {
+            // SAFETY: one readable description, of a range that is mapped: `forget` takes it out under the lock before it
+            // is unmapped.
+            unsafe { self.api.cuMemSetAccess(at, bytes as usize, &access, 1) }
+        })?;
+        Ok(())
+    }
+
+    /// Lets `other` use the segments of this GPU, all that are and will be.
+    fn enable(&self, other: &Self) -> DeviceResult<()> {
         let _entered = other.context.enter()?;
         // SAFETY: the context is retained as long as `self` is.
         match unsafe { self.api.cuCtxEnablePeerAccess(self.context.raw(), 0) } {
@@ -128,23 +130,88 @@ impl Peers {
         }
     }
 
-    /// Gives the GPU and its peers access to a mapping of its.
+    /// A mapping is about to be taken away.
+    pub(super) fn forget(&self, at: DevicePtr) {
+        self.for_all.lock().mapped.remove(&at.raw());
+    }
+
+    // ---- memory for some or all ------------------------------------------------------------------
+
+    /// Lets peers use a mapping of the GPU's, or of pinned memory, or no longer.
     ///
     /// # Safety
-    /// As for [`Device::set_access`](crate::device::Device::set_access).
-    pub(super) unsafe fn give_access(&self, at: DevicePtr, bytes: u64) -> Result<(), Failure> {
-        let mut mapped = self.mapped.lock();
-        let all = std::iter::once(self.device).chain(mapped.peers.iter().copied());
-        let access: SmallVec<[_; 8]> = all.map(access_of).collect();
-        // SAFETY: readable descriptions, and the caller's promise.
-        unsafe { self.api.cuMemSetAccess(at.raw(), bytes as usize, access.as_ptr(), access.len()) }?;
-        mapped.bytes.insert(at.raw(), bytes);
+    /// As for [`Device::set_peer_access`](crate::device::Device::set_peer_access).
+    pub(super) unsafe fn set_access(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        peers: PeerSet,
+        allowed: bool,
+    ) -> DeviceResult<()> {
+        if peers != PeerSet::ALL {
+            let devices = self.named(peers, host_ranges::contains(at))?;
+            // SAFETY: the caller's promise.
+            return Ok(unsafe { self.set(at, bytes, &devices, allowed) }?);
+        }
+        let mut for_all = self.for_all.lock();
+        if !allowed {
+            for_all.mapped.remove(&at.raw());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.set(at, bytes, &for_all.peers, allowed) }?;
+        if allowed {
+            for_all.mapped.insert(at.raw(), bytes);
+        }
         Ok(())
     }
 
-    /// A mapping is about to be taken away.
-    pub(super) fn forget(&self, at: DevicePtr) {
-        self.mapped.lock().bytes.remove(&at.raw());
+    /// Whether a GPU reaches this one's memory; it reaches its own.
+    pub(super) fn can_be_reached_from(&self, gpu: PeerId) -> DeviceResult<bool> {
+        let device = raw_of(self.api, gpu.number())?;
+        Ok(device == self.device || can_reach(self.api, device, self.device)?)
+    }
+
+    /// Lets peers use the segments of the GPU.
+    pub(super) fn share_segments(&self, peers: PeerSet) -> DeviceResult<()> {
+        // Dropped after the lock is: the last one to go takes it.
+        let opened = opened();
+        let mut for_all = self.for_all.lock();
+        for_all.segments |= peers == PeerSet::ALL;
+        let devices = if peers == PeerSet::ALL { for_all.peers.clone() } else { self.named(peers, false)? };
+        opened.iter().filter(|other| devices.contains(&other.device)).try_for_each(|other| self.enable(other))
+    }
+
+    /// The other GPUs of a set, which have to reach this one's memory, but not that of the host.
+    fn named(&self, peers: PeerSet, is_host: bool) -> DeviceResult<SmallVec<[CUdevice; 7]>> {
+        let mut devices = SmallVec::new();
+        for number in peers.numbers() {
+            let device = raw_of(self.api, number)?;
+            if device != self.device {
+                if !is_host && !can_reach(self.api, device, self.device)? {
+                    let what = "direct access of that GPU to its memory: the GPUs do not reach each other";
+                    return Err(DeviceError::Unsupported { device: format!("GPU {}", self.device), what });
+                }
+                devices.push(device);
+            }
+        }
+        Ok(devices)
+    }
+
+    /// # Safety
+    /// As for [`set_access`](Self::set_access).
+    unsafe fn set(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        devices: &[CUdevice],
+        allowed: bool,
+    ) -> Result<(), Failure> {
+        if devices.is_empty() {
+            return Ok(());
+        }
+        let access: SmallVec<[_; 8]> = devices.iter().map(|device| access_of(*device, allowed)).collect();
+        // SAFETY: readable descriptions, and the caller's promise. GPUs that are not named keep what they have.
+        unsafe { self.api.cuMemSetAccess(at.raw(), bytes as usize, access.as_ptr(), access.len()) }
     }
 }
 
@@ -157,7 +224,7 @@ impl Drop for Peers {
         }
         let remaining = opened();
         if remaining.iter().all(|other| other.device != self.device) {
-            remaining.iter().for_each(|other| other.mapped.lock().peers.retain(|peer| *peer != self.device));
+            remaining.iter().for_each(|other| other.for_all.lock().peers.retain(|peer| *peer != self.device));
         }
     }
 }
@@ -169,9 +236,22 @@ fn opened() -> Vec<Arc<Peers>> {
     opened.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// What the environment says, where a program does not.
-pub(super) fn is_shared_by_default() -> bool {
-    std::env::var_os("MILLPOND_PEER_ACCESS").is_none_or(|value| value != "0")
+/// The context of a GPU that is open.
+pub(super) fn context_of(api: &Api, gpu: PeerId) -> DeviceResult<Arc<Context>> {
+    let device = raw_of(api, gpu.number())?;
+    let found = opened().into_iter().find(|peers| peers.device == device);
+    found.map(|peers| peers.context.clone()).ok_or_else(|| DeviceError::Invalid {
+        call: "cuMemcpyPeerAsync",
+        what: format!("GPU {} is not open: keep its context until the copy is done", gpu.number()),
+    })
+}
+
+/// The driver's handle of a GPU.
+fn raw_of(api: &Api, ordinal: u32) -> DeviceResult<CUdevice> {
+    let mut device = 0;
+    // SAFETY: `device` is writable.
+    unsafe { api.cuDeviceGet(&mut device, ordinal as c_int) }?;
+    Ok(device)
 }
 
 /// Whether one GPU can use the memory of another directly.
@@ -182,12 +262,14 @@ pub(super) fn can_reach(api: &Api, device: CUdevice, other: CUdevice) -> DeviceR
     Ok(can != 0)
 }
 
-/// A GPU may read and write.
-fn access_of(device: CUdevice) -> CUmemAccessDesc {
-    CUmemAccessDesc {
-        location: location(device),
-        flags: CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
-    }
+/// A GPU may read and write, or neither.
+pub(super) fn access_of(device: CUdevice, allowed: bool) -> CUmemAccessDesc {
+    let flags = if allowed {
+        CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    } else {
+        CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_NONE
+    };
+    CUmemAccessDesc { location: location(device), flags }
 }
 
 #[cfg(test)]
@@ -196,11 +278,11 @@ mod tests {
 
     #[test]
     fn a_peer_gets_access_to_each_mapping_once() {
-        let mut mapped =
-            Mapped { bytes: BTreeMap::from([(0x20_0000, 2), (0x40_0000, 4)]), ..Default::default() };
+        let mut for_all =
+            ForAll { mapped: BTreeMap::from([(0x20_0000, 2), (0x40_0000, 4)]), ..Default::default() };
         let mut granted = Vec::new();
         for _ in 0..2 {
-            mapped
+            for_all
                 .admit(1, |at, bytes| {
                     granted.push((at, bytes));
                     Ok(())
@@ -208,16 +290,16 @@ mod tests {
                 .unwrap();
         }
         assert_eq!(granted, [(0x20_0000, 2), (0x40_0000, 4)]);
-        assert_eq!(mapped.peers[..], [1]);
+        assert_eq!(for_all.peers[..], [1]);
     }
 
     #[test]
     fn a_peer_that_was_refused_is_tried_again() {
-        let mut mapped = Mapped { bytes: BTreeMap::from([(0x20_0000, 2)]), ..Default::default() };
+        let mut for_all = ForAll { mapped: BTreeMap::from([(0x20_0000, 2)]), ..Default::default() };
         let refusal = Failure { call: "cuMemSetAccess", code: Code::OUT_OF_MEMORY };
-        assert!(mapped.admit(1, |_, _| Err(refusal)).is_err());
-        assert!(mapped.peers.is_empty());
-        mapped.admit(1, |_, _| Ok(())).unwrap();
-        assert_eq!(mapped.peers[..], [1]);
+        assert!(for_all.admit(1, |_, _| Err(refusal)).is_err());
+        assert!(for_all.peers.is_empty());
+        for_all.admit(1, |_, _| Ok(())).unwrap();
+        assert_eq!(for_all.peers[..], [1]);
     }
 }

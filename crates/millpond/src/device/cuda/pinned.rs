@@ -18,7 +18,7 @@ use crate::device::error::system;
 use crate::device::populated::Populated;
 use crate::device::{
     Device, DeviceError, DevicePtr, DeviceResult, DriverPool, Forward, MemoryInfo, MemoryKind, PageHandle,
-    Properties, machine,
+    PeerId, PeerSet, Properties, machine,
 };
 use crate::lock::Mutex;
 
@@ -159,12 +159,6 @@ unsafe impl Forward for CudaPinned {
             .map_err(|failure| failure.asking(bytes))
     }
 
-    unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let _relaxed = self.gpu.relax()?;
-        // SAFETY: the caller's promise: one whole mapping that no work uses.
-        Ok(unsafe { self.gpu.api().cuMemUnmap(at.raw(), bytes as usize) }?)
-    }
-
     fn alloc_segment(&self, bytes: u64) -> DeviceResult<DevicePtr> {
         const CALL: &str = "cuMemHostRegister";
         let _relaxed = self.gpu.relax()?;
@@ -210,5 +204,25 @@ unsafe impl Forward for CudaPinned {
 
     fn driver_pool(&self) -> DeviceResult<&dyn DriverPool> {
         Err(self.gpu.unsupported("stream-ordered pools of pinned memory"))
+    }
+
+    /// Every GPU reaches the host's memory.
+    fn can_be_reached_from(&self, _peer: PeerId) -> DeviceResult<bool> {
+        Ok(true)
+    }
+
+    unsafe fn set_peer_access(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        peers: PeerSet,
+        allowed: bool,
+    ) -> DeviceResult<()> {
+        if self.segments.lock().contains_key(&at) {
+            // Registered for every GPU.
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.gpu.set_peer_access(at, bytes, peers, allowed) }
     }
 }

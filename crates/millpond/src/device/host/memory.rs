@@ -19,7 +19,8 @@ use crate::device::error::system;
 use crate::device::hints::Hints;
 use crate::device::ledger::{Extent, Ledger, Owner};
 use crate::device::{
-    Advice, AsyncUsage, DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageHandle, Residency,
+    Advice, AsyncUsage, DeviceError, DevicePtr, DeviceResult, MemoryInfo, PageHandle, PeerId, PeerSet,
+    Residency,
 };
 use crate::process::{OfProcess, Process};
 use std::sync::Arc;
@@ -67,8 +68,31 @@ impl Memory {
         self.state.lock().ledger.memory_info()
     }
 
-    pub(super) fn check_access(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        self.state.lock().ledger.check_access(call, at, bytes)
+    /// Whether the device may use the range, or another one.
+    pub(super) fn check_access(
+        &self,
+        call: &'static str,
+        at: DevicePtr,
+        bytes: u64,
+        peer: Option<PeerId>,
+    ) -> DeviceResult<()> {
+        self.state.lock().ledger.check_access_by(call, at, bytes, peer)
+    }
+
+    /// Lets other devices use a mapping or the segments, or no longer.
+    pub(super) fn set_peer_access(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        peers: PeerSet,
+        allowed: bool,
+    ) -> DeviceResult<()> {
+        self.state.lock().ledger.set_peer_access(at, bytes, peers, allowed)
+    }
+
+    /// Lets every device use the segments.
+    pub(super) fn share_segments(&self) {
+        self.state.lock().ledger.share_segments(PeerSet::ALL);
     }
 
     // ---- addresses and pages ---------------------------------------------------------------------

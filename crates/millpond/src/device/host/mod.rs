@@ -36,7 +36,7 @@ mod tests;
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use crate::lock::Mutex;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
@@ -48,10 +48,10 @@ use self::streams::Streams;
 use super::ledger::invalid;
 use super::{
     Advice, AsyncUsage, Device, DeviceError, DeviceIdentity, DevicePtr, DeviceResult, DriverPool,
-    EventExport, EventHandle, Kind, MemoryInfo, MemoryKind, PageHandle, Place, Properties, Residency,
-    StreamHandle, StreamId, machine,
+    EventExport, EventHandle, Kind, MemoryInfo, MemoryKind, PageHandle, PeerId, PeerSet, Place, Properties,
+    Residency, StreamHandle, StreamId, machine,
 };
-use crate::process::{OfProcess, Process};
+use crate::process::{PerProcess, Process};
 
 /// How a [`HostDevice`] is made.
 ///
@@ -143,7 +143,8 @@ pub struct HostDevice {
 
 /// What a device and its other memory share: streams, events, and the memory that they work on.
 struct Work {
-    events: OfProcess<Mutex<SlotMap<DefaultKey, Event>>>,
+    id: PeerId,
+    group: &'static Group,
     process: Process,
     streams: Streams,
     memories: Arc<Memories>,
@@ -162,6 +163,62 @@ enum Event {
     Shared(Arc<SharedEvent>),
 }
 
+/// What the host devices of a process share.
+struct Group {
+    events: Mutex<SlotMap<DefaultKey, Event>>,
+    /// The memory of each, by its number. A number is free once the memory is gone.
+    members: Mutex<[Weak<Memories>; PeerId::MOST]>,
+}
+
+impl Default for Group {
+    fn default() -> Self {
+        let members = std::array::from_fn(|_| Weak::new());
+        Self { events: Mutex::default(), members: Mutex::new(members) }
+    }
+}
+
+impl Group {
+    /// That of this process.
+    fn here() -> &'static Self {
+        static GROUP: PerProcess<Group> = PerProcess::new();
+        GROUP.get()
+    }
+
+    /// A name for a new device. Beyond the most that a group can have, it works alone.
+    fn enter(&self, memories: &Arc<Memories>) -> PeerId {
+        let mut members = self.members.lock();
+        match members.iter().position(|member| member.strong_count() == 0) {
+            Some(number) => {
+                members[number] = Arc::downgrade(memories);
+                PeerId::host(number)
+            }
+            None => PeerId::new_group(1).next().expect("a group of one"),
+        }
+    }
+
+    /// The memory of a device, unless that is gone.
+    fn memory_of(&self, peer: PeerId) -> Option<Arc<Memories>> {
+        self.members.lock()[peer.number() as usize].upgrade()
+    }
+
+    /// Whether `peer` may use a range, which is another device's.
+    fn check_access_by(
+        &self,
+        call: &'static str,
+        at: DevicePtr,
+        bytes: u64,
+        peer: PeerId,
+    ) -> DeviceResult<()> {
+        // Let go of without the lock: the last one to go unmaps its memory.
+        let others: Vec<_> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
+        let mut checked = others.iter().map(|memories| memories.check_access(call, at, bytes, Some(peer)));
+        match checked.find(Result::is_ok) {
+            Some(_) => Ok(()),
+            None => invalid(call, "no other device lets this one use the range"),
+        }
+    }
+}
+
 /// The memory that work on the streams may use.
 #[derive(Debug)]
 struct Memories {
@@ -171,10 +228,17 @@ struct Memories {
 }
 
 impl Memories {
-    fn check_access(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
-        let mut checked = self.device.check_access(call, at, bytes);
+    /// Whether the device may use the range, or another one.
+    fn check_access(
+        &self,
+        call: &'static str,
+        at: DevicePtr,
+        bytes: u64,
+        peer: Option<PeerId>,
+    ) -> DeviceResult<()> {
+        let mut checked = self.device.check_access(call, at, bytes, peer);
         for other in [&self.pinned, &self.managed].into_iter().filter_map(OnceLock::get) {
-            checked = checked.or_else(|error| other.check_access(call, at, bytes).map_err(|_| error));
+            checked = checked.or_else(|error| other.check_access(call, at, bytes, peer).map_err(|_| error));
         }
         checked
     }
@@ -182,7 +246,7 @@ impl Memories {
     /// The managed memory, where it has all of a range.
     fn managed(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<&Arc<Memory>> {
         match self.managed.get() {
-            Some(managed) => managed.check_access(call, at, bytes).map(|()| managed),
+            Some(managed) => managed.check_access(call, at, bytes, None).map(|()| managed),
             None => invalid(call, "there is no managed memory: make a pool of it first, by Context::managed"),
         }
     }
@@ -203,7 +267,21 @@ impl HostDevice {
         Self::with_options(HostOptions::default())
     }
 
-    /// A device as the options say.
+    /// A device as the options say. The host devices of a process work together, as GPUs do, up to [`PeerId::MOST`] of them.
+    ///
+    /// ```
+    /// use millpond::device::host::{HostDevice, HostOptions};
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let small = HostOptions::default().capacity(64 << 20);
+    /// let (first, second) = (Context::host()?, Context::new(HostDevice::with_options(small)?));
+    /// let (source, target) = (Pool::builder(&first).build()?, Pool::builder(&second).build()?);
+    /// let from = Buffer::from_slice(&source, &[1.0_f32, 2.0], &first.create_stream()?)?;
+    /// let mut to = Buffer::<f32>::new(&target, 2, &second.create_stream()?)?;
+    /// to.copy_from(&from)?;
+    /// assert_eq!(to.to_vec()?, [1.0, 2.0]);
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
     ///
     /// # Errors
     /// [`DeviceError::Invalid`] where the granularity cannot be; [`DeviceError::Driver`] where the system has
@@ -234,8 +312,10 @@ impl HostDevice {
         };
         let (pinned, managed) = Default::default();
         let memories = Arc::new(Memories { device: Arc::clone(&memory), pinned, managed });
+        let group = Group::here();
         let work = Arc::new(Work {
-            events: OfProcess::default(),
+            id: group.enter(&memories),
+            group,
             process: Process::here(),
             streams: Streams::new(memories.clone()),
             memories,
@@ -282,15 +362,17 @@ impl HostDevice {
         Ok(&self.memory)
     }
 
-    /// Whether work may use the range, be it of the device's memory or of the host's.
+    /// Whether work may use the range, be it of the device's memory, of the host's, or of another device's.
     fn check_access(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         self.work.process.check()?;
-        self.work.memories.check_access(call, at, bytes)
+        let Work { id, group, memories, .. } = &*self.work;
+        let own = memories.check_access(call, at, bytes, None);
+        own.or_else(|error| group.check_access_by(call, at, bytes, *id).map_err(|_| error))
     }
 
     fn events(&self) -> DeviceResult<&Mutex<SlotMap<DefaultKey, Event>>> {
         self.work.process.check()?;
-        Ok(&self.work.events)
+        Ok(&self.work.group.events)
     }
 
     fn event(&self, call: &'static str, event: EventHandle) -> DeviceResult<Event> {
@@ -317,6 +399,7 @@ impl HostDevice {
             Some(memory) => memory,
             None => {
                 let new = Arc::new(Memory::new(self.properties.granularity, total_memory)?);
+                new.share_segments();
                 // Of two threads that come here at once, the second one's goes, empty.
                 memory.get_or_init(|| new)
             }
@@ -645,6 +728,58 @@ unsafe impl Device for HostDevice {
             return invalid("open_event", "the event of a host device has a descriptor, and none is here");
         };
         self.add_event(Event::Shared(Arc::new(SharedEvent::open(&descriptor)?)))
+    }
+
+    fn peer_id(&self) -> Option<PeerId> {
+        Some(self.work.id)
+    }
+
+    fn can_be_reached_from(&self, peer: PeerId) -> DeviceResult<bool> {
+        Ok(peer.is_beside(self.work.id))
+    }
+
+    unsafe fn set_peer_access(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        peers: PeerSet,
+        allowed: bool,
+    ) -> DeviceResult<()> {
+        self.memory()?.set_peer_access(at, bytes, peers, allowed)
+    }
+
+    unsafe fn copy_from_peer(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: u64,
+        peer: PeerId,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        const CALL: &str = "copy_from_peer";
+        if bytes == 0 {
+            return Ok(());
+        }
+        let Work { id, group, memories, .. } = &*self.work;
+        let source = if peer == *id {
+            Some(Arc::clone(memories))
+        } else {
+            group.memory_of(peer).filter(|_| peer.is_beside(*id))
+        };
+        let Some(source) = source else {
+            return invalid(CALL, format!("{peer:?} is not of the group, or gone"));
+        };
+        source.check_access(CALL, from, bytes, None)?;
+        memories.check_access(CALL, to, bytes, None)?;
+        if to.raw().abs_diff(from.raw()) < bytes {
+            return invalid(CALL, format!("{bytes} bytes at {from} and at {to} overlap"));
+        }
+        self.submit(CALL, stream, move || {
+            // SAFETY: the caller keeps both ranges usable and ours until the stream has done this.
+            unsafe { bytes_at(to).copy_from_nonoverlapping(bytes_at(from), bytes as usize) }
+            // The memory stays mapped at least as long.
+            drop(source);
+        })
     }
 }
 

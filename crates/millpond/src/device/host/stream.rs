@@ -111,8 +111,8 @@ impl Stream {
     }
 
     /// Makes later work wait for `moment`.
-    pub(super) fn wait_for(&self, call: &'static str, moment: Moment) -> DeviceResult<()> {
-        if moment.stream.id == self.id || moment.is_reached() {
+    pub(super) fn wait_for(self: &Arc<Self>, call: &'static str, moment: Moment) -> DeviceResult<()> {
+        if Arc::ptr_eq(&moment.stream, self) || moment.is_reached() {
             return Ok(());
         }
         self.push(call, Work::WaitFor(moment))

@@ -62,6 +62,9 @@ calls! {
     ImportPage => "import_page",
     CreateSharedEvent => "create_shared_event",
     OpenEvent => "open_event",
+    CanBeReachedFrom => "can_be_reached_from",
+    SetPeerAccess => "set_peer_access",
+    CopyFromPeer => "copy_from_peer",
 }
 
 impl Call {
@@ -73,6 +76,7 @@ impl Call {
             Self::CreatePage
                 | Self::Map
                 | Self::SetAccess
+                | Self::SetPeerAccess
                 | Self::Unmap
                 | Self::ReleasePage
                 | Self::AllocSegment

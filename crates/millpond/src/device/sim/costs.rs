@@ -123,6 +123,14 @@ pub struct CostTable {
     pub managed_fault_bytes_per_us: u64,
     /// `cuMemExportToShareableHandle`, and `cuMemImportFromShareableHandle`, each.
     pub share_page: u64,
+    /// `cuMemSetAccess` of one page for each peer, beside the device itself, by the page's size.
+    pub set_peer_access: BySize,
+    /// `cuMemUnmap` of one page that a peer has access to, by its size.
+    pub unmap_with_peers: BySize,
+    /// Bytes in a microsecond of the stream's time, from a peer's memory that the device has access to.
+    pub peer_bytes_per_us: u64,
+    /// The same, from a peer's memory by way of the host.
+    pub staged_bytes_per_us: u64,
 }
 
 const MIB: u64 = 1 << 20;
@@ -184,6 +192,12 @@ impl CostTable {
             managed_fault: 30_000,                 // assumed, for the faults on one page of 2 MiB together
             managed_fault_bytes_per_us: 9_300,     // so that 1 GiB takes the 131 ms that were measured
             share_page: 93_000,                    // but 838,000 for the first one
+            // For the device and one peer together 966, 1,024 and 1,665 µs; for the device alone 50, 65 and 614 in that run.
+            set_peer_access: BySize::of(&[(2 * MIB, 916_000), (32 * MIB, 959_000), (256 * MIB, 1_051_000)]),
+            // Measured as 66 to 90; that the longest page takes longest is assumed.
+            unmap_with_peers: BySize::of(&[(2 * MIB, 66_000), (256 * MIB, 90_000)]),
+            peer_bytes_per_us: 450_000, // data sheet: 900 GB/s by NVLink, both directions together
+            staged_bytes_per_us: 25_000, // assumed: half of `pinned_bytes_per_us`, to the host and from it
         }
     }
 
@@ -193,6 +207,10 @@ impl CostTable {
 
     pub(super) fn set_access_of(&self, kind: MemoryKind) -> &BySize {
         if kind == MemoryKind::Pinned { &self.pinned_set_access } else { &self.set_access }
+    }
+
+    pub(super) fn unmap_of(&self, has_peers: bool) -> &BySize {
+        if has_peers { &self.unmap_with_peers } else { &self.unmap }
     }
 
     /// All calls take no time, and neither do bytes.
@@ -230,6 +248,10 @@ impl CostTable {
             managed_fault: 0,
             managed_fault_bytes_per_us: u64::MAX,
             share_page: 0,
+            set_peer_access: NOTHING,
+            unmap_with_peers: NOTHING,
+            peer_bytes_per_us: u64::MAX,
+            staged_bytes_per_us: u64::MAX,
         }
     }
 }

@@ -16,8 +16,8 @@ use super::when::When;
 use crate::device::ledger::{Owner, invalid};
 use crate::device::{
     Advice, AsyncUsage, Device, DeviceError, DeviceIdentity, DevicePtr, DeviceResult, DriverPool,
-    EventExport, EventHandle, MemoryInfo, MemoryKind, PageHandle, Place, Properties, Residency, StreamHandle,
-    StreamId,
+    EventExport, EventHandle, MemoryInfo, MemoryKind, PageHandle, PeerId, PeerSet, Place, Properties,
+    Residency, StreamHandle, StreamId,
 };
 
 impl SimDevice {
@@ -37,6 +37,11 @@ impl SimDevice {
         self.properties.memory
     }
 
+    /// Whether the other device reaches its memory directly.
+    fn reaches(&self, peer: PeerId) -> bool {
+        peer == self.id || peer.is_beside(self.id) && self.shared.peer_access
+    }
+
     fn unsupported<T>(&self, what: &'static str) -> DeviceResult<T> {
         Err(DeviceError::Unsupported { device: self.properties.name.clone(), what })
     }
@@ -50,7 +55,7 @@ impl SimDevice {
             memory,
             ..self.properties.clone()
         };
-        Arc::new(Self { properties, shared: Arc::clone(&self.shared) })
+        Arc::new(Self { properties, id: self.id, shared: Arc::clone(&self.shared) })
     }
 
     /// Whether a range is of managed memory, which moves. Plain memory of the host may move, too; other memory is refused.
@@ -175,8 +180,9 @@ unsafe impl Device for SimDevice {
 
     unsafe fn unmap(&self, at: DevicePtr, bytes: u64) -> DeviceResult<()> {
         let mut state = self.enter(Call::Unmap)?;
+        let peers = state.ledger(self.kind()).peers_at(at);
         state.ledger(self.kind()).unmap(at, bytes)?;
-        let cost = state.costs.unmap.at(bytes);
+        let cost = state.costs.unmap_of(state.others_in(peers) > 0).at(bytes);
         state.spend(Call::Unmap, cost);
         Ok(())
     }
@@ -486,7 +492,65 @@ unsafe impl Device for SimDevice {
         // SAFETY: the number stands for the event just made, until `destroy_event`.
         Ok(unsafe { EventHandle::from_raw(key.data().as_ffi()) })
     }
+
+    // ---- several devices -------------------------------------------------------------------------
+
+    fn peer_id(&self) -> Option<PeerId> {
+        Some(self.id)
+    }
+
+    fn can_be_reached_from(&self, peer: PeerId) -> DeviceResult<bool> {
+        drop(self.enter(Call::CanBeReachedFrom)?);
+        Ok(self.reaches(peer))
+    }
+
+    unsafe fn set_peer_access(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        peers: PeerSet,
+        allowed: bool,
+    ) -> DeviceResult<()> {
+        let mut state = self.enter(Call::SetPeerAccess)?;
+        let others = state.others_in(peers);
+        if others > 0 && !self.shared.peer_access {
+            return if peers == PeerSet::ALL { Ok(()) } else { self.unsupported(DIRECT_ACCESS) };
+        }
+        state.ledger(self.kind()).set_peer_access(at, bytes, peers, allowed)?;
+        let cost = state.costs.set_peer_access.at(bytes) * others;
+        state.spend(Call::SetPeerAccess, cost);
+        Ok(())
+    }
+
+    unsafe fn copy_from_peer(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: u64,
+        peer: PeerId,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        const CALL: &str = "copy_from_peer";
+        let mut state = self.enter(Call::CopyFromPeer)?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        if to.raw().abs_diff(from.raw()) < bytes {
+            return invalid(CALL, format!("{bytes} bytes at {from} and at {to} overlap"));
+        }
+        state.check_access_of(peer, CALL, from, bytes)?;
+        state.check_access_of(self.id, CALL, to, bytes)?;
+        let has_access = state.check_access(CALL, from, bytes).is_ok();
+        let CostTable { peer_bytes_per_us, staged_bytes_per_us, submit, .. } = state.costs;
+        let speed = if has_access { peer_bytes_per_us } else { staged_bytes_per_us };
+        state.launch(CALL, stream, transfer(bytes, speed))?;
+        state.spend(Call::CopyFromPeer, submit);
+        Ok(())
+    }
 }
+
+/// What devices of a group may lack.
+const DIRECT_ACCESS: &str = "direct access of other devices to its memory";
 
 // SAFETY: the model's blocks do not overlap.
 unsafe impl DriverPool for SimDevice {
@@ -508,7 +572,7 @@ unsafe impl DriverPool for SimDevice {
     }
 
     fn async_usage(&self) -> DeviceResult<AsyncUsage> {
-        let state = self.enter(Call::AsyncUsage)?;
-        Ok(state.driver_pool.usage())
+        let mut state = self.enter(Call::AsyncUsage)?;
+        Ok(state.async_usage())
     }
 }

@@ -55,7 +55,7 @@ pub use self::managed::ManagedStats;
 use self::state::State;
 use super::ledger::invalid;
 use super::{
-    DeviceError, DeviceIdentity, DevicePtr, DeviceResult, Kind, MemoryKind, Properties, StreamHandle,
+    DeviceError, DeviceIdentity, DevicePtr, DeviceResult, Kind, MemoryKind, PeerId, Properties, StreamHandle,
 };
 use crate::process::{OfProcess, Process};
 
@@ -89,6 +89,8 @@ pub struct SimOptions {
     pub managed_capacity: u64,
     /// Whether the device reaches plain memory of the host. That has no bytes on the device, and only costs time.
     pub pageable_access: bool,
+    /// Whether the devices of a [group](SimDevice::group) reach each other's memory.
+    pub peer_access: bool,
 }
 
 impl Default for SimOptions {
@@ -104,6 +106,7 @@ impl Default for SimOptions {
             pinned_capacity: 128 << 30,
             managed_capacity: 268 << 30,
             pageable_access: false,
+            peer_access: true,
         }
     }
 }
@@ -156,16 +159,24 @@ impl SimOptions {
         self.pageable_access = access;
         self
     }
+
+    /// As [`peer_access`](field@Self::peer_access).
+    pub fn peer_access(mut self, access: bool) -> Self {
+        self.peer_access = access;
+        self
+    }
 }
 
 /// A simulated [`Device`](super::Device). The [module](self) has an example. Its [pinned](super::Device::pinned) and its
-/// [managed](super::Device::managed) memory are devices of this type, too, with the same clock, accounts and failures.
+/// [managed](super::Device::managed) memory are devices of this type, too, with the same clock, accounts and failures. So are
+/// the devices of a [group](Self::group).
 pub struct SimDevice {
     properties: Properties,
+    id: PeerId,
     shared: Arc<Shared>,
 }
 
-/// What a device and its other memory share.
+/// What a device, its other memory, and the devices of its group share.
 struct Shared {
     identity: DeviceIdentity,
     /// The time that the clock was last advanced to, in nanoseconds. A replay does that at every event, and most
@@ -176,6 +187,7 @@ struct Shared {
     virtual_memory: bool,
     pinned_capacity: u64,
     managed_capacity: u64,
+    peer_access: bool,
     state: OfProcess<Mutex<State>>,
 }
 
@@ -225,11 +237,34 @@ impl SimDevice {
     /// # Errors
     /// [`DeviceError::Invalid`] where the granularity is not a power of two of at least 512.
     pub fn new(options: SimOptions) -> DeviceResult<Arc<Self>> {
+        Ok(Self::group(1, options)?.remove(0))
+    }
+
+    /// Several devices that work together, as the GPUs of one machine, each as the options say: at least one, and
+    /// [`PeerId::MOST`] at most. They have one clock, one account of calls and time, and one plan of failures.
+    ///
+    /// ```
+    /// use millpond::device::sim::{SimDevice, SimOptions};
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let gpus = SimDevice::group(2, SimOptions::default())?;
+    /// let [first, second] = [0, 1].map(|number| Context::new(gpus[number].clone()));
+    /// let (source, target) = (Pool::builder(&first).build()?, Pool::builder(&second).build()?);
+    /// let from = Buffer::<u8>::zeroed(&source, 1 << 20, &first.create_stream()?)?;
+    /// let mut to = Buffer::<u8>::new(&target, 1 << 20, &second.create_stream()?)?;
+    /// to.copy_from(&from)?;
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As for [`new`](Self::new).
+    pub fn group(devices: usize, options: SimOptions) -> DeviceResult<Vec<Arc<Self>>> {
         let granularity = options.granularity;
         if !granularity.is_power_of_two() || granularity < super::ledger::SEGMENT_ALIGNMENT {
             let what = format!("the granularity is {granularity} bytes: use a power of two, at least 512");
             return invalid("SimDevice::new", what);
         }
+        let ids: Vec<_> = PeerId::new_group(devices.max(1)).collect();
         let properties = Properties {
             kind: Kind::Sim,
             ordinal: 0,
@@ -249,9 +284,14 @@ impl SimDevice {
             virtual_memory: options.virtual_memory,
             pinned_capacity: options.pinned_capacity,
             managed_capacity: options.managed_capacity,
-            state: OfProcess::new(Mutex::new(State::new(options))),
+            peer_access: options.peer_access,
+            state: OfProcess::new(Mutex::new(State::new(options, &ids))),
         });
-        Ok(Arc::new(Self { properties, shared }))
+        let device = |id: PeerId| {
+            let properties = Properties { ordinal: id.number() as usize, ..properties.clone() };
+            Arc::new(Self { properties, id, shared: shared.clone() })
+        };
+        Ok(ids.into_iter().map(device).collect())
     }
 
     // ---- time ------------------------------------------------------------------------------------
@@ -274,9 +314,10 @@ impl SimDevice {
         self.shared.advanced.fetch_max(time, Ordering::Relaxed);
     }
 
-    /// The state, by the present time.
+    /// The state, by the present time, for a call of this device.
     fn state(&self) -> MutexGuard<'_, State> {
         let mut state = self.shared.state.lock();
+        state.current = self.id.number() as usize;
         state.now = state.now.max(self.shared.advanced.load(Ordering::Relaxed));
         state
     }

@@ -15,23 +15,21 @@ use super::{CostTable, SimOptions, SimTime};
 use crate::device::driver_pool::{CHUNK, DriverPoolModel};
 use crate::device::ledger::{Ledger, Owner, invalid};
 use crate::device::{
-    DeviceError, DevicePtr, DeviceResult, EventHandle, MemoryKind, Place, StreamHandle, StreamId,
+    AsyncUsage, DeviceError, DevicePtr, DeviceResult, EventHandle, MemoryKind, PeerId, PeerSet, Place,
+    StreamHandle, StreamId,
 };
 
 /// Handles below this are the null stream and the default streams.
 const FIRST_HANDLE: u64 = 16;
 
-/// Where the legacy default stream lies in the table: it is the first made.
-const LEGACY: usize = 0;
-
 #[derive(Debug)]
 pub(super) struct State {
-    ledger: Ledger,
-    pinned: Ledger,
-    of_managed: Ledger,
+    /// By their numbers in the group.
+    gpus: Vec<Gpu>,
+    /// The number of the one whose call is under way.
+    pub(super) current: usize,
     pub(super) managed: Managed,
     pub(super) addresses: AddressSpace,
-    pub(super) driver_pool: DriverPoolModel<Fence>,
     /// What each event stands for.
     pub(super) events: SlotMap<DefaultKey, When>,
     /// Events that were opened by what another one exported.
@@ -43,18 +41,68 @@ pub(super) struct State {
     /// The virtual clock, in nanoseconds.
     pub(super) now: u64,
     streams: Slab<Stream>,
-    /// The threads' default streams. They stay when the thread ends, so that its work is complete in time.
-    per_thread: HashMap<ThreadId, usize>,
     next_stream: u64,
-    /// When all work given so far is complete, that of destroyed streams too.
-    all_work: When,
     /// One bit for each hold that is not released.
     holds: u64,
+}
+
+/// What each device of a group has for itself.
+#[derive(Debug)]
+struct Gpu {
+    id: PeerId,
+    ledger: Ledger,
+    pinned: Ledger,
+    of_managed: Ledger,
+    driver_pool: DriverPoolModel<Fence>,
+    /// Where the legacy default stream lies in the table.
+    legacy: usize,
+    /// The threads' default streams. They stay when the thread ends, so that its work is complete in time.
+    per_thread: HashMap<ThreadId, usize>,
+    /// When all work given so far is complete, that of destroyed streams too.
+    all_work: When,
+}
+
+impl Gpu {
+    fn new(id: PeerId, options: &SimOptions) -> Self {
+        let ledger = |capacity| Ledger::new(options.granularity, capacity);
+        let [mut pinned, mut of_managed] = [options.pinned_capacity, options.managed_capacity].map(ledger);
+        // Such segments are for all devices.
+        pinned.share_segments(PeerSet::ALL);
+        of_managed.share_segments(PeerSet::ALL);
+        Self {
+            id,
+            ledger: ledger(options.capacity),
+            pinned,
+            of_managed,
+            driver_pool: DriverPoolModel::new(),
+            legacy: 0,
+            per_thread: HashMap::new(),
+            all_work: When::default(),
+        }
+    }
+
+    /// What the range is memory of, if the device may use it, or another one.
+    fn check_access(
+        &self,
+        call: &'static str,
+        at: DevicePtr,
+        bytes: u64,
+        peer: Option<PeerId>,
+    ) -> DeviceResult<MemoryKind> {
+        let of = |ledger: &Ledger, kind| ledger.check_access_by(call, at, bytes, peer).map(|()| kind);
+        of(&self.ledger, MemoryKind::Device).or_else(|error| {
+            of(&self.pinned, MemoryKind::Pinned)
+                .or_else(|_| of(&self.of_managed, MemoryKind::Managed))
+                .map_err(|_| error)
+        })
+    }
 }
 
 #[derive(Debug)]
 struct Stream {
     id: StreamId,
+    /// The number of its device.
+    gpu: usize,
     busy_until: When,
     /// Made by `create_stream`, so it has a handle of its own.
     created: bool,
@@ -68,14 +116,13 @@ pub(super) struct Fence {
 }
 
 impl State {
-    pub(super) fn new(options: SimOptions) -> Self {
+    /// Devices with these names.
+    pub(super) fn new(options: SimOptions, ids: &[PeerId]) -> Self {
         let mut state = Self {
-            ledger: Ledger::new(options.granularity, options.capacity),
-            pinned: Ledger::new(options.granularity, options.pinned_capacity),
-            of_managed: Ledger::new(options.granularity, options.managed_capacity),
+            gpus: ids.iter().map(|id| Gpu::new(*id, &options)).collect(),
+            current: 0,
             managed: Managed::default(),
             addresses: AddressSpace::new(options.granularity),
-            driver_pool: DriverPoolModel::new(),
             events: SlotMap::new(),
             other_names: HashMap::new(),
             calls: PerCall::default(),
@@ -84,29 +131,40 @@ impl State {
             costs: options.costs,
             now: 0,
             streams: Slab::new(),
-            per_thread: HashMap::new(),
             next_stream: 1,
-            all_work: When::default(),
             holds: 0,
         };
-        let legacy = state.add_stream(false);
-        debug_assert_eq!(legacy, LEGACY);
+        for current in 0..ids.len() {
+            state.current = current;
+            state.gpus[current].legacy = state.add_stream(false);
+        }
         state
+    }
+
+    #[inline]
+    fn gpu(&mut self) -> &mut Gpu {
+        &mut self.gpus[self.current]
     }
 
     /// The records of one kind of memory.
     #[inline]
     pub(super) fn ledger(&mut self, kind: MemoryKind) -> &mut Ledger {
+        let gpu = self.gpu();
         match kind {
-            MemoryKind::Pinned => &mut self.pinned,
-            MemoryKind::Device => &mut self.ledger,
-            MemoryKind::Managed => &mut self.of_managed,
+            MemoryKind::Pinned => &mut gpu.pinned,
+            MemoryKind::Device => &mut gpu.ledger,
+            MemoryKind::Managed => &mut gpu.of_managed,
         }
+    }
+
+    /// What the driver's own pool holds.
+    pub(super) fn async_usage(&mut self) -> AsyncUsage {
+        self.gpu().driver_pool.usage()
     }
 
     /// What the device can have of managed memory.
     fn room_for_managed(&self) -> u64 {
-        self.ledger.memory_info().free
+        self.gpus[self.current].ledger.memory_info().free
     }
 
     /// Work on a stream meets a range: what of it is managed memory comes to the device first.
@@ -134,19 +192,39 @@ impl State {
         self.managed.prefetch(at, bytes, to, room, &self.costs)
     }
 
-    /// What the range is memory of, if work may use it.
+    /// What the range is memory of, if work may use it. It may be another device's.
     pub(super) fn check_access(
         &self,
         call: &'static str,
         at: DevicePtr,
         bytes: u64,
     ) -> DeviceResult<MemoryKind> {
-        let of = |ledger: &Ledger, kind| ledger.check_access(call, at, bytes).map(|()| kind);
-        of(&self.ledger, MemoryKind::Device).or_else(|error| {
-            of(&self.pinned, MemoryKind::Pinned)
-                .or_else(|_| of(&self.of_managed, MemoryKind::Managed))
-                .map_err(|_| error)
+        let own = &self.gpus[self.current];
+        own.check_access(call, at, bytes, None).or_else(|error| {
+            let others = self.gpus.iter().filter(|gpu| gpu.id != own.id);
+            let mut found = others.filter_map(|gpu| gpu.check_access(call, at, bytes, Some(own.id)).ok());
+            found.next().ok_or(error)
         })
+    }
+
+    /// What the range is memory of, if it is the device's with this name.
+    pub(super) fn check_access_of(
+        &self,
+        peer: PeerId,
+        call: &'static str,
+        at: DevicePtr,
+        bytes: u64,
+    ) -> DeviceResult<MemoryKind> {
+        match self.gpus.iter().find(|gpu| gpu.id == peer) {
+            Some(gpu) => gpu.check_access(call, at, bytes, None),
+            None => invalid(call, format!("{peer:?} is no device of the group")),
+        }
+    }
+
+    /// How many devices of the group a set names, beside the one whose call is under way.
+    pub(super) fn others_in(&self, peers: PeerSet) -> u64 {
+        let is_other = |gpu: &&Gpu| gpu.id != self.gpus[self.current].id && peers.contains(gpu.id);
+        self.gpus.iter().filter(is_other).count() as u64
     }
 
     /// Lets the host spend `cost` nanoseconds in `call`.
@@ -160,7 +238,7 @@ impl State {
     fn add_stream(&mut self, created: bool) -> usize {
         let id = StreamId(self.next_stream);
         self.next_stream += 1;
-        self.streams.insert(Stream { id, busy_until: When::default(), created })
+        self.streams.insert(Stream { id, gpu: self.current, busy_until: When::default(), created })
     }
 
     pub(super) fn create_stream(&mut self) -> StreamHandle {
@@ -181,22 +259,27 @@ impl State {
 
     fn index(&mut self, call: &'static str, stream: StreamHandle) -> DeviceResult<usize> {
         match stream.raw().checked_sub(FIRST_HANDLE) {
-            Some(index) if self.streams.get(index as usize).is_some_and(|known| known.created) => {
+            Some(index)
+                if self
+                    .streams
+                    .get(index as usize)
+                    .is_some_and(|known| known.created && known.gpu == self.current) =>
+            {
                 Ok(index as usize)
             }
             None if stream == StreamHandle::PER_THREAD => Ok(self.per_thread_index()),
-            None if stream.raw() <= StreamHandle::LEGACY.raw() => Ok(LEGACY),
+            None if stream.raw() <= StreamHandle::LEGACY.raw() => Ok(self.gpu().legacy),
             _ => invalid(call, format!("{:#x} is no stream, or was destroyed", stream.raw())),
         }
     }
 
     fn per_thread_index(&mut self) -> usize {
         let thread = thread::current().id();
-        if let Some(&index) = self.per_thread.get(&thread) {
+        if let Some(&index) = self.gpu().per_thread.get(&thread) {
             return index;
         }
         let index = self.add_stream(false);
-        self.per_thread.insert(thread, index);
+        self.gpu().per_thread.insert(thread, index);
         index
     }
 
@@ -239,8 +322,10 @@ impl State {
     }
 
     fn set_busy(&mut self, index: usize, until: When) {
-        self.streams[index].busy_until = until;
-        self.all_work = self.all_work.and(until);
+        let stream = &mut self.streams[index];
+        stream.busy_until = until;
+        let all_work = &mut self.gpus[stream.gpu].all_work;
+        *all_work = all_work.and(until);
     }
 
     /// Lets the host wait until `when`.
@@ -257,7 +342,7 @@ impl State {
     }
 
     pub(super) fn host_waits_for_all(&mut self, call: &'static str) -> DeviceResult<()> {
-        self.host_waits(call, self.all_work)
+        self.host_waits(call, self.gpus[self.current].all_work)
     }
 
     // ---- holds -----------------------------------------------------------------------------------
@@ -277,10 +362,12 @@ impl State {
     pub(super) fn release_hold(&mut self, hold: u64) {
         self.holds &= !hold;
         let streams = self.streams.iter_mut().map(|(_, stream)| &mut stream.busy_until);
-        let fences = self.driver_pool.fences_mut().map(|fence| &mut fence.when);
-        let all = std::iter::once(&mut self.all_work);
-        for when in streams.chain(self.events.values_mut()).chain(fences).chain(all) {
+        for when in streams.chain(self.events.values_mut()) {
             when.release(hold, self.now);
+        }
+        for gpu in &mut self.gpus {
+            let fences = gpu.driver_pool.fences_mut().map(|fence| &mut fence.when);
+            fences.chain([&mut gpu.all_work]).for_each(|when| when.release(hold, self.now));
         }
     }
 
@@ -325,7 +412,7 @@ impl State {
         let Some(block) = DriverPoolModel::<Fence>::block_size(bytes) else {
             return Err(DeviceError::OutOfMemory { call: CALL, requested: bytes });
         };
-        if let Some(at) = self.driver_pool.alloc(block, passed) {
+        if let Some(at) = self.gpu().driver_pool.alloc(block, passed) {
             return Ok((at, false));
         }
         let chunk = block.checked_next_multiple_of(CHUNK).unwrap_or(block);
@@ -335,15 +422,17 @@ impl State {
             }
             other => other?,
         };
-        self.driver_pool.grow(at, length, fence);
-        let at = self.driver_pool.alloc(block, passed);
+        self.gpu().driver_pool.grow(at, length, fence);
+        let at = self.gpu().driver_pool.alloc(block, passed);
         Ok((at.expect("the chunk just added is large enough, and its fence names this stream"), true))
     }
 
     pub(super) fn free_async(&mut self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
         let fence = self.fence("free_async", stream)?;
         let now = self.now;
-        self.driver_pool.free(at, fence, |other| other.stream == fence.stream || other.when.is_past(now))
+        self.gpu()
+            .driver_pool
+            .free(at, fence, |other| other.stream == fence.stream || other.when.is_past(now))
     }
 
     fn fence(&mut self, call: &'static str, stream: StreamHandle) -> DeviceResult<Fence> {

@@ -2,7 +2,7 @@
 //! `tests/conformance.rs`.
 
 use super::*;
-use crate::device::{Advice, Device, DevicePtr, Place};
+use crate::device::{Advice, Device, DevicePtr, PeerSet, Place};
 use crate::testing::trusted::Trusted;
 
 const MIB: u64 = 1 << 20;
@@ -123,6 +123,8 @@ fn make(sim: &Trusted<Arc<SimDevice>>, call: Call) -> DeviceResult<()> {
     let (_, exported) = sim.create_shared_event()?;
     sim.open_event(exported)?;
     sim.identity()?;
+    let own = sim.peer_id().expect("it has a name");
+    sim.can_be_reached_from(own)?;
     let mut byte = 0_u8;
     // SAFETY: each handle and range was made above and is destroyed once; nothing runs that uses them.
     unsafe {
@@ -138,6 +140,8 @@ fn make(sim: &Trusted<Arc<SimDevice>>, call: Call) -> DeviceResult<()> {
             Call::CopyFromHost => sim.copy_from_host(range, &raw const byte, 1, stream)?,
             Call::CopyToHost => sim.copy_to_host(&raw mut byte, range, 1, stream)?,
             Call::Copy => sim.copy(segment, other, 512, stream)?,
+            Call::SetPeerAccess => sim.set_peer_access(range, g, PeerSet::ALL, true)?,
+            Call::CopyFromPeer => sim.copy_from_peer(segment, other, 512, own, stream)?,
             Call::Prefetch => managed.prefetch(moving, MIB, Place::Device, stream)?,
             _ => {}
         }

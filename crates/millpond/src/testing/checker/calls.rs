@@ -6,12 +6,12 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use super::clock::{Clock, StreamKey};
+use super::clock::{Clock, DeviceNumber, StreamKey};
 use super::memory::{FileKey, Origin, PageKey};
 use super::{CheckerDevice, State};
 use crate::device::{
     Advice, AsyncUsage, Device, DevicePtr, DeviceResult, DriverPool, EventExport, EventHandle, Forward,
-    PageHandle, Place, Residency, StreamHandle, StreamId,
+    MemoryKind, PageHandle, PeerId, PeerSet, Place, Residency, StreamHandle, StreamId,
 };
 
 impl CheckerDevice {
@@ -39,11 +39,17 @@ impl CheckerDevice {
     /// The device's other memory, watched with it.
     fn watch(&self, inner: Arc<dyn Device>) -> Arc<dyn Device> {
         let (state, calls_elsewhere) = (self.state.clone(), self.calls_elsewhere.clone());
-        Arc::new(Self { inner, state, process: self.process, calls_elsewhere })
+        Arc::new(Self { inner, number: self.number, state, process: self.process, calls_elsewhere })
+    }
+
+    /// Whose memory it is, and of which kind.
+    fn memory(&self) -> (DeviceNumber, MemoryKind) {
+        (self.number, self.inner.properties().memory)
     }
 
     fn page(&self, handle: PageHandle) -> PageKey {
-        (self.inner.properties().memory, handle)
+        let (device, kind) = self.memory();
+        (device, kind, handle)
     }
 }
 
@@ -130,7 +136,7 @@ unsafe impl Forward for CheckerDevice {
         let mut state = self.note_call("alloc_segment", [bytes, 0, 0])?;
         let at = self.inner.alloc_segment(bytes);
         let at = state.judge(at)?;
-        state.memory.add_segment(at, bytes, Origin::Segment);
+        state.memory.add_segment(at, bytes, Origin::Segment, self.memory());
         Ok(at)
     }
 
@@ -142,7 +148,7 @@ unsafe impl Forward for CheckerDevice {
             let segment = state.require("free_segment", taken)?;
             state.report_live_in("free_segment", at, segment.bytes);
             state.advised.forget(at, segment.bytes);
-            (segment, state.order.all_work())
+            (segment, state.order.all_work(self.number))
         };
         // SAFETY: the caller's promise, and checked above.
         let done = self.wait(all_work, || unsafe { self.inner.free_segment(at) });
@@ -177,7 +183,7 @@ unsafe impl Forward for CheckerDevice {
         stream: StreamHandle,
     ) -> DeviceResult<()> {
         let mut state = self.note_call("prefetch", [at.raw(), bytes, stream.raw()])?;
-        let key = state.stream("prefetch", stream)?;
+        let key = state.stream("prefetch", (self.number, stream))?;
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.prefetch(at, bytes, to, stream) };
         state.judge(done)?;
@@ -213,25 +219,25 @@ unsafe impl Forward for CheckerDevice {
         let mut state = self.note_call("create_stream", [0; 3])?;
         let stream = self.inner.create_stream();
         let stream = state.judge(stream)?;
-        state.order.add_stream(stream);
+        state.order.add_stream((self.number, stream));
         Ok(stream)
     }
 
     unsafe fn destroy_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
         let mut state = self.note_call("destroy_stream", [stream.raw(), 0, 0])?;
-        state.stream("destroy_stream", stream)?;
+        state.stream("destroy_stream", (self.number, stream))?;
         // SAFETY: the caller's promise, and checked above.
         let done = unsafe { self.inner.destroy_stream(stream) };
         match done {
-            Ok(()) => state.order.remove_stream(stream),
-            Err(_) => state.order.stream_is_stuck(stream),
+            Ok(()) => state.order.remove_stream((self.number, stream)),
+            Err(_) => state.order.stream_is_stuck((self.number, stream)),
         }
         state.judge(done)
     }
 
     unsafe fn stream_id(&self, stream: StreamHandle) -> DeviceResult<StreamId> {
         let mut state = self.note_call("stream_id", [stream.raw(), 0, 0])?;
-        state.stream("stream_id", stream)?;
+        state.stream("stream_id", (self.number, stream))?;
         // SAFETY: the caller's promise.
         let id = unsafe { self.inner.stream_id(stream) };
         state.judge(id)
@@ -239,7 +245,7 @@ unsafe impl Forward for CheckerDevice {
 
     unsafe fn stream_is_idle(&self, stream: StreamHandle) -> DeviceResult<bool> {
         let mut state = self.note_call("stream_is_idle", [stream.raw(), 0, 0])?;
-        let key = state.stream("stream_is_idle", stream)?;
+        let key = state.stream("stream_is_idle", (self.number, stream))?;
         // SAFETY: the caller's promise.
         let idle = unsafe { self.inner.stream_is_idle(stream) };
         let idle = state.judge(idle)?;
@@ -253,7 +259,7 @@ unsafe impl Forward for CheckerDevice {
     unsafe fn synchronize_stream(&self, stream: StreamHandle) -> DeviceResult<()> {
         let teaches = {
             let mut state = self.note_call("synchronize_stream", [stream.raw(), 0, 0])?;
-            let key = state.stream("synchronize_stream", stream)?;
+            let key = state.stream("synchronize_stream", (self.number, stream))?;
             state.order.stream_clock(key)
         };
         // SAFETY: the caller's promise.
@@ -261,7 +267,7 @@ unsafe impl Forward for CheckerDevice {
     }
 
     fn synchronize(&self) -> DeviceResult<()> {
-        let teaches = self.note_call("synchronize", [0; 3])?.order.all_work();
+        let teaches = self.note_call("synchronize", [0; 3])?.order.all_work(self.number);
         self.wait(teaches, || self.inner.synchronize())
     }
 
@@ -288,7 +294,7 @@ unsafe impl Forward for CheckerDevice {
     unsafe fn record_event(&self, event: EventHandle, stream: StreamHandle) -> DeviceResult<()> {
         let mut state = self.note_call("record_event", [event.raw(), stream.raw(), 0])?;
         state.event("record_event", event)?;
-        let key = state.stream("record_event", stream)?;
+        let key = state.stream("record_event", (self.number, stream))?;
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.record_event(event, stream) };
         state.judge(done)?;
@@ -354,7 +360,7 @@ unsafe impl Forward for CheckerDevice {
 
     unsafe fn wait_event(&self, stream: StreamHandle, event: EventHandle) -> DeviceResult<()> {
         let mut state = self.note_call("wait_event", [stream.raw(), event.raw(), 0])?;
-        let key = state.stream("wait_event", stream)?;
+        let key = state.stream("wait_event", (self.number, stream))?;
         state.event("wait_event", event)?;
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.wait_event(stream, event) };
@@ -375,7 +381,7 @@ unsafe impl Forward for CheckerDevice {
 
     unsafe fn memset(&self, at: DevicePtr, value: u8, bytes: u64, stream: StreamHandle) -> DeviceResult<()> {
         let mut state = self.note_call("memset", [at.raw(), bytes, stream.raw()])?;
-        let key = state.stream("memset", stream)?;
+        let key = state.stream("memset", (self.number, stream))?;
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.memset(at, value, bytes, stream) };
         state.judge(done)?;
@@ -392,7 +398,7 @@ unsafe impl Forward for CheckerDevice {
     ) -> DeviceResult<()> {
         let key = self
             .note_call("copy_from_host", [to.raw(), bytes, stream.raw()])?
-            .stream("copy_from_host", stream)?;
+            .stream("copy_from_host", (self.number, stream))?;
         // Not under the lock: it may wait for the stream.
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.copy_from_host(to, from, bytes, stream) };
@@ -411,7 +417,7 @@ unsafe impl Forward for CheckerDevice {
     ) -> DeviceResult<()> {
         let key = self
             .note_call("copy_to_host", [from.raw(), bytes, stream.raw()])?
-            .stream("copy_to_host", stream)?;
+            .stream("copy_to_host", (self.number, stream))?;
         // Not under the lock: it may wait for the stream.
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.copy_to_host(to, from, bytes, stream) };
@@ -429,12 +435,50 @@ unsafe impl Forward for CheckerDevice {
         stream: StreamHandle,
     ) -> DeviceResult<()> {
         let mut state = self.note_call("copy", [to.raw(), from.raw(), bytes])?;
-        let key = state.stream("copy", stream)?;
+        let key = state.stream("copy", (self.number, stream))?;
         // SAFETY: the caller's promise.
         let done = unsafe { self.inner.copy(to, from, bytes, stream) };
         state.judge(done)?;
         state.work_at("copy", from, bytes, key);
         state.work_at("copy", to, bytes, key);
+        Ok(())
+    }
+
+    unsafe fn set_peer_access(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        peers: PeerSet,
+        allowed: bool,
+    ) -> DeviceResult<()> {
+        let mut state = self.note_call("set_peer_access", [at.raw(), bytes, u64::from(allowed)])?;
+        if !allowed {
+            state.check_take_back(at, peers);
+        }
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.inner.set_peer_access(at, bytes, peers, allowed) };
+        state.judge(done)?;
+        state.memory.set_peer_access(at, peers, allowed);
+        Ok(())
+    }
+
+    unsafe fn copy_from_peer(
+        &self,
+        to: DevicePtr,
+        from: DevicePtr,
+        bytes: u64,
+        peer: PeerId,
+        stream: StreamHandle,
+    ) -> DeviceResult<()> {
+        const CALL: &str = "copy_from_peer";
+        let mut state = self.note_call(CALL, [to.raw(), from.raw(), bytes])?;
+        let key = state.stream(CALL, (self.number, stream))?;
+        // SAFETY: the caller's promise.
+        let done = unsafe { self.inner.copy_from_peer(to, from, bytes, peer, stream) };
+        state.judge(done)?;
+        // The device needs no access to the source.
+        state.copy_at(CALL, from, bytes, key);
+        state.work_at(CALL, to, bytes, key);
         Ok(())
     }
 }
@@ -443,17 +487,17 @@ unsafe impl Forward for CheckerDevice {
 unsafe impl DriverPool for CheckerDevice {
     unsafe fn alloc_async(&self, bytes: u64, stream: StreamHandle) -> DeviceResult<DevicePtr> {
         let mut state = self.note_call("alloc_async", [bytes, stream.raw(), 0])?;
-        state.stream("alloc_async", stream)?;
+        state.stream("alloc_async", (self.number, stream))?;
         // SAFETY: the caller's promise.
         let at = unsafe { self.inner.driver_pool()?.alloc_async(bytes, stream) };
         let at = state.judge(at)?;
-        state.memory.add_segment(at, bytes, Origin::DriverPool);
+        state.memory.add_segment(at, bytes, Origin::DriverPool, self.memory());
         Ok(at)
     }
 
     unsafe fn free_async(&self, at: DevicePtr, stream: StreamHandle) -> DeviceResult<()> {
         let mut state = self.note_call("free_async", [at.raw(), stream.raw(), 0])?;
-        state.stream("free_async", stream)?;
+        state.stream("free_async", (self.number, stream))?;
         let taken = state.memory.take_segment(at, Origin::DriverPool);
         let segment = state.require("free_async", taken)?;
         state.report_live_in("free_async", at, segment.bytes);

@@ -5,6 +5,10 @@ use smallvec::SmallVec;
 /// Numbers the work given to one stream, from 1.
 pub(super) type Tick = u64;
 
+/// Tells the devices of a group apart: the number in their names there; 0 for a device without one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct DeviceNumber(pub(super) u32);
+
 /// Names a stream for ever; handles are recycled, keys are not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct StreamKey(pub(super) u32);

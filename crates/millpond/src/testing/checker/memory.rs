@@ -3,15 +3,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use super::clock::Uses;
-use crate::device::{DevicePtr, MemoryKind, PageHandle};
+use super::clock::{DeviceNumber, Uses};
+use crate::device::{DevicePtr, MemoryKind, PageHandle, PeerSet};
 
 /// Names a piece of physical memory (a page, a segment) for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct PhysicalKey(u64);
 
-/// A page of one kind of memory: each kind has handles of its own.
-pub(super) type PageKey = (MemoryKind, PageHandle);
+/// A page of one kind of memory of a device: each kind has handles of its own.
+pub(super) type PageKey = (DeviceNumber, MemoryKind, PageHandle);
 
 /// A range of physical bytes, and the address of the mapping through which it was reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +75,9 @@ pub(super) struct Mapping {
     pub(super) origin: Origin,
     physical: PhysicalKey,
     accessible: bool,
+    /// Whose memory it is, and which other devices may use it.
+    pub(super) device: DeviceNumber,
+    peers: PeerSet,
     stuck: bool,
 }
 
@@ -90,6 +93,8 @@ pub(super) struct Memory {
     pages: HashMap<PageKey, PhysicalKey>,
     physical: HashMap<PhysicalKey, Physical>,
     mappings: BTreeMap<u64, Mapping>,
+    /// The other devices that may use a device's segments.
+    segment_peers: HashMap<DeviceNumber, PeerSet>,
     next: u64,
     /// By what its descriptors have in common: the page that was exported.
     exported: HashMap<FileKey, PhysicalKey>,
@@ -145,7 +150,7 @@ impl Memory {
     }
 
     pub(super) fn create_page(&mut self, page: PageKey, bytes: u64) {
-        let key = self.add_physical(Some(page.1), bytes);
+        let key = self.add_physical(Some(page.2), bytes);
         self.pages.insert(page, key);
     }
 
@@ -170,7 +175,7 @@ impl Memory {
     pub(super) fn check_page(&self, page: PageKey) -> Result<(), String> {
         match self.pages.contains_key(&page) {
             true => Ok(()),
-            false => Err(format!("{:#x} is no page, or was released", page.1.raw())),
+            false => Err(format!("{:#x} is no page, or was released", page.2.raw())),
         }
     }
 
@@ -194,9 +199,20 @@ impl Memory {
         }
     }
 
-    pub(super) fn add_segment(&mut self, at: DevicePtr, bytes: u64, origin: Origin) {
+    pub(super) fn add_segment(
+        &mut self,
+        at: DevicePtr,
+        bytes: u64,
+        origin: Origin,
+        (device, kind): (DeviceNumber, MemoryKind),
+    ) {
         let key = self.add_physical(None, bytes);
-        self.add_mapping(at, bytes, key, origin);
+        let peers = match kind {
+            MemoryKind::Device if origin == Origin::DriverPool => PeerSet::NONE,
+            MemoryKind::Device => self.segment_peers.get(&device).copied().unwrap_or_default(),
+            MemoryKind::Pinned | MemoryKind::Managed => PeerSet::ALL,
+        };
+        self.add_mapping(at, bytes, key, origin, (device, peers));
     }
 
     /// Takes a segment out, while the device frees it.
@@ -220,9 +236,16 @@ impl Memory {
 
     // ---- mappings --------------------------------------------------------------------------------
 
-    fn add_mapping(&mut self, at: DevicePtr, bytes: u64, physical: PhysicalKey, origin: Origin) {
-        let accessible = origin != Origin::Page;
-        let mapping = Mapping { bytes, uses: Uses::default(), origin, physical, accessible, stuck: false };
+    fn add_mapping(
+        &mut self,
+        at: DevicePtr,
+        bytes: u64,
+        physical: PhysicalKey,
+        origin: Origin,
+        (device, peers): (DeviceNumber, PeerSet),
+    ) {
+        let (uses, accessible, stuck) = (Uses::default(), origin != Origin::Page, false);
+        let mapping = Mapping { bytes, uses, origin, physical, accessible, device, peers, stuck };
         self.mappings.insert(at.raw(), mapping);
         self.physical.get_mut(&physical).expect("mapped memory is there").mappings += 1;
     }
@@ -248,7 +271,8 @@ impl Memory {
 
     pub(super) fn map(&mut self, at: DevicePtr, bytes: u64, page: PageKey) {
         if let Some(key) = self.pages.get(&page).copied() {
-            self.add_mapping(at, bytes, key, Origin::Page);
+            // A new mapping has no peers, whatever the page had elsewhere.
+            self.add_mapping(at, bytes, key, Origin::Page, (page.0, PeerSet::NONE));
         }
     }
 
@@ -271,6 +295,40 @@ impl Memory {
         for (_, mapping) in self.mappings.range_mut(at.raw()..at.raw() + bytes) {
             mapping.accessible = true;
         }
+    }
+
+    // ---- other devices ---------------------------------------------------------------------------
+
+    /// Notes that devices may use a mapping, or the segments of a device, or no longer.
+    pub(super) fn set_peer_access(&mut self, at: DevicePtr, peers: PeerSet, allowed: bool) {
+        let Some(mapping) = self.mappings.get_mut(&at.raw()) else { return };
+        let change = |had: PeerSet| if allowed { had.with(peers) } else { had.without(peers) };
+        if mapping.origin == Origin::Page {
+            mapping.peers = change(mapping.peers);
+        } else if allowed {
+            let device = mapping.device;
+            let of_device = self.segment_peers.entry(device).or_default();
+            *of_device = change(*of_device);
+            let segments = self.mappings.values_mut();
+            let segments = segments.filter(|other| other.origin == Origin::Segment && other.device == device);
+            segments.for_each(|segment| segment.peers = change(segment.peers));
+        }
+    }
+
+    /// Where a device has no access to a part of a range: the mapping there, and whose it is.
+    pub(super) fn without_access(
+        &self,
+        at: DevicePtr,
+        bytes: u64,
+        device: DeviceNumber,
+    ) -> Option<(u64, DeviceNumber)> {
+        let end = at.raw().saturating_add(bytes);
+        let over =
+            self.mappings.range(..end).rev().take_while(|(start, found)| *start + found.bytes > at.raw());
+        let mut closed = over.filter(|(_, found)| {
+            found.device != device && !found.peers.numbers().any(|number| number == device.0)
+        });
+        closed.next().map(|(start, found)| (*start, found.device))
     }
 
     pub(super) fn check_unmap(&self, at: DevicePtr, bytes: u64) -> Result<&Mapping, String> {

@@ -35,6 +35,8 @@
 //! - Prefetches and advice are for live blocks, one at a time. No block begins with advice of an earlier one.
 //! - A mapping goes only when the host knows that all work through it is complete.
 //! - Calls are made in the process that made the device, not in one that was forked from it.
+//! - A device uses memory of another one of its [group](CheckerDevice::group) only where it has access. A copy that names both
+//!   devices needs none.
 //! - Handles are used only while they live. A call that the device below finds invalid is a fault as well.
 //! - A program that breaks the contract itself is told apart from an allocator that does: [`Rule::Program`].
 //!
@@ -68,9 +70,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::lock::{Mutex, MutexGuard};
 
-use self::clock::StreamKey;
+use self::clock::{DeviceNumber, StreamKey};
 use self::state::State;
-use crate::device::{Device, DevicePtr, DeviceResult, StreamHandle};
+use crate::device::{Device, DevicePtr, DeviceResult, PeerId, StreamHandle};
 use crate::process::Process;
 
 pub use self::blocks::Freeing;
@@ -81,6 +83,8 @@ pub use self::report::{Report, Rule, Violation};
 /// [pinned](Device::pinned) and its [managed](Device::managed) memory are watched with it: one verdict is of all.
 pub struct CheckerDevice {
     inner: Arc<dyn Device>,
+    /// Tells the devices of a group apart.
+    number: DeviceNumber,
     state: Arc<Mutex<State>>,
     process: Process,
     /// Device calls in processes that were forked from that one.
@@ -96,12 +100,33 @@ impl fmt::Debug for CheckerDevice {
 impl CheckerDevice {
     /// Watches `inner`, which nobody has used yet: streams and memory from before are not known.
     pub fn new(inner: Arc<dyn Device>) -> Arc<Self> {
-        Arc::new(Self {
-            inner,
-            state: Arc::default(),
-            process: Process::here(),
-            calls_elsewhere: Arc::default(),
-        })
+        Self::group([inner]).remove(0)
+    }
+
+    /// Watches several devices that work together. One verdict is of all.
+    ///
+    /// ```
+    /// use millpond::device::sim::{SimDevice, SimOptions};
+    /// use millpond::testing::checker::CheckerDevice;
+    /// use millpond::{Buffer, Context, Pool};
+    ///
+    /// let gpus = SimDevice::group(2, SimOptions::default())?;
+    /// let checkers = CheckerDevice::group(gpus.into_iter().map(|gpu| gpu as _));
+    /// let [first, second] = [0, 1].map(|number| Context::new(checkers[number].clone()));
+    /// let pool = Pool::builder(&first).accessible_from([&second]).build()?;
+    /// let buffer = Buffer::<u8>::zeroed(&pool, 1 << 20, &first.create_stream()?)?;
+    /// // … work of both devices …
+    /// checkers[0].verify().expect("every rule was kept");
+    /// # Ok::<(), millpond::Error>(())
+    /// ```
+    pub fn group(devices: impl IntoIterator<Item = Arc<dyn Device>>) -> Vec<Arc<Self>> {
+        let (state, calls_elsewhere) = <(Arc<Mutex<State>>, _)>::default();
+        let checker = |inner: Arc<dyn Device>| {
+            let (state, calls_elsewhere) = (Arc::clone(&state), Arc::clone(&calls_elsewhere));
+            let number = DeviceNumber(inner.peer_id().map_or(0, PeerId::number));
+            Arc::new(Self { inner, number, state, process: Process::here(), calls_elsewhere })
+        };
+        devices.into_iter().map(checker).collect()
     }
 
     /// The allocator gave out `bytes` at `at` for work on `stream`.
@@ -115,6 +140,7 @@ impl CheckerDevice {
     pub fn used(&self, block: BlockId, stream: StreamHandle) {
         let mut state = self.note("· used", [stream.raw(), 0, 0]);
         let key = self.key(&mut state, "used", stream);
+        state.check_block_access(block, key);
         state.work_on(block, key);
     }
 
@@ -202,9 +228,9 @@ impl CheckerDevice {
 
     /// The stream that the program names; a stream of its own where there is none, so that checking goes on.
     fn key(&self, state: &mut State, call: &'static str, stream: StreamHandle) -> StreamKey {
-        match state.stream(call, stream) {
+        match state.stream(call, (self.number, stream)) {
             Ok(key) => key,
-            Err(_) => state.order.add_stream(stream),
+            Err(_) => state.order.add_stream((self.number, stream)),
         }
     }
 }

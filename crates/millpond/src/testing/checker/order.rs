@@ -7,14 +7,17 @@
 use std::collections::HashMap;
 use std::thread::{self, ThreadId};
 
-use super::clock::{Clock, StreamKey, Work};
+use super::clock::{Clock, DeviceNumber, StreamKey, Work};
 use crate::device::{EventHandle, StreamHandle};
 
 #[derive(Debug)]
 struct Stream {
-    handle: StreamHandle,
+    name: StreamName,
     clock: Clock,
 }
+
+/// A handle, of a device.
+type StreamName = (DeviceNumber, StreamHandle);
 
 #[derive(Debug, Default)]
 pub(super) struct Event {
@@ -27,9 +30,9 @@ pub(super) struct Event {
 pub(super) struct Order {
     /// By key; streams that were destroyed too, since their work may still run.
     streams: Vec<Stream>,
-    by_handle: HashMap<StreamHandle, StreamKey>,
-    per_thread: HashMap<ThreadId, StreamKey>,
-    stuck_streams: Vec<StreamHandle>,
+    by_handle: HashMap<StreamName, StreamKey>,
+    per_thread: HashMap<(DeviceNumber, ThreadId), StreamKey>,
+    stuck_streams: Vec<StreamName>,
     events: HashMap<EventHandle, Event>,
     /// Events that stand for the same as another one, which was exported.
     same_as: HashMap<EventHandle, EventHandle>,
@@ -40,51 +43,56 @@ pub(super) struct Order {
 impl Order {
     // ---- streams ---------------------------------------------------------------------------------
 
-    pub(super) fn add_stream(&mut self, handle: StreamHandle) -> StreamKey {
-        let key = self.new_stream(handle);
-        self.by_handle.insert(handle, key);
+    pub(super) fn add_stream(&mut self, name: StreamName) -> StreamKey {
+        let key = self.new_stream(name);
+        self.by_handle.insert(name, key);
         key
     }
 
-    fn new_stream(&mut self, handle: StreamHandle) -> StreamKey {
+    fn new_stream(&mut self, name: StreamName) -> StreamKey {
         let key = StreamKey(u32::try_from(self.streams.len()).expect("fewer than 2^32 streams"));
-        self.streams.push(Stream { handle, clock: Clock::default() });
+        self.streams.push(Stream { name, clock: Clock::default() });
         key
     }
 
     /// The stream behind the handle now, as the calling thread sees it.
-    pub(super) fn stream(&mut self, handle: StreamHandle) -> Option<StreamKey> {
+    pub(super) fn stream(&mut self, (device, handle): StreamName) -> Option<StreamKey> {
         if handle == StreamHandle::PER_THREAD {
-            let thread = thread::current().id();
+            let thread = (device, thread::current().id());
             if let Some(key) = self.per_thread.get(&thread) {
                 return Some(*key);
             }
-            let key = self.new_stream(handle);
+            let key = self.new_stream((device, handle));
             self.per_thread.insert(thread, key);
             return Some(key);
         }
         // The null handle is the legacy stream's other name.
         let handle = if handle.raw() == 0 { StreamHandle::LEGACY } else { handle };
-        match self.by_handle.get(&handle) {
+        match self.by_handle.get(&(device, handle)) {
             Some(key) => Some(*key),
-            None if handle == StreamHandle::LEGACY => Some(self.add_stream(handle)),
+            None if handle == StreamHandle::LEGACY => Some(self.add_stream((device, handle))),
             None => None,
         }
     }
 
-    pub(super) fn remove_stream(&mut self, handle: StreamHandle) {
-        self.by_handle.remove(&handle);
-        self.stuck_streams.retain(|stuck| *stuck != handle);
+    pub(super) fn remove_stream(&mut self, name: StreamName) {
+        self.by_handle.remove(&name);
+        self.stuck_streams.retain(|stuck| *stuck != name);
     }
 
-    pub(super) fn stream_is_stuck(&mut self, handle: StreamHandle) {
-        self.stuck_streams.push(handle);
+    pub(super) fn stream_is_stuck(&mut self, name: StreamName) {
+        self.stuck_streams.push(name);
     }
 
     /// Streams that were created, not destroyed, and could have been.
     pub(super) fn streams_left(&self) -> impl Iterator<Item = StreamHandle> + '_ {
-        let handles = self.by_handle.keys().copied();
-        handles.filter(|handle| *handle != StreamHandle::LEGACY && !self.stuck_streams.contains(handle))
+        let names = self.by_handle.keys().filter(|name| !self.stuck_streams.contains(name));
+        names.map(|(_, handle)| *handle).filter(|handle| *handle != StreamHandle::LEGACY)
+    }
+
+    /// The device that the stream is of.
+    pub(super) fn device_of(&self, stream: StreamKey) -> DeviceNumber {
+        self.streams[stream.0 as usize].name.0
     }
 
     /// One more piece of work on the stream.
@@ -162,10 +170,11 @@ impl Order {
         self.streams[stream.0 as usize].clock.clone()
     }
 
-    /// All work given to the device so far.
-    pub(super) fn all_work(&self) -> Clock {
+    /// All work given to a device so far.
+    pub(super) fn all_work(&self, device: DeviceNumber) -> Clock {
         let mut all = Clock::default();
-        self.streams.iter().for_each(|stream| all.join(&stream.clock));
+        let streams = self.streams.iter().filter(|stream| stream.name.0 == device);
+        streams.for_each(|stream| all.join(&stream.clock));
         all
     }
 
@@ -187,7 +196,9 @@ impl Order {
 
     /// The stream's name in reports.
     pub(super) fn name(&self, stream: StreamKey) -> String {
-        format!("stream #{} (handle {:#x})", stream.0, self.streams[stream.0 as usize].handle.raw())
+        let (device, handle) = self.streams[stream.0 as usize].name;
+        let of = if device == DeviceNumber(0) { String::new() } else { format!(" of device {}", device.0) };
+        format!("stream #{}{of} (handle {:#x})", stream.0, handle.raw())
     }
 
     /// Why work given to `stream` now is not ordered after `work`, for reports.

@@ -13,6 +13,8 @@ pub enum Rule {
     Overlap,
     /// Memory is used that is not mapped, or has no access.
     NotMapped,
+    /// A device used memory of another one to which it has no access.
+    PeerAccess,
     /// A live block's address was given other physical memory.
     Moved,
     /// Memory lost its mapping while work that uses it may still run.

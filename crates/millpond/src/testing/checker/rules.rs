@@ -9,7 +9,7 @@ use super::clock::{StreamKey, Uses, Work};
 use super::memory::{BlockId, Extent, Mapping, Past};
 use super::report::{Rule, Violation};
 use super::state::State;
-use crate::device::{DevicePtr, DeviceResult};
+use crate::device::{DevicePtr, DeviceResult, PeerSet};
 
 impl State {
     pub(super) fn block_name(&self, id: BlockId) -> String {
@@ -107,8 +107,37 @@ impl State {
         }
     }
 
-    /// Work on a range of addresses: that of the live block it lies in, or of the allocator itself.
+    /// A device uses memory of another one only where it has access.
+    fn check_access(&mut self, what: &str, at: DevicePtr, bytes: u64, stream: StreamKey) {
+        let device = self.order.device_of(stream);
+        if let Some((mapping, owner)) = self.memory.without_access(at, bytes, device) {
+            let (device, owner) = (device.0, owner.0);
+            let text = format!(
+                "{what} of {bytes} bytes at {at} on {}: device {device} has no access to the mapping at {mapping:#x} of device {owner}",
+                self.order.name(stream)
+            );
+            self.report(Rule::PeerAccess, text);
+        }
+    }
+
+    /// Likewise in a kernel that uses a block.
+    pub(super) fn check_block_access(&mut self, id: BlockId, stream: StreamKey) {
+        if let Some(Block { at, bytes, .. }) = self.blocks.live.get(&id) {
+            let (at, bytes) = (*at, *bytes);
+            self.check_access("use", at, bytes, stream);
+        }
+    }
+
+    /// Work of a device on a range of addresses, as [`copy_at`](Self::copy_at), which it has to have access to.
     pub(super) fn work_at(&mut self, call: &'static str, at: DevicePtr, bytes: u64, stream: StreamKey) {
+        if bytes > 0 {
+            self.check_access(call, at, bytes, stream);
+        }
+        self.copy_at(call, at, bytes, stream);
+    }
+
+    /// Work on a range of addresses: that of the live block it lies in, or of the allocator itself.
+    pub(super) fn copy_at(&mut self, call: &'static str, at: DevicePtr, bytes: u64, stream: StreamKey) {
         if bytes == 0 {
             return;
         }
@@ -229,6 +258,22 @@ impl State {
         }
         self.report_live_in("unmap", at, bytes);
         Ok(())
+    }
+
+    /// Access may be taken back only when all work of the other devices through the mapping is known to be complete.
+    pub(super) fn check_take_back(&mut self, at: DevicePtr, peers: PeerSet) {
+        let Some(mapping) = self.memory.mapping_mut(at.raw()) else { return };
+        let owner = mapping.device;
+        let pending: SmallVec<[Work; 4]> = mapping.uses.iter().collect();
+        let of_peer = |work: &Work| {
+            let device = self.order.device_of(work.stream);
+            device != owner && peers.numbers().any(|number| number == device.0)
+        };
+        let late = pending.into_iter().filter(of_peer).find(|work| !self.order.is_known_complete(*work));
+        if let Some(late) = late {
+            let why = self.order.explain_pending(late);
+            self.report(Rule::UnmapUnderWork, format!("access to the mapping at {at} is taken back: {why}"));
+        }
     }
 
     fn pending(&self, mapping: &Mapping) -> Option<String> {

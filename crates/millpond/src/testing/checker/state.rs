@@ -2,7 +2,7 @@
 
 use super::advice::Advised;
 use super::blocks::Blocks;
-use super::clock::StreamKey;
+use super::clock::{DeviceNumber, StreamKey};
 use super::memory::Memory;
 use super::order::Order;
 use super::report::{Report, Rule, Trace, Violation};
@@ -50,9 +50,14 @@ impl State {
         result
     }
 
-    pub(super) fn stream(&mut self, call: &'static str, handle: StreamHandle) -> DeviceResult<StreamKey> {
-        let known = self.order.stream(handle);
-        self.require(call, known.ok_or_else(|| format!("{:#x} is no stream, or was destroyed", handle.raw())))
+    pub(super) fn stream(
+        &mut self,
+        call: &'static str,
+        stream: (DeviceNumber, StreamHandle),
+    ) -> DeviceResult<StreamKey> {
+        let known = self.order.stream(stream);
+        let unknown = || format!("{:#x} is no stream, or was destroyed", stream.1.raw());
+        self.require(call, known.ok_or_else(unknown))
     }
 
     pub(super) fn event(&mut self, call: &'static str, handle: EventHandle) -> DeviceResult<()> {

@@ -5,6 +5,7 @@ mod handles;
 mod managed;
 mod mappings;
 mod ordering;
+mod peers;
 
 use std::sync::Arc;
 

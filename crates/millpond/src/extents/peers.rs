@@ -1,0 +1,107 @@
+//! Which other devices may use the arena's memory.
+//!
+//! Access belongs to a mapping. So a page keeps it where it lies, and loses it when it is remapped: a new mapping has the
+//! access that all pages have, and no more. A page with a live block is not remapped.
+
+use super::arena::Arena;
+use super::extent::ExtentId;
+use super::extent_map::ExtentMap;
+use super::regions::{Region, RegionOrigin};
+use crate::device::{DevicePtr, DeviceResult, PeerSet};
+use crate::physical::PageId;
+
+impl Arena {
+    /// The other devices that may use all memory, as soon as it is mapped.
+    pub(crate) fn peers(&self) -> PeerSet {
+        self.mapper.pages().peers
+    }
+
+    /// Lets these devices use all memory as soon as it is mapped, and no others.
+    pub(crate) fn set_peers(&mut self, peers: PeerSet) {
+        self.mapper.pages_mut().peers = peers;
+    }
+
+    /// Whether these devices may use a live block. Of what they have of segments only the device keeps a list: the answer is
+    /// whether all memory is for them.
+    pub(crate) fn is_shared_with(&self, id: ExtentId, peers: PeerSet) -> bool {
+        if segment_of(&self.map, id).is_some() {
+            return peers.without(self.peers()).is_empty();
+        }
+        let has_peers = |page| peers.without(self.mapper.pages().peers_of(page)).is_empty();
+        for_each_page(&self.map, id, |page, _| if has_peers(page) { Ok(()) } else { Err(()) }).is_ok()
+    }
+
+    /// Lets devices use a live block, and what else lies on its pages.
+    pub(crate) fn share(&mut self, id: ExtentId, peers: PeerSet) -> DeviceResult<()> {
+        let Self { map, mapper, .. } = self;
+        if let Some(segment) = segment_of(map, id) {
+            // SAFETY: a segment.
+            return unsafe {
+                mapper.pages().device().set_peer_access(segment.base, segment.bytes, peers, true)
+            };
+        }
+        for_each_page(map, id, |page, at| {
+            // SAFETY: the page is mapped there.
+            unsafe { mapper.pages_mut().set_peer_access(page, at, peers, true) }
+        })
+    }
+
+    /// Lets devices use all memory that is mapped now.
+    pub(crate) fn share_all(&mut self, peers: PeerSet) -> DeviceResult<()> {
+        // SAFETY: nothing is taken away.
+        unsafe { self.set_access_to_pages(peers, true) }?;
+        let segments = self.map.regions.iter().filter(|(_, region)| region.origin == RegionOrigin::Segment);
+        for (_, segment) in segments {
+            // SAFETY: a segment.
+            unsafe {
+                self.mapper.pages().device().set_peer_access(segment.base, segment.bytes, peers, true)
+            }?;
+        }
+        Ok(())
+    }
+
+    /// Takes the access of devices to all pages away. Segments stay within their reach.
+    ///
+    /// # Safety
+    /// No work of these devices uses the memory.
+    pub(crate) unsafe fn take_back_all(&mut self, peers: PeerSet) -> DeviceResult<()> {
+        // SAFETY: the caller's promise.
+        unsafe { self.set_access_to_pages(peers, false) }
+    }
+
+    /// # Safety
+    /// As for [`take_back_all`](Self::take_back_all), where nothing is `allowed`.
+    unsafe fn set_access_to_pages(&mut self, peers: PeerSet, allowed: bool) -> DeviceResult<()> {
+        let Self { map, mapper, .. } = self;
+        for number in 0..mapper.pages().records() {
+            if let Some((page, (region, base_page))) = mapper.pages().at_home(number) {
+                let at = map.address_of_base_page(region, u64::from(base_page));
+                // SAFETY: the page is mapped there. The rest is the caller's promise.
+                unsafe { mapper.pages_mut().set_peer_access(page, at, peers, allowed) }?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The segment that a block lies in, if it lies in one.
+fn segment_of(map: &ExtentMap, id: ExtentId) -> Option<&Region> {
+    Some(map.regions.get(map[id].region)).filter(|region| region.origin == RegionOrigin::Segment)
+}
+
+/// Shows `each` page under a block, and where it begins.
+fn for_each_page<E>(
+    map: &ExtentMap,
+    id: ExtentId,
+    mut each: impl FnMut(PageId, DevicePtr) -> Result<(), E>,
+) -> Result<(), E> {
+    let (extent, layout) = (&map[id], &map.layout);
+    let (mut base_page, end) = (layout.base_page_of(extent.start), layout.base_pages_for(extent.end()));
+    while base_page < end
+        && let Some((page, (first, page_end))) = map.regions.page_over(extent.region, base_page)
+    {
+        each(page, map.address_of_base_page(extent.region, first))?;
+        base_page = page_end;
+    }
+    Ok(())
+}
