@@ -15,7 +15,7 @@ use millpond::device::host::HostDevice;
 use millpond::device::sim::{SimDevice, SimOptions};
 use millpond::device::{Device, DeviceError};
 use millpond::testing::checker::{CheckerDevice, Rule};
-use millpond::{Advice, Buffer, Context, Error, Event, Place, Pool, Stream};
+use millpond::{Advice, Buffer, Context, Error, Event, Keep, Place, Pool, Stream};
 
 use shared::{Freeing, MIB, sim};
 
@@ -195,6 +195,11 @@ fn use_pool(pool: &Pool, block: millpond::device::DevicePtr, stream: &Stream) {
     refused(pool.size_of(block));
     refused(pool.reserve(MIB, stream));
     refused(pool.trim_to(0));
+    refused(pool.sleep(Keep::InPinnedMemory));
+    refused(pool.wake());
+    refused(pool.trim_staging());
+    refused(pool.tagged("late"));
+    assert!(!pool.is_asleep() && pool.tags().is_empty());
     refused(pool.destroy());
     refused(pool.start_recording("/nonexistent/recording"));
     refused(pool.stop_recording());
