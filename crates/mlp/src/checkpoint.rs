@@ -107,11 +107,19 @@ impl Saving {
         self.from.as_ref()
     }
 
-    /// Writes a checkpoint in place of the one before. Whenever the program is ended, one of the two is there.
-    fn write(&self, model: &Model, velocities: &[Vec<f32>], progress: &Progress) -> Result<()> {
+    /// Writes a checkpoint in place of the one before. Whenever the program is ended, one of the two is there. Of a team that
+    /// has lost a rank, it writes none: what was on its way then may be wrong.
+    fn write(
+        &self,
+        model: &Model,
+        velocities: &[Vec<f32>],
+        progress: &Progress,
+        team: Option<&Team>,
+    ) -> Result<()> {
         let weights: Vec<_> = model.weights().iter().map(|weight| weight.to_vec()).collect::<Result<_>>()?;
         let bytes =
             Checkpoint::bytes(model, (&weights, velocities), progress).map_err(|what| self.failed(what))?;
+        team.map_or(Ok(()), Team::check)?;
         let failed = |source| Error::Io { path: self.file.clone(), action: "write the checkpoint", source };
         replace(&self.file, &bytes).map_err(failed)
     }
@@ -246,6 +254,7 @@ fn replace(file: &Path, bytes: &[u8]) -> io::Result<()> {
 #[derive(Debug)]
 pub(crate) struct Saver<'a> {
     saving: Option<&'a Saving>,
+    team: Option<&'a Team>,
     /// Steps of an epoch between two checkpoints.
     every: Option<usize>,
     /// Whether this rank or another writes checkpoints.
@@ -260,7 +269,7 @@ impl<'a> Saver<'a> {
     /// [`Error::Launcher`] where a rank has other settings or data, and [`Error::RankLost`].
     pub(crate) fn new(
         saving: Option<&'a Saving>,
-        team: Option<&Team>,
+        team: Option<&'a Team>,
         hyper: &Hyper,
         data: &Dataset,
     ) -> Result<Self> {
@@ -273,8 +282,8 @@ impl<'a> Saver<'a> {
         };
         let every = saving.and_then(|saving| saving.every);
         let saves = saving.is_some();
-        let Some(team) = team else { return Ok(Self { saving, every, saves, progress }) };
-        let said = team.gather(&(progress, every, saves, team.shard()))?;
+        let Some(ranks) = team else { return Ok(Self { saving, team, every, saves, progress }) };
+        let said = ranks.gather(&(progress, every, saves, ranks.shard()))?;
         let (first, every, saves, shard) = &said[0];
         for (rank, (progress, _, _, sharded)) in said.iter().enumerate() {
             let what = match () {
@@ -286,7 +295,7 @@ impl<'a> Saver<'a> {
                 format!("rank {rank} has other {what} than rank 0: start all ranks with the same arguments");
             return Err(Error::Launcher { what });
         }
-        Ok(Self { saving, every: *every, saves: *saves, progress: first.clone() })
+        Ok(Self { saving, team, every: *every, saves: *saves, progress: first.clone() })
     }
 
     /// The weights to begin with, where the training goes on.
@@ -348,7 +357,7 @@ impl<'a> Saver<'a> {
         let losses = epochs.iter().flat_map(|epoch| [epoch.train_loss, epoch.val_loss]);
         let is_finite = losses.chain(begun.totals).all(f64::is_finite);
         match self.saving.filter(|_| is_finite) {
-            Some(saving) => saving.write(model, velocities, &self.progress),
+            Some(saving) => saving.write(model, velocities, &self.progress, self.team),
             None => Ok(()),
         }
     }

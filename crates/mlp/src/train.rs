@@ -128,7 +128,7 @@ impl<'a> Training<'a> {
         if batch < share.pieces() {
             return Err(Error::Launcher {
                 what: format!(
-                    "a batch of {batch} cannot be cut into {} parts: raise --batch-size, or start fewer ranks",
+                    "a batch of {batch} cannot be cut into {} parts: raise --batch-size, or take fewer ranks or parts",
                     share.pieces()
                 ),
             });
@@ -170,6 +170,7 @@ impl<'a> Training<'a> {
             let Continue(train_loss) = self.train(epoch)? else { break };
             let Continue((val_loss, val_accuracy)) = self.validate()? else { break };
             memory.synchronize()?;
+            self.task.team.map_or(Ok(()), Team::check)?;
             let calls = memory.usage().calls.memory();
             let report = Epoch {
                 epoch,
