@@ -120,7 +120,8 @@ impl AddressSpace {
         let (start, bytes) = if self.device.properties().virtual_memory {
             (first.raw(), bytes)
         } else {
-            (first.raw().saturating_sub(WINDOW / 2).next_multiple_of(granule), WINDOW)
+            // Not the null address, which is freed, too.
+            (first.raw().saturating_sub(WINDOW / 2).next_multiple_of(granule).max(granule), WINDOW)
         };
         let numbers = RegionMap::numbers(bytes, granule)?;
         let window = RegionMap::new(DevicePtr::new(start), granule, numbers, blank.descriptors.clone());

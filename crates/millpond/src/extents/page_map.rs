@@ -342,14 +342,28 @@ impl Descriptors {
 pub(crate) struct RegionMap {
     base: DevicePtr,
     granule_shift: u32,
-    /// By granule: the number of the allocated block there; 0 for none. Segments that lie near each other share them.
-    numbers: Arc<Sparse<AtomicU32>>,
+    numbers: Numbers,
     /// Which of them is that of the region's first granule.
     first: usize,
     descriptors: Arc<Descriptors>,
 }
 
+/// By granule: the number of the allocated block there; 0 for none.
+#[derive(Debug)]
+enum Numbers {
+    Own(Sparse<AtomicU32>),
+    /// Those of a longer range, which the segments in it share.
+    Of(Arc<RegionMap>),
+}
+
 impl RegionMap {
+    fn numbers_here(&self) -> &Sparse<AtomicU32> {
+        match &self.numbers {
+            Numbers::Own(numbers) => numbers,
+            Numbers::Of(range) => range.numbers_here(),
+        }
+    }
+
     /// Numbers for a region of `bytes`, in which blocks start at least `granule` bytes (a power of two) apart. `None`
     /// where the process has not enough addresses left.
     pub(super) fn numbers(bytes: u64, granule: u64) -> Option<Sparse<AtomicU32>> {
@@ -368,24 +382,24 @@ impl RegionMap {
         numbers: Sparse<AtomicU32>,
         descriptors: Arc<Descriptors>,
     ) -> Self {
-        Self { base, granule_shift: granule.ilog2(), numbers: Arc::new(numbers), first: 0, descriptors }
+        Self { base, granule_shift: granule.ilog2(), numbers: Numbers::Own(numbers), first: 0, descriptors }
     }
 
     /// The map of a region that lies within this one, with the same numbers; `None` where it does not.
-    pub(super) fn part(&self, base: DevicePtr, bytes: u64) -> Option<Self> {
+    pub(super) fn part(self: &Arc<Self>, base: DevicePtr, bytes: u64) -> Option<Self> {
         let start = base.raw().checked_sub(self.base.raw())?;
         let is_granule = start.trailing_zeros() >= self.granule_shift;
         let first = self.granule_of(start);
         let end = self.granule_of(start.checked_add(bytes)?);
-        let (numbers, descriptors) = (self.numbers.clone(), self.descriptors.clone());
+        let (numbers, descriptors) = (Numbers::Of(self.clone()), self.descriptors.clone());
         let part = Self { base, granule_shift: self.granule_shift, numbers, first, descriptors };
-        (is_granule && end <= self.numbers.len()).then_some(part)
+        (is_granule && end <= self.numbers_here().len()).then_some(part)
     }
 
     /// Lets blocks start in these bytes of the region from now on; `false` where the host has no memory for that. Under
     /// the pool's lock.
     pub(super) fn back(&self, bytes: Range<u64>) -> bool {
-        self.numbers.back(self.granule_of(bytes.start)..self.granule_of(bytes.end - 1) + 1)
+        self.numbers_here().back(self.granule_of(bytes.start)..self.granule_of(bytes.end - 1) + 1)
     }
 
     /// Gives back what these bytes of the region take of the host's memory. No block in them is allocated. Under the
@@ -394,7 +408,7 @@ impl RegionMap {
         let mask = (1 << self.granule_shift) - 1;
         let (first, end) = (self.granule_of(bytes.start + mask), self.granule_of(bytes.end));
         if first < end {
-            self.numbers.let_go(first..end);
+            self.numbers_here().let_go(first..end);
         }
     }
 
@@ -405,7 +419,7 @@ impl RegionMap {
 
     /// Where the number of the block that starts at byte `at` is, and its descriptor, or that of no block.
     fn number_and_descriptor(&self, at: u64) -> Option<(&AtomicU32, &BlockDescriptor)> {
-        let number = self.numbers.get(self.granule_of(at))?;
+        let number = self.numbers_here().get(self.granule_of(at))?;
         // Relaxed: under the pool's lock.
         Some((number, self.descriptors.0.get(number.load(Ordering::Relaxed) as usize)?))
     }
@@ -414,8 +428,8 @@ impl RegionMap {
     /// may be [written](Descriptors::back). Under the pool's lock.
     pub(super) fn open(&self, at: u64, id: ExtentId, bytes: u64) -> DescriptorRef {
         let (granule, number) = (self.granule_of(at), id.0 as usize + 1);
-        debug_assert!(self.numbers.is_backed(granule) && self.descriptors.0.is_backed(number));
-        let place = self.numbers.get(granule).expect("the block lies in the region");
+        debug_assert!(self.numbers_here().is_backed(granule) && self.descriptors.0.is_backed(number));
+        let place = self.numbers_here().get(granule).expect("the block lies in the region");
         let descriptor =
             self.descriptors.0.get(number).expect("descriptors are backed before a block gets an id");
         // Relaxed: who frees the block got its address from whoever allocated it, and sees this.
@@ -472,13 +486,13 @@ impl PageMap {
         let granule_shift = map.granule_shift;
         let granules = bytes.div_ceil(1 << granule_shift);
         assert!(
-            map.first == 0 && granules <= map.numbers.len() as u64,
+            map.first == 0 && granules <= map.numbers_here().len() as u64,
             "a map has a number for each granule"
         );
         assert_eq!(base.raw() % (1 << granule_shift), 0, "ranges are aligned, and granules divide that");
         range.base.store(base.raw(), Ordering::Relaxed);
         range.granule_shift.store(granule_shift as u8, Ordering::Relaxed);
-        let zero = map.numbers.first().as_ptr().wrapping_sub((base.raw() >> granule_shift) as usize);
+        let zero = map.numbers_here().first().as_ptr().wrapping_sub((base.raw() >> granule_shift) as usize);
         range.zero.store(zero, Ordering::Relaxed);
         range.descriptors.store(map.descriptors.0.first().as_ptr(), Ordering::Relaxed);
         range.map.store(Arc::into_raw(map.clone()).cast_mut(), Ordering::Relaxed);

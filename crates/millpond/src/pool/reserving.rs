@@ -94,6 +94,8 @@ mod tests {
                 // Without pages, there are more segments than that one.
                 let count = if virtual_memory { 4 } else { 40 };
                 let blocks: Vec<_> = (0..count).map(|_| pool.alloc(25 * MIB, &stream).unwrap()).collect();
+                // SAFETY: null is no block.
+                unsafe { pool.free(crate::device::DevicePtr::NULL, &stream) }.unwrap();
                 let is_found = |ptr| pool.inner().page_map.find(ptr).is_some_and(|found| found.is_plain(ptr));
                 assert!(blocks.iter().all(|&ptr| is_found(ptr)), "round {round}");
                 // SAFETY: nobody else has the blocks, and there is no work on them.
