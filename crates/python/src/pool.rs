@@ -242,7 +242,12 @@ impl Pool {
         socket: &Bound<'_, PyAny>,
         stream: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<(Block, Shared)> {
-        sharing::open(py, &self.context, socket, stream)
+        let found = self.stream(stream)?;
+        let (pool, block, shared) = sharing::open(py, &self.context, socket, &found)?;
+        let keeps = stream.map(|stream| stream.clone().unbind());
+        // SAFETY: nobody else has the block.
+        let block = unsafe { Block::over((pool, self.context.clone()), block, found, keeps) };
+        Ok((block, shared))
     }
 
     /// Makes a stream of the pool's device.

@@ -4,11 +4,11 @@ use std::os::fd::BorrowedFd;
 use std::os::unix::net::UnixStream;
 
 use millpond::bindings::{self, Mutex, Process};
+use millpond::device::DevicePtr;
 use millpond::{Context, Received, SharedEvent};
 use pyo3::exceptions::{PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::block::Block;
 use crate::failure::{Failure, Result};
 use crate::stream::StreamArgument;
 
@@ -144,22 +144,18 @@ impl Shared {
     }
 }
 
-/// Opens what another process sends.
+/// Opens what another process sends: its pool, address and bytes, and what orders the work on it.
 pub(crate) fn open(
     py: Python<'_>,
     context: &Context,
     socket: &Bound<'_, PyAny>,
-    stream: Option<&Bound<'_, PyAny>>,
-) -> PyResult<(Block, Shared)> {
+    stream: &millpond::Stream,
+) -> PyResult<(millpond::Pool, (DevicePtr, u64), Shared)> {
     let socket = read_socket(socket)?;
-    let found = StreamArgument::read(stream)?.find(context)?;
-    let keeps = stream.map(|stream| stream.clone().unbind());
     Ok(py.detach(|| -> Result<_> {
         let received = Received::receive(&socket)?;
-        let (pool, ptr, bytes, event) = bindings::open_shared(context, received, &found)?;
-        // SAFETY: nobody else has the block.
-        let block = unsafe { Block::over((pool, context.clone()), (ptr, bytes), found, keeps) };
-        Ok((block, Shared::new(Side::Opened(event), context.clone())))
+        let (pool, ptr, bytes, event) = bindings::open_shared(context, received, stream)?;
+        Ok((pool, (ptr, bytes), Shared::new(Side::Opened(event), context.clone())))
     })?)
 }
 

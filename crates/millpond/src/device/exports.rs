@@ -32,6 +32,27 @@ impl fmt::Debug for DeviceIdentity {
 }
 
 /// What another process needs to open an event: bytes, and on some devices a descriptor.
+///
+/// ```
+/// use millpond::device::Device;
+/// use millpond::device::host::HostDevice;
+///
+/// let device = HostDevice::new()?;
+/// let (event, export) = device.create_shared_event()?;
+/// // … send it to another process, which opens it with a device of its own:
+/// let other = HostDevice::new()?;
+/// let same = other.open_event(export)?;
+/// let stream = device.create_stream()?;
+/// // SAFETY: each handle is of the device that gets it, and is destroyed last.
+/// unsafe {
+///     device.record_event(event, stream)?;
+///     other.synchronize_event(same)?; // waits for the work that `stream` was given
+///     other.destroy_event(same)?;
+///     device.destroy_event(event)?;
+///     device.destroy_stream(stream)?;
+/// }
+/// # Ok::<(), millpond::device::DeviceError>(())
+/// ```
 #[derive(Debug)]
 pub struct EventExport {
     /// The driver's handle for other processes (`CUipcEventHandle`).

@@ -12,7 +12,7 @@ use super::layout::{Layout, Zone};
 use super::mapper::Mapper;
 use super::miss::{Miss, PageOrigin};
 use super::page_map::{BlockDescriptor, DescriptorRef, MOST_UNITS, PageMap};
-use super::pages_under::pages_under;
+use super::pages_under::{PagesUnder, pages_under};
 use super::ranges::{Owner, Ranges};
 use super::refusal::Refusal;
 use super::regions::RegionOrigin;
@@ -23,7 +23,7 @@ use super::shorten;
 use super::sleeping::{self, PageAtHome};
 use super::trim;
 use crate::counters::Counters;
-use crate::device::{DeviceError, DevicePtr, PageHandle};
+use crate::device::{DeviceError, DevicePtr};
 use crate::order::{Fence, ReusePolicies, Stream, Timelines};
 use crate::physical::Pages;
 use crate::policy::ledger::{Balance, Ledger};
@@ -288,9 +288,8 @@ impl Arena {
         self.map.descriptor_of(id).is_some_and(BlockDescriptor::note_uses)
     }
 
-    /// The pages that the first `bytes` of an allocated block lie on, and where on the first of them it begins; `None` in a
-    /// segment.
-    pub(crate) fn pages_under(&self, id: ExtentId, bytes: u64) -> Option<(u64, Vec<(PageHandle, u64)>)> {
+    /// The pages that the first `bytes` of an allocated block lie on; `None` in a segment.
+    pub(crate) fn pages_under(&self, id: ExtentId, bytes: u64) -> Option<PagesUnder> {
         pages_under(&self.map, self.mapper.pages(), id, bytes)
     }
 

@@ -77,6 +77,7 @@ pub(crate) use extent_map::LOOKS;
 pub(crate) use extent_map::Pointer;
 pub(crate) use layout::Layout;
 pub(crate) use page_map::{BlockDescriptor, DescriptorRef, MOST_UNITS, PageMap, Place};
+pub(crate) use pages_under::PagesUnder;
 pub(crate) use ranges::{Owner, Ranges};
 pub(crate) use refusal::Refusal;
 pub(crate) use sleeping::PageAtHome;

@@ -6,14 +6,18 @@ use super::regions::RegionOrigin;
 use crate::device::PageHandle;
 use crate::physical::Pages;
 
-/// The pages that the first `bytes` of an allocated block lie on, and where on the first of them it begins. `None` in a
-/// segment. They stay the same as long as the block is allocated.
-pub(super) fn pages_under(
-    map: &ExtentMap,
-    pages: &Pages,
-    id: ExtentId,
-    bytes: u64,
-) -> Option<(u64, Vec<(PageHandle, u64)>)> {
+/// What a block lies on.
+#[derive(Debug)]
+pub(crate) struct PagesUnder {
+    /// Each page, and its bytes.
+    pub(crate) pages: Vec<(PageHandle, u64)>,
+    /// Where on the first of them the block begins.
+    pub(crate) offset: u64,
+}
+
+/// The pages that the first `bytes` of an allocated block lie on; `None` in a segment. They stay the same as long as the block
+/// is allocated.
+pub(super) fn pages_under(map: &ExtentMap, pages: &Pages, id: ExtentId, bytes: u64) -> Option<PagesUnder> {
     let (region, start) = (map[id].region, map[id].start);
     if map.regions.get(region).origin == RegionOrigin::Segment {
         return None;
@@ -30,5 +34,5 @@ pub(super) fn pages_under(
         under.push(pages.handle(page));
         unit = page_end;
     }
-    Some((offset?, under))
+    Some(PagesUnder { pages: under, offset: offset? })
 }

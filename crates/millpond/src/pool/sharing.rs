@@ -13,8 +13,8 @@ use super::inner::{PoolInner, PoolState};
 use super::of_others::OfOthers;
 use super::shares::{Freed, Loan, OwnedEvent};
 use super::{Context, Pool, PoolBuilder};
-use crate::device::{DeviceError, DevicePtr, EventExport, MemoryKind, PageHandle};
-use crate::extents::{ExtentId, MOST_UNITS, Pointer};
+use crate::device::{DeviceError, DevicePtr, EventExport, MemoryKind};
+use crate::extents::{ExtentId, MOST_UNITS, PagesUnder, Pointer};
 use crate::order::{Fence, Stream, Timelines};
 use crate::sharing::{self, Borrowed, Import, ImportedMemory, Lent, Received, SharedToken};
 use crate::{Error, Result};
@@ -101,6 +101,24 @@ impl fmt::Debug for Shared {
 /// process, over a socket for example, once it is recorded.
 ///
 /// As long as a process has it, the memory that came with it counts as in use.
+///
+/// ```
+/// # use millpond::{Buffer, Context, Pool, Received};
+/// # let device = Context::host()?;
+/// # let (pool, stream) = (Pool::builder(&device).build()?, device.create_stream()?);
+/// # let (here, there) = std::os::unix::net::UnixStream::pair().unwrap();
+/// let mut buffer = Buffer::from_slice(&pool, &[1_u32; 100], &stream)?;
+/// let shared = buffer.share()?;
+/// # shared.send(&here)?;
+/// # let its_stream = device.create_stream()?;
+/// # let opened = device.open_shared::<u32>(Received::receive(&there)?, &its_stream)?;
+/// buffer.copy_from_slice(&[2; 100])?;
+/// shared.event().record(&stream)?; // then say so to the other process
+/// // … in the other process:
+/// opened.event.wait(&its_stream)?; // the host does not wait
+/// assert_eq!(opened.buffer.to_vec()?, [2; 100]);
+/// # Ok::<(), millpond::Error>(())
+/// ```
 pub struct SharedEvent {
     // Before the lease: fields are dropped in order.
     event: Arc<OwnedEvent>,
@@ -221,7 +239,7 @@ impl PoolInner {
         event.record(stream)?;
         let (lent, lease) = Lent::new()?;
         let loan = Loan { lent, _event: event.event.clone() };
-        let (bytes, offset, pages) = self.lend(ptr, elements.map(|(bytes, _)| bytes), loan)?;
+        let (bytes, PagesUnder { pages, offset }) = self.lend(ptr, elements.map(|(bytes, _)| bytes), loan)?;
         // From here on the block is kept. If an export fails, its only lease ends here.
         let mut descriptors = vec![lease];
         let event_descriptor = export.descriptor.is_some();
@@ -242,13 +260,8 @@ impl PoolInner {
         Ok(Shared { token, descriptors: Some(descriptors), event, pool: self.clone() })
     }
 
-    /// Notes the loan of a live block. Returns its bytes, where on its first page it begins, and its pages.
-    fn lend(
-        &self,
-        ptr: DevicePtr,
-        bytes: Option<u64>,
-        loan: Loan,
-    ) -> Result<(u64, u64, Vec<(PageHandle, u64)>)> {
+    /// Notes the loan of a live block. Returns its bytes, and what they lie on.
+    fn lend(&self, ptr: DevicePtr, bytes: Option<u64>, loan: Loan) -> Result<(u64, PagesUnder)> {
         let state = self.state.lock();
         self.check_allocates(&state)?;
         let pointer = state.look_up(ptr);
@@ -262,7 +275,7 @@ impl PoolInner {
         }
         let arena = &state.arena;
         let bytes = bytes.unwrap_or_else(|| arena.requested(id));
-        let Some((offset, pages)) = arena.pages_under(id, bytes) else {
+        let Some(under) = arena.pages_under(id, bytes) else {
             return Err(not_shareable("the device has no virtual memory, so its memory is no pages"));
         };
         // A free finds the block among those that are shared.
@@ -270,7 +283,7 @@ impl PoolInner {
             drop(state);
             return Err(self.misuse(ptr, Pointer::NotLive));
         }
-        Ok((bytes, offset, pages))
+        Ok((bytes, under))
     }
 
     /// Whether another process may use the block that starts here, so that its pages must stay where they are.
@@ -440,7 +453,7 @@ fn open_descriptors(
     Ok((event, lease, descriptors.zip(token.pages.iter().copied()).collect()))
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(miri)))]
 mod tests {
     use std::time::Duration;
 

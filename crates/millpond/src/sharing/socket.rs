@@ -25,7 +25,7 @@ const LONGEST_TOKEN: usize = 16 << 20;
 
 /// What another process shared: a token and its descriptors, to be [opened](crate::Context::open_shared).
 ///
-/// Dropped, it closes them, and the memory is its owner's alone.
+/// Dropped, it closes them, and the memory is its owner's alone. [`Shared`](crate::Shared) has an example.
 #[derive(Debug)]
 pub struct Received {
     token: SharedToken,
