@@ -522,3 +522,21 @@ fn a_peer_s_access_costs_what_was_measured() {
     gpus[0].pool.trim_to(0).unwrap();
     assert_eq!(sims[0].time_spent().by_call[Call::Unmap], 66_000, "a page that a peer has access to");
 }
+
+#[test]
+fn on_demand_only_what_is_copied_costs_more() {
+    let device_time = |for_all: bool| {
+        let sims = SimDevice::group(2, SimOptions::default()).unwrap();
+        let options = |pool: PoolBuilder| if for_all { pool.accessible_from_all() } else { pool };
+        let gpus = [0, 1].map(|number| Gpu::new(sims[number].clone(), options));
+        let mut inputs = gpus[1].zeroed(PAGE);
+        let blocks: Vec<_> = (0..100).map(|_| gpus[0].zeroed(PAGE)).collect();
+        blocks.iter().step_by(10).for_each(|block| inputs.copy_from(block).unwrap());
+        let by_call = sims[0].time_spent().by_call;
+        let calls = [Call::CreatePage, Call::Map, Call::SetAccess, Call::SetPeerAccess];
+        calls.into_iter().map(|call| by_call[call]).sum::<u64>()
+    };
+    let (all, on_demand) = (device_time(true), device_time(false));
+    println!("{} µs for all peers, {} µs on demand", all / 1000, on_demand / 1000);
+    assert!(7 * on_demand < all, "{on_demand} and {all} ns");
+}
