@@ -271,6 +271,7 @@ impl<T: Pod> Buffer<T> {
             stream.check_not_captured("Buffer::copy_from", "copy between GPUs")?;
         }
         self.order_after_reads()?;
+        let _awake = (self.pool.stay_awake()?, from.pool.stay_awake()?);
         self.stream.wait_for(&from.stream)?;
         let (copying, has_access) = from.pool.begin_copy_to(from.ptr, own)?;
         let is_on_host = |pool: &PoolInner| pool.device().properties().memory != MemoryKind::Device;

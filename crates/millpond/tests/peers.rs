@@ -12,7 +12,7 @@ use millpond::device::sim::{Call, SimDevice, SimOptions};
 use millpond::device::{Device, DeviceError, StreamHandle};
 use millpond::testing::capturing::CapturingDevice;
 use millpond::testing::checker::CheckerDevice;
-use millpond::{Buffer, Context, Error, Pool, PoolBuilder, ReusePolicies, Stream};
+use millpond::{Buffer, Context, Error, Keep, Pool, PoolBuilder, ReusePolicies, Stream};
 
 use shared::{Freeing, MIB};
 
@@ -539,4 +539,28 @@ fn on_demand_only_what_is_copied_costs_more() {
     let (all, on_demand) = (device_time(true), device_time(false));
     println!("{} µs for all peers, {} µs on demand", all / 1000, on_demand / 1000);
     assert!(7 * on_demand < all, "{on_demand} and {all} ns");
+}
+
+// ---- sleep -------------------------------------------------------------------------------------------
+
+#[test]
+fn access_comes_back_when_a_pool_wakes() {
+    let sim = Sim::new();
+    let [first, second] = &sim.gpus;
+    let (given, kept) = (first.zeroed(8 * MIB), first.zeroed(8 * MIB));
+    given.allow_access(&second.context).unwrap();
+    first.pool.sleep(Keep::Nothing).unwrap();
+    assert!(matches!(second.zeroed(MIB).copy_from(&kept), Err(Error::LengthMismatch { .. })));
+    assert!(matches!(second.zeroed(8 * MIB).copy_from(&kept), Err(Error::Asleep { .. })));
+    // What is given meanwhile holds from the wake on.
+    kept.allow_access(&second.context).unwrap();
+    first.pool.wake().unwrap();
+    second.stream.wait_for(&first.stream).unwrap();
+    for buffer in [&given, &kept] {
+        assert!(first.is_accessible_from(buffer, second));
+        sim.uses(1, buffer, &second.stream);
+        buffer.record_use(&second.stream).unwrap();
+    }
+    drop((given, kept));
+    sim.ends_well();
 }

@@ -675,3 +675,19 @@ fn no_byte_is_lost_where_the_host_lacks_pinned_memory() {
     model.assert_intact();
     pool.check().unwrap();
 }
+
+#[test]
+fn a_pool_with_blocks_of_other_processes_does_not_sleep() {
+    let Bench { pool, stream, .. } = Bench::new();
+    let buffer = Buffer::<u8>::zeroed(&pool, MIB as usize, &stream).unwrap();
+    let shared = buffer.share().unwrap();
+    let refused = pool.sleep(Keep::Nothing).unwrap_err();
+    assert!(matches!(&refused, Error::CannotSleep { why, .. } if why.contains("let go")), "{refused}");
+    assert!(!pool.is_asleep());
+    drop(shared);
+    pool.sleep(Keep::InPinnedMemory).unwrap();
+    assert!(matches!(buffer.share(), Err(Error::Asleep { .. })));
+    pool.wake().unwrap();
+    drop(buffer.share().unwrap());
+    pool.check().unwrap();
+}
