@@ -973,31 +973,6 @@ millpond_status millpond_tag_begin(const char *name);
 // Ends the tag that this thread began last. BAD_OPTION where there is none.
 millpond_status millpond_tag_end(void);
 
-// Gives all of the pool's memory back to the device, with that of its tags. Live blocks stay, and `millpond_pool_wake`
-// brings them back to where they were, so that captured graphs can be replayed. `keep` is one of `millpond_keep`.
-// `released` gets the bytes given back; it may be null.
-//
-// Waits for the device. The memory must not be used until the pool is awake. Allocations are answered with ASLEEP; blocks
-// may be freed. After a failure, the pool is awake, or sleeps and holds some memory still. Both can be tried again.
-millpond_status millpond_pool_sleep(millpond_pool *pool,
-                                    int32_t keep,
-                                    size_t *released);
-
-// Ends a sleep, with that of the pool's tags: returns once all bytes are in place. After OUT_OF_MEMORY the pool sleeps as
-// before: make room, and try again. A pool that is awake stays as it is.
-millpond_status millpond_pool_wake(millpond_pool *pool);
-
-// A handle of the part of the pool for a tag, to be put to sleep on its own: a pool with the same options, under the same
-// hard limit, made when the tag is first named. It lives as long as the pool. Release the handle as any other.
-millpond_status millpond_pool_tagged(millpond_pool *pool,
-                                     const char *tag,
-                                     millpond_pool **out);
-
-// Gives the pinned memory back that sleeps left for the next one, of the pool and its tags. Those that sleep keep theirs.
-// `released` gets the bytes given back; it may be null.
-millpond_status millpond_pool_trim_staging(millpond_pool *pool,
-                                           size_t *released);
-
 // Lets other processes open a live block. They find there what the work given to `stream` so far writes. They reach
 // the whole pages that the block lies on. The block stays allocated as long as the handle, or another process that
 // has it open, also when it is freed meanwhile.
@@ -1035,6 +1010,31 @@ millpond_status millpond_shared_wait(millpond_shared *shared,
 
 // Gives up the handle. The block is freed apart from it, on either side.
 millpond_status millpond_shared_release(millpond_shared *shared);
+
+// Gives all of the pool's memory back to the device, with that of its tags. Live blocks stay, and `millpond_pool_wake`
+// brings them back to where they were, so that captured graphs can be replayed. `keep` is one of `millpond_keep`.
+// `released` gets the bytes given back; it may be null.
+//
+// Waits for the device. The memory must not be used until the pool is awake. Allocations are answered with ASLEEP; blocks
+// may be freed. After a failure, the pool is awake, or sleeps and holds some memory still. Both can be tried again.
+millpond_status millpond_pool_sleep(millpond_pool *pool,
+                                    int32_t keep,
+                                    size_t *released);
+
+// Ends a sleep, with that of the pool's tags: returns once all bytes are in place. After OUT_OF_MEMORY the pool sleeps as
+// before: make room, and try again. A pool that is awake stays as it is.
+millpond_status millpond_pool_wake(millpond_pool *pool);
+
+// A handle of the part of the pool for a tag, to be put to sleep on its own: a pool with the same options, under the same
+// hard limit, made when the tag is first named. It lives as long as the pool. Release the handle as any other.
+millpond_status millpond_pool_tagged(millpond_pool *pool,
+                                     const char *tag,
+                                     millpond_pool **out);
+
+// Gives the pinned memory back that sleeps left for the next one, of the pool and its tags. Those that sleep keep theirs.
+// `released` gets the bytes given back; it may be null.
+millpond_status millpond_pool_trim_staging(millpond_pool *pool,
+                                           size_t *released);
 
 // What the pool did and holds. Takes no lock.
 millpond_status millpond_pool_stats(millpond_pool *pool, millpond_stats *stats);
