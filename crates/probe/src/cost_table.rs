@@ -119,6 +119,9 @@ keys! {
         managed_advise, "cuMemAdvise", |found| found.call("advise on managed memory");
         managed_fault, "faults on a page of 2 MiB", |_| None;
         managed_fault_bytes_per_us, "bytes in a microsecond, after faults", |found| found.faulted();
+        share_page, "cuMemExportToShareableHandle, and its import, each", |_| None;
+        peer_bytes_per_us, "bytes in a microsecond, from another GPU", |_| None;
+        staged_bytes_per_us, "the same by way of the host", |_| None;
     }
     by_size {
         create_page, "cuMemCreate", |found| found.by_size(Section::Pages, "create");
@@ -128,6 +131,8 @@ keys! {
         pinned_create_page, "cuMemCreate on the host", |found| found.by_size(Section::PinnedPages, "create");
         pinned_set_access, "cuMemSetAccess of such pages", |found| found.by_size(Section::PinnedPages, "set access");
         pinned_alloc_segment, "a segment of pinned memory", |found| found.by_size(Section::Segments, "allocate, pinned");
+        set_peer_access, "cuMemSetAccess for each other GPU", |_| Vec::new();
+        unmap_with_peers, "cuMemUnmap of a page that another GPU reaches", |_| Vec::new();
     }
 }
 
