@@ -10,7 +10,7 @@ use super::mapper::Mapper;
 use super::refusal::Refusal;
 use crate::device::{DeviceError, DevicePtr};
 use crate::physical::{PageId, Pages};
-use crate::policy::page_length::PAGE_TO_WAKE;
+use crate::policy::sleeping::PAGE_TO_WAKE;
 
 /// A page where an arena uses it, and nowhere else.
 #[derive(Debug, Clone, Copy)]

@@ -14,5 +14,6 @@ pub(crate) mod reuse_history;
 pub(crate) mod settling;
 pub(crate) mod shortening;
 pub(crate) mod size_classes;
+pub(crate) mod sleeping;
 
 pub(crate) use ablation::{Mechanism, without};

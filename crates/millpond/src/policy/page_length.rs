@@ -16,10 +16,6 @@ const PAGES_IN_POOL: u64 = 96;
 /// (`kLargeBuffer`, 20 MiB).
 pub(crate) const PAGES_IN_SEGMENT: u64 = 10;
 
-/// The longest that pages are joined to when they wake, in base pages. At 55 GB/s, 8 MiB take 150 µs to copy. A page of any
-/// length takes 35 to 60 µs to create and map, and one of 2 MiB 38 µs to copy.
-pub(crate) const PAGE_TO_WAKE: u32 = 4;
-
 /// What a new page is for. Lengths are in base pages.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PageNeed {

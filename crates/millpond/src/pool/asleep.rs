@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::capture_memory::MemoryId;
 use crate::device::{DeviceError, DevicePtr, DeviceResult};
 use crate::extents::{Arena, PageAtHome};
+use crate::policy::sleeping::{BATCH, GAP};
 
 /// What becomes of the bytes of a pool that [sleeps](crate::Pool::sleep).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -15,12 +16,6 @@ pub enum Keep {
     /// They are dropped. After [`Pool::wake`](crate::Pool::wake), live blocks have no defined content.
     Nothing,
 }
-
-/// So many free bytes between live ones are copied along: as long as one more copy takes, which is 2 µs at 55 GB/s.
-const GAP: u64 = 64 << 10;
-
-/// Bytes that are copied between two looks whether pages can go: 2 ms at 55 GB/s, in which 60 pages can go.
-const BATCH: u64 = 128 << 20;
 
 /// A pool that sleeps: its pages, and where their bytes are.
 #[derive(Debug)]

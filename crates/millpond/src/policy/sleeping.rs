@@ -1,0 +1,12 @@
+//! Sleep and wake: what is copied together, and how long pages are when they wake. The speeds are an H200's
+//! (docs/lab/memory-kinds.md).
+
+/// So many free bytes between live ones are copied along: as long as one more copy takes, which is 2 µs at 55 GB/s.
+pub(crate) const GAP: u64 = 64 << 10;
+
+/// Bytes that are copied between two looks whether pages can go: 2 ms at 55 GB/s, in which 60 pages can go.
+pub(crate) const BATCH: u64 = 128 << 20;
+
+/// The longest that pages are joined to when they wake, in base pages. At 55 GB/s, 8 MiB take 150 µs to copy. A page of any
+/// length takes 35 to 60 µs to create and map, and one of 2 MiB 38 µs to copy.
+pub(crate) const PAGE_TO_WAKE: u32 = 4;
