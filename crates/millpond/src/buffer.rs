@@ -390,14 +390,15 @@ impl<T: Pod> Buffer<T> {
     /// waited for; the capture goes on. Else the device's own.
     pub fn as_slice(&self) -> Result<&[T]> {
         self.wait_for_host_access()?;
-        // SAFETY: the range is as long, and aligned, and of the buffer's live block, which the CPU can read; any bytes are a
-        // valid `T`. Nobody writes to it while the slice lives:
+        // Nobody writes to the block while the slice lives:
         // - The buffer is borrowed. Safe code has the device write to it through `&mut self` only, on the buffer's stream.
         //   All that the stream was given is complete.
         // - Earlier blocks of the same memory are ordered before work on this stream, and so are complete as well.
         // - The block is not freed, and a live block is not remapped.
         // - A copy in a graph runs when somebody launches the graph. That is no safe call of this crate: who makes it vouches
         //   for the graph's memory, as for kernels, and as who forks vouches for what both processes do with it.
+        // SAFETY: the range is as long, and aligned, and of the buffer's live block, which the CPU can read. Any bytes are a valid
+        // `T`, and nobody writes to them, as said above.
         Ok(unsafe { std::slice::from_raw_parts(self.host_ptr(), self.len) })
     }
 

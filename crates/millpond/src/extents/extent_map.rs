@@ -240,6 +240,8 @@ impl ExtentMap {
             self.regions.show(id);
             return Err(error);
         }
+        // Of a segment, it is a part of a table that stays.
+        self.regions.get(id).map.let_go(0..bytes);
         let extent = &self.extents[head];
         let indexes = if extent.state == ExtentState::Free { &mut self.free } else { &mut self.unmapped };
         indexes[extent.zone as usize].remove(extent);

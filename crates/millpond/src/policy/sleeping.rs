@@ -1,5 +1,5 @@
-//! Sleep and wake: what is copied together, and how long pages are when they wake. The speeds are an H200's
-//! (docs/lab/memory-kinds.md).
+//! Sleep and wake: what is copied together, and how long pages are when they wake. The speeds are an H200's,
+//! those of the simulated device ([`CostTable::h200`](crate::device::sim::CostTable::h200)).
 
 /// So many free bytes between live ones are copied along: as long as one more copy takes, which is 2 µs at 55 GB/s.
 pub(crate) const GAP: u64 = 64 << 10;

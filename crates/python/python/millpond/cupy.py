@@ -36,7 +36,7 @@ def allocate_pinned(size: int) -> Any:
     """Allocates pinned memory for CuPy, near its current device.
 
     What ``cupy.cuda.set_pinned_memory_allocator`` takes. CuPy keeps the memory until its own copies are done. Whoever gives
-    work with it to a stream keeps it until that is done, as with CuPy's own pool. Only the GPU that was current reaches it.
+    work with it to a stream keeps it until that is done, as with CuPy's own pool.
     """
     import cupy
 

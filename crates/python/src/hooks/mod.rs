@@ -13,7 +13,6 @@
 //! as a table; these give it back what went wrong, and it throws. `blocks` has the blocks that PyTorch has, for its
 //! figures, snapshots and checkpoints. `pinned` has PyTorch's pinned memory.
 
-mod across;
 mod blocks;
 mod captures;
 mod pinned;

@@ -6,9 +6,9 @@
 use std::ffi::{c_int, c_void};
 
 use millpond::bindings::{Mutex, PerProcess};
+use millpond::device::DevicePtr;
 use rustc_hash::FxHashMap;
 
-use super::across::wait_for_another_gpu;
 use super::blocks::Stat;
 use super::torch::{address, caught, pointer, report};
 use crate::devices::{self, Pinned, device};
@@ -103,12 +103,11 @@ pub(super) unsafe fn record(context: u64, ptr: u64, gpu: c_int, stream: u64) -> 
         return Ok(true);
     }
     drop(ledger);
-    let near = device(live.gpu as i64)?;
-    let Pinned { pool, stream: own } = near.pinned()?;
+    let Pinned { pool, stream: own } = device(live.gpu as i64)?.pinned()?;
     if gpu as usize == live.gpu {
-        pool.record_use(millpond::device::DevicePtr::new(at), &user)?;
+        pool.record_use(DevicePtr::new(at), &user)?;
     } else {
-        wait_for_another_gpu(near, own, gpu, stream)?;
+        own.wait_for(&user)?;
     }
     Ok(true)
 }

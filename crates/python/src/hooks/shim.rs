@@ -11,7 +11,6 @@ use millpond::bindings;
 use millpond::device::DevicePtr;
 use millpond::{CapturePool, Error, Stream};
 
-use super::across::wait_for_another_gpu;
 use super::blocks::{Block, Figures, book};
 use super::captures::{self, PoolId};
 use super::note;
@@ -240,7 +239,9 @@ unsafe extern "C" fn free(entry: *const Entry) {
         if !elsewhere.is_null() {
             // SAFETY: made by `strike`, and taken once.
             for (gpu, user) in *unsafe { Box::from_raw(elsewhere) } {
-                wait_for_another_gpu(device, &stream, gpu, user)?;
+                let other = self::device(gpu.into())?;
+                // SAFETY: as above.
+                stream.wait_for(&*unsafe { other.streams.find(user) }?)?;
             }
         }
         // SAFETY: the block is PyTorch's, which frees it once and orders its uses.

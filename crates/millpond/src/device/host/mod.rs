@@ -24,9 +24,11 @@
 // **One request.** `create_page` takes a range of the device's one memfd (`memory.rs`); `map` is an `mmap` of that
 // range over reserved addresses. `set_access` is an `mprotect`, and `unmap` an anonymous `mmap` back over it. `memset`
 // looks up the stream (`streams.rs`), puts a closure on its queue and returns; the stream's thread runs it
-// (`stream.rs`). An event remembers how much its stream had been given.
+// (`stream.rs`). An event remembers how much its stream had been given. All devices of a process have their events in one
+// table, and may use each other's memory (`group.rs`).
 
 mod exports;
+mod group;
 mod memory;
 mod shared_event;
 mod stream;
@@ -36,14 +38,15 @@ mod tests;
 
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, OnceLock};
 
 use crate::lock::Mutex;
 use slotmap::{DefaultKey, Key, KeyData, SlotMap};
 
+use self::group::{Event, Group, Memories};
 use self::memory::Memory;
 use self::shared_event::SharedEvent;
-use self::stream::{Moment, Stream};
+use self::stream::Stream;
 use self::streams::Streams;
 use super::ledger::invalid;
 use super::{
@@ -51,7 +54,7 @@ use super::{
     EventExport, EventHandle, Kind, MemoryInfo, MemoryKind, PageHandle, PeerId, PeerSet, Place, Properties,
     Residency, StreamHandle, StreamId, machine,
 };
-use crate::process::{PerProcess, Process};
+use crate::process::Process;
 
 /// How a [`HostDevice`] is made.
 ///
@@ -152,104 +155,6 @@ struct Work {
     virtual_memory: bool,
     pinned_capacity: u64,
     managed_capacity: u64,
-}
-
-/// What an event is.
-#[derive(Debug, Clone)]
-enum Event {
-    /// Of this process: what it stands for; nothing if it was never recorded.
-    Own(Option<Moment>),
-    /// One that other processes may have, too.
-    Shared(Arc<SharedEvent>),
-}
-
-/// What the host devices of a process share.
-struct Group {
-    events: Mutex<SlotMap<DefaultKey, Event>>,
-    /// The memory of each, by its number. A number is free once the memory is gone.
-    members: Mutex<[Weak<Memories>; PeerId::MOST]>,
-}
-
-impl Default for Group {
-    fn default() -> Self {
-        let members = std::array::from_fn(|_| Weak::new());
-        Self { events: Mutex::default(), members: Mutex::new(members) }
-    }
-}
-
-impl Group {
-    /// That of this process.
-    fn here() -> &'static Self {
-        static GROUP: PerProcess<Group> = PerProcess::new();
-        GROUP.get()
-    }
-
-    /// A name for a new device. Beyond the most that a group can have, it works alone.
-    fn enter(&self, memories: &Arc<Memories>) -> PeerId {
-        let mut members = self.members.lock();
-        match members.iter().position(|member| member.strong_count() == 0) {
-            Some(number) => {
-                members[number] = Arc::downgrade(memories);
-                PeerId::host(number)
-            }
-            None => PeerId::new_group(1).next().expect("a group of one"),
-        }
-    }
-
-    /// The memory of a device, unless that is gone.
-    fn memory_of(&self, peer: PeerId) -> Option<Arc<Memories>> {
-        self.members.lock()[peer.number() as usize].upgrade()
-    }
-
-    /// Whether `peer` may use a range, which is another device's.
-    fn check_access_by(
-        &self,
-        call: &'static str,
-        at: DevicePtr,
-        bytes: u64,
-        peer: PeerId,
-    ) -> DeviceResult<()> {
-        // Let go of without the lock: the last one to go unmaps its memory.
-        let others: Vec<_> = self.members.lock().iter().filter_map(Weak::upgrade).collect();
-        let mut checked = others.iter().map(|memories| memories.check_access(call, at, bytes, Some(peer)));
-        match checked.find(Result::is_ok) {
-            Some(_) => Ok(()),
-            None => invalid(call, "no other device lets this one use the range"),
-        }
-    }
-}
-
-/// The memory that work on the streams may use.
-#[derive(Debug)]
-struct Memories {
-    device: Arc<Memory>,
-    pinned: OnceLock<Arc<Memory>>,
-    managed: OnceLock<Arc<Memory>>,
-}
-
-impl Memories {
-    /// Whether the device may use the range, or another one.
-    fn check_access(
-        &self,
-        call: &'static str,
-        at: DevicePtr,
-        bytes: u64,
-        peer: Option<PeerId>,
-    ) -> DeviceResult<()> {
-        let mut checked = self.device.check_access(call, at, bytes, peer);
-        for other in [&self.pinned, &self.managed].into_iter().filter_map(OnceLock::get) {
-            checked = checked.or_else(|error| other.check_access(call, at, bytes, peer).map_err(|_| error));
-        }
-        checked
-    }
-
-    /// The managed memory, where it has all of a range.
-    fn managed(&self, call: &'static str, at: DevicePtr, bytes: u64) -> DeviceResult<&Arc<Memory>> {
-        match self.managed.get() {
-            Some(managed) => managed.check_access(call, at, bytes, None).map(|()| managed),
-            None => invalid(call, "there is no managed memory: make a pool of it first, by Context::managed"),
-        }
-    }
 }
 
 impl fmt::Debug for HostDevice {
