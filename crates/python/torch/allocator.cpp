@@ -20,6 +20,7 @@
 #include "names.h"
 #include "pinned.h"
 #include "pool.h"
+#include "sharing.h"
 
 namespace millpond {
 namespace {
@@ -537,14 +538,15 @@ class MillpondAllocator final : public CUDAAllocator {
 
   // ---- other processes and GPUs ----------------------------------------------------------------------------------
 
-  native::ShareableHandle shareIpcHandle(void*) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        false, "millpond's memory cannot be shared between processes by CUDA IPC: send a copy on the CPU (tensor.cpu())");
+  native::ShareableHandle shareIpcHandle(void* ptr) override {
+    uint64_t bytes = 0;
+    void* base = pool->block_at(ptr, &bytes);
+    return base == nullptr ? before_->shareIpcHandle(ptr) : share(base, ptr);
   }
 
-  // A handle that another process made with PyTorch's own allocator.
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
-    return before_->getIpcDevPtr(std::move(handle));
+    // Others are those that a process made with PyTorch's own allocator.
+    return is_ours(handle) ? opened_.open(current_gpu(), handle) : before_->getIpcDevPtr(std::move(handle));
   }
 
   void enablePeerAccess(c10::DeviceIndex gpu, c10::DeviceIndex other) override {
@@ -710,6 +712,7 @@ class MillpondAllocator final : public CUDAAllocator {
   std::atomic<int> gpus_{0};
   History history_;
   LeftToNative left_;
+  OpenedBlocks opened_;
   std::mutex mutex_;
   std::vector<native::OutOfMemoryObserver> observers_;
 };

@@ -71,6 +71,9 @@ def enable(
         return
     if wanted == "native-interface" and _derive(torch, pinned=pinned):
         _enabled = "native-interface"
+        from ._torch_sharing import replace_rebuild
+
+        replace_rebuild()
         return
     _plug(torch)
     _enabled = "plug-in"

@@ -17,7 +17,7 @@ const UNIT: u64 = 512;
 const MOST_SMALL: u64 = 1 << 20;
 
 /// A block that PyTorch has.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Block {
     /// Bytes that were asked for.
     pub(super) requested: u64,
@@ -27,6 +27,8 @@ pub(super) struct Block {
     pub(super) pool: PoolId,
     /// Whether streams of other GPUs use it.
     pub(super) is_used_elsewhere: bool,
+    /// Whether other processes were told of it.
+    pub(super) is_shared: bool,
 }
 
 impl Block {
@@ -169,6 +171,13 @@ impl Book {
 
     pub(super) fn get(&self, ptr: u64) -> Option<Block> {
         self.live.get(&ptr).copied()
+    }
+
+    /// Notes that other processes are told of the block. `false` where it is none.
+    pub(super) fn note_shared(&mut self, ptr: u64) -> bool {
+        let Some(block) = self.live.get_mut(&ptr) else { return false };
+        block.is_shared = true;
+        true
     }
 
     /// Notes that a stream of another GPU uses the block.

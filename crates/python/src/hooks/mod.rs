@@ -11,11 +11,12 @@
 //!
 //! That is the plug-in. The native interface is the C++ shim's (`crates/python/torch`), which gets the functions of `shim`
 //! as a table; these give it back what went wrong, and it throws. `blocks` has the blocks that PyTorch has, for its
-//! figures, snapshots and checkpoints. `pinned` has PyTorch's pinned memory.
+//! figures, snapshots and checkpoints. `sharing` has those that other processes use, `pinned` PyTorch's pinned memory.
 
 mod blocks;
 mod captures;
 mod pinned;
+mod sharing;
 mod shim;
 mod std_function;
 mod throw;

@@ -8,6 +8,7 @@ use millpond::{CapturePool, Error, Stream};
 
 use super::super::blocks::{Block, book};
 use super::super::captures::{self, PoolId};
+use super::super::sharing;
 use super::super::torch::{address, alloc_tagged, block_around, caught, pointer, report};
 use super::entries::{Entry, entry};
 use super::outcome::{Outcome, or_default, outcome};
@@ -27,7 +28,7 @@ pub(super) unsafe extern "C" fn allocate(gpu: c_int, bytes: u64, stream: *mut c_
         let ptr = alloc_tagged(device, bytes, &found)
             .or_else(|error| from_others(gpu, device, bytes, &found, error))?;
         let pool = pool_of(gpu, device, ptr);
-        let block = Block { requested: bytes, stream: stream.addr() as u64, pool, is_used_elsewhere: false };
+        let block = Block { requested: bytes, stream: stream.addr() as u64, pool, ..Block::default() };
         let mut book = book(gpu as usize).lock();
         book.enter(ptr.raw(), block);
         let entry = entry(gpu, device, (ptr.raw(), block), book.allocated());
@@ -76,6 +77,10 @@ pub(super) unsafe extern "C" fn strike(ptr: *mut c_void, out: *mut Entry) -> boo
         let mut book = book(ordinal).lock();
         if let Some((block, uses)) = book.strike(ptr.addr() as u64) {
             let mut entry = entry(ordinal as c_int, device, (ptr.addr() as u64, block), book.allocated());
+            drop(book);
+            if block.is_shared {
+                sharing::withdraw(ptr.addr() as u64);
+            }
             if !uses.is_empty() {
                 entry.elsewhere = Box::into_raw(Box::new(uses));
             }

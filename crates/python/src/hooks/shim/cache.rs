@@ -4,6 +4,7 @@ use std::ffi::c_int;
 
 use super::super::blocks::book;
 use super::super::captures;
+use super::super::sharing;
 use super::entries::present;
 use super::outcome::{Outcome, or_default, outcome};
 use crate::devices::{self, device};
@@ -12,6 +13,7 @@ use crate::tags;
 /// Waits for the GPUs, and gives back what no tensor has. While a graph is captured nothing is waited for.
 pub(super) extern "C" fn empty_cache() -> Outcome {
     outcome(|| {
+        sharing::close_all()?;
         let waits = !captures::is_any_open();
         for (_, device) in devices::present() {
             if waits {

@@ -84,7 +84,7 @@ pub(super) unsafe extern "C" fn restore(
                     "{ptr:#x} cannot be live again as it was at PyTorch's checkpoint: something else lies there"
                 )));
             }
-            let block = Block { is_used_elsewhere: false, ..*block };
+            let block = Block { is_used_elsewhere: false, is_shared: false, ..*block };
             let mut book = book(gpu as usize).lock();
             book.enter(*ptr, block);
             let told = entry(gpu, device, (*ptr, block), book.allocated());

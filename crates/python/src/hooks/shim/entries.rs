@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 
 use millpond::device::DevicePtr;
 
-use super::super::blocks::Block;
+use super::super::blocks::{Block, book};
 use super::super::captures::PoolId;
 use super::super::torch::pointer;
 use crate::devices::{self, Device};
@@ -61,4 +61,10 @@ pub(super) fn entry(gpu: c_int, device: &Device, (ptr, block): (u64, Block), all
 /// The device, where there is a pool on it already: a question must not make one.
 pub(super) fn present(number: c_int) -> Option<(usize, &'static Device)> {
     devices::present().find(|(ordinal, _)| usize::try_from(number) == Ok(*ordinal))
+}
+
+/// The GPU whose book has the block that starts here.
+pub(super) fn holder(ptr: DevicePtr) -> Option<c_int> {
+    let mut gpus = devices::present().map(|(ordinal, _)| ordinal);
+    gpus.find(|ordinal| book(*ordinal).lock().get(ptr.raw()).is_some()).map(|ordinal| ordinal as c_int)
 }

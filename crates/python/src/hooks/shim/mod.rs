@@ -12,8 +12,9 @@ mod figures;
 mod host;
 mod outcome;
 mod pools;
+mod sharing;
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 
 use self::allocation::*;
 use self::cache::*;
@@ -23,6 +24,7 @@ use self::figures::{figures, reset_accumulated, reset_peaks, snapshot};
 use self::host::*;
 use self::outcome::*;
 use self::pools::*;
+use self::sharing::*;
 use super::blocks::Figures;
 use super::captures::PoolId;
 use super::pinned::{PinnedFigures, free_pinned};
@@ -70,6 +72,9 @@ table! {
     checkpoint: fn(c_int, PoolId) -> *mut c_void,
     forget_checkpoint: fn(*mut c_void),
     restore: fn(c_int, *const c_void, *mut c_void, Tell<Entry>, Tell<Entry>) -> Outcome,
+    share: fn(*mut c_void, *mut c_char) -> Outcome,
+    open_shared: fn(c_int, *const c_char, *mut *mut c_void) -> Outcome,
+    close_shared: fn(c_int, *mut c_void),
     allocate_pinned: fn(c_int, u64, *mut *mut c_void) -> Outcome,
     free_pinned: fn(*mut c_void),
     record_pinned: fn(*mut c_void, *mut c_void, c_int, *mut c_void, *mut bool) -> Outcome,
