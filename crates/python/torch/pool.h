@@ -76,6 +76,7 @@ struct Table {
       void* context,
       void (*segment)(void* context, const Segment*),
       void (*block)(void* context, const Entry*));
+  void (*watch_pages)(void (*told)(int gpu, void* at, uint64_t bytes, bool is_mapped));
   Failed* (*claim_pool)(int gpu, PoolId);
   Failed* (*begin_pool)(int gpu, PoolId, Filter);
   bool (*end_pool)(int gpu, PoolId);

@@ -101,6 +101,39 @@ def history() -> None:
     assert block["requested_size"] == 5 * MIB and block["frames"][1]["name"] == "history"
 
 
+def segments() -> None:
+    """What is told of pages is what backs the blocks."""
+    torch.cuda.empty_cache()
+    assert pool.stats().reserved.current == 0
+    torch.cuda.memory._record_memory_history(stacks="python")
+    tensors = [empty(size * MIB) for size in (5, 70, 1)]
+    kept = tensors.pop(1)
+    tensors.clear()
+    torch.cuda.empty_cache()
+    mapped: dict[int, int] = {}
+    actions = set()
+    for event in torch.cuda.memory._snapshot()["device_traces"][0]:
+        actions.add(event["action"])
+        if event["action"] == "segment_map":
+            assert event["addr"] not in mapped
+            mapped[event["addr"]] = event["size"]
+        elif event["action"] == "segment_unmap":
+            assert mapped.pop(event["addr"]) == event["size"]
+    assert actions >= {"segment_map", "segment_unmap"}
+    assert sum(mapped.values()) == pool.stats().reserved.current >= 70 * MIB
+    pages = sorted(mapped.items())
+    starts = [at for at, size in pages if at <= kept.data_ptr() < at + size]
+    at = starts[0]
+    while at < kept.data_ptr() + 70 * MIB:
+        at += mapped[at]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    torch.cuda.memory._record_memory_history(stacks="python", skip_actions=["segment_map"])
+    empty(90 * MIB)
+    told = {event["action"] for event in torch.cuda.memory._snapshot()["device_traces"][0]}
+    assert "alloc" in told and "segment_map" not in told
+    torch.cuda.memory._record_memory_history(enabled=None)
+
+
 def pools() -> None:
     outside, memory = empty(MIB), torch.cuda.MemPool()
     with torch.cuda.use_mem_pool(memory):
@@ -185,7 +218,7 @@ def others() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-for each in (figures, limits, history, pools, checkpoints, pinned, others):
+for each in (figures, limits, history, segments, pools, checkpoints, pinned, others):
     each()
     gc.collect()
     pool.check()

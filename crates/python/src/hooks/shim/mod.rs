@@ -11,6 +11,7 @@ mod entries;
 mod figures;
 mod host;
 mod outcome;
+mod pages;
 mod pools;
 mod sharing;
 
@@ -23,6 +24,7 @@ use self::entries::*;
 use self::figures::{figures, reset_accumulated, reset_peaks, snapshot};
 use self::host::*;
 use self::outcome::*;
+use self::pages::*;
 use self::pools::*;
 use self::sharing::*;
 use super::blocks::Figures;
@@ -62,6 +64,7 @@ table! {
     reset_peaks: fn(c_int),
     reset_accumulated: fn(c_int),
     snapshot: fn(c_int, *const PoolId, *mut c_void, Tell<Segment>, Tell<Entry>),
+    watch_pages: fn(Told),
     claim_pool: fn(c_int, PoolId) -> Outcome,
     begin_pool: fn(c_int, PoolId, CFilter) -> Outcome,
     end_pool: fn(c_int, PoolId) -> bool,
