@@ -112,27 +112,15 @@ struct Since {
 }
 
 /// One GPU's.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Book {
     live: FxHashMap<u64, Block>,
     /// By address: the GPUs and streams elsewhere that use a block.
     uses_elsewhere: FxHashMap<u64, Vec<(i32, u64)>>,
     counted: Figures,
     since: Since,
-    /// The share of the GPU's memory that the program allowed itself.
-    pub(super) fraction: f64,
-}
-
-impl Default for Book {
-    fn default() -> Self {
-        Self {
-            live: FxHashMap::default(),
-            uses_elsewhere: FxHashMap::default(),
-            counted: Figures::default(),
-            since: Since::default(),
-            fraction: 1.0,
-        }
-    }
+    /// The share of the GPU's memory that the program allowed itself, if it said so.
+    pub(super) fraction: Option<f64>,
 }
 
 struct Books([Mutex<Book>; MOST_DEVICES]);

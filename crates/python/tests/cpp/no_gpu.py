@@ -21,6 +21,7 @@ MIB = 1 << 20
 
 pool = millpond.Pool("host", name="stand-in", hard_limit=512 * MIB)
 _millpond.stand_in(0, pool)
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "garbage_collection_threshold:0.9,per_process_memory_fraction:0.75,backend:native"
 with warnings.catch_warnings():
     warnings.simplefilter("error")
     millpond.torch.enable(backend="native-interface", pinned=True)
@@ -74,6 +75,7 @@ def figures() -> None:
 
 
 def limits() -> None:
+    assert torch.cuda.get_per_process_memory_fraction() == 0.75
     torch.cuda.set_per_process_memory_fraction(0.5)
     assert torch.cuda.get_per_process_memory_fraction() == 0.5
     torch.cuda.set_per_process_memory_fraction(1.0)
@@ -82,6 +84,25 @@ def limits() -> None:
     fails(lambda: empty(1 << 30), torch.OutOfMemoryError, "CUDA out of memory. out of memory in pool 'stand-in'")
     assert told == [(0, 1 << 30)]
     fails(lambda: empty(1 << 60), torch.OutOfMemoryError, "more than an address can hold")
+
+
+def settings() -> None:
+    change = torch._C._accelerator_setAllocatorSettings
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        change("max_split_size_mb:64,roundup_power2_divisions:4,backend:native")
+        change("max_split_size_mb:64")
+    assert ["max_split_size_mb, roundup_power2_divisions have no effect" in str(one.message) for one in said] == [True]
+    fails(lambda: change("unheard_of:1"), ValueError, "Unrecognized key")
+    fails(lambda: change("backend:cudaMallocAsync"), ValueError, "leave out 'backend:cudaMallocAsync'")
+    empty(100 * MIB)
+    torch.cuda.synchronize()
+    assert pool.stats().reserved.current >= 100 * MIB, "less than the threshold"
+    change("garbage_collection_threshold:0.0001,per_process_memory_fraction:0.8")
+    assert torch.cuda.get_per_process_memory_fraction() == 0.8
+    torch.cuda.synchronize()
+    assert pool.stats().reserved.current < 100 * MIB
+    change("garbage_collection_threshold:0.9,per_process_memory_fraction:1.0")
 
 
 def history() -> None:
@@ -218,7 +239,7 @@ def others() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-for each in (figures, limits, history, segments, pools, checkpoints, pinned, others):
+for each in (figures, limits, settings, history, segments, pools, checkpoints, pinned, others):
     each()
     gc.collect()
     pool.check()

@@ -53,14 +53,13 @@ pub(super) unsafe extern "C" fn memory_info(gpu: c_int, free: *mut u64, total: *
 /// Limits what the pool of a GPU may hold to a share of the GPU's memory.
 pub(super) extern "C" fn set_fraction(gpu: c_int, fraction: f64) -> Outcome {
     outcome(|| {
-        let device = device(gpu.into())?;
-        let total = device.pool.device().properties().total_memory;
-        device.set_limit((total as f64 * fraction) as u64)?;
-        book(gpu as usize).lock().fraction = fraction;
+        device(gpu.into())?.set_fraction(fraction)?;
+        book(gpu as usize).lock().fraction = Some(fraction);
         Ok(())
     })
 }
 
 pub(super) extern "C" fn fraction(gpu: c_int) -> f64 {
-    present(gpu).map_or(1.0, |(ordinal, _)| book(ordinal).lock().fraction)
+    let set = present(gpu).and_then(|(ordinal, _)| book(ordinal).lock().fraction);
+    set.unwrap_or_else(devices::fraction_of_new)
 }
