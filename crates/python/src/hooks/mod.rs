@@ -11,11 +11,13 @@
 //!
 //! That is the plug-in. The native interface is the C++ shim's (`crates/python/torch`), which gets the functions of `shim`
 //! as a table; these give it back what went wrong, and it throws. `blocks` has the blocks that PyTorch has, for its
-//! figures, snapshots and checkpoints. `pinned` has PyTorch's pinned memory.
+//! figures, snapshots and checkpoints. `pinned` has PyTorch's pinned memory. `rmm` is to RMM's resource what `shim` is to PyTorch's
+//! allocator.
 
 mod blocks;
 mod captures;
 mod pinned;
+mod rmm;
 mod shim;
 mod std_function;
 mod throw;
@@ -73,5 +75,6 @@ fn torch_shim_table() -> usize {
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(last_error, module)?)?;
     module.add_function(wrap_pyfunction!(torch_hooks, module)?)?;
-    module.add_function(wrap_pyfunction!(torch_shim_table, module)?)
+    module.add_function(wrap_pyfunction!(torch_shim_table, module)?)?;
+    rmm::add_to(module)
 }

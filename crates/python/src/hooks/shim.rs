@@ -23,13 +23,13 @@ use crate::tags;
 /// Why a call did nothing. The shim gives it back to [`forget_failure`].
 #[repr(C)]
 #[derive(Debug)]
-struct Failed {
+pub(super) struct Failed {
     is_out_of_memory: bool,
     text: *mut c_char,
 }
 
 /// Null where the call did what it is for.
-type Outcome = *mut Failed;
+pub(super) type Outcome = *mut Failed;
 
 /// A block, as it was allocated or struck out.
 #[repr(C)]
@@ -96,7 +96,7 @@ struct Checkpoint {
     live: Vec<(u64, Block)>,
 }
 
-fn outcome(call: impl FnOnce() -> Result<()>) -> Outcome {
+pub(super) fn outcome(call: impl FnOnce() -> Result<()>) -> Outcome {
     match caught(call) {
         Ok(()) => std::ptr::null_mut(),
         Err(failure) => failed(&failure),
@@ -113,7 +113,7 @@ fn failed(failure: &Failure) -> Outcome {
     Box::into_raw(Box::new(Failed { is_out_of_memory: failure.is_out_of_memory() || is_too_long, text }))
 }
 
-extern "C" fn forget_failure(failed: Outcome) {
+pub(super) extern "C" fn forget_failure(failed: Outcome) {
     if !failed.is_null() {
         // SAFETY: made by `failed`, and given back once.
         drop(unsafe { (CString::from_raw((*failed).text), Box::from_raw(failed)) });
