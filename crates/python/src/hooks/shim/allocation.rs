@@ -8,10 +8,10 @@ use millpond::{CapturePool, Error, Stream};
 
 use super::super::blocks::{Block, book};
 use super::super::captures::{self, PoolId};
+use super::super::outcome::{Outcome, or_default, outcome};
 use super::super::sharing;
 use super::super::torch::{address, alloc_tagged, block_around, caught, pointer, report};
 use super::entries::{Entry, entry};
-use super::outcome::{Outcome, or_default, outcome};
 use crate::devices::{self, Device, device};
 use crate::failure::Result;
 use crate::tags;
@@ -20,7 +20,12 @@ use crate::tags;
 ///
 /// # Safety
 /// `stream` is null or a live stream of the GPU, as `streams` says; `out` may be written.
-pub(super) unsafe extern "C" fn allocate(gpu: c_int, bytes: u64, stream: *mut c_void, out: *mut Entry) -> Outcome {
+pub(super) unsafe extern "C" fn allocate(
+    gpu: c_int,
+    bytes: u64,
+    stream: *mut c_void,
+    out: *mut Entry,
+) -> Outcome {
     outcome(|| {
         let device = device(gpu.into())?;
         // SAFETY: as promised to this function.

@@ -8,9 +8,9 @@ use millpond::device::DevicePtr;
 
 use super::super::blocks::{Block, book};
 use super::super::captures::{self, PoolId};
+use super::super::outcome::{Outcome, outcome};
 use super::allocation::{free, strike};
 use super::entries::{Entry, Tell, entry, handle, present};
-use super::outcome::{Outcome, outcome};
 use crate::devices::device;
 use crate::failure::Failure;
 
@@ -25,7 +25,12 @@ struct Checkpoint {
 ///
 /// # Safety
 /// There are so many addresses; each stands there once.
-pub(super) unsafe extern "C" fn are_live(gpu: c_int, id: PoolId, expected: *const *mut c_void, count: usize) -> bool {
+pub(super) unsafe extern "C" fn are_live(
+    gpu: c_int,
+    id: PoolId,
+    expected: *const *mut c_void,
+    count: usize,
+) -> bool {
     let live = present(gpu).map_or_else(Vec::new, |(ordinal, _)| book(ordinal).lock().live(Some(id)));
     // SAFETY: as promised to this function; a length of 0 has no address.
     let expected = if count == 0 { &[] } else { unsafe { slice::from_raw_parts(expected, count) } };
