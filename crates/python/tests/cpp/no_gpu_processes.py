@@ -43,7 +43,7 @@ def fill(tensor: Any, value: int) -> None:
 
 
 def holds(tensor: Any, value: int) -> bool:
-    return ctypes.string_at(tensor.data_ptr(), tensor.numel()) == bytes([value]) * tensor.numel()
+    return bool(ctypes.string_at(tensor.data_ptr(), tensor.numel()) == bytes([value]) * tensor.numel())
 
 
 def serve(questions: Any, answers: Any) -> None:
@@ -77,7 +77,8 @@ def both_ways(method: str, pool: millpond.Pool | None) -> None:
     pool = pool or start()
     large, small = empty(40 * MIB), empty(1000)
     part = large[8 * MIB : 9 * MIB]
-    fill(large, 1), fill(small, 2), fill(part, 3)
+    for tensor, value in ((large, 1), (small, 2), (part, 3)):
+        fill(tensor, value)
     before, descriptors = pool.stats().reserved.current, len(os.listdir("/proc/self/fd"))
     questions.put((large[: 8 * MIB], small, part))
     assert answers.get(timeout=60) == "written"
@@ -86,7 +87,7 @@ def both_ways(method: str, pool: millpond.Pool | None) -> None:
     assert holds(theirs, 5)
     fill(theirs, 6)
     # What is freed here stays theirs as long as they have it.
-    del large, part
+    del large, part, tensor
     gc.collect()
     torch.cuda.ipc_collect()
     assert pool.stats().allocated.current >= 40 * MIB
