@@ -109,6 +109,37 @@ def both_ways(method: str, pool: millpond.Pool | None) -> None:
     print(f"  {method}")
 
 
+def read_all(tensors: Any, answers: Any) -> None:
+    start()
+    received = tensors.get()
+    assert all(holds(tensor, number % 256) for number, tensor in enumerate(received))
+    answers.put(len(received))
+
+
+def many(pool: millpond.Pool) -> None:
+    """More than a process may have open descriptors at first."""
+    context = mp.get_context("spawn")
+    tensors, answers = context.Queue(), context.Queue()
+    process = context.Process(target=read_all, args=(tensors, answers))
+    process.start()
+    kept = [empty(1000) for _ in range(1500)]
+    for number, tensor in enumerate(kept):
+        fill(tensor, number % 256)
+    before = len(os.listdir("/proc/self/fd"))
+    tensors.put(kept)
+    assert answers.get(timeout=60) == 1500
+    process.join()
+    assert process.exitcode == 0
+    kept.clear()
+    del tensor
+    gc.collect()
+    torch.cuda.ipc_collect()
+    torch.cuda.empty_cache()
+    assert pool.stats().reserved.current == 0
+    assert len(os.listdir("/proc/self/fd")) < before + 20
+    print("  many")
+
+
 def refuse(tensors: Any) -> None:
     """The other process allocates with PyTorch's own allocator."""
     try:
@@ -163,7 +194,9 @@ if __name__ == "__main__":
         for method in ("fork", "spawn", "forkserver"):
             child = os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-W", "ignore", __file__, method])
             assert child == 0, method
-        refusals(start())
+        pool = start()
+        many(pool)
+        refusals(pool)
     else:
         method = sys.argv.pop()
         both_ways(method, None if method == "fork" else start())
