@@ -118,7 +118,7 @@ def test_a_snapshot_is_as_its_readers_expect(tmp_path: Path) -> None:
     assert {tensor.data_ptr() for tensor in kept} <= set(live_in(taken["segments"]))
     events = events_of(taken)
     assert {event["action"] for event in events} <= ACTIONS
-    assert all({"action", "size", "stream", "frames", "time_us"} <= event.keys() for event in events)
+    assert all({"action", "size", "stream", "time_us"} <= event.keys() for event in events)
     times = [event["time_us"] for event in events]
     assert times == sorted(times) and abs(times[-1] / 1e6 - time.time()) < 600
 
@@ -134,25 +134,30 @@ def test_memory_viz_draws_the_history(context: str | None, stacks: str) -> None:
         x * x + x * x
         del x
         taken = snapshot()
+    # A picture leaves out what it does not show, also from what it is given.
+    text = json.dumps(taken)
     for picture in (_memory_viz.trace_plot(taken), _memory_viz.trace_plot(taken, filter_freed=True)):
         assert picture.startswith("\n<!DOCTYPE html>") or "<html" in picture
     assert "<html" in _memory_viz.segment_plot(taken)
-    text = json.dumps(taken)
     assert ("test_memory_viz_draws_the_history" in text) == (context is not None)
     assert ("::rand" in text) == (stacks == "all")
     assert str(128 * 128 * 4) in text
 
 
 # test_memory_snapshot: `_save_segment_usage`
-def test_memory_viz_writes_what_is_in_use(tmp_path: Path) -> None:
+def test_memory_viz_writes_what_is_in_use() -> None:
     from torch.cuda import _memory_viz
+
+    # To draw what it has written, it takes a script from the network.
+    def as_it_is(text: str) -> str:
+        return text
 
     with history(stacks="python"):
         kept = torch.rand(*SHAPE, device="cuda")
         taken = snapshot()
-    assert Path(__file__).name in _memory_viz.segments(taken)
-    assert Path(__file__).name in _memory_viz.memory(taken)
-    assert "alloc" in _memory_viz.trace(taken)
+    assert Path(__file__).name in _memory_viz.segments(taken, as_it_is)
+    assert Path(__file__).name in _memory_viz.memory(taken, as_it_is)
+    assert "entries" in _memory_viz.trace(taken)
     del kept
 
 
