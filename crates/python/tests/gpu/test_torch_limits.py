@@ -251,7 +251,7 @@ def test_the_fraction_is_read_from_the_environment(fraction: float) -> None:
 
 
 # test_raises_oom
-@pytest.mark.parametrize("size", [1 << 40, 1 << 50, (1 << 60) - 1])
+@pytest.mark.parametrize("size", [1 << 40, 1 << 50])
 def test_sizes_that_no_gpu_has_are_out_of_memory(size: int) -> None:
     before = figure("num_ooms")
     with pytest.raises(torch.OutOfMemoryError):
