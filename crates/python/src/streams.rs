@@ -96,7 +96,9 @@ impl Streams {
                 self.set_last(handle, stream);
                 Ok(Found::Known(stream))
             }
-            _ if handle == StreamHandle::PER_THREAD.raw() => Ok(Found::ForCall(self.context.per_thread_stream()?)),
+            _ if handle == StreamHandle::PER_THREAD.raw() => {
+                Ok(Found::ForCall(self.context.per_thread_stream()?))
+            }
             // SAFETY: as promised to this function.
             _ => Ok(Found::ForCall(unsafe { self.context.foreign_stream(StreamHandle::from_raw(handle)) }?)),
         }

@@ -74,7 +74,8 @@ struct Table {
     wait_for_default_stream: extern "C" fn(c_int) -> Outcome,
 }
 
-static TABLE: Table = Table { bytes: size_of::<Table>(), forget_failure, allocate, free, wait_for_default_stream };
+static TABLE: Table =
+    Table { bytes: size_of::<Table>(), forget_failure, allocate, free, wait_for_default_stream };
 
 /// The address of the table of functions that RMM's resource stands on.
 #[pyfunction]
