@@ -653,3 +653,12 @@ def torch_hooks() -> tuple[bool, list[tuple[str, int]]]:
 
 def torch_shim_table() -> int:
     """The address of the table of functions that the C++ shim stands on."""
+
+def torch_set_fraction(fraction: float) -> None:
+    """Limits what the pools of all GPUs may hold to a share of the GPU's memory, those that are made later too."""
+
+def torch_set_kept(part: float) -> None:
+    """Has ``torch_synchronized`` give back what a pool holds above this part of its limit, between 0 and 1."""
+
+def torch_synchronized(gpu: int) -> None:
+    """PyTorch has waited for a GPU: the release thresholds take effect."""

@@ -10,7 +10,7 @@ use std::ffi::{c_int, c_void};
 
 use pyo3::prelude::*;
 
-use super::shim::{Outcome, forget_failure, outcome};
+use super::outcome::{Outcome, forget_failure, outcome};
 use super::torch::{address, caught, pointer, report};
 use crate::devices::device;
 use crate::stream::StreamArgument;

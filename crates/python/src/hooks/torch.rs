@@ -126,10 +126,8 @@ pub(super) extern "C" fn reset() {
 /// `torch.cuda.set_per_process_memory_fraction`.
 pub(super) extern "C-unwind" fn memory_fraction(fraction: f64, number: c_int) {
     let set = caught(|| {
-        let device = device(number.into())?;
-        let total = device.pool.device().properties().total_memory;
         // PyTorch has checked that the fraction lies between 0 and 1.
-        device.set_limit((total as f64 * fraction) as u64)
+        device(number.into())?.set_fraction(fraction)
     });
     if let Err(failure) = set {
         fail(failure);
