@@ -211,6 +211,13 @@ def test_a_raw_allocation_is_counted() -> None:
         torch.cuda.caching_allocator_alloc(MIB, 0, "stream")
 
 
+def test_the_allocator_cannot_be_changed_again() -> None:
+    filled(1)
+    again = torch.cuda.memory._get_current_allocator()
+    with pytest.raises(RuntimeError, match="already initialized"):
+        torch.cuda.memory.change_current_allocator(again)
+
+
 # ---- limits ------------------------------------------------------------------------------------------------------------
 
 

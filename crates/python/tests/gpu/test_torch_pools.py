@@ -665,6 +665,32 @@ def test_a_graph_is_reset_and_captured_anew() -> None:
         graph.reset()
 
 
+# test_cuda_graph_raw_graph_keep_graph_false, test_cuda_graph_raw_graph_exec
+def test_a_graph_that_is_kept_is_instantiated_twice() -> None:
+    graph, x = torch.cuda.CUDAGraph(keep_graph=True), torch.zeros(2000, device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        x += 1
+    assert graph.raw_cuda_graph()
+    for replays in (1, 2):
+        graph.instantiate()
+        assert graph.raw_cuda_graph_exec()
+        graph.replay()
+        assert holds(x, replays)
+
+
+# test_graph_is_current_stream_capturing
+def test_a_capture_knows_that_it_is_one() -> None:
+    assert not torch.cuda.is_current_stream_capturing()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        inside, x = torch.cuda.is_current_stream_capturing(), torch.ones(4, device="cuda")
+    assert inside and not torch.cuda.is_current_stream_capturing()
+    graph.replay()
+    assert x.tolist() == [1.0] * 4
+
+
 # test_graph_make_graphed_callables
 def test_graphed_callables_train_as_eager_ones() -> None:
     torch.manual_seed(0)
