@@ -130,7 +130,7 @@ def turns(native: Side, ours: Side, rounds: int) -> list[float]:
     count = min(max(round(1e3 * TURN_SECONDS / native.step), 2 + DISCARDED), 60)
     for side in (native, ours):
         side.times = []
-    ratios = []
+    ratios: list[float] = []
     for turn in range(rounds):
         took = {}
         # Who goes first changes from turn to turn.

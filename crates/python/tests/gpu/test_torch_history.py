@@ -257,7 +257,7 @@ def test_actions_are_left_out_of_the_history(left_out: list[str] | None) -> None
 def test_events_name_the_compiled_region() -> None:
     pytest.importorskip("triton")
 
-    class Branches(torch.nn.Module):  # type: ignore[misc]
+    class Branches(torch.nn.Module):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
             self.first, self.second = torch.nn.Linear(10, 10), torch.nn.Linear(10, 10)

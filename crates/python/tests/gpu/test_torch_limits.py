@@ -162,7 +162,7 @@ def test_the_gpus_free_memory_falls_with_an_allocation() -> None:
 def test_products_of_the_same_size_take_the_same_memory() -> None:
     def peak() -> int:
         torch.cuda.synchronize()
-        most = torch.cuda.max_memory_allocated()
+        most = int(torch.cuda.max_memory_allocated())
         torch.cuda.reset_peak_memory_stats()
         return most
 
