@@ -210,7 +210,8 @@ def main() -> None:
             if job == "transformers" and importlib.util.find_spec("transformers") is None:
                 row(job, "", "the package transformers is not installed", *[""] * 6)
                 continue
-            processes = [Asked(__file__, "--work", job, allocator, environment=environment) for allocator in ("native", given.of)]
+            allocators = ("native", given.of)
+            processes = [Asked(__file__, "--work", job, each, environment=environment) for each in allocators]
             for way in given.ways:
                 late = time.monotonic() - began > PATIENCE
                 good &= compare(job, way, Side(processes[0]), Side(processes[1]), 1 if late else given.rounds)

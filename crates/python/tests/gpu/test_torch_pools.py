@@ -390,10 +390,10 @@ def test_only_a_pool_that_says_so_gives_its_memory_to_others() -> None:
         assert third.data_ptr() == address
         with pytest.raises(torch.OutOfMemoryError):
             empty(30 * MIB)
-        assert holds(third, 3)
-        del third
-        with torch.cuda.use_mem_pool(for_all):
-            assert empty(20 * MIB).data_ptr() == address
+    assert holds(third, 3)
+    del third
+    with torch.cuda.use_mem_pool(for_all):
+        assert empty(20 * MIB).data_ptr() == address
 
 
 # test_deleted_mempool_not_used_on_oom
@@ -409,8 +409,8 @@ def test_pools_that_are_gone_are_not_asked_for_memory() -> None:
             empty(40 * MIB)
         tensors = [filled(20, value) for value in (1, 2)]
         assert set(live_in(segments_of(last.id))) == addresses_of(tensors)
-        assert [holds(tensor, value) for value, tensor in enumerate(tensors, 1)] == [True] * 2
-        del tensors
+    assert [holds(tensor, value) for value, tensor in enumerate(tensors, 1)] == [True] * 2
+    del tensors
 
 
 # test_mempool_no_split
@@ -457,7 +457,8 @@ class Plugged:
         self.library = ctypes.CDLL(str(library))
 
     def calls(self) -> tuple[int, int]:
-        return tuple(ctypes.c_int.in_dll(self.library, name).value for name in ("allocated", "freed"))  # type: ignore[return-value]
+        allocated, freed = (ctypes.c_int.in_dll(self.library, name) for name in ("allocated", "freed"))
+        return allocated.value, freed.value
 
 
 @pytest.fixture
@@ -662,7 +663,7 @@ def test_a_graph_is_reset_and_captured_anew() -> None:
         del temporary
         graph.replay()
         graph.replay()
-        assert holds(x, 2 * step)  # type: ignore[arg-type]
+        assert holds(x, 2 * step)
         graph.reset()
 
 
