@@ -1,6 +1,6 @@
 """Does training with Millpond give the losses of PyTorch's own allocator, in as little memory and as fast?
 
-    python proof.py [--jobs mlp,conv,gpt,transformers] [--ways eager,compiled,…] [--of native-interface] [--rounds 12]
+    python proof.py [--jobs mlp,conv,gpt,transformers] [--ways eager,compiled,…] [--of native-interface] [--rounds 9]
 
 Each job of `jobs.py` is trained in each way: eager, compiled, compiled with CUDA graphs, with activation checkpointing, with
 autocast, and as one captured graph. There is one process for each job and allocator. Both take turns of the same steps, with
@@ -36,7 +36,7 @@ WARM_STEPS = 12
 #: How long a turn takes, about.
 TURN_SECONDS = 0.1
 #: Seconds after which no more turns are timed: what follows is compared, with fewer of them.
-PATIENCE = 200
+PATIENCE = 215
 MIB = 1 << 20
 
 
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=listed(JOBS), default=list(JOBS), help=f"of {','.join(JOBS)}; all by default")
     parser.add_argument("--ways", type=listed(WAYS), default=list(WAYS), help=f"of {','.join(WAYS)}; all by default")
     parser.add_argument("--of", choices=(*OURS, "native"), default=OURS[0], help="what is held against native")
-    parser.add_argument("--rounds", type=int, default=12, help="turns of each process (12)")
+    parser.add_argument("--rounds", type=int, default=9, help="turns of each process (9)")
     given = parser.parse_args()
     if given.rounds < 1:
         parser.error("--rounds must be 1 or more")

@@ -214,11 +214,26 @@ def test_an_emptied_cache_is_in_the_history() -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         events = events_of(snapshot())
-    actions = [event["action"] for event in events]
-    assert {"segment_alloc", "segment_map"} & set(actions), "what was taken from the GPU"
-    given = [event for event in events if event["action"] in ("segment_free", "segment_unmap")]
-    assert any(event["addr"] <= address < event["addr"] + event["size"] for event in given)
-    assert "empty_cache" in json.dumps(given)
+    taken, given = (
+        [event for event in events if event["action"] in actions]
+        for actions in (("segment_alloc", "segment_map"), ("segment_free", "segment_unmap"))
+    )
+    for segments in (taken, given):
+        assert any(event["addr"] <= address < event["addr"] + event["size"] for event in segments)
+
+
+# test_memory_plots_free_segment_stack
+@pytest.mark.parametrize("context", ["alloc", "all", "state"])
+def test_an_emptied_cache_has_the_stack_of_who_emptied_it(context: str) -> None:
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    with history(context=context, clear_history=True):
+        tensor = filled(64)
+        del tensor
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        given = [event for event in events_of(snapshot()) if event["action"] in ("segment_free", "segment_unmap")]
+    assert ("empty_cache" in json.dumps(given)) == (context == "all")
 
 
 # test_memory_plots_metadata
