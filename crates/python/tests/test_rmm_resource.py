@@ -162,6 +162,13 @@ from millpond import _rmm_resource
 from pathlib import Path
 _rmm_resource.FOLDER = Path("/nowhere")
 millpond.rmm._class_of.cache_clear()
+if not hasattr(rmm.pylibrmm.stream.Stream, "__cuda_stream__"):
+    try:
+        millpond.rmm.resource(0)
+        raise SystemExit("it has a resource")
+    except millpond.Error as error:
+        assert "was built without any, and this is RMM" in str(error)
+        raise SystemExit(0)
 with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     callback = millpond.rmm.resource(0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Callable, Unpack
 from warnings import warn
 
 from . import _millpond, _rmm_resource, _shared
+from ._errors import Error
 
 if TYPE_CHECKING:
     from ._options import Options
@@ -25,6 +26,9 @@ def resource(device: Any = None) -> Any:
 
     RMM's C++ calls it without Python. That needs a library for this version of RMM; without one it is a
     ``CallbackMemoryResource``, which calls Python, and a warning says why. The pool is made by the first allocation.
+
+    Raises:
+        millpond.Error: for an RMM without a library that is too old for callbacks, too.
     """
     import rmm
 
@@ -32,6 +36,8 @@ def resource(device: Any = None) -> Any:
     in_cpp, missing = _class_of(rmm)
     if in_cpp is not None:
         return in_cpp(ordinal, _millpond.rmm_table())
+    if not hasattr(rmm.pylibrmm.stream.Stream, "__cuda_stream__"):
+        raise Error(f"this RMM does not say on which stream it allocates: use RMM 25.10 or later ({missing})")
     warn(f"millpond calls Python for each allocation of RMM: {missing}", stacklevel=2)
     return rmm.mr.CallbackMemoryResource(*_functions.setdefault(ordinal, _callbacks(ordinal)))
 

@@ -233,7 +233,8 @@ def test_an_emptied_cache_has_the_stack_of_who_emptied_it(context: str) -> None:
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
         given = [event for event in events_of(snapshot()) if event["action"] in ("segment_free", "segment_unmap")]
-    assert ("empty_cache" in json.dumps(given)) == (context == "all")
+    # Millpond's pages have no stack.
+    assert ("empty_cache" in json.dumps(given)) == (context == "all" and ALLOCATOR == "native")
 
 
 # test_memory_plots_metadata
@@ -383,4 +384,3 @@ def test_a_tensor_in_a_cycle_is_found() -> None:
     finally:
         disarm()
     assert pages and "torch.Tensor" in pages[0] and "cell_contents" in pages[0]
-    assert ALLOCATOR
