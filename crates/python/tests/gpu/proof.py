@@ -69,7 +69,8 @@ def work(job: str, allocator: str) -> None:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
                 step = jobs.steps_of(job, words[0])
-                answer: dict[str, Any] = {}
+                name = torch.cuda.get_device_properties(0).name
+                answer: dict[str, Any] = {"machine": f"{name}, PyTorch {torch.__version__}"}
             else:
                 losses, times = [], []
                 for number in range(int(words[0]), int(words[0]) + int(words[1])):
@@ -102,11 +103,13 @@ class Side:
         self.times: list[float] = []
         self.requested = self.reserved = 0
         self.failure: str | None = None
+        self.machine = ""
 
     def ask(self, line: str) -> list[float]:
         """The steps' times."""
         told = self.process.ask(line)
         self.failure = self.failure or told.get("failure")
+        self.machine = told.get("machine", self.machine)
         self.losses += told.get("losses", [])
         self.requested, self.reserved = told.get("requested", 0), told.get("reserved", 0)
         return list(told.get("ms", []))
@@ -199,7 +202,7 @@ def main() -> None:
     given = parser.parse_args()
     if given.rounds < 1:
         parser.error("--rounds must be 1 or more")
-    began, good = time.monotonic(), True
+    began, good, machine = time.monotonic(), True, ""
     print(time.strftime("%Y-%m-%d %H:%MZ", time.gmtime()) + f"; {given.of} beside native\n")
     row("job", "way", "losses", "requested", "native, reserved", "ours, reserved", "native, a step", "ours, a step", "ratio")
     row(*["---"] * 9)
@@ -214,10 +217,12 @@ def main() -> None:
             processes = [Asked(__file__, "--work", job, each, environment=environment) for each in allocators]
             for way in given.ways:
                 late = time.monotonic() - began > PATIENCE
-                good &= compare(job, way, Side(processes[0]), Side(processes[1]), 1 if late else given.rounds)
+                native, ours = (Side(process) for process in processes)
+                good &= compare(job, way, native, ours, 1 if late else given.rounds)
+                machine = native.machine
             for process in processes:
                 process.end()
-    print(f"\n{time.monotonic() - began:.0f} s")
+    print(f"\n{machine}; {time.monotonic() - began:.0f} s")
     if not good:
         sys.exit("proof: not all is as with native; see the table")
 

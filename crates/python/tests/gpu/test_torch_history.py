@@ -18,7 +18,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from tensors import ALLOCATOR, MIB, empty, filled, history, limited, live_in  # noqa: E402
+from tensors import ALLOCATOR, MIB, VERSION, empty, filled, history, limited, live_in  # noqa: E402
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("native_interface", "nothing_is_broken")]
 
@@ -238,6 +238,7 @@ def test_an_emptied_cache_has_the_stack_of_who_emptied_it(context: str) -> None:
 
 
 # test_memory_plots_metadata
+@pytest.mark.skipif(VERSION < (2, 10), reason="PyTorch has it since 2.10")
 @pytest.mark.parametrize("context", ["alloc", "all", "state"])
 def test_each_event_has_the_programs_metadata(context: str) -> None:
     torch.cuda.empty_cache()
@@ -258,6 +259,7 @@ def test_each_event_has_the_programs_metadata(context: str) -> None:
 
 
 # test_memory_snapshot_skip_actions
+@pytest.mark.skipif(VERSION < (2, 11), reason="PyTorch has it since 2.11")
 @pytest.mark.parametrize("left_out", [["free_requested"], ["free_requested", "free_completed"], ["alloc"], [], None])
 def test_actions_are_left_out_of_the_history(left_out: list[str] | None) -> None:
     with history(context="all", stacks="python", skip_actions=left_out, clear_history=True):

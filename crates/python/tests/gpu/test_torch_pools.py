@@ -22,6 +22,7 @@ torch = pytest.importorskip("torch")
 from tensors import (  # noqa: E402
     KIB,
     MIB,
+    VERSION,
     WHILE,
     addresses_of,
     captured,
@@ -415,6 +416,7 @@ def test_pools_that_are_gone_are_not_asked_for_memory() -> None:
 
 
 # test_mempool_no_split
+@pytest.mark.skipif(VERSION < (2, 10), reason="PyTorch has it since 2.10")
 def test_a_pool_without_splits_has_a_block_in_each_segment() -> None:
     split, whole = torch.cuda.MemPool(), torch.cuda.MemPool(no_split=True)
     tensors = []
