@@ -219,7 +219,7 @@ def main() -> None:
                 late = time.monotonic() - began > PATIENCE
                 native, ours = (Side(process) for process in processes)
                 good &= compare(job, way, native, ours, 1 if late else given.rounds)
-                machine = native.machine
+                machine = native.machine or machine
             for process in processes:
                 process.end()
     print(f"\n{machine}; {time.monotonic() - began:.0f} s")

@@ -96,7 +96,7 @@ def test_a_snapshot_names_functions_of_torchscript() -> None:
     del kept
 
 
-# test_memory_snapshot: `_snapshot` and what reads it
+# test_memory_snapshot
 def test_a_snapshot_is_as_its_readers_expect(tmp_path: Path) -> None:
     with history(stacks="python"):
         kept = [filled(mib) for mib in (1, 3, 21)]
@@ -144,7 +144,7 @@ def test_memory_viz_draws_the_history(context: str | None, stacks: str) -> None:
     assert str(128 * 128 * 4) in text
 
 
-# test_memory_snapshot: `_save_segment_usage`
+# test_memory_snapshot
 def test_memory_viz_writes_what_is_in_use() -> None:
     from torch.cuda import _memory_viz
 
@@ -204,7 +204,7 @@ def test_stacks_are_switched_on_and_off_while_history_is_recorded() -> None:
     assert [f'"{name}"' in text for name in ("first", "unseen", "last")] == [True, False, True]
 
 
-# test_memory_plots_free_segment_stack
+# test_memory_snapshot
 def test_an_emptied_cache_is_in_the_history() -> None:
     torch.cuda.empty_cache()
     with history(context="all"):
@@ -291,7 +291,7 @@ def test_events_name_the_compiled_region() -> None:
     assert {"Torch-Compiled Region: 0/0"} <= set(regions) <= {"N/A", *(f"Torch-Compiled Region: {at}/0" for at in range(3))}
 
 
-# test_notifies_oom, and the history's `oom`
+# test_notifies_oom
 def test_an_out_of_memory_is_in_the_history() -> None:
     with history(stacks="python", clear_history=True), limited(64 * MIB):
         with pytest.raises(torch.OutOfMemoryError):

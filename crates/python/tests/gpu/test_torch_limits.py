@@ -92,7 +92,7 @@ def test_figures_follow_each_allocation_and_free() -> None:
     assert torch.cuda.max_memory_allocated() == base
 
 
-# test_memory_stats: both ways to ask
+# test_memory_stats
 def test_all_ways_to_ask_say_the_same() -> None:
     tensor = filled(5)
     nested, flat = torch.cuda.memory_stats_as_nested_dict(), torch.cuda.memory_stats()
@@ -117,7 +117,6 @@ def test_all_ways_to_ask_say_the_same() -> None:
     del tensor
 
 
-# the functions that PyTorch has under older names
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_older_names_say_the_same() -> None:
     assert torch.cuda.memory_cached() == torch.cuda.memory_reserved()
@@ -285,7 +284,6 @@ def test_what_is_cached_is_given_back_before_an_error() -> None:
             del whole
 
 
-# test_cublas_workspace and such are other tests' matter: here one stream's cache serves another
 def test_memory_that_one_stream_freed_serves_another_before_an_error() -> None:
     stream = torch.cuda.Stream()
     with limited(256 * MIB):
@@ -331,7 +329,7 @@ def test_settings_while_the_program_runs_do_no_harm(settings: str) -> None:
             torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
 
 
-# test_allocator_settings: what is refused
+# test_allocator_settings
 @pytest.mark.parametrize("settings", ["foo:1,bar:2", "garbage_collection_threshold:1.2", "max_split_size_mb:2"])
 def test_settings_that_are_wrong_are_refused(settings: str) -> None:
     with pytest.raises(ValueError):
@@ -393,7 +391,7 @@ def test_random_allocations_over_streams_keep_their_contents_under_a_limit() -> 
         checks.clear()
 
 
-# test_record_stream, test_noncontiguous_pinned_memory and such: the stream of use decides
+# test_record_stream
 def test_memory_in_use_by_another_stream_is_not_handed_out() -> None:
     stream, data = torch.cuda.Stream(), torch.arange(1 << 20, dtype=torch.float32, device="cuda")
     result = torch.empty_like(data)
@@ -430,7 +428,7 @@ def test_a_view_records_its_tensors_memory() -> None:
     torch.cuda.synchronize()
 
 
-# test_streaming_backwards_sync, test_multi_stream and such
+# test_streaming_backwards_multiple_streams
 def test_gradients_over_two_streams_are_right() -> None:
     stream, x = torch.cuda.Stream(), torch.randn(1 << 20, device="cuda", requires_grad=True)
     for _ in range(20):
@@ -512,7 +510,7 @@ def _say(pipe: Any) -> None:
     pipe.send("here")
 
 
-# test_is_pinned_no_context, and what forks of a program that used CUDA may do
+# test_is_pinned_no_context
 def test_a_forked_child_may_end_with_its_parents_tensors() -> None:
     tensor, pinned = filled(4, 9), torch.ones(MIB, pin_memory=True)
     mine, its = multiprocessing.Pipe()
@@ -524,7 +522,6 @@ def test_a_forked_child_may_end_with_its_parents_tensors() -> None:
     assert holds(tensor, 9) and bool((pinned == 1).all())
 
 
-# test_cuda_memory_leak_detection and test_graph_... have the rest; what is left is a whole GPU
 def test_the_whole_gpu_is_used_and_given_back() -> None:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

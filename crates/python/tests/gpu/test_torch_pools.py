@@ -352,7 +352,7 @@ def test_pools_nest() -> None:
         assert set(live_in(torch.cuda.memory_snapshot(pool.id))) == {tensors[at].data_ptr() for at in wanted}
 
 
-# test_mempool_with_allocator: `use_count`
+# test_mempool_with_allocator
 def test_a_pool_is_claimed_while_it_is_used() -> None:
     pool = torch.cuda.MemPool()
     assert pool.use_count() == 1
