@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <limits>
 
 #include "failure.h"
@@ -85,13 +86,14 @@ class MillpondAllocator final : public CUDAAllocator {
     return gpus_ > 0;
   }
 
+  // Without it, tensors come from the driver one by one, by PyTorch's own allocator, and go back there.
   void enable(bool value) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        value, "millpond is always enabled: leave it out (millpond.torch.enable) for a job without a cache");
+    before_->enable(value);
+    is_enabled_ = value;
   }
 
   bool isEnabled() const override {
-    return true;
+    return is_enabled_;
   }
 
   // ---- one allocation --------------------------------------------------------------------------------------------
@@ -99,7 +101,7 @@ class MillpondAllocator final : public CUDAAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     c10::DeviceIndex gpu = current_gpu();
     cudaStream_t stream = c10::cuda::getCurrentCUDAStream(gpu);
-    if (C10_UNLIKELY(left_.takes(gpu, stream))) {
+    if (C10_UNLIKELY(is_uncached() || left_.takes(gpu, stream))) {
       return before_->allocate(bytes);
     }
     void* ptr = allocate_on(gpu, bytes, stream);
@@ -517,6 +519,12 @@ class MillpondAllocator final : public CUDAAllocator {
   }
 
  private:
+  bool is_uncached() const {
+    // PyTorch's own allocator looks for it too.
+    static const bool is_forced = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
+    return is_forced || !is_enabled_;
+  }
+
   void* allocate_on(c10::DeviceIndex gpu, size_t bytes, cudaStream_t stream) {
     if (bytes == 0) {
       return nullptr;
@@ -652,6 +660,7 @@ class MillpondAllocator final : public CUDAAllocator {
   // PyTorch's own.
   CUDAAllocator* before_;
   std::atomic<int> gpus_{0};
+  std::atomic<bool> is_enabled_{true};
   History history_;
   LeftToNative left_;
   OpenedBlocks opened_;

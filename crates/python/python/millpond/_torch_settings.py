@@ -142,7 +142,7 @@ def replace_synchronize(torch: Any) -> None:
     if getattr(torch._C._cuda_synchronize, "of_millpond", False):
         return
     known = torch._C._cuda_synchronize
-    known_of_accelerator = getattr(torch._C, "_accelerator_synchronizeDevice", None)
+    known_of_accelerator: Any = getattr(torch._C, "_accelerator_synchronizeDevice", None)
 
     def cuda_synchronize() -> None:
         known()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import environ
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 from warnings import warn
 
@@ -162,7 +163,16 @@ def _derive(torch: Any, *, pinned: bool) -> bool:
 
 
 def _plug(torch: Any) -> None:
+    from ._errors import Error
+    from ._torch_plug_in import why_not
+
     _check_cuda(torch)
+    why = why_not(Path(torch.__file__).parent / "include")
+    if why is not None:
+        raise Error(
+            f"millpond does not give its hooks to PyTorch {torch.__version__}: {why}. Use a PyTorch that this millpond knows, "
+            "or another millpond"
+        )
     throws, hooks = _millpond.torch_hooks()
     addresses = dict(hooks)
     plugged = torch._C._cuda_customAllocator(addresses.pop("alloc"), addresses.pop("free"))

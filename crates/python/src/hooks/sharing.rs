@@ -2,7 +2,7 @@
 //!
 //! PyTorch hands a string to the other process. Ours names a socket of this process, a secret, and the block. The first
 //! share starts a thread that answers at the socket. It exports a block's pages when they are asked for, and keeps none of
-//! their descriptors. So thousands of tensors can be shared.
+//! their descriptors: a block takes one in each process, and only while it is open. So thousands of tensors can be shared.
 //!
 //! PyTorch orders the work of both sides by events of its own, and frees a block only after all who got the string let go.
 //! So a block is offered until its free. From then on the pool waits for those that have it open (`docs/sharing.md`).
@@ -12,6 +12,7 @@ use std::io::{Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 use std::{fs, io, thread};
@@ -149,8 +150,24 @@ pub(super) fn withdraw(ptr: u64) {
     }
 }
 
+/// Lets the process open as many descriptors as it may. A block that is open takes one in each of the two processes, and the
+/// usual limit is 1,024.
+fn raise_limit_of_descriptors() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: `limit` may be written.
+        if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            // SAFETY: `limit` may be read. Where it is refused, the limit stays, and errors say what to do.
+            unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
+        }
+    });
+}
+
 /// Makes the socket, and the thread that answers there.
 fn listen() -> io::Result<(u64, u128)> {
+    raise_limit_of_descriptors();
     let mut random = [0; 24];
     fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
     let (socket, secret) = random.split_at(8);
@@ -257,6 +274,7 @@ pub(super) fn open(gpu: c_int, handle: &str) -> Result<DevicePtr> {
     let handle = Handle::read(handle)
         .ok_or_else(|| broken("its handle is of another version of millpond: use one in both".to_owned()))?;
     let device = device(gpu.into())?;
+    raise_limit_of_descriptors();
     let connection = ask(&handle).map_err(|error| {
         broken(format!("its process does not answer ({error}): keep that running until it was opened"))
     })?;

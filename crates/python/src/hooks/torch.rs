@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use millpond::bindings::{Mutex, PerProcess};
 use millpond::device::DevicePtr;
 use millpond::{Error, Stream};
 
@@ -97,16 +98,22 @@ pub(crate) unsafe extern "C" fn millpond_torch_free(
     report(freed);
 }
 
-/// Says what a hook that must not throw could not do.
+/// Says what a hook that must not throw could not do. The same is said once: after an error of a kernel, every later call of
+/// the GPU fails likewise, and the first error is what the program has to see.
 pub(super) fn report(result: Result<()>) {
+    static SAID: PerProcess<Mutex<String>> = PerProcess::new();
     if let Err(failure) = result {
         note(&failure);
         // A forked child drops its parent's tensors, which is no mistake of its own.
         if failure.is_forked() {
             return;
         }
+        let text = failure.to_string();
+        if std::mem::replace(&mut *SAID.get().lock(), text.clone()) == text {
+            return;
+        }
         // Where that is closed, there is nobody to be told.
-        writeln!(std::io::stderr(), "millpond: {failure}").ok();
+        writeln!(std::io::stderr(), "millpond: {text}").ok();
     }
 }
 

@@ -225,6 +225,20 @@ def pinned() -> None:
     empty(MIB).copy_(torch.zeros(MIB, dtype=torch.uint8), non_blocking=True)
 
 
+def without_cache() -> None:
+    kept, before = empty(MIB), pool.stats().blocks.current
+    torch.cuda.caching_allocator_enable(False)
+    tensor = empty(MIB)
+    assert pool.stats().blocks.current == before and tensor.data_ptr() not in live()
+    tensor.record_stream(torch.cuda.current_stream())
+    torch.cuda.caching_allocator_enable(True)
+    assert empty(MIB).data_ptr() != tensor.data_ptr()
+    # Each goes back to where it came from.
+    del kept, tensor
+    gc.collect()
+    assert pool.stats().blocks.current == before - 1
+
+
 def others() -> None:
     tensor = empty(MIB)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -239,7 +253,7 @@ def others() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-for each in (figures, limits, settings, history, segments, pools, checkpoints, pinned, others):
+for each in (figures, limits, settings, history, segments, pools, checkpoints, pinned, without_cache, others):
     each()
     gc.collect()
     pool.check()

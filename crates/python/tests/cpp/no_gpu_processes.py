@@ -43,7 +43,7 @@ def fill(tensor: Any, value: int) -> None:
 
 
 def holds(tensor: Any, value: int) -> bool:
-    return ctypes.string_at(tensor.data_ptr(), tensor.numel()) == bytes([value]) * tensor.numel()
+    return bool(ctypes.string_at(tensor.data_ptr(), tensor.numel()) == bytes([value]) * tensor.numel())
 
 
 def serve(questions: Any, answers: Any) -> None:
@@ -77,7 +77,8 @@ def both_ways(method: str, pool: millpond.Pool | None) -> None:
     pool = pool or start()
     large, small = empty(40 * MIB), empty(1000)
     part = large[8 * MIB : 9 * MIB]
-    fill(large, 1), fill(small, 2), fill(part, 3)
+    for tensor, value in ((large, 1), (small, 2), (part, 3)):
+        fill(tensor, value)
     before, descriptors = pool.stats().reserved.current, len(os.listdir("/proc/self/fd"))
     questions.put((large[: 8 * MIB], small, part))
     assert answers.get(timeout=60) == "written"
@@ -86,7 +87,7 @@ def both_ways(method: str, pool: millpond.Pool | None) -> None:
     assert holds(theirs, 5)
     fill(theirs, 6)
     # What is freed here stays theirs as long as they have it.
-    del large, part
+    del large, part, tensor
     gc.collect()
     torch.cuda.ipc_collect()
     assert pool.stats().allocated.current >= 40 * MIB
@@ -106,6 +107,37 @@ def both_ways(method: str, pool: millpond.Pool | None) -> None:
     pool.check()
     assert len(os.listdir("/proc/self/fd")) <= descriptors + 12
     print(f"  {method}")
+
+
+def read_all(tensors: Any, answers: Any) -> None:
+    start()
+    received = tensors.get()
+    assert all(holds(tensor, number % 256) for number, tensor in enumerate(received))
+    answers.put(len(received))
+
+
+def many(pool: millpond.Pool) -> None:
+    """More than a process may have open descriptors at first."""
+    context = mp.get_context("spawn")
+    tensors, answers = context.Queue(), context.Queue()
+    process = context.Process(target=read_all, args=(tensors, answers))
+    process.start()
+    kept = [empty(1000) for _ in range(1500)]
+    for number, tensor in enumerate(kept):
+        fill(tensor, number % 256)
+    before = len(os.listdir("/proc/self/fd"))
+    tensors.put(kept)
+    assert answers.get(timeout=60) == 1500
+    process.join()
+    assert process.exitcode == 0
+    kept.clear()
+    del tensor
+    gc.collect()
+    torch.cuda.ipc_collect()
+    torch.cuda.empty_cache()
+    assert pool.stats().reserved.current == 0
+    assert len(os.listdir("/proc/self/fd")) < before + 20
+    print("  many")
 
 
 def refuse(tensors: Any) -> None:
@@ -162,7 +194,9 @@ if __name__ == "__main__":
         for method in ("fork", "spawn", "forkserver"):
             child = os.spawnv(os.P_WAIT, sys.executable, [sys.executable, "-W", "ignore", __file__, method])
             assert child == 0, method
-        refusals(start())
+        pool = start()
+        many(pool)
+        refusals(pool)
     else:
         method = sys.argv.pop()
         both_ways(method, None if method == "fork" else start())

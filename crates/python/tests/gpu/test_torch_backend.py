@@ -320,15 +320,6 @@ def test_a_mempool_without_splits_is_left_to_pytorch() -> None:
     del tensor, pool
 
 
-# ---- other processes -------------------------------------------------------------------------------------------------
-
-
-def test_sharing_by_cuda_ipc_says_that_it_is_not_there() -> None:
-    tensor = filled(1)
-    with pytest.raises(NotImplementedError, match="cannot be shared between processes"):
-        tensor.untyped_storage()._share_cuda_()
-
-
 # ---- graphs ----------------------------------------------------------------------------------------------------------
 
 
@@ -476,3 +467,65 @@ def test_a_loader_pins_batches_in_the_pools_memory() -> None:
     loader = torch.utils.data.DataLoader(data, batch_size=8, pin_memory=True)
     rows = torch.cat([batch.to("cuda", non_blocking=True) for (batch,) in loader])
     assert torch.equal(rows.cpu(), data.tensors[0])
+
+
+# ---- pages, settings, other GPUs -------------------------------------------------------------------------------------
+
+
+def test_pages_are_told_as_they_are_mapped_and_unmapped() -> None:
+    torch.cuda.empty_cache()
+    torch.cuda.memory._record_memory_history(stacks="python")
+    try:
+        tensor = filled(300)
+        mapped = [event for event in torch.cuda.memory._snapshot()["device_traces"][0] if event["action"] == "segment_map"]
+        assert sum(event["size"] for event in mapped) >= 300 * MIB
+        starts = {event["addr"]: event["size"] for event in mapped}
+        first = max(start for start in starts if start <= tensor.data_ptr())
+        assert first + starts[first] > tensor.data_ptr()
+        del tensor
+        torch.cuda.empty_cache()
+        actions = [event["action"] for event in torch.cuda.memory._snapshot()["device_traces"][0]]
+        assert "segment_unmap" in actions
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
+def test_a_threshold_takes_effect_at_a_synchronise() -> None:
+    torch.cuda.empty_cache()
+    change = torch._C._accelerator_setAllocatorSettings
+    total = torch.cuda.mem_get_info()[1]
+    change(f"garbage_collection_threshold:{(torch.cuda.memory_reserved() + 64 * MIB) / total:.6f}")
+    try:
+        tensor = filled(1000)
+        del tensor
+        assert torch.cuda.memory_reserved() >= 1000 * MIB
+        torch.cuda.synchronize()
+        assert torch.cuda.memory_reserved() < 1000 * MIB
+    finally:
+        change("garbage_collection_threshold:0.999")
+
+
+def test_without_the_cache_tensors_come_from_the_driver() -> None:
+    before = millpond.stats(0).blocks.current
+    torch.cuda.caching_allocator_enable(False)
+    try:
+        tensor = filled(7, 3)
+        assert millpond.stats(0).blocks.current == before
+        assert tensor.sum().item() == 7 * 3 * MIB
+    finally:
+        torch.cuda.caching_allocator_enable(True)
+    free = torch.cuda.mem_get_info()[0]
+    del tensor
+    assert torch.cuda.mem_get_info()[0] > free
+
+
+def test_figures_of_a_gpu_that_was_not_used_make_no_context_there() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("there are not two GPUs")
+    used = torch._C._cuda_hasPrimaryContext(1)
+    assert torch.cuda.memory_stats(1)["allocated_bytes.all.current"] == 0 or used
+    torch.cuda.memory_snapshot()
+    torch.cuda.reset_peak_memory_stats(1)
+    torch.cuda.empty_cache()
+    assert torch.cuda.get_per_process_memory_fraction(1) == 1.0
+    assert torch._C._cuda_hasPrimaryContext(1) == used

@@ -476,9 +476,7 @@ def plugged(tmp_path: Path) -> Plugged:
 
 # test_mempool_with_allocator
 def test_a_plugged_allocator_serves_its_pool_alone(plugged: Plugged) -> None:
-    assert torch.cuda.MemPool().allocator is None
     pool = torch.cuda.MemPool(plugged.allocator.allocator())
-    assert pool.allocator == plugged.allocator.allocator()
     assert pool.use_count() == 1 and plugged.calls() == (0, 0)
     with torch.cuda.use_mem_pool(pool):
         inside = filled(1, 5)
