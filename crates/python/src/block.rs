@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use millpond::bindings::{Mutex, Process, wait_for_uses, with_buffer};
-use millpond::device::{DeviceName, DevicePtr, Kind, MemoryKind};
+use millpond::device::{DeviceName, DevicePtr, Kind, MemoryKind, StreamHandle};
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyValueError};
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -190,7 +190,9 @@ impl Block {
             let own = stream.as_ref().ok_or(Failure::FreedBlock)?;
             if let Some(consumer) = consumer {
                 wait_for_uses(self.pool(), self.ptr, own)?;
-                if consumer.id() != own.id() {
+                // In a capture, a stream that is first seen there has another identity.
+                let is_same = consumer.handle() == own.handle() && own.handle() != StreamHandle::PER_THREAD;
+                if !is_same && consumer.id() != own.id() {
                     consumer.wait_for(own)?;
                     self.pool().record_use(self.ptr, &consumer)?;
                 }
@@ -493,27 +495,32 @@ impl Block {
 
     /// The bytes for libraries of a GPU, by the CUDA array interface. Not on devices that are no GPU.
     ///
-    /// What takes it keeps the block, but does not count as a view: free the block after it.
+    /// What takes it keeps the block, but does not count as a view: free the block after it. While the block's stream is being
+    /// captured, it names no stream, since nobody may wait for that one: use the block in the same capture.
     #[getter]
     fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         if self.pool().device().properties().kind != Kind::Cuda {
             return Err(PyAttributeError::new_err("the block is not memory of a GPU: use memoryview(block)"));
         }
-        let stream = py.detach(|| -> Result<u64> {
+        let stream = py.detach(|| -> Result<Option<u64>> {
             self.process.check()?;
             let stream = self.stream.lock();
             self.check_awake()?;
             let own = stream.as_ref().ok_or(Failure::FreedBlock)?;
+            // SAFETY: the block's stream is there as long as the block.
+            if unsafe { own.device().capture_of(own.handle_here()?) }?.is_some() {
+                return Ok(None);
+            }
             wait_for_uses(self.pool(), self.ptr, own)?;
-            Ok(own.handle().raw())
+            // 0 is not allowed, since it could mean two streams.
+            Ok(Some(own.handle().raw().max(1)))
         })?;
         let interface = PyDict::new(py);
         interface.set_item("version", 3)?;
         interface.set_item("shape", (self.bytes,))?;
         interface.set_item("typestr", "|u1")?;
         interface.set_item("data", (self.ptr.raw(), false))?;
-        // 0 is not allowed, since it could mean two streams.
-        interface.set_item("stream", stream.max(1))?;
+        interface.set_item("stream", stream)?;
         Ok(interface)
     }
 
@@ -592,7 +599,8 @@ impl Drop for Block {
         }
         let this = &*self;
         if let Err(failure) = detached(move || this.free_on(None)) {
-            Python::attach(|py| PyErr::from(failure).write_unraisable(py, None));
+            // While Python ends, there is nobody to tell.
+            Python::try_attach(|py| PyErr::from(failure).write_unraisable(py, None));
         }
     }
 }
