@@ -4,7 +4,7 @@
 
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use millpond::bindings::{Mutex, PerProcess, on_fork};
 use millpond::device::DeviceName;
@@ -54,6 +54,16 @@ impl Device {
         Ok(())
     }
 
+    /// Limits what the pool may hold to a share of the GPU's memory.
+    pub(crate) fn set_fraction(&self, fraction: f64) -> Result<()> {
+        self.set_limit((self.total() as f64 * fraction) as u64)
+    }
+
+    /// Bytes of the GPU's memory.
+    pub(crate) fn total(&self) -> u64 {
+        self.pool.device().properties().total_memory
+    }
+
     /// The pool of pinned memory. It makes no stream wait for memory, since the CPU would not wait with it.
     pub(crate) fn pinned(&self) -> Result<&Pinned> {
         if let Some(pinned) = self.pinned.get() {
@@ -82,6 +92,19 @@ static FORKED: [AtomicBool; MOST_DEVICES] = [const { AtomicBool::new(false) }; M
 /// The options of pools that are not made yet. Held while a pool is made.
 static OPTIONS: PerProcess<Mutex<Option<Options>>> = PerProcess::new();
 
+/// The share of its GPU's memory that a new pool may hold, as bits. A forked child has its parent's.
+static FRACTION: AtomicU64 = AtomicU64::new(1.0_f64.to_bits());
+
+/// Sets the share of its GPU's memory that each pool may hold that is made from now on.
+pub(crate) fn set_fraction_of_new(fraction: f64) {
+    // Relaxed: a setting, read when a pool is made.
+    FRACTION.store(fraction.to_bits(), Ordering::Relaxed);
+}
+
+pub(crate) fn fraction_of_new() -> f64 {
+    f64::from_bits(FRACTION.load(Ordering::Relaxed))
+}
+
 /// In a forked child: the pools are its parent's, and the fast way to them ends here.
 fn forget() {
     for (device, forked) in DEVICES.iter().zip(&FORKED) {
@@ -98,7 +121,10 @@ fn for_all_gpus(builder: PoolBuilder) -> PoolBuilder {
 }
 
 /// Publishes a device. The caller holds the lock of `OPTIONS`.
-fn publish(ordinal: usize, device: Device) -> &'static Device {
+fn publish(ordinal: usize, device: Device) -> Result<&'static Device> {
+    if fraction_of_new() < 1.0 {
+        device.set_fraction(fraction_of_new())?;
+    }
     static IS_TOLD: AtomicBool = AtomicBool::new(false);
     // Relaxed: under the lock.
     if !IS_TOLD.swap(true, Ordering::Relaxed) {
@@ -107,7 +133,7 @@ fn publish(ordinal: usize, device: Device) -> &'static Device {
     let device = Box::leak(Box::new(device));
     // Release: whoever sees the device sees what is in it.
     DEVICES[ordinal].store(device, Ordering::Release);
-    device
+    Ok(device)
 }
 
 #[inline]
@@ -161,7 +187,7 @@ fn make_slow(number: i64) -> Result<&'static Device> {
     };
     let pool = builder.budget(&budget).build()?;
     let streams = Streams::new(&context)?;
-    Ok(publish(ordinal, Device { pool, context, pinned: OnceLock::new(), budget, streams }))
+    publish(ordinal, Device { pool, context, pinned: OnceLock::new(), budget, streams })
 }
 
 /// Sets the options of the GPUs' shared pools, by the names of ``Pool``'s. Before the first of them is made.
@@ -241,7 +267,7 @@ fn stand_in(
         if known(slot).is_some() {
             return Err(Failure::InUse(ordinal));
         }
-        publish(ordinal, Device { pool, context, pinned: OnceLock::new(), budget, streams });
+        publish(ordinal, Device { pool, context, pinned: OnceLock::new(), budget, streams })?;
         Ok(())
     })?)
 }

@@ -772,12 +772,18 @@ def device_pool(ordinal: int, memory: Optional[Literal["device", "pinned"]] = No
 def devices_in_use() -> list[int]:
     """The GPUs that have a shared pool now."""
 
+def keep_stream(ordinal: int, stream: object) -> None:
+    """Registers a stream that stays as long as the process, for the shared pool of a GPU: calls with its handle are then fast."""
+
 def last_error() -> Optional[str]:
     """The message of the last request of PyTorch's that failed."""
 
 def replay_as_json(arguments: Sequence[Union[str, "os.PathLike[str]"]]) -> tuple[str, list[str]]:
     """Replays with the command's arguments, of which the first is the trace, prints nothing, and returns the results as JSON
     with the remarks."""
+
+def rmm_table() -> int:
+    """The address of the table of functions that RMM's resource stands on."""
 
 def run_command(arguments: Sequence[str]) -> int:
     """Runs the ``millpond`` command with these arguments, of which the first is the program's name; its exit status."""
@@ -806,3 +812,12 @@ def torch_hooks() -> tuple[bool, list[tuple[str, int]]]:
 
 def torch_shim_table() -> int:
     """The address of the table of functions that the C++ shim stands on."""
+
+def torch_set_fraction(fraction: float) -> None:
+    """Limits what the pools of all GPUs may hold to a share of the GPU's memory, those that are made later too."""
+
+def torch_set_kept(part: float) -> None:
+    """Has ``torch_synchronized`` give back what a pool holds above this part of its limit, between 0 and 1."""
+
+def torch_synchronized(gpu: int) -> None:
+    """PyTorch has waited for a GPU: the release thresholds take effect."""
