@@ -175,7 +175,7 @@ hooks = dict(_millpond.torch_hooks()[1])
 signature = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
 cache, told = [], []
 # The callbacks are the pool's, not those of the object for it.
-millpond.pool(0).on_reclaim(lambda size: bool(cache) and cache.clear() is None)
+millpond.pool(0).on_reclaim(lambda size: bool(cache) and cache.pop().free() is None)
 millpond.pool(0).on_out_of_memory(told.append)
 free = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p)(hooks["free"])
 
