@@ -9,6 +9,7 @@
 //! | `tags` | the part of a GPU's pool that a thread allocates from |
 //! | `hooks` | the C functions that PyTorch calls, and the exception that they throw |
 //! | `pool`, `block`, `budget`, `stream`, `stats`, `recording` | the classes that Python sees |
+//! | `handle` | a pool as these share it, and the streams that calls are given |
 //! | `options`, `sizes`, `memory` | a pool's options by name; sizes as numbers or texts; kinds of memory by their words |
 //! | `callbacks`, `captures` | functions of Python that a pool calls; memory for CUDA graphs |
 //! | `sharing` | blocks that several processes use |
@@ -38,6 +39,7 @@ mod detached;
 mod devices;
 mod dlpack;
 mod failure;
+mod handle;
 mod hooks;
 mod host_work;
 mod memory;
