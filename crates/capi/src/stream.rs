@@ -4,46 +4,68 @@ use std::ffi::c_void;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use millpond::Stream;
+use millpond::bindings::{is_registered, withdraw};
 use millpond::device::StreamHandle as RawStream;
+use millpond::{RegisteredStream, Stream};
 
 use crate::arguments::Out;
 use crate::context::{CONTEXTS, ContextObject};
 use crate::event::EVENTS;
 use crate::failure::{Failure, boundary};
 use crate::handle::{Table, Using};
-use crate::in_use::Record;
+use crate::in_use::{Record, heavy_fence};
 use crate::kind::{AnyStream, ContextHandle, EventHandle, Kind, StreamHandle};
+use crate::place;
 use crate::status::Status;
 
 /// What a stream's handle stands for.
 #[derive(Debug)]
 pub(crate) struct StreamObject {
-    pub(crate) stream: Stream,
+    /// Registered, so that calls find it by the driver's handle, too. They may leave shortcuts under that (`fast`).
+    pub(crate) stream: RegisteredStream,
     /// A stream's device is looked at through its context.
     _context: Arc<ContextObject>,
 }
 
-pub(crate) static STREAMS: Table<StreamObject> = Table::new(Kind::Stream);
+impl Drop for StreamObject {
+    fn drop(&mut self) {
+        // As for a handle of ours: see `Table::release`.
+        withdraw(&mut self.stream);
+        place::forget(self.stream.handle().raw());
+        heavy_fence();
+        place::wait_for_calls();
+    }
+}
+
+pub(crate) static STREAMS: Table<Arc<StreamObject>> = Table::new(Kind::Stream);
 
 /// A stream for the time of a call.
 #[derive(Debug)]
 pub(crate) enum FoundStream<'a> {
     /// A handle.
-    Registered(Using<StreamObject>),
+    Registered(Using<Arc<StreamObject>>),
     /// The legacy default stream.
     Default(&'a Stream),
-    /// The driver's.
+    /// The driver's, registered or not.
     Raw(Stream),
 }
 
 impl FoundStream<'_> {
-    /// The stream, if it stays where it is: until its handle is released, or the context goes.
-    pub(crate) fn lasting(&self) -> Option<&Stream> {
+    /// Whether the stream stays where it is: until its `handle` is released, or all that are registered for a stream of
+    /// the driver's, or the context goes.
+    pub(crate) fn lasts(&self, handle: AnyStream) -> bool {
         match self {
-            Self::Registered(object) => Some(&object.stream),
-            Self::Default(stream) => Some(stream),
-            Self::Raw(_) => None,
+            Self::Registered(_) => STREAMS.is_valid(handle),
+            Self::Default(_) => true,
+            Self::Raw(stream) => is_registered(stream),
+        }
+    }
+
+    /// What keeps the stream registered, for who keeps it longer than its handle.
+    pub(crate) fn registration(&self) -> Option<Arc<StreamObject>> {
+        match self {
+            Self::Registered(object) => Some(Arc::clone(object)),
+            Self::Default(_) | Self::Raw(_) => None,
         }
     }
 }
@@ -93,8 +115,12 @@ unsafe fn find_raw_slow(context: &ContextObject, raw: u64) -> Result<FoundStream
     Ok(FoundStream::Raw(stream))
 }
 
-fn keep(stream: Stream, context: &Arc<ContextObject>) -> Result<*mut StreamHandle, Failure> {
-    STREAMS.insert(StreamObject { stream, _context: context.clone() })
+/// # Safety
+/// The stream is one of the device, and stays until the handle is released.
+unsafe fn keep(raw: RawStream, context: &Arc<ContextObject>) -> Result<*mut StreamHandle, Failure> {
+    // SAFETY: the caller's promise.
+    let stream = unsafe { context.context.register_stream(raw) }?;
+    STREAMS.insert(Arc::new(StreamObject { stream, _context: context.clone() }))
 }
 
 /// Creates a stream. Releasing the handle destroys it; work already given to it still runs.
@@ -107,13 +133,16 @@ pub unsafe extern "C" fn millpond_stream_create(
         // SAFETY: as the header asks of its caller.
         let out = unsafe { Out::pointer(out, "out") }?;
         let object = CONTEXTS.get(me, context)?;
-        out.set(keep(object.context.create_stream()?, &object)?);
+        let stream = object.context.create_stream()?;
+        // SAFETY: it is ours, and stays as long as anybody has it.
+        out.set(unsafe { keep(stream.handle(), &object) }?);
         Ok(())
     })
 }
 
-/// Registers a `CUstream` of the device (null or 1: the legacy default stream) for the fast path. The stream must
-/// not be destroyed before the handle, and all workspaces made on it, are released. 2 is the calling thread's default
+/// Registers a `CUstream` of the device (null or 1: the legacy default stream) for the fast path, which calls with the
+/// `CUstream` itself then take, too. The stream must not be destroyed before all handles registered for it, and all workspaces
+/// made with these, are released: what was freed on it could be used by others too early. 2 is the calling thread's default
 /// stream: on another thread its handle frees late but safely, and other calls with it are DEVICE_INVALID.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn millpond_stream_register(
@@ -129,18 +158,14 @@ pub unsafe extern "C" fn millpond_stream_register(
         if Kind::of(number).is_some() {
             return Err(Failure::option("raw", "a handle of millpond's own; it is registered already"));
         }
-        let stream = match number {
-            0 | 1 => object.default_stream()?.clone(),
-            2 => object.context.per_thread_stream()?,
-            // SAFETY: the caller keeps the stream until the handle is released, as asked above.
-            _ => unsafe { object.context.stream_from_raw(RawStream::from_raw(number)) }?,
-        };
-        out.set(keep(stream, &object)?);
+        // SAFETY: the caller keeps the stream until the handle is released, as asked above.
+        out.set(unsafe { keep(RawStream::from_raw(number.max(RawStream::LEGACY.raw())), &object) }?);
         Ok(())
     })
 }
 
-/// Gives up the handle. A stream that millpond created is destroyed, once nothing made on it is left.
+/// Gives up the handle. A stream that millpond created is destroyed, once nothing made on it is left. One that was
+/// registered may be destroyed by its owner. The host does not wait for the stream's work.
 #[unsafe(no_mangle)]
 pub extern "C" fn millpond_stream_release(stream: *mut StreamHandle) -> Status {
     boundary(|me| STREAMS.release(me, stream))
