@@ -274,3 +274,110 @@ pub unsafe extern "C" fn millpond_stream_is_idle(
         Ok(())
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use std::ptr;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+    use crate::in_use::this_thread;
+    use crate::kind::PoolHandle;
+    use crate::memory::{millpond_alloc, millpond_free};
+    use crate::place::Place;
+
+    /// A pool, and a stream of the device that millpond did not make.
+    struct Bench {
+        context: *mut ContextHandle,
+        pool: *mut PoolHandle,
+        device: Arc<dyn millpond::device::Device>,
+        raw: AnyStream,
+    }
+
+    // SAFETY: handles are for every thread.
+    unsafe impl Sync for Bench {}
+
+    impl Bench {
+        fn new() -> Self {
+            let (mut context, mut pool) = (ptr::null_mut(), ptr::null_mut());
+            // SAFETY: both may be written, and no options are the default ones.
+            unsafe {
+                assert_eq!(crate::context::millpond_context_sim(ptr::null(), &mut context), Status::Ok);
+                assert_eq!(crate::pool::millpond_pool_create(context, ptr::null(), &mut pool), Status::Ok);
+            }
+            let device = CONTEXTS.get(this_thread(), context).unwrap().context.device().clone();
+            let raw = ptr::without_provenance_mut(device.create_stream().unwrap().raw() as usize);
+            Self { context, pool, device, raw }
+        }
+
+        fn register(&self) -> *mut StreamHandle {
+            let mut handle = ptr::null_mut();
+            // SAFETY: the stream stays as long as the device.
+            let status = unsafe { millpond_stream_register(self.context, self.raw, &mut handle) };
+            assert_eq!(status, Status::Ok);
+            handle
+        }
+
+        fn pairs(&self, count: usize) {
+            for _ in 0..count {
+                let mut block = ptr::null_mut();
+                // SAFETY: the block is this one's, and there is no work on it.
+                unsafe {
+                    assert_eq!(millpond_alloc(self.pool, 4096, self.raw, &mut block), Status::Ok);
+                    assert_eq!(millpond_free(self.pool, block, self.raw), Status::Ok);
+                }
+            }
+        }
+
+        /// Whether the calling thread has a shortcut under the driver's handle.
+        fn is_fast(&self) -> bool {
+            // SAFETY: the place is this thread's, which does not use what it finds.
+            Place::mine().is_some_and(|place| unsafe {
+                place.pair(self.pool, self.raw).find(self.pool, self.raw).is_some()
+            })
+        }
+    }
+
+    #[test]
+    fn a_raw_stream_is_fast_while_it_is_registered() {
+        let bench = Bench::new();
+        bench.pairs(3);
+        assert!(!bench.is_fast());
+        let (one, two) = (bench.register(), bench.register());
+        bench.pairs(3);
+        assert!(bench.is_fast() || !crate::in_use::has_membarrier());
+        assert_eq!(millpond_stream_release(one), Status::Ok);
+        assert!(!bench.is_fast(), "until it is asked once more");
+        bench.pairs(3);
+        assert!(bench.is_fast() || !crate::in_use::has_membarrier());
+        assert_eq!(millpond_stream_release(two), Status::Ok);
+        bench.pairs(3);
+        assert!(!bench.is_fast());
+        // SAFETY: nobody uses it any more.
+        unsafe { bench.device.destroy_stream(RawStream::from_raw(bench.raw.addr() as u64)) }.unwrap();
+    }
+
+    #[test]
+    fn threads_use_a_raw_stream_whose_registrations_come_and_go() {
+        let bench = Bench::new();
+        let is_done = AtomicBool::new(false);
+        let rounds = if cfg!(miri) { 3 } else { 300 };
+        std::thread::scope(|threads| {
+            for _ in 0..3 {
+                threads.spawn(|| {
+                    while !is_done.load(Ordering::Relaxed) {
+                        bench.pairs(10);
+                    }
+                });
+            }
+            for _ in 0..rounds {
+                let handle = bench.register();
+                bench.pairs(10);
+                assert_eq!(millpond_stream_release(handle), Status::Ok);
+            }
+            is_done.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(crate::pool::millpond_pool_release(bench.pool), Status::Ok);
+        assert_eq!(crate::context::millpond_context_release(bench.context), Status::Ok);
+    }
+}
