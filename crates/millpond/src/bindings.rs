@@ -9,6 +9,7 @@ use std::mem::ManuallyDrop;
 use crate::device::DevicePtr;
 pub use crate::lock::{Condvar, Mutex, MutexGuard, RwLock};
 use crate::order::{RegisteredStream, Stream};
+pub use crate::physical::{Mapping, watch_mappings};
 use crate::pool::{CapturePool, Pool};
 pub use crate::process::{Forked, PerProcess, Process, on_fork};
 use crate::{Buffer, Context, Opened, Received, Result, SharedEvent, cache};

@@ -4,7 +4,7 @@
 
 use std::ptr;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
 
 use millpond::bindings::{Mutex, PerProcess, on_fork};
 use millpond::device::DeviceName;
@@ -54,6 +54,16 @@ impl Device {
         Ok(())
     }
 
+    /// Limits what the pool may hold to a share of the GPU's memory.
+    pub(crate) fn set_fraction(&self, fraction: f64) -> Result<()> {
+        self.set_limit((self.total() as f64 * fraction) as u64)
+    }
+
+    /// Bytes of the GPU's memory.
+    pub(crate) fn total(&self) -> u64 {
+        self.pool.device().properties().total_memory
+    }
+
     /// The pool of pinned memory. It makes no stream wait for memory, since the CPU would not wait with it.
     pub(crate) fn pinned(&self) -> Result<&Pinned> {
         if let Some(pinned) = self.pinned.get() {
@@ -82,6 +92,19 @@ static FORKED: [AtomicBool; MOST_DEVICES] = [const { AtomicBool::new(false) }; M
 /// The options of pools that are not made yet. Held while a pool is made.
 static OPTIONS: PerProcess<Mutex<Option<Options>>> = PerProcess::new();
 
+/// The share of its GPU's memory that a new pool may hold, as bits. A forked child has its parent's.
+static FRACTION: AtomicU64 = AtomicU64::new(1.0_f64.to_bits());
+
+/// Sets the share of its GPU's memory that each pool may hold that is made from now on.
+pub(crate) fn set_fraction_of_new(fraction: f64) {
+    // Relaxed: a setting, read when a pool is made.
+    FRACTION.store(fraction.to_bits(), Ordering::Relaxed);
+}
+
+pub(crate) fn fraction_of_new() -> f64 {
+    f64::from_bits(FRACTION.load(Ordering::Relaxed))
+}
+
 /// In a forked child: the pools are its parent's, and the fast way to them ends here.
 fn forget() {
     for (device, forked) in DEVICES.iter().zip(&FORKED) {
@@ -98,7 +121,10 @@ fn for_all_gpus(builder: PoolBuilder) -> PoolBuilder {
 }
 
 /// Publishes a device. The caller holds the lock of `OPTIONS`.
-fn publish(ordinal: usize, device: Device) -> &'static Device {
+fn publish(ordinal: usize, device: Device) -> Result<&'static Device> {
+    if fraction_of_new() < 1.0 {
+        device.set_fraction(fraction_of_new())?;
+    }
     static IS_TOLD: AtomicBool = AtomicBool::new(false);
     // Relaxed: under the lock.
     if !IS_TOLD.swap(true, Ordering::Relaxed) {
@@ -107,7 +133,7 @@ fn publish(ordinal: usize, device: Device) -> &'static Device {
     let device = Box::leak(Box::new(device));
     // Release: whoever sees the device sees what is in it.
     DEVICES[ordinal].store(device, Ordering::Release);
-    device
+    Ok(device)
 }
 
 #[inline]
@@ -161,20 +187,23 @@ fn make_slow(number: i64) -> Result<&'static Device> {
     };
     let pool = builder.budget(&budget).build()?;
     let streams = Streams::new(&context)?;
-    Ok(publish(ordinal, Device { pool, context, pinned: OnceLock::new(), budget, streams }))
+    publish(ordinal, Device { pool, context, pinned: OnceLock::new(), budget, streams })
 }
 
 /// Sets the options of the GPUs' shared pools, by the names of ``Pool``'s. Before the first of them is made.
 #[pyfunction]
 #[pyo3(signature = (**options))]
-fn configure(options: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
+fn configure(py: Python<'_>, options: Option<&Bound<'_, PyDict>>) -> PyResult<()> {
     let options = Options::from_keywords(options)?;
-    let mut present_options = OPTIONS.get().lock();
-    if let Some((ordinal, _)) = present().next() {
-        return Err(Failure::InUse(ordinal).into());
-    }
-    *present_options = Some(options);
-    Ok(())
+    // Another thread may be making a pool.
+    Ok(py.detach(move || {
+        let mut present_options = OPTIONS.get().lock();
+        if let Some((ordinal, _)) = present().next() {
+            return Err(Failure::InUse(ordinal));
+        }
+        *present_options = Some(options);
+        Ok(())
+    })?)
 }
 
 /// The shared pool of a GPU's own memory, or of pinned memory near it.
@@ -193,7 +222,7 @@ fn device_pool(py: Python<'_>, ordinal: i64, memory: Option<&Bound<'_, PyAny>>) 
             Memory::Pinned(_) => &device.pinned()?.pool,
             _ => &device.pool,
         };
-        Ok(Pool { context: device.context.clone(), pool: pool.clone() })
+        Ok(Pool::over(pool.clone(), device.context.clone()))
     });
     Ok(shared?)
 }
@@ -204,24 +233,50 @@ fn devices_in_use() -> Vec<usize> {
     present().map(|(ordinal, _)| ordinal).collect()
 }
 
-/// Lets a pool of another device stand for a GPU's, for tests without one.
+/// The most that the shared pool of a GPU may hold, in bytes; ``None`` without a limit.
 #[pyfunction]
-fn stand_in(ordinal: usize, pool: &Bound<'_, Pool>) -> PyResult<()> {
-    let Pool { pool, context } = pool.get();
-    let streams = Streams::new(context)?;
-    let slot = DEVICES.get(ordinal).ok_or(Failure::NoSuchDevice(ordinal as i64))?;
-    let _making = OPTIONS.get().lock();
-    if known(slot).is_some() {
-        return Err(Failure::InUse(ordinal).into());
-    }
-    let (pool, context, budget) = (pool.clone(), context.clone(), Budget::bytes(u64::MAX));
-    publish(ordinal, Device { pool, context, pinned: OnceLock::new(), budget, streams });
-    Ok(())
+fn device_limit(py: Python<'_>, ordinal: i64) -> PyResult<Option<u64>> {
+    let limit = py.detach(|| device(ordinal).map(Device::limit))?;
+    Ok((limit < u64::MAX).then_some(limit))
+}
+
+/// Limits what the shared pool of a GPU may hold; ``None`` takes the limit back. Under a budget that processes share, it is
+/// the claim of this one.
+#[pyfunction]
+#[pyo3(signature = (ordinal, bytes))]
+fn set_device_limit(py: Python<'_>, ordinal: i64, bytes: Option<u64>) -> PyResult<()> {
+    Ok(py.detach(|| device(ordinal)?.set_limit(bytes.unwrap_or(u64::MAX)))?)
+}
+
+/// Lets a pool of another device stand for a GPU's, for tests without one. It has the budget that it was made with, if any.
+#[pyfunction]
+#[pyo3(signature = (ordinal, pool, budget=None))]
+fn stand_in(
+    py: Python<'_>,
+    ordinal: usize,
+    pool: &Bound<'_, Pool>,
+    budget: Option<&Bound<'_, crate::budget::Budget>>,
+) -> PyResult<()> {
+    let budget = budget.map_or_else(|| Budget::bytes(u64::MAX), |budget| Budget::clone(&budget.get().inner));
+    let pool = pool.get();
+    Ok(py.detach(|| {
+        let slot = DEVICES.get(ordinal).ok_or(Failure::NoSuchDevice(ordinal as i64))?;
+        let (pool, context) = (millpond::Pool::clone(&pool.pool), Context::clone(&pool.context));
+        let streams = Streams::new(&context)?;
+        let _making = OPTIONS.get().lock();
+        if known(slot).is_some() {
+            return Err(Failure::InUse(ordinal));
+        }
+        publish(ordinal, Device { pool, context, pinned: OnceLock::new(), budget, streams })?;
+        Ok(())
+    })?)
 }
 
 pub(crate) fn add_to(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(configure, module)?)?;
     module.add_function(wrap_pyfunction!(device_pool, module)?)?;
     module.add_function(wrap_pyfunction!(devices_in_use, module)?)?;
+    module.add_function(wrap_pyfunction!(device_limit, module)?)?;
+    module.add_function(wrap_pyfunction!(set_device_limit, module)?)?;
     module.add_function(wrap_pyfunction!(stand_in, module)?)
 }

@@ -21,7 +21,15 @@ use crate::failure::{Failure, Result};
 pub(crate) struct Streams {
     context: Context,
     default: Stream,
-    by_handle: RwLock<FxHashMap<u64, &'static Stream>>,
+    by_handle: RwLock<FxHashMap<u64, &'static Known>>,
+}
+
+/// A stream that was registered.
+#[derive(Debug)]
+struct Known {
+    stream: Stream,
+    /// Whether somebody promised that it stays as long as the process.
+    is_kept: bool,
 }
 
 /// How many `Streams` this process has made: at least one for each GPU in use.
@@ -29,15 +37,15 @@ static MADE: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     /// The stream that this thread used last: its `Streams`, its handle, and itself.
-    static LAST: Cell<Option<(*const Streams, u64, &'static Stream)>> = const { Cell::new(None) };
+    static LAST: Cell<Option<(*const Streams, u64, &'static Known)>> = const { Cell::new(None) };
 }
 
 /// A stream for the time of a call.
 #[derive(Debug)]
 pub(crate) enum Found<'a> {
     Known(&'a Stream),
-    /// The calling thread's default stream, which is another for each thread.
-    PerThread(Stream),
+    /// The calling thread's default stream, which is another for each thread; or one that may be destroyed after the call.
+    ForCall(Stream),
 }
 
 impl Deref for Found<'_> {
@@ -47,7 +55,7 @@ impl Deref for Found<'_> {
     fn deref(&self) -> &Stream {
         match self {
             Self::Known(stream) => stream,
-            Self::PerThread(stream) => stream,
+            Self::ForCall(stream) => stream,
         }
     }
 }
@@ -70,21 +78,60 @@ impl Streams {
         if handle == 0 || handle == StreamHandle::LEGACY.raw() {
             return Ok(Found::Known(&self.default));
         }
-        let last = LAST.try_with(Cell::get).ok().flatten();
-        if let Some((of, known, stream)) = last
-            && std::ptr::eq(of, self)
-            && known == handle
-            && self.is_still(stream)
-        {
+        if let Some(stream) = self.last(handle) {
             return Ok(Found::Known(stream));
         }
         // SAFETY: as promised to this function.
         unsafe { self.find_slow(handle) }
     }
 
+    /// The stream that a handle means, whose owner may destroy it at any time: fast where [`find`](Self::find) was promised
+    /// that it stays.
+    ///
+    /// # Safety
+    /// The handle is null or a live stream of the device, until the call ends that this is for.
+    #[inline]
+    pub(crate) unsafe fn find_for_call(&'static self, handle: u64) -> Result<Found<'static>> {
+        if handle == 0 || handle == StreamHandle::LEGACY.raw() {
+            return Ok(Found::Known(&self.default));
+        }
+        if let Some(stream) = self.last(handle) {
+            return Ok(Found::Known(stream));
+        }
+        let known = self.by_handle.read().get(&handle).copied();
+        match known {
+            Some(known) if self.is_still(known) => {
+                self.set_last(handle, known);
+                Ok(Found::Known(&known.stream))
+            }
+            _ if handle == StreamHandle::PER_THREAD.raw() => {
+                Ok(Found::ForCall(self.context.per_thread_stream()?))
+            }
+            // SAFETY: as promised to this function.
+            _ => Ok(Found::ForCall(unsafe { self.context.foreign_stream(StreamHandle::from_raw(handle)) }?)),
+        }
+    }
+
+    /// The stream that this thread used last, if it is meant again.
+    #[inline]
+    fn last(&self, handle: u64) -> Option<&'static Stream> {
+        let (of, its_handle, known) = LAST.try_with(Cell::get).ok().flatten()?;
+        (std::ptr::eq(of, self) && its_handle == handle && self.is_still(known)).then_some(&known.stream)
+    }
+
+    fn set_last(&self, handle: u64, known: &'static Known) {
+        // Fails while the thread ends; then the next call looks again.
+        LAST.try_with(|last| last.set(Some((self, handle, known)))).ok();
+    }
+
     /// Whether the handle is the same stream's as when it was registered. A stream that is being captured cannot be
-    /// identified; whoever captures it has it still, as PyTorch has its streams for good.
-    fn is_still(&self, stream: &Stream) -> bool {
+    /// identified; whoever captures it has it still, as PyTorch has its streams for good. The driver is not asked of a
+    /// stream that is [kept](Self::keep): that takes about 50 ns on an H200.
+    #[inline]
+    fn is_still(&self, Known { stream, is_kept }: &Known) -> bool {
+        if *is_kept {
+            return true;
+        }
         // SAFETY: the handle is the one that was presented, and live by the promise of `find`.
         let id = unsafe { self.context.device().stream_id(stream.handle()) };
         id.is_ok_and(|id| id == stream.id() || id.is_in_capture())
@@ -95,26 +142,47 @@ impl Streams {
     #[cold]
     unsafe fn find_slow(&'static self, handle: u64) -> Result<Found<'static>> {
         if handle == StreamHandle::PER_THREAD.raw() {
-            return Ok(Found::PerThread(self.context.per_thread_stream()?));
+            return Ok(Found::ForCall(self.context.per_thread_stream()?));
         }
         let known = self.by_handle.read().get(&handle).copied();
-        let stream = match known {
-            Some(stream) if self.is_still(stream) => stream,
+        let known = match known {
+            Some(known) if self.is_still(known) => known,
             // What was met in a capture first is named anew after it: the stream is the same.
             stale => {
-                let recycled = stale.is_some_and(|stale| !stale.id().is_in_capture());
+                let recycled = stale.is_some_and(|stale| !stale.stream.id().is_in_capture());
                 // SAFETY: as promised to this function.
                 unsafe { self.register(handle, recycled) }?
             }
         };
-        // Fails while the thread ends; then the next call looks again.
-        LAST.try_with(|last| last.set(Some((self, handle, stream)))).ok();
-        Ok(Found::Known(stream))
+        self.set_last(handle, known);
+        Ok(Found::Known(&known.stream))
+    }
+
+    /// Registers a stream that stays, so that whoever passes its handle finds it without a question to the driver.
+    ///
+    /// # Safety
+    /// The handle is null or a live stream of the device, which is destroyed only with the process.
+    pub(crate) unsafe fn keep(&self, handle: u64) -> Result<()> {
+        if handle <= StreamHandle::PER_THREAD.raw() {
+            return Ok(());
+        }
+        // SAFETY: as promised to this function.
+        let registered = unsafe { self.context.register_stream(StreamHandle::from_raw(handle)) }?;
+        self.refuse_another_gpus(&registered)?;
+        let mut by_handle = self.by_handle.write();
+        if by_handle.get(&handle).is_some_and(|known| known.is_kept) {
+            return Ok(());
+        }
+        let stream = registered.clone();
+        // Registered for good.
+        std::mem::forget(registered);
+        by_handle.insert(handle, Box::leak(Box::new(Known { stream, is_kept: true })));
+        Ok(())
     }
 
     /// # Safety
     /// As for [`find`](Self::find).
-    unsafe fn register(&self, handle: u64, recycled: bool) -> Result<&'static Stream> {
+    unsafe fn register(&self, handle: u64, recycled: bool) -> Result<&'static Known> {
         if recycled {
             // The old stream is gone, and no event can be recorded on it any more. After this, none is needed: all its
             // work is complete, and the timelines know.
@@ -125,14 +193,14 @@ impl Streams {
         self.refuse_another_gpus(&stream)?;
         let mut by_handle = self.by_handle.write();
         if let Some(known) = by_handle.get(&handle).copied()
-            && known.id() == stream.id()
+            && known.stream.id() == stream.id()
         {
             // Another thread was faster.
             return Ok(known);
         }
-        let stream: &'static Stream = Box::leak(Box::new(stream));
-        by_handle.insert(handle, stream);
-        Ok(stream)
+        let known: &'static Known = Box::leak(Box::new(Known { stream, is_kept: false }));
+        by_handle.insert(handle, known);
+        Ok(known)
     }
 
     /// A stream of another GPU has a handle as good as any, but none of our events can be recorded on it, so that what

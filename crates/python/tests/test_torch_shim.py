@@ -10,10 +10,10 @@ from pathlib import Path
 
 import millpond
 import pytest
-from millpond import _millpond, _torch_shim
+from millpond import _millpond, _torch_plug_in, _torch_shim
 
 #: Functions that the table has, and what they may be called with where there is no pool.
-FUNCTIONS = 32
+FUNCTIONS = 36
 
 
 @pytest.fixture
@@ -63,6 +63,31 @@ def test_a_package_without_libraries_says_so(
     monkeypatch.setattr(_torch_shim, "FOLDER", tmp_path / "none")
     path, why = _torch_shim.shim_for("2.11.0", include)
     assert path is None and why == "this millpond was built without any, and this is PyTorch 2.11.0"
+
+
+def test_hooks_are_given_only_to_headers_that_were_looked_at(tmp_path: Path) -> None:
+    header = tmp_path / _torch_plug_in.HEADER
+    assert _torch_plug_in.HEADER in str(_torch_plug_in.why_not(tmp_path))
+    header.parent.mkdir(parents=True)
+    begin = "std::function<void(int, c10::cuda::MempoolId_t, std::function<bool(cudaStream_t)>)> capture_begin_fn"
+    end = "std::function<void(int, c10::cuda::MempoolId_t)>"
+    lines = [
+        "void set_init_fn(std::function<void(int)> init_fn);",
+        "void set_reset_fn(std::function<void()> reset_fn);",
+        "void set_memory_fraction_fn(std::function<void(double, int)> memory_fraction_fn);",
+        "void set_base_alloc_fn(std::function<void*(void*, size_t*)> base_alloc_fn);",
+        "void set_record_stream_fn(std::function<void(void* ptr, cudaStream_t stream)> record_stream_fn);",
+        f"void set_begin_allocate_to_pool({begin});",
+        f"void set_end_allocate_to_pool_fn({end} capture_about_to_end_fn);",
+        f"void set_release_pool({end} capture_destroy_fn);",
+        "  std::function<void*(size_t, int, cudaStream_t)> alloc_fn_;",
+        "  std::function<void(void*, size_t, int, cudaStream_t)> free_fn_;",
+        "  std::function<void*(void*, size_t*)> base_alloc_fn_;",
+    ]
+    header.write_text("\n".join(lines))
+    assert _torch_plug_in.why_not(tmp_path) is None
+    header.write_text("\n".join(lines).replace("double, int", "double, c10::DeviceIndex"))
+    assert "declares them otherwise" in str(_torch_plug_in.why_not(tmp_path))
 
 
 def test_a_backend_that_is_none_is_refused() -> None:

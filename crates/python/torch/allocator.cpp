@@ -13,18 +13,23 @@
 #include <c10/cuda/CUDAGuard.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <cstdlib>
 #include <limits>
 
 #include "failure.h"
 #include "history.h"
+#include "left_to_native.h"
 #include "names.h"
 #include "pinned.h"
 #include "pool.h"
+#include "sharing.h"
 
 namespace millpond {
 namespace {
 
-CUDAAllocator* instance = nullptr;
+class MillpondAllocator;
+MillpondAllocator* instance = nullptr;
 
 PoolId id_of(MempoolId_t id) {
   return {id.first, id.second};
@@ -51,9 +56,7 @@ void copy_all(To& to, const Stat (&from)[3]) {
   }
 }
 
-void delete_block(void* ptr) {
-  instance->raw_delete(ptr);
-}
+void delete_block(void* ptr);
 
 // What was live in a pool of PyTorch's.
 struct Checkpoint : native::AllocatorState {
@@ -64,74 +67,6 @@ struct Checkpoint : native::AllocatorState {
     pool->forget_checkpoint(live);
   }
   void* live;
-};
-
-// The pools that PyTorch's own allocator serves, and the allocations that go there.
-class LeftToNative {
- public:
-  void add(c10::DeviceIndex gpu, MempoolId_t id) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    pools_.push_back({gpu, id, nullptr});
-    count_ = pools_.size();
-  }
-
-  void remove(c10::DeviceIndex gpu, MempoolId_t id) {
-    std::lock_guard<std::mutex> lock(mutex_);
-    auto is_it = [&](const OfPool& of) { return of.gpu == gpu && of.id == id; };
-    pools_.erase(std::remove_if(pools_.begin(), pools_.end(), is_it), pools_.end());
-    count_ = pools_.size();
-  }
-
-  bool has(c10::DeviceIndex gpu, MempoolId_t id) {
-    return with(gpu, id, [](OfPool&) {});
-  }
-
-  void begin(c10::DeviceIndex gpu, MempoolId_t id, std::function<bool(cudaStream_t)> filter) {
-    with(gpu, id, [&](OfPool& of) { of.filter = std::move(filter); });
-  }
-
-  void end(c10::DeviceIndex gpu, MempoolId_t id) {
-    with(gpu, id, [](OfPool& of) { of.filter = nullptr; });
-  }
-
-  bool takes(c10::DeviceIndex gpu, cudaStream_t stream) {
-    if (C10_LIKELY(count_ == 0)) {
-      return false;
-    }
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const OfPool& of : pools_) {
-      if (of.gpu == gpu && of.filter && of.filter(stream)) {
-        return true;
-      }
-    }
-    return false;
-  }
-
- private:
-  struct OfPool {
-    c10::DeviceIndex gpu;
-    MempoolId_t id;
-    std::function<bool(cudaStream_t)> filter;
-  };
-
-  template <typename Call>
-  bool with(c10::DeviceIndex gpu, MempoolId_t id, Call call) {
-    if (count_ == 0) {
-      return false;
-    }
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (OfPool& of : pools_) {
-      if (of.gpu == gpu && of.id == id) {
-        call(of);
-        return true;
-      }
-    }
-    return false;
-  }
-
-  std::atomic<size_t> count_{0};
-  std::mutex mutex_;
-  std::vector<OfPool> pools_;
 };
 
 class MillpondAllocator final : public CUDAAllocator {
@@ -151,13 +86,14 @@ class MillpondAllocator final : public CUDAAllocator {
     return gpus_ > 0;
   }
 
+  // Without it, tensors come from the driver one by one, by PyTorch's own allocator, and go back there.
   void enable(bool value) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        value, "millpond is always enabled: leave it out (millpond.torch.enable) for a job without a cache");
+    before_->enable(value);
+    is_enabled_ = value;
   }
 
   bool isEnabled() const override {
-    return true;
+    return is_enabled_;
   }
 
   // ---- one allocation --------------------------------------------------------------------------------------------
@@ -165,7 +101,7 @@ class MillpondAllocator final : public CUDAAllocator {
   c10::DataPtr allocate(size_t bytes) override {
     c10::DeviceIndex gpu = current_gpu();
     cudaStream_t stream = c10::cuda::getCurrentCUDAStream(gpu);
-    if (C10_UNLIKELY(left_.takes(gpu, stream))) {
+    if (C10_UNLIKELY(is_uncached() || left_.takes(gpu, stream))) {
       return before_->allocate(bytes);
     }
     void* ptr = allocate_on(gpu, bytes, stream);
@@ -403,6 +339,15 @@ class MillpondAllocator final : public CUDAAllocator {
     history_.track(std::move(tracker));
   }
 
+  // No exception may pass from here: a pool is in the midst of a step.
+  void tell_mapped(int gpu, void* at, size_t bytes, bool is_mapped) noexcept {
+    try {
+      history_.mapped(gpu, at, bytes, is_mapped);
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "millpond: who tracks PyTorch's memory failed: %s\n", error.what());
+    }
+  }
+
   // ---- pools of PyTorch's ----------------------------------------------------------------------------------------
 
   void createOrIncrefPool(c10::DeviceIndex gpu, MempoolId_t id, AllocatorInside inside = nullptr) override {
@@ -537,14 +482,15 @@ class MillpondAllocator final : public CUDAAllocator {
 
   // ---- other processes and GPUs ----------------------------------------------------------------------------------
 
-  native::ShareableHandle shareIpcHandle(void*) override {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        false, "millpond's memory cannot be shared between processes by CUDA IPC: send a copy on the CPU (tensor.cpu())");
+  native::ShareableHandle shareIpcHandle(void* ptr) override {
+    uint64_t bytes = 0;
+    void* base = pool->block_at(ptr, &bytes);
+    return base == nullptr ? before_->shareIpcHandle(ptr) : share(base, ptr);
   }
 
-  // A handle that another process made with PyTorch's own allocator.
   std::shared_ptr<void> getIpcDevPtr(std::string handle) override {
-    return before_->getIpcDevPtr(std::move(handle));
+    // Others are those that a process made with PyTorch's own allocator.
+    return is_ours(handle) ? opened_.open(current_gpu(), handle) : before_->getIpcDevPtr(std::move(handle));
   }
 
   void enablePeerAccess(c10::DeviceIndex gpu, c10::DeviceIndex other) override {
@@ -573,6 +519,12 @@ class MillpondAllocator final : public CUDAAllocator {
   }
 
  private:
+  bool is_uncached() const {
+    // PyTorch's own allocator looks for it too.
+    static const bool is_forced = std::getenv("PYTORCH_NO_CUDA_MEMORY_CACHING") != nullptr;
+    return is_forced || !is_enabled_;
+  }
+
   void* allocate_on(c10::DeviceIndex gpu, size_t bytes, cudaStream_t stream) {
     if (bytes == 0) {
       return nullptr;
@@ -708,11 +660,17 @@ class MillpondAllocator final : public CUDAAllocator {
   // PyTorch's own.
   CUDAAllocator* before_;
   std::atomic<int> gpus_{0};
+  std::atomic<bool> is_enabled_{true};
   History history_;
   LeftToNative left_;
+  OpenedBlocks opened_;
   std::mutex mutex_;
   std::vector<native::OutOfMemoryObserver> observers_;
 };
+
+void delete_block(void* ptr) {
+  instance->raw_delete(ptr);
+}
 
 std::string last_error;
 
@@ -731,8 +689,10 @@ extern "C" __attribute__((visibility("default"))) const char* millpond_torch_ins
     }
     pool = table;
     // For ever: tensors are freed until the process ends.
-    static auto* shared = new std::shared_ptr<CUDAAllocator>(new MillpondAllocator(native::get()));
-    instance = shared->get();
+    static auto* shared = new std::shared_ptr<CUDAAllocator>(instance = new MillpondAllocator(native::get()));
+    pool->watch_pages([](int gpu, void* at, uint64_t bytes, bool is_mapped) {
+      instance->tell_mapped(gpu, at, bytes, is_mapped);
+    });
     torch::cuda::CUDAPluggableAllocator::changeCurrentAllocator(*shared);
     // By this one `torch.accelerator` finds it.
     c10::SetAllocator(c10::DeviceType::CUDA, instance, std::numeric_limits<uint8_t>::max());

@@ -100,6 +100,19 @@ class History {
     note(Action::OOM, reinterpret_cast<void*>(free), entry, std::move(context));
   }
 
+  // A page that is mapped now, or unmapped next. Called with the lock of a pool held, so without a stack: who gathers one
+  // waits for Python.
+  void mapped(int gpu, void* at, size_t bytes, bool is_mapped) {
+    if (!is_on_) {
+      return;
+    }
+    Entry entry{};
+    entry.gpu = gpu;
+    entry.requested = bytes;
+    std::lock_guard<std::mutex> lock(mutex_);
+    note(is_mapped ? Action::SEGMENT_MAP : Action::SEGMENT_UNMAP, at, entry, nullptr);
+  }
+
   void snapshot_taken(int gpu, size_t active) {
     if (!is_on_) {
       return;
@@ -245,6 +258,10 @@ class History {
         return "free_requested";
       case Action::FREE_COMPLETED:
         return "free_completed";
+      case Action::SEGMENT_MAP:
+        return "segment_map";
+      case Action::SEGMENT_UNMAP:
+        return "segment_unmap";
       case Action::SNAPSHOT:
         return "snapshot";
       case Action::OOM:

@@ -1,4 +1,4 @@
-// What the shim stands on: functions of the extension module, handed over as a table of addresses. `src/hooks/shim.rs`
+// What the shim stands on: functions of the extension module, handed over as a table of addresses. `src/hooks/shim/`
 // declares the same in Rust, and says what each does.
 #pragma once
 
@@ -76,6 +76,7 @@ struct Table {
       void* context,
       void (*segment)(void* context, const Segment*),
       void (*block)(void* context, const Entry*));
+  void (*watch_pages)(void (*told)(int gpu, void* at, uint64_t bytes, bool is_mapped));
   Failed* (*claim_pool)(int gpu, PoolId);
   Failed* (*begin_pool)(int gpu, PoolId, Filter);
   bool (*end_pool)(int gpu, PoolId);
@@ -91,6 +92,10 @@ struct Table {
       void* context,
       void (*freed)(void* context, const Entry*),
       void (*allocated)(void* context, const Entry*));
+  // `handle` has room for 128 bytes, the last one a 0.
+  Failed* (*share)(void* ptr, char* handle);
+  Failed* (*open_shared)(int gpu, const char* handle, void** out);
+  void (*close_shared)(int gpu, void* ptr);
   Failed* (*allocate_pinned)(int gpu, uint64_t bytes, void** out);
   void (*free_pinned)(void* ptr);
   Failed* (*record_pinned)(void* ctx, void* ptr, int gpu, void* stream, bool* is_known);

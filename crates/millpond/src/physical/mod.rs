@@ -16,6 +16,7 @@ mod budget;
 mod limits;
 mod named;
 mod sleeping;
+mod watch;
 
 use std::sync::Arc;
 
@@ -23,6 +24,7 @@ pub use budget::Budget;
 pub(crate) use limits::{Limits, Shortage};
 pub(crate) use named::GivesBack;
 use sleeping::Presence;
+pub use watch::{Mapping, watch_mappings};
 
 use crate::counters::Counters;
 use crate::device::{Device, DeviceError, DevicePtr, DeviceResult, PageHandle, PeerSet};
@@ -245,6 +247,7 @@ impl Pages {
             });
         }
         self.counters.calls.set_access.add(1);
+        self.tell(at, bytes, true);
         Ok(())
     }
 
@@ -284,6 +287,7 @@ impl Pages {
     pub(crate) unsafe fn unmap(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
         if self.get(id).presence > Presence::Unmapped {
             let bytes = self.bytes(self.get(id).base_pages);
+            self.tell(at, bytes, false);
             // SAFETY: the caller's promise is the device's condition.
             unsafe { self.device.unmap(at, bytes) }?;
             self.counters.calls.unmap.add(1);

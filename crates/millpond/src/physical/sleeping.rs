@@ -62,6 +62,7 @@ impl Pages {
     pub(crate) unsafe fn put_to_sleep(&mut self, id: PageId, at: DevicePtr) -> DeviceResult<()> {
         let bytes = self.bytes_of(id);
         if self.get(id).presence > Presence::Unmapped {
+            self.tell(at, bytes, false);
             // SAFETY: it is mapped there; the rest is the caller's promise.
             unsafe { self.device.unmap(at, bytes) }?;
             self.counters.calls.unmap.add(1);
@@ -113,6 +114,7 @@ impl Pages {
                 self.counters.calls.set_access.add(1);
             }
             self.get_mut(id).presence = Presence::Whole;
+            self.tell(at, bytes, true);
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import environ
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 from warnings import warn
 
@@ -52,10 +53,10 @@ def enable(
 
     Raises:
         TypeError: for a name that is no option, or a value of the wrong type.
-        ValueError: for a backend that is none, or ``pinned`` with the plug-in.
+        ValueError: for a backend that is none, or ``pinned`` with the plug-in. Also for ``PYTORCH_CUDA_ALLOC_CONF`` with a
+            name that PyTorch does not know, or with another backend.
         millpond.Error: where PyTorch has no CUDA, or used it already.
     """
-    global _enabled
     wanted = backend or environ.get("MILLPOND_TORCH_BACKEND") or DEFAULT_BACKEND
     if wanted not in ("native-interface", "plug-in"):
         raise ValueError(f"there is no backend {wanted!r}: pass 'native-interface' or 'plug-in'")
@@ -69,8 +70,20 @@ def enable(
         _millpond.configure(**options)
     if _enabled:
         return
+    from . import _torch_settings
+
+    has_threshold = _torch_settings.from_environment(torch, pinned=pinned) or "release_threshold" in options
+    _enable(torch, wanted, pinned=pinned)
+    _torch_settings.replace_settings(torch, pinned=pinned, has_threshold=has_threshold)
+
+
+def _enable(torch: Any, wanted: str, *, pinned: bool) -> None:
+    global _enabled
     if wanted == "native-interface" and _derive(torch, pinned=pinned):
         _enabled = "native-interface"
+        from ._torch_sharing import replace_rebuild
+
+        replace_rebuild()
         return
     _plug(torch)
     _enabled = "plug-in"
@@ -144,13 +157,22 @@ def _derive(torch: Any, *, pinned: bool) -> bool:
     warn(
         f"millpond uses PyTorch's plug-in interface, which leaves out memory snapshots, CUDA graph trees, MemPool, "
         f"cudnn.benchmark and pinned memory: {missing}",
-        stacklevel=3,
+        stacklevel=4,
     )
     return False
 
 
 def _plug(torch: Any) -> None:
+    from ._errors import Error
+    from ._torch_plug_in import why_not
+
     _check_cuda(torch)
+    why = why_not(Path(torch.__file__).parent / "include")
+    if why is not None:
+        raise Error(
+            f"millpond does not give its hooks to PyTorch {torch.__version__}: {why}. Use a PyTorch that this millpond knows, "
+            "or another millpond"
+        )
     throws, hooks = _millpond.torch_hooks()
     addresses = dict(hooks)
     plugged = torch._C._cuda_customAllocator(addresses.pop("alloc"), addresses.pop("free"))

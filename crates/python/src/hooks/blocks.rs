@@ -17,7 +17,7 @@ const UNIT: u64 = 512;
 const MOST_SMALL: u64 = 1 << 20;
 
 /// A block that PyTorch has.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Default, Clone, Copy)]
 pub(super) struct Block {
     /// Bytes that were asked for.
     pub(super) requested: u64,
@@ -27,6 +27,8 @@ pub(super) struct Block {
     pub(super) pool: PoolId,
     /// Whether streams of other GPUs use it.
     pub(super) is_used_elsewhere: bool,
+    /// Whether other processes were told of it.
+    pub(super) is_shared: bool,
 }
 
 impl Block {
@@ -110,27 +112,15 @@ struct Since {
 }
 
 /// One GPU's.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Book {
     live: FxHashMap<u64, Block>,
     /// By address: the GPUs and streams elsewhere that use a block.
     uses_elsewhere: FxHashMap<u64, Vec<(i32, u64)>>,
     counted: Figures,
     since: Since,
-    /// The share of the GPU's memory that the program allowed itself.
-    pub(super) fraction: f64,
-}
-
-impl Default for Book {
-    fn default() -> Self {
-        Self {
-            live: FxHashMap::default(),
-            uses_elsewhere: FxHashMap::default(),
-            counted: Figures::default(),
-            since: Since::default(),
-            fraction: 1.0,
-        }
-    }
+    /// The share of the GPU's memory that the program allowed itself, if it said so.
+    pub(super) fraction: Option<f64>,
 }
 
 struct Books([Mutex<Book>; MOST_DEVICES]);
@@ -169,6 +159,13 @@ impl Book {
 
     pub(super) fn get(&self, ptr: u64) -> Option<Block> {
         self.live.get(&ptr).copied()
+    }
+
+    /// Notes that other processes are told of the block. `false` where it is none.
+    pub(super) fn note_shared(&mut self, ptr: u64) -> bool {
+        let Some(block) = self.live.get_mut(&ptr) else { return false };
+        block.is_shared = true;
+        true
     }
 
     /// Notes that a stream of another GPU uses the block.

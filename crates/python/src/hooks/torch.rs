@@ -4,6 +4,7 @@ use std::ffi::{c_int, c_void};
 use std::io::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use millpond::bindings::{Mutex, PerProcess};
 use millpond::device::DevicePtr;
 use millpond::{Error, Stream};
 
@@ -97,16 +98,22 @@ pub(crate) unsafe extern "C" fn millpond_torch_free(
     report(freed);
 }
 
-/// Says what a hook that must not throw could not do.
+/// Says what a hook that must not throw could not do. The same is said once: after an error of a kernel, every later call of
+/// the GPU fails likewise, and the first error is what the program has to see.
 pub(super) fn report(result: Result<()>) {
+    static SAID: PerProcess<Mutex<String>> = PerProcess::new();
     if let Err(failure) = result {
         note(&failure);
         // A forked child drops its parent's tensors, which is no mistake of its own.
         if failure.is_forked() {
             return;
         }
+        let text = failure.to_string();
+        if std::mem::replace(&mut *SAID.get().lock(), text.clone()) == text {
+            return;
+        }
         // Where that is closed, there is nobody to be told.
-        writeln!(std::io::stderr(), "millpond: {failure}").ok();
+        writeln!(std::io::stderr(), "millpond: {text}").ok();
     }
 }
 
@@ -126,10 +133,8 @@ pub(super) extern "C" fn reset() {
 /// `torch.cuda.set_per_process_memory_fraction`.
 pub(super) extern "C-unwind" fn memory_fraction(fraction: f64, number: c_int) {
     let set = caught(|| {
-        let device = device(number.into())?;
-        let total = device.pool.device().properties().total_memory;
         // PyTorch has checked that the fraction lies between 0 and 1.
-        device.set_limit((total as f64 * fraction) as u64)
+        device(number.into())?.set_fraction(fraction)
     });
     if let Err(failure) = set {
         fail(failure);

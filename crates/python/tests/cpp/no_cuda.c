@@ -22,6 +22,8 @@ DONE(cudaEventRecordWithFlags)
 DONE(cudaEventQuery)
 DONE(cudaEventSynchronize)
 DONE(cudaEventDestroy)
+DONE(cudaIpcGetEventHandle)
+DONE(cudaIpcOpenEventHandle)
 DONE(cudaThreadExchangeStreamCaptureMode)
 DONE(cuInit)
 DONE(cuDevicePrimaryCtxGetState)
@@ -79,11 +81,13 @@ int cudaFree(void* ptr) {
   return 0;
 }
 
-// `cudaDeviceProp` has 1,008 bytes or more in CUDA 12 and 13, and begins with the name.
+// `cudaDeviceProp` has 1,008 bytes or more in CUDA 12 and 13. It begins with the name. At 288 are the bytes of memory.
 int cudaGetDeviceProperties(char* properties, int gpu) {
   (void)gpu;
   memset(properties, 0, 1008);
   strcpy(properties, "none");
+  size_t total = (size_t)2 << 30;
+  memcpy(properties + 288, &total, sizeof total);
   return 0;
 }
 

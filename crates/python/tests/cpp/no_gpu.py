@@ -21,6 +21,7 @@ MIB = 1 << 20
 
 pool = millpond.Pool("host", name="stand-in", hard_limit=512 * MIB)
 _millpond.stand_in(0, pool)
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "garbage_collection_threshold:0.9,per_process_memory_fraction:0.75,backend:native"
 with warnings.catch_warnings():
     warnings.simplefilter("error")
     millpond.torch.enable(backend="native-interface", pinned=True)
@@ -74,6 +75,7 @@ def figures() -> None:
 
 
 def limits() -> None:
+    assert torch.cuda.get_per_process_memory_fraction() == 0.75
     torch.cuda.set_per_process_memory_fraction(0.5)
     assert torch.cuda.get_per_process_memory_fraction() == 0.5
     torch.cuda.set_per_process_memory_fraction(1.0)
@@ -82,6 +84,25 @@ def limits() -> None:
     fails(lambda: empty(1 << 30), torch.OutOfMemoryError, "CUDA out of memory. out of memory in pool 'stand-in'")
     assert told == [(0, 1 << 30)]
     fails(lambda: empty(1 << 60), torch.OutOfMemoryError, "more than an address can hold")
+
+
+def settings() -> None:
+    change = torch._C._accelerator_setAllocatorSettings
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        change("max_split_size_mb:64,roundup_power2_divisions:4,backend:native")
+        change("max_split_size_mb:64")
+    assert ["max_split_size_mb, roundup_power2_divisions have no effect" in str(one.message) for one in said] == [True]
+    fails(lambda: change("unheard_of:1"), ValueError, "Unrecognized key")
+    fails(lambda: change("backend:cudaMallocAsync"), ValueError, "leave out 'backend:cudaMallocAsync'")
+    empty(100 * MIB)
+    torch.cuda.synchronize()
+    assert pool.stats().reserved.current >= 100 * MIB, "less than the threshold"
+    change("garbage_collection_threshold:0.0001,per_process_memory_fraction:0.8")
+    assert torch.cuda.get_per_process_memory_fraction() == 0.8
+    torch.cuda.synchronize()
+    assert pool.stats().reserved.current < 100 * MIB
+    change("garbage_collection_threshold:0.9,per_process_memory_fraction:1.0")
 
 
 def history() -> None:
@@ -99,6 +120,39 @@ def history() -> None:
     blocks = [block for segment in snapshot["segments"] for block in segment["blocks"]]
     [block] = [block for block in blocks if block["address"] == kept.data_ptr()]
     assert block["requested_size"] == 5 * MIB and block["frames"][1]["name"] == "history"
+
+
+def segments() -> None:
+    """What is told of pages is what backs the blocks."""
+    torch.cuda.empty_cache()
+    assert pool.stats().reserved.current == 0
+    torch.cuda.memory._record_memory_history(stacks="python")
+    tensors = [empty(size * MIB) for size in (5, 70, 1)]
+    kept = tensors.pop(1)
+    tensors.clear()
+    torch.cuda.empty_cache()
+    mapped: dict[int, int] = {}
+    actions = set()
+    for event in torch.cuda.memory._snapshot()["device_traces"][0]:
+        actions.add(event["action"])
+        if event["action"] == "segment_map":
+            assert event["addr"] not in mapped
+            mapped[event["addr"]] = event["size"]
+        elif event["action"] == "segment_unmap":
+            assert mapped.pop(event["addr"]) == event["size"]
+    assert actions >= {"segment_map", "segment_unmap"}
+    assert sum(mapped.values()) == pool.stats().reserved.current >= 70 * MIB
+    pages = sorted(mapped.items())
+    starts = [at for at, size in pages if at <= kept.data_ptr() < at + size]
+    at = starts[0]
+    while at < kept.data_ptr() + 70 * MIB:
+        at += mapped[at]
+    torch.cuda.memory._record_memory_history(enabled=None)
+    torch.cuda.memory._record_memory_history(stacks="python", skip_actions=["segment_map"])
+    empty(90 * MIB)
+    told = {event["action"] for event in torch.cuda.memory._snapshot()["device_traces"][0]}
+    assert "alloc" in told and "segment_map" not in told
+    torch.cuda.memory._record_memory_history(enabled=None)
 
 
 def pools() -> None:
@@ -171,9 +225,22 @@ def pinned() -> None:
     empty(MIB).copy_(torch.zeros(MIB, dtype=torch.uint8), non_blocking=True)
 
 
+def without_cache() -> None:
+    kept, before = empty(MIB), pool.stats().blocks.current
+    torch.cuda.caching_allocator_enable(False)
+    tensor = empty(MIB)
+    assert pool.stats().blocks.current == before and tensor.data_ptr() not in live()
+    tensor.record_stream(torch.cuda.current_stream())
+    torch.cuda.caching_allocator_enable(True)
+    assert empty(MIB).data_ptr() != tensor.data_ptr()
+    # Each goes back to where it came from.
+    del kept, tensor
+    gc.collect()
+    assert pool.stats().blocks.current == before - 1
+
+
 def others() -> None:
     tensor = empty(MIB)
-    fails(tensor.untyped_storage()._share_cuda_, NotImplementedError, "cannot be shared between processes")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
         kept = [empty(16 * MIB) for _ in range(3)]
     assert sum(event.self_device_memory_usage for event in profiler.key_averages()) == 48 * MIB
@@ -186,7 +253,7 @@ def others() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-for each in (figures, limits, history, pools, checkpoints, pinned, others):
+for each in (figures, limits, settings, history, segments, pools, checkpoints, pinned, without_cache, others):
     each()
     gc.collect()
     pool.check()

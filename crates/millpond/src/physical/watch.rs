@@ -1,0 +1,38 @@
+//! Who is told where pages are mapped: libraries that register memory with network cards or with other GPUs.
+
+use std::sync::OnceLock;
+
+use super::Pages;
+use crate::device::{Device, DevicePtr};
+
+/// A page that is mapped, or about to be unmapped.
+#[derive(Debug, Clone, Copy)]
+pub struct Mapping<'a> {
+    /// Whose memory it is.
+    pub device: &'a dyn Device,
+    /// The first address.
+    pub at: DevicePtr,
+    /// The page's bytes.
+    pub bytes: u64,
+    /// Whether it is mapped now, and can be used. Else it is unmapped next.
+    pub is_mapped: bool,
+}
+
+/// Called with the lock of a pool held.
+type Watcher = fn(Mapping<'_>);
+
+static WATCHER: OnceLock<Watcher> = OnceLock::new();
+
+/// Has `tell` called for each page of each pool that is mapped or unmapped from now on. It must not call a pool, nor wait for
+/// who may. An unmapping may also be told of a page whose mapping failed. There can be one; `false` where there is another.
+pub fn watch_mappings(tell: fn(Mapping<'_>)) -> bool {
+    WATCHER.set(tell).is_ok()
+}
+
+impl Pages {
+    pub(super) fn tell(&self, at: DevicePtr, bytes: u64, is_mapped: bool) {
+        if let Some(tell) = WATCHER.get() {
+            tell(Mapping { device: &*self.device, at, bytes, is_mapped });
+        }
+    }
+}
