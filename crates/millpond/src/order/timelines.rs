@@ -587,10 +587,10 @@ fn find_alive(
     if found.is_some() || !id.is_in_capture() {
         return found;
     }
-    // The driver does not identify it. Where somebody promised that it stays, its handle does.
-    let staying = [Promise::Stays, Promise::WhileRegistered];
-    let is_it = |(_, by): &(StreamId, Promise), entry: &Alive| entry.handle == handle && staying.contains(by);
-    alive.iter().find(|(key, entry)| is_it(key, entry)).and_then(|(_, entry)| entry.held.upgrade())
+    // The driver does not identify it. Its handle does, where somebody promised that it stays.
+    let stays = |by: &Promise| *by != Promise::InCalls && promise.suffices().contains(by);
+    let known = alive.iter().find(|((_, by), entry)| entry.handle == handle && stays(by));
+    known.and_then(|(_, entry)| entry.held.upgrade())
 }
 
 /// Whether the handle is the legacy default stream's, by either of its names. It is there as long as the device is.
