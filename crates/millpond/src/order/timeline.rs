@@ -489,8 +489,9 @@ impl Timeline {
             };
         }
         // Foreign streams are presented by callers who promise that they are alive, but may have been recycled in
-        // between. Registered ones should not have been, and their calls to the device are few. (One that was met in a capture is kept by the capture's route until its end, and is known by its
-        // handle. So is one that is being captured now, which the driver does not identify.)
+        // between. So may registered ones, against their owner's promise; their calls to the device are few. (One that
+        // was met in a capture is kept by the capture's route until its end, and is known by its handle. So is one that
+        // is being captured now, which the driver does not identify.)
         let may_be_recycled = self.marking == Marking::AtOnce || self.is_registered;
         if may_be_recycled && !self.stream.is_in_capture() {
             // SAFETY: presented by the caller or registered, so valid by promise.

@@ -300,10 +300,10 @@ impl Timelines {
     /// What comes after the last registration [ended](Self::unregister): the owner may destroy the stream after this
     /// call. Whoever still has a clone finds it gone.
     pub(super) fn end(&self, held: &Arc<HeldTimeline>) {
-        self.close_last(&held.timeline);
-        // Nobody gets another clone. What is freed by one that is left is closed by no mark.
+        // Nobody gets another clone. What is freed by one that is left, from here on, may be closed by no mark.
         // Relaxed: read by whoever drops the last clone, which comes after.
         held.is_left_over.store(Arc::strong_count(held) > 1, Ordering::Relaxed);
+        self.close_last(&held.timeline);
     }
 
     /// Closes a stream's last tick, while its handle is still valid. It may be destroyed after this call.
